@@ -1,0 +1,16 @@
+"""Mistakes that a person can make, told so that the person can mend them."""
+
+
+class UserError(ValueError):
+    """A mistake in what the user gave: the message says where, what was given, the rule and the remedy.
+
+    The command prints it without a traceback.  `exit_code` is 2 for wrong usage, 1 for what went wrong while running.
+    """
+
+    exit_code = 2
+
+
+class RunError(UserError):
+    """The run cannot go on, for a reason outside the program: a full disk, a failing reward, a non-finite loss."""
+
+    exit_code = 1

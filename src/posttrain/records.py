@@ -1,0 +1,87 @@
+"""What travels between the stages of a step.
+
+Every record is frozen: a later stage adds a record of its own, none writes into an earlier one.
+Records are plain data, so that a stage may move to another process.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from jaxtyping import Float64
+from torch import Tensor
+
+
+class Finish(StrEnum):
+    """Why a completion ended."""
+
+    STOP = "stop"
+    """The policy sampled one of the model's stop tokens."""
+    LENGTH = "length"
+    """The completion reached the token limit and was cut off."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prompt:
+    """One problem as the policy sees it, with everything that a reward may need to judge an answer."""
+
+    id: str
+    text: str
+    """The rendered prompt, chat template and prefill included: `tokens` decode to it."""
+    tokens: tuple[int, ...]
+    """Carried from here on; no later stage tokenises text again."""
+    prefill: str = ""
+    """The end of `text` that already belongs to the answer (such as `<think>`); graded text starts with it."""
+    messages: tuple[Mapping[str, str], ...] | None = None
+    """The chat turns behind `text`, or None for a plain prompt."""
+    columns: Mapping[str, object] = field(default_factory=dict)
+    """Every column of the problem's dataset row; reward functions receive them by name."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rollout:
+    """One completion exactly as it was sampled; later stages add columns, none writes here."""
+
+    sample: int
+    """Index within the group, 0 .. group_size - 1."""
+    tokens: tuple[int, ...]
+    """Sampled tokens, the stop token included: the policy must be taught to stop."""
+    logprobs: tuple[float, ...]
+    """log μ(token) in nats, after temperature and before any top-k, top-p or min-p cut, so μ = π at first."""
+    cut_logprobs: tuple[float, ...] | None = None
+    """log-probs under the cut distribution that was sampled, in nats; None when nothing was cut."""
+    finish: Finish
+    text: str
+    """Decoded completion, added tokens such as `<think>` kept, the stop token removed."""
+    weights_version: int = 0
+    """Number of optimiser updates behind the weights that sampled it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """The rollouts of one prompt; group-relative advantages compare them with each other."""
+
+    prompt: Prompt
+    draw: int
+    """Number of the prompt's draw within its step; refills go on counting."""
+    rollouts: tuple[Rollout, ...]
+
+    def graded_text(self, rollout: Rollout) -> str:
+        """What a reward function reads: the prefilled start of the answer and the completion."""
+        return self.prompt.prefill + rollout.text
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grades:
+    """What the reward functions said of some groups, function by function and in sum."""
+
+    names: tuple[str, ...]
+    """Reward functions, in the order of `scores`."""
+    scores: Float64[Tensor, "function prompt group"]
+    """One score per function and rollout; NaN where the function does not apply or its service failed."""
+    rewards: Float64[Tensor, "prompt group"]
+    """Weighted sum of the scores that exist; NaN where none does."""
+    outcomes: Mapping[str, tuple[tuple[str, ...], ...]] = field(default_factory=dict)
+    """For graders that tell how a completion failed: function name -> outcome per prompt and rollout."""
+    num_failures: int = 0
+    """Scores that are missing because scoring itself failed, not because the function does not apply."""
