@@ -1,0 +1,13 @@
+"""What a reward function may say about one completion beyond a number."""
+
+from enum import StrEnum
+from typing import NamedTuple
+
+
+class Graded(NamedTuple):
+    """A score together with the way in which the completion earned or missed it."""
+
+    score: float | None
+    """None where the function does not apply to this completion: it then counts neither for nor against it."""
+    outcome: StrEnum
+    """Its rate is a metric, so that a parser's mistake shows as a jump in one outcome and not as a silent zero."""
