@@ -14,3 +14,9 @@ class RunError(UserError):
     """The run cannot go on, for a reason outside the program: a full disk, a failing reward, a non-finite loss."""
 
     exit_code = 1
+
+
+def require(holds: bool, options: object, name: str, rule: str) -> None:
+    """Refuse a section of options unless its field `name` obeys a rule; `rule` goes on from "name = value"."""
+    if not holds:
+        raise UserError(f"{name} = {getattr(options, name)} {rule}")

@@ -1,0 +1,147 @@
+"""What the training loops can be told: the `update`, `reference`, `evaluation`, `checkpoint`, `run` and `sft` sections."""
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from posttrain.errors import require
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimizerOptions:
+    """AdamW and its learning rate over time."""
+
+    learning_rate: float = 1e-6
+    """Largest learning rate.  1e-4 suits the bundled model; 1e-6 full training of models of a billion parameters."""
+    warmup_steps: int = 0
+    """Optimiser updates over which the learning rate rises linearly to its largest value; 0 starts there."""
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """After the warm-up: stay, or fall to zero at the last step."""
+    weight_decay: float = 0.0
+    """Share of each weight taken off per update, times the learning rate; 0 is off."""
+    beta1: float = 0.9
+    """Decay of AdamW's mean of gradients, per update."""
+    beta2: float = 0.999
+    """Decay of AdamW's mean of squared gradients, per update."""
+    max_grad_norm: float = 1.0
+    """Gradients with a larger Euclidean norm are scaled down to it; .inf never does."""
+
+    def __post_init__(self) -> None:
+        require(0 < self.learning_rate < math.inf, self, "learning_rate", "cannot teach; use a finite number > 0")
+        require(self.warmup_steps >= 0, self, "warmup_steps", "is negative; use >= 0")
+        require(self.weight_decay >= 0, self, "weight_decay", "is negative; use >= 0")
+        require(0 <= self.beta1 < 1, self, "beta1", "is no decay; use 0 <= beta1 < 1")
+        require(0 <= self.beta2 < 1, self, "beta2", "is no decay; use 0 <= beta2 < 1")
+        require(self.max_grad_norm > 0, self, "max_grad_norm", "leaves no gradient; use > 0 (.inf: no clipping)")
+
+
+@dataclass(frozen=True, kw_only=True)
+class UpdateOptions(OptimizerOptions):
+    """How the rollouts of one step become optimiser updates."""
+
+    tokens_per_microbatch: int = 16384
+    """Tokens, prompts included, that go through the model at once: bounds memory, never changes the gradient."""
+    epochs_per_step: int = 1
+    """Times that the rollouts of a step are gone through."""
+    minibatches_per_epoch: int = 1
+    """Optimiser updates in each pass, each on whole groups; more than one makes the ratios to μ leave 1."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(self.tokens_per_microbatch >= 2, self, "tokens_per_microbatch", "holds no row; use >= 2")
+        require(self.epochs_per_step >= 1, self, "epochs_per_step", "never updates; use >= 1")
+        require(self.minibatches_per_epoch >= 1, self, "minibatches_per_epoch", "never updates; use >= 1")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReferenceOptions:
+    """The frozen policy that a KL term compares with; without a KL term there is none."""
+
+    refresh_every: int = 0
+    """Steps after which the reference is taken from the policy again; 0 keeps the model that training started from."""
+
+    def __post_init__(self) -> None:
+        require(self.refresh_every >= 0, self, "refresh_every", "is negative; use >= 1, or 0 for never")
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluationOptions:
+    """Held-out evaluation: in full before and after, in brief in between."""
+
+    every_steps: int = 10
+    """Steps between evaluations in brief; 0 leaves only the two full ones."""
+    samples: int = 8
+    """Completions per held-out problem at temperature 1 in the full evaluations; pass@k needs at least k."""
+    brief_problems: int = 128
+    """Held-out problems, the first ones, of an evaluation in brief, each sampled once."""
+
+    def __post_init__(self) -> None:
+        require(self.every_steps >= 0, self, "every_steps", "is negative; use >= 1, or 0 for never")
+        require(self.samples >= 1, self, "samples", "measures nothing; use >= 1")
+        require(self.brief_problems >= 1, self, "brief_problems", "measures nothing; use >= 1")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointOptions:
+    """What is kept to continue from, or to go back to."""
+
+    every_steps: int = 20
+    """Steps between checkpoints; 0 saves only at the end and when the run is interrupted."""
+    keep_last: int = 2
+    """Newest checkpoints kept; older ones are deleted."""
+    keep_best: bool = True
+    """Keep the checkpoint with the best held-out accuracy as well."""
+
+    def __post_init__(self) -> None:
+        require(self.every_steps >= 0, self, "every_steps", "is negative; use >= 1, or 0 for the end only")
+        require(self.keep_last >= 1, self, "keep_last", "leaves nothing to resume from; use >= 1")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunOptions:
+    """Where a run is kept, how long it goes on, and the seed that all its randomness is a function of."""
+
+    folder: str = "runs/untitled"
+    """Everything the run writes goes here; a folder that holds a run already is never written into untold."""
+    overwrite: bool = False
+    """Delete the run that `folder` holds, and start anew."""
+    seed: int = 0
+    """Prompts, sampling and initial weights are functions of it."""
+    num_steps: int = 100
+    """Steps in all."""
+    time_limit_minutes: float | None = None
+    """Stop, as at the last step, once the run has taken this long; null is no limit."""
+    early_stop_evaluations: int | None = None
+    """Stop after this many evaluations in a row without a new best; null goes on."""
+    threads: int = 0
+    """CPU threads; 0 leaves the number to torch.  Recorded: a resumed run needs the same number to give the same bits."""
+
+    def __post_init__(self) -> None:
+        require(self.folder != "", self, "folder", "names no folder; give one, such as runs/first")
+        require(self.seed >= 0, self, "seed", "is negative; use >= 0")
+        require(self.num_steps >= 0, self, "num_steps", "is negative; use >= 0")
+        limit, patience = self.time_limit_minutes, self.early_stop_evaluations
+        require(limit is None or limit > 0, self, "time_limit_minutes", "leaves no time; use > 0, or null for no limit")
+        require(patience is None or patience >= 1, self, "early_stop_evaluations", "never trains; use >= 1, or null")
+        require(self.threads >= 0, self, "threads", "is negative; use >= 1, or 0 for torch's choice")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SftOptions(OptimizerOptions):
+    """Supervised training on demonstrations, completion tokens only."""
+
+    num_demonstrations: int = 0
+    """Demonstrations that are gone through again and again; 0 writes fresh ones for every batch, without end."""
+    tokens_per_batch: int = 16384
+    """Tokens, prompts included, of one optimiser update."""
+    eval_every: int = 100
+    """Updates between measurements of the held-out loss."""
+    eval_size: int = 512
+    """Held-out demonstrations that the loss is measured on."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(self.num_demonstrations >= 0, self, "num_demonstrations", "is negative; use >= 1, or 0 for no end")
+        require(self.tokens_per_batch >= 2, self, "tokens_per_batch", "holds no demonstration; use >= 2")
+        require(self.eval_every >= 1, self, "eval_every", "never measures; use >= 1")
+        require(self.eval_size >= 1, self, "eval_size", "measures nothing; use >= 1")
