@@ -1,0 +1,190 @@
+"""The rules of layout and length that a reader relies on, read from the source; there is no allow-list."""
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+SOURCE = ROOT / "src" / "posttrain"
+
+# A module may import from its own package and from the rows below its own.  "" is posttrain/__init__.py.
+LAYERS = [
+    {"cli", "__main__"},
+    {"commands"},
+    {"", "trl"},
+    {"training"},
+    {"config"},
+    {"recipes"},
+    {"algorithms"},
+    {"tasks"},
+    {"rewards"},
+    {"batch"},
+    {"generation"},
+    {"models"},
+    {"advantages", "token_weights", "losses", "kl"},
+    {"records"},
+    {"options"},  # every options.py and *_options.py: plain settings, read without torch
+    {"errors"},
+]
+LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
+HEAVY = {"torch", "transformers", "jaxtyping", "numpy", "matplotlib", "pyarrow"}
+UNSAFE_MODULES = {"pickle", "cPickle", "dill", "cloudpickle", "marshal", "shelve", "joblib"}
+
+SOURCES = sorted(SOURCE.rglob("*.py"))
+TESTS = sorted((ROOT / "tests").rglob("*.py"))
+ALL = SOURCES + TESTS + sorted((ROOT / "benchmarks").rglob("*.py")) + sorted((ROOT / "docs").glob("*.py"))
+
+each_source = pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.relative_to(SOURCE).as_posix())
+each_file = pytest.mark.parametrize("path", ALL, ids=lambda path: path.relative_to(ROOT).as_posix())
+
+
+@cache
+def syntax(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+def unit(module: str) -> str:
+    """The row entry that a dotted module of ours belongs to: `posttrain.training.update` -> `training`."""
+    parts = module.split(".")[1:]
+    if parts and (parts[-1] == "options" or parts[-1].endswith("_options")):
+        return "options"
+    return parts[0] if parts else ""
+
+
+def module_name(path: Path) -> str:
+    parts = path.relative_to(SOURCE.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def exists(module: str) -> bool:
+    path = SOURCE.parent.joinpath(*module.split("."))
+    return path.with_suffix(".py").is_file() or (path / "__init__.py").is_file()
+
+
+def imports(path: Path) -> Iterator[tuple[int, str]]:
+    """Every imported module with its line, those inside functions too."""
+    for node in ast.walk(syntax(path)):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}:{node.lineno}: write imports in full, they are read by people and by tests"
+            assert node.module is not None
+            for alias in node.names:  # `from posttrain import batch` imports posttrain.batch
+                inner = f"{node.module}.{alias.name}"
+                yield node.lineno, inner if exists(inner) else node.module
+
+
+def functions(path: Path) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
+    return (node for node in ast.walk(syntax(path)) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
+
+
+def calls(path: Path) -> Iterator[tuple[ast.Call, str]]:
+    """Every call with the called name as written: `torch.load`, `eval`."""
+    for node in ast.walk(syntax(path)):
+        if isinstance(node, ast.Call):
+            yield node, ast.unparse(node.func)
+
+
+def keyword(call: ast.Call, name: str) -> object:
+    """A literal keyword argument of a call; None where it is absent or computed."""
+    for argument in call.keywords:
+        if argument.arg == name and isinstance(argument.value, ast.Constant):
+            return argument.value.value
+    return None
+
+
+@each_source
+def test_imports_point_down_the_list(path: Path) -> None:
+    module = module_name(path)
+    mine = unit(module)
+    if mine == "irl":
+        return  # a rule of its own, below
+    assert mine in LEVEL, f"{module}: {mine!r} has no place in LAYERS yet"
+    for line, imported in imports(path):
+        if imported.split(".")[0] != "posttrain":
+            continue
+        theirs = unit(imported)
+        if theirs == "irl":
+            assert mine in {"cli", "commands", ""}, f"{path}:{line}: only a command may import irl"
+            continue
+        assert theirs in LEVEL, f"{path}:{line}: {imported} has no place in LAYERS"
+        assert theirs == mine or LEVEL[theirs] > LEVEL[mine], f"{path}:{line}: {mine} may not import {imported}"
+
+
+def test_classical_irl_stands_alone() -> None:
+    for path in SOURCES:
+        if unit(module_name(path)) == "irl":
+            for line, imported in imports(path):
+                root = imported.split(".")[0]
+                assert root not in {"torch", "transformers"}, f"{path}:{line}: irl needs no {root}"
+                assert root != "posttrain" or unit(imported) == "irl", f"{path}:{line}: irl stands alone"
+
+
+def test_settings_are_read_without_torch() -> None:
+    options = [module_name(path) for path in SOURCES if unit(module_name(path)) == "options"]
+    assert options
+    program = f"import sys, {', '.join(options)}; print(*sorted({HEAVY!r} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "", "an options module loads these"
+
+
+@each_file
+def test_a_file_fits_in_a_sitting(path: Path) -> None:
+    num_lines = len(path.read_text(encoding="utf-8").splitlines())
+    assert num_lines <= 400, f"{path}: {num_lines} lines, the limit is 400; 250 is usual"
+
+
+@each_file
+def test_a_function_fits_on_a_screen(path: Path) -> None:
+    for function in functions(path):
+        num_lines = function.end_lineno - function.lineno + 1
+        where = f"{path}:{function.lineno}: {function.name}"
+        assert num_lines <= 60, f"{where} has {num_lines} lines, the limit is 60; 35 is usual"
+
+
+@each_source
+def test_a_function_takes_at_most_six_arguments(path: Path) -> None:
+    if module_name(path) == "posttrain.algorithms":
+        return  # there a signature is the algorithm's config schema
+    for function in functions(path):
+        arguments = [*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs]
+        names = [argument.arg for argument in arguments if argument.arg not in {"self", "cls"}]
+        where = f"{path}:{function.lineno}: {function.name}"
+        assert len(names) <= 6, f"{where} takes {len(names)} arguments ({', '.join(names)}): it wants a record"
+
+
+@each_file
+def test_annotations_are_real_objects(path: Path) -> None:
+    """`from __future__ import annotations` would turn them into strings, and blind the shape checks."""
+    assert all(imported != "__future__" for _, imported in imports(path)), path
+
+
+@each_source
+def test_a_broad_except_raises_again(path: Path) -> None:
+    """Else a bug looks like a bad rollout; only the sandbox, whose guest may do anything, may swallow."""
+    if module_name(path).startswith("posttrain.rewards.sandbox"):
+        return
+    for node in ast.walk(syntax(path)):
+        if isinstance(node, ast.ExceptHandler):
+            caught = "BaseException" if node.type is None else ast.unparse(node.type)
+            broad = {"Exception", "BaseException"} & set(caught.strip("()").replace(" ", "").split(","))
+            assert not broad or isinstance(node.body[-1], ast.Raise), f"{path}:{node.lineno}: swallows {caught}"
+
+
+@each_source
+def test_nothing_read_or_sampled_can_run_as_code(path: Path) -> None:
+    for line, imported in imports(path):
+        assert imported.split(".")[0] not in UNSAFE_MODULES, f"{path}:{line}: {imported} runs what it reads"
+    for call, name in calls(path):
+        where = f"{path}:{call.lineno}: {name}"
+        assert name not in {"eval", "exec", "os.system", "builtins.eval", "builtins.exec"}, where
+        assert name != "torch.load" or keyword(call, "weights_only") is True, f"{where} without weights_only=True"
+        assert keyword(call, "allow_pickle") is not True, f"{where} with allow_pickle"
+        assert keyword(call, "trust_remote_code") is not True, f"{where} with trust_remote_code"
+        assert keyword(call, "shell") is not True, f"{where} with shell=True"
