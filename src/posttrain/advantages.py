@@ -1,0 +1,79 @@
+"""How much better than expected each rollout was: rewards in, advantages out, one function per rule.
+
+A NaN reward means that nothing scored the rollout: it leaves every statistic and gets advantage 0.  Rewards are
+measured from the smallest one before they are averaged, so rewards that are all equal centre to exactly 0: the
+mean of equal floats can miss them by an ulp, and dividing by that residue would turn "no information" into ±1.
+"""
+
+from typing import Literal
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+
+def raw(rewards: Float[Tensor, "prompt group"]) -> Float[Tensor, "prompt group"]:
+    """The reward itself: no baseline, hence no bias and much variance.
+
+    A_ij = r_ij        Williams 1992, Machine Learning 8 (REINFORCE)
+    """
+    return torch.where(rewards.isnan(), 0.0, rewards)
+
+
+def batch_centred(rewards: Float[Tensor, "prompt group"]) -> Float[Tensor, "prompt group"]:
+    """Reward above the mean of the whole step, all prompts together.
+
+        A_ij = r_ij - mean_kl r_kl
+
+    With N scored rollouts the expected gradient is (1 - 1/N) of the true one, since each reward is in its own baseline.
+    """
+    return group_centred(rewards.reshape(1, -1)).reshape(rewards.shape)
+
+
+def group_centred(rewards: Float[Tensor, "prompt group"]) -> Float[Tensor, "prompt group"]:
+    """Reward above the mean of its group, in units of reward.
+
+        A_ij = r_ij - mean_k r_ik        Liu et al. 2025 (Dr. GRPO), arXiv:2503.20783
+
+    The expected gradient is (1 - 1/G) of the true one.  A group with fewer than two scored rollouts is 0.
+    """
+    scored = ~rewards.isnan()
+    lowest = torch.where(scored, rewards, torch.inf).amin(dim=1, keepdim=True)
+    above = torch.where(scored, rewards - lowest, 0.0)
+    mean = above.sum(dim=1, keepdim=True) / scored.sum(dim=1, keepdim=True)
+    return torch.where(scored, above - mean, 0.0)
+
+
+def group_zscore(
+    rewards: Float[Tensor, "prompt group"], *, deviation: Literal["population", "sample"] = "population"
+) -> Float[Tensor, "prompt group"]:
+    """Centred reward in units of its group's standard deviation (dimensionless).
+
+        A_ij = (r_ij - mean_k r_ik) / std_k r_ik        Shao et al. 2024 (GRPO), arXiv:2402.03300
+
+    std divides by the G scored rollouts of the group (population), or by G - 1 (sample).  Nothing is added to it:
+    a group whose rewards are all equal, or with fewer than two scored rollouts, is exactly 0.
+    """
+    centred = group_centred(rewards)
+    largest = centred.abs().amax(dim=1, keepdim=True)
+    scaled = centred / largest  # at most 1, so that the squares of tiny rewards do not underflow
+    num_scored = (~rewards.isnan()).sum(dim=1, keepdim=True)
+    degrees = num_scored - 1 if deviation == "sample" else num_scored
+    spread = (scaled.square().sum(dim=1, keepdim=True) / degrees).sqrt()
+    return torch.where(largest > 0, scaled / spread, 0.0)
+
+
+def leave_one_out(rewards: Float[Tensor, "prompt group"]) -> Float[Tensor, "prompt group"]:
+    """Reward above the mean of the *other* rollouts of its group: an unbiased baseline.
+
+        A_ij = r_ij - mean_{k≠j} r_ik = G/(G-1) · (r_ij - mean_k r_ik)
+
+    Kool et al. 2019; Ahmadian et al. 2024 (RLOO), arXiv:2402.14740.  Without a scored sibling the advantage is 0.
+    """
+    num_scored = (~rewards.isnan()).sum(dim=1, keepdim=True)
+    return torch.where(num_scored > 1, group_centred(rewards) * num_scored / (num_scored - 1), 0.0)
+
+
+def informative(rewards: Float[Tensor, "prompt group"]) -> Bool[Tensor, " prompt"]:
+    """Whether a group holds two scored rollouts with different rewards: what dynamic sampling keeps."""
+    return (group_centred(rewards) != 0).any(dim=1)

@@ -1,0 +1,70 @@
+"""How far the policy π has moved from the reference: four estimators of KL(π‖ref), in nats per token.
+
+With x = log π(y) - log ref(y) for a token y sampled from π, given its prefix:
+
+    estimator      value, in expectation       gradient when in the loss      gradient when in the reward
+    k1 = x         KL(π‖ref)                   0                              ∇KL(π‖ref)
+    k2 = x²/2      KL(π‖ref) + O(x³)           ∇KL(π‖ref)                     ∇E[k2] - ∇KL(π‖ref) = O(x²)
+    k3 = e⁻ˣ-1+x   KL(π‖ref)                   ∇KL(ref‖π)                     ∇KL(π‖ref) - ∇KL(ref‖π) = O(x²)
+    full           KL(π‖ref), no variance      ∇KL(π‖ref)                     not offered
+
+"In the loss" differentiates the formula at the sampled token; "in the reward" multiplies its value by ∇log π(y).
+So k1 belongs in the reward (in the loss it is noise around zero), k2 and full in the loss; k3 in the loss, GRPO's
+choice, pulls along the *other* direction of the divergence, the same to first order near the reference; k2 and k3
+in the reward have next to no force there.  tests/laws/test_kl.py enumerates every entry of the table.
+
+Two limits hold for all of them in the loss.  The gradient is that of the divergence at each visited prefix: how
+earlier tokens change which prefixes are visited is left out (k1 in the reward includes it).  And samples count as
+drawn from π: on the later updates of a step, when they come from an older μ, nothing corrects for that.
+
+Schulman 2020, "Approximating KL divergence" (joschu.net/blog/kl-approx.html), names k1 to k3 and gives their values.
+"""
+
+from collections.abc import Callable, Mapping
+
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor
+
+
+def k1(logprobs: Float[Tensor, " token"], reference_logprobs: Float[Tensor, " token"]) -> Float[Tensor, " token"]:
+    """The log-ratio x itself: unbiased, of either sign.  Summed over a completion it is the log-ratio of the whole."""
+    return logprobs - reference_logprobs
+
+
+def k2(logprobs: Float[Tensor, " token"], reference_logprobs: Float[Tensor, " token"]) -> Float[Tensor, " token"]:
+    """Half the squared log-ratio, x²/2: never negative, biased as a value, right as a gradient."""
+    return (logprobs - reference_logprobs).square() / 2
+
+
+def k3(logprobs: Float[Tensor, " token"], reference_logprobs: Float[Tensor, " token"]) -> Float[Tensor, " token"]:
+    """e⁻ˣ - 1 + x: unbiased and never negative, since log z ≤ z - 1.  Shao et al. 2024 (GRPO), arXiv:2402.03300.
+
+    Grows like ref/π: one token that the policy has made 10⁻⁹ as likely as the reference did outweighs all others.
+    """
+    toward_reference = reference_logprobs - logprobs
+    return torch.expm1(toward_reference) - toward_reference
+
+
+def full(
+    logits: Float[Tensor, "token vocab"], reference_logits: Float[Tensor, "token vocab"]
+) -> Float[Tensor, " token"]:
+    """The divergence itself, summed over the vocabulary at each position instead of estimated from one token.
+
+        KL(π‖ref) = Σ_v π(v) (log π(v) - log ref(v))
+
+    Both logits come already divided by the sampling temperature.  Costs the reference's logits, not just log-probs.
+    """
+    logprobs, reference_logprobs = logits.log_softmax(dim=-1), reference_logits.log_softmax(dim=-1)
+    return (logprobs.exp() * (logprobs - reference_logprobs)).sum(dim=-1)
+
+
+ESTIMATORS: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {"k1": k1, "k2": k2, "k3": k3}
+"""The estimators that need no more than the log-prob of the sampled token."""
+
+
+def sequence_total(
+    per_token: Float[Tensor, " token"], rollout: Int64[Tensor, " token"], *, num_rollouts: int
+) -> Float[Tensor, " rollout"]:
+    """What a rollout's tokens add up to: coefficient × this is what a KL term in the reward takes off."""
+    return per_token.new_zeros(num_rollouts).index_add(0, rollout, per_token)

@@ -1,0 +1,151 @@
+"""Policy-gradient losses, one value per token, lower is better; token weights add them up to the loss of an update.
+
+Tokens of all completions lie one after the other; `rollout` says which completion each belongs to.  A completion is
+never split between two calls, since a sequence ratio needs all of its tokens.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from jaxtyping import Bool, Float, Int64
+from torch import Tensor
+
+from posttrain.errors import UserError
+
+RatioLevel = Literal["token", "sequence_mean", "sequence_product"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClipRange:
+    """How far the ratio ρ = π/μ may move before clipping acts: 1 - low .. 1 + high."""
+
+    low: float
+    """0 allows no decrease; 1 means no lower bound, since ρ is never negative."""
+    high: float
+    """0 allows no increase; infinity means no upper bound."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.low <= 1:
+            raise UserError(f"clip_low = {self.low}: the ratio is bounded by 1 - clip_low; use a value from 0 to 1.")
+        if not self.high >= 0:
+            raise UserError(f"clip_high = {self.high}: the ratio is bounded by 1 + clip_high; use 0 or more.")
+
+    @property
+    def log_lowest(self) -> float:
+        """Smallest log ρ inside the range, in nats."""
+        return math.log1p(-self.low) if self.low < 1 else -math.inf
+
+    @property
+    def log_highest(self) -> float:
+        """Largest log ρ inside the range, in nats."""
+        return math.log1p(self.high)
+
+
+UNBOUNDED = ClipRange(low=1.0, high=math.inf)
+"""Every ratio is inside: no clipping."""
+
+
+def log_ratio(
+    logprobs: Float[Tensor, " token"],
+    behaviour_logprobs: Float[Tensor, " token"],
+    rollout: Int64[Tensor, " token"],
+    *,
+    level: RatioLevel = "token",
+) -> Float[Tensor, " token"]:
+    """log ρ of every token, in nats: its own, or one that all tokens of its completion share.
+
+    token             log π(y_t) - log μ(y_t)
+    sequence_mean     (1/|y|) Σ_t (log π(y_t) - log μ(y_t))      Zheng et al. 2025 (GSPO), arXiv:2507.18071
+    sequence_product  Σ_t (log π(y_t) - log μ(y_t))              the importance weight of the completion
+    """
+    own = logprobs - behaviour_logprobs
+    if level == "token":
+        return own
+    num_slots = int(rollout.max()) + 1
+    total = own.new_zeros(num_slots).index_add(0, rollout, own)
+    if level == "sequence_mean":
+        total = total / rollout.bincount(minlength=num_slots)
+    return total[rollout]
+
+
+def clipped_surrogate(
+    logprobs: Float[Tensor, " token"],
+    behaviour_logprobs: Float[Tensor, " token"],
+    advantages: Float[Tensor, " token"],
+    rollout: Int64[Tensor, " token"],
+    *,
+    clip: ClipRange,
+    level: RatioLevel = "token",
+) -> Float[Tensor, " token"]:
+    """PPO's pessimistic surrogate.
+
+        L = -min(ρ A, clip(ρ, 1 - low, 1 + high) A)
+
+    Schulman et al. 2017, arXiv:1707.06347; unequal bounds are DAPO's clip-higher, arXiv:2503.14476; a sequence level
+    makes it GSPO, arXiv:2507.18071.  No gradient once ρ has left the range in the direction that A favours.  Against
+    that direction nothing bounds ρ: with A < 0 and ρ → ∞ the loss grows without limit.
+    """
+    # The minimum is ρ from above for A ≥ 0 and ρ from below for A < 0.  Bounding log ρ rather than comparing the two
+    # products keeps exp finite where the bound holds: 0 · inf in its backward pass would be NaN.
+    inf = torch.full_like(advantages, math.inf)
+    lowest = torch.where(advantages < 0, clip.log_lowest, -inf)
+    highest = torch.where(advantages < 0, inf, clip.log_highest)
+    bounded = log_ratio(logprobs, behaviour_logprobs, rollout, level=level).clamp(lowest, highest)
+    return -bounded.exp() * advantages
+
+
+def weighted_policy_gradient(
+    logprobs: Float[Tensor, " token"],
+    behaviour_logprobs: Float[Tensor, " token"],
+    advantages: Float[Tensor, " token"],
+    rollout: Int64[Tensor, " token"],
+    *,
+    clip: ClipRange = UNBOUNDED,
+    level: RatioLevel = "token",
+) -> Float[Tensor, " token"]:
+    """The score-function loss under a bounded importance weight that carries no gradient of its own.
+
+        L = -sg[clip(ρ, 1 - low, 1 + high)] A log π        MiniMax 2025 (CISPO), arXiv:2506.13585
+
+    Every token keeps a gradient, however far ρ has moved.  Unbounded it is REINFORCE (Williams 1992), corrected for
+    samples from an older policy; on policy ρ = 1 and L = -A log π.
+    """
+    ratio = log_ratio(logprobs, behaviour_logprobs, rollout, level=level)
+    weight = ratio.clamp(clip.log_lowest, clip.log_highest).exp().detach()
+    return -weight * advantages * logprobs
+
+
+def clipped_tokens(
+    log_ratio: Float[Tensor, " token"], advantages: Float[Tensor, " token"], *, clip: ClipRange
+) -> Bool[Tensor, " token"]:
+    """Tokens whose ratio has left the range in the direction that their advantage favours.
+
+    Under `clipped_surrogate` these have no gradient.  Where A > 0 the upper bound was passed, where A < 0 the lower.
+    """
+    above, below = log_ratio > clip.log_highest, log_ratio < clip.log_lowest
+    return (above & (advantages > 0)) | (below & (advantages < 0))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RatioStatistics:
+    """How far the policy has moved from the one that its tokens were sampled from; over all tokens of an update."""
+
+    mean: float
+    """Mean ratio; 1 in expectation when tokens come from the denominator's policy."""
+    lowest: float
+    highest: float
+    kl: float
+    """Estimate of KL(μ‖π) from tokens sampled from μ, in nats per token: mean of ρ - 1 - log ρ."""
+
+
+def ratio_statistics(log_ratio: Float[Tensor, " token"]) -> RatioStatistics:
+    """Summary of the ratios of one update, from all its tokens at once: a mean of micro-batch means is another number."""
+    ratio = log_ratio.double().exp()
+    return RatioStatistics(
+        mean=ratio.mean().item(),
+        lowest=ratio.min().item(),
+        highest=ratio.max().item(),
+        kl=(torch.expm1(log_ratio.double()) - log_ratio.double()).mean().item(),
+    )
