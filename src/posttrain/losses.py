@@ -141,7 +141,7 @@ class RatioStatistics:
 
 
 def ratio_statistics(log_ratio: Float[Tensor, " token"]) -> RatioStatistics:
-    """Summary of the ratios of one update, from all its tokens at once: a mean of micro-batch means is another number."""
+    """Summary of the ratios of one update, from all its tokens at once: a mean of means would be another number."""
     ratio = log_ratio.double().exp()
     return RatioStatistics(
         mean=ratio.mean().item(),
