@@ -1,0 +1,75 @@
+"""Rewards for keeping to `<think>…</think> <answer>…</answer>`, whatever the answer says.
+
+`strict_format` and `last_format` give 1 where the structure of posttrain.rewards.tags is there in that mode, else 0.
+`graded_format` is the course's variant over the strict structure: 1 where the answer, stripped of ASCII white space,
+holds arithmetic characters only (0-9, + - * / ( ) and space), 0.5 where it holds other text as well or nothing at
+all, 0 without the structure.  Unlike the widely copied regular expressions for it, it admits any white space between
+the tags and refuses a decimal point, as the Countdown grader does.
+
+Known hack: the structure alone earns these, so as the only reward they are learned in place of the task.
+"""
+
+from collections.abc import Iterable, Sequence
+from enum import StrEnum
+
+from posttrain.rewards.arithmetic import ALPHABET
+from posttrain.rewards.graded import Graded
+from posttrain.rewards.tags import WHITE_SPACE, FormatMode, answer_text
+
+
+class FormatOutcome(StrEnum):
+    """Whether the structure is there."""
+
+    FORMATTED = "formatted"
+    EXTRA_TEXT = "extra_text"
+    """The structure is there, but the answer is not purely arithmetic."""
+    UNFORMATTED = "unformatted"
+    TRUNCATED = "truncated"
+    """The structure is not there, and the length limit cut the completion off."""
+
+
+SCORES = {
+    FormatOutcome.FORMATTED: 1.0,
+    FormatOutcome.EXTRA_TEXT: 0.5,
+    FormatOutcome.UNFORMATTED: 0.0,
+    FormatOutcome.TRUNCATED: 0.0,
+}
+
+
+def structure(text: str, mode: FormatMode, *, cut_off: bool) -> FormatOutcome:
+    """Whether the text has the structure; the answer may be anything without a tag."""
+    if answer_text(text, mode) is not None:
+        return FormatOutcome.FORMATTED
+    return FormatOutcome.TRUNCATED if cut_off else FormatOutcome.UNFORMATTED
+
+
+def arithmetic_structure(text: str, *, cut_off: bool) -> FormatOutcome:
+    """Whether the text has the strict structure, around nothing but arithmetic characters."""
+    answer = answer_text(text, "strict")
+    if answer is None:
+        return FormatOutcome.TRUNCATED if cut_off else FormatOutcome.UNFORMATTED
+    arithmetic = ALPHABET.fullmatch(answer.strip(WHITE_SPACE))
+    return FormatOutcome.FORMATTED if arithmetic else FormatOutcome.EXTRA_TEXT
+
+
+def strict_format(*, completions: Sequence[str], finish_reasons: Sequence[str], **_columns: object) -> list[Graded]:
+    """Reward function: 1 where the whole text has the structure."""
+    rows = zip(completions, finish_reasons, strict=True)
+    return scored(structure(text, "strict", cut_off=finish == "length") for text, finish in rows)
+
+
+def last_format(*, completions: Sequence[str], finish_reasons: Sequence[str], **_columns: object) -> list[Graded]:
+    """Reward function: 1 where the text ends in the structure."""
+    rows = zip(completions, finish_reasons, strict=True)
+    return scored(structure(text, "last", cut_off=finish == "length") for text, finish in rows)
+
+
+def graded_format(*, completions: Sequence[str], finish_reasons: Sequence[str], **_columns: object) -> list[Graded]:
+    """Reward function: 1 for the structure around arithmetic, 0.5 around other text, else 0."""
+    rows = zip(completions, finish_reasons, strict=True)
+    return scored(arithmetic_structure(text, cut_off=finish == "length") for text, finish in rows)
+
+
+def scored(outcomes: Iterable[FormatOutcome]) -> list[Graded]:
+    """Each outcome with what it is worth."""
+    return [Graded(SCORES[outcome], outcome) for outcome in outcomes]

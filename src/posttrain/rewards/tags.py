@@ -1,0 +1,51 @@
+"""The tags of a reasoning completion, `<think>…</think> <answer>…</answer>`, and the two modes of reading them.
+
+Tags are these four ASCII literals, letter for letter; anything else (`<Think>`, `<answer >`, `< /think>`) is text.
+White space is ASCII white space: space, tab, line feed, carriage return, form feed, vertical tab.
+
+- `strict`: the whole text is one `<think>…</think>`, white space, one `<answer>…</answer>`, in white space.  No other
+  tag occurs.
+- `last`: the last four tags of the text are those four in that order, with only white space (or nothing) between
+  `</think>` and `<answer>`.  Text and tags before them are ignored, and text after them.
+
+In both, a tag too many inside or after the four breaks the structure.  Reading takes a fixed number of plain
+substring searches, so its time is linear in the text whatever the text holds.
+"""
+
+from typing import Literal
+
+FormatMode = Literal["strict", "last"]
+"""How much of a text has to keep to the structure: all of it, or its end."""
+
+THINK, END_THINK, ANSWER, END_ANSWER = "<think>", "</think>", "<answer>", "</answer>"
+
+WHITE_SPACE = " \t\n\r\f\v"
+
+
+def answer_text(text: str, mode: FormatMode) -> str | None:
+    """What stands between the answer tags, as written; None where the text lacks the structure."""
+    start = text.rfind(THINK)
+    if start < 0:
+        return None
+    end_think = text.find(END_THINK, start)
+    answer = text.find(ANSWER, start)
+    end = text.find(END_ANSWER, start)
+    if not start < end_think < answer < end:
+        return None
+    # Each was the first of its kind after `start`; a second one anywhere behind breaks the structure.
+    if (
+        text.find(END_THINK, end_think + 1) >= 0
+        or text.find(ANSWER, answer + 1) >= 0
+        or text.find(END_ANSWER, end + 1) >= 0
+        or text[end_think + len(END_THINK) : answer].strip(WHITE_SPACE)
+    ):
+        return None
+    if mode == "strict" and (text[:start].strip(WHITE_SPACE) or text[end + len(END_ANSWER) :].strip(WHITE_SPACE)):
+        return None
+    return text[answer + len(ANSWER) : end]
+
+
+def gives_answer(text: str) -> bool:
+    """Whether an `<answer>` is followed, anywhere later, by an `</answer>`."""
+    answer = text.find(ANSWER)
+    return answer >= 0 and text.find(END_ANSWER, answer) >= 0
