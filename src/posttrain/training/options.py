@@ -1,4 +1,4 @@
-"""What the training loops can be told: the `update`, `reference`, `evaluation`, `checkpoint`, `run` and `sft` sections."""
+"""What the training loops can be told: one class per section of a recipe."""
 
 import math
 from dataclasses import dataclass
@@ -114,7 +114,7 @@ class RunOptions:
     early_stop_evaluations: int | None = None
     """Stop after this many evaluations in a row without a new best; null goes on."""
     threads: int = 0
-    """CPU threads; 0 leaves the number to torch.  Recorded: a resumed run needs the same number to give the same bits."""
+    """CPU threads; 0 leaves the number to torch.  A resumed run needs the same number to give the same bits."""
 
     def __post_init__(self) -> None:
         require(self.folder != "", self, "folder", "names no folder; give one, such as runs/first")
