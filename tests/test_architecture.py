@@ -27,7 +27,7 @@ LAYERS = [
     {"generation"},
     {"models"},
     {"advantages", "token_weights", "losses", "kl"},
-    {"records"},
+    {"records", "binding"},
     {"options"},  # every options.py and *_options.py: plain settings, read without torch
     {"errors"},
 ]
