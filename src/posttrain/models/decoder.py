@@ -1,0 +1,133 @@
+"""One forward pass for training and sampling: the Llama and Qwen decoder families over packed tokens.
+
+It reads the weights of a Hugging Face model and owns none.  Attention is given by the caller, so the
+trainer (packed, shared prompts) and the sampler (cached keys and values) run the same arithmetic otherwise.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int64
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from posttrain.models.fused import rms_norm, rotate
+
+FAMILIES = ("llama", "qwen2", "qwen3")
+"""`config.model_type` of the families whose layers this file reproduces."""
+
+Attend = Callable[
+    [int, Float[Tensor, "token heads width"], Float[Tensor, "token kv width"], Float[Tensor, "token kv width"]],
+    Float[Tensor, "token heads width"],
+]
+"""attend(layer, query, key, value): what the caller's layout or cache makes of one layer's projections."""
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """One decoder layer's weights, those of parallel projections joined."""
+
+    input_norm: Tensor
+    qkv: Tensor
+    qkv_bias: Tensor | None
+    qk_norm: Tensor | None
+    """RMSNorm weights of query and key heads, [heads + kv_heads, width]; None where the family has none."""
+    out: Tensor
+    out_bias: Tensor | None
+    post_norm: Tensor
+    gate_up: Tensor
+    down: Tensor
+
+
+class Decoder:
+    """The forward pass of a supported model; see `supports`."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        config = model.config
+        self.model = model
+        self.heads: int = config.num_attention_heads
+        self.kv_heads: int = config.num_key_value_heads
+        self.head_width: int = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        self.num_layers: int = config.num_hidden_layers
+        self.eps: float = config.rms_norm_eps
+
+    @staticmethod
+    def supports(model: PreTrainedModel) -> bool:
+        """Whether this forward pass equals the model's own: a known family, plain linear layers, full attention."""
+        config = model.config
+        return (
+            config.model_type in FAMILIES
+            and config.hidden_act == "silu"
+            and not getattr(config, "mlp_bias", False)
+            and all(kind == "full_attention" for kind in getattr(config, "layer_types", None) or ())
+            and all(type(module) is nn.Linear for module in model.modules() if isinstance(module, nn.Linear))
+        )
+
+    @property
+    def head(self) -> Float[Tensor, "vocab hidden"]:
+        """The output matrix: logits = hidden @ headᵀ."""
+        return self.model.get_output_embeddings().weight
+
+    def layers(self) -> list[Layer]:
+        """Weights ready for use.  Joined by differentiable concatenation, so gradients reach the model's own."""
+        return [self._layer(layer) for layer in self.model.model.layers]
+
+    def _layer(self, layer: nn.Module) -> Layer:
+        attention, mlp = layer.self_attn, layer.mlp
+        projections = (attention.q_proj, attention.k_proj, attention.v_proj)
+        norms = None
+        if hasattr(attention, "q_norm"):
+            q_norm, k_norm = attention.q_norm.weight, attention.k_norm.weight
+            norms = torch.cat([q_norm.expand(self.heads, -1), k_norm.expand(self.kv_heads, -1)])
+        return Layer(
+            input_norm=layer.input_layernorm.weight,
+            qkv=torch.cat([projection.weight for projection in projections]),
+            qkv_bias=None if projections[0].bias is None else torch.cat([p.bias for p in projections]),
+            qk_norm=norms,
+            out=attention.o_proj.weight,
+            out_bias=attention.o_proj.bias,
+            post_norm=layer.post_attention_layernorm.weight,
+            gate_up=torch.cat([mlp.gate_proj.weight, mlp.up_proj.weight]),
+            down=mlp.down_proj.weight,
+        )
+
+    def angles(self, positions: Int64[Tensor, " token"]) -> tuple[Tensor, Tensor]:
+        """cos and sin of every rotary angle at these positions, each [token, half head width]."""
+        like = self.model.get_input_embeddings().weight
+        cos, sin = self.model.model.rotary_emb(like, positions[None])
+        half = self.head_width // 2
+        return cos[0, :, :half], sin[0, :, :half]
+
+    def hidden(
+        self, tokens: Int64[Tensor, " token"], positions: Int64[Tensor, " token"], attend: Attend
+    ) -> Float[Tensor, "token hidden"]:
+        """Final hidden states, one per packed token."""
+        return self.run(tokens, self.angles(positions), attend, self.layers())
+
+    def run(
+        self,
+        tokens: Int64[Tensor, " token"],
+        angles: tuple[Tensor, Tensor],
+        attend: Attend,
+        layers: list[Layer],
+    ) -> Float[Tensor, "token hidden"]:
+        """As `hidden`, with rotary angles and joined weights that the caller already has."""
+        x: Tensor = self.model.get_input_embeddings()(tokens)
+        for index, layer in enumerate(layers):
+            x = x + self._attention(index, layer, rms_norm(x, layer.input_norm, self.eps), angles, attend)
+            gate, up = F.linear(rms_norm(x, layer.post_norm, self.eps), layer.gate_up).chunk(2, dim=-1)
+            x = x + F.linear(F.silu(gate) * up, layer.down)
+        return rms_norm(x, self.model.model.norm.weight, self.eps)
+
+    def _attention(
+        self, index: int, layer: Layer, x: Tensor, angles: tuple[Tensor, Tensor], attend: Attend
+    ) -> Float[Tensor, "token hidden"]:
+        rotated = self.heads + self.kv_heads
+        qkv = F.linear(x, layer.qkv, layer.qkv_bias).view(-1, rotated + self.kv_heads, self.head_width)
+        query_key, value = qkv.split([rotated, self.kv_heads], dim=1)
+        if layer.qk_norm is not None:
+            query_key = rms_norm(query_key, layer.qk_norm, self.eps)
+        query, key = rotate(query_key, *angles).split([self.heads, self.kv_heads], dim=1)
+        return F.linear(attend(index, query, key, value).flatten(1), layer.out, layer.out_bias)

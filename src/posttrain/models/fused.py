@@ -1,0 +1,78 @@
+"""Elementwise layers as single autograd nodes.
+
+On a CPU a small model spends as long in memory passes over activations as in matrix products; these write each
+activation once where composed operations write it five times.
+"""
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.autograd.function import FunctionCtx
+
+
+class _RmsNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: FunctionCtx, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        inverse_rms = _inverse_rms(x, eps)
+        normed = x * inverse_rms
+        ctx.save_for_backward(normed, inverse_rms, weight)
+        return normed * weight
+
+    @staticmethod
+    def backward(ctx: FunctionCtx, grad: Tensor) -> tuple[Tensor, Tensor, None]:  # type: ignore[override]
+        normed, inverse_rms, weight = ctx.saved_tensors  # type: ignore[attr-defined]
+        grad_weight = (grad * normed).sum_to_size(weight.shape)
+        grad_normed = grad * weight
+        along = (grad_normed * normed).mean(dim=-1, keepdim=True)
+        return grad_normed.addcmul_(normed, along, value=-1).mul_(inverse_rms), grad_weight, None
+
+
+class _Rotate(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: FunctionCtx, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        ctx.save_for_backward(cos, sin)
+        return _rotated(x, cos, sin)
+
+    @staticmethod
+    def backward(ctx: FunctionCtx, grad: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
+        cos, sin = ctx.saved_tensors  # type: ignore[attr-defined]
+        return _rotated(grad, cos, -sin), None, None
+
+
+def rms_norm(x: Float[Tensor, "*rows width"], weight: Float[Tensor, "*weights width"], eps: float) -> Tensor:
+    """Scale rows to unit root mean square, then by a learned weight.
+
+        y = w · x / √(mean(x²) + ε)     Zhang & Sennrich 2019, arXiv:1910.07467, eq. 4
+
+    `weight` is one row, or one row per head (the last two axes of x).
+    """
+    if torch.is_grad_enabled():
+        return _RmsNorm.apply(x, weight, eps)  # type: ignore[no-any-return, no-untyped-call]
+    return x * _inverse_rms(x, eps) * weight
+
+
+def rotate(
+    x: Float[Tensor, "token head width"], cos: Float[Tensor, "token half"], sin: Float[Tensor, "token half"]
+) -> Float[Tensor, "token head width"]:
+    """Turn each pair (x_i, x_{i+width/2}) by its position's angle: rotary embedding, half-split layout.
+
+    Su et al. 2021 (RoFormer), arXiv:2104.09864, eq. 34, with the pairing of the Llama family.
+    """
+    if torch.is_grad_enabled():
+        return _Rotate.apply(x, cos, sin)  # type: ignore[no-any-return, no-untyped-call]
+    return _rotated(x, cos, sin)
+
+
+def _inverse_rms(x: Tensor, eps: float) -> Tensor:
+    norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+    return norm.square_().div_(x.shape[-1]).add_(eps).rsqrt_()
+
+
+def _rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    half = x.shape[-1] // 2
+    cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)  # [token 1 half]
+    first, second = x[..., :half], x[..., half:]
+    out = torch.empty_like(x)
+    torch.mul(first, cos, out=out[..., :half]).addcmul_(second, sin, value=-1)
+    torch.mul(second, cos, out=out[..., half:]).addcmul_(first, sin)
+    return out
