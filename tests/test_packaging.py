@@ -1,0 +1,27 @@
+"""What `pip install .` brings along."""
+
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+
+
+def test_the_wheel_holds_the_code_the_bundled_model_the_recipes_and_no_more(tmp_path: Path) -> None:
+    build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)]
+    done = subprocess.run(build, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    (wheel,) = tmp_path.glob("*.whl")
+    packed = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
+
+    source = ROOT / "src"
+    files = (path for path in (source / "posttrain").rglob("*") if path.is_file() and "__pycache__" not in path.parts)
+    expected = {path.relative_to(source).as_posix() for path in files}
+    expected |= {f"posttrain/recipes/{path.name}" for path in (ROOT / "recipes").glob("*.yaml")}
+    assert packed == expected
+
+    assets = {Path(name).name for name in packed if name.startswith("posttrain/assets/")}
+    assert {"config.json", "model.safetensors", "tokenizer.json"} <= assets
+    assert {"posttrain/py.typed", "posttrain/recipes/countdown-tiny.yaml"} <= packed
+    assert wheel.stat().st_size < 15e6  # the model is at most 12 MB
