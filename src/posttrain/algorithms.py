@@ -7,9 +7,9 @@ Training code reads the fields of `Algorithm` and never asks which one runs.  do
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal, Protocol
+from typing import Literal
 
-from jaxtyping import Bool, Float, Float64, Int64
+from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
 from posttrain.advantages import batch_centred, group_centred, group_zscore, leave_one_out, raw
@@ -78,26 +78,6 @@ class Overlong:
             raise UserError(f"penalty = {self.penalty}: must be above 0; for no punishment write `overlong: null`.")
 
 
-class TokenWeights(Protocol):
-    """How tokens add up; see posttrain/token_weights.py."""
-
-    def __call__(
-        self, lengths: Int64[Tensor, " rollout"], scored: Bool[Tensor, " rollout"], *, max_completion_tokens: int
-    ) -> Float64[Tensor, " rollout"]: ...
-
-
-class ShapeReward(Protocol):
-    """A change to the rewards that depends on how long each completion is."""
-
-    def __call__(
-        self,
-        rewards: Float[Tensor, "prompt group"],
-        lengths: Int64[Tensor, "prompt group"],
-        *,
-        max_completion_tokens: int,
-    ) -> Float[Tensor, "prompt group"]: ...
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Algorithm:
     """All that sampling, batching and the update need to know about a method."""
@@ -111,9 +91,11 @@ class Algorithm:
     ratio_level: RatioLevel = "token"
     ratio_to: RatioTo = "behaviour"
     """Whose log-probs the caller passes as the ratio's denominator."""
-    token_weights: TokenWeights
+    token_weights: Callable[..., Tensor]
+    """A rule of posttrain/token_weights.py."""
     kl: KlTerm | None
-    shape_reward: ShapeReward | None = None
+    shape_reward: Callable[..., Tensor] | None = None
+    """(rewards, lengths, *, max_completion_tokens) -> rewards, all "prompt group", before the advantage."""
     resample: Resample | None = None
 
     @property
@@ -293,7 +275,7 @@ def cispo(
     )
 
 
-WEIGHTINGS: Mapping[str, TokenWeights] = {
+WEIGHTINGS: Mapping[str, Callable[..., Tensor]] = {
     "mean_over_tokens": mean_over_tokens,
     "mean_over_sequences": mean_over_sequences,
     "sum_over_sequence": sum_over_sequence,

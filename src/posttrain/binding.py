@@ -35,10 +35,12 @@ def bind(target: Callable[..., Built], options: Mapping[str, object], *, where: 
 
 def unknown(kind: str, name: object, known: Iterable[str]) -> str:
     """The end of an error message about a name that does not exist: the nearest one that does, or all of them."""
-    known = list(known)
-    nearest = difflib.get_close_matches(str(name), known, n=1)
-    remedy = f"Did you mean `{nearest[0]}`?" if nearest else f"Choose from {', '.join(known) or 'none'}."
-    return f"no such {kind}. {remedy}"
+    closeness = {choice: difflib.SequenceMatcher(None, str(name), choice).ratio() for choice in known}
+    best = max(closeness.values(), default=0)
+    nearest = [f"`{choice}`" for choice, close in closeness.items() if close == best]
+    if best >= 0.6:
+        return f"no such {kind}. Did you mean {' or '.join(nearest)}?"
+    return f"no such {kind}. Choose from {', '.join(closeness) or 'none'}."
 
 
 def _value(hint: Any, value: object, where: str) -> object:
@@ -58,8 +60,9 @@ def _value(hint: Any, value: object, where: str) -> object:
         if value not in get_args(hint):
             raise UserError(f"{where} = {value!r}: {unknown('choice', value, get_args(hint))}")
         return value
-    accepted = (float, int) if hint is float else (hint,)
-    if type(value) not in accepted:  # not isinstance: True is no number
+    if hint is float and type(value) is int:
+        return float(value)
+    if type(value) is not hint:  # not isinstance: True is no whole number
         names = {float: "a number (1e-3 is text in YAML: write 1.0e-3)", int: "a whole number", bool: "true or false"}
         raise UserError(f"{where} = {value!r}: this takes {names.get(hint, hint.__name__)}.")
     return value

@@ -1,0 +1,241 @@
+"""The algorithm table: what each name stands for, what each option changes, and how mistakes are answered."""
+
+import math
+
+import pytest
+import torch
+
+from posttrain.advantages import group_centred
+from posttrain.algorithms import ALGORITHMS, Overlong, Resample, build_algorithm, overlong_punishment
+from posttrain.errors import UserError
+
+REWARDS = torch.tensor([[1, 0, 0, 0], [2, 4, 2, 4]], dtype=torch.float64)
+LENGTHS = torch.tensor([1, 3, 4])
+
+
+def values(*numbers: float) -> torch.Tensor:
+    return torch.tensor(numbers, dtype=torch.float64)
+
+
+def gradient(config: dict[str, object], ratios: list[float], advantages: list[float]) -> list[float]:
+    """dL/dlogπ of tokens that are rollout 0 all together, at the given ratios to the denominator."""
+    logprobs = values(*ratios).log().requires_grad_()
+    zeros = torch.zeros(len(ratios), dtype=torch.int64)
+    build_algorithm(config).token_loss(logprobs, zeros.double(), values(*advantages), zeros).sum().backward()
+    return logprobs.grad.tolist()
+
+
+ROOT3 = math.sqrt(3)
+CENTRED = [[0.75, -0.25, -0.25, -0.25], [-1, 1, -1, 1]]
+ZSCORED = [[ROOT3, -1 / ROOT3, -1 / ROOT3, -1 / ROOT3], [-1, 1, -1, 1]]  # deviations √3/4 and 1
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        ({"name": "reinforce"}, REWARDS.tolist()),
+        # Mean over both groups: 13/8.
+        ({"name": "reinforce", "baseline": "batch_mean"}, (REWARDS - 13 / 8).tolist()),
+        ({"name": "rloo"}, [[1, -1 / 3, -1 / 3, -1 / 3], [-4 / 3, 4 / 3, -4 / 3, 4 / 3]]),
+        ({"name": "grpo"}, ZSCORED),
+        # The sample deviation is √(4/3) of the population's.
+        ({"name": "grpo", "deviation": "sample"}, (torch.tensor(ZSCORED) * ROOT3 / 2).tolist()),
+        ({"name": "grpo", "deviation": "none"}, CENTRED),
+        ({"name": "dr_grpo"}, CENTRED),
+        ({"name": "dapo"}, ZSCORED),
+        ({"name": "gspo"}, ZSCORED),
+        ({"name": "cispo"}, ZSCORED),
+    ],
+    ids=str,
+)
+def test_the_advantage_of_an_algorithm(config, expected) -> None:
+    advantages = build_algorithm(config).advantage(REWARDS)
+    torch.testing.assert_close(advantages, torch.tensor(expected).double(), rtol=1e-6, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        # Ratios (3, .5, 1.25) with A = 1, then A = -1; gradient -ρA, or 0 where clipped.
+        ({"name": "reinforce"}, ([-3, -0.5, -1.25], [3, 0.5, 1.25])),
+        ({"name": "rloo"}, ([-3, -0.5, -1.25], [3, 0.5, 1.25])),
+        ({"name": "grpo"}, ([0, -0.5, 0], [3, 0, 1.25])),
+        ({"name": "grpo", "clip_high": 0.3}, ([0, -0.5, -1.25], [3, 0, 1.25])),
+        ({"name": "grpo", "clip_low": 0.6}, ([0, -0.5, 0], [3, 0.5, 1.25])),
+        ({"name": "dr_grpo"}, ([0, -0.5, 0], [3, 0, 1.25])),
+        ({"name": "dr_grpo", "clip_high": 2.5, "clip_low": 0.6}, ([-3, -0.5, -1.25], [3, 0.5, 1.25])),
+        ({"name": "dapo"}, ([0, -0.5, -1.25], [3, 0, 1.25])),  # clip-higher: .28
+        ({"name": "dapo", "clip_high": 0.2, "clip_low": 0.6}, ([0, -0.5, 0], [3, 0.5, 1.25])),
+        ({"name": "cispo"}, ([-3, -0.5, -1.25], [3, 0.5, 1.25])),
+        ({"name": "cispo", "clip_low": 0.4, "clip_high": 1}, ([-2, -0.6, -1.25], [2, 0.6, 1.25])),
+    ],
+    ids=str,
+)
+def test_the_gradient_of_a_token_level_algorithm(config, expected) -> None:
+    for sign, gradients in zip((1, -1), expected, strict=True):
+        assert gradient(config, [3, 0.5, 1.25], [sign] * 3) == pytest.approx(gradients, rel=1e-12)
+
+
+def test_cispo_caps_the_weight_at_five_by_default() -> None:
+    assert gradient({"name": "cispo"}, [6, 0.001], [1, 1]) == pytest.approx([-5, -0.001], rel=1e-12)
+
+
+def test_gspo_shares_one_ratio_among_the_tokens_of_a_completion() -> None:
+    # ρ = (2, .5 · 1.0003²): geometric mean 1.0003, inside 1 + 4e-4.  Each token's loss is -s, and each log π moves
+    # log s by 1/2: the gradient of the two losses' sum is -s · 2 · 1/2.
+    inside = [2, 0.5 * 1.0003**2]
+    assert gradient({"name": "gspo"}, inside, [1, 1]) == pytest.approx([-1.0003, -1.0003], rel=1e-12)
+    assert gradient({"name": "gspo"}, [2, 0.5 * 1.0005**2], [1, 1]) == [0, 0]
+    assert gradient({"name": "gspo"}, [2, 0.5 * 0.9996**2], [-1, -1]) == [0, 0]  # below 1 - 3e-4
+    kept = gradient({"name": "gspo"}, [2, 0.5 * 0.9998**2], [-1, -1])
+    assert kept == pytest.approx([0.9998, 0.9998], rel=1e-12)
+
+
+def test_gspo_can_use_the_whole_importance_weight() -> None:
+    # Product 1.5; each log π moves its log by 1: the gradient of the two losses' sum is -1.5 · 2.
+    config = {"name": "gspo", "sequence_ratio": "product", "clip_high": 0.6, "clip_low": 0.6}
+    assert gradient(config, [3, 0.5], [1, 1]) == pytest.approx([-3, -3], rel=1e-12)
+    assert gradient(config | {"clip_high": 0.4}, [3, 0.5], [1, 1]) == [0, 0]
+    assert gradient(config, [0.3, 1], [-1, -1]) == [0, 0]
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        ({"name": "reinforce"}, "sum_over_sequence"),
+        ({"name": "rloo"}, "sum_over_sequence"),
+        ({"name": "rloo", "token_weights": "mean_over_tokens"}, "mean_over_tokens"),
+        ({"name": "reinforce", "token_weights": "constant_length"}, "constant_length"),
+        ({"name": "grpo"}, "mean_over_sequences"),
+        ({"name": "grpo", "token_weights": "mean_over_tokens"}, "mean_over_tokens"),
+        ({"name": "grpo", "token_weights": "sum_over_sequence"}, "sum_over_sequence"),
+        ({"name": "dr_grpo"}, "constant_length"),
+        ({"name": "dapo"}, "mean_over_tokens"),
+        ({"name": "gspo"}, "mean_over_sequences"),
+        ({"name": "cispo"}, "mean_over_tokens"),
+    ],
+    ids=str,
+)
+def test_the_token_weights_of_an_algorithm(config, expected) -> None:
+    # Lengths 1, 3, 4 under a limit of 10; see test_token_weights.py.
+    by_hand = {
+        "mean_over_tokens": [1 / 8] * 3,
+        "mean_over_sequences": [1 / 3, 1 / 9, 1 / 12],
+        "sum_over_sequence": [1 / 3] * 3,
+        "constant_length": [1 / 30] * 3,
+    }
+    scored = torch.ones(3, dtype=torch.bool)
+    weights = build_algorithm(config).token_weights(LENGTHS, scored, max_completion_tokens=10)
+    assert weights.tolist() == pytest.approx(by_hand[expected], rel=1e-14)
+
+
+def test_clipped_tokens_are_those_of_the_algorithms_own_range_and_level() -> None:
+    arguments = values(1.25, 0.7).log(), values(0, 0), values(1, -1), torch.tensor([0, 0])
+    assert build_algorithm({"name": "grpo"}).clipped(*arguments).tolist() == [True, True]
+    assert build_algorithm({"name": "dapo"}).clipped(*arguments).tolist() == [False, True]
+    # √(1.25 · .7) = .935: below 1 - 3e-4, which the second token favours and the first does not.
+    assert build_algorithm({"name": "gspo"}).clipped(*arguments).tolist() == [False, True]
+    assert build_algorithm({"name": "rloo"}).clipped(*arguments).tolist() == [False, False]
+
+
+def test_overlong_completions_lose_reward_over_the_last_stretch() -> None:
+    # Limit 100, buffer .2: from 80 tokens on, 1/20 per token; penalty 2 doubles it.
+    rewards = torch.tensor([[1, 1, 1], [0, math.nan, 0]], dtype=torch.float64)
+    lengths = torch.tensor([[10, 80, 85], [90, 95, 100]])
+    expected = torch.tensor([[1, 1, 0.75], [-0.5, math.nan, -1]], dtype=torch.float64)
+    shaped = build_algorithm({"name": "dapo"}).shape_reward(rewards, lengths, max_completion_tokens=100)
+    torch.testing.assert_close(shaped, expected, rtol=1e-12, atol=1e-12, equal_nan=True)
+    harsher = overlong_punishment(
+        rewards, lengths, max_completion_tokens=100, overlong=Overlong(buffer=0.2, penalty=2.0)
+    )
+    torch.testing.assert_close(harsher - rewards, 2 * (expected - rewards), rtol=1e-12, atol=1e-12, equal_nan=True)
+    assert shaped.dtype == rewards.dtype
+
+
+def test_a_wider_buffer_starts_earlier() -> None:
+    # Limit 100, buffer .5: at 75 tokens, half of it.
+    algorithm = build_algorithm({"name": "dapo", "overlong": {"buffer": 0.5}})
+    shaped = algorithm.shape_reward(
+        torch.ones(1, 2, dtype=torch.float64), torch.tensor([[50, 75]]), max_completion_tokens=100
+    )
+    assert shaped.tolist() == [[1, 0.5]]
+
+
+def test_only_dapo_resamples_and_shapes_and_can_be_told_not_to() -> None:
+    for name in ALGORITHMS:
+        algorithm = build_algorithm({"name": name})
+        assert algorithm.name == name
+        assert (algorithm.resample == Resample(max_rounds=3)) == (name == "dapo")
+        assert (algorithm.shape_reward is not None) == (name == "dapo")
+    assert build_algorithm({"name": "dapo", "resample": None}).resample is None
+    assert build_algorithm({"name": "dapo", "overlong": None}).shape_reward is None
+    assert build_algorithm({"name": "dapo", "resample": {"max_rounds": 7}}).resample == Resample(max_rounds=7)
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_a_reference_is_kept_only_for_a_kl_term_or_a_ratio_to_it(name) -> None:
+    assert not build_algorithm({"name": name}).uses_reference
+    with_kl = build_algorithm({"name": name, "kl": {"coefficient": 0.1, "estimator": "k1", "place": "reward"}})
+    assert with_kl.uses_reference
+    assert (with_kl.kl.coefficient, with_kl.kl.estimator, with_kl.kl.place) == (0.1, "k1", "reward")
+
+
+@pytest.mark.parametrize("name", ["grpo", "dr_grpo", "dapo", "gspo", "cispo"])
+def test_the_ratio_is_to_the_behaviour_policy_unless_the_recipe_says_reference(name) -> None:
+    assert build_algorithm({"name": name}).ratio_to == "behaviour"
+    algorithm = build_algorithm({"name": name, "ratio_to": "reference"})
+    assert algorithm.ratio_to == "reference"
+    assert algorithm.uses_reference
+
+
+def test_the_kl_term_is_k3_in_the_loss_by_default() -> None:
+    kl = build_algorithm({"name": "grpo", "kl": {"coefficient": 1}}).kl
+    assert (kl.coefficient, kl.estimator, kl.place) == (1.0, "k3", "loss")
+
+
+def test_the_same_options_build_the_same_function_as_calling_it() -> None:
+    built = build_algorithm({"name": "dr_grpo", "clip_low": 0.1})
+    assert built == ALGORITHMS["dr_grpo"](clip_low=0.1)
+    assert built.advantage is group_centred
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({}, "algorithm.name is missing. Choose from reinforce, rloo, grpo, dr_grpo, dapo, gspo, cispo."),
+        ({"name": "gpro"}, "algorithm.name = 'gpro': no such algorithm. Did you mean `grpo` or `gspo`?"),
+        ({"name": "q_learning"}, "algorithm.name = 'q_learning': no such algorithm. Choose from reinforce, rloo, grpo"),
+        ({"name": 3}, "algorithm.name = 3: no such algorithm."),
+        ({"name": ["grpo"]}, "algorithm.name = ['grpo']: no such algorithm."),
+        ({"name": "grpo", "clip_hi": 0.3}, "algorithm.clip_hi: no such option. Did you mean `clip_high`?"),
+        ({"name": "rloo", "zzz": 1}, "algorithm.zzz: no such option. Choose from token_weights, kl."),
+        ({"name": "grpo", "clip_high": "wide"}, "algorithm.clip_high = 'wide': this takes a number"),
+        ({"name": "grpo", "clip_high": True}, "algorithm.clip_high = True: this takes a number"),
+        ({"name": "grpo", "clip_low": 1.5}, "algorithm: clip_low = 1.5"),
+        ({"name": "grpo", "deviation": "sampel"}, "deviation = 'sampel': no such choice. Did you mean `sample`?"),
+        ({"name": "grpo", "kl": 0.1}, "algorithm.kl = 0.1: this is a section with the fields coefficient, estimator"),
+        ({"name": "grpo", "kl": {}}, "algorithm.kl.coefficient is missing"),
+        ({"name": "grpo", "kl": {"coeficient": 1}}, "algorithm.kl.coeficient: no such option. Did you mean"),
+        ({"name": "grpo", "kl": {"coefficient": 0}}, "algorithm.kl: coefficient = 0.0: must be above 0"),
+        ({"name": "grpo", "kl": {"coefficient": math.nan}}, "algorithm.kl: coefficient = nan"),
+        ({"name": "grpo", "kl": {"coefficient": 1, "estimator": "k4"}}, "algorithm.kl.estimator = 'k4'"),
+        ({"name": "grpo", "kl": {"coefficient": 1, "estimator": "full", "place": "reward"}}, "Use k1 in the reward"),
+        ({"name": "dapo", "resample": {"max_rounds": 0}}, "algorithm.resample: max_rounds = 0"),
+        ({"name": "dapo", "resample": {"max_rounds": 2.0}}, "max_rounds = 2.0: this takes a whole number"),
+        ({"name": "dapo", "overlong": {"buffer": 0}}, "algorithm.overlong: buffer = 0.0"),
+        ({"name": "dapo", "overlong": {"buffer": 1.1}}, "algorithm.overlong: buffer = 1.1"),
+        ({"name": "dapo", "overlong": {"penalty": 0}}, "algorithm.overlong: penalty = 0.0"),
+    ],
+    ids=str,
+)
+def test_a_mistake_is_answered_with_where_what_and_the_remedy(config, message) -> None:
+    with pytest.raises(UserError) as error:
+        build_algorithm(config)
+    assert message in str(error.value)
+
+
+@pytest.mark.parametrize("place", ["loss", "reward"])
+@pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
+def test_every_one_token_estimator_can_stand_in_either_place(estimator, place) -> None:
+    kl = build_algorithm({"name": "rloo", "kl": {"coefficient": 1, "estimator": estimator, "place": place}}).kl
+    assert (kl.estimator, kl.place) == (estimator, place)

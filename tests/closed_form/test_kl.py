@@ -1,0 +1,68 @@
+"""KL estimators by hand."""
+
+import math
+
+import pytest
+import torch
+
+from posttrain.kl import ESTIMATORS, full, k1, k2, k3, sequence_total
+
+
+def logs(*probabilities: float) -> torch.Tensor:
+    return torch.tensor(probabilities, dtype=torch.float64).log()
+
+
+LN2 = math.log(2)
+
+
+@pytest.mark.parametrize(
+    ("name", "doubled", "halved"),
+    [
+        ("k1", LN2, -LN2),  # x = log(π/ref)
+        ("k2", LN2**2 / 2, LN2**2 / 2),
+        ("k3", 1 / 2 - 1 + LN2, 2 - 1 - LN2),  # ref/π - 1 + x: not symmetric
+    ],
+)
+def test_an_estimate_where_the_policy_has_doubled_or_halved_a_probability(name, doubled, halved) -> None:
+    estimate = ESTIMATORS[name](logs(0.6, 0.2), logs(0.3, 0.4))
+    assert estimate.tolist() == pytest.approx([doubled, halved], rel=1e-14)
+
+
+def test_k3_resolves_a_difference_far_below_one_ulp_of_one() -> None:
+    # For small x, k3 = x²/2 - x³/6 + ...; e⁻ˣ - 1 + x written out would be lost in the rounding of e⁻ˣ.
+    x = 1e-7
+    estimate = k3(torch.tensor([x], dtype=torch.float64), torch.zeros(1, dtype=torch.float64))
+    assert estimate.item() == pytest.approx(x**2 / 2, rel=1e-2)
+
+
+def test_the_full_divergence_sums_over_the_vocabulary() -> None:
+    # Position 1: .5 ln(.5/.25) + .5 ln(.5/.75) = .5 ln 2 + .5 ln(2/3).  Position 2: ln(1/.9), as π is (almost) sure.
+    policy = torch.stack([logs(0.5, 0.5), torch.tensor([60.0, 0.0], dtype=torch.float64)])
+    reference = torch.stack([logs(0.25, 0.75), logs(0.9, 0.1)])
+    expected = [0.5 * LN2 + 0.5 * math.log(2 / 3), -math.log(0.9)]
+    assert full(policy, reference).tolist() == pytest.approx(expected, rel=1e-14)
+
+
+def test_the_full_divergence_takes_logits_as_they_are() -> None:
+    # Softmax forgets a constant added to all logits.
+    policy, reference = torch.stack([logs(0.5, 0.5)]), torch.stack([logs(0.25, 0.75)])
+    torch.testing.assert_close(full(policy + 3, reference - 5), full(policy, reference), rtol=1e-14, atol=0)
+
+
+def test_a_rollout_adds_up_its_own_tokens() -> None:
+    per_token = torch.tensor([1.0, 10.0, 2.0, 100.0, 4.0], dtype=torch.float64)
+    totals = sequence_total(per_token, torch.tensor([2, 0, 2, 3, 2]), num_rollouts=5)
+    assert totals.tolist() == [10, 0, 7, 100, 0]
+
+
+def test_k1_of_a_completion_is_its_log_ratio() -> None:
+    # π(y) = .5 · .2 = .1, ref(y) = .25 · .8 = .2.
+    per_token = k1(logs(0.5, 0.2), logs(0.25, 0.8))
+    total = sequence_total(per_token, torch.tensor([0, 0]), num_rollouts=1)
+    assert total.item() == pytest.approx(math.log(0.1 / 0.2), rel=1e-14)
+
+
+def test_at_the_reference_every_estimate_is_zero() -> None:
+    same = logs(0.3, 0.7)
+    for estimate in (k1(same, same), k2(same, same), k3(same, same), full(same[None], same[None])):
+        assert torch.all(estimate == 0)
