@@ -1,0 +1,44 @@
+"""How a token is drawn from the policy's logits."""
+
+from dataclasses import dataclass
+
+from posttrain.errors import UserError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sampling:
+    """Temperature first, then the cuts in the order top-k, top-p, min-p; each works on what the last one left."""
+
+    temperature: float = 1.0
+    """Divides the logits, here and where the update recomputes log-probs; from 0.001 (use `greedy` for 0) to 100."""
+    top_k: int = 0
+    """Keep this many of the likeliest tokens, the lower token id first among equals; 0 keeps all."""
+    top_p: float = 1.0
+    """Keep the fewest likeliest tokens that together have this probability, in (0, 1]; 1 keeps all."""
+    min_p: float = 0.0
+    """Drop tokens less likely than this share of the likeliest one, in [0, 1); 0 keeps all."""
+    greedy: bool = False
+    """Take the likeliest token, the lower token id among equals, and nothing else here counts."""
+
+    def __post_init__(self) -> None:
+        if not 1e-3 <= self.temperature <= 100:
+            raise UserError(
+                f"temperature = {self.temperature}: must lie between 0.001 and 100. "
+                "For the likeliest token every time use greedy = true."
+            )
+        if self.top_k < 0:
+            raise UserError(f"top_k = {self.top_k}: must be 0 (keep all tokens) or more. Use 0 to turn it off.")
+        if not 0 < self.top_p <= 1:
+            raise UserError(f"top_p = {self.top_p}: must be above 0 and at most 1. Use 1 to turn it off.")
+        if not 0 <= self.min_p < 1:
+            raise UserError(f"min_p = {self.min_p}: must be at least 0 and below 1. Use 0 to turn it off.")
+
+    @property
+    def cuts(self) -> bool:
+        """Whether tokens are cut away, so that the log-probs of what was sampled differ from the policy's."""
+        return not self.greedy and (self.top_k > 0 or self.top_p < 1 or self.min_p > 0)
+
+    @property
+    def recorded_temperature(self) -> float:
+        """The temperature behind the recorded log-probs; greedy records 1."""
+        return 1.0 if self.greedy else self.temperature
