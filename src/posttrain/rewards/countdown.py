@@ -24,15 +24,12 @@ Problems are generated (posttrain.tasks.countdown_problems); there is no data an
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Literal
 
 from posttrain.errors import UserError
 from posttrain.rewards.arithmetic import literals, postfix, value
+from posttrain.rewards.countdown_options import FormatMode, NumbersRule
 from posttrain.rewards.graded import Graded
-from posttrain.rewards.tags import WHITE_SPACE, FormatMode, answer_text, gives_answer
-
-NumbersRule = Literal["all", "subset"]
-"""Whether an answer uses every given number exactly once, or each at most once."""
+from posttrain.rewards.tags import WHITE_SPACE, answer_text, gives_answer
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +44,8 @@ class Countdown:
         # A target of "24" or 24.0 would never, or not exactly, equal a value: a grader full of silent zeros.
         if not isinstance(self.target, int) or not all(isinstance(number, int) for number in self.numbers):
             raise UserError(f"Countdown with numbers {self.numbers!r}, target {self.target!r}: all of them must be int")
+        if any(number < 0 for number in self.numbers):
+            raise UserError(f"Countdown with numbers {self.numbers!r}: they must be >= 0, as literals in an answer are")
         if self.rule not in ("all", "subset"):
             raise UserError(f"Countdown with rule {self.rule!r}: it must be 'all' or 'subset'")
 

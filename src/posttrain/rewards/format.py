@@ -13,8 +13,9 @@ from collections.abc import Iterable, Sequence
 from enum import StrEnum
 
 from posttrain.rewards.arithmetic import ALPHABET
+from posttrain.rewards.countdown_options import FormatMode
 from posttrain.rewards.graded import Graded
-from posttrain.rewards.tags import WHITE_SPACE, FormatMode, answer_text
+from posttrain.rewards.tags import WHITE_SPACE, answer_text
 
 
 class FormatOutcome(StrEnum):

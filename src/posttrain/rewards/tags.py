@@ -12,10 +12,7 @@ In both, a tag too many inside or after the four breaks the structure.  Reading 
 substring searches, so its time is linear in the text whatever the text holds.
 """
 
-from typing import Literal
-
-FormatMode = Literal["strict", "last"]
-"""How much of a text has to keep to the structure: all of it, or its end."""
+from posttrain.rewards.countdown_options import FormatMode
 
 THINK, END_THINK, ANSWER, END_ANSWER = "<think>", "</think>", "<answer>", "</answer>"
 

@@ -1,0 +1,104 @@
+"""The solver against plain enumeration of every expression tree, in Fractions."""
+
+from collections.abc import Iterator
+from fractions import Fraction
+from itertools import combinations, permutations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from posttrain.rewards.countdown import Countdown, Outcome, grade
+from posttrain.tasks.countdown_solver import solutions, solvable
+
+PUZZLE_NUMBERS = st.lists(st.integers(0, 12), min_size=1, max_size=3).map(tuple)
+
+
+def tree_values(numbers: tuple[int, ...]) -> set[Fraction]:
+    """The values of all trees over the numbers in this order, negative intermediate results included."""
+    if len(numbers) == 1:
+        return {Fraction(numbers[0])}
+    found = set()
+    for cut in range(1, len(numbers)):
+        for a in tree_values(numbers[:cut]):
+            for b in tree_values(numbers[cut:]):
+                found |= {a + b, a - b, a * b}
+                if b:
+                    found.add(a / b)
+    return found
+
+
+def reachable(numbers: tuple[int, ...]) -> set[Fraction]:
+    """What all the numbers make in any order; magnitudes, because the grader allows a sign in front."""
+    return {abs(value) for order in set(permutations(numbers)) for value in tree_values(order)}
+
+
+def graded(problem: Countdown, expression: str) -> Outcome:
+    return grade(problem, f"<think></think><answer>{expression}</answer>")
+
+
+@given(numbers=PUZZLE_NUMBERS)
+def test_a_target_is_solvable_exactly_when_enumeration_reaches_it(numbers: tuple[int, ...]) -> None:
+    values = reachable(numbers)
+    for target in range(-60, 200):
+        assert solvable(Countdown(numbers, target)) == (abs(target) in values), target
+
+
+@pytest.mark.parametrize("numbers", [(1, 5, 5, 5), (3, 3, 8, 8), (2, 25, 75, 100), (0, 0, 4, 6), (7, 7, 7, 7)])
+def test_four_numbers_are_decided_as_enumeration_does(numbers: tuple[int, ...]) -> None:
+    values = reachable(numbers)
+    for target in range(400):
+        assert solvable(Countdown(numbers, target)) == (target in values), target
+
+
+@given(numbers=PUZZLE_NUMBERS, target=st.integers(-5, 60))
+def test_a_subset_problem_is_solvable_when_some_part_of_its_numbers_is(numbers: tuple[int, ...], target: int) -> None:
+    parts = [part for size in range(1, len(numbers) + 1) for part in combinations(numbers, size)]
+    expected = any(abs(target) in reachable(part) for part in parts)
+    assert solvable(Countdown(numbers, target, "subset")) == expected
+
+
+@given(numbers=PUZZLE_NUMBERS, target=st.integers(-20, 60), rule=st.sampled_from(["all", "subset"]))
+def test_solutions_are_listed_exactly_when_there_are_some_and_each_is_graded_correct(numbers, target, rule) -> None:
+    problem = Countdown(numbers, target, rule)
+    found = solutions(problem)
+    assert bool(found) == solvable(problem)
+    assert len(set(found)) == len(found)
+    assert {graded(problem, text) for text in found} <= {Outcome.CORRECT}
+
+
+def written_trees(numbers: tuple[int, ...]) -> Iterator[str]:
+    """Every tree over the numbers in this order, fully parenthesised."""
+    if len(numbers) == 1:
+        yield str(numbers[0])
+    for cut in range(1, len(numbers)):
+        for left in written_trees(numbers[:cut]):
+            for right in written_trees(numbers[cut:]):
+                yield from (f"({left}{operator}{right})" for operator in "+-*/")
+
+
+def test_ways_of_writing_one_chain_are_one_solution() -> None:
+    # 10 from 2, 4, 12: 12 + 2 - 4 can be written as eight trees, 12 / 2 + 4 and 12 - 4 / 2 as two and one.
+    trees = {tree for order in permutations((2, 4, 12)) for tree in written_trees(order)}
+    correct = {tree for tree in trees if graded(Countdown((2, 4, 12), 10), tree) is Outcome.CORRECT}
+    assert correct == {
+        *("((12+2)-4)", "((2+12)-4)", "((12-4)+2)", "(2+(12-4))"),
+        *("(12+(2-4))", "((2-4)+12)", "(12-(4-2))", "(2-(4-12))"),
+        *("((12/2)+4)", "(4+(12/2))", "(12-(4/2))"),
+    }
+    assert solutions(Countdown((2, 4, 12), 10)) == ["12+2-4", "12-4/2", "12/2+4"]
+
+
+def test_the_classic_that_needs_fractions_is_solved_through_fractions() -> None:
+    assert solutions(Countdown((3, 3, 8, 8), 24)) == ["8/(3-8/3)"]  # 8 / (1/3)
+
+
+def test_a_negative_target_is_solved_with_a_sign_in_front() -> None:
+    assert solutions(Countdown((2, 3), -5)) == ["-(2+3)"]
+
+
+@pytest.mark.parametrize("numbers", [(0, 0), (0, 0, 5)])
+def test_nothing_is_solved_by_dividing_by_zero(numbers: tuple[int, ...]) -> None:
+    # 0/0 and 5/0 have no value; with (0, 0) nothing but 0 can be made, with (0, 0, 5) only 0 and 5.
+    made = {target for target in range(-3, 9) if solvable(Countdown(numbers, target))}
+    assert made == ({0} if len(numbers) == 2 else {0, 5, -5} & set(range(-3, 9)))
