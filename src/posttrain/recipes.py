@@ -9,7 +9,6 @@ from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
-from typing import ClassVar
 
 import yaml
 
@@ -163,9 +162,6 @@ def problem(error: yaml.YAMLError) -> str:
 class RecipeLoader(yaml.SafeLoader):
     """Safe YAML with the scalars of version 1.2, refusing a key that stands twice."""
 
-    # PyYAML's table reads `no` as False, `1e-4` as text, `010` as 8 and `12:30` as 750.
-    yaml_implicit_resolvers: ClassVar[dict[str, list[tuple[str, re.Pattern[str]]]]] = {}
-
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, object]:
         """A mapping, with the line of a key that was given before."""
         keys = [key for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
@@ -178,11 +174,10 @@ class RecipeLoader(yaml.SafeLoader):
 class RecipeDumper(yaml.SafeDumper):
     """Safe YAML that quotes whatever `RecipeLoader` would not read as text."""
 
-    yaml_implicit_resolvers: ClassVar[dict[str, list[tuple[str, re.Pattern[str]]]]] = {}
-
 
 FLOAT = r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)"
 for dialect in (RecipeLoader, RecipeDumper):
+    dialect.yaml_implicit_resolvers = {}  # PyYAML's own read `no` as False, `1e-4` as text, `010` as 8, `12:30` as 750
     for tag, pattern, first in (
         ("null", r"~|null|Null|NULL|", ["~", "n", "N", ""]),
         ("bool", r"true|True|TRUE|false|False|FALSE", list("tTfF")),

@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass
 
-from posttrain.errors import UserError, require
+from posttrain.errors import require
+from posttrain.generation.sampling_options import Sampling
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,16 +23,14 @@ class SamplingOptions:
 
     def __post_init__(self) -> None:
         require(self.max_completion_tokens >= 1, self, "max_completion_tokens", "is less than one token; use >= 1")
-        require(self.temperature >= 0, self, "temperature", "is negative; use > 0, or 0 for the likeliest token")
-        require(self.top_k >= 0, self, "top_k", "is negative; use >= 1, or 0 for no cut")
-        require(0 < self.top_p <= 1, self, "top_p", "is no probability to keep; use 0 < top_p <= 1 (1: no cut)")
-        require(0 <= self.min_p < 1, self, "min_p", "is no share to drop; use 0 <= min_p < 1 (0: no cut)")
+        _ = self.sampling  # holds the rules of its own fields
 
     @property
-    def cuts(self) -> tuple[str, ...]:
-        """The options, by name, under which some tokens cannot be sampled."""
-        active = {"top_k": self.top_k > 0, "top_p": self.top_p < 1, "min_p": self.min_p > 0}
-        return tuple(name for name, on in active.items() if on)
+    def sampling(self) -> Sampling:
+        """How a token is drawn."""
+        if self.temperature == 0:
+            return Sampling(greedy=True)
+        return Sampling(temperature=self.temperature, top_k=self.top_k, top_p=self.top_p, min_p=self.min_p)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,17 +48,15 @@ class RolloutOptions(SamplingOptions):
     """Completions decoded side by side; bounds the memory of the key/value cache and changes no completion."""
 
     def __post_init__(self) -> None:
+        require(self.temperature > 0, self, "temperature", "would make all completions of a group the same; use > 0")
         super().__post_init__()
         require(self.prompts_per_step >= 1, self, "prompts_per_step", "is no prompt at all; use >= 1")
         require(self.group_size >= 2, self, "group_size", "leaves a completion no siblings to compare with; use >= 2")
         require(self.max_rows >= 1, self, "max_rows", "decodes nothing; use >= 1")
-        require(self.temperature > 0, self, "temperature", "would make all completions of a group the same; use > 0")
-        if self.cuts and not self.allow_cut_sampling:
-            cut = self.cuts[0]
-            raise UserError(
-                f"{cut} = {getattr(self, cut)}: samples from a cut distribution, which the update does not score."
-                f"  Leave {cut} out, or set rollout.allow_cut_sampling: true to train on such samples all the same."
-            )
+        if self.sampling.cuts and not self.allow_cut_sampling:
+            cut = "top_k" if self.top_k > 0 else "top_p" if self.top_p < 1 else "min_p"
+            rule = "samples from a cut distribution, which is not the one that the update scores.  Leave it out"
+            require(False, self, cut, f"{rule}, or set rollout.allow_cut_sampling: true to train on such samples.")
 
     @property
     def rollouts_per_step(self) -> int:

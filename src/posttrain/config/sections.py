@@ -1,0 +1,128 @@
+"""The whole configuration of a run as one frozen record, and the rules between its sections."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+from posttrain.config.schema import algorithm_names, algorithm_type, checked, chosen
+from posttrain.errors import UserError
+from posttrain.generation.options import RolloutOptions
+from posttrain.models.options import ModelOptions
+from posttrain.models.tiny_options import NewModelOptions
+from posttrain.recipes import to_yaml
+from posttrain.rewards.options import RewardOptions
+from posttrain.tasks.demonstrations import Demonstrators
+from posttrain.tasks.options import CountdownOptions, TaskOptions
+from posttrain.training.options import (
+    CheckpointOptions,
+    EvaluationOptions,
+    ReferenceOptions,
+    RunOptions,
+    SftOptions,
+    UpdateOptions,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """Everything that decides a reinforcement-learning run; the same config gives the same run."""
+
+    model: ModelOptions = field(default_factory=ModelOptions)
+    task: TaskOptions = field(default_factory=CountdownOptions)
+    """Where prompts come from; its class depends on the task."""
+    rewards: tuple[RewardOptions, ...] = ()
+    """What completions are scored by; none means the task's own."""
+    algorithm: Mapping[str, object] = field(default_factory=lambda: {"name": "grpo"})
+    """Name and options of a function in posttrain/algorithms.py; options that are left out are filled in."""
+    rollout: RolloutOptions = field(default_factory=RolloutOptions)
+    update: UpdateOptions = field(default_factory=UpdateOptions)
+    reference: ReferenceOptions = field(default_factory=ReferenceOptions)
+    evaluation: EvaluationOptions = field(default_factory=EvaluationOptions)
+    checkpoint: CheckpointOptions = field(default_factory=CheckpointOptions)
+    run: RunOptions = field(default_factory=RunOptions)
+
+    def __post_init__(self) -> None:
+        # In full, so that the file saved with a run says all that it depends on.
+        object.__setattr__(self, "algorithm", spelled_out_algorithm(self.algorithm))
+        self.require_room(1)
+        if self.update.minibatches_per_epoch > self.rollout.prompts_per_step:
+            raise UserError(
+                f"update.minibatches_per_epoch = {self.update.minibatches_per_epoch} is more than the groups of a step:"
+                f" a group is never split.  Use at most rollout.prompts_per_step = {self.rollout.prompts_per_step}."
+            )
+        if self.run.early_stop_evaluations is not None and self.evaluation.every_steps == 0:
+            raise UserError(
+                f"run.early_stop_evaluations = {self.run.early_stop_evaluations} waits for evaluations that"
+                " evaluation.every_steps = 0 leaves out.  Use evaluation.every_steps >= 1."
+            )
+        self._require_use_for_reference()
+
+    def require_room(self, longest_prompt_tokens: int) -> None:
+        """Refuse a token budget that a single row can exceed; the loop asks again once the prompts are known."""
+        limit, completion = self.update.tokens_per_microbatch, self.rollout.max_completion_tokens
+        row = longest_prompt_tokens + completion
+        if limit < row:
+            raise UserError(
+                f"update.tokens_per_microbatch = {limit} is less than the longest row of this recipe\n"
+                f"    (prompt {longest_prompt_tokens} + completion {completion} = {row} tokens).  Use at least {row}."
+            )
+
+    def _require_use_for_reference(self) -> None:
+        from posttrain.algorithms import build_algorithm
+
+        if not build_algorithm(self.algorithm).uses_reference and self.reference != ReferenceOptions():
+            raise UserError(
+                f"reference.refresh_every = {self.reference.refresh_every} refreshes a reference that"
+                f" {self.algorithm['name']} does without.  Leave it out, or give the algorithm a KL term, such as"
+                " algorithm.kl.coefficient = 0.001."
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class SftConfig:
+    """Everything that decides a supervised run, which makes a small model from nothing."""
+
+    model: NewModelOptions = field(default_factory=NewModelOptions)
+    task: TaskOptions = field(default_factory=CountdownOptions)
+    """The problems that are demonstrated."""
+    demonstrations: Demonstrators = field(default_factory=Demonstrators)
+    sft: SftOptions = field(default_factory=SftOptions)
+    checkpoint: CheckpointOptions = field(default_factory=CheckpointOptions)
+    run: RunOptions = field(default_factory=RunOptions)
+
+
+AnyConfig = Config | SftConfig
+
+
+def spelled_out_algorithm(given: Mapping[str, object]) -> dict[str, object]:
+    """An `algorithm` section with every option that it leaves out."""
+    options, mistakes = checked(
+        "algorithm", algorithm_type(chosen("algorithm", given, "grpo", algorithm_names())), given
+    )
+    if mistakes:  # build_algorithm says it in full
+        from posttrain.algorithms import build_algorithm
+
+        build_algorithm(given)
+        raise UserError(f"{'.'.join(mistakes[0].path)}{mistakes[0].says}")
+    return asdict(options)
+
+
+def as_recipe(config: AnyConfig) -> str:
+    """The config as a recipe file, every option written out: reading it gives the same config."""
+    return to_yaml({name: plain(section) for name, section in asdict(config).items()})
+
+
+def plain(value: Any) -> Any:
+    """A value as YAML can say it."""
+    match value:
+        case Mapping():
+            return {str(key): plain(item) for key, item in value.items()}
+        case list() | tuple():
+            return [plain(item) for item in value]
+        case Enum():
+            return value.value
+        case Path():
+            return str(value)
+    return value

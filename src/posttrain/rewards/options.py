@@ -1,0 +1,31 @@
+"""Which reward functions score a completion: an item of a recipe's `rewards` section."""
+
+from dataclasses import dataclass
+
+from posttrain.errors import UserError, require
+
+
+@dataclass(frozen=True, kw_only=True)
+class RewardOptions:
+    """One reward function and its weight in the sum."""
+
+    name: str = ""
+    """A reward function of this package, by name."""
+    path: str = ""
+    """A function of your own, as FILE.py:FUNCTION; give either this or `name`."""
+    weight: float = 1.0
+    """What its scores are multiplied by in the sum; 0 reports them and trains on none of them."""
+
+    def __post_init__(self) -> None:
+        if (self.name == "") == (self.path == ""):
+            raise UserError("a reward has either a name (`name: format`) or a path (`path: my_rewards.py:solved`)")
+        file, colon, function = self.path.rpartition(":")
+        holds = self.path == "" or (colon == ":" and file.endswith(".py") and function.isidentifier())
+        require(holds, self, "path", "is not FILE.py:FUNCTION, such as my_rewards.py:solved")
+        require(abs(self.weight) < float("inf"), self, "weight", "is no finite number")
+
+    @property
+    def short(self) -> str:
+        """The short form that recipes and `--rewards` take: `format`, `my_rewards.py:solved=0.5`."""
+        source = self.name or self.path
+        return source if self.weight == 1 else f"{source}={self.weight}"
