@@ -1,0 +1,98 @@
+"""The README says what is so: its blocks run, its commands and files exist, its table is the table."""
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from posttrain.algorithms import ALGORITHMS
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+BLOCKS = re.findall(r"^```(\w+)(?: (\S+))?\n(.*?)^```$", README, flags=re.MULTILINE | re.DOTALL)
+COMMANDS = [
+    line.removeprefix("$ ")
+    for document in [README, *(ROOT.joinpath(name).read_text(encoding="utf-8") for name in ("CONTRIBUTING.md",))]
+    for line in re.findall(r"^\$ .*$", document, flags=re.MULTILINE)
+]
+OUR_COMMANDS = [command for command in COMMANDS if command.startswith("posttrain ")]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the files that the README gives, under the names it gives them."""
+    folder = tmp_path_factory.mktemp("readme")
+    for _, name, text in BLOCKS:
+        if name:
+            (folder / name).write_text(text, encoding="utf-8")
+    return folder
+
+
+def run(command: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "COLUMNS": "120"}
+    return subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300, check=False
+    )
+
+
+def posttrain(arguments: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
+    return run([sys.executable, "-m", "posttrain.cli", *arguments], folder)
+
+
+def test_the_python_blocks_run(folder: Path) -> None:
+    programs = [text for language, name, text in BLOCKS if language == "python" and not name]
+    assert programs
+    for program in programs:
+        done = run([sys.executable, "-c", program], folder)
+        assert done.returncode == 0, done.stderr
+    assert (folder / "runs/brief/model/model.safetensors").is_file()
+    shutil.rmtree(folder / "runs")
+
+
+@pytest.mark.parametrize("command", [command for command in COMMANDS if command.startswith("make")])
+def test_a_make_command_has_its_target(command: str) -> None:
+    target = command.split("#")[0].split()[1]
+    done = subprocess.run(["make", "-n", "-o", ".venv/.ok", target], cwd=ROOT, capture_output=True, check=False)
+    assert done.returncode == 0
+
+
+def test_nothing_but_make_and_posttrain_is_asked_for() -> None:
+    assert {command.split()[0] for command in COMMANDS} == {"make", "posttrain"}
+
+
+@pytest.mark.parametrize(
+    "command", [command for command in OUR_COMMANDS if re.match(r"posttrain (rl|sft) \w", command)]
+)
+def test_a_training_command_resolves_to_a_config(command: str, folder: Path) -> None:
+    words = [word for word in shlex.split(command)[2:] if word != "--dry-run"]
+    done = posttrain(["config", *("bundled" if word == "MODEL" else word for word in words)], folder)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("command", OUR_COMMANDS)
+def test_a_command_and_its_flags_are_in_its_help(command: str, folder: Path) -> None:
+    name, *words = shlex.split(command)[1:]
+    done = posttrain([name, "--help"], folder)
+    assert done.returncode == 0, done.stderr
+    for flag in (word for word in words if word.startswith("--") and "." not in word):
+        assert flag in done.stdout, f"posttrain {name} has no {flag}"
+
+
+def test_every_file_that_it_names_is_there() -> None:
+    linked = re.findall(r"\]\(([^)#:]+)\)", README)
+    named = re.findall(r"`((?:src|tests|docs|recipes|benchmarks)/[^`]*)`", README)
+    missing = sorted({path for path in linked + named if not (ROOT / path).exists()})
+    assert missing == []
+
+
+def test_the_algorithm_table_is_the_table_of_the_code() -> None:
+    rows = re.findall(r"^\| \[(\w+)\]\(docs/algorithms/(\w+)\.md\) \| `(\w+)` \|", README, flags=re.MULTILINE)
+    assert [name for name, _, _ in rows] == list(ALGORITHMS)
+    for name, page, function in rows:
+        assert page == name
+        assert ALGORITHMS[name].__name__ == function
