@@ -1,0 +1,110 @@
+"""Files that survive a killed process: written whole or not at all, and read without trusting the last line.
+
+Torch-free, so that the curves and the progress display can be used without loading it.
+"""
+
+import errno
+import json
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+from posttrain.errors import RunError
+
+TEMPORARY = ".tmp-"
+"""Prefix of names that are still being written, or being removed; whoever finds one may delete it."""
+
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+def refusal(path: Path, run: Path, reason: str, *, full: bool) -> RunError:
+    """The error for a file that could not be written: what was kept, and how to go on."""
+    # Not `checkpoint.saved_steps`: this module must not load torch.
+    saved = sorted(entry.name for entry in run.glob("checkpoints/step-*"))
+    kept = f"{run / 'checkpoints' / saved[-1]} and every step before it" if saved else "the steps finished so far"
+    remedy = "Free some space" if full else "Make the folder writable or choose another with --run.folder"
+    resume = f", then continue with --resume {run}" if saved else ""
+    return RunError(f"{path}: cannot be written: {reason}.  Kept: {kept}.  {remedy}{resume}.")
+
+
+@contextmanager
+def writing(path: Path, run: Path) -> Iterator[None]:
+    """Turn the operating system's refusal to write `path` into an error that says what to do."""
+    try:
+        yield
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise refusal(path, run, reason, full=error.errno in DISK_FULL) from error
+
+
+def sync_folder(folder: Path) -> None:
+    """Make the names in a folder survive a power cut; without it a rename may be lost."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Replace a file's content: a reader, or a run after a crash, finds the old or the new one and no mixture."""
+    temporary = path.with_name(TEMPORARY + path.name)
+    try:
+        with temporary.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    sync_folder(path.parent)
+
+
+def append_lines(path: Path, lines: list[str]) -> None:
+    """Append whole lines and return when they are on the disk; a kill on the way can tear the last one only."""
+    with path.open("ab") as file:
+        file.write("".join(line + "\n" for line in lines).encode())
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def json_lines(path: Path) -> Iterator[tuple[int, Mapping[str, object]]]:
+    """Each line's record with the byte offset at which the line ends; a torn last line is left out.
+
+    A line is whole once its newline is there, so a torn one can only be the last.
+    """
+    end = 0
+    with path.open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            if not line.endswith(b"\n"):
+                return
+            end += len(line)
+            try:
+                record = json.loads(line)
+            except ValueError as error:
+                raise RunError(
+                    f"{path}, line {number}: not JSON ({error}); the file was changed after it was written.  "
+                    "Restore the file or delete that line."
+                ) from error
+            yield end, record
+
+
+def read_metrics(path: Path) -> list[Mapping[str, object]]:
+    """The metrics of every finished step, in order."""
+    return [record for _, record in json_lines(path)]
+
+
+def cut_lines_after(path: Path, step: int) -> None:
+    """Shorten a journal to its lines up to `step`, and remove a torn last line.
+
+    Steps only grow along the file, so the rest is one truncation: it needs no room on a full disk.
+    """
+    kept = 0
+    for end, record in json_lines(path):
+        if int(str(record["step"])) > step:
+            break
+        kept = end
+    with path.open("r+b") as file:
+        file.truncate(kept)
+        os.fsync(file.fileno())

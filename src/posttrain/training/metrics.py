@@ -1,0 +1,97 @@
+"""What a step's records say, as named numbers; docs/metrics.md lists every name with its meaning and unit.
+
+Pure functions of what was sampled, graded and used.  A quantity that is not defined in a step (the mean score of a
+function that scored nothing) is left out, never written as 0.  Names are TRL's where the quantity is the same.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from statistics import fmean, stdev
+
+import torch
+from jaxtyping import Float64
+from torch import Tensor
+
+from posttrain.records import Finish, Grades, Group
+
+
+def step_metrics(
+    groups: Sequence[Group], grades: Grades, advantages: Float64[Tensor, "prompt group"]
+) -> dict[str, float]:
+    """Everything that the groups of a step, their grades and their advantages tell.
+
+    With dynamic sampling, give the groups that were kept: the update saw no others.
+    """
+    return {
+        **reward_metrics(grades),
+        **outcome_metrics(grades.outcomes),
+        **completion_metrics(groups),
+        "frac_zero_advantage": (advantages == 0).double().mean().item(),
+    }
+
+
+def reward_metrics(grades: Grades) -> dict[str, float]:
+    """Rewards over the step, within groups, and by reward function; a rollout without a score leaves the statistics."""
+    by_group = [scored(row) for row in grades.rewards]
+    rewards = [reward for group in by_group for reward in group]
+    metrics = {
+        # On the rewards, not on a deviation: the mean of equal floats can miss them by an ulp.
+        "frac_reward_zero_std": fmean(len(set(group)) < 2 for group in by_group),
+        "frac_unscored": grades.rewards.isnan().double().mean().item(),
+        "num_score_failures": float(grades.num_failures),
+    }
+    if rewards:
+        metrics["reward"] = fmean(rewards)
+    spreads = [stdev(group) for group in by_group if len(group) >= 2]
+    if spreads:
+        metrics["reward_std"] = fmean(spreads)
+    for name, scores in zip(grades.names, grades.scores, strict=True):
+        values = scored(scores)
+        if values:
+            metrics[f"rewards/{name}/mean"] = fmean(values)
+        if len(values) >= 2:
+            metrics[f"rewards/{name}/std"] = stdev(values)
+    return metrics
+
+
+def outcome_metrics(outcomes: Mapping[str, tuple[tuple[str, ...], ...]]) -> dict[str, float]:
+    """The share of each outcome among the rollouts that have one; an outcome that did not occur is left out."""
+    metrics: dict[str, float] = {}
+    for name, by_group in outcomes.items():
+        counts = Counter(outcome for group in by_group for outcome in group if outcome)
+        metrics |= {f"outcomes/{name}/{outcome}": count / counts.total() for outcome, count in sorted(counts.items())}
+    return metrics
+
+
+def completion_metrics(groups: Sequence[Group]) -> dict[str, float]:
+    """How long completions are, how they end, and how sure the policy was of them."""
+    rollouts = [rollout for group in groups for rollout in group.rollouts]
+    lengths = [len(rollout.tokens) for rollout in rollouts]
+    metrics = {
+        **spread_of_lengths("length", lengths),
+        "completions/clipped_ratio": fmean(rollout.finish == Finish.LENGTH for rollout in rollouts),
+        "tokens/prompt": float(sum(len(group.prompt.tokens) for group in groups)),
+        "tokens/completion": float(sum(lengths)),
+        "entropy_estimate": -fmean(logprob for rollout in rollouts for logprob in rollout.logprobs),
+    }
+    terminated = [len(rollout.tokens) for rollout in rollouts if rollout.finish == Finish.STOP]
+    return metrics | (spread_of_lengths("terminated_length", terminated) if terminated else {})
+
+
+def spread_of_lengths(name: str, lengths: Sequence[int]) -> dict[str, float]:
+    """Mean, least and greatest of some completion lengths, in tokens."""
+    return {
+        f"completions/mean_{name}": fmean(lengths),
+        f"completions/min_{name}": float(min(lengths)),
+        f"completions/max_{name}": float(max(lengths)),
+    }
+
+
+def step_tokens(groups: Sequence[Group]) -> int:
+    """What a step adds to `num_tokens`, TRL's count: a prompt counts once for each of its completions."""
+    return sum(len(group.prompt.tokens) + len(rollout.tokens) for group in groups for rollout in group.rollouts)
+
+
+def scored(values: Tensor) -> list[float]:
+    """The numbers among some scores, NaN left out."""
+    return values[~torch.isnan(values)].flatten().tolist()

@@ -1,0 +1,187 @@
+"""What a person sees while a run works: a live display in a terminal, plain lines anywhere else."""
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import pairwise
+from types import TracebackType
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
+from rich.progress import Progress as Bars
+from rich.text import Text
+
+SHOWN = (
+    ("reward", "reward", "{:.3f}"),
+    ("eval/accuracy_sampled", "held-out accuracy", "{:.3f}"),
+    ("completions/mean_length", "length", "{:.0f}"),
+    ("kl", "KL to reference", "{:.4f}"),
+    ("kl_behaviour", "KL to behaviour", "{:.4f}"),
+    ("tokens_per_second", "tokens/s", "{:,.0f}"),
+)
+"""Metric, label and format of the numbers that matter, in the order of the display."""
+
+SPARK = "▁▂▃▄▅▆▇█"
+SPARK_WIDTH = 32
+PLAIN_SECONDS = 5.0
+"""Without a terminal, steps closer together than this share a line; first, last and evaluated steps have their own."""
+
+
+class Progress:
+    """Shows a run's plan, its steps and its long stages.  A context manager: leaving it gives the terminal back.
+
+    Texts are printed as they are, without markup; control characters, which model output may hold, are made visible.
+    """
+
+    def __init__(
+        self,
+        num_steps: int,
+        *,
+        first_step: int = 1,
+        time_limit_seconds: float | None = None,
+        console: Console | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Steps are numbered `first_step` (above 1 when a run is resumed) to `num_steps`."""
+        self._console = console or Console(highlight=False)
+        self._clock = clock
+        self._num_steps, self._done, self._resumed_from = num_steps, first_step - 1, first_step - 1
+        self._time_limit = time_limit_seconds
+        self._latest: dict[str, float] = {}
+        self._first_accuracy: float | None = None
+        self._rewards: list[float] = []
+        self._began = self._last_line = clock()
+        self._live: Live | None = None
+        self._bars = Bars(
+            TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[tail]}")
+        )
+        self._run_bar = self._bars.add_task("step", total=num_steps, completed=self._done, tail="")
+
+    def start(self, plan: Sequence[str]) -> None:
+        """Print the plan and begin to count time."""
+        for line in plan:
+            self.note(line)
+        self._began = self._last_line = self._clock()
+        if self._console.is_terminal and not self._console.is_dumb_terminal:
+            self._live = Live(console=self._console, get_renderable=self._display, refresh_per_second=4)
+            self._live.start()
+
+    def step(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Show a finished step; numbers that it does not bring keep their last value."""
+        self._done = step
+        self._latest |= metrics
+        if "reward" in metrics:
+            self._rewards.append(metrics["reward"])
+        accuracy = metrics.get("eval/accuracy_sampled")
+        if self._first_accuracy is None:
+            self._first_accuracy = accuracy
+        self._bars.update(self._run_bar, completed=step)
+        due = self._clock() - self._last_line >= PLAIN_SECONDS
+        ends = step in (self._resumed_from + 1, self._num_steps)
+        if self._live is None and (due or ends or accuracy is not None):
+            self._last_line = self._clock()
+            numbers = "  ".join(f"{label} {text}" for label, text in self._numbers(metrics))
+            self.note(f"step {step}/{self._num_steps}  {numbers}  {duration(self._seconds_left())} left")
+
+    @contextmanager
+    def stage(self, name: str, total: int) -> Iterator[Callable[[int], None]]:
+        """Show a long stage within or before a step, such as an evaluation; the caller is given `advance(count)`."""
+        began = spoke = self._clock()
+        done = 0
+        bar = self._bars.add_task(name, total=total, tail="")
+        if self._live is None:
+            self.note(f"{name}: {total} to do")
+
+        def advance(count: int) -> None:
+            nonlocal done, spoke
+            done += count
+            self._bars.update(bar, completed=done)
+            if self._live is None and self._clock() - spoke >= PLAIN_SECONDS and done < total:
+                spoke = self._clock()
+                self.note(f"{name}: {done}/{total}")
+
+        try:
+            yield advance
+        finally:
+            self._bars.remove_task(bar)
+        if self._live is None:
+            self.note(f"{name}: done in {self._clock() - began:.1f} s")
+
+    def note(self, text: str) -> None:
+        """Print a line that stays."""
+        self._console.print(Text(visible(text)), soft_wrap=True)
+
+    def finish(self, lines: Sequence[str]) -> None:
+        """End the display and print what came out."""
+        self.close()
+        for line in lines:
+            self.note(line)
+
+    def close(self) -> None:
+        """Give the terminal back.  Closing twice does nothing."""
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+
+    def __enter__(self) -> "Progress":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _seconds_left(self) -> float | None:
+        """By the mean pace of this process so far, evaluations included; never beyond the time limit."""
+        elapsed = self._clock() - self._began
+        done = self._done - self._resumed_from
+        if done == 0:
+            return self._time_limit
+        left = elapsed / done * (self._num_steps - self._done)
+        return left if self._time_limit is None else max(0.0, min(left, self._time_limit - elapsed))
+
+    def _numbers(self, metrics: Mapping[str, float]) -> list[tuple[str, str]]:
+        shown = [(label, form.format(metrics[name])) for name, label, form in SHOWN if name in metrics]
+        if self._first_accuracy is not None and "eval/accuracy_sampled" in metrics:
+            shown = [
+                (k, f"{v} (first {self._first_accuracy:.3f})" if k == "held-out accuracy" else v) for k, v in shown
+            ]
+        return shown
+
+    def _display(self) -> Group:
+        """The live display: bars, then the latest numbers."""
+        elapsed, left = self._clock() - self._began, self._seconds_left()
+        self._bars.update(self._run_bar, tail=f"{duration(elapsed)} elapsed, {duration(left)} left")
+        numbers = Text()
+        for label, text in self._numbers(self._latest):
+            numbers.append(f"{label} ", style="dim").append(text, style="bold").append("   ")
+        rewards = Text("reward by step ", style="dim").append(sparkline(self._rewards), style="green")
+        return Group(self._bars, numbers, rewards)
+
+
+def duration(seconds: float | None) -> str:
+    """Hours, minutes and seconds, as on a clock; `?` while unknown."""
+    if seconds is None:
+        return "?"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
+def sparkline(values: Sequence[float]) -> str:
+    """A row of bars, from the least value to the greatest; long histories are averaged into `SPARK_WIDTH` bars."""
+    if not values:
+        return ""
+    count = min(len(values), SPARK_WIDTH)
+    edges = [round(i * len(values) / count) for i in range(count + 1)]
+    means = [sum(values[a:b]) / (b - a) for a, b in pairwise(edges)]
+    low, high = min(means), max(means)
+    if low == high:
+        return SPARK[0] * count
+    return "".join(SPARK[round((mean - low) / (high - low) * (len(SPARK) - 1))] for mean in means)
+
+
+def visible(text: str) -> str:
+    """The text with control characters, which could steer a terminal, written as \\x1b and the like."""
+    return "".join(c if c in "\n\t" or c.isprintable() else c.encode("unicode_escape").decode() for c in text)

@@ -1,0 +1,80 @@
+"""The parquet file of a step: one row per completion, with everything needed to replay the step."""
+
+import dataclasses
+import json
+import math
+from collections.abc import Mapping, Sequence
+
+from jaxtyping import Float64
+from torch import Tensor
+
+from posttrain.records import Grades, Group, Rollout
+
+
+def parquet_bytes(
+    step: int, groups: Sequence[Group], grades: Grades, advantages: Float64[Tensor, "prompt group"]
+) -> bytes:
+    """All rollouts of a step as a parquet file.
+
+    Null means: not scored (`reward`, `score/<function>`), took no part in the update (`advantage`),
+    nothing was cut (`cut_logprobs`).
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    assert grades.rewards.shape == advantages.shape == (len(groups), len(groups[0].rollouts))
+    types = {
+        "tokens": pa.list_(pa.int32()),
+        "prompt_tokens": pa.list_(pa.int32()),
+        "logprobs": pa.list_(pa.float32()),
+        "cut_logprobs": pa.list_(pa.float32()),
+    }
+    columns = {**rollout_columns(step, groups), **grade_columns(grades, advantages)}
+    arrays = {name: pa.array(column, type=types.get(name)) for name, column in columns.items()}
+    sink = pa.BufferOutputStream()
+    pq.write_table(pa.table(arrays), sink, compression="zstd")
+    return bytes(sink.getvalue())
+
+
+def rollout_columns(step: int, groups: Sequence[Group]) -> dict[str, list[object]]:
+    """What was sampled: prompt by prompt, and within a prompt sample by sample."""
+    rows: list[tuple[Group, Rollout]] = [(group, rollout) for group in groups for rollout in group.rollouts]
+    columns_json = {group.draw: as_json(group.prompt.columns) for group in groups}
+    return {
+        "step": [step for _ in rows],
+        "draw": [group.draw for group, _ in rows],
+        "sample": [rollout.sample for _, rollout in rows],
+        "prompt_id": [group.prompt.id for group, _ in rows],
+        "prompt": [group.prompt.text for group, _ in rows],
+        "completion": [rollout.text for _, rollout in rows],
+        "prompt_tokens": [group.prompt.tokens for group, _ in rows],
+        "tokens": [rollout.tokens for _, rollout in rows],
+        "logprobs": [rollout.logprobs for _, rollout in rows],
+        "cut_logprobs": [rollout.cut_logprobs for _, rollout in rows],
+        "finish": [rollout.finish.value for _, rollout in rows],
+        "weights_version": [rollout.weights_version for _, rollout in rows],
+        "columns": [columns_json[group.draw] for group, _ in rows],
+    }
+
+
+def grade_columns(grades: Grades, advantages: Float64[Tensor, "prompt group"]) -> dict[str, list[object]]:
+    """What became of it: reward, advantage, and each function's score and outcome."""
+    columns = {"reward": nullable(grades.rewards), "advantage": nullable(advantages)}
+    columns |= {f"score/{name}": nullable(scores) for name, scores in zip(grades.names, grades.scores, strict=True)}
+    for name, outcomes in grades.outcomes.items():
+        columns[f"outcome/{name}"] = [outcome for group in outcomes for outcome in group]
+    return columns
+
+
+def nullable(values: Float64[Tensor, "prompt group"]) -> list[object]:
+    """The values row by row, None for NaN."""
+    return [None if math.isnan(value) else value for value in values.flatten().tolist()]
+
+
+def as_json(columns: Mapping[str, object]) -> str:
+    """A problem's columns as text: records become objects, and what JSON does not know becomes its Python text."""
+
+    def plain(item: object) -> object:
+        return dataclasses.asdict(item) if dataclasses.is_dataclass(item) and not isinstance(item, type) else str(item)
+
+    return json.dumps(dict(columns), default=plain)

@@ -1,0 +1,59 @@
+"""summary.json: what came out of a run, in numbers that another program can read."""
+
+import platform
+import resource
+import sys
+from collections.abc import Mapping
+from importlib.metadata import version
+
+HELD_OUT = ("accuracy_sampled", "accuracy_greedy", "pass_at_8")
+"""Held-out results that come with an interval, `<name>_interval` = [low, high]."""
+
+PACKAGES = ("posttrain", "torch", "transformers", "safetensors", "tokenizers", "numpy")
+"""What a run's numbers can depend on."""
+
+
+def build_summary(
+    *,
+    before: Mapping[str, object],
+    after: Mapping[str, object],
+    seconds: Mapping[str, float],
+    tokens: Mapping[str, int],
+    device: str,
+) -> dict[str, object]:
+    """The content of summary.json.
+
+    `before` and `after` are held-out results: `accuracy_sampled`, `accuracy_greedy` and `pass_at_8`, each with a
+    `<name>_interval` of [low, high], `mean_length` in tokens, and whatever else an evaluation tells.  None stands
+    for what was not measured, such as pass@8 from fewer than 8 samples.
+    `seconds` by stage and `tokens` by kind cover the whole run, resumed parts included; peak memory is this process's.
+    """
+    return {
+        "before": held_out_results(before),
+        "after": held_out_results(after),
+        "seconds": {**seconds, "total": sum(seconds.values())},
+        "tokens": dict(tokens),
+        "peak_memory_bytes": peak_memory_bytes(),
+        "versions": versions(),
+        "device": device,
+    }
+
+
+def held_out_results(results: Mapping[str, object]) -> dict[str, object]:
+    """An evaluation's results, with every key that readers of summary.json rely on."""
+    required = [*HELD_OUT, *(f"{name}_interval" for name in HELD_OUT), "mean_length"]
+    missing = [name for name in required if name not in results]
+    assert not missing, f"evaluation without {', '.join(missing)}"
+    plain = {name: list(value) if isinstance(value, tuple) else value for name, value in results.items()}
+    return {name: plain[name] for name in required} | plain
+
+
+def peak_memory_bytes() -> int:
+    """The most physical memory that this process has held so far; graphics memory is not in it."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024  # kilobytes on Linux
+
+
+def versions() -> dict[str, str]:
+    """Python's version and those of the packages that numbers depend on."""
+    return {"python": platform.python_version(), **{name: version(name) for name in PACKAGES}}

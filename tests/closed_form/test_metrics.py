@@ -1,0 +1,121 @@
+"""Metrics of hand-made records, against values worked out by hand, and against the list in docs/metrics.md."""
+
+import math
+import re
+from math import nan, sqrt
+from pathlib import Path
+
+import pytest
+import torch
+
+from posttrain.records import Finish, Grades, Group, Prompt, Rollout
+from posttrain.training.metrics import completion_metrics, outcome_metrics, reward_metrics, step_metrics, step_tokens
+
+METRICS_PAGE = Path(__file__).parents[2] / "docs" / "metrics.md"
+
+
+def documented(name: str) -> bool:
+    """Whether a table row of docs/metrics.md names this metric; `<fn>` stands for one part of a name."""
+    names = re.findall(r"^\| `([^`]+)`", METRICS_PAGE.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    patterns = [re.sub(r"<\w+>", "[^/]+", re.escape(row).replace(r"\<", "<").replace(r"\>", ">")) for row in names]
+    return any(re.fullmatch(pattern, name) for pattern in patterns)
+
+
+def rollout(sample: int, num_tokens: int, *, finish: Finish = Finish.STOP, logprob: float = -1.0) -> Rollout:
+    return Rollout(
+        sample=sample, tokens=(5,) * num_tokens, logprobs=(logprob,) * num_tokens, finish=finish, text="x" * num_tokens
+    )
+
+
+def group(draw: int, prompt_tokens: int, *rollouts: Rollout) -> Group:
+    prompt = Prompt(id=f"p{draw}", text="?", tokens=(1,) * prompt_tokens)
+    return Group(prompt=prompt, draw=draw, rollouts=rollouts)
+
+
+def grades(rewards: list[list[float]], **scores: list[list[float]]) -> Grades:
+    table = torch.tensor(rewards, dtype=torch.float64)
+    functions = torch.tensor(list(scores.values()) or [rewards], dtype=torch.float64)
+    return Grades(names=tuple(scores) or ("only",), scores=functions, rewards=table)
+
+
+def test_the_mean_reward_and_the_deviation_within_groups_leave_unscored_rollouts_out() -> None:
+    metrics = reward_metrics(grades([[1.0, 3.0, nan], [4.0, 4.0, 10.0]]))
+    # mean of 1, 3, 4, 4, 10; and not the mean of the group means 2 and 6, which is 4
+    assert metrics["reward"] == pytest.approx(22 / 5)
+    # sample deviations: of (1, 3) sqrt(2); of (4, 4, 10), centred -2, -2, 4, sqrt(24 / 2)
+    assert metrics["reward_std"] == pytest.approx((sqrt(2) + sqrt(12)) / 2)
+    assert metrics["frac_unscored"] == pytest.approx(1 / 6)
+
+
+def test_a_group_tells_nothing_when_its_rewards_are_equal_or_fewer_than_two() -> None:
+    # 0.1 three times: the float mean is 0.10000000000000002, so a deviation would not be exactly zero
+    metrics = reward_metrics(grades([[0.1, 0.1, 0.1], [nan, nan, 7.0], [0.1, 0.2, 0.1], [1.0, nan, 1.0]]))
+    assert metrics["frac_reward_zero_std"] == 3 / 4
+
+
+def test_each_reward_function_has_its_own_mean_and_deviation() -> None:
+    metrics = reward_metrics(grades([[0.0, 0.0]], right=[[1.0, 4.0]], shape=[[nan, 2.0]], absent=[[nan, nan]]))
+    assert metrics["rewards/right/mean"] == 2.5
+    assert metrics["rewards/right/std"] == pytest.approx(sqrt(4.5))  # deviations of 1.5, squared and summed, over 1
+    assert metrics["rewards/shape/mean"] == 2.0
+    assert "rewards/shape/std" not in metrics
+    assert "rewards/absent/mean" not in metrics
+
+
+def test_a_step_in_which_nothing_was_scored_has_no_reward() -> None:
+    metrics = reward_metrics(grades([[nan, nan]]))
+    assert "reward" not in metrics
+    assert metrics["frac_unscored"] == metrics["frac_reward_zero_std"] == 1.0
+
+
+def test_outcome_rates_are_shares_of_the_rollouts_that_have_an_outcome() -> None:
+    metrics = outcome_metrics({"sum": (("right", "wrong"), ("right", "")), "shape": (("", ""), ("", ""))})
+    assert metrics == {"outcomes/sum/right": 2 / 3, "outcomes/sum/wrong": 1 / 3}
+
+
+def test_completion_lengths_are_told_with_and_without_those_that_were_cut_off() -> None:
+    groups = [
+        group(0, 7, rollout(0, 2, logprob=-0.5), rollout(1, 9, finish=Finish.LENGTH, logprob=-2.0)),
+        group(1, 4, rollout(0, 5, logprob=-1.0), rollout(1, 4, logprob=-3.0)),
+    ]
+    metrics = completion_metrics(groups)
+    assert metrics["completions/mean_length"] == 5.0  # (2 + 9 + 5 + 4) / 4
+    assert (metrics["completions/min_length"], metrics["completions/max_length"]) == (2.0, 9.0)
+    assert metrics["completions/mean_terminated_length"] == pytest.approx(11 / 3)
+    assert (metrics["completions/min_terminated_length"], metrics["completions/max_terminated_length"]) == (2.0, 5.0)
+    assert metrics["completions/clipped_ratio"] == 1 / 4
+    # over tokens, not over completions: (2 * .5 + 9 * 2 + 5 * 1 + 4 * 3) / 20
+    assert metrics["entropy_estimate"] == pytest.approx(36 / 20)
+    assert metrics["tokens/prompt"] == 11.0
+    assert metrics["tokens/completion"] == 20.0
+    assert step_tokens(groups) == 2 * 7 + 2 * 4 + 20
+
+
+def test_when_every_completion_was_cut_off_there_is_no_terminated_length() -> None:
+    metrics = completion_metrics([group(0, 1, rollout(0, 3, finish=Finish.LENGTH))])
+    assert metrics["completions/clipped_ratio"] == 1.0
+    assert "completions/mean_terminated_length" not in metrics
+
+
+def test_every_metric_of_a_step_is_finite_and_in_the_documentation() -> None:
+    outcomes = {"right": (("correct", "no_answer"), ("correct", "correct"))}
+    table = grades([[0.5, nan], [1.0, 0.0]], right=[[0.5, nan], [1.0, 0.0]], shape=[[1.0, 0.0], [1.0, 1.0]])
+    told = Grades(names=table.names, scores=table.scores, rewards=table.rewards, outcomes=outcomes, num_failures=1)
+    groups = [
+        group(0, 3, rollout(0, 2), rollout(1, 6, finish=Finish.LENGTH)),
+        group(1, 3, rollout(0, 2), rollout(1, 1)),
+    ]
+    metrics = step_metrics(groups, told, torch.tensor([[0.0, 0.0], [0.5, -0.5]], dtype=torch.float64))
+    assert metrics["frac_zero_advantage"] == 0.5
+    assert metrics["num_score_failures"] == 1.0
+    assert all(math.isfinite(value) for value in metrics.values())
+    assert len(metrics) == 22  # 5 on rewards, 4 on functions, 2 outcomes, 7 lengths, 3 on tokens, 1 on advantages
+    assert [name for name in metrics if not documented(name)] == []
+
+
+def test_the_documentation_check_can_fail() -> None:
+    assert documented("rewards/any_name/mean")
+    assert documented("kl")
+    assert not documented("klx")
+    assert not documented("rewards/a/b/mean")
+    assert not documented("reward_mean")

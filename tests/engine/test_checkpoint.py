@@ -1,0 +1,321 @@
+"""Checkpoints: bit-exact, whole or absent whenever the process dies, and damage is told with the way out."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from posttrain.errors import RunError, UserError
+from posttrain.training import checkpoint as checkpoints
+from posttrain.training.checkpoint import load_latest, prune, restore_threads, save, saved_steps
+from posttrain.training.tensor_state import module_tensors, optimizer_tensors, restore_module, restore_optimizer
+
+
+class Tied(torch.nn.Module):
+    """An embedding whose matrix is also the output head, as in many small models."""
+
+    def __init__(self, seed: int, width: int = 3) -> None:
+        super().__init__()
+        torch.manual_seed(seed)
+        self.embed = torch.nn.Embedding(5, width)
+        self.norm = torch.nn.LayerNorm(width)
+        self.head = torch.nn.Linear(width, 5, bias=False)
+        self.head.weight = self.embed.weight
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.head(self.norm(self.embed(tokens)))
+
+
+def adam(model: torch.nn.Module) -> torch.optim.AdamW:
+    matrices = [p for p in model.parameters() if p.ndim > 1]
+    others = [p for p in model.parameters() if p.ndim <= 1]
+    groups = [{"params": matrices, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}]
+    return torch.optim.AdamW(groups, lr=0.01, betas=(0.8, 0.95))
+
+
+def train(model: torch.nn.Module, optimizer: torch.optim.AdamW, steps: range) -> None:
+    for step in steps:
+        optimizer.zero_grad()
+        tokens = torch.randint(5, (16,), generator=torch.Generator().manual_seed(step))
+        torch.nn.functional.cross_entropy(model(tokens), tokens.roll(1)).backward()
+        for group in optimizer.param_groups:
+            group["lr"] = 0.01 / (1 + step)
+        optimizer.step()
+
+
+def assert_same_bits(left: torch.nn.Module, right: torch.nn.Module) -> None:
+    for (name, mine), (_, theirs) in zip(left.named_parameters(), right.named_parameters(), strict=True):
+        assert torch.equal(mine, theirs), name
+
+
+def save_training(folder: Path, step: int, model: torch.nn.Module, optimizer: torch.optim.AdamW) -> Path:
+    tensors, options = optimizer_tensors(optimizer)
+    return save(folder, step, {"policy": module_tensors(model), "optimizer": tensors}, {"optimizer": options})
+
+
+def resumed(folder: Path) -> tuple[Tied, torch.optim.AdamW]:
+    saved = load_latest(folder)
+    assert saved is not None
+    model = Tied(seed=99)
+    optimizer = adam(model)
+    restore_module(model, saved.tensors["policy"])
+    options = saved.state["optimizer"]
+    assert isinstance(options, dict)
+    restore_optimizer(optimizer, saved.tensors["optimizer"], options)
+    return model, optimizer
+
+
+def test_training_from_a_checkpoint_gives_the_bits_of_never_having_stopped(tmp_path: Path) -> None:
+    whole = Tied(seed=1)
+    train(whole, adam(whole), range(10))
+    first = Tied(seed=1)
+    optimizer = adam(first)
+    train(first, optimizer, range(4))
+    save_training(tmp_path, 4, first, optimizer)
+    second, optimizer = resumed(tmp_path)
+    assert_same_bits(first, second)
+    assert second.head.weight is second.embed.weight
+    assert optimizer.param_groups[0]["betas"] == (0.8, 0.95)
+    assert [group["weight_decay"] for group in optimizer.param_groups] == [0.1, 0.0]
+    train(second, optimizer, range(4, 10))
+    assert_same_bits(whole, second)
+
+
+def test_an_optimizer_that_has_taken_no_step_can_be_saved(tmp_path: Path) -> None:
+    model = Tied(seed=1)
+    save_training(tmp_path, 0, model, adam(model))
+    second, optimizer = resumed(tmp_path)
+    train(second, optimizer, range(3))
+    train(model, adam(model), range(3))
+    assert_same_bits(model, second)
+
+
+def test_training_on_leaves_the_loaded_checkpoint_as_it_was(tmp_path: Path) -> None:
+    model = Tied(seed=1)
+    optimizer = adam(model)
+    train(model, optimizer, range(2))
+    save_training(tmp_path, 2, model, optimizer)
+    saved = load_latest(tmp_path)
+    assert saved is not None
+    before = {name: tensor.clone() for name, tensor in saved.tensors["optimizer"].items()}
+    options = saved.state["optimizer"]
+    assert isinstance(options, dict)
+    restore_optimizer(optimizer, saved.tensors["optimizer"], options)
+    train(model, optimizer, range(2, 4))
+    assert all(torch.equal(before[name], tensor) for name, tensor in saved.tensors["optimizer"].items())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.bool])
+def test_tensors_and_floats_keep_their_bits(tmp_path: Path, dtype: torch.dtype) -> None:
+    values = torch.tensor([0.1, -0.0, 1e-30, 3.0], dtype=torch.float64).to(dtype)
+    strided = torch.arange(6.0).reshape(2, 3).to(dtype).T
+    state = {"seconds": 0.1 + 0.2, "step": 2**60, "best": None, "names": ["é", "\ud800"]}
+    save(tmp_path, 1, {"any": {"values": values, "strided": strided}}, state)
+    saved = load_latest(tmp_path)
+    assert saved is not None
+    assert saved.tensors["any"]["values"].view(torch.uint8).tolist() == values.view(torch.uint8).tolist()
+    assert torch.equal(saved.tensors["any"]["strided"], strided)
+    assert saved.state == state
+
+
+def test_a_model_of_another_shape_is_refused_before_anything_is_copied() -> None:
+    model = Tied(seed=1)
+    untouched = {name: tensor.clone() for name, tensor in module_tensors(model).items()}
+    with pytest.raises(RunError, match=r"`embed\.weight` has shape \[5, 3\] here and \[5, 4\] in the checkpoint"):
+        restore_module(model, module_tensors(Tied(seed=2, width=4)))
+    missing = module_tensors(Tied(seed=2))
+    del missing["norm.bias"]
+    with pytest.raises(RunError, match=r"`norm\.bias` has no counterpart in the checkpoint"):
+        restore_module(model, missing)
+    with pytest.raises(RunError, match=r"`extra` has no counterpart in the one of the model here"):
+        restore_module(model, {**module_tensors(Tied(seed=2)), "extra": torch.zeros(1)})
+    assert all(torch.equal(untouched[name], tensor) for name, tensor in module_tensors(model).items())
+
+
+def test_an_optimizer_of_another_recipe_is_refused() -> None:
+    wide, narrow = Tied(seed=1, width=4), Tied(seed=1)
+    optimizer = adam(wide)
+    train(wide, optimizer, range(1))
+    tensors, options = optimizer_tensors(optimizer)
+    with pytest.raises(RunError, match=r"`0\.exp_avg` has shape \[5, 3\] here and \[5, 4\]"):
+        restore_optimizer(adam(narrow), tensors, options)
+    with pytest.raises(RunError, match="parameter groups"):
+        restore_optimizer(torch.optim.AdamW(wide.parameters()), tensors, options)
+
+
+def fill(folder: Path, *steps: int) -> None:
+    for step in steps:
+        save(folder, step, {"policy": {"w": torch.full((64,), float(step))}}, {"step": step})
+
+
+def test_the_newest_finished_checkpoint_is_loaded_and_unfinished_ones_are_passed_over(tmp_path: Path) -> None:
+    assert load_latest(tmp_path / "absent") is None
+    assert load_latest(tmp_path) is None
+    fill(tmp_path, 5, 10)
+    (tmp_path / ".tmp-step-000015").mkdir()
+    (tmp_path / ".tmp-step-000015" / "policy.safetensors").write_bytes(b"half")
+    saved = load_latest(tmp_path)
+    assert saved is not None
+    assert (saved.step, saved.path, saved.state) == (10, tmp_path / "step-000010", {"step": 10})
+    fill(tmp_path, 15)
+    assert not (tmp_path / ".tmp-step-000015").exists()
+
+
+def flip_bit(file: Path) -> None:
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1
+    file.write_bytes(content)
+
+
+@pytest.mark.parametrize(
+    ("file", "harm", "told"),
+    [
+        ("policy.safetensors", flip_bit, "SHA-256"),
+        ("policy.safetensors", lambda file: os.truncate(file, 100), "100 bytes, where manifest.json says"),
+        ("policy.safetensors", Path.unlink, "missing, but manifest.json lists it"),
+        ("state.json", flip_bit, "SHA-256"),
+        ("manifest.json", Path.unlink, "missing or not readable"),
+        ("manifest.json", lambda file: os.truncate(file, 30), "missing or not readable"),
+    ],
+)
+def test_a_damaged_checkpoint_is_named_together_with_the_last_good_one(tmp_path: Path, file, harm, told) -> None:
+    fill(tmp_path, 5, 10, 15, 20)
+    flip_bit(tmp_path / "step-000015" / "policy.safetensors")
+    harm(tmp_path / "step-000020" / file)
+    with pytest.raises(RunError, match=f"step-000020/{file}: .*{told}.*good checkpoint is .*step-000010: remove"):
+        load_latest(tmp_path)
+
+
+def test_a_damaged_only_checkpoint_says_that_there_is_no_other(tmp_path: Path) -> None:
+    fill(tmp_path, 5)
+    flip_bit(tmp_path / "step-000005" / "policy.safetensors")
+    with pytest.raises(RunError, match=r"No other checkpoint.*--run\.overwrite"):
+        load_latest(tmp_path)
+
+
+def test_saving_a_step_again_replaces_a_damaged_checkpoint_and_leaves_a_good_one(tmp_path: Path) -> None:
+    fill(tmp_path, 5)
+    written = (tmp_path / "step-000005" / "manifest.json").stat().st_mtime_ns
+    fill(tmp_path, 5)
+    assert (tmp_path / "step-000005" / "manifest.json").stat().st_mtime_ns == written
+    flip_bit(tmp_path / "step-000005" / "policy.safetensors")
+    fill(tmp_path, 5)
+    saved = load_latest(tmp_path)
+    assert saved is not None
+    assert saved.tensors["policy"]["w"][0] == 5.0
+
+
+def test_pruning_keeps_the_newest_and_the_best(tmp_path: Path) -> None:
+    for step, score in enumerate([0.3, 0.9, 0.5, None, 0.9, 0.1]):
+        save(tmp_path, step, {}, {}, score=score)
+    (tmp_path / ".tmp-step-000009").mkdir()
+    prune(tmp_path, keep_last=2, keep_best=2)
+    assert list(saved_steps(tmp_path)) == [1, 4, 5]  # 4 is among the newest two and the best two
+    prune(tmp_path, keep_last=1, keep_best=1)
+    assert list(saved_steps(tmp_path)) == [4, 5]  # of equals the later
+    prune(tmp_path, keep_last=1)
+    assert [path.name for path in tmp_path.iterdir()] == ["step-000005"]
+
+
+def test_the_thread_count_is_restored_and_another_one_is_refused(tmp_path: Path) -> None:
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        fill(tmp_path, 1)
+        torch.set_num_threads(1)
+        saved = load_latest(tmp_path)
+        assert saved is not None
+        assert restore_threads(saved) == []
+        assert torch.get_num_threads() == 2
+        assert restore_threads(saved, requested=2) == []
+        with pytest.raises(UserError, match=r"run\.threads = 1, but .*step-000001 was made with 2") as error:
+            restore_threads(saved, requested=1)
+        assert error.value.exit_code == 2
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_a_thread_count_that_cannot_be_had_stops_the_resumed_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(tmp_path, 1)
+    saved = load_latest(tmp_path)
+    assert saved is not None
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
+    with pytest.raises(RunError, match="takes only 3"):
+        restore_threads(saved)
+
+
+def test_another_version_of_torch_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fill(tmp_path, 1)
+    saved = load_latest(tmp_path)
+    assert saved is not None
+    monkeypatch.setattr(checkpoints, "environment", lambda: {**saved.made_with, "torch": "9.9"})
+    (note,) = restore_threads(saved)
+    assert "torch is 9.9 here" in note
+
+
+def test_a_full_disk_during_a_save_keeps_the_checkpoint_before_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "checkpoints"
+    fill(folder, 5)
+
+    def full(*_: object) -> None:
+        from safetensors import SafetensorError
+
+        raise SafetensorError("I/O error: No space left on device (os error 28)")
+
+    monkeypatch.setattr(checkpoints, "save_file", full)
+    with pytest.raises(RunError, match=rf"No space left.*Kept: .*step-000005 and.*Free.*--resume {tmp_path}"):
+        fill(folder, 10)
+    assert [path.name for path in folder.iterdir()] == ["step-000005"]
+
+
+SAVE_FOR_EVER = """
+import itertools, sys, torch
+from pathlib import Path
+from posttrain.training.checkpoint import prune, save
+folder = Path(sys.argv[1])
+torch.set_num_threads(1)
+for step in itertools.count(1):
+    save(folder, step, {"policy": {"w": torch.full((200_000,), float(step))}}, {"step": step})
+    prune(folder, keep_last=2)
+    print(step, flush=True)
+"""
+
+
+def test_a_process_killed_at_any_moment_of_saving_leaves_a_checkpoint_to_go_on_from(tmp_path: Path) -> None:
+    chance = random.Random(0)
+    for trial in range(4):
+        folder = tmp_path / str(trial)
+        with subprocess.Popen(
+            [sys.executable, "-c", SAVE_FOR_EVER, str(folder)], stdout=subprocess.PIPE, text=True
+        ) as saver:
+            assert saver.stdout is not None
+            assert saver.stdout.readline() == "1\n"
+            time.sleep(chance.uniform(0.0, 0.05))  # a save takes some milliseconds: the kill lands anywhere in it
+            saver.send_signal(signal.SIGKILL)
+            reported = [1, *(int(line) for line in saver.stdout)]
+        saved = load_latest(folder)
+        assert saved is not None
+        assert saved.step in (reported[-1], reported[-1] + 1)  # renamed, but not yet told
+        assert torch.all(saved.tensors["policy"]["w"] == saved.step)
+        assert saved.state == {"step": saved.step}
+
+
+def test_the_manifest_can_be_checked_without_posttrain(tmp_path: Path) -> None:
+    fill(tmp_path, 5)
+    folder = tmp_path / "step-000005"
+    files = json.loads((folder / "manifest.json").read_text())["files"]
+    assert set(files) == {"policy.safetensors", "state.json"}
+    lines = "".join(f"{entry['sha256']}  {name}\n" for name, entry in files.items())
+    subprocess.run(["sha256sum", "--check", "--strict"], cwd=folder, input=lines, text=True, check=True)

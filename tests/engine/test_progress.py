@@ -1,0 +1,181 @@
+"""The progress display in a terminal and without one, and the picture of the curves."""
+
+import io
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from posttrain.training.curves import draw_curves, running_mean
+from posttrain.training.progress import Progress, duration, sparkline, visible
+
+
+class Clock:
+    """Time that passes only when told."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def console(*, terminal: bool, kind: str = "xterm") -> Console:
+    return Console(
+        file=io.StringIO(),
+        force_terminal=terminal,
+        width=120,
+        highlight=False,
+        legacy_windows=False,
+        _environ={"TERM": kind},
+    )
+
+
+def printed(target: Console) -> str:
+    assert isinstance(target.file, io.StringIO)
+    return target.file.getvalue()
+
+
+def test_without_a_terminal_steps_are_plain_lines_with_the_numbers_that_matter() -> None:
+    target, clock = console(terminal=False), Clock()
+    with Progress(10, console=target, clock=clock) as progress:
+        progress.start(["model: tiny [1.2 M]"])
+        progress.step(0, {"eval/accuracy_sampled": 0.125})
+        clock.now += 30
+        progress.step(1, {"reward": 0.25, "completions/mean_length": 47.4, "tokens_per_second": 5210.0, "loss": 3.0})
+        clock.now += 30
+        progress.step(2, {"reward": 0.5, "kl": 0.01234, "eval/accuracy_sampled": 0.25})
+    assert printed(target).splitlines() == [
+        "model: tiny [1.2 M]",
+        "step 0/10  held-out accuracy 0.125 (first 0.125)  ? left",
+        "step 1/10  reward 0.250  length 47  tokens/s 5,210  4:30 left",  # 9 more of 30 s
+        "step 2/10  reward 0.500  held-out accuracy 0.250 (first 0.125)  KL to reference 0.0123  4:00 left",
+    ]
+
+
+def test_quick_steps_share_a_line_but_first_last_and_evaluated_ones_have_their_own() -> None:
+    target, clock = console(terminal=False), Clock()
+    progress = Progress(20, console=target, clock=clock)
+    progress.start([])
+    for step in range(1, 21):
+        clock.now += 1
+        progress.step(step, {"reward": 0.5, **({"eval/accuracy_sampled": 0.5} if step == 8 else {})})
+    progress.finish(["done"])
+    lines = printed(target).splitlines()
+    assert [line.split()[1].split("/")[0] for line in lines[:-1]] == ["1", "6", "8", "13", "18", "20"]
+    assert lines[-1] == "done"
+
+
+def test_the_time_left_of_a_resumed_run_counts_its_own_steps_only_and_ends_at_the_limit() -> None:
+    clock = Clock()
+    target = console(terminal=False)
+    progress = Progress(100, first_step=91, time_limit_seconds=25.0, console=target, clock=clock)
+    progress.start([])
+    clock.now += 2
+    progress.step(91, {})
+    clock.now += 12
+    progress.step(92, {})
+    assert [line.split()[-2] for line in printed(target).splitlines()] == ["0:18", "0:11"]  # 9 x 2 s; 25 - 14 < 8 x 7
+
+
+def test_a_long_stage_reports_on_its_way() -> None:
+    target, clock = console(terminal=False), Clock()
+    progress = Progress(1, console=target, clock=clock)
+    with progress.stage("evaluation", 512) as advance:
+        for _ in range(4):
+            clock.now += 3
+            advance(128)
+    assert printed(target).splitlines() == [
+        "evaluation: 512 to do",
+        "evaluation: 256/512",
+        "evaluation: done in 12.0 s",
+    ]
+
+
+def show_and_fail(progress: Progress, clock: Clock) -> None:
+    with progress:
+        progress.start(["plan"])
+        clock.now += 10
+        progress.step(1, {"reward": 0.25, "completions/mean_length": 47.0})
+        progress.step(2, {"reward": 0.75})
+        with progress.stage("evaluation", 8) as advance:
+            advance(3)
+            assert progress._live is not None
+            progress._live.refresh()
+            raise InterruptedError
+
+
+def test_a_terminal_gets_a_live_display_that_is_gone_after_an_error() -> None:
+    target, clock = console(terminal=True), Clock()
+    with pytest.raises(InterruptedError):
+        show_and_fail(Progress(4, console=target, clock=clock), clock)
+    shown = printed(target)
+    for expected in ("plan", "2/4", "0:10 elapsed, 0:10 left", "0.750", "47", "evaluation", "3/8", "▁█"):
+        assert expected in shown
+    assert shown.rindex("\x1b[?25h") > shown.rindex("\x1b[?25l")  # the cursor is back
+
+
+def test_a_terminal_that_cannot_move_its_cursor_gets_plain_lines() -> None:
+    target = console(terminal=True, kind="dumb")
+    with Progress(4, console=target, clock=Clock()) as progress:
+        progress.start([])
+        progress.step(1, {"reward": 0.25})
+    assert printed(target) == "step 1/4  reward 0.250  0:00 left\n"
+
+
+def test_model_output_cannot_steer_the_terminal_or_the_markup() -> None:
+    target = console(terminal=False)
+    Progress(1, console=target).finish(["\x1b[2Jgone [bold]x[/bold] é\u202e\r3"])
+    assert printed(target) == "\\x1b[2Jgone [bold]x[/bold] é\\u202e\\r3\n"
+    assert visible("a\nb\x9b") == "a\nb\\x9b"
+
+
+def test_a_duration_reads_like_a_clock() -> None:
+    assert [duration(seconds) for seconds in (None, 0.0, 59.6, 61.0, 3661.0)] == [
+        "?",
+        "0:00",
+        "1:00",
+        "1:01",
+        "1:01:01",
+    ]
+
+
+def test_a_sparkline_spans_least_to_greatest_and_averages_long_histories() -> None:
+    assert sparkline([0.0, 7.0, 3.0]) == "▁█▄"
+    assert sparkline([]) == ""
+    assert sparkline([2.0, 2.0]) == "▁▁"
+    assert sparkline([0.0, 2.0] * 16 + [9.0, 11.0] * 16) == "▁" * 16 + "█" * 16  # 64 values in 32 bars
+
+
+def test_the_running_mean_starts_at_the_first_value() -> None:
+    # weights .9 and 1 of the first two: (.9 * 2 + 1 * 4) / 1.9
+    assert running_mean([2.0, 4.0]) == pytest.approx([2.0, 5.8 / 1.9])
+
+
+def test_curves_are_drawn_from_a_journal_with_gaps_nulls_and_a_torn_line(tmp_path: Path) -> None:
+    journal, picture = tmp_path / "metrics.jsonl", tmp_path / "curves.png"
+    lines = [
+        {"step": 0, "eval/accuracy_sampled": 0.1, "eval/accuracy_sampled_low": 0.05, "eval/accuracy_sampled_high": 0.2},
+        {
+            "step": 1,
+            "reward": 0.2,
+            "grad_norm": None,
+            "outcomes/sum/right": 0.2,
+            "seconds/update": 1.0,
+            "step_time": 1.0,
+        },
+        {"step": 2, "reward": None, "kl": -0.1, "outcomes/sum/wrong": 1.0, "step_time": 1.0},
+    ]
+    journal.write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"step": 3')
+    draw_curves(journal, picture, "a run")
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    journal.write_text("")
+    draw_curves(journal, picture)
+
+
+def test_curves_and_progress_do_not_load_torch() -> None:
+    code = "import posttrain.training.curves, posttrain.training.progress, sys; sys.exit('torch' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -1,0 +1,300 @@
+"""The run folder: one writer, nothing lost, nothing told twice, and every mistake answered in one message."""
+
+import errno
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+from math import nan
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+from posttrain.errors import RunError, UserError
+from posttrain.records import Finish, Grades, Group, Prompt, Rollout
+from posttrain.tasks.countdown_problems import Countdown
+from posttrain.training.files import read_metrics
+from posttrain.training.run_folder import LOCK, RunFolder
+from posttrain.training.summary import build_summary
+
+
+def group(draw: int) -> Group:
+    prompt = Prompt(
+        id=f"p{draw}",
+        text=f"make {draw}",
+        tokens=(draw, 9),
+        columns={"puzzle": Countdown(numbers=(1, 2), target=3), "source": "né\x00"},
+    )
+    first = Rollout(sample=0, tokens=(7, 2), logprobs=(-0.25, -1.5), finish=Finish.STOP, text="3", weights_version=4)
+    second = Rollout(
+        sample=1, tokens=(8,), logprobs=(-2.0,), cut_logprobs=(-1.0,), finish=Finish.LENGTH, text="<think>"
+    )
+    return Group(prompt=prompt, draw=draw, rollouts=(first, second))
+
+
+GROUPS = [group(0), group(5)]
+GRADES = Grades(
+    names=("right", "shape"),
+    scores=torch.tensor([[[1.0, 0.0], [0.5, nan]], [[0.0, 0.25], [nan, nan]]], dtype=torch.float64),
+    rewards=torch.tensor([[1.0, 0.25], [0.5, nan]], dtype=torch.float64),
+    outcomes={"right": (("correct", "no_answer"), ("partly", "none"))},
+)
+ADVANTAGES = torch.tensor([[0.375, -0.375], [nan, nan]], dtype=torch.float64)
+
+
+def test_a_new_run_folder_holds_the_configuration_and_empty_journals(tmp_path: Path) -> None:
+    with RunFolder.create(tmp_path / "a" / "run", "seed: 7\n") as run:
+        assert run.config_yaml == "seed: 7\n"
+        assert read_metrics(run.path / "metrics.jsonl") == []
+        assert run.checkpoints.is_dir()
+
+
+def test_an_existing_run_is_not_overwritten_unless_told(tmp_path: Path) -> None:
+    with RunFolder.create(tmp_path, "old: 1\n") as run:
+        run.append_metrics(1, {"reward": 0.5})
+        run.write_rollouts(1, GROUPS, GRADES, ADVANTAGES)
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(UserError, match=r"already holds a run.*--resume.*--run\.overwrite") as error:
+        RunFolder.create(tmp_path, "new: 1\n")
+    assert error.value.exit_code == 2
+    assert len(read_metrics(tmp_path / "metrics.jsonl")) == 1
+    with RunFolder.create(tmp_path, "new: 1\n", overwrite=True) as run:
+        assert run.config_yaml == "new: 1\n"
+        assert read_metrics(tmp_path / "metrics.jsonl") == []
+        assert list((tmp_path / "rollouts").iterdir()) == []
+    assert (tmp_path / "notes.txt").read_text() == "mine"
+
+
+def test_overwriting_never_touches_a_folder_that_posttrain_did_not_make(tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "weights").write_text("precious")
+    (tmp_path / "config.yaml").write_text("of another program")
+    with pytest.raises(UserError, match=r"not a run folder; it holds config\.yaml, model\."):
+        RunFolder.create(tmp_path, "seed: 7\n", overwrite=True)
+    assert (tmp_path / "model" / "weights").read_text() == "precious"
+    assert not (tmp_path / LOCK).exists()
+
+
+def test_a_file_in_place_of_the_folder_is_a_usage_error(tmp_path: Path) -> None:
+    (tmp_path / "run").write_text("")
+    with pytest.raises(UserError, match="is a file") as error:
+        RunFolder.create(tmp_path / "run", "")
+    assert error.value.exit_code == 2
+
+
+def test_a_folder_below_a_file_cannot_be_made_and_says_so_with_exit_code_1(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RunError, match=r"cannot be written: Not a directory.*--run\.folder") as error:
+        RunFolder.create(tmp_path / "file" / "run", "")
+    assert error.value.exit_code == 1
+
+
+def test_resuming_what_is_no_run_folder_is_a_usage_error(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"no config\.yaml"):
+        RunFolder.resume(tmp_path)
+    with pytest.raises(UserError, match=r"no config\.yaml"):
+        RunFolder.resume(tmp_path / "absent")
+
+
+HOLD = """
+import sys, time
+from posttrain.training.run_folder import RunFolder
+run = RunFolder.create(sys.argv[1], "")
+print("locked", flush=True)
+time.sleep(60)
+"""
+
+
+def test_a_second_writer_is_refused_by_the_name_of_the_first_and_let_in_when_that_one_is_killed(tmp_path: Path) -> None:
+    with subprocess.Popen([sys.executable, "-c", HOLD, str(tmp_path)], stdout=subprocess.PIPE) as holder:
+        try:
+            assert holder.stdout is not None
+            assert holder.stdout.readline() == b"locked\n"
+            for second in (lambda: RunFolder.resume(tmp_path), lambda: RunFolder.create(tmp_path, "", overwrite=True)):
+                with pytest.raises(UserError, match=f"process {holder.pid} is writing"):
+                    second()
+        finally:
+            holder.send_signal(signal.SIGKILL)
+    RunFolder.resume(tmp_path).close()
+
+
+def test_closing_lets_the_next_writer_in(tmp_path: Path) -> None:
+    run = RunFolder.create(tmp_path, "")
+    with pytest.raises(UserError, match=f"process {os.getpid()} is writing"):
+        RunFolder.resume(tmp_path)
+    run.close()
+    run.close()
+    RunFolder.resume(tmp_path).close()
+
+
+def test_a_failed_creation_leaves_no_lock_behind(tmp_path: Path) -> None:
+    RunFolder.create(tmp_path, "").close()
+    with pytest.raises(UserError, match="already holds"):
+        RunFolder.create(tmp_path, "")
+    RunFolder.resume(tmp_path).close()
+
+
+def test_metrics_are_one_json_line_per_step_with_non_finite_values_as_null_and_counted(tmp_path: Path) -> None:
+    with RunFolder.create(tmp_path, "") as run:
+        run.append_metrics(1, {"reward": 0.1, "loss": nan, "kl": math.inf})
+        run.append_metrics(2, {"reward": 0.2})
+    first, second = (json.loads(line, parse_constant=pytest.fail) for line in (tmp_path / "metrics.jsonl").open())
+    assert first == {"step": 1, "reward": 0.1, "loss": None, "kl": None, "num_non_finite": 2}
+    assert second == {"step": 2, "reward": 0.2, "num_non_finite": 0}
+
+
+def test_every_score_is_in_the_journal_by_prompt_and_function(tmp_path: Path) -> None:
+    with RunFolder.create(tmp_path, "") as run:
+        run.journal_scores(3, GROUPS, GRADES)
+    first, second = (json.loads(line) for line in (tmp_path / "scores.jsonl").open())
+    assert first == {
+        "step": 3,
+        "draw": 0,
+        "prompt_id": "p0",
+        "scores": {"right": [1.0, 0.0], "shape": [0.0, 0.25]},
+        "outcomes": {"right": ["correct", "no_answer"]},
+    }
+    assert second["draw"] == 5
+    assert second["scores"] == {"right": [0.5, None], "shape": [None, None]}
+    assert second["outcomes"] == {"right": ["partly", "none"]}
+
+
+def test_the_rollout_file_holds_everything_that_a_step_used(tmp_path: Path) -> None:
+    with RunFolder.create(tmp_path, "") as run:
+        path = run.write_rollouts(12, GROUPS, GRADES, ADVANTAGES)
+    assert path == tmp_path / "rollouts" / "step-000012.parquet"
+    rows = pq.read_table(path).to_pylist()
+    assert [(row["draw"], row["sample"]) for row in rows] == [(0, 0), (0, 1), (5, 0), (5, 1)]
+    columns = rows[1].pop("columns")
+    assert json.loads(columns) == {"puzzle": {"numbers": [1, 2], "target": 3, "rule": "all"}, "source": "né\x00"}
+    assert rows[1] == {
+        "step": 12,
+        "draw": 0,
+        "sample": 1,
+        "prompt_id": "p0",
+        "prompt": "make 0",
+        "completion": "<think>",
+        "prompt_tokens": [0, 9],
+        "tokens": [8],
+        "logprobs": [-2.0],
+        "cut_logprobs": [-1.0],
+        "finish": "length",
+        "weights_version": 0,
+        "reward": 0.25,
+        "advantage": -0.375,
+        "score/right": 0.0,
+        "score/shape": 0.25,
+        "outcome/right": "no_answer",
+    }
+    assert [row["weights_version"] for row in rows] == [4, 0, 4, 0]
+    assert [row["reward"] for row in rows] == [1.0, 0.25, 0.5, None]
+    assert [row["advantage"] for row in rows] == [0.375, -0.375, None, None]
+    assert rows[0]["cut_logprobs"] is None
+
+
+def test_cutting_forgets_later_steps_and_a_torn_last_line(tmp_path: Path) -> None:
+    with RunFolder.create(tmp_path, "") as run:
+        for step in range(5):
+            run.append_metrics(step, {"reward": float(step)})
+            run.journal_scores(step, GROUPS, GRADES)
+            run.write_rollouts(step, GROUPS, GRADES, ADVANTAGES)
+    with (tmp_path / "scores.jsonl").open("a") as file:
+        file.write('{"step": 2, "dra')
+    (tmp_path / "rollouts" / ".tmp-step-000005.parquet").write_bytes(b"half")
+    with RunFolder.resume(tmp_path) as run:
+        run.cut_after(2)
+        assert [record["step"] for record in read_metrics(tmp_path / "metrics.jsonl")] == [0, 1, 2]
+        assert (tmp_path / "scores.jsonl").read_bytes().count(b"\n") == 3 * len(GROUPS)
+        assert (tmp_path / "scores.jsonl").read_bytes().endswith(b"}\n")
+        names = sorted(path.name for path in (tmp_path / "rollouts").iterdir())
+        assert names == ["step-000000.parquet", "step-000001.parquet", "step-000002.parquet"]
+        run.append_metrics(3, {"reward": 9.0})
+        assert [record["reward"] for record in read_metrics(tmp_path / "metrics.jsonl")] == [0.0, 1.0, 2.0, 9.0]
+        run.cut_after(-1)
+        assert read_metrics(tmp_path / "metrics.jsonl") == []
+
+
+@pytest.mark.parametrize("num_bytes", range(12, 70))
+def test_a_metrics_line_torn_anywhere_is_removed_and_the_lines_before_it_stay(tmp_path: Path, num_bytes: int) -> None:
+    with RunFolder.create(tmp_path, "") as run:
+        run.append_metrics(1, {"reward": 1.0})
+        run.append_metrics(2, {"reward": 2.0})
+    journal = tmp_path / "metrics.jsonl"
+    whole = journal.read_bytes()
+    os.truncate(journal, num_bytes)
+    with RunFolder.resume(tmp_path) as run:
+        run.cut_after(9)
+    lines = whole.splitlines(keepends=True)
+    num_whole = sum(len(b"".join(lines[: i + 1])) <= num_bytes for i in range(len(lines)))
+    assert journal.read_bytes() == b"".join(lines[:num_whole])
+
+
+def test_a_damaged_line_in_the_middle_of_a_journal_is_named(tmp_path: Path) -> None:
+    RunFolder.create(tmp_path, "").close()
+    (tmp_path / "metrics.jsonl").write_text('{"step": 0}\n{"st\n{"step": 2}\n')
+    with RunFolder.resume(tmp_path) as run, pytest.raises(RunError, match=r"metrics\.jsonl, line 2: not JSON"):
+        run.cut_after(1)
+
+
+def test_a_full_disk_ends_in_one_message_that_says_what_was_kept(tmp_path: Path) -> None:
+    with RunFolder.create(tmp_path, "") as run:
+        (tmp_path / "metrics.jsonl").unlink()
+        (tmp_path / "metrics.jsonl").symlink_to("/dev/full")  # takes no byte: "No space left on device"
+        with pytest.raises(RunError, match=r"metrics\.jsonl: cannot be written: No space left") as error:
+            run.append_metrics(1, {"reward": 0.5})
+        assert "Free some space" in str(error.value)
+        assert "--resume" not in str(error.value)  # nothing to resume from yet
+        (run.checkpoints / "step-000004").mkdir()
+        with pytest.raises(RunError, match=rf"Kept: .*step-000004 and every.*continue with --resume {tmp_path}"):
+            run.append_metrics(1, {"reward": 0.5})
+    assert error.value.exit_code == 1
+
+
+def test_a_disk_that_fills_up_while_a_rollout_file_is_written_leaves_no_piece_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with RunFolder.create(tmp_path, "") as run:
+        monkeypatch.setattr(os, "fsync", full)
+        with pytest.raises(RunError, match=r"step-000001\.parquet: cannot be written: No space left"):
+            run.write_rollouts(1, GROUPS, GRADES, ADVANTAGES)
+        monkeypatch.undo()
+    assert list((tmp_path / "rollouts").iterdir()) == []
+
+
+def test_the_summary_has_the_keys_that_readers_rely_on(tmp_path: Path) -> None:
+    results: dict[str, object] = {"mean_length": 47.5, "format_rate": 0.9}
+    for name in ("accuracy_sampled", "accuracy_greedy", "pass_at_8"):
+        results |= {name: 0.25, f"{name}_interval": (0.2, 0.3)}
+    summary = build_summary(
+        before=results,
+        after={**results, "accuracy_sampled": 0.5, "pass_at_8": None, "pass_at_8_interval": None},
+        seconds={"rollout": 2.0, "update": 1.5},
+        tokens={"prompt": 10, "completion": 20},
+        device="cpu",
+    )
+    with RunFolder.create(tmp_path, "") as run:
+        run.write_summary(summary)
+    read = json.loads((tmp_path / "summary.json").read_text(), parse_constant=pytest.fail)
+    assert set(read) == {"before", "after", "seconds", "tokens", "peak_memory_bytes", "versions", "device"}
+    assert read["before"]["accuracy_sampled"] == 0.25
+    assert read["before"]["accuracy_sampled_interval"] == [0.2, 0.3]
+    assert read["before"]["format_rate"] == 0.9
+    assert read["after"]["accuracy_sampled"] == 0.5
+    assert read["after"]["pass_at_8"] is None
+    assert read["seconds"] == {"rollout": 2.0, "update": 1.5, "total": 3.5}
+    assert (
+        read["versions"]["torch"] == torch.__version__.split("+")[0] or read["versions"]["torch"] == torch.__version__
+    )
+    assert 50e6 < read["peak_memory_bytes"] < 100e9  # torch alone takes more than the first, no machine has the second
+
+
+def test_a_summary_without_a_promised_key_is_refused() -> None:
+    with pytest.raises(AssertionError, match="pass_at_8"):
+        build_summary(before={"mean_length": 1.0}, after={}, seconds={}, tokens={}, device="cpu")
