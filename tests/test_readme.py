@@ -21,6 +21,7 @@ COMMANDS = [
     for line in re.findall(r"^\$ .*$", document, flags=re.MULTILINE)
 ]
 OUR_COMMANDS = [command for command in COMMANDS if command.startswith("posttrain ")]
+TRAINING = [command for command in OUR_COMMANDS if re.match(r"posttrain (rl|sft) \w", command)]
 
 
 @pytest.fixture(scope="module")
@@ -65,9 +66,7 @@ def test_nothing_but_make_and_posttrain_is_asked_for() -> None:
     assert {command.split()[0] for command in COMMANDS} == {"make", "posttrain"}
 
 
-@pytest.mark.parametrize(
-    "command", [command for command in OUR_COMMANDS if re.match(r"posttrain (rl|sft) \w", command)]
-)
+@pytest.mark.parametrize("command", TRAINING)
 def test_a_training_command_resolves_to_a_config(command: str, folder: Path) -> None:
     words = [word for word in shlex.split(command)[2:] if word != "--dry-run"]
     done = posttrain(["config", *("bundled" if word == "MODEL" else word for word in words)], folder)
