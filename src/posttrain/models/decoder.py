@@ -42,11 +42,15 @@ class Layer:
 
 
 class Decoder:
-    """The forward pass of a supported model; see `supports`."""
+    """The forward pass of a supported model; see `supports`.
 
-    def __init__(self, model: PreTrainedModel) -> None:
+    Matrix products and attention run in `compute_dtype`; the residual stream, norms and rotary angles in the weights'.
+    """
+
+    def __init__(self, model: PreTrainedModel, compute_dtype: torch.dtype | None = None) -> None:
         config = model.config
         self.model = model
+        self.compute_dtype = compute_dtype or model.dtype
         self.heads: int = config.num_attention_heads
         self.kv_heads: int = config.num_key_value_heads
         self.head_width: int = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
@@ -65,17 +69,12 @@ class Decoder:
             and all(type(module) is nn.Linear for module in model.modules() if isinstance(module, nn.Linear))
         )
 
-    @property
-    def head(self) -> Float[Tensor, "vocab hidden"]:
-        """The output matrix: logits = hidden @ headᵀ."""
-        return self.model.get_output_embeddings().weight
-
     def layers(self) -> list[Layer]:
         """Weights ready for use.  Joined by differentiable concatenation, so gradients reach the model's own."""
         return [self._layer(layer) for layer in self.model.model.layers]
 
     def _layer(self, layer: nn.Module) -> Layer:
-        attention, mlp = layer.self_attn, layer.mlp
+        attention, mlp, dtype = layer.self_attn, layer.mlp, self.compute_dtype
         projections = (attention.q_proj, attention.k_proj, attention.v_proj)
         norms = None
         if hasattr(attention, "q_norm"):
@@ -83,14 +82,14 @@ class Decoder:
             norms = torch.cat([q_norm.expand(self.heads, -1), k_norm.expand(self.kv_heads, -1)])
         return Layer(
             input_norm=layer.input_layernorm.weight,
-            qkv=torch.cat([projection.weight for projection in projections]),
-            qkv_bias=None if projections[0].bias is None else torch.cat([p.bias for p in projections]),
+            qkv=torch.cat([projection.weight for projection in projections]).to(dtype),
+            qkv_bias=None if projections[0].bias is None else torch.cat([p.bias for p in projections]).to(dtype),
             qk_norm=norms,
-            out=attention.o_proj.weight,
-            out_bias=attention.o_proj.bias,
+            out=attention.o_proj.weight.to(dtype),
+            out_bias=None if attention.o_proj.bias is None else attention.o_proj.bias.to(dtype),
             post_norm=layer.post_attention_layernorm.weight,
-            gate_up=torch.cat([mlp.gate_proj.weight, mlp.up_proj.weight]),
-            down=mlp.down_proj.weight,
+            gate_up=torch.cat([mlp.gate_proj.weight, mlp.up_proj.weight]).to(dtype),
+            down=mlp.down_proj.weight.to(dtype),
         )
 
     def angles(self, positions: Int64[Tensor, " token"]) -> tuple[Tensor, Tensor]:
@@ -117,7 +116,8 @@ class Decoder:
         x: Tensor = self.model.get_input_embeddings()(tokens)
         for index, layer in enumerate(layers):
             x = x + self._attention(index, layer, rms_norm(x, layer.input_norm, self.eps), angles, attend)
-            gate, up = F.linear(rms_norm(x, layer.post_norm, self.eps), layer.gate_up).chunk(2, dim=-1)
+            normed = rms_norm(x, layer.post_norm, self.eps).to(self.compute_dtype)
+            gate, up = F.linear(normed, layer.gate_up).chunk(2, dim=-1)
             x = x + F.linear(F.silu(gate) * up, layer.down)
         return rms_norm(x, self.model.model.norm.weight, self.eps)
 
@@ -125,9 +125,9 @@ class Decoder:
         self, index: int, layer: Layer, x: Tensor, angles: tuple[Tensor, Tensor], attend: Attend
     ) -> Float[Tensor, "token hidden"]:
         rotated = self.heads + self.kv_heads
-        qkv = F.linear(x, layer.qkv, layer.qkv_bias).view(-1, rotated + self.kv_heads, self.head_width)
+        qkv = F.linear(x.to(self.compute_dtype), layer.qkv, layer.qkv_bias).view(-1, rotated + self.kv_heads, self.head_width)
         query_key, value = qkv.split([rotated, self.kv_heads], dim=1)
         if layer.qk_norm is not None:
             query_key = rms_norm(query_key, layer.qk_norm, self.eps)
-        query, key = rotate(query_key, *angles).split([self.heads, self.kv_heads], dim=1)
+        query, key = rotate(query_key, *angles).to(value.dtype).split([self.heads, self.kv_heads], dim=1)
         return F.linear(attend(index, query, key, value).flatten(1), layer.out, layer.out_bias)
