@@ -141,8 +141,8 @@ def overlong_punishment(
     Yu et al. 2025, arXiv:2503.14476.  Unscored (NaN) stays unscored.
     """
     buffer_tokens = overlong.buffer * max_completion_tokens
-    into_buffer = (lengths - (max_completion_tokens - buffer_tokens)) / buffer_tokens
-    return rewards - overlong.penalty * into_buffer.clamp(0, 1).to(rewards.dtype)
+    into_buffer = (lengths.to(rewards.dtype) - (max_completion_tokens - buffer_tokens)) / buffer_tokens
+    return rewards - overlong.penalty * into_buffer.clamp(0, 1)
 
 
 def reinforce(

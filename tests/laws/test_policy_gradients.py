@@ -1,0 +1,166 @@
+"""The gradient of each algorithm, in expectation over every group that could have been sampled, by enumeration.
+
+The policy is a softmax over all completions that a vocabulary of three tokens (0 stops) has within three positions,
+or over single tokens.  "True" means the gradient of the expected reward with respect to the logits.
+"""
+
+import itertools
+import math
+
+import pytest
+import torch
+
+from posttrain.algorithms import Algorithm, build_algorithm
+from posttrain.kl import k1, sequence_total
+
+POLICY = torch.tensor([0.4, -0.3, 0.9], dtype=torch.float64)
+BEHAVIOUR = torch.tensor([0.1, 0.5, -0.2], dtype=torch.float64)
+REWARDS = torch.tensor([1.5, -0.5, 0.25], dtype=torch.float64)
+RIGHT_OR_WRONG = torch.tensor([1, 0, 0], dtype=torch.float64)
+GROUP_SIZE = 3
+
+
+def true_gradient(rewards: torch.Tensor) -> torch.Tensor:
+    logits = POLICY.clone().requires_grad_()
+    (logits.softmax(0) @ rewards).backward()
+    return -logits.grad  # of the loss, which is the negative reward
+
+
+def expected_gradient(algorithm: Algorithm, rewards: torch.Tensor, behaviour: torch.Tensor) -> torch.Tensor:
+    """Of one group of one-token completions, over the 27 groups that `behaviour` can sample."""
+    logits = POLICY.clone().requires_grad_()
+    log_pi, log_mu = logits.log_softmax(0), behaviour.log_softmax(0)
+    rollout, scored = torch.arange(GROUP_SIZE), torch.ones(GROUP_SIZE, dtype=torch.bool)
+    weights = algorithm.token_weights(torch.ones_like(rollout), scored, max_completion_tokens=1)
+    expected = torch.zeros((), dtype=torch.float64)
+    for sampled in itertools.product(range(3), repeat=GROUP_SIZE):
+        tokens = torch.tensor(sampled)
+        advantages = algorithm.advantage(rewards[tokens][None])[0]
+        loss = algorithm.token_loss(log_pi[tokens], log_mu[tokens], advantages, rollout)
+        expected = expected + log_mu[tokens].sum().exp() * (weights * loss).sum()
+    expected.backward()
+    return logits.grad
+
+
+def assert_same(actual: torch.Tensor, expected: torch.Tensor) -> None:
+    torch.testing.assert_close(actual, expected, rtol=1e-12, atol=1e-14)
+
+
+OWN_REWARD_IN_BASELINE = 1 - 1 / GROUP_SIZE
+UNSCALED = [
+    ({"name": "reinforce"}, 1),
+    ({"name": "reinforce", "baseline": "batch_mean"}, OWN_REWARD_IN_BASELINE),
+    ({"name": "rloo"}, 1),
+    ({"name": "dr_grpo"}, OWN_REWARD_IN_BASELINE),
+    ({"name": "grpo", "deviation": "none"}, OWN_REWARD_IN_BASELINE),
+]
+
+
+@pytest.mark.parametrize(("config", "factor"), UNSCALED, ids=str)
+def test_on_policy_an_unscaled_advantage_gives_the_true_gradient_up_to_a_constant(config, factor) -> None:
+    actual = expected_gradient(build_algorithm(config), REWARDS, behaviour=POLICY)
+    assert_same(actual, factor * true_gradient(REWARDS))
+
+
+@pytest.mark.parametrize(("config", "factor"), UNSCALED[:3], ids=str)
+def test_off_policy_the_unbounded_ratio_still_gives_the_true_gradient(config, factor) -> None:
+    # Exact for completions of one token, where the token's ratio is the completion's.
+    actual = expected_gradient(build_algorithm(config), REWARDS, behaviour=BEHAVIOUR)
+    assert_same(actual, factor * true_gradient(REWARDS))
+
+
+@pytest.mark.parametrize(
+    ("config", "shrink"),
+    [
+        ({"name": "grpo"}, 1.0),
+        ({"name": "grpo", "deviation": "sample"}, math.sqrt((GROUP_SIZE - 1) / GROUP_SIZE)),
+        ({"name": "dapo"}, 1.0),
+        ({"name": "gspo"}, 1.0),
+        ({"name": "gspo", "sequence_ratio": "product"}, 1.0),
+        ({"name": "cispo"}, 1.0),
+    ],
+    ids=str,
+)
+def test_on_policy_a_zscore_gives_the_true_direction_when_rewards_are_right_or_wrong(config, shrink) -> None:
+    # With c of G right and q = c/G, the z-scores are √((1-q)/q) and -√(q/(1-q)), so the right ones add up to
+    # c √((1-q)/q) = G √(q(1-q)), the wrong ones to minus that.  Given c, every right completion is a draw from the
+    # right ones: the gradient is -E[√(q(1-q))] (E[∇log π | right] - E[∇log π | wrong]); and the true one is
+    # -p(1-p) times the same bracket, as E[∇log π] = 0.
+    p = POLICY.softmax(0)[0].item()
+    spread = 0.0
+    for c in range(GROUP_SIZE + 1):
+        q = c / GROUP_SIZE
+        spread += math.comb(GROUP_SIZE, c) * p**c * (1 - p) ** (GROUP_SIZE - c) * math.sqrt(q * (1 - q))
+    actual = expected_gradient(build_algorithm(config), RIGHT_OR_WRONG, behaviour=POLICY)
+    assert_same(actual, shrink * spread / (p * (1 - p)) * true_gradient(RIGHT_OR_WRONG))
+
+
+LIMIT = 3
+COMPLETIONS = [
+    tokens
+    for length in range(1, LIMIT + 1)
+    for tokens in itertools.product(range(3), repeat=length)
+    if 0 not in tokens[:-1] and (tokens[-1] == 0 or length == LIMIT)
+]
+assert len(COMPLETIONS) == 1 + 2 + 4 * 3
+
+
+class Tree:
+    """A policy over completions: one row of logits for each of the 7 prefixes that can be gone on from."""
+
+    def __init__(self, seed: int) -> None:
+        prefixes = [(), (1,), (2,), (1, 1), (1, 2), (2, 1), (2, 2)]
+        self.row = {prefix: i for i, prefix in enumerate(prefixes)}
+        rng = torch.Generator().manual_seed(seed)
+        self.logits = torch.randn(len(prefixes), 3, generator=rng, dtype=torch.float64, requires_grad=True)
+        self.rewards = torch.randn(len(COMPLETIONS), generator=rng, dtype=torch.float64)
+
+    def token_logprobs(self) -> list[torch.Tensor]:
+        table = self.logits.log_softmax(1)
+        return [
+            torch.stack([table[self.row[tokens[:t]], token] for t, token in enumerate(tokens)])
+            for tokens in COMPLETIONS
+        ]
+
+
+def gradient_over_pairs(algorithm: Algorithm, tree: Tree, rewards: torch.Tensor) -> torch.Tensor:
+    """Expected gradient of a group of two completions, over all 225 pairs."""
+    logprobs = tree.token_logprobs()
+    chance = torch.stack([tokens.sum() for tokens in logprobs]).exp().detach()
+    both_scored = torch.ones(2, dtype=torch.bool)
+    expected = torch.zeros((), dtype=torch.float64)
+    for i, j in itertools.product(range(len(COMPLETIONS)), repeat=2):
+        lengths = torch.tensor([len(COMPLETIONS[i]), len(COMPLETIONS[j])])
+        rollout = torch.arange(2).repeat_interleave(lengths)
+        weights = algorithm.token_weights(lengths, both_scored, max_completion_tokens=LIMIT)
+        advantages = algorithm.advantage(rewards[[i, j]][None])[0]
+        tokens = torch.cat([logprobs[i], logprobs[j]])
+        loss = algorithm.token_loss(tokens, tokens.detach(), advantages[rollout], rollout)
+        expected = expected + chance[i] * chance[j] * (weights[rollout] * loss).sum()
+    return torch.autograd.grad(expected, tree.logits)[0]
+
+
+@pytest.mark.parametrize(
+    ("config", "factor"),
+    [({"name": "reinforce"}, 1), ({"name": "rloo"}, 1), ({"name": "dr_grpo"}, (1 - 1 / 2) / LIMIT)],
+    ids=str,
+)
+def test_completions_of_several_lengths_get_the_true_gradient(config, factor) -> None:
+    tree = Tree(seed=1)
+    chance = torch.stack([tokens.sum() for tokens in tree.token_logprobs()]).exp()
+    true = torch.autograd.grad(-(chance @ tree.rewards), tree.logits)[0]
+    assert_same(gradient_over_pairs(build_algorithm(config), tree, tree.rewards), factor * true)
+
+
+def test_k1_in_the_reward_gives_the_gradient_of_the_divergence_between_whole_completions() -> None:
+    tree, reference = Tree(seed=1), Tree(seed=2)
+    mine, theirs = tree.token_logprobs(), reference.token_logprobs()
+    rollout = torch.arange(len(COMPLETIONS)).repeat_interleave(torch.tensor([len(tokens) for tokens in COMPLETIONS]))
+    estimate = k1(torch.cat(mine).detach(), torch.cat(theirs).detach())
+    penalties = sequence_total(estimate, rollout, num_rollouts=len(COMPLETIONS))
+    log_chance = torch.stack([tokens.sum() for tokens in mine])
+    log_reference = torch.stack([tokens.sum() for tokens in theirs])
+    objective = log_chance.exp() @ (tree.rewards - 0.3 * (log_chance - log_reference))
+    true = torch.autograd.grad(-objective, tree.logits)[0]
+    actual = gradient_over_pairs(build_algorithm({"name": "rloo"}), tree, tree.rewards - 0.3 * penalties)
+    assert_same(actual, true)
