@@ -24,6 +24,7 @@ Problems are generated (posttrain.tasks.countdown_problems); there is no data an
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any, cast, get_args
 
 from posttrain.errors import UserError
 from posttrain.rewards.arithmetic import literals, postfix, value
@@ -31,23 +32,18 @@ from posttrain.rewards.countdown_options import FormatMode, NumbersRule
 from posttrain.rewards.graded import Graded
 from posttrain.rewards.tags import WHITE_SPACE, answer_text, gives_answer
 
+Column = Sequence[object]
+"""A column of a data set, not yet checked."""
+
 
 @dataclass(frozen=True, slots=True)
 class Countdown:
     """One puzzle: make `target` from `numbers`."""
 
     numbers: tuple[int, ...]
+    """Each >= 0."""
     target: int
     rule: NumbersRule = "all"
-
-    def __post_init__(self) -> None:
-        # A target of "24" or 24.0 would never, or not exactly, equal a value: a grader full of silent zeros.
-        if not isinstance(self.target, int) or not all(isinstance(number, int) for number in self.numbers):
-            raise UserError(f"Countdown with numbers {self.numbers!r}, target {self.target!r}: all of them must be int")
-        if any(number < 0 for number in self.numbers):
-            raise UserError(f"Countdown with numbers {self.numbers!r}: they must be >= 0, as literals in an answer are")
-        if self.rule not in ("all", "subset"):
-            raise UserError(f"Countdown with rule {self.rule!r}: it must be 'all' or 'subset'")
 
 
 class Outcome(StrEnum):
@@ -93,9 +89,9 @@ def countdown(
     *,
     completions: Sequence[str],
     finish_reasons: Sequence[str],
-    numbers: Sequence[Sequence[int]],
-    target: Sequence[int],
-    rule: Sequence[NumbersRule] | None = None,
+    numbers: Column,
+    target: Column,
+    rule: Column | None = None,
     **_columns: object,
 ) -> list[Graded]:
     """Reward function: 1 for a correct answer in the `strict` structure; a missing `rule` column means `all`."""
@@ -106,21 +102,30 @@ def countdown_last(
     *,
     completions: Sequence[str],
     finish_reasons: Sequence[str],
-    numbers: Sequence[Sequence[int]],
-    target: Sequence[int],
-    rule: Sequence[NumbersRule] | None = None,
+    numbers: Column,
+    target: Column,
+    rule: Column | None = None,
     **_columns: object,
 ) -> list[Graded]:
     """Reward function: 1 for a correct answer in the `last` structure; a missing `rule` column means `all`."""
     return scores("last", completions, finish_reasons, puzzles(numbers, target, rule))
 
 
-def puzzles(
-    numbers: Sequence[Sequence[int]], target: Sequence[int], rule: Sequence[NumbersRule] | None
-) -> list[Countdown]:
+def puzzles(numbers: Column, target: Column, rule: Column | None) -> list[Countdown]:
     """The puzzles that a data set's columns hold."""
-    rules: Sequence[NumbersRule] = ["all"] * len(target) if rule is None else rule
-    return [Countdown(tuple(given), goal, how) for given, goal, how in zip(numbers, target, rules, strict=True)]
+    rules = ["all"] * len(target) if rule is None else rule
+    return [puzzle(*row) for row in zip(numbers, target, rules, strict=True)]
+
+
+def puzzle(numbers: Any, target: object, rule: object) -> Countdown:
+    """The puzzle that a row of a data set holds; a target of "36" would otherwise be a zero for every completion."""
+    if not isinstance(numbers, list | tuple) or not all(isinstance(each, int) and each >= 0 for each in numbers):
+        raise UserError(f"numbers = {numbers!r}: must be a list of whole numbers >= 0, as answers can write them")
+    if not isinstance(target, int):
+        raise UserError(f"target = {target!r}: must be a whole number, and not text")
+    if rule not in get_args(NumbersRule):
+        raise UserError(f"rule = {rule!r}: must be all or subset")
+    return Countdown(tuple(numbers), target, cast(NumbersRule, rule))
 
 
 def scores(

@@ -28,7 +28,7 @@ MAX_DRAWS = 20_000
 """Draws in a row without a new problem after which no more are made: there is none, or it is rarer than this."""
 
 MAX_LISTING = 25_000_000
-"""All problems are listed only if number multisets times 8 ** num_numbers, which its time goes with, are at most so many."""
+"""Largest number of multisets, times 8 ** num_numbers as the time for each goes, for which all problems are listed."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,8 +16,8 @@ class CountdownOptions:
     name: Literal["countdown"] = "countdown"
     """Which task this is."""
     variant: Literal["default", "course"] = "default"
-    """`default`: as hard as the options below say.  `course`: four numbers from 1, 2, 5, 10, 25, 50, 75, 100, and a target
-    made from three of them with + - * and |a-b| that is none of the four; made for `numbers: subset`."""
+    """`default`: as hard as the options below say.  `course`: four numbers from 1, 2, 5, 10, 25, 50, 75, 100, and a
+    target made from three of them with + - * and |a-b| that is none of the four; made for `numbers: subset`."""
     numbers: NumbersRule = "all"
     """Said in the prompt and graded alike: use every number exactly once (`all`), or each at most once (`subset`)."""
     num_numbers: int = 3
@@ -35,7 +35,7 @@ class CountdownOptions:
     held_out_size: int = 512
     """Problems kept for evaluation, of multisets of numbers that are never trained on; the same for every seed."""
     prompt_style: Literal["compact", "r1"] = "compact"
-    """`compact`: one line, as the bundled model knows it.  `r1`: chat messages that ask for the tags, for real models."""
+    """`compact`: one line, as the bundled model knows it.  `r1`: chat messages asking for the tags, for larger models."""
     prefill_think: bool = False
     """Begin the answer with `<think>` in the prompt, so that the model goes on from there."""
     format_mode: FormatMode = "strict"

@@ -1,0 +1,122 @@
+"""Laws of the Countdown grader, over random expressions and random texts."""
+
+from collections import Counter
+from fractions import Fraction
+from random import Random
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from posttrain.rewards.arithmetic import literals, postfix, value
+from posttrain.rewards.countdown import Countdown, Outcome, grade
+from posttrain.rewards.tags import ANSWER, END_ANSWER, END_THINK, THINK, answer_text
+
+# An expression tree: a number, a signed tree, or two trees and an operator.
+NUMBERS = st.integers(0, 60)
+TREES: st.SearchStrategy[Any] = st.recursive(
+    NUMBERS,
+    lambda trees: st.tuples(st.sampled_from("+-"), trees) | st.tuples(trees, st.sampled_from("+-*/"), trees),
+    max_leaves=8,
+)
+
+LEVEL = {"+": 1, "-": 1, "*": 2, "/": 2}
+
+
+def exact(tree: Any) -> Fraction | None:
+    """The tree's value in Fractions, by its definition; None where it divides by zero."""
+    match tree:
+        case int():
+            return Fraction(tree)
+        case (sign, inner):
+            inside = exact(inner)
+            return None if inside is None else -inside if sign == "-" else inside
+    left, right = exact(tree[0]), exact(tree[2])
+    if left is None or right is None or (tree[1] == "/" and right == 0):
+        return None
+    return {"+": left + right, "-": left - right, "*": left * right}[tree[1]] if tree[1] != "/" else left / right
+
+
+def leaves(tree: Any) -> list[int]:
+    if isinstance(tree, int):
+        return [tree]
+    return leaves(tree[1]) if len(tree) == 2 else leaves(tree[0]) + leaves(tree[2])
+
+
+def written(tree: Any, rng: Random, level: int = 0) -> str:
+    """The tree with the parentheses it needs and some it does not, zeros and spaces strewn in."""
+    match tree:
+        case int():
+            text, own = "0" * rng.choice([0, 0, 1, 3]) + str(tree), 3
+        case (sign, inner):
+            text, own = sign + " " * rng.choice([0, 0, 1]) + written(inner, rng, 3), 3
+        case (left, operator, right):
+            own = LEVEL[operator]
+            space = " " * rng.choice([0, 0, 2])
+            text = written(left, rng, own) + space + operator + space + written(right, rng, own + 1)
+    return f"({text})" if own < level or rng.random() < 0.1 else text
+
+
+def completion(expression: str) -> str:
+    return f"{THINK}{END_THINK}{ANSWER}{expression}{END_ANSWER}"
+
+
+@given(tree=TREES, seed=st.integers(0, 10**6))
+def test_a_written_tree_has_the_value_and_the_numbers_of_the_tree(tree: Any, seed: int) -> None:
+    tokens = postfix(written(tree, Random(seed)))
+    assert tokens is not None
+    assert list(map(int, literals(tokens))) == leaves(tree)
+    result = value(tokens)
+    assert (None if result is None else Fraction(*result)) == exact(tree)
+
+
+@given(tree=TREES, seed=st.integers(0, 10**6), off=st.integers(-1, 1))
+def test_the_verdict_on_the_right_numbers_is_that_of_exact_arithmetic(tree: Any, seed: int, off: int) -> None:
+    result = exact(tree)
+    target = (0 if result is None else int(result)) + off
+    verdict = grade(Countdown(tuple(leaves(tree)), target), completion(written(tree, Random(seed))))
+    assert verdict == (Outcome.CORRECT if result == target else Outcome.WRONG_VALUE)
+
+
+@given(tree=TREES, data=st.data())
+def test_numbers_are_compared_as_multisets(tree: Any, data: st.DataObject) -> None:
+    given_numbers = data.draw(st.lists(st.sampled_from([*leaves(tree), 61]), max_size=10))
+    used, available = Counter(leaves(tree)), Counter(given_numbers)
+    text = completion(written(tree, Random(0)))
+    may = {"all": used == available, "subset": used <= available}
+    for rule, legal in may.items():
+        wrong = grade(Countdown(tuple(given_numbers), 7, rule), text) is Outcome.WRONG_NUMBERS
+        assert wrong == (not legal)
+
+
+@given(tree=TREES, data=st.data(), target=st.integers(-5, 80), rule=st.sampled_from(["all", "subset"]))
+def test_the_order_of_the_given_numbers_does_not_matter(tree: Any, data: st.DataObject, target: int, rule: Any) -> None:
+    numbers = [*leaves(tree), *data.draw(st.lists(NUMBERS, max_size=1))]
+    shuffled = data.draw(st.permutations(numbers))
+    text = completion(written(tree, Random(1)))
+    assert grade(Countdown(tuple(numbers), target, rule), text) == grade(Countdown(tuple(shuffled), target, rule), text)
+
+
+PIECES = st.sampled_from([THINK, END_THINK, ANSWER, END_ANSWER, " ", "\n", "x", "1"])
+
+
+@given(pieces=st.lists(PIECES, max_size=12))
+def test_tags_are_read_as_the_definition_says(pieces: list[str]) -> None:
+    # The definition on a list of pieces, where tags need no finding.
+    tags = [index for index, piece in enumerate(pieces) if piece.startswith("<")]
+    expected = None
+    if [pieces[index] for index in tags[-4:]] == [THINK, END_THINK, ANSWER, END_ANSWER]:
+        _, close, start, end = tags[-4:]
+        if not "".join(pieces[close + 1 : start]).strip():
+            expected = "".join(pieces[start + 1 : end])
+    text = "".join(pieces)
+    assert answer_text(text, "last") == expected
+    alone = len(tags) == 4 and not "".join(pieces[: tags[0]] + pieces[tags[-1] + 1 :]).strip()
+    assert answer_text(text, "strict") == (expected if alone else None)
+
+
+@given(text=st.text(alphabet=st.characters(), max_size=60), cut_off=st.booleans())
+def test_any_text_at_all_gets_some_verdict(text: str, cut_off: bool) -> None:
+    puzzle = Countdown((17, 5, 3), 36)
+    assert grade(puzzle, text, cut_off=cut_off) in Outcome
+    assert grade(puzzle, completion(text), cut_off=cut_off) in Outcome
