@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -223,6 +224,21 @@ def test_pruning_keeps_the_newest_and_the_best(tmp_path: Path) -> None:
     assert list(saved_steps(tmp_path)) == [4, 5]  # of equals the later
     prune(tmp_path, keep_last=1)
     assert [path.name for path in tmp_path.iterdir()] == ["step-000005"]
+
+
+def test_a_checkpoint_that_is_being_removed_is_no_longer_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fill(tmp_path, 5, 10)
+
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(shutil, "rmtree", killed)
+    with pytest.raises(KeyboardInterrupt):
+        prune(tmp_path, keep_last=1)
+    monkeypatch.undo()
+    assert list(saved_steps(tmp_path)) == [10]
+    prune(tmp_path, keep_last=1)
+    assert [path.name for path in tmp_path.iterdir()] == ["step-000010"]
 
 
 def test_the_thread_count_is_restored_and_another_one_is_refused(tmp_path: Path) -> None:

@@ -131,6 +131,20 @@ def test_closing_lets_the_next_writer_in(tmp_path: Path) -> None:
     RunFolder.resume(tmp_path).close()
 
 
+def test_the_lock_names_its_holder_whoever_held_it_before(tmp_path: Path) -> None:
+    RunFolder.create(tmp_path, "").close()
+    (tmp_path / LOCK).write_text("12345678901\n")  # longer than any process number
+    with RunFolder.resume(tmp_path):
+        assert (tmp_path / LOCK).read_text() == f"{os.getpid()}\n"
+
+
+def test_a_run_killed_before_it_had_a_configuration_is_no_obstacle(tmp_path: Path) -> None:
+    (tmp_path / LOCK).write_text("1\n")
+    (tmp_path / ".tmp-config.yaml").write_text("se")
+    with RunFolder.create(tmp_path, "seed: 7\n") as run:
+        assert run.config_yaml == "seed: 7\n"
+
+
 def test_a_failed_creation_leaves_no_lock_behind(tmp_path: Path) -> None:
     RunFolder.create(tmp_path, "").close()
     with pytest.raises(UserError, match="already holds"):
