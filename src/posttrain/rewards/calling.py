@@ -13,7 +13,6 @@ from posttrain.errors import UserError
 from posttrain.records import Group, Rollout
 from posttrain.rewards.function import Keywords, RewardFunction, ScoringFailure, keywords
 
-
 WITHHELD = {"prompt", "completion"}
 """Columns that functions of lists do not see: the rendered prompt and what was sampled stand in their place."""
 
