@@ -6,12 +6,12 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, TypeVar
 
-from posttrain.config.schema import Mistake, checked, names_at, section_names, section_type
+from posttrain.config.schema import Mistake, checked, names_at, required, section_names, section_type
 from posttrain.config.sections import AnyConfig, Config, SftConfig
 from posttrain.errors import UserError
 from posttrain.recipes import Layer, Merged, merge, read_recipe
 
-Kind = TypeVar("Kind", Config, SftConfig)
+Built = TypeVar("Built", bound=AnyConfig)
 
 
 def load_recipe(*recipes: str | Path, **sections: object) -> AnyConfig:
@@ -31,13 +31,13 @@ def given(section: object) -> object:
     return asdict(section) if is_dataclass(section) and not isinstance(section, type) else section
 
 
-def kind_of(layers: Sequence[Layer]) -> type[Config] | type[SftConfig]:
+def kind_of(layers: Sequence[Layer]) -> type[AnyConfig]:
     """Whether the sources speak of supervised training or of training by reward."""
     own = set(section_names(SftConfig)) - set(section_names(Config))
     return SftConfig if any(own & layer.sections.keys() for layer in layers) else Config
 
 
-def build(kind: type[Kind], layers: Sequence[Layer]) -> Kind:
+def build(kind: type[Built], layers: Sequence[Layer]) -> Built:
     """The config that the layers, later ones overriding earlier, add up to."""
     merged = merge(layers)
     sections = {name: strictly(merged, name, value) for name, value in structure(kind, merged).items()}
@@ -47,7 +47,7 @@ def build(kind: type[Kind], layers: Sequence[Layer]) -> Kind:
         raise UserError(f"{blamed(merged, str(error))}: {error}") from None
 
 
-def structure(kind: type[Config] | type[SftConfig], merged: Merged) -> dict[str, Any]:
+def structure(kind: type, merged: Merged) -> dict[str, Any]:
     """Every section, its names and types checked and the rules between its fields not yet."""
     known = section_names(kind)
     complaints = [unknown_section(kind, merged, name) for name in merged.sections if name not in known]
@@ -82,6 +82,9 @@ def strictly(merged: Merged, name: str, value: Any) -> Any:
 def own_class(value: Any) -> Any:
     """The same fields in the class that the lenient one was made from."""
     original = type(value).__mro__[1]
+    for name in required(original):
+        if getattr(value, name) is None:
+            raise UserError(f"{name} is missing; it has no default")
     return original(**{each.name: getattr(value, each.name) for each in fields(value)})
 
 

@@ -7,7 +7,7 @@ and `algorithm`, whose options are the signature of the function so named.
 import inspect
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields, is_dataclass, make_dataclass
+from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass, make_dataclass
 from functools import cache
 from types import NoneType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
@@ -91,14 +91,25 @@ def algorithm_type(name: str) -> type:
 
 @cache
 def lenient(options: type) -> type:
-    """A section's class without its rules between fields: those are for when every source has been heard."""
+    """A section's class without its rules between fields: those are for when every source has been heard.
+
+    A field without a default is None until then.
+    """
+    hints, missing = get_type_hints(options), required(options)
     namespace = {
         "__module__": options.__module__,
         "__doc__": options.__doc__,
+        "__annotations__": {name: hints[name] for name in missing},
         "__post_init__": lambda self: None,
         "__pydantic_config__": STRICT,
+        **dict.fromkeys(missing),
     }
     return dataclass(frozen=True, kw_only=True)(type(options.__name__, (options,), namespace))
+
+
+def required(options: Any) -> list[str]:
+    """The fields of an options class that have no default."""
+    return [each.name for each in fields(options) if each.default is MISSING and each.default_factory is MISSING]
 
 
 def checked(section: str, options: Any, content: object) -> tuple[Any, list[Mistake]]:
@@ -106,7 +117,7 @@ def checked(section: str, options: Any, content: object) -> tuple[Any, list[Mist
 
     Through JSON, because pydantic is strict there and still makes tuples of lists: "8" and true are no numbers.
     """
-    target = tuple[lenient(RewardOptions), ...] if section == "rewards" else lenient(options)  # type: ignore[misc]
+    target: Any = tuple[lenient(RewardOptions), ...] if section == "rewards" else lenient(options)  # type: ignore[misc]
     try:
         return TypeAdapter(target).validate_json(json.dumps(content, default=spoken), strict=True), []
     except ValidationError as errors:

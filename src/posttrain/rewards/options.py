@@ -19,6 +19,8 @@ class RewardOptions:
     def __post_init__(self) -> None:
         if (self.name == "") == (self.path == ""):
             raise UserError("a reward has either a name (`name: format`) or a path (`path: my_rewards.py:solved`)")
+        named = self.name == "" or self.name.isidentifier()
+        require(named, self, "name", "is no name of a reward; a function of your own is path: FILE.py:FUNCTION")
         file, colon, function = self.path.rpartition(":")
         holds = self.path == "" or (colon == ":" and file.endswith(".py") and function.isidentifier())
         require(holds, self, "path", "is not FILE.py:FUNCTION, such as my_rewards.py:solved")

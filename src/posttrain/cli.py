@@ -1,0 +1,82 @@
+"""The `posttrain` program: it finds the command, and turns a person's mistake into one message and an exit code.
+
+0: done.  1: the run could not go on.  2: wrong usage.  130: interrupted.  Nothing heavy is imported here, so that the
+list of commands appears at once.
+"""
+
+import errno
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+
+COMMANDS = {
+    "rl": ("rl", "train a model by reward"),
+    "sft": ("sft", "train a small model from nothing on demonstrations"),
+    "eval": ("evaluate", "measure a model on problems that are held out from training"),
+    "chat": ("chat", "ask a model by hand"),
+    "trace": ("trace", "show one rollout token by token: state, action, log-prob, reward, advantage"),
+    "config": ("config", "print what recipes and flags add up to"),
+}
+"""Name -> module in posttrain.commands, and what it does."""
+
+USAGE = """usage: posttrain COMMAND [ARGUMENTS]
+
+Train language models by reward.
+
+{commands}
+
+`posttrain COMMAND --help` lists the flags of a command.  To begin: posttrain rl countdown-tiny
+"""
+
+MACHINE_TROUBLE = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EMFILE}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command; the exit code says how it went."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    if not arguments or arguments[0] in ("-h", "--help", "help"):
+        print(USAGE.format(commands="\n".join(f"  {name:8} {does}" for name, (_, does) in COMMANDS.items())))
+        return 0 if arguments else 2
+    if arguments[0] == "--version":
+        from importlib.metadata import version
+
+        print(f"posttrain {version('posttrain')}")
+        return 0
+    if arguments[0] not in COMMANDS:
+        return complain(f"{arguments[0]}: no such command.  {nearest(arguments[0])}", 2)
+    return run(arguments[0], arguments[1:])
+
+
+def run(command: str, arguments: Sequence[str]) -> int:
+    """Run one command; what a person can mend is told without a traceback."""
+    from posttrain.errors import UserError
+
+    try:
+        return int(import_module(f"posttrain.commands.{COMMANDS[command][0]}").main(arguments))
+    except UserError as error:
+        return complain(str(error), error.exit_code)
+    except KeyboardInterrupt:
+        return complain("interrupted", 130)
+    except BrokenPipeError:  # `posttrain config ... | head`
+        sys.stdout = None
+        return 0
+    except OSError as error:
+        if error.errno not in MACHINE_TROUBLE:
+            raise
+        return complain(f"{error.filename or 'this machine'}: {error.strerror}", 1)
+    except SystemExit as leave:  # tyro's, after printing help
+        return leave.code if isinstance(leave.code, int) else 0
+
+
+def nearest(command: str) -> str:
+    """The command that was probably meant, or all of them."""
+    from difflib import get_close_matches
+
+    near = get_close_matches(command, COMMANDS, n=1)
+    return f"Did you mean `{near[0]}`?" if near else f"There are: {', '.join(COMMANDS)}."
+
+
+def complain(message: str, exit_code: int) -> int:
+    """Print a message for a person on the error stream, and pass the exit code on."""
+    print(f"posttrain: {message}", file=sys.stderr)
+    return exit_code

@@ -1,0 +1,95 @@
+"""From the arguments of a command to its config: positional arguments, recipes, flags and switches."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any, TypeVar
+
+from posttrain.commands.flags import COMMAND_LINE, Program, path_of, read_flags
+from posttrain.config import AnyConfig, Config, build
+from posttrain.config.reading import structure
+from posttrain.errors import UserError
+from posttrain.recipes import VARIANTS, Layer, merge, read_recipe
+
+Built = TypeVar("Built", bound=AnyConfig)
+
+MAY_CHANGE_ON_RESUME = ("run.num_steps", "run.time_limit_minutes", "run.early_stop_evaluations", "checkpoint")
+"""How long a run goes on and what it keeps; all else is what made it the run that it is."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arguments:
+    """The arguments of a command, told apart."""
+
+    positional: Sequence[str]
+    """Those before the first flag, and recipe files wherever they stand."""
+    flags: Sequence[str]
+
+
+def told_apart(arguments: Sequence[str]) -> Arguments:
+    """Positional arguments come first; a `.yaml` file is a recipe wherever it stands."""
+    first_flag = next((i for i, each in enumerate(arguments) if each.startswith("-")), len(arguments))
+    late = [each for each in arguments[first_flag:] if is_recipe_file(each)]
+    flags = [each for each in arguments[first_flag:] if not is_recipe_file(each)]
+    return Arguments(positional=[*arguments[:first_flag], *late], flags=flags)
+
+
+def is_recipe_file(argument: str) -> bool:
+    """Whether an argument can only be a recipe."""
+    return argument.endswith((".yaml", ".yml")) and not argument.startswith("-")
+
+
+def configured(kind: type[Built], layers: Sequence[Layer], flags: Sequence[str], program: Program) -> tuple[Built, Any]:
+    """The config of some layers under the flags, and the command's own switches."""
+    layers = [*layers, variants(flags)]
+    content = structure(kind, merge(layers))
+    given, switches = read_flags(flags, program, content)
+    return build(kind, [*layers, given]), switches
+
+
+def variants(flags: Sequence[str]) -> Layer:
+    """The task and algorithm that flags name: they decide which other flags there are."""
+    sections: dict[str, object] = {}
+    for flag, after in zip_longest(flags, flags[1:], fillvalue=""):
+        section, _, option = path_of(flag).partition(".")
+        if section in VARIANTS and option == "name":
+            sections[section] = {"name": flag.partition("=")[2] if "=" in flag else after}
+    return Layer(where=COMMAND_LINE, sections=sections)
+
+
+def recipe_layers(recipes: Sequence[str]) -> list[Layer]:
+    """Recipe files, left to right."""
+    return [read_recipe(recipe) for recipe in recipes]
+
+
+def resumed(folder: str, arguments: Arguments, program: Program) -> tuple[Config, Any]:
+    """The config of the run in a folder; it may go on for longer than it was meant to, and changes in nothing else."""
+    if arguments.positional:
+        raise UserError(
+            f"{COMMAND_LINE}: --resume {folder} continues with the recipe of that run; leave out"
+            f" {' '.join(arguments.positional)}"
+        )
+    file = Path(folder) / "config.yaml"
+    if not file.is_file():
+        raise UserError(f"--resume {folder}: not a run folder, for it has no config.yaml.  Name the folder of a run.")
+    for flag in arguments.flags:
+        path = path_of(flag)
+        if "." in path and not path.startswith(MAY_CHANGE_ON_RESUME):
+            allowed = ", ".join(MAY_CHANGE_ON_RESUME)
+            raise UserError(
+                f"{COMMAND_LINE}: {flag}: a resumed run keeps its recipe; only {allowed} may change."
+                "  For another recipe start another run."
+            )
+    here = Layer(where=COMMAND_LINE, sections={"run": {"folder": folder, "overwrite": False}})
+    return configured(Config, [read_recipe(str(file)), here], arguments.flags, program)
+
+
+def value_of(flag: str, arguments: Arguments) -> str:
+    """The value of a switch that decides how the rest is read; empty where it is not given."""
+    for each, after in zip_longest(arguments.flags, arguments.flags[1:], fillvalue=""):
+        if each == f"--{flag}":
+            return after
+        if each.startswith(f"--{flag}="):
+            return each.partition("=")[2]
+    return ""

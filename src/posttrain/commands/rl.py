@@ -1,0 +1,44 @@
+"""`posttrain rl`: train a model by reward."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from posttrain.commands.arguments import configured, recipe_layers, resumed, told_apart, value_of
+from posttrain.commands.flags import Program
+from posttrain.config import Config
+
+
+@dataclass(frozen=True, kw_only=True)
+class Switches:
+    """What this command does with the recipe."""
+
+    dry_run: bool = False
+    """Show the plan, with seconds per step from one timed step, and train nothing."""
+    resume: str = ""
+    """Continue the run in this folder exactly where its last checkpoint left it."""
+
+
+PROGRAM = Program(
+    name="posttrain rl [RECIPE.yaml ...]",
+    description="Train a model by reward.  Recipes are files or names of bundled ones, later ones overriding earlier;"
+    " flags override them all.  The options of the task and of the algorithm depend on their names.",
+    switches=Switches(),
+)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Train, or show what training would be."""
+    given = told_apart(arguments)
+    folder = value_of("resume", given)
+    if folder:
+        config, switches = resumed(folder, given, PROGRAM)
+    else:
+        config, switches = configured(Config, recipe_layers(given.positional), given.flags, PROGRAM)
+    config.model.require_folder()
+    from posttrain.training.rl import show_plan, train
+
+    if switches.dry_run:
+        show_plan(config)
+    else:
+        train(config, resume=bool(folder))
+    return 0
