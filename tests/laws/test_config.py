@@ -1,0 +1,166 @@
+"""Recipes, flags and the Python API are three ways to say the same thing."""
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from posttrain.algorithms import ALGORITHMS, build_algorithm
+from posttrain.commands.arguments import configured
+from posttrain.commands.flags import Program
+from posttrain.config import Config, SftConfig, as_recipe, build, load_recipe
+from posttrain.errors import UserError
+from posttrain.generation.options import RolloutOptions
+from posttrain.models.options import ModelOptions
+from posttrain.recipes import Layer, bundled_recipes, parse_yaml, read_recipe, to_yaml
+from posttrain.rewards.options import RewardOptions
+from posttrain.tasks.options import CountdownOptions
+from posttrain.training.options import EvaluationOptions, RunOptions, UpdateOptions
+
+PROGRAM = Program(name="posttrain rl", description="")
+POSITIVE = st.floats(1e-12, 1e3)
+# What YAML 1.1 or a careless writer would read as a number, a word or nothing.
+TRICKY = st.sampled_from(
+    ["1e-4", "null", "no", "on", "010", "1_000", "12:30", ".inf", "~", "<<", "true", "é ñ", "a: b"]
+)
+
+SECTIONS = st.fixed_dictionaries(
+    {
+        "model": st.builds(
+            ModelOptions, path=TRICKY | st.text(min_size=1), dtype=st.sampled_from(["float32", "bfloat16"])
+        ),
+        "task": st.builds(CountdownOptions, num_numbers=st.integers(2, 6), numbers=st.sampled_from(["all", "subset"])),
+        "rewards": st.lists(
+            st.builds(RewardOptions, name=st.sampled_from(["format", "countdown"]), weight=st.floats(-2, 2)), max_size=2
+        ).map(tuple),
+        "algorithm": st.sampled_from(
+            [*({"name": name} for name in ALGORITHMS), {"name": "grpo", "kl": {"coefficient": 0.1}}]
+        ),
+        "rollout": st.builds(RolloutOptions, temperature=st.floats(0.01, 3), group_size=st.integers(2, 64)),
+        "update": st.builds(UpdateOptions, learning_rate=POSITIVE, max_grad_norm=POSITIVE | st.just(math.inf)),
+        "evaluation": st.builds(EvaluationOptions, samples=st.integers(1, 64)),
+        "run": st.builds(
+            RunOptions, folder=TRICKY, time_limit_minutes=st.none() | POSITIVE, seed=st.integers(0, 2**40)
+        ),
+    }
+)
+
+
+def from_text(text: str) -> Config:
+    sections = parse_yaml(text)
+    assert isinstance(sections, dict)
+    return build(Config, [Layer(where="test", sections=sections)])
+
+
+def from_flags(*flags: str, recipe: str = "{}") -> Config:
+    sections = parse_yaml(recipe)
+    assert isinstance(sections, dict)
+    config, _ = configured(Config, [Layer(where="test", sections=sections)], flags, PROGRAM)
+    return config
+
+
+@given(sections=SECTIONS)
+def test_a_config_written_out_and_read_again_is_the_same(sections: dict[str, Any]) -> None:
+    config = Config(**sections)
+    assert from_text(as_recipe(config)) == config
+
+
+@given(text=st.text() | TRICKY, number=st.floats(allow_nan=False), whole=st.integers())
+def test_yaml_that_we_write_is_read_as_what_it_was(text: str, number: float, whole: int) -> None:
+    content = {"text": text, "number": number, "whole": whole, "nothing": None, "yes": True}
+    assert parse_yaml(to_yaml(content)) == content
+
+
+def test_yaml_scalars_are_those_of_version_1_2() -> None:
+    read = parse_yaml("{a: 1e-4, b: no, c: 010, d: 12:30, e: 1_000, f: .inf, g: ~, h: -.5, i: 2026-01-02}")
+    expected = {"a": 1e-4, "b": "no", "c": 10, "d": "12:30", "e": "1_000", "f": math.inf, "g": None, "h": -0.5}
+    assert read == expected | {"i": "2026-01-02"}
+
+
+@pytest.mark.parametrize(
+    ("flags", "recipe"),
+    [
+        (["--rollout.group-size", "16"], "rollout: {group_size: 16}"),
+        (["--rollout.group_size=16"], "rollout: {group_size: 16}"),
+        (["--update.learning-rate", "1e-4"], "update: {learning_rate: 1e-4}"),
+        (["--update.max-grad-norm", "inf"], "update: {max_grad_norm: .inf}"),
+        (["--run.overwrite", "--checkpoint.no-keep-best"], "{run: {overwrite: true}, checkpoint: {keep_best: false}}"),
+        (["--run.time-limit-minutes", "2.5"], "run: {time_limit_minutes: 2.5}"),
+        (["--model.path", "null"], "model: {path: 'null'}"),
+        (["--task.numbers", "subset", "--task.max-target", "50"], "task: {numbers: subset, max_target: 50}"),
+        (["--algorithm.name", "dapo", "--algorithm.clip-high", "0.3"], "algorithm: {name: dapo, clip_high: 0.3}"),
+        (["--algorithm.kl.coefficient", "0.05"], "algorithm: {kl: {coefficient: 0.05}}"),
+        (["--algorithm.name", "dapo", "--algorithm.overlong", "null"], "algorithm: {name: dapo, overlong: null}"),
+        (["--rewards", "format=0.5", "mine.py:f"], "rewards: [{name: format, weight: 0.5}, {path: 'mine.py:f'}]"),
+    ],
+)
+def test_a_flag_says_what_the_recipe_of_the_same_name_says(flags: list[str], recipe: str) -> None:
+    assert from_flags(*flags) == from_text(recipe) != Config()
+
+
+def test_a_flag_set_to_its_default_still_overrides_the_recipe() -> None:
+    assert Config().rollout.group_size == 8
+    assert from_flags("--rollout.group-size", "8", recipe="rollout: {group_size: 4}").rollout.group_size == 8
+    assert from_flags("--run.time-limit-minutes", "null", recipe="run: {time_limit_minutes: 5}") == Config()
+
+
+def test_what_a_flag_does_not_mention_stays_as_the_recipe_has_it() -> None:
+    config = from_flags("--rollout.temperature", "0.5", recipe="rollout: {group_size: 4}")
+    assert config.rollout == RolloutOptions(group_size=4, temperature=0.5)
+
+
+def test_later_recipes_override_earlier_ones_option_by_option() -> None:
+    first = Layer(where="a", sections={"rollout": {"group_size": 4, "temperature": 0.5}, "run": {"seed": 1}})
+    second = Layer(where="b", sections={"rollout": {"group_size": 6}})
+    both, swapped = build(Config, [first, second]), build(Config, [second, first])
+    assert both.rollout == RolloutOptions(group_size=6, temperature=0.5)
+    assert swapped.rollout == RolloutOptions(group_size=4, temperature=0.5)
+    assert both.run.seed == swapped.run.seed == 1
+
+
+def test_another_algorithm_does_not_inherit_the_options_of_the_one_before() -> None:
+    config = from_flags("--algorithm.name", "gspo", recipe="algorithm: {name: grpo, clip_high: 0.4, deviation: sample}")
+    assert config == from_text("algorithm: gspo")
+    kept = from_flags("--algorithm.name", "grpo", recipe="algorithm: {name: grpo, clip_high: 0.4}")
+    assert kept.algorithm["clip_high"] == 0.4
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_the_algorithm_section_is_spelled_out_and_builds_the_same_algorithm(name: str) -> None:
+    config = from_text(f"algorithm: {name}")
+    assert len(config.algorithm) > 2
+    spelled, short = build_algorithm(config.algorithm), build_algorithm({"name": name})
+    assert (spelled.name, spelled.clip, spelled.kl, spelled.resample) == (name, short.clip, short.kl, short.resample)
+
+
+def test_the_python_api_says_what_a_recipe_says() -> None:
+    by_mapping = load_recipe(run={"num_steps": 3}, algorithm="dapo")
+    by_options = load_recipe(run=RunOptions(num_steps=3), algorithm={"name": "dapo"})
+    assert by_mapping == by_options == replace(Config(algorithm={"name": "dapo"}), run=RunOptions(num_steps=3))
+
+
+@pytest.mark.parametrize("name", bundled_recipes())
+def test_every_bundled_recipe_resolves_and_is_stable(name: str) -> None:
+    config = load_recipe(name)
+    kind = type(config)
+    assert kind in (Config, SftConfig)
+    again = build(kind, [Layer(where="again", sections=parse_yaml(as_recipe(config)))])  # type: ignore[arg-type, type-var]
+    assert again == config
+    assert read_recipe(name).sections.keys() <= {"model", "task", *vars(config)}
+
+
+def test_rules_between_fields_wait_until_every_source_was_heard() -> None:
+    config = from_flags("--rollout.group-size", "4", recipe="rollout: {group_size: 1}")
+    assert config.rollout.group_size == 4
+
+
+def test_a_row_longer_than_the_token_budget_is_told_with_its_numbers() -> None:
+    config = from_text("{update: {tokens_per_microbatch: 450}, rollout: {max_completion_tokens: 400}}")
+    config.require_room(50)
+    with pytest.raises(
+        UserError, match=r"= 450 is less [\s\S]* 51 \+ completion 400 = 451 tokens\)\.  Use at least 451"
+    ):
+        config.require_room(51)
