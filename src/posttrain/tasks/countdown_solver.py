@@ -100,6 +100,7 @@ def values(numbers: Numbers) -> frozenset[Rational]:
     return frozenset(result for x, y in pairs for _, _, result in steps(x, y))
 
 
+@lru_cache(maxsize=4096)
 def makes(numbers: Numbers, target: Rational) -> bool:
     """Whether an expression over exactly these numbers has this value."""
     if len(numbers) == 1:

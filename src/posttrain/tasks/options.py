@@ -35,7 +35,7 @@ class CountdownOptions:
     held_out_size: int = 512
     """Problems kept for evaluation, of multisets of numbers that are never trained on; the same for every seed."""
     prompt_style: Literal["compact", "r1"] = "compact"
-    """`compact`: one line, as the bundled model knows it.  `r1`: chat messages asking for the tags, for larger models."""
+    """`compact`: one line, as the bundled model knows it.  `r1`: chat messages asking for the tags, for real models."""
     prefill_think: bool = False
     """Begin the answer with `<think>` in the prompt, so that the model goes on from there."""
     format_mode: FormatMode = "strict"

@@ -1,0 +1,39 @@
+"""What a task is: where prompts come from, what is held out, and what earns reward."""
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol, runtime_checkable
+
+from posttrain.records import Prompt
+from posttrain.rewards.function import RewardFunction
+
+DRAWS_PER_STEP = 2**20
+"""Room for draws within one step: draw d of step s is problem s · DRAWS_PER_STEP + d, whatever the step's size."""
+
+Messages = Sequence[Mapping[str, str]]
+"""Chat turns, each with `role` and `content`."""
+
+
+@runtime_checkable
+class PromptRenderer(Protocol):
+    """Turns a problem into the tokens that a model reads."""
+
+    def render(self, content: str | Messages, *, id: str, prefill: str, columns: Mapping[str, object]) -> Prompt:
+        """Plain text as it stands, or messages through the model's chat template; `prefill` begins the answer."""
+        ...
+
+
+@runtime_checkable
+class Task(Protocol):
+    """Where prompts come from and what earns reward.  Made from (options, renderer, seed=)."""
+
+    name: str
+    reward_functions: tuple[RewardFunction, ...]
+    """The task's own, which a recipe may replace."""
+
+    def prompts(self, step: int, draws: range) -> list[Prompt]:
+        """The training prompts with these draw numbers: a function of (seed, step, draw)."""
+        ...
+
+    def held_out(self) -> list[Prompt]:
+        """The prompts that are never trained on, the same ones for every seed."""
+        ...

@@ -1,0 +1,96 @@
+"""Countdown: make a target from given numbers with + - * / and parentheses.
+
+**What the prompt looks like.**  `compact` is one line, `Use all of 11, 25, 11 to make 25.` or `Use some of …`; it is
+what the bundled model was trained on.  `r1` is a system and a user message that ask for `<think>…</think>
+<answer>…</answer>` and state the rule in words.  Either may begin the answer with `<think>`.
+
+**What earns what.**  1 for a right expression in the right structure, else 0: posttrain.rewards.countdown says it in
+full, hacks and all.  The rule that the prompt states (`numbers`) is the rule that is graded.
+
+**Where problems come from.**  posttrain.tasks.countdown_problems makes them; nothing is downloaded and no licence
+applies.
+"""
+
+from posttrain.records import Prompt
+from posttrain.rewards.countdown import Countdown, countdown, countdown_last
+from posttrain.rewards.function import RewardFunction, reward_function
+from posttrain.rewards.tags import THINK
+from posttrain.tasks.base import DRAWS_PER_STEP, Messages, PromptRenderer
+from posttrain.tasks.countdown_problems import COURSE, Difficulty, held_out_problems, training_problem
+from posttrain.tasks.options import CountdownOptions
+
+SYSTEM = (
+    "You are a careful problem solver. You first think about the problem, trying and checking ideas, and then give your"
+    " answer. Your whole reply has this form: <think> your reasoning </think> <answer> your answer </answer>"
+)
+
+RULES = {
+    "all": "Use every one of the numbers exactly once.",
+    "subset": "Use each of the numbers at most once; you need not use all of them.",
+}
+
+
+class CountdownTask:
+    """Countdown as the options say; training problems also depend on the run's seed, held-out ones do not."""
+
+    name = "countdown"
+
+    def __init__(self, options: CountdownOptions, renderer: PromptRenderer, *, seed: int) -> None:
+        self.options = options
+        self.renderer = renderer
+        self.seed = seed
+        self.difficulty = difficulty(options)
+        grader = countdown if options.format_mode == "strict" else countdown_last
+        self.reward_functions: tuple[RewardFunction, ...] = (reward_function(grader, text_only=True),)
+
+    def prompts(self, step: int, draws: range) -> list[Prompt]:
+        """A problem of its own for every (step, draw)."""
+        assert draws.stop <= DRAWS_PER_STEP, draws
+        indices = [step * DRAWS_PER_STEP + draw for draw in draws]
+        return [self.prompt(self.training_problem(index), f"train/{index}") for index in indices]
+
+    def training_problem(self, index: int) -> Countdown:
+        """The training problem with this index."""
+        return training_problem(self.difficulty, self.options.numbers, seed=self.seed, index=index)
+
+    def held_out(self) -> list[Prompt]:
+        """`held_out_size` different problems whose numbers are never trained on."""
+        problems = held_out_problems(self.difficulty, self.options.numbers, self.options.held_out_size)
+        return [self.prompt(problem, f"held-out/{index}") for index, problem in enumerate(problems)]
+
+    def prompt(self, problem: Countdown, id: str) -> Prompt:
+        """A problem as the policy sees it, with the columns that its grader reads."""
+        content = compact(problem) if self.options.prompt_style == "compact" else conversation(problem)
+        columns = {"numbers": problem.numbers, "target": problem.target, "rule": problem.rule}
+        return self.renderer.render(
+            content, id=id, prefill=THINK if self.options.prefill_think else "", columns=columns
+        )
+
+
+def difficulty(options: CountdownOptions) -> Difficulty:
+    """The difficulty that the options describe."""
+    if options.variant == "course":
+        return COURSE
+    return Difficulty(
+        num_numbers=options.num_numbers,
+        pool=tuple(range(options.min_number, options.max_number + 1)),
+        operators=options.operators,
+        targets=(options.min_target, options.max_target),
+    )
+
+
+def compact(problem: Countdown) -> str:
+    """The problem on one line, for tiny models."""
+    how = "all" if problem.rule == "all" else "some"
+    return f"Use {how} of {', '.join(map(str, problem.numbers))} to make {problem.target}.\n"
+
+
+def conversation(problem: Countdown) -> Messages:
+    """The problem as chat messages, for models that were trained to follow instructions."""
+    request = (
+        f"Using the numbers {', '.join(map(str, problem.numbers))}, write an expression that equals {problem.target}."
+        f" {RULES[problem.rule]} You may use + - * / and parentheses, and no other numbers."
+        " Show your reasoning in <think> </think> tags, then give nothing but the expression in <answer> </answer>"
+        " tags, for example <answer>(1 + 2) / 3</answer>."
+    )
+    return [{"role": "system", "content": SYSTEM}, {"role": "user", "content": request}]

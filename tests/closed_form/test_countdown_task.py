@@ -1,0 +1,143 @@
+"""The Countdown task: what prompts say, what they carry, and which options are refused."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from posttrain.errors import UserError
+from posttrain.records import Finish, Group, Prompt, Rollout
+from posttrain.rewards.countdown import Countdown, Outcome, puzzle
+from posttrain.rewards.protocol import grade
+from posttrain.tasks.base import DRAWS_PER_STEP, Messages
+from posttrain.tasks.countdown import CountdownTask, compact, conversation
+from posttrain.tasks.countdown_problems import held_out
+from posttrain.tasks.countdown_solver import solutions
+from posttrain.tasks.options import CountdownOptions
+
+
+class CharacterRenderer:
+    """One token per character, and messages one after another."""
+
+    def render(self, content: str | Messages, *, id: str, prefill: str, columns: Mapping[str, object]) -> Prompt:
+        messages = None if isinstance(content, str) else tuple(content)
+        text = content if isinstance(content, str) else "\n".join(turn["content"] for turn in content)
+        text += prefill
+        tokens = tuple(map(ord, text))
+        return Prompt(id=id, text=text, tokens=tokens, prefill=prefill, messages=messages, columns=columns)
+
+
+def task(seed: int = 0, **options: Any) -> CountdownTask:
+    return CountdownTask(CountdownOptions(**options), CharacterRenderer(), seed=seed)
+
+
+def score(prompt: Prompt, completion: str, own: CountdownTask) -> tuple[float, str]:
+    """What the task's own rewards say of a completion."""
+    tokens = tuple(map(ord, completion))
+    rollout = Rollout(sample=0, tokens=tokens, logprobs=(0.0,) * len(tokens), finish=Finish.STOP, text=completion)
+    grades = grade([Group(prompt=prompt, draw=0, rollouts=(rollout,))], own.reward_functions)
+    return float(grades.rewards[0, 0]), grades.outcomes[grades.names[0]][0][0]
+
+
+def test_compact_prompts_are_the_lines_that_the_bundled_model_knows() -> None:
+    assert compact(Countdown((11, 25, 11), 25, "all")) == "Use all of 11, 25, 11 to make 25.\n"
+    assert compact(Countdown((11, 25, 11), 25, "subset")) == "Use some of 11, 25, 11 to make 25.\n"
+
+
+def test_chat_prompts_state_numbers_target_tags_and_the_rule() -> None:
+    said = {rule: conversation(Countdown((11, 25, 4), 40, rule)) for rule in ("all", "subset")}
+    assert [turn["role"] for turn in said["all"]] == ["system", "user"]
+    for turns in said.values():
+        assert "11, 25, 4" in turns[1]["content"]
+        assert "equals 40." in turns[1]["content"]
+        assert "<think> </think>" in turns[1]["content"]
+        assert "<answer> </answer>" in turns[1]["content"]
+    assert "every one of the numbers exactly once" in said["all"][1]["content"]
+    assert "at most once" in said["subset"][1]["content"]
+    assert "at most once" not in said["all"][1]["content"]
+
+
+@pytest.mark.parametrize("style", ["compact", "r1"])
+@pytest.mark.parametrize("prefill", [False, True])
+@pytest.mark.parametrize("mode", ["strict", "last"])
+@pytest.mark.parametrize("numbers", ["all", "subset"])
+def test_a_solution_earns_the_reward_in_every_style(style, prefill, mode, numbers) -> None:
+    own = task(prompt_style=style, prefill_think=prefill, format_mode=mode, numbers=numbers)
+    [prompt] = own.prompts(0, range(1))
+    assert prompt.text.endswith("<think>") == prefill
+    assert (prompt.messages is not None) == (style == "r1")
+    solution = solutions(puzzle(**prompt.columns))[0]
+    completion = ("" if prefill else "<think>") + f"hm</think>\n<answer>{solution}</answer>"
+    assert score(prompt, completion, own) == (1.0, Outcome.CORRECT)
+    assert score(prompt, completion + " Done.", own)[0] == (1.0 if mode == "last" else 0.0)
+    assert score(prompt, completion.replace(solution, solution + "+1"), own) == (0.0, Outcome.WRONG_NUMBERS)
+
+
+# Trap: the prompt says one rule and the grader applies another.
+@pytest.mark.parametrize(
+    ("numbers", "word", "outcome"), [("all", "all", "wrong_numbers"), ("subset", "some", "correct")]
+)
+def test_the_rule_in_the_prompt_is_the_rule_that_is_graded(numbers: str, word: str, outcome: str) -> None:
+    own = task(numbers=numbers)
+    prompt = own.prompt(Countdown((17, 5, 3), 12, own.options.numbers), "x")
+    assert prompt.text == f"Use {word} of 17, 5, 3 to make 12.\n"
+    assert score(prompt, "<think></think><answer>17-5</answer>", own)[1] == outcome
+
+
+def test_every_step_and_draw_has_a_problem_of_its_own() -> None:
+    own = task()
+    prompts = [prompt for step in range(4) for prompt in own.prompts(step, range(8))]
+    assert len({prompt.id for prompt in prompts}) == 32
+    # 30^3 = 27000 draws of numbers alone: with 32 prompts a shared (numbers, target) has a chance below 2%, seed fixed.
+    assert len({prompt.text for prompt in prompts}) == 32
+    assert own.prompts(2, range(5, 7)) == own.prompts(2, range(8))[5:7]
+    last = own.prompts(0, range(DRAWS_PER_STEP - 1, DRAWS_PER_STEP))
+    assert last[0].id == f"train/{DRAWS_PER_STEP - 1}"
+    assert own.prompts(1, range(1))[0].id == f"train/{DRAWS_PER_STEP}"
+    with pytest.raises(AssertionError):
+        own.prompts(0, range(DRAWS_PER_STEP, DRAWS_PER_STEP + 1))
+
+
+def test_the_seed_changes_training_problems_and_no_held_out_one() -> None:
+    assert task(seed=1).prompts(0, range(8)) != task(seed=2).prompts(0, range(8))
+    assert task(seed=1, held_out_size=20).held_out() == task(seed=2, held_out_size=20).held_out()
+
+
+def test_held_out_prompts_are_as_many_as_asked_for_and_of_held_out_numbers() -> None:
+    prompts = task(held_out_size=33).held_out()
+    assert len({prompt.id for prompt in prompts}) == 33
+    assert all(held_out(prompt.columns["numbers"]) for prompt in prompts)
+    assert not any(held_out(prompt.columns["numbers"]) for prompt in task().prompts(0, range(33)))
+
+
+def test_the_difficulty_options_reach_the_problems() -> None:
+    own = task(num_numbers=4, min_number=2, max_number=9, operators="+*", min_target=50, max_target=60)
+    for prompt in own.prompts(0, range(20)):
+        assert len(prompt.columns["numbers"]) == 4
+        assert all(2 <= number <= 9 for number in prompt.columns["numbers"])
+        assert 50 <= prompt.columns["target"] <= 60
+    course = task(variant="course", numbers="subset").prompts(0, range(20))
+    assert {len(prompt.columns["numbers"]) for prompt in course} == {4}
+    assert {prompt.columns["rule"] for prompt in course} == {"subset"}
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"num_numbers": 1}, "num_numbers = 1 .*use 2 to 6"),
+        ({"num_numbers": 7}, "num_numbers = 7 .*use 2 to 6"),
+        ({"min_number": -1}, "min_number = -1 is negative"),
+        ({"min_number": 31}, "max_number = 30 is below min_number = 31"),
+        ({"operators": "+^"}, r"operators = \+\^ should be some of \+-\*/"),
+        ({"operators": ""}, r"operators =  should be some of"),
+        ({"operators": "++"}, "names one of them twice"),
+        ({"min_target": -1}, "min_target = -1 is negative"),
+        ({"min_target": 100}, "max_target = 99 is below min_target = 100"),
+        ({"held_out_size": 0}, "held_out_size = 0 leaves nothing"),
+        ({"variant": "course", "max_target": 50}, "max_target = 50: the variant `course` decides that itself"),
+        ({"variant": "course", "num_numbers": 4}, "num_numbers = 4: the variant `course`"),
+    ],
+)
+def test_options_that_make_no_sense_are_refused_with_the_rule(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        CountdownOptions(**options)
