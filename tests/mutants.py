@@ -90,7 +90,6 @@ MUTANTS: list[tuple[str, str, str, int]] = [
     ("losses.py", "own = logprobs - behaviour_logprobs", "own = behaviour_logprobs - logprobs", 0),
     ("losses.py", 'level == "sequence_mean"', 'level != "sequence_mean"', 0),
     ("losses.py", "total / rollout.bincount(minlength=num_slots)", "total / len(rollout)", 0),
-    ("losses.py", "int(rollout.max()) + 1", "int(rollout.max()) + 2", 0),
     ("losses.py", "torch.where(advantages < 0, clip.log_lowest, -inf)", "inf * 0 + clip.log_lowest", 0),
     ("losses.py", "torch.where(advantages < 0, inf, clip.log_highest)", "inf * 0 + clip.log_highest", 0),
     ("losses.py", "torch.where(advantages < 0, inf, clip.log_highest)", "torch.where(advantages <= 0, inf, 0.2)", 0),
@@ -171,6 +170,7 @@ def tests_pass(folder: Path, tests: list[str]) -> bool:
     if child:
         return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     os.chdir(folder)
+    sys.dont_write_bytecode = True  # a mutant of the same size and second would pass for the one before
     sys.path.insert(0, str(folder / "src"))
     with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere), contextlib.redirect_stderr(nowhere):
         code = pytest.main(["-x", "-q", "-p", "no:cacheprovider", *(f"tests/{test}" for test in tests)])

@@ -239,3 +239,7 @@ def test_a_mistake_is_answered_with_where_what_and_the_remedy(config, message) -
 def test_every_one_token_estimator_can_stand_in_either_place(estimator, place) -> None:
     kl = build_algorithm({"name": "rloo", "kl": {"coefficient": 1, "estimator": estimator, "place": place}}).kl
     assert (kl.estimator, kl.place) == (estimator, place)
+
+
+def test_the_full_divergence_can_stand_in_the_loss() -> None:
+    assert build_algorithm({"name": "rloo", "kl": {"coefficient": 1, "estimator": "full"}}).kl.place == "loss"

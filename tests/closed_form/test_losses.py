@@ -134,7 +134,8 @@ def test_the_clipped_weight_multiplies_the_gradient_of_every_token() -> None:
 def test_an_unbounded_weight_is_the_ratio_itself() -> None:
     logprobs = values(0.9, 0.001).log().requires_grad_()
     behaviour = values(0.01, 0.5).log()
-    weighted_policy_gradient(logprobs, behaviour, values(1, 1), torch.arange(2), clip=UNBOUNDED).sum().backward()
+    rollout = torch.zeros(2, dtype=torch.int64)
+    weighted_policy_gradient(logprobs, behaviour, values(1, 1), rollout, clip=UNBOUNDED).sum().backward()
     assert logprobs.grad.tolist() == pytest.approx([-90, -0.002], rel=1e-14)
 
 
@@ -156,11 +157,11 @@ def test_a_token_is_clipped_where_its_ratio_left_the_range_as_its_advantage_want
 
 
 def test_ratio_statistics_are_over_all_tokens() -> None:
-    # Ratios 2, .5, 1: mean 7/6; ρ - 1 - ln ρ = 1 - ln 2, -.5 + ln 2, 0: mean 1/6.
-    statistics = ratio_statistics(torch.tensor([2.0, 0.5, 1.0], dtype=torch.float64).log())
-    assert statistics.mean == pytest.approx(7 / 6, rel=1e-14)
-    assert (statistics.lowest, statistics.highest) == pytest.approx((0.5, 2), rel=1e-14)
-    assert statistics.kl == pytest.approx(1 / 6, rel=1e-14)
+    # Ratios 2, .25, 1: mean 3.25/3; ρ - 1 - ln ρ = 1 - ln 2, -.75 + 2 ln 2, 0: mean (.25 + ln 2)/3.
+    statistics = ratio_statistics(torch.tensor([2.0, 0.25, 1.0], dtype=torch.float64).log())
+    assert statistics.mean == pytest.approx(3.25 / 3, rel=1e-14)
+    assert (statistics.lowest, statistics.highest) == pytest.approx((0.25, 2), rel=1e-14)
+    assert statistics.kl == pytest.approx((0.25 + math.log(2)) / 3, rel=1e-14)
 
 
 @pytest.mark.parametrize("bounds", [{"low": 0.0, "high": 0.0}, {"low": 1.0, "high": math.inf}])
