@@ -5,6 +5,7 @@ from typing import Literal
 
 from posttrain.errors import UserError, require
 from posttrain.rewards.countdown_options import FormatMode, NumbersRule
+from posttrain.tasks.dataset_options import DatasetOptions
 
 OPERATORS = "+-*/"
 
@@ -65,7 +66,7 @@ class CountdownOptions:
                 )
 
 
-TaskOptions = CountdownOptions
+TaskOptions = CountdownOptions | DatasetOptions
 
-TASK_OPTIONS: dict[str, type[TaskOptions]] = {"countdown": CountdownOptions}
+TASK_OPTIONS: dict[str, type[TaskOptions]] = {"countdown": CountdownOptions, "dataset": DatasetOptions}
 """The option class of each task, by the name it has in recipes."""
