@@ -3,7 +3,8 @@
     python benchmarks/grading.py [RUN]
 
 With a run folder, its logged completions are graded; without one, written demonstrations of some eight tries, which
-look the same.  A reasoning text of about 1,000 tokens is measured beside them.  The goal is 50,000 a second for the first.
+look the same.  A reasoning text of about 1,000 tokens is measured beside them.  The goal is 50,000 a second for the
+first.
 """
 
 import argparse
