@@ -245,3 +245,37 @@ def test_logits_that_are_no_numbers_are_an_error_that_names_the_row(
 def test_settings_that_make_no_distribution_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
         Sampling(**options)
+
+
+NO_SORT = [Sampling(), Sampling(greedy=True), Sampling(temperature=0.5), Sampling(min_p=0.1)]
+
+
+@pytest.mark.parametrize("vocab", [300, 5_000])
+@pytest.mark.parametrize("sampling", [*NO_SORT, *CUTS])
+def test_nothing_waits_for_the_values_so_that_a_cuda_graph_can_hold_it(sampling: Sampling, vocab: int) -> None:
+    # Tensors on "meta" have shapes and no values: reading a value, or a shape that depends on one, raises.
+    logits = torch.empty(4, vocab, device="meta")
+    sampled = sample(logits, torch.empty(4, dtype=torch.float64, device="meta"), sampling)
+    assert sampled.tokens.shape == sampled.logprobs.shape == (4,)
+    with pytest.raises(RuntimeError):
+        sampled.tokens[0].item()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("sampling", [*NO_SORT, *CUTS])
+def test_a_cuda_graph_draws_the_tokens_that_the_cpu_draws(sampling: Sampling) -> None:
+    logits, uniform = random_logits(6, 64, 5_000), random_uniform(6, 64)
+    still_logits, still_uniform = torch.zeros_like(logits, device="cuda"), torch.zeros_like(uniform, device="cuda")
+    warm_up = torch.cuda.Stream()
+    with torch.cuda.stream(warm_up):
+        sample(still_logits, still_uniform, sampling)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        sampled = sample(still_logits, still_uniform, sampling)
+    still_logits.copy_(logits)
+    still_uniform.copy_(uniform)
+    graph.replay()
+    expected = sample(logits, uniform, sampling)
+    assert sampled.tokens.tolist() == expected.tokens.tolist()
+    torch.testing.assert_close(sampled.logprobs.cpu(), expected.logprobs, rtol=0, atol=1e-12)

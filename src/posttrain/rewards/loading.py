@@ -1,0 +1,80 @@
+"""From the name or path in a recipe to a reward function."""
+
+import difflib
+import importlib
+import importlib.util
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+
+from posttrain.errors import UserError
+from posttrain.rewards.function import RewardFunction
+from posttrain.rewards.options import RewardOptions
+
+BUILT_IN = {
+    "countdown": "posttrain.rewards.countdown:countdown",
+    "countdown_last": "posttrain.rewards.countdown:countdown_last",
+    "format": "posttrain.rewards.format:strict_format",
+    "format_last": "posttrain.rewards.format:last_format",
+    "format_graded": "posttrain.rewards.format:graded_format",
+}
+"""The reward functions of this package as MODULE:FUNCTION; a module is imported when a recipe asks for it."""
+
+
+def load_reward(options: RewardOptions) -> RewardFunction:
+    """The function that an item of a recipe's `rewards` names, with its weight."""
+    if options.path:
+        call, name = function_in_file(options.path)
+        return RewardFunction(name=name, call=call, weight=options.weight)
+    if options.name not in BUILT_IN:
+        near = difflib.get_close_matches(options.name, BUILT_IN, n=1)
+        hint = f"Did you mean `{near[0]}`?" if near else f"There are {', '.join(BUILT_IN)}."
+        raise UserError(
+            f"rewards: no reward function `{options.name}`. {hint} A function of your own is given as FILE.py:FUNCTION."
+        )
+    module, _, function = BUILT_IN[options.name].partition(":")
+    call = getattr(importlib.import_module(module), function)
+    return RewardFunction(name=options.name, call=call, weight=options.weight, text_only=True)
+
+
+def function_in_file(path: str) -> tuple[Callable[..., object], str]:
+    """The function that FILE.py:FUNCTION names, and its name."""
+    file, _, name = path.rpartition(":")
+    module = module_from(Path(file))
+    if not hasattr(module, name):
+        own = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
+        near = difflib.get_close_matches(name, own, n=1)
+        hint = f"Did you mean `{near[0]}`?" if near else f"It defines {', '.join(own) or 'no function'}."
+        raise UserError(f"rewards: {file} has no function `{name}`. {hint}")
+    call = getattr(module, name)
+    if not callable(call) or isinstance(call, type):
+        raise UserError(
+            f"rewards: `{name}` in {file} is a {type(call).__name__} and cannot score completions; name a function, or"
+            " an object with a __call__ method"
+        )
+    return call, name
+
+
+def module_from(file: Path) -> ModuleType:
+    """Run a Python file of the user's as a module; it may import its neighbours, as a script may."""
+    if not file.is_file():
+        raise UserError(f"rewards: {file}: no such file. Paths are relative to the folder you run in.")
+    # One module for all functions of a file until the file changes, under a name that shadows no other module.
+    name = f"posttrain_rewards_of_user.{file.resolve()}@{file.stat().st_mtime_ns}"
+    if name in sys.modules:
+        return sys.modules[name]
+    spec = importlib.util.spec_from_file_location(name, file)
+    assert spec is not None, file
+    assert spec.loader is not None, file
+    module = importlib.util.module_from_spec(spec)
+    folder = str(file.resolve().parent)
+    if folder not in sys.path:
+        sys.path.append(folder)
+    sys.modules[name] = module  # where dataclasses look for the module of a class
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        del sys.modules[name]
+        raise UserError(f"rewards: {file} cannot be imported: {type(error).__name__}: {error}") from error
+    return module

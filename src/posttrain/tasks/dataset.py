@@ -1,0 +1,167 @@
+"""A task of your own: prompts from the rows of a file or a list, rewards from your functions.
+
+**What the prompt looks like.**  The row's prompt column: text as it stands, or messages through the model's chat
+template.  The options put a system message before it and the beginning of the answer behind it.
+
+**What earns what.**  What the recipe's `rewards` say; they are given every column of the row but the prompt's.
+
+**Which rows are trained on.**  Epoch by epoch in an order drawn anew for each, without replacement.  Held-out rows
+never are: those of `held_out_path`, or a share chosen by a hash of the prompt, so that equal prompts stay together.
+
+**Known hacks.**  They are those of your reward functions; look at what scores well, and keep rows held out.
+"""
+
+import functools
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+from jaxtyping import Int64
+from numpy import ndarray
+
+from posttrain.errors import UserError
+from posttrain.records import Group, Prompt
+from posttrain.rewards.function import RewardFunction
+from posttrain.tasks.base import Messages, PromptRenderer
+from posttrain.tasks.dataset_options import DatasetOptions
+from posttrain.tasks.rows import MEMORY, Row, read_rows, require_column, rows_of
+
+
+class DatasetTask:
+    """Rows of a file, or of a list given as `rows`, as the options say."""
+
+    name = "dataset"
+    reward_functions: tuple[RewardFunction, ...] = ()
+    """None of its own: the recipe names them."""
+    closing_tags = ()
+
+    def __init__(
+        self,
+        options: DatasetOptions,
+        renderer: PromptRenderer,
+        *,
+        seed: int,
+        prompts_per_step: int,
+        rows: Sequence[Mapping[str, object]] | None = None,
+    ) -> None:
+        self.options = options
+        self.renderer = renderer
+        self.seed = seed
+        self.prompts_per_step = prompts_per_step
+        everything = read(options) if rows is None else rows_of(rows, MEMORY)
+        require_column(everything, options.prompt_column)
+        self.training_rows, self.held_out_rows = split(everything, options)
+        for row in (*self.training_rows, *self.held_out_rows):
+            content(row, options)  # a fault in any row shows now, not in step 900
+
+    def prompts(self, step: int, draws: range) -> list[Prompt]:
+        """Draws below `prompts_per_step` go through the epochs; those above are refills, from the rest of the rows."""
+        size = self.prompts_per_step
+        numbers = [
+            row_number(draw, seed=self.seed, step=step, size=size, num_rows=len(self.training_rows)) for draw in draws
+        ]
+        return [self.prompt(self.training_rows[number]) for number in numbers]
+
+    def held_out(self) -> list[Prompt]:
+        """At most `held_out_size` rows that are never trained on, in the file's order."""
+        return [self.prompt(row) for row in self.held_out_rows]
+
+    def prompt(self, row: Row) -> Prompt:
+        """A row as the policy sees it."""
+        columns = {name: value for name, value in row.columns.items() if name != self.options.prompt_column}
+        return self.renderer.render(
+            content(row, self.options), id=row.where, prefill=self.options.prefill, columns=columns
+        )
+
+    def statistics(self, groups: Sequence[Group]) -> dict[str, float]:
+        """Nothing is known of completions but their scores."""
+        return {}
+
+    def found(self, prompt: Prompt, completion: str) -> bool:
+        """Not asked: there are no closing tags."""
+        raise NotImplementedError
+
+
+def row_number(draw: int, *, seed: int, step: int, size: int, num_rows: int) -> int:
+    """Which training row a draw is, in steps of `size` prompts: a function of its arguments."""
+    if draw >= size:
+        refills = refill_order(seed, step, size, num_rows)
+        return refills[(draw - size) % len(refills)]
+    epoch, position = divmod(step * size + draw, num_rows)
+    return int(permutation(seed, "epoch", epoch, num_rows)[position])
+
+
+@functools.lru_cache(maxsize=1)
+def refill_order(seed: int, step: int, size: int, num_rows: int) -> list[int]:
+    """Rows that can replace this step's uninformative ones: those it has not drawn, or all where it drew all."""
+    drawn = {row_number(draw, seed=seed, step=step, size=size, num_rows=num_rows) for draw in range(size)}
+    order: list[int] = permutation(seed, "refill", step, num_rows).tolist()
+    return [row for row in order if row not in drawn] or order
+
+
+@functools.lru_cache(maxsize=4)
+def permutation(seed: int, purpose: str, index: int, num_rows: int) -> Int64[ndarray, " row"]:
+    """The order of the rows in one epoch (or of one step's refills): a function of what it is for."""
+    name = repr(("dataset", seed, purpose, index)).encode()
+    key = np.frombuffer(hashlib.blake2b(name, digest_size=16).digest(), dtype="<u8").astype(np.uint64)
+    return np.random.Generator(np.random.Philox(key=key)).permutation(num_rows)
+
+
+def content(row: Row, options: DatasetOptions) -> str | Messages:
+    """The row's prompt as text or as messages."""
+    given = row.columns[options.prompt_column]
+    if isinstance(given, str):
+        if not options.system and not options.chat:
+            return given
+        messages = [{"role": "user", "content": given}]
+    elif isinstance(given, list) and all(isinstance(message, Mapping) for message in given):
+        messages = given
+    else:
+        raise UserError(
+            f"{row.where}: the column `{options.prompt_column}` must hold text or a list of messages, not"
+            f" {str(given)[:80]!r} ({type(given).__name__})"
+        )
+    if not options.system:
+        return messages
+    if any(message.get("role") == "system" for message in messages):
+        raise UserError(f"{row.where}: the prompt has a system message of its own; leave task.system out or remove it")
+    return [{"role": "system", "content": options.system}, *messages]
+
+
+def read(options: DatasetOptions) -> list[Row]:
+    """The rows of the options' file."""
+    if not options.path:
+        raise UserError("task.path is missing: name the file of rows, such as `path: rows.jsonl`")
+    return read_rows(options.path)
+
+
+def split(rows: Sequence[Row], options: DatasetOptions) -> tuple[list[Row], list[Row]]:
+    """Training rows, and the held-out rows that are evaluated on; no prompt is on both sides."""
+    column = options.prompt_column
+    if options.held_out_path:
+        held_out = read_rows(options.held_out_path)
+        require_column(held_out, column)
+        apart = {fingerprint(row, column) for row in held_out}
+    else:
+        threshold = int(options.held_out_share * 2**64)
+        held_out = [row for row in rows if fingerprint(row, column) < threshold]
+        apart = {fingerprint(row, column) for row in held_out}
+    training = [row for row in rows if fingerprint(row, column) not in apart]
+    if not training or (options.held_out_share > 0 and not held_out):
+        source = options.held_out_path or f"held_out_share = {options.held_out_share}"
+        raise UserError(
+            f"{Path(options.path).name or MEMORY}: {source} leaves {len(training)} rows to train on and"
+            f" {len(held_out)} to evaluate on, of {len(rows)}; there must be some of each. Give more different"
+            " prompts, or another task.held_out_share (0 evaluates on none)."
+        )
+    chosen = sorted(range(len(held_out)), key=lambda index: fingerprint(held_out[index], column))
+    return training, [held_out[index] for index in sorted(chosen[: options.held_out_size])]
+
+
+def fingerprint(row: Row, column: str) -> int:
+    """A 64-bit hash of the prompt alone, white space around it left out."""
+    prompt = row.columns[column]
+    text = prompt.strip() if isinstance(prompt, str) else json.dumps(prompt, sort_keys=True, default=str)
+    return int.from_bytes(hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "big")

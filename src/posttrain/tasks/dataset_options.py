@@ -1,0 +1,36 @@
+"""Options of the task whose prompts are rows of a file."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from posttrain.errors import require
+
+
+@dataclass(frozen=True, kw_only=True)
+class DatasetOptions:
+    """Prompts from a local file, one row each; every other column reaches the reward functions by its name."""
+
+    name: Literal["dataset"] = "dataset"
+    """Which task this is."""
+    path: str = ""
+    """File of rows: .jsonl (one JSON object a line), .json (a list of objects), .csv or .parquet."""
+    prompt_column: str = "prompt"
+    """Column with the prompt: text, or a list of messages with `role` and `content`."""
+    system: str = ""
+    """System message before every prompt; makes conversations of plain prompts."""
+    chat: bool = False
+    """Put plain prompts to the model as a user's message, through its chat template, and not as bare text."""
+    prefill: str = ""
+    """Beginning of every answer, given in the prompt, such as `<think>`."""
+    held_out_path: str = ""
+    """File of rows to evaluate on; prompts that are in both files are not trained on."""
+    held_out_share: float = 0.1
+    """Without `held_out_path`: share of different prompts set apart for evaluation, chosen by a hash of the prompt and
+    so the same for every seed; 0 trains on all and evaluates on none."""
+    held_out_size: int = 512
+    """Most held-out rows that are evaluated on; the others are still never trained on."""
+
+    def __post_init__(self) -> None:
+        require(self.prompt_column != "", self, "prompt_column", "names no column; the usual name is `prompt`")
+        require(0 <= self.held_out_share < 1, self, "held_out_share", "must be at least 0 and below 1, such as 0.1")
+        require(self.held_out_size >= 1, self, "held_out_size", "leaves nothing to evaluate on; use >= 1")

@@ -1,0 +1,242 @@
+"""A user's own rows as a task: what is trained on and when, what is held out, and what is wrong with a file."""
+
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pyarrow import parquet
+
+from posttrain.errors import UserError
+from posttrain.models.rendering import TokenizerRenderer
+from posttrain.models.tiny import new_tokenizer
+from posttrain.records import Finish, Group, Prompt, Rollout
+from posttrain.rewards.loading import load_reward
+from posttrain.rewards.options import RewardOptions
+from posttrain.rewards.protocol import grade
+from posttrain.tasks.dataset import DatasetTask
+from posttrain.tasks.dataset_options import DatasetOptions
+
+TOKENIZER = new_tokenizer()
+RENDERER = TokenizerRenderer(TOKENIZER)
+SUMS = [{"prompt": f"{i} + {i} = ", "answer": str(2 * i)} for i in range(200)]
+
+
+def task(
+    rows: Sequence[Mapping[str, object]] | None = SUMS, *, seed: int = 0, prompts_per_step: int = 8, **options: Any
+) -> DatasetTask:
+    return DatasetTask(DatasetOptions(**options), RENDERER, seed=seed, prompts_per_step=prompts_per_step, rows=rows)
+
+
+def texts(prompts: Sequence[Prompt]) -> list[str]:
+    return [prompt.text for prompt in prompts]
+
+
+def written(path: Path, rows: Sequence[Mapping[str, object]]) -> str:
+    path.write_text("\n".join(json.dumps(row) for row in rows) + "\n")
+    return str(path)
+
+
+# What is trained on.
+
+
+@given(num_rows=st.integers(1, 12), size=st.integers(1, 9), seed=st.integers(0, 3))
+def test_every_epoch_draws_every_row_once(num_rows: int, size: int, seed: int) -> None:
+    mine = task(SUMS[:num_rows], held_out_share=0.0, seed=seed, prompts_per_step=size)
+    drawn = [text for step in range(3 * num_rows) for text in texts(mine.prompts(step, range(size)))]
+    for epoch in range(len(drawn) // num_rows):
+        assert Counter(drawn[epoch * num_rows : (epoch + 1) * num_rows]) == Counter(texts_of(SUMS[:num_rows]))
+
+
+def texts_of(rows: Sequence[Mapping[str, object]]) -> list[str]:
+    return [str(row["prompt"]) for row in rows]
+
+
+def test_a_prompt_is_a_function_of_seed_step_and_draw() -> None:
+    whole = texts(task().prompts(5, range(12)))
+    assert texts(task().prompts(5, range(3, 11))) == whole[3:11]  # a new task that never saw the steps before
+    assert texts(task(seed=1).prompts(5, range(12))) != whole
+    epoch = len(task().training_rows) // 8 + 1  # the order of the next epoch is another
+    assert texts(task().prompts(epoch, range(8))) != texts(task().prompts(0, range(8)))
+
+
+def test_refills_are_rows_that_the_step_has_not_drawn() -> None:
+    mine = task(SUMS[:10], held_out_share=0.0, prompts_per_step=4)
+    for step in range(5):
+        drawn = texts(mine.prompts(step, range(4)))
+        refills = texts(mine.prompts(step, range(4, 10)))
+        assert len(set(refills)) == 6
+        assert not set(refills) & set(drawn) or len(set(drawn)) < 4
+    # Two rows, both drawn: a refill can only be one of them.
+    assert texts(task(SUMS[:2], held_out_share=0.0, prompts_per_step=2).prompts(0, range(2, 4)))
+
+
+def test_a_prompt_carries_its_place_its_tokens_and_every_other_column() -> None:
+    (prompt,) = task(SUMS[:1], held_out_share=0.0, prefill="<think>").prompts(0, range(1))
+    assert (prompt.id, prompt.columns, prompt.prefill) == ("rows:1", {"answer": "0"}, "<think>")
+    assert prompt.text == TOKENIZER.decode(prompt.tokens) == "0 + 0 = <think>"
+
+
+def test_system_messages_and_chat_make_conversations() -> None:
+    tokenizer = new_tokenizer()
+    tokenizer.chat_template = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant: "
+    renderer = TokenizerRenderer(tokenizer)
+
+    def first(rows: Sequence[Mapping[str, object]], **options: Any) -> str:
+        settings = DatasetOptions(held_out_share=0.0, **options)
+        return DatasetTask(settings, renderer, seed=0, prompts_per_step=1, rows=rows).prompts(0, range(1))[0].text
+
+    plain, turns = [{"prompt": "hi"}], [{"prompt": [{"role": "user", "content": "hi"}]}]
+    assert first(plain) == "hi"
+    assert first(plain, chat=True) == first(turns) == "user: hi\nassistant: "
+    assert first(plain, system="Be brief.") == first(turns, system="Be brief.")
+    assert first(turns, system="Be brief.", prefill="So") == "system: Be brief.\nuser: hi\nassistant: So"
+    own = [{"prompt": [{"role": "system", "content": "x"}, {"role": "user", "content": "hi"}]}]
+    with pytest.raises(UserError, match=r"rows:1: the prompt has a system message of its own"):
+        first(own, system="Be brief.")
+
+
+# What is held out.
+
+
+def test_held_out_prompts_are_a_share_that_no_seed_changes_and_no_step_trains_on() -> None:
+    mine = task(held_out_share=0.2, prompts_per_step=50)
+    held_out = texts(mine.held_out())
+    # 200 draws of probability 0.2: 40, and four deviations of √(200 · 0.2 · 0.8) = 5.7 about it.
+    assert 40 - 23 < len(held_out) < 40 + 23
+    assert texts(task(held_out_share=0.2, seed=9).held_out()) == held_out
+    trained = {text for step in range(8) for text in texts(mine.prompts(step, range(60)))}
+    assert not trained & set(held_out)
+    assert len(trained) + len(held_out) == 200
+
+
+def test_equal_prompts_are_on_the_same_side_whatever_else_their_rows_hold() -> None:
+    twice = [*SUMS, *({**row, "prompt": f" {row['prompt']}\n", "answer": "other"} for row in SUMS)]
+    mine = task(twice)
+    trained, held_out = ({str(row.columns["prompt"]).strip() for row in side} for side in split_of(mine))
+    assert not trained & held_out
+    assert len(mine.held_out()) == 2 * len(task(SUMS).held_out())
+
+
+def split_of(mine: DatasetTask) -> tuple[Any, Any]:
+    return mine.training_rows, mine.held_out_rows
+
+
+def test_more_rows_are_held_out_than_are_evaluated_on() -> None:
+    few, all_of_them = task(held_out_share=0.3, held_out_size=5), task(held_out_share=0.3)
+    assert len(few.held_out()) == 5
+    assert set(texts(few.held_out())) < set(texts(all_of_them.held_out()))
+    assert len(few.training_rows) == len(all_of_them.training_rows)
+
+
+def test_prompts_of_a_held_out_file_are_not_trained_on(tmp_path: Path) -> None:
+    held_out = written(tmp_path / "test.jsonl", [*SUMS[:3], {"prompt": "other", "answer": "x"}])
+    mine = task(SUMS[:10], held_out_path=held_out)
+    assert texts(mine.held_out()) == [*texts_of(SUMS[:3]), "other"]
+    assert [row.columns["prompt"] for row in mine.training_rows] == texts_of(SUMS[3:10])
+    with pytest.raises(UserError, match="leaves 0 rows to train on and 4 to evaluate on"):
+        task(SUMS[:3], held_out_path=held_out)
+
+
+def test_a_share_that_leaves_one_side_empty_is_refused() -> None:
+    with pytest.raises(UserError, match=r"held_out_share = 0.001 leaves 20 rows to train on and 0 to evaluate on"):
+        task(SUMS[:20], held_out_share=0.001)
+    assert task(SUMS[:20], held_out_share=0.0).held_out() == []
+
+
+# Files.
+
+
+def test_all_kinds_of_files_give_the_same_prompts(tmp_path: Path) -> None:
+    table = pa.Table.from_pylist(list(SUMS))
+    parquet.write_table(table, tmp_path / "rows.parquet")
+    (tmp_path / "rows.csv").write_text("prompt,answer\n" + "".join(f"{r['prompt']},{r['answer']}\n" for r in SUMS))
+    (tmp_path / "rows.json").write_text(json.dumps(SUMS))
+    written(tmp_path / "rows.jsonl", SUMS)
+    wanted = texts(task().prompts(0, range(8)))
+    for suffix in ("jsonl", "json", "csv", "parquet"):
+        mine = task(None, path=str(tmp_path / f"rows.{suffix}"))
+        prompts = mine.prompts(0, range(8))
+        assert texts(prompts) == wanted
+        assert prompts[0].id.startswith(f"rows.{suffix}:")
+
+
+def test_blank_lines_byte_order_marks_and_odd_line_ends_inside_strings_are_fine(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes('\ufeff{"prompt": "a\u2028b"}\r\n\r\n{"prompt": "c"}'.encode())
+    mine = task(None, path=str(path), held_out_share=0.0)
+    assert [(row.where, row.columns["prompt"]) for row in mine.training_rows] == [
+        ("rows.jsonl:1", "a\u2028b"),
+        ("rows.jsonl:3", "c"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "complaint"),
+    [
+        ("rows.jsonl", '{"prompt": "a"}\n\n{"prompt": "b"\n', r"rows.jsonl:3: not JSON at column 15: .* \{\"prompt"),
+        ("rows.jsonl", '["a"]\n', "rows.jsonl:1: a row must be an object of named columns, not list"),
+        ("rows.jsonl", "\n \n", "there are no rows"),
+        ("rows.jsonl", '{"prompt": "a"}\n{"promt": "b"}\n', "rows.jsonl:2: no column `prompt`. Did you mean `promt`?"),
+        ("rows.jsonl", '{"question": "a"}\n', "It has question. Set task.prompt_column"),
+        ("rows.jsonl", '{"prompt": ""}\n', "rows.jsonl:1: the column `prompt` is empty"),
+        ("rows.jsonl", '{"prompt": 3}\n', "rows.jsonl:1: the column `prompt` must hold text or a list of messages"),
+        ("rows.jsonl", b'{"prompt": "\xff"}\n', "not UTF-8 at byte 12"),
+        ("rows.json", '{"prompt": "a"}', "must hold a list of objects, not dict"),
+        ("rows.json", '{"prompt": "a"}\n{}', "rows.json:2: not JSON"),
+        ("rows.parquet", "nonsense", "cannot be read as parquet"),
+        ("rows.csv", "", "cannot be read as csv"),
+        ("rows.txt", "a", "rows are read from .jsonl"),
+    ],
+)
+def test_a_fault_of_a_file_is_one_message_with_its_place(
+    tmp_path: Path, name: str, text: str | bytes, complaint: str
+) -> None:
+    path = tmp_path / name
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    with pytest.raises(UserError, match=complaint):
+        task(None, path=str(path), held_out_share=0.0)
+
+
+def test_a_missing_file_is_one_message_with_the_nearest_name(tmp_path: Path) -> None:
+    written(tmp_path / "rows.jsonl", SUMS)
+    with pytest.raises(UserError, match=r"row.jsonl: no such file \(did you mean rows.jsonl\?\)"):
+        task(None, path=str(tmp_path / "row.jsonl"))
+    with pytest.raises(UserError, match=r"task.path is missing"):
+        task(None)
+    with pytest.raises(UserError, match="rows: there are no rows"):
+        task([])
+
+
+@pytest.mark.parametrize("options", [{"held_out_share": 1.0}, {"held_out_size": 0}, {"prompt_column": ""}])
+def test_options_that_leave_nothing_to_do_are_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(UserError, match=next(iter(options))):
+        DatasetOptions(**options)
+
+
+def test_rows_of_a_file_are_scored_by_a_function_of_a_file(tmp_path: Path) -> None:
+    path = written(tmp_path / "sums.jsonl", SUMS)
+    (tmp_path / "sums.py").write_text(
+        "def right(prompts, completions, answer, **kwargs):\n"
+        "    assert all(p.endswith(' = ') for p in prompts)\n"
+        "    return [float(text == wanted) for text, wanted in zip(completions, answer)]\n"
+    )
+    prompts = task(None, path=path).prompts(0, range(2))
+    groups = [
+        Group(
+            prompt=prompt,
+            draw=draw,
+            rollouts=tuple(
+                Rollout(sample=i, tokens=(1,), logprobs=(0.0,), finish=Finish.STOP, text=text)
+                for i, text in enumerate([str(prompt.columns["answer"]), "no"])
+            ),
+        )
+        for draw, prompt in enumerate(prompts)
+    ]
+    function = load_reward(RewardOptions(path=f"{tmp_path / 'sums.py'}:right"))
+    assert grade(groups, [function]).rewards.tolist() == [[1.0, 0.0], [1.0, 0.0]]
