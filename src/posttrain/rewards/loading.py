@@ -15,9 +15,9 @@ from posttrain.rewards.options import RewardOptions
 BUILT_IN = {
     "countdown": "posttrain.rewards.countdown:countdown",
     "countdown_last": "posttrain.rewards.countdown:countdown_last",
-    "format": "posttrain.rewards.format:strict_format",
-    "format_last": "posttrain.rewards.format:last_format",
-    "format_graded": "posttrain.rewards.format:graded_format",
+    "strict_format": "posttrain.rewards.format:strict_format",
+    "last_format": "posttrain.rewards.format:last_format",
+    "graded_format": "posttrain.rewards.format:graded_format",
 }
 """The reward functions of this package as MODULE:FUNCTION; a module is imported when a recipe asks for it."""
 

@@ -35,7 +35,8 @@ class DatasetTask:
     name = "dataset"
     reward_functions: tuple[RewardFunction, ...] = ()
     """None of its own: the recipe names them."""
-    closing_tags = ()
+    closing_tags: tuple[str, ...] = ()
+    """None: how a completion ends its search is known to the rows' author alone."""
 
     def __init__(
         self,
