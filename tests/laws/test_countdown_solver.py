@@ -101,4 +101,5 @@ def test_nothing_is_made_by_dividing_by_zero() -> None:
     # 0 and 5 make 0 + 5 = 5 - 0 = 5 and 0 · 5 = 0 / 5 = 0; 5 / 0 has no value.
     assert values((0, 5)) == {(0, 1), (5, 1)}
     assert values((0, 0)) == {(0, 1)}
+    assert all(denominator > 0 for _, denominator in values((0, 5, 7)))  # where 0 · 5 = 0 is what 7 could be divided by
     assert not solvable(Countdown((0, 0), 1))
