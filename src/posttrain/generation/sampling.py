@@ -85,8 +85,9 @@ def invert(
 ) -> tuple[Int64[Tensor, " row"], Float64[Tensor, " row"]]:
     """The first token whose cumulative weight exceeds `uniform` of the row's total, and that total.
 
-    Added up in float64: in float32 one token in a thousand moves.  A large vocabulary goes in two levels, sums of
-    blocks of about √vocab tokens and then the tokens of the block that was hit, without a float64 copy of it all.
+    Added up in float64: sums kept in float32 move 4 tokens in 1,000 of a vocabulary of 151,936, and a quarter of them
+    where each is rounded before the next is added (measured).  A large vocabulary goes in two levels, sums of blocks
+    of about √vocab tokens and then the tokens of the block that was hit, without a float64 copy of it all.
     """
     if weights.shape[1] <= SMALL_VOCAB and weights.device.type == "cpu":
         cumulative = weights.cumsum(dim=1, dtype=torch.float64)  # one token after the other, so it never falls
