@@ -2,6 +2,8 @@
 
 import re
 from importlib.metadata import version as installed_version
+from itertools import groupby
+from operator import itemgetter
 
 project = "posttrain"
 author = "the posttrain authors"
@@ -20,12 +22,19 @@ myst_heading_anchors = 3
 nb_execution_mode = "off"  # tutorials are run by the tests
 
 autosummary_generate = True
-autodoc_default_options = {"members": True, "undoc-members": True, "member-order": "bysource", "show-inheritance": True}
+autodoc_default_options = {
+    "members": True,
+    "ignore-module-all": True,
+    "undoc-members": True,
+    "member-order": "bysource",
+    "show-inheritance": True,
+}
 autodoc_typehints_format = "short"
 autodoc_preserve_defaults = True
 maximum_signature_line_length = 80
 
 ALIGNED = re.compile(r"\S {3,}\S")
+ESCAPED_BOLD = re.compile(r"(?<!\S)\\\*\\\*(\w[^*]*)\\\*\\\*(?!\w)")
 CODE_SPAN = re.compile(r"`+([^`]+)`+")
 
 
@@ -39,31 +48,22 @@ def as_written(app, what, name, obj, options, lines):
     They are written to be read in an editor; reStructuredText would take |A|, π* and an indented equation for mark-up.
     """
     shown = []
-    in_block = False
-    for line in lines:
-        if not line.strip():
-            shown.append("")
-        elif verbatim(line) and (in_block or not is_list_item(shown)):
-            shown += [f"    {line}"] if in_block else ["", "::", "", f"    {line}"]
-            in_block = True
-        else:
-            shown += ["", escaped(line)] if in_block else [escaped(line)]
-            in_block = False
+    for paragraph in "\n".join(lines).split("\n\n"):
+        rows = paragraph.split("\n")
+        is_list = rows[0].startswith("- ")
+        for is_block, run in groupby(((is_verbatim(row) and not is_list, row) for row in rows), key=itemgetter(0)):
+            text = [row for _, row in run]
+            shown += ["::", "", *(f"    {row}" for row in text), ""] if is_block else [*escaped(text), ""]
     lines[:] = shown
 
 
-def verbatim(line):
+def is_verbatim(row):
     """Whether a line is an equation or a row of a table: indented, or with columns set apart by spaces."""
-    return line.startswith(" ") or ALIGNED.search(line) is not None
+    return row.startswith(" ") or ALIGNED.search(row) is not None
 
 
-def is_list_item(shown):
-    """Whether the line before is a list item, which indented lines continue."""
-    return bool(shown) and shown[-1].lstrip().startswith(("- ", "* ", "\\* "))
-
-
-def escaped(line):
-    pieces = CODE_SPAN.split(line)  # prose, code, prose, ...
-    prose = [re.sub(r"([\\*|_])", r"\\\1", piece) for piece in pieces[::2]]
+def escaped(rows):
+    pieces = CODE_SPAN.split("\n".join(rows))  # prose, code, prose, ...
+    prose = [ESCAPED_BOLD.sub(r"**\1**", re.sub(r"([\\*|_])", r"\\\1", piece)) for piece in pieces[::2]]
     code = [f"``{piece}``" for piece in pieces[1::2]] + [""]
-    return "".join(part for pair in zip(prose, code, strict=True) for part in pair)
+    return "".join(part for pair in zip(prose, code, strict=True) for part in pair).split("\n")
