@@ -1,1 +1,40 @@
-"""posttrain."""
+"""Training language models by reward: the Python side of the `posttrain` command.
+
+    config = posttrain.load_recipe("countdown-tiny", task="dataset", model={"path": "my-model"})
+    run = posttrain.train(config, rows=[{"prompt": "2+3=", "answer": "5"}, ...], rewards=[solved])
+    posttrain.evaluate(run.model_folder, config, rows=..., rewards=[solved])
+
+`solved(completions, answer, **columns)` gets lists and returns one number, or None, for each completion.  Importing
+this module loads nothing heavy: each name is loaded when it is first used.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from posttrain.config import Config, SftConfig, as_recipe, load_recipe
+    from posttrain.training.measuring import evaluate
+    from posttrain.training.rl import Run, train
+
+__all__ = ["Config", "Run", "SftConfig", "as_recipe", "evaluate", "load_recipe", "train"]
+
+HOMES = {
+    "Config": "posttrain.config",
+    "SftConfig": "posttrain.config",
+    "as_recipe": "posttrain.config",
+    "load_recipe": "posttrain.config",
+    "Run": "posttrain.training.rl",
+    "train": "posttrain.training.rl",
+    "evaluate": "posttrain.training.measuring",
+}
+"""Where each public name is defined."""
+
+
+def __getattr__(name: str) -> object:
+    if name not in HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,18 +1,18 @@
 """From the arguments of a command to its config: positional arguments, recipes, flags and switches."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any, TypeVar
 
 from posttrain.commands.flags import COMMAND_LINE, Program, path_of, read_flags
-from posttrain.config import AnyConfig, Config, build
+from posttrain.config import Config, build
 from posttrain.config.reading import structure
 from posttrain.errors import UserError
 from posttrain.recipes import VARIANTS, Layer, merge, read_recipe
 
-Built = TypeVar("Built", bound=AnyConfig)
+Built = TypeVar("Built")
 
 MAY_CHANGE_ON_RESUME = ("run.num_steps", "run.time_limit_minutes", "run.early_stop_evaluations", "checkpoint")
 """How long a run goes on and what it keeps; all else is what made it the run that it is."""
@@ -25,6 +25,23 @@ class Arguments:
     positional: Sequence[str]
     """Those before the first flag, and recipe files wherever they stand."""
     flags: Sequence[str]
+
+    def first(self, name: str, program: Program) -> "tuple[str, Arguments]":
+        """The first positional argument, which the command cannot do without, and the rest."""
+        if self.positional:
+            return self.positional[0], replace(self, positional=self.positional[1:])
+        if any(flag in ("-h", "--help") for flag in self.flags):
+            return name, self  # for the help any value does
+        raise UserError(f"{COMMAND_LINE}: {name} is missing: {program.name} [--FLAGS ...]")
+
+    def model(self, program: Program) -> "tuple[str, Arguments]":
+        """The model that the command is about, and the rest."""
+        return self.first("MODEL", program)
+
+    def require_no_more(self, program: Program) -> None:
+        """Refuse positional arguments that the command has no use for."""
+        if self.positional:
+            raise UserError(f"{COMMAND_LINE}: no use for {' '.join(self.positional)}: {program.name} [--FLAGS ...]")
 
 
 def told_apart(arguments: Sequence[str]) -> Arguments:
@@ -61,6 +78,11 @@ def variants(flags: Sequence[str]) -> Layer:
 def recipe_layers(recipes: Sequence[str]) -> list[Layer]:
     """Recipe files, left to right."""
     return [read_recipe(recipe) for recipe in recipes]
+
+
+def model_layer(path: str) -> Layer:
+    """A model that is named by position."""
+    return Layer(where=COMMAND_LINE, sections={"model": {"path": path}})
 
 
 def resumed(folder: str, arguments: Arguments, program: Program) -> tuple[Config, Any]:

@@ -14,7 +14,7 @@ import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass, make_dataclass
 from difflib import get_close_matches
-from itertools import pairwise
+from itertools import dropwhile, pairwise, takewhile
 from types import NoneType
 from typing import Annotated, Any, get_args, get_type_hints
 
@@ -124,9 +124,11 @@ def parse(parser: Any, arguments: Sequence[str], program: Program) -> Any:
 
 def unboxed(text: str) -> str:
     """The first paragraph of a message that tyro framed, and how the flag is written."""
-    lines = [line.strip("│ ").strip() for line in text.splitlines()]
-    paragraph = lines[1 : next((i for i, line in enumerate(lines) if i and set(line) <= set("─╰╯")), len(lines))]
-    usage = next((line for line in lines if line.startswith("--")), "")
+    _title, *lines = [line.strip("│ ") for line in text.splitlines()]
+    ruled = [line for line in lines if line == "" or set(line) <= set("─-╰╯")]
+    words = list(dropwhile(lambda line: line in ruled, lines))
+    paragraph = takewhile(lambda line: line not in ruled, words)
+    usage = next((line for line in words if re.match(r"--\w", line)), "")
     said = " ".join(" ".join(paragraph).split()).removeprefix("Error parsing ").rstrip(".")
     said = re.sub(r"invalid literal for int\(\) with base 10: (.*)", r"\1 is no whole number", said)
     said = re.sub(r"could not convert string to float: (.*)", r"\1 is no number", said)

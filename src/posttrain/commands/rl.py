@@ -18,6 +18,9 @@ class Switches:
     """Continue the run in this folder exactly where its last checkpoint left it."""
 
 
+INTERRUPTED = 130
+"""The exit code of a run that was asked to stop, as shells know it."""
+
 PROGRAM = Program(
     name="posttrain rl [RECIPE.yaml ...]",
     description="Train a model by reward.  Recipes are files or names of bundled ones, later ones overriding earlier;"
@@ -39,6 +42,5 @@ def main(arguments: Sequence[str]) -> int:
 
     if switches.dry_run:
         show_plan(config)
-    else:
-        train(config, resume=bool(folder))
-    return 0
+        return 0
+    return INTERRUPTED if train(config, resume=bool(folder)).interrupted else 0

@@ -11,7 +11,7 @@ from posttrain.config.sections import AnyConfig, Config, SftConfig
 from posttrain.errors import UserError
 from posttrain.recipes import Layer, Merged, merge, read_recipe
 
-Built = TypeVar("Built", bound=AnyConfig)
+Built = TypeVar("Built")
 
 
 def load_recipe(*recipes: str | Path, **sections: object) -> AnyConfig:

@@ -18,7 +18,7 @@ class RewardOptions:
 
     def __post_init__(self) -> None:
         if (self.name == "") == (self.path == ""):
-            raise UserError("a reward has either a name (`name: format`) or a path (`path: my_rewards.py:solved`)")
+            raise UserError("a reward has either a name (`name: graded_format`) or a path (`path: my_rewards.py:solved`)")
         named = self.name == "" or self.name.isidentifier()
         require(named, self, "name", "is no name of a reward; a function of your own is path: FILE.py:FUNCTION")
         file, colon, function = self.path.rpartition(":")
@@ -28,6 +28,6 @@ class RewardOptions:
 
     @property
     def short(self) -> str:
-        """The short form that recipes and `--rewards` take: `format`, `my_rewards.py:solved=0.5`."""
+        """The short form that recipes and `--rewards` take: `graded_format`, `my_rewards.py:solved=0.5`."""
         source = self.name or self.path
         return source if self.weight == 1 else f"{source}={self.weight}"

@@ -1,0 +1,94 @@
+"""`posttrain chat`: ask a model by hand and see its whole answer, tags included."""
+
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from posttrain.commands.arguments import configured, model_layer, told_apart
+from posttrain.commands.flags import Program
+from posttrain.generation.options import SamplingOptions
+from posttrain.models.options import BUNDLED, ModelOptions
+
+HINT = "The bundled model knows one kind of question: Use all of 11, 25, 11 to make 25."
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChatConfig:
+    """What a conversation depends on."""
+
+    model: ModelOptions = field(default_factory=ModelOptions)
+    sampling: SamplingOptions = field(default_factory=SamplingOptions)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Switches:
+    """How to ask."""
+
+    prompt: str = ""
+    """Ask this, print the answer and leave."""
+    seed: int = 0
+    """Another seed samples other answers; the same one repeats them."""
+
+
+PROGRAM = Program(
+    name="posttrain chat MODEL",
+    description="Ask a model, a folder or `bundled`, by hand.  Every line is a question of its own; an empty one ends.",
+    switches=Switches(),
+    only=("model.dtype", "model.device", "sampling"),
+)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Answer questions until there are no more."""
+    model, given = told_apart(arguments).model(PROGRAM)
+    given.require_no_more(PROGRAM)
+    config, switches = configured(ChatConfig, [model_layer(model)], given.flags, PROGRAM)
+    config.model.require_folder()
+    questions = [switches.prompt] if switches.prompt else typed(HINT if model == BUNDLED else "")
+    answer_all(config, questions, switches.seed)
+    return 0
+
+
+def typed(hint: str) -> Iterator[str]:
+    """Lines from the keyboard, or from a pipe."""
+    interactive = sys.stdin.isatty()
+    if interactive and hint:
+        print(hint)
+    while True:
+        try:
+            line = input("> " if interactive else "")
+        except EOFError:
+            return
+        if not line.strip():
+            return
+        yield line
+
+
+def answer_all(config: ChatConfig, questions: "Sequence[str] | Iterator[str]", seed: int) -> None:
+    """Load the model, then answer each question as it comes."""
+    from posttrain.commands.asking import asked
+    from posttrain.generation.engine import Engine, Request
+    from posttrain.generation.streams import StreamKey
+    from posttrain.models.loading import load_policy
+    from posttrain.rewards.countdown import countdown
+    from posttrain.rewards.protocol import grade, reward_function
+    from posttrain.training.progress import visible
+
+    policy = load_policy(config.model)
+    engine = Engine(policy)
+    for number, question in enumerate(questions):
+        prompt = asked(question, policy.tokenizer)
+        request = Request(
+            group_size=1,
+            max_completion_tokens=config.sampling.max_completion_tokens,
+            sampling=config.sampling.sampling,
+            key=StreamKey(seed, "chat", number),
+        )
+        groups = engine.rollout([prompt], request)
+        rollout = groups[0].rollouts[0]
+        print(visible(groups[0].graded_text(rollout)))
+        verdict = ""
+        if prompt.columns:
+            outcomes = grade(groups, [reward_function(countdown)]).outcomes
+            verdict = ", " + ", ".join(rows[0][0] for rows in outcomes.values())
+        print(f"[{len(rollout.tokens)} tokens, ended by {rollout.finish}{verdict}]\n")

@@ -1,0 +1,78 @@
+"""`posttrain eval`: measure a model on problems that are held out from training."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from posttrain.commands.arguments import configured, model_layer, recipe_layers, told_apart
+from posttrain.commands.flags import Program
+from posttrain.config import Config
+
+
+@dataclass(frozen=True, kw_only=True)
+class Switches:
+    """What becomes of the results."""
+
+    output: str = ""
+    """Write the results to this file as well, as JSON."""
+
+
+PROGRAM = Program(
+    name="posttrain eval MODEL [RECIPE.yaml ...]",
+    description="Measure a model, a folder or `bundled`, on held-out problems: sampled at temperature 1 and greedily,"
+    " with 95% intervals over problems.",
+    switches=Switches(),
+    only=(
+        "model.dtype",
+        "model.device",
+        "task",
+        "rewards",
+        "rollout.max_completion_tokens",
+        "rollout.max_rows",
+        "evaluation.samples",
+        "run.seed",
+        "run.threads",
+    ),
+)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Measure, print, and write where asked to."""
+    model, given = told_apart(arguments).model(PROGRAM)
+    layers = [*recipe_layers(given.positional), model_layer(model)]
+    config, switches = configured(Config, layers, given.flags, PROGRAM)
+    config.model.require_folder()
+    results = measured(config)
+    for line in report(results):
+        print(line)
+    if switches.output:
+        Path(switches.output).write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
+    return 0
+
+
+def measured(config: Config) -> Mapping[str, Any]:
+    """The full evaluation, with its progress on the screen."""
+    from posttrain.training.measuring import evaluate
+    from posttrain.training.progress import Progress
+
+    with Progress(0) as progress:
+        return evaluate(config.model.path, config, progress=progress)
+
+
+def report(results: Mapping[str, Any]) -> list[str]:
+    """The numbers for a person: a rate with its interval where it has one."""
+    lines = []
+    for name, value in results.items():
+        interval = results.get(f"{name}_interval")
+        if name.endswith("_interval") or value is None:
+            continue
+        if isinstance(value, Mapping):
+            lines += [f"{name}: {key:24} {share:.3f}" for key, share in value.items()]
+        elif isinstance(value, float):
+            spread = f"  [{interval[0]:.3f}, {interval[1]:.3f}]" if interval else ""
+            lines.append(f"{name.replace('_', ' '):34} {value:.3f}{spread}")
+        else:
+            lines.append(f"{name.replace('_', ' '):34} {value}")
+    return lines

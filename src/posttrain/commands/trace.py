@@ -1,0 +1,49 @@
+"""`posttrain trace`: one rollout shown token by token; tracing.py says what is in the table."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from posttrain.commands.arguments import configured, model_layer, recipe_layers, told_apart
+from posttrain.commands.flags import Program
+from posttrain.config import Config
+from posttrain.errors import UserError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Switches:
+    """Which rollout is shown."""
+
+    sample: int = 0
+    """Number of the completion within its group, from 0."""
+    state_width: int = 28
+    """Characters of each state that are shown: its end."""
+
+
+PROGRAM = Program(
+    name="posttrain trace MODEL PROMPT [RECIPE.yaml ...]",
+    description="Sample a group of completions of a prompt and show one of them token by token.  PROMPT is a text, or"
+    " the number of a held-out problem of the task.",
+    switches=Switches(),
+    only=("model.dtype", "model.device", "task", "rewards", "algorithm", "rollout", "run.seed"),
+)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Sample, grade and print."""
+    model, given = told_apart(arguments).model(PROGRAM)
+    text, given = given.first("PROMPT", PROGRAM)
+    layers = [*recipe_layers(given.positional), model_layer(model)]
+    config, switches = configured(Config, layers, given.flags, PROGRAM)
+    config.model.require_folder()
+    if not 0 <= switches.sample < config.rollout.group_size:
+        raise UserError(
+            f"command line: --sample {switches.sample}: a group has rollout.group_size ="
+            f" {config.rollout.group_size} completions; use 0 to {config.rollout.group_size - 1}"
+        )
+    from posttrain.commands.tracing import prompt_of, table
+    from posttrain.training.session import open_session
+
+    session = open_session(config)
+    for line in table(session, prompt_of(session, text), switches.sample, switches.state_width):
+        print(line)
+    return 0

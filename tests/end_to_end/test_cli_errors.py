@@ -1,0 +1,197 @@
+"""Every mistake that a person can make before a run starts ends in one clear message, exit code 2 and no traceback."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from posttrain.cli import COMMANDS, main
+
+HEAVY = ["torch", "transformers", "pydantic", "tyro", "numpy", "yaml"]
+
+IN_A_RECIPE = {
+    "an unknown key": (
+        "rollout: {temprature: 0.5}",
+        "recipe.yaml: rollout.temprature: no such field.  Did you mean `temperature`?",
+    ),
+    "a key of another section": (
+        "rollout: {learning_rate: 0.5}",
+        "recipe.yaml: rollout.learning_rate: no such field.  Did you mean `update.learning_rate`?",
+    ),
+    "a key outside its section": (
+        "learning_rate: 0.5",
+        "recipe.yaml: learning_rate: no such section.  Did you mean `update.learning_rate`?",
+    ),
+    "an unknown section": ("rolout: {}", "recipe.yaml: rolout: no such section.  Did you mean `rollout`?"),
+    "a section of another command": ("sft: {}\nrollout: {}", "rollout: no such section in `posttrain sft`"),
+    "a nested unknown key": (
+        "algorithm: {name: grpo, kl: {coefficient: 1, estimater: k1}}",
+        "algorithm.kl.estimater: no such field.  Did you mean `estimator`?",
+    ),
+    "a missing nested key": ("algorithm: {kl: {estimator: k1}}", "algorithm.kl.coefficient is missing"),
+    "an unknown task": ("task: contdown", "task.name = contdown: no such task. Did you mean `countdown`?"),
+    "an unknown algorithm": ("algorithm: {name: dap}", "no such algorithm. Did you mean `dapo`?"),
+    "another algorithm's option": ("algorithm: {name: rloo, clip_low: 0.1}", "algorithm.clip_low: no such field"),
+    "text for a number": ("rollout: {group_size: eight}", "rollout.group_size = 'eight' should be a whole number"),
+    "a quoted number": ("rollout: {group_size: '8'}", "rollout.group_size = '8' should be a whole number"),
+    "a truth value for a number": ("rollout: {group_size: true}", "rollout.group_size = true should be a whole number"),
+    "null for a number": ("rollout: {group_size: null}", "rollout.group_size = null should be a whole number"),
+    "a choice that does not exist": ("model: {dtype: fp16}", "model.dtype = 'fp16' should be 'float32' or 'bfloat16'"),
+    "a value for a section": ("update: 5", "update = 5 should be a mapping of names to values"),
+    "a list for a recipe": (
+        "- a\n- b",
+        "a recipe is a mapping of sections (`rollout:`, `update:` ...); this is a list",
+    ),
+    "malformed YAML": ("rollout:\n  a: [1\n  b: 2", "recipe.yaml:3: not YAML: expected ',' or ']'"),
+    "a key that stands twice": ("run: {seed: 1, seed: 2}", "recipe.yaml:1: not YAML: `seed` stands twice"),
+    "a tag that would run code": ("run: !!python/object:os.system x", "recipe.yaml:1: not YAML"),
+    "a group of one": ("rollout: {group_size: 1}", "rollout.group_size = 1 leaves a completion no siblings"),
+    "no prompts": ("rollout: {prompts_per_step: 0}", "rollout.prompts_per_step = 0 is no prompt at all; use >= 1"),
+    "greedy rollouts": ("rollout: {temperature: 0}", "rollout.temperature = 0.0 would make all completions of a group"),
+    "a negative temperature": ("rollout: {temperature: -1}", "recipe.yaml: rollout.temperature = -1"),
+    "a probability above 1": ("rollout: {top_p: 1.5, allow_cut_sampling: true}", "recipe.yaml: rollout.top_p = 1.5"),
+    "training on cut samples": ("rollout: {top_k: 5}", "rollout.top_k = 5 samples from a cut distribution"),
+    "a token budget below one row": (
+        "update: {tokens_per_microbatch: 128}",
+        "recipe.yaml: update.tokens_per_microbatch = 128 is less than the longest row",
+    ),
+    "more mini-batches than groups": (
+        "{update: {minibatches_per_epoch: 5}, rollout: {prompts_per_step: 4}}",
+        "update.minibatches_per_epoch = 5 is more than the groups of a step",
+    ),
+    "a reference that nothing uses": ("reference: {refresh_every: 5}", "reference.refresh_every = 5 refreshes"),
+    "early stop without evaluations": (
+        "{run: {early_stop_evaluations: 2}, evaluation: {every_steps: 0}}",
+        "run.early_stop_evaluations = 2 waits for evaluations",
+    ),
+    "a learning rate of NaN": ("update: {learning_rate: .nan}", "update.learning_rate = nan cannot teach"),
+    "a KL weight of zero": ("algorithm: {kl: {coefficient: 0}}", "algorithm.kl.coefficient = 0"),
+    "an impossible clip": ("algorithm: {clip_low: -3}", "recipe.yaml: algorithm: clip_low = -3.0"),
+    "a reward of two kinds": ("rewards: [{name: graded_format, path: a.py:f}]", "a reward has either a name"),
+    "a reward file without function": ("rewards: [{path: mine.py}]", "rewards: path = mine.py is not FILE.py:FUNCTION"),
+    "a reward weight in words": ("rewards: [graded_format=much]", "gives the weight 'much', which is no number"),
+}
+
+ON_THE_COMMAND_LINE = {
+    "an unknown command": ("evl", "evl: no such command.  Did you mean `eval`?"),
+    "an unknown flag": (
+        "config --rollout.temprature 1",
+        "--rollout.temprature: no such flag.  Did you mean `--rollout.te",
+    ),
+    "a flag without its section": ("config --temperature 1", "no such flag.  Did you mean `--rollout.temperature`?"),
+    "a flag of another command": ("config --dry-run", "--dry-run: no such flag."),
+    "a negated number": ("config --rollout.no-group-size", "no such flag.  Did you mean `--rollout.group-size`?"),
+    "text for a number": ("config --rollout.group-size x", "--rollout.group-size: 'x' is no whole number"),
+    "a flag without a value": ("config --rollout.group-size", "Missing value for argument '--rollout.group-size'"),
+    "a choice that does not exist": ("config --model.dtype fp16", "'fp16' for argument '--model.dtype'"),
+    "a stray argument": ("config --run.seed 3 stray", "command line: Unrecognized options: stray"),
+    "a group of one": ("config --rollout.group-size 1", "command line: rollout.group_size = 1 leaves"),
+    "an unknown algorithm": ("config --algorithm.name dap", "command line: algorithm.name = dap: no such algorithm"),
+    "a missing recipe": ("rl nowhere.yaml", "nowhere.yaml: no such recipe file.  Bundled recipes, by name: "),
+    "a misspelt bundled recipe": ("rl countdown-tny", "Did you mean the bundled recipe `countdown-tiny`?"),
+    "a folder for a recipe": ("rl .", ".: is a folder, not a recipe file."),
+    "a missing model folder": ("rl --model.path nowhere", "model.path = nowhere: no such folder.  Give the folder"),
+    "a folder without a model": ("rl --model.path .", "model.path = .: the folder holds no config.json"),
+    "resuming nothing": ("rl --resume nowhere", "--resume nowhere: not a run folder, for it has no config.yaml."),
+    "a supervised recipe for rl": ("rl countdown-base", "demonstrations: no such section in `posttrain rl`"),
+}
+
+
+@pytest.fixture(autouse=True)
+def in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def message_of(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
+    assert main(argv) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.startswith("posttrain: ")
+    assert "Traceback" not in printed.err
+    return printed.err
+
+
+@pytest.mark.parametrize("mistake", IN_A_RECIPE)
+def test_a_mistake_in_a_recipe_is_told_with_its_file_and_place(
+    mistake: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe, expected = IN_A_RECIPE[mistake]
+    Path("recipe.yaml").write_text(recipe)
+    assert expected in message_of(capsys, "config", "recipe.yaml")
+
+
+@pytest.mark.parametrize("mistake", ON_THE_COMMAND_LINE)
+def test_a_mistake_on_the_command_line_is_told_as_such(mistake: str, capsys: pytest.CaptureFixture[str]) -> None:
+    argv, expected = ON_THE_COMMAND_LINE[mistake]
+    assert expected in message_of(capsys, *argv.split())
+
+
+def test_all_mistakes_of_a_recipe_are_told_at_once(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("recipe.yaml").write_text("run: {sed: 1}\nrollout: {group_size: x}")
+    message = message_of(capsys, "config", "recipe.yaml")
+    assert "run.sed: no such field.  Did you mean `seed`?" in message
+    assert "rollout.group_size = 'x'" in message
+
+
+def test_the_source_that_had_the_last_word_is_blamed(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("first.yaml").write_text("rollout: {group_size: 4}\nrun: {seed: -1}")
+    Path("second.yaml").write_text("rollout: {group_size: 1}")
+    assert "second.yaml: rollout.group_size" in message_of(capsys, "config", "first.yaml", "second.yaml")
+    assert "command line: rollout.group_size" in message_of(capsys, "config", "first.yaml", "--rollout.group-size", "1")
+    assert "first.yaml: run.seed = -1" in message_of(
+        capsys, "config", "first.yaml", "second.yaml", "--rollout.group-size", "8"
+    )
+
+
+def test_a_recipe_that_cannot_be_decoded_is_told_apart_from_bad_yaml(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("recipe.yaml").write_bytes(b"run: \xff\xfe")
+    assert "recipe.yaml: not text in UTF-8" in message_of(capsys, "config", "recipe.yaml")
+
+
+def test_a_resumed_run_keeps_its_recipe_but_may_go_on_for_longer(capsys: pytest.CaptureFixture[str]) -> None:
+    run = Path("run")
+    run.mkdir()
+    (run / "config.yaml").write_text("run: {num_steps: 3}")
+    refused = message_of(capsys, "rl", "--resume", "run", "--update.learning-rate", "1")
+    assert "--update.learning-rate: a resumed run keeps its recipe; only run.num_steps" in refused
+    assert "leave out other.yaml" in message_of(capsys, "rl", "--resume", "run", "other.yaml")
+    # Reaches the check of the model, so these flags were taken.
+    (run / "config.yaml").write_text("model: {path: nowhere}")
+    accepted = message_of(capsys, "rl", "--resume", "run", "--run.num-steps", "9", "--checkpoint.keep-last", "3")
+    assert "model.path = nowhere" in accepted
+
+
+def test_the_list_of_commands_loads_nothing_heavy() -> None:
+    program = f"import sys\nfrom posttrain.cli import main\nmain(['--help'])\nprint(*set({HEAVY!r}) & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    *listing, loaded = done.stdout.splitlines()
+    assert loaded == ""
+    assert all(any(line.split()[:1] == [name] for line in listing) for name in COMMANDS)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_shows_its_flags(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([command, "--help"]) == 0
+    printed = capsys.readouterr().out
+    assert f"usage: posttrain {command} " in printed
+
+
+def test_the_help_of_rl_says_what_each_field_says_and_shows_the_recipe_s_values(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    Path("recipe.yaml").write_text("{rollout: {group_size: 13}, algorithm: dapo}")
+    assert main(["rl", "recipe.yaml", "--help"]) == 0
+    words = " ".join(capsys.readouterr().out.replace("│", " ").split())
+    assert "--rollout.group-size INT Completions per prompt, G; a group-relative advantage needs at least 2." in words
+    assert "(default: 13)" in words
+    assert "--algorithm.clip-high FLOAT (default: 0.28)" in words
+    assert "--algorithm.overlong.penalty FLOAT" in words
+    assert "--resume STR Continue the run in this folder" in words
+
+
+def test_no_arguments_and_help_print_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 2
+    assert main(["--help"]) == 0
+    first, second = capsys.readouterr().out.split("usage: posttrain COMMAND")[1:]
+    assert first == second

@@ -1,0 +1,146 @@
+"""`eval`, `chat` and `trace` on a tiny random model: what they print is what the model did."""
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+import posttrain
+from posttrain.cli import main
+from posttrain.models.tiny import new_model, new_tokenizer
+from posttrain.models.tiny_options import NewModelOptions
+
+PROBLEM = "Use all of 11, 25, 11 to make 25."
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("tiny")
+    shape = NewModelOptions(hidden_size=16, mlp_size=16, num_layers=1, num_heads=2, num_kv_heads=1)
+    tokenizer = new_tokenizer()
+    new_model(shape, tokenizer, seed=0).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.fixture(autouse=True)
+def in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def printed(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
+    capsys.readouterr()
+    assert main(argv) == 0, capsys.readouterr().err
+    return capsys.readouterr().out
+
+
+def test_a_trace_shows_every_action_and_the_reward_with_the_last(
+    model: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("mine.py").write_text("def size(completion_ids, **columns):\n    return [7.0 for ids in completion_ids]\n")
+    out = printed(
+        capsys,
+        "trace",
+        model,
+        "hello",
+        "--rollout.max-completion-tokens",
+        "5",
+        "--rewards",
+        "mine.py:size",
+        "--sample",
+        "1",
+    )
+    rows = [line.split() for line in out.splitlines() if line.strip()[:1].isdigit()]
+    assert 1 <= len(rows) <= 5
+    assert [int(row[0]) for row in rows] == list(range(len(rows)))
+    # A reward of 7 for all: it comes with the last action, and nobody did better than the siblings.
+    assert [float(row[-2]) for row in rows] == [0.0] * (len(rows) - 1) + [7.0]
+    assert {float(row[-1]) for row in rows} == {0.0}
+    total = float(out.split("log-prob of the completion: ")[1].split(" nats")[0])
+    assert math.isclose(total, sum(float(row[-3]) for row in rows), abs_tol=0.001 * len(rows))
+
+
+def test_a_trace_grades_a_countdown_problem_typed_as_the_bundled_model_knows_it(
+    model: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = printed(capsys, "trace", model, PROBLEM, "--rollout.max-completion-tokens", "3")
+    assert "countdown: truncated" in out or "countdown: no_answer" in out
+    by_number = printed(capsys, "trace", model, "0", "--rollout.max-completion-tokens", "3")
+    assert "countdown: " in by_number
+
+
+def test_a_trace_of_any_other_text_has_no_reward_and_says_so(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    out = printed(capsys, "trace", model, "hello", "--rollout.max-completion-tokens", "3")
+    assert "No reward: the text is no problem of the task." in out
+
+
+def test_the_same_question_with_the_same_seed_gets_the_same_answer(
+    model: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ask = ["chat", model, "--prompt", "hello", "--sampling.max-completion-tokens", "8"]
+    first, again, other = printed(capsys, *ask), printed(capsys, *ask), printed(capsys, *ask, "--seed", "1")
+    assert first == again != other
+    assert " tokens, ended by " in first
+
+
+def test_chat_reads_questions_until_there_are_none(
+    model: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = iter([PROBLEM, "hello", ""])
+    monkeypatch.setattr("builtins.input", lambda prompt: next(lines))
+    out = printed(capsys, "chat", model, "--sampling.max-completion-tokens", "4", "--sampling.temperature", "0")
+    assert out.count("tokens, ended by ") == 2
+
+
+def test_an_evaluation_writes_what_it_prints(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["--task.held-out-size", "6", "--rollout.max-completion-tokens", "4", "--evaluation.samples", "2"]
+    out = printed(capsys, "eval", model, *flags, "--output", "results.json")
+    results = json.loads(Path("results.json").read_text())
+    assert results["num_problems"] == 6
+    assert results["samples_per_problem"] == 2
+    low, high = results["accuracy_sampled_interval"]
+    assert f"{results['accuracy_sampled']:.3f}  [{low:.3f}, {high:.3f}]" in out
+    assert results["pass_at_8"] is None  # of two samples it cannot be said
+    assert "pass at 8" not in out
+
+
+def test_python_evaluates_rows_by_a_function(model: str) -> None:
+    rows = [{"prompt": f"Say {word}.", "worth": index} for index, word in enumerate("abcdefgh")]
+    config = posttrain.load_recipe(
+        task={"name": "dataset", "held_out_share": 0.5},
+        rollout={"max_completion_tokens": 3},
+        evaluation={"samples": 8},
+    )
+
+    def worth_more_than_three(completions: list[str], worth: list[int]) -> list[float]:
+        return [float(value > 3) for value in worth]
+
+    results = posttrain.evaluate(model, config, rows=rows, rewards=[worth_more_than_three])
+    assert results["accuracy_sampled"] == results["accuracy_greedy"] == results["pass_at_8"]
+    # Whole problems are right or wrong, so the accuracy is a multiple of 1 / num_problems.
+    assert (results["accuracy_sampled"] * results["num_problems"]) % 1 == 0
+
+
+@pytest.mark.parametrize(
+    ("argv", "expected"),
+    [
+        ("eval", "MODEL is missing: posttrain eval MODEL [RECIPE.yaml ...]"),
+        ("trace bundled", "PROMPT is missing: posttrain trace MODEL PROMPT"),
+        ("chat bundled more", "no use for more: posttrain chat MODEL"),
+        ("eval nowhere", "model.path = nowhere: no such folder."),
+        ("eval nowhere --rollout.group-size 4", "--rollout.group-size: no such flag."),
+        ("chat nowhere --sampling.top-p 7", "command line: sampling.top_p = 7.0: must be above 0 and at most 1."),
+        ("trace . hello", "model.path = .: the folder holds no config.json"),
+    ],
+)
+def test_a_mistake_is_one_message(argv: str, expected: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(argv.split()) == 2
+    assert expected in capsys.readouterr().err
+
+
+def test_a_sample_or_problem_that_does_not_exist_is_told(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["trace", model, "hello", "--sample", "8"]) == 2
+    assert "--sample 8: a group has rollout.group_size = 8 completions; use 0 to 7" in capsys.readouterr().err
+    assert main(["trace", model, "512"]) == 2
+    assert "PROMPT 512: there are 512 held-out problems, numbered from 0" in capsys.readouterr().err
