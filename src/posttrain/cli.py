@@ -80,3 +80,7 @@ def complain(message: str, exit_code: int) -> int:
     """Print a message for a person on the error stream, and pass the exit code on."""
     print(f"posttrain: {message}", file=sys.stderr)
     return exit_code
+
+
+if __name__ == "__main__":
+    sys.exit(main())
