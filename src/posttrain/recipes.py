@@ -74,7 +74,7 @@ def renamed(section: str, before: Mapping[str, object], value: Mapping[str, obje
 
 
 def spelled_out(section: str, value: object) -> object:
-    """The full form of what may be written short: `algorithm: dapo`, `rewards: [rewards.py:solved, graded_format=0.2]`."""
+    """The full form of what may be written short: `algorithm: dapo`, `rewards: [mine.py:solved, graded_format=0.2]`."""
     if section in VARIANTS and isinstance(value, str):
         return {"name": value}
     if section == "rewards":

@@ -34,7 +34,8 @@ SECTIONS = st.fixed_dictionaries(
         ),
         "task": st.builds(CountdownOptions, num_numbers=st.integers(2, 6), numbers=st.sampled_from(["all", "subset"])),
         "rewards": st.lists(
-            st.builds(RewardOptions, name=st.sampled_from(["graded_format", "countdown"]), weight=st.floats(-2, 2)), max_size=2
+            st.builds(RewardOptions, name=st.sampled_from(["graded_format", "countdown"]), weight=st.floats(-2, 2)),
+            max_size=2,
         ).map(tuple),
         "algorithm": st.sampled_from(
             [*({"name": name} for name in ALGORITHMS), {"name": "grpo", "kl": {"coefficient": 0.1}}]
@@ -94,7 +95,10 @@ def test_yaml_scalars_are_those_of_version_1_2() -> None:
         (["--algorithm.name", "dapo", "--algorithm.clip-high", "0.3"], "algorithm: {name: dapo, clip_high: 0.3}"),
         (["--algorithm.kl.coefficient", "0.05"], "algorithm: {kl: {coefficient: 0.05}}"),
         (["--algorithm.name", "dapo", "--algorithm.overlong", "null"], "algorithm: {name: dapo, overlong: null}"),
-        (["--rewards", "graded_format=0.5", "mine.py:f"], "rewards: [{name: graded_format, weight: 0.5}, {path: 'mine.py:f'}]"),
+        (
+            ["--rewards", "graded_format=0.5", "mine.py:f"],
+            "rewards: [{name: graded_format, weight: 0.5}, {path: 'mine.py:f'}]",
+        ),
     ],
 )
 def test_a_flag_says_what_the_recipe_of_the_same_name_says(flags: list[str], recipe: str) -> None:

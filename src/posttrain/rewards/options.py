@@ -18,7 +18,9 @@ class RewardOptions:
 
     def __post_init__(self) -> None:
         if (self.name == "") == (self.path == ""):
-            raise UserError("a reward has either a name (`name: graded_format`) or a path (`path: my_rewards.py:solved`)")
+            raise UserError(
+                "a reward has either a name (`name: graded_format`) or a path (`path: my_rewards.py:solved`)"
+            )
         named = self.name == "" or self.name.isidentifier()
         require(named, self, "name", "is no name of a reward; a function of your own is path: FILE.py:FUNCTION")
         file, colon, function = self.path.rpartition(":")
