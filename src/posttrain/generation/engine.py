@@ -6,7 +6,7 @@ stream of uniform numbers, so neither batch-mates nor their order nor `max_rows`
 """
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -38,6 +38,8 @@ class Request:
     """Longest completion; also bounded by the room that the prompt leaves in the model's context."""
     sampling: Sampling
     key: StreamKey
+    suppressed: tuple[int, ...] = ()
+    """Tokens that are never sampled; for studies of a policy, not for training: the log-probs know nothing of it."""
     weights_version: int = 0
     """Recorded with every rollout: optimiser updates behind the weights."""
 
@@ -49,7 +51,9 @@ class Engine:
         self.policy = policy
         self.max_rows = max_rows
 
-    def rollout(self, prompts: Sequence[Prompt], request: Request) -> list[Group]:
+    def rollout(
+        self, prompts: Sequence[Prompt], request: Request, *, advance: Callable[[int], None] = lambda count: None
+    ) -> list[Group]:
         """A group of `group_size` completions for each prompt, in the order of the prompts.
 
         Raises UserError where a prompt leaves no room in the model's context, and RunError on non-finite logits.
@@ -57,6 +61,7 @@ class Engine:
         groups: list[list[Rollout]] = [[] for _ in prompts]
         for index, rollout in self.completions(prompts, request):
             groups[index].append(rollout)
+            advance(1)
         return [
             Group(
                 prompt=prompt,
@@ -191,6 +196,8 @@ class _Batch:
 
     def _sample(self, logits: Tensor, rows: Int64[Tensor, " row"]) -> None:
         at = self.count[rows]
+        if self.request.suppressed:
+            logits = logits.index_fill(1, torch.tensor(self.request.suppressed, device=logits.device), -torch.inf)
         drawn = sample(logits, self.uniforms[rows, at], self.request.sampling)
         self.tokens[rows, at] = drawn.tokens
         self.logprobs[rows, at] = drawn.logprobs.double()
@@ -210,7 +217,11 @@ class _Batch:
             cut = self.cut_logprobs[row, :length].tolist() if self.request.sampling.cuts else None
             self.finished.append(
                 _Finished(
-                    *self.names[row], self.tokens[row, :length].tolist(), self.logprobs[row, :length].tolist(), cut, stop
+                    *self.names[row],
+                    self.tokens[row, :length].tolist(),
+                    self.logprobs[row, :length].tolist(),
+                    cut,
+                    stop,
                 )
             )
         gone = set(rows.tolist())

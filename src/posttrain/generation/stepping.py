@@ -159,7 +159,9 @@ class ModelSteps:
         slots.end_step()
         return self._logits(hidden[:, 0])
 
-    def _hidden(self, tokens: Tensor, positions: Tensor, visible: Bool[Tensor, "row time"] | None, cache: Cache) -> Tensor:
+    def _hidden(
+        self, tokens: Tensor, positions: Tensor, visible: Bool[Tensor, "row time"] | None, cache: Cache
+    ) -> Tensor:
         model, dtype = self.policy.model, self.policy.compute_dtype
         mask = None
         if visible is not None:

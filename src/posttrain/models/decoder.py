@@ -125,7 +125,9 @@ class Decoder:
         self, index: int, layer: Layer, x: Tensor, angles: tuple[Tensor, Tensor], attend: Attend
     ) -> Float[Tensor, "token hidden"]:
         rotated = self.heads + self.kv_heads
-        qkv = F.linear(x.to(self.compute_dtype), layer.qkv, layer.qkv_bias).view(-1, rotated + self.kv_heads, self.head_width)
+        qkv = F.linear(x.to(self.compute_dtype), layer.qkv, layer.qkv_bias).view(
+            -1, rotated + self.kv_heads, self.head_width
+        )
         query_key, value = qkv.split([rotated, self.kv_heads], dim=1)
         if layer.qk_norm is not None:
             query_key = rms_norm(query_key, layer.qk_norm, self.eps)

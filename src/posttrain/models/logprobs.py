@@ -4,6 +4,9 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 from torch.autograd.function import FunctionCtx
+from torch.utils.checkpoint import checkpoint
+
+from posttrain.kl import full
 
 CHUNK_ELEMENTS = 1 << 23
 """Logits held at a time: 32 MiB in float32."""
@@ -68,6 +71,29 @@ def token_entropies(
         logprobs = torch.log_softmax(_logits(hidden[rows], head, temperature), dim=-1)
         entropies[rows] = -(logprobs.exp() * logprobs).sum(-1)
     return entropies
+
+
+def full_kl(
+    hidden: Float[Tensor, "token hidden"],
+    head: Float[Tensor, "vocab hidden"],
+    reference: tuple[Float[Tensor, "token hidden"], Float[Tensor, "vocab hidden"]],
+    *,
+    temperature: float = 1.0,
+) -> Float[Tensor, " token"]:
+    """KL(π‖π_ref) of whole next-token distributions, in nats per row, a chunk of rows in memory at a time.
+
+    `reference` is the reference's hidden states and output matrix.  Chunks are recomputed in the backward pass.
+    """
+
+    def chunk(hidden: Tensor, head: Tensor, reference_hidden: Tensor) -> Tensor:
+        reference_logits = _logits(reference_hidden, reference[1], temperature)
+        return full(_logits(hidden, head, temperature), reference_logits)
+
+    parts = [
+        checkpoint(chunk, hidden[rows], head, reference[0][rows], use_reentrant=False)
+        for rows in _chunks(len(hidden), head.shape[0])
+    ]
+    return torch.cat(parts)
 
 
 def _logits(hidden: Tensor, head: Tensor, temperature: float) -> Tensor:

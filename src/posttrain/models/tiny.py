@@ -44,7 +44,11 @@ def new_tokenizer() -> PreTrainedTokenizerFast:
     tokenizer.train_from_iterator(words, trainer)
     tokenizer.add_tokens([AddedToken(tag, special=False, normalized=False) for tag in TAGS])
     return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, eos_token=END, pad_token=PAD, clean_up_tokenization_spaces=False, padding_side="left"
+        tokenizer_object=tokenizer,
+        eos_token=END,
+        pad_token=PAD,
+        clean_up_tokenization_spaces=False,
+        padding_side="left",
     )
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Protocol, runtime_checkable
 
-from posttrain.records import Prompt
+from posttrain.records import Group, Prompt
 from posttrain.rewards.function import RewardFunction
 
 DRAWS_PER_STEP = 2**20
@@ -29,6 +29,8 @@ class Task(Protocol):
     name: str
     reward_functions: tuple[RewardFunction, ...]
     """The task's own, which a recipe may replace."""
+    closing_tags: tuple[str, ...]
+    """Tokens with which a completion ends its search; without them it cannot give up.  Empty: no such notion."""
 
     def prompts(self, step: int, draws: range) -> list[Prompt]:
         """The training prompts with these draw numbers: a function of (seed, step, draw)."""
@@ -36,4 +38,12 @@ class Task(Protocol):
 
     def held_out(self) -> list[Prompt]:
         """The prompts that are never trained on, the same ones for every seed."""
+        ...
+
+    def statistics(self, groups: Sequence[Group]) -> dict[str, float]:
+        """What the task can tell of completions besides their scores."""
+        ...
+
+    def found(self, prompt: Prompt, completion: str) -> bool:
+        """Whether a completion comes upon a solution at any point; only asked where there are closing tags."""
         ...

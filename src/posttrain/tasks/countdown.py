@@ -11,13 +11,16 @@ full, hacks and all.  The rule that the prompt states (`numbers`) is the rule th
 applies.
 """
 
-from posttrain.records import Prompt
+from collections.abc import Sequence
+
+from posttrain.records import Group, Prompt
 from posttrain.rewards.countdown import Countdown, countdown, countdown_last
 from posttrain.rewards.function import RewardFunction, reward_function
 from posttrain.rewards.tags import THINK
 from posttrain.tasks.base import DRAWS_PER_STEP, Messages, PromptRenderer
 from posttrain.tasks.countdown_problems import COURSE, Difficulty, held_out_problems, training_problem
 from posttrain.tasks.options import CountdownOptions
+from posttrain.tasks.search import search, search_statistics
 
 SYSTEM = (
     "You are a careful problem solver. You first think about the problem, trying and checking ideas, and then give your"
@@ -34,6 +37,7 @@ class CountdownTask:
     """Countdown as the options say; training problems also depend on the run's seed, held-out ones do not."""
 
     name = "countdown"
+    closing_tags: tuple[str, ...] = ("</think>", "<answer>", "</answer>")
 
     def __init__(self, options: CountdownOptions, renderer: PromptRenderer, *, seed: int) -> None:
         self.options = options
@@ -65,6 +69,22 @@ class CountdownTask:
         return self.renderer.render(
             content, id=id, prefill=THINK if self.options.prefill_think else "", columns=columns
         )
+
+    def statistics(self, groups: Sequence[Group]) -> dict[str, float]:
+        """Tries per completion and successes per try: searching longer told from searching better."""
+        return search_statistics(
+            [search(puzzle(group.prompt), rollout.text) for group in groups for rollout in group.rollouts]
+        )
+
+    def found(self, prompt: Prompt, completion: str) -> bool:
+        """Whether some try of a completion solves the problem."""
+        return search(puzzle(prompt), completion).successes > 0
+
+
+def puzzle(prompt: Prompt) -> Countdown:
+    """The problem behind a prompt that this task made."""
+    columns = prompt.columns
+    return Countdown(columns["numbers"], columns["target"], columns["rule"])  # type: ignore[arg-type]
 
 
 def difficulty(options: CountdownOptions) -> Difficulty:

@@ -43,7 +43,7 @@ def completion_logprobs(decoder: Decoder, examples: Sequence[Example]) -> Float[
 def accumulate(decoder: Decoder, examples: Sequence[Example], tokens_per_microbatch: int) -> float:
     """Add the gradient of the batch's loss to the model's, a micro-batch at a time; returns the loss in nats per token.
 
-        L = -(1/n) Σ_completion tokens log π(token)      n: completion tokens of the whole batch
+    L = -(1/n) Σ_completion tokens log π(token)      n: completion tokens of the whole batch
     """
     count = sum(len(example.completion) for example in examples)
     total = 0.0

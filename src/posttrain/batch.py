@@ -1,0 +1,164 @@
+"""From groups and advantages to the tensors of an update, token weights fixed, nothing padded."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float64, Int64
+from torch import Tensor
+
+from posttrain.records import Group
+
+TokenWeights = Callable[..., Float64[Tensor, " rollout"]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """Completions of an update on one packed token axis, each prompt stored once however many continue it."""
+
+    prompts: tuple[tuple[int, ...], ...]
+    completions: tuple[tuple[int, ...], ...]
+    prompt_of: tuple[int, ...]
+    """The prompt that each completion continues; completions of a prompt stand together."""
+    names: tuple[tuple[str, int], ...]
+    """(prompt id, sample) of each completion, for messages."""
+    tokens: Int64[Tensor, " token"]
+    """All completion tokens, completion after completion."""
+    rollout: Int64[Tensor, " token"]
+    """Which completion each token belongs to."""
+    advantages: Float64[Tensor, " token"]
+    token_weights: Float64[Tensor, " token"]
+    """What each token's loss is multiplied by; fixed on the whole update, before anything was dropped or split."""
+    behaviour_logprobs: Float64[Tensor, " token"]
+    reference_logprobs: Float64[Tensor, " token"] | None
+
+    @property
+    def lengths(self) -> list[int]:
+        """Tokens of each completion."""
+        return [len(completion) for completion in self.completions]
+
+    def split(self, max_tokens: int) -> "Iterator[Batch]":
+        """Micro-batches of at most `max_tokens` tokens, a prompt counted once; whole groups wherever one fits.
+
+        Every loss term is a weighted sum over tokens and the weights are fixed, so the split changes no gradient.
+        """
+        chosen: list[int] = []
+        held = 0
+        for first, last in self._runs(max_tokens):
+            cost = len(self.prompts[self.prompt_of[first]]) + sum(self.lengths[first:last])
+            if chosen and held + cost > max_tokens:
+                yield self.select(chosen)
+                chosen, held = [], 0
+            chosen += range(first, last)
+            held += cost
+        if chosen:
+            yield self.select(chosen)
+
+    def _runs(self, max_tokens: int) -> Iterator[tuple[int, int]]:
+        """Completions that stay together: those of one prompt, or what of them fits into `max_tokens`."""
+        lengths = self.lengths
+        first, held = 0, 0
+        for i, (prompt, length) in enumerate(zip(self.prompt_of, lengths, strict=True)):
+            same = i > first and prompt == self.prompt_of[first]
+            if i > first and (not same or held + length > max_tokens):
+                yield first, i
+                first, held = i, 0
+            held += length + (len(self.prompts[prompt]) if i == first else 0)
+        if lengths:
+            yield first, len(lengths)
+
+    def select(self, rows: Sequence[int]) -> "Batch":
+        """Some of the completions, with the tokens and weights that they have here."""
+        prompts = sorted({self.prompt_of[row] for row in rows})
+        place = {prompt: i for i, prompt in enumerate(prompts)}
+        starts = [0, *torch.tensor(self.lengths).cumsum(0).tolist()]
+        index = torch.cat([torch.arange(starts[row], starts[row + 1]) for row in rows])
+        completions = tuple(self.completions[row] for row in rows)
+        return Batch(
+            prompts=tuple(self.prompts[prompt] for prompt in prompts),
+            completions=completions,
+            prompt_of=tuple(place[self.prompt_of[row]] for row in rows),
+            names=tuple(self.names[row] for row in rows),
+            tokens=self.tokens[index],
+            rollout=_owners([len(completion) for completion in completions]),
+            advantages=self.advantages[index],
+            token_weights=self.token_weights[index],
+            behaviour_logprobs=self.behaviour_logprobs[index],
+            reference_logprobs=None if self.reference_logprobs is None else self.reference_logprobs[index],
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judged:
+    """Groups with all that an update needs to know of them."""
+
+    groups: Sequence[Group]
+    advantages: Float64[Tensor, "prompt group"]
+    scored: Bool[Tensor, "prompt group"]
+    """Rollouts that have a reward; the others take no part and are not counted."""
+    reference_logprobs: Float64[Tensor, " token"] | None = None
+    """Of all completion tokens of all groups, in order."""
+
+    def select(self, rows: Sequence[int]) -> "Judged":
+        """Some of the groups, in the order given."""
+        reference = None
+        if self.reference_logprobs is not None:
+            parts = self.reference_logprobs.split([sum(len(r.tokens) for r in group.rollouts) for group in self.groups])
+            reference = torch.cat([parts[row] for row in rows])
+        return Judged(
+            groups=[self.groups[row] for row in rows],
+            advantages=self.advantages[rows],
+            scored=self.scored[rows],
+            reference_logprobs=reference,
+        )
+
+
+def collate(
+    judged: Judged, token_weights: TokenWeights, *, max_completion_tokens: int, keep_zero_advantages: bool
+) -> Batch:
+    """The batch of one update.
+
+    Weights are computed on every rollout given; then those without weight are left out, and those whose advantage
+    is exactly 0 too, unless another loss term (`keep_zero_advantages`) acts on them: neither can change the gradient.
+    """
+    groups, advantages = judged.groups, judged.advantages.flatten()
+    rollouts = [(group, rollout) for group in groups for rollout in group.rollouts]
+    lengths = torch.tensor([len(rollout.tokens) for _, rollout in rollouts])
+    weights = token_weights(lengths, judged.scored.flatten(), max_completion_tokens=max_completion_tokens)
+    everything = Batch(
+        prompts=tuple(group.prompt.tokens for group in groups),
+        completions=tuple(rollout.tokens for _, rollout in rollouts),
+        prompt_of=tuple(i for i, group in enumerate(groups) for _ in group.rollouts),
+        names=tuple((group.prompt.id, rollout.sample) for group, rollout in rollouts),
+        tokens=torch.tensor([token for _, rollout in rollouts for token in rollout.tokens]),
+        rollout=_owners(lengths.tolist()),
+        advantages=advantages.repeat_interleave(lengths),
+        token_weights=weights.repeat_interleave(lengths),
+        behaviour_logprobs=torch.tensor(
+            [logprob for _, rollout in rollouts for logprob in rollout.logprobs], dtype=torch.float64
+        ),
+        reference_logprobs=judged.reference_logprobs,
+    )
+    matters = (weights > 0) & ((advantages != 0) | keep_zero_advantages)
+    return everything.select(matters.nonzero().flatten().tolist()) if bool(matters.any()) else _empty(everything)
+
+
+def _owners(lengths: Sequence[int]) -> Int64[Tensor, " token"]:
+    return torch.arange(len(lengths)).repeat_interleave(torch.tensor(lengths, dtype=torch.long))
+
+
+def _empty(batch: Batch) -> Batch:
+    """The batch with nothing left in it."""
+    none = slice(0, 0)
+    return Batch(
+        prompts=(),
+        completions=(),
+        prompt_of=(),
+        names=(),
+        tokens=batch.tokens[none],
+        rollout=batch.rollout[none],
+        advantages=batch.advantages[none],
+        token_weights=batch.token_weights[none],
+        behaviour_logprobs=batch.behaviour_logprobs[none],
+        reference_logprobs=None if batch.reference_logprobs is None else batch.reference_logprobs[none],
+    )

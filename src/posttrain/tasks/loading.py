@@ -1,0 +1,26 @@
+"""From a recipe's `task` section to a task."""
+
+from collections.abc import Mapping, Sequence
+
+from posttrain.errors import UserError
+from posttrain.tasks.base import PromptRenderer, Task
+from posttrain.tasks.countdown import CountdownTask
+from posttrain.tasks.dataset import DatasetTask
+from posttrain.tasks.dataset_options import DatasetOptions
+from posttrain.tasks.options import CountdownOptions
+
+
+def load_task(
+    options: CountdownOptions | DatasetOptions,
+    renderer: PromptRenderer,
+    *,
+    seed: int,
+    prompts_per_step: int,
+    rows: Sequence[Mapping[str, object]] | None = None,
+) -> Task:
+    """The task that the options describe; `rows`, given by a Python caller, stand for a dataset's file."""
+    if isinstance(options, CountdownOptions):
+        if rows is not None:
+            raise UserError("rows: the task is countdown, which makes its own problems.  Use task.name = dataset.")
+        return CountdownTask(options, renderer, seed=seed)
+    return DatasetTask(options, renderer, seed=seed, prompts_per_step=prompts_per_step, rows=rows)

@@ -1,0 +1,60 @@
+"""Reading a Countdown transcript as a search: its tries, and which of them reach the target.
+
+A try is a line of steps `a+b=c,c*d=e` between the think tags.  It succeeds when every step is right, uses numbers
+that are on the table at that point, and the last one leaves the target alone on it.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from posttrain.rewards.countdown import Countdown
+from posttrain.tasks.countdown_problems import apply
+
+STEP = re.compile(r"([0-9]{1,9})([-+*/])([0-9]{1,9})=([0-9]{1,9})", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class Search:
+    """What one completion tried."""
+
+    tries: int
+    successes: int
+
+
+def search(puzzle: Countdown, text: str) -> Search:
+    """Count the tries of a completion and those that solve the puzzle; text after `</think>` is not part of it."""
+    lines = text.split("</think>")[0].replace("<think>", "").split("\n")
+    tries = [line for line in lines if line.strip()]
+    return Search(tries=len(tries), successes=sum(solves(puzzle, line) for line in tries))
+
+
+def solves(puzzle: Countdown, line: str) -> bool:
+    """Whether the steps of one try turn the numbers into the target."""
+    table = list(puzzle.numbers)
+    for step in line.split(","):
+        found = STEP.fullmatch(step.strip())
+        if found is None:
+            return False
+        a, b, result = int(found[1]), int(found[3]), int(found[4])
+        if not taken(table, a) or not taken(table, b) or apply(found[2], a, b) != result:
+            return False
+        table.append(result)
+    return table[-1:] == [puzzle.target] and (puzzle.rule == "subset" or len(table) == 1)
+
+
+def taken(table: list[int], number: int) -> bool:
+    """Take a number off the table, if it is there."""
+    if number not in table:
+        return False
+    table.remove(number)
+    return True
+
+
+def search_statistics(searches: Sequence[Search]) -> dict[str, float]:
+    """Mean tries per completion, and successes per try over all tries."""
+    tries = sum(search.tries for search in searches)
+    statistics = {"tries_per_completion": tries / len(searches)}
+    if tries:
+        statistics["success_per_try"] = sum(search.successes for search in searches) / tries
+    return statistics

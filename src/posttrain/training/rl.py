@@ -1,0 +1,276 @@
+"""The loop: prompts → rollouts → grades → advantages → batch → update, as often as the recipe says."""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from random import Random
+from statistics import fmean
+
+from posttrain.batch import Batch, collate
+from posttrain.config import Config, as_recipe
+from posttrain.errors import RunError
+from posttrain.training import checkpoint, report
+from posttrain.training.clock import Clock
+from posttrain.training.collection import Collected, Moment, collect
+from posttrain.training.evaluation import brief_evaluation, full_evaluation, never_giving_up
+from posttrain.training.interruption import interruptible
+from posttrain.training.metrics import step_metrics, step_tokens
+from posttrain.training.optimizer import learning_rate
+from posttrain.training.progress import Progress
+from posttrain.training.run_folder import RunFolder
+from posttrain.training.session import Rows, Session, frozen_copy, open_session
+from posttrain.training.state import RunState, restore, save_checkpoint
+from posttrain.training.update import Objective, update
+
+Metrics = dict[str, float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """A finished, or interrupted, run."""
+
+    folder: Path
+    summary: dict[str, object]
+    """The content of summary.json; empty where the run was interrupted."""
+    interrupted: bool = False
+
+    @property
+    def model_folder(self) -> Path:
+        """The trained model, for `from_pretrained` and for `posttrain chat`."""
+        return self.folder / "model"
+
+
+def train(
+    config: Config,
+    *,
+    rewards: Sequence[Callable[..., object]] = (),
+    rows: Rows | None = None,
+    resume: bool = False,
+) -> Run:
+    """Improve a policy by sampling, grading and reinforcing its own completions.
+
+    `rewards` are functions of your own and `rows` your own prompts, for callers in Python.  With `resume` the run
+    in `config.run.folder` goes on from its last checkpoint, to the same bits as if it had never stopped.
+    """
+    session = open_session(config, rewards=rewards, rows=rows)
+    options = config.run
+    if resume:
+        folder = RunFolder.resume(options.folder)
+    else:
+        folder = RunFolder.create(options.folder, as_recipe(config), overwrite=options.overwrite)
+    limit = None if options.time_limit_minutes is None else 60 * options.time_limit_minutes
+    deadline = None if limit is None else time.monotonic() + limit
+    with folder, interruptible() as interruption:
+        state, notes = resumed(session, folder) if resume else (RunState(), [])
+        progress = Progress(options.num_steps, first_step=state.step + 1, time_limit_seconds=limit)
+        with progress:
+            progress.start([*report.plan(session, report.timed_step(session)), *notes])
+            if not state.before:
+                evaluate_before(session, folder, state, progress)
+            steps(session, folder, state, progress, lambda: bool(interruption) or passed(deadline))
+            if interruption.signal is not None:
+                progress.finish(report.interrupted(folder.path, state.step, interruption.signal))
+                return Run(folder=folder.path, summary={}, interrupted=True)
+            return conclude(session, folder, state, progress)
+
+
+def steps(
+    session: Session, folder: RunFolder, state: RunState, progress: Progress, asked_to_stop: Callable[[], bool]
+) -> None:
+    """Take the steps that are left, until the last one, the time limit, an early stop or a signal."""
+    config, saved = session.config, state.step
+    while state.step < config.run.num_steps:
+        clock, step = Clock(), state.step + 1
+        journal = partial(folder.journal_scores, step)
+        moment = Moment(step=step, weights_version=state.num_updates, clock=clock, journal=journal)
+        collected = collect(session, moment)
+        metrics = {
+            **step_metrics(collected.judged.groups, collected.grades, collected.judged.advantages),
+            **learn(session, step, collected, state, clock),
+        }
+        state.step = step
+        refresh_reference(session, step)
+        evaluation = evaluate_when_due(session, state, clock)
+        with clock("save"):
+            folder.write_rollouts(step, *collected.everything())
+        finish_step(folder, state, progress, {**metrics, **evaluation}, clock)
+        stop = asked_to_stop() or out_of_patience(config, state)
+        due = config.checkpoint.every_steps and step % config.checkpoint.every_steps == 0
+        if due or stop:
+            save_checkpoint(folder, session, state, score=evaluation.get("eval/accuracy_sampled"))
+            saved = step
+        if stop:
+            break
+    if saved != state.step:
+        save_checkpoint(folder, session, state)
+
+
+def learn(session: Session, step: int, collected: Collected, state: RunState, clock: Clock) -> Metrics:
+    """The second half of a step: passes over its groups, one update per mini-batch."""
+    config, groups = session.config, collected.judged.groups
+    objective = Objective(
+        algorithm=session.algorithm, temperature=config.rollout.temperature, reference=session.reference
+    )
+    taken: list[Metrics] = []
+    num_updates = config.run.num_steps * session.updates_per_step
+    for index, batch in enumerate(batches(session, step, collected, clock)):
+        if not batch.completions:
+            continue  # nothing to learn from; a zero gradient would still move AdamW's weights
+        rate = learning_rate(config.update, session.update_index(step) + index, num_updates)
+        with clock("update"):
+            try:
+                taken.append(update(session.policy, session.optimizer, batch, objective, config.update, rate))
+            except RunError as error:
+                raise RunError(f"step {step}: {error}") from error
+        state.num_updates += 1
+    state.num_tokens += step_tokens(groups)
+    state.completion_tokens += sum(len(rollout.tokens) for group in groups for rollout in group.rollouts)
+    state.trained_tokens += int(sum(metrics["tokens/trained"] for metrics in taken))
+    counts = {
+        "num_updates": float(len(taken)),
+        "num_groups": float(len(groups)),
+        "num_replaced_groups": float(sum(len(set_aside) for set_aside, _ in collected.replaced)),
+        "num_tokens": float(state.num_tokens),
+    }
+    return {**merged(taken), **counts}
+
+
+def batches(session: Session, step: int, collected: Collected, clock: Clock) -> Iterator[Batch]:
+    """The batch of each update: whole groups, every epoch in an order of its own, weights fixed on each."""
+    config, algorithm = session.config, session.algorithm
+    num_groups, parts = len(collected.judged.groups), config.update.minibatches_per_epoch
+    for epoch in range(config.update.epochs_per_step):
+        order = list(range(num_groups))
+        if parts > 1:
+            Random(f"{config.run.seed} minibatches {step} {epoch}").shuffle(order)
+        for part in range(parts):
+            rows = sorted(order[part * num_groups // parts : (part + 1) * num_groups // parts])
+            with clock("collate"):
+                yield collate(
+                    collected.judged.select(rows),
+                    algorithm.token_weights,
+                    max_completion_tokens=config.rollout.max_completion_tokens,
+                    keep_zero_advantages=algorithm.kl is not None and algorithm.kl.place == "loss",
+                )
+
+
+def merged(updates: Sequence[Metrics]) -> Metrics:
+    """One step's metrics from those of its updates.
+
+    The gap between sampler and trainer is that of the first update, when both have the same weights; extremes stay
+    extremes, tokens add up, the rest are means.
+    """
+    if not updates:
+        return {}
+    combine: dict[str, Callable[[list[float]], float]] = {
+        "ratio/min": min,
+        "ratio/max": max,
+        "tokens/trained": sum,
+        "num_micro_batches": sum,
+        "learning_rate": lambda values: values[-1],
+        "sampling/sampling_logp_difference/mean": lambda values: values[0],
+        "sampling/sampling_logp_difference/max": lambda values: values[0],
+    }
+    return {name: combine.get(name, fmean)([metrics[name] for metrics in updates]) for name in updates[0]}
+
+
+def refresh_reference(session: Session, step: int) -> None:
+    """Take the reference from the policy again, where the recipe says so."""
+    every = session.config.reference.refresh_every
+    if session.reference is not None and every and step % every == 0:
+        session.reference = frozen_copy(session.policy)
+
+
+def evaluate_when_due(session: Session, state: RunState, clock: Clock) -> Metrics:
+    """An evaluation in brief, every so many steps."""
+    options = session.config.evaluation
+    if not options.every_steps or state.step % options.every_steps:
+        return {}
+    with clock("evaluate"):
+        metrics = brief_evaluation(session.engine, session.questions(), problems=options.brief_problems)
+    state.saw_evaluation(metrics["eval/accuracy_sampled"])
+    return metrics
+
+
+def finish_step(folder: RunFolder, state: RunState, progress: Progress, metrics: Metrics, clock: Clock) -> None:
+    """Log the step and show it."""
+    state.seconds = {
+        stage: state.seconds.get(stage, 0.0) + clock.seconds[stage] for stage in {**state.seconds, **clock.seconds}
+    }
+    timed = {
+        **metrics,
+        "step_time": clock.total,
+        "tokens_per_second": metrics["tokens/completion"] / clock.total,
+        **{f"seconds/{stage}": value for stage, value in clock.seconds.items()},
+    }
+    folder.append_metrics(state.step, timed)
+    progress.step(state.step, timed)
+
+
+def passed(deadline: float | None) -> bool:
+    """Whether the run's time limit is over."""
+    return deadline is not None and time.monotonic() >= deadline
+
+
+def out_of_patience(config: Config, state: RunState) -> bool:
+    """Whether too many evaluations in a row brought no new best."""
+    patience = config.run.early_stop_evaluations
+    return patience is not None and state.evaluations_since_best >= patience
+
+
+def evaluate_before(session: Session, folder: RunFolder, state: RunState, progress: Progress) -> None:
+    """Measure the policy that training starts from, and save it as step 0."""
+    clock = Clock()
+    with clock("evaluate"):
+        state.before, state.transcripts = evaluated(session, progress, "before training")
+    state.seconds = dict(clock.seconds)
+    folder.append_metrics(0, report.held_out_metrics(state.before))
+    save_checkpoint(folder, session, state)
+
+
+def evaluated(session: Session, progress: Progress, when: str) -> tuple[dict[str, object], list[list[str]]]:
+    """The full evaluation, and the first sampled completions of the problems that the end shows."""
+    options, questions = session.config.evaluation, session.questions()
+    total = len(questions.prompts) * (options.samples + 1 + bool(session.task.closing_tags))
+    with progress.stage(f"held-out problems {when}", total) as advance:
+        results, answers = full_evaluation(
+            session.engine, session.task, questions, samples=options.samples, advance=advance
+        )
+        forced = never_giving_up(session.engine, session.task, questions, advance=advance)
+    if forced is not None:
+        results["accuracy_never_giving_up"] = forced
+    shown = [[group.prompt.text, group.graded_text(group.rollouts[0])] for group in answers.groups[: report.SHOWN]]
+    return results, shown
+
+
+def conclude(session: Session, folder: RunFolder, state: RunState, progress: Progress) -> Run:
+    """Measure what training made of the policy, save the model, and say what came out."""
+    clock = Clock()
+    with clock("evaluate"):
+        after, transcripts = evaluated(session, progress, "after training")
+    state.seconds["evaluate"] = state.seconds.get("evaluate", 0.0) + clock.seconds["evaluate"]
+    summary = report.write_results(session, folder.path, state, after)
+    folder.write_summary(summary)
+    progress.finish(report.closing_lines(folder.path, summary, state.transcripts, transcripts))
+    return Run(folder=folder.path, summary=summary)
+
+
+def resumed(session: Session, folder: RunFolder) -> tuple[RunState, list[str]]:
+    """The run's state at its last checkpoint, with what was written after it cut away."""
+    saved = checkpoint.load_latest(folder.checkpoints)
+    if saved is None:
+        folder.cut_after(-1)
+        return RunState(), ["No checkpoint yet: the run starts again."]
+    notes = checkpoint.restore_threads(saved, session.config.run.threads)
+    state = restore(session, saved)
+    folder.cut_after(state.step)
+    return state, [f"Resumed after step {state.step}.", *notes]
+
+
+def show_plan(config: Config, *, rows: Rows | None = None) -> None:
+    """Print what a run would be, with the seconds of one timed step, and train nothing."""
+    session = open_session(config, rows=rows)
+    for line in report.plan(session, report.timed_step(session)):
+        print(line)

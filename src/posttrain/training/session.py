@@ -1,0 +1,108 @@
+"""Everything that a reinforcement-learning run works with, made from its config."""
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from posttrain.algorithms import Algorithm, build_algorithm
+from posttrain.config import Config
+from posttrain.errors import UserError
+from posttrain.generation.engine import Engine, Request
+from posttrain.generation.sampling_options import Sampling
+from posttrain.generation.streams import StreamKey
+from posttrain.models.loading import Policy, as_policy, load_policy
+from posttrain.models.rendering import TokenizerRenderer
+from posttrain.rewards.function import RewardFunction, reward_function
+from posttrain.rewards.loading import load_reward
+from posttrain.tasks.base import Task
+from posttrain.tasks.loading import load_task
+from posttrain.training.evaluation import Questions
+from posttrain.training.optimizer import new_optimizer
+
+Rows = Sequence[Mapping[str, object]]
+
+
+@dataclass(slots=True)
+class Session:
+    """What the stages of a step share.  `reference` alone is replaced during a run."""
+
+    config: Config
+    policy: Policy
+    engine: Engine
+    optimizer: torch.optim.Optimizer
+    algorithm: Algorithm
+    task: Task
+    rewards: tuple[RewardFunction, ...]
+    reference: Policy | None
+
+    def request(self, step: int, *, first_draw: int = 0, purpose: str = "rollout", weights_version: int = 0) -> Request:
+        """What a training step samples."""
+        options = self.config.rollout
+        return Request(
+            group_size=options.group_size,
+            max_completion_tokens=options.max_completion_tokens,
+            sampling=Sampling(
+                temperature=options.temperature, top_k=options.top_k, top_p=options.top_p, min_p=options.min_p
+            ),
+            key=StreamKey(self.config.run.seed, purpose, step, first_draw),
+            weights_version=weights_version,
+        )
+
+    def questions(self) -> Questions:
+        """The held-out problems, judged by the task's own measure where it has one, else by the first reward."""
+        functions = self.task.reward_functions or self.rewards
+        return Questions(
+            prompts=self.task.held_out(),
+            judge=functions[0],
+            max_completion_tokens=self.config.rollout.max_completion_tokens,
+            seed=self.config.run.seed,
+        )
+
+    def update_index(self, step: int) -> int:
+        """Number of the step's first update in the learning-rate schedule; steps count from 1."""
+        return (step - 1) * self.updates_per_step
+
+    @property
+    def updates_per_step(self) -> int:
+        """Optimiser updates of a step in which every group is informative."""
+        return self.config.update.epochs_per_step * self.config.update.minibatches_per_epoch
+
+
+def open_session(config: Config, *, rewards: Sequence[Callable[..., object]] = (), rows: Rows | None = None) -> Session:
+    """Load the model and make everything else.  `rewards` and `rows` come from Python callers and go first."""
+    if config.run.threads:
+        torch.set_num_threads(config.run.threads)
+    policy = load_policy(config.model)
+    task = load_task(
+        config.task,
+        TokenizerRenderer(policy.tokenizer),
+        seed=config.run.seed,
+        prompts_per_step=config.rollout.prompts_per_step,
+        rows=rows,
+    )
+    algorithm = build_algorithm(config.algorithm)
+    chosen = tuple(reward_function(call) for call in rewards) + tuple(load_reward(item) for item in config.rewards)
+    if not chosen and not task.reward_functions:
+        raise UserError(
+            "rewards: the task has no reward function of its own, and none is given."
+            "  Name one under `rewards`, such as my_rewards.py:solved."
+        )
+    return Session(
+        config=config,
+        policy=policy,
+        engine=Engine(policy, max_rows=config.rollout.max_rows),
+        optimizer=new_optimizer(policy.model.parameters(), config.update),
+        algorithm=algorithm,
+        task=task,
+        rewards=chosen or task.reward_functions,
+        reference=frozen_copy(policy) if algorithm.uses_reference else None,
+    )
+
+
+def frozen_copy(policy: Policy) -> Policy:
+    """The policy as it is now, for a KL term to compare with; its weights take no gradient."""
+    model = copy.deepcopy(policy.model).requires_grad_(False)
+    dtype = "bfloat16" if policy.compute_dtype == torch.bfloat16 else "float32"
+    return as_policy(model, policy.tokenizer, dtype=dtype)
