@@ -14,7 +14,8 @@ SOURCE = ROOT / "src" / "posttrain"
 
 # A module may import from its own package and from the rows below its own.  "" is posttrain/__init__.py.
 LAYERS = [
-    {"cli", "__main__"},
+    {"__main__"},
+    {"cli"},
     {"commands"},
     {"", "trl"},
     {"training"},

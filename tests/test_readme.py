@@ -73,11 +73,11 @@ def test_a_training_command_resolves_to_a_config(command: str, folder: Path) -> 
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("command", OUR_COMMANDS)
-def test_a_command_and_its_flags_are_in_its_help(command: str, folder: Path) -> None:
-    name, *words = shlex.split(command)[1:]
+@pytest.mark.parametrize("name", sorted({command.split()[1] for command in OUR_COMMANDS}))
+def test_a_command_and_its_flags_are_in_its_help(name: str, folder: Path) -> None:
     done = posttrain([name, "--help"], folder)
     assert done.returncode == 0, done.stderr
+    words = [word for command in OUR_COMMANDS if command.split()[1] == name for word in shlex.split(command)]
     for flag in (word for word in words if word.startswith("--") and "." not in word):
         assert flag in done.stdout, f"posttrain {name} has no {flag}"
 
