@@ -17,7 +17,7 @@ from posttrain.errors import UserError
 RatioLevel = Literal["token", "sequence_mean", "sequence_product"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class ClipRange:
     """How far the ratio ρ = π/μ may move before clipping acts: 1 - low .. 1 + high."""
 
@@ -63,10 +63,10 @@ def log_ratio(
     own = logprobs - behaviour_logprobs
     if level == "token":
         return own
-    num_slots = int(rollout.max()) + 1
-    total = own.new_zeros(num_slots).index_add(0, rollout, own)
+    lengths = rollout.bincount()
+    total = own.new_zeros(len(lengths)).index_add(0, rollout, own)
     if level == "sequence_mean":
-        total = total / rollout.bincount(minlength=num_slots)
+        total = total / lengths
     return total[rollout]
 
 
@@ -89,9 +89,9 @@ def clipped_surrogate(
     """
     # The minimum is ρ from above for A ≥ 0 and ρ from below for A < 0.  Bounding log ρ rather than comparing the two
     # products keeps exp finite where the bound holds: 0 · inf in its backward pass would be NaN.
-    inf = torch.full_like(advantages, math.inf)
-    lowest = torch.where(advantages < 0, clip.log_lowest, -inf)
-    highest = torch.where(advantages < 0, inf, clip.log_highest)
+    inf, unwanted = torch.full_like(advantages, math.inf), advantages < 0
+    lowest = torch.where(unwanted, clip.log_lowest, -inf)
+    highest = torch.where(unwanted, inf, clip.log_highest)
     bounded = log_ratio(logprobs, behaviour_logprobs, rollout, level=level).clamp(lowest, highest)
     return -bounded.exp() * advantages
 
@@ -128,7 +128,7 @@ def clipped_tokens(
     return (above & (advantages > 0)) | (below & (advantages < 0))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class RatioStatistics:
     """How far the policy has moved from the one that its tokens were sampled from; over all tokens of an update."""
 

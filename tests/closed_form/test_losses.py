@@ -1,5 +1,6 @@
 """Losses by hand.  ρ is the ratio π/μ, A the advantage; every expected value is worked out in a comment."""
 
+import dataclasses
 import math
 
 import pytest
@@ -156,6 +157,14 @@ def test_a_token_is_clipped_where_its_ratio_left_the_range_as_its_advantage_want
     assert clipped.tolist() == [False, True, False, False, False, True, False, False]
 
 
+def test_a_ratio_exactly_on_a_bound_is_not_clipped_and_still_learns() -> None:
+    logprobs = values(SYMMETRIC.log_highest, SYMMETRIC.log_lowest).requires_grad_()
+    advantages = values(1, -1)
+    assert clipped_tokens(logprobs.detach(), advantages, clip=SYMMETRIC).tolist() == [False, False]
+    clipped_surrogate(logprobs, values(0, 0), advantages, torch.arange(2), clip=SYMMETRIC).sum().backward()
+    assert logprobs.grad.tolist() == pytest.approx([-1.2, 0.8], rel=1e-14)
+
+
 def test_ratio_statistics_are_over_all_tokens() -> None:
     # Ratios 2, .25, 1: mean 3.25/3; ρ - 1 - ln ρ = 1 - ln 2, -.75 + 2 ln 2, 0: mean (.25 + ln 2)/3.
     statistics = ratio_statistics(torch.tensor([2.0, 0.25, 1.0], dtype=torch.float64).log())
@@ -182,3 +191,13 @@ def test_the_extremes_of_a_clip_range_are_allowed(bounds) -> None:
 def test_a_clip_range_that_no_ratio_fits_is_an_error(bounds, message) -> None:
     with pytest.raises(UserError, match=message):
         ClipRange(**bounds)
+
+
+@pytest.mark.parametrize("record", [ClipRange, type(ratio_statistics(torch.zeros(1)))])
+def test_a_record_is_built_by_names_and_never_changed(record) -> None:
+    names = [field.name for field in dataclasses.fields(record)]
+    with pytest.raises(TypeError):
+        record(*[0.5] * len(names))
+    built = record(**dict.fromkeys(names, 0.5))
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        setattr(built, names[0], 0.4)
