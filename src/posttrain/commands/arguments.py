@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from posttrain.commands.flags import COMMAND_LINE, Program, path_of, read_flags
-from posttrain.config import Config, build
+from posttrain.config import build
 from posttrain.config.reading import structure
 from posttrain.errors import UserError
 from posttrain.recipes import VARIANTS, Layer, merge, read_recipe
@@ -85,7 +85,7 @@ def model_layer(path: str) -> Layer:
     return Layer(where=COMMAND_LINE, sections={"model": {"path": path}})
 
 
-def resumed(folder: str, arguments: Arguments, program: Program) -> tuple[Config, Any]:
+def resumed(kind: type[Built], folder: str, arguments: Arguments, program: Program) -> tuple[Built, Any]:
     """The config of the run in a folder; it may go on for longer than it was meant to, and changes in nothing else."""
     if arguments.positional:
         raise UserError(
@@ -104,7 +104,7 @@ def resumed(folder: str, arguments: Arguments, program: Program) -> tuple[Config
                 "  For another recipe start another run."
             )
     here = Layer(where=COMMAND_LINE, sections={"run": {"folder": folder, "overwrite": False}})
-    return configured(Config, [read_recipe(str(file)), here], arguments.flags, program)
+    return configured(kind, [read_recipe(str(file)), here], arguments.flags, program)
 
 
 def value_of(flag: str, arguments: Arguments) -> str:

@@ -34,7 +34,7 @@ def main(arguments: Sequence[str]) -> int:
     given = told_apart(arguments)
     folder = value_of("resume", given)
     if folder:
-        config, switches = resumed(folder, given, PROGRAM)
+        config, switches = resumed(Config, folder, given, PROGRAM)
     else:
         config, switches = configured(Config, recipe_layers(given.positional), given.flags, PROGRAM)
     config.model.require_folder()

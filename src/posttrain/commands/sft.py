@@ -1,22 +1,37 @@
 """`posttrain sft`: train a small model from nothing on written-out demonstrations."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
-from posttrain.commands.arguments import configured, recipe_layers, told_apart
+from posttrain.commands.arguments import configured, recipe_layers, resumed, told_apart, value_of
 from posttrain.commands.flags import Program
 from posttrain.config import SftConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class Switches:
+    """What this command does with the recipe."""
+
+    resume: str = ""
+    """Continue the run in this folder where its last checkpoint left it."""
+
 
 PROGRAM = Program(
     name="posttrain sft [RECIPE.yaml ...]",
     description="Train a small model from nothing on demonstrations of its task.  `posttrain rl` can go on from it.",
+    switches=Switches(),
 )
 
 
 def main(arguments: Sequence[str]) -> int:
     """Train."""
     given = told_apart(arguments)
-    config, _ = configured(SftConfig, recipe_layers(given.positional), given.flags, PROGRAM)
+    folder = value_of("resume", given)
+    if folder:
+        config, _ = resumed(SftConfig, folder, given, PROGRAM)
+    else:
+        config, _ = configured(SftConfig, recipe_layers(given.positional), given.flags, PROGRAM)
     from posttrain.training.sft import train
 
-    train(config)
+    train(config, resume=bool(folder))
     return 0

@@ -215,15 +215,9 @@ class _Batch:
             length = int(self.count[row])
             require_finite(self.logprobs[row, :length], row_name=f"prompt {self.names[row][0]}, token {{}}".format)
             cut = self.cut_logprobs[row, :length].tolist() if self.request.sampling.cuts else None
-            self.finished.append(
-                _Finished(
-                    *self.names[row],
-                    self.tokens[row, :length].tolist(),
-                    self.logprobs[row, :length].tolist(),
-                    cut,
-                    stop,
-                )
-            )
+            index, number = self.names[row]
+            tokens, logprobs = self.tokens[row, :length].tolist(), self.logprobs[row, :length].tolist()
+            self.finished.append(_Finished(index, number, tokens, logprobs, cut, stop))
         gone = set(rows.tolist())
         left = self.num_rows - len(gone)
         source = [row for row in range(left, self.num_rows) if row not in gone]

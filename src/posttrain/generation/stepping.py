@@ -6,7 +6,7 @@ Both fill the same cache, in inference mode.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 import torch.nn.functional as F
@@ -32,6 +32,7 @@ class Prefilled:
     lengths: Int64[Tensor, " prompt"]
 
 
+@runtime_checkable
 class Steps(Protocol):
     """A model's forward pass, seen from the sampler; it reads the weights anew whenever it is made."""
 
@@ -187,7 +188,7 @@ class _SlotCache(Cache):
         super().__init__(layers=[])
         self.slots = slots
 
-    def update(  # type: ignore[override]
+    def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: object, **kwargs: object
     ) -> tuple[Tensor, Tensor]:
         """Store one token a row, [row kv_heads 1 width]; returns all that the layer sees."""

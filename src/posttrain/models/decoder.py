@@ -6,6 +6,7 @@ trainer (packed, shared prompts) and the sampler (cached keys and values) run th
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -73,7 +74,7 @@ class Decoder:
         """Weights ready for use.  Joined by differentiable concatenation, so gradients reach the model's own."""
         return [self._layer(layer) for layer in self.model.model.layers]
 
-    def _layer(self, layer: nn.Module) -> Layer:
+    def _layer(self, layer: Any) -> Layer:
         attention, mlp, dtype = layer.self_attn, layer.mlp, self.compute_dtype
         projections = (attention.q_proj, attention.k_proj, attention.v_proj)
         norms = None
@@ -125,9 +126,8 @@ class Decoder:
         self, index: int, layer: Layer, x: Tensor, angles: tuple[Tensor, Tensor], attend: Attend
     ) -> Float[Tensor, "token hidden"]:
         rotated = self.heads + self.kv_heads
-        qkv = F.linear(x.to(self.compute_dtype), layer.qkv, layer.qkv_bias).view(
-            -1, rotated + self.kv_heads, self.head_width
-        )
+        qkv = F.linear(x.to(self.compute_dtype), layer.qkv, layer.qkv_bias)
+        qkv = qkv.view(-1, rotated + self.kv_heads, self.head_width)
         query_key, value = qkv.split([rotated, self.kv_heads], dim=1)
         if layer.qk_norm is not None:
             query_key = rms_norm(query_key, layer.qk_norm, self.eps)

@@ -1,7 +1,8 @@
 """Hidden states that predict completion tokens, with gradients: the model side of every loss.
 
 Two layouts give the same numbers.  *Shared*: prompts once each, completions as branches of them, nothing padded.
-*Plain*: one padded row per completion through the model's own forward; for families that the shared layout does not know.
+*Plain*: one padded row per completion through the model's own forward, for families that the shared layout does not
+know.
 """
 
 from collections.abc import Sequence

@@ -19,7 +19,7 @@ class _RmsNorm(torch.autograd.Function):
         return normed * weight
 
     @staticmethod
-    def backward(ctx: FunctionCtx, grad: Tensor) -> tuple[Tensor, Tensor, None]:  # type: ignore[override]
+    def backward(ctx: FunctionCtx, grad: Tensor) -> tuple[Tensor, Tensor, None]:
         normed, inverse_rms, weight = ctx.saved_tensors  # type: ignore[attr-defined]
         grad_weight = (grad * normed).sum_to_size(weight.shape)
         grad_normed = grad * weight
@@ -34,7 +34,7 @@ class _Rotate(torch.autograd.Function):
         return _rotated(x, cos, sin)
 
     @staticmethod
-    def backward(ctx: FunctionCtx, grad: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
+    def backward(ctx: FunctionCtx, grad: Tensor) -> tuple[Tensor, None, None]:
         cos, sin = ctx.saved_tensors  # type: ignore[attr-defined]
         return _rotated(grad, cos, -sin), None, None
 
@@ -46,9 +46,10 @@ def rms_norm(x: Float[Tensor, "*rows width"], weight: Float[Tensor, "*weights wi
 
     `weight` is one row, or one row per head (the last two axes of x).
     """
-    if torch.is_grad_enabled():
-        return _RmsNorm.apply(x, weight, eps)  # type: ignore[no-any-return, no-untyped-call]
-    return x * _inverse_rms(x, eps) * weight
+    if not torch.is_grad_enabled():
+        return x * _inverse_rms(x, eps) * weight
+    normed: Tensor = _RmsNorm.apply(x, weight, eps)  # type: ignore[no-untyped-call]
+    return normed
 
 
 def rotate(
@@ -58,9 +59,10 @@ def rotate(
 
     Su et al. 2021 (RoFormer), arXiv:2104.09864, eq. 34, with the pairing of the Llama family.
     """
-    if torch.is_grad_enabled():
-        return _Rotate.apply(x, cos, sin)  # type: ignore[no-any-return, no-untyped-call]
-    return _rotated(x, cos, sin)
+    if not torch.is_grad_enabled():
+        return _rotated(x, cos, sin)
+    rotated: Tensor = _Rotate.apply(x, cos, sin)  # type: ignore[no-untyped-call]
+    return rotated
 
 
 def _inverse_rms(x: Tensor, eps: float) -> Tensor:

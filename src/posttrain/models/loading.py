@@ -7,6 +7,7 @@ from typing import cast
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.utils import logging as transformers_logging
 
 from posttrain.errors import UserError
 from posttrain.models.decoder import Decoder
@@ -45,6 +46,7 @@ class Policy:
 def load_policy(options: ModelOptions) -> Policy:
     """Load a model folder.  Raises UserError where it is missing or holds no causal language model."""
     options.require_folder()
+    transformers_logging.disable_progress_bar()  # it would write over ours
     folder = bundled_folder() if options.path == BUNDLED else Path(options.path)
     try:
         config = AutoConfig.from_pretrained(folder)
@@ -55,7 +57,8 @@ def load_policy(options: ModelOptions) -> Policy:
             f"model.path = {options.path}: transformers cannot load it as a causal language model ({error})."
             "  The folder needs config.json, model.safetensors, tokenizer.json and tokenizer_config.json."
         ) from error
-    return as_policy(model.to(chosen_device(options.device)), tokenizer, dtype=options.dtype)
+    cast(torch.nn.Module, model).to(chosen_device(options.device))
+    return as_policy(model, tokenizer, dtype=options.dtype)
 
 
 def as_policy(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, dtype: str = "float32") -> Policy:
@@ -91,8 +94,8 @@ def stop_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> tupl
             ids.update([named] if isinstance(named, int) else named)
     if not ids:
         raise UserError(
-            f"{model.name_or_path or 'the model'}: neither its config nor its tokenizer names an end-of-text token, so no"
-            " completion could stop.  Set eos_token_id in generation_config.json."
+            f"{model.name_or_path or 'the model'}: neither its config nor its tokenizer names an end-of-text token, so"
+            " no completion could stop.  Set eos_token_id in generation_config.json."
         )
     return tuple(sorted(ids))
 

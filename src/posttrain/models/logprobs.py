@@ -27,7 +27,7 @@ class _TokenLogprobs(torch.autograd.Function):
         return logprobs
 
     @staticmethod
-    def backward(ctx: FunctionCtx, grad: Tensor) -> tuple[Tensor, Tensor, None, None]:  # type: ignore[override]
+    def backward(ctx: FunctionCtx, grad: Tensor) -> tuple[Tensor, Tensor, None, None]:
         hidden, head, targets, normalisers = ctx.saved_tensors  # type: ignore[attr-defined]
         temperature: float = ctx.temperature  # type: ignore[attr-defined]
         grad_hidden, grad_head = torch.empty_like(hidden), torch.zeros_like(head)

@@ -132,7 +132,7 @@ class _Rearrange(torch.autograd.Function):
         return x.index_select(0, index)
 
     @staticmethod
-    def backward(ctx: FunctionCtx, grad: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
+    def backward(ctx: FunctionCtx, grad: Tensor) -> tuple[Tensor, None, None]:
         (inverse,) = ctx.saved_tensors  # type: ignore[attr-defined]
         return grad.index_select(0, inverse), None, None
 
@@ -147,7 +147,7 @@ class _Unpad(torch.autograd.Function):
         return x.index_select(0, slot_of_token)
 
     @staticmethod
-    def backward(ctx: FunctionCtx, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+    def backward(ctx: FunctionCtx, grad: Tensor) -> tuple[Tensor, None]:
         (slot_of_token,) = ctx.saved_tensors  # type: ignore[attr-defined]
         padded = grad.new_zeros(ctx.num_slots, grad.shape[1])  # type: ignore[attr-defined]
         return padded.index_copy_(0, slot_of_token, grad), None

@@ -63,7 +63,7 @@ def verdict(value: object) -> Verdict:
     """The score that one returned value stands for."""
     outcome = ""
     if isinstance(value, Graded):
-        value, outcome = value.score, str(value.outcome)
+        outcome, value = str(value.outcome), value.score
     if value is None:
         return Score(math.nan, outcome)
     if isinstance(value, ScoringFailure):

@@ -10,8 +10,8 @@ equation, then an answer in tags.
     <answer>(17-5)*3</answer>
 
 The search is imperfect on purpose, as text found in the wild is.  A *random* demonstrator combines numbers and
-operators blindly; a *closing* one chooses its last step so that the result lands nearest to the target.  After each failed
-try a demonstrator gives up with its own probability and answers with what it tried last, which is wrong.  A
+operators blindly; a *closing* one chooses its last step so that the result lands nearest to the target.  After each
+failed try a demonstrator gives up with its own probability and answers with what it tried last, which is wrong.  A
 policy cloned from the mixture therefore knows better behaviour than it shows on average: the room that
 reinforcement learning works in.
 """

@@ -130,9 +130,10 @@ def never_giving_up(
     Tells learning to search better from learning not to give up.  None where the task cannot say.
     """
     tokenizer = engine.policy.tokenizer
-    closing = [tokenizer.convert_tokens_to_ids(tag) for tag in task.closing_tags]
-    if not closing or not all(isinstance(token, int) for token in closing):
+    encoded = [tokenizer.encode(tag, add_special_tokens=False) for tag in task.closing_tags]
+    if not encoded or any(len(tokens) != 1 for tokens in encoded):
         return None
+    closing = [tokens[0] for tokens in encoded]
     answers = ask(engine, questions, samples=1, suppressed=(*closing, *engine.policy.stop_ids), advance=advance)
     return float(np.mean([task.found(group.prompt, group.rollouts[0].text) for group in answers.groups]))
 

@@ -134,6 +134,9 @@ class SftOptions(OptimizerOptions):
     """Demonstrations that are gone through again and again; 0 writes fresh ones for every batch, without end."""
     tokens_per_batch: int = 16384
     """Tokens, prompts included, of one optimiser update."""
+    tokens_per_microbatch: int = 4096
+    """Tokens that go through the model at once: bounds memory, never changes the gradient.  Small ones stay in a CPU's
+    cache."""
     eval_every: int = 100
     """Updates between measurements of the held-out loss."""
     eval_size: int = 512
@@ -143,5 +146,6 @@ class SftOptions(OptimizerOptions):
         super().__post_init__()
         require(self.num_demonstrations >= 0, self, "num_demonstrations", "is negative; use >= 1, or 0 for no end")
         require(self.tokens_per_batch >= 2, self, "tokens_per_batch", "holds no demonstration; use >= 2")
+        require(self.tokens_per_microbatch >= 2, self, "tokens_per_microbatch", "holds no row; use >= 2")
         require(self.eval_every >= 1, self, "eval_every", "never measures; use >= 1")
         require(self.eval_size >= 1, self, "eval_size", "measures nothing; use >= 1")

@@ -51,7 +51,7 @@ def timed_step(session: Session) -> Timing:
             algorithm=session.algorithm, temperature=options.rollout.temperature, reference=session.reference
         )
         for micro in batch.split(options.update.tokens_per_microbatch):
-            micro_loss(session.policy, micro, objective, Observed()).backward()  # type: ignore[no-untyped-call]
+            micro_loss(session.policy, micro, objective, Observed()).backward()
         session.policy.model.zero_grad(set_to_none=True)
     tokens = sum(len(rollout.tokens) for group in judged.groups for rollout in group.rollouts)
     return Timing(seconds=clock.total, tokens=tokens)
@@ -60,13 +60,13 @@ def timed_step(session: Session) -> Timing:
 def plan(session: Session, timing: Timing) -> list[str]:
     """What the run is about to do."""
     config, model = session.config, session.policy.model
-    rollout, count = config.rollout, sum(parameter.numel() for parameter in model.parameters())
+    rollout, millions = config.rollout, sum(parameter.numel() for parameter in model.parameters()) / 1e6
     longest = max(len(prompt.tokens) for prompt in session.task.held_out())
     config.require_room(longest)
     share = f"{timing.tokens / rollout.rollouts_per_step:.0f} tokens each" if timing.tokens else "no tokens"
     total = timing.seconds * config.run.num_steps / 60
     return [
-        f"model      {config.model.path}, {count / 1e6:.2f} M parameters, {config.model.dtype} on {session.policy.device}",
+        f"model      {config.model.path}, {millions:.2f} M parameters, {config.model.dtype} on {session.policy.device}",
         f"task       {session.task.name}, {len(session.task.held_out())} held-out problems",
         f"algorithm  {session.algorithm.name}, learning rate {config.update.learning_rate:g}",
         f"rewards    {', '.join(f'{item.name} × {item.weight:g}' for item in session.rewards)}",
@@ -116,9 +116,11 @@ def model_card(session: Session, summary: Mapping[str, object]) -> str:
     config = session.config
     lines = "\n".join(f"| {label} | {before} | {after} |" for label, before, after in comparison(summary))
     return (
-        f"---\nlibrary_name: transformers\ntags: [posttrain, {session.algorithm.name}]\n---\n\n# {Path(config.run.folder).name}\n\n"
+        f"---\nlibrary_name: transformers\ntags: [posttrain, {session.algorithm.name}]\n---\n\n"
+        f"# {Path(config.run.folder).name}\n\n"
         f"{config.model.path}, trained with posttrain: {session.algorithm.name} on {session.task.name} for"
-        f" {config.run.num_steps} steps of {config.rollout.prompts_per_step} × {config.rollout.group_size} rollouts.\n\n"
+        f" {config.run.num_steps} steps of {config.rollout.prompts_per_step} × {config.rollout.group_size}"
+        " rollouts.\n\n"
         f"| held-out | before | after |\n|---|---|---|\n{lines}\n\nThe recipe is `config.yaml` in the run folder.\n"
     )
 

@@ -1,4 +1,4 @@
-"""Supervised learning of completions: the loss over completion tokens and one update on a batch of examples."""
+"""Supervised learning of completions: the loss over completion tokens and its gradient on a batch of examples."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -7,9 +7,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from posttrain.models.decoder import Decoder
+from posttrain.models.forward import completion_hidden
+from posttrain.models.loading import Policy
 from posttrain.models.logprobs import token_logprobs
-from posttrain.models.packed import PackedAttention, PackedLayout
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,22 +25,16 @@ class Example:
         return len(self.prompt) + len(self.completion) - 1
 
 
-def completion_logprobs(decoder: Decoder, examples: Sequence[Example]) -> Float[Tensor, " token"]:
+def completion_logprobs(policy: Policy, examples: Sequence[Example]) -> Float[Tensor, " token"]:
     """log π of every completion token of the examples, in order, in nats."""
-    layout = PackedLayout([example.num_inputs for example in examples])
-    tokens = torch.tensor([t for e in examples for t in (*e.prompt, *e.completion)[:-1]])
-    targets = torch.tensor([t for e in examples for t in e.completion])
-    predicting = torch.cat(
-        [
-            torch.arange(start + len(e.prompt) - 1, start + e.num_inputs)
-            for start, e in zip(layout.root_starts, examples, strict=True)
-        ]
+    hidden = completion_hidden(
+        policy, [e.prompt for e in examples], [e.completion for e in examples], range(len(examples))
     )
-    hidden = decoder.hidden(tokens, layout.positions, PackedAttention(layout))
-    return token_logprobs(hidden.index_select(0, predicting), decoder.head, targets)
+    targets = torch.tensor([token for e in examples for token in e.completion], device=hidden.device)
+    return token_logprobs(hidden, policy.head, targets)
 
 
-def accumulate(decoder: Decoder, examples: Sequence[Example], tokens_per_microbatch: int) -> float:
+def accumulate(policy: Policy, examples: Sequence[Example], tokens_per_microbatch: int) -> float:
     """Add the gradient of the batch's loss to the model's, a micro-batch at a time; returns the loss in nats per token.
 
     L = -(1/n) Σ_completion tokens log π(token)      n: completion tokens of the whole batch
@@ -48,17 +42,17 @@ def accumulate(decoder: Decoder, examples: Sequence[Example], tokens_per_microba
     count = sum(len(example.completion) for example in examples)
     total = 0.0
     for micro in microbatches(examples, tokens_per_microbatch):
-        loss = -completion_logprobs(decoder, micro).sum() / count
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss = -completion_logprobs(policy, micro).sum() / count
+        loss.backward()
         total += loss.item()
     return total
 
 
 @torch.no_grad()
-def mean_loss(decoder: Decoder, examples: Sequence[Example], tokens_per_microbatch: int) -> float:
+def mean_loss(policy: Policy, examples: Sequence[Example], tokens_per_microbatch: int) -> float:
     """Held-out loss: mean -log π over completion tokens, in nats per token."""
     total = sum(
-        -completion_logprobs(decoder, micro).double().sum().item()
+        -completion_logprobs(policy, micro).double().sum().item()
         for micro in microbatches(examples, tokens_per_microbatch)
     )
     return total / sum(len(example.completion) for example in examples)
@@ -74,4 +68,5 @@ def microbatches(examples: Sequence[Example], max_tokens: int) -> Iterator[list[
             batch, held = [], 0
         batch.append(example)
         held += example.num_inputs
-    yield batch
+    if batch:
+        yield batch

@@ -63,7 +63,7 @@ def update(
     micro_batches = list(batch.split(options.tokens_per_microbatch))
     for micro in micro_batches:
         loss = micro_loss(policy, micro, objective, observed)
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         total += loss.item()
     grad_norm = apply_gradients(optimizer, rate, options.max_grad_norm)
     if not math.isfinite(grad_norm):
@@ -108,12 +108,14 @@ def micro_loss(policy: Policy, micro: Batch, objective: Objective, observed: Obs
 
 def micro_on(like: Float[Tensor, " token"], micro: Batch) -> Batch:
     """The micro-batch's token columns on the device and in the precision of its log-probs."""
-    columns = ("advantages", "token_weights", "behaviour_logprobs", "reference_logprobs")
-    moved = {name: getattr(micro, name) for name in columns}
+    reference = micro.reference_logprobs
     return replace(
         micro,
         rollout=micro.rollout.to(like.device),
-        **{name: None if column is None else column.to(like) for name, column in moved.items()},
+        advantages=micro.advantages.to(like),
+        token_weights=micro.token_weights.to(like),
+        behaviour_logprobs=micro.behaviour_logprobs.to(like),
+        reference_logprobs=None if reference is None else reference.to(like),
     )
 
 
