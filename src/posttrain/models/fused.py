@@ -66,7 +66,7 @@ def rotate(
 
 
 def _inverse_rms(x: Tensor, eps: float) -> Tensor:
-    norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+    norm: Tensor = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
     return norm.square_().div_(x.shape[-1]).add_(eps).rsqrt_()
 
 

@@ -15,6 +15,7 @@ from posttrain.generation.streams import StreamKey
 from posttrain.records import Group, Prompt
 from posttrain.rewards.protocol import RewardFunction, grade
 from posttrain.tasks.base import Task
+from posttrain.training.summary import HELD_OUT
 
 RESAMPLES = 2000
 """Bootstrap resamples behind an interval."""
@@ -79,8 +80,14 @@ def ask(
 
 def full_evaluation(
     engine: Engine, task: Task, questions: Questions, *, samples: int, advance: Advance = lambda count: None
-) -> tuple[dict[str, object], Answers]:
-    """Every held-out number of summary.json, and the sampled answers that they come from."""
+) -> tuple[dict[str, object], tuple[Group, ...]]:
+    """Every held-out number of summary.json, and the sampled answers that they come from.
+
+    Without held-out problems the numbers are None: nothing was measured.
+    """
+    if not questions.prompts:
+        unmeasured = dict.fromkeys([*HELD_OUT, *(f"{name}_interval" for name in HELD_OUT), "mean_length"])
+        return {"num_problems": 0, **unmeasured}, ()
     sampled = ask(engine, questions, samples=samples, advance=advance)
     greedy = ask(engine, questions, samples=1, greedy=True, advance=advance)
     rates = sampled.correct.mean(axis=1)
@@ -100,11 +107,13 @@ def full_evaluation(
     if samples >= 8:
         solved = pass_at_k(sampled.correct, 8)
         results |= {"pass_at_8": float(solved.mean()), "pass_at_8_interval": bootstrap_interval(solved)}
-    return results, sampled
+    return results, sampled.groups
 
 
 def brief_evaluation(engine: Engine, questions: Questions, *, problems: int) -> dict[str, float]:
     """Held-out accuracy along the way: one sample for each of the first problems."""
+    if not questions.prompts:
+        return {}
     some = Questions(
         prompts=questions.prompts[:problems],
         judge=questions.judge,
@@ -131,7 +140,7 @@ def never_giving_up(
     """
     tokenizer = engine.policy.tokenizer
     encoded = [tokenizer.encode(tag, add_special_tokens=False) for tag in task.closing_tags]
-    if not encoded or any(len(tokens) != 1 for tokens in encoded):
+    if not questions.prompts or not encoded or any(len(tokens) != 1 for tokens in encoded):
         return None
     closing = [tokens[0] for tokens in encoded]
     answers = ask(engine, questions, samples=1, suppressed=(*closing, *engine.policy.stop_ids), advance=advance)

@@ -61,8 +61,8 @@ def plan(session: Session, timing: Timing) -> list[str]:
     """What the run is about to do."""
     config, model = session.config, session.policy.model
     rollout, millions = config.rollout, sum(parameter.numel() for parameter in model.parameters()) / 1e6
-    longest = max(len(prompt.tokens) for prompt in session.task.held_out())
-    config.require_room(longest)
+    some = [*session.task.held_out(), *session.task.prompts(TIMED_STEP, range(rollout.prompts_per_step))]
+    config.require_room(max(len(prompt.tokens) for prompt in some))
     share = f"{timing.tokens / rollout.rollouts_per_step:.0f} tokens each" if timing.tokens else "no tokens"
     total = timing.seconds * config.run.num_steps / 60
     return [
@@ -81,7 +81,9 @@ def plan(session: Session, timing: Timing) -> list[str]:
 
 def held_out_metrics(results: Mapping[str, object]) -> dict[str, float]:
     """Full held-out results under the names of docs/metrics.md."""
-    metrics: dict[str, float] = {"eval/mean_length": cast(float, results["mean_length"])}
+    metrics: dict[str, float] = {}
+    if results["mean_length"] is not None:
+        metrics["eval/mean_length"] = cast(float, results["mean_length"])
     for name in HELD_OUT:
         interval = results[f"{name}_interval"]
         if interval is not None:

@@ -190,7 +190,8 @@ def evaluate_when_due(session: Session, state: RunState, clock: Clock) -> Metric
         return {}
     with clock("evaluate"):
         metrics = brief_evaluation(session.engine, session.questions(), problems=options.brief_problems)
-    state.saw_evaluation(metrics["eval/accuracy_sampled"])
+    if metrics:
+        state.saw_evaluation(metrics["eval/accuracy_sampled"])
     return metrics
 
 
@@ -235,13 +236,13 @@ def evaluated(session: Session, progress: Progress, when: str) -> tuple[dict[str
     options, questions = session.config.evaluation, session.questions()
     total = len(questions.prompts) * (options.samples + 1 + bool(session.task.closing_tags))
     with progress.stage(f"held-out problems {when}", total) as advance:
-        results, answers = full_evaluation(
+        results, groups = full_evaluation(
             session.engine, session.task, questions, samples=options.samples, advance=advance
         )
         forced = never_giving_up(session.engine, session.task, questions, advance=advance)
     if forced is not None:
         results["accuracy_never_giving_up"] = forced
-    shown = [[group.prompt.text, group.graded_text(group.rollouts[0])] for group in answers.groups[: report.SHOWN]]
+    shown = [[group.prompt.text, group.graded_text(group.rollouts[0])] for group in groups[: report.SHOWN]]
     return results, shown
 
 
