@@ -16,8 +16,8 @@ from torch import Tensor
 from posttrain.errors import UserError
 from posttrain.generation.sampling import require_finite, sample
 from posttrain.generation.sampling_options import Sampling
-from posttrain.generation.slots import KeyValueSlots
-from posttrain.generation.stepping import Prefilled, Steps, steps_for
+from posttrain.generation.static import StaticSteps
+from posttrain.generation.stepping import DecoderSteps, ModelSteps, Prefilled, Steps
 from posttrain.generation.streams import StreamKey, uniform_table
 from posttrain.models.loading import Policy
 from posttrain.records import Finish, Group, Prompt, Rollout
@@ -50,6 +50,7 @@ class Engine:
     def __init__(self, policy: Policy, *, max_rows: int = 256) -> None:
         self.policy = policy
         self.max_rows = max_rows
+        self._steps: Steps | None = None
 
     def rollout(
         self, prompts: Sequence[Prompt], request: Request, *, advance: Callable[[int], None] = lambda count: None
@@ -75,7 +76,11 @@ class Engine:
     def completions(self, prompts: Sequence[Prompt], request: Request) -> Iterator[tuple[int, Rollout]]:
         """Finished completions as they come, each with the index of its prompt."""
         limits = [self._limit(prompt, request) for prompt in prompts]
-        batch = _Batch(self.policy, steps_for(self.policy), request)
+        if self._steps is None:
+            self._steps = steps_for(self.policy)
+        else:
+            self._steps.refresh()
+        batch = _Batch(self.policy, self._steps, request)
         waiting = deque(range(len(prompts)))
         pending: deque[_Pending] = deque()
         while waiting or pending or batch.num_rows:
@@ -125,6 +130,13 @@ class Engine:
         return min(request.max_completion_tokens, room)
 
 
+def steps_for(policy: Policy) -> Steps:
+    """The forward pass that suits the model and its device: ours where the family has one, captured on CUDA."""
+    if policy.decoder is None:
+        return ModelSteps(policy)
+    return StaticSteps(policy) if policy.device.type == "cuda" else DecoderSteps(policy)
+
+
 @dataclass(slots=True)
 class _Pending:
     """A prefilled prompt some of whose completions have not started."""
@@ -152,7 +164,7 @@ class _Batch:
     def __init__(self, policy: Policy, steps: Steps, request: Request) -> None:
         device = policy.device
         self.policy, self.steps, self.request = policy, steps, request
-        self.slots = KeyValueSlots()
+        self.slots = steps.slots()
         self.stop_ids = torch.tensor(policy.stop_ids, device=device)
         self.names: list[tuple[int, int]] = []  # (prompt, sample) of each row
         self.count = torch.zeros(0, dtype=torch.long, device=device)  # tokens sampled so far

@@ -11,7 +11,9 @@ BLOCK = 64
 class KeyValueSlots:
     """Keys and values of all layers for up to `capacity` tokens a row; rows come and go, the rest stay in place."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, block: int = BLOCK, round_rows: bool = False) -> None:
+        """Room grows by `block` tokens a row; with `round_rows`, rows are allocated in powers of two."""
+        self._block, self._round_rows = block, round_rows
         self.lengths = torch.zeros(0, dtype=torch.long)
         """Tokens that each row holds."""
         self._cached: Tensor | None = None  # [2 layer row kv_heads capacity width]
@@ -21,6 +23,26 @@ class KeyValueSlots:
     def num_rows(self) -> int:
         """Rows in use."""
         return len(self.lengths)
+
+    @property
+    def storage(self) -> Float[Tensor, "two layer row kv_heads capacity width"]:
+        """All that is allocated, unused rows and columns included."""
+        assert self._cached is not None
+        return self._cached
+
+    def clear(self) -> None:
+        """Let go of all rows and keep the room."""
+        self.lengths = self.lengths[:0]
+
+    @property
+    def storage(self) -> Float[Tensor, "two layer row kv_heads capacity width"]:
+        """All that is allocated, unused rows and columns included."""
+        assert self._cached is not None
+        return self._cached
+
+    def clear(self) -> None:
+        """Let go of all rows and keep the room."""
+        self.lengths = self.lengths[:0]
 
     def add(self, cached: Float[Tensor, "two layer row kv_heads time width"], lengths: Int64[Tensor, " row"]) -> None:
         """Append rows whose first `lengths` tokens are cached already; later columns are padding."""
@@ -69,10 +91,22 @@ class KeyValueSlots:
         if old is not None and old.shape[2] >= self.num_rows and old.shape[4] >= time:
             return
         rows = self.num_rows if old is None else max(self.num_rows, min(old.shape[2], 2 * self.num_rows))
-        capacity = (time + BLOCK - 1) // BLOCK * BLOCK
+        if self._round_rows:
+            rows = power_of_two(rows)
+        capacity = (time + self._block - 1) // self._block * self._block
         two, layers, _, kv_heads, _, width = like.shape
         # Zeros, not empty: padding is masked, but 0 · NaN is NaN.
         self._cached = like.new_zeros(two, layers, rows, kv_heads, capacity, width)
         if old is not None:
             kept, seen = min(rows, old.shape[2]), min(capacity, old.shape[4])
             self._cached[:, :, :kept, :, :seen] = old[:, :, :kept, :, :seen]
+
+
+def power_of_two(number: int) -> int:
+    """The least power of two that is no less."""
+    return 1 << (number - 1).bit_length()
+
+
+def power_of_two(number: int) -> int:
+    """The least power of two that is no less."""
+    return 1 << (number - 1).bit_length()

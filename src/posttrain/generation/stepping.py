@@ -34,7 +34,15 @@ class Prefilled:
 
 @runtime_checkable
 class Steps(Protocol):
-    """A model's forward pass, seen from the sampler; it reads the weights anew whenever it is made."""
+    """A model's forward pass, seen from the sampler."""
+
+    def refresh(self) -> None:
+        """Read the policy's weights anew; called before every rollout."""
+        ...
+
+    def slots(self) -> KeyValueSlots:
+        """An empty cache for one rollout."""
+        ...
 
     def prefill(self, prompts: Sequence[Sequence[int]]) -> Prefilled:
         """Run whole prompts."""
@@ -45,19 +53,22 @@ class Steps(Protocol):
         ...
 
 
-def steps_for(policy: Policy) -> Steps:
-    """The fast path where the family has one, else the model's own forward."""
-    return DecoderSteps(policy) if policy.decoder is not None else ModelSteps(policy)
-
-
 class DecoderSteps:
     """Sampling through `models.decoder`, with every layer's weights joined once for the whole rollout."""
 
     def __init__(self, policy: Policy) -> None:
         assert policy.decoder is not None
-        self.decoder, self.head, self.device = policy.decoder, policy.head, policy.device
-        self.layers = self.decoder.layers()
+        self.policy, self.decoder, self.device = policy, policy.decoder, policy.device
+        self.refresh()
         self.cos, self.sin = self.decoder.angles(torch.arange(policy.max_positions, device=policy.device))
+
+    def refresh(self) -> None:
+        """Read the policy's weights anew."""
+        self.layers, self.head = self.decoder.layers(), self.policy.head
+
+    def slots(self) -> KeyValueSlots:
+        """An empty cache for one rollout."""
+        return KeyValueSlots()
 
     def prefill(self, prompts: Sequence[Sequence[int]]) -> Prefilled:
         """Run whole prompts, packed without padding."""
@@ -136,6 +147,13 @@ class ModelSteps:
 
     def __init__(self, policy: Policy) -> None:
         self.policy = policy
+
+    def refresh(self) -> None:
+        """Nothing to do: the model's own forward reads its own weights."""
+
+    def slots(self) -> KeyValueSlots:
+        """An empty cache for one rollout."""
+        return KeyValueSlots()
 
     def prefill(self, prompts: Sequence[Sequence[int]]) -> Prefilled:
         """Run whole prompts, padded on the right: causal attention then needs no mask."""

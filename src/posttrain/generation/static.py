@@ -1,0 +1,138 @@
+"""Decoding steps of fixed shapes, which a GPU replays as one graph instead of launching every operation anew.
+
+A step is padded to a power of two of rows and to a multiple of `BLOCK` cached tokens, its inputs are copied to fixed
+addresses, and each shape is captured once.  Weights, cache and inputs keep their addresses from rollout to
+rollout.  On a CPU the same padded step runs without capture, which is how the tests reach it.
+"""
+
+from collections.abc import Callable
+from dataclasses import fields
+
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor
+
+from posttrain.generation.slots import KeyValueSlots, power_of_two
+from posttrain.generation.stepping import DecoderSteps
+from posttrain.models.decoder import Layer
+from posttrain.models.loading import Policy
+
+BLOCK = 256
+"""Cached tokens that a captured step attends to are a multiple of this."""
+WARM_UPS = 2
+"""Runs before a capture, so that libraries have made their workspaces."""
+
+
+class StaticSteps(DecoderSteps):
+    """Sampling through `models.decoder` in steps of fixed shapes."""
+
+    _owned = False  # until the weights have places of their own
+
+    def __init__(self, policy: Policy) -> None:
+        super().__init__(policy)
+        self.layers, self.head = [_owned(layer) for layer in self.layers], self.head.clone()
+        self._owned = True
+        self._slots = KeyValueSlots(block=BLOCK, round_rows=True)
+        self._steps: dict[tuple[int, int, int], _StaticStep] = {}
+
+    def refresh(self) -> None:
+        """Take over the policy's weights as they are now, in place."""
+        if not self._owned:
+            return super().refresh()
+        for mine, new in zip(self.layers, self.decoder.layers(), strict=True):
+            for field in fields(Layer):
+                target, source = getattr(mine, field.name), getattr(new, field.name)
+                if target is not None:
+                    target.copy_(source)
+        self.head.copy_(self.policy.head)
+
+    def slots(self) -> KeyValueSlots:
+        """The cache, emptied; one rollout uses it at a time."""
+        self._slots.clear()
+        return self._slots
+
+    def step(self, tokens: Int64[Tensor, " row"], slots: KeyValueSlots) -> Float[Tensor, "row vocab"]:
+        """Run one more token of each row."""
+        lengths = slots.begin_step()
+        rows = power_of_two(len(tokens))
+        width = (int(lengths.max()) // BLOCK + 1) * BLOCK
+        key = (rows, width, slots.storage.data_ptr())
+        if key not in self._steps:
+            current = slots.storage.data_ptr()
+            self._steps = {other: step for other, step in self._steps.items() if other[2] == current}
+            self._steps[key] = _StaticStep(self, slots.storage, rows, width)
+        logits = self._steps[key](tokens, lengths)
+        slots.end_step()
+        return logits
+
+    def compute(
+        self, tokens: Int64[Tensor, " row"], lengths: Int64[Tensor, " row"], attention: "_StaticAttention"
+    ) -> Float[Tensor, "row vocab"]:
+        """The padded step itself."""
+        hidden = self.decoder.run(tokens, (self.cos[lengths], self.sin[lengths]), attention, self.layers)
+        return self._logits(hidden)
+
+
+class _StaticStep:
+    """One shape: fixed inputs, and on CUDA the graph that reads them."""
+
+    def __init__(self, steps: StaticSteps, cached: Tensor, rows: int, width: int) -> None:
+        self.tokens = torch.zeros(rows, dtype=torch.long, device=steps.device)
+        self.lengths = torch.zeros(rows, dtype=torch.long, device=steps.device)
+        attention = _StaticAttention(cached, self.lengths, width)
+        self.replay: Callable[[], Tensor] = lambda: steps.compute(self.tokens, self.lengths, attention)
+        if steps.device.type == "cuda":
+            self.replay = captured(self.replay)
+
+    def __call__(self, tokens: Int64[Tensor, " row"], lengths: Int64[Tensor, " row"]) -> Float[Tensor, "row vocab"]:
+        count = len(tokens)
+        self.tokens[:count], self.lengths[:count] = tokens, lengths
+        # Padding rows write their token to position 0 of unused rows of the cache.
+        self.tokens[count:], self.lengths[count:] = 0, 0
+        return self.replay()[:count]
+
+
+def captured(compute: Callable[[], Tensor]) -> Callable[[], Tensor]:
+    """A CUDA graph of a computation over fixed addresses; its result lives at one address too."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(WARM_UPS):
+            compute()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = compute()
+
+    def replay() -> Tensor:
+        graph.replay()
+        return out
+
+    return replay
+
+
+class _StaticAttention:
+    """Attention of one new token a row over a fixed width of the cache, later tokens masked."""
+
+    def __init__(self, cached: Tensor, lengths: Int64[Tensor, " row"], width: int) -> None:
+        self.cached, self.lengths, self.width = cached, lengths, width
+        self.rows = torch.arange(len(lengths), device=lengths.device)
+        self.time = torch.arange(width, device=lengths.device)
+
+    def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        keys, values = (self.cached[which, layer, : len(self.rows)] for which in (0, 1))
+        keys[self.rows, :, self.lengths] = key
+        values[self.rows, :, self.lengths] = value
+        keys, values = keys[:, :, : self.width], values[:, :, : self.width]
+        rows, heads, head_width = query.shape
+        grouped = query.view(rows, keys.shape[1], -1, head_width) * head_width**-0.5
+        hidden_from = (self.time > self.lengths[:, None])[:, None, None, :]
+        scores = (grouped @ keys.transpose(2, 3)).masked_fill(hidden_from, -torch.inf)
+        return (torch.softmax(scores, dim=-1) @ values).view(rows, heads, head_width)
+
+
+def _owned(layer: Layer) -> Layer:
+    """The layer's weights in memory of their own."""
+    copies = {field.name: getattr(layer, field.name) for field in fields(Layer)}
+    cloned = {name: None if weight is None else weight.clone() for name, weight in copies.items()}
+    return Layer(**cloned)  # type: ignore[arg-type]

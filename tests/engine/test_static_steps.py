@@ -1,0 +1,65 @@
+"""Decoding in padded steps of fixed shapes is decoding; capture itself needs a GPU."""
+
+import pytest
+import torch
+
+from posttrain.generation import engine as engines
+from posttrain.generation.engine import Engine, Request
+from posttrain.generation.sampling_options import Sampling
+from posttrain.generation.static import StaticSteps
+from posttrain.generation.streams import StreamKey
+from posttrain.models.loading import Policy, as_policy
+from posttrain.models.tiny import new_model, new_tokenizer
+from posttrain.models.tiny_options import NewModelOptions
+from posttrain.records import Prompt
+
+SHAPE = NewModelOptions(hidden_size=16, mlp_size=24, num_layers=2, num_heads=2, num_kv_heads=1, max_positions=600)
+REQUEST = Request(group_size=3, max_completion_tokens=40, sampling=Sampling(), key=StreamKey(0, "rollout", 1))
+
+
+def policy(device: str = "cpu") -> Policy:
+    tokenizer = new_tokenizer()
+    model = new_model(SHAPE, tokenizer, seed=0).double()
+    for parameter in model.parameters():
+        parameter.data.mul_(8)  # far from uniform, so that a wrong cache changes tokens
+    return as_policy(model.to(device), tokenizer)
+
+
+def prompts() -> list[Prompt]:
+    # 240 tokens and a few: completions cross the 256-token width of the first shape.
+    return [
+        Prompt(id=str(i), text="", tokens=tuple((7 * i + j) % 300 + 5 for j in range(length)))
+        for i, length in enumerate((3, 240, 9, 1, 30))
+    ]
+
+
+def sampled(policy: Policy, *, max_rows: int) -> list[tuple[int, ...]]:
+    groups = Engine(policy, max_rows=max_rows).rollout(prompts(), REQUEST)
+    return [rollout.tokens for group in groups for rollout in group.rollouts]
+
+
+@pytest.mark.parametrize("max_rows", [15, 4])
+def test_padded_steps_of_fixed_shapes_sample_the_same_completions(max_rows, monkeypatch):
+    subject = policy()
+    expected = sampled(subject, max_rows=max_rows)
+    monkeypatch.setattr(engines, "steps_for", StaticSteps)
+    assert sampled(subject, max_rows=max_rows) == expected
+
+
+def test_fixed_weights_follow_the_policy_from_rollout_to_rollout(monkeypatch):
+    subject = policy()
+    monkeypatch.setattr(engines, "steps_for", StaticSteps)
+    engine = Engine(subject, max_rows=15)
+    before = engine.rollout(prompts(), REQUEST)
+    for parameter in subject.model.parameters():
+        parameter.data.add_(0.3)
+    after = engine.rollout(prompts(), REQUEST)
+    assert after == Engine(subject, max_rows=15).rollout(prompts(), REQUEST)
+    assert after != before
+
+
+@pytest.mark.gpu
+def test_captured_steps_sample_what_the_cpu_samples():
+    torch.backends.cuda.matmul.allow_tf32 = False
+    on_gpu, on_cpu = sampled(policy("cuda"), max_rows=15), sampled(policy(), max_rows=15)
+    assert on_gpu == on_cpu
