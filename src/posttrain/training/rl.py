@@ -148,12 +148,13 @@ def batches(session: Session, step: int, collected: Collected, clock: Clock) -> 
         for part in range(parts):
             rows = sorted(order[part * num_groups // parts : (part + 1) * num_groups // parts])
             with clock("collate"):
-                yield collate(
+                batch = collate(
                     collected.judged.select(rows),
                     algorithm.token_weights,
                     max_completion_tokens=config.rollout.max_completion_tokens,
                     keep_zero_advantages=algorithm.kl is not None and algorithm.kl.place == "loss",
                 )
+            yield batch
 
 
 def merged(updates: Sequence[Metrics]) -> Metrics:
