@@ -223,13 +223,13 @@ class _Batch:
 
     def _retire(self, rows: Int64[Tensor, " done"], stopped: Bool[Tensor, " done"]) -> None:
         """Take finished rows out; the last rows move into the gaps, so the batch stays dense."""
-        for row, stop in zip(rows.tolist(), stopped.tolist(), strict=True):
-            length = int(self.count[row])
-            require_finite(self.logprobs[row, :length], row_name=f"prompt {self.names[row][0]}, token {{}}".format)
-            cut = self.cut_logprobs[row, :length].tolist() if self.request.sampling.cuts else None
+        # A NaN stays NaN in the sum; one look at all rows instead of one each.
+        require_finite(self.logprobs[rows].sum(dim=1), row_name=lambda i: f"prompt {self.names[int(rows[i])][0]}")
+        columns = [values[rows].tolist() for values in (self.tokens, self.logprobs, self.cut_logprobs, self.count)]
+        for row, stop, tokens, logprobs, cut, length in zip(rows.tolist(), stopped.tolist(), *columns, strict=True):
             index, number = self.names[row]
-            tokens, logprobs = self.tokens[row, :length].tolist(), self.logprobs[row, :length].tolist()
-            self.finished.append(_Finished(index, number, tokens, logprobs, cut, stop))
+            kept = cut[:length] if self.request.sampling.cuts else None
+            self.finished.append(_Finished(index, number, tokens[:length], logprobs[:length], kept, stop))
         gone = set(rows.tolist())
         left = self.num_rows - len(gone)
         source = [row for row in range(left, self.num_rows) if row not in gone]

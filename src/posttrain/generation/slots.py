@@ -34,16 +34,6 @@ class KeyValueSlots:
         """Let go of all rows and keep the room."""
         self.lengths = self.lengths[:0]
 
-    @property
-    def storage(self) -> Float[Tensor, "two layer row kv_heads capacity width"]:
-        """All that is allocated, unused rows and columns included."""
-        assert self._cached is not None
-        return self._cached
-
-    def clear(self) -> None:
-        """Let go of all rows and keep the room."""
-        self.lengths = self.lengths[:0]
-
     def add(self, cached: Float[Tensor, "two layer row kv_heads time width"], lengths: Int64[Tensor, " row"]) -> None:
         """Append rows whose first `lengths` tokens are cached already; later columns are padding."""
         before = self.num_rows
@@ -100,11 +90,6 @@ class KeyValueSlots:
         if old is not None:
             kept, seen = min(rows, old.shape[2]), min(capacity, old.shape[4])
             self._cached[:, :, :kept, :, :seen] = old[:, :, :kept, :, :seen]
-
-
-def power_of_two(number: int) -> int:
-    """The least power of two that is no less."""
-    return 1 << (number - 1).bit_length()
 
 
 def power_of_two(number: int) -> int:
