@@ -14,7 +14,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from posttrain.models.fused import rms_norm, rotate
+from posttrain.models.fused import rms_norm, rotate, swiglu
 
 FAMILIES = ("llama", "qwen2", "qwen3")
 """`config.model_type` of the families whose layers this file reproduces."""
@@ -94,11 +94,11 @@ class Decoder:
         )
 
     def angles(self, positions: Int64[Tensor, " token"]) -> tuple[Tensor, Tensor]:
-        """cos and sin of every rotary angle at these positions, each [token, half head width]."""
+        """cos and signed sin of every rotary angle at these positions, each [token, 1, head width]; see `rotate`."""
         like = self.model.get_input_embeddings().weight
         cos, sin = self.model.model.rotary_emb(like, positions[None])
-        half = self.head_width // 2
-        return cos[0, :, :half], sin[0, :, :half]
+        signed = torch.cat([-sin[0, :, : self.head_width // 2], sin[0, :, self.head_width // 2 :]], dim=-1)
+        return cos[0].unsqueeze(1), signed.unsqueeze(1)
 
     def hidden(
         self, tokens: Int64[Tensor, " token"], positions: Int64[Tensor, " token"], attend: Attend
@@ -118,8 +118,7 @@ class Decoder:
         for index, layer in enumerate(layers):
             x = x + self._attention(index, layer, rms_norm(x, layer.input_norm, self.eps), angles, attend)
             normed = rms_norm(x, layer.post_norm, self.eps).to(self.compute_dtype)
-            gate, up = F.linear(normed, layer.gate_up).chunk(2, dim=-1)
-            x = x + F.linear(F.silu(gate) * up, layer.down)
+            x = x + F.linear(swiglu(F.linear(normed, layer.gate_up)), layer.down)
         return rms_norm(x, self.model.model.norm.weight, self.eps)
 
     def _attention(

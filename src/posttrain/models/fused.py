@@ -5,6 +5,7 @@ activation once where composed operations write it five times.
 """
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 from torch.autograd.function import FunctionCtx
@@ -39,6 +40,24 @@ class _Rotate(torch.autograd.Function):
         return _rotated(grad, cos, -sin), None, None
 
 
+class _SwiGlu(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: FunctionCtx, gate_up: Tensor) -> Tensor:
+        ctx.save_for_backward(gate_up)
+        gate, up = gate_up.chunk(2, dim=-1)
+        return F.silu(gate).mul_(up)
+
+    @staticmethod
+    def backward(ctx: FunctionCtx, grad: Tensor) -> tuple[Tensor]:
+        (gate_up,) = ctx.saved_tensors  # type: ignore[attr-defined]
+        gate, up = gate_up.chunk(2, dim=-1)
+        grad_gate_up = torch.empty_like(gate_up)
+        grad_gate, grad_up = grad_gate_up.chunk(2, dim=-1)
+        torch.mul(grad, F.silu(gate), out=grad_up)
+        torch.ops.aten.silu_backward.grad_input(grad * up, gate, grad_input=grad_gate)
+        return (grad_gate_up,)
+
+
 def rms_norm(x: Float[Tensor, "*rows width"], weight: Float[Tensor, "*weights width"], eps: float) -> Tensor:
     """Scale rows to unit root mean square, then by a learned weight.
 
@@ -47,15 +66,18 @@ def rms_norm(x: Float[Tensor, "*rows width"], weight: Float[Tensor, "*weights wi
     `weight` is one row, or one row per head (the last two axes of x).
     """
     if not torch.is_grad_enabled():
-        return x * _inverse_rms(x, eps) * weight
+        whole = F.rms_norm(x, x.shape[-1:], weight if weight.ndim == 1 else None, eps)
+        return whole if weight.ndim == 1 else whole * weight
     normed: Tensor = _RmsNorm.apply(x, weight, eps)  # type: ignore[no-untyped-call]
     return normed
 
 
 def rotate(
-    x: Float[Tensor, "token head width"], cos: Float[Tensor, "token half"], sin: Float[Tensor, "token half"]
+    x: Float[Tensor, "token head width"], cos: Float[Tensor, "token 1 width"], sin: Float[Tensor, "token 1 width"]
 ) -> Float[Tensor, "token head width"]:
     """Turn each pair (x_i, x_{i+width/2}) by its position's angle: rotary embedding, half-split layout.
+
+        y = x · cos + swap(x) · sin     swap exchanges the halves; sin is negated in the first
 
     Su et al. 2021 (RoFormer), arXiv:2104.09864, eq. 34, with the pairing of the Llama family.
     """
@@ -65,16 +87,19 @@ def rotate(
     return rotated
 
 
+def swiglu(gate_up: Float[Tensor, "token two_mlp"]) -> Float[Tensor, "token mlp"]:
+    """The gated activation silu(gate) · up of [gate, up] side by side.  Shazeer 2020, arXiv:2002.05202, eq. 6."""
+    if not torch.is_grad_enabled():
+        gate, up = gate_up.chunk(2, dim=-1)
+        return F.silu(gate).mul_(up)
+    out: Tensor = _SwiGlu.apply(gate_up)  # type: ignore[no-untyped-call]
+    return out
+
+
 def _inverse_rms(x: Tensor, eps: float) -> Tensor:
     norm: Tensor = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
     return norm.square_().div_(x.shape[-1]).add_(eps).rsqrt_()
 
 
 def _rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    half = x.shape[-1] // 2
-    cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)  # [token 1 half]
-    first, second = x[..., :half], x[..., half:]
-    out = torch.empty_like(x)
-    torch.mul(first, cos, out=out[..., :half]).addcmul_(second, sin, value=-1)
-    torch.mul(second, cos, out=out[..., half:]).addcmul_(first, sin)
-    return out
+    return (x * cos).addcmul_(x.roll(x.shape[-1] // 2, -1), sin)
