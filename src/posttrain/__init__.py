@@ -4,8 +4,9 @@
     run = posttrain.train(config, rows=[{"prompt": "2+3=", "answer": "5"}, ...], rewards=[solved])
     posttrain.evaluate(run.model_folder, config, rows=..., rewards=[solved])
 
-`solved(completions, answer, **columns)` gets lists and returns one number, or None, for each completion.  Importing
-this module loads nothing heavy: each name is loaded when it is first used.
+`solved(completions, answer, **columns)` gets lists and returns one number, or None, for each completion;
+`posttrain.reward_function(solved, weight=0.5)` gives it a weight.  Importing this module loads nothing heavy: each name
+is loaded when it is first used.
 """
 
 from importlib import import_module
@@ -13,16 +14,18 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from posttrain.config import Config, SftConfig, as_recipe, load_recipe
+    from posttrain.rewards.function import reward_function
     from posttrain.training.measuring import evaluate
     from posttrain.training.rl import Run, train
 
-__all__ = ["Config", "Run", "SftConfig", "as_recipe", "evaluate", "load_recipe", "train"]
+__all__ = ["Config", "Run", "SftConfig", "as_recipe", "evaluate", "load_recipe", "reward_function", "train"]
 
 HOMES = {
     "Config": "posttrain.config",
     "SftConfig": "posttrain.config",
     "as_recipe": "posttrain.config",
     "load_recipe": "posttrain.config",
+    "reward_function": "posttrain.rewards.function",
     "Run": "posttrain.training.rl",
     "train": "posttrain.training.rl",
     "evaluate": "posttrain.training.measuring",

@@ -13,8 +13,9 @@ applies.
 
 from collections.abc import Sequence
 
-from posttrain.records import Group, Prompt
+from posttrain.records import Finish, Group, Prompt
 from posttrain.rewards.countdown import Countdown, countdown, countdown_last
+from posttrain.rewards.format import FormatOutcome, structure
 from posttrain.rewards.function import RewardFunction, reward_function
 from posttrain.rewards.tags import THINK
 from posttrain.tasks.base import DRAWS_PER_STEP, Messages, PromptRenderer
@@ -71,10 +72,16 @@ class CountdownTask:
         )
 
     def statistics(self, groups: Sequence[Group]) -> dict[str, float]:
-        """Tries per completion and successes per try: searching longer told from searching better."""
-        return search_statistics(
-            [search(puzzle(group.prompt), rollout.text) for group in groups for rollout in group.rollouts]
-        )
+        """Format rate, and tries per completion and successes per try: searching longer told from searching better."""
+        rollouts = [(group, rollout) for group in groups for rollout in group.rollouts]
+        mode = self.options.format_mode
+        formatted = [
+            structure(group.graded_text(rollout), mode, cut_off=rollout.finish == Finish.LENGTH)
+            == FormatOutcome.FORMATTED
+            for group, rollout in rollouts
+        ]
+        searches = [search(puzzle(group.prompt), group.graded_text(rollout)) for group, rollout in rollouts]
+        return {"format_rate": sum(formatted) / len(formatted), **search_statistics(searches)}
 
     def found(self, prompt: Prompt, completion: str) -> bool:
         """Whether some try of a completion solves the problem."""

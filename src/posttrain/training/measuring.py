@@ -1,20 +1,19 @@
 """A model measured by itself, apart from any run."""
 
-from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from posttrain.config import Config
 from posttrain.training.evaluation import full_evaluation
 from posttrain.training.progress import Progress
-from posttrain.training.session import Rows, open_session
+from posttrain.training.session import Rewards, Rows, open_session
 
 
 def evaluate(
     model: str | Path,
     config: Config | None = None,
     *,
-    rewards: Sequence[Callable[..., object]] = (),
+    rewards: Rewards = (),
     rows: Rows | None = None,
     progress: Progress | None = None,
 ) -> dict[str, object]:

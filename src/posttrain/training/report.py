@@ -135,6 +135,7 @@ def comparison(summary: Mapping[str, object]) -> list[tuple[str, str, str]]:
         "accuracy_greedy": "accuracy, greedy",
         "pass_at_8": "pass@8",
         "mean_length": "mean length, tokens",
+        "format_rate": "format rate",
         "tries_per_completion": "tries per completion",
         "success_per_try": "success per try",
         "accuracy_never_giving_up": "accuracy if never allowed to give up",

@@ -20,7 +20,7 @@ from posttrain.training.metrics import step_metrics, step_tokens
 from posttrain.training.optimizer import learning_rate
 from posttrain.training.progress import Progress
 from posttrain.training.run_folder import RunFolder
-from posttrain.training.session import Rows, Session, frozen_copy, open_session
+from posttrain.training.session import Rewards, Rows, Session, frozen_copy, open_session
 from posttrain.training.state import RunState, restore, save_checkpoint
 from posttrain.training.update import Objective, update
 
@@ -45,7 +45,7 @@ class Run:
 def train(
     config: Config,
     *,
-    rewards: Sequence[Callable[..., object]] = (),
+    rewards: Rewards = (),
     rows: Rows | None = None,
     resume: bool = False,
 ) -> Run:

@@ -22,6 +22,8 @@ from posttrain.training.evaluation import Questions
 from posttrain.training.optimizer import new_optimizer
 
 Rows = Sequence[Mapping[str, object]]
+Rewards = Sequence[Callable[..., object] | RewardFunction]
+"""Functions, or what `reward_function` makes of one: with a name and a weight of its own."""
 
 
 @dataclass(slots=True)
@@ -70,7 +72,7 @@ class Session:
         return self.config.update.epochs_per_step * self.config.update.minibatches_per_epoch
 
 
-def open_session(config: Config, *, rewards: Sequence[Callable[..., object]] = (), rows: Rows | None = None) -> Session:
+def open_session(config: Config, *, rewards: Rewards = (), rows: Rows | None = None) -> Session:
     """Load the model and make everything else.  `rewards` and `rows` come from Python callers and go first."""
     if config.run.threads:
         torch.set_num_threads(config.run.threads)
@@ -83,7 +85,8 @@ def open_session(config: Config, *, rewards: Sequence[Callable[..., object]] = (
         rows=rows,
     )
     algorithm = build_algorithm(config.algorithm)
-    chosen = tuple(reward_function(call) for call in rewards) + tuple(load_reward(item) for item in config.rewards)
+    own = (each if isinstance(each, RewardFunction) else reward_function(each) for each in rewards)
+    chosen = (*own, *(load_reward(item) for item in config.rewards))
     if not chosen and not task.reward_functions:
         raise UserError(
             "rewards: the task has no reward function of its own, and none is given."
