@@ -36,6 +36,7 @@ types: .venv/.ok ## static types of src, strictly
 	$(BIN)/mypy
 
 docs: .venv/.ok ## the documentation, in docs/_build; a warning is an error
+	rm -rf docs/api
 	$(BIN)/sphinx-build -E -W --keep-going -q docs docs/_build
 	@echo docs/_build/index.html
 
