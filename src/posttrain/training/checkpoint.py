@@ -18,12 +18,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from posttrain.errors import RunError, UserError
-from posttrain.training.files import DISK_FULL, TEMPORARY, refusal, sync_folder, write_atomically, writing
+from posttrain.training.files import TEMPORARY, sync_folder, write_atomically, writing
 
 Tensors = Mapping[str, Tensor]
 
@@ -63,9 +62,6 @@ def save(
             remove(path)  # damaged, or absent
             temporary.rename(path)
             sync_folder(folder)
-        except SafetensorError as error:  # it wraps the operating system's error in a text
-            full = any(f"os error {code}" in str(error) for code in DISK_FULL)
-            raise refusal(path, folder.parent, str(error), full=full) from error
         finally:
             remove(temporary)  # of a failed attempt: it may be what fills the disk
     return path

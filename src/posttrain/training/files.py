@@ -10,6 +10,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
+from safetensors import SafetensorError
+
 from posttrain.errors import RunError
 
 TEMPORARY = ".tmp-"
@@ -36,6 +38,9 @@ def writing(path: Path, run: Path) -> Iterator[None]:
     except OSError as error:
         reason = error.strerror or str(error)
         raise refusal(path, run, reason, full=error.errno in DISK_FULL) from error
+    except SafetensorError as error:  # it wraps the operating system's error in a text
+        full = any(f"os error {code}" in str(error) for code in DISK_FULL)
+        raise refusal(path, run, str(error), full=full) from error
 
 
 def sync_folder(folder: Path) -> None:
