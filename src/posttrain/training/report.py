@@ -12,7 +12,7 @@ from posttrain.batch import collate
 from posttrain.training.clock import Clock
 from posttrain.training.collection import Moment, collect
 from posttrain.training.curves import draw_curves
-from posttrain.training.files import write_atomically
+from posttrain.training.files import write_atomically, writing
 from posttrain.training.session import Session
 from posttrain.training.state import RunState
 from posttrain.training.summary import HELD_OUT, build_summary
@@ -98,9 +98,6 @@ def held_out_metrics(results: Mapping[str, object]) -> dict[str, float]:
 
 def write_results(session: Session, folder: Path, state: RunState, after: Mapping[str, object]) -> dict[str, object]:
     """Save the model and curves of a finished run; returns the content of its summary."""
-    model, tokenizer = session.policy.model, session.policy.tokenizer
-    model.save_pretrained(folder / "model")
-    tokenizer.save_pretrained(folder / "model")
     summary = build_summary(
         before=state.before,
         after=after,
@@ -108,12 +105,16 @@ def write_results(session: Session, folder: Path, state: RunState, after: Mappin
         tokens={"completion": state.completion_tokens, "trained": state.trained_tokens, "all": state.num_tokens},
         device=str(session.policy.device),
     )
-    write_atomically(folder / "model" / "README.md", model_card(session, summary).encode())
-    draw_curves(folder / "metrics.jsonl", folder / "curves.png", title=folder.name)
+    with writing(folder / "model", folder):
+        session.policy.model.save_pretrained(folder / "model")
+        session.policy.tokenizer.save_pretrained(folder / "model")
+        write_atomically(folder / "model" / "README.md", model_card(session, state, summary).encode())
+    with writing(folder / "curves.png", folder):
+        draw_curves(folder / "metrics.jsonl", folder / "curves.png", title=folder.name)
     return summary
 
 
-def model_card(session: Session, summary: Mapping[str, object]) -> str:
+def model_card(session: Session, state: RunState, summary: Mapping[str, object]) -> str:
     """What the model folder says of itself."""
     config = session.config
     lines = "\n".join(f"| {label} | {before} | {after} |" for label, before, after in comparison(summary))
@@ -121,7 +122,7 @@ def model_card(session: Session, summary: Mapping[str, object]) -> str:
         f"---\nlibrary_name: transformers\ntags: [posttrain, {session.algorithm.name}]\n---\n\n"
         f"# {Path(config.run.folder).name}\n\n"
         f"{config.model.path}, trained with posttrain: {session.algorithm.name} on {session.task.name} for"
-        f" {config.run.num_steps} steps of {config.rollout.prompts_per_step} × {config.rollout.group_size}"
+        f" {state.step} steps of {config.rollout.prompts_per_step} × {config.rollout.group_size}"
         " rollouts.\n\n"
         f"| held-out | before | after |\n|---|---|---|\n{lines}\n\nThe recipe is `config.yaml` in the run folder.\n"
     )

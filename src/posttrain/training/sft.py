@@ -19,6 +19,7 @@ from posttrain.tasks.demonstrations import Demonstrators, demonstrate
 from posttrain.tasks.options import CountdownOptions
 from posttrain.training import checkpoint
 from posttrain.training.curves import draw_curves
+from posttrain.training.files import writing
 from posttrain.training.interruption import interruptible
 from posttrain.training.optimizer import apply_gradients, learning_rate, new_optimizer
 from posttrain.training.progress import Progress
@@ -188,9 +189,11 @@ def closing(config: SftConfig, policy: Policy, folder: RunFolder, state: SftStat
     """Save the model of a finished run; the last lines of the output."""
     if state.step < config.run.num_steps:
         return [f"stopped after step {state.step}; go on with   posttrain sft --resume {folder.path}"]
-    policy.model.save_pretrained(folder.path / "model")
-    policy.tokenizer.save_pretrained(folder.path / "model")
-    draw_curves(folder.path / "metrics.jsonl", folder.path / "curves.png", title=folder.path.name)
+    with writing(folder.path / "model", folder.path):
+        policy.model.save_pretrained(folder.path / "model")
+        policy.tokenizer.save_pretrained(folder.path / "model")
+    with writing(folder.path / "curves.png", folder.path):
+        draw_curves(folder.path / "metrics.jsonl", folder.path / "curves.png", title=folder.path.name)
     folder.write_summary(
         {
             "eval_loss": state.best_eval_loss,
