@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -80,16 +81,18 @@ def steps(
     session: Session, folder: RunFolder, state: RunState, progress: Progress, asked_to_stop: Callable[[], bool]
 ) -> None:
     """Take the steps that are left, until the last one, the time limit, an early stop or a signal."""
-    config, saved = session.config, state.step
-    while state.step < config.run.num_steps:
+    config = session.config
+    stop = asked_to_stop() or out_of_patience(config, state)  # already: a resumed run may have nothing left to do
+    while state.step < config.run.num_steps and not stop:
         clock, step = Clock(), state.step + 1
         journal = partial(folder.journal_scores, step)
         moment = Moment(step=step, weights_version=state.num_updates, clock=clock, journal=journal)
-        collected = collect(session, moment)
-        metrics = {
-            **step_metrics(collected.judged.groups, collected.grades, collected.judged.advantages),
-            **learn(session, step, collected, state, clock),
-        }
+        with told_with_its_place(step, folder):
+            collected = collect(session, moment)
+            metrics = {
+                **step_metrics(collected.judged.groups, collected.grades, collected.judged.advantages),
+                **learn(session, step, collected, state, clock),
+            }
         state.step = step
         refresh_reference(session, step)
         evaluation = evaluate_when_due(session, state, clock)
@@ -98,13 +101,18 @@ def steps(
         finish_step(folder, state, progress, {**metrics, **evaluation}, clock)
         stop = asked_to_stop() or out_of_patience(config, state)
         due = config.checkpoint.every_steps and step % config.checkpoint.every_steps == 0
-        if due or stop:
+        if due or stop or step == config.run.num_steps:
             save_checkpoint(folder, session, state, score=evaluation.get("eval/accuracy_sampled"))
-            saved = step
-        if stop:
-            break
-    if saved != state.step:
-        save_checkpoint(folder, session, state)
+
+
+@contextmanager
+def told_with_its_place(step: int, folder: RunFolder) -> Iterator[None]:
+    """Let an error that ends the run say in which step it happened, and what is left to go on from."""
+    try:
+        yield
+    except RunError as error:
+        newest = max(checkpoint.saved_steps(folder.checkpoints).items())[1]  # of step 0 at least
+        raise RunError(f"step {step}: {error}\n    The last good checkpoint is {newest}.") from error
 
 
 def learn(session: Session, step: int, collected: Collected, state: RunState, clock: Clock) -> Metrics:
@@ -120,10 +128,7 @@ def learn(session: Session, step: int, collected: Collected, state: RunState, cl
             continue  # nothing to learn from; a zero gradient would still move AdamW's weights
         rate = learning_rate(config.update, session.update_index(step) + index, num_updates)
         with clock("update"):
-            try:
-                taken.append(update(session.policy, session.optimizer, batch, objective, config.update, rate))
-            except RunError as error:
-                raise RunError(f"step {step}: {error}") from error
+            taken.append(update(session.policy, session.optimizer, batch, objective, config.update, rate))
         state.num_updates += 1
     state.num_tokens += step_tokens(groups)
     state.completion_tokens += sum(len(rollout.tokens) for group in groups for rollout in group.rollouts)
@@ -268,7 +273,9 @@ def resumed(session: Session, folder: RunFolder) -> tuple[RunState, list[str]]:
     notes = checkpoint.restore_threads(saved, session.config.run.threads)
     state = restore(session, saved)
     folder.cut_after(state.step)
-    return state, [f"Resumed after step {state.step}.", *notes]
+    finished = state.step >= session.config.run.num_steps
+    left = "  That was the last one: the run is only measured again." if finished else ""
+    return state, [f"Resumed after step {state.step}.{left}", *notes]
 
 
 def show_plan(config: Config, *, rows: Rows | None = None) -> None:

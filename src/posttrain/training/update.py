@@ -78,7 +78,7 @@ def update(
     }
 
 
-REMEDY = "No step was taken.  Resume from the last checkpoint with a lower update.learning_rate."
+REMEDY = "No step was taken.  Start again with a lower update.learning_rate."
 
 
 def micro_loss(policy: Policy, micro: Batch, objective: Objective, observed: Observed) -> Float[Tensor, ""]:
