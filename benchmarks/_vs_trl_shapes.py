@@ -1,0 +1,66 @@
+"""The models and batches that vs_trl.py compares on."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class Network:
+    """A decoder with random weights."""
+
+    family: str
+    hidden: int
+    layers: int
+    heads: int
+    kv_heads: int
+    mlp: int
+    vocab: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shape:
+    """One GRPO step: the model, how many prompts, and how long everything is."""
+
+    network: Network | None
+    """None: the model folder that comes with the package, or --model, on the Countdown task."""
+    prompts: int
+    group_size: int = 8
+    prompt_tokens: int = 0
+    """Exact length of each random prompt; Countdown's prompts are as long as they are."""
+    completion_tokens: int
+    """Exact length of each completion of a random model; on Countdown the length limit."""
+    learning_rate: float
+    rewards: tuple[str, ...] = ("hash",)
+    steps: int
+    """Measured steps, unless --steps says otherwise."""
+
+
+SHAPES = {
+    # Limit and learning rate of recipes/countdown-tiny.yaml.
+    "bundled": Shape(
+        network=None, prompts=32, completion_tokens=400, learning_rate=1e-4, rewards=("hash", "countdown"), steps=10
+    ),
+    "100m": Shape(
+        network=Network(family="qwen3", hidden=896, layers=12, heads=14, kv_heads=2, mlp=2432, vocab=103),
+        prompts=4,
+        prompt_tokens=300,
+        completion_tokens=32,
+        learning_rate=1e-6,
+        steps=3,
+    ),
+    "large-vocab": Shape(
+        network=Network(family="qwen3", hidden=256, layers=4, heads=4, kv_heads=2, mlp=768, vocab=151936),
+        prompts=4,
+        prompt_tokens=64,
+        completion_tokens=64,
+        learning_rate=1e-6,
+        steps=5,
+    ),
+    "qwen2.5-0.5b": Shape(
+        network=Network(family="qwen2", hidden=896, layers=24, heads=14, kv_heads=2, mlp=4864, vocab=151936),
+        prompts=16,
+        prompt_tokens=256,
+        completion_tokens=256,
+        learning_rate=1e-6,
+        steps=5,
+    ),
+}
