@@ -81,7 +81,13 @@ def tiny_model(family: str, dtype: torch.dtype = torch.float64, *, seed: int = 0
     """Weights are uniform numbers from numpy, the same on every machine; no norm is 1 and no bias 0."""
     if family == "gpt2":
         config = GPT2Config(
-            vocab_size=VOCAB, n_embd=16, n_layer=2, n_head=4, n_positions=64, eos_token_id=list(STOP_IDS), bos_token_id=0
+            vocab_size=VOCAB,
+            n_embd=16,
+            n_layer=2,
+            n_head=4,
+            n_positions=64,
+            eos_token_id=list(STOP_IDS),
+            bos_token_id=0,
         )
         model: PreTrainedModel = GPT2LMHeadModel(config)
     else:
@@ -171,7 +177,9 @@ def plain_logprobs(
     return torch.log_softmax(logits, dim=-1).gather(1, torch.tensor(completion)[:, None])[:, 0]
 
 
-def written_group(prompt: Sequence[int], completions: Sequence[Sequence[int]], *, name: str = "p", draw: int = 0) -> Group:
+def written_group(
+    prompt: Sequence[int], completions: Sequence[Sequence[int]], *, name: str = "p", draw: int = 0
+) -> Group:
     """A group of given completions whose behaviour log-probs are made up: -1, -1.1, -1.2, ..."""
     rollouts = tuple(
         Rollout(
