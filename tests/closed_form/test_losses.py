@@ -111,6 +111,14 @@ def test_the_token_ratio_is_the_default_and_divides_by_the_behaviour() -> None:
     assert ratio.tolist() == pytest.approx([2, 0.5], rel=1e-14)
 
 
+def test_the_surrogate_clips_each_token_by_itself_unless_told_otherwise() -> None:
+    # Two tokens of one completion, ρ = (2, .8): -1.2 and -.8.  A shared ratio would make them equal.
+    loss = clipped_surrogate(
+        values(2, 0.8).log(), values(0, 0), values(1, 1), torch.zeros(2, dtype=torch.int64), clip=SYMMETRIC
+    )
+    assert loss.tolist() == pytest.approx([-1.2, -0.8], rel=1e-14)
+
+
 def test_a_sequence_is_clipped_as_a_whole() -> None:
     # ρ = (2, .8): as tokens -1.2 and -.8; their geometric mean √1.6 = 1.265 is held at 1.2 for both.
     assert surrogate_at([2, 0.8], [1, 1], SYMMETRIC) == pytest.approx([-1.2, -0.8], rel=1e-14)
