@@ -94,7 +94,7 @@ ON_THE_COMMAND_LINE = {
     "a missing model folder": ("rl --model.path nowhere", "model.path = nowhere: no such folder.  Give the folder"),
     "a folder without a model": ("rl --model.path .", "model.path = .: the folder holds no config.json"),
     "resuming nothing": ("rl --resume nowhere", "--resume nowhere: not a run folder, for it has no config.yaml."),
-    "a supervised recipe for rl": ("rl countdown-base", "demonstrations: no such section in `posttrain rl`"),
+    "a supervised recipe for rl": ("rl countdown-base", "sft: no such section in `posttrain rl`"),
 }
 
 

@@ -145,8 +145,15 @@ def test_a_run_killed_before_it_had_a_configuration_is_no_obstacle(tmp_path: Pat
         assert run.config_yaml == "seed: 7\n"
 
 
+def test_a_run_that_ended_before_its_first_measurement_is_no_obstacle(tmp_path: Path) -> None:
+    RunFolder.create(tmp_path, "mistaken: 1\n").close()
+    with RunFolder.create(tmp_path, "mended: 1\n") as run:
+        assert run.config_yaml == "mended: 1\n"
+
+
 def test_a_failed_creation_leaves_no_lock_behind(tmp_path: Path) -> None:
-    RunFolder.create(tmp_path, "").close()
+    with RunFolder.create(tmp_path, "") as run:
+        run.append_metrics(0, {})
     with pytest.raises(UserError, match="already holds"):
         RunFolder.create(tmp_path, "")
     RunFolder.resume(tmp_path).close()

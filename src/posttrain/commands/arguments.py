@@ -14,6 +14,9 @@ from posttrain.recipes import VARIANTS, Layer, merge, read_recipe
 
 Built = TypeVar("Built")
 
+INTERRUPTED = 130
+"""The exit code of a run that was asked to stop, as shells know it."""
+
 MAY_CHANGE_ON_RESUME = ("run.num_steps", "run.time_limit_minutes", "run.early_stop_evaluations", "checkpoint")
 """How long a run goes on and what it keeps; all else is what made it the run that it is."""
 

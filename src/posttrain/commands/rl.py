@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from posttrain.commands.arguments import configured, recipe_layers, resumed, told_apart, value_of
+from posttrain.commands.arguments import INTERRUPTED, configured, recipe_layers, resumed, told_apart, value_of
 from posttrain.commands.flags import Program
 from posttrain.config import Config
 
@@ -17,9 +17,6 @@ class Switches:
     resume: str = ""
     """Continue the run in this folder exactly where its last checkpoint left it."""
 
-
-INTERRUPTED = 130
-"""The exit code of a run that was asked to stop, as shells know it."""
 
 PROGRAM = Program(
     name="posttrain rl [RECIPE.yaml ...]",

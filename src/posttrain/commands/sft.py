@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from posttrain.commands.arguments import configured, recipe_layers, resumed, told_apart, value_of
+from posttrain.commands.arguments import INTERRUPTED, configured, recipe_layers, resumed, told_apart, value_of
 from posttrain.commands.flags import Program
 from posttrain.config import SftConfig
 
@@ -33,5 +33,4 @@ def main(arguments: Sequence[str]) -> int:
         config, _ = configured(SftConfig, recipe_layers(given.positional), given.flags, PROGRAM)
     from posttrain.training.sft import train
 
-    train(config, resume=bool(folder))
-    return 0
+    return INTERRUPTED if train(config, resume=bool(folder)) is None else 0

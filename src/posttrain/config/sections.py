@@ -92,6 +92,17 @@ class SftConfig:
     checkpoint: CheckpointOptions = field(default_factory=CheckpointOptions)
     run: RunOptions = field(default_factory=RunOptions)
 
+    def __post_init__(self) -> None:
+        if self.run.num_steps < 1:
+            raise UserError(f"run.num_steps = {self.run.num_steps} leaves a new model untrained; use >= 1")
+        for option in ("time_limit_minutes", "early_stop_evaluations"):
+            value = getattr(self.run, option)
+            if value is not None:
+                raise UserError(
+                    f"run.{option} = {value} stops runs of `posttrain rl` only; a supervised run ends with its"
+                    " schedule.  Leave it out."
+                )
+
 
 AnyConfig = Config | SftConfig
 

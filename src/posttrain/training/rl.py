@@ -10,7 +10,7 @@ from random import Random
 from statistics import fmean
 
 from posttrain.batch import Batch, collate
-from posttrain.config import Config, as_recipe
+from posttrain.config import Config
 from posttrain.errors import RunError
 from posttrain.training import checkpoint, report
 from posttrain.training.clock import Clock
@@ -20,7 +20,7 @@ from posttrain.training.interruption import interruptible
 from posttrain.training.metrics import step_metrics, step_tokens
 from posttrain.training.optimizer import learning_rate
 from posttrain.training.progress import Progress
-from posttrain.training.run_folder import RunFolder
+from posttrain.training.run_folder import RunFolder, new_folder
 from posttrain.training.session import Rewards, Rows, Session, frozen_copy, open_session
 from posttrain.training.state import RunState, restore, save_checkpoint
 from posttrain.training.update import Objective, update
@@ -60,7 +60,7 @@ def train(
     if resume:
         folder = RunFolder.resume(options.folder)
     else:
-        folder = RunFolder.create(options.folder, as_recipe(config), overwrite=options.overwrite)
+        folder = new_folder(config)
     limit = None if options.time_limit_minutes is None else 60 * options.time_limit_minutes
     deadline = None if limit is None else time.monotonic() + limit
     with folder, interruptible() as interruption:

@@ -18,12 +18,14 @@ import math
 import os
 import shutil
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 
 from jaxtyping import Float64
 from torch import Tensor
 
+from posttrain.config import AnyConfig, as_recipe
 from posttrain.errors import UserError
 from posttrain.records import Grades, Group
 from posttrain.training.files import TEMPORARY, append_lines, cut_lines_after, sync_folder, write_atomically, writing
@@ -62,7 +64,7 @@ class RunFolder:
             path.mkdir(parents=True, exist_ok=True)
         run = cls(path, lock_folder(path))
         try:
-            if (path / "config.yaml").exists() and not overwrite:
+            if holds_steps(path) and not overwrite:
                 raise UserError(
                     f"{path}: this folder already holds a run.  Continue it with --resume {path}, replace it with "
                     "--run.overwrite, or choose another folder with --run.folder."
@@ -176,6 +178,12 @@ class RunFolder:
             append_lines(self.path / name, [json.dumps(record, allow_nan=False) for record in records])
 
 
+def new_folder(config: AnyConfig) -> RunFolder:
+    """The folder of a new run.  Its saved recipe never says `overwrite`: running that must not delete this run."""
+    saved = replace(config, run=replace(config.run, overwrite=False))
+    return RunFolder.create(config.run.folder, as_recipe(saved), overwrite=config.run.overwrite)
+
+
 def refuse_foreign_folder(path: Path) -> None:
     """A folder with other things in it is not for a run: overwriting must never remove what posttrain did not make."""
     if path.exists() and not path.is_dir():
@@ -187,6 +195,12 @@ def refuse_foreign_folder(path: Path) -> None:
             f"{path}: not empty and not a run folder; it holds {', '.join(others[:3])}"
             f"{' ...' if len(others) > 3 else ''}.  Choose a new or empty folder with --run.folder."
         )
+
+
+def holds_steps(path: Path) -> bool:
+    """Whether a run got anywhere; one that a mistake in its recipe ended before is no loss."""
+    journals = (path / "metrics.jsonl", path / "scores.jsonl")
+    return any(journal.exists() and journal.stat().st_size for journal in journals)
 
 
 def lock_folder(path: Path) -> int:

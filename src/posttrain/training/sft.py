@@ -7,7 +7,7 @@ from random import Random
 
 import torch
 
-from posttrain.config import SftConfig, as_recipe
+from posttrain.config import SftConfig
 from posttrain.errors import RunError, UserError
 from posttrain.models.loading import Policy, as_policy
 from posttrain.models.rendering import TokenizerRenderer
@@ -23,7 +23,7 @@ from posttrain.training.files import writing
 from posttrain.training.interruption import interruptible
 from posttrain.training.optimizer import apply_gradients, learning_rate, new_optimizer
 from posttrain.training.progress import Progress
-from posttrain.training.run_folder import RunFolder
+from posttrain.training.run_folder import RunFolder, new_folder
 from posttrain.training.summary import peak_memory_bytes, versions
 from posttrain.training.supervised import Example, accumulate, mean_loss
 from posttrain.training.tensor_state import module_tensors, optimizer_tensors, restore_module, restore_optimizer
@@ -79,8 +79,8 @@ class SftState:
     best_eval_loss: float | None = None
 
 
-def train(config: SftConfig, *, resume: bool = False) -> Path:
-    """Train a new model on demonstrations and save it to RUN/model; returns that folder.
+def train(config: SftConfig, *, resume: bool = False) -> Path | None:
+    """Train a new model on demonstrations and save it to RUN/model; returns that folder, or None if interrupted.
 
     The loss is the mean of -log π over completion tokens; prompts are read and not learned.
     """
@@ -100,12 +100,12 @@ def train(config: SftConfig, *, resume: bool = False) -> Path:
     if resume:
         folder = RunFolder.resume(config.run.folder)
     else:
-        folder = RunFolder.create(config.run.folder, as_recipe(config), overwrite=config.run.overwrite)
+        folder = new_folder(config)
     with folder:
         return fit(config, lessons, folder, resume=resume)
 
 
-def fit(config: SftConfig, lessons: Lessons, folder: RunFolder, *, resume: bool) -> Path:
+def fit(config: SftConfig, lessons: Lessons, folder: RunFolder, *, resume: bool) -> Path | None:
     """The loop: a batch of demonstrations, its gradient, a step; measured and saved every so often."""
     policy, options, num_steps = lessons.policy, config.sft, config.run.num_steps
     optimizer = new_optimizer(policy.model.parameters(), options)
@@ -142,7 +142,7 @@ def fit(config: SftConfig, lessons: Lessons, folder: RunFolder, *, resume: bool)
             if interruption or state.step == num_steps or (every and state.step % every == 0):
                 save(config, policy, optimizer, folder, state)
         progress.finish(closing(config, policy, folder, state))
-    return folder.path / "model"
+    return folder.path / "model" if state.step >= num_steps else None
 
 
 def plan(config: SftConfig, policy: Policy, num_held_out: int) -> list[str]:
