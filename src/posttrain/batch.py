@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Bool, Float64, Int64
+from jaxtyping import Bool, Float, Float64, Int64
 from torch import Tensor
 
 from posttrain.records import Group
@@ -26,11 +26,12 @@ class Batch:
     """All completion tokens, completion after completion."""
     rollout: Int64[Tensor, " token"]
     """Which completion each token belongs to."""
-    advantages: Float64[Tensor, " token"]
-    token_weights: Float64[Tensor, " token"]
+    advantages: Float[Tensor, " token"]
+    """This and the next three are float64 as collated; an update takes them in the precision of its log-probs."""
+    token_weights: Float[Tensor, " token"]
     """What each token's loss is multiplied by; fixed on the whole update, before anything was dropped or split."""
-    behaviour_logprobs: Float64[Tensor, " token"]
-    reference_logprobs: Float64[Tensor, " token"] | None
+    behaviour_logprobs: Float[Tensor, " token"]
+    reference_logprobs: Float[Tensor, " token"] | None
 
     @property
     def lengths(self) -> list[int]:

@@ -38,9 +38,11 @@ class KeyValueSlots:
         """Append rows whose first `lengths` tokens are cached already; later columns are padding."""
         before = self.num_rows
         self.lengths = torch.cat([self.lengths.to(lengths.device), lengths])
-        self._reserve(int(self.lengths.max()) + 1, like=cached)
+        longest = int(self.lengths.max())
+        self._reserve(longest + 1, like=cached)
         assert self._cached is not None
-        self._cached[:, :, before : self.num_rows, :, : cached.shape[4]] = cached
+        kept = cached[:, :, :, :, :longest]  # padding is as wide as the longest prompt of a prefill, added or not
+        self._cached[:, :, before : self.num_rows, :, : kept.shape[4]] = kept
 
     def move(self, source: Int64[Tensor, " moved"], target: Int64[Tensor, " moved"], num_left: int) -> None:
         """Copy rows over finished ones and let go of all behind `num_left`."""
