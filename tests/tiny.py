@@ -103,7 +103,7 @@ def tiny_model(family: str, dtype: torch.dtype = torch.float64, *, seed: int = 0
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             numbers = torch.from_numpy(random.random(parameter.shape) * 2 - 1)
-            centre = 1.0 if "norm" in name and name.endswith("weight") or ".ln_" in name else 0.0
+            centre = 1.0 if "norm.weight" in name or ".ln_" in name else 0.0
             parameter.copy_(centre + 0.35 * numbers)
     return model
 

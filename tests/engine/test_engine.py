@@ -329,7 +329,7 @@ def test_a_prompt_that_leaves_no_room_is_named(length: int) -> None:
 
 
 def test_an_empty_prompt_is_named() -> None:
-    with pytest.raises(UserError, match="prompt p0: 0 tokens.*at least 1 token"):
+    with pytest.raises(UserError, match=r"prompt p0: 0 tokens.*at least 1 token"):
         Engine(tiny_policy()).rollout(some_prompts([0, 3]), request())
 
 

@@ -1,0 +1,68 @@
+"""The cache of keys and values: what is written for a row is what the row sees, whatever comes, goes and moves."""
+
+import pytest
+import torch
+
+from posttrain.generation.slots import KeyValueSlots
+
+LAYERS, KV_HEADS, WIDTH = 2, 1, 1
+
+
+def cached(*rows: list[float]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Prefilled rows: layer l holds value + 100 l as key and its negative as value; padding is NaN."""
+    time = max(len(row) for row in rows)
+    keys = torch.tensor([row + [torch.nan] * (time - len(row)) for row in rows], dtype=torch.float32)
+    layers = torch.stack([keys, keys + 100])[:, :, None, :, None]
+    return torch.stack([layers, -layers]), torch.tensor([len(row) for row in rows])
+
+
+def step(slots: KeyValueSlots, *numbers: float) -> list[list[float]]:
+    """Write one number a row, in every layer; what each row then sees of layer 1."""
+    slots.begin_step()
+    visible = slots.visible()
+    new = torch.tensor(numbers, dtype=torch.float32)[:, None, None]
+    slots.write(0, new, -new)
+    keys, values = slots.write(1, new + 100, -new - 100)
+    slots.end_step()
+    seen = [keys[row, 0, visible[row], 0].tolist() for row in range(slots.num_rows)]
+    assert seen == [(-values[row, 0, visible[row], 0]).tolist() for row in range(slots.num_rows)]
+    return [[number - 100 for number in row] for row in seen]
+
+
+@pytest.mark.parametrize("block", [1, 2, 64])
+@pytest.mark.parametrize("round_rows", [False, True])
+def test_a_row_sees_its_own_tokens_in_order(block: int, round_rows: bool) -> None:
+    slots = KeyValueSlots(block=block, round_rows=round_rows)
+    slots.add(*cached([1, 2, 3], [4]))
+    assert step(slots, 5, 6) == [[1, 2, 3, 5], [4, 6]]
+    slots.add(*cached([7, 8]))
+    assert step(slots, 9, 10, 11) == [[1, 2, 3, 5, 9], [4, 6, 10], [7, 8, 11]]
+    slots.move(torch.tensor([2]), torch.tensor([0]), 2)  # row 0 is done, row 2 takes its place
+    assert step(slots, 12, 13) == [[7, 8, 11, 12], [4, 6, 10, 13]]
+    slots.move(torch.tensor([], dtype=torch.long), torch.tensor([], dtype=torch.long), 1)
+    slots.add(*cached([14]))  # where longer rows have been
+    assert step(slots, 15, 16) == [[7, 8, 11, 12, 15], [14, 16]]
+
+
+def test_rows_can_leave_all_together_and_others_begin() -> None:
+    slots = KeyValueSlots(block=2)
+    slots.add(*cached([1, 2, 3, 4, 5]))
+    slots.clear()
+    slots.add(*cached([6], [7, 8]))
+    assert step(slots, 9, 10) == [[6, 9], [7, 8, 10]]
+
+
+def test_padding_may_be_wider_than_any_row_that_is_added() -> None:
+    # The longest prompt of a prefill may have come and gone before the last row of a shorter one is added.
+    slots = KeyValueSlots(block=2)
+    keys, lengths = cached([1, 2, 3, 4, 5], [6])
+    slots.add(keys[:, :, 1:], lengths[1:])
+    assert step(slots, 7) == [[6, 7]]
+
+
+def test_room_for_rows_comes_in_powers_of_two_where_shapes_are_to_be_few() -> None:
+    slots = KeyValueSlots(round_rows=True)
+    slots.add(*cached([1], [2], [3]))
+    assert slots.storage.shape[2] == 4
+    slots.add(*cached([4], [5]))
+    assert slots.storage.shape[2] == 8

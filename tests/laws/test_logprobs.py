@@ -1,0 +1,131 @@
+"""Log-probs in chunks: the values and gradients of log_softmax and gather, without the memory of all logits."""
+
+import pytest
+import torch
+from torch.autograd import gradcheck
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from posttrain.models import logprobs
+from posttrain.models.logprobs import full_kl, token_entropies, token_logprobs
+
+ROWS, WIDTH, VOCAB = 11, 4, 7
+
+
+def random(*shape: int, seed: int) -> torch.Tensor:
+    numbers = torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+    return numbers.requires_grad_()
+
+
+@pytest.fixture
+def hidden() -> torch.Tensor:
+    return random(ROWS, WIDTH, seed=0)
+
+
+@pytest.fixture
+def head() -> torch.Tensor:
+    return random(VOCAB, WIDTH, seed=1)
+
+
+@pytest.fixture
+def targets() -> torch.Tensor:
+    return torch.arange(ROWS) * 3 % VOCAB
+
+
+@pytest.fixture(params=[1, VOCAB, 4 * VOCAB, 11 * VOCAB, 1 << 23], ids=lambda entries: f"{entries}_entries")
+def chunk_elements(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
+    """Chunks of one row (also where not one row fits), of four with three left over, and all rows at once."""
+    monkeypatch.setattr(logprobs, "CHUNK_ELEMENTS", request.param)
+    return request.param
+
+
+@pytest.mark.usefixtures("chunk_elements")
+@pytest.mark.parametrize("temperature", [1.0, 0.5])
+def test_log_probs_and_their_gradients_are_those_of_log_softmax(
+    hidden: torch.Tensor, head: torch.Tensor, targets: torch.Tensor, temperature: float
+) -> None:
+    actual = token_logprobs(hidden, head, targets, temperature=temperature)
+    expected = torch.log_softmax(hidden @ head.T / temperature, -1).gather(1, targets[:, None])[:, 0]
+    torch.testing.assert_close(actual, expected, rtol=0, atol=1e-13)
+    weights = torch.linspace(-1, 2, ROWS, dtype=torch.float64)  # a gradient of its own for each row
+    for mine, theirs in zip(
+        torch.autograd.grad(weights @ actual, (hidden, head)),
+        torch.autograd.grad(weights @ expected, (hidden, head)),
+        strict=True,
+    ):
+        torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-13)
+
+
+def test_their_gradients_are_finite_differences(
+    hidden: torch.Tensor, head: torch.Tensor, targets: torch.Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logprobs, "CHUNK_ELEMENTS", 4 * VOCAB)
+    assert gradcheck(lambda h, w: token_logprobs(h, w, targets, temperature=0.7), (hidden, head))
+
+
+@pytest.mark.usefixtures("chunk_elements")
+@pytest.mark.parametrize("temperature", [1.0, 0.5])
+def test_the_full_kl_and_its_gradient_are_those_of_the_sum(
+    hidden: torch.Tensor, head: torch.Tensor, temperature: float
+) -> None:
+    reference = (random(ROWS, WIDTH, seed=2).detach(), random(VOCAB, WIDTH, seed=3).detach())
+    actual = full_kl(hidden, head, reference, temperature=temperature)
+    policy = torch.softmax(hidden @ head.T / temperature, -1)
+    other = torch.softmax(reference[0] @ reference[1].T / temperature, -1)
+    expected = (policy * (policy / other).log()).sum(-1)
+    torch.testing.assert_close(actual, expected, rtol=0, atol=1e-13)
+    weights = torch.linspace(-1, 2, ROWS, dtype=torch.float64)
+    for mine, theirs in zip(
+        torch.autograd.grad(weights @ actual, (hidden, head)),
+        torch.autograd.grad(weights @ expected, (hidden, head)),
+        strict=True,
+    ):
+        torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-12)
+
+
+@pytest.mark.usefixtures("chunk_elements")
+@pytest.mark.parametrize("temperature", [1.0, 0.5])
+def test_entropy_is_minus_the_expected_log_prob(hidden: torch.Tensor, head: torch.Tensor, temperature: float) -> None:
+    policy = torch.softmax(hidden @ head.T / temperature, -1)
+    actual = token_entropies(hidden, head, temperature=temperature)
+    torch.testing.assert_close(actual, -(policy * policy.log()).sum(-1), rtol=0, atol=1e-13)
+    assert not actual.requires_grad
+
+
+class Largest(TorchDispatchMode):
+    """Remembers the number of elements of the largest tensor that any operation gave."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.elements = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        for tensor in out if isinstance(out, tuple | list) else [out]:
+            if isinstance(tensor, torch.Tensor):
+                self.elements = max(self.elements, tensor.numel())
+        return out
+
+
+def test_the_logits_of_all_rows_are_never_held_forward_or_backward(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows, vocab, width = 64, 300, 3
+    monkeypatch.setattr(logprobs, "CHUNK_ELEMENTS", 8 * vocab)
+    hidden, head = random(rows, width, seed=0), random(vocab, width, seed=1)
+    targets = torch.arange(rows)
+    for compute in (
+        lambda: token_logprobs(hidden, head, targets),
+        lambda: full_kl(hidden, head, (hidden.detach() + 1, head.detach())),
+    ):
+        with Largest() as seen:
+            compute().sum().backward()
+        assert seen.elements == 8 * vocab  # one chunk, an eighth of rows × vocabulary
+    with Largest() as seen:
+        token_entropies(hidden, head)
+    assert seen.elements == 8 * vocab
+
+
+def test_bfloat16_logits_are_normalised_in_float32() -> None:
+    # Two hidden units of one: logits (2, 2, ..., 2), so every log-prob is -log 300 = -5.70378; in bfloat16, -5.6875.
+    hidden, head = torch.ones(2, 2, dtype=torch.bfloat16), torch.ones(300, 2, dtype=torch.bfloat16)
+    actual = token_logprobs(hidden, head, torch.tensor([0, 299]))
+    assert actual.dtype == torch.float32
+    torch.testing.assert_close(actual, torch.full((2,), -5.7037825), rtol=0, atol=1e-6)

@@ -1,0 +1,175 @@
+"""The shared-prompt layout gives the hidden states, losses and gradients of the Hugging Face model on plain rows."""
+
+import random
+
+import pytest
+import torch
+
+from posttrain.models import packed
+from posttrain.models.forward import completion_hidden, plain_hidden, sequence_hidden, shared_hidden
+from posttrain.models.loading import Policy
+from posttrain.models.logprobs import token_logprobs
+from posttrain.models.packed import PackedLayout
+from tests.tiny import (
+    DECODERS,
+    VOCAB,
+    flat_gradient,
+    plain_logprobs,
+    relative_distance,
+    through_its_own_forward,
+    tiny_policy,
+    twin,
+)
+
+Tokens = tuple[int, ...]
+Rows = tuple[list[Tokens], list[Tokens], list[int]]
+
+BOUNDS = {torch.float32: 1e-5, torch.float64: 1e-12}
+"""Relative distance between two ways to the same gradient; the design asks for 1e-6 in float64."""
+
+
+def some_rows(prompt_lengths: list[int], completion_lengths: list[list[int]], seed: int = 0) -> Rows:
+    """Prompts, completions and the prompt that each completion continues."""
+    source = random.Random(seed)
+    prompts = [tuple(source.choices(range(VOCAB), k=length)) for length in prompt_lengths]
+    completions = [tuple(source.choices(range(VOCAB), k=length)) for group in completion_lengths for length in group]
+    return prompts, completions, [p for p, group in enumerate(completion_lengths) for _ in group]
+
+
+# Prompts of one token and of many; completions of one token, which have no input of their own; a group of one.
+ROWS = some_rows([5, 1, 17, 3], [[1, 4, 9, 2], [3, 1, 1], [12, 11, 1, 7], [6]])
+TOGETHER = torch.linspace(-1.0, 2.0, sum(len(tokens) for tokens in ROWS[1]), dtype=torch.float64)
+"""A weight of its own for every completion token, so that a row out of place shows."""
+
+
+def loss(policy: Policy, hidden: torch.Tensor, completions: list[Tokens]) -> torch.Tensor:
+    targets = torch.tensor([token for tokens in completions for token in tokens])
+    logprobs = token_logprobs(hidden, policy.head, targets)
+    return (TOGETHER[: len(targets)].to(logprobs) * logprobs).sum()
+
+
+def hugging_face_loss(policy: Policy, rows: Rows) -> torch.Tensor:
+    """The same through one unpadded row of the model at a time."""
+    prompts, completions, prompt_of = rows
+    logprobs = torch.cat(
+        [plain_logprobs(policy.model, prompts[p], c) for p, c in zip(prompt_of, completions, strict=True)]
+    )
+    return (TOGETHER[: len(logprobs)].to(logprobs) * logprobs).sum()
+
+
+def gradient(policy: Policy, value: torch.Tensor) -> torch.Tensor:
+    policy.model.zero_grad()
+    value.backward()
+    return flat_gradient(policy)
+
+
+@pytest.mark.parametrize("dtype", BOUNDS, ids=["f32", "f64"])
+@pytest.mark.parametrize("family", DECODERS)
+def test_shared_prompts_give_the_loss_and_gradient_of_the_plain_model(family: str, dtype: torch.dtype) -> None:
+    policy, bound = tiny_policy(family, dtype), BOUNDS[dtype]
+    expected = hugging_face_loss(policy, ROWS)
+    actual = loss(policy, shared_hidden(policy, *ROWS), ROWS[1])
+    assert actual.item() == pytest.approx(expected.item(), rel=bound)
+    assert relative_distance(gradient(policy, actual), gradient(policy, expected)) <= bound
+
+
+@pytest.mark.parametrize("dtype", BOUNDS, ids=["f32", "f64"])
+@pytest.mark.parametrize("family", DECODERS)
+def test_whole_sequences_give_the_loss_and_gradient_of_the_plain_model(family: str, dtype: torch.dtype) -> None:
+    policy, bound = tiny_policy(family, dtype), BOUNDS[dtype]
+    prompts, completions, prompt_of = ROWS
+    expected = hugging_face_loss(policy, ROWS)
+    actual = loss(policy, sequence_hidden(policy, [prompts[p] for p in prompt_of], completions), completions)
+    assert actual.item() == pytest.approx(expected.item(), rel=bound)
+    assert relative_distance(gradient(policy, actual), gradient(policy, expected)) <= bound
+
+
+@pytest.mark.parametrize("dtype", BOUNDS, ids=["f32", "f64"])
+@pytest.mark.parametrize("family", ["gpt2", "qwen3"])
+def test_padded_rows_give_the_loss_and_gradient_of_the_plain_model(family: str, dtype: torch.dtype) -> None:
+    policy, bound = through_its_own_forward(tiny_policy(family, dtype)), BOUNDS[dtype]
+    expected = hugging_face_loss(policy, ROWS)
+    actual = loss(policy, completion_hidden(policy, *ROWS), ROWS[1])
+    assert actual.item() == pytest.approx(expected.item(), rel=bound)
+    assert relative_distance(gradient(policy, actual), gradient(policy, expected)) <= bound
+
+
+def test_the_three_layouts_give_the_same_hidden_states() -> None:
+    policy = tiny_policy()
+    prompts, completions, prompt_of = ROWS
+    shared = shared_hidden(policy, *ROWS)
+    torch.testing.assert_close(shared, plain_hidden(policy, *ROWS), rtol=0, atol=1e-12)
+    sequences = sequence_hidden(policy, [prompts[p] for p in prompt_of], completions)
+    torch.testing.assert_close(shared, sequences, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("fill", [0.0, 0.75, 1.0], ids=["one_bucket", "some", "own_bucket_for_each_length"])
+def test_buckets_of_like_lengths_change_no_hidden_state(fill: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    policy = tiny_policy()
+    expected = plain_hidden(policy, *ROWS)
+    monkeypatch.setattr(packed, "BUCKET_FILL", fill)
+    torch.testing.assert_close(shared_hidden(policy, *ROWS), expected, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_order_of_rows_and_prompts_changes_nothing(seed: int) -> None:
+    policy, source = tiny_policy("llama"), random.Random(seed)
+    prompts, completions, prompt_of = ROWS
+    parts = dict(enumerate(shared_hidden(policy, *ROWS).split([len(tokens) for tokens in completions])))
+    rows, places = list(range(len(completions))), list(range(len(prompts)))
+    source.shuffle(rows)
+    source.shuffle(places)
+    moved = shared_hidden(
+        policy,
+        [prompts[place] for place in places],
+        [completions[row] for row in rows],
+        [places.index(prompt_of[row]) for row in rows],
+    )
+    torch.testing.assert_close(moved, torch.cat([parts[row] for row in rows]), rtol=0, atol=1e-12)
+
+
+def test_a_group_may_be_split_among_calls() -> None:
+    policy, (prompts, completions, prompt_of) = tiny_policy("qwen2"), ROWS
+    expected = gradient(policy, loss(policy, shared_hidden(policy, *ROWS), completions))
+    policy = twin(policy)
+    start = 0
+    for half in (slice(0, 6), slice(6, None)):  # the second group is cut in two
+        hidden = shared_hidden(policy, prompts, completions[half], prompt_of[half])
+        targets = torch.tensor([token for tokens in completions[half] for token in tokens])
+        logprobs = token_logprobs(hidden, policy.head, targets)
+        (TOGETHER[start : start + len(targets)] * logprobs).sum().backward()
+        start += len(targets)
+    assert relative_distance(flat_gradient(policy), expected) <= 1e-12
+
+
+def test_a_completion_of_one_token_is_predicted_by_its_prompt_alone() -> None:
+    policy, prompt = tiny_policy(), (3, 9, 4)
+    hidden = shared_hidden(policy, [prompt], [(7,), (8,)], [0, 0])
+    expected = policy.model.model(input_ids=torch.tensor([prompt])).last_hidden_state[0, -1]
+    torch.testing.assert_close(hidden, expected.expand(2, -1), rtol=0, atol=1e-12)
+
+
+def test_what_a_sibling_says_reaches_no_other_completion() -> None:
+    # Not to rounding but to the bit: of the other rows nothing is read at all.
+    policy, (prompts, completions, prompt_of) = tiny_policy(), ROWS
+    other = [completions[0], tuple((token + 1) % VOCAB for token in completions[1]), *completions[2:]]
+    before, after = (shared_hidden(policy, prompts, rows, prompt_of) for rows in (completions, other))
+    first, second = len(completions[0]), len(completions[0]) + len(completions[1])
+    assert torch.equal(before[:first], after[:first])
+    assert torch.equal(before[second:], after[second:])
+    assert not torch.equal(before[first + 1 : second], after[first + 1 : second])
+
+
+def test_positions_go_on_from_the_prompt() -> None:
+    # Two roots of 3 and 2 tokens, then branches of 2, 0 and 1 tokens that continue roots 0, 1 and 1.
+    layout = PackedLayout([3, 2], [2, 0, 1], [0, 1, 1])
+    assert layout.num_tokens == 8
+    assert layout.positions.tolist() == [0, 1, 2, 0, 1, 3, 4, 2]
+
+
+def test_every_token_has_one_slot_and_is_found_there() -> None:
+    layout = PackedLayout([3, 20, 2], [2, 9, 1, 0, 10], [0, 1, 1, 2, 2])
+    token_of_slot, slot_of_token = layout.slots
+    assert token_of_slot[slot_of_token].tolist() == list(range(47))
+    # 20 | 3 | 2 (2 is less than 3/4 of 3), then 10 and 9 together | 2 | 1: padding in one place only.
+    assert len(token_of_slot) == 20 + 3 + 2 + 2 * 10 + 2 + 1
