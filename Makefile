@@ -17,7 +17,7 @@ help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' Makefile
 
 demo: .venv/.ok ## install, then train the bundled model on Countdown and show it before and after
-	$(BIN)/posttrain rl recipes/countdown-tiny.yaml
+	$(BIN)/posttrain rl recipes/countdown-tiny.yaml --run.overwrite
 
 test: .venv/.ok ## the whole test suite: no network, no GPU
 	$(BIN)/python -m pytest -n 2 --durations=10

@@ -4,10 +4,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Bool, Float64
+from jaxtyping import Float64
 from torch import Tensor
 
 from posttrain import kl
+from posttrain.advantages import informative
 from posttrain.batch import Judged
 from posttrain.records import Grades, Group
 from posttrain.rewards.protocol import grade
@@ -104,13 +105,6 @@ def refilled(
         groups = [groups[i] for i in kept] + new_groups
         grades = joined(choose(grades, kept), new_grades)
     return groups, grades, replaced
-
-
-def informative(rewards: Float64[Tensor, "prompt group"]) -> Bool[Tensor, " prompt"]:
-    """Groups with two different rewards."""
-    low = rewards.nan_to_num(nan=torch.inf).amin(dim=1)
-    high = rewards.nan_to_num(nan=-torch.inf).amax(dim=1)
-    return high > low
 
 
 def shaped(
