@@ -1,0 +1,183 @@
+"""A batch: weights fixed on all rollouts, then what cannot matter left out, then split as memory asks."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from posttrain.algorithms import Algorithm, build_algorithm
+from posttrain.batch import Batch, Judged
+from posttrain.records import Group
+from posttrain.token_weights import mean_over_tokens
+from posttrain.training.update import Objective
+from tests.tiny import batch_of, gradient_of_update, relative_distance, tiny_policy, twin, written_group
+
+ALGORITHM = build_algorithm({"name": "dapo"})  # mean_over_tokens: 1 / number of tokens
+
+# Two groups of three; 2 + 1 + 3 and 4 + 1 + 2 tokens, 13 in all.
+GROUPS = [
+    written_group((1, 2, 3), [(4, 5), (6,), (7, 8, 9)], name="a"),
+    written_group((10,), [(11, 12, 13, 14), (15,), (16, 17)], name="b", draw=1),
+]
+
+
+def rows_of(batch: Batch) -> list[tuple[tuple[int, ...], tuple[int, ...], tuple[str, int], list[float], list[float]]]:
+    """Everything about each completion: its prompt, tokens, name, and its tokens' advantages and behaviour."""
+    rows = []
+    start = 0
+    for completion, prompt, name in zip(batch.completions, batch.prompt_of, batch.names, strict=True):
+        here = slice(start, start + len(completion))
+        assert tuple(batch.tokens[here].tolist()) == completion
+        assert len(set(batch.rollout[here].tolist())) == 1
+        start = here.stop
+        columns = (batch.advantages[here].tolist(), batch.behaviour_logprobs[here].tolist())
+        rows.append((batch.prompts[prompt], completion, name, *columns))
+    assert start == len(batch.tokens)
+    assert batch.rollout.unique_consecutive().tolist() == list(range(len(rows)))
+    return rows
+
+
+def test_every_token_carries_what_its_rollout_was_given() -> None:
+    batch = batch_of(GROUPS, [[1, 2, 3], [4, 5, 6]], ALGORITHM, reference_logprobs=torch.arange(13.0).double())
+    assert rows_of(batch) == [
+        ((1, 2, 3), (4, 5), ("a", 0), [1, 1], [-1, -1.1]),
+        ((1, 2, 3), (6,), ("a", 1), [2], [-1]),
+        ((1, 2, 3), (7, 8, 9), ("a", 2), [3, 3, 3], [-1, -1.1, -1.2]),
+        ((10,), (11, 12, 13, 14), ("b", 0), [4, 4, 4, 4], [-1, -1.1, -1.2, -1.3]),
+        ((10,), (15,), ("b", 1), [5], [-1]),
+        ((10,), (16, 17), ("b", 2), [6, 6], [-1, -1.1]),
+    ]
+    assert batch.prompts == ((1, 2, 3), (10,))
+    assert batch.token_weights.tolist() == [1 / 13] * 13
+    assert batch.reference_logprobs.tolist() == list(range(13))
+
+
+def test_rollouts_without_advantage_are_left_out_and_the_others_keep_their_weights_and_reference() -> None:
+    reference = torch.arange(13.0).double()
+    batch = batch_of(GROUPS, [[0, 2, 0], [0, 0, -1]], ALGORITHM, reference_logprobs=reference)
+    assert [(name, advantages) for _, _, name, advantages, _ in rows_of(batch)] == [
+        (("a", 1), [2]),
+        (("b", 2), [-1] * 2),
+    ]
+    assert batch.token_weights.tolist() == [1 / 13] * 3
+    assert batch.reference_logprobs.tolist() == [2, 11, 12]
+
+
+def test_another_term_of_the_loss_keeps_rollouts_without_advantage() -> None:
+    with_kl = build_algorithm({"name": "dapo", "kl": {"coefficient": 0.1}})
+    assert len(batch_of(GROUPS, [[0, 2, 0], [0, 0, -1]], with_kl).completions) == 6
+
+
+@pytest.mark.parametrize("keep", [False, True])
+def test_unscored_rollouts_have_no_weight_and_are_not_counted(keep: bool) -> None:
+    scored = torch.tensor([[True, True, False], [True, False, True]])
+    batch = batch_of(GROUPS, [[1, 2, 0], [3, 0, 4]], ALGORITHM, scored=scored, keep_zero_advantages=keep)
+    assert batch.names == (("a", 0), ("a", 1), ("b", 0), ("b", 2))
+    assert batch.token_weights.tolist() == [1 / 9] * 9  # 2 + 1 + 4 + 2
+
+
+def test_without_any_advantage_nothing_is_left() -> None:
+    batch = batch_of(GROUPS, [[0, 0, 0], [0, 0, 0]], ALGORITHM)
+    assert batch.completions == batch.prompts == ()
+    assert len(batch.tokens) == len(batch.token_weights) == 0
+    assert list(batch.split(100)) == []
+
+
+@pytest.mark.parametrize("name", ["grpo", "gspo", "dapo", "dr_grpo", "cispo", "rloo"])
+def test_leaving_out_what_has_no_advantage_changes_no_gradient(name: str) -> None:
+    algorithm, policy = build_algorithm({"name": name}), tiny_policy()
+    advantages = [[0.5, 0, -0.5], [0, 0, 0]]
+    objective = Objective(algorithm=algorithm, temperature=1.0)
+    less, few = gradient_of_update(policy, batch_of(GROUPS, advantages, algorithm), objective)
+    more, all_of = gradient_of_update(
+        policy, batch_of(GROUPS, advantages, algorithm, keep_zero_advantages=True), objective
+    )
+    assert (few["tokens/trained"], all_of["tokens/trained"]) == (5, 13)
+    assert few["loss"] == pytest.approx(all_of["loss"], abs=1e-12)
+    assert less.norm() > 1e-3
+    assert relative_distance(less, more) <= 1e-12
+
+
+@given(
+    lengths=st.integers(1, 4).flatmap(
+        lambda size: st.lists(
+            st.tuples(st.integers(1, 9), st.lists(st.integers(1, 9), min_size=size, max_size=size)),
+            min_size=1,
+            max_size=4,
+        )
+    ),
+    budget=st.integers(2, 40),
+)
+def test_micro_batches_hold_every_completion_once_within_the_budget(
+    lengths: list[tuple[int, list[int]]], budget: int
+) -> None:
+    groups = [
+        written_group(range(prompt), [[i] * length for i, length in enumerate(completions)], name=str(draw), draw=draw)
+        for draw, (prompt, completions) in enumerate(lengths)
+    ]
+    size = len(groups[0].rollouts)
+    advantages = torch.arange(1.0, len(groups) * size + 1).view(-1, size).tolist()
+    batch = batch_of(groups, advantages, ALGORITHM)
+    micro_batches = list(batch.split(budget))
+    assert [row for micro in micro_batches for row in rows_of(micro)] == rows_of(batch)
+    assert torch.equal(torch.cat([micro.token_weights for micro in micro_batches]), batch.token_weights)
+    for micro in micro_batches:
+        cost = sum(map(len, micro.prompts)) + len(micro.tokens)
+        assert cost <= budget or len(micro.completions) == 1  # one that is too long stands alone
+    # A group is in two micro-batches only where it does not fit into one.
+    for group in groups:
+        holders = [micro for micro in micro_batches if any(owner == group.prompt.id for owner, _ in micro.names)]
+        cost = len(group.prompt.tokens) + sum(len(rollout.tokens) for rollout in group.rollouts)
+        assert len(holders) == 1 or cost > budget
+
+
+def test_micro_batches_are_filled_before_the_next_is_begun() -> None:
+    # Prompt and completions: 3 + 6 and 1 + 7 tokens.
+    batch = batch_of(GROUPS, [[1, 2, 3], [4, 5, 6]], ALGORITHM)
+    sizes = {budget: [len(m.completions) for m in batch.split(budget)] for budget in (17, 16, 9, 8, 5)}
+    # 8: of group a 3 + 2 + 1, then 3 + 3; b fits whole.  5: 3 + 2 | 3 + 1 | 3 + 3 | 1 + 4 | 1 + 1 + 2
+    assert sizes == {17: [6], 16: [3, 3], 9: [3, 3], 8: [2, 1, 3], 5: [1, 1, 1, 1, 2]}
+
+
+@pytest.mark.parametrize("name", ["grpo", "gspo", "dapo"])
+@pytest.mark.parametrize("budget", [16, 8, 5, 2])
+def test_how_a_batch_is_split_changes_no_gradient(name: str, budget: int) -> None:
+    algorithm, policy = build_algorithm({"name": name}), tiny_policy()
+    batch = batch_of(GROUPS, [[1, -2, 3], [-4, 5, 6]], algorithm)
+    objective = Objective(algorithm=algorithm, temperature=0.8)
+    whole, one = gradient_of_update(policy, batch, objective)
+    split, several = gradient_of_update(twin(policy), batch, objective, tokens_per_microbatch=budget)
+    assert several["num_micro_batches"] > one["num_micro_batches"] == 1
+    assert several["loss"] == pytest.approx(one["loss"], abs=1e-12)
+    assert relative_distance(split, whole) <= 1e-12
+
+
+def test_some_groups_take_their_reference_with_them() -> None:
+    judged = judged_groups(GROUPS)
+    chosen = judged.select([1, 0])
+    assert [group.prompt.id for group in chosen.groups] == ["b", "a"]
+    assert chosen.advantages.tolist() == [[4, 5, 6], [1, 2, 3]]
+    assert chosen.scored.tolist() == [[True, False, True], [True, True, True]]
+    assert chosen.reference_logprobs.tolist() == [6, 7, 8, 9, 10, 11, 12, 0, 1, 2, 3, 4, 5]
+
+
+def judged_groups(groups: list[Group]) -> Judged:
+    return Judged(
+        groups=groups,
+        advantages=torch.tensor([[1.0, 2, 3], [4, 5, 6]]).double(),
+        scored=torch.tensor([[True, True, True], [True, False, True]]),
+        reference_logprobs=torch.arange(13.0).double(),
+    )
+
+
+def test_the_weights_are_those_of_all_rollouts_of_the_update() -> None:
+    # The rule sees every rollout, also those that are about to be left out.
+    seen: list[list[int]] = []
+
+    def watching(lengths: torch.Tensor, scored: torch.Tensor, *, max_completion_tokens: int) -> torch.Tensor:
+        seen.append(lengths.tolist())
+        return mean_over_tokens(lengths, scored, max_completion_tokens=max_completion_tokens)
+
+    fields = {name: getattr(ALGORITHM, name) for name in Algorithm.__dataclass_fields__}
+    batch_of(GROUPS, [[0, 2, 0], [0, 0, -1]], Algorithm(**{**fields, "token_weights": watching}))
+    assert seen == [[2, 1, 3, 4, 1, 2]]
