@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 
 import torch
-from _vs_trl_wire import MIB, Job, Wire, hash_score, timed
+from _vs_trl_wire import MIB, Job, Stopwatch, Wire, hash_score
 
 from posttrain.config import Config
 from posttrain.generation.options import RolloutOptions
@@ -31,11 +31,13 @@ def main() -> None:
     wire.ready([prompt.tokens for prompt in sorted(first, key=lambda prompt: prompt.text)], ["torch", "transformers"])
     while state.step < job.steps and wire.wait():
         steps = Steps(session, state)
-        seconds = timed(steps.take)
+        watch = Stopwatch()
+        steps.take()
+        took = watch.read()
         assert steps.collected is not None
         rollouts = [rollout for group in steps.collected.judged.groups for rollout in group.rollouts]
         wire.report(
-            seconds,
+            took,
             [len(rollout.tokens) for rollout in rollouts],
             steps.collected.grades.rewards.flatten().tolist(),
             **{f"seconds_{stage}": value for stage, value in steps.clock.seconds.items()},

@@ -19,6 +19,7 @@ def summary(measured: Measured) -> dict[str, Any]:
     if len(measured) == 2:
         pairs = list(zip(measured["trl"], measured["ours"], strict=True))
         result["times_faster"] = spread([theirs["seconds"] / ours["seconds"] for theirs, ours in pairs])
+        result["times_cpu_seconds"] = spread([theirs["cpu_seconds"] / ours["cpu_seconds"] for theirs, ours in pairs])
         result["times_tokens_per_second"] = spread([speed(ours) / speed(theirs) for theirs, ours in pairs])
         theirs, ours = result["trl"], result["ours"]
         result["peak_memory_share"] = ours["peak_mib"] / theirs["peak_mib"]
@@ -32,6 +33,7 @@ def side_summary(steps: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """One side's steps in brief."""
     result = {
         "seconds": spread([step["seconds"] for step in steps]),
+        "cpu_seconds": spread([step["cpu_seconds"] for step in steps]),
         "tokens_per_second": spread([speed(step) for step in steps]),
         "peak_mib": max(step["peak_mib"] for step in steps),
         "mean_length": fmean(step["mean_length"] for step in steps),
@@ -66,6 +68,7 @@ def lines(options: argparse.Namespace, shape: Shape, result: dict[str, Any]) -> 
         text.append(
             f"  ratio      {seconds} in seconds, {tokens} in tokens/s, {found['peak_memory_share']:.2f} of the memory"
         )
+        text.append(f"             {times(found['times_cpu_seconds'])} in processor seconds")
         if "peak_device_memory_share" in found:
             text.append(f"             {found['peak_device_memory_share']:.2f} of the device memory")
         if abs(found["length_ratio"] - 1) > LENGTH_TOLERANCE:
@@ -104,6 +107,7 @@ def side_line(found: dict[str, Any], side: dict[str, Any]) -> str:
     device = f", {found['peak_device_mib']:,.0f} MiB on the device" if "peak_device_mib" in found else ""
     return (
         f"{seconds['median']:.2f} s per step ({seconds['min']:.2f} to {seconds['max']:.2f}), "
+        f"{found['cpu_seconds']['median']:.2f} s of processor time, "
         f"{tokens['median']:,.0f} tokens/s, peak {found['peak_mib']:,.0f} MiB{device}, "
         f"mean length {found['mean_length']:.1f}, reward {found['reward']:.3f}; {versions}"
     )

@@ -5,12 +5,11 @@
 
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from _vs_trl_wire import MIB, Job, Wire, hash_score
+from _vs_trl_wire import MIB, Job, Stopwatch, Wire, hash_score
 from datasets import Dataset
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
@@ -123,19 +122,19 @@ class StepOnCommand(TrainerCallback):
 
     def __init__(self, job: Job, wire: Wire, seen: Seen) -> None:
         self.job, self.wire, self.seen = job, wire, seen
-        self.began = 0.0
+        self.watch = Stopwatch()
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **others: Any) -> None:
         if not self.wire.wait():
             sys.exit(0)
-        self.began = time.perf_counter()
+        self.watch = Stopwatch()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
         if self.job.device == "cuda":
             torch.cuda.synchronize()
-        seconds = time.perf_counter() - self.began
+        took = self.watch.read()
         device = {"peak_device_mib": torch.cuda.max_memory_allocated() / MIB} if self.job.device == "cuda" else {}
-        self.wire.report(seconds, self.seen.lengths, self.seen.rewards, **device)
+        self.wire.report(took, self.seen.lengths, self.seen.rewards, **device)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ import resource
 import sys
 import time
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from importlib.metadata import version
@@ -77,10 +77,11 @@ class Wire:
         """Whether another step is wanted."""
         return bool(sys.stdin.readline())
 
-    def report(self, seconds: float, lengths: Sequence[int], rewards: Sequence[float], **more: float) -> None:
+    def report(self, took: "Took", lengths: Sequence[int], rewards: Sequence[float], **more: float) -> None:
         self.send(
             {
-                "seconds": seconds,
+                "seconds": took.seconds,
+                "cpu_seconds": took.cpu_seconds,
                 "tokens": sum(lengths),
                 "mean_length": sum(lengths) / len(lengths),
                 "longest": max(lengths),
@@ -91,10 +92,23 @@ class Wire:
         )
 
 
-def timed(step: Callable[[], None]) -> float:
-    began = time.perf_counter()
-    step()
-    return time.perf_counter() - began
+@dataclass(frozen=True, slots=True)
+class Took:
+    """What a step cost."""
+
+    seconds: float
+    cpu_seconds: float
+    """Processor time of all threads of the process, those that wait for others in a loop included."""
+
+
+class Stopwatch:
+    """Runs from when it is made."""
+
+    def __init__(self) -> None:
+        self.began, self.cpu_began = time.perf_counter(), time.process_time()
+
+    def read(self) -> Took:
+        return Took(time.perf_counter() - self.began, time.process_time() - self.cpu_began)
 
 
 def hash_score(token_ids: Sequence[int]) -> float:
