@@ -1,0 +1,118 @@
+"""Held-out evaluation: its estimators against enumeration and repetition, and what is asked of every policy alike."""
+
+from dataclasses import replace
+from itertools import combinations
+
+import numpy as np
+import pytest
+import torch
+
+from posttrain.generation.engine import Engine
+from posttrain.models.rendering import TokenizerRenderer
+from posttrain.rewards.function import reward_function
+from posttrain.tasks.dataset import DatasetTask
+from posttrain.tasks.dataset_options import DatasetOptions
+from posttrain.training.evaluation import (
+    Questions,
+    ask,
+    bootstrap_interval,
+    brief_evaluation,
+    full_evaluation,
+    pass_at_k,
+)
+from tests.tiny import some_prompts, tiny_policy, tokenizer
+
+
+@pytest.mark.parametrize("k", [1, 2, 3, 5])
+def test_pass_at_k_is_the_share_of_choices_of_k_samples_that_hold_a_right_one(k: int) -> None:
+    correct = np.array([[1.0] * right + [0.0] * (5 - right) for right in range(6)])
+    by_hand = [np.mean([any(row[list(chosen)]) for chosen in combinations(range(5), k)]) for row in correct]
+    assert pass_at_k(correct, k) == pytest.approx(np.array(by_hand), abs=1e-15)
+
+
+def test_pass_at_1_is_the_accuracy_and_pass_at_n_whether_any_is_right() -> None:
+    correct = np.array([[0.0, 0, 0, 0], [0, 1, 0, 0], [1, 1, 0, 1]])
+    assert pass_at_k(correct, 1).tolist() == [0, 1 / 4, 3 / 4]
+    assert pass_at_k(correct, 4).tolist() == [0, 1, 1]
+
+
+def test_the_interval_covers_the_truth_nineteen_times_in_twenty() -> None:
+    # 300 evaluations of 100 problems, whose rates over 4 samples scatter as those of problems of unequal difficulty do.
+    rng = np.random.default_rng(7)
+    covered = 0
+    for _ in range(300):
+        chances = rng.beta(0.6, 1.4, size=100)  # mean 0.6 / 2.0
+        low, high = bootstrap_interval(rng.binomial(4, chances) / 4)
+        covered += low <= 0.3 <= high
+    # Binomial(300, 0.95) is 285 with deviation 3.8; percentile intervals of 100 values cover about 94%.
+    assert 0.90 <= covered / 300 <= 0.98
+
+
+def test_the_interval_is_over_problems_and_has_the_width_of_the_central_limit() -> None:
+    # √(.5 · .5 / 400) = .025, and 1.96 of it on either side
+    low, high = bootstrap_interval(np.array([0.0, 1.0] * 200))
+    assert low == pytest.approx(0.5 - 0.049, abs=0.004)
+    assert high == pytest.approx(0.5 + 0.049, abs=0.004)
+    assert bootstrap_interval(np.full(9, 0.3)) == pytest.approx((0.3, 0.3))
+    assert bootstrap_interval(np.array([0.2, 0.9])) == bootstrap_interval(np.array([0.2, 0.9]))
+
+
+def even(completion_ids: list[list[int]]) -> list[float]:
+    """Right where more than half of the tokens are even."""
+    return [float(sum(token % 2 == 0 for token in ids) > len(ids) / 2) for ids in completion_ids]
+
+
+QUESTIONS = Questions(prompts=some_prompts([3, 5, 2, 4]), judge=reward_function(even), max_completion_tokens=6, seed=3)
+
+
+TASK = DatasetTask(
+    DatasetOptions(held_out_share=0.0),
+    TokenizerRenderer(tokenizer()),
+    seed=0,
+    prompts_per_step=1,
+    rows=[{"prompt": "?"}],
+)
+
+
+def tokens(answers: object) -> list[tuple[int, ...]]:
+    return [rollout.tokens for group in answers.groups for rollout in group.rollouts]
+
+
+def test_the_same_seed_asks_every_policy_with_the_same_random_numbers() -> None:
+    policy, flat, also_flat = tiny_policy(), tiny_policy(seed=1), tiny_policy("llama", seed=2)
+    for uniform in (flat, also_flat):
+        with torch.no_grad():
+            uniform.head.zero_()
+    first = tokens(ask(Engine(policy), QUESTIONS, samples=3))
+    assert tokens(ask(Engine(policy, max_rows=2), QUESTIONS, samples=3)) == first
+    assert tokens(ask(Engine(policy), replace(QUESTIONS, seed=4), samples=3)) != first
+    # Two different models that find every token equally likely say the same, for all that differs is the streams.
+    said = tokens(ask(Engine(flat), QUESTIONS, samples=3))
+    assert said == tokens(ask(Engine(also_flat), QUESTIONS, samples=3)) != first
+
+
+def test_an_evaluation_in_brief_is_the_beginning_of_the_full_one() -> None:
+    engine = Engine(tiny_policy())
+    full = ask(engine, QUESTIONS, samples=8)
+    brief = brief_evaluation(engine, QUESTIONS, problems=3)
+    assert brief["eval/accuracy_sampled"] == full.correct[:3, 0].mean()
+    assert brief["eval/mean_length"] == np.mean([len(group.rollouts[0].tokens) for group in full.groups[:3]])
+
+
+def test_the_full_evaluation_reports_the_answers_it_got() -> None:
+    engine = Engine(tiny_policy())
+    results, groups = full_evaluation(engine, TASK, QUESTIONS, samples=8)
+    right = np.array([even([rollout.tokens for rollout in group.rollouts]) for group in groups])
+    assert 0 < right.mean() < 1
+    assert results["accuracy_sampled"] == right.mean()
+    assert results["pass_at_8"] == right.any(axis=1).mean()
+    low, high = results["accuracy_sampled_interval"]
+    assert low < right.mean() < high
+    greedy = ask(engine, replace(QUESTIONS, seed=99), samples=1, greedy=True)  # no seed changes the likeliest token
+    assert results["accuracy_greedy"] == greedy.correct.mean()
+    few, _ = full_evaluation(engine, TASK, QUESTIONS, samples=2)
+    assert few["pass_at_8"] is None
+    none, nobody = full_evaluation(engine, TASK, replace(QUESTIONS, prompts=[]), samples=8)
+    assert none["num_problems"] == 0
+    assert none["accuracy_sampled"] is none["mean_length"] is None
+    assert nobody == ()
