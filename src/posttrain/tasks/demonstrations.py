@@ -10,10 +10,10 @@ equation, then an answer in tags.
     <answer>(17-5)*3</answer>
 
 The search is imperfect on purpose, as text found in the wild is.  A *random* demonstrator combines numbers and
-operators blindly; a *closing* one chooses its last step so that the result lands nearest to the target.  After each
-failed try a demonstrator gives up with its own probability and answers with what it tried last, which is wrong.  A
-policy cloned from the mixture therefore knows better behaviour than it shows on average: the room that
-reinforcement learning works in.
+operators blindly; a *closing* one chooses its last step so that the result lands nearest to the target.  Nobody makes
+the same try twice, or writes numbers too large to work out in the head.  After each failed try a demonstrator gives up
+with its own probability and answers with what it tried last, which is wrong.  A policy cloned from the mixture
+therefore knows better behaviour than it shows on average: the room that reinforcement learning works in.
 """
 
 from collections.abc import Sequence
@@ -23,21 +23,26 @@ from random import Random
 from posttrain.rewards.countdown import Countdown
 from posttrain.tasks.countdown_problems import apply
 
+IDEAS = 20
+"""Tries that come to mind, one after the other, before a demonstrator finds nothing new."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Demonstrators:
     """Who writes the demonstrations: shares and probabilities in [0, 1], drawn afresh for each demonstration."""
 
-    closing_share: float = 0.15
+    closing_share: float = 0.1
     """Share of demonstrators who choose the last step of every try to land nearest to the target."""
     patient_share: float = 0.15
     """Share of demonstrators who seldom give up; independent of skill."""
-    give_up_impatient: float = 0.65
+    give_up_impatient: float = 0.75
     """Chance that an impatient demonstrator stops after a failed try."""
     give_up_patient: float = 0.1
     """Chance that a patient one does."""
     max_tries: int = 18
     """Nobody tries more often than this."""
+    largest_result: int = 200
+    """Nobody writes a step whose result is larger."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,10 +54,20 @@ class Term:
 
 
 @dataclass(frozen=True, slots=True)
+class Step:
+    """One equation: as text, up to the order of operands, and the table after it."""
+
+    text: str
+    key: str
+    table: list[Term]
+
+
+@dataclass(frozen=True, slots=True)
 class Try:
-    """One attempt: its steps as text, and what it arrived at."""
+    """One attempt: its steps as text, what tells it from others, and what it arrived at."""
 
     steps: str
+    key: frozenset[str]
     result: Term
 
 
@@ -60,52 +75,67 @@ def demonstrate(problem: Countdown, rng: Random, who: Demonstrators) -> str:
     """One completion: tries until one hits the target or the demonstrator gives up, then the last try as the answer."""
     closing = rng.random() < who.closing_share
     give_up = who.give_up_patient if rng.random() < who.patient_share else who.give_up_impatient
-    lines: list[str] = []
+    tries: list[Try] = []
     while True:
-        attempt = one_try(problem, rng, closing)
-        lines.append(attempt.steps)
-        if attempt.result.value == problem.target or len(lines) == who.max_tries or rng.random() < give_up:
+        attempt = new_try(problem, rng, closing, who.largest_result, {tried.key for tried in tries})
+        if attempt is not None:
+            tries.append(attempt)
+        out_of_ideas = attempt is None or len(tries) == who.max_tries
+        if out_of_ideas or tries[-1].result.value == problem.target or rng.random() < give_up:
             break
-    return "<think>" + "\n".join(lines) + f"\n</think>\n<answer>{bare(attempt.result.expression)}</answer>"
+    steps, answer = "\n".join(tried.steps for tried in tries), bare(tries[-1].result.expression)
+    return f"<think>{steps}\n</think>\n<answer>{answer}</answer>"
 
 
-def one_try(problem: Countdown, rng: Random, closing: bool) -> Try:
-    """Combine all the numbers, two at a time, by steps that stay in the non-negative integers."""
+def new_try(problem: Countdown, rng: Random, closing: bool, largest: int, known: set[frozenset[str]]) -> Try | None:
+    """A try unlike those known, if one comes to mind."""
+    for _ in range(IDEAS):
+        attempt = one_try(problem, rng, closing, largest)
+        if attempt.key not in known:
+            return attempt
+    return None if known else attempt
+
+
+def one_try(problem: Countdown, rng: Random, closing: bool, largest: int) -> Try:
+    """Combine all the numbers, two at a time, by steps that stay in the non-negative integers up to `largest`."""
     while True:
         table = [Term(number, str(number)) for number in problem.numbers]
-        steps: list[str] = []
+        steps: list[Step] = []
         while len(table) > 1:
-            move = nearest_move(table, problem.target) if closing and len(table) == 2 else random_move(table, rng)
-            if move is None:
+            close = closing and len(table) == 2
+            step = nearest_step(table, problem.target, largest) if close else random_step(table, rng, largest)
+            if step is None:
                 break
-            step, table = move
             steps.append(step)
+            table = step.table
         else:
-            return Try(",".join(steps), table[0])
+            return Try(",".join(step.text for step in steps), frozenset(step.key for step in steps), table[0])
 
 
-def random_move(table: Sequence[Term], rng: Random) -> tuple[str, list[Term]] | None:
-    """Combine two random terms by a random operator; None where that leaves the non-negative integers."""
+def random_step(table: Sequence[Term], rng: Random, largest: int) -> Step | None:
+    """Combine two random terms by a random operator; None where the result is not allowed."""
     rest = list(table)
     a = rest.pop(rng.randrange(len(rest)))
     b = rest.pop(rng.randrange(len(rest)))
-    return combine(a, "+-*/"[rng.randrange(4)], b, rest)
+    return combine(a, "+-*/"[rng.randrange(4)], b, rest, largest)
 
 
-def nearest_move(table: Sequence[Term], target: int) -> tuple[str, list[Term]]:
+def nearest_step(table: Sequence[Term], target: int, largest: int) -> Step | None:
     """Combine the last two terms so that the result is as near to the target as it can be (first found on ties)."""
     one, other = table
-    moves = [combine(a, operator, b, []) for a, b in ((one, other), (other, one)) for operator in "+-*/"]
-    return min((move for move in moves if move is not None), key=lambda move: abs(move[1][0].value - target))
+    steps = [combine(a, operator, b, [], largest) for a, b in ((one, other), (other, one)) for operator in "+-*/"]
+    allowed = [step for step in steps if step is not None]
+    return min(allowed, key=lambda step: abs(step.table[0].value - target)) if allowed else None
 
 
-def combine(a: Term, operator: str, b: Term, rest: list[Term]) -> tuple[str, list[Term]] | None:
-    """The step `a operator b = c` as text, and the table with c in place of a and b."""
+def combine(a: Term, operator: str, b: Term, rest: list[Term], largest: int) -> Step | None:
+    """The step `a operator b = c`, with c on the table in place of a and b; None where c is not allowed."""
     value = apply(operator, a.value, b.value)
-    if value is None:
+    if value is None or value > largest:
         return None
     made = Term(value, f"({a.expression}{operator}{b.expression})")
-    return f"{a.value}{operator}{b.value}={value}", [*rest, made]
+    sides = sorted((a.value, b.value)) if operator in "+*" else (a.value, b.value)
+    return Step(f"{a.value}{operator}{b.value}={value}", f"{sides[0]}{operator}{sides[1]}", [*rest, made])
 
 
 def bare(expression: str) -> str:
