@@ -1,4 +1,4 @@
-"""Demonstrations are searches that keep their own rules: right arithmetic, no try twice, an answer that is the last try."""
+"""Demonstrations keep their own rules: right arithmetic, no try twice, an answer that is the last try."""
 
 from fractions import Fraction
 from random import Random
