@@ -10,7 +10,6 @@ from posttrain.algorithms import Algorithm, build_algorithm
 from posttrain.config import Config
 from posttrain.errors import UserError
 from posttrain.generation.engine import Engine, Request
-from posttrain.generation.sampling_options import Sampling
 from posttrain.generation.streams import StreamKey
 from posttrain.models.loading import Policy, as_policy, load_policy
 from posttrain.models.rendering import TokenizerRenderer
@@ -45,9 +44,7 @@ class Session:
         return Request(
             group_size=options.group_size,
             max_completion_tokens=options.max_completion_tokens,
-            sampling=Sampling(
-                temperature=options.temperature, top_k=options.top_k, top_p=options.top_p, min_p=options.min_p
-            ),
+            sampling=options.sampling,
             key=StreamKey(self.config.run.seed, purpose, step, first_draw),
             weights_version=weights_version,
         )
