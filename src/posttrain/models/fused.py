@@ -66,8 +66,7 @@ def rms_norm(x: Float[Tensor, "*rows width"], weight: Float[Tensor, "*weights wi
     `weight` is one row, or one row per head (the last two axes of x).
     """
     if not torch.is_grad_enabled():
-        whole = F.rms_norm(x, x.shape[-1:], weight if weight.ndim == 1 else None, eps)
-        return whole if weight.ndim == 1 else whole * weight
+        return (x * _inverse_rms(x, eps)).mul_(weight)
     normed: Tensor = _RmsNorm.apply(x, weight, eps)  # type: ignore[no-untyped-call]
     return normed
 
