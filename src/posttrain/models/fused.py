@@ -66,7 +66,7 @@ def rms_norm(x: Float[Tensor, "*rows width"], weight: Float[Tensor, "*weights wi
     `weight` is one row, or one row per head (the last two axes of x).
     """
     if not torch.is_grad_enabled():
-        return (x * _inverse_rms(x, eps)).mul_(weight)
+        return x * _inverse_rms(x, eps) * weight
     normed: Tensor = _RmsNorm.apply(x, weight, eps)  # type: ignore[no-untyped-call]
     return normed
 
