@@ -372,8 +372,14 @@ def test_without_a_cut_nothing_is_recorded_beside() -> None:
 def test_suppressed_tokens_never_appear() -> None:
     engine, prompts, suppressed = Engine(tiny_policy()), some_prompts([4] * 4), (0, 9, 15, *STOP_IDS)
     assert {0, 9, 15} & {t for g in tokens_of(engine.rollout(prompts, request(8))) for tokens in g for t in tokens}
-    groups = tokens_of(engine.rollout(prompts, request(8, suppressed=suppressed)))
-    assert not set(suppressed) & {token for group in groups for tokens in group for token in tokens}
+    groups = engine.rollout(prompts, request(8, suppressed=suppressed))
+    assert not set(suppressed) & {token for group in tokens_of(groups) for tokens in group for token in tokens}
+    # The recorded log-probs are those among the other tokens.
+    first = groups[0].rollouts[0]
+    rest = next_logprobs(engine.policy.model, groups[0].prompt.tokens).index_fill(
+        0, torch.tensor(suppressed), -math.inf
+    )
+    assert first.logprobs[0] == pytest.approx((rest[first.tokens[0]] - rest.logsumexp(0)).item(), abs=ROUNDING)
 
 
 def test_every_rollout_says_which_weights_sampled_it() -> None:

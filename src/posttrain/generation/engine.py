@@ -39,7 +39,7 @@ class Request:
     sampling: Sampling
     key: StreamKey
     suppressed: tuple[int, ...] = ()
-    """Tokens that are never sampled; for studies of a policy, not for training: the log-probs know nothing of it."""
+    """Tokens that are never sampled; for studies of a policy, not for training: log-probs are those among the rest."""
     weights_version: int = 0
     """Recorded with every rollout: optimiser updates behind the weights."""
 
