@@ -7,7 +7,6 @@ takes a second instead of five.  `python -m posttrain` itself is tested in test_
 import json
 import multiprocessing
 import os
-import resource
 import shutil
 import sys
 import time
@@ -21,8 +20,10 @@ import yaml
 
 from posttrain.models.tiny import new_model, new_tokenizer
 from posttrain.models.tiny_options import NewModelOptions
+from tests.end_to_end.accidents import Accident, arrange
 
 SHAPE = NewModelOptions(hidden_size=16, mlp_size=24, num_layers=1, num_heads=2, num_kv_heads=1, max_positions=96)
+NO_ACCIDENT = Accident()
 PRELOADED = ["posttrain.training.rl", "posttrain.training.sft", "posttrain.training.curves", "posttrain.commands.rl"]
 
 
@@ -91,31 +92,30 @@ class Command:
         os.kill(self.process.pid, number)
 
 
-def start(*argv: object, folder: Path, largest_file: int | None = None) -> Command:
-    """Begin `posttrain ARGV` in a folder; `largest_file` in bytes makes longer ones fail, as on a full disk."""
+def start(*argv: object, folder: Path, accident: Accident = NO_ACCIDENT) -> Command:
+    """Begin `posttrain ARGV` in a folder."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(PRELOADED)
     log = folder / f"log-{len(list(folder.glob('log-*.out')))}.out"
     arguments = [str(each) for each in argv]
-    process = context.Process(target=run_command, args=(arguments, str(folder), str(log), largest_file), daemon=True)
+    process = context.Process(target=run_command, args=(arguments, str(folder), str(log), accident), daemon=True)
     process.start()
     return Command(process, log)
 
 
-def command(*argv: object, folder: Path, largest_file: int | None = None) -> Ended:
+def command(*argv: object, folder: Path, accident: Accident = NO_ACCIDENT) -> Ended:
     """`posttrain ARGV`, run to its end."""
-    return start(*argv, folder=folder, largest_file=largest_file).ended()
+    return start(*argv, folder=folder, accident=accident).ended()
 
 
-def run_command(argv: Sequence[str], folder: str, log: str, largest_file: int | None) -> None:
+def run_command(argv: Sequence[str], folder: str, log: str, accident: Accident) -> None:
     """In the new process: what `python -m posttrain` does."""
     from posttrain.cli import main
 
     for descriptor, path in ((1, log), (2, log.removesuffix(".out") + ".err")):
         os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND), descriptor)
     os.chdir(folder)
-    if largest_file is not None:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (largest_file, largest_file))
+    arrange(accident)
     code = main(argv)
     sys.stdout.flush()
     sys.stderr.flush()

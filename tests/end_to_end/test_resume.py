@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tests.end_to_end.accidents import Accident
 from tests.end_to_end.runs import Ended, command, metrics_of, require_same, save_tiny_model, tiny_recipe
 
 KILLED = -9
@@ -43,10 +44,9 @@ def lives(place: Path, recipe: Path, moments: list[str]) -> list[Ended]:
     """Run a recipe, killed at the first moment; resume it, killed at the next ...; and once more to the end."""
     endings: list[Ended] = []
     for moment in moments:
-        (place / "die_before").write_text(moment)
-        endings.append(command("rl", *(("--resume", place / "run") if endings else (recipe,)), folder=place))
+        what = ("--resume", place / "run") if endings else (recipe,)
+        endings.append(command("rl", *what, folder=place, accident=Accident(moment=moment)))
         assert endings[-1].code == KILLED, f"{moment} never came: {endings[-1]}"
-    (place / "die_before").unlink()
     return [*endings, command("rl", "--resume", place / "run", folder=place)]
 
 

@@ -80,7 +80,7 @@ class Engine:
             self._steps = steps_for(self.policy)
         else:
             self._steps.refresh()
-        batch = _Batch(self.policy, self._steps, request)
+        batch = _Batch(self.policy, self._steps, request, prompts)
         waiting = deque(range(len(prompts)))
         pending: deque[_Pending] = deque()
         while waiting or pending or batch.num_rows:
@@ -89,7 +89,7 @@ class Engine:
                 self._admit(batch, prompts, limits, waiting, pending)
             else:
                 batch.decode()
-            yield from batch.take_finished(prompts)
+            yield from batch.take_finished()
 
     def _admit(
         self,
@@ -161,9 +161,9 @@ class _Finished:
 class _Batch:
     """The rows being decoded, as tensors with one entry a row."""
 
-    def __init__(self, policy: Policy, steps: Steps, request: Request) -> None:
+    def __init__(self, policy: Policy, steps: Steps, request: Request, prompts: Sequence[Prompt]) -> None:
         device = policy.device
-        self.policy, self.steps, self.request = policy, steps, request
+        self.policy, self.steps, self.request, self.prompts = policy, steps, request, prompts
         self.slots = steps.slots()
         self.stop_ids = torch.tensor(policy.stop_ids, device=device)
         self.names: list[tuple[int, int]] = []  # (prompt, sample) of each row
@@ -224,7 +224,9 @@ class _Batch:
     def _retire(self, rows: Int64[Tensor, " done"], stopped: Bool[Tensor, " done"]) -> None:
         """Take finished rows out; the last rows move into the gaps, so the batch stays dense."""
         # A NaN stays NaN in the sum; one look at all rows instead of one each.
-        require_finite(self.logprobs[rows].sum(dim=1), row_name=lambda i: f"prompt {self.names[int(rows[i])][0]}")
+        require_finite(
+            self.logprobs[rows].sum(dim=1), row_name=lambda i: f"prompt {self.prompts[self.names[int(rows[i])][0]].id}"
+        )
         columns = [values[rows].tolist() for values in (self.tokens, self.logprobs, self.cut_logprobs, self.count)]
         for row, stop, tokens, logprobs, cut, length in zip(rows.tolist(), stopped.tolist(), *columns, strict=True):
             index, number = self.names[row]
@@ -245,7 +247,7 @@ class _Batch:
             self.names[hole] = self.names[moved]
         del self.names[left:]
 
-    def take_finished(self, prompts: Sequence[Prompt]) -> Iterator[tuple[int, Rollout]]:
+    def take_finished(self) -> Iterator[tuple[int, Rollout]]:
         """Rollouts of the rows that finished since the last call."""
         finished, self.finished = self.finished, []
         bodies = [item.tokens[:-1] if item.stopped else item.tokens for item in finished]
