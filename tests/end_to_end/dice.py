@@ -1,4 +1,4 @@
-"""A reward function for test runs, copied beside each: scores without meaning, so that a random model gets all kinds."""
+"""A reward function for test runs, copied beside each: scores without meaning, so that any model gets all kinds."""
 
 import sys
 from zlib import crc32

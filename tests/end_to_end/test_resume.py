@@ -14,7 +14,7 @@ KILLED = -9
 
 SEVERAL_UPDATES: dict[str, Mapping[str, Any]] = {
     "algorithm": {"name": "grpo", "kl": {"coefficient": 0.05}},
-    "reference": {"refresh_every": 3},  # step 4 reads a reference that only the checkpoint of step 3 still holds
+    "reference": {"refresh_every": 2},  # step 4 reads that of step 2, which only the checkpoint of step 3 still holds
     "update": {"epochs_per_step": 2, "minibatches_per_epoch": 2, "schedule": "cosine", "warmup_steps": 3},
     "checkpoint": {"every_steps": 3},
     "run": {"num_steps": 5},

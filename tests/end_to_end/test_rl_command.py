@@ -1,0 +1,195 @@
+"""`posttrain rl` from end to end: its plan, its limits, and one clear message for whatever keeps it from going on."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from posttrain.cli import main
+from tests.end_to_end.accidents import Accident
+from tests.end_to_end.runs import Ended, command, metrics_of, save_tiny_model, start, tiny_recipe
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("rl")
+    save_tiny_model(made / "model")
+    return made
+
+
+@pytest.fixture
+def place(folder: Path, request: pytest.FixtureRequest) -> Path:
+    """A folder for this test, beside the model."""
+    made = folder / f"place-{len(list(folder.iterdir()))}"
+    made.mkdir()
+    return made
+
+
+def in_this_process(capsys: pytest.CaptureFixture[str], *argv: object) -> Ended:
+    capsys.readouterr()
+    code = main([str(each) for each in argv])
+    return Ended(code, *capsys.readouterr())
+
+
+def require_one_message(ended: Ended, code: int, *says: str) -> None:
+    assert ended.code == code, ended.err
+    assert ended.err.count("posttrain: ") == 1
+    assert ended.err.startswith("posttrain: ")
+    assert "Traceback" not in ended.err + ended.out
+    for part in says:
+        assert part in ended.err
+
+
+def rows_of(place: Path, *prompts: str) -> dict[str, Any]:
+    """The task of a file with these prompts."""
+    (place / "rows.jsonl").write_text("".join(json.dumps({"prompt": prompt}) + "\n" for prompt in prompts))
+    return {"name": "dataset", "path": str(place / "rows.jsonl"), "held_out_share": 0.0}
+
+
+# Mistakes in what was given.
+
+
+def test_a_model_without_chat_template_is_told_when_one_is_needed(place: Path, capsys) -> None:
+    recipe = tiny_recipe(place, task={"prompt_style": "r1"})
+    says = ("prompt 'train/0' is a list of messages", "has no chat template", "give prompts as plain text")
+    require_one_message(in_this_process(capsys, "rl", recipe), 2, *says)
+
+
+def test_a_prompt_that_leaves_no_room_is_named(place: Path, capsys) -> None:
+    task = rows_of(place, "short", "word " * 96)
+    recipe = tiny_recipe(place, task=task, rollout={"prompts_per_step": 2})
+    ended = in_this_process(capsys, "rl", recipe)
+    require_one_message(ended, 2, "prompt rows.jsonl:2", "leave no room in the model's context of 96")
+    # The mistake mended, the same command works: what the failed one left is no run.
+    recipe = tiny_recipe(place, task=rows_of(place, "short", "word"), rollout={"prompts_per_step": 2})
+    assert in_this_process(capsys, "rl", recipe, "--run.num-steps", "0").code == 0
+
+
+def test_a_token_budget_below_the_longest_row_is_told_with_its_numbers(place: Path, capsys) -> None:
+    recipe = tiny_recipe(place, update={"tokens_per_microbatch": 12})
+    says = ("update.tokens_per_microbatch = 12 is less than the longest row", "Use at least ")
+    require_one_message(in_this_process(capsys, "rl", recipe), 2, *says)
+
+
+def test_a_folder_that_cannot_be_made_is_told(place: Path, capsys) -> None:
+    recipe = tiny_recipe(place, run={"folder": str(place / "recipe.yaml" / "run")})
+    require_one_message(
+        in_this_process(capsys, "rl", recipe), 1, "cannot be written", "Not a directory", "--run.folder"
+    )
+
+
+def test_a_run_is_not_overwritten_unless_told_and_has_one_writer(place: Path, capsys) -> None:
+    recipe = tiny_recipe(place, run={"num_steps": 1})
+    running = start("rl", recipe, folder=place)
+    running.wait_until((place / "run" / "config.yaml").exists)
+    second = in_this_process(capsys, "rl", recipe)
+    require_one_message(second, 2, f"process {running.process.pid} is writing to this run folder", "one writer")
+    assert running.ended().code == 0
+    says = ("already holds a run", "--resume", "--run.overwrite", "--run.folder")
+    require_one_message(in_this_process(capsys, "rl", recipe), 2, *says)
+    before = (place / "run" / "summary.json").stat().st_mtime_ns
+    assert in_this_process(capsys, "rl", recipe, "--run.overwrite").code == 0
+    assert (place / "run" / "summary.json").stat().st_mtime_ns > before
+    assert "overwrite: false" in (place / "run" / "config.yaml").read_text()
+
+
+# What can go wrong on the way.
+
+FAULTS = {
+    "raises": ("raise ZeroDivisionError('no divisor')", "raised ZeroDivisionError: no divisor"),
+    "wrong length": ("return scores[1:]", "returned 15 scores for 16 completions; it must return one for each"),
+    "NaN": ("scores[5] = float('nan')\n    return scores", "prompt 'train/2097153', sample 1: returned nan."),
+    "text": ("scores[3] = 'good'\n    return scores", "prompt 'train/2097152', sample 3: returned 'good' (str)."),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_reward_function_that_fails_stops_the_run_and_names_the_completion(fault: str, place: Path, capsys) -> None:
+    body, says = FAULTS[fault]
+    recipe = tiny_recipe(place, rewards=[{"path": f"{place}/bad.py:bad"}], checkpoint={"every_steps": 1})
+    source = "calls = []\n\ndef bad(completions, **columns):\n    scores = [0.0] * len(completions)\n"
+    # The third step fails, of which the trial is one; a call of fewer completions looks for the culprit.
+    source += f"    calls.append(1)\n    if len(calls) < 3:\n        return scores\n    {body}\n"
+    (place / "bad.py").write_text(source)
+    ended = in_this_process(capsys, "rl", recipe)
+    require_one_message(ended, 1, "step 2: reward 'bad'", says, "last good checkpoint is", "step-000001")
+    assert [step["step"] for step in metrics_of(place / "run")] == [0, 1]
+
+
+def test_weights_that_are_not_numbers_are_told_before_anything_is_trained(place: Path, capsys) -> None:
+    model = save_tiny_model(place / "model")
+    tensors = load_file(model / "model.safetensors")
+    tensors["model.norm.weight"][3] = torch.nan
+    save_file(tensors, model / "model.safetensors", metadata={"format": "pt"})
+    recipe = tiny_recipe(place, model={"path": str(model)})
+    ended = in_this_process(capsys, "rl", recipe)
+    require_one_message(ended, 1, "the model gave logits that are NaN", "lower update.learning_rate")
+
+
+def test_a_run_that_diverges_names_the_step_and_the_last_good_checkpoint(place: Path, capsys) -> None:
+    recipe = tiny_recipe(place, update={"learning_rate": 1e30}, checkpoint={"every_steps": 1, "keep_last": 9})
+    ended = in_this_process(capsys, "rl", recipe)
+    finished = metrics_of(place / "run")[-1]["step"]  # norms keep such weights at bay for a step or two
+    assert finished < 4
+    last_good = f"The last good checkpoint is {place}/run/checkpoints/step-{finished:06d}."
+    require_one_message(ended, 1, f"step {finished + 1}: ", "learning_rate", last_good)
+
+
+def test_a_disk_without_room_for_a_checkpoint_ends_in_one_message(place: Path) -> None:
+    weights = (place.parent / "model" / "model.safetensors").stat().st_size
+    recipe = tiny_recipe(place)
+    ended = command("rl", recipe, folder=place, accident=Accident(largest_file=weights // 2))
+    require_one_message(ended, 1, "checkpoints/step-000000: cannot be written", "File too large")
+    assert list((place / "run" / "checkpoints").iterdir()) == []  # no piece of it stays
+    # With room for the policy and none for the optimiser's two moments, step 2's checkpoint is the one that fails.
+    room = Accident(largest_file=weights * 3 // 2)
+    ended = command("rl", recipe, "--run.overwrite", folder=place, accident=room)
+    require_one_message(ended, 1, "checkpoints/step-000002: cannot be written", "Kept: ", "step-000000", "--resume")
+    assert command("rl", "--resume", place / "run", folder=place).code == 0
+
+
+# Limits and plans.
+
+
+def test_a_dry_run_shows_the_plan_and_writes_nothing(place: Path, capsys) -> None:
+    recipe = tiny_recipe(place)
+    before = sorted(place.iterdir())
+    ended = in_this_process(capsys, "rl", recipe, "--dry-run", "--rollout.group-size", "6")
+    assert ended.code == 0
+    for line in ("one step   4 prompts × 6 completions", "steps      4, about ", "rewards    dice × 1", "4 held-out"):
+        assert line in ended.out
+    assert [path for path in sorted(place.iterdir()) if path.name != "__pycache__"] == before
+
+
+LIMITS: dict[str, tuple[Mapping[str, Any], list[int]]] = {
+    "a time limit": ({"run": {"time_limit_minutes": 1e-6, "num_steps": 50}}, [0]),
+    # A random model never solves Countdown: the first evaluation is the best, and the second and third are no better.
+    "patience": (
+        {"run": {"early_stop_evaluations": 2, "num_steps": 50}, "evaluation": {"every_steps": 1}},
+        [0, 1, 2, 3],
+    ),
+    "no steps": ({"run": {"num_steps": 0}}, [0]),
+}
+
+
+@pytest.mark.parametrize("limit", LIMITS)
+def test_a_run_that_ends_early_is_measured_and_saved_like_any_other(limit: str, place: Path, capsys) -> None:
+    sections, steps = LIMITS[limit]
+    ended = in_this_process(capsys, "rl", tiny_recipe(place, **sections))
+    assert ended.code == 0, ended.err
+    assert [step["step"] for step in metrics_of(place / "run")] == steps
+    assert json.loads((place / "run" / "summary.json").read_text())["after"]["num_problems"] == 4
+    assert f"for {steps[-1]} steps of" in (place / "run" / "model" / "README.md").read_text()
+    assert max((place / "run" / "checkpoints").iterdir()).name == f"step-{steps[-1]:06d}"
+
+
+def test_a_run_out_of_patience_takes_no_further_step_when_resumed(place: Path, capsys) -> None:
+    sections, steps = LIMITS["patience"]
+    recipe = tiny_recipe(place, **sections)
+    assert in_this_process(capsys, "rl", recipe).code == 0
+    assert in_this_process(capsys, "rl", "--resume", place / "run").code == 0
+    assert [step["step"] for step in metrics_of(place / "run")] == steps

@@ -1,0 +1,156 @@
+"""What a run leaves behind can be read without posttrain, says what happened, and is enough to do it again."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from pyarrow import parquet
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+import posttrain
+from posttrain.training.session import open_session
+from tests.closed_form.test_metrics import documented
+from tests.end_to_end.runs import command, metrics_of, require_same, save_tiny_model, tiny_recipe
+
+ROWS = [{"prompt": f"What is {i} + {i}? ", "answer": 2 * i} for i in range(30)]
+
+REWARDS = """
+from dice import dice
+
+def seldom(completions, answer, **columns):  # a second function, which has nothing to say of half the problems
+    return [None if a % 4 else float(len(text) % 3) for a, text in zip(answer, completions)]
+"""
+EVALUATED = ("accuracy_sampled", "accuracy_greedy", "pass_at_8")
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Five steps on rows of a file with two rewards, a KL term, and a checkpoint and an evaluation at each."""
+    folder = tmp_path_factory.mktemp("contents")
+    save_tiny_model(folder / "model")
+    place = folder / "run-place"
+    recipe = tiny_recipe(
+        place,
+        task={"name": "dataset", "path": str(place / "rows.jsonl"), "held_out_share": 0.3, "held_out_size": 8},
+        rewards=[{"path": f"{place}/dice.py:dice"}, {"path": f"{place}/more.py:seldom", "weight": 0.5}],
+        algorithm={"name": "grpo", "kl": {"coefficient": 0.1}},
+        evaluation={"every_steps": 1, "samples": 8, "brief_problems": 8},
+        checkpoint={"every_steps": 1, "keep_last": 1},
+        run={"num_steps": 5},
+    )
+    (place / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    (place / "more.py").write_text(REWARDS)
+    ended = command("rl", recipe, folder=place)
+    assert ended.code == 0, ended.err
+    assert ended.err == ""
+    return place / "run"
+
+
+def rollouts(run: Path, step: int) -> list[dict[str, Any]]:
+    return parquet.read_table(run / "rollouts" / f"step-{step:06d}.parquet").to_pylist()
+
+
+def test_every_file_is_there(run: Path) -> None:
+    names = {path.name for path in run.iterdir()}
+    files = {"config.yaml", "metrics.jsonl", "scores.jsonl", "summary.json", "curves.png", ".posttrain.lock"}
+    assert names == {*files, "rollouts", "checkpoints", "model"}
+    assert (run / "curves.png").read_bytes().startswith(b"\x89PNG")
+    assert len(list((run / "rollouts").iterdir())) == 5
+
+
+def test_every_metric_is_documented(run: Path) -> None:
+    steps = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert [step["step"] for step in steps] == list(range(6))
+    assert {name for step in steps for name in step if not documented(name)} == set()
+    assert all(step["num_non_finite"] == 0 for step in steps)
+    assert {"reward", "kl", "loss", "seconds/update", "eval/accuracy_sampled", "rewards/seldom/mean"} <= steps[3].keys()
+
+
+def test_the_summary_has_results_with_intervals_before_and_after(run: Path) -> None:
+    summary = json.loads((run / "summary.json").read_text())
+    assert list(summary) == ["before", "after", "seconds", "tokens", "peak_memory_bytes", "versions", "device"]
+    for when in ("before", "after"):
+        for name in EVALUATED:
+            low, high = summary[when][f"{name}_interval"]
+            assert 0 <= low <= summary[when][name] <= high <= 1
+        assert summary[when]["mean_length"] > 0
+    steps = [row for step in range(1, 6) for row in rollouts(run, step)]
+    assert summary["tokens"]["completion"] == sum(len(row["tokens"]) for row in steps)
+    assert summary["seconds"]["total"] > 0
+
+
+def test_a_model_measured_again_gives_the_numbers_of_the_summary(run: Path) -> None:
+    config = posttrain.load_recipe(run / "config.yaml")
+    summary = json.loads((run / "summary.json").read_text())
+    for when, folder in (("before", config.model.path), ("after", run / "model")):
+        measured = posttrain.evaluate(folder, config)
+        assert {name: measured[name] for name in EVALUATED} == {name: summary[when][name] for name in EVALUATED}
+        assert list(measured["pass_at_8_interval"]) == summary[when]["pass_at_8_interval"]
+
+
+def test_the_model_loads_without_posttrain_and_says_what_it_is(run: Path) -> None:
+    model = AutoModelForCausalLM.from_pretrained(run / "model")
+    tokenizer = AutoTokenizer.from_pretrained(run / "model")
+    inputs = tokenizer("What is 3 + 3? ", return_tensors="pt", return_token_type_ids=False)
+    assert model.generate(**inputs, max_new_tokens=3, do_sample=False).shape[1] > inputs["input_ids"].shape[1]
+    card = (run / "model" / "README.md").read_text()
+    assert "library_name: transformers" in card
+    assert "grpo on dataset for 5 steps of 4 × 4 rollouts" in card
+
+
+def test_rewards_and_advantages_can_be_worked_out_from_the_rollouts(run: Path) -> None:
+    metrics = {step["step"]: step for step in metrics_of(run)}
+    journal = [json.loads(line) for line in (run / "scores.jsonl").read_text().splitlines()]
+    for step in range(1, 6):
+        rows = rollouts(run, step)
+        assert [(row["draw"], row["sample"]) for row in rows] == [(d, s) for d in range(4) for s in range(4)]
+        # seldom says nothing where the answer is no multiple of 4
+        assert all((row["score/seldom"] is None) == bool(json.loads(row["columns"])["answer"] % 4) for row in rows)
+        rewards = np.array([row["score/dice"] + 0.5 * (row["score/seldom"] or 0.0) for row in rows])
+        assert [row["reward"] for row in rows] == rewards.tolist()
+        assert metrics[step]["reward"] == pytest.approx(rewards.mean(), abs=1e-15)
+        groups = rewards.reshape(4, 4)
+        deviation = groups.std(axis=1, keepdims=True)
+        expected = np.divide(
+            groups - groups.mean(axis=1, keepdims=True), deviation, where=deviation > 0, out=0 * groups
+        )
+        assert np.array([row["advantage"] for row in rows]) == pytest.approx(expected.flatten(), abs=1e-12)
+        written = [line["scores"]["dice"] for line in journal if line["step"] == step]
+        assert np.array(written).flatten().tolist() == [row["score/dice"] for row in rows]
+        assert {row["weights_version"] for row in rows} == {sum(metrics[s]["num_updates"] for s in range(1, step))}
+
+
+def test_rollouts_hold_tokens_their_log_probs_and_the_text_that_they_decode_to(run: Path) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(run / "model")
+    rows = rollouts(run, 1)
+    for row in rows:
+        body = row["tokens"][:-1] if row["finish"] == "stop" else row["tokens"]
+        assert tokenizer.decode(body) == row["completion"]
+        assert tokenizer.decode(row["prompt_tokens"]) == row["prompt"]
+        assert len(row["logprobs"]) == len(row["tokens"]) <= 6
+        assert max(row["logprobs"]) <= 0
+    # Untrained weights on 390 tokens: about ln 390 = 5.97 nats each.
+    assert np.mean([value for row in rows for value in row["logprobs"]]) == pytest.approx(-np.log(390), abs=0.3)
+
+
+def test_no_held_out_row_was_trained_on(run: Path) -> None:
+    trained = {row["prompt"] for step in range(1, 6) for row in rollouts(run, step)}
+    held_out = {prompt.text for prompt in open_session(posttrain.load_recipe(run / "config.yaml")).task.held_out()}
+    assert (len(held_out), len(trained) > 10) == (8, True)
+    assert not trained & held_out
+
+
+def test_the_newest_and_the_best_checkpoint_are_kept(run: Path) -> None:
+    accuracy = {step["step"]: step["eval/accuracy_sampled"] for step in metrics_of(run)[1:]}
+    best = max(accuracy, key=lambda step: (accuracy[step], step))
+    assert best != 5, "of no use: the last is the best"
+    assert sorted(path.name for path in (run / "checkpoints").iterdir()) == [f"step-{best:06d}", "step-000005"]
+
+
+def test_the_saved_config_gives_the_same_run_again(run: Path) -> None:
+    again = run.parent / "again"
+    ended = command("rl", run / "config.yaml", "--run.folder", again, folder=run.parent)
+    assert ended.code == 0, ended.err
+    require_same(again, run)
