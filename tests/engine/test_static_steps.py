@@ -1,5 +1,7 @@
 """Decoding in padded steps of fixed shapes is decoding; capture itself needs a GPU."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
 
@@ -56,6 +58,28 @@ def test_fixed_weights_follow_the_policy_from_rollout_to_rollout(monkeypatch):
     after = engine.rollout(prompts(), REQUEST)
     assert after == Engine(subject, max_rows=15).rollout(prompts(), REQUEST)
     assert after != before
+
+
+class WarmedUp(StaticSteps):
+    """Runs a step twice before it is first used, as a capture does."""
+
+    def __init__(self, policy: Policy) -> None:
+        super().__init__(policy)
+        self.prepare = warmed_up
+
+
+def warmed_up(compute: Callable[[], torch.Tensor]) -> Callable[[], torch.Tensor]:
+    compute()
+    compute()
+    return compute
+
+
+@pytest.mark.parametrize("max_rows", [15, 4])
+def test_the_runs_before_a_capture_leave_the_cache_as_the_step_leaves_it(max_rows, monkeypatch):
+    subject = policy()
+    expected = sampled(subject, max_rows=max_rows)
+    monkeypatch.setattr(engines, "steps_for", WarmedUp)
+    assert sampled(subject, max_rows=max_rows) == expected
 
 
 @pytest.mark.gpu

@@ -29,6 +29,7 @@ class StaticSteps(DecoderSteps):
     _owned = False  # until the weights have places of their own
 
     def __init__(self, policy: Policy) -> None:
+        self.prepare = captured if policy.device.type == "cuda" else uncaptured
         super().__init__(policy)
         self.layers, self.head = [_owned(layer) for layer in self.layers], self.head.clone()
         self._owned = True
@@ -80,16 +81,24 @@ class _StaticStep:
         self.tokens = torch.zeros(rows, dtype=torch.long, device=steps.device)
         self.lengths = torch.zeros(rows, dtype=torch.long, device=steps.device)
         attention = _StaticAttention(cached, self.lengths, width)
-        self.replay: Callable[[], Tensor] = lambda: steps.compute(self.tokens, self.lengths, attention)
-        if steps.device.type == "cuda":
-            self.replay = captured(self.replay)
+        self.compute: Callable[[], Tensor] = lambda: steps.compute(self.tokens, self.lengths, attention)
+        self.prepare = steps.prepare
+        self.replay: Callable[[], Tensor] | None = None
 
     def __call__(self, tokens: Int64[Tensor, " row"], lengths: Int64[Tensor, " row"]) -> Float[Tensor, "row vocab"]:
         count = len(tokens)
         self.tokens[:count], self.lengths[:count] = tokens, lengths
         # Padding rows write their token to position 0 of unused rows of the cache.
         self.tokens[count:], self.lengths[count:] = 0, 0
+        if self.replay is None:
+            # Only now: the runs before a capture write to the cache, and must write what this step writes.
+            self.replay = self.prepare(self.compute)
         return self.replay()[:count]
+
+
+def uncaptured(compute: Callable[[], Tensor]) -> Callable[[], Tensor]:
+    """The computation as it is, where there are no graphs."""
+    return compute
 
 
 def captured(compute: Callable[[], Tensor]) -> Callable[[], Tensor]:
