@@ -66,3 +66,17 @@ def test_room_for_rows_comes_in_powers_of_two_where_shapes_are_to_be_few() -> No
     assert slots.storage.shape[2] == 4
     slots.add(*cached([4], [5]))
     assert slots.storage.shape[2] == 8
+
+
+def test_room_that_is_to_stay_where_it_is_never_shrinks() -> None:
+    slots = KeyValueSlots(block=2, round_rows=True)
+    slots.add(*cached([1], [2], [3], [4]))
+    slots.move(torch.tensor([], dtype=torch.long), torch.tensor([], dtype=torch.long), 1)
+    for number in range(3):
+        step(slots, number)  # one row of four is left, and outgrows its two tokens
+    assert slots.storage.shape[2::2] == (4, 4)
+    place = slots.storage.data_ptr()
+    slots.clear()
+    slots.add(*cached([5], [6], [7], [8]))
+    assert step(slots, 9, 10, 11, 12) == [[5, 9], [6, 10], [7, 11], [8, 12]]
+    assert (slots.storage.shape[2::2], slots.storage.data_ptr()) == ((4, 4), place)

@@ -12,7 +12,7 @@ class KeyValueSlots:
     """Keys and values of all layers for up to `capacity` tokens a row; rows come and go, the rest stay in place."""
 
     def __init__(self, *, block: int = BLOCK, round_rows: bool = False) -> None:
-        """Room grows by `block` tokens a row; with `round_rows`, rows are allocated in powers of two."""
+        """Room grows by `block` tokens a row; with `round_rows`, rows come in powers of two and room never shrinks."""
         self._block, self._round_rows = block, round_rows
         self.lengths = torch.zeros(0, dtype=torch.long)
         """Tokens that each row holds."""
@@ -83,9 +83,11 @@ class KeyValueSlots:
         if old is not None and old.shape[2] >= self.num_rows and old.shape[4] >= time:
             return
         rows = self.num_rows if old is None else max(self.num_rows, min(old.shape[2], 2 * self.num_rows))
-        if self._round_rows:
-            rows = power_of_two(rows)
         capacity = (time + self._block - 1) // self._block * self._block
+        if self._round_rows:
+            rows = power_of_two(self.num_rows)
+            if old is not None:  # room that is never given back comes to stay at one address
+                rows, capacity = max(rows, old.shape[2]), max(capacity, old.shape[4])
         two, layers, _, kv_heads, _, width = like.shape
         # Zeros, not empty: padding is masked, but 0 · NaN is NaN.
         self._cached = like.new_zeros(two, layers, rows, kv_heads, capacity, width)
