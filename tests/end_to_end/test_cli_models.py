@@ -129,6 +129,7 @@ def test_python_evaluates_rows_by_a_function(model: str) -> None:
         ("trace bundled", "PROMPT is missing: posttrain trace MODEL PROMPT"),
         ("chat bundled more", "no use for more: posttrain chat MODEL"),
         ("eval nowhere", "model.path = nowhere: no such folder."),
+        ("eval bundled --output nowhere/results.json", "--output nowhere/results.json: is no file in a folder that"),
         ("eval nowhere --rollout.group-size 4", "--rollout.group-size: no such flag."),
         ("chat nowhere --sampling.top-p 7", "command line: sampling.top_p = 7.0: must be above 0 and at most 1."),
         ("trace . hello", "model.path = .: the folder holds no config.json"),
@@ -137,6 +138,16 @@ def test_python_evaluates_rows_by_a_function(model: str) -> None:
 def test_a_mistake_is_one_message(argv: str, expected: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(argv.split()) == 2
     assert expected in capsys.readouterr().err
+
+
+def test_a_file_that_the_results_cannot_go_to_is_told_before_they_are_measured(
+    model: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for output in ("nowhere/results.json", "."):
+        assert main(["eval", model, "--output", output]) == 2
+        printed = capsys.readouterr()
+        assert f"--output {output}: name a file in a folder that exists" in printed.err
+        assert printed.out == ""
 
 
 def test_a_sample_or_problem_that_does_not_exist_is_told(model: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,6 +9,8 @@ from typing import Any
 from posttrain.commands.arguments import configured, model_layer, recipe_layers, told_apart
 from posttrain.commands.flags import Program
 from posttrain.config import Config
+from posttrain.errors import UserError
+from posttrain.errors import UserError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,11 +46,14 @@ def main(arguments: Sequence[str]) -> int:
     layers = [*recipe_layers(given.positional), model_layer(model)]
     config, switches = configured(Config, layers, given.flags, PROGRAM)
     config.model.require_folder()
+    output = Path(switches.output)
+    if switches.output and (output.is_dir() or not output.parent.is_dir()):
+        raise UserError(f"--output {output}: name a file in a folder that exists; it is written when all is measured.")
     results = measured(config)
     for line in report(results):
         print(line)
     if switches.output:
-        Path(switches.output).write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
+        output.write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
     return 0
 
 
