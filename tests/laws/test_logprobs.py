@@ -129,3 +129,15 @@ def test_bfloat16_logits_are_normalised_in_float32() -> None:
     actual = token_logprobs(hidden, head, torch.tensor([0, 299]))
     assert actual.dtype == torch.float32
     torch.testing.assert_close(actual, torch.full((2,), -5.7037825), rtol=0, atol=1e-6)
+
+
+def test_the_bfloat16_gradient_of_the_output_matrix_does_not_stand_still_over_many_chunks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # Row after row the same: onehot - softmax = (1/2, -1/2), times h = 1, so 2,000 rows give (1000, -1000).
+    # Added up in bfloat16, halves are lost once the sum is 128, where numbers are 1 apart.
+    monkeypatch.setattr(logprobs, "CHUNK_ELEMENTS", 2)
+    hidden, head = torch.ones(2000, 1), torch.ones(2, 1, dtype=torch.bfloat16, requires_grad=True)
+    token_logprobs(hidden, head, torch.zeros(2000, dtype=torch.long)).sum().backward()
+    assert head.grad is not None
+    torch.testing.assert_close(head.grad.float(), torch.tensor([[1000.0], [-1000.0]]), rtol=2**-8, atol=0)

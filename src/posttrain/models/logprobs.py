@@ -30,7 +30,8 @@ class _TokenLogprobs(torch.autograd.Function):
     def backward(ctx: FunctionCtx, grad: Tensor) -> tuple[Tensor, Tensor, None, None]:
         hidden, head, targets, normalisers = ctx.saved_tensors  # type: ignore[attr-defined]
         temperature: float = ctx.temperature  # type: ignore[attr-defined]
-        grad_hidden, grad_head = torch.empty_like(hidden), torch.zeros_like(head)
+        # Added up over chunks in float32: in bfloat16 the sum soon stands still, its next number 2^-8 away.
+        grad_hidden, grad_head = torch.empty_like(hidden), torch.zeros_like(head, dtype=normalisers.dtype)
         for rows in _chunks(len(targets), head.shape[0]):
             # d logp / d logits = onehot - softmax, here in place on the recomputed logits.
             slope = _logits(hidden[rows], head, temperature).sub_(normalisers[rows, None]).exp_()
@@ -40,8 +41,11 @@ class _TokenLogprobs(torch.autograd.Function):
             torch.mm(slope, head, out=grad_hidden[rows]) if hidden.dtype == head.dtype else grad_hidden[rows].copy_(
                 slope @ head
             )
-            grad_head.addmm_(slope.T, hidden[rows].to(head.dtype))
-        return grad_hidden, grad_head, None, None
+            if head.dtype == grad_head.dtype:
+                grad_head.addmm_(slope.T, hidden[rows].to(head.dtype))
+            else:
+                grad_head += slope.T @ hidden[rows].to(head.dtype)
+        return grad_hidden, grad_head.to(head.dtype), None, None
 
 
 def token_logprobs(
