@@ -34,8 +34,11 @@ class Policy:
 
     @property
     def max_positions(self) -> int:
-        """Longest prompt and completion together, in tokens."""
-        return int(self.model.config.max_position_embeddings)
+        """Longest prompt and completion together, in tokens; no more than a sliding window, which our cache lacks."""
+        config = self.model.config
+        kinds, window = getattr(config, "layer_types", None), getattr(config, "sliding_window", None)
+        slides = window is not None and (kinds is None or "sliding_attention" in kinds)
+        return min(int(config.max_position_embeddings), int(window)) if slides else int(config.max_position_embeddings)
 
     @property
     def head(self) -> torch.Tensor:
