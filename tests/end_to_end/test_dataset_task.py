@@ -48,7 +48,7 @@ def written(path: Path, rows: Sequence[Mapping[str, object]]) -> str:
 @given(num_rows=st.integers(1, 12), size=st.integers(1, 9), seed=st.integers(0, 3))
 def test_every_epoch_draws_every_row_once(num_rows: int, size: int, seed: int) -> None:
     mine = task(SUMS[:num_rows], held_out_share=0.0, seed=seed, prompts_per_step=size)
-    drawn = [text for step in range(3 * num_rows) for text in texts(mine.prompts(step, range(size)))]
+    drawn = [text for step in range(1, 3 * num_rows) for text in texts(mine.prompts(step, range(size)))]
     for epoch in range(len(drawn) // num_rows):
         assert Counter(drawn[epoch * num_rows : (epoch + 1) * num_rows]) == Counter(texts_of(SUMS[:num_rows]))
 

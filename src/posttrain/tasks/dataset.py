@@ -86,11 +86,11 @@ class DatasetTask:
 
 
 def row_number(draw: int, *, seed: int, step: int, size: int, num_rows: int) -> int:
-    """Which training row a draw is, in steps of `size` prompts: a function of its arguments."""
+    """Which training row a draw is, in steps of `size` prompts, counted from 1: a function of its arguments."""
     if draw >= size:
         refills = refill_order(seed, step, size, num_rows)
         return refills[(draw - size) % len(refills)]
-    epoch, position = divmod(step * size + draw, num_rows)
+    epoch, position = divmod((step - 1) * size + draw, num_rows)
     return int(permutation(seed, "epoch", epoch, num_rows)[position])
 
 
