@@ -129,7 +129,6 @@ def test_python_evaluates_rows_by_a_function(model: str) -> None:
         ("trace bundled", "PROMPT is missing: posttrain trace MODEL PROMPT"),
         ("chat bundled more", "no use for more: posttrain chat MODEL"),
         ("eval nowhere", "model.path = nowhere: no such folder."),
-        ("eval bundled --output nowhere/results.json", "--output nowhere/results.json: is no file in a folder that"),
         ("eval nowhere --rollout.group-size 4", "--rollout.group-size: no such flag."),
         ("chat nowhere --sampling.top-p 7", "command line: sampling.top_p = 7.0: must be above 0 and at most 1."),
         ("trace . hello", "model.path = .: the folder holds no config.json"),
