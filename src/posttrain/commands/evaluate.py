@@ -10,7 +10,6 @@ from posttrain.commands.arguments import configured, model_layer, recipe_layers,
 from posttrain.commands.flags import Program
 from posttrain.config import Config
 from posttrain.errors import UserError
-from posttrain.errors import UserError
 
 
 @dataclass(frozen=True, kw_only=True)

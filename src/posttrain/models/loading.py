@@ -37,8 +37,10 @@ class Policy:
         """Longest prompt and completion together, in tokens; no more than a sliding window, which our cache lacks."""
         config = self.model.config
         kinds, window = getattr(config, "layer_types", None), getattr(config, "sliding_window", None)
-        slides = window is not None and (kinds is None or "sliding_attention" in kinds)
-        return min(int(config.max_position_embeddings), int(window)) if slides else int(config.max_position_embeddings)
+        context = int(config.max_position_embeddings)
+        if window is None or (kinds is not None and "sliding_attention" not in kinds):
+            return context
+        return min(context, int(window))
 
     @property
     def head(self) -> torch.Tensor:
