@@ -1,6 +1,7 @@
 """How completions are sampled: the `rollout` section of a recipe, and the part of it that one prompt needs."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 from posttrain.errors import require
 from posttrain.generation.sampling_options import Sampling
@@ -44,6 +45,9 @@ class RolloutOptions(SamplingOptions):
     allow_cut_sampling: bool = False
     """Train on completions sampled under a top-k, top-p or min-p cut, although the update scores them under the full
     distribution: the ratios are then those of another policy than the one that sampled."""
+    on_reward_error: Literal["stop", "none"] = "stop"
+    """What a reward function's exception, NaN or infinity does: stop the run with the row, or leave that score out and
+    count it."""
     max_rows: int = 256
     """Completions decoded side by side; bounds the memory of the key/value cache and changes no completion."""
 

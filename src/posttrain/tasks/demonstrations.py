@@ -20,9 +20,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
 
+from posttrain.errors import UserError, require
 from posttrain.rewards.countdown import Countdown
 from posttrain.tasks.countdown_problems import apply
 
+MAX_DRAWS = 10_000
+"""Random tries, most of them abandoned half-way, before a problem is found to have none that is allowed."""
 IDEAS = 20
 """Tries that come to mind, one after the other, before a demonstrator finds nothing new."""
 
@@ -43,6 +46,12 @@ class Demonstrators:
     """Nobody tries more often than this."""
     largest_result: int = 200
     """Nobody writes a step whose result is larger."""
+
+    def __post_init__(self) -> None:
+        for name in ("closing_share", "patient_share", "give_up_impatient", "give_up_patient"):
+            require(0 <= getattr(self, name) <= 1, self, name, "is no share or probability; use 0 to 1")
+        require(self.max_tries >= 1, self, "max_tries", "leaves nothing to demonstrate; use >= 1")
+        require(self.largest_result >= 1, self, "largest_result", "allows no result; use >= 1")
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +107,7 @@ def new_try(problem: Countdown, rng: Random, closing: bool, largest: int, known:
 
 def one_try(problem: Countdown, rng: Random, closing: bool, largest: int) -> Try:
     """Combine all the numbers, two at a time, by steps that stay in the non-negative integers up to `largest`."""
-    while True:
+    for _ in range(MAX_DRAWS):
         table = [Term(number, str(number)) for number in problem.numbers]
         steps: list[Step] = []
         while len(table) > 1:
@@ -110,6 +119,10 @@ def one_try(problem: Countdown, rng: Random, closing: bool, largest: int) -> Try
             table = step.table
         else:
             return Try(",".join(step.text for step in steps), frozenset(step.key for step in steps), table[0])
+    raise UserError(
+        f"demonstrations.largest_result = {largest}: {MAX_DRAWS} tries at {problem.numbers} all went beyond it."
+        "  Raise it, or demonstrate smaller numbers."
+    )
 
 
 def random_step(table: Sequence[Term], rng: Random, largest: int) -> Step | None:

@@ -80,7 +80,8 @@ def sampled(session: Session, moment: Moment, draws: range) -> tuple[list[Group]
         request = session.request(moment.step, first_draw=draws.start, weights_version=moment.weights_version)
         groups = session.engine.rollout(session.task.prompts(moment.step, draws), request)
     with moment.clock("grade"):
-        return groups, grade(groups, session.rewards, journal=moment.journal)
+        on_error = session.config.rollout.on_reward_error
+        return groups, grade(groups, session.rewards, on_error=on_error, journal=moment.journal)
 
 
 def refilled(

@@ -43,6 +43,8 @@ class UpdateOptions(OptimizerOptions):
     """Tokens, prompts included, that go through the model at once: bounds memory, never changes the gradient."""
     epochs_per_step: int = 1
     """Times that the rollouts of a step are gone through."""
+    measure_entropy: bool = False
+    """Report the policy's entropy at the sampled positions; costs another pass over the output layer."""
     minibatches_per_epoch: int = 1
     """Optimiser updates in each pass, each on whole groups; more than one makes the ratios to μ leave 1."""
 

@@ -82,6 +82,8 @@ def plan(session: Session, timing: Timing) -> list[str]:
 def held_out_metrics(results: Mapping[str, object]) -> dict[str, float]:
     """Full held-out results under the names of docs/metrics.md."""
     metrics: dict[str, float] = {}
+    if "format_rate" in results:
+        metrics["eval/format_rate"] = cast(float, results["format_rate"])
     if results["mean_length"] is not None:
         metrics["eval/mean_length"] = cast(float, results["mean_length"])
     for name in HELD_OUT:

@@ -3,15 +3,16 @@
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from random import Random
 from statistics import fmean
 
 from posttrain.batch import Batch, collate
-from posttrain.config import Config
-from posttrain.errors import RunError
+from posttrain.config import Config, as_recipe, build
+from posttrain.errors import RunError, UserError
+from posttrain.recipes import Layer, parse_yaml
 from posttrain.training import checkpoint, report
 from posttrain.training.clock import Clock
 from posttrain.training.collection import Collected, Moment, collect
@@ -19,6 +20,7 @@ from posttrain.training.evaluation import brief_evaluation, full_evaluation, nev
 from posttrain.training.interruption import interruptible
 from posttrain.training.metrics import step_metrics, step_tokens
 from posttrain.training.optimizer import learning_rate
+from posttrain.training.options import CheckpointOptions
 from posttrain.training.progress import Progress
 from posttrain.training.run_folder import RunFolder, new_folder
 from posttrain.training.session import Rewards, Rows, Session, frozen_copy, open_session
@@ -59,6 +61,7 @@ def train(
     options = config.run
     if resume:
         folder = RunFolder.resume(options.folder)
+        continue_recipe(folder, config)
     else:
         folder = new_folder(config)
     limit = None if options.time_limit_minutes is None else 60 * options.time_limit_minutes
@@ -75,6 +78,36 @@ def train(
                 progress.finish(report.interrupted(folder.path, state.step, interruption.signal))
                 return Run(folder=folder.path, summary={}, interrupted=True)
             return conclude(session, folder, state, progress)
+
+
+def continue_recipe(folder: RunFolder, config: Config) -> None:
+    """Refuse to continue a run under another recipe; what may change (how long, what is kept) is saved anew.
+
+    Saved with the run, so that the file still says what the run is.
+    """
+    sections = parse_yaml(folder.config_yaml)
+    assert isinstance(sections, dict)
+    saved = build(Config, [Layer(where=str(folder.path / "config.yaml"), sections=sections)])
+    if lasting(saved) != lasting(config):
+        different = [name for name in asdict(config) if getattr(lasting(saved), name) != getattr(lasting(config), name)]
+        raise UserError(
+            f"resume {folder.path}: the config differs from the run's own in {', '.join(different)}."
+            "  A resumed run keeps its recipe; for another one start another run."
+        )
+    folder.replace_config(as_recipe(replace(config, run=replace(config.run, overwrite=False))))
+
+
+def lasting(config: Config) -> Config:
+    """The part of a config that a resumed run may not change."""
+    run = replace(
+        config.run,
+        folder="-",
+        overwrite=False,
+        num_steps=0,
+        time_limit_minutes=None,
+        early_stop_evaluations=None,
+    )
+    return replace(config, run=run, checkpoint=CheckpointOptions())
 
 
 def steps(
@@ -119,7 +152,10 @@ def learn(session: Session, step: int, collected: Collected, state: RunState, cl
     """The second half of a step: passes over its groups, one update per mini-batch."""
     config, groups = session.config, collected.judged.groups
     objective = Objective(
-        algorithm=session.algorithm, temperature=config.rollout.temperature, reference=session.reference
+        algorithm=session.algorithm,
+        temperature=config.rollout.temperature,
+        reference=session.reference,
+        measure_entropy=config.update.measure_entropy,
     )
     taken: list[Metrics] = []
     num_updates = config.run.num_steps * session.updates_per_step

@@ -108,6 +108,12 @@ class RunFolder:
         """The configuration that the run was started with."""
         return (self.path / "config.yaml").read_text(encoding="utf-8")
 
+    def replace_config(self, config_yaml: str) -> None:
+        """Save a configuration in place of the one there, whole or not at all."""
+        path = self.path / "config.yaml"
+        with writing(path, self.path):
+            write_atomically(path, config_yaml.encode())
+
     def append_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
         """Add a step's line to metrics.jsonl.  JSON has no NaN or infinity: they are written as null and counted."""
         finite = {name: value if math.isfinite(value) else None for name, value in metrics.items()}

@@ -27,7 +27,7 @@ Rewards = Sequence[Callable[..., object] | RewardFunction]
 
 @dataclass(slots=True)
 class Session:
-    """What the stages of a step share.  `reference` alone is replaced during a run."""
+    """What the stages of a step share.  Only `reference` is replaced during a run."""
 
     config: Config
     policy: Policy
@@ -37,6 +37,8 @@ class Session:
     task: Task
     rewards: tuple[RewardFunction, ...]
     reference: Policy | None
+    held_out: Questions | None = None
+    """Made when first asked for."""
 
     def request(self, step: int, *, first_draw: int = 0, purpose: str = "rollout", weights_version: int = 0) -> Request:
         """What a training step samples."""
@@ -51,13 +53,15 @@ class Session:
 
     def questions(self) -> Questions:
         """The held-out problems, judged by the task's own measure where it has one, else by the first reward."""
-        functions = self.task.reward_functions or self.rewards
-        return Questions(
-            prompts=self.task.held_out(),
-            judge=functions[0],
-            max_completion_tokens=self.config.rollout.max_completion_tokens,
-            seed=self.config.run.seed,
-        )
+        if self.held_out is None:
+            functions = self.task.reward_functions or self.rewards
+            self.held_out = Questions(
+                prompts=self.task.held_out(),
+                judge=functions[0],
+                max_completion_tokens=self.config.rollout.max_completion_tokens,
+                seed=self.config.run.seed,
+            )
+        return self.held_out
 
     def update_index(self, step: int) -> int:
         """Number of the step's first update in the learning-rate schedule; steps count from 1."""
