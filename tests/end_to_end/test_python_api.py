@@ -144,3 +144,30 @@ def test_mistakes_are_errors_with_a_message(model: Path, tmp_path: Path) -> None
         posttrain.train(config_for(model, tmp_path / "b"), rows=ROWS, rewards=[dice, dice])
     with pytest.raises(UserError, match=r"reward 'dice': weight = inf must be a finite number"):
         posttrain.reward_function(dice, weight=float("inf"))
+
+
+def test_a_run_resumed_from_python_keeps_its_recipe_and_says_how_long_it_now_is(model, tmp_path):
+    config = config_for(model, tmp_path / "run")
+    posttrain.train(config, rows=ROWS, rewards=[patient])
+    other = config_for(model, tmp_path / "run", rollout={"temperature": 0.5})
+    with pytest.raises(UserError, match="differs from the run's own in rollout"):
+        posttrain.train(other, rows=ROWS, rewards=[patient], resume=True)
+    longer = config_for(model, tmp_path / "run", run={"num_steps": 2})
+    run = posttrain.train(longer, rows=ROWS, rewards=[patient], resume=True)
+    assert (run.folder / "rollouts" / "step-000002.parquet").is_file()
+    saved = posttrain.load_recipe(run.folder / "config.yaml")
+    assert isinstance(saved, posttrain.Config)
+    assert saved.run.num_steps == 2
+
+
+def test_an_error_of_a_reward_may_be_counted_instead_of_stopping_the_run(model, tmp_path):
+    def odd_ones_fail(answer: Sequence[int], **columns: object) -> list[float]:
+        return [float("nan") if a % 2 else 1.0 for a in answer]
+
+    with pytest.raises(UserError, match="nan"):
+        posttrain.train(config_for(model, tmp_path / "stops"), rows=ROWS, rewards=[odd_ones_fail])
+    # All rows are even ones, or more than 5 % of the scores would be missing and that stops a run as well.
+    even = [row for row in ROWS if row["answer"] % 2 == 0]
+    config = config_for(model, tmp_path / "run", rollout={"on_reward_error": "none"})
+    run = posttrain.train(config, rows=even, rewards=[odd_ones_fail])
+    assert all(row["score/odd_ones_fail"] == 1.0 for row in first_step(run))

@@ -61,12 +61,13 @@ def train(
     options = config.run
     if resume:
         folder = RunFolder.resume(options.folder)
-        continue_recipe(folder, config)
     else:
         folder = new_folder(config)
     limit = None if options.time_limit_minutes is None else 60 * options.time_limit_minutes
     deadline = None if limit is None else time.monotonic() + limit
     with folder, interruptible() as interruption:
+        if resume:
+            continue_recipe(folder, config)
         state, notes = resumed(session, folder) if resume else (RunState(), [])
         progress = Progress(options.num_steps, first_step=state.step + 1, time_limit_seconds=limit)
         with progress:
