@@ -14,6 +14,7 @@ import torch
 from _vs_trl_shapes import Network
 from tokenizers import Tokenizer, decoders, models
 from transformers import (
+    AutoModelForCausalLM,
     AutoTokenizer,
     PreTrainedTokenizerFast,
     Qwen2Config,
@@ -37,6 +38,7 @@ def main() -> None:
     folder, seed, steps, prompts = (request[key] for key in ("model", "seed", "steps", "prompts"))
     if request["network"] is None:
         rows = countdown_rows(folder, seed, steps, prompts)
+        save_endless(folder, request["endless"])
     else:
         network = Network(**request["network"])
         save_random_model(network, Path(folder), seed)
@@ -50,6 +52,17 @@ def countdown_rows(folder: str, seed: int, steps: int, prompts: int) -> list[dic
     task = CountdownTask(CountdownOptions(), TokenizerRenderer(AutoTokenizer.from_pretrained(folder)), seed=seed)
     chosen = [prompt for step in range(1, steps + 1) for prompt in task.prompts(step, range(prompts))]
     return [{"prompt": prompt.text, **prompt.columns} for prompt in chosen]
+
+
+def save_endless(folder: str, endless: str) -> None:
+    """The same weights with an end token past the last row of the output matrix, which nothing can sample."""
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+    tokenizer.add_special_tokens({"eos_token": "<|never|>"})
+    end = tokenizer.eos_token_id
+    assert end >= model.config.vocab_size, "the output matrix has rows to spare, and the new end token got one"
+    model.config.eos_token_id = model.generation_config.eos_token_id = end
+    model.save_pretrained(endless)
+    tokenizer.save_pretrained(endless)
 
 
 def random_rows(seed: int, prompts: int, length: int) -> list[dict[str, Any]]:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from statistics import fmean, median
 from typing import Any
 
-from _vs_trl_shapes import Shape
+from _vs_trl_shapes import Line, Shape
 
 LENGTH_TOLERANCE = 0.10
 """Mean completion lengths further apart than this make seconds incomparable; tokens per second still are."""
@@ -37,6 +37,7 @@ def side_summary(steps: Sequence[dict[str, Any]]) -> dict[str, Any]:
         "tokens_per_second": spread([speed(step) for step in steps]),
         "peak_mib": max(step["peak_mib"] for step in steps),
         "mean_length": fmean(step["mean_length"] for step in steps),
+        "longest": max(step["longest"] for step in steps),
         "reward": fmean(step["reward"] for step in steps),
     }
     if "peak_device_mib" in steps[0]:
@@ -55,11 +56,11 @@ def speed(step: dict[str, Any]) -> float:
     return float(step["tokens"] / step["seconds"])
 
 
-def lines(options: argparse.Namespace, shape: Shape, result: dict[str, Any]) -> list[str]:
+def lines(options: argparse.Namespace, shape: Shape, line: Line, result: dict[str, Any]) -> list[str]:
     """The result as a person reads it."""
     found = result["summary"]
-    text = ["", f"{options.shape} on {options.device}, {options.threads} threads, {result['reward']} reward:"]
-    text += [f"  {line}" for line in settings(options, shape, result)]
+    text = ["", f"{options.shape} on {options.device}, {options.threads} threads, {line}:"]
+    text += [f"  {setting}" for setting in settings(options, shape, line, result)]
     for side, label in (("trl", "TRL"), ("ours", "posttrain")):
         if side in found:
             text.append(f"  {label:9s}  {side_line(found[side], result[side])}")
@@ -79,14 +80,14 @@ def lines(options: argparse.Namespace, shape: Shape, result: dict[str, Any]) -> 
     return text
 
 
-def settings(options: argparse.Namespace, shape: Shape, result: dict[str, Any]) -> list[str]:
+def settings(options: argparse.Namespace, shape: Shape, line: Line, result: dict[str, Any]) -> list[str]:
     """What was the same, and what TRL was given."""
     arithmetic = "float32" if options.device == "cpu" else "bfloat16 autocast over float32 weights"
-    exact = "" if shape.network is None else "exactly "
+    exact = shape.network is not None or line.exact_tokens is not None
+    length = f"{'exactly' if exact else 'at most'} {line.exact_tokens or shape.completion_tokens} completion tokens"
     shared = (
-        f"{shape.prompts} prompts x {shape.group_size}, {exact}{'at most ' if not exact else ''}"
-        f"{shape.completion_tokens} completion tokens, temperature 1, one update, GRPO without KL, sample deviation,"
-        f" AdamW {shape.learning_rate:g}, {arithmetic}"
+        f"{shape.prompts} prompts x {shape.group_size}, {length}, temperature 1, one update, GRPO without KL,"
+        f" sample deviation, AdamW {shape.learning_rate:g}, {arithmetic}"
     )
     text = [shared]
     if "trl" in result:
@@ -109,7 +110,7 @@ def side_line(found: dict[str, Any], side: dict[str, Any]) -> str:
         f"{seconds['median']:.2f} s per step ({seconds['min']:.2f} to {seconds['max']:.2f}), "
         f"{found['cpu_seconds']['median']:.2f} s of processor time, "
         f"{tokens['median']:,.0f} tokens/s, peak {found['peak_mib']:,.0f} MiB{device}, "
-        f"mean length {found['mean_length']:.1f}, reward {found['reward']:.3f}; {versions}"
+        f"mean length {found['mean_length']:.1f}, longest {found['longest']}, reward {found['reward']:.3f}; {versions}"
     )
 
 

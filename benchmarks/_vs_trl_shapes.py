@@ -17,6 +17,19 @@ class Network:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Line:
+    """One comparison on a shape's model and prompts."""
+
+    reward: str = "hash"
+    """hash or countdown."""
+    exact_tokens: int | None = None
+    """Length of every completion of a trained model, whose end token is then out of its reach; None: as it likes."""
+
+    def __str__(self) -> str:
+        return f"{self.reward} reward" + (f", {self.exact_tokens} tokens each" if self.exact_tokens else "")
+
+
+@dataclass(frozen=True, kw_only=True)
 class Shape:
     """One GRPO step: the model, how many prompts, and how long everything is."""
 
@@ -29,15 +42,20 @@ class Shape:
     completion_tokens: int
     """Exact length of each completion of a random model; on Countdown the length limit."""
     learning_rate: float
-    rewards: tuple[str, ...] = ("hash",)
+    lines: tuple[Line, ...] = (Line(),)
     steps: int
     """Measured steps, unless --steps says otherwise."""
 
 
 SHAPES = {
-    # Limit and learning rate of recipes/countdown-tiny.yaml.
+    # Limit and learning rate of recipes/countdown-tiny.yaml; 68 tokens is about the mean length under that recipe.
     "bundled": Shape(
-        network=None, prompts=32, completion_tokens=400, learning_rate=1e-4, rewards=("hash", "countdown"), steps=10
+        network=None,
+        prompts=32,
+        completion_tokens=400,
+        learning_rate=1e-4,
+        lines=(Line(exact_tokens=68), Line(), Line(reward="countdown")),
+        steps=10,
     ),
     "100m": Shape(
         network=Network(family="qwen3", hidden=896, layers=12, heads=14, kv_heads=2, mlp=2432, vocab=103),

@@ -24,7 +24,7 @@ from typing import Any
 
 from _vs_trl_environment import trl_python
 from _vs_trl_report import lines, summary
-from _vs_trl_shapes import SHAPES, Shape
+from _vs_trl_shapes import SHAPES, Line, Shape
 from _vs_trl_wire import Job
 
 HERE = Path(__file__).parent
@@ -33,8 +33,10 @@ SEED = 0
 WARM_UP = 1
 """Steps of each side before measuring: the first one loads kernels and fills allocators."""
 TRIAL_STEPS = 2
-"""Steps of each of TRL's micro-batch sizes before the faster one is taken, by its last step."""
+"""Steps of each of TRL's micro-batch sizes before the fastest is taken, by its last step."""
 
+LEAST_MICRO_BATCH = 8
+"""Completions per pass below which TRL is not tried: matrix products only get slower."""
 TRIALS = ("prompts", "group_size", "prompt_tokens", "completion_tokens")
 """Hidden options that shrink a shape, for trying this script."""
 
@@ -44,7 +46,7 @@ def main() -> None:
     shape = with_overrides(SHAPES[options.shape], options)
     with tempfile.TemporaryDirectory(prefix="vs-trl-") as folder:
         comparison = Comparison(options, shape, Path(folder))
-        results = [comparison.compare(reward) for reward in shape.rewards]
+        results = [comparison.compare(line) for line in shape.lines]
     if options.only is None:
         save(options, shape, results)
 
@@ -60,7 +62,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--only", choices=("ours", "trl"), help="run one side; prints no ratios and saves nothing")
     parser.add_argument(
-        "--trl-micro-batch", type=int, help="TRL's completions per pass; default: all or a quarter, what is faster"
+        "--trl-micro-batch",
+        type=int,
+        help="TRL's completions per pass; default: all, a quarter or a sixteenth, what is fastest",
     )
     parser.add_argument("--trl-python", type=Path, help="interpreter with TRL, instead of the environment made here")
     parser.add_argument("--results", type=Path, default=HERE / "results", help="folder for the result's JSON")
@@ -81,11 +85,11 @@ class Comparison:
 
     def __init__(self, options: argparse.Namespace, shape: Shape, folder: Path) -> None:
         self.options, self.shape, self.folder = options, shape, folder
-        self.model = self.model_folder()
+        self.model, self.endless = self.model_folder(), folder / "endless"
         self.steps = WARM_UP + shape.steps
         self.rows = self.make_inputs()
         self.trl = (options.trl_python or trl_python()) if options.only != "ours" else None
-        self.micro_batch = options.trl_micro_batch
+        self.micro_batch = 0
         self.tried: dict[str, float] = {}
 
     def model_folder(self) -> Path:
@@ -102,6 +106,7 @@ class Comparison:
         network = self.shape.network
         request = {
             "model": str(self.model),
+            "endless": str(self.endless),
             "network": None if network is None else asdict(network),
             "seed": SEED,
             "steps": max(self.steps, TRIAL_STEPS),
@@ -115,14 +120,15 @@ class Comparison:
         made: list[dict[str, Any]] = json.loads(rows.read_text(encoding="utf-8"))
         return made
 
-    def compare(self, reward: str) -> dict[str, Any]:
-        """One line of the benchmark: both sides under one reward, in turns."""
+    def compare(self, line: Line) -> dict[str, Any]:
+        """One line of the benchmark: both sides, in turns."""
         options = self.options
-        if options.only != "ours" and self.micro_batch is None:
-            self.micro_batch = self.fastest_micro_batch(reward)
+        self.tried = {}
+        if options.only != "ours":
+            self.micro_batch = options.trl_micro_batch or self.fastest_micro_batch(line)
         sides = [side for side in ("trl", "ours") if options.only in (None, side)]
         measured: dict[str, list[dict[str, Any]]] = {side: [] for side in sides}
-        with self.workers(reward, sides) as workers:
+        with self.workers(line, sides) as workers:
             for step in range(self.steps):
                 for side, worker in workers.items():
                     facts = worker.step()
@@ -130,56 +136,56 @@ class Comparison:
                     if step >= WARM_UP:
                         measured[side].append(facts)
             result = {
-                "reward": reward,
+                "line": str(line),
                 "trl_micro_batch": self.micro_batch,
                 "trl_micro_batches_tried_seconds": self.tried,
                 **{side: {**worker.ready, "steps": measured[side]} for side, worker in workers.items()},
             }
         require_same_inputs([worker.ready for worker in workers.values()])
         result["summary"] = summary(measured)
-        print("\n".join(lines(options, self.shape, result)), flush=True)
+        print("\n".join(lines(options, self.shape, line, result)), flush=True)
         return result
 
-    def fastest_micro_batch(self, reward: str) -> int:
-        """All completions at once, or a quarter of them: whichever TRL is faster with."""
+    def fastest_micro_batch(self, line: Line) -> int:
+        """All completions at once, a quarter, or a sixteenth of them: whichever TRL is fastest with."""
         rows = self.shape.prompts * self.shape.group_size
-        for candidate in sorted({rows, max(1, rows // 4)}, reverse=True):
+        for candidate in [rows // parts for parts in (1, 4, 16) if rows // parts >= min(rows, LEAST_MICRO_BATCH)]:
             self.micro_batch = candidate
-            with self.workers(reward, ["trl"]) as workers:
+            with self.workers(line, ["trl"]) as workers:
                 took = [workers["trl"].step()["seconds"] for _ in range(TRIAL_STEPS)]
             self.tried[str(candidate)] = took[-1]
             print(f"  TRL with {candidate} completions per pass: {took[-1]:.2f} s", flush=True)
         return int(min(self.tried, key=lambda candidate: self.tried[candidate]))
 
     @contextmanager
-    def workers(self, reward: str, sides: Sequence[str]) -> "Iterator[dict[str, Worker]]":
+    def workers(self, line: Line, sides: Sequence[str]) -> "Iterator[dict[str, Worker]]":
         """The sides' processes, ready for their first step."""
         started: dict[str, Worker] = {}
         try:
             for side in sides:
-                started[side] = self.start(side, reward)
+                started[side] = self.start(side, line)
             yield started
         finally:
             for worker in started.values():
                 worker.close()
 
-    def start(self, side: str, reward: str) -> "Worker":
+    def start(self, side: str, line: Line) -> "Worker":
         options, shape = self.options, self.shape
         job = Job(
-            model=str(self.model),
+            model=str(self.model if line.exact_tokens is None else self.endless),
             rows=self.rows,
             countdown=shape.network is None,
-            reward=reward,
+            reward=line.reward,
             prompts_per_step=shape.prompts,
             group_size=shape.group_size,
-            max_completion_tokens=shape.completion_tokens,
+            max_completion_tokens=line.exact_tokens or shape.completion_tokens,
             learning_rate=shape.learning_rate,
             steps=len(self.rows) // shape.prompts,
             seed=SEED,
             threads=options.threads,
             device=options.device,
             dtype="float32" if options.device == "cpu" else "bfloat16",
-            micro_batch=self.micro_batch or 0,
+            micro_batch=self.micro_batch,
         )
         path = self.folder / f"{side}.json"
         path.write_text(json.dumps(asdict(job)), encoding="utf-8")

@@ -9,7 +9,9 @@ from torch.utils.checkpoint import checkpoint
 from posttrain.kl import full
 
 CHUNK_ELEMENTS = 1 << 23
-"""Logits held at a time: 32 MiB in float32."""
+"""Logits held at a time on a CPU: 32 MiB in float32."""
+CUDA_FACTOR = 16
+"""A GPU holds so many times more: every chunk reads the whole output matrix."""
 
 
 class _TokenLogprobs(torch.autograd.Function):
@@ -17,7 +19,7 @@ class _TokenLogprobs(torch.autograd.Function):
     def forward(ctx: FunctionCtx, hidden: Tensor, head: Tensor, targets: Tensor, temperature: float) -> Tensor:
         logprobs = hidden.new_empty(len(targets), dtype=torch.promote_types(hidden.dtype, torch.float32))
         normalisers = torch.empty_like(logprobs)
-        for rows in _chunks(len(targets), head.shape[0]):
+        for rows in _chunks(len(targets), head):
             logits = _logits(hidden[rows], head, temperature)
             normalisers[rows] = torch.logsumexp(logits, dim=-1)
             picked = logits.gather(1, targets[rows, None]).squeeze(1)
@@ -32,7 +34,7 @@ class _TokenLogprobs(torch.autograd.Function):
         temperature: float = ctx.temperature  # type: ignore[attr-defined]
         # Added up over chunks in float32: in bfloat16 the sum soon stands still, its next number 2^-8 away.
         grad_hidden, grad_head = torch.empty_like(hidden), torch.zeros_like(head, dtype=normalisers.dtype)
-        for rows in _chunks(len(targets), head.shape[0]):
+        for rows in _chunks(len(targets), head):
             # d logp / d logits = onehot - softmax, here in place on the recomputed logits.
             slope = _logits(hidden[rows], head, temperature).sub_(normalisers[rows, None]).exp_()
             slope.mul_(-grad[rows, None])
@@ -71,7 +73,7 @@ def token_entropies(
 ) -> Float[Tensor, " token"]:
     """Entropy -Σ_v π log π of each row's next-token distribution, in nats; a metric, without gradient."""
     entropies = hidden.new_empty(len(hidden), dtype=torch.promote_types(hidden.dtype, torch.float32))
-    for rows in _chunks(len(hidden), head.shape[0]):
+    for rows in _chunks(len(hidden), head):
         logprobs = torch.log_softmax(_logits(hidden[rows], head, temperature), dim=-1)
         entropies[rows] = -(logprobs.exp() * logprobs).sum(-1)
     return entropies
@@ -95,7 +97,7 @@ def full_kl(
 
     parts = [
         checkpoint(chunk, hidden[rows], head, reference[0][rows], use_reentrant=False)
-        for rows in _chunks(len(hidden), head.shape[0])
+        for rows in _chunks(len(hidden), head)
     ]
     return torch.cat(parts)
 
@@ -106,6 +108,7 @@ def _logits(hidden: Tensor, head: Tensor, temperature: float) -> Tensor:
     return logits if temperature == 1.0 else logits.div_(temperature)
 
 
-def _chunks(num_rows: int, vocab: int) -> list[slice]:
-    size = max(1, CHUNK_ELEMENTS // vocab)
+def _chunks(num_rows: int, head: Tensor) -> list[slice]:
+    elements = CHUNK_ELEMENTS * (CUDA_FACTOR if head.is_cuda else 1)
+    size = max(1, elements // head.shape[0])
     return [slice(start, start + size) for start in range(0, num_rows, size)]

@@ -217,6 +217,9 @@ def attend(
     mask: Bool[Tensor, "row 1 queries keys"] | None,
 ) -> Float[Tensor, "row heads queries width"]:
     """Grouped-query attention, softmax(q·kᵀ/√width)·v; without a mask it is causal."""
+    if mask is not None and query.is_cuda:
+        # CUDA's kernels for grouped heads take no mask; the one that remains would keep all scores.
+        key, value = (kv.repeat_interleave(query.shape[1] // kv.shape[1], dim=1) for kv in (key, value))
     return F.scaled_dot_product_attention(
         query, key, value, attn_mask=mask, is_causal=mask is None, enable_gqa=query.shape[1] != key.shape[1]
     )
