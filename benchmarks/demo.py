@@ -2,7 +2,7 @@
 
     .venv/bin/python benchmarks/demo.py --seeds 0 1 2
 
-Each seed is `posttrain rl countdown-tiny --run.seed SEED`, and is timed as a whole process.  The control is the same run
+Each seed is `posttrain rl countdown-tiny --run.seed SEED`, timed as a whole process.  The control is the same run
 with every step's rewards permuted across the whole step: as many rewards, none where it was earned.  Held-out
 problems are judged by the true grader in both.  Results go to benchmarks/results/demo.json.
 """
