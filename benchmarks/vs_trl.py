@@ -11,6 +11,7 @@ import argparse
 import json
 import os
 import platform
+import signal
 import subprocess
 import sys
 import tempfile
@@ -43,6 +44,7 @@ TRIALS = ("prompts", "group_size", "prompt_tokens", "completion_tokens")
 
 def main() -> None:
     options = arguments()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("Terminated; nothing is saved"))  # folders and workers go too
     shape = with_overrides(SHAPES[options.shape], options)
     with tempfile.TemporaryDirectory(prefix="vs-trl-") as folder:
         comparison = Comparison(options, shape, Path(folder))
