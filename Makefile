@@ -45,6 +45,7 @@ bench: .venv/.ok ## speed and memory beside TRL, which gets an environment of it
 
 mutants: .venv/.ok ## change one operator or number of the maths at a time: the tests must notice each
 	$(BIN)/python tests/mutants.py
+	$(BIN)/python tests/chosen_mutants.py
 
 constraints: .venv/.ok ## resolve every dependency anew into constraints.txt
 	$(PIP) install -q uv

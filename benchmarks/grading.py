@@ -18,7 +18,7 @@ from typing import Any
 from posttrain.rewards.countdown import Countdown, countdown
 from posttrain.rewards.tags import END_THINK, THINK
 from posttrain.tasks.countdown_problems import Difficulty, training_problem
-from posttrain.tasks.demonstrations import Demonstrators, demonstrate
+from posttrain.tasks.demonstrations import Demonstrator, demonstrate
 
 NUM_GENERATED = 2000
 SECONDS = 1.0
@@ -65,7 +65,7 @@ def logged(run: Path) -> list[Row]:
 
 def generated() -> list[Row]:
     """Completions as the bundled model writes them once it keeps trying."""
-    who = Demonstrators(closing_share=0.0, patient_share=1.0, give_up_patient=0.05)
+    who = Demonstrator(give_up=0.05)
     rng = Random("benchmark")
     problems = [training_problem(Difficulty(), "all", seed=0, index=index) for index in range(NUM_GENERATED)]
     return [Row(problem, demonstrate(problem, rng, who), "stop") for problem in problems]

@@ -100,8 +100,18 @@ class Algorithm:
 
     @property
     def uses_reference(self) -> bool:
-        """Whether a reference policy must be kept and its log-probs computed."""
+        """Whether a reference policy must be kept."""
         return self.kl is not None or self.ratio_to == "reference"
+
+    @property
+    def uses_reference_logprobs(self) -> bool:
+        """Whether its log-probs of the sampled tokens are needed; the full KL compares whole distributions instead."""
+        return self.ratio_to == "reference" or (self.kl is not None and self.kl.estimator != "full")
+
+    @property
+    def keeps_zero_advantages(self) -> bool:
+        """Whether a completion without advantage still has a gradient, from a KL term in the loss."""
+        return self.kl is not None and self.kl.place == "loss"
 
     def token_loss(
         self,

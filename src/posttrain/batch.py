@@ -1,7 +1,7 @@
 """From groups and advantages to the tensors of an update, token weights fixed, nothing padded."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Bool, Float, Float64, Int64
@@ -122,26 +122,38 @@ def collate(
     Weights are computed on every rollout given; then those without weight are left out, and those whose advantage
     is exactly 0 too, unless another loss term (`keep_zero_advantages`) acts on them: neither can change the gradient.
     """
-    groups, advantages = judged.groups, judged.advantages.flatten()
-    rollouts = [(group, rollout) for group in groups for rollout in group.rollouts]
-    lengths = torch.tensor([len(rollout.tokens) for _, rollout in rollouts])
+    advantages = judged.advantages.flatten()
+    batch = everything(judged.groups)
+    lengths = torch.tensor(batch.lengths)
     weights = token_weights(lengths, judged.scored.flatten(), max_completion_tokens=max_completion_tokens)
-    everything = Batch(
+    batch = replace(
+        batch,
+        advantages=advantages.repeat_interleave(lengths),
+        token_weights=weights.repeat_interleave(lengths),
+        reference_logprobs=judged.reference_logprobs,
+    )
+    matters = (weights > 0) & ((advantages != 0) | keep_zero_advantages)
+    return batch.select(matters.nonzero().flatten().tolist()) if bool(matters.any()) else _empty(batch)
+
+
+def everything(groups: Sequence[Group]) -> Batch:
+    """All completions of the groups in order, none with an advantage or a weight yet."""
+    rollouts = [(group, rollout) for group in groups for rollout in group.rollouts]
+    tokens = torch.tensor([token for _, rollout in rollouts for token in rollout.tokens])
+    return Batch(
         prompts=tuple(group.prompt.tokens for group in groups),
         completions=tuple(rollout.tokens for _, rollout in rollouts),
         prompt_of=tuple(i for i, group in enumerate(groups) for _ in group.rollouts),
         names=tuple((group.prompt.id, rollout.sample) for group, rollout in rollouts),
-        tokens=torch.tensor([token for _, rollout in rollouts for token in rollout.tokens]),
-        rollout=_owners(lengths.tolist()),
-        advantages=advantages.repeat_interleave(lengths),
-        token_weights=weights.repeat_interleave(lengths),
+        tokens=tokens,
+        rollout=_owners([len(rollout.tokens) for _, rollout in rollouts]),
+        advantages=torch.zeros(len(tokens), dtype=torch.float64),
+        token_weights=torch.zeros(len(tokens), dtype=torch.float64),
         behaviour_logprobs=torch.tensor(
             [logprob for _, rollout in rollouts for logprob in rollout.logprobs], dtype=torch.float64
         ),
-        reference_logprobs=judged.reference_logprobs,
+        reference_logprobs=None,
     )
-    matters = (weights > 0) & ((advantages != 0) | keep_zero_advantages)
-    return everything.select(matters.nonzero().flatten().tolist()) if bool(matters.any()) else _empty(everything)
 
 
 def _owners(lengths: Sequence[int]) -> Int64[Tensor, " token"]:

@@ -59,7 +59,9 @@ def test_the_loss_falls_and_the_model_loads_without_posttrain(whole: Path) -> No
     assert losses[0] == pytest.approx(5.97, abs=0.3)
     assert losses[-1] < 4.0
     summary = json.loads((whole / "summary.json").read_text())
-    assert summary["eval_loss"] == min(step["eval/loss"] for step in metrics_of(whole) if "eval/loss" in step)
+    measured = [step["eval/loss"] for step in metrics_of(whole) if "eval/loss" in step]
+    assert summary["eval_loss"] == measured[-1], "the loss of the weights that are saved"
+    assert summary["best_eval_loss"] == min(measured)
     model, tokenizer = (kind.from_pretrained(whole / "model") for kind in (AutoModelForCausalLM, AutoTokenizer))
     assert tokenizer.decode(tokenizer.encode("<think>1+2=3</think>")) == "<think>1+2=3</think>"
     assert model.config.vocab_size == len(tokenizer)

@@ -44,6 +44,9 @@ class Tokens:
     def held_out(self) -> list[Prompt]:
         return []
 
+    def longest_prompts(self) -> list[Prompt]:
+        return self.prompts(0, range(4))
+
     def statistics(self, groups: Sequence[Group]) -> dict[str, float]:
         return {}
 

@@ -3,17 +3,16 @@
 from fractions import Fraction
 from random import Random
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from posttrain.rewards.arithmetic import literals, postfix, value
 from posttrain.rewards.countdown import Countdown, Outcome, grade
 from posttrain.tasks.countdown_problems import Difficulty, training_problem
-from posttrain.tasks.demonstrations import Demonstrators, demonstrate
+from posttrain.tasks.demonstrations import Demonstrator, demonstrate
 from posttrain.tasks.search import STEP, search, solves
 
-PATIENT = Demonstrators(patient_share=1.0, give_up_patient=0.0)
+PATIENT = Demonstrator(give_up=0.0)
 
 
 def problem(index: int, num_numbers: int = 3) -> Countdown:
@@ -29,18 +28,18 @@ def parts(completion: str) -> tuple[list[str], str]:
 @given(index=st.integers(0, 10_000), num_numbers=st.integers(2, 4), seed=st.integers(0, 9))
 def test_every_step_is_right_and_uses_what_is_on_the_table(index, num_numbers, seed):
     puzzle = problem(index, num_numbers)
-    tries, _ = parts(demonstrate(puzzle, Random(seed), Demonstrators()))
+    tries, _ = parts(demonstrate(puzzle, Random(seed), Demonstrator()))
     for line in tries:
         result = int(line.rsplit("=", 1)[1])
         # A try that reaches its own result solves the puzzle whose target that is.
         assert solves(Countdown(puzzle.numbers, result), line), line
-        assert all(int(STEP.fullmatch(step)[4]) <= Demonstrators().largest_result for step in line.split(","))
+        assert all(int(STEP.fullmatch(step)[4]) <= Demonstrator().largest_result for step in line.split(","))
 
 
 @given(index=st.integers(0, 10_000), seed=st.integers(0, 9))
 def test_the_answer_is_the_last_try_and_earns_what_that_try_found(index, seed):
     puzzle = problem(index)
-    completion = demonstrate(puzzle, Random(seed), Demonstrators())
+    completion = demonstrate(puzzle, Random(seed), Demonstrator())
     tries, answer = parts(completion)
     tokens = postfix(answer)
     assert sorted(map(int, literals(tokens))) == sorted(puzzle.numbers)
@@ -73,18 +72,9 @@ def test_the_same_generator_writes_the_same_demonstration():
 def test_who_never_gives_up_finds_more_and_who_always_does_tries_once():
     problems = [problem(index) for index in range(300)]
     rng = Random(0)
-    hasty = Demonstrators(patient_share=0.0, give_up_impatient=1.0)
+    hasty = Demonstrator(give_up=1.0)
     once = [parts(demonstrate(puzzle, rng, hasty))[0] for puzzle in problems]
     assert all(len(tries) == 1 for tries in once)
     patient = [search(puzzle, demonstrate(puzzle, rng, PATIENT)).successes for puzzle in problems]
     hits = sum(solves(puzzle, tries[0]) for puzzle, tries in zip(problems, once, strict=True))
     assert sum(patient) > 3 * hits
-
-
-@pytest.mark.parametrize(("share", "most", "least"), [(0.0, 0.2, 0.05), (1.0, 0.5, 0.25)])
-def test_closing_demonstrators_hit_more_often_per_try(share, most, least):
-    # Over 600 problems a random try hits about one time in seven, one whose last step is chosen about one in three.
-    who = Demonstrators(closing_share=share, patient_share=0.0, give_up_impatient=1.0)
-    rng = Random(1)
-    hits = sum(search(problem(i), demonstrate(problem(i), rng, who)).successes for i in range(600))
-    assert least < hits / 600 < most

@@ -13,7 +13,7 @@ from posttrain.models.options import ModelOptions
 from posttrain.models.tiny_options import NewModelOptions
 from posttrain.recipes import to_yaml
 from posttrain.rewards.options import RewardOptions
-from posttrain.tasks.demonstrations import Demonstrators
+from posttrain.tasks.demonstrations import Demonstrator
 from posttrain.tasks.options import CountdownOptions, TaskOptions
 from posttrain.training.options import (
     CheckpointOptions,
@@ -87,7 +87,7 @@ class SftConfig:
     model: NewModelOptions = field(default_factory=NewModelOptions)
     task: TaskOptions = field(default_factory=CountdownOptions)
     """The problems that are demonstrated."""
-    demonstrations: Demonstrators = field(default_factory=Demonstrators)
+    demonstrator: Demonstrator = field(default_factory=Demonstrator)
     sft: SftOptions = field(default_factory=SftOptions)
     checkpoint: CheckpointOptions = field(default_factory=CheckpointOptions)
     run: RunOptions = field(default_factory=RunOptions)

@@ -75,7 +75,7 @@ class Engine:
     @torch.inference_mode()
     def completions(self, prompts: Sequence[Prompt], request: Request) -> Iterator[tuple[int, Rollout]]:
         """Finished completions as they come, each with the index of its prompt."""
-        limits = [self._limit(prompt, request) for prompt in prompts]
+        limits = [min(request.max_completion_tokens, self.require_room(prompt)) for prompt in prompts]
         if self._steps is None:
             self._steps = steps_for(self.policy)
         else:
@@ -119,7 +119,8 @@ class Engine:
                 pending.popleft()
         batch.add(rows)
 
-    def _limit(self, prompt: Prompt, request: Request) -> int:
+    def require_room(self, prompt: Prompt) -> int:
+        """Tokens that the model's context leaves for a completion of this prompt; UserError where there is none."""
         room = self.policy.max_positions - len(prompt.tokens)
         if room < 1 or not prompt.tokens:
             raise UserError(
@@ -127,7 +128,7 @@ class Engine:
                 + (f" leave no room in the model's context of {self.policy.max_positions}." if prompt.tokens else ".")
                 + "  Every prompt needs at least 1 token, and 1 less than the context.  Shorten or drop this row."
             )
-        return min(request.max_completion_tokens, room)
+        return room
 
 
 def steps_for(policy: Policy) -> Steps:

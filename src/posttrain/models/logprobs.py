@@ -90,13 +90,16 @@ def full_kl(
 
     `reference` is the reference's hidden states and output matrix.  Chunks are recomputed in the backward pass.
     """
+    dtype = head.dtype
+    # The chunks' gradients are added up in this precision: in bfloat16 the sum soon stands still.
+    wide = head.to(torch.promote_types(dtype, torch.float32))
 
     def chunk(hidden: Tensor, head: Tensor, reference_hidden: Tensor) -> Tensor:
         reference_logits = _logits(reference_hidden, reference[1], temperature)
-        return full(_logits(hidden, head, temperature), reference_logits)
+        return full(_logits(hidden, head.to(dtype), temperature), reference_logits)
 
     parts = [
-        checkpoint(chunk, hidden[rows], head, reference[0][rows], use_reentrant=False)
+        checkpoint(chunk, hidden[rows], wide, reference[0][rows], use_reentrant=False)
         for rows in _chunks(len(hidden), head)
     ]
     return torch.cat(parts)

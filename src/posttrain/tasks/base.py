@@ -40,6 +40,10 @@ class Task(Protocol):
         """The prompts that are never trained on, the same ones for every seed."""
         ...
 
+    def longest_prompts(self) -> list[Prompt]:
+        """Training prompts among which the longest is likely to be, so that a run can refuse it before it starts."""
+        ...
+
     def statistics(self, groups: Sequence[Group]) -> dict[str, float]:
         """What the task can tell of completions besides their scores."""
         ...

@@ -63,6 +63,10 @@ class CountdownTask:
         problems = held_out_problems(self.difficulty, self.options.numbers, self.options.held_out_size)
         return [self.prompt(problem, f"held-out/{index}") for index, problem in enumerate(problems)]
 
+    def longest_prompts(self) -> list[Prompt]:
+        """Some problems: their prompts differ by a few digits."""
+        return self.prompts(0, range(64))
+
     def prompt(self, problem: Countdown, id: str) -> Prompt:
         """A problem as the policy sees it, with the columns that its grader reads."""
         content = compact(problem) if self.options.prompt_style == "compact" else conversation(problem)

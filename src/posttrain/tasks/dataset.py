@@ -13,6 +13,7 @@ never are: those of `held_out_path`, or a share chosen by a hash of the prompt, 
 
 import functools
 import hashlib
+import heapq
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -27,6 +28,9 @@ from posttrain.rewards.function import RewardFunction
 from posttrain.tasks.base import Messages, PromptRenderer
 from posttrain.tasks.dataset_options import DatasetOptions
 from posttrain.tasks.rows import MEMORY, Row, read_rows, require_column, rows_of
+
+LONG_ROWS = 64
+"""Rows, of those with the most text, whose tokens are counted before a run starts."""
 
 
 class DatasetTask:
@@ -68,6 +72,12 @@ class DatasetTask:
     def held_out(self) -> list[Prompt]:
         """At most `held_out_size` rows that are never trained on, in the file's order."""
         return [self.prompt(row) for row in self.held_out_rows]
+
+    def longest_prompts(self) -> list[Prompt]:
+        """The training rows with the most text; how many tokens that makes is known once they are rendered."""
+        sizes = [len(str(row.columns[self.options.prompt_column])) for row in self.training_rows]
+        chosen = heapq.nlargest(LONG_ROWS, range(len(sizes)), key=sizes.__getitem__)
+        return [self.prompt(self.training_rows[number]) for number in chosen]
 
     def prompt(self, row: Row) -> Prompt:
         """A row as the policy sees it."""

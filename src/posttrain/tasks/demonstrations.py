@@ -1,4 +1,4 @@
-"""Written-out Countdown searches, by demonstrators of unequal skill and patience, for supervised warm-up.
+"""Written-out Countdown searches that give up too soon, for supervised warm-up.
 
 A demonstration is what a reasoning transcript looks like at its smallest: tries, one a line, each step an exact
 equation, then an answer in tags.
@@ -9,11 +9,10 @@ equation, then an answer in tags.
     </think>
     <answer>(17-5)*3</answer>
 
-The search is imperfect on purpose, as text found in the wild is.  A *random* demonstrator combines numbers and
-operators blindly; a *closing* one chooses its last step so that the result lands nearest to the target.  Nobody makes
-the same try twice, or writes numbers too large to work out in the head.  After each failed try a demonstrator gives up
-with its own probability and answers with what it tried last, which is wrong.  A policy cloned from the mixture
-therefore knows better behaviour than it shows on average: the room that reinforcement learning works in.
+The search is imperfect on purpose, as text found in the wild is.  The demonstrator combines numbers and operators
+blindly, makes no try twice, and writes no number too large to work out in the head.  After each failed try it gives up
+with a constant chance and answers with what it tried last, which is wrong.  So a policy cloned from it can be improved
+in two ways, by searching for longer and by trying better: the room that reinforcement learning works in.
 """
 
 from collections.abc import Sequence
@@ -31,25 +30,18 @@ IDEAS = 20
 
 
 @dataclass(frozen=True, kw_only=True)
-class Demonstrators:
-    """Who writes the demonstrations: shares and probabilities in [0, 1], drawn afresh for each demonstration."""
+class Demonstrator:
+    """Who writes the demonstrations."""
 
-    closing_share: float = 0.1
-    """Share of demonstrators who choose the last step of every try to land nearest to the target."""
-    patient_share: float = 0.15
-    """Share of demonstrators who seldom give up; independent of skill."""
-    give_up_impatient: float = 0.75
-    """Chance that an impatient demonstrator stops after a failed try."""
-    give_up_patient: float = 0.1
-    """Chance that a patient one does."""
+    give_up: float = 0.6
+    """Chance in [0, 1] of stopping after a failed try."""
     max_tries: int = 18
-    """Nobody tries more often than this."""
+    """The most tries in one demonstration."""
     largest_result: int = 200
-    """Nobody writes a step whose result is larger."""
+    """No step is written whose result is larger."""
 
     def __post_init__(self) -> None:
-        for name in ("closing_share", "patient_share", "give_up_impatient", "give_up_patient"):
-            require(0 <= getattr(self, name) <= 1, self, name, "is no share or probability; use 0 to 1")
+        require(0 <= self.give_up <= 1, self, "give_up", "is no probability; use 0 to 1")
         require(self.max_tries >= 1, self, "max_tries", "leaves nothing to demonstrate; use >= 1")
         require(self.largest_result >= 1, self, "largest_result", "allows no result; use >= 1")
 
@@ -80,39 +72,36 @@ class Try:
     result: Term
 
 
-def demonstrate(problem: Countdown, rng: Random, who: Demonstrators) -> str:
+def demonstrate(problem: Countdown, rng: Random, who: Demonstrator) -> str:
     """One completion: tries until one hits the target or the demonstrator gives up, then the last try as the answer."""
-    closing = rng.random() < who.closing_share
-    give_up = who.give_up_patient if rng.random() < who.patient_share else who.give_up_impatient
     tries: list[Try] = []
     while True:
-        attempt = new_try(problem, rng, closing, who.largest_result, {tried.key for tried in tries})
+        attempt = new_try(problem, rng, who.largest_result, {tried.key for tried in tries})
         if attempt is not None:
             tries.append(attempt)
         out_of_ideas = attempt is None or len(tries) == who.max_tries
-        if out_of_ideas or tries[-1].result.value == problem.target or rng.random() < give_up:
+        if out_of_ideas or tries[-1].result.value == problem.target or rng.random() < who.give_up:
             break
     steps, answer = "\n".join(tried.steps for tried in tries), bare(tries[-1].result.expression)
     return f"<think>{steps}\n</think>\n<answer>{answer}</answer>"
 
 
-def new_try(problem: Countdown, rng: Random, closing: bool, largest: int, known: set[frozenset[str]]) -> Try | None:
+def new_try(problem: Countdown, rng: Random, largest: int, known: set[frozenset[str]]) -> Try | None:
     """A try unlike those known, if one comes to mind."""
     for _ in range(IDEAS):
-        attempt = one_try(problem, rng, closing, largest)
+        attempt = one_try(problem, rng, largest)
         if attempt.key not in known:
             return attempt
     return None if known else attempt
 
 
-def one_try(problem: Countdown, rng: Random, closing: bool, largest: int) -> Try:
+def one_try(problem: Countdown, rng: Random, largest: int) -> Try:
     """Combine all the numbers, two at a time, by steps that stay in the non-negative integers up to `largest`."""
     for _ in range(MAX_DRAWS):
         table = [Term(number, str(number)) for number in problem.numbers]
         steps: list[Step] = []
         while len(table) > 1:
-            close = closing and len(table) == 2
-            step = nearest_step(table, problem.target, largest) if close else random_step(table, rng, largest)
+            step = random_step(table, rng, largest)
             if step is None:
                 break
             steps.append(step)
@@ -120,7 +109,7 @@ def one_try(problem: Countdown, rng: Random, closing: bool, largest: int) -> Try
         else:
             return Try(",".join(step.text for step in steps), frozenset(step.key for step in steps), table[0])
     raise UserError(
-        f"demonstrations.largest_result = {largest}: {MAX_DRAWS} tries at {problem.numbers} all went beyond it."
+        f"demonstrator.largest_result = {largest}: {MAX_DRAWS} tries at {problem.numbers} all went beyond it."
         "  Raise it, or demonstrate smaller numbers."
     )
 
@@ -131,14 +120,6 @@ def random_step(table: Sequence[Term], rng: Random, largest: int) -> Step | None
     a = rest.pop(rng.randrange(len(rest)))
     b = rest.pop(rng.randrange(len(rest)))
     return combine(a, "+-*/"[rng.randrange(4)], b, rest, largest)
-
-
-def nearest_step(table: Sequence[Term], target: int, largest: int) -> Step | None:
-    """Combine the last two terms so that the result is as near to the target as it can be (first found on ties)."""
-    one, other = table
-    steps = [combine(a, operator, b, [], largest) for a, b in ((one, other), (other, one)) for operator in "+-*/"]
-    allowed = [step for step in steps if step is not None]
-    return min(allowed, key=lambda step: abs(step.table[0].value - target)) if allowed else None
 
 
 def combine(a: Term, operator: str, b: Term, rest: list[Term], largest: int) -> Step | None:

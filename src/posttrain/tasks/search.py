@@ -1,7 +1,7 @@
 """Reading a Countdown transcript as a search: its tries, and which of them reach the target.
 
-A try is a line of steps `a+b=c,c*d=e` between the think tags.  It succeeds when every step is right, uses numbers
-that are on the table at that point, and the last one leaves the target alone on it.
+A try is a line of steps `a+b=c,c*d=e` between the think tags; a line that begins otherwise is none.  It succeeds when
+every step is right, uses numbers that are on the table at that point, and the last one leaves the target alone on it.
 """
 
 import re
@@ -25,7 +25,7 @@ class Search:
 def search(puzzle: Countdown, text: str) -> Search:
     """Count the tries of a completion and those that solve the puzzle; text after `</think>` is not part of it."""
     lines = text.split("</think>")[0].replace("<think>", "").split("\n")
-    tries = [line for line in lines if line.strip()]
+    tries = [line for line in lines if STEP.match(line.strip())]
     return Search(tries=len(tries), successes=sum(solves(puzzle, line) for line in tries))
 
 
@@ -52,9 +52,9 @@ def taken(table: list[int], number: int) -> bool:
 
 
 def search_statistics(searches: Sequence[Search]) -> dict[str, float]:
-    """Mean tries per completion, and successes per try over all tries."""
+    """Mean tries per completion and successes per try over all tries; nothing where no completion tries that way."""
     tries = sum(search.tries for search in searches)
-    statistics = {"tries_per_completion": tries / len(searches)}
-    if tries:
-        statistics["success_per_try"] = sum(search.successes for search in searches) / tries
-    return statistics
+    if not tries:
+        return {}
+    successes = sum(search.successes for search in searches)
+    return {"tries_per_completion": tries / len(searches), "success_per_try": successes / tries}

@@ -2,7 +2,7 @@
 
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 
@@ -20,11 +20,6 @@ class Clock:
             yield
         finally:
             self.seconds[stage] += time.perf_counter() - began
-
-    def add(self, seconds: Mapping[str, float]) -> None:
-        """Add another clock's stages."""
-        for stage, value in seconds.items():
-            self.seconds[stage] += value
 
     @property
     def total(self) -> float:

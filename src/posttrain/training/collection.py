@@ -57,7 +57,7 @@ def collect(session: Session, moment: Moment) -> Collected:
     if algorithm.resample is not None:
         groups, grades, replaced = refilled(session, moment, groups, grades)
     reference = None
-    if session.reference is not None:
+    if session.reference is not None and algorithm.uses_reference_logprobs:
         with moment.clock("reference"):
             reference = group_logprobs(
                 session.reference,

@@ -104,10 +104,18 @@ def full_evaluation(
         "outcomes": dict(sampled.outcomes),
         **task.statistics(sampled.groups),
     }
+    forced = never_giving_up(engine, task, questions, advance=advance)
+    if forced is not None:
+        results["accuracy_never_giving_up"] = forced
     if samples >= 8:
         solved = pass_at_k(sampled.correct, 8)
         results |= {"pass_at_8": float(solved.mean()), "pass_at_8_interval": bootstrap_interval(solved)}
     return results, sampled.groups
+
+
+def num_completions(task: Task, questions: Questions, *, samples: int) -> int:
+    """Completions that a full evaluation samples."""
+    return len(questions.prompts) * (samples + 1 + bool(task.closing_tags))
 
 
 def brief_evaluation(engine: Engine, questions: Questions, *, problems: int) -> dict[str, float]:

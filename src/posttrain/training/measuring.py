@@ -4,7 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from posttrain.config import Config
-from posttrain.training.evaluation import full_evaluation
+from posttrain.training.evaluation import full_evaluation, num_completions
 from posttrain.training.progress import Progress
 from posttrain.training.session import Rewards, Rows, open_session
 
@@ -28,5 +28,6 @@ def evaluate(
     questions, samples = session.questions(), config.evaluation.samples
     if progress is None:
         return full_evaluation(session.engine, session.task, questions, samples=samples)[0]
-    with progress.stage("completions of held-out problems", len(questions.prompts) * (samples + 1)) as advance:
+    total = num_completions(session.task, questions, samples=samples)
+    with progress.stage("completions of held-out problems", total) as advance:
         return full_evaluation(session.engine, session.task, questions, samples=samples, advance=advance)[0]

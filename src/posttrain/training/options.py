@@ -92,7 +92,7 @@ class CheckpointOptions:
     keep_last: int = 2
     """Newest checkpoints kept; older ones are deleted."""
     keep_best: bool = True
-    """Keep the checkpoint with the best held-out accuracy as well."""
+    """Keep the checkpoint with the best held-out accuracy (of a supervised run: the lowest loss) as well."""
 
     def __post_init__(self) -> None:
         require(self.every_steps >= 0, self, "every_steps", "is negative; use >= 1, or 0 for the end only")

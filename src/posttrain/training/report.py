@@ -8,6 +8,8 @@ from pathlib import Path
 from textwrap import wrap
 from typing import cast
 
+import torch
+
 from posttrain.batch import collate
 from posttrain.training.clock import Clock
 from posttrain.training.collection import Moment, collect
@@ -36,7 +38,10 @@ class Timing:
 
 
 def timed_step(session: Session) -> Timing:
-    """Sample, grade and differentiate one step's batch, and throw the gradient away."""
+    """Sample, grade and differentiate one step's batch, and throw the gradient away.
+
+    Rewards are called as in a step, so that a mistake in one of them shows before anything is trained.
+    """
     clock, options = Clock(), session.config
     moment = Moment(step=TIMED_STEP, weights_version=0, clock=clock, journal=lambda groups, grades: None)
     judged = collect(session, moment).judged
@@ -45,7 +50,7 @@ def timed_step(session: Session) -> Timing:
             judged,
             session.algorithm.token_weights,
             max_completion_tokens=options.rollout.max_completion_tokens,
-            keep_zero_advantages=False,
+            keep_zero_advantages=session.algorithm.keeps_zero_advantages,
         )
         objective = Objective(
             algorithm=session.algorithm, temperature=options.rollout.temperature, reference=session.reference
@@ -53,28 +58,31 @@ def timed_step(session: Session) -> Timing:
         for micro in batch.split(options.update.tokens_per_microbatch):
             micro_loss(session.policy, micro, objective, Observed()).backward()
         session.policy.model.zero_grad(set_to_none=True)
+        if session.policy.device.type == "cuda":
+            torch.cuda.synchronize(session.policy.device)
     tokens = sum(len(rollout.tokens) for group in judged.groups for rollout in group.rollouts)
     return Timing(seconds=clock.total, tokens=tokens)
 
 
-def plan(session: Session, timing: Timing) -> list[str]:
-    """What the run is about to do."""
+def plan(session: Session, timing: Timing | None = None) -> list[str]:
+    """What the run is about to do, and how long it takes where a step was timed."""
     config, model = session.config, session.policy.model
     rollout, millions = config.rollout, sum(parameter.numel() for parameter in model.parameters()) / 1e6
-    some = [*session.task.held_out(), *session.task.prompts(TIMED_STEP, range(rollout.prompts_per_step))]
-    config.require_room(max(len(prompt.tokens) for prompt in some))
-    share = f"{timing.tokens / rollout.rollouts_per_step:.0f} tokens each" if timing.tokens else "no tokens"
-    total = timing.seconds * config.run.num_steps / 60
+    share, pace = "", ""
+    if timing is not None:
+        share = f", at first {timing.tokens / rollout.rollouts_per_step:.0f} tokens each"
+        total = timing.seconds * config.run.num_steps / 60
+        pace = f", about {timing.seconds:.1f} s each as completions are now: {total:.1f} min"
     return [
         f"model      {config.model.path}, {millions:.2f} M parameters, {config.model.dtype} on {session.policy.device}",
         f"task       {session.task.name}, {len(session.task.held_out())} held-out problems",
         f"algorithm  {session.algorithm.name}, learning rate {config.update.learning_rate:g}",
         f"rewards    {', '.join(f'{item.name} × {item.weight:g}' for item in session.rewards)}",
         (
-            f"one step   {rollout.prompts_per_step} prompts × {rollout.group_size} completions, at first {share}"
+            f"one step   {rollout.prompts_per_step} prompts × {rollout.group_size} completions{share}"
             f" (limit {rollout.max_completion_tokens})"
         ),
-        f"steps      {config.run.num_steps}, about {timing.seconds:.1f} s each as completions are now: {total:.1f} min",
+        f"steps      {config.run.num_steps}{pace}",
         f"folder     {config.run.folder}",
     ]
 

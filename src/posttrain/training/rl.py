@@ -16,14 +16,14 @@ from posttrain.recipes import Layer, parse_yaml
 from posttrain.training import checkpoint, report
 from posttrain.training.clock import Clock
 from posttrain.training.collection import Collected, Moment, collect
-from posttrain.training.evaluation import brief_evaluation, full_evaluation, never_giving_up
+from posttrain.training.evaluation import brief_evaluation, full_evaluation, num_completions
 from posttrain.training.interruption import interruptible
 from posttrain.training.metrics import step_metrics, step_tokens
 from posttrain.training.optimizer import learning_rate
 from posttrain.training.options import CheckpointOptions
 from posttrain.training.progress import Progress
 from posttrain.training.run_folder import RunFolder, new_folder
-from posttrain.training.session import Rewards, Rows, Session, frozen_copy, open_session
+from posttrain.training.session import Rewards, Rows, Session, frozen_copy, open_session, require_room
 from posttrain.training.state import RunState, restore, save_checkpoint
 from posttrain.training.update import Objective, update
 
@@ -58,6 +58,7 @@ def train(
     in `config.run.folder` goes on from its last checkpoint, to the same bits as if it had never stopped.
     """
     session = open_session(config, rewards=rewards, rows=rows)
+    require_room(session)
     options = config.run
     if resume:
         folder = RunFolder.resume(options.folder)
@@ -71,7 +72,8 @@ def train(
         state, notes = resumed(session, folder) if resume else (RunState(), [])
         progress = Progress(options.num_steps, first_step=state.step + 1, time_limit_seconds=limit)
         with progress:
-            progress.start([*report.plan(session, report.timed_step(session)), *notes])
+            timing = None if resume else report.timed_step(session)
+            progress.start([*report.plan(session, timing), *notes])
             if not state.before:
                 evaluate_before(session, folder, state, progress)
             steps(session, folder, state, progress, lambda: bool(interruption) or passed(deadline))
@@ -194,7 +196,7 @@ def batches(session: Session, step: int, collected: Collected, clock: Clock) -> 
                     collected.judged.select(rows),
                     algorithm.token_weights,
                     max_completion_tokens=config.rollout.max_completion_tokens,
-                    keep_zero_advantages=algorithm.kl is not None and algorithm.kl.place == "loss",
+                    keep_zero_advantages=algorithm.keeps_zero_advantages,
                 )
             yield batch
 
@@ -277,14 +279,11 @@ def evaluate_before(session: Session, folder: RunFolder, state: RunState, progre
 def evaluated(session: Session, progress: Progress, when: str) -> tuple[dict[str, object], list[list[str]]]:
     """The full evaluation, and the first sampled completions of the problems that the end shows."""
     options, questions = session.config.evaluation, session.questions()
-    total = len(questions.prompts) * (options.samples + 1 + bool(session.task.closing_tags))
+    total = num_completions(session.task, questions, samples=options.samples)
     with progress.stage(f"held-out problems {when}", total) as advance:
         results, groups = full_evaluation(
             session.engine, session.task, questions, samples=options.samples, advance=advance
         )
-        forced = never_giving_up(session.engine, session.task, questions, advance=advance)
-    if forced is not None:
-        results["accuracy_never_giving_up"] = forced
     shown = [[group.prompt.text, group.graded_text(group.rollouts[0])] for group in groups[: report.SHOWN]]
     return results, shown
 
@@ -318,5 +317,6 @@ def resumed(session: Session, folder: RunFolder) -> tuple[RunState, list[str]]:
 def show_plan(config: Config, *, rows: Rows | None = None) -> None:
     """Print what a run would be, with the seconds of one timed step, and train nothing."""
     session = open_session(config, rows=rows)
+    require_room(session)
     for line in report.plan(session, report.timed_step(session)):
         print(line)

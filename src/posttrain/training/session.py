@@ -105,6 +105,14 @@ def open_session(config: Config, *, rewards: Rewards = (), rows: Rows | None = N
     )
 
 
+def require_room(session: Session) -> None:
+    """Refuse a prompt that leaves no room for a completion, in the model's context or in a micro-batch."""
+    prompts = [*session.task.held_out(), *session.task.longest_prompts()]
+    for prompt in prompts:
+        session.engine.require_room(prompt)
+    session.config.require_room(max(len(prompt.tokens) for prompt in prompts))
+
+
 def frozen_copy(policy: Policy) -> Policy:
     """The policy as it is now, for a KL term to compare with; its weights take no gradient."""
     model = copy.deepcopy(policy.model).requires_grad_(False)

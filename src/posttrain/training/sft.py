@@ -15,7 +15,7 @@ from posttrain.models.tiny import new_model, new_tokenizer
 from posttrain.records import Prompt
 from posttrain.tasks.countdown import CountdownTask
 from posttrain.tasks.countdown_problems import held_out_problems
-from posttrain.tasks.demonstrations import Demonstrators, demonstrate
+from posttrain.tasks.demonstrations import Demonstrator, demonstrate
 from posttrain.tasks.options import CountdownOptions
 from posttrain.training import checkpoint
 from posttrain.training.curves import draw_curves
@@ -35,7 +35,7 @@ class Lessons:
 
     policy: Policy
     task: CountdownTask
-    demonstrators: Demonstrators
+    demonstrator: Demonstrator
     seed: int
     num_different: int
     """Training demonstrations before they repeat; 0 never repeats."""
@@ -45,7 +45,7 @@ class Lessons:
         index = index % self.num_different if self.num_different else index
         problem = self.task.training_problem(index)
         rng = Random(f"demonstration {self.seed} {index}")
-        return self._example(self.task.prompt(problem, f"train/{index}"), demonstrate(problem, rng, self.demonstrators))
+        return self._example(self.task.prompt(problem, f"train/{index}"), demonstrate(problem, rng, self.demonstrator))
 
     def batch(self, first: int, tokens: int) -> list[Example]:
         """Demonstrations from a number on, until together they have so many tokens."""
@@ -60,7 +60,7 @@ class Lessons:
         chosen: list[Example] = []
         for problem in held_out_problems(self.task.difficulty, self.task.options.numbers, count):
             prompt = self.task.prompt(problem, f"held-out/{len(chosen)}")
-            chosen.append(self._example(prompt, demonstrate(problem, rng, self.demonstrators)))
+            chosen.append(self._example(prompt, demonstrate(problem, rng, self.demonstrator)))
         return chosen
 
     def _example(self, prompt: Prompt, completion: str) -> Example:
@@ -76,7 +76,14 @@ class SftState:
     next_example: int = 0
     num_tokens: int = 0
     seconds: float = 0.0
+    eval_loss: float | None = None
+    """Held-out loss when last measured; a finished run measures it on its final weights."""
     best_eval_loss: float | None = None
+
+    def saw_evaluation(self, loss: float) -> None:
+        """Keep a held-out loss in mind."""
+        self.eval_loss = loss
+        self.best_eval_loss = loss if self.best_eval_loss is None else min(loss, self.best_eval_loss)
 
 
 def train(config: SftConfig, *, resume: bool = False) -> Path | None:
@@ -93,7 +100,7 @@ def train(config: SftConfig, *, resume: bool = False) -> Path | None:
     lessons = Lessons(
         policy=policy,
         task=CountdownTask(config.task, TokenizerRenderer(tokenizer), seed=config.run.seed),
-        demonstrators=config.demonstrations,
+        demonstrator=config.demonstrator,
         seed=config.run.seed,
         num_different=config.sft.num_demonstrations,
     )
@@ -109,11 +116,11 @@ def fit(config: SftConfig, lessons: Lessons, folder: RunFolder, *, resume: bool)
     """The loop: a batch of demonstrations, its gradient, a step; measured and saved every so often."""
     policy, options, num_steps = lessons.policy, config.sft, config.run.num_steps
     optimizer = new_optimizer(policy.model.parameters(), options)
-    state = restored(policy, optimizer, folder) if resume else SftState()
+    state, notes = restored(config, policy, optimizer, folder) if resume else (SftState(), [])
     held_out = lessons.held_out(options.eval_size)
     progress = Progress(num_steps, first_step=state.step + 1)
     with progress, interruptible() as interruption:
-        progress.start(plan(config, policy, len(held_out)))
+        progress.start([*plan(config, policy, len(held_out)), *notes])
         while state.step < num_steps and not interruption:
             began = time.monotonic()
             batch = lessons.batch(state.next_example, options.tokens_per_batch)
@@ -132,7 +139,7 @@ def fit(config: SftConfig, lessons: Lessons, folder: RunFolder, *, resume: bool)
             metrics["num_tokens"] = float(state.num_tokens)
             if state.step % options.eval_every == 0 or state.step == num_steps:
                 metrics["eval/loss"] = mean_loss(policy, held_out, options.tokens_per_microbatch)
-                state.best_eval_loss = min(metrics["eval/loss"], state.best_eval_loss or float("inf"))
+                state.saw_evaluation(metrics["eval/loss"])
             seconds = time.monotonic() - began
             state.seconds += seconds
             metrics |= {"step_time": seconds, "tokens_per_second": tokens / seconds}
@@ -140,7 +147,7 @@ def fit(config: SftConfig, lessons: Lessons, folder: RunFolder, *, resume: bool)
             progress.step(state.step, metrics)
             every = config.checkpoint.every_steps
             if interruption or state.step == num_steps or (every and state.step % every == 0):
-                save(config, policy, optimizer, folder, state)
+                save(config, policy, optimizer, folder, state, eval_loss=metrics.get("eval/loss"))
         progress.finish(closing(config, policy, folder, state))
     return folder.path / "model" if state.step >= num_steps else None
 
@@ -159,30 +166,40 @@ def plan(config: SftConfig, policy: Policy, num_held_out: int) -> list[str]:
 
 
 def save(
-    config: SftConfig, policy: Policy, optimizer: torch.optim.Optimizer, folder: RunFolder, state: SftState
+    config: SftConfig,
+    policy: Policy,
+    optimizer: torch.optim.Optimizer,
+    folder: RunFolder,
+    state: SftState,
+    *,
+    eval_loss: float | None,
 ) -> None:
-    """Save all that the next step reads."""
+    """Save all that the next step reads; the best checkpoint is the one whose held-out loss is lowest."""
     tensors, options = optimizer_tensors(optimizer)
     checkpoint.save(
         folder.checkpoints,
         state.step,
         {"policy": module_tensors(policy.model), "optimizer": tensors},
         {"run": asdict(state), "optimizer": options},
+        score=None if eval_loss is None else -eval_loss,
     )
-    checkpoint.prune(folder.checkpoints, keep_last=config.checkpoint.keep_last)
+    keep = config.checkpoint
+    checkpoint.prune(folder.checkpoints, keep_last=keep.keep_last, keep_best=int(keep.keep_best))
 
 
-def restored(policy: Policy, optimizer: torch.optim.Optimizer, folder: RunFolder) -> SftState:
-    """The state of the last checkpoint, with what was logged after it cut away."""
+def restored(
+    config: SftConfig, policy: Policy, optimizer: torch.optim.Optimizer, folder: RunFolder
+) -> tuple[SftState, list[str]]:
+    """The state of the last checkpoint, with what was logged after it cut away, and what to tell of it."""
     saved = checkpoint.load_latest(folder.checkpoints)
     if saved is None:
         folder.cut_after(-1)
-        return SftState()
-    checkpoint.restore_threads(saved)
+        return SftState(), ["No checkpoint yet: the run starts again."]
+    notes = checkpoint.restore_threads(saved, config.run.threads)
     restore_module(policy.model, saved.tensors["policy"])
     restore_optimizer(optimizer, saved.tensors["optimizer"], saved.state["optimizer"])  # type: ignore[arg-type]
     folder.cut_after(saved.step)
-    return SftState(**saved.state["run"])  # type: ignore[arg-type]
+    return SftState(**saved.state["run"]), [f"Resumed after step {saved.step}.", *notes]  # type: ignore[arg-type]
 
 
 def closing(config: SftConfig, policy: Policy, folder: RunFolder, state: SftState) -> list[str]:
@@ -196,7 +213,8 @@ def closing(config: SftConfig, policy: Policy, folder: RunFolder, state: SftStat
         draw_curves(folder.path / "metrics.jsonl", folder.path / "curves.png", title=folder.path.name)
     folder.write_summary(
         {
-            "eval_loss": state.best_eval_loss,
+            "eval_loss": state.eval_loss,
+            "best_eval_loss": state.best_eval_loss,
             "seconds": state.seconds,
             "tokens": state.num_tokens,
             "examples": state.next_example,
@@ -204,8 +222,9 @@ def closing(config: SftConfig, policy: Policy, folder: RunFolder, state: SftStat
             "versions": versions(),
         }
     )
+    lowest = "" if state.eval_loss == state.best_eval_loss else f"  (at its lowest {state.best_eval_loss:.4f})"
     return [
-        f"held-out loss {state.best_eval_loss:.4f} nats/token after {state.num_tokens / 1e6:.1f} M tokens",
+        f"held-out loss {state.eval_loss:.4f} nats/token after {state.num_tokens / 1e6:.1f} M tokens{lowest}",
         f"model        {folder.path / 'model'}",
         f"measure it   posttrain eval {folder.path / 'model'}",
     ]

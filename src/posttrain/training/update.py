@@ -10,7 +10,7 @@ from torch import Tensor
 
 from posttrain import kl
 from posttrain.algorithms import Algorithm
-from posttrain.batch import Batch
+from posttrain.batch import Batch, everything
 from posttrain.errors import RunError
 from posttrain.losses import ratio_statistics
 from posttrain.models.forward import completion_hidden
@@ -58,6 +58,7 @@ def update(
 
     Raises RunError before the step where the loss or the gradient is not finite; the weights are then as they were.
     """
+    optimizer.zero_grad(set_to_none=True)  # an update that failed may have left some of its gradient
     total = 0.0
     observed = Observed()
     micro_batches = list(batch.split(options.tokens_per_microbatch))
@@ -172,18 +173,8 @@ def group_logprobs(
 ) -> Float64[Tensor, " token"]:
     """log-probs of every completion token of the groups under another policy, in order, in nats."""
     parts: list[Tensor] = []
-    pending: list[Group] = []
-    held = 0
-    for group in (*groups, None):
-        cost = 0 if group is None else len(group.prompt.tokens) + sum(len(r.tokens) for r in group.rollouts)
-        if pending and (group is None or held + cost > max_tokens):
-            completions = [rollout.tokens for g in pending for rollout in g.rollouts]
-            prompt_of = [i for i, g in enumerate(pending) for _ in g.rollouts]
-            hidden = completion_hidden(policy, [g.prompt.tokens for g in pending], completions, prompt_of)
-            targets = torch.tensor([token for tokens in completions for token in tokens], device=hidden.device)
-            parts.append(token_logprobs(hidden, policy.head, targets, temperature=temperature).double().cpu())
-            pending, held = [], 0
-        if group is not None:
-            pending.append(group)
-            held += cost
+    for micro in everything(groups).split(max_tokens):
+        hidden = completion_hidden(policy, micro.prompts, micro.completions, micro.prompt_of)
+        logprobs = token_logprobs(hidden, policy.head, micro.tokens.to(hidden.device), temperature=temperature)
+        parts.append(logprobs.double().cpu())
     return torch.cat(parts)
