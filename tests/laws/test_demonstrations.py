@@ -10,7 +10,7 @@ from posttrain.rewards.arithmetic import literals, postfix, value
 from posttrain.rewards.countdown import Countdown, Outcome, grade
 from posttrain.tasks.countdown_problems import Difficulty, training_problem
 from posttrain.tasks.demonstrations import Demonstrator, demonstrate
-from posttrain.tasks.search import STEP, search, solves
+from posttrain.tasks.search import HIT, MISS, STEP, search, solves
 
 PATIENT = Demonstrator(give_up=0.0)
 
@@ -22,7 +22,10 @@ def problem(index: int, num_numbers: int = 3) -> Countdown:
 def parts(completion: str) -> tuple[list[str], str]:
     """The tries, and the answer."""
     think, answer = completion.removeprefix("<think>").removesuffix("</answer>").split("\n</think>\n<answer>")
-    return think.split("\n"), answer
+    lines = think.split("\n")
+    assert all(line[-1] in HIT + MISS for line in lines)
+    assert all(line[-1] == MISS for line in lines[:-1]), "the search stops at its first hit"
+    return [line[:-1] for line in lines], answer
 
 
 @given(index=st.integers(0, 10_000), num_numbers=st.integers(2, 4), seed=st.integers(0, 9))
@@ -45,7 +48,7 @@ def test_the_answer_is_the_last_try_and_earns_what_that_try_found(index, seed):
     assert sorted(map(int, literals(tokens))) == sorted(puzzle.numbers)
     assert Fraction(*value(tokens)) == int(tries[-1].rsplit("=", 1)[1])
     found = search(puzzle, completion)
-    assert found.successes <= 1, "the search stops at its first hit"
+    assert completion[completion.index("\n</think>") - 1] == (HIT if found.successes else MISS)
     assert grade(puzzle, completion) == (Outcome.CORRECT if found.successes else Outcome.WRONG_VALUE)
 
 

@@ -1,11 +1,11 @@
 """Written-out Countdown searches that give up too soon, for supervised warm-up.
 
 A demonstration is what a reasoning transcript looks like at its smallest: tries, one a line, each step an exact
-equation, then an answer in tags.
+equation, each try judged (`!` for a hit, `.` for a miss), then an answer in tags.
 
-    <think>17+5=22,22-3=19
-    5*3=15,15+17=32
-    17-5=12,12*3=36
+    <think>17+5=22,22-3=19.
+    5*3=15,15+17=32.
+    17-5=12,12*3=36!
     </think>
     <answer>(17-5)*3</answer>
 
@@ -22,6 +22,7 @@ from random import Random
 from posttrain.errors import UserError, require
 from posttrain.rewards.countdown import Countdown
 from posttrain.tasks.countdown_problems import apply
+from posttrain.tasks.search import HIT, MISS
 
 MAX_DRAWS = 10_000
 """Random tries, most of them abandoned half-way, before a problem is found to have none that is allowed."""
@@ -82,8 +83,8 @@ def demonstrate(problem: Countdown, rng: Random, who: Demonstrator) -> str:
         out_of_ideas = attempt is None or len(tries) == who.max_tries
         if out_of_ideas or tries[-1].result.value == problem.target or rng.random() < who.give_up:
             break
-    steps, answer = "\n".join(tried.steps for tried in tries), bare(tries[-1].result.expression)
-    return f"<think>{steps}\n</think>\n<answer>{answer}</answer>"
+    lines = "\n".join(tried.steps + (HIT if tried.result.value == problem.target else MISS) for tried in tries)
+    return f"<think>{lines}\n</think>\n<answer>{bare(tries[-1].result.expression)}</answer>"
 
 
 def new_try(problem: Countdown, rng: Random, largest: int, known: set[frozenset[str]]) -> Try | None:

@@ -1,6 +1,6 @@
 """Reading a Countdown transcript as a search: its tries, and which of them reach the target.
 
-A try is a line of steps `a+b=c,c*d=e` between the think tags; a line that begins otherwise is none.  It succeeds when
+A try is a line of steps `a+b=c,c*d=e` between the think tags, with or without a verdict behind it; a line that begins otherwise is none.  It succeeds when
 every step is right, uses numbers that are on the table at that point, and the last one leaves the target alone on it.
 """
 
@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from posttrain.rewards.countdown import Countdown
 from posttrain.tasks.countdown_problems import apply
 
+HIT, MISS = "!", "."
+"""The verdict of whoever searches on a try: it found the target, or it did not."""
 STEP = re.compile(r"([0-9]{1,9})([-+*/])([0-9]{1,9})=([0-9]{1,9})", re.ASCII)
 
 
@@ -32,7 +34,7 @@ def search(puzzle: Countdown, text: str) -> Search:
 def solves(puzzle: Countdown, line: str) -> bool:
     """Whether the steps of one try turn the numbers into the target."""
     table = list(puzzle.numbers)
-    for step in line.split(","):
+    for step in line.rstrip(HIT + MISS).split(","):
         found = STEP.fullmatch(step.strip())
         if found is None:
             return False
