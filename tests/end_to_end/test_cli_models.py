@@ -101,6 +101,7 @@ def test_an_evaluation_writes_what_it_prints(model: str, capsys: pytest.CaptureF
     assert results["samples_per_problem"] == 2
     low, high = results["accuracy_sampled_interval"]
     assert f"{results['accuracy_sampled']:.3f}  [{low:.3f}, {high:.3f}]" in out
+    assert 0 <= results["accuracy_never_giving_up"] <= 1
     assert results["pass_at_8"] is None  # of two samples it cannot be said
     assert "pass at 8" not in out
 

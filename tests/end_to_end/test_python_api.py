@@ -171,3 +171,24 @@ def test_an_error_of_a_reward_may_be_counted_instead_of_stopping_the_run(model, 
     config = config_for(model, tmp_path / "run", rollout={"on_reward_error": "none"})
     run = posttrain.train(config, rows=even, rewards=[odd_ones_fail])
     assert all(row["score/odd_ones_fail"] == 1.0 for row in first_step(run))
+
+
+def test_a_row_that_is_too_long_is_refused_before_anything_is_trained(model, tmp_path):
+    rows = [*ROWS, {"prompt": "7 " * 600, "answer": 7}]
+    with pytest.raises(UserError, match=r"prompt rows:7: 1200 tokens leave no room in the model's context"):
+        posttrain.train(config_for(model, tmp_path / "run"), rows=rows, rewards=[patient])
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_resumed_run_calls_the_rewards_for_its_own_steps_only(model, tmp_path):
+    asked: list[int] = []
+
+    def counted(completions: Sequence[str], **columns: object) -> list[float]:
+        asked.append(len(completions))
+        return [float(len(text)) for text in completions]
+
+    posttrain.train(config_for(model, tmp_path / "run"), rows=ROWS, rewards=[counted])
+    assert asked == [12, 12], "one trial step, whose seconds the plan shows, and one step"
+    longer = config_for(model, tmp_path / "run", run={"num_steps": 2})
+    posttrain.train(longer, rows=ROWS, rewards=[counted], resume=True)
+    assert asked == [12, 12, 12]

@@ -134,6 +134,16 @@ def test_the_schedule_counts_updates_not_steps() -> None:
     assert state.num_updates == 4
 
 
+# The reference.
+
+
+def test_the_reference_is_run_only_where_its_log_probs_are_read() -> None:
+    for term, wanted in (({"estimator": "k3"}, True), ({"estimator": "full"}, False)):
+        session = session_with({"name": "grpo", "kl": {"coefficient": 0.1, **term}})
+        assert (collected_by(session).judged.reference_logprobs is not None) == wanted
+        assert learn_in(session)["kl"] == pytest.approx(0, abs=1e-12)
+
+
 # Without a signal.
 
 

@@ -141,3 +141,17 @@ def test_the_bfloat16_gradient_of_the_output_matrix_does_not_stand_still_over_ma
     token_logprobs(hidden, head, torch.zeros(2000, dtype=torch.long)).sum().backward()
     assert head.grad is not None
     torch.testing.assert_close(head.grad.float(), torch.tensor([[1000.0], [-1000.0]]), rtol=2**-8, atol=0)
+
+
+def test_the_bfloat16_gradient_of_the_full_kl_does_not_stand_still_over_many_chunks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # KL(p‖1/2) of p = softmax(1/2, -1/2); its slope in logit v is p_v (ln 2p_v - KL), and every row adds the same.
+    monkeypatch.setattr(logprobs, "CHUNK_ELEMENTS", 2)
+    hidden, head = torch.ones(2000, 1), torch.tensor([[0.5], [-0.5]], dtype=torch.bfloat16, requires_grad=True)
+    reference = (torch.ones(2000, 1), torch.zeros(2, 1, dtype=torch.bfloat16))
+    full_kl(hidden, head, reference).sum().backward()
+    p = torch.softmax(torch.tensor([0.5, -0.5]), 0)
+    slope = p * ((2 * p).log() - (p * (2 * p).log()).sum())
+    assert head.grad is not None
+    torch.testing.assert_close(head.grad.float()[:, 0], 2000 * slope, rtol=0.02, atol=0)

@@ -14,6 +14,7 @@ from posttrain.batch import Batch
 from posttrain.errors import RunError
 from posttrain.models.loading import Policy
 from posttrain.records import Group
+from posttrain.training import update as update_module
 from posttrain.training.optimizer import apply_gradients, learning_rate, new_optimizer
 from posttrain.training.options import OptimizerOptions, UpdateOptions
 from posttrain.training.session import frozen_copy
@@ -183,6 +184,21 @@ def test_reference_log_probs_are_those_of_the_model_in_order(max_tokens: int) ->
     torch.testing.assert_close(actual, behaviour(reference), rtol=0, atol=1e-12)
 
 
+def test_reference_log_probs_keep_to_the_token_budget_also_within_a_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: list[int] = []
+    original = update_module.completion_hidden
+
+    def counted(policy, prompts, completions, prompt_of):
+        sizes.append(sum(map(len, prompts)) + sum(map(len, completions)))
+        return original(policy, prompts, completions, prompt_of)
+
+    monkeypatch.setattr(update_module, "completion_hidden", counted)
+    budget = max(len(group.prompt.tokens) + len(r.tokens) for group in GROUPS for r in group.rollouts)
+    group_logprobs(tiny_policy(), GROUPS, temperature=TEMPERATURE, max_tokens=budget)
+    assert max(sizes) <= budget
+    assert len(sizes) > len(GROUPS)
+
+
 def test_a_frozen_copy_does_not_follow_the_policy() -> None:
     policy = tiny_policy()
     reference, before = frozen_copy(policy), weights(policy)
@@ -265,6 +281,11 @@ def test_a_loss_that_is_no_number_stops_before_the_step_and_names_the_completion
     with pytest.raises(RunError, match=r"^prompt b, sample 1: the loss of a token is (inf|-inf|nan)"):
         update(policy, optimizer, batch, objective_of(algorithm), options, 1e-2)
     assert torch.equal(weights(policy), before)
+    # Nor does anything of it reach the next update.
+    sound = batch_of(sampled_by(behaviour(policy)), ADVANTAGES, algorithm)
+    alone, _ = gradient_of_update(twin(policy), sound, objective_of(algorithm))
+    metrics = update(policy, optimizer, sound, objective_of(algorithm), options, 1e-2)
+    assert metrics["grad_norm"] == pytest.approx(alone.norm().item(), rel=1e-12)
 
 
 def test_a_gradient_that_is_no_number_stops_before_the_step() -> None:

@@ -1,7 +1,8 @@
 """Reading a Countdown transcript as a search: its tries, and which of them reach the target.
 
-A try is a line of steps `a+b=c,c*d=e` between the think tags, with or without a verdict behind it; a line that begins otherwise is none.  It succeeds when
-every step is right, uses numbers that are on the table at that point, and the last one leaves the target alone on it.
+A try is a line of steps `a+b=c,c*d=e` between the think tags, with or without a verdict behind it; a line that begins
+otherwise is none.  It succeeds when every step is right, uses numbers that are on the table at that point, and the
+last one leaves the target alone on it.
 """
 
 import re
