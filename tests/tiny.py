@@ -27,7 +27,7 @@ from transformers import (
 
 from posttrain.algorithms import Algorithm
 from posttrain.batch import Batch, Judged, collate
-from posttrain.generation.engine import Request
+from posttrain.generation.request import Request
 from posttrain.generation.sampling_options import Sampling
 from posttrain.generation.streams import StreamKey
 from posttrain.models.loading import Policy, as_policy

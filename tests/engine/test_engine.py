@@ -152,12 +152,17 @@ def test_a_completion_does_not_depend_on_how_many_rows_are_decoded_side_by_side(
     assert_same_rollouts(engine_of(policy, path, max_rows).rollout(prompts, request()), expected)
 
 
+def interrupting(count: int) -> None:
+    raise InterruptedError
+
+
 @pytest.mark.parametrize("path", ["decoder", "own_forward", "static"])
 def test_an_engine_remembers_nothing_of_earlier_rollouts(path: str) -> None:
     policy, prompts = tiny_policy(), some_prompts(LENGTHS)
     used = engine_of(policy, path, max_rows=5)
     used.rollout(some_prompts([30, 2, 8], seed=9), request(4, 20, key=StreamKey(8, "test", 1)))
-    next(used.completions(prompts, request()))  # and left in the middle
+    with pytest.raises(InterruptedError):
+        used.rollout(prompts, request(), advance=interrupting)  # and left in the middle
     expected = engine_of(policy, path, max_rows=5).rollout(prompts, request())
     assert_same_rollouts(used.rollout(prompts, request()), expected)
 

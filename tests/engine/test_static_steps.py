@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from posttrain.generation import engine as engines
-from posttrain.generation.engine import Engine, Request
+from posttrain.generation.engine import Engine
+from posttrain.generation.request import Request
 from posttrain.generation.sampling_options import Sampling
 from posttrain.generation.static import StaticSteps
 from posttrain.generation.streams import StreamKey

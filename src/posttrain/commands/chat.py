@@ -67,7 +67,8 @@ def typed(hint: str) -> Iterator[str]:
 def answer_all(config: ChatConfig, questions: "Sequence[str] | Iterator[str]", seed: int) -> None:
     """Load the model, then answer each question as it comes."""
     from posttrain.commands.asking import asked
-    from posttrain.generation.engine import Engine, Request
+    from posttrain.generation.engine import Engine
+    from posttrain.generation.request import Request
     from posttrain.generation.streams import StreamKey
     from posttrain.models.loading import load_policy
     from posttrain.rewards.countdown import countdown

@@ -2,46 +2,32 @@
 
 Each prompt goes through the model once, however many completions it gets.  A row that finishes leaves the batch at
 once and a waiting one takes its place.  A completion is a function of its prompt, the weights and its own
-stream of uniform numbers, so neither batch-mates nor their order nor `max_rows` change it.
+stream of uniform numbers, so neither batch-mates nor their order nor `max_rows` nor the number of workers change it.
 """
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor
+from threading import Lock
 
 import torch
-from jaxtyping import Bool, Int64
-from torch import Tensor
 
 from posttrain.errors import UserError
-from posttrain.generation.sampling import require_finite, sample
-from posttrain.generation.sampling_options import Sampling
+from posttrain.generation.request import Request
+from posttrain.generation.rows import Pending, Rows
 from posttrain.generation.static import StaticSteps
-from posttrain.generation.stepping import DecoderSteps, ModelSteps, Prefilled, Steps
-from posttrain.generation.streams import StreamKey, uniform_table
+from posttrain.generation.stepping import DecoderSteps, ModelSteps, Steps
 from posttrain.models.loading import Policy
-from posttrain.records import Finish, Group, Prompt, Rollout
+from posttrain.records import Group, Prompt, Rollout
 
 PREFILL_TOKENS = 16384
 """Prompt tokens that go through the model at once."""
 REFILL_SHARE = 4
 """Waiting rows are let in once one row in this many is free."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Request:
-    """What to sample for each prompt."""
-
-    group_size: int
-    """Completions per prompt."""
-    max_completion_tokens: int
-    """Longest completion; also bounded by the room that the prompt leaves in the model's context."""
-    sampling: Sampling
-    key: StreamKey
-    suppressed: tuple[int, ...] = ()
-    """Tokens that are never sampled; for studies of a policy, not for training: log-probs are those among the rest."""
-    weights_version: int = 0
-    """Recorded with every rollout: optimiser updates behind the weights."""
+SMALL_MODEL = 8_000_000
+"""Parameters up to which cores decode rows of their own (benchmarks/decoding.py)."""
+ROWS_PER_WORKER = 32
+"""Fewer rows than this are not worth a core of their own."""
 
 
 class Engine:
@@ -59,65 +45,37 @@ class Engine:
 
         Raises UserError where a prompt leaves no room in the model's context, and RunError on non-finite logits.
         """
-        groups: list[list[Rollout]] = [[] for _ in prompts]
-        for index, rollout in self.completions(prompts, request):
-            groups[index].append(rollout)
-            advance(1)
+        steps = self._ready()
+        limits = [min(request.max_completion_tokens, self.require_room(prompt)) for prompt in prompts]
+        workers = workers_for(self.policy, min(self.max_rows, len(prompts) * request.group_size), len(prompts))
+        found: list[list[Rollout]] = [[] for _ in prompts]
+        lock = Lock()
+
+        def decode(worker: int) -> None:
+            rows = Rows(self.policy, steps, request, prompts)
+            schedule = Schedule(rows, limits, range(worker, len(prompts), workers), -(-self.max_rows // workers))
+            for index, rollout in schedule.completions():
+                found[index].append(rollout)
+                with lock:
+                    advance(1)
+
+        side_by_side(decode, workers)
         return [
             Group(
                 prompt=prompt,
                 draw=request.key.first_draw + index,
                 rollouts=tuple(sorted(rollouts, key=lambda rollout: rollout.sample)),
             )
-            for index, (prompt, rollouts) in enumerate(zip(prompts, groups, strict=True))
+            for index, (prompt, rollouts) in enumerate(zip(prompts, found, strict=True))
         ]
 
-    @torch.inference_mode()
-    def completions(self, prompts: Sequence[Prompt], request: Request) -> Iterator[tuple[int, Rollout]]:
-        """Finished completions as they come, each with the index of its prompt."""
-        limits = [min(request.max_completion_tokens, self.require_room(prompt)) for prompt in prompts]
+    def _ready(self) -> Steps:
+        """The forward pass, with the weights as they are now."""
         if self._steps is None:
             self._steps = steps_for(self.policy)
         else:
             self._steps.refresh()
-        batch = _Batch(self.policy, self._steps, request, prompts)
-        waiting = deque(range(len(prompts)))
-        pending: deque[_Pending] = deque()
-        while waiting or pending or batch.num_rows:
-            free = self.max_rows - batch.num_rows
-            if (waiting or pending) and (free * REFILL_SHARE >= self.max_rows or not batch.num_rows):
-                self._admit(batch, prompts, limits, waiting, pending)
-            else:
-                batch.decode()
-            yield from batch.take_finished()
-
-    def _admit(
-        self,
-        batch: "_Batch",
-        prompts: Sequence[Prompt],
-        limits: Sequence[int],
-        waiting: deque[int],
-        pending: "deque[_Pending]",
-    ) -> None:
-        """Fill free rows: first with what is left of prompts that are prefilled, then with new prompts."""
-        free, group_size = self.max_rows - batch.num_rows, batch.request.group_size
-        wanted = -(-(free - sum(group_size - item.started for item in pending)) // group_size)
-        chosen: list[int] = []
-        tokens = 0
-        while waiting and len(chosen) < wanted and (not chosen or tokens < PREFILL_TOKENS):
-            chosen.append(waiting.popleft())
-            tokens += len(prompts[chosen[-1]].tokens)
-        if chosen:
-            prefilled = batch.steps.prefill([prompts[index].tokens for index in chosen])
-            pending.extend(_Pending(prefilled, row, index, limits[index]) for row, index in enumerate(chosen))
-        rows: list[tuple[_Pending, int]] = []
-        while pending and len(rows) < free:
-            item = pending[0]
-            rows.append((item, item.started))
-            item.started += 1
-            if item.started == group_size:
-                pending.popleft()
-        batch.add(rows)
+        return self._steps
 
     def require_room(self, prompt: Prompt) -> int:
         """Tokens that the model's context leaves for a completion of this prompt; UserError where there is none."""
@@ -131,6 +89,50 @@ class Engine:
         return room
 
 
+class Schedule:
+    """Which completions are decoded when: as many rows at a time as there is room for, prompts in order."""
+
+    def __init__(self, rows: Rows, limits: Sequence[int], chosen: Sequence[int], max_rows: int) -> None:
+        self.rows, self.limits, self.max_rows = rows, limits, max_rows
+        self.waiting = deque(chosen)
+        """Prompts that have not been through the model."""
+        self.pending: deque[Pending] = deque()
+        """Prompts that have, and whose group is not complete."""
+
+    @torch.inference_mode()
+    def completions(self) -> Iterator[tuple[int, Rollout]]:
+        """Finished completions as they come, each with the index of its prompt."""
+        while self.waiting or self.pending or self.rows.num_rows:
+            free = self.max_rows - self.rows.num_rows
+            enough = free * REFILL_SHARE >= self.max_rows or not self.rows.num_rows
+            if (self.waiting or self.pending) and enough:
+                self._admit(free)
+            else:
+                self.rows.decode()
+            yield from self.rows.take_finished()
+
+    def _admit(self, free: int) -> None:
+        """Fill free rows: first with what is left of prompts that are prefilled, then with new prompts."""
+        group_size, prompts = self.rows.request.group_size, self.rows.prompts
+        wanted = -(-(free - sum(group_size - item.started for item in self.pending)) // group_size)
+        chosen: list[int] = []
+        tokens = 0
+        while self.waiting and len(chosen) < wanted and (not chosen or tokens < PREFILL_TOKENS):
+            chosen.append(self.waiting.popleft())
+            tokens += len(prompts[chosen[-1]].tokens)
+        if chosen:
+            prefilled = self.rows.steps.prefill([prompts[index].tokens for index in chosen])
+            self.pending.extend(Pending(prefilled, row, index, self.limits[index]) for row, index in enumerate(chosen))
+        starting: list[tuple[Pending, int]] = []
+        while self.pending and len(starting) < free:
+            item = self.pending[0]
+            starting.append((item, item.started))
+            item.started += 1
+            if item.started == group_size:
+                self.pending.popleft()
+        self.rows.add(starting)
+
+
 def steps_for(policy: Policy) -> Steps:
     """The forward pass that suits the model and its device: ours where the family has one, captured on CUDA."""
     if policy.decoder is None:
@@ -138,145 +140,27 @@ def steps_for(policy: Policy) -> Steps:
     return StaticSteps(policy) if policy.device.type == "cuda" else DecoderSteps(policy)
 
 
-@dataclass(slots=True)
-class _Pending:
-    """A prefilled prompt some of whose completions have not started."""
+def workers_for(policy: Policy, num_rows: int, num_prompts: int) -> int:
+    """How many threads decode rows of their own.
 
-    prefilled: Prefilled
-    row: int
-    index: int
-    limit: int
-    started: int = 0
-
-
-@dataclass(slots=True)
-class _Finished:
-    index: int
-    sample: int
-    tokens: list[int]
-    logprobs: list[float]
-    cut_logprobs: list[float] | None
-    stopped: bool
+    A step of a small model is a hundred operations of some ten microseconds each: to split every one of them over
+    cores costs as much as it saves, while whole rows are decoded side by side without waiting for each other.
+    A larger model's weights would be read once per worker, and a GPU is busy with one.
+    """
+    size = sum(parameter.numel() for parameter in policy.model.parameters())
+    if policy.device.type != "cpu" or size > SMALL_MODEL:
+        return 1
+    return max(1, min(torch.get_num_threads(), num_rows // ROWS_PER_WORKER, num_prompts))
 
 
-class _Batch:
-    """The rows being decoded, as tensors with one entry a row."""
-
-    def __init__(self, policy: Policy, steps: Steps, request: Request, prompts: Sequence[Prompt]) -> None:
-        device = policy.device
-        self.policy, self.steps, self.request, self.prompts = policy, steps, request, prompts
-        self.slots = steps.slots()
-        self.stop_ids = torch.tensor(policy.stop_ids, device=device)
-        self.names: list[tuple[int, int]] = []  # (prompt, sample) of each row
-        self.count = torch.zeros(0, dtype=torch.long, device=device)  # tokens sampled so far
-        self.limit = torch.zeros(0, dtype=torch.long, device=device)
-        width = request.max_completion_tokens
-        self.uniforms = torch.zeros(0, width, dtype=torch.float64, device=device)
-        self.tokens = torch.zeros(0, width, dtype=torch.long, device=device)
-        self.logprobs = torch.zeros(0, width, dtype=torch.float64, device=device)
-        self.cut_logprobs = torch.zeros(0, width, dtype=torch.float64, device=device)
-        self.finished: list[_Finished] = []
-
-    @property
-    def num_rows(self) -> int:
-        return len(self.names)
-
-    def add(self, rows: "Sequence[tuple[_Pending, int]]") -> None:
-        """Start completions of prefilled prompts: cache, uniform numbers and a first token each."""
-        device, width = self.policy.device, self.tokens.shape[1]
-        before, key = self.num_rows, self.request.key
-        logits = []
-        for prefilled, members in _by_prefill(rows):
-            at = torch.tensor([item.row for item, _ in members], device=device)
-            self.slots.add(prefilled.cached.index_select(2, at), prefilled.lengths.index_select(0, at))
-            logits.append(prefilled.logits.index_select(0, at))
-        names = [(item.index, sample) for item, sample in rows]
-        table = uniform_table(key, [(key.first_draw + i, s) for i, s in names], start=0, count=width)
-        self.names += names
-        self.uniforms = torch.cat([self.uniforms, torch.from_numpy(table).to(device)])
-        for name in ("tokens", "logprobs", "cut_logprobs"):
-            rows_of = getattr(self, name)
-            setattr(self, name, torch.cat([rows_of, rows_of.new_zeros(len(rows), width)]))
-        self.count = torch.cat([self.count, self.count.new_zeros(len(rows))])
-        self.limit = torch.cat([self.limit, torch.tensor([item.limit for item, _ in rows], device=device)])
-        self._sample(torch.cat(logits), torch.arange(before, self.num_rows, device=device))
-
-    def decode(self) -> None:
-        """One more token for every row."""
-        rows = torch.arange(self.num_rows, device=self.count.device)
-        last = self.tokens[rows, self.count - 1]
-        self._sample(self.steps.step(last, self.slots), rows)
-
-    def _sample(self, logits: Tensor, rows: Int64[Tensor, " row"]) -> None:
-        at = self.count[rows]
-        if self.request.suppressed:
-            logits = logits.index_fill(1, torch.tensor(self.request.suppressed, device=logits.device), -torch.inf)
-        drawn = sample(logits, self.uniforms[rows, at], self.request.sampling)
-        self.tokens[rows, at] = drawn.tokens
-        self.logprobs[rows, at] = drawn.logprobs.double()
-        if drawn.cut_logprobs is not None:
-            self.cut_logprobs[rows, at] = drawn.cut_logprobs.double()
-        self.count[rows] += 1
-        stopped = torch.isin(drawn.tokens, self.stop_ids)
-        done = stopped | (at + 1 >= self.limit[rows])
-        if bool(done.any()):
-            self._retire(rows[done], stopped[done])
-
-    def _retire(self, rows: Int64[Tensor, " done"], stopped: Bool[Tensor, " done"]) -> None:
-        """Take finished rows out; the last rows move into the gaps, so the batch stays dense."""
-        # A NaN stays NaN in the sum; one look at all rows instead of one each.
-        require_finite(
-            self.logprobs[rows].sum(dim=1), row_name=lambda i: f"prompt {self.prompts[self.names[int(rows[i])][0]].id}"
-        )
-        columns = [values[rows].tolist() for values in (self.tokens, self.logprobs, self.cut_logprobs, self.count)]
-        for row, stop, tokens, logprobs, cut, length in zip(rows.tolist(), stopped.tolist(), *columns, strict=True):
-            index, number = self.names[row]
-            kept = cut[:length] if self.request.sampling.cuts else None
-            self.finished.append(_Finished(index, number, tokens[:length], logprobs[:length], kept, stop))
-        gone = set(rows.tolist())
-        left = self.num_rows - len(gone)
-        source = [row for row in range(left, self.num_rows) if row not in gone]
-        target = [row for row in sorted(gone) if row < left]
-        from_rows = torch.tensor(source, dtype=torch.long, device=rows.device)
-        to_rows = torch.tensor(target, dtype=torch.long, device=rows.device)
-        self.slots.move(from_rows, to_rows, left)
-        for name in ("uniforms", "tokens", "logprobs", "cut_logprobs", "count", "limit"):
-            values = getattr(self, name)
-            values[to_rows] = values[from_rows]
-            setattr(self, name, values[:left])
-        for moved, hole in zip(source, target, strict=True):
-            self.names[hole] = self.names[moved]
-        del self.names[left:]
-
-    def take_finished(self) -> Iterator[tuple[int, Rollout]]:
-        """Rollouts of the rows that finished since the last call."""
-        finished, self.finished = self.finished, []
-        bodies = [item.tokens[:-1] if item.stopped else item.tokens for item in finished]
-        texts = self.policy.tokenizer.batch_decode(bodies, skip_special_tokens=False) if bodies else []
-        for item, text in zip(finished, texts, strict=True):
-            yield (
-                item.index,
-                Rollout(
-                    sample=item.sample,
-                    tokens=tuple(item.tokens),
-                    logprobs=tuple(item.logprobs),
-                    cut_logprobs=None if item.cut_logprobs is None else tuple(item.cut_logprobs),
-                    finish=Finish.STOP if item.stopped else Finish.LENGTH,
-                    text=text,
-                    weights_version=self.request.weights_version,
-                ),
-            )
-
-
-def _by_prefill(
-    rows: "Sequence[tuple[_Pending, int]]",
-) -> "Iterator[tuple[Prefilled, list[tuple[_Pending, int]]]]":
-    """Rows in order, in runs that share one prefill."""
-    run: list[tuple[_Pending, int]] = []
-    for row in rows:
-        if run and run[0][0].prefilled is not row[0].prefilled:
-            yield run[0][0].prefilled, run
-            run = []
-        run.append(row)
-    if run:
-        yield run[0][0].prefilled, run
+def side_by_side(work: Callable[[int], None], num_workers: int) -> None:
+    """Call `work` with 0 .. num_workers - 1, each in a thread of its own that computes on one core."""
+    if num_workers == 1:
+        return work(0)
+    threads = torch.get_num_threads()
+    try:
+        with ThreadPoolExecutor(num_workers, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+            for _ in pool.map(work, range(num_workers)):
+                pass
+    finally:
+        torch.set_num_threads(threads)  # the workers' setting is also the default of threads to come

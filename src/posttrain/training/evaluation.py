@@ -9,7 +9,8 @@ import numpy as np
 from jaxtyping import Float64
 from numpy import ndarray
 
-from posttrain.generation.engine import Engine, Request
+from posttrain.generation.engine import Engine
+from posttrain.generation.request import Request
 from posttrain.generation.sampling_options import Sampling
 from posttrain.generation.streams import StreamKey
 from posttrain.records import Group, Prompt

@@ -9,7 +9,8 @@ import torch
 from posttrain.algorithms import Algorithm, build_algorithm
 from posttrain.config import Config
 from posttrain.errors import UserError
-from posttrain.generation.engine import Engine, Request
+from posttrain.generation.engine import Engine
+from posttrain.generation.request import Request
 from posttrain.generation.streams import StreamKey
 from posttrain.models.loading import Policy, as_policy, load_policy
 from posttrain.models.rendering import TokenizerRenderer

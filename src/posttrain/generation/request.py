@@ -1,0 +1,22 @@
+"""What to sample, said once for all prompts."""
+
+from dataclasses import dataclass
+
+from posttrain.generation.sampling_options import Sampling
+from posttrain.generation.streams import StreamKey
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """What to sample for each prompt."""
+
+    group_size: int
+    """Completions per prompt."""
+    max_completion_tokens: int
+    """Longest completion; also bounded by the room that the prompt leaves in the model's context."""
+    sampling: Sampling
+    key: StreamKey
+    suppressed: tuple[int, ...] = ()
+    """Tokens that are never sampled; for studies of a policy, not for training: log-probs are those among the rest."""
+    weights_version: int = 0
+    """Recorded with every rollout: optimiser updates behind the weights."""
