@@ -2,13 +2,11 @@
 
 Each prompt goes through the model once, however many completions it gets.  A row that finishes leaves the batch at
 once and a waiting one takes its place.  A completion is a function of its prompt, the weights and its own
-stream of uniform numbers, so neither batch-mates nor their order nor `max_rows` nor the number of workers change it.
+stream of uniform numbers, so neither batch-mates nor their order nor `max_rows` change it.
 """
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from threading import Lock
 
 import torch
 
@@ -24,10 +22,6 @@ PREFILL_TOKENS = 16384
 """Prompt tokens that go through the model at once."""
 REFILL_SHARE = 4
 """Waiting rows are let in once one row in this many is free."""
-SMALL_MODEL = 8_000_000
-"""Parameters up to which cores decode rows of their own (benchmarks/decoding.py)."""
-ROWS_PER_WORKER = 32
-"""Fewer rows than this are not worth a core of their own."""
 
 
 class Engine:
@@ -47,19 +41,10 @@ class Engine:
         """
         steps = self._ready()
         limits = [min(request.max_completion_tokens, self.require_room(prompt)) for prompt in prompts]
-        workers = workers_for(self.policy, min(self.max_rows, len(prompts) * request.group_size), len(prompts))
         found: list[list[Rollout]] = [[] for _ in prompts]
-        lock = Lock()
-
-        def decode(worker: int) -> None:
-            rows = Rows(self.policy, steps, request, prompts)
-            schedule = Schedule(rows, limits, range(worker, len(prompts), workers), -(-self.max_rows // workers))
-            for index, rollout in schedule.completions():
-                found[index].append(rollout)
-                with lock:
-                    advance(1)
-
-        side_by_side(decode, workers)
+        for index, rollout in Schedule(Rows(self.policy, steps, request, prompts), limits, self.max_rows).completions():
+            found[index].append(rollout)
+            advance(1)
         return [
             Group(
                 prompt=prompt,
@@ -92,9 +77,9 @@ class Engine:
 class Schedule:
     """Which completions are decoded when: as many rows at a time as there is room for, prompts in order."""
 
-    def __init__(self, rows: Rows, limits: Sequence[int], chosen: Sequence[int], max_rows: int) -> None:
+    def __init__(self, rows: Rows, limits: Sequence[int], max_rows: int) -> None:
         self.rows, self.limits, self.max_rows = rows, limits, max_rows
-        self.waiting = deque(chosen)
+        self.waiting = deque(range(len(rows.prompts)))
         """Prompts that have not been through the model."""
         self.pending: deque[Pending] = deque()
         """Prompts that have, and whose group is not complete."""
@@ -138,29 +123,3 @@ def steps_for(policy: Policy) -> Steps:
     if policy.decoder is None:
         return ModelSteps(policy)
     return StaticSteps(policy) if policy.device.type == "cuda" else DecoderSteps(policy)
-
-
-def workers_for(policy: Policy, num_rows: int, num_prompts: int) -> int:
-    """How many threads decode rows of their own.
-
-    A step of a small model is a hundred operations of some ten microseconds each: to split every one of them over
-    cores costs as much as it saves, while whole rows are decoded side by side without waiting for each other.
-    A larger model's weights would be read once per worker, and a GPU is busy with one.
-    """
-    size = sum(parameter.numel() for parameter in policy.model.parameters())
-    if policy.device.type != "cpu" or size > SMALL_MODEL:
-        return 1
-    return max(1, min(torch.get_num_threads(), num_rows // ROWS_PER_WORKER, num_prompts))
-
-
-def side_by_side(work: Callable[[int], None], num_workers: int) -> None:
-    """Call `work` with 0 .. num_workers - 1, each in a thread of its own that computes on one core."""
-    if num_workers == 1:
-        return work(0)
-    threads = torch.get_num_threads()
-    try:
-        with ThreadPoolExecutor(num_workers, initializer=torch.set_num_threads, initargs=(1,)) as pool:
-            for _ in pool.map(work, range(num_workers)):
-                pass
-    finally:
-        torch.set_num_threads(threads)  # the workers' setting is also the default of threads to come
