@@ -80,13 +80,12 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, default=Path("runs/benchmark-demo"))
     parser.add_argument("flags", nargs="*", help="more flags of `posttrain rl`, after --")
     given = parser.parse_args()
-    runs = [
-        run(f"seed {seed}", ["--run.seed", str(seed), *given.flags], given.folder / f"seed-{seed}")
-        for seed in given.seeds
-    ]
+    runs = []
     if not given.no_control:
         control = ["--rewards", f"{__file__}:permuted_countdown", "--run.seed", "0", *given.flags]
         runs.append(run("control, rewards permuted", control, given.folder / "control"))
+    for seed in given.seeds:
+        runs.append(run(f"seed {seed}", ["--run.seed", str(seed), *given.flags], given.folder / f"seed-{seed}"))
     print(f"\n{'run':<28}{'minutes':>8}  " + "  ".join(SHOWN))
     for item in runs:
         cells = [f"{item['before'][name]:.3f} -> {item['after'][name]:.3f}" for name in SHOWN]
