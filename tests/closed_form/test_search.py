@@ -53,9 +53,7 @@ def test_under_subset_numbers_may_stay_and_none_may_be_used_again(
 def test_tries_are_the_lines_before_the_end_of_thinking() -> None:
     text = "<think>3+4=7,7+5=12\n\n3*4=12,12+5=17\n5*4=20,20-3=17\n</think>\n<answer>3*4+5</answer>"
     assert search(ALL, text) == Search(tries=3, successes=2)
-    assert search(ALL, "3*4=12,12+5=17\n3*4=1") == Search(
-        tries=2, successes=1, at_once=True
-    )  # cut off while it was thinking
+    assert search(ALL, "3*4=12,12+5=17\n3*4=1") == Search(tries=2, successes=1, at_once=True)  # cut off
     assert search(ALL, "<think></think>3*4=12,12+5=17") == Search(tries=0, successes=0)
 
 
