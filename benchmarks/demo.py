@@ -26,6 +26,7 @@ SHOWN = (
     "mean_length",
     "tries_per_completion",
     "success_per_try",
+    "success_of_first_try",
     "accuracy_never_giving_up",
 )
 

@@ -53,12 +53,12 @@ def test_under_subset_numbers_may_stay_and_none_may_be_used_again(
 def test_tries_are_the_lines_before_the_end_of_thinking() -> None:
     text = "<think>3+4=7,7+5=12\n\n3*4=12,12+5=17\n5*4=20,20-3=17\n</think>\n<answer>3*4+5</answer>"
     assert search(ALL, text) == Search(tries=3, successes=2)
-    assert search(ALL, "3*4=12,12+5=17\n3*4=1") == Search(tries=2, successes=1)  # cut off while it was thinking
+    assert search(ALL, "3*4=12,12+5=17\n3*4=1") == Search(tries=2, successes=1, at_once=True)  # cut off
     assert search(ALL, "<think></think>3*4=12,12+5=17") == Search(tries=0, successes=0)
 
 
 def test_success_is_per_try_and_not_per_completion() -> None:
     # 3 tries with 1 success, and 1 try with 1: (1 + 1) / (3 + 1), where the mean of the two shares is 2/3.
-    statistics = search_statistics([Search(3, 1), Search(1, 1)])
-    assert statistics == {"tries_per_completion": 2.0, "success_per_try": 0.5}
+    statistics = search_statistics([Search(3, 1), Search(1, 1, at_once=True)])
+    assert statistics == {"tries_per_completion": 2.0, "success_per_try": 0.5, "success_of_first_try": 0.5}
     assert search_statistics([Search(0, 0)]) == {}  # prose, or another model's way of searching

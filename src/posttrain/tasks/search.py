@@ -23,13 +23,16 @@ class Search:
 
     tries: int
     successes: int
+    at_once: bool = False
+    """Whether the first try succeeds."""
 
 
 def search(puzzle: Countdown, text: str) -> Search:
     """Count the tries of a completion and those that solve the puzzle; text after `</think>` is not part of it."""
     lines = text.split("</think>")[0].replace("<think>", "").split("\n")
     tries = [line for line in lines if STEP.match(line.strip())]
-    return Search(tries=len(tries), successes=sum(solves(puzzle, line) for line in tries))
+    solved = [solves(puzzle, line) for line in tries]
+    return Search(tries=len(tries), successes=sum(solved), at_once=solved[:1] == [True])
 
 
 def solves(puzzle: Countdown, line: str) -> bool:
@@ -55,9 +58,17 @@ def taken(table: list[int], number: int) -> bool:
 
 
 def search_statistics(searches: Sequence[Search]) -> dict[str, float]:
-    """Mean tries per completion and successes per try over all tries; nothing where no completion tries that way."""
+    """Mean tries per completion, successes per try over all tries, and over first tries; nothing where nobody tries.
+
+    A search ends at its first hit, so problems that are hard for the policy fill most of the tries: a policy that
+    searches on may lower its successes per try and be no worse at trying.  First tries are one for each completion.
+    """
     tries = sum(search.tries for search in searches)
     if not tries:
         return {}
     successes = sum(search.successes for search in searches)
-    return {"tries_per_completion": tries / len(searches), "success_per_try": successes / tries}
+    return {
+        "tries_per_completion": tries / len(searches),
+        "success_per_try": successes / tries,
+        "success_of_first_try": sum(search.at_once for search in searches) / len(searches),
+    }

@@ -149,6 +149,7 @@ def comparison(summary: Mapping[str, object]) -> list[tuple[str, str, str]]:
         "format_rate": "format rate",
         "tries_per_completion": "tries per completion",
         "success_per_try": "success per try",
+        "success_of_first_try": "success of first tries",
         "accuracy_never_giving_up": "accuracy if never allowed to give up",
     }
     return [
