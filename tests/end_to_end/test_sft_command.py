@@ -62,6 +62,8 @@ def test_the_loss_falls_and_the_model_loads_without_posttrain(whole: Path) -> No
     measured = [step["eval/loss"] for step in metrics_of(whole) if "eval/loss" in step]
     assert summary["eval_loss"] == measured[-1], "the loss of the weights that are saved"
     assert summary["best_eval_loss"] == min(measured)
+    manifest = json.loads((whole / "checkpoints" / "step-000012" / "manifest.json").read_text())
+    assert manifest["score"] == -measured[-1], "the best checkpoint is the one with the lowest loss"
     model, tokenizer = (kind.from_pretrained(whole / "model") for kind in (AutoModelForCausalLM, AutoTokenizer))
     assert tokenizer.decode(tokenizer.encode("<think>1+2=3</think>")) == "<think>1+2=3</think>"
     assert model.config.vocab_size == len(tokenizer)
@@ -77,6 +79,7 @@ def test_a_stopped_run_is_resumed_to_the_same_bits(whole: Path, number: int, cod
         assert f"stopped after step 6; go on with   posttrain sft --resume {place / 'run'}" in ended.out
     resumed = command("sft", "--resume", place / "run", folder=place)
     assert resumed.code == 0, resumed.err
+    assert f"Resumed after step {4 if number == signal.SIGKILL else 6}." in resumed.out
     require_same_weights(place / "run", whole)
 
 

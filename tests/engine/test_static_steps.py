@@ -41,14 +41,6 @@ def sampled(policy: Policy, *, max_rows: int) -> list[tuple[int, ...]]:
     return [rollout.tokens for group in groups for rollout in group.rollouts]
 
 
-@pytest.mark.parametrize("max_rows", [15, 4])
-def test_padded_steps_of_fixed_shapes_sample_the_same_completions(max_rows, monkeypatch):
-    subject = policy()
-    expected = sampled(subject, max_rows=max_rows)
-    monkeypatch.setattr(engines, "steps_for", StaticSteps)
-    assert sampled(subject, max_rows=max_rows) == expected
-
-
 def test_fixed_weights_follow_the_policy_from_rollout_to_rollout(monkeypatch):
     subject = policy()
     monkeypatch.setattr(engines, "steps_for", StaticSteps)
@@ -62,7 +54,7 @@ def test_fixed_weights_follow_the_policy_from_rollout_to_rollout(monkeypatch):
 
 
 class WarmedUp(StaticSteps):
-    """Runs a step twice before it is first used, as a capture does."""
+    """Runs a step twice before it is first used, as a capture does; the cache must be left as the step leaves it."""
 
     def __init__(self, policy: Policy) -> None:
         super().__init__(policy)
@@ -75,11 +67,12 @@ def warmed_up(compute: Callable[[], torch.Tensor]) -> Callable[[], torch.Tensor]
     return compute
 
 
+@pytest.mark.parametrize("steps", [StaticSteps, WarmedUp])
 @pytest.mark.parametrize("max_rows", [15, 4])
-def test_the_runs_before_a_capture_leave_the_cache_as_the_step_leaves_it(max_rows, monkeypatch):
+def test_padded_steps_of_fixed_shapes_sample_the_same_completions(max_rows, steps, monkeypatch):
     subject = policy()
     expected = sampled(subject, max_rows=max_rows)
-    monkeypatch.setattr(engines, "steps_for", WarmedUp)
+    monkeypatch.setattr(engines, "steps_for", steps)
     assert sampled(subject, max_rows=max_rows) == expected
 
 

@@ -75,7 +75,7 @@ def plan(session: Session, timing: Timing | None = None) -> list[str]:
         pace = f", about {timing.seconds:.1f} s each as completions are now: {total:.1f} min"
     return [
         f"model      {config.model.path}, {millions:.2f} M parameters, {config.model.dtype} on {session.policy.device}",
-        f"task       {session.task.name}, {len(session.task.held_out())} held-out problems",
+        f"task       {session.task.name}, {len(session.questions().prompts)} held-out problems",
         f"algorithm  {session.algorithm.name}, learning rate {config.update.learning_rate:g}",
         f"rewards    {', '.join(f'{item.name} × {item.weight:g}' for item in session.rewards)}",
         (

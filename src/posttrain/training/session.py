@@ -108,7 +108,7 @@ def open_session(config: Config, *, rewards: Rewards = (), rows: Rows | None = N
 
 def require_room(session: Session) -> None:
     """Refuse a prompt that leaves no room for a completion, in the model's context or in a micro-batch."""
-    prompts = [*session.task.longest_prompts(), *session.task.held_out()]
+    prompts = [*session.task.longest_prompts(), *session.questions().prompts]
     for prompt in prompts:
         session.engine.require_room(prompt)
     session.config.require_room(max(len(prompt.tokens) for prompt in prompts))
