@@ -76,7 +76,7 @@ def opened(job: Job) -> Session:
             group_size=job.group_size,
             max_completion_tokens=job.max_completion_tokens,
         ),
-        update=UpdateOptions(learning_rate=job.learning_rate, tokens_per_microbatch=4096),
+        update=UpdateOptions(learning_rate=job.learning_rate, tokens_per_microbatch=job.tokens_per_microbatch),
         run=RunOptions(seed=job.seed, num_steps=job.steps, threads=job.threads),
     )
     # A random model's prompts are the same in every step, which a dataset of just these rows gives.

@@ -42,6 +42,8 @@ class Shape:
     completion_tokens: int
     """Exact length of each completion of a random model; on Countdown the length limit."""
     learning_rate: float
+    tokens_per_microbatch: int = 4096
+    """Ours; TRL's completions per pass are tried out."""
     lines: tuple[Line, ...] = (Line(),)
     steps: int
     """Measured steps, unless --steps says otherwise."""
@@ -71,6 +73,7 @@ SHAPES = {
         prompt_tokens=64,
         completion_tokens=64,
         learning_rate=1e-6,
+        tokens_per_microbatch=1024,
         steps=5,
     ),
     "qwen2.5-0.5b": Shape(

@@ -37,6 +37,7 @@ class Job:
     group_size: int
     max_completion_tokens: int
     learning_rate: float
+    tokens_per_microbatch: int
     steps: int
     """Steps that the rows are enough for."""
     seed: int

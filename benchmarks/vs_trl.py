@@ -38,6 +38,8 @@ TRIAL_STEPS = 2
 
 LEAST_MICRO_BATCH = 8
 """Completions per pass below which TRL is not tried: matrix products only get slower."""
+PATIENCE = 10.0
+"""Seconds that a worker has to end of its own accord."""
 TRIALS = ("prompts", "group_size", "prompt_tokens", "completion_tokens")
 """Hidden options that shrink a shape, for trying this script."""
 
@@ -182,6 +184,7 @@ class Comparison:
             group_size=shape.group_size,
             max_completion_tokens=line.exact_tokens or shape.completion_tokens,
             learning_rate=shape.learning_rate,
+            tokens_per_microbatch=shape.tokens_per_microbatch,
             steps=len(self.rows) // shape.prompts,
             seed=SEED,
             threads=options.threads,
@@ -205,7 +208,11 @@ class Worker:
             self.process = subprocess.Popen(
                 command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True, env=variables
             )
-        self.ready = self.read()
+        try:
+            self.ready = self.read()
+        except BaseException:  # interrupted before anybody else knows of this process
+            self.close()
+            raise
 
     def step(self) -> dict[str, Any]:
         """Have one step taken."""
@@ -225,10 +232,14 @@ class Worker:
         return facts
 
     def close(self) -> None:
-        """End of input is what a worker stops at."""
+        """End of input is what a worker stops at; one in the middle of a step is ended."""
         assert self.process.stdin is not None
         self.process.stdin.close()
-        self.process.wait()
+        try:
+            self.process.wait(PATIENCE)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
 
 
 def environment(options: argparse.Namespace) -> dict[str, str]:

@@ -57,6 +57,9 @@ class Watched:
     def refresh(self) -> None:
         self.steps.refresh()
 
+    def release(self) -> None:
+        self.steps.release()
+
     def slots(self) -> KeyValueSlots:
         return self.steps.slots()
 
@@ -381,9 +384,8 @@ def test_suppressed_tokens_never_appear() -> None:
     assert not set(suppressed) & {token for group in tokens_of(groups) for tokens in group for token in tokens}
     # The recorded log-probs are those among the other tokens.
     first = groups[0].rollouts[0]
-    rest = next_logprobs(engine.policy.model, groups[0].prompt.tokens).index_fill(
-        0, torch.tensor(suppressed), -math.inf
-    )
+    everything = next_logprobs(engine.policy.model, groups[0].prompt.tokens)
+    rest = everything.index_fill(0, torch.tensor(suppressed), -math.inf)
     assert first.logprobs[0] == pytest.approx((rest[first.tokens[0]] - rest.logsumexp(0)).item(), abs=ROUNDING)
 
 

@@ -292,7 +292,7 @@ def test_a_gradient_that_is_no_number_stops_before_the_step() -> None:
     policy, optimizer, algorithm, options = trained_once()
     batch = batch_of(sampled_by(behaviour(policy)), ADVANTAGES, algorithm)
     before = weights(policy)
-    parameter = next(policy.model.parameters())
+    parameter = policy.model.model.norm.weight
     parameter.register_hook(lambda grad: grad * math.inf)
     with pytest.raises(RunError, match=r"gradient's norm is (inf|nan) although the loss is"):
         update(policy, optimizer, batch, objective_of(algorithm), options, 1e-2)

@@ -39,12 +39,19 @@ class Engine:
 
         Raises UserError where a prompt leaves no room in the model's context, and RunError on non-finite logits.
         """
-        steps = self._ready()
+        if self._steps is None:
+            self._steps = steps_for(self.policy)
+        steps = self._steps
         limits = [min(request.max_completion_tokens, self.require_room(prompt)) for prompt in prompts]
         found: list[list[Rollout]] = [[] for _ in prompts]
-        for index, rollout in Schedule(Rows(self.policy, steps, request, prompts), limits, self.max_rows).completions():
-            found[index].append(rollout)
-            advance(1)
+        steps.refresh()
+        try:
+            schedule = Schedule(Rows(self.policy, steps, request, prompts), limits, self.max_rows)
+            for index, rollout in schedule.completions():
+                found[index].append(rollout)
+                advance(1)
+        finally:
+            steps.release()
         return [
             Group(
                 prompt=prompt,
@@ -53,14 +60,6 @@ class Engine:
             )
             for index, (prompt, rollouts) in enumerate(zip(prompts, found, strict=True))
         ]
-
-    def _ready(self) -> Steps:
-        """The forward pass, with the weights as they are now."""
-        if self._steps is None:
-            self._steps = steps_for(self.policy)
-        else:
-            self._steps.refresh()
-        return self._steps
 
     def require_room(self, prompt: Prompt) -> int:
         """Tokens that the model's context leaves for a completion of this prompt; UserError where there is none."""

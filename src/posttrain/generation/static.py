@@ -26,26 +26,26 @@ WARM_UPS = 2
 class StaticSteps(DecoderSteps):
     """Sampling through `models.decoder` in steps of fixed shapes."""
 
-    _owned = False  # until the weights have places of their own
+    head: Tensor
 
     def __init__(self, policy: Policy) -> None:
-        self.prepare = captured if policy.device.type == "cuda" else uncaptured
         super().__init__(policy)
-        self.layers, self.head = [_owned(layer) for layer in self.layers], self.head.clone()
-        self._owned = True
+        self.prepare = captured if policy.device.type == "cuda" else uncaptured
+        self.layers, self.head = [_owned(layer) for layer in self.decoder.layers()], policy.head.clone()
         self._slots = KeyValueSlots(block=BLOCK, round_rows=True)
         self._steps: dict[tuple[int, int, int], _StaticStep] = {}
 
     def refresh(self) -> None:
         """Take over the policy's weights as they are now, in place."""
-        if not self._owned:
-            return super().refresh()
         for mine, new in zip(self.layers, self.decoder.layers(), strict=True):
             for field in fields(Layer):
                 target, source = getattr(mine, field.name), getattr(new, field.name)
                 if target is not None:
                     target.copy_(source)
         self.head.copy_(self.policy.head)
+
+    def release(self) -> None:
+        """Nothing to do: captured steps read the weights where they are."""
 
     def slots(self) -> KeyValueSlots:
         """The cache, emptied; one rollout uses it at a time."""

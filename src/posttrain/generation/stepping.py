@@ -15,6 +15,8 @@ from torch import Tensor
 from transformers import Cache, DynamicCache
 
 from posttrain.generation.slots import KeyValueSlots
+from posttrain.models.decoder import Layer, inference_layer
+from posttrain.models.linear import Weight, for_inference, linear
 from posttrain.models.loading import Policy
 from posttrain.models.packed import PackedAttention, PackedLayout
 
@@ -40,6 +42,10 @@ class Steps(Protocol):
         """Read the policy's weights anew; called before every rollout."""
         ...
 
+    def release(self) -> None:
+        """Let go of what only a rollout needs; called after it."""
+        ...
+
     def slots(self) -> KeyValueSlots:
         """An empty cache for one rollout."""
         ...
@@ -54,17 +60,23 @@ class Steps(Protocol):
 
 
 class DecoderSteps:
-    """Sampling through `models.decoder`, with every layer's weights joined once for the whole rollout."""
+    """Sampling through `models.decoder`, with every layer's weights made ready once for the whole rollout."""
 
     def __init__(self, policy: Policy) -> None:
         assert policy.decoder is not None
         self.policy, self.decoder, self.device = policy, policy.decoder, policy.device
-        self.refresh()
+        self.layers: list[Layer] = []
+        self.head: Weight = policy.head
         self.cos, self.sin = self.decoder.angles(torch.arange(policy.max_positions, device=policy.device))
 
     def refresh(self) -> None:
         """Read the policy's weights anew."""
-        self.layers, self.head = self.decoder.layers(), self.policy.head
+        self.layers = [inference_layer(layer) for layer in self.decoder.layers()]
+        self.head = for_inference(self.policy.head)
+
+    def release(self) -> None:
+        """Let go of the copies."""
+        self.layers, self.head = [], self.policy.head
 
     def slots(self) -> KeyValueSlots:
         """An empty cache for one rollout."""
@@ -76,12 +88,12 @@ class DecoderSteps:
         capture = _Capture(layout)
         tokens = torch.tensor([token for prompt in prompts for token in prompt], device=self.device)
         positions = layout.positions.to(self.device)
-        hidden = self.decoder.run(tokens, (self.cos[positions], self.sin[positions]), capture, self.layers)
         ends = torch.tensor(layout.root_starts, device=self.device) + torch.tensor(
             layout.root_lengths, device=self.device
         )
+        angles = self.cos[positions], self.sin[positions]
         return Prefilled(
-            logits=self._logits(hidden.index_select(0, ends - 1)),
+            logits=self._logits(self.decoder.run(tokens, angles, capture, self.layers, wanted=ends - 1)),
             cached=capture.padded(),
             lengths=torch.tensor(layout.root_lengths, device=self.device),
         )
@@ -95,7 +107,7 @@ class DecoderSteps:
         return self._logits(hidden)
 
     def _logits(self, hidden: Tensor) -> Float[Tensor, "row vocab"]:
-        logits = hidden.to(self.head.dtype) @ self.head.T
+        logits = linear(hidden.to(self.policy.compute_dtype), self.head)
         return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
 
@@ -150,6 +162,9 @@ class ModelSteps:
 
     def refresh(self) -> None:
         """Nothing to do: the model's own forward reads its own weights."""
+
+    def release(self) -> None:
+        """Nothing to do: it made no copies."""
 
     def slots(self) -> KeyValueSlots:
         """An empty cache for one rollout."""

@@ -5,16 +5,17 @@ trainer (packed, shared prompts) and the sampler (cached keys and values) run th
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, cast
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from posttrain.models.embedding import embed
 from posttrain.models.fused import rms_norm, rotate, swiglu
+from posttrain.models.linear import Weight, for_inference, linear
 
 FAMILIES = ("llama", "qwen2", "qwen3")
 """`config.model_type` of the families whose layers this file reproduces."""
@@ -31,15 +32,21 @@ class Layer:
     """One decoder layer's weights, those of parallel projections joined."""
 
     input_norm: Tensor
-    qkv: Tensor
+    qkv: Weight
     qkv_bias: Tensor | None
     qk_norm: Tensor | None
     """RMSNorm weights of query and key heads, [heads + kv_heads, width]; None where the family has none."""
-    out: Tensor
+    out: Weight
     out_bias: Tensor | None
     post_norm: Tensor
-    gate_up: Tensor
-    down: Tensor
+    gate_up: Weight
+    down: Weight
+
+
+def inference_layer(layer: Layer) -> Layer:
+    """The layer with its matrices as their products are quickest; for weights that no longer change."""
+    products = {name: for_inference(getattr(layer, name)) for name in ("qkv", "out", "gate_up", "down")}
+    return replace(layer, **products)  # type: ignore[arg-type]
 
 
 class Decoder:
@@ -101,10 +108,14 @@ class Decoder:
         return cos[0].unsqueeze(1), signed.unsqueeze(1)
 
     def hidden(
-        self, tokens: Int64[Tensor, " token"], positions: Int64[Tensor, " token"], attend: Attend
-    ) -> Float[Tensor, "token hidden"]:
-        """Final hidden states, one per packed token."""
-        return self.run(tokens, self.angles(positions), attend, self.layers())
+        self,
+        tokens: Int64[Tensor, " token"],
+        positions: Int64[Tensor, " token"],
+        attend: Attend,
+        wanted: Int64[Tensor, " wanted"] | None = None,
+    ) -> Float[Tensor, "wanted hidden"]:
+        """Final hidden states of the wanted packed tokens, or of all."""
+        return self.run(tokens, self.angles(positions), attend, self.layers(), wanted)
 
     def run(
         self,
@@ -112,23 +123,28 @@ class Decoder:
         angles: tuple[Tensor, Tensor],
         attend: Attend,
         layers: list[Layer],
-    ) -> Float[Tensor, "token hidden"]:
+        wanted: Int64[Tensor, " wanted"] | None = None,
+    ) -> Float[Tensor, "wanted hidden"]:
         """As `hidden`, with rotary angles and joined weights that the caller already has."""
-        x: Tensor = self.model.get_input_embeddings()(tokens)
+        x = embed(cast(nn.Embedding, self.model.get_input_embeddings()), tokens)
         for index, layer in enumerate(layers):
-            x = x + self._attention(index, layer, rms_norm(x, layer.input_norm, self.eps), angles, attend)
+            attended = self._attention(index, layer, rms_norm(x, layer.input_norm, self.eps), angles, attend)
+            if wanted is not None and index == len(layers) - 1:
+                # Of the other tokens nobody reads more than this layer's keys and values.
+                x, attended = x.index_select(0, wanted), attended.index_select(0, wanted)
+            x = x + linear(attended, layer.out, layer.out_bias)
             normed = rms_norm(x, layer.post_norm, self.eps).to(self.compute_dtype)
-            x = x + F.linear(swiglu(F.linear(normed, layer.gate_up)), layer.down)
+            x = x + linear(swiglu(linear(normed, layer.gate_up)), layer.down)
         return rms_norm(x, self.model.model.norm.weight, self.eps)
 
     def _attention(
         self, index: int, layer: Layer, x: Tensor, angles: tuple[Tensor, Tensor], attend: Attend
-    ) -> Float[Tensor, "token hidden"]:
+    ) -> Float[Tensor, "token heads_width"]:
         rotated = self.heads + self.kv_heads
-        qkv = F.linear(x.to(self.compute_dtype), layer.qkv, layer.qkv_bias)
+        qkv = linear(x.to(self.compute_dtype), layer.qkv, layer.qkv_bias)
         qkv = qkv.view(-1, rotated + self.kv_heads, self.head_width)
         query_key, value = qkv.split([rotated, self.kv_heads], dim=1)
         if layer.qk_norm is not None:
             query_key = rms_norm(query_key, layer.qk_norm, self.eps)
         query, key = rotate(query_key, *angles).to(value.dtype).split([self.heads, self.kv_heads], dim=1)
-        return F.linear(attend(index, query, key, value).flatten(1), layer.out, layer.out_bias)
+        return attend(index, query, key, value).flatten(1)

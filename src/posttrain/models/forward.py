@@ -92,5 +92,7 @@ def _packed(
     assert policy.decoder is not None
     layout = layout.to(policy.device)
     tokens = torch.tensor([token for sequence in sequences for token in sequence], device=policy.device)
-    hidden = policy.decoder.hidden(tokens, layout.positions.to(policy.device), PackedAttention(layout))
-    return hidden.index_select(0, predicting.to(policy.device))
+    wanted, place = torch.unique(predicting, return_inverse=True)  # a prompt's last token predicts for its whole group
+    positions, wanted = layout.positions.to(policy.device), wanted.to(policy.device)
+    hidden = policy.decoder.hidden(tokens, positions, PackedAttention(layout), wanted)
+    return hidden.index_select(0, place.to(policy.device))

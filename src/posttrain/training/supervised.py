@@ -8,6 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from posttrain.models.forward import completion_hidden
+from posttrain.models.gradients import written_in_place
 from posttrain.models.loading import Policy
 from posttrain.models.logprobs import token_logprobs
 
@@ -42,7 +43,8 @@ def accumulate(policy: Policy, examples: Sequence[Example], tokens_per_microbatc
     count = sum(len(example.completion) for example in examples)
     total = 0.0
     for micro in microbatches(examples, tokens_per_microbatch):
-        loss = -completion_logprobs(policy, micro).sum() / count
+        with written_in_place():
+            loss = -completion_logprobs(policy, micro).sum() / count
         loss.backward()
         total += loss.item()
     return total

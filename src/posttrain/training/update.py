@@ -14,6 +14,7 @@ from posttrain.batch import Batch, everything
 from posttrain.errors import RunError
 from posttrain.losses import ratio_statistics
 from posttrain.models.forward import completion_hidden
+from posttrain.models.gradients import written_in_place
 from posttrain.models.loading import Policy
 from posttrain.models.logprobs import full_kl, token_entropies, token_logprobs
 from posttrain.records import Group
@@ -83,10 +84,11 @@ REMEDY = "No step was taken.  Start again with a lower update.learning_rate."
 
 
 def micro_loss(policy: Policy, micro: Batch, objective: Objective, observed: Observed) -> Float[Tensor, ""]:
-    """The micro-batch's share of the update's loss."""
+    """The micro-batch's share of the update's loss, for `backward` alone; see `models.gradients`."""
     algorithm, temperature = objective.algorithm, objective.temperature
-    hidden = completion_hidden(policy, micro.prompts, micro.completions, micro.prompt_of)
-    logprobs = token_logprobs(hidden, policy.head, micro.tokens.to(hidden.device), temperature=temperature)
+    with written_in_place():
+        hidden = completion_hidden(policy, micro.prompts, micro.completions, micro.prompt_of)
+        logprobs = token_logprobs(hidden, policy.head, micro.tokens.to(hidden.device), temperature=temperature)
     here = micro_on(logprobs, micro)
     denominator = here.reference_logprobs if algorithm.ratio_to == "reference" else here.behaviour_logprobs
     assert denominator is not None

@@ -1,0 +1,54 @@
+"""Products of few rows with one matrix: torch's own against those of a matrix reordered once.
+
+    python benchmarks/linear.py
+
+Prints milliseconds of each (the least of several) and their ratio, for the matrices of vs_trl.py's models.
+"""
+
+import argparse
+from collections.abc import Callable
+from time import perf_counter
+
+import torch
+import torch.nn.functional as F
+
+from posttrain.models.linear import Reordered, linear
+
+MATRICES = {"bundled": (160, 960), "100m": (896, 4864), "large-vocab head": (256, 151936)}
+"""Inputs and outputs of the largest matrix of each."""
+ROWS = (1, 8, 32, 256, 1200)
+REPEATS = 7
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--threads", type=int, default=2)
+    torch.set_num_threads(parser.parse_args().threads)
+    torch.manual_seed(0)
+    for name, (inputs, outputs) in MATRICES.items():
+        weight = torch.randn(outputs, inputs)
+        if not Reordered.serves(weight):
+            raise SystemExit("This build of torch has no reordered products (oneDNN).")
+        reordered = Reordered(weight)
+        print(f"{name}, {inputs} -> {outputs}; reordering takes {milliseconds(lambda w=weight: Reordered(w)):.2f} ms")
+        for rows in ROWS:
+            x = torch.randn(rows, inputs)
+            own = milliseconds(lambda x=x, w=weight: F.linear(x, w))
+            ours = milliseconds(lambda x=x, w=reordered: linear(x, w))
+            print(f"  {rows:5d} rows  {own:8.3f} ms  reordered {ours:8.3f} ms  {ours / own:.2f}")
+
+
+@torch.inference_mode()
+def milliseconds(call: Callable[[], object]) -> float:
+    """The least of several timings."""
+    call()
+    taken = []
+    for _ in range(REPEATS):
+        start = perf_counter()
+        call()
+        taken.append(perf_counter() - start)
+    return 1000 * min(taken)
+
+
+if __name__ == "__main__":
+    main()
