@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from posttrain.models.linear import USUAL_ROWS, Reordered, for_inference, linear
+from posttrain.models.linear import MOST_ROWS, Reordered, for_inference, linear
 
 WEIGHT = torch.randn(37, 19, generator=torch.Generator().manual_seed(0))
 
@@ -12,7 +12,7 @@ needs_reordering = pytest.mark.skipif(not Reordered.serves(WEIGHT), reason="this
 
 
 @needs_reordering
-@pytest.mark.parametrize("rows", [1, 3, USUAL_ROWS, 100])
+@pytest.mark.parametrize("rows", [1, 3, 32, 100, MOST_ROWS, MOST_ROWS + 1, 2 * MOST_ROWS + 33])
 @pytest.mark.parametrize("with_bias", [False, True])
 def test_reordered_products_are_products(rows: int, with_bias: bool) -> None:
     random = torch.Generator().manual_seed(rows)

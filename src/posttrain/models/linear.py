@@ -1,10 +1,15 @@
 """Products with weight matrices, and matrices reordered for the many small ones of decoding on a CPU."""
 
+from bisect import bisect_left
+
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
+SIZES = (1, 2, 4, 8, 16, *range(32, 257, 32))
+"""Numbers of rows that products are made with.  oneDNN compiles a kernel of half a megabyte for each that it meets."""
+MOST_ROWS = SIZES[-1]
 USUAL_ROWS = 32
 """Rows of a product that the order is chosen for; it serves others as well."""
 
@@ -31,8 +36,16 @@ class Reordered:
 
     def product(self, x: Float[Tensor, "row inputs"], bias: Float[Tensor, " outputs"] | None) -> Tensor:
         """x · Wᵀ + bias."""
-        out: Tensor = torch.ops.mkldnn._linear_pointwise(x, self.weight, bias, "none", [], "")
-        return out
+        parts = [self._part(part, bias) for part in x.split(MOST_ROWS)]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def _part(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        """The same for few rows, filled up to the next of the sizes."""
+        rows = len(x)
+        size = SIZES[bisect_left(SIZES, rows)]
+        padded = x if size == rows else F.pad(x, (0, 0, 0, size - rows))
+        out: Tensor = torch.ops.mkldnn._linear_pointwise(padded, self.weight, bias, "none", [], "")
+        return out[:rows]
 
 
 Weight = Tensor | Reordered
