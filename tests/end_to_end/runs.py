@@ -7,6 +7,7 @@ takes a second instead of five.  `python -m posttrain` itself is tested in test_
 import json
 import multiprocessing
 import os
+import signal
 import shutil
 import sys
 import time
@@ -116,6 +117,7 @@ def run_command(argv: Sequence[str], folder: str, log: str, accident: Accident) 
         os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND), descriptor)
     os.chdir(folder)
     arrange(accident)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where the tests run in the background
     code = main(argv)
     sys.stdout.flush()
     sys.stderr.flush()
