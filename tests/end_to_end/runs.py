@@ -7,8 +7,8 @@ takes a second instead of five.  `python -m posttrain` itself is tested in test_
 import json
 import multiprocessing
 import os
-import signal
 import shutil
+import signal
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
