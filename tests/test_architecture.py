@@ -34,6 +34,8 @@ LAYERS = [
 ]
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 HEAVY = {"torch", "transformers", "jaxtyping", "numpy", "matplotlib", "pyarrow"}
+RUNS_PROGRAMS = SOURCE / "rewards" / "sandbox" / "inside" / "running.py"
+"""The one file that runs what a model wrote: in the sandbox's own interpreter, in a process that is sealed."""
 UNSAFE_MODULES = {"pickle", "cPickle", "dill", "cloudpickle", "marshal", "shelve", "joblib"}
 
 SOURCES = sorted(SOURCE.rglob("*.py"))
@@ -184,7 +186,8 @@ def test_nothing_read_or_sampled_can_run_as_code(path: Path) -> None:
         assert imported.split(".")[0] not in UNSAFE_MODULES, f"{path}:{line}: {imported} runs what it reads"
     for call, name in calls(path):
         where = f"{path}:{call.lineno}: {name}"
-        assert name not in {"eval", "exec", "os.system", "builtins.eval", "builtins.exec"}, where
+        if path != RUNS_PROGRAMS:
+            assert name not in {"eval", "exec", "os.system", "builtins.eval", "builtins.exec"}, where
         assert name != "torch.load" or keyword(call, "weights_only") is True, f"{where} without weights_only=True"
         assert keyword(call, "allow_pickle") is not True, f"{where} with allow_pickle"
         assert keyword(call, "trust_remote_code") is not True, f"{where} with trust_remote_code"

@@ -1,0 +1,70 @@
+"""Comparing mathematical answers with math-verify; run once in the fork-server of the maths reward, as `prepared`.
+
+Sealed processes can import nothing more, and sympy imports inside of its functions: so all of it is imported here, and
+every way of comparing is gone once before anything is forked.
+"""
+
+import importlib
+import pkgutil
+
+import latex2sympy2_extended
+import math_verify
+import mpmath
+import sympy
+from math_verify import LatexExtractionConfig
+
+LATEX = [LatexExtractionConfig()]
+SKIPPED = {"tests", "benchmarks", "plotting", "testing", "this", "autolev", "conftest", "interactive", "__main__"}
+PAIRS = (
+    (r"2\sqrt{2}", r"\sqrt{8}"),
+    (r"(x+1)^2", r"x^2+2x+1"),
+    (r"\frac{\pi}{2}", r"\pi/2"),
+    (r"(1,2)", r"(1,3)"),
+    (r"x=3", r"x=4"),
+    (r"\sin(x)^2+\cos(x)^2", r"1"),
+    (r"x<5", r"5>x"),
+    (r"\{1,2\}", r"\{2,1\}"),
+    (r"\begin{pmatrix}1\\2\end{pmatrix}", r"\begin{pmatrix}1\\3\end{pmatrix}"),
+    (r"\text{yes}", r"\text{no}"),
+    (r"\log_2 8", r"3"),
+    (r"e^{i\pi}", r"-1"),
+    (r"(-\infty,2)", r"(-\infty,2]"),
+    (r"\sqrt{3}+x", r"x+\sqrt{3}"),
+    (r"\frac{x^2-1}{x-1}", r"x+1"),
+)
+
+
+def read(text: str) -> list[object]:
+    """What math-verify makes of a text."""
+    found: list[object] = math_verify.parse(
+        f"${text}$", extraction_config=LATEX, parsing_timeout=None, fallback_mode="no_fallback"
+    )
+    return found
+
+
+def compare(gold: str, answer: str) -> str:
+    """Whether an answer says the same as the gold one: same, different, unreadable or no_gold."""
+    expected = read(gold)
+    if not expected:
+        return "no_gold"
+    given = read(answer)
+    if not given:
+        return "unreadable"
+    return "same" if math_verify.verify(expected, given, timeout_seconds=None, strict=True) else "different"
+
+
+def warm_up() -> None:
+    """Import everything, and compare in every way."""
+    for package in (math_verify, latex2sympy2_extended, mpmath, sympy):
+        for found in pkgutil.walk_packages(package.__path__, package.__name__ + ".", onerror=lambda name: None):
+            if not SKIPPED & set(found.name.split(".")):
+                try:
+                    importlib.import_module(found.name)
+                except ImportError:  # an optional dependency of its own
+                    continue
+    for gold, answer in PAIRS:
+        compare(gold, answer)
+
+
+if __name__ == "prepared":
+    warm_up()

@@ -1,0 +1,105 @@
+"""Plain values as JSON that keeps their types, and nothing but plain values.
+
+None, bool, str and numbers, and lists, tuples, sets and dicts of these: exactly these types, since a subclass may
+compare equal to everything.  Whoever reads checks again, as what it reads may be forged.
+"""
+
+import json
+import math
+from typing import Any
+
+MAX_DEPTH = 32
+MAX_ITEMS = 200_000
+"""Values inside values, all counted."""
+MAX_BITS = 1 << 16
+"""Longest integer."""
+
+
+class NotPlain(Exception):
+    """A value that may not cross; the text says why."""
+
+
+def dump(value: object) -> bytes:
+    """A value as bytes."""
+    return json.dumps(_Writer().write(value, 0), separators=(",", ":"), allow_nan=False).encode(
+        "utf-8", "surrogatepass"
+    )
+
+
+def load(payload: bytes) -> object:
+    """The value that bytes hold; NotPlain where they hold none."""
+    try:
+        written = json.loads(payload.decode("utf-8", "surrogatepass"))
+    except (ValueError, RecursionError) as error:
+        raise NotPlain("not in the format") from error
+    return _Reader().read(written, 0)
+
+
+class _Counter:
+    def __init__(self) -> None:
+        self.items = 0
+
+    def count(self, depth: int) -> None:
+        self.items += 1
+        if self.items > MAX_ITEMS:
+            raise NotPlain(f"more than {MAX_ITEMS:,} values")
+        if depth > MAX_DEPTH:
+            raise NotPlain(f"nested deeper than {MAX_DEPTH}")
+
+
+class _Writer(_Counter):
+    def write(self, value: Any, depth: int) -> object:
+        """The value with its type beside it, in terms of JSON."""
+        self.count(depth)
+        kind = type(value)
+        if value is None or kind is bool or kind is str:
+            return value
+        if kind is int:
+            if value.bit_length() > MAX_BITS:
+                raise NotPlain(f"an integer of {value.bit_length():,} bits")
+            return ["i", hex(value)]
+        if kind is float:
+            return ["f", value.hex()]
+        if kind is bytes:
+            return ["b", value.hex()]
+        if kind in (list, tuple, set, frozenset):
+            return [NAMES[kind], *(self.write(item, depth + 1) for item in value)]
+        if kind is dict:
+            return ["d", *([self.write(k, depth + 1), self.write(v, depth + 1)] for k, v in value.items())]
+        raise NotPlain(f"a value of type {kind.__name__}"[:100])
+
+
+NAMES: dict[type, str] = {list: "l", tuple: "t", set: "s", frozenset: "z"}
+KINDS = {name: kind for kind, name in NAMES.items()}
+
+
+class _Reader(_Counter):
+    def read(self, written: Any, depth: int) -> object:
+        """The value that `_Writer.write` wrote, or NotPlain."""
+        self.count(depth)
+        if written is None or isinstance(written, bool | str):
+            return written
+        if not isinstance(written, list) or not written or not isinstance(written[0], str):
+            raise NotPlain("not in the format")
+        name, *parts = written
+        try:
+            if name in KINDS:
+                return KINDS[name](self.read(part, depth + 1) for part in parts)
+            if name == "d":
+                return {self.read(key, depth + 1): self.read(value, depth + 1) for key, value in parts}
+            (text,) = parts
+            return scalar(name, text)
+        except (TypeError, ValueError, OverflowError) as error:  # unhashable keys, wrong counts, wrong digits
+            raise NotPlain("not in the format") from error
+
+
+def scalar(name: str, text: str) -> object:
+    """A number or bytes."""
+    if name == "i" and len(text) <= MAX_BITS // 4 + 3:
+        return int(text, 16)
+    if name == "f":
+        number = float.fromhex(text)
+        return number if math.isfinite(number) else float(number)
+    if name == "b":
+        return bytes.fromhex(text)
+    raise NotPlain("not in the format")

@@ -1,0 +1,194 @@
+"""What a sealed process does: run a program, answer calls to its functions, or run tests against another process."""
+
+import atexit
+import builtins
+import io
+import json
+import os
+import random
+import socket
+import sys
+import threading
+import traceback
+import types
+from collections.abc import Callable
+
+import frames
+import plain
+
+MAX_MESSAGE = 2000
+"""Characters of an error that are told."""
+
+
+def open_streams() -> None:
+    """Make `sys.stdin`, `sys.stdout` and `sys.stderr` of descriptors 0, 1 and 2, whatever these become later.
+
+    Once, in the server: to make them anew takes a tenth of what a small program takes.  They are pipes while they are
+    made, as they will be, so that nobody takes them for files that can be sought in.
+    """
+    reader, writer = os.pipe()
+    for descriptor, end in ((0, reader), (1, writer), (2, writer)):
+        os.dup2(end, descriptor)
+    os.close(reader)
+    os.close(writer)
+    sys.stdin = io.TextIOWrapper(io.BufferedReader(io.FileIO(0, "r", closefd=False)), encoding="utf-8")
+    sys.stdout = io.TextIOWrapper(io.BufferedWriter(io.FileIO(1, "w", closefd=False)), encoding="utf-8")
+    sys.stderr = io.TextIOWrapper(io.FileIO(2, "w", closefd=False), encoding="utf-8", write_through=True)
+    for name in ("stdin", "stdout", "stderr"):
+        setattr(sys, f"__{name}__", getattr(sys, name))
+
+
+def run(kind: str, channel: socket.socket) -> int:
+    """Do what the job is, with the source that the channel sends first; returns the exit status.
+
+    The first thing said is how compiling went.  It is our word, as none of the source has run by then, and that it is
+    said at all means that the process is sealed.
+    """
+    source = frames.receive(channel).decode("utf-8", "surrogatepass")
+    if "random" in source:
+        random.seed()  # else it would draw the numbers that all others draw
+    if kind == "tests":
+        frames.send(channel, b'["compiled"]')
+        return tests(source, channel)
+    try:
+        compiled = compile(source, "<program>", "exec", dont_inherit=True)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        frames.send(channel, b'["syntax_error"]')
+        return 1
+    frames.send(channel, b'["compiled"]')
+    return {"syntax": nothing, "program": program, "calls": calls}[kind](compiled, channel)
+
+
+def nothing(_compiled: types.CodeType, _channel: socket.socket) -> int:
+    """It was only to be compiled."""
+    return 0
+
+
+def program(compiled: types.CodeType, channel: socket.socket) -> int:
+    """A whole program, as `python program.py` would run it."""
+    channel.close()
+    status = 0
+    try:
+        execute(compiled, fresh_main())
+    except SystemExit as ending:
+        status = exit_status(ending)
+    except BaseException:  # noqa: BLE001  # whatever the program raises
+        traceback.print_exc()
+        status = 1
+    # As at the interpreter's own end: threads are waited for, then exit functions run.
+    for finish in (vars(threading)["_shutdown"], vars(atexit)["_run_exitfuncs"]):
+        finish()
+    return flushed(status)
+
+
+def calls(compiled: types.CodeType, channel: socket.socket) -> int:
+    """A program whose functions are called from outside, with plain data and for plain data."""
+    module = fresh_main()
+    answer(channel, attempt(lambda: execute(compiled, module)))
+    while True:
+        try:
+            name, arguments, named = plain.load(frames.receive(channel))
+        except frames.Closed:
+            return flushed(0)
+        answer(channel, attempt(lambda: find(module, name)(*arguments, **named)))  # noqa: B023  # called at once
+
+
+def find(module: types.ModuleType, name: str) -> Callable[..., object]:
+    """The function of a program, or the method `name` of the class `Solution` that some problems ask for."""
+    if hasattr(module, name):
+        found: Callable[..., object] = getattr(module, name)
+        return found
+    solution = getattr(module, "Solution", None)
+    if solution is None or not hasattr(solution, name):
+        raise NameError(f"the program defines no {name}")
+    method: Callable[..., object] = getattr(solution(), name)
+    return method
+
+
+def attempt(action: Callable[[], object]) -> list[object]:
+    """["value", its plain form] or ["error", type, message]."""
+    try:
+        return ["value", plain.dump(action()).decode("utf-8", "surrogatepass")]
+    except plain.NotPlain as error:
+        return ["not_plain", "", str(error)[:MAX_MESSAGE]]
+    except BaseException as error:  # noqa: BLE001  # whatever the program raises
+        return ["error", type(error).__name__[:100], str(error)[:MAX_MESSAGE]]
+
+
+def answer(channel: socket.socket, said: list[object]) -> None:
+    """Tell what a call came to."""
+    frames.send(channel, json.dumps(said).encode())
+
+
+def tests(source: str, channel: socket.socket) -> int:
+    """Tests, in a process of their own, of functions that live in another: what they see of those is plain data.
+
+    `source` is JSON: {"entry": names of functions, "setup": source, "tests": sources}.  Every test's result is told.
+    """
+    job = json.loads(source)
+    module = fresh_main()
+    for name in job["entry"]:
+        setattr(module, name, proxy(name, channel))
+    results: list[list[object]] = []
+    prepared = attempt(lambda: execute(job["setup"], module))
+    for test in job["tests"]:
+        results.append(attempt(lambda: execute(test, module)) if prepared[0] == "value" else prepared)  # noqa: B023
+    frames.send(channel, json.dumps(["results", results]).encode())
+    return flushed(0)
+
+
+def proxy(name: str, channel: socket.socket) -> Callable[..., object]:
+    """A function that is called in the other process."""
+
+    def call(*arguments: object, **named: object) -> object:
+        request = plain.dump([name, list(arguments), named]).decode("utf-8", "surrogatepass")
+        frames.send(channel, json.dumps(["call", request]).encode())
+        kind, first, *rest = json.loads(frames.receive(channel))
+        if kind == "value":
+            return plain.load(first.encode("utf-8", "surrogatepass"))
+        raise exception_named(first)(*rest)
+
+    call.__name__ = name
+    return call
+
+
+def exception_named(name: str) -> type[Exception]:
+    """The built-in exception of this name, so that tests can expect it, or RuntimeError."""
+    found = getattr(builtins, name, None)
+    return found if isinstance(found, type) and issubclass(found, Exception) else RuntimeError
+
+
+def fresh_main() -> types.ModuleType:
+    """An empty `__main__`."""
+    module = types.ModuleType("__main__")
+    sys.modules["__main__"] = module
+    return module
+
+
+def execute(code: str | types.CodeType, module: types.ModuleType) -> None:
+    """Run code in a module."""
+    exec(code, module.__dict__)  # noqa: S102  # sealed: this is what the sandbox is for
+
+
+def exit_status(ending: SystemExit) -> int:
+    """What `sys.exit` was given, as the interpreter reads it."""
+    if ending.code is None:
+        return 0
+    if isinstance(ending.code, int):
+        return ending.code & 0xFF
+    sys.stderr.write(f"{ending.code}\n")
+    return 1
+
+
+def flushed(status: int) -> int:
+    """The status, once what was printed is out; a closed output is a failure as it is for a program."""
+    try:
+        sys.stdout.flush()
+    except (OSError, ValueError):
+        return status or 120
+    return status
+
+
+def end(status: int) -> None:
+    """Leave without unwinding anything of the server's."""
+    os._exit(status)
