@@ -11,7 +11,7 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check lint format types docs bench mutants constraints clean
+.PHONY: help demo test soak check lint format types docs bench mutants constraints clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' Makefile
@@ -21,6 +21,9 @@ demo: .venv/.ok ## install, then train the bundled model on Countdown and show i
 
 test: .venv/.ok ## the whole test suite: no network, no GPU
 	$(BIN)/python -m pytest -n 2 --durations=10
+
+soak: .venv/.ok ## a hundred thousand programs through one sandbox, and what they leave behind
+	$(BIN)/python -m tests.soak --items 100000
 
 check: lint types docs test ## what CI runs: lint, format, types, docs and tests
 

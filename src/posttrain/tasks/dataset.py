@@ -55,11 +55,16 @@ class DatasetTask:
         self.renderer = renderer
         self.seed = seed
         self.prompts_per_step = prompts_per_step
-        everything = read(options) if rows is None else rows_of(rows, MEMORY)
+        everything = self.prepared(read(options) if rows is None else rows_of(rows, MEMORY))
         require_column(everything, options.prompt_column)
-        self.training_rows, self.held_out_rows = split(everything, options)
+        apart = self.prepared(read_rows(options.held_out_path)) if options.held_out_path else None
+        self.training_rows, self.held_out_rows = split(everything, apart, options)
         for row in (*self.training_rows, *self.held_out_rows):
             content(row, options)  # a fault in any row shows now, not in step 900
+
+    def prepared(self, rows: list[Row]) -> list[Row]:
+        """The rows as the task takes them."""
+        return rows
 
     def prompts(self, step: int, draws: range) -> list[Prompt]:
         """Draws below `prompts_per_step` go through the epochs; those above are refills, from the rest of the rows."""
@@ -148,17 +153,15 @@ def read(options: DatasetOptions) -> list[Row]:
     return read_rows(options.path)
 
 
-def split(rows: Sequence[Row], options: DatasetOptions) -> tuple[list[Row], list[Row]]:
+def split(rows: Sequence[Row], held_out: Sequence[Row] | None, options: DatasetOptions) -> tuple[list[Row], list[Row]]:
     """Training rows, and the held-out rows that are evaluated on; no prompt is on both sides."""
     column = options.prompt_column
-    if options.held_out_path:
-        held_out = read_rows(options.held_out_path)
-        require_column(held_out, column)
-        apart = {fingerprint(row, column) for row in held_out}
-    else:
+    if held_out is None:
         threshold = int(options.held_out_share * 2**64)
         held_out = [row for row in rows if fingerprint(row, column) < threshold]
-        apart = {fingerprint(row, column) for row in held_out}
+    else:
+        require_column(held_out, column)
+    apart = {fingerprint(row, column) for row in held_out}
     training = [row for row in rows if fingerprint(row, column) not in apart]
     if not training or (options.held_out_share > 0 and not held_out):
         source = options.held_out_path or f"held_out_share = {options.held_out_share}"

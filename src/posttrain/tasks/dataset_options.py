@@ -5,6 +5,9 @@ from typing import Literal
 
 from posttrain.errors import require
 
+BUNDLED_PROGRAMS = "bundled"
+"""The path that stands for the problems that come with the package."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class DatasetOptions:
@@ -34,3 +37,13 @@ class DatasetOptions:
         require(self.prompt_column != "", self, "prompt_column", "names no column; the usual name is `prompt`")
         require(0 <= self.held_out_share < 1, self, "held_out_share", "must be at least 0 and below 1, such as 0.1")
         require(self.held_out_size >= 1, self, "held_out_size", "leaves nothing to evaluate on; use >= 1")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProgramsOptions(DatasetOptions):
+    """Programming problems from a local file in the layout of HumanEval, MBPP, APPS, CodeContests or our own."""
+
+    name: Literal["programs"] = "programs"  # type: ignore[assignment]
+    """Which task this is."""
+    path: str = BUNDLED_PROGRAMS
+    """File of problems: .jsonl, .json, .csv or .parquet; `bundled` means the 34 that come with the package."""

@@ -6,12 +6,13 @@ from posttrain.errors import UserError
 from posttrain.tasks.base import PromptRenderer, Task
 from posttrain.tasks.countdown import CountdownTask
 from posttrain.tasks.dataset import DatasetTask
-from posttrain.tasks.dataset_options import DatasetOptions
-from posttrain.tasks.options import CountdownOptions
+from posttrain.tasks.dataset_options import ProgramsOptions
+from posttrain.tasks.options import CountdownOptions, TaskOptions
+from posttrain.tasks.programs import ProgramsTask
 
 
 def load_task(
-    options: CountdownOptions | DatasetOptions,
+    options: TaskOptions,
     renderer: PromptRenderer,
     *,
     seed: int,
@@ -23,4 +24,6 @@ def load_task(
         if rows is not None:
             raise UserError("rows: the task is countdown, which makes its own problems.  Use task.name = dataset.")
         return CountdownTask(options, renderer, seed=seed)
+    if isinstance(options, ProgramsOptions):
+        return ProgramsTask(options, renderer, seed=seed, prompts_per_step=prompts_per_step, rows=rows)
     return DatasetTask(options, renderer, seed=seed, prompts_per_step=prompts_per_step, rows=rows)

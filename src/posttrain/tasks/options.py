@@ -5,7 +5,7 @@ from typing import Literal
 
 from posttrain.errors import UserError, require
 from posttrain.rewards.countdown_options import FormatMode, NumbersRule
-from posttrain.tasks.dataset_options import DatasetOptions
+from posttrain.tasks.dataset_options import DatasetOptions, ProgramsOptions
 
 OPERATORS = "+-*/"
 
@@ -66,7 +66,11 @@ class CountdownOptions:
                 )
 
 
-TaskOptions = CountdownOptions | DatasetOptions
+TaskOptions = CountdownOptions | DatasetOptions | ProgramsOptions
 
-TASK_OPTIONS: dict[str, type[TaskOptions]] = {"countdown": CountdownOptions, "dataset": DatasetOptions}
+TASK_OPTIONS: dict[str, type[TaskOptions]] = {
+    "countdown": CountdownOptions,
+    "dataset": DatasetOptions,
+    "programs": ProgramsOptions,
+}
 """The option class of each task, by the name it has in recipes."""
