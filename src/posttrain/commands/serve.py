@@ -1,0 +1,59 @@
+"""`posttrain serve`: a model behind a small OpenAI-compatible endpoint, for trying it and for small judges."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from posttrain.commands.arguments import configured, model_layer, told_apart
+from posttrain.commands.flags import Program
+from posttrain.errors import UserError, require
+from posttrain.models.options import ModelOptions
+
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServeConfig:
+    """What is served."""
+
+    model: ModelOptions = field(default_factory=ModelOptions)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Switches:
+    """Where it listens."""
+
+    host: str = "127.0.0.1"
+    """Address to listen on; anything but this machine's own needs --public too."""
+    port: int = 8000
+    """Port to listen on; 0 takes a free one."""
+    public: bool = False
+    """Let other machines ask: there is no key and no encryption."""
+
+
+PROGRAM = Program(
+    name="posttrain serve MODEL",
+    description=(
+        "Serve a model, a folder or `bundled`, at http://HOST:PORT/v1: models, completions and chat/completions as"
+        " OpenAI's clients ask for them, one request at a time.  Ctrl-C ends it."
+    ),
+    switches=Switches(),
+    only=("model.dtype", "model.device"),
+)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Serve until interrupted."""
+    model, given = told_apart(arguments).model(PROGRAM)
+    given.require_no_more(PROGRAM)
+    config, switches = configured(ServeConfig, [model_layer(model)], given.flags, PROGRAM)
+    config.model.require_folder()
+    require(0 <= switches.port < 1 << 16, switches, "port", "is no port; use 0 to 65535")
+    if switches.host not in LOOPBACK and not switches.public:
+        raise UserError(f"--host {switches.host} lets other machines ask, without a key; say --public if you mean it")
+    from posttrain.commands.serving import serving
+    from posttrain.models.loading import load_policy
+
+    with serving(load_policy(config.model), name=model, host=switches.host, port=switches.port) as server:
+        print(f"{model} at http://{switches.host}:{server.server_port}/v1   (Ctrl-C ends it)", flush=True)
+        server.serve_forever()
+    return 0
