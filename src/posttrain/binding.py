@@ -60,6 +60,10 @@ def _value(hint: Any, value: object, where: str) -> object:
         if value not in get_args(hint):
             raise UserError(f"{where} = {value!r}: {unknown('choice', value, get_args(hint))}")
         return value
+    if get_origin(hint) is tuple:
+        if not isinstance(value, list | tuple):
+            raise UserError(f"{where} = {value!r}: this takes a list.")
+        return tuple(_value(get_args(hint)[0], item, f"{where}[{i}]") for i, item in enumerate(value))
     if hint is float and type(value) is int:
         return float(value)
     if type(value) is not hint:  # not isinstance: True is no whole number

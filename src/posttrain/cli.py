@@ -14,7 +14,9 @@ COMMANDS = {
     "sft": ("sft", "train a small model from nothing on demonstrations"),
     "eval": ("evaluate", "measure a model on problems that are held out from training"),
     "chat": ("chat", "ask a model by hand"),
+    "serve": ("serve", "put a model behind an OpenAI-compatible endpoint"),
     "trace": ("trace", "show one rollout token by token: state, action, log-prob, reward, advantage"),
+    "doctor": ("doctor", "show what this machine has, and whether programs can be run on it safely"),
     "config": ("config", "print what recipes and flags add up to"),
 }
 """Name -> module in posttrain.commands, and what it does."""

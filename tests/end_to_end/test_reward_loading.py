@@ -1,6 +1,6 @@
 """Reward functions by name and from files, as a recipe gives them."""
 
-import importlib
+import re
 from pathlib import Path
 
 import pytest
@@ -17,16 +17,62 @@ def from_file(tmp_path: Path, source: str, name: str, file: str = "my_rewards.py
     return RewardOptions(path=f"{tmp_path / file}:{name}", weight=0.5)
 
 
+SOLVED = "<think>easy</think> <answer>1 + 2</answer>"
+PUZZLE = {"numbers": [1, 2], "target": 3, "rule": "all"}
+PRINTS = {"tests": {"kind": "stdio", "cases": [{"input": "", "output": "3"}]}}
+PROGRAM = "```python\nprint(1 + 2)\n```"
+
+# For every name: its options, two completions, the row's columns, and what the two are worth.
+WORTH: dict[str, tuple[dict[str, object], list[str], dict[str, object], list[float]]] = {
+    "countdown": ({}, [SOLVED, "no"], PUZZLE, [1.0, 0.0]),
+    "countdown_last": ({}, [SOLVED, "no"], PUZZLE, [1.0, 0.0]),
+    "strict_format": ({}, [SOLVED, "no"], {}, [1.0, 0.0]),
+    "last_format": ({}, [SOLVED, "no"], {}, [1.0, 0.0]),
+    "graded_format": ({}, [SOLVED, "no"], {}, [1.0, 0.0]),
+    "code": ({"cpu_seconds": 1.0}, [PROGRAM, "no"], PRINTS, [1.0, 0.0]),
+    "code_course": ({}, ["<code>1 + 2</code>", "<code>1 +</code>"], {}, [1.0, 0.3]),
+    "judge": ({"endpoint": "http://127.0.0.1:9/v1", "model": "j"}, ["", "Solution:"], {}, [0.0, 0.0]),
+    "maths": ({"symbolic": False}, ["it is 3.0", "4"], {"answer": "3"}, [1.0, 0.0]),
+    "soft_overlong": ({"max_tokens": 2, "cache_tokens": 2}, ["a", "b"], {}, [-1.0, -1.0]),
+    "cosine_length": ({"max_tokens": 4}, ["a", "b"], PUZZLE, [-0.75, -0.75]),
+    "group_length": ({}, ["a", "b"], PUZZLE, [0.0, 0.0]),
+    "repetition": ({"ngram": 2}, ["a", "b"], {}, [0.0, 0.0]),
+    "truncated": ({"value": -0.5}, ["a", "b"], {}, [-0.5, 0.0]),
+    "blocklist": ({"phrases": ["bad"]}, ["fine", "so BAD"], {}, [0.0, -1.0]),
+    "refusal": ({}, ["Sure.", "I’m sorry, no."], {}, [0.0, -1.0]),
+    "copied_prompt": ({}, ["a", "b"], {}, [0.0, 0.0]),
+    "language_drift": ({"scripts": ["latin"]}, ["abc", "abγδ"], {}, [0.0, -0.5]),
+    "period_count": ({"most": 4}, ["a. b.", "a"], {}, [0.5, 0.0]),
+}
+
+
 @pytest.mark.parametrize("name", BUILT_IN)
-def test_every_built_in_name_is_a_function_that_grades_plain_text_and_conversations(name: str) -> None:
-    function = load_reward(RewardOptions(name=name, weight=2.0))
-    module, _, attribute = BUILT_IN[name].partition(":")
-    assert function.call is getattr(importlib.import_module(module), attribute)
-    columns = {"numbers": [1, 2], "target": 3, "rule": "all"}
-    solved = "<think>easy</think> <answer>1 + 2</answer>"
-    for messages in (None, CHAT):
-        grades = grade([group([solved, "no"], columns=columns, messages=messages)], [function])
-        assert grades.rewards.tolist() == [[2.0, 0.0]]
+@pytest.mark.parametrize("messages", [None, CHAT], ids=["plain", "chat"])
+def test_every_built_in_name_grades_plain_text_and_conversations(name: str, messages: object) -> None:
+    options, completions, columns, worth = WORTH[name]
+    watched = {"of": "countdown"} if name.endswith("_length") else {}
+    functions = [load_reward(RewardOptions(name=name, weight=2.0, options=options, **watched))]
+    if watched:
+        functions.append(load_reward(RewardOptions(name="countdown", weight=0.0)))
+    grades = grade([group(completions, columns=columns, messages=messages)], functions)
+    assert grades.rewards[0].tolist() == pytest.approx([2.0 * each for each in worth])
+
+
+@pytest.mark.parametrize(
+    ("reward", "says"),
+    [
+        ({"name": "repetition", "options": {"n_gram": 3}}, "repetition.n_gram: no such option. Did you mean `ngram`"),
+        ({"name": "repetition", "options": {"ngram": "3"}}, "ngram = '3': this takes a whole number"),
+        ({"name": "repetition", "options": {"ngram": 0}}, "ngram = 0 must be >= 1"),
+        ({"name": "soft_overlong"}, "soft_overlong.max_tokens is missing"),
+        ({"name": "blocklist", "options": {"phrases": "bad"}}, "phrases = 'bad': this takes a list"),
+        ({"name": "countdown", "options": {"mode": "last"}}, "countdown has no options"),
+        ({"path": "mine.py:solved", "options": {"a": 1}}, "mine.py:solved takes none"),
+    ],
+)
+def test_options_that_a_reward_does_not_take_are_refused(reward: dict[str, object], says: str) -> None:
+    with pytest.raises(UserError, match=re.escape(says)):
+        load_reward(RewardOptions(**reward))
 
 
 def test_a_function_of_a_file_has_its_own_name_and_may_import_its_neighbours(tmp_path: Path) -> None:

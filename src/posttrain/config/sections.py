@@ -13,6 +13,7 @@ from posttrain.models.options import ModelOptions
 from posttrain.models.tiny_options import NewModelOptions
 from posttrain.recipes import to_yaml
 from posttrain.rewards.options import RewardOptions
+from posttrain.rewards.sandbox_options import SandboxOptions
 from posttrain.tasks.demonstrations import Demonstrator
 from posttrain.tasks.options import CountdownOptions, TaskOptions
 from posttrain.training.options import (
@@ -36,6 +37,7 @@ class Config:
     """What completions are scored by; none means the task's own."""
     algorithm: Mapping[str, object] = field(default_factory=lambda: {"name": "grpo"})
     """Name and options of a function in posttrain/algorithms.py; options that are left out are filled in."""
+    sandbox: SandboxOptions = field(default_factory=SandboxOptions)
     rollout: RolloutOptions = field(default_factory=RolloutOptions)
     update: UpdateOptions = field(default_factory=UpdateOptions)
     reference: ReferenceOptions = field(default_factory=ReferenceOptions)
@@ -124,7 +126,9 @@ def as_recipe(config: AnyConfig) -> str:
     """The config as a recipe file, every option written out: reading it gives the same config."""
     content = {name: plain(section) for name, section in asdict(config).items()}
     if "rewards" in content:  # each is by name or by path
-        content["rewards"] = [{key: value for key, value in each.items() if value != ""} for each in content["rewards"]]
+        content["rewards"] = [
+            {key: value for key, value in each.items() if value not in ("", {}, None)} for each in content["rewards"]
+        ]
     return to_yaml(content)
 
 

@@ -23,6 +23,8 @@ class Row:
 
     group: Group
     rollout: Rollout
+    base: float | None = None
+    """The score of the reward that the function looks at, where it looks at one that scored."""
 
     @property
     def text(self) -> str:
@@ -142,6 +144,7 @@ def standard(rows: Sequence[Row], function: RewardFunction) -> dict[str, object]
         "completions": [completion_of(row, function) for row in rows],
         "completion_ids": [list(row.rollout.tokens) for row in rows],
         "finish_reasons": [row.rollout.finish for row in rows],
+        **({"base": [row.base for row in rows]} if function.terms.of else {}),
     }
 
 
@@ -154,6 +157,7 @@ def single(row: Row, function: RewardFunction) -> dict[str, object]:
         "prompt": prompt_of(row, function),
         "response": row.text,
         "finish_reason": row.rollout.finish,
+        **({"base": row.base} if function.terms.of else {}),
     }
 
 

@@ -4,9 +4,10 @@ import functools
 import inspect
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from posttrain.errors import UserError
+from posttrain.rewards.terms_options import Terms
 
 
 class ScoringFailure(Exception):
@@ -28,6 +29,8 @@ class RewardFunction:
     """What its scores are multiplied by in the sum; 0 reports them and trains on none of them."""
     text_only: bool = False
     """Give it prompts and completions as text also where the prompt is a conversation."""
+    terms: Terms = field(default_factory=Terms)
+    """When it counts, and how much."""
 
     def __post_init__(self) -> None:
         if not callable(self.call) or isinstance(self.call, type):
@@ -40,10 +43,16 @@ class RewardFunction:
 
 
 def reward_function(
-    call: Callable[..., object], *, name: str = "", weight: float = 1.0, text_only: bool = False
+    call: Callable[..., object],
+    *,
+    name: str = "",
+    weight: float = 1.0,
+    text_only: bool = False,
+    terms: Terms | None = None,
 ) -> RewardFunction:
     """A callable as a reward function, by default under its own name: `__name__`, or the class of an object."""
-    return RewardFunction(name=name or own_name(call), call=call, weight=weight, text_only=text_only)
+    named = name or own_name(call)
+    return RewardFunction(name=named, call=call, weight=weight, text_only=text_only, terms=terms or Terms())
 
 
 def own_name(call: object) -> str:

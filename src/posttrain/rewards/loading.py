@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
+from posttrain.binding import bind
 from posttrain.errors import UserError
 from posttrain.rewards.function import RewardFunction
 from posttrain.rewards.options import RewardOptions
@@ -18,15 +19,37 @@ BUILT_IN = {
     "strict_format": "posttrain.rewards.format:strict_format",
     "last_format": "posttrain.rewards.format:last_format",
     "graded_format": "posttrain.rewards.format:graded_format",
+    "code": "posttrain.rewards.code:CodeReward",
+    "code_course": "posttrain.rewards.code:code_course",
+    "judge": "posttrain.rewards.judge:JudgeReward",
+    "maths": "posttrain.rewards.maths:MathsReward",
+    **{
+        name: f"posttrain.rewards.shaping:{kind}"
+        for name, kind in {
+            "soft_overlong": "SoftOverlong",
+            "cosine_length": "CosineLength",
+            "group_length": "GroupLength",
+            "repetition": "Repetition",
+            "truncated": "Truncated",
+            "blocklist": "Blocklist",
+            "refusal": "Refusal",
+            "copied_prompt": "CopiedPrompt",
+            "language_drift": "LanguageDrift",
+            "period_count": "PeriodCount",
+        }.items()
+    },
 }
-"""The reward functions of this package as MODULE:FUNCTION; a module is imported when a recipe asks for it."""
+"""The reward functions of this package as MODULE:FUNCTION, or MODULE:CLASS where they have options.
+
+A module is imported when a recipe asks for it.
+"""
 
 
 def load_reward(options: RewardOptions) -> RewardFunction:
     """The function that an item of a recipe's `rewards` names, with its weight."""
     if options.path:
         call, name = function_in_file(options.path)
-        return RewardFunction(name=name, call=call, weight=options.weight)
+        return RewardFunction(name=name, call=call, weight=options.weight, terms=options.terms())
     if options.name not in BUILT_IN:
         near = difflib.get_close_matches(options.name, BUILT_IN, n=1)
         hint = f"Did you mean `{near[0]}`?" if near else f"There are {', '.join(BUILT_IN)}."
@@ -35,7 +58,11 @@ def load_reward(options: RewardOptions) -> RewardFunction:
         )
     module, _, function = BUILT_IN[options.name].partition(":")
     call = getattr(importlib.import_module(module), function)
-    return RewardFunction(name=options.name, call=call, weight=options.weight, text_only=True)
+    if isinstance(call, type):
+        call = bind(call, options.options, where=f"rewards: {options.name}")
+    elif options.options:
+        raise UserError(f"rewards: {options.name} has no options, but is given {dict(options.options)}")
+    return RewardFunction(name=options.name, call=call, weight=options.weight, text_only=True, terms=options.terms())
 
 
 def function_in_file(path: str) -> tuple[Callable[..., object], str]:

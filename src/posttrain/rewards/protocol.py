@@ -17,15 +17,19 @@ than 5% of them in one function's scores stop the run.
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Literal
 
 import torch
+from jaxtyping import Float64
+from torch import Tensor
 
 from posttrain.errors import RunError, UserError
 from posttrain.records import Grades, Group
 from posttrain.rewards.calling import Call, Row, calls_for, run
 from posttrain.rewards.function import RewardFunction, ScoringFailure, reward_function
+from posttrain.rewards.rounds import rounds
 from posttrain.rewards.verdicts import UNSCORED, Problem, Score, Verdict, read, stop
 
 __all__ = ["Journal", "OnError", "RewardFunction", "ScoringFailure", "grade", "reward_function"]
@@ -35,6 +39,9 @@ RETRY_WAITS_SECONDS = (0.5, 2.0)
 
 MAX_FAILURE_SHARE = 0.05
 """Share of a function's scores that may be missing because scoring failed."""
+
+GATED = "gated"
+"""Outcome of a row that a function is not asked about, as its gate is shut."""
 
 OnError = Literal["stop", "none"]
 Journal = Callable[[Sequence[Group], Grades], None]
@@ -46,17 +53,20 @@ def grade(
     *,
     on_error: OnError = "stop",
     journal: Journal | None = None,
+    step: int = 1,
 ) -> Grades:
     """Score every rollout with every function.
 
         reward = Σ_k weight_k · score_k   over the functions of non-zero weight that scored; NaN where none did
+
+    Weights are those of the step, and scores are clipped where a function's terms say so.
 
     `journal` is handed all scores before anything uses them, also when too many failures then stop the run.
     """
     require_different_names(functions)
     rows = [Row(group, rollout) for group in groups for rollout in group.rollouts]
     verdicts = score(rows, functions, on_error)
-    grades = collect(groups, functions, verdicts)
+    grades = collect(groups, functions, verdicts, step)
     if journal is not None:
         journal(groups, grades)
     for function, column in zip(functions, verdicts, strict=True):
@@ -80,9 +90,52 @@ def require_different_names(functions: Sequence[RewardFunction]) -> None:
 def score(rows: Sequence[Row], functions: Sequence[RewardFunction], on_error: OnError) -> list[list[Verdict]]:
     """Each function's verdict on each row: a score, or a failure that came back after every retry."""
     verdicts: list[list[Verdict]] = [[UNSCORED] * len(rows) for _ in functions]
-    wanted = [list(range(len(rows))) for _ in functions]  # rows without a score yet, function by function
+    places = {function.name: place for place, function in enumerate(functions)}
+    for together in rounds(functions):
+        asked = [functions[place] for place in together]
+        seen = [[as_seen(row, i, function, verdicts, places) for i, row in enumerate(rows)] for function in asked]
+        columns: list[list[Verdict]] = [
+            [said if isinstance(said, Score) else UNSCORED for said in column] for column in seen
+        ]
+        score_round(asked, seen, columns, on_error)
+        for place, column in zip(together, columns, strict=True):
+            verdicts[place] = column
+    return verdicts
+
+
+def as_seen(
+    row: Row, index: int, function: RewardFunction, verdicts: Sequence[Sequence[Verdict]], places: Mapping[str, int]
+) -> Row | Score:
+    """The row as the function is asked about it, or what is settled without asking."""
+    terms = function.terms
+    if not terms.applies(row.group.prompt.columns):
+        return UNSCORED
+    if terms.gate:
+        gate = verdicts[places[terms.gate]][index]
+        if not isinstance(gate, Score) or math.isnan(gate.value):
+            return UNSCORED
+        if gate.value <= 0:
+            return Score(0.0, GATED)
+    if terms.of:
+        base = verdicts[places[terms.of]][index]
+        known = isinstance(base, Score) and not math.isnan(base.value)
+        return replace(row, base=base.value if known and isinstance(base, Score) else None)
+    return row
+
+
+def score_round(
+    functions: Sequence[RewardFunction],
+    seen: Sequence[Sequence[Row | Score]],
+    verdicts: Sequence[list[Verdict]],
+    on_error: OnError,
+) -> None:
+    """Ask functions that wait for none of each other, again where scoring failed, and write down what they say."""
+    wanted = [[index for index, row in enumerate(column) if isinstance(row, Row)] for column in seen]
     for wait in (*RETRY_WAITS_SECONDS, 0.0):
-        calls = [calls_for(function, [rows[i] for i in todo]) for function, todo in zip(functions, wanted, strict=True)]
+        calls = [
+            calls_for(function, [row for row in map(column.__getitem__, todo) if isinstance(row, Row)])
+            for function, column, todo in zip(functions, seen, wanted, strict=True)
+        ]
         results = iter(run([call for of_function in calls for call in of_function]))
         for column, todo, of_function in zip(verdicts, wanted, calls, strict=True):
             fresh = [said for call in of_function for said in settled(call, read(call, next(results)), on_error)]
@@ -92,7 +145,6 @@ def score(rows: Sequence[Row], functions: Sequence[RewardFunction], on_error: On
         if not any(wanted):
             break
         time.sleep(wait)
-    return verdicts
 
 
 def settled(call: Call, answer: list[Verdict] | Problem, on_error: OnError) -> list[Verdict]:
@@ -125,7 +177,7 @@ def narrowed(call: Call, problem: Problem, on_error: OnError) -> list[Verdict]:
 
 
 def collect(
-    groups: Sequence[Group], functions: Sequence[RewardFunction], verdicts: Sequence[Sequence[Verdict]]
+    groups: Sequence[Group], functions: Sequence[RewardFunction], verdicts: Sequence[Sequence[Verdict]], step: int
 ) -> Grades:
     """The verdicts as one record."""
     shape = (len(groups), len(groups[0].rollouts) if groups else 0)
@@ -133,9 +185,11 @@ def collect(
     said = [[one if isinstance(one, Score) else UNSCORED for one in column] for column in verdicts]
     values = torch.tensor([[one.value for one in column] for column in said], dtype=torch.float64)
     scores = values.reshape(len(functions), *shape)
-    weights = torch.tensor([function.weight for function in functions], dtype=torch.float64)[:, None, None]
+    at_step = [function.terms.weight_at(step, function.weight) for function in functions]
+    weights = torch.tensor(at_step, dtype=torch.float64)[:, None, None]
     counted = ~scores.isnan() & (weights != 0)
-    rewards = torch.where(counted, weights * scores, 0.0).sum(dim=0)
+    clipped = torch.stack([clip(column, function) for column, function in zip(scores, functions, strict=True)])
+    rewards = torch.where(counted, weights * clipped, 0.0).sum(dim=0)
     outcomes = {
         function.name: tuple(
             tuple(one.outcome for one in column[start : start + shape[1]]) for start in range(0, len(column), shape[1])
@@ -150,6 +204,11 @@ def collect(
         outcomes=outcomes,
         num_failures=sum(not isinstance(one, Score) for column in verdicts for one in column),
     )
+
+
+def clip(scores: Float64[Tensor, "prompt group"], function: RewardFunction) -> Float64[Tensor, "prompt group"]:
+    """A function's scores as they go into the sum."""
+    return scores if function.terms.clip is None else scores.clamp(*function.terms.clip)
 
 
 def require_few_failures(function: RewardFunction, verdicts: Sequence[Verdict]) -> None:

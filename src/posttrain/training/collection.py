@@ -81,7 +81,8 @@ def sampled(session: Session, moment: Moment, draws: range) -> tuple[list[Group]
         groups = session.engine.rollout(session.task.prompts(moment.step, draws), request)
     with moment.clock("grade"):
         on_error = session.config.rollout.on_reward_error
-        return groups, grade(groups, session.rewards, on_error=on_error, journal=moment.journal)
+        grades = grade(groups, session.rewards, on_error=on_error, journal=moment.journal, step=moment.step)
+        return groups, grades
 
 
 def refilled(

@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -16,6 +16,8 @@ from posttrain.models.loading import Policy, as_policy, load_policy
 from posttrain.models.rendering import TokenizerRenderer
 from posttrain.rewards.function import RewardFunction, reward_function
 from posttrain.rewards.loading import load_reward
+from posttrain.rewards.sandbox.shared import choose
+from posttrain.rewards.terms_options import Terms
 from posttrain.tasks.base import Task
 from posttrain.tasks.loading import load_task
 from posttrain.training.evaluation import Questions
@@ -58,7 +60,7 @@ class Session:
             functions = self.task.reward_functions or self.rewards
             self.held_out = Questions(
                 prompts=self.task.held_out(),
-                judge=functions[0],
+                judge=replace(functions[0], terms=Terms(where=functions[0].terms.where)),
                 max_completion_tokens=self.config.rollout.max_completion_tokens,
                 seed=self.config.run.seed,
             )
@@ -78,6 +80,7 @@ def open_session(config: Config, *, rewards: Rewards = (), rows: Rows | None = N
     """Load the model and make everything else.  `rewards` and `rows` come from Python callers and go first."""
     if config.run.threads:
         torch.set_num_threads(config.run.threads)
+    choose(config.sandbox)
     policy = load_policy(config.model)
     task = load_task(
         config.task,

@@ -1,0 +1,236 @@
+"""Rewards that shape: for length, repetition, copying and other behaviour, beside the reward for the task.
+
+Lengths are counted in tokens of the completion, its stop token included.  Everything here is of fixed sign and bounded,
+says so, and does nothing to a task's own reward: add it with a weight, or gate it (`gate` in a recipe).
+
+**Known hacks.**  A penalty alone is minimised by saying nothing; pair it with a reward for the task.  A reward for
+being short within a group pays for wrong answers too unless it is gated by the task's reward.  Blocklists and refusal
+phrases are examples, not a defence: a policy finds other words.
+"""
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import islice
+
+from posttrain.errors import require
+
+Ids = Sequence[Sequence[int]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SoftOverlong:
+    """In [-1, 0]: 0 up to `max_tokens - cache_tokens`, then falling in a line to -1 at `max_tokens`, and -1 beyond.
+
+    r(y) = ((L_max - L_cache) - |y|) / L_cache in between.   Yu et al. 2025 (DAPO), arXiv:2503.14476, eq. 13
+    """
+
+    max_tokens: int
+    """Length at which the penalty is whole: usually the completion limit."""
+    cache_tokens: int
+    """Over how many tokens before that it grows."""
+
+    def __post_init__(self) -> None:
+        require(0 < self.cache_tokens <= self.max_tokens, self, "cache_tokens", "must be > 0 and at most max_tokens")
+
+    def __call__(self, *, completion_ids: Ids, **_columns: object) -> list[float]:
+        start = self.max_tokens - self.cache_tokens
+        return [-min(1.0, max(0.0, (len(ids) - start) / self.cache_tokens)) for ids in completion_ids]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CosineLength:
+    """A correct answer is worth more when short, a wrong one loses less when long.
+
+        r = w_L + (w_0 - w_L) / 2 · (1 + cos(π · min(|y|, L) / L))     w_0 at length 0, w_L at `max_tokens` and beyond
+
+    Whether an answer is correct is what another reward says, which the recipe names: `of: countdown`.
+    Yeo et al. 2025, arXiv:2502.03373, eq. 1, with the length clamped.
+    """
+
+    max_tokens: int
+    correct_short: float = 1.0
+    correct_long: float = 0.5
+    wrong_short: float = -1.0
+    wrong_long: float = -0.5
+    threshold: float = 0.5
+    """A score of the watched reward above this counts as correct."""
+
+    def __post_init__(self) -> None:
+        require(self.max_tokens > 0, self, "max_tokens", "must be > 0")
+        require(self.correct_short >= self.correct_long, self, "correct_long", "must be at most correct_short")
+        require(self.wrong_short <= self.wrong_long, self, "wrong_short", "must be at most wrong_long")
+
+    def value(self, num_tokens: int, correct: bool) -> float:
+        """The reward of one completion."""
+        at_zero, at_limit = (self.correct_short, self.correct_long) if correct else (self.wrong_short, self.wrong_long)
+        share = min(num_tokens, self.max_tokens) / self.max_tokens
+        return at_limit + 0.5 * (at_zero - at_limit) * (1 + math.cos(math.pi * share))
+
+    def __call__(self, *, completion_ids: Ids, base: Sequence[float | None], **_columns: object) -> list[float | None]:
+        return [
+            None if score is None else self.value(len(ids), score > self.threshold)
+            for ids, score in zip(completion_ids, base, strict=True)
+        ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupLength:
+    """In [-.5, .5], relative to the group: the shortest correct answer gets .5, the longest -.5, a wrong one at most 0.
+
+        λ = .5 - (|y| - min) / (max - min);   r = λ if correct, else min(0, λ)     0 where all are of one length
+
+    Kimi k1.5, arXiv:2501.12599, section 2.3.3.
+    """
+
+    threshold: float = 0.5
+
+    def __call__(
+        self, *, prompts: Sequence[object], completion_ids: Ids, base: Sequence[float | None], **_columns: object
+    ) -> list[float | None]:
+        lengths = [len(ids) for ids in completion_ids]
+        ranges: dict[str, tuple[int, int]] = {}
+        keys = [repr(prompt) for prompt in prompts]
+        for key, length in zip(keys, lengths, strict=True):
+            low, high = ranges.get(key, (length, length))
+            ranges[key] = min(low, length), max(high, length)
+        return [self.value(length, ranges[key], score) for key, length, score in zip(keys, lengths, base, strict=True)]
+
+    def value(self, length: int, bounds: tuple[int, int], score: float | None) -> float | None:
+        if score is None:
+            return None
+        low, high = bounds
+        if low == high:
+            return 0.0
+        share = 0.5 - (length - low) / (high - low)
+        return share if score > self.threshold else min(0.0, share)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Repetition:
+    """In [-1, 0]: minus the share of a completion's n-grams of tokens that occurred in it before.
+
+    r = distinct / all - 1;  0 for completions of fewer than n tokens.
+    """
+
+    ngram: int = 4
+
+    def __post_init__(self) -> None:
+        require(self.ngram >= 1, self, "ngram", "must be >= 1")
+
+    def __call__(self, *, completion_ids: Ids, **_columns: object) -> list[float]:
+        return [self.value(ids) for ids in completion_ids]
+
+    def value(self, ids: Sequence[int]) -> float:
+        count = len(ids) - self.ngram + 1
+        if count <= 0:
+            return 0.0
+        distinct = set(zip(*(islice(ids, start, None) for start in range(self.ngram)), strict=False))
+        return len(distinct) / count - 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Truncated:
+    """`value` for a completion that the length limit cut off, else 0."""
+
+    value: float = -1.0
+
+    def __call__(self, *, finish_reasons: Sequence[str], **_columns: object) -> list[float]:
+        return [self.value if finish == "length" else 0.0 for finish in finish_reasons]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Blocklist:
+    """In [-1, 0]: minus 1 where any of the phrases occurs, letter case aside.  An example."""
+
+    phrases: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        require(bool(self.phrases) and all(self.phrases), self, "phrases", "must be texts, none of them empty")
+
+    def __call__(self, *, completions: Sequence[str], **_columns: object) -> list[float]:
+        phrases = [phrase.casefold() for phrase in self.phrases]
+        return [-float(any(phrase in text.casefold() for phrase in phrases)) for text in completions]
+
+
+REFUSALS = ("i cannot", "i can't", "i'm sorry", "i am sorry", "as an ai", "i'm unable", "i am unable")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Refusal:
+    """In [-1, 0]: minus 1 where the first `characters` hold a phrase with which models decline.  An example."""
+
+    characters: int = 200
+
+    def __call__(self, *, completions: Sequence[str], **_columns: object) -> list[float]:
+        starts = [text[: self.characters].casefold().replace("’", "'") for text in completions]
+        return [-float(any(phrase in start for phrase in REFUSALS)) for start in starts]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CopiedPrompt:
+    """In [-1, 0]: minus the share of a completion's word n-grams that stand in its prompt.  An example."""
+
+    ngram: int = 5
+
+    def __post_init__(self) -> None:
+        require(self.ngram >= 1, self, "ngram", "must be >= 1")
+
+    def __call__(self, *, prompts: Sequence[str], completions: Sequence[str], **_columns: object) -> list[float]:
+        return [self.value(prompt, text) for prompt, text in zip(prompts, completions, strict=True)]
+
+    def value(self, prompt: str, text: str) -> float:
+        said, given = self.grams(text), set(self.grams(prompt))
+        return -sum(gram in given for gram in said) / len(said) if said else 0.0
+
+    def grams(self, text: str) -> list[tuple[str, ...]]:
+        words = text.split()
+        return list(zip(*(words[start:] for start in range(self.ngram)), strict=False))
+
+
+SCRIPTS = {
+    "latin": "A-Za-zªºÀ-ÖØ-öø-ɏḀ-ỿ",
+    "greek": "Ͱ-Ͽἀ-῿",
+    "cyrillic": "Ѐ-ԯ",
+    "arabic": "؀-ۿ",
+    "hebrew": "֐-׿",
+    "han": "㐀-䶿一-鿿",
+    "kana": "぀-ヿ",
+    "hangul": "가-힣",
+    "devanagari": "ऀ-ॿ",
+}
+"""Character ranges of scripts; an example, not all of Unicode."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LanguageDrift:
+    """In [-1, 0]: minus the share of letters outside of the scripts that are wanted.  An example, by Unicode ranges."""
+
+    scripts: tuple[str, ...] = ("latin",)
+
+    def __post_init__(self) -> None:
+        known = bool(self.scripts) and all(script in SCRIPTS for script in self.scripts)
+        require(known, self, "scripts", f"must be of {', '.join(SCRIPTS)}")
+
+    def __call__(self, *, completions: Sequence[str], **_columns: object) -> list[float]:
+        wanted = re.compile("[" + "".join(SCRIPTS[script] for script in self.scripts) + "]")
+        return [self.value(text, wanted) for text in completions]
+
+    def value(self, text: str, wanted: "re.Pattern[str]") -> float:
+        letters = [character for character in text if character.isalpha()]
+        foreign = sum(wanted.match(letter) is None for letter in letters)
+        return -foreign / len(letters) if letters else 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class PeriodCount:
+    """In [0, 1]: the number of ASCII full stops, up to `most`, as a share of it: the course's toy reward."""
+
+    most: int = 10
+
+    def __post_init__(self) -> None:
+        require(self.most >= 1, self, "most", "must be >= 1")
+
+    def __call__(self, *, completions: Sequence[str], **_columns: object) -> list[float]:
+        return [min(text.count("."), self.most) / self.most for text in completions]

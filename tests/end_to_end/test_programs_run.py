@@ -1,0 +1,48 @@
+"""A run on programs through the real command, and the settings of the sandbox."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from posttrain.cli import main
+from posttrain.errors import UserError
+from posttrain.rewards.sandbox import shared
+from posttrain.rewards.sandbox.records import Process
+from posttrain.rewards.sandbox_options import SandboxOptions
+
+QUICK = ["--run.num-steps", "1", "--rollout.max-completion-tokens", "8", "--rollout.prompts-per-step", "2"]
+
+
+def test_the_recipe_runs_and_logs_how_programs_fared(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    assert main(["rl", "recipes/programs-tiny.yaml", "--run.folder", str(folder), *QUICK]) == 0
+    scores = [json.loads(line) for line in (folder / "scores.jsonl").read_text().splitlines()]
+    assert scores
+    metrics = (folder / "metrics.jsonl").read_text()
+    assert "code" in metrics
+    assert "kind: sealed" in (folder / "config.yaml").read_text()
+
+
+def test_running_without_a_sandbox_takes_two_words_and_warns_every_time() -> None:
+    with pytest.raises(UserError, match="programs_may_do_anything: true as well"):
+        SandboxOptions(kind="none")
+    with pytest.raises(UserError, match="no use with a sandbox"):
+        SandboxOptions(programs_may_do_anything=True)
+    nothing = SandboxOptions(kind="none", programs_may_do_anything=True)
+    try:
+        for _ in range(2):
+            with pytest.warns(UserWarning, match="with your files and your network"):
+                shared.choose(nothing)
+        reads = Process(kind="program", source="print(open('/proc/self/stat').read() > '')")
+        (execution,) = shared.pool_for().run([reads])
+        assert execution.stdout == b"True\n"  # so it is: nothing keeps a program from reading files
+    finally:
+        shared.choose(SandboxOptions())
+    (execution,) = shared.pool_for().run([Process(kind="program", source="open('/proc/self/stat')")])
+    assert b"PermissionError" in execution.stderr
+
+
+def test_the_recipe_says_so_too(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["config", "recipes/programs-tiny.yaml", "--sandbox.kind", "none"]) == 2
+    assert "programs_may_do_anything" in capsys.readouterr().err
