@@ -16,6 +16,7 @@ COMMANDS = {
     "chat": ("chat", "ask a model by hand"),
     "serve": ("serve", "put a model behind an OpenAI-compatible endpoint"),
     "trace": ("trace", "show one rollout token by token: state, action, log-prob, reward, advantage"),
+    "check-task": ("check_task", "show what a reward pays for right answers and for cheap tricks"),
     "doctor": ("doctor", "show what this machine has, and whether programs can be run on it safely"),
     "config": ("config", "print what recipes and flags add up to"),
 }
@@ -37,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; the exit code says how it went."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     if not arguments or arguments[0] in ("-h", "--help", "help"):
-        print(USAGE.format(commands="\n".join(f"  {name:8} {does}" for name, (_, does) in COMMANDS.items())))
+        print(USAGE.format(commands="\n".join(f"  {name:10} {does}" for name, (_, does) in COMMANDS.items())))
         return 0 if arguments else 2
     if arguments[0] == "--version":
         from importlib.metadata import version

@@ -142,7 +142,7 @@ def quickly(text: str, cut_off: bool, gold: str | None) -> Graded | Question:
     if gold is None:
         return Graded(None, MathsOutcome.NO_GOLD)
     found = answer_in(text)
-    if found is None:
+    if found is None or not found.strip():
         return Graded(0.0, MathsOutcome.TRUNCATED if cut_off else MathsOutcome.NO_ANSWER)
     if len(found) > MAX_CHARACTERS:
         return Graded(0.0, MathsOutcome.REFUSED)
