@@ -13,6 +13,7 @@ from jaxtyping import Float64
 from torch import Tensor
 
 from posttrain.records import Finish, Grades, Group
+from posttrain.training.alarms import repeated_share
 
 
 def step_metrics(
@@ -70,6 +71,7 @@ def completion_metrics(groups: Sequence[Group]) -> dict[str, float]:
     metrics = {
         **spread_of_lengths("length", lengths),
         "completions/clipped_ratio": fmean(rollout.finish == Finish.LENGTH for rollout in rollouts),
+        "completions/repetition": fmean(repeated_share(rollout.tokens) for rollout in rollouts),
         "tokens/prompt": float(sum(len(group.prompt.tokens) for group in groups)),
         "tokens/completion": float(sum(lengths)),
         "entropy_estimate": -fmean(logprob for rollout in rollouts for logprob in rollout.logprobs),

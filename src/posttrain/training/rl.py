@@ -1,5 +1,6 @@
 """The loop: prompts → rollouts → grades → advantages → batch → update, as often as the recipe says."""
 
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -14,6 +15,7 @@ from posttrain.config import Config, as_recipe, build
 from posttrain.errors import RunError, UserError
 from posttrain.recipes import Layer, parse_yaml
 from posttrain.training import checkpoint, report
+from posttrain.training.alarms import Line, alarms, transcript
 from posttrain.training.clock import Clock
 from posttrain.training.collection import Collected, Moment, collect
 from posttrain.training.evaluation import brief_evaluation, full_evaluation, num_completions
@@ -118,6 +120,7 @@ def steps(
 ) -> None:
     """Take the steps that are left, until the last one, the time limit, an early stop or a signal."""
     config = session.config
+    history, raised = folder.metrics(), folder.raised()
     stop = asked_to_stop() or out_of_patience(config, state)  # already: a resumed run may have nothing left to do
     while state.step < config.run.num_steps and not stop:
         clock, step = Clock(), state.step + 1
@@ -134,7 +137,10 @@ def steps(
         evaluation = evaluate_when_due(session, state, clock)
         with clock("save"):
             folder.write_rollouts(step, *collected.everything())
-        finish_step(folder, state, progress, {**metrics, **evaluation}, clock)
+        metrics |= evaluation
+        history.append({"step": step, **{k: v if math.isfinite(v) else None for k, v in metrics.items()}})
+        metrics["num_alarms"] = float(raise_alarms(folder, progress, history, raised, collected))
+        finish_step(folder, state, progress, metrics, clock)
         stop = asked_to_stop() or out_of_patience(config, state)
         due = config.checkpoint.every_steps and step % config.checkpoint.every_steps == 0
         if due or stop or step == config.run.num_steps:
@@ -238,6 +244,21 @@ def evaluate_when_due(session: Session, state: RunState, clock: Clock) -> Metric
     if metrics:
         state.saw_evaluation(metrics["eval/accuracy_sampled"])
     return metrics
+
+
+def raise_alarms(
+    folder: RunFolder, progress: Progress, history: Sequence[Line], raised: dict[str, int], collected: Collected
+) -> int:
+    """Tell of what looks wrong in the last step, once in a while; returns how many alarms that were."""
+    found = alarms(history, raised)
+    step = int(history[-1]["step"] or 0)
+    for alarm in found:
+        shown = transcript(alarm, collected.judged.groups, collected.grades)
+        raised[alarm.name] = step
+        folder.append_alarm(step, alarm.name, alarm.says, shown)
+        indented = shown.replace("\n", "\n    ")
+        progress.note(f"ALARM, step {step}, {alarm.name}: {alarm.says}.  For instance:\n    {indented}")
+    return len(found)
 
 
 def finish_step(folder: RunFolder, state: RunState, progress: Progress, metrics: Metrics, clock: Clock) -> None:

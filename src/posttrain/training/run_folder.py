@@ -34,9 +34,10 @@ from posttrain.training.rollout_file import parquet_bytes
 LOCK = ".posttrain.lock"
 """Held by the writer while it lives; it also marks a folder as one that posttrain made and may clear."""
 
+JOURNALS = ("metrics.jsonl", "scores.jsonl", "alarms.jsonl")
+"""Files that grow by lines, each line with its step."""
 CONTENTS = (
-    "metrics.jsonl",
-    "scores.jsonl",
+    *JOURNALS,
     "summary.json",
     "curves.png",
     "rollouts",
@@ -147,6 +148,20 @@ class RunFolder:
             write_atomically(path, content)
         return path
 
+    def metrics(self) -> list[dict[str, int | float | None]]:
+        """The lines of metrics.jsonl so far."""
+        return [json.loads(line) for line in (self.path / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+
+    def append_alarm(self, step: int, name: str, says: str, transcript: str) -> None:
+        """Add a line to alarms.jsonl."""
+        self._append("alarms.jsonl", [{"step": step, "alarm": name, "says": says, "transcript": transcript}])
+
+    def raised(self) -> dict[str, int]:
+        """The step at which each alarm was raised last."""
+        file = self.path / "alarms.jsonl"
+        lines = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()] if file.exists() else []
+        return {line["alarm"]: line["step"] for line in lines}
+
     def write_summary(self, summary: Mapping[str, object]) -> None:
         """Replace summary.json."""
         path = self.path / "summary.json"
@@ -156,7 +171,7 @@ class RunFolder:
     def cut_after(self, step: int) -> None:
         """Forget what was written after `step`, so that a resumed run does not tell it twice; -1 forgets everything."""
         with writing(self.path, self.path):
-            for name in ("metrics.jsonl", "scores.jsonl"):
+            for name in JOURNALS:
                 (self.path / name).touch()
                 cut_lines_after(self.path / name, step)
             (self.path / "rollouts").mkdir(exist_ok=True)
@@ -175,7 +190,7 @@ class RunFolder:
         write_atomically(self.path / "config.yaml", config_yaml.encode())
         for name in ("rollouts", "checkpoints"):
             (self.path / name).mkdir()
-        for name in ("metrics.jsonl", "scores.jsonl"):
+        for name in JOURNALS:
             (self.path / name).touch()
         sync_folder(self.path)
 
