@@ -26,6 +26,7 @@ PROGRAM = "```python\nprint(1 + 2)\n```"
 WORTH: dict[str, tuple[dict[str, object], list[str], dict[str, object], list[float]]] = {
     "countdown": ({}, [SOLVED, "no"], PUZZLE, [1.0, 0.0]),
     "countdown_last": ({}, [SOLVED, "no"], PUZZLE, [1.0, 0.0]),
+    "countdown_credit": ({}, [SOLVED, SOLVED.replace("+", "*")], PUZZLE, [1.0, 0.1 * 2 / 3]),
     "strict_format": ({}, [SOLVED, "no"], {}, [1.0, 0.0]),
     "last_format": ({}, [SOLVED, "no"], {}, [1.0, 0.0]),
     "graded_format": ({}, [SOLVED, "no"], {}, [1.0, 0.0]),

@@ -16,6 +16,7 @@ from posttrain.rewards.options import RewardOptions
 BUILT_IN = {
     "countdown": "posttrain.rewards.countdown:countdown",
     "countdown_last": "posttrain.rewards.countdown:countdown_last",
+    "countdown_credit": "posttrain.rewards.countdown_credit:CountdownCredit",
     "strict_format": "posttrain.rewards.format:strict_format",
     "last_format": "posttrain.rewards.format:last_format",
     "graded_format": "posttrain.rewards.format:graded_format",
