@@ -1,15 +1,23 @@
 """A run on programs through the real command, and the settings of the sandbox."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from posttrain.cli import main
 from posttrain.errors import UserError
+from posttrain.rewards.code import CodeReward
+from posttrain.rewards.protocol import grade, reward_function
+from posttrain.rewards.sandbox import pool as pools
 from posttrain.rewards.sandbox import shared
-from posttrain.rewards.sandbox.records import Process
+from posttrain.rewards.sandbox.pool import Pool
+from posttrain.rewards.sandbox.probes import SandboxUnavailable
+from posttrain.rewards.sandbox.records import Process, ServerOptions
+from posttrain.rewards.sandbox.server import Server
 from posttrain.rewards.sandbox_options import SandboxOptions
+from tests.laws.reward_rows import group
 
 QUICK = ["--run.num-steps", "1", "--rollout.max-completion-tokens", "8", "--rollout.prompts-per-step", "2"]
 
@@ -41,6 +49,29 @@ def test_running_without_a_sandbox_takes_two_words_and_warns_every_time() -> Non
         shared.choose(SandboxOptions())
     (execution,) = shared.pool_for().run([Process(kind="program", source="open('/proc/self/stat')")])
     assert b"PermissionError" in execution.stderr
+
+
+def test_what_a_program_leaves_behind_without_a_sandbox_holds_nobody_up() -> None:
+    options = ServerOptions(modules=("os", "time"), sealed=False)
+    leaves = "import os, time\nprint('parent', flush=True)\nif os.fork() == 0:\n    time.sleep(4)\n"
+    with Pool(options) as pool:
+        (execution,) = pool.run([Process(kind="program", source=leaves)])
+    assert execution.stdout == b"parent\n"
+    assert execution.wall_seconds < 3
+
+
+def test_a_sandbox_that_is_not_safe_stops_the_run_even_where_errors_are_to_be_counted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    shared.choose(SandboxOptions(at_once=1))  # so that another server is started
+    monkeypatch.setattr(pools, "Server", lambda options: Server(replace(options, sealed=False)))
+    tests = {"tests": {"kind": "stdio", "cases": [{"input": "", "output": "1"}]}}
+    rows = [group(["```python\nprint(1)\n```"] * 4, columns=tests)]
+    try:
+        with pytest.raises(SandboxUnavailable, match="Remedy"):
+            grade(rows, [reward_function(CodeReward(), text_only=True)], on_error="none")
+    finally:
+        shared.choose(SandboxOptions())
 
 
 def test_the_recipe_says_so_too(capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Se
 from copy import deepcopy
 from dataclasses import dataclass
 
-from posttrain.errors import UserError
+from posttrain.errors import RunError, UserError
 from posttrain.records import Group, Rollout
 from posttrain.rewards.function import Keywords, RewardFunction, ScoringFailure, keywords
 
@@ -83,8 +83,8 @@ def invoke(call: Callable[..., object], arguments: Mapping[str, object]) -> obje
     try:
         result = call(**arguments)
         return list(result) if isinstance(result, Iterator) else result
-    except ScoringFailure:
-        raise
+    except (ScoringFailure, RunError):
+        raise  # a RunError is for the person: no row is at fault, and no score may stand in for it
     except Exception as error:
         raise FunctionRaised from error
 
@@ -104,6 +104,8 @@ def finish(awaitables: Sequence[Awaitable[object]]) -> list[Result]:
 
 def told_apart(result: object) -> Result:
     """A result as it is, an exception as `invoke` would tell it."""
+    if isinstance(result, RunError):
+        raise result
     if isinstance(result, BaseException) and not isinstance(result, ScoringFailure):
         raised = FunctionRaised()
         raised.__cause__ = result

@@ -12,6 +12,8 @@ from posttrain.rewards.sandbox.records import Execution, Exit, Process
 
 PIPE_BYTES = 1 << 16
 READ_BYTES = 1 << 16
+LAST_READS = 16
+"""More than what a pipe or a socket holds of a process that is gone."""
 NOT_SEALED = 97
 """Exit status of a child that could not be sealed and therefore ran nothing."""
 STARVED_SHARE = 0.25
@@ -147,10 +149,14 @@ class Running:
             return 0.0
 
     def concluded(self, status: int, cpu_seconds: float, memory_bytes: int) -> Execution:
-        """What became of it, with what is left in its pipes: it was alone, so they have an end."""
+        """What became of it, with what it left in its pipes.
+
+        Not up to their end: without a sandbox a process may leave others behind that hold them open.
+        """
         for take in (self.read_channel, self.read_output, self.read_errors):
-            while take():
-                continue
+            for _ in range(LAST_READS):
+                if not take():
+                    break
         signalled = os.WIFSIGNALED(status)
         number = os.WTERMSIG(status) if signalled else os.WEXITSTATUS(status)
         end = self.verdict or (Exit.SIGNALLED if signalled else Exit.FINISHED)
