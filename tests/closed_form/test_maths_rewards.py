@@ -4,7 +4,9 @@ import warnings
 
 import pytest
 
+from posttrain.rewards import maths_slowly
 from posttrain.rewards.maths import MathsOutcome, MathsReward, answer_in, last_boxed
+from posttrain.rewards.maths_slowly import Question, Said
 
 CORRECT, WRONG, REFUSED = MathsOutcome.CORRECT, MathsOutcome.WRONG, MathsOutcome.REFUSED
 QUICK = MathsReward(symbolic=False)
@@ -123,3 +125,21 @@ def test_a_comparison_that_does_not_end_is_killed_and_the_others_of_its_process_
     found = SLOW(completions=texts, finish_reasons=["stop"] * 3, answer=golds)
     assert [found[0], found[2]] == [(1.0, CORRECT)] * 2
     assert found[1] in [(0.0, MathsOutcome.TIME_LIMIT), (0.0, WRONG)]
+
+
+def test_of_questions_that_share_a_process_only_the_one_that_hangs_or_crashes_is_lost(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    source = """
+import os
+def compare(gold, answer):
+    while answer == "hang":
+        pass
+    if answer == "crash":
+        os.abort()
+    return "same" if gold == answer else "different"
+"""
+    monkeypatch.setattr(maths_slowly, "SOURCE", source)
+    asked = [Question("a", answer) for answer in ("a", "hang", "b", "crash", "a", "c")]
+    said = maths_slowly.compare(asked, cpu_seconds=0.3)
+    assert said == [Said.SAME, Said.TIME_LIMIT, Said.DIFFERENT, Said.UNREADABLE, Said.SAME, Said.DIFFERENT]
