@@ -17,7 +17,7 @@ from posttrain.rewards.sandbox.pool import Pool
 from posttrain.rewards.sandbox.records import Process
 with Pool() as pool:
     (execution,) = pool.run([Process(kind="program", source="import os; print(os.getuid(), sum(range(10)))")])
-    print(execution.stdout.decode().strip(), all(finding.refused for finding in pool.found))
+    print(execution.stdout.decode().strip(), all(finding.passed for finding in pool.found))
 """
 
 DOCKER_LIKE = """

@@ -86,6 +86,6 @@ def sandbox() -> int:
                 print(f"  missing    module {name}: {reason}")
         for finding in pool.found:
             print(f"  {finding.line()}")
-        safe = bool(pool.found) and all(finding.refused for finding in pool.found)
+        safe = bool(pool.found) and all(finding.passed for finding in pool.found)
     print(f"  {'safe: every probe was refused' if safe else 'NOT SAFE: no program will be run here'}")
     return 0 if safe else 1

@@ -29,8 +29,9 @@ from posttrain.rewards.code_tests import read_tests
 from posttrain.rewards.code_text import CODE, END_CODE, program_in
 from posttrain.rewards.function import ScoringFailure
 from posttrain.rewards.graded import Graded
+from posttrain.rewards.sandbox.conversation import run
 from posttrain.rewards.sandbox.records import Execution, Exit, Limits, Process
-from posttrain.rewards.sandbox.shared import pool_for
+from posttrain.rewards.sandbox.shared import sandbox_for
 
 
 class CodeOutcome(StrEnum):
@@ -100,12 +101,12 @@ class CodeReward:
         """Run them all; what hit a wall limit for want of a processor once more, alone."""
         if not judgings:
             return
-        pool = pool_for(self.modules)
-        pool.converse(judgings)
+        sandbox = sandbox_for(self.modules)
+        sandbox.converse(judgings)
         for judging in judgings:
             if judging.judged.starved:
                 judging.judged = Judged()
-                pool.converse([judging])
+                sandbox.converse([judging])
 
     def graded(self, judged: Judged) -> Graded | ScoringFailure:
         """The score of a program's results."""
@@ -144,7 +145,8 @@ def code_course(*, completions: Sequence[str], **_columns: object) -> list[Grade
     """Reward function: the course's variant, which rewards a tagged block of Python whatever it does."""
     sources = [course_source(text) for text in completions]
     wanted = [source for source in sources if source is not None and not unwanted(source)]
-    executions = iter(pool_for().run(Process(kind="syntax", source=source) for source in wanted) if wanted else [])
+    asked = [Process(kind="syntax", source=source) for source in wanted]
+    executions = iter(run(sandbox_for(), asked) if asked else [])
     graded: list[Graded | ScoringFailure] = []
     for source in sources:
         if source is None:

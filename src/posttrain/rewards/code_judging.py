@@ -11,9 +11,8 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from posttrain.rewards.code_tests import AssertTests, CallCase, CallTests, StdioTests, same_output, same_value
+from posttrain.rewards.sandbox.conversation import Sandbox, Started
 from posttrain.rewards.sandbox.inside import plain
-from posttrain.rewards.sandbox.pool import Pool
-from posttrain.rewards.sandbox.process import Running
 from posttrain.rewards.sandbox.records import Execution, Exit, Limits, Process
 
 
@@ -73,15 +72,15 @@ class Judging(ABC):
         self.judged = Judged()
 
     @abstractmethod
-    def begin(self, pool: Pool) -> None:
+    def begin(self, sandbox: Sandbox) -> None:
         """Start what the next test needs."""
 
     @abstractmethod
-    def message(self, pool: Pool, process: Running, payload: bytes) -> None:
+    def message(self, sandbox: Sandbox, process: Started, payload: bytes) -> None:
         """A process has said something."""
 
     @abstractmethod
-    def ended(self, pool: Pool, process: Running, execution: Execution) -> None:
+    def ended(self, sandbox: Sandbox, process: Started, execution: Execution) -> None:
         """A process is over."""
 
     @property
@@ -118,14 +117,14 @@ class StdioJudging(Judging):
         super().__init__(source, len(tests.cases), limits, stop_at_failure=stop_at_failure)
         self.cases = tests.cases
 
-    def begin(self, pool: Pool) -> None:
+    def begin(self, sandbox: Sandbox) -> None:
         given = self.cases[self.at].given.encode("utf-8", "surrogatepass")
-        pool.start(self, Process(kind="program", source=self.source, stdin=given, limits=self.limits))
+        sandbox.start(self, Process(kind="program", source=self.source, stdin=given, limits=self.limits))
 
-    def message(self, pool: Pool, process: Running, payload: bytes) -> None:
+    def message(self, sandbox: Sandbox, process: Started, payload: bytes) -> None:
         """Programs have nothing to say but their output."""
 
-    def ended(self, pool: Pool, process: Running, execution: Execution) -> None:
+    def ended(self, sandbox: Sandbox, process: Started, execution: Execution) -> None:
         self.note(execution)
         if self.judged.lost:
             return
@@ -138,7 +137,7 @@ class StdioJudging(Judging):
             right = same_output(execution.stdout.decode("utf-8", "replace"), self.cases[self.at].printed)
             outcome = TestOutcome.PASSED if right else TestOutcome.WRONG
         if self.record(outcome, execution.cpu_seconds):
-            self.begin(pool)
+            self.begin(sandbox)
 
 
 class CallsJudging(Judging):
@@ -151,15 +150,15 @@ class CallsJudging(Judging):
         self.loaded = False
         self.asked = True  # an answer is due
 
-    def begin(self, pool: Pool) -> None:
+    def begin(self, sandbox: Sandbox) -> None:
         self.loaded, self.asked, self.used = False, True, 0.0
         in_all = (self.count - self.at + 1) * self.limits.cpu_seconds
-        process = pool.start(self, candidate(self.source, self.limits, in_all))
+        process = sandbox.start(self, candidate(self.source, self.limits, in_all))
         process.allow(self.limits.cpu_seconds)
 
-    def message(self, pool: Pool, process: Running, payload: bytes) -> None:
+    def message(self, sandbox: Sandbox, process: Started, payload: bytes) -> None:
         if not self.asked:  # it writes to the channel by itself; `ended` says what follows from that
-            pool.end(process)
+            process.end()
             return
         self.asked = False
         said, detail = answer(payload)
@@ -175,7 +174,7 @@ class CallsJudging(Judging):
         if self.at < self.count:
             self.call(process, self.tests.cases[self.at])
         else:
-            pool.end(process)
+            process.end()
 
     def compared(self, said: TestOutcome, detail: object) -> TestOutcome:
         if said is not TestOutcome.PASSED:
@@ -183,12 +182,12 @@ class CallsJudging(Judging):
         right = same_value(detail, self.tests.cases[self.at].expected, self.tests.tolerance)
         return TestOutcome.PASSED if right else TestOutcome.WRONG
 
-    def call(self, process: Running, case: CallCase) -> None:
+    def call(self, process: Started, case: CallCase) -> None:
         self.asked = True
         process.allow(self.limits.cpu_seconds)
         process.send(plain.dump([self.tests.entry, list(case.arguments), dict(case.named)]))
 
-    def ended(self, pool: Pool, process: Running, execution: Execution) -> None:
+    def ended(self, sandbox: Sandbox, process: Started, execution: Execution) -> None:
         self.note(execution)
         if self.judged.lost or self.at == self.count:
             return
@@ -196,7 +195,7 @@ class CallsJudging(Judging):
         if not self.loaded:
             self.fill(outcome)
         elif self.record(outcome, max(0.0, execution.cpu_seconds - self.used)):
-            self.begin(pool)
+            self.begin(sandbox)
 
 
 class AssertsJudging(Judging):
@@ -205,25 +204,27 @@ class AssertsJudging(Judging):
     def __init__(self, source: str, tests: AssertTests, limits: Limits, *, stop_at_failure: bool) -> None:
         super().__init__(source, len(tests.tests), limits, stop_at_failure=stop_at_failure)
         self.tests = tests
-        self.program: Running | None = None
-        self.tester: Running | None = None
+        self.program: Started | None = None
+        self.tester: Started | None = None
         self.ending: TestOutcome | None = None  # how the program's process ended, once it has
         self.asked = True  # an answer of the program's is due
+        self.of_ended = 0.0  # processor time of the program's process, once it has ended
+        self.used = 0.0  # processor time when the running test began
 
-    def begin(self, pool: Pool) -> None:
+    def begin(self, sandbox: Sandbox) -> None:
         in_all = (self.count + 1) * self.limits.cpu_seconds
-        self.program = pool.start(self, candidate(self.source, self.limits, in_all))
+        self.program = sandbox.start(self, candidate(self.source, self.limits, in_all))
         self.program.allow(self.limits.cpu_seconds)
 
-    def message(self, pool: Pool, process: Running, payload: bytes) -> None:
+    def message(self, sandbox: Sandbox, process: Started, payload: bytes) -> None:
         if process is self.program:
-            self.from_program(pool, payload)
+            self.from_program(sandbox, payload)
         else:
-            self.from_tester(pool, payload)
+            self.from_tester(payload)
 
-    def from_program(self, pool: Pool, payload: bytes) -> None:
+    def from_program(self, sandbox: Sandbox, payload: bytes) -> None:
         if not self.asked and self.program is not None:
-            pool.end(self.program)
+            self.program.end()
             return
         self.asked = False
         said, detail = answer(payload)
@@ -233,25 +234,32 @@ class AssertsJudging(Judging):
             names = {"entry": self.tests.entry, "setup": self.tests.setup, "tests": self.tests.tests}
             in_all = (self.count + 1) * self.limits.cpu_seconds
             asked = Process(kind="tests", source=json.dumps(names), limits=with_time(self.limits, in_all))
-            self.tester = pool.start(self, asked)
+            self.used = self.cpu_seconds()
+            self.tester = sandbox.start(self, asked)
         else:  # its own source failed
             self.fill(said)
-            self.finish(pool)
+            self.finish()
 
-    def from_tester(self, pool: Pool, payload: bytes) -> None:
+    def from_tester(self, payload: bytes) -> None:
+        if self.tester is None or self.at == self.count:  # it has been told to end, and went on until it heard
+            return
         kind, said = json.loads(payload)  # our own code wrote it
-        if kind == "results":
-            for result in said:
-                self.record(self.told(result), 0.0)
-                if self.at == self.count:
-                    break
-            self.finish(pool)
+        if kind == "result":
+            before, self.used = self.used, self.cpu_seconds()
+            self.tester.allow(self.limits.cpu_seconds)
+            if not self.record(self.told(said), max(0.0, self.used - before)):
+                self.finish()
         elif self.ending is not None or self.program is None:
             self.reply(GONE)
         else:
             self.asked = True
             self.program.allow(self.limits.cpu_seconds)
             self.program.send(said.encode("utf-8", "surrogatepass"))
+
+    def cpu_seconds(self) -> float:
+        """Processor time that the program and the tests have used, as far as it is known."""
+        running = [each for each in (self.program if self.ending is None else None, self.tester) if each is not None]
+        return self.of_ended + sum(each.cpu_seconds() for each in running)
 
     def told(self, result: list[object]) -> TestOutcome:
         """What the tests' process says of one test."""
@@ -266,15 +274,15 @@ class AssertsJudging(Judging):
         self.tester.allow(self.limits.cpu_seconds)
         self.tester.send(json.dumps(said).encode())
 
-    def finish(self, pool: Pool) -> None:
+    def finish(self) -> None:
         for process in (self.program, self.tester):
             if process is not None:
-                pool.end(process)
+                process.end()
 
-    def ended(self, pool: Pool, process: Running, execution: Execution) -> None:
+    def ended(self, sandbox: Sandbox, process: Started, execution: Execution) -> None:
         self.note(execution)
         if process is self.program:
-            self.ending = ending(execution)
+            self.ending, self.of_ended = ending(execution), execution.cpu_seconds
             if self.tester is None:
                 self.fill(self.ending)
             elif self.at < self.count:
@@ -282,7 +290,7 @@ class AssertsJudging(Judging):
         elif self.at < self.count:
             # The tests did not come to their end: their own loop, or a program that answers without end.
             self.fill(ending(execution))
-            self.finish(pool)
+            self.finish()
 
 
 GONE = ["error", "RuntimeError", "the program has ended"]

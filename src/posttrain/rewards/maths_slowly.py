@@ -9,10 +9,9 @@ from pathlib import Path
 
 from posttrain.errors import UserError
 from posttrain.rewards.sandbox import inside
+from posttrain.rewards.sandbox.conversation import Sandbox, Started
 from posttrain.rewards.sandbox.inside import plain
 from posttrain.rewards.sandbox.modules import FEW
-from posttrain.rewards.sandbox.pool import Pool
-from posttrain.rewards.sandbox.process import Running
 from posttrain.rewards.sandbox.records import Execution, Exit, Limits, Process, ServerOptions
 from posttrain.rewards.sandbox.shared import pool_with, site_packages
 
@@ -53,11 +52,11 @@ class Comparing:
         self.said: list[Said] = []
         self.loaded = False
 
-    def begin(self, pool: Pool) -> None:
+    def begin(self, sandbox: Sandbox) -> None:
         """A process for the questions that are left."""
         self.loaded = False
         in_all = Limits(cpu_seconds=self.cpu_seconds * (1 + self.left), memory_bytes=MEMORY_BYTES)
-        process = pool.start(self, Process(kind="calls", source=SOURCE, limits=in_all))
+        process = sandbox.start(self, Process(kind="calls", source=SOURCE, limits=in_all))
         process.allow(self.cpu_seconds)
 
     @property
@@ -65,7 +64,7 @@ class Comparing:
         """Questions without an answer."""
         return len(self.questions) - len(self.said)
 
-    def message(self, pool: Pool, process: Running, payload: bytes) -> None:
+    def message(self, sandbox: Sandbox, process: Started, payload: bytes) -> None:
         """Ready, or an answer: our own code speaks there."""
         kind, first, *_ = json.loads(payload)
         if self.loaded:
@@ -73,13 +72,13 @@ class Comparing:
             self.said.append(Said(said) if isinstance(said, str) else Said.UNREADABLE)
         self.loaded = True
         if not self.left:
-            pool.end(process)
+            process.end()
             return
         question = self.questions[len(self.said)]
         process.allow(self.cpu_seconds)
         process.send(plain.dump(["compare", [question.gold, question.answer], {}]))
 
-    def ended(self, pool: Pool, process: Running, execution: Execution) -> None:
+    def ended(self, sandbox: Sandbox, process: Started, execution: Execution) -> None:
         """Its end is the answer to the question that it was at, unless it had none left."""
         if not self.left:
             return
@@ -90,7 +89,7 @@ class Comparing:
         # Else it ran out of memory or of stack.
         self.said.append(Said.TIME_LIMIT if execution.exit in limits else Said.UNREADABLE)
         if self.left:
-            self.begin(pool)
+            self.begin(sandbox)
 
 
 def compare(questions: Sequence[Question], *, cpu_seconds: float) -> list[Said]:
@@ -105,7 +104,7 @@ def compare(questions: Sequence[Question], *, cpu_seconds: float) -> list[Said]:
     return [answers[question] for question in questions]
 
 
-def pool_with_maths() -> Pool:
+def pool_with_maths() -> Sandbox:
     """The sandbox with math-verify imported and warmed up."""
     if importlib.util.find_spec("math_verify") is None:
         raise UserError(

@@ -10,8 +10,16 @@ from posttrain.errors import UserError, require
 class SandboxOptions:
     """Where programs that a model wrote are run, and how many side by side."""
 
-    kind: Literal["sealed", "none"] = "sealed"
-    """sealed: in processes that can only compute, tried by probes before anything is run.  none: with limits alone."""
+    kind: Literal["sealed", "bubblewrap", "container", "remote", "none"] = "sealed"
+    """sealed: in processes that can only compute (Linux).  bubblewrap, container: each program in a small system of its
+    own, where it may write files and start processes.  remote: by a service.  none: with limits alone.  All but the last
+    are tried by probes before anything is run."""
+    command: str = "docker"
+    """For containers: docker, podman, or either with options of its own, such as `podman --runtime runc`."""
+    image: str = "python:3.11-slim"
+    """For containers: an image that is there already, with Python 3.10 or later."""
+    url: str = ""
+    """For remote: where a service with SandboxFusion's protocol listens, such as http://sandbox.internal:8080."""
     programs_may_do_anything: bool = False
     """Say that you know what `kind: none` means: programs that a model wrote act as you, on your files and network."""
     at_once: int = 0
@@ -19,6 +27,12 @@ class SandboxOptions:
 
     def __post_init__(self) -> None:
         require(self.at_once >= 0, self, "at_once", "is no number of programs; use >= 0")
+        require(self.command != "", self, "command", "is empty; use docker or podman")
+        require(self.image != "" and not self.image.startswith("-"), self, "image", "is no name of an image")
+        if self.kind == "remote" and not self.url.startswith(("http://", "https://")):
+            raise UserError(f"kind = remote needs the service's url, such as http://127.0.0.1:8080; url = {self.url!r}")
+        if self.kind != "remote" and self.url:
+            raise UserError(f"url = {self.url} has no use with kind = {self.kind}; set kind: remote, or leave it out")
         if self.kind == "none" and not self.programs_may_do_anything:
             raise UserError(
                 "kind = none runs what a model wrote as you, with your files and your network.  If that is meant, say"

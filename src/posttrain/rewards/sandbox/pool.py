@@ -5,9 +5,9 @@ import selectors
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from typing import Protocol
 
-from posttrain.rewards.sandbox.probes import Finding, findings, processes, require_refused
+from posttrain.rewards.sandbox.conversation import Conversation, Single, run
+from posttrain.rewards.sandbox.probes import Finding, findings, processes, require_passed
 from posttrain.rewards.sandbox.process import Running
 from posttrain.rewards.sandbox.records import Execution, Exit, Process, ServerOptions
 from posttrain.rewards.sandbox.server import Server, ServerLost
@@ -16,39 +16,6 @@ TICK_SECONDS = 0.02
 """How often limits are looked at."""
 SERVER_PATIENCE_SECONDS = 5.0
 """How long the server may take to end a process before it is taken for lost."""
-
-
-class Conversation(Protocol):
-    """One piece of work: the processes that it needs, and what their messages mean."""
-
-    def begin(self, pool: "Pool") -> None:
-        """Start the first process or processes."""
-        ...
-
-    def message(self, pool: "Pool", process: Running, payload: bytes) -> None:
-        """A process has said something."""
-        ...
-
-    def ended(self, pool: "Pool", process: Running, execution: Execution) -> None:
-        """A process is over."""
-        ...
-
-
-class Single:
-    """A conversation with a program that is only run."""
-
-    def __init__(self, asked: Process) -> None:
-        self.asked = asked
-        self.execution: Execution | None = None
-
-    def begin(self, pool: "Pool") -> None:
-        pool.start(self, self.asked)
-
-    def message(self, pool: "Pool", process: Running, payload: bytes) -> None:
-        """It has nothing to say that counts."""
-
-    def ended(self, pool: "Pool", process: Running, execution: Execution) -> None:
-        self.execution = execution
 
 
 class Pool:
@@ -78,13 +45,8 @@ class Pool:
         self.close()
 
     def run(self, processes: Iterable[Process]) -> list[Execution]:
-        """Run programs; one that ran out of wall time for want of a processor is run again, alone."""
-        singles = [Single(process) for process in processes]
-        self.converse(singles)
-        again = [single for single in singles if starved(single.execution)]
-        for single in again:
-            self.converse([single])
-        return [single.execution for single in singles if single.execution is not None]
+        """Run programs that only print."""
+        return run(self, processes)
 
     def converse(self, conversations: Sequence[Conversation]) -> None:
         """Have all conversations, as many at once as there is room for, in order."""
@@ -107,7 +69,9 @@ class Pool:
         server = self._ready()
         self._number += 1
         number = self._number
-        process = Running(number, asked, lambda process, payload: conversation.message(self, process, payload))
+        process = Running(
+            number, asked, lambda process, payload: conversation.message(self, process, payload), self.end
+        )
         self.running[number], self.owner[number] = process, conversation
         try:
             server.start(number, asked.kind, asked.limits, process.given)
@@ -119,10 +83,6 @@ class Pool:
         self._watch(process.errors, lambda: process.read_errors())
         self._watch(process.channel.fileno(), lambda: process.read_channel())
         return process
-
-    def send(self, process: Running, payload: bytes) -> None:
-        """Say something to a process."""
-        process.send(payload)
 
     def end(self, process: Running, why: Exit = Exit.ENDED) -> None:
         """End a process; `ended` follows."""
@@ -151,7 +111,7 @@ class Pool:
             try:
                 self.found = probed(server, self.options)
                 if self.options.sealed:
-                    require_refused(self.found)
+                    require_passed(self.found)
             except BaseException:
                 server.close()
                 raise
@@ -245,8 +205,3 @@ def probed(server: Server, options: ServerOptions) -> list[Finding]:
     finally:
         pool.selector.close()  # the pool only borrowed the server
     return findings([single.execution for single in singles if single.execution is not None])
-
-
-def starved(execution: Execution | None) -> bool:
-    """Whether a wall limit hit a process that had too little of a busy machine."""
-    return execution is not None and execution.exit is Exit.WALL_LIMIT and execution.starved

@@ -6,11 +6,13 @@ into it.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from posttrain.errors import RunError
 from posttrain.rewards.sandbox.records import Execution, Exit, Limits, Process
 
-Refused = Callable[[Execution], bool]
+Passes = Callable[[Execution], bool]
+PROBE_LIMITS = Limits(cpu_seconds=0.15, output_bytes=1 << 18)
 
 PREAMBLE = """
 import ctypes, os, signal, socket, sys
@@ -30,21 +32,24 @@ def call(number, *arguments):
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """Something that a program must not be able to do."""
+    """Something that a program must not be able to do, or must be."""
 
     name: str
     source: str
-    refused: Refused
+    passes: Passes
     remedy: str
     """What the layer that should have refused needs."""
+    limits: Limits = PROBE_LIMITS
+    verb: Literal["refused", "allowed"] = "refused"
+    """What is to become of it."""
 
 
-def said_refused(execution: Execution) -> bool:
+def said(word: str) -> Passes:
     """It came to its end and said so."""
-    return execution.succeeded and execution.stdout.split() == [b"refused"]
+    return lambda execution: execution.succeeded and execution.stdout.split() == [word.encode()]
 
 
-def stopped_by(limit: Exit) -> Refused:
+def stopped_by(limit: Exit) -> Passes:
     """It ran into this limit."""
     return lambda execution: execution.exit is limit
 
@@ -54,7 +59,7 @@ FILTER = "seccomp filters must be available (kernel >= 3.17 with CONFIG_SECCOMP_
 
 def attempt(name: str, action: str, remedy: str = FILTER) -> Probe:
     """A probe that tries one expression."""
-    return Probe(name, f"{PREAMBLE}\nattempt(lambda: {action})\n", said_refused, remedy)
+    return Probe(name, f"{PREAMBLE}\nattempt(lambda: {action})\n", said("refused"), remedy)
 
 
 PROBES = (
@@ -77,13 +82,13 @@ PROBES = (
         "see an environment that is not its own",
         "import os; print('open' if set(os.environ) - {'PATH', 'LANG', 'MALLOC_ARENA_MAX', 'OMP_NUM_THREADS',"
         " 'OPENBLAS_NUM_THREADS', 'LC_CTYPE'} else 'refused')",
-        said_refused,
+        said("refused"),
         "the fork-server must be started with an environment from scratch",
     ),
     Probe(
         "use more memory than its limit",
         "try:\n    x = bytearray(1 << 30)\nexcept MemoryError:\n    print('refused')\nelse:\n    print('open')",
-        said_refused,
+        said("refused"),
         "RLIMIT_AS must hold",
     ),
     Probe("use more time than its limit", "while True: pass", stopped_by(Exit.CPU_LIMIT), "process clocks must work"),
@@ -95,8 +100,6 @@ PROBES = (
     ),
 )
 
-PROBE_LIMITS = Limits(cpu_seconds=0.15, output_bytes=1 << 18)
-
 
 @dataclass(frozen=True, slots=True)
 class Finding:
@@ -106,16 +109,17 @@ class Finding:
     execution: Execution
 
     @property
-    def refused(self) -> bool:
-        return self.probe.refused(self.execution)
+    def passed(self) -> bool:
+        return self.probe.passes(self.execution)
 
     def line(self) -> str:
         """One line of the table that `posttrain doctor` prints."""
-        if self.refused:
-            return f"refused   {self.probe.name}"
+        if self.passed:
+            return f"{self.probe.verb}   {self.probe.name}"
         seen = (self.execution.stdout + self.execution.stderr).decode("utf-8", "replace").strip()[-300:]
         state = f"{self.execution.exit}, status {self.execution.status}: {seen}"
-        return f"NOT SAFE  {self.probe.name} ({state})  Remedy: {self.probe.remedy}."
+        wrong = "NOT SAFE" if self.probe.verb == "refused" else "FAILS   "
+        return f"{wrong}  {self.probe.name} ({state})  Remedy: {self.probe.remedy}."
 
 
 class SandboxUnavailable(RunError):
@@ -124,7 +128,7 @@ class SandboxUnavailable(RunError):
 
 def processes() -> list[Process]:
     """The probes as processes."""
-    return [Process(kind="program", source=probe.source, limits=PROBE_LIMITS) for probe in PROBES]
+    return [Process(kind="program", source=probe.source, limits=probe.limits) for probe in PROBES]
 
 
 def findings(executions: Sequence[Execution]) -> list[Finding]:
@@ -132,12 +136,12 @@ def findings(executions: Sequence[Execution]) -> list[Finding]:
     return [Finding(probe, execution) for probe, execution in zip(PROBES, executions, strict=True)]
 
 
-def require_refused(found: Sequence[Finding]) -> None:
+def require_passed(found: Sequence[Finding]) -> None:
     """Raise SandboxUnavailable where a probe was let through."""
-    passed = [finding.line() for finding in found if not finding.refused]
-    if passed:
+    wrong = [finding.line() for finding in found if not finding.passed]
+    if wrong:
         raise SandboxUnavailable(
-            f"sandbox: {len(passed)} of {len(found)} probes were not refused, so no program will be run here.\n  "
-            + "\n  ".join(passed)
+            f"sandbox: {len(wrong)} of {len(found)} probes did not pass, so no program will be run there.\n  "
+            + "\n  ".join(wrong)
             + "\n  `posttrain doctor` shows all."
         )

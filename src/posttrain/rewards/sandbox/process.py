@@ -23,8 +23,14 @@ STARVED_SHARE = 0.25
 class Running:
     """A process that has been asked for."""
 
-    def __init__(self, number: int, asked: Process, on_message: Callable[["Running", bytes], None]) -> None:
-        self.number, self.asked, self.on_message = number, asked, on_message
+    def __init__(
+        self,
+        number: int,
+        asked: Process,
+        on_message: Callable[["Running", bytes], None],
+        on_end: Callable[["Running", Exit], None],
+    ) -> None:
+        self.number, self.asked, self.on_message, self.on_end = number, asked, on_message, on_end
         self.began = time.monotonic()
         self.cpu_until = asked.limits.cpu_seconds
         self.wall_until = self.began + asked.limits.wall_seconds
@@ -57,6 +63,10 @@ class Running:
         """Let it use that much more processor time from now on, within what it has in all."""
         self.cpu_until = min(self.cpu_seconds() + cpu_seconds, self.asked.limits.cpu_seconds)
         self.wall_until = time.monotonic() + replace(self.asked.limits, cpu_seconds=cpu_seconds).wall_seconds
+
+    def end(self, why: Exit = Exit.ENDED) -> None:
+        """Have it ended."""
+        self.on_end(self, why)
 
     def send(self, payload: bytes) -> None:
         """Queue a message."""

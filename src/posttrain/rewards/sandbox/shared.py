@@ -1,17 +1,25 @@
-"""The process's own sandboxes: one fork-server for all rewards that ask for the same modules."""
+"""The process's own sandboxes: one for all rewards that ask for the same."""
 
 import atexit
 import functools
+import os
+import sys
 import sysconfig
 import warnings
+from collections.abc import Sequence
 
+from posttrain.rewards.sandbox.conversation import Sandbox
+from posttrain.rewards.sandbox.elsewhere import Elsewhere
 from posttrain.rewards.sandbox.modules import MANY
+from posttrain.rewards.sandbox.places import Bubblewrap, Container, Place
 from posttrain.rewards.sandbox.pool import Pool
+from posttrain.rewards.sandbox.probes import SandboxUnavailable
 from posttrain.rewards.sandbox.records import ServerOptions
+from posttrain.rewards.sandbox.remote import Remote
 from posttrain.rewards.sandbox_options import SandboxOptions
 
 _chosen = SandboxOptions()
-_open: list[Pool] = []
+_open: list[Sandbox] = []
 
 
 def choose(options: SandboxOptions) -> None:
@@ -27,20 +35,23 @@ def choose(options: SandboxOptions) -> None:
         )
 
 
-def pool_for(modules: tuple[str, ...] = ()) -> Pool:
-    """The sandbox whose programs find these modules imported besides the usual ones."""
-    path = site_packages() if modules else ()
-    return shared_pool(ServerOptions(modules=(*MANY, *modules), path=path, sealed=_chosen.kind == "sealed"))
+def sandbox_for(modules: tuple[str, ...] = ()) -> Sandbox:
+    """Where programs of this process are run that import these modules besides the usual ones."""
+    if _chosen.kind in ("sealed", "none"):
+        path = site_packages() if modules else ()
+        return shared_pool(ServerOptions(modules=(*MANY, *modules), path=path, sealed=_chosen.kind == "sealed"))
+    return shared_elsewhere(site_packages() if modules else ())
 
 
-def pool_with(server: ServerOptions) -> Pool:
+def pool_with(server: ServerOptions) -> Sandbox:
     """The sandbox of a fork-server that is prepared in its own way, and sealed whatever a recipe says."""
     return shared_pool(server)
 
 
 def close_all() -> None:
-    """End every fork-server of this process; the next program starts another."""
+    """End every fork-server of this process and whatever runs elsewhere; the next program starts another."""
     shared_pool.cache_clear()
+    shared_elsewhere.cache_clear()
     while _open:
         _open.pop().close()
 
@@ -51,8 +62,31 @@ atexit.register(close_all)
 @functools.cache
 def shared_pool(server: ServerOptions) -> Pool:
     """One pool for each way to start a server."""
-    _open.append(Pool(server, at_once=_chosen.at_once or None))
-    return _open[-1]
+    if sys.platform != "linux":
+        raise SandboxUnavailable(
+            f"sandbox: the sealed fork-server needs Linux, and this is {sys.platform}.  Set sandbox.kind: container, with"
+            " docker or podman installed, or sandbox.kind: remote with the url of a service."
+        )
+    pool = Pool(server, at_once=_chosen.at_once or None)
+    _open.append(pool)
+    return pool
+
+
+@functools.cache
+def shared_elsewhere(path: tuple[str, ...]) -> Elsewhere:
+    """One sandbox over the place that was chosen."""
+    sandbox = Elsewhere(place_for(_chosen, path), at_once=_chosen.at_once or os.cpu_count() or 1)
+    _open.append(sandbox)
+    return sandbox
+
+
+def place_for(options: SandboxOptions, path: Sequence[str] = ()) -> Place:
+    """The place that these options name."""
+    if options.kind == "bubblewrap":
+        return Bubblewrap(path)
+    if options.kind == "container":
+        return Container(options.command, options.image)
+    return Remote(options.url)
 
 
 def site_packages() -> tuple[str, ...]:

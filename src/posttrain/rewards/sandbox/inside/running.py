@@ -129,11 +129,10 @@ def tests(source: str, channel: socket.socket) -> int:
     module = fresh_main()
     for name in job["entry"]:
         setattr(module, name, proxy(name, channel))
-    results: list[list[object]] = []
     prepared = attempt(lambda: execute(job["setup"], module))
     for test in job["tests"]:
-        results.append(attempt(lambda: execute(test, module)) if prepared[0] == "value" else prepared)  # noqa: B023
-    frames.send(channel, json.dumps(["results", results]).encode())
+        result = attempt(lambda: execute(test, module)) if prepared[0] == "value" else prepared  # noqa: B023
+        frames.send(channel, json.dumps(["result", result]).encode())
     return flushed(0)
 
 

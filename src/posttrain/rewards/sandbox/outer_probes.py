@@ -1,0 +1,140 @@
+"""Probes of a place that is not ours: what must be refused there, with a bait out here to see whether it was taken,
+and what must work, since programs are run there for its sake."""
+
+import os
+import secrets
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+
+from posttrain.rewards.sandbox.probes import Finding, Probe, said, stopped_by
+from posttrain.rewards.sandbox.records import Execution, Exit, Limits
+
+__all__ = ["Bait", "Finding", "probes"]
+
+LIMITS = Limits(cpu_seconds=1.0, memory_bytes=256 << 20, output_bytes=1 << 18)
+CANARY = "POSTTRAIN_PROBE"
+
+ATTEMPT = """
+def attempt(action):
+    try:
+        found = action()
+    except Exception as error:
+        print("refused")
+    else:
+        print("open" if found is None or found else "refused")
+"""
+
+
+class Bait:
+    """Things of this machine that a program elsewhere must not reach, and whether it did."""
+
+    def __init__(self) -> None:
+        self.secret = secrets.token_hex(16)
+        self.touched: set[str] = set()
+
+    def __enter__(self) -> "Bait":
+        self.folder = tempfile.TemporaryDirectory(prefix="posttrain-probe-")
+        self.path = Path(self.folder.name)
+        self.path.chmod(0o777)
+        (self.path / "secret").write_text(self.secret)
+        self.tcp = socket.create_server(("127.0.0.1", 0))
+        self.udp = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        self.udp.bind(("127.0.0.1", 0))
+        for each in (self.tcp, self.udp):
+            each.setblocking(False)
+        self.victim = subprocess.Popen([sys.executable, "-I", "-S", "-c", "import time; time.sleep(600)", self.secret])
+        os.environ[CANARY] = self.secret
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+    ) -> None:
+        self.look()
+        os.environ.pop(CANARY, None)
+        self.victim.kill()
+        self.victim.wait()
+        self.tcp.close()
+        self.udp.close()
+        self.folder.cleanup()
+
+    def look(self) -> None:
+        """Note what was touched."""
+        if set(os.listdir(self.path)) != {"secret"}:
+            self.touched.add("file")
+        if self.victim.poll() is not None:
+            self.touched.add("process")
+        for name, receive in (("tcp", self.tcp.accept), ("udp", lambda: self.udp.recv(1))):
+            try:
+                receive()
+            except BlockingIOError:
+                continue
+            self.touched.add(name)
+
+    def untouched(self, what: str) -> Callable[[Execution], bool]:
+        """Whether the program ran and found nothing, and nothing was found out here."""
+        return lambda execution: said("refused")(execution) and what not in self.touched
+
+
+def probes(bait: Bait, remedy: str, *, here: bool) -> list[Probe]:
+    """All probes, with this bait; what a program may do to a machine of its own is tried only where that is this one."""
+    secret, folder = str(bait.path / "secret"), str(bait.path)
+    tcp, udp = bait.tcp.getsockname(), bait.udp.getsockname()
+
+    def attempt(name: str, action: str, *, bait_of: str = "") -> Probe:
+        return Probe(name, f"{ATTEMPT}\nattempt(lambda: {action})\n", bait.untouched(bait_of), remedy, limits=LIMITS)
+
+    def limit(name: str, source: str, *ends: Exit) -> Probe:
+        held = [stopped_by(end) for end in ends]
+        return Probe(name, source, lambda execution: any(each(execution) for each in held), remedy, limits=LIMITS)
+
+    def works(name: str, action: str) -> Probe:
+        source = f"{ATTEMPT}\nattempt(lambda: {action})\n"
+        return Probe(name, source, said("open"), remedy, limits=LIMITS, verb="allowed")
+
+    tried = [
+        attempt("read a file of this machine", f"open({secret!r}).read() == {bait.secret!r}"),
+        attempt("write a file on this machine", f"open({folder + '/written'!r}, 'w').close() or False", bait_of="file"),
+        attempt("TCP to this machine", f"__import__('socket').create_connection({tcp!r}, 1) and False", bait_of="tcp"),
+        attempt(
+            "UDP to this machine",
+            f"__import__('socket').socket(2, 2).sendto(b'x', {udp!r}) and False",
+            bait_of="udp",
+        ),
+        attempt(
+            "see or kill a process of this machine",
+            f"{bait.secret!r} in open('/proc/{bait.victim.pid}/cmdline').read()"
+            f" and __import__('os').kill({bait.victim.pid}, 9) is None",
+            bait_of="process",
+        ),
+        attempt("see an environment that is not its own", f"__import__('os').environ.get({CANARY!r}) == {bait.secret!r}"),
+        Probe(
+            "use more memory than its limit",
+            "try:\n    x = bytearray(1 << 30)\nexcept MemoryError:\n    print('refused')\nelse:\n    print('open')",
+            lambda execution: said("refused")(execution) or execution.exit is Exit.SIGNALLED,
+            remedy,
+            limits=LIMITS,
+        ),
+        limit("use more time than its limit", "while True: pass", Exit.CPU_LIMIT, Exit.WALL_LIMIT),
+        limit("print more than its limit", "import sys\nwhile True: sys.stdout.write('x' * 65536)", Exit.OUTPUT_LIMIT),
+        works("write a file of its own", "open('own', 'w').write('x')"),
+        works("start a process", "__import__('subprocess').run(['true'], check=True) and True"),
+    ]
+    if here:
+        tried += [
+            attempt("be root", "__import__('os').setuid(0)"),
+            attempt("mount", "__import__('ctypes').CDLL(None).mount(b'none', b'/tmp', b'tmpfs', 0, None) == 0"),
+            Probe(
+                "start processes without end",
+                "import os, time\nfor n in range(200):\n    try:\n        if os.fork() == 0:\n            time.sleep(5)\n"
+                "            os._exit(0)\n    except OSError:\n        print('refused')\n        break\nelse:\n    print('open')",
+                said("refused"),
+                remedy,
+                limits=LIMITS,
+            ),
+        ]
+    return tried

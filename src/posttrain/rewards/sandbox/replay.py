@@ -1,0 +1,132 @@
+"""The text that one run elsewhere consists of, and what its end says."""
+
+import math
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+
+from posttrain.rewards.sandbox import inside
+from posttrain.rewards.sandbox.records import Execution, Exit, Kind, Limits
+
+INSIDE = Path(inside.__file__).parent
+CPU_SIGNALS = (-24, 152)
+"""Exit status of a process that used up its processor time (SIGXCPU), as `wait` and as shells tell it."""
+FILE_BYTES = 64 << 20
+START_CPU_SECONDS = 0.1
+"""What the interpreter itself takes to start, and is not the program's."""
+PROCESSES = 32
+"""Processes and threads that a program may have at a time."""
+USERS = range(61184, 65000)
+"""Users that nobody is: processes are counted for each user, so that runs side by side should not share one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """One program text to be run somewhere, once."""
+
+    text: str
+    """Python source that needs nothing but an interpreter, 3.10 or later."""
+    stdin: bytes
+    limits: Limits
+    mark: str
+    """Begins the lines that are ours; nobody could know it before."""
+
+    @property
+    def user(self) -> int:
+        """A user to run it as, where there is a choice."""
+        return USERS[int(self.mark, 16) % len(USERS)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ended:
+    """How a run ended."""
+
+    status: int
+    """Exit status; negative or above 128 for a signal."""
+    stdout: bytes
+    stderr: bytes
+    wall_seconds: float
+    cpu_seconds: float = 0.0
+    """0 where the place does not tell."""
+    stopped: Exit | None = None
+    """Why the place ended it, if it did."""
+    starved: bool = False
+
+
+def written(
+    kind: Kind,
+    messages: Sequence[bytes],
+    limits: Limits,
+    *,
+    stdin: bytes = b"",
+    delivered: int = 0,
+    path: Sequence[str] = (),
+    gives_up_root: bool = False,
+    processes: int = PROCESSES,
+) -> Run:
+    """A run of a program: `messages` starts with its source, then what was said to it; `delivered` came back before."""
+    run = Run(text="", stdin=stdin, limits=limits, mark=secrets.token_hex(8))
+    job = {
+        "kind": kind,
+        "messages": [each.decode("latin-1") for each in messages],
+        "delivered": delivered,
+        "mark": run.mark,
+        "limits": {
+            "cpu_seconds": math.ceil(limits.cpu_seconds),
+            "memory_bytes": limits.memory_bytes,
+            "file_bytes": FILE_BYTES,
+            "processes": processes,
+        },
+        "path": list(path),
+        "uid": run.user if gives_up_root else None,
+    }
+    return replace(run, text=f"{texts()['replay']}\nmain({modules()!a}, {job!a})\n")
+
+
+@cache
+def texts() -> dict[str, str]:
+    """Our own sources that run elsewhere."""
+    return {name: (INSIDE / f"{name}.py").read_text(encoding="utf-8") for name in ("replay", *MODULES)}
+
+
+MODULES = ("frames", "plain", "running")
+
+
+def modules() -> dict[str, str]:
+    """Those that the main text loads as modules."""
+    return {name: texts()[name] for name in MODULES}
+
+
+def read(run: Run, ended: Ended) -> Execution:
+    """What a run's end says."""
+    stderr, marks = ended.stderr, []
+    for word in (b"ready", b"compiled"):
+        line = run.mark.encode() + b" " + word + b"\n"
+        if stderr.startswith(line):
+            marks.append(word)
+            stderr = stderr[len(line) :]
+    compiled = b"compiled" in marks
+    signalled = ended.status < 0 or ended.status > 128
+    if ended.stopped is not None and (b"ready" in marks or ended.stopped is Exit.LOST):
+        end = ended.stopped
+    elif b"ready" not in marks:  # it never ran: the place's fault
+        end = Exit.LOST
+    elif len(ended.stdout) > run.limits.output_bytes:
+        end = Exit.OUTPUT_LIMIT
+    elif ended.status in CPU_SIGNALS or ended.cpu_seconds > run.limits.cpu_seconds + START_CPU_SECONDS:
+        end = Exit.CPU_LIMIT
+    else:
+        end = Exit.SIGNALLED if signalled else Exit.FINISHED
+    return Execution(
+        exit=end,
+        status=ended.status,
+        stdout=ended.stdout[: run.limits.output_bytes],
+        stderr=stderr[: run.limits.error_bytes],
+        cpu_seconds=max(0.0, ended.cpu_seconds - START_CPU_SECONDS),
+        wall_seconds=ended.wall_seconds,
+        memory_bytes=0,
+        compiled=compiled,
+        starved=ended.starved,
+    )
