@@ -12,7 +12,7 @@ from pathlib import Path
 
 from posttrain.rewards.code import CodeReward
 from posttrain.rewards.graded import Graded
-from posttrain.rewards.sandbox.shared import pool_for
+from posttrain.rewards.sandbox.shared import sandbox_for
 
 ADD = {"kind": "calls", "entry": "add", "cases": [{"args": [1, 2], "expected": 3}]}
 SUM = {"kind": "stdio", "cases": [{"input": "1 2\n", "output": "3\n"}]}
@@ -71,7 +71,7 @@ def grade(reward: CodeReward, programs: list[tuple[str, dict[str, object]]], out
 
 def state() -> dict[str, int]:
     """What could grow."""
-    server = pool_for().opened().process.pid
+    server = sandbox_for().opened().process.pid
     return {
         "our descriptors": len(os.listdir("/proc/self/fd")),
         "server descriptors": len(os.listdir(f"/proc/{server}/fd")),

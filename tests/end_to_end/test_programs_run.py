@@ -43,11 +43,11 @@ def test_running_without_a_sandbox_takes_two_words_and_warns_every_time() -> Non
             with pytest.warns(UserWarning, match="with your files and your network"):
                 shared.choose(nothing)
         reads = Process(kind="program", source="print(open('/proc/self/stat').read() > '')")
-        (execution,) = shared.pool_for().run([reads])
+        (execution,) = shared.sandbox_for().run([reads])
         assert execution.stdout == b"True\n"  # so it is: nothing keeps a program from reading files
     finally:
         shared.choose(SandboxOptions())
-    (execution,) = shared.pool_for().run([Process(kind="program", source="open('/proc/self/stat')")])
+    (execution,) = shared.sandbox_for().run([Process(kind="program", source="open('/proc/self/stat')")])
     assert b"PermissionError" in execution.stderr
 
 

@@ -7,16 +7,23 @@ import sys
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 
-from posttrain.errors import RunError, UserError
+from posttrain.commands.arguments import configured, recipe_layers, told_apart
+from posttrain.commands.flags import Program
+from posttrain.config import Config
+from posttrain.errors import RunError
+from posttrain.rewards.sandbox.elsewhere import Elsewhere
 from posttrain.rewards.sandbox.pool import Pool
-from posttrain.rewards.sandbox.probes import SandboxUnavailable
+from posttrain.rewards.sandbox.probes import Finding, SandboxUnavailable
 from posttrain.rewards.sandbox.server import ServerLost
+from posttrain.rewards.sandbox.shared import place_for
+from posttrain.rewards.sandbox_options import SandboxOptions
 
-HELP = """usage: posttrain doctor [--help]
-
-Show versions, devices and free memory, and try the sandbox: every probe that is not refused is named with its remedy.
-Exit code 0 where the sandbox is safe to use, 1 where it is not.
-"""
+PROGRAM = Program(
+    name="posttrain doctor [RECIPE.yaml ...]",
+    description="Show versions, devices and free memory, and try the sandbox that the recipes and flags name: every probe"
+    " that does not pass is named with its remedy.  Exit code 0 where programs can be run safely, 1 where they cannot.",
+    only=("sandbox",),
+)
 
 PACKAGES = ("posttrain", "torch", "transformers", "tokenizers", "numpy", "math-verify", "peft")
 GIB = 1 << 30
@@ -24,15 +31,12 @@ GIB = 1 << 30
 
 def main(arguments: Sequence[str]) -> int:
     """Print the tables."""
-    if any(argument in ("-h", "--help") for argument in arguments):
-        print(HELP)
-        return 0
-    if arguments:
-        raise UserError(f"doctor takes no arguments, but was given {' '.join(arguments)}")
+    given = told_apart(arguments)
+    config, _ = configured(Config, recipe_layers(given.positional), given.flags, PROGRAM)
     for name, says in (*machine(), *packages()):
         print(f"{name:12} {says}")
     print()
-    return sandbox()
+    return sandbox(config.sandbox)
 
 
 def machine() -> list[tuple[str, str]]:
@@ -61,21 +65,36 @@ def packages() -> list[tuple[str, str]]:
     return found
 
 
-def sandbox() -> int:
+def sandbox(options: SandboxOptions) -> int:
     """Try the sandbox and print what its probes found."""
+    if options.kind == "none":
+        print("sandbox      none: programs that a model wrote run as you, with limits alone")
+        return 1
+    safe = sealed() if options.kind == "sealed" else elsewhere(options)
+    print(f"  {'safe: every probe passed' if safe else 'NOT SAFE: no program will be run here'}")
+    others = [name for name, command in OTHERS.items() if shutil.which(command) and name != options.kind]
+    if options.kind == "sealed" and others:
+        print(f"  also here  {', '.join(others)}: `posttrain doctor --sandbox.kind ...` tries them")
+    return 0 if safe else 1
+
+
+OTHERS = {"bubblewrap": "bwrap", "container (docker)": "docker", "container (podman)": "podman"}
+
+
+def sealed() -> bool:
+    """Whether the fork-server is safe to use."""
     print("sandbox      sealed fork-server")
     if sys.platform != "linux":
-        print(f"  not on {sys.platform}: it needs seccomp, which is Linux.")
-        return 1
+        print(f"  not on {sys.platform}: it needs seccomp, which is Linux.  Use sandbox.kind: container or remote.")
+        return False
     with Pool() as pool:
         try:
-            pool.run([])
             server = pool.opened()
         except SandboxUnavailable:
             server = None
         except (RunError, ServerLost) as error:
             print(f"  the fork-server does not start: {error}")
-            return 1
+            return False
         if server is not None:
             landlock = (
                 f"version {server.landlock}" if server.landlock else "not in this kernel; seccomp alone refuses paths"
@@ -84,8 +103,23 @@ def sandbox() -> int:
             print(f"  layers     resource limits, Landlock ({landlock}), seccomp; programs run as {user}")
             for name, reason in server.missing.items():
                 print(f"  missing    module {name}: {reason}")
-        for finding in pool.found:
-            print(f"  {finding.line()}")
-        safe = bool(pool.found) and all(finding.passed for finding in pool.found)
-    print(f"  {'safe: every probe was refused' if safe else 'NOT SAFE: no program will be run here'}")
-    return 0 if safe else 1
+        return shown(pool.found)
+
+
+def elsewhere(options: SandboxOptions) -> bool:
+    """Whether the place that was chosen is safe to use."""
+    with Elsewhere(place_for(options), at_once=os.cpu_count() or 1) as there:
+        print(f"sandbox      {there.place.name}")
+        try:
+            there.probe()
+        except SandboxUnavailable as unavailable:
+            if not there.found:
+                print(f"  {unavailable}")
+        return shown(there.found)
+
+
+def shown(found: Sequence[Finding]) -> bool:
+    """Print what the probes found; whether all of them passed."""
+    for finding in found:
+        print(f"  {finding.line()}")
+    return bool(found) and all(finding.passed for finding in found)
