@@ -74,7 +74,7 @@ def state() -> dict[str, int]:
     server = sandbox_for().opened().process.pid
     return {
         "our descriptors": len(os.listdir("/proc/self/fd")),
-        "server descriptors": len(os.listdir(f"/proc/{server}/fd")),
+        "server descriptors": len(os.listdir(f"/proc/{server}/fd")) if os.getuid() == 0 else 0,
         "children": len(Path(f"/proc/{server}/task/{server}/children").read_text().split()),
         "temporary files": len(os.listdir(tempfile.gettempdir())) + len(os.listdir("/dev/shm")),
         "our MiB": resident("self"),

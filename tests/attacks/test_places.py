@@ -160,7 +160,14 @@ PROGRAMS = {
     "loops_when_called_again": "n = []\ndef add(a, b):\n    n.append(1)\n    while len(n) > 1: pass\n    return a + b",
     "counts_its_calls": "n = []\ndef add(a, b):\n    n.append(1)\n    return a + b + (len(n) == 3)",
     "prints_in_a_function": "def add(a, b):\n    print('thinking')\n    return a + b",
-    "dies_when_called_again": "import os\nn = []\ndef add(a, b):\n    n.append(1)\n    if len(n) == 2: os._exit(0)\n    return a + b",
+    "dies_when_called_again": """
+import os
+n = []
+def add(a, b):
+    n.append(1)
+    if len(n) == 2: os._exit(0)
+    return a + b
+""",
 }
 
 
@@ -210,7 +217,7 @@ def run_in(place: Place, *sources: str) -> list[Execution]:
 
 def places() -> list[Any]:
     made: list[Any] = [pytest.param(Bubblewrap, marks=needs_bubblewrap, id="bubblewrap")]
-    container = lambda: Container(*CONTAINER.split("|"))  # noqa: E731
+    container = lambda: Container(*CONTAINER.split("|"))
     return [*made, pytest.param(container, marks=needs_container, id="container")]
 
 

@@ -43,8 +43,9 @@ steps += [(bpf.JUMP_EQUAL, 0, 3, clone), (bpf.LOAD, 0, 0, 16), (bpf.JUMP_BITS, 0
 steps += [(bpf.RETURN, 0, 0, refuse)]
 steps += [(bpf.RETURN, 0, 0, bpf.ALLOW)]
 code = (bpf.Instruction * len(steps))(*[bpf.Instruction(*step) for step in steps])
+program = bpf.Program(len(steps), code)
 lockdown.prctl(lockdown.PR_SET_NO_NEW_PRIVS, 1)
-lockdown.prctl(lockdown.PR_SET_SECCOMP, lockdown.SECCOMP_MODE_FILTER, ctypes.byref(bpf.Program(len(steps), code)))
+lockdown.prctl(lockdown.PR_SET_SECCOMP, lockdown.SECCOMP_MODE_FILTER, ctypes.addressof(program))
 if lockdown.libc.unshare(0x10000000) == 0:
     raise SystemExit("the profile does not hold")
 """

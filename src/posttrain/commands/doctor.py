@@ -20,8 +20,8 @@ from posttrain.rewards.sandbox_options import SandboxOptions
 
 PROGRAM = Program(
     name="posttrain doctor [RECIPE.yaml ...]",
-    description="Show versions, devices and free memory, and try the sandbox that the recipes and flags name: every probe"
-    " that does not pass is named with its remedy.  Exit code 0 where programs can be run safely, 1 where they cannot.",
+    description="Show versions, devices and free memory, and try the sandbox that the recipes and flags name: every"
+    " probe that does not pass is named with its remedy.  Exit code 0 where programs can be run safely, else 1.",
     only=("sandbox",),
 )
 

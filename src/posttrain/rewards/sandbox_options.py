@@ -11,9 +11,9 @@ class SandboxOptions:
     """Where programs that a model wrote are run, and how many side by side."""
 
     kind: Literal["sealed", "bubblewrap", "container", "remote", "none"] = "sealed"
-    """sealed: in processes that can only compute (Linux).  bubblewrap, container: each program in a small system of its
-    own, where it may write files and start processes.  remote: by a service.  none: with limits alone.  All but the last
-    are tried by probes before anything is run."""
+    """sealed: in processes that can only compute (Linux).  bubblewrap, container: each program in a small system of
+    its own, where it may write files and start processes.  remote: by a service.  none: with limits alone.  All but the
+    last are tried by probes before anything is run."""
     command: str = "docker"
     """For containers: docker, podman, or either with options of its own, such as `podman --runtime runc`."""
     image: str = "python:3.11-slim"

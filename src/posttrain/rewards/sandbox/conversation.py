@@ -1,7 +1,7 @@
 """What is said between whoever has programs run and whatever runs them.
 
-    a Conversation starts processes in a Sandbox  ->  each is a Started process
-    what a process says  ->  Conversation.message        its end  ->  Conversation.ended
+a Conversation starts processes in a Sandbox  ->  each is a Started process
+what a process says  ->  Conversation.message        its end  ->  Conversation.ended
 """
 
 from collections.abc import Iterable, Sequence

@@ -17,7 +17,7 @@ from posttrain.rewards.sandbox.outer_probes import Bait, Finding, probes
 from posttrain.rewards.sandbox.places import Place, lost
 from posttrain.rewards.sandbox.probes import SandboxUnavailable, require_passed
 from posttrain.rewards.sandbox.records import Execution, Exit, Process
-from posttrain.rewards.sandbox.replay import PROCESSES, Run, read, written
+from posttrain.rewards.sandbox.replay import Run, read, written
 
 NEVER_RAN = Execution(
     exit=Exit.LOST, status=0, stdout=b"", stderr=b"", cpu_seconds=0, wall_seconds=0, memory_bytes=0, compiled=False
@@ -62,11 +62,9 @@ class Repeated:
             kind,
             self.messages,
             limits,
+            place.conditions,
             stdin=self.asked.stdin,
             delivered=self.delivered,
-            path=place.path,
-            gives_up_root=place.gives_up_root,
-            processes=PROCESSES if place.here else 0,  # who else runs there as the same user is not ours to know
         )
 
     def take(self, execution: Execution) -> list[bytes]:
@@ -132,7 +130,9 @@ class Elsewhere:
         (first,) = trusted.run([Process(kind="program", source="print(1)")])
         if first.exit is Exit.LOST:
             reason = first.stderr.decode("utf-8", "replace").strip()[-1000:]
-            raise SandboxUnavailable(f"sandbox: {self.place.name} does not work: {reason}\n  Remedy: {self.place.remedy}.")
+            raise SandboxUnavailable(
+                f"sandbox: {self.place.name} does not work: {reason}\n  Remedy: {self.place.remedy}."
+            )
         with Bait() as bait:
             tried = probes(bait, self.place.remedy, here=self.place.here)
             executions = trusted.run(Process(kind="program", source=each.source, limits=each.limits) for each in tried)

@@ -1,5 +1,8 @@
-"""Probes of a place that is not ours: what must be refused there, with a bait out here to see whether it was taken,
-and what must work, since programs are run there for its sake."""
+"""Probes of a place that is not ours.
+
+What must be refused there, with a bait out here to see whether it was taken; and what must work, since programs are run
+there for its sake.
+"""
 
 import os
 import secrets
@@ -27,6 +30,21 @@ def attempt(action):
         print("refused")
     else:
         print("open" if found is None or found else "refused")
+"""
+
+
+FORKS = """
+import os, time
+for _ in range(200):
+    try:
+        if os.fork() == 0:
+            time.sleep(5)
+            os._exit(0)
+    except OSError:
+        print("refused")
+        break
+else:
+    print("open")
 """
 
 
@@ -81,7 +99,7 @@ class Bait:
 
 
 def probes(bait: Bait, remedy: str, *, here: bool) -> list[Probe]:
-    """All probes, with this bait; what a program may do to a machine of its own is tried only where that is this one."""
+    """All probes, with this bait; what a program may do to its own machine is tried only where that is this one."""
     secret, folder = str(bait.path / "secret"), str(bait.path)
     tcp, udp = bait.tcp.getsockname(), bait.udp.getsockname()
 
@@ -111,7 +129,9 @@ def probes(bait: Bait, remedy: str, *, here: bool) -> list[Probe]:
             f" and __import__('os').kill({bait.victim.pid}, 9) is None",
             bait_of="process",
         ),
-        attempt("see an environment that is not its own", f"__import__('os').environ.get({CANARY!r}) == {bait.secret!r}"),
+        attempt(
+            "see an environment that is not its own", f"__import__('os').environ.get({CANARY!r}) == {bait.secret!r}"
+        ),
         Probe(
             "use more memory than its limit",
             "try:\n    x = bytearray(1 << 30)\nexcept MemoryError:\n    print('refused')\nelse:\n    print('open')",
@@ -130,8 +150,7 @@ def probes(bait: Bait, remedy: str, *, here: bool) -> list[Probe]:
             attempt("mount", "__import__('ctypes').CDLL(None).mount(b'none', b'/tmp', b'tmpfs', 0, None) == 0"),
             Probe(
                 "start processes without end",
-                "import os, time\nfor n in range(200):\n    try:\n        if os.fork() == 0:\n            time.sleep(5)\n"
-                "            os._exit(0)\n    except OSError:\n        print('refused')\n        break\nelse:\n    print('open')",
+                FORKS,
                 said("refused"),
                 remedy,
                 limits=LIMITS,

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import IO, Protocol
 
 from posttrain.rewards.sandbox.records import Exit
-from posttrain.rewards.sandbox.replay import FILE_BYTES, PROCESSES, START_CPU_SECONDS, Ended, Run
+from posttrain.rewards.sandbox.replay import FILE_BYTES, PROCESSES, START_CPU_SECONDS, Conditions, Ended, Run
 from posttrain.rewards.sandbox.server import ENVIRONMENT
 
 POLL_SECONDS = 0.005
@@ -27,10 +27,7 @@ class Place(Protocol):
     """Somewhere that runs a text once."""
 
     name: str
-    path: Sequence[str]
-    """Folders there with packages beyond the standard library."""
-    gives_up_root: bool
-    """Whether a run starts as root there and becomes the run's own user before anything of the program is read."""
+    conditions: Conditions
     here: bool
     """Whether its programs run on this machine."""
     remedy: str
@@ -49,8 +46,7 @@ class Commands(ABC):
     """A place that is reached by starting a command on this machine."""
 
     name: str
-    path: Sequence[str] = ()
-    gives_up_root = False
+    conditions = Conditions()
     here = True
     remedy: str
     start_seconds: float
@@ -72,7 +68,7 @@ class Commands(ABC):
         """Processor time that a run has used so far; 0 where it cannot be seen."""
         return 0.0
 
-    def removed(self, run: Run) -> None:
+    def removed(self, run: Run) -> None:  # noqa: B027  # most have nothing to do
         """See to it that nothing of a run is left where ending the command does not end it."""
 
     def run(self, run: Run) -> Ended:
@@ -190,16 +186,22 @@ class Bubblewrap(Commands):
 
     def __init__(self, path: Sequence[str] = ()) -> None:
         super().__init__()
-        self.path = path
         # Root makes the namespaces itself and gives itself up inside: as root a program's processes are not counted.
-        self.gives_up_root = os.geteuid() == 0
+        self.conditions = Conditions(path=path, gives_up_root=os.geteuid() == 0)
 
     def command(self, run: Run, arguments: Sequence[str]) -> list[str]:
         prefix = os.path.realpath(sys.base_prefix)
         interpreter = os.path.join(prefix, "bin", os.path.basename(os.path.realpath(sys.executable)))
-        seen = dict.fromkeys(map(os.path.realpath, [prefix, os.path.dirname(os.__file__), *self.path]))
-        command = [shutil.which("bwrap") or "bwrap", *UNSHARED, "--die-with-parent", "--new-session", "--cap-drop", "ALL"]
-        if self.gives_up_root:
+        seen = dict.fromkeys(map(os.path.realpath, [prefix, os.path.dirname(os.__file__), *self.conditions.path]))
+        command = [
+            shutil.which("bwrap") or "bwrap",
+            *UNSHARED,
+            "--die-with-parent",
+            "--new-session",
+            "--cap-drop",
+            "ALL",
+        ]
+        if self.conditions.gives_up_root:
             command += ["--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"]
         else:
             command += ["--unshare-user", "--disable-userns"]
@@ -249,7 +251,16 @@ class Container(Commands):
         return [
             *(*self.program, "run", "--rm", "--interactive", "--name", named(run), "--pull", "never"),
             *("--network", "none", "--read-only", "--cap-drop", "ALL", "--security-opt", "no-new-privileges"),
-            *("--user", f"{run.user}:{run.user}", "--pids-limit", str(PROCESSES), "--memory", str(memory), "--cpus", "1"),
+            *(
+                "--user",
+                f"{run.user}:{run.user}",
+                "--pids-limit",
+                str(PROCESSES),
+                "--memory",
+                str(memory),
+                "--cpus",
+                "1",
+            ),
             *("--ulimit", "nofile=256:256", "--ulimit", "nproc=1024:1024"),
             *("--tmpfs", f"/tmp:rw,exec,size={FILE_BYTES},mode=1777", "--workdir", "/tmp", "--env", "HOME=/tmp"),
             *("--entrypoint", "python3", self.image, *arguments),

@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 
 from posttrain.rewards.sandbox.conversation import Conversation, Single, run
+from posttrain.rewards.sandbox.inside import wire
 from posttrain.rewards.sandbox.probes import Finding, findings, processes, require_passed
 from posttrain.rewards.sandbox.process import Running
 from posttrain.rewards.sandbox.records import Execution, Exit, Process, ServerOptions
@@ -160,11 +161,14 @@ class Pool:
         try:
             while True:
                 message = self.server.receive()
-                if "started" in message:
-                    if message["started"] in self.running:
-                        self.running[message["started"]].pid = message["pid"]
-                elif message["ended"] in self.running:
-                    self._over(message["ended"], message["status"], message["cpu_seconds"], message["memory_bytes"])
+                if message[0] == wire.STARTED:
+                    _, job, pid = wire.started.unpack(message)
+                    if job in self.running:
+                        self.running[job].pid = pid
+                else:
+                    _, job, status, cpu_seconds, memory_bytes = wire.ended.unpack(message)
+                    if job in self.running:
+                        self._over(job, status, cpu_seconds, memory_bytes)
         except BlockingIOError:
             return
         except ServerLost:

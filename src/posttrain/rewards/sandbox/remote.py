@@ -9,12 +9,11 @@ import random
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Sequence
 from typing import Any
 
 from posttrain.rewards.sandbox.places import lost
 from posttrain.rewards.sandbox.records import Exit
-from posttrain.rewards.sandbox.replay import Ended, Run
+from posttrain.rewards.sandbox.replay import Conditions, Ended, Run
 
 TRIES = 3
 TRY_AGAIN = {408, 425, 429, 500, 502, 503, 504}
@@ -30,8 +29,7 @@ OUTPUT_KEPT = 1 << 20
 class Remote:
     """A service that runs programs; threads may share it."""
 
-    path: Sequence[str] = ()
-    gives_up_root = False
+    conditions = Conditions(processes=0)  # who else runs there as the same user is not ours to know
     here = False
 
     def __init__(self, url: str) -> None:

@@ -40,6 +40,18 @@ class Run:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Conditions:
+    """What a run finds where it is run."""
+
+    path: Sequence[str] = ()
+    """Folders there with packages beyond the standard library."""
+    gives_up_root: bool = False
+    """It starts as root and becomes the run's own user before anything of the program is read."""
+    processes: int = PROCESSES
+    """Processes and threads that it may have; 0 is as many as it likes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Ended:
     """How a run ended."""
 
@@ -59,12 +71,10 @@ def written(
     kind: Kind,
     messages: Sequence[bytes],
     limits: Limits,
+    conditions: Conditions,
     *,
     stdin: bytes = b"",
     delivered: int = 0,
-    path: Sequence[str] = (),
-    gives_up_root: bool = False,
-    processes: int = PROCESSES,
 ) -> Run:
     """A run of a program: `messages` starts with its source, then what was said to it; `delivered` came back before."""
     run = Run(text="", stdin=stdin, limits=limits, mark=secrets.token_hex(8))
@@ -77,10 +87,10 @@ def written(
             "cpu_seconds": math.ceil(limits.cpu_seconds),
             "memory_bytes": limits.memory_bytes,
             "file_bytes": FILE_BYTES,
-            "processes": processes,
+            "processes": conditions.processes,
         },
-        "path": list(path),
-        "uid": run.user if gives_up_root else None,
+        "path": list(conditions.path),
+        "uid": run.user if conditions.gives_up_root else None,
     }
     return replace(run, text=f"{texts()['replay']}\nmain({modules()!a}, {job!a})\n")
 

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from posttrain.rewards.sandbox.inside import wire
 from posttrain.rewards.sandbox.records import Kind, Limits, ServerOptions
 
 PROGRAM = Path(__file__).parent / "inside" / "main.py"
@@ -52,9 +53,10 @@ class Server:
         finally:
             theirs.close()
         self.control.settimeout(START_SECONDS)
-        asked = {"prepare": options.prepare, "sealed": options.sealed}
-        self.tell({"modules": list(options.modules), "path": list(options.path), **asked})
-        ready = self.receive()
+        asked: dict[str, Any] = {"prepare": options.prepare, "sealed": options.sealed, "uid": self.uid}
+        asked |= {"modules": list(options.modules), "path": list(options.path)}
+        self.tell(json.dumps(asked).encode())
+        ready = json.loads(self.receive())
         self.landlock: int = ready["landlock"]
         self.missing: dict[str, str] = ready["missing"]
         self.control.setblocking(False)
@@ -64,30 +66,25 @@ class Server:
 
     def start(self, job: int, kind: Kind, limits: Limits, descriptors: Sequence[int]) -> None:
         """Have a process forked that takes these descriptors as its input, output, error and channel."""
-        request = {
-            "job": job,
-            "kind": kind,
-            "cpu_seconds": int(limits.cpu_seconds) + 2,  # the pool ends it on time; this is in case the pool cannot
-            "memory_bytes": limits.memory_bytes,
-            "uid": self.uid,
-        }
+        seconds = int(limits.cpu_seconds) + 2  # the pool ends it on time; this is in case the pool cannot
+        request = wire.start.pack(wire.START, job, wire.KINDS.index(kind), seconds, limits.memory_bytes)
         rights = array.array("i", descriptors)
         try:
-            self.control.sendmsg([json.dumps(request).encode()], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)])
+            self.control.sendmsg([request], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)])
         except OSError as error:
             raise ServerLost(self.last_words()) from error
 
     def kill(self, job: int) -> None:
         """End a process, if it has not ended."""
-        self.tell({"kill": job})
+        self.tell(wire.kill.pack(wire.KILL, job))
 
-    def tell(self, message: dict[str, Any]) -> None:
+    def tell(self, message: bytes) -> None:
         try:
-            self.control.send(json.dumps(message).encode())
+            self.control.send(message)
         except OSError as error:
             raise ServerLost(self.last_words()) from error
 
-    def receive(self) -> dict[str, Any]:
+    def receive(self) -> bytes:
         """The next message.  Raises BlockingIOError where none is there, and ServerLost."""
         try:
             payload = self.control.recv(MESSAGE_BYTES)
@@ -97,8 +94,7 @@ class Server:
             raise ServerLost(self.last_words()) from error
         if not payload:
             raise ServerLost(self.last_words())
-        message: dict[str, Any] = json.loads(payload)
-        return message
+        return payload
 
     def last_words(self) -> str:
         """What it printed before it went."""

@@ -64,8 +64,8 @@ def shared_pool(server: ServerOptions) -> Pool:
     """One pool for each way to start a server."""
     if sys.platform != "linux":
         raise SandboxUnavailable(
-            f"sandbox: the sealed fork-server needs Linux, and this is {sys.platform}.  Set sandbox.kind: container, with"
-            " docker or podman installed, or sandbox.kind: remote with the url of a service."
+            f"sandbox: the sealed fork-server needs Linux, and this is {sys.platform}.  Set sandbox.kind: container,"
+            " with docker or podman installed, or sandbox.kind: remote with the url of a service."
         )
     pool = Pool(server, at_once=_chosen.at_once or None)
     _open.append(pool)

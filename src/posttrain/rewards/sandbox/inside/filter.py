@@ -48,30 +48,93 @@ class Filter:
         self._steps = (Instruction * len(steps))(*[Instruction(*step[:3], step[3] & 0xFFFFFFFF) for step in steps])
         self._program = Program(len(steps), self._steps)
 
-    def for_process(self, pid: int) -> "ctypes._CArgObject":
-        """The filter for one process, as `prctl` takes it."""
+        self._address = ctypes.addressof(self._program)
+
+    def for_process(self, pid: int) -> int:
+        """Address of the filter for one process."""
         for index in self._own:
             self._steps[index].k = pid
-        return ctypes.byref(self._program)
+        return self._address
 
 
 def assembled(machine: str) -> list[Step]:
-    """All instructions."""
+    """All instructions.
+
+    The number of a call is searched for by halving: the kernel walks the filter for every number there is, each time
+    that it is installed.
+    """
     numbers = NUMBERS[machine]
-    steps: list[Step] = [(LOAD, 0, 0, 4), (JUMP_EQUAL, 1, 0, ARCHITECTURES[machine]), (RETURN, 0, 0, KILL)]
-    steps.append((LOAD, 0, 0, 0))
-    if machine == "x86_64":
-        steps += [(JUMP_AT_LEAST, 0, 1, X32_BIT), (RETURN, 0, 0, REFUSE | errno.ENOSYS)]
-    for name in ALLOWED:
-        if name in numbers:
-            steps += [(JUMP_EQUAL, 0, 1, numbers[name]), (RETURN, 0, 0, ALLOW)]
-    for name, checks in conditions().items():
-        if name in numbers:
-            steps += [(JUMP_EQUAL, 0, len(checks), numbers[name]), *checks]
-    # Without clone3 the C library makes threads with clone, whose flags can be seen.
-    steps += [(JUMP_EQUAL, 0, 1, numbers["clone3"]), (RETURN, 0, 0, REFUSE | errno.ENOSYS)]
-    steps.append((RETURN, 0, 0, REFUSE | errno.EPERM))
-    return steps
+    checks = {name: steps for name, steps in conditions().items() if name in numbers}
+    verdicts = {numbers[name]: "allow" for name in ALLOWED if name in numbers}
+    verdicts |= {numbers[name]: f"check {name}" for name in checks}
+    verdicts[numbers["clone3"]] = "absent"  # without it the C library makes threads with clone, whose flags can be seen
+    code = Code()
+    code.add("", (LOAD, 0, 0, 4))
+    code.add("", JUMP_EQUAL, ARCHITECTURES[machine], "number", "kill")
+    code.add("number", (LOAD, 0, 0, 0))
+    search(code, "search", runs(verdicts, X32_BIT if machine == "x86_64" else None))
+    for name, steps in checks.items():
+        for index, step in enumerate(steps):
+            code.add(f"check {name}" if index == 0 else "", step)
+    code.add("kill", (RETURN, 0, 0, KILL))
+    code.add("allow", (RETURN, 0, 0, ALLOW))
+    code.add("absent", (RETURN, 0, 0, REFUSE | errno.ENOSYS))
+    code.add("refuse", (RETURN, 0, 0, REFUSE | errno.EPERM))
+    return code.steps()
+
+
+Run = tuple[int, str]
+"""From this number on, up to the next run's, the verdict is this label."""
+
+
+def runs(verdicts: dict[int, str], absent_from: int | None) -> list[Run]:
+    """All numbers, in runs of the same verdict; what is not named is refused."""
+    last = max(verdicts) + 1
+    named = [(number, verdicts.get(number, "refuse")) for number in range(last + 1)]
+    if absent_from is not None:
+        named.append((absent_from, "absent"))
+    return [run for index, run in enumerate(named) if index == 0 or run[1] != named[index - 1][1]]
+
+
+def search(code: "Code", label: str, among: list[Run]) -> None:
+    """Instructions that go to the label of the run that the number lies in."""
+    middle = len(among) // 2
+    sides = []
+    for side, part in (("l", among[:middle]), ("r", among[middle:])):
+        sides.append(part[0][1] if len(part) == 1 else label + side)
+    code.add(label, JUMP_AT_LEAST, among[middle][0], sides[1], sides[0])
+    for name, part in zip(sides, (among[:middle], among[middle:]), strict=True):
+        if len(part) > 1:
+            search(code, name, part)
+
+
+class Code:
+    """Instructions with labels for where they jump to."""
+
+    def __init__(self) -> None:
+        self._parts: list[tuple[Step, tuple[str, str] | None]] = []
+        self._labels: dict[str, int] = {}
+
+    def add(self, label: str, step: "Step | int", value: int = 0, true: str = "", false: str = "") -> None:
+        """An instruction as it is, or a jump to labels."""
+        if label:
+            self._labels[label] = len(self._parts)
+        if isinstance(step, tuple):
+            self._parts.append((step, None))
+        else:
+            self._parts.append(((step, 0, 0, value), (true, false)))
+
+    def steps(self) -> list[Step]:
+        """The instructions with their distances; a classic filter cannot jump further than 255."""
+        found: list[Step] = []
+        for index, (step, targets) in enumerate(self._parts):
+            if targets is not None:
+                true, false = (self._labels[target] - index - 1 for target in targets)
+                assert 0 <= true < 256, index
+                assert 0 <= false < 256, index
+                step = (step[0], true, false, step[3])
+            found.append(step)
+        return found
 
 
 def conditions() -> dict[str, list[Step]]:

@@ -1,6 +1,7 @@
 """Messages over a stream socket: four bytes of length, then that many bytes."""
 
-import socket
+import os
+from typing import Protocol
 
 MAX_BYTES = 4 << 20
 """Longest message; a longer one ends the conversation."""
@@ -10,14 +11,41 @@ class Closed(Exception):
     """The other side is gone, or does not keep to the format."""
 
 
-def send(channel: socket.socket, payload: bytes) -> None:
+class Channel(Protocol):
+    """A stream, as far as messages need one: a socket is one."""
+
+    def sendall(self, data: bytes, /) -> None: ...
+
+    def recv(self, count: int, /) -> bytes: ...
+
+    def close(self) -> None: ...
+
+
+class Descriptor:
+    """A stream that is open already, without what a socket object brings along."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def sendall(self, data: bytes, /) -> None:
+        while data:
+            data = data[os.write(self.number, data) :]
+
+    def recv(self, count: int, /) -> bytes:
+        return os.read(self.number, count)
+
+    def close(self) -> None:
+        os.close(self.number)
+
+
+def send(channel: Channel, payload: bytes) -> None:
     """Send one message."""
     if len(payload) > MAX_BYTES:
         raise Closed
     channel.sendall(len(payload).to_bytes(4, "little") + payload)
 
 
-def receive(channel: socket.socket) -> bytes:
+def receive(channel: Channel) -> bytes:
     """Wait for one message."""
     length = int.from_bytes(exactly(channel, 4), "little")
     if length > MAX_BYTES:
@@ -25,7 +53,7 @@ def receive(channel: socket.socket) -> bytes:
     return exactly(channel, length)
 
 
-def exactly(channel: socket.socket, count: int) -> bytes:
+def exactly(channel: Channel, count: int) -> bytes:
     """Wait for that many bytes."""
     parts = []
     while count:

@@ -1,8 +1,9 @@
 """Sealing a process for good: what it is after `seal` returns, it cannot undo, and nor can what it starts.
 
-Three layers that do not depend on each other.  Resource limits bound what it can use.  Landlock, where the kernel has
-it, takes the file system and TCP away.  A seccomp filter leaves it computation and its open descriptors; it comes last,
-as sealing itself needs calls that it refuses.
+Layers that do not depend on each other.  Resource limits bound what it can use.  Root is given up, and no privilege can
+be gained.  Landlock, where the kernel has it, takes the file system and TCP away.  A seccomp filter leaves it
+computation and its open descriptors; it comes last, as sealing itself needs calls that it refuses.  What every child
+would have in common the server puts on itself, once and before it forks any (`confine`): a child inherits it.
 """
 
 import ctypes
@@ -10,7 +11,6 @@ import os
 import platform
 import resource
 import signal
-from dataclasses import dataclass
 
 from filter import Filter
 
@@ -26,6 +26,8 @@ TCP_RIGHTS, SCOPES = 0x3, 0x3
 
 libc = ctypes.CDLL(None, use_errno=True)
 libc.syscall.restype = ctypes.c_long
+quick_prctl = ctypes.PyDLL(None).prctl
+quick_prctl.argtypes = [ctypes.c_int, ctypes.c_ulong, ctypes.c_void_p, ctypes.c_ulong, ctypes.c_ulong]
 
 
 class Ruleset(ctypes.Structure):
@@ -34,68 +36,77 @@ class Ruleset(ctypes.Structure):
     _fields_ = (("files", ctypes.c_uint64), ("network", ctypes.c_uint64), ("scoped", ctypes.c_uint64))
 
 
-@dataclass(frozen=True)
-class Limits:
-    """What one program may use."""
-
-    cpu_seconds: int
-    """Whole seconds, after which the kernel ends it; the pool ends it sooner and more exactly."""
-    memory_bytes: int
-    """Address space beyond what the interpreter has when it is forked."""
-    file_bytes: int = 0
-    """Largest file that it could write, if it could write one."""
-    descriptors: int = 64
+FILE_BYTES, UNSEALED_FILE_BYTES = 0, 1 << 24
+"""Largest file that a program could write, if it could write one."""
+DESCRIPTORS = 64
 
 
 class Sealing:
     """What can be made before a process is forked: the filter and the Landlock ruleset's parameters."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, sealed: bool) -> None:
+        self.sealed = sealed
         self.filter = Filter(platform.machine())
         self.landlock = landlock_version()
+        self.parent = os.getpid()
         with open("/proc/self/statm", encoding="ascii") as file:
             self.own_bytes = int(file.read().split()[0]) * resource.getpagesize()
+        self.hardest = {kind: resource.getrlimit(kind)[1] for kind in (resource.RLIMIT_CPU, resource.RLIMIT_AS)}
 
-    def bound(self, limits: Limits, parent: int) -> None:
-        """Limits and nothing else, where somebody has asked for no sandbox."""
-        die_with(parent)
-        limit(limits, self.own_bytes)
+    def confine(self, uid: int | None) -> None:
+        """Put on this process, the server, what all of its children are to have.
 
-    def seal(self, limits: Limits, parent: int, uid: int | None) -> None:
-        """Seal this process.  Raises OSError where a layer cannot be put on; Landlock may be missing altogether."""
-        die_with(parent)
-        limit(limits, self.own_bytes)
+        Raises OSError where a layer cannot be put on; Landlock may be missing altogether.
+        """
+        limit_what_is_common(FILE_BYTES if self.sealed else UNSEALED_FILE_BYTES)
+        if not self.sealed:  # somebody has asked for no sandbox: limits and nothing else
+            return
         if uid is not None:
             become(uid)
-            die_with(parent)  # forgotten when the user changed
         prctl(PR_SET_NO_NEW_PRIVS, 1)
-        prctl(PR_SET_DUMPABLE, 0)
+        prctl(PR_SET_DUMPABLE, 0)  # so that one child cannot trace another, nor this process
         if self.landlock:
             leave_file_system(self.landlock)
-        prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, self.filter.for_process(os.getpid()))
+
+    def within(self, kind: int, wanted: int) -> int:
+        """A limit, at most what is allowed here."""
+        hard = self.hardest[kind]
+        return wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+
+    def seal(self, cpu_seconds: int, memory_bytes: int) -> None:
+        """Seal this process, a child of the confined server, so that it may use that much and compute.
+
+        `cpu_seconds` are whole ones, after which the kernel ends it; the pool ends it sooner and more exactly.
+        `memory_bytes` is address space beyond what the interpreter has when it is forked.
+        """
+        call_prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0)
+        if os.getppid() != self.parent:
+            os._exit(1)
+        cpu_seconds = self.within(resource.RLIMIT_CPU, cpu_seconds)
+        resource.setrlimit(resource.RLIMIT_CPU, (cpu_seconds, cpu_seconds))
+        memory_bytes = self.within(resource.RLIMIT_AS, self.own_bytes + memory_bytes)
+        resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
+        if self.sealed:
+            call_prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, self.filter.for_process(os.getpid()))
 
 
-def prctl(option: int, *arguments: object) -> None:
+def call_prctl(option: int, value: int, address: int) -> None:
+    """The system call in the way that touches least of the memory that is shared with the server."""
+    if quick_prctl(option, value, address, 0, 0) != 0:
+        prctl(option, value, address)  # again, for the reason
+
+
+def prctl(option: int, *arguments: int) -> None:
     """The system call, or OSError."""
-    padded = [*arguments, *[0] * (4 - len(arguments))]
-    values = [ctypes.c_ulong(value) if isinstance(value, int) else value for value in padded]
+    values = [ctypes.c_ulong(value) for value in (*arguments, *[0] * (4 - len(arguments)))]
     if libc.prctl(option, *values) != 0:
         raise OSError(ctypes.get_errno(), f"prctl({option}): {os.strerror(ctypes.get_errno())}")
 
 
-def die_with(parent: int) -> None:
-    """Be killed when the parent ends, also where it has ended already."""
-    prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL))
-    if os.getppid() != parent:
-        os._exit(1)
-
-
-def limit(limits: Limits, own_bytes: int) -> None:
-    """Resource limits, each at most what is allowed here; the first four must hold."""
-    lower(resource.RLIMIT_CPU, limits.cpu_seconds)
-    lower(resource.RLIMIT_AS, own_bytes + limits.memory_bytes)
-    lower(resource.RLIMIT_FSIZE, limits.file_bytes)
-    lower(resource.RLIMIT_NOFILE, limits.descriptors)
+def limit_what_is_common(file_bytes: int) -> None:
+    """Resource limits that are the same for all programs, each at most what is allowed; the first two must hold."""
+    lower(resource.RLIMIT_FSIZE, file_bytes)
+    lower(resource.RLIMIT_NOFILE, DESCRIPTORS)
     for kind in (resource.RLIMIT_CORE, resource.RLIMIT_MSGQUEUE, resource.RLIMIT_MEMLOCK):
         try:
             resource.setrlimit(kind, (0, 0))

@@ -2,13 +2,14 @@
 
     python -I -S -B main.py CONTROL_FD
 
-It is started fresh, never forked from a trainer, with an empty environment and one descriptor, a SEQPACKET socket over
-which all is JSON: first what to load, answered by {"ready": ...}; then jobs, each with four
-descriptors (standard input, output, error, channel), answered by {"started": job, "pid"} and in the end {"ended": job,
-"status", "cpu_seconds", "memory_bytes"}; and {"kill": job}.  When the socket closes it ends, and its children with it.
-It runs one thread, so that a fork copies no lock that somebody holds.
+It is started fresh, never forked from a trainer, with an empty environment and one descriptor, a SEQPACKET socket.
+What to load comes as JSON and is answered by {"ready": ...}.  Then come jobs, each with four descriptors (standard
+input, output, error, channel), and orders to kill one; each job is answered when it starts and when it ends (wire.py).
+When the socket closes the server ends, and its children with it.  It runs one thread, so that a fork copies no lock
+that somebody holds.
 """
 
+import atexit
 import ctypes
 import encodings.idna  # noqa: F401  # with fcntl what the probes need, so that they are refused for the right reason
 import fcntl  # noqa: F401
@@ -19,20 +20,22 @@ import os
 import select
 import signal
 import socket
+import struct
 import sys
 import types
-from dataclasses import replace
-from typing import Any
+import weakref
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 
 import running
-from lockdown import Limits, Sealing
+import wire
+from lockdown import Sealing
 
 del sys.path[0]
 
 MESSAGE_BYTES = 1 << 16
-UNSEALED_FILE_BYTES = 1 << 24
+FOUR = struct.Struct("4i")
+RIGHTS_BYTES = socket.CMSG_SPACE(FOUR.size)
 NOT_SEALED = 97
 """Exit status of a child that could not be sealed and therefore ran nothing."""
 
@@ -40,9 +43,9 @@ NOT_SEALED = 97
 class Server:
     """Children by job, and the jobs that are to start."""
 
-    def __init__(self, control: socket.socket, *, sealed: bool) -> None:
-        self.control, self.sealed, self.sealing = control, sealed, Sealing()
-        self.pid = os.getpid()
+    def __init__(self, control: socket.socket, sealing: Sealing) -> None:
+        self.control, self.sealing = control, sealing
+        self.channel = running.frames.Descriptor(3)
         self.fork = ctypes.PyDLL(None).fork
         self.jobs: dict[int, int] = {}  # pid -> job
         self.pids: dict[int, int] = {}
@@ -62,28 +65,29 @@ class Server:
 
     def take(self) -> bool:
         """One message; whether there was one."""
-        message, descriptors, _, _ = socket.recv_fds(self.control, MESSAGE_BYTES, 4)
+        message, ancillary, _, _ = self.control.recvmsg(MESSAGE_BYTES, RIGHTS_BYTES)
         if not message:
             return False
-        request = json.loads(message)
-        if "kill" in request:
-            self.kill(request["kill"])
+        if message[0] == wire.KILL:
+            self.kill(wire.kill.unpack(message)[1])
         else:
-            self.start(request, descriptors)
+            descriptors = FOUR.unpack(ancillary[0][2])
+            self.start(wire.start.unpack(message), descriptors)
             for descriptor in descriptors:
                 os.close(descriptor)
         return True
 
-    def start(self, request: dict[str, Any], descriptors: list[int]) -> None:
+    def start(self, request: tuple[int, ...], descriptors: tuple[int, ...]) -> None:
         # Not os.fork: Python's own hooks after a fork mend locks that other threads may have held, and here is one
         # thread; they take a seventh of what a small program takes.
         pid = self.fork()
         if pid == 0:
             self.become_child(request, descriptors)
-        self.jobs[pid], self.pids[request["job"]] = request["job"], pid
-        self.tell({"started": request["job"], "pid": pid})
+        job = request[1]
+        self.jobs[pid], self.pids[job] = job, pid
+        self.control.send(wire.started.pack(wire.STARTED, job, pid))
 
-    def become_child(self, request: dict[str, Any], descriptors: list[int]) -> None:
+    def become_child(self, request: tuple[int, ...], descriptors: tuple[int, ...]) -> None:
         """In the child: never returns."""
         status = NOT_SEALED
         try:
@@ -91,14 +95,9 @@ class Server:
             for place, descriptor in enumerate(descriptors):  # all of them above 3: lower ones were open before
                 os.dup2(descriptor, place)
             os.closerange(4, 1 << 16)
-            channel = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM, 0, fileno=3)
-            self.control.detach()
-            limits = Limits(request["cpu_seconds"], request["memory_bytes"])
-            if self.sealed:
-                self.sealing.seal(limits, self.pid, request["uid"])
-            else:
-                self.sealing.bound(replace(limits, file_bytes=UNSEALED_FILE_BYTES), self.pid)
-            status = running.run(request["kind"], channel)
+            _, _, kind, cpu_seconds, memory_bytes = request
+            self.sealing.seal(cpu_seconds, memory_bytes)
+            status = running.run(wire.KINDS[kind], self.channel)
         except BaseException as error:  # noqa: BLE001  # nothing may unwind into the server's own frames
             os.write(2, f"{type(error).__name__}: {error}\n".encode("utf-8", "backslashreplace"))
             status = status if status == NOT_SEALED else 1
@@ -118,10 +117,7 @@ class Server:
             job = self.jobs.pop(pid)
             del self.pids[job]
             cpu = usage.ru_utime + usage.ru_stime
-            self.tell({"ended": job, "status": status, "cpu_seconds": cpu, "memory_bytes": usage.ru_maxrss * 1024})
-
-    def tell(self, message: dict[str, object]) -> None:
-        self.control.send(json.dumps(message).encode())
+            self.control.send(wire.ended.pack(wire.ENDED, job, status, cpu, usage.ru_maxrss * 1024))
 
 
 def preload(modules: list[str]) -> dict[str, str]:
@@ -142,6 +138,14 @@ def prepare(source: str) -> None:
     running.execute(source, module)
 
 
+def forget_exit_functions() -> None:
+    """Leave to a program's end what the program itself asks for: modules that were loaded here have nothing to end."""
+    vars(atexit)["_clear"]()
+    type.__setattr__(
+        weakref.finalize, "_registered_with_atexit", False
+    )  # else its functions would be forgotten as well
+
+
 def main() -> None:
     """Load what was asked for, then serve."""
     control = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET, 0, fileno=int(sys.argv[1]))
@@ -156,15 +160,17 @@ def main() -> None:
     signal.set_wakeup_fd(woken, warn_on_full_buffer=False)
     prepare(asked["prepare"])
     sys.path[:] = before
-    server = Server(control, sealed=asked["sealed"])
+    server = Server(control, Sealing(sealed=asked["sealed"]))
     kept = os.dup(2)
     running.open_streams()
     for descriptor, end in ((0, null), (1, null), (2, kept)):
         os.dup2(end, descriptor)
     os.close(kept)
+    forget_exit_functions()
     gc.collect()
     gc.freeze()
-    server.tell({"ready": server.pid, "landlock": server.sealing.landlock, "missing": missing})
+    server.sealing.confine(asked["uid"])
+    control.send(json.dumps({"ready": os.getpid(), "landlock": server.sealing.landlock, "missing": missing}).encode())
     server.serve(wake)
 
 

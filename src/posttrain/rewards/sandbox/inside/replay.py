@@ -4,19 +4,31 @@
 
 Standard input and output are the program's own, but for one that answers calls or runs tests: there standard output
 carries what it says, a line of JSON for each message that no earlier run delivered, and what is printed goes to
-standard error.  The first line of standard error, under a mark that nobody could know, says that the limits hold; the second
-that the source compiled.
+standard error.  The first line of standard error, under a mark that nobody could know, says that the limits hold; the
+second that the source compiled.
 """
 
+import importlib.abc
+import importlib.machinery
+import importlib.util
 import json
 import os
 import sys
-import types
 from typing import Any, NoReturn
 
 
+class Source(importlib.abc.InspectLoader):
+    """A module of ours whose text came along."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+    def get_source(self, fullname: str) -> str:
+        return self.text
+
+
 class Channel:
-    """Stands in for the socket to the pool: hands out what was recorded, and passes on what is said for the first time."""
+    """Stands in for the socket to the pool: hands out what was recorded, and passes on what is new."""
 
     def __init__(self, incoming: list[bytes], delivered: int, mark: str, output: "int | None") -> None:
         self.incoming = b"".join(len(each).to_bytes(4, "little") + each for each in incoming)
@@ -109,9 +121,10 @@ def main(modules: "dict[str, str]", job: "dict[str, Any]") -> None:
     """Run what the job says: {kind, messages, delivered, mark, limits, path, uid}."""
     be_no_init()
     for name, text in modules.items():
-        module = types.ModuleType(name)
+        loader = Source(text)
+        module = importlib.util.module_from_spec(importlib.machinery.ModuleSpec(name, loader))
         sys.modules[name] = module
-        exec(compile(text, f"<{name}>", "exec"), module.__dict__)  # noqa: S102  # our own source
+        loader.exec_module(module)
     running = sys.modules["running"]
     sys.path += job["path"]
     if job["uid"] is not None:

@@ -1,12 +1,12 @@
 """What a sealed process does: run a program, answer calls to its functions, or run tests against another process."""
 
+import _thread
 import atexit
 import builtins
 import io
 import json
 import os
 import random
-import socket
 import sys
 import threading
 import traceback
@@ -15,6 +15,9 @@ from collections.abc import Callable
 
 import frames
 import plain
+
+thread_count = vars(_thread)["_count"]
+exit_functions = vars(atexit)["_ncallbacks"]
 
 MAX_MESSAGE = 2000
 """Characters of an error that are told."""
@@ -38,7 +41,7 @@ def open_streams() -> None:
         setattr(sys, f"__{name}__", getattr(sys, name))
 
 
-def run(kind: str, channel: socket.socket) -> int:
+def run(kind: str, channel: frames.Channel) -> int:
     """Do what the job is, with the source that the channel sends first; returns the exit status.
 
     The first thing said is how compiling went.  It is our word, as none of the source has run by then, and that it is
@@ -59,12 +62,12 @@ def run(kind: str, channel: socket.socket) -> int:
     return {"syntax": nothing, "program": program, "calls": calls}[kind](compiled, channel)
 
 
-def nothing(_compiled: types.CodeType, _channel: socket.socket) -> int:
+def nothing(_compiled: types.CodeType, _channel: frames.Channel) -> int:
     """It was only to be compiled."""
     return 0
 
 
-def program(compiled: types.CodeType, channel: socket.socket) -> int:
+def program(compiled: types.CodeType, channel: frames.Channel) -> int:
     """A whole program, as `python program.py` would run it."""
     channel.close()
     status = 0
@@ -75,13 +78,15 @@ def program(compiled: types.CodeType, channel: socket.socket) -> int:
     except BaseException:  # noqa: BLE001  # whatever the program raises
         traceback.print_exc()
         status = 1
-    # As at the interpreter's own end: threads are waited for, then exit functions run.
-    for finish in (vars(threading)["_shutdown"], vars(atexit)["_run_exitfuncs"]):
-        finish()
+    # As at the interpreter's own end: threads are waited for, then exit functions run, where there are any.
+    if thread_count():
+        vars(threading)["_shutdown"]()
+    if exit_functions():
+        vars(atexit)["_run_exitfuncs"]()
     return flushed(status)
 
 
-def calls(compiled: types.CodeType, channel: socket.socket) -> int:
+def calls(compiled: types.CodeType, channel: frames.Channel) -> int:
     """A program whose functions are called from outside, with plain data and for plain data."""
     module = fresh_main()
     answer(channel, attempt(lambda: execute(compiled, module)))
@@ -115,12 +120,12 @@ def attempt(action: Callable[[], object]) -> list[object]:
         return ["error", type(error).__name__[:100], str(error)[:MAX_MESSAGE]]
 
 
-def answer(channel: socket.socket, said: list[object]) -> None:
+def answer(channel: frames.Channel, said: list[object]) -> None:
     """Tell what a call came to."""
     frames.send(channel, json.dumps(said).encode())
 
 
-def tests(source: str, channel: socket.socket) -> int:
+def tests(source: str, channel: frames.Channel) -> int:
     """Tests, in a process of their own, of functions that live in another: what they see of those is plain data.
 
     `source` is JSON: {"entry": names of functions, "setup": source, "tests": sources}.  Every test's result is told.
@@ -136,7 +141,7 @@ def tests(source: str, channel: socket.socket) -> int:
     return flushed(0)
 
 
-def proxy(name: str, channel: socket.socket) -> Callable[..., object]:
+def proxy(name: str, channel: frames.Channel) -> Callable[..., object]:
     """A function that is called in the other process."""
 
     def call(*arguments: object, **named: object) -> object:
