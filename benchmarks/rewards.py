@@ -14,9 +14,12 @@ import sys
 from collections.abc import Callable
 from time import perf_counter
 
+from posttrain.rewards.countdown import countdown
 from posttrain.rewards.format import strict_format
 from posttrain.rewards.maths import MathsReward
+from posttrain.rewards.sandbox.elsewhere import Elsewhere
 from posttrain.rewards.sandbox.modules import FEW, MANY
+from posttrain.rewards.sandbox.places import Bubblewrap
 from posttrain.rewards.sandbox.pool import Pool
 from posttrain.rewards.sandbox.records import Process, ServerOptions
 
@@ -39,11 +42,21 @@ def main() -> None:
     few = f"{len(FEW)} modules"
     fresh = [sys.executable, "-I", "-S", "-B", "-c", f"import {', '.join(FEW)}\n{PROGRAM}"]
     beside(rates[few, 1], "a fresh interpreter", fresh)
-    if shutil.which("bwrap"):
-        beside(rates[few, 1], "a fresh interpreter in bubblewrap", [*BUBBLEWRAP, *fresh])
-    else:
+    if not shutil.which("bwrap"):
         print("bubblewrap is not installed: not compared")
+    else:
+        beside(rates[few, 1], "a fresh interpreter in bubblewrap", [*BUBBLEWRAP, *fresh])
+        whole = os.cpu_count() or 1
+        print(f"sandbox.kind: bubblewrap, {whole} core(s): {in_bubblewrap(whole):,.0f} programs/s")
     graders()
+
+
+def in_bubblewrap(cores: int) -> float:
+    """Programs in a second where every one gets a small system of its own; nothing is imported beforehand."""
+    with Elsewhere(Bubblewrap(), at_once=cores) as there:
+        there.probe()
+        asked = [Process(kind="program", source=PROGRAM, stdin=GIVEN)] * 40
+        return best(lambda: there.run(asked), len(asked))
 
 
 def sandbox(modules: tuple[str, ...], cores: int, count: int) -> float:
@@ -72,10 +85,13 @@ def beside(rate: float, name: str, command: list[str]) -> None:
 
 
 def graders() -> None:
-    """Format and exact maths, per second on one core."""
+    """Countdown, format and exact maths, per second on one core."""
     thought = "<think>" + "12 + 7 = 19, and 19 - 4 = 15 . " * 8 + "</think> <answer>12 + 7 - 4</answer>"
     count = 10_000
     finish = ["stop"] * count
+    columns = {"numbers": [[12, 7, 4]] * count, "target": [15] * count}
+    rate = best(lambda: countdown(completions=[thought] * count, finish_reasons=finish, **columns), count)
+    print(f"countdown: {rate:,.0f}/s")
     rate = best(lambda: strict_format(completions=[thought] * count, finish_reasons=finish), count)
     print(f"format: {rate:,.0f}/s")
     boxed = "So the probability is $\\boxed{\\frac{3}{4}}$."

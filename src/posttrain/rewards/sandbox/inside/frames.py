@@ -1,7 +1,20 @@
 """Messages over a stream socket: four bytes of length, then that many bytes."""
 
 import os
-from typing import Protocol
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:  # `typing` takes longer to import than a small program to run
+    from typing import Protocol
+
+    class Channel(Protocol):
+        """A stream, as far as messages need one: a socket is one."""
+
+        def sendall(self, data: bytes, /) -> None: ...
+
+        def recv(self, count: int, /) -> bytes: ...
+
+        def close(self) -> None: ...
+
 
 MAX_BYTES = 4 << 20
 """Longest message; a longer one ends the conversation."""
@@ -9,16 +22,6 @@ MAX_BYTES = 4 << 20
 
 class Closed(Exception):
     """The other side is gone, or does not keep to the format."""
-
-
-class Channel(Protocol):
-    """A stream, as far as messages need one: a socket is one."""
-
-    def sendall(self, data: bytes, /) -> None: ...
-
-    def recv(self, count: int, /) -> bytes: ...
-
-    def close(self) -> None: ...
 
 
 class Descriptor:
@@ -38,14 +41,14 @@ class Descriptor:
         os.close(self.number)
 
 
-def send(channel: Channel, payload: bytes) -> None:
+def send(channel: "Channel", payload: bytes) -> None:
     """Send one message."""
     if len(payload) > MAX_BYTES:
         raise Closed
     channel.sendall(len(payload).to_bytes(4, "little") + payload)
 
 
-def receive(channel: Channel) -> bytes:
+def receive(channel: "Channel") -> bytes:
     """Wait for one message."""
     length = int.from_bytes(exactly(channel, 4), "little")
     if length > MAX_BYTES:
@@ -53,7 +56,7 @@ def receive(channel: Channel) -> bytes:
     return exactly(channel, length)
 
 
-def exactly(channel: Channel, count: int) -> bytes:
+def exactly(channel: "Channel", count: int) -> bytes:
     """Wait for that many bytes."""
     parts = []
     while count:

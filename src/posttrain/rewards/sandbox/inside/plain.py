@@ -6,7 +6,10 @@ compare equal to everything.  Whoever reads checks again, as what it reads may b
 
 import json
 import math
-from typing import Any
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:  # `typing` takes longer to import than a small program to run
+    from typing import Any
 
 MAX_DEPTH = 32
 MAX_ITEMS = 200_000
@@ -48,7 +51,7 @@ class _Counter:
 
 
 class _Writer(_Counter):
-    def write(self, value: Any, depth: int) -> object:
+    def write(self, value: "Any", depth: int) -> object:
         """The value with its type beside it, in terms of JSON."""
         self.count(depth)
         kind = type(value)
@@ -74,7 +77,7 @@ KINDS = {name: kind for kind, name in NAMES.items()}
 
 
 class _Reader(_Counter):
-    def read(self, written: Any, depth: int) -> object:
+    def read(self, written: "Any", depth: int) -> object:
         """The value that `_Writer.write` wrote, or NotPlain."""
         self.count(depth)
         if written is None or isinstance(written, bool | str):

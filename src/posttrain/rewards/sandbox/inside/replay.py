@@ -8,23 +8,29 @@ standard error.  The first line of standard error, under a mark that nobody coul
 second that the source compiled.
 """
 
-import importlib.abc
 import importlib.machinery
 import importlib.util
 import json
 import os
 import sys
-from typing import Any, NoReturn
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, NoReturn
 
 
-class Source(importlib.abc.InspectLoader):
+class Source(importlib.machinery.SourceFileLoader):
     """A module of ours whose text came along."""
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, name: str, text: str) -> None:
+        super().__init__(name, f"<{name}>")
         self.text = text
 
-    def get_source(self, fullname: str) -> str:
-        return self.text
+    def path_stats(self, path: object) -> "NoReturn":
+        raise OSError(f"{path} is no file")  # so there is nothing compiled to look for
+
+    def get_data(self, path: object) -> bytes:
+        return self.text.encode()
 
 
 class Channel:
@@ -58,7 +64,7 @@ class Channel:
         """A program that is only run has nothing more to say."""
 
 
-def leave(status: int) -> NoReturn:
+def leave(status: int) -> "NoReturn":
     """End, once what was printed is out."""
     for stream in (sys.stdout, sys.stderr):
         try:
@@ -121,7 +127,7 @@ def main(modules: "dict[str, str]", job: "dict[str, Any]") -> None:
     """Run what the job says: {kind, messages, delivered, mark, limits, path, uid}."""
     be_no_init()
     for name, text in modules.items():
-        loader = Source(text)
+        loader = Source(name, text)
         module = importlib.util.module_from_spec(importlib.machinery.ModuleSpec(name, loader))
         sys.modules[name] = module
         loader.exec_module(module)

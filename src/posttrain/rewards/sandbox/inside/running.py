@@ -6,10 +6,7 @@ import builtins
 import io
 import json
 import os
-import random
 import sys
-import threading
-import traceback
 import types
 from collections.abc import Callable
 
@@ -41,15 +38,15 @@ def open_streams() -> None:
         setattr(sys, f"__{name}__", getattr(sys, name))
 
 
-def run(kind: str, channel: frames.Channel) -> int:
+def run(kind: str, channel: "frames.Channel") -> int:
     """Do what the job is, with the source that the channel sends first; returns the exit status.
 
     The first thing said is how compiling went.  It is our word, as none of the source has run by then, and that it is
     said at all means that the process is sealed.
     """
     source = frames.receive(channel).decode("utf-8", "surrogatepass")
-    if "random" in source:
-        random.seed()  # else it would draw the numbers that all others draw
+    if "random" in source and "random" in sys.modules:
+        sys.modules["random"].seed()  # else it would draw the numbers that all others draw
     if kind == "tests":
         frames.send(channel, b'["compiled"]')
         return tests(source, channel)
@@ -62,12 +59,12 @@ def run(kind: str, channel: frames.Channel) -> int:
     return {"syntax": nothing, "program": program, "calls": calls}[kind](compiled, channel)
 
 
-def nothing(_compiled: types.CodeType, _channel: frames.Channel) -> int:
+def nothing(_compiled: types.CodeType, _channel: "frames.Channel") -> int:
     """It was only to be compiled."""
     return 0
 
 
-def program(compiled: types.CodeType, channel: frames.Channel) -> int:
+def program(compiled: types.CodeType, channel: "frames.Channel") -> int:
     """A whole program, as `python program.py` would run it."""
     channel.close()
     status = 0
@@ -76,17 +73,17 @@ def program(compiled: types.CodeType, channel: frames.Channel) -> int:
     except SystemExit as ending:
         status = exit_status(ending)
     except BaseException:  # noqa: BLE001  # whatever the program raises
-        traceback.print_exc()
+        sys.__excepthook__(*sys.exc_info())
         status = 1
     # As at the interpreter's own end: threads are waited for, then exit functions run, where there are any.
-    if thread_count():
-        vars(threading)["_shutdown"]()
+    if thread_count() and "threading" in sys.modules:
+        vars(sys.modules["threading"])["_shutdown"]()
     if exit_functions():
         vars(atexit)["_run_exitfuncs"]()
     return flushed(status)
 
 
-def calls(compiled: types.CodeType, channel: frames.Channel) -> int:
+def calls(compiled: types.CodeType, channel: "frames.Channel") -> int:
     """A program whose functions are called from outside, with plain data and for plain data."""
     module = fresh_main()
     answer(channel, attempt(lambda: execute(compiled, module)))
@@ -120,12 +117,12 @@ def attempt(action: Callable[[], object]) -> list[object]:
         return ["error", type(error).__name__[:100], str(error)[:MAX_MESSAGE]]
 
 
-def answer(channel: frames.Channel, said: list[object]) -> None:
+def answer(channel: "frames.Channel", said: list[object]) -> None:
     """Tell what a call came to."""
     frames.send(channel, json.dumps(said).encode())
 
 
-def tests(source: str, channel: frames.Channel) -> int:
+def tests(source: str, channel: "frames.Channel") -> int:
     """Tests, in a process of their own, of functions that live in another: what they see of those is plain data.
 
     `source` is JSON: {"entry": names of functions, "setup": source, "tests": sources}.  Every test's result is told.
@@ -141,7 +138,7 @@ def tests(source: str, channel: frames.Channel) -> int:
     return flushed(0)
 
 
-def proxy(name: str, channel: frames.Channel) -> Callable[..., object]:
+def proxy(name: str, channel: "frames.Channel") -> Callable[..., object]:
     """A function that is called in the other process."""
 
     def call(*arguments: object, **named: object) -> object:
