@@ -125,9 +125,10 @@ def spelled_out_algorithm(given: Mapping[str, object]) -> dict[str, object]:
 def as_recipe(config: AnyConfig) -> str:
     """The config as a recipe file, every option written out: reading it gives the same config."""
     content = {name: plain(section) for name, section in asdict(config).items()}
-    if "rewards" in content:  # each is by name or by path
+    if "rewards" in content:  # each is by name or by path, which comes first
         content["rewards"] = [
-            {key: value for key, value in each.items() if value not in ("", {}, None)} for each in content["rewards"]
+            {key: value for key, value in ({"name": "", "path": ""} | each).items() if value not in ("", {}, None)}
+            for each in content["rewards"]
         ]
     return to_yaml(content)
 

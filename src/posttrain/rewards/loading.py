@@ -50,7 +50,7 @@ def load_reward(options: RewardOptions) -> RewardFunction:
     """The function that an item of a recipe's `rewards` names, with its weight."""
     if options.path:
         call, name = function_in_file(options.path)
-        return RewardFunction(name=name, call=call, weight=options.weight, terms=options.terms())
+        return RewardFunction(name=name, call=call, weight=options.weight, terms=options)
     if options.name not in BUILT_IN:
         near = difflib.get_close_matches(options.name, BUILT_IN, n=1)
         hint = f"Did you mean `{near[0]}`?" if near else f"There are {', '.join(BUILT_IN)}."
@@ -63,7 +63,7 @@ def load_reward(options: RewardOptions) -> RewardFunction:
         call = bind(call, options.options, where=f"rewards: {options.name}")
     elif options.options:
         raise UserError(f"rewards: {options.name} has no options, but is given {dict(options.options)}")
-    return RewardFunction(name=options.name, call=call, weight=options.weight, text_only=True, terms=options.terms())
+    return RewardFunction(name=options.name, call=call, weight=options.weight, text_only=True, terms=options)
 
 
 def function_in_file(path: str) -> tuple[Callable[..., object], str]:
