@@ -4,12 +4,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from posttrain.errors import UserError, require
+from posttrain.rewards.asking_options import Asking
 from posttrain.rewards.terms_options import Terms
 
 
 @dataclass(frozen=True, kw_only=True)
-class RewardOptions(Terms):
-    """One reward function, its weight in the sum, and its terms."""
+class RewardOptions(Asking, Terms):
+    """One reward function, its weight in the sum, its terms, and how it is asked."""
 
     name: str = ""
     """A reward function of this package, by name."""
@@ -22,7 +23,8 @@ class RewardOptions(Terms):
     """Options of a reward of this package that has some, such as `{max_tokens: 400, cache_tokens: 100}`."""
 
     def __post_init__(self) -> None:
-        super().__post_init__()
+        Terms.__post_init__(self)
+        Asking.__post_init__(self)
         if self.path and self.options:
             raise UserError(f"options = {dict(self.options)} are for rewards of this package; {self.path} takes none")
         if (self.name == "") == (self.path == ""):
@@ -35,6 +37,9 @@ class RewardOptions(Terms):
         holds = self.path == "" or (colon == ":" and file.endswith(".py") and function.isidentifier())
         require(holds, self, "path", "is not FILE.py:FUNCTION, such as my_rewards.py:solved")
         require(abs(self.weight) < float("inf"), self, "weight", "is no finite number")
+        for option in ("workers", "cache"):
+            own = self.path != "" or not getattr(self, option)
+            require(own, self, option, f"is for functions of your own; {self.name} sees to it by itself")
 
     @property
     def short(self) -> str:

@@ -3,7 +3,7 @@
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from jaxtyping import Float64
@@ -14,6 +14,7 @@ from posttrain.generation.request import Request
 from posttrain.generation.sampling_options import Sampling
 from posttrain.generation.streams import StreamKey
 from posttrain.records import Group, Prompt
+from posttrain.rewards.grading_options import GradingOptions
 from posttrain.rewards.protocol import RewardFunction, grade
 from posttrain.tasks.base import Task
 from posttrain.training.summary import HELD_OUT
@@ -32,6 +33,7 @@ class Questions:
     """Scores a completion; 1 or more is right."""
     max_completion_tokens: int
     seed: int
+    grading: GradingOptions = field(default_factory=GradingOptions)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +72,7 @@ def ask(
         suppressed=suppressed,
     )
     groups = engine.rollout(questions.prompts, request, advance=advance)
-    grades = grade(groups, [questions.judge])
+    grades = grade(groups, [questions.judge], grading=questions.grading)
     told = Counter(outcome for rows in grades.outcomes.values() for row in rows for outcome in row if outcome)
     return Answers(
         groups=tuple(groups),

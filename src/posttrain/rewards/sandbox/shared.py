@@ -27,6 +27,11 @@ def choose(options: SandboxOptions) -> None:
         )
 
 
+def chosen() -> SandboxOptions:
+    """The options that are in use."""
+    return _chosen
+
+
 def pool_for(modules: tuple[str, ...] = ()) -> Pool:
     """The sandbox whose programs find these modules imported besides the usual ones."""
     path = site_packages() if modules else ()

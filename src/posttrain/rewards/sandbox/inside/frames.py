@@ -10,17 +10,17 @@ class Closed(Exception):
     """The other side is gone, or does not keep to the format."""
 
 
-def send(channel: socket.socket, payload: bytes) -> None:
+def send(channel: socket.socket, payload: bytes, *, most: int = MAX_BYTES) -> None:
     """Send one message."""
-    if len(payload) > MAX_BYTES:
+    if len(payload) > most:
         raise Closed
     channel.sendall(len(payload).to_bytes(4, "little") + payload)
 
 
-def receive(channel: socket.socket) -> bytes:
+def receive(channel: socket.socket, *, most: int = MAX_BYTES) -> bytes:
     """Wait for one message."""
     length = int.from_bytes(exactly(channel, 4), "little")
-    if length > MAX_BYTES:
+    if length > most:
         raise Closed
     return exactly(channel, length)
 
