@@ -3,7 +3,7 @@
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from jaxtyping import Float64
@@ -125,13 +125,7 @@ def brief_evaluation(engine: Engine, questions: Questions, *, problems: int) -> 
     """Held-out accuracy along the way: one sample for each of the first problems."""
     if not questions.prompts:
         return {}
-    some = Questions(
-        prompts=questions.prompts[:problems],
-        judge=questions.judge,
-        max_completion_tokens=questions.max_completion_tokens,
-        seed=questions.seed,
-    )
-    answers = ask(engine, some, samples=1)
+    answers = ask(engine, replace(questions, prompts=questions.prompts[:problems]), samples=1)
     low, high = bootstrap_interval(answers.correct[:, 0])
     return {
         "eval/accuracy_sampled": float(answers.correct.mean()),

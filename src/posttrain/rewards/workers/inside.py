@@ -36,6 +36,7 @@ def main() -> None:
     """Load the function, then answer calls."""
     die_with(int(sys.argv[1]))
     channel = socket.socket(fileno=os.dup(0))
+    os.dup(0)  # never closed, so that the socket ends with the process and not while it is still winding up
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
     os.close(null)
