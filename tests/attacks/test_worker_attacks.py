@@ -1,4 +1,4 @@
-"""Reward functions that crash, print, hold on or leave things behind, and trainers that die: what is left of workers."""
+"""Reward functions that crash, print, hold on or leave things behind, and trainers that die: what workers leave."""
 
 import os
 import signal

@@ -188,14 +188,14 @@ def test_an_async_function_that_blocks_its_loop_is_told_what_to_do(monkeypatch: 
         time.sleep(1.0)
         return 1.0
 
-    with pytest.raises(RunError, match="reward 'blocks': nothing can end it at its deadline.* give it workers"):
+    with pytest.raises(RunError, match=r"reward 'blocks': nothing can end it at its deadline.* give it workers"):
         grade([group(["a"])], [reward_function(blocks, asking=Asking(seconds=0.1))])
 
 
 def test_an_async_function_in_a_worker_is_ended_even_if_it_blocks_its_loop(tmp_path: Path) -> None:
     source = "import time\n\nasync def mine(response):\n    time.sleep(60)\n"
     began = time.monotonic()
-    with pytest.raises(RunError, match="longer than item_seconds = 0.2"):
+    with pytest.raises(RunError, match=r"longer than item_seconds = 0\.2"):
         grade([group(["a"])], [function_of(tmp_path, source, workers=1, item_seconds=0.2)])
     assert time.monotonic() - began < 10.0
 

@@ -233,7 +233,7 @@ def shadowed(completions: list[str]) -> list[float]:
 hidden = shadowed
 
 
-def shadowed(completions: list[str]) -> list[float]:  # type: ignore[no-redef]  # noqa: F811
+def shadowed(completions: list[str]) -> list[float]:  # type: ignore[no-redef]
     return [1.0 for _ in completions]
 
 
