@@ -9,6 +9,8 @@ import os
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from posttrain.records import Finish, Group, Prompt, Rollout
@@ -122,7 +124,7 @@ def soak_workers(items: int, *, say: bool = False) -> dict[str, int]:
 
     Raises AssertionError where something is left behind.
     """
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, temporary_files_in(folder):
         file = Path(folder) / "mine.py"
         file.write_text(FUNCTION.replace("PARENT", str(os.getpid())), encoding="utf-8")
         function = load_reward(RewardOptions(path=f"{file}:mine", workers=WORKERS, item_seconds=0.25))
@@ -155,6 +157,21 @@ def soak_workers(items: int, *, say: bool = False) -> dict[str, int]:
     return dict(outcomes)
 
 
+@contextmanager
+def temporary_files_in(folder: str) -> Iterator[None]:
+    """Have our temporary files and those of the workers made there, where nobody else makes any."""
+    before = os.environ.get("TMPDIR")
+    os.environ["TMPDIR"] = tempfile.tempdir = folder
+    try:
+        yield
+    finally:
+        tempfile.tempdir = None
+        if before is None:
+            del os.environ["TMPDIR"]
+        else:
+            os.environ["TMPDIR"] = before
+
+
 def ask(function: RewardFunction, texts: list[str], outcomes: Counter[str]) -> None:
     """Once about each, without the second and third try that grading would make."""
     prompt = Prompt(id="p", text="?", tokens=(1,))
@@ -175,7 +192,7 @@ def state_of_workers(function: RewardFunction) -> dict[str, int]:
     return {
         "our descriptors": len(os.listdir("/proc/self/fd")) - len(workers),
         "children": len(children_of_ours()) - len(workers),
-        "temporary files": len(os.listdir(tempfile.gettempdir())) + len(os.listdir("/dev/shm")),
+        "temporary files": len(os.listdir(tempfile.gettempdir())),
         "our MiB": resident("self"),
         "worker descriptors": max(len(os.listdir(f"/proc/{pid}/fd")) for pid in workers) if workers else 0,
         "worker MiB": max(map(resident, workers), default=0),
