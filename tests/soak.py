@@ -67,6 +67,21 @@ COMPLETIONS = {"good": 480, "raises": 10, "prints": 5, "starts": 2, "ends": 2, "
 WORKERS = 2
 
 
+@contextmanager
+def temporary_files_apart() -> Iterator[None]:
+    """Have temporary files of ours, and of what we start, made in a folder where nobody else makes any."""
+    before = os.environ.get("TMPDIR")
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["TMPDIR"] = tempfile.tempdir = folder
+        try:
+            yield
+        finally:
+            tempfile.tempdir = None
+            os.environ.pop("TMPDIR")
+            os.environ |= {} if before is None else {"TMPDIR": before}
+
+
+@temporary_files_apart()
 def soak(items: int, *, say: bool = False) -> dict[str, int]:
     """Run them, and return how often each outcome came.  Raises AssertionError where something is left behind."""
     hundred = [(source, tests) for source, tests, count in PROGRAMS for _ in range(count)]
@@ -109,7 +124,7 @@ def state() -> dict[str, int]:
         "our descriptors": len(os.listdir("/proc/self/fd")),
         "server descriptors": len(os.listdir(f"/proc/{server}/fd")),
         "children": len(Path(f"/proc/{server}/task/{server}/children").read_text().split()),
-        "temporary files": len(os.listdir(tempfile.gettempdir())) + len(os.listdir("/dev/shm")),
+        "temporary files": len(os.listdir(tempfile.gettempdir())),
         "our MiB": resident("self"),
         "server MiB": resident(server),
     }
@@ -119,12 +134,13 @@ def resident(process: object) -> int:
     return int(Path(f"/proc/{process}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") >> 20
 
 
+@temporary_files_apart()
 def soak_workers(items: int, *, say: bool = False) -> dict[str, int]:
     """Ask a function in workers about so many completions, good and bad, and return how often each outcome came.
 
     Raises AssertionError where something is left behind.
     """
-    with tempfile.TemporaryDirectory() as folder, temporary_files_in(folder):
+    with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "mine.py"
         file.write_text(FUNCTION.replace("PARENT", str(os.getpid())), encoding="utf-8")
         function = load_reward(RewardOptions(path=f"{file}:mine", workers=WORKERS, item_seconds=0.25))
@@ -155,21 +171,6 @@ def soak_workers(items: int, *, say: bool = False) -> dict[str, int]:
     assert 0 < after["worker descriptors"] <= alive["worker descriptors"], (alive, after)
     assert 0 < after["worker MiB"] <= alive["worker MiB"] + 4, (alive, after)
     return dict(outcomes)
-
-
-@contextmanager
-def temporary_files_in(folder: str) -> Iterator[None]:
-    """Have our temporary files and those of the workers made there, where nobody else makes any."""
-    before = os.environ.get("TMPDIR")
-    os.environ["TMPDIR"] = tempfile.tempdir = folder
-    try:
-        yield
-    finally:
-        tempfile.tempdir = None
-        if before is None:
-            del os.environ["TMPDIR"]
-        else:
-            os.environ["TMPDIR"] = before
 
 
 def ask(function: RewardFunction, texts: list[str], outcomes: Counter[str]) -> None:

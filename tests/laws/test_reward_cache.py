@@ -226,6 +226,25 @@ def test_rows_that_cannot_be_compared_are_asked_about_or_named_where_a_recipe_wa
         grade(groups, [function_of(tmp_path, SOURCE, "many", cache=True)])
 
 
+def test_a_cache_that_fails_keeps_no_score_from_the_journal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cache, "LOCK_SECONDS", 0.1)
+    grading = GradingOptions(cache_file=str(tmp_path / "scores.db"))
+    function = function_of(tmp_path, SOURCE, "one", cache=True)
+    grade([with_finish(group(["a"]))], [function], grading=grading)
+    holder = sqlite3.connect(tmp_path / "scores.db", isolation_level=None)
+    holder.execute("BEGIN IMMEDIATE")  # others may read
+    seen: list[Any] = []
+    with pytest.raises(RunError, match="another process has been writing to it"):
+        grade(
+            [with_finish(group(["bb"]))],
+            [function],
+            grading=grading,
+            journal=lambda groups, grades: seen.append(grades.scores.item()),
+        )
+    assert seen == [0.2]
+    holder.close()
+
+
 # The file.
 
 

@@ -4,6 +4,7 @@ import functools
 import re
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -187,6 +188,13 @@ def test_workers_keep_what_they_have_loaded_from_step_to_step_and_load_nothing_h
     first, second = (set(grade(groups, [function]).scores.flatten().tolist()) for _ in range(2))
     assert len(first | second) <= 2
     assert grade(groups, [function_of(tmp_path, FUNCTIONS, "heavy", workers=1)]).scores.sum() == 0
+
+
+def test_one_function_under_two_names_has_workers_for_each(tmp_path: Path) -> None:
+    source = "import time\n\ndef mine(response):\n    time.sleep(0.01)\n    return float(response)\n"
+    function = function_of(tmp_path, source, workers=2)
+    both = [function, replace(function, name="again", weight=10.0)]
+    assert grade([group([str(n) for n in range(8)])], both).rewards.tolist() == [[11.0 * n for n in range(8)]]
 
 
 def test_a_reward_in_workers_may_look_at_another_and_wait_behind_a_gate(tmp_path: Path) -> None:

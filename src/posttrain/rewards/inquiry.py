@@ -68,13 +68,16 @@ class Inquiry:
         return bool(self.asked) and not self.bounds.until.passed
 
     def conclude(self) -> list[Verdict]:
-        """The verdicts on all rows; the scores among them are remembered."""
-        if self.cache is not None:
-            said = {key: self.verdicts[index] for index, key in self.keys.items() if index not in self.same}
-            self.cache.remember({key: one for key, one in said.items() if isinstance(one, Score)})
+        """The verdicts on all rows, those that nobody was asked about included."""
         for index, first in self.same.items():
             self.verdicts[index] = self.verdicts[first]
         return self.verdicts
+
+    def remember(self) -> None:
+        """Put the scores into the cache."""
+        if self.cache is not None:
+            said = {key: self.verdicts[index] for index, key in self.keys.items()}
+            self.cache.remember({key: one for key, one in said.items() if isinstance(one, Score)})
 
 
 def bounds_of(function: RewardFunction, num_rows: int, grading: GradingOptions, until: Deadline) -> Bounds:

@@ -83,6 +83,8 @@ def grade(
     grades = replace(grades, num_cached=sum(inquiry.num_cached for inquiry in inquiries))
     if journal is not None:
         journal(groups, grades)
+    for inquiry in inquiries:
+        inquiry.remember()  # after the journal, which a cache that fails must not keep a score from
     for function, column in zip(functions, verdicts, strict=True):
         require_few_failures(function, column, grading.max_failure_share)
     return grades

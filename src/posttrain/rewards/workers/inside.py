@@ -101,7 +101,7 @@ def loop() -> Any:
 
 
 def die_with(parent: int) -> None:
-    """End with the process that started this one, however that ends."""
+    """End with the process that started this one, however that ends; on Linux, with the thread of it that did."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent:  # it went before we asked

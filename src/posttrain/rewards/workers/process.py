@@ -19,6 +19,8 @@ ROOT = Path(__file__).parents[3]
 """The folder that holds this package."""
 START_SECONDS = 120.0
 """How long a worker may take to import what the function needs."""
+END_SECONDS = 5.0
+"""How long a process that is killed may take to be gone."""
 READ_BYTES = 1 << 16
 
 
@@ -122,4 +124,7 @@ class Worker:
         self.socket.close()
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)  # before it is waited for: till then the number is its own
-        return self.process.wait()
+        try:
+            return self.process.wait(END_SECONDS)
+        except subprocess.TimeoutExpired:  # stuck in the kernel, as on a file system that does not answer
+            return -signal.SIGKILL

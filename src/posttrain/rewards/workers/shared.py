@@ -12,7 +12,7 @@ _open: list[Pool] = []
 
 def pool_for(function: RewardFunction) -> Pool:
     """The workers of a function; none is started before the first call."""
-    return shared_pool(function.found(), function.asking.workers)
+    return shared_pool(function.name, function.found(), function.asking.workers)
 
 
 def close_all() -> None:
@@ -26,7 +26,7 @@ atexit.register(close_all)
 
 
 @functools.cache
-def shared_pool(home: Home, size: int) -> Pool:
-    """One pool for each function and size."""
+def shared_pool(name: str, home: Home, size: int) -> Pool:
+    """One pool for each reward: a function that is asked under two names has workers for each."""
     _open.append(Pool(home, size))
     return _open[-1]
