@@ -22,7 +22,7 @@ demo: .venv/.ok ## install, then train the bundled model on Countdown and show i
 test: .venv/.ok ## the whole test suite: no network, no GPU
 	$(BIN)/python -m pytest -n 2 --durations=10
 
-soak: .venv/.ok ## a hundred thousand programs through one sandbox, and what they leave behind
+soak: .venv/.ok ## a hundred thousand programs, and completions through workers, and what they leave behind
 	$(BIN)/python -m tests.soak --items 100000
 
 check: lint types docs test ## what CI runs: lint, format, types, docs and tests

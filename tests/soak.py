@@ -1,4 +1,5 @@
-"""Many programs through one sandbox, and what they leave behind: no process, no descriptor, no file, no growth.
+"""Many programs through one sandbox, and many completions through a function in workers, and what they leave behind:
+no process, no descriptor, no file, no growth.
 
 python -m tests.soak --items 100000
 """
@@ -8,11 +9,22 @@ import os
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+from posttrain.records import Finish, Group, Prompt, Rollout
+from posttrain.rewards.answers import Score
+from posttrain.rewards.calling import run
+from posttrain.rewards.calls import Bounds, Row, calls_for
 from posttrain.rewards.code import CodeReward
+from posttrain.rewards.function import RewardFunction
 from posttrain.rewards.graded import Graded
+from posttrain.rewards.loading import load_reward
+from posttrain.rewards.options import RewardOptions
 from posttrain.rewards.sandbox.shared import sandbox_for
+from posttrain.rewards.verdicts import read
+from posttrain.rewards.workers import shared
 
 ADD = {"kind": "calls", "entry": "add", "cases": [{"args": [1, 2], "expected": 3}]}
 SUM = {"kind": "stdio", "cases": [{"input": "1 2\n", "output": "3\n"}]}
@@ -33,7 +45,43 @@ PROGRAMS = (
 )
 BATCH = 500
 
+FUNCTION = """
+import os, subprocess, sys, time
 
+def mine(response):
+    match response:
+        case "raises":
+            raise ValueError("no")
+        case "prints":
+            print("x" * 100_000, file=open(os.devnull, "w"))
+        case "starts":
+            subprocess.Popen(["sleep", "600.PARENT"])
+        case "ends":
+            os._exit(1)
+        case "hangs":
+            time.sleep(600)
+    return float(len(response))
+"""
+# How often each completion comes in five hundred; "starts" leaves a process behind, which goes with its worker.
+COMPLETIONS = {"good": 480, "raises": 10, "prints": 5, "starts": 2, "ends": 2, "hangs": 1}
+WORKERS = 2
+
+
+@contextmanager
+def temporary_files_apart() -> Iterator[None]:
+    """Have temporary files of ours, and of what we start, made in a folder where nobody else makes any."""
+    before = os.environ.get("TMPDIR")
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["TMPDIR"] = tempfile.tempdir = folder
+        try:
+            yield
+        finally:
+            tempfile.tempdir = None
+            os.environ.pop("TMPDIR")
+            os.environ |= {} if before is None else {"TMPDIR": before}
+
+
+@temporary_files_apart()
 def soak(items: int, *, say: bool = False) -> dict[str, int]:
     """Run them, and return how often each outcome came.  Raises AssertionError where something is left behind."""
     hundred = [(source, tests) for source, tests, count in PROGRAMS for _ in range(count)]
@@ -76,7 +124,7 @@ def state() -> dict[str, int]:
         "our descriptors": len(os.listdir("/proc/self/fd")),
         "server descriptors": len(os.listdir(f"/proc/{server}/fd")) if os.getuid() == 0 else 0,
         "children": len(Path(f"/proc/{server}/task/{server}/children").read_text().split()),
-        "temporary files": len(os.listdir(tempfile.gettempdir())) + len(os.listdir("/dev/shm")),
+        "temporary files": len(os.listdir(tempfile.gettempdir())),
         "our MiB": resident("self"),
         "server MiB": resident(server),
     }
@@ -86,10 +134,91 @@ def resident(process: object) -> int:
     return int(Path(f"/proc/{process}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") >> 20
 
 
+@temporary_files_apart()
+def soak_workers(items: int, *, say: bool = False) -> dict[str, int]:
+    """Ask a function in workers about so many completions, good and bad, and return how often each outcome came.
+
+    Raises AssertionError where something is left behind.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "mine.py"
+        file.write_text(FUNCTION.replace("PARENT", str(os.getpid())), encoding="utf-8")
+        function = load_reward(RewardOptions(path=f"{file}:mine", workers=WORKERS, item_seconds=0.25))
+        five_hundred = [text for text, count in COMPLETIONS.items() for _ in range(count)]
+        outcomes: Counter[str] = Counter()
+        children = len(children_of_ours())
+        ask(function, ["good", "ends", "hangs", "raises"] * 2, outcomes)  # what is opened once is open now
+        outcomes.clear()
+        before = state_of_workers(function)
+        began = time.monotonic()
+        for start in range(0, items, BATCH):
+            ask(function, [five_hundred[i % 500] for i in range(start, min(start + BATCH, items))], outcomes)
+            if say and start % (20 * BATCH) == 0:
+                rate = (start + BATCH) / (time.monotonic() - began)
+                print(f"{start + BATCH:>8} completions, {rate:.0f}/s, {state_of_workers(function)}", flush=True)
+        ask(function, ["good"] * 100, outcomes)  # by workers that live, and are then asked much more
+        alive = state_of_workers(function)
+        ask(function, ["good"] * (items // 2), outcomes)
+        after = state_of_workers(function)
+        shared.close_all()
+        time.sleep(0.2)
+        assert len(children_of_ours()) <= children, (children, children_of_ours())
+        assert not [pid for pid in os.listdir("/proc") if pid.isdecimal() and asleep(pid)], "a process is left"
+    assert after["children"] <= before["children"], (before, after)
+    assert after["our descriptors"] <= before["our descriptors"], (before, after)
+    assert after["temporary files"] <= before["temporary files"], (before, after)
+    assert after["our MiB"] <= before["our MiB"] + 64, (before, after)
+    assert 0 < after["worker descriptors"] <= alive["worker descriptors"], (alive, after)
+    assert 0 < after["worker MiB"] <= alive["worker MiB"] + 4, (alive, after)
+    return dict(outcomes)
+
+
+def ask(function: RewardFunction, texts: list[str], outcomes: Counter[str]) -> None:
+    """Once about each, without the second and third try that grading would make."""
+    prompt = Prompt(id="p", text="?", tokens=(1,))
+    rollouts = tuple(
+        Rollout(sample=i, tokens=(1,), logprobs=(0.0,), finish=Finish.STOP, text=text) for i, text in enumerate(texts)
+    )
+    group = Group(prompt=prompt, draw=0, rollouts=rollouts)
+    calls = calls_for(function, [Row(group, rollout) for rollout in rollouts], Bounds(may_lose=len(texts)))
+    for call, result in zip(calls, run(calls), strict=True):
+        verdicts = read(call, result)
+        one = verdicts[0] if isinstance(verdicts, list) else verdicts
+        outcomes[str(one.value) if isinstance(one, Score) else type(one).__name__] += 1
+
+
+def state_of_workers(function: RewardFunction) -> dict[str, int]:
+    """What could grow; the workers have been replaced many times, and the number of them has not."""
+    workers = [worker.process.pid for worker in shared.pool_for(function).workers]
+    return {
+        "our descriptors": len(os.listdir("/proc/self/fd")) - len(workers),
+        "children": len(children_of_ours()) - len(workers),
+        "temporary files": len(os.listdir(tempfile.gettempdir())),
+        "our MiB": resident("self"),
+        "worker descriptors": max(len(os.listdir(f"/proc/{pid}/fd")) for pid in workers) if workers else 0,
+        "worker MiB": max(map(resident, workers), default=0),
+    }
+
+
+def children_of_ours() -> list[str]:
+    """Processes that this one has started, zombies too."""
+    return [pid for task in Path("/proc/self/task").iterdir() for pid in (task / "children").read_text().split()]
+
+
+def asleep(pid: str) -> bool:
+    """Whether this is a process that the function has started, whoever has taken it over since."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes() == f"sleep\x00600.{os.getpid()}\x00".encode()
+    except OSError:
+        return False
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--items", type=int, default=100_000)
-    print(soak(parser.parse_args().items, say=True))
+    items = parser.parse_args().items
+    print(soak(items, say=True))
+    print(soak_workers(items, say=True))
     print("nothing is left behind")
 
 

@@ -85,3 +85,5 @@ class Grades:
     """For graders that tell how a completion failed: function name -> outcome per prompt and rollout."""
     num_failures: int = 0
     """Scores that are missing because scoring itself failed, not because the function does not apply."""
+    num_cached: int = 0
+    """Scores that were known from an equal completion, and for which no function was asked."""

@@ -110,8 +110,8 @@ def test_every_metric_of_a_step_is_finite_and_in_the_documentation() -> None:
     assert metrics["num_score_failures"] == 1.0
     assert all(math.isfinite(value) for value in metrics.values())
     assert (
-        len(metrics) == 23
-    )  # 5 on rewards, 4 on functions, 2 outcomes, 8 on completions, 3 on tokens, 1 on advantages
+        len(metrics) == 24
+    )  # 6 on rewards, 4 on functions, 2 outcomes, 8 on completions, 3 on tokens, 1 on advantages
     assert [name for name in metrics if not documented(name)] == []
 
 

@@ -16,6 +16,7 @@ from posttrain.errors import UserError
 from posttrain.generation.options import RolloutOptions
 from posttrain.models.options import ModelOptions
 from posttrain.recipes import Layer, bundled_recipes, parse_yaml, read_recipe, to_yaml
+from posttrain.rewards.grading_options import GradingOptions
 from posttrain.rewards.options import RewardOptions
 from posttrain.tasks.options import CountdownOptions
 from posttrain.training.options import EvaluationOptions, RunOptions, UpdateOptions
@@ -34,12 +35,23 @@ SECTIONS = st.fixed_dictionaries(
         ),
         "task": st.builds(CountdownOptions, num_numbers=st.integers(2, 6), numbers=st.sampled_from(["all", "subset"])),
         "rewards": st.lists(
-            st.builds(RewardOptions, name=st.sampled_from(["graded_format", "countdown"]), weight=st.floats(-2, 2)),
+            st.builds(RewardOptions, name=st.sampled_from(["graded_format", "countdown"]), weight=st.floats(-2, 2))
+            | st.builds(
+                RewardOptions,
+                path=st.just("mine.py:f"),
+                where=st.dictionaries(TRICKY, TRICKY, max_size=1),
+                clip=st.none() | st.just((-1.0, 1.5)),
+                workers=st.integers(0, 9),
+                item_seconds=st.floats(0, 5),
+                seconds=st.sampled_from([0.0, 60.0]),
+                cache=st.booleans(),
+            ),
             max_size=2,
         ).map(tuple),
         "algorithm": st.sampled_from(
             [*({"name": name} for name in ALGORITHMS), {"name": "grpo", "kl": {"coefficient": 0.1}}]
         ),
+        "grading": st.builds(GradingOptions, max_failure_share=st.floats(0, 1), cache_file=TRICKY),
         "rollout": st.builds(RolloutOptions, temperature=st.floats(0.01, 3), group_size=st.integers(2, 64)),
         "update": st.builds(UpdateOptions, learning_rate=POSITIVE, max_grad_norm=POSITIVE | st.just(math.inf)),
         "evaluation": st.builds(EvaluationOptions, samples=st.integers(1, 64)),
@@ -87,6 +99,7 @@ def test_yaml_scalars_are_those_of_version_1_2() -> None:
         (["--rollout.group-size", "16"], "rollout: {group_size: 16}"),
         (["--rollout.group_size=16"], "rollout: {group_size: 16}"),
         (["--update.learning-rate", "1e-4"], "update: {learning_rate: 1e-4}"),
+        (["--grading.seconds", "60", "--grading.cache-file", "x.db"], "grading: {seconds: 60, cache_file: x.db}"),
         (["--update.max-grad-norm", "inf"], "update: {max_grad_norm: .inf}"),
         (["--run.overwrite", "--checkpoint.no-keep-best"], "{run: {overwrite: true}, checkpoint: {keep_best: false}}"),
         (["--run.time-limit-minutes", "2.5"], "run: {time_limit_minutes: 2.5}"),
@@ -103,6 +116,23 @@ def test_yaml_scalars_are_those_of_version_1_2() -> None:
 )
 def test_a_flag_says_what_the_recipe_of_the_same_name_says(flags: list[str], recipe: str) -> None:
     assert from_flags(*flags) == from_text(recipe) != Config()
+
+
+def test_a_reward_says_all_of_itself_flat_in_the_recipe_and_its_name_comes_first() -> None:
+    item = "{path: 'mine.py:f', gate: g, clip: [0, 2], weight_to: 0.0, over_steps: 9, workers: 2, item_seconds: 3}"
+    config = from_text(f"rewards: [{item}, {{name: graded_format}}]")
+    first = config.rewards[0]
+    assert (first.gate, first.clip, first.weight_at(10, 1.0), first.workers, first.item_seconds) == (
+        "g",
+        (0, 2),
+        0,
+        2,
+        3,
+    )
+    sections = parse_yaml(as_recipe(config))
+    assert isinstance(sections, dict)
+    assert [next(iter(reward)) for reward in sections["rewards"]] == ["path", "name"]
+    assert from_text(as_recipe(config)) == config
 
 
 def test_a_flag_set_to_its_default_still_overrides_the_recipe() -> None:

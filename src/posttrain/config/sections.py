@@ -12,6 +12,7 @@ from posttrain.generation.options import RolloutOptions
 from posttrain.models.options import ModelOptions
 from posttrain.models.tiny_options import NewModelOptions
 from posttrain.recipes import to_yaml
+from posttrain.rewards.grading_options import GradingOptions
 from posttrain.rewards.options import RewardOptions
 from posttrain.rewards.sandbox_options import SandboxOptions
 from posttrain.tasks.demonstrations import Demonstrator
@@ -37,6 +38,7 @@ class Config:
     """What completions are scored by; none means the task's own."""
     algorithm: Mapping[str, object] = field(default_factory=lambda: {"name": "grpo"})
     """Name and options of a function in posttrain/algorithms.py; options that are left out are filled in."""
+    grading: GradingOptions = field(default_factory=GradingOptions)
     sandbox: SandboxOptions = field(default_factory=SandboxOptions)
     rollout: RolloutOptions = field(default_factory=RolloutOptions)
     update: UpdateOptions = field(default_factory=UpdateOptions)
@@ -125,9 +127,10 @@ def spelled_out_algorithm(given: Mapping[str, object]) -> dict[str, object]:
 def as_recipe(config: AnyConfig) -> str:
     """The config as a recipe file, every option written out: reading it gives the same config."""
     content = {name: plain(section) for name, section in asdict(config).items()}
-    if "rewards" in content:  # each is by name or by path
+    if "rewards" in content:  # each is by name or by path, which comes first
         content["rewards"] = [
-            {key: value for key, value in each.items() if value not in ("", {}, None)} for each in content["rewards"]
+            {key: value for key, value in ({"name": "", "path": ""} | each).items() if value not in ("", {}, None)}
+            for each in content["rewards"]
         ]
     return to_yaml(content)
 

@@ -21,7 +21,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Literal
+from typing import ClassVar, Literal
 
 from posttrain.errors import require
 from posttrain.rewards.code_judging import JUDGINGS, Judged, Judging, TestOutcome
@@ -65,6 +65,7 @@ class CodeReward:
     """Address space of a process beyond the interpreter's own."""
     modules: tuple[str, ...] = ()
     """Imported in the sandbox besides the standard library's most used: programs cannot read modules from disk."""
+    rows_stand_alone: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         require(0 <= self.syntax_credit < 1, self, "syntax_credit", "must be in [0, 1): less than a right program")

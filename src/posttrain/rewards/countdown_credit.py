@@ -11,10 +11,11 @@ accuracy, keep the credit small, or let its weight fall to 0 (`weight_to`).
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import Any
 
 from posttrain.errors import require
 from posttrain.rewards.arithmetic import postfix, value
-from posttrain.rewards.countdown import Column, Countdown, Outcome, grade, puzzles
+from posttrain.rewards.countdown import Column, Outcome, countdown, countdown_last
 from posttrain.rewards.countdown_options import FormatMode
 from posttrain.rewards.graded import Graded
 from posttrain.rewards.tags import WHITE_SPACE, answer_text
@@ -32,34 +33,23 @@ class CountdownCredit:
     def __post_init__(self) -> None:
         require(0 < self.credit < 1, self, "credit", "must be in (0, 1): near is worth less than right")
 
-    def __call__(
-        self,
-        *,
-        completions: Sequence[str],
-        finish_reasons: Sequence[str],
-        numbers: Column,
-        target: Column,
-        rule: Column | None = None,
-        **_columns: object,
-    ) -> list[Graded]:
-        rows = zip(completions, finish_reasons, puzzles(numbers, target, rule), strict=True)
-        return [self.graded(puzzle, text, finish == "length") for text, finish, puzzle in rows]
+    def __call__(self, *, completions: Sequence[str], numbers: Column, target: Column, **columns: Any) -> list[Graded]:
+        grader = countdown if self.mode == "strict" else countdown_last
+        verdicts = grader(completions=completions, numbers=numbers, target=target, **columns)
+        return [self.credited(*row) for row in zip(verdicts, completions, target, strict=True)]
 
-    def graded(self, puzzle: Countdown, text: str, cut_off: bool) -> Graded:
-        """One answer's worth."""
-        outcome = grade(puzzle, text, mode=self.mode, cut_off=cut_off)
-        if outcome is Outcome.CORRECT:
-            return Graded(1.0, outcome)
-        return Graded(
-            self.credit * nearness(puzzle, text, self.mode) if outcome is Outcome.WRONG_VALUE else 0.0, outcome
-        )
+    def credited(self, graded: Graded, text: str, target: Any) -> Graded:
+        """A verdict, with what its answer is worth where the value alone is wrong."""
+        if graded.outcome is not Outcome.WRONG_VALUE:
+            return graded
+        return Graded(self.credit * nearness(target, text, self.mode), graded.outcome)
 
 
-def nearness(puzzle: Countdown, text: str, mode: FormatMode) -> float:
+def nearness(target: int, text: str, mode: FormatMode) -> float:
     """max(0, 1 - |value - target| / max(target, 1)) of an answer whose numbers are right; 0 for a division by zero."""
     tokens = postfix((answer_text(text, mode) or "").strip(WHITE_SPACE))
     found = value(tokens) if tokens is not None else None
     if found is None:
         return 0.0
-    off = abs(Fraction(*found) - puzzle.target) / max(puzzle.target, 1)
+    off = abs(Fraction(*found) - target) / max(target, 1)
     return 1.0 - float(off) if off < 1 else 0.0

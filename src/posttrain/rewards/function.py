@@ -7,6 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from posttrain.errors import UserError
+from posttrain.rewards.asking_options import Asking
+from posttrain.rewards.homes import Home, home_of
 from posttrain.rewards.terms_options import Terms
 
 
@@ -31,6 +33,12 @@ class RewardFunction:
     """Give it prompts and completions as text also where the prompt is a conversation."""
     terms: Terms = field(default_factory=Terms)
     """When it counts, and how much."""
+    asking: Asking = field(default_factory=Asking)
+    """In which process it is called, and for how long."""
+    bounded: bool = False
+    """It is known to come back: it takes linear time, or has limits of its own."""
+    home: Home | None = None
+    """Where it was loaded from, if it was."""
 
     def __post_init__(self) -> None:
         if not callable(self.call) or isinstance(self.call, type):
@@ -41,6 +49,18 @@ class RewardFunction:
         if not math.isfinite(self.weight):
             raise UserError(f"reward {self.name!r}: weight = {self.weight} must be a finite number")
 
+    def found(self) -> Home:
+        """Where another process finds it by name.  Raises UserError where none can."""
+        return self.home or home_of(self.call, self.name)
+
+    @property
+    def is_async(self) -> bool:
+        """Whether it is an `async def`, or an object whose call is one."""
+        call = self.call
+        while isinstance(call, functools.partial):
+            call = call.func
+        return inspect.iscoroutinefunction(call) or inspect.iscoroutinefunction(type(call).__call__)
+
 
 def reward_function(
     call: Callable[..., object],
@@ -49,10 +69,11 @@ def reward_function(
     weight: float = 1.0,
     text_only: bool = False,
     terms: Terms | None = None,
+    asking: Asking | None = None,
 ) -> RewardFunction:
     """A callable as a reward function, by default under its own name: `__name__`, or the class of an object."""
-    named = name or own_name(call)
-    return RewardFunction(name=named, call=call, weight=weight, text_only=text_only, terms=terms or Terms())
+    named, terms, asking = name or own_name(call), terms or Terms(), asking or Asking()
+    return RewardFunction(name=named, call=call, weight=weight, text_only=text_only, terms=terms, asking=asking)
 
 
 def own_name(call: object) -> str:

@@ -102,6 +102,11 @@ class JudgeReward:
             require(getattr(self, name) >= 1, self, name, "must be >= 1")
         require(self.timeout_seconds > 0 and self.batch_seconds > 0, self, "timeout_seconds", "must be > 0")
 
+    @property
+    def rows_stand_alone(self) -> bool:
+        """Whether completions are not compared with each other."""
+        return self.compare == "rubric"
+
     async def __call__(
         self, *, prompts: Sequence[str], completions: Sequence[str], **_columns: object
     ) -> list[Graded | ScoringFailure]:

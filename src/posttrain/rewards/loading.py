@@ -11,6 +11,7 @@ from types import ModuleType
 from posttrain.binding import bind
 from posttrain.errors import UserError
 from posttrain.rewards.function import RewardFunction
+from posttrain.rewards.homes import home_in_file
 from posttrain.rewards.options import RewardOptions
 
 BUILT_IN = {
@@ -49,8 +50,10 @@ A module is imported when a recipe asks for it.
 def load_reward(options: RewardOptions) -> RewardFunction:
     """The function that an item of a recipe's `rewards` names, with its weight."""
     if options.path:
+        file, _, _ = options.path.rpartition(":")
         call, name = function_in_file(options.path)
-        return RewardFunction(name=name, call=call, weight=options.weight, terms=options.terms())
+        home = home_in_file(Path(file), name)
+        return RewardFunction(name=name, call=call, weight=options.weight, terms=options, asking=options, home=home)
     if options.name not in BUILT_IN:
         near = difflib.get_close_matches(options.name, BUILT_IN, n=1)
         hint = f"Did you mean `{near[0]}`?" if near else f"There are {', '.join(BUILT_IN)}."
@@ -63,7 +66,28 @@ def load_reward(options: RewardOptions) -> RewardFunction:
         call = bind(call, options.options, where=f"rewards: {options.name}")
     elif options.options:
         raise UserError(f"rewards: {options.name} has no options, but is given {dict(options.options)}")
-    return RewardFunction(name=options.name, call=call, weight=options.weight, text_only=True, terms=options.terms())
+    return RewardFunction(
+        name=options.name,
+        call=call,
+        weight=options.weight,
+        text_only=True,
+        terms=options,
+        asking=options,
+        bounded=True,
+    )
+
+
+def function_at(place: str, name: str) -> object:
+    """The function of a home, in another process than the one that made the home."""
+    if place.endswith(".py"):
+        return function_in_file(f"{place}:{name}")[0]
+    try:
+        found: object = importlib.import_module(place)
+    except Exception as error:
+        raise UserError(f"rewards: module {place} cannot be imported: {type(error).__name__}: {error}") from error
+    for part in name.split("."):
+        found = getattr(found, part)
+    return found
 
 
 def function_in_file(path: str) -> tuple[Callable[..., object], str]:

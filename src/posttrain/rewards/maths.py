@@ -22,6 +22,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache
+from typing import ClassVar
 
 from posttrain.rewards.function import ScoringFailure
 from posttrain.rewards.graded import Graded
@@ -61,6 +62,7 @@ class MathsReward:
     """Ask math-verify about what is no number; without it such answers are unreadable, and such rows not scored."""
     cpu_seconds: float = 3.0
     """Processor time for one answer there."""
+    rows_stand_alone: ClassVar[bool] = True
 
     def __call__(
         self,

@@ -4,12 +4,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from posttrain.errors import UserError, require
+from posttrain.rewards.asking_options import Asking
 from posttrain.rewards.terms_options import Terms
 
 
 @dataclass(frozen=True, kw_only=True)
-class RewardOptions:
-    """One reward function and its weight in the sum."""
+class RewardOptions(Asking, Terms):
+    """One reward function, its weight in the sum, its terms, and how it is asked."""
 
     name: str = ""
     """A reward function of this package, by name."""
@@ -21,21 +22,9 @@ class RewardOptions:
     options: Mapping[str, object] = field(default_factory=dict)
     """Options of a reward of this package that has some, such as `{max_tokens: 400, cache_tokens: 100}`."""
 
-    where: Mapping[str, object] = field(default_factory=dict)
-    """Columns and the values that a row must have there, such as `{kind: code}`; the reward applies to no other row."""
-    gate: str = ""
-    """Another reward of the recipe whose score must be above 0; else this one is 0 and is not asked."""
-    of: str = ""
-    """Another reward of the recipe whose scores this one looks at, such as `cosine_length` at whether it was solved."""
-    clip: tuple[float, float] | None = None
-    """Bounds, [low, high], of what goes into the sum."""
-    weight_to: float | None = None
-    """The weight at step `over_steps`, reached in a line from `weight`."""
-    over_steps: int = 0
-    """Steps from the first weight to `weight_to`."""
-
     def __post_init__(self) -> None:
-        self.terms()  # which refuses what makes no sense
+        Terms.__post_init__(self)
+        Asking.__post_init__(self)
         if self.path and self.options:
             raise UserError(f"options = {dict(self.options)} are for rewards of this package; {self.path} takes none")
         if (self.name == "") == (self.path == ""):
@@ -48,17 +37,9 @@ class RewardOptions:
         holds = self.path == "" or (colon == ":" and file.endswith(".py") and function.isidentifier())
         require(holds, self, "path", "is not FILE.py:FUNCTION, such as my_rewards.py:solved")
         require(abs(self.weight) < float("inf"), self, "weight", "is no finite number")
-
-    def terms(self) -> Terms:
-        """When the reward counts, and how much."""
-        return Terms(
-            where=self.where,
-            gate=self.gate,
-            of=self.of,
-            clip=self.clip,
-            weight_to=self.weight_to,
-            over_steps=self.over_steps,
-        )
+        for option in ("workers", "cache"):
+            own = self.path != "" or not getattr(self, option)
+            require(own, self, option, f"is for functions of your own; {self.name} sees to it by itself")
 
     @property
     def short(self) -> str:

@@ -12,7 +12,11 @@ may be `async` or return an awaitable: all of these run concurrently.
 
 **What goes wrong.**  An exception, a wrong length, NaN, inf or another type stops the run and names the completion
 (`on_error="none"`: scored as None and counted).  A `ScoringFailure` is tried again twice, then None and counted; more
-than 5% of them in one function's scores stop the run.
+than 5% of them in one function's scores stop the run (`grading.max_failure_share`).
+
+**Where and for how long.**  In the trainer's process and without a limit, unless its options say otherwise
+(posttrain.rewards.asking_options): in `workers`, processes that a deadline or a crash ends without harm, and that call
+a function of lists once for each prompt.  What a deadline or a crash leaves without a score is a failure like others.
 """
 
 import math
@@ -27,18 +31,23 @@ from torch import Tensor
 
 from posttrain.errors import RunError, UserError
 from posttrain.records import Grades, Group
-from posttrain.rewards.calling import Call, Row, calls_for, run
+from posttrain.rewards.answers import UNSCORED, NotAsked, Problem, Score, Verdict
+from posttrain.rewards.cache import cache_for, may_be_cached
+from posttrain.rewards.calling import run
+from posttrain.rewards.calls import Call, Row
+from posttrain.rewards.deadlines import after
 from posttrain.rewards.function import RewardFunction, ScoringFailure, reward_function
+from posttrain.rewards.grading_options import GradingOptions
+from posttrain.rewards.inquiry import Inquiry, bounds_of, require_enforceable
 from posttrain.rewards.rounds import rounds
-from posttrain.rewards.verdicts import UNSCORED, Problem, Score, Verdict, read, stop
+from posttrain.rewards.verdicts import read, stop
 
 __all__ = ["Journal", "OnError", "RewardFunction", "ScoringFailure", "grade", "reward_function"]
 
 RETRY_WAITS_SECONDS = (0.5, 2.0)
 """Pauses before a failed scoring is tried again."""
 
-MAX_FAILURE_SHARE = 0.05
-"""Share of a function's scores that may be missing because scoring failed."""
+DEFAULTS = GradingOptions()
 
 GATED = "gated"
 """Outcome of a row that a function is not asked about, as its gate is shut."""
@@ -54,6 +63,7 @@ def grade(
     on_error: OnError = "stop",
     journal: Journal | None = None,
     step: int = 1,
+    grading: GradingOptions = DEFAULTS,
 ) -> Grades:
     """Score every rollout with every function.
 
@@ -64,13 +74,19 @@ def grade(
     `journal` is handed all scores before anything uses them, also when too many failures then stop the run.
     """
     require_different_names(functions)
+    for function in functions:
+        require_enforceable(function, grading)
     rows = [Row(group, rollout) for group in groups for rollout in group.rollouts]
-    verdicts = score(rows, functions, on_error)
+    inquiries = score(rows, functions, on_error, grading)
+    verdicts = [inquiry.verdicts for inquiry in inquiries]
     grades = collect(groups, functions, verdicts, step)
+    grades = replace(grades, num_cached=sum(inquiry.num_cached for inquiry in inquiries))
     if journal is not None:
         journal(groups, grades)
+    for inquiry in inquiries:
+        inquiry.remember()  # after the journal, which a cache that fails must not keep a score from
     for function, column in zip(functions, verdicts, strict=True):
-        require_few_failures(function, column)
+        require_few_failures(function, column, grading.max_failure_share)
     return grades
 
 
@@ -87,20 +103,24 @@ def require_different_names(functions: Sequence[RewardFunction]) -> None:
             )
 
 
-def score(rows: Sequence[Row], functions: Sequence[RewardFunction], on_error: OnError) -> list[list[Verdict]]:
-    """Each function's verdict on each row: a score, or a failure that came back after every retry."""
+def score(
+    rows: Sequence[Row], functions: Sequence[RewardFunction], on_error: OnError, grading: GradingOptions
+) -> list[Inquiry]:
+    """What each function says of each row: a score, or a failure that came back after every retry."""
+    until = after(grading.seconds, f"grading.seconds = {grading.seconds:g} for all rewards of a batch were over")
     verdicts: list[list[Verdict]] = [[UNSCORED] * len(rows) for _ in functions]
+    inquiries: dict[int, Inquiry] = {}
     places = {function.name: place for place, function in enumerate(functions)}
     for together in rounds(functions):
-        asked = [functions[place] for place in together]
-        seen = [[as_seen(row, i, function, verdicts, places) for i, row in enumerate(rows)] for function in asked]
-        columns: list[list[Verdict]] = [
-            [said if isinstance(said, Score) else UNSCORED for said in column] for column in seen
-        ]
-        score_round(asked, seen, columns, on_error)
-        for place, column in zip(together, columns, strict=True):
-            verdicts[place] = column
-    return verdicts
+        for place in together:
+            function = functions[place]
+            seen = [as_seen(row, i, function, verdicts, places) for i, row in enumerate(rows)]
+            cache = cache_for(grading) if may_be_cached(function) else None
+            inquiries[place] = Inquiry(function, seen, bounds_of(function, len(rows), grading, until), cache)
+        ask([inquiries[place] for place in together], on_error)
+        for place in together:
+            verdicts[place] = inquiries[place].conclude()
+    return [inquiries[place] for place in range(len(functions))]
 
 
 def as_seen(
@@ -123,28 +143,17 @@ def as_seen(
     return row
 
 
-def score_round(
-    functions: Sequence[RewardFunction],
-    seen: Sequence[Sequence[Row | Score]],
-    verdicts: Sequence[list[Verdict]],
-    on_error: OnError,
-) -> None:
-    """Ask functions that wait for none of each other, again where scoring failed, and write down what they say."""
-    wanted = [[index for index, row in enumerate(column) if isinstance(row, Row)] for column in seen]
-    for wait in (*RETRY_WAITS_SECONDS, 0.0):
-        calls = [
-            calls_for(function, [row for row in map(column.__getitem__, todo) if isinstance(row, Row)])
-            for function, column, todo in zip(functions, seen, wanted, strict=True)
-        ]
-        results = iter(run([call for of_function in calls for call in of_function]))
-        for column, todo, of_function in zip(verdicts, wanted, calls, strict=True):
-            fresh = [said for call in of_function for said in settled(call, read(call, next(results)), on_error)]
-            for index, said in zip(todo, fresh, strict=True):
-                column[index] = said
-            todo[:] = [index for index in todo if isinstance(column[index], ScoringFailure)]
-        if not any(wanted):
+def ask(inquiries: Sequence[Inquiry], on_error: OnError) -> None:
+    """Ask functions that wait for none of each other, and again where scoring failed while there is time."""
+    for wait in (0.0, *RETRY_WAITS_SECONDS):
+        still = [inquiry for inquiry in inquiries if inquiry.open]
+        if not still:
             break
-        time.sleep(wait)
+        time.sleep(max(0.0, min(wait, max(inquiry.bounds.until.left() for inquiry in still))))
+        calls = [inquiry.calls() for inquiry in still]
+        results = iter(run([call for of_function in calls for call in of_function]))
+        for inquiry, of_function in zip(still, calls, strict=True):
+            inquiry.take([said for call in of_function for said in settled(call, read(call, next(results)), on_error)])
 
 
 def settled(call: Call, answer: list[Verdict] | Problem, on_error: OnError) -> list[Verdict]:
@@ -169,7 +178,7 @@ def narrowed(call: Call, problem: Problem, on_error: OnError) -> list[Verdict]:
     middle = len(call.rows) // 2
     verdicts: list[Verdict] = []
     for half in (call.rows[:middle], call.rows[middle:]):
-        again = Call(call.function, half, call.wanted)
+        again = replace(call, rows=half)
         verdicts += settled(again, read(again, run([again])[0]), on_error)
     if on_error == "stop":
         raise stop(call, problem, None) from problem.cause
@@ -211,12 +220,13 @@ def clip(scores: Float64[Tensor, "prompt group"], function: RewardFunction) -> F
     return scores if function.terms.clip is None else scores.clamp(*function.terms.clip)
 
 
-def require_few_failures(function: RewardFunction, verdicts: Sequence[Verdict]) -> None:
+def require_few_failures(function: RewardFunction, verdicts: Sequence[Verdict], share: float) -> None:
     """Stop where so many scores failed that what is left may be a biased selection."""
     failures = [said for said in verdicts if isinstance(said, ScoringFailure)]
-    if len(failures) > MAX_FAILURE_SHARE * len(verdicts):
+    if len(failures) > share * len(verdicts):
+        last = next((said for said in reversed(failures) if not isinstance(said, NotAsked)), failures[-1])
         raise RunError(
             f"reward {function.name!r}: scoring failed for {len(failures)} of {len(verdicts)} completions, each tried"
-            f" {1 + len(RETRY_WAITS_SECONDS)} times; at most {MAX_FAILURE_SHARE:.0%} may fail in a step."
-            f" The last failure: {failures[-1]}. Mend the service behind it and resume the run."
-        ) from failures[-1]
+            f" up to {1 + len(RETRY_WAITS_SECONDS)} times; at most {100 * share:g}% may fail in a step"
+            f" (grading.max_failure_share). The last failure: {last}. Mend what is behind it and resume the run."
+        ) from last

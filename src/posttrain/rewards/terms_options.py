@@ -7,20 +7,20 @@ from dataclasses import dataclass, field
 from posttrain.errors import require
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Terms:
     """What a recipe may say of a reward beside its name, options and weight."""
 
     where: Mapping[str, object] = field(default_factory=dict)
-    """Columns and the values that a row must have there; elsewhere the reward does not apply."""
+    """Columns and the values that a row must have there, such as `{kind: code}`; the reward applies to no other row."""
     gate: str = ""
-    """Name of a reward whose score must be above 0, else this one is 0 and is not asked: "format must hold first"."""
+    """Another reward whose score must be above 0, else this one is 0 and is not asked: "format must hold first"."""
     of: str = ""
-    """Name of a reward whose scores this one is given, as its argument `base`."""
+    """Another reward whose scores this one is given, as its argument `base`: `cosine_length` asks what was solved."""
     clip: tuple[float, float] | None = None
-    """Bounds of what goes into the sum; the score itself is logged as it was."""
+    """Bounds, [low, high], of what goes into the sum; the score itself is logged as it was."""
     weight_to: float | None = None
-    """The weight at `over_steps`, reached in a line from `weight`."""
+    """The weight at step `over_steps`, reached in a line from `weight`."""
     over_steps: int = 0
     """Steps from the first weight to `weight_to`."""
 

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from posttrain.records import Finish, Group, Prompt
 from posttrain.rewards.countdown import Countdown, countdown, countdown_last
 from posttrain.rewards.format import FormatOutcome, structure
-from posttrain.rewards.function import RewardFunction, reward_function
+from posttrain.rewards.function import RewardFunction
 from posttrain.rewards.tags import THINK
 from posttrain.tasks.base import DRAWS_PER_STEP, Messages, PromptRenderer
 from posttrain.tasks.countdown_problems import COURSE, Difficulty, held_out_problems, training_problem
@@ -46,7 +46,8 @@ class CountdownTask:
         self.seed = seed
         self.difficulty = difficulty(options)
         grader = countdown if options.format_mode == "strict" else countdown_last
-        self.reward_functions: tuple[RewardFunction, ...] = (reward_function(grader, text_only=True),)
+        own = RewardFunction(name=grader.__name__, call=grader, text_only=True, bounded=True)
+        self.reward_functions: tuple[RewardFunction, ...] = (own,)
 
     def prompts(self, step: int, draws: range) -> list[Prompt]:
         """A problem of its own for every (step, draw)."""

@@ -30,7 +30,9 @@ class ProgramsTask(DatasetTask):
     """Rows of programming problems."""
 
     name = "programs"
-    reward_functions: tuple[RewardFunction, ...] = (RewardFunction(name="code", call=CodeReward(), text_only=True),)
+    reward_functions: tuple[RewardFunction, ...] = (
+        RewardFunction(name="code", call=CodeReward(), text_only=True, bounded=True),
+    )
 
     def __init__(
         self,

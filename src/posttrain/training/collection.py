@@ -80,8 +80,14 @@ def sampled(session: Session, moment: Moment, draws: range) -> tuple[list[Group]
         request = session.request(moment.step, first_draw=draws.start, weights_version=moment.weights_version)
         groups = session.engine.rollout(session.task.prompts(moment.step, draws), request)
     with moment.clock("grade"):
-        on_error = session.config.rollout.on_reward_error
-        grades = grade(groups, session.rewards, on_error=on_error, journal=moment.journal, step=moment.step)
+        grades = grade(
+            groups,
+            session.rewards,
+            on_error=session.config.rollout.on_reward_error,
+            journal=moment.journal,
+            step=moment.step,
+            grading=session.config.grading,
+        )
         return groups, grades
 
 
@@ -138,6 +144,7 @@ def choose(grades: Grades, rows: list[int]) -> Grades:
         rewards=grades.rewards[rows],
         outcomes={name: tuple(outcomes[i] for i in rows) for name, outcomes in grades.outcomes.items()},
         num_failures=grades.num_failures,
+        num_cached=grades.num_cached,
     )
 
 
@@ -149,4 +156,5 @@ def joined(first: Grades, second: Grades) -> Grades:
         rewards=torch.cat([first.rewards, second.rewards]),
         outcomes={name: (*outcomes, *second.outcomes[name]) for name, outcomes in first.outcomes.items()},
         num_failures=first.num_failures + second.num_failures,
+        num_cached=first.num_cached + second.num_cached,
     )

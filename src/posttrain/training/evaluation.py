@@ -3,7 +3,7 @@
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from jaxtyping import Float64
@@ -14,6 +14,7 @@ from posttrain.generation.request import Request
 from posttrain.generation.sampling_options import Sampling
 from posttrain.generation.streams import StreamKey
 from posttrain.records import Group, Prompt
+from posttrain.rewards.grading_options import GradingOptions
 from posttrain.rewards.protocol import RewardFunction, grade
 from posttrain.tasks.base import Task
 from posttrain.training.summary import HELD_OUT
@@ -32,6 +33,7 @@ class Questions:
     """Scores a completion; 1 or more is right."""
     max_completion_tokens: int
     seed: int
+    grading: GradingOptions = field(default_factory=GradingOptions)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +72,7 @@ def ask(
         suppressed=suppressed,
     )
     groups = engine.rollout(questions.prompts, request, advance=advance)
-    grades = grade(groups, [questions.judge])
+    grades = grade(groups, [questions.judge], grading=questions.grading)
     told = Counter(outcome for rows in grades.outcomes.values() for row in rows for outcome in row if outcome)
     return Answers(
         groups=tuple(groups),
@@ -123,13 +125,7 @@ def brief_evaluation(engine: Engine, questions: Questions, *, problems: int) -> 
     """Held-out accuracy along the way: one sample for each of the first problems."""
     if not questions.prompts:
         return {}
-    some = Questions(
-        prompts=questions.prompts[:problems],
-        judge=questions.judge,
-        max_completion_tokens=questions.max_completion_tokens,
-        seed=questions.seed,
-    )
-    answers = ask(engine, some, samples=1)
+    answers = ask(engine, replace(questions, prompts=questions.prompts[:problems]), samples=1)
     low, high = bootstrap_interval(answers.correct[:, 0])
     return {
         "eval/accuracy_sampled": float(answers.correct.mean()),

@@ -40,6 +40,7 @@ def reward_metrics(grades: Grades) -> dict[str, float]:
         "frac_reward_zero_std": fmean(len(set(group)) < 2 for group in by_group),
         "frac_unscored": grades.rewards.isnan().double().mean().item(),
         "num_score_failures": float(grades.num_failures),
+        "num_cached_scores": float(grades.num_cached),
     }
     if rewards:
         metrics["reward"] = fmean(rewards)

@@ -15,6 +15,7 @@ from posttrain.generation.streams import StreamKey
 from posttrain.models.loading import Policy, as_policy, load_policy
 from posttrain.models.rendering import TokenizerRenderer
 from posttrain.rewards.function import RewardFunction, reward_function
+from posttrain.rewards.inquiry import require_enforceable
 from posttrain.rewards.loading import load_reward
 from posttrain.rewards.sandbox.shared import choose
 from posttrain.rewards.terms_options import Terms
@@ -63,6 +64,7 @@ class Session:
                 judge=replace(functions[0], terms=Terms(where=functions[0].terms.where)),
                 max_completion_tokens=self.config.rollout.max_completion_tokens,
                 seed=self.config.run.seed,
+                grading=self.config.grading,
             )
         return self.held_out
 
@@ -97,6 +99,9 @@ def open_session(config: Config, *, rewards: Rewards = (), rows: Rows | None = N
             "rewards: the task has no reward function of its own, and none is given."
             "  Name one under `rewards`, such as my_rewards.py:solved."
         )
+    rewards_used = chosen or task.reward_functions
+    for function in rewards_used:
+        require_enforceable(function, config.grading)
     return Session(
         config=config,
         policy=policy,
@@ -104,7 +109,7 @@ def open_session(config: Config, *, rewards: Rewards = (), rows: Rows | None = N
         optimizer=new_optimizer(policy.model.parameters(), config.update),
         algorithm=algorithm,
         task=task,
-        rewards=chosen or task.reward_functions,
+        rewards=rewards_used,
         reference=frozen_copy(policy) if algorithm.uses_reference else None,
     )
 

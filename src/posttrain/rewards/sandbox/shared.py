@@ -35,6 +35,11 @@ def choose(options: SandboxOptions) -> None:
         )
 
 
+def chosen() -> SandboxOptions:
+    """The options that are in use."""
+    return _chosen
+
+
 def sandbox_for(modules: tuple[str, ...] = ()) -> Sandbox:
     """Where programs of this process are run that import these modules besides the usual ones."""
     if _chosen.kind in ("sealed", "none"):

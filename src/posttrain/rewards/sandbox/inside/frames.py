@@ -41,17 +41,17 @@ class Descriptor:
         os.close(self.number)
 
 
-def send(channel: "Channel", payload: bytes) -> None:
+def send(channel: "Channel", payload: bytes, *, most: int = MAX_BYTES) -> None:
     """Send one message."""
-    if len(payload) > MAX_BYTES:
+    if len(payload) > most:
         raise Closed
     channel.sendall(len(payload).to_bytes(4, "little") + payload)
 
 
-def receive(channel: "Channel") -> bytes:
+def receive(channel: "Channel", *, most: int = MAX_BYTES) -> bytes:
     """Wait for one message."""
     length = int.from_bytes(exactly(channel, 4), "little")
-    if length > MAX_BYTES:
+    if length > most:
         raise Closed
     return exactly(channel, length)
 

@@ -1,0 +1,29 @@
+"""The `grading` section of a recipe: limits for all reward functions together, and the cache of their scores."""
+
+import math
+from dataclasses import dataclass
+
+from posttrain.errors import UserError, require
+
+
+@dataclass(frozen=True, kw_only=True)
+class GradingOptions:
+    """How long scoring may take, how much of it may fail, and what is remembered of it."""
+
+    max_failure_share: float = 0.05
+    """Share of a function's scores of a step that may be missing because scoring failed; more stop the run."""
+    seconds: float = 0.0
+    """Deadline for all reward functions on one batch of completions, of a step or of an evaluation; 0 sets none."""
+    cache_entries: int = 100_000
+    """Scores remembered, of rewards that score each completion by itself and say so; the oldest go first.  0: none."""
+    cache_file: str = ""
+    """File to remember them in from run to run, which several runs may share; empty keeps them in memory."""
+
+    def __post_init__(self) -> None:
+        require(0 <= self.max_failure_share <= 1, self, "max_failure_share", "is no share; it must be in [0, 1]")
+        require(0 <= self.seconds < math.inf, self, "seconds", "is no number of seconds; use >= 0, 0 for no limit")
+        require(self.cache_entries >= 0, self, "cache_entries", "is no number of scores; use >= 0")
+        if self.cache_file and not self.cache_entries:
+            raise UserError(
+                f"cache_file = {self.cache_file} is never used with cache_entries = 0; leave one of them out"
+            )

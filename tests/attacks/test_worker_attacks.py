@@ -1,0 +1,273 @@
+"""Reward functions that crash, print, hold on or leave things behind, and trainers that die: what workers leave."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from posttrain.errors import RunError
+from posttrain.rewards.protocol import grade
+from posttrain.rewards.workers import shared
+from tests.laws.reward_rows import group
+from tests.laws.worker_rows import function_of
+
+ROOT = Path(__file__).parents[2]
+
+CRASHES = """
+import ctypes, os, resource, signal, sys, time
+
+def ends(response):
+    if response == "bad":
+        os._exit(0)
+    return 1.0
+
+def leaves(response):
+    if response == "bad":
+        sys.exit("enough")
+    return 1.0
+
+def segfaults(response):
+    if response == "bad":
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        ctypes.string_at(0)
+    return 1.0
+
+def is_killed(response):
+    if response == "bad":
+        os.kill(os.getpid(), signal.SIGKILL)
+    return 1.0
+
+def lets_go(response):
+    if response == "bad":
+        os.closerange(0, 256)
+        time.sleep(60)
+    return 1.0
+
+def talks(response):
+    if response == "bad":
+        for descriptor in range(3, 64):
+            try:
+                os.write(descriptor, b"\\x05\\0\\0\\0hello")
+            except OSError:
+                pass
+        time.sleep(60)
+    return 1.0
+
+def ignores(response):
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    while response == "bad":
+        try:
+            time.sleep(60)
+        except BaseException:
+            pass
+    return 1.0
+"""
+
+PIDS = """
+import os, pathlib, subprocess, time
+
+def mine(response):
+    here = pathlib.Path(__file__).parent
+    child = subprocess.Popen(["sleep", "300"])
+    (here / f"pids-{os.getpid()}").write_text(f"{os.getpid()} {child.pid}")
+    while response == "hang":
+        time.sleep(0.01)
+    return 1.0
+"""
+
+TRAINER = """
+import sys
+from pathlib import Path
+from posttrain.rewards.loading import load_reward
+from posttrain.rewards.options import RewardOptions
+from posttrain.rewards.protocol import grade
+from tests.laws.reward_rows import group
+
+if __name__ == "__main__":
+    function = load_reward(RewardOptions(path=sys.argv[1] + ":mine", workers=2))
+    grade([group(sys.argv[2:])], [function])
+    print("graded", flush=True)
+"""
+
+
+@pytest.fixture(autouse=True)
+def no_waiting(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr("posttrain.rewards.protocol.RETRY_WAITS_SECONDS", (0.0, 0.0))
+    yield
+    shared.close_all()
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def within(seconds: float, holds: Callable[[], bool]) -> bool:
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        if holds():
+            return True
+        time.sleep(0.01)
+    return holds()
+
+
+def pids(folder: Path) -> list[tuple[int, int]]:
+    """The workers that have been asked, and the process that each has started last."""
+    texts = [file.read_text().split() for file in folder.glob("pids-*")]
+    return [(int(text[0]), int(text[1])) for text in texts if len(text) == 2]
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("ends", "exited with 0"),
+        ("leaves", "exited with 1"),
+        ("segfaults", "ended by SIGSEGV"),
+        ("is_killed", "ended by SIGKILL"),
+        ("lets_go", "ended by SIGKILL"),
+        ("talks", "ended by SIGKILL"),
+        ("ignores", "item_seconds = 1"),
+    ],
+)
+def test_a_crash_costs_its_own_score_and_no_other(tmp_path: Path, name: str, says: str) -> None:
+    function = function_of(tmp_path, CRASHES, name, workers=2, item_seconds=1.0)
+    grades = grade([group(["a"] * 10 + ["bad"] + ["b"] * 10)], [function])
+    assert grades.scores[0, 0].isnan().nonzero().flatten().tolist() == [10]
+    assert grades.scores.nansum() == 20
+    with pytest.raises(RunError, match=f"1 of 1 .*{says}"):
+        grade([group(["bad"])], [function])
+
+
+def test_a_worker_that_is_killed_between_two_steps_is_replaced_without_a_word(tmp_path: Path) -> None:
+    function = function_of(tmp_path, "import os\n\ndef mine(response):\n    return os.getpid()\n", workers=1)
+    first = int(grade([group(["a"])], [function]).scores.item())
+    os.kill(first, signal.SIGKILL)
+    assert within(5.0, lambda: not alive(first))
+    grades = grade([group(["a"])], [function])
+    assert grades.num_failures == 0
+    assert int(grades.scores.item()) != first
+
+
+def test_what_a_function_prints_is_seen_and_is_no_answer(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    source = """
+import os, subprocess, sys
+
+def mine(response):
+    print("by print")
+    os.write(1, b'\\x02\\0\\0\\0{}')
+    subprocess.run(["echo", "by a program"])
+    assert sys.stdin.read() == ""
+    return 0.5
+"""
+    assert grade([group(["a"])], [function_of(tmp_path, source, workers=1)]).scores.item() == 0.5
+    shared.close_all()
+    seen = capfd.readouterr()
+    assert "by a program" in seen.err
+    assert seen.out == ""
+
+
+def test_the_end_of_a_worker_is_the_end_of_what_it_has_started(tmp_path: Path) -> None:
+    function = function_of(tmp_path, PIDS, workers=1, item_seconds=1.0)
+    with pytest.raises(RunError, match="item_seconds"):
+        grade([group(["hang"])], [function])
+    left = pids(tmp_path)
+    assert len(left) == 3  # one for each try
+    assert within(5.0, lambda: not any(alive(pid) for both in left for pid in both))
+    # And a worker that is not at fault goes with close_all.
+    grade([group(["a"])], [function])
+    (both,) = set(pids(tmp_path)) - set(left)
+    assert all(alive(pid) for pid in both)
+    shared.close_all()
+    assert within(5.0, lambda: not any(alive(pid) for pid in both))
+
+
+def trainer(folder: Path, *texts: str) -> subprocess.Popen[str]:
+    (folder / "my_rewards.py").write_text(PIDS)
+    (folder / "trainer.py").write_text(TRAINER)
+    path = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
+    return subprocess.Popen(
+        [sys.executable, str(folder / "trainer.py"), str(folder / "my_rewards.py"), *texts],
+        env={**os.environ, "PYTHONPATH": path},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
+def test_workers_die_with_the_trainer_however_it_dies(tmp_path: Path, number: signal.Signals) -> None:
+    running = trainer(tmp_path, "hang", "hang")
+    try:
+        assert within(60.0, lambda: len(pids(tmp_path)) == 2), running.poll()
+        workers = [pid for pid, _ in pids(tmp_path)]
+        began = time.monotonic()
+        running.send_signal(number)
+        running.wait(timeout=5.0)
+        assert within(5.0, lambda: not any(map(alive, workers)))
+        assert time.monotonic() - began < 5.0
+    finally:
+        running.kill()
+        for _, child in pids(tmp_path):  # what a function has started outlives a trainer that is killed
+            if alive(child):
+                os.kill(child, signal.SIGKILL)
+        running.communicate()
+
+
+def test_a_trainer_that_ends_well_leaves_nothing_behind(tmp_path: Path) -> None:
+    running = trainer(tmp_path, "a", "b")
+    out, err = running.communicate(timeout=60.0)
+    assert (running.returncode, out) == (0, "graded\n"), err
+    assert pids(tmp_path)
+    assert within(5.0, lambda: not any(alive(pid) for both in pids(tmp_path) for pid in both))
+
+
+def test_where_no_system_tells_of_a_parents_end_a_thread_looks_for_it(tmp_path: Path) -> None:
+    watching = (
+        "import os, pathlib, sys; from posttrain.rewards.workers.inside import watch;"
+        f" pathlib.Path({str(tmp_path / 'pid')!r}).write_text(str(os.getpid())); watch(os.getppid())"
+    )
+    parent = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {watching!r}])"
+    running = subprocess.Popen([sys.executable, "-c", parent], env={**os.environ, "PYTHONPATH": str(ROOT / "src")})
+    file = tmp_path / "pid"
+    assert within(30.0, lambda: file.exists() and file.read_text() != "")
+    pid = int(file.read_text())
+    time.sleep(1.5)  # longer than between two looks: while the parent lives, so does it
+    assert alive(pid)
+    running.kill()
+    running.wait()
+    assert within(5.0, lambda: not alive(pid))
+
+
+def test_a_long_message_goes_through_both_ways(tmp_path: Path) -> None:
+    source = "def mine(completions):\n    return [len(text) for text in completions]\n"
+    texts = ["é" * 3_000_000, "x" * 5_000_000]  # more than a socket holds, more than a sandbox's program may send
+    assert grade([group(texts)], [function_of(tmp_path, source, workers=1)]).scores.tolist() == [[[3e6, 5e6]]]
+    says = "def mine(response):\n    raise ValueError('x' * 10_000_000)\n"
+    with pytest.raises(RunError, match="raised ValueError: xxx"):
+        grade([group(["a"])], [function_of(tmp_path, says, workers=1)])
+
+
+def test_an_interrupt_ends_every_worker_at_once(tmp_path: Path) -> None:
+    """As in a notebook, where the process goes on after it."""
+    function = function_of(tmp_path, PIDS, workers=2)
+
+    def interrupt() -> None:
+        within(30.0, lambda: len(pids(tmp_path)) == 2)
+        signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    with pytest.raises(KeyboardInterrupt):
+        grade([group(["hang", "a", "a", "a"])], [function])
+    thread.join()
+    assert not any(alive(pid) for pid, _ in pids(tmp_path))
+    assert grade([group(["a"])], [function]).scores.item() == 1.0
