@@ -83,6 +83,8 @@ class Grades:
     """Weighted sum of the scores that exist; NaN where none does."""
     outcomes: Mapping[str, tuple[tuple[str, ...], ...]] = field(default_factory=dict)
     """For graders that tell how a completion failed: function name -> outcome per prompt and rollout."""
+    details: Mapping[str, tuple[tuple[Mapping[str, object] | None, ...], ...]] = field(default_factory=dict)
+    """What else graders tell, in the same order: plain JSON for the journal."""
     num_failures: int = 0
     """Scores that are missing because scoring itself failed, not because the function does not apply."""
     num_cached: int = 0

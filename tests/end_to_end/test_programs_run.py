@@ -17,6 +17,7 @@ from posttrain.rewards.sandbox.probes import SandboxUnavailable
 from posttrain.rewards.sandbox.records import Process, ServerOptions
 from posttrain.rewards.sandbox.server import Server
 from posttrain.rewards.sandbox_options import SandboxOptions
+from posttrain.training.run_folder import RunFolder
 from tests.laws.reward_rows import group
 
 QUICK = ["--run.num-steps", "1", "--rollout.max-completion-tokens", "8", "--rollout.prompts-per-step", "2"]
@@ -30,6 +31,28 @@ def test_the_recipe_runs_and_logs_how_programs_fared(tmp_path: Path) -> None:
     metrics = (folder / "metrics.jsonl").read_text()
     assert "code" in metrics
     assert "kind: sealed" in (folder / "config.yaml").read_text()
+
+
+def test_the_journal_tells_every_test_of_every_program(tmp_path: Path) -> None:
+    columns = {
+        "tests": {"kind": "asserts", "entry": "f", "tests": ["assert f(1) == 1", "assert f(300000) > 5", "f(3)"]}
+    }
+    programs = ["def f(n): return sum(range(n))", "def f(n): return n if n < 3 else 1 / 0", "def f(n"]
+    rows = [group([f"```python\n{source}\n```" for source in programs], columns=columns)]
+    with RunFolder.create(tmp_path / "run", "") as folder:
+        for score in ("fraction", "binary"):
+            reward = reward_function(CodeReward(score=score), text_only=True)
+            grade(rows, [reward], journal=lambda groups, grades: folder.journal_scores(1, groups, grades))
+    lines = (tmp_path / "run" / "scores.jsonl").read_text().splitlines()
+    fraction, binary = (json.loads(line)["details"]["CodeReward"] for line in lines)
+    told = [[test["outcome"] for test in each["tests"]] for each in fraction]
+    assert told == [["wrong", "passed", "passed"], ["passed", "raised", "raised"], ["syntax_error"] * 3]
+    told = [[test["outcome"] for test in each["tests"]] for each in binary]
+    assert told == [["wrong", "not_run", "not_run"], ["passed", "raised", "not_run"], ["syntax_error"] * 3]
+    first = fraction[0]
+    assert 0.001 < first["tests"][1]["cpu_seconds"] < 0.5  # the sum of 300,000 numbers, in the program's own process
+    assert first["tests"][2]["cpu_seconds"] < first["tests"][1]["cpu_seconds"]
+    assert first["memory_bytes"] > 1 << 20
 
 
 def test_running_without_a_sandbox_takes_two_words_and_warns_every_time() -> None:

@@ -3,7 +3,7 @@
 import asyncio
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from fractions import Fraction
 from typing import Any
 
@@ -11,8 +11,10 @@ import numpy as np
 import pytest
 import torch
 
+from posttrain.errors import RunError
 from posttrain.rewards.graded import Graded
 from posttrain.rewards.protocol import RewardFunction, grade, reward_function
+from posttrain.training.collection import choose, joined
 from tests.laws.reward_rows import CHAT, Outcome, graded, group, scores
 
 # What a function is given.
@@ -234,3 +236,22 @@ def test_scoring_works_inside_a_running_event_loop_and_a_function_may_start_one_
 
     assert asyncio.run(notebook()) == [[1.0]]
     assert scores([group(["a"])], blocking) == [[1.0]]
+
+
+def test_what_a_function_tells_of_some_groups_only_survives_joining_and_choosing() -> None:
+    def some(*, completions: Sequence[str], **_: object) -> list[Graded | None]:
+        return [Graded(1.0, Outcome.RIGHT, {"n": 1}) if "x" in text else None for text in completions]
+
+    told, silent = graded([group(["x", "x"])], some), graded([group(["a", "b"]), group(["c", "d"])], some)
+    for both in (joined(told, silent), choose(joined(silent, told), [2, 0, 1])):
+        assert both.outcomes == {"some": (("right", "right"), ("", ""), ("", ""))}
+        assert both.details == {"some": (({"n": 1}, {"n": 1}), (None, None), (None, None))}
+    assert joined(silent, silent).outcomes == {}
+
+
+def test_details_that_are_no_json_are_refused() -> None:
+    def bad(*, completions: Sequence[str], **_: object) -> list[Graded]:
+        return [Graded(1.0, Outcome.RIGHT, {"n": object()}) for _ in completions]
+
+    with pytest.raises(RunError, match="details that are no JSON"):
+        graded([group(["x", "x"])], bad)

@@ -3,6 +3,7 @@
 Loads neither torch nor numpy, so that a worker process starts at once.
 """
 
+import json
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -24,6 +25,8 @@ class Score(NamedTuple):
     """NaN where it said nothing."""
     outcome: str = ""
     """How the completion fared, where the function tells."""
+    details: Mapping[str, object] | None = None
+    """What else it tells, for the journal."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,11 +78,13 @@ def verdicts_in(result: object, *, one_by_one: bool, count: int) -> list[Verdict
 
 def verdict(value: object) -> Verdict:
     """The score that one returned value stands for."""
-    outcome = ""
+    outcome, details = "", None
     if isinstance(value, Graded):
-        outcome, value = str(value.outcome), value.score
+        outcome, details, value = str(value.outcome), value.details, value.score
+        if not (details is None or is_json(details)):
+            return Problem(f"returned details that are no JSON: {shown(details)}")
     if value is None:
-        return Score(math.nan, outcome)
+        return Score(math.nan, outcome, details)
     if isinstance(value, ScoringFailure):
         return value
     if isinstance(value, Array) and math.prod(value.shape) == 1:
@@ -90,7 +95,16 @@ def verdict(value: object) -> Verdict:
         number = float(value)
     except OverflowError as error:
         return Problem(f"returned a number too large for a float. {RULE}", error)
-    return Score(number, outcome) if math.isfinite(number) else Problem(f"returned {number}. {RULE}")
+    return Score(number, outcome, details) if math.isfinite(number) else Problem(f"returned {number}. {RULE}")
+
+
+def is_json(details: object) -> bool:
+    """Whether something can be written down as JSON."""
+    try:
+        json.dumps(details, allow_nan=False)
+    except (TypeError, ValueError, RecursionError):
+        return False
+    return isinstance(details, Mapping)
 
 
 def raised(cause: BaseException) -> Problem:

@@ -107,8 +107,8 @@ class Cache:
         """A remembered score, once it is sure that it is the one written for this key."""
         if not isinstance(said, str) or sealed != seal(key, said):
             raise self._unusable("a score in it has been damaged")
-        value, outcome = json.loads(said)
-        return Score(math.nan if value is None else value, outcome)
+        value, outcome, details = json.loads(said)
+        return Score(math.nan if value is None else value, outcome, details)
 
     @contextmanager
     def _told(self) -> Iterator[None]:
@@ -127,7 +127,7 @@ class Cache:
 
 def said_of(score: Score) -> str:
     """A score as text."""
-    return json.dumps([None if math.isnan(score.value) else score.value, score.outcome])
+    return json.dumps([None if math.isnan(score.value) else score.value, score.outcome, score.details])
 
 
 def seal(key: bytes, said: str) -> bytes:

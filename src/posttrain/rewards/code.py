@@ -17,7 +17,6 @@ stopped: a program that holds the expected outputs by heart, where the prompt sh
 tests do not test.  `code_course` can be had with `<code>0</code>`.
 """
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -115,10 +114,11 @@ class CodeReward:
             return ScoringFailure("the sandbox lost a process that it was running")
         passed = sum(outcome is TestOutcome.PASSED for outcome in judged.outcomes)
         if passed == len(judged.outcomes):
-            return Graded(1.0, CodeOutcome.PASSED)
+            return Graded(1.0, CodeOutcome.PASSED, details_of(judged))
         failed = next(outcome for outcome in judged.outcomes if outcome is not TestOutcome.PASSED)
         score = passed / len(judged.outcomes) if self.score == "fraction" else 0.0
-        return Graded(max(score, self.syntax_credit if judged.compiled else 0.0), CodeOutcome(failed))
+        score = max(score, self.syntax_credit if judged.compiled else 0.0)
+        return Graded(score, CodeOutcome(failed), details_of(judged))
 
 
 UNWANTED = ("import os", "import sys", "import subprocess", "eval(", "exec(", "open(")
@@ -183,14 +183,12 @@ def worth(outcome: CourseOutcome) -> Graded:
     return Graded(COURSE_SCORES[outcome], outcome)
 
 
-def report(judged: Judged) -> str:
-    """A program's results as JSON: outcome and processor seconds of each test, and its largest memory."""
-    return json.dumps(
-        {
-            "tests": [
-                {"outcome": outcome, "cpu_seconds": round(seconds, 4)}
-                for outcome, seconds in zip(judged.outcomes, judged.cpu_seconds, strict=True)
-            ],
-            "memory_bytes": judged.memory_bytes,
-        }
-    )
+def details_of(judged: Judged) -> dict[str, object]:
+    """Outcome and processor seconds of each test, and the largest memory of any process."""
+    return {
+        "tests": [
+            {"outcome": str(outcome), "cpu_seconds": round(seconds, 4)}
+            for outcome, seconds in zip(judged.outcomes, judged.cpu_seconds, strict=True)
+        ],
+        "memory_bytes": judged.memory_bytes,
+    }

@@ -23,7 +23,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Literal
+from typing import Literal, TypeVar
 
 import torch
 from jaxtyping import Float64
@@ -53,6 +53,7 @@ GATED = "gated"
 """Outcome of a row that a function is not asked about, as its gate is shut."""
 
 OnError = Literal["stop", "none"]
+Told = TypeVar("Told")
 Journal = Callable[[Sequence[Group], Grades], None]
 
 
@@ -199,20 +200,22 @@ def collect(
     counted = ~scores.isnan() & (weights != 0)
     clipped = torch.stack([clip(column, function) for column, function in zip(scores, functions, strict=True)])
     rewards = torch.where(counted, weights * clipped, 0.0).sum(dim=0)
-    outcomes = {
-        function.name: tuple(
-            tuple(one.outcome for one in column[start : start + shape[1]]) for start in range(0, len(column), shape[1])
-        )
-        for function, column in zip(functions, said, strict=True)
-        if any(one.outcome for one in column)
-    }
+    by_name = {function.name: column for function, column in zip(functions, said, strict=True)}
+    outcomes = {name: [one.outcome for one in column] for name, column in by_name.items()}
+    details = {name: [one.details for one in column] for name, column in by_name.items()}
     return Grades(
         names=tuple(function.name for function in functions),
         scores=scores,
         rewards=torch.where(counted.any(dim=0), rewards, math.nan),
-        outcomes=outcomes,
+        outcomes={name: grouped(column, shape[1]) for name, column in outcomes.items() if any(column)},
+        details={name: grouped(column, shape[1]) for name, column in details.items() if any(column)},
         num_failures=sum(not isinstance(one, Score) for column in verdicts for one in column),
     )
+
+
+def grouped(column: Sequence[Told], size: int) -> tuple[tuple[Told, ...], ...]:
+    """One entry for each rollout, in groups."""
+    return tuple(tuple(column[start : start + size]) for start in range(0, len(column), size))
 
 
 def clip(scores: Float64[Tensor, "prompt group"], function: RewardFunction) -> Float64[Tensor, "prompt group"]:

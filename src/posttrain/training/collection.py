@@ -1,7 +1,8 @@
 """The first half of a step: sample groups, grade them, refill uninformative ones, make advantages."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from jaxtyping import Float64
@@ -143,6 +144,7 @@ def choose(grades: Grades, rows: list[int]) -> Grades:
         scores=grades.scores[:, rows],
         rewards=grades.rewards[rows],
         outcomes={name: tuple(outcomes[i] for i in rows) for name, outcomes in grades.outcomes.items()},
+        details={name: tuple(details[i] for i in rows) for name, details in grades.details.items()},
         num_failures=grades.num_failures,
         num_cached=grades.num_cached,
     )
@@ -154,7 +156,18 @@ def joined(first: Grades, second: Grades) -> Grades:
         names=first.names,
         scores=torch.cat([first.scores, second.scores], dim=1),
         rewards=torch.cat([first.rewards, second.rewards]),
-        outcomes={name: (*outcomes, *second.outcomes[name]) for name, outcomes in first.outcomes.items()},
+        outcomes=appended([(first, first.outcomes), (second, second.outcomes)], blank=""),
+        details=appended([(first, first.details), (second, second.details)], blank=None),
         num_failures=first.num_failures + second.num_failures,
         num_cached=first.num_cached + second.num_cached,
     )
+
+
+def appended(parts: Sequence[tuple[Grades, Mapping[str, Any]]], *, blank: object) -> dict[str, Any]:
+    """What functions told of some groups and then of others; a function may have told nothing of some of them."""
+    told = [name for name in parts[0][0].names if any(name in of_part for _, of_part in parts)]
+    nothing = [((blank,) * grades.rewards.shape[1],) * grades.rewards.shape[0] for grades, _ in parts]
+    return {
+        name: tuple(row for (_, of_part), none in zip(parts, nothing, strict=True) for row in of_part.get(name, none))
+        for name in told
+    }

@@ -127,6 +127,7 @@ class RunFolder:
         scores = grades.scores.tolist()
         for row, group in enumerate(groups):
             by_function = dict(zip(grades.names, (column[row] for column in scores), strict=True))
+            details = {name: list(of_group[row]) for name, of_group in grades.details.items()}
             lines.append(
                 {
                     "step": step,
@@ -134,6 +135,7 @@ class RunFolder:
                     "prompt_id": group.prompt.id,
                     "scores": {name: [None if math.isnan(s) else s for s in row] for name, row in by_function.items()},
                     "outcomes": {name: list(outcomes[row]) for name, outcomes in grades.outcomes.items()},
+                    **({"details": details} if details else {}),
                 }
             )
         self._append("scores.jsonl", lines)

@@ -68,8 +68,8 @@ def verdicts_written(verdicts: list[Verdict] | Problem) -> dict[str, object]:
 def verdict_written(verdict: Verdict) -> list[object]:
     """One verdict; NaN is a number of Python's JSON."""
     match verdict:
-        case Score(value=value, outcome=outcome):
-            return ["score", value, outcome]
+        case Score(value=value, outcome=outcome, details=details):
+            return ["score", value, outcome, details]
         case Problem(text=text):
             return ["problem", text]
         case failure:
@@ -79,8 +79,8 @@ def verdict_written(verdict: Verdict) -> list[object]:
 def verdict_of(written: list[Any]) -> Verdict:
     """What `verdict_written` wrote."""
     match written:
-        case ["score", value, outcome]:
-            return Score(value, outcome)
+        case ["score", value, outcome, details]:
+            return Score(value, outcome, details)
         case ["problem", text]:
             return Problem(text)
         case [_, text]:
