@@ -102,6 +102,14 @@ def test_the_batch_deadline_covers_every_retry(tmp_path: Path) -> None:
         grade([group(["hang"])], [function_of(tmp_path, HANGS, "one", workers=1, seconds=0.2)])
 
 
+def test_what_waits_when_the_batch_deadline_passes_is_not_begun(tmp_path: Path) -> None:
+    function = function_of(tmp_path, HANGS, "one", workers=1, seconds=0.3)
+    began = time.monotonic()
+    grades = grade([group(["hang"] * 300)], [function], grading=GradingOptions(max_failure_share=1.0))
+    assert grades.num_failures == 300
+    assert time.monotonic() - began < 0.3 + 3.0  # to start 300 workers and end them would take half a minute
+
+
 def test_retries_end_with_the_batch_deadline_for_failures_of_the_functions_own(tmp_path: Path) -> None:
     source = """
 import time
@@ -235,6 +243,20 @@ def test_what_is_known_to_come_back_may_stay_under_the_recipes_deadline_and_is_n
     with pytest.raises(RunError, match="3 of 4"):
         grade([group(["a", "b", "c", "d"])], [function], grading=GradingOptions(seconds=0.1))
     assert begun == ["a"]
+
+
+def test_after_the_deadline_there_is_no_other_try_and_the_failure_is_told_as_it_was() -> None:
+    tries: list[str] = []
+
+    def bounded(response: str) -> Any:
+        tries.append(response)
+        time.sleep(0.2)
+        return ScoringFailure("error 500")
+
+    function = RewardFunction(name="bounded", call=bounded, bounded=True)
+    with pytest.raises(RunError, match="1 of 1 .* The last failure: error 500"):
+        grade([group(["a"])], [function], grading=GradingOptions(seconds=0.1))
+    assert tries == ["a"]
 
 
 @pytest.mark.parametrize(("share", "fails"), [(0.0, 1), (0.25, 2), (0.5, 3)])

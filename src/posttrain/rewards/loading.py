@@ -11,7 +11,7 @@ from types import ModuleType
 from posttrain.binding import bind
 from posttrain.errors import UserError
 from posttrain.rewards.function import RewardFunction
-from posttrain.rewards.homes import home_in_file
+from posttrain.rewards.homes import digest_of, home_in_file
 from posttrain.rewards.options import RewardOptions
 
 BUILT_IN = {
@@ -113,7 +113,7 @@ def module_from(file: Path) -> ModuleType:
     if not file.is_file():
         raise UserError(f"rewards: {file}: no such file. Paths are relative to the folder you run in.")
     # One module for all functions of a file until the file changes, under a name that shadows no other module.
-    name = f"posttrain_rewards_of_user.{file.resolve()}@{file.stat().st_mtime_ns}"
+    name = f"posttrain_rewards_of_user.{file.resolve()}@{digest_of(file)}"
     if name in sys.modules:
         return sys.modules[name]
     spec = importlib.util.spec_from_file_location(name, file)
