@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from posttrain.rewards.sandbox import inside
+from tests.attacks.test_places import needs_bubblewrap
 
 ROOT = Path(__file__).parents[2]
 INSIDE = Path(inside.__file__).parent
@@ -18,6 +19,19 @@ from posttrain.rewards.sandbox.records import Process
 with Pool() as pool:
     (execution,) = pool.run([Process(kind="program", source="import os; print(os.getuid(), sum(range(10)))")])
     print(execution.stdout.decode().strip(), all(finding.passed for finding in pool.found))
+"""
+
+IN_BUBBLEWRAP = """
+from posttrain.rewards.sandbox.elsewhere import Elsewhere
+from posttrain.rewards.sandbox.places import Bubblewrap
+from posttrain.rewards.sandbox.probes import SandboxUnavailable
+with Elsewhere(Bubblewrap(), at_once=2) as there:
+    try:
+        there.probe()
+    except SandboxUnavailable as unavailable:
+        print("unavailable" if "Remedy: bubblewrap" in str(unavailable) else unavailable)
+    else:
+        print(len(there.found), all(finding.passed for finding in there.found))
 """
 
 DOCKER_LIKE = """
@@ -56,9 +70,9 @@ os.setgroups([]); os.setresgid(54321, 54321, 54321); os.setresuid(54321, 54321, 
 """
 
 
-def said(source: str, python: str = sys.executable) -> str:
+def said(source: str, python: str = sys.executable, *, run: str = RUN) -> str:
     """What a fresh interpreter prints."""
-    command = [python, "-B", "-c", f"INSIDE = {str(INSIDE)!r}\n{source}\n{RUN}"]
+    command = [python, "-B", "-c", f"INSIDE = {str(INSIDE)!r}\n{source}\n{run}"]
     variables = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "PYTHONDONTWRITEBYTECODE": "1"}
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=variables, check=False)
     assert done.returncode == 0, done.stderr
@@ -100,3 +114,18 @@ def test_as_an_ordinary_user() -> None:
     if python is None or not all(folder.stat().st_mode & 0o001 for folder in (ROOT / "src").resolve().parents):
         pytest.skip("no interpreter, or no source folder, that an ordinary user can read")
     assert said(ORDINARY_USER, python) == "54321 45 True"
+
+
+@needs_bubblewrap
+def test_bubblewrap_as_an_ordinary_user() -> None:
+    if os.getuid() != 0:
+        pytest.skip("the tests run as an ordinary user already")
+    python = readable_python()
+    if python is None or not all(folder.stat().st_mode & 0o001 for folder in (ROOT / "src").resolve().parents):
+        pytest.skip("no interpreter, or no source folder, that an ordinary user can read")
+    assert said(ORDINARY_USER + "os.chdir('/')\n", python, run=IN_BUBBLEWRAP) == "14 True"
+
+
+@needs_bubblewrap
+def test_bubblewrap_where_namespaces_are_refused_says_what_it_needs() -> None:
+    assert said(DOCKER_LIKE, run=IN_BUBBLEWRAP) == "unavailable"
