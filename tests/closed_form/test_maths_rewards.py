@@ -105,6 +105,9 @@ def test_of_a_text_that_was_cut_off_no_last_number_is_read(text: str, expected: 
         ("9^{9^{9}}", "x^2"),
         ("e^{x^{y^z}}", "e^{x^2}"),
         ("2^{9999}", r"\sqrt{2}"),
+        ("(10^6)!", r"\sqrt{2}"),
+        ("((9!)!)!", r"\sqrt{2}"),
+        ("(" * 12 + r"\sqrt{2}" + ")" * 12, r"\sqrt{2}"),
     ],
 )
 def test_what_math_verify_would_take_or_not_come_back_from_is_refused(answer: str, gold: str) -> None:
@@ -126,6 +129,8 @@ def test_what_math_verify_would_take_or_not_come_back_from_is_refused(answer: st
         (r"\text{yes}", r"\text{yes}"),
         (r"(\sqrt{2}, 1)", r"(1, \sqrt{2})"),
         (r"1, 2, \ldots, n", r"1, 2, \ldots, n"),
+        ("(n+1)!", "(n+1) n!"),
+        ("(" * 11 + r"\sqrt{2}" + ")" * 11, r"\sqrt{2}"),
     ],
 )
 def test_what_may_be_right_is_asked_about(answer: str, gold: str) -> None:

@@ -18,10 +18,14 @@ SEVERAL = re.compile(r"\\(?:lor|vee|pm)(?![a-zA-Z])|\b(?:or|and|not|vs)\b")
 SET = re.compile(r"\\\{|\\lbrace")
 ELLIPSIS = re.compile(r"\\[lcdv]?dots|\.\.\.|…")
 BOX = re.compile(r"\\f?box")
-BIG_EXPONENT = re.compile(r"\^\s*\{?\s*-?\d{4,}|\*\*\s*-?\d{4,}|\d{4,}\s*\}?\s*!|!\s*!")
+BIG_NUMBER = re.compile(
+    r"\^\s*\{?\s*-?\d{4,}|\*\*\s*-?\d{4,}|\d{4,}\s*\}?\s*!|!\s*!|\([^a-zA-Z()]*[!^][^a-zA-Z()]*\)\s*!"
+)
 NUMBERED_UNIT = re.compile(r"(?<![a-zA-Z\\])[a-zA-Z]{1,3}\s+\d+\s*$", re.ASCII)
-ONLY_WITH_GOLD = (SEVERAL, ELLIPSIS, BOX, BIG_EXPONENT, NUMBERED_UNIT)
+ONLY_WITH_GOLD = (SEVERAL, ELLIPSIS, BOX, BIG_NUMBER, NUMBERED_UNIT)
 """What is refused in an answer unless the gold answer has such a thing too."""
+MAX_DEPTH = 12
+"""Brackets within each other; with 16 braces around a root math-verify takes longer than a comparison may."""
 DIGIT_GROUP = re.compile(r"(?<=\d)(?:\{,\}|,(?=\d{3}(?!\d)))")
 WORDS = re.compile(r"\\(?:text|mathrm|textrm|mbox|textbf|mathbf)\s*\{([^{}]*)\}")
 BARE_UNIT = re.compile(r"\s*-?[\d.,]+(?:\s+([a-zA-Z]+)|([a-zA-Z]{2,}))\s*\.?\s*", re.ASCII)
@@ -42,7 +46,8 @@ def refused(answer: str, gold: str) -> bool:
         return True
     if any(sign.search(answer) and not sign.search(gold) for sign in ONLY_WITH_GOLD):
         return True
-    return tower(answer) > max(1, tower(gold)) or other_words(answer, gold)
+    too_high = tower(answer) > max(1, tower(gold)) or depth(answer) > max(MAX_DEPTH, depth(gold))
+    return too_high or other_words(answer, gold)
 
 
 def without_dollars(text: str) -> str:
@@ -116,6 +121,15 @@ def tower(text: str) -> int:
             height = groups.pop()
         at += 1
     return highest
+
+
+def depth(text: str) -> int:
+    """How many brackets of any kind are open at once."""
+    now, most = 0, 0
+    for character in text:
+        now += (character in "([{") - (character in ")]}")
+        most = max(most, now)
+    return most
 
 
 def as_asked(text: str) -> str:
