@@ -22,7 +22,7 @@ NUMBERED_UNIT = re.compile(r"(?<![a-zA-Z\\])[a-zA-Z]{1,3}\s+\d+\s*$", re.ASCII)
 ONLY_WITH_GOLD = (SEVERAL, ELLIPSIS, BOX, BIG_NUMBER, NUMBERED_UNIT)
 """What is refused in an answer unless the gold answer has such a thing too."""
 MAX_DEPTH = 12
-"""Brackets within each other; with 16 braces around a root math-verify takes longer than a comparison may."""
+"""Brackets within each other; math-verify's time grows steeply with them."""
 DIGIT_GROUP = re.compile(r"(?<=\d)(?:\{,\}|,(?=\d{3}(?!\d)))")
 WORDS = re.compile(r"\\(?:text|mathrm|textrm|mbox|textbf|mathbf)\s*\{([^{}]*)\}")
 BARE_UNIT = re.compile(r"\s*-?[\d.,]+(?:\s+([a-zA-Z]+)|([a-zA-Z]{2,}))\s*\.?\s*", re.ASCII)
