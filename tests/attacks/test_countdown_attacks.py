@@ -1,29 +1,18 @@
 """Hostile Countdown completions: each gets its verdict, and none takes more than a millisecond per kilobyte."""
 
-import json
 import time
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from posttrain.rewards.countdown import countdown, countdown_last
 from posttrain.rewards.format import graded_format, last_format, strict_format
+from tests.attacks.corpus import built, read
 
-LINES = Path(__file__).with_name("countdown.jsonl").read_text(encoding="utf-8").splitlines()
-ATTACKS: list[dict[str, Any]] = [json.loads(line) for line in LINES]
+ATTACKS = read("countdown.jsonl")
 GRADERS = {"strict": countdown, "last": countdown_last}
 
 each_attack = pytest.mark.parametrize("attack", ATTACKS, ids=lambda attack: attack["name"])
-
-
-def built(recipe: Any) -> str:
-    match recipe:
-        case str():
-            return recipe
-        case {"repeat": [text, times]}:
-            return str(text) * times
-    return "".join(map(built, recipe))
 
 
 def text_of(attack: dict[str, Any]) -> str:

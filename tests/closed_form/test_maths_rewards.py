@@ -6,6 +6,7 @@ import pytest
 
 from posttrain.rewards import maths_slowly
 from posttrain.rewards.maths import MathsOutcome, MathsReward, answer_in, last_boxed
+from posttrain.rewards.maths_guards import as_asked, other_letters, refused, tower, without_dollars
 from posttrain.rewards.maths_slowly import Question, Said
 
 CORRECT, WRONG, REFUSED = MathsOutcome.CORRECT, MathsOutcome.WRONG, MathsOutcome.REFUSED
@@ -31,6 +32,8 @@ def outcome(text: str, gold: object, *, finish: str = "stop") -> tuple[float | N
         ("about 1,234 of them", "1,234"),
         ("half: 1/2", "1/2"),
         ("<think>9</think>", None),
+        (r"<think>so \boxed{5} and", None),
+        ("4 <think>or 5", "4"),
         ("no number", None),
         ("", None),
     ],
@@ -67,6 +70,110 @@ def test_where_the_answer_is(text: str, expected: str | None) -> None:
 )
 def test_what_an_answer_earns(answer: str, gold: str, expected: MathsOutcome) -> None:
     assert outcome(rf"\boxed{{{answer}}}", gold) == (float(expected is CORRECT), expected)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("it is 12", None),  # the next token could have been a digit
+        (r"it is \boxed{12", None),
+        (r"it is \boxed{12} which", "12"),
+        ("<answer>12</answer> 1", "12"),
+    ],
+)
+def test_of_a_text_that_was_cut_off_no_last_number_is_read(text: str, expected: str | None) -> None:
+    assert answer_in(text, cut_off=True) == expected
+
+
+@pytest.mark.parametrize(
+    ("answer", "gold"),
+    [
+        (r"x ≈ \sqrt{2}", r"\sqrt{2}"),
+        (r"\sqrt{2} \mod 3", r"\sqrt{2}"),
+        (r"\sqrt{2} $ 3", r"\sqrt{2}"),
+        (r"[\sqrt{2}, \sqrt{2}]", r"\sqrt{2}"),
+        (r"\{\sqrt{2}\}", r"\sqrt{2}"),
+        (r"\sqrt{2}", r"\{\sqrt{2}\}"),
+        (r"0.3\ldots", "0.3"),
+        (r"3 \boxed x+1", "x+1"),
+        (r"\sqrt{2} e 3", r"\sqrt{2}"),
+        (r"5 \text{ m}", r"5 \text{ cm}"),
+        ("5 m", "5 cm"),
+        (r"\sqrt{2} \text{vs} {\sqrt{3}}", r"\sqrt{2}"),
+        (r"\sqrt{2} \text{maybe} {3}", r"\sqrt{2}"),
+        (r"\sqrt{2} \text{3}", r"\sqrt{2}"),
+        ("9^{9^{9}}", "x^2"),
+        ("e^{x^{y^z}}", "e^{x^2}"),
+        ("2^{9999}", r"\sqrt{2}"),
+        ("(10^6)!", r"\sqrt{2}"),
+        ("((9!)!)!", r"\sqrt{2}"),
+        ("(" * 12 + r"\sqrt{2}" + ")" * 12, r"\sqrt{2}"),
+    ],
+)
+def test_what_math_verify_would_take_or_not_come_back_from_is_refused(answer: str, gold: str) -> None:
+    assert refused(answer, gold)
+
+
+@pytest.mark.parametrize(
+    ("answer", "gold"),
+    [
+        ("y^3 x^2", "x^2 y^3"),
+        ("e^{x^2}", "e^{x^{2}}"),
+        ("4^{1012}", "2^{2024}"),
+        (r"x_1 = \sqrt{2}", r"\sqrt{2}"),
+        (r"\theta = \sqrt{2}", r"\sqrt{2}"),
+        (r"1{,}234\sqrt{2}", r"1234\sqrt{2}"),
+        (r"\sqrt{2} \text{ cm}^2", r"\sqrt{2}"),
+        (r"5 \text{ hours}", r"5 \text{ hour}"),
+        (r"3 \cdot 4", "12"),
+        (r"\text{yes}", r"\text{yes}"),
+        (r"(\sqrt{2}, 1)", r"(1, \sqrt{2})"),
+        (r"1, 2, \ldots, n", r"1, 2, \ldots, n"),
+        ("(n+1)!", "(n+1) n!"),
+        ("(" * 11 + r"\sqrt{2}" + ")" * 11, r"\sqrt{2}"),
+    ],
+)
+def test_what_may_be_right_is_asked_about(answer: str, gold: str) -> None:
+    assert not refused(answer, gold)
+    assert not other_letters(answer, gold)
+
+
+def test_letters_that_the_gold_answer_lacks_are_no_units() -> None:
+    assert other_letters("2x d", "2x")
+    assert other_letters(r"\text{yes} d", r"\text{yes}")
+    assert not other_letters("y = 2x", "2x")
+    assert not other_letters(r"\sqrt{2} d", r"\sqrt{2}")  # a gold value may have been asked for in days
+    assert not other_letters(r"\mathbb{R}", r"(-\infty, \infty)")
+
+
+@pytest.mark.parametrize(
+    ("text", "height"),
+    [
+        ("5", 0),
+        ("x^2 y^3", 1),
+        ("e^x e^y", 1),
+        ("e^{x^2}", 2),
+        ("9^9^9", 2),
+        ("9^{9^{9^9}}", 3),
+        (r"9^{\left(9^{9}\right)}", 2),
+        (r"9^\left(9^9\right)", 2),
+        ("9**9**9", 2),
+        ("(9^9)^9", 1),
+        ("9^(9^9)", 2),
+    ],
+)
+def test_how_many_powers_stand_on_each_other(text: str, height: int) -> None:
+    assert tower(text) == height
+
+
+def test_how_math_verify_is_asked() -> None:
+    assert as_asked("1.50x + .5") == r"\frac{150}{100}x + \frac{5}{10}"
+    assert as_asked(r"45\degree, 45^\degree, 45°") == r"45^\circ, 45^\circ, 45^\circ"
+    assert as_asked("5.") == "5."
+    assert as_asked("1.2.3") == "1.2.3"
+    assert without_dollars(r"$$\sqrt{2}$$") == r"\sqrt{2}"
+    assert without_dollars(r"\$5x") == "5x"
+    assert without_dollars("$1$ and 2") == "$1$ and 2"
 
 
 def test_what_is_missing_has_a_name() -> None:
@@ -111,6 +218,11 @@ SLOW = MathsReward(cpu_seconds=1.0)
         (r"\sqrt{7}", r"\sqrt{8}", WRONG),
         (r"(-\infty, 2)", r"(-\infty, 2]", WRONG),
         ("2^{10}", "1024", CORRECT),
+        ("1.4142135623730951", r"\sqrt{2}", WRONG),
+        (r"(1.41421356, 1)", r"(\sqrt{2}, 1)", WRONG),
+        ("1.5x", r"\frac{3}{2}x", CORRECT),
+        (r"45\degree", r"45^\circ", CORRECT),
+        ("x^2y^3", "y^3x^2", CORRECT),
     ],
 )
 def test_what_is_no_plain_number_is_compared_in_the_sandbox(answer: str, gold: str, expected: MathsOutcome) -> None:

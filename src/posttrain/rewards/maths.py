@@ -1,19 +1,25 @@
 r"""Rewards for mathematical answers, exact where that can be had and never by evaluating what a model wrote.
 
-**What is read.**  The answer is looked for behind the last `</think>`, in this order: the last balanced `\boxed{…}`;
-else the last closed `<answer>…</answer>`; else the last number.  `x = 5` with a single letter is read as 5.
+**What is read.**  The answer is looked for behind the last `</think>` and before a `<think>` that is not closed, in
+this order: the last balanced `\boxed{…}`; else the last closed `<answer>…</answer>`; else the last number, unless the
+length limit cut the completion off.  `x = 5` with a single letter is read as 5.
 
 **How it is compared.**  Numbers, and tuples, sets, lists and intervals of numbers, as fractions
 (posttrain.rewards.numbers_in_text): microseconds, no tolerance.  What that does not read goes to math-verify (the extra
-`math`), inside the sandbox, where a process that does not end is killed.
+`math`), inside the sandbox, where a process that does not end is killed; decimals go as fractions.
 
 **What earns what.**  CORRECT is worth 1, all else 0.  A row whose gold answer cannot be read is not scored, and named
 once.
 
-**Known hacks, and what stops them.**  A false chain (`9 = 5`) or several answers where one is asked for: refused before
-math-verify, which takes them.  Towers of powers and factorials that never end: refused, and killed if they get through.
-`100\%` for 100: a percent is a hundredth.  Answers inside the thinking: only what follows it is read.  Text that is
-slow to read: linear time, bounded length.  Not stopped: an answer that is guessed, or known from the data.
+**Known hacks, and what stops them.**  A false chain (`9 = 5`), several answers where one is asked for, other words or
+letters that math-verify takes for units, and whatever else hides an answer from it: refused by
+posttrain.rewards.maths_guards.  Towers of powers and factorials that never end: refused, and killed if they get
+through.  `100\%` for 100: a percent is a hundredth.  Answers inside the thinking: only what follows it is read.  A
+number that is cut off where it is right: not read.  Text that is slow to read: linear time, bounded length.  Not
+stopped: an answer that is guessed, or known from the data.
+
+**What is missed.**  math-verify takes i for a letter, keeps the sides of an equation apart, and does not read `√2`,
+`5²` or `½`.  tests/attacks/maths.jsonl has every miss that is known.
 """
 
 import re
@@ -26,13 +32,13 @@ from typing import ClassVar
 
 from posttrain.rewards.function import ScoringFailure
 from posttrain.rewards.graded import Graded
+from posttrain.rewards.maths_guards import ASSIGNED, as_asked, other_letters, refused, without_dollars
 from posttrain.rewards.maths_slowly import Question, Said, compare
 from posttrain.rewards.numbers_in_text import DECIMAL, MAX_CHARACTERS, Exact, exact
-from posttrain.rewards.tags import ANSWER, END_ANSWER, END_THINK
+from posttrain.rewards.tags import ANSWER, END_ANSWER, END_THINK, THINK
 
 BOXED = "\\boxed"
 LAST_NUMBER = re.compile(rf"-?{DECIMAL}(?:/\d+)?%?", re.ASCII)
-ASSIGNED = re.compile(r"\s*\\?[a-zA-Z]\s*=(?!=)")
 TAIL = 4000
 """Characters at the end of a text in which a last number is looked for."""
 
@@ -87,9 +93,10 @@ class MathsReward:
         return graded
 
 
-def answer_in(text: str) -> str | None:
-    """The final answer of a text, or None."""
+def answer_in(text: str, *, cut_off: bool = False) -> str | None:
+    """The final answer of a text, or None; of a text that was cut off the last number may be part of another."""
     text = text[text.rfind(END_THINK) + len(END_THINK) :] if END_THINK in text else text
+    text = text.partition(THINK)[0]
     boxed = last_boxed(text)
     if boxed is not None:
         return boxed
@@ -97,7 +104,7 @@ def answer_in(text: str) -> str | None:
     start = text.rfind(ANSWER, 0, end) if end >= 0 else -1
     if start >= 0:
         return text[start + len(ANSWER) : end]
-    numbers = LAST_NUMBER.findall(text[-TAIL:])
+    numbers = [] if cut_off else LAST_NUMBER.findall(text[-TAIL:])
     return numbers[-1] if numbers else None
 
 
@@ -143,7 +150,7 @@ def quickly(text: str, cut_off: bool, gold: str | None) -> Graded | Question:
     """The verdict where exact numbers decide it, or the question for the slow way."""
     if gold is None:
         return Graded(None, MathsOutcome.NO_GOLD)
-    found = answer_in(text)
+    found = answer_in(text, cut_off=cut_off)
     if found is None or not found.strip():
         return Graded(0.0, MathsOutcome.TRUNCATED if cut_off else MathsOutcome.NO_ANSWER)
     if len(found) > MAX_CHARACTERS:
@@ -151,45 +158,17 @@ def quickly(text: str, cut_off: bool, gold: str | None) -> Graded | Question:
     expected, given = gold_value(gold), exact(assigned(found))
     if expected is not None and given is not None:
         return verdict(expected.same(given))
+    found, gold = without_dollars(found), without_dollars(gold)
     if refused(found, gold):
         return Graded(0.0, MathsOutcome.REFUSED)
-    return Question(gold, assigned(found))
+    if other_letters(found, gold):
+        return verdict(False)
+    return Question(as_asked(gold), as_asked(assigned(found)))
 
 
 def verdict(right: bool) -> Graded:
     """The score of a comparison."""
     return Graded(1.0, MathsOutcome.CORRECT) if right else Graded(0.0, MathsOutcome.WRONG)
-
-
-RELATION = re.compile(r"=|<|>|\\(?:leq?|geq?|neq?|approx|sim|equiv|in|lt|gt)(?![a-zA-Z])")
-BIG_EXPONENT = re.compile(r"\^\s*\{?\s*-?\d{4,}|\*\*\s*-?\d{4,}|\d{4,}\s*\}?\s*!")
-TOWER = re.compile(r"\^[^+\-=,]{0,40}?\^|\*\*[^+\-=,]{0,40}?\*\*|!\s*!")
-
-
-def refused(answer: str, gold: str) -> bool:
-    """What math-verify would take for right, or never come back from."""
-    relations, own = len(RELATION.findall(answer)), len(RELATION.findall(gold))
-    if relations > max(own, 1 if ASSIGNED.match(answer) else 0):
-        return True
-    if "," in outside_brackets(answer) and "," not in outside_brackets(gold):
-        return True
-    words = re.search(r"\\text\s*\{\s*(?:or|and)\s*\}|\\(?:lor|vee)\b|\bor\b|\\pm", answer)
-    if words and words[0] not in gold:
-        return True
-    return bool(BIG_EXPONENT.search(answer) or TOWER.search(answer))
-
-
-def outside_brackets(text: str) -> str:
-    """A text without what is in brackets."""
-    depth, kept = 0, []
-    for character in text:
-        if character in "([{":
-            depth += 1
-        elif character in ")]}":
-            depth = max(0, depth - 1)
-        elif depth == 0:
-            kept.append(character)
-    return "".join(kept)
 
 
 def slowly(said: Said, question: Question) -> Graded | ScoringFailure:

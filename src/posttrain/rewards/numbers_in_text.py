@@ -33,7 +33,7 @@ class Exact:
         return self.numbers == other.numbers
 
 
-PASSED_OVER = re.compile(r"\\(?:left|right|displaystyle|,|;|!|:| |quad|qquad)(?![a-zA-Z])|\$|~")
+PASSED_OVER = re.compile(r"\\(?:left|right|displaystyle|,|;|!|:| |quad|qquad)(?![a-zA-Z])|\\?\$|~")
 DIGITS = r"(?:\d{1,3}(?:,\d{3})+|\d+)"
 DECIMAL = rf"(?:{DIGITS}(?:\.\d*)?|\.\d+)"
 BRACED = re.compile(r"\\[dt]?frac\s*(?:\{\s*(-?\d+)\s*\}\s*\{\s*(-?\d+)\s*\}|(\d)\s*(\d))")
@@ -55,7 +55,9 @@ def exact(text: str) -> Exact | None:
     """The value of an answer, or None where it is not one of these."""
     if len(text) > MAX_CHARACTERS:
         return None
-    plain = PASSED_OVER.sub("", text).strip().rstrip(".").strip()
+    plain = PASSED_OVER.sub("", text).strip()
+    if plain.endswith(".") and not plain.endswith(".."):
+        plain = plain[:-1].strip()
     value = number(ungrouped(plain))
     if value is not None:
         return Exact("value", (value,))

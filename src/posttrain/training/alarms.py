@@ -11,7 +11,11 @@ from statistics import fmean, pstdev
 from posttrain.records import Grades, Group
 
 WINDOW = 10
-"""Steps that the present one is compared with."""
+"""Steps that the present ones are compared with."""
+RECENT = 3
+"""Steps that an outcome's share is taken over: that of a single step is the luck of its problems."""
+HALF = WINDOW // 2
+"""Steps behind a mean reward, or the first steps of a run."""
 AGAIN_AFTER = 20
 """Steps before the same alarm is raised again."""
 OUTCOME_JUMP = 0.3
@@ -19,7 +23,9 @@ LENGTH_FACTOR = 2.5
 CLIPPED_JUMP = 0.3
 REPETITION = 0.5
 REPETITION_JUMP = 0.25
-LEAST_RISE = 0.05
+SILENT_GROUPS = 0.8
+LEAST_RISE = 0.25
+"""In deviations of the reward within a group, so that the scale of a reward does not matter."""
 EXCERPT = 600
 
 Line = Mapping[str, int | float | None]
@@ -39,90 +45,152 @@ class Alarm:
 def alarms(history: Sequence[Line], raised: Mapping[str, int]) -> list[Alarm]:
     """The alarms of the last line, given all before it and the steps at which each was raised last."""
     step = int(history[-1]["step"] or 0)
-    found = [*outcome_jumps(history), length(history), repetition(history), no_signal(history), reward_alone(history)]
+    found = [
+        *outcome_jumps(history),
+        *held_out_jumps(history),
+        length(history),
+        repetition(history),
+        no_signal(history),
+        reward_alone(history),
+    ]
     return [
         alarm for alarm in found if alarm is not None and step - raised.get(alarm.name, -AGAIN_AFTER) >= AGAIN_AFTER
     ]
 
 
-def values(history: Sequence[Line], name: str) -> list[float]:
-    """A metric over the window before the last line, where it is known."""
-    return [value for line in history[-1 - WINDOW : -1] if (value := line.get(name)) is not None]
+def known(lines: Sequence[Line], name: str) -> list[float]:
+    """A metric in some lines, where it is known."""
+    return [value for line in lines if (value := line.get(name)) is not None]
+
+
+def shares(lines: Sequence[Line], name: str) -> list[float]:
+    """An outcome's share in each of the lines in which its function told outcomes; one that is left out is 0."""
+    function = name.rpartition("/")[0] + "/"
+    return [line.get(name) or 0.0 for line in lines if any(key.startswith(function) for key in line)]
 
 
 def outcome_jumps(history: Sequence[Line]) -> list[Alarm]:
     """One verdict's share is suddenly larger than it was."""
     found = []
-    for name, share in history[-1].items():
-        if not name.startswith("outcomes/") or share is None or len(history) <= WINDOW // 2:
-            continue
-        before = [line.get(name) or 0.0 for line in history[-1 - WINDOW : -1]]
-        if share - fmean(before) >= OUTCOME_JUMP:
+    for name in (name for name in history[-1] if name.startswith("outcomes/")):
+        now, before = shares(history[-RECENT:], name), shares(history[-RECENT - WINDOW : -RECENT], name)
+        if len(now) == RECENT and len(before) >= HALF and fmean(now) - fmean(before) >= OUTCOME_JUMP:
             _, function, outcome = name.split("/", 2)
-            says = f"{share:.0%} of completions are {outcome} by {function}, after {fmean(before):.0%} before"
+            says = f"{fmean(now):.0%} of completions are {outcome} by {function}, after {fmean(before):.0%} before"
             found.append(Alarm(f"outcome {function} {outcome}", says, (function, outcome)))
     return found
 
 
+def held_out_jumps(history: Sequence[Line]) -> list[Alarm]:
+    """The same on held-out problems, from evaluation to evaluation; a rise that the accuracy shares is learning."""
+    found = []
+    *earlier, last = history
+    evaluations = [line for line in earlier if "eval/accuracy_sampled" in line][-HALF:]
+    accuracies = known(evaluations, "eval/accuracy_sampled")
+    for name in (name for name in last if name.startswith("eval/outcomes/") and accuracies):
+        before, now = shares(evaluations, name), last[name] or 0.0
+        learned = max(0.0, (last.get("eval/accuracy_sampled") or 0.0) - fmean(accuracies))
+        if before and now - fmean(before) - learned >= OUTCOME_JUMP:
+            _, _, function, outcome = name.split("/", 3)
+            says = f"{now:.0%} of held-out completions are {outcome} by {function}, after {fmean(before):.0%} before"
+            found.append(Alarm(f"held-out {function} {outcome}", says, (function, outcome)))
+    return found
+
+
 def length(history: Sequence[Line]) -> Alarm | None:
-    """Completions grow suddenly, or suddenly run into the limit."""
-    before, clipped = values(history, "completions/mean_length"), values(history, "completions/clipped_ratio")
+    """Completions grow suddenly, or more of them run into the limit than at the start of the run."""
+    before = known(history[-1 - WINDOW : -1], "completions/mean_length")
+    clipped = known(history[:-1], "completions/clipped_ratio")[:HALF]
     now, now_clipped = history[-1].get("completions/mean_length"), history[-1].get("completions/clipped_ratio")
-    if len(before) < WINDOW // 2 or now is None or now_clipped is None:
+    if len(before) < HALF or now is None or now_clipped is None:
         return None
     if now >= LENGTH_FACTOR * fmean(before) or now_clipped - fmean(clipped) >= CLIPPED_JUMP:
-        says = f"completions have {now:.0f} tokens after {fmean(before):.0f}, and {now_clipped:.0%} run into the limit"
-        return Alarm("length", says)
+        tokens = f"completions have {now:.0f} tokens after {fmean(before):.0f}"
+        limit = f"{now_clipped:.0%} run into the limit after {fmean(clipped):.0%} at the start"
+        return Alarm("length", f"{tokens}, and {limit}")
     return None
 
 
 def repetition(history: Sequence[Line]) -> Alarm | None:
-    """Completions repeat themselves."""
-    before, now = values(history, "completions/repetition"), history[-1].get("completions/repetition")
+    """Completions repeat themselves more than at the start of the run."""
+    before, now = known(history[:-1], "completions/repetition")[:HALF], history[-1].get("completions/repetition")
     if now is None or not before or now < REPETITION or now - fmean(before) < REPETITION_JUMP:
         return None
-    says = f"{now:.0%} of all 4-grams occurred before in their completion, after {fmean(before):.0%}"
+    says = f"{now:.0%} of all 4-grams occurred before in their completion, after {fmean(before):.0%} at the start"
     return Alarm("repetition", says)
 
 
 def no_signal(history: Sequence[Line]) -> Alarm | None:
-    """For many steps no group had a signal."""
-    last = history[-WINDOW:]
-    if len(last) < WINDOW or any(line.get("frac_reward_zero_std") != 1 for line in last):
+    """For many steps hardly any group had a signal."""
+    silent = known(history[-WINDOW:], "frac_reward_zero_std")
+    if len(silent) < WINDOW or fmean(silent) < SILENT_GROUPS:
         return None
     reward = history[-1].get("reward")
-    return Alarm("no signal", f"in {WINDOW} steps no group had rewards that differ; the reward is {reward}")
+    told = "not scored" if reward is None else f"{reward:.3f} on average"
+    says = f"in {WINDOW} steps {fmean(silent):.0%} of the groups had rewards that do not differ; they are {told}"
+    return Alarm("no signal", says)
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluated:
+    """An evaluation along the way, with the rewards of the steps that lead to it."""
+
+    accuracy: float
+    low: float
+    high: float
+    rewards: list[float]
+    within: float
+    """Deviation of the reward within a group, on average."""
+
+
+def evaluated(history: Sequence[Line], at: int) -> Evaluated | None:
+    """The evaluation in a line, if there is one; that before training goes with the first steps."""
+    accuracy, low, high = (history[at].get(f"eval/accuracy_sampled{end}") for end in ("", "_low", "_high"))
+    lines = history[max(1, at - HALF + 1) : max(HALF, at) + 1]
+    rewards = known(lines, "reward")
+    if accuracy is None or low is None or high is None or len(rewards) < 2:
+        return None
+    return Evaluated(accuracy, low, high, rewards, fmean(known(lines, "reward_std") or [0.0]))
 
 
 def reward_alone(history: Sequence[Line]) -> Alarm | None:
-    """The reward rose since the first evaluation along the way, and held-out accuracy did not."""
-    evaluated = [i for i, line in enumerate(history) if i > 0 and line.get("eval/accuracy_sampled") is not None]
-    if len(evaluated) < 2 or evaluated[-1] != len(history) - 1:
+    """The reward rose and held-out accuracy did not; or accuracy fell below its best, and the reward did not fall.
+
+    A rise counts that exceeds the spread over steps and a quarter of the spread within groups; a fall of accuracy
+    counts where the intervals do not overlap.
+    """
+    last = evaluated(history, len(history) - 1)
+    far = range(len(history) - HALF if len(history) > WINDOW else 0)
+    earlier = [found for at in far if (found := evaluated(history, at)) is not None]
+    if last is None or not earlier:
         return None
-    first, last = evaluated[0], evaluated[-1]
-    early = rewards(history[max(0, first - WINDOW // 2) : first + 1])
-    late = rewards(history[max(0, last - WINDOW // 2) : last + 1])
-    if len(early) < 2 or len(late) < 2:
+    first, best = earlier[0], max(earlier, key=lambda found: found.low)
+    if rise(first, last) > bar(first, last) and last.accuracy <= first.accuracy:
+        since = first
+    elif rise(best, last) >= -bar(best, last) and last.high < best.low:
+        since = best
+    else:
         return None
-    rise = fmean(late) - fmean(early)
-    before, now = history[first]["eval/accuracy_sampled"], history[last]["eval/accuracy_sampled"]
-    if before is None or now is None or now > before or rise < max(LEAST_RISE, pstdev(early) + pstdev(late)):
-        return None
-    rose = f"the reward rose from {fmean(early):.3f} to {fmean(late):.3f}"
-    return Alarm("reward alone", f"{rose}, held-out accuracy went from {before:.3f} to {now:.3f}")
+    rewards = f"the reward went from {fmean(since.rewards):.3f} to {fmean(last.rewards):.3f}"
+    return Alarm("reward alone", f"{rewards}, held-out accuracy from {since.accuracy:.3f} to {last.accuracy:.3f}")
 
 
-def rewards(history: Sequence[Line]) -> list[float]:
-    """The rewards of some steps."""
-    return [value for line in history if (value := line.get("reward")) is not None]
+def rise(before: Evaluated, now: Evaluated) -> float:
+    """By how much the reward rose."""
+    return fmean(now.rewards) - fmean(before.rewards)
+
+
+def bar(before: Evaluated, now: Evaluated) -> float:
+    """The least change of the reward that is no chance."""
+    return max(LEAST_RISE * before.within, pstdev(before.rewards) + pstdev(now.rewards))
 
 
 def transcript(alarm: Alarm, groups: Sequence[Group], grades: Grades) -> str:
     """A completion of the step that shows what the alarm is about, in brief."""
     rows = [(i, j) for i, group in enumerate(groups) for j in range(len(group.rollouts))]
     if alarm.outcome is not None and alarm.outcome[0] in grades.outcomes:
-        shares = grades.outcomes[alarm.outcome[0]]
-        rows = [row for row in rows if shares[row[0]][row[1]] == alarm.outcome[1]] or rows
+        told = grades.outcomes[alarm.outcome[0]]
+        rows = [row for row in rows if told[row[0]][row[1]] == alarm.outcome[1]] or rows
     if alarm.name == "reward alone":
         rows.sort(key=lambda row: -grades.rewards[row].nan_to_num(nan=-1e9).item())
     elif alarm.name in ("length", "repetition"):

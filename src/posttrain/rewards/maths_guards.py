@@ -1,0 +1,141 @@
+r"""What math-verify is never asked, as it would take it for right or never come back; and how it is asked the rest.
+
+It reads what it can of a text and passes over the rest, so a relation, a second answer or a dollar sign that it does
+not know hides what stands beside it.  It compares decimals to six places, so they are put to it as fractions.  All of
+this takes time in proportion to the text.
+"""
+
+import re
+
+RELATION = re.compile(r"=|<|>|[≈≅≡]|\\(?:leq?|geq?|neq?|approx|approxeq|sim|equiv|in|lt|gt|[bp]?mod)(?![a-zA-Z])")
+LETTER = r"(?:[a-zA-Z]|\\(?:alpha|beta|gamma|delta|epsilon|theta|lambda|mu|rho|sigma|phi|varphi|omega))"
+ASSIGNED = re.compile(rf"\s*{LETTER}(?:_(?:\w|\{{\w+\}}))?\s*=(?!=)", re.ASCII)
+"""A letter that is given a value; not `\\pi` or `\\infty`, which have one."""
+SEVERAL = re.compile(r"\\(?:lor|vee|pm)(?![a-zA-Z])|\b(?:or|and|not|vs)\b")
+SET = re.compile(r"\\\{|\\lbrace")
+ELLIPSIS = re.compile(r"\\[lcdv]?dots|\.\.\.|…")
+BOX = re.compile(r"\\f?box")
+BIG_NUMBER = re.compile(
+    r"\^\s*\{?\s*-?\d{4,}|\*\*\s*-?\d{4,}|\d{4,}\s*\}?\s*!|!\s*!|\([^a-zA-Z()]*[!^][^a-zA-Z()]*\)\s*!"
+)
+NUMBERED_UNIT = re.compile(r"(?<![a-zA-Z\\])[a-zA-Z]{1,3}\s+\d+\s*$", re.ASCII)
+ONLY_WITH_GOLD = (SEVERAL, ELLIPSIS, BOX, BIG_NUMBER, NUMBERED_UNIT)
+"""What is refused in an answer unless the gold answer has such a thing too."""
+MAX_DEPTH = 12
+"""Brackets within each other; math-verify's time grows steeply with them."""
+DIGIT_GROUP = re.compile(r"(?<=\d)(?:\{,\}|,(?=\d{3}(?!\d)))")
+WORDS = re.compile(r"\\(?:text|mathrm|textrm|mbox|textbf|mathbf)\s*\{([^{}]*)\}")
+BARE_UNIT = re.compile(r"\s*-?[\d.,]+(?:\s+([a-zA-Z]+)|([a-zA-Z]{2,}))\s*\.?\s*", re.ASCII)
+BEHIND_WORDS = re.compile(r"(?:\s|\\[,;:! ]|[.}]|\^\s*\{?\s*(?:\d|\\circ)\s*\}?)*")
+COMMAND = re.compile(r"\\(?:begin|end|mathbb|mathcal)\s*\{\w*\}|\\[a-zA-Z]+", re.ASCII)
+OPERAND = re.compile(r"\s*(?:\d+|\\[a-zA-Z]+|[^\s({\[])")
+DECIMAL_POINT = re.compile(r"(?<![\d.])(\d*)\.(\d+)(?!\d|\.\d)", re.ASCII)
+
+
+def refused(answer: str, gold: str) -> bool:
+    """Whether an answer is one of these, beside a gold answer that is not."""
+    relations, own = len(RELATION.findall(answer)), len(RELATION.findall(gold))
+    if relations > max(own, 1 if ASSIGNED.match(answer) else 0):
+        return True
+    if "$" in answer and "$" not in gold:  # its reader stops there
+        return True
+    if has_comma(answer) > has_comma(gold) or bool(SET.search(answer)) != bool(SET.search(gold)):
+        return True
+    if any(sign.search(answer) and not sign.search(gold) for sign in ONLY_WITH_GOLD):
+        return True
+    too_high = tower(answer) > max(1, tower(gold)) or depth(answer) > max(MAX_DEPTH, depth(gold))
+    return too_high or other_words(answer, gold)
+
+
+def without_dollars(text: str) -> str:
+    r"""A text without the dollar signs around it, and without `\$` for money."""
+    text = text.replace("\\$", "").strip()
+    return text.strip("$") if text[:1] == text[-1:] == "$" else text
+
+
+def has_comma(text: str) -> bool:
+    """Whether a comma separates anything but groups of digits."""
+    return "," in DIGIT_GROUP.sub("", text)
+
+
+def other_words(answer: str, gold: str) -> bool:
+    r"""Whether an answer's words are not what they may be: math-verify leaves out units, and all that follows them.
+
+    Words that both have must be the same.  Beside a gold answer without any they may stand behind a value, hold no
+    digit, and have nothing behind them: `5 \text{ cm}^2`.
+    """
+    said, wanted = words(answer), words(gold)
+    if not said or wanted:
+        return bool(said and wanted) and said != wanted
+    first = WORDS.search(answer)
+    if first is None or WORDS.fullmatch(answer.strip()):
+        return False
+    behind = WORDS.sub("", answer[first.end() :])
+    return BEHIND_WORDS.fullmatch(behind) is None or any(c.isdigit() for word in said for c in word)
+
+
+def words(text: str) -> set[str]:
+    """The words that a text sets as text, and a unit at its end, without plurals and brackets."""
+    unit = BARE_UNIT.fullmatch(text)
+    found = WORDS.findall(text) + ([unit[1] or unit[2]] if unit else [])
+    return {word for word in (word.strip(" .()").casefold().rstrip("s") for word in found) if word}
+
+
+def other_letters(answer: str, gold: str) -> bool:
+    """Whether an answer has a variable that the gold answer lacks, which math-verify may take for a unit."""
+    own = letters(gold)
+    return bool(own or not re.search(r"\d", gold)) and not letters(answer) <= own | {"e", "i"}
+
+
+def letters(text: str) -> set[str]:
+    """The single letters on the right side of a text."""
+    plain = COMMAND.sub(" ", WORDS.sub(" ", text)).rpartition("=")[2]
+    return {character for character in plain if character.isascii() and character.isalpha()}
+
+
+def tower(text: str) -> int:
+    """How many powers stand on each other: 1 for `x^2 y^3`, 2 for `e^{x^2}`."""
+    height, highest, at = 0, 0, 0
+    groups: list[int] = []  # the height outside of each open bracket
+    operand_end, operand_height = -1, 0
+    while at < len(text):
+        if text[at] == "^" or text.startswith("**", at):
+            power = (operand_height if at == operand_end else height) + 1
+            highest = max(highest, power)
+            at += 1 if text[at] == "^" else 2
+            operand = OPERAND.match(text, at)
+            if operand is not None and operand[0].strip() != "\\left":
+                at = operand_end = operand.end()
+                operand_height = power
+                continue
+            bracket = next((i for i in range(at, len(text)) if text[i] in "({["), len(text))
+            groups.append(height)
+            height, at = power, bracket + 1
+            continue
+        if text[at] in "({[":
+            groups.append(height)
+        elif text[at] in ")}]" and groups:
+            height = groups.pop()
+        at += 1
+    return highest
+
+
+def depth(text: str) -> int:
+    """How many brackets of any kind are open at once."""
+    now, most = 0, 0
+    for character in text:
+        now += (character in "([{") - (character in ")]}")
+        most = max(most, now)
+    return most
+
+
+def as_asked(text: str) -> str:
+    r"""An answer as it is put to math-verify: `0.25` as `\frac{25}{100}`, degrees in its own way."""
+    text = re.sub(r"\^?\\degree(?![a-zA-Z])|°", r"^\\circ", text)
+    return DECIMAL_POINT.sub(as_fraction, text)
+
+
+def as_fraction(decimal: "re.Match[str]") -> str:
+    r"""`0.25` as `\frac{25}{100}`; as text, for integers of many digits take their time."""
+    digits = (decimal[1] + decimal[2]).lstrip("0") or "0"
+    return rf"\frac{{{digits}}}{{1{'0' * len(decimal[2])}}}"

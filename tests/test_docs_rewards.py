@@ -1,0 +1,134 @@
+"""docs/rewards.md and docs/alarms.md: blocks run, commands print what is shown, tables are those of the code."""
+
+import dataclasses
+import importlib
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import get_args
+
+import pytest
+
+from posttrain.rewards.code_tests import read_tests
+from posttrain.rewards.loading import BUILT_IN
+from posttrain.rewards.options import RewardOptions
+from posttrain.rewards.sandbox_options import SandboxOptions
+from posttrain.rewards.terms_options import Terms
+from posttrain.training import alarms
+
+DOCS = Path(__file__).parents[1] / "docs"
+PAGE = (DOCS / "rewards.md").read_text(encoding="utf-8")
+ALARMS = (DOCS / "alarms.md").read_text(encoding="utf-8")
+BLOCKS = re.findall(r"^```(\w+)(?: (\S+))?\n(.*?)^```$", PAGE, flags=re.MULTILINE | re.DOTALL)
+COMMANDS = [text for language, _, text in BLOCKS if language == "console"]
+TIMES = re.compile(r"\s+[\d.]+ ms\s+")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the files that the page gives, under the names it gives them."""
+    folder = tmp_path_factory.mktemp("rewards")
+    for _, name, text in BLOCKS:
+        if name:
+            (folder / name).write_text(text, encoding="utf-8")
+    return folder
+
+
+def run(arguments: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "COLUMNS": "200"}
+    return subprocess.run(
+        [sys.executable, *arguments],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+
+
+def test_the_python_blocks_run(folder: Path) -> None:
+    programs = [text for language, name, text in BLOCKS if language == "python" and not name]
+    assert programs
+    for program in programs:
+        done = run(["-c", program], folder)
+        assert done.returncode == 0, done.stderr
+    assert (folder / "runs/sums/model/model.safetensors").is_file()
+
+
+@pytest.mark.parametrize("block", [block for block in COMMANDS if "check-task" in block])
+def test_check_task_prints_what_is_shown(block: str, folder: Path) -> None:
+    command, *shown = block.splitlines()
+    done = run(["-m", "posttrain.cli", *shlex.split(command)[2:]], folder)
+    said = [TIMES.sub("  ", line) for line in done.stdout.splitlines()]
+    assert all(TIMES.sub("  ", line) in said for line in shown if line != "...")
+    assert done.returncode == int("are not as they should be" in block)
+
+
+@pytest.mark.parametrize("block", [block for block in COMMANDS if "check-task" not in block])
+def test_a_training_command_resolves_to_a_config(block: str, folder: Path) -> None:
+    words = [word for word in shlex.split(block)[3:] if word != "--dry-run"]
+    done = run(["-m", "posttrain.cli", "config", *words], folder)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("name", [name for language, name, _ in BLOCKS if language == "yaml"])
+def test_a_recipe_is_one(name: str, folder: Path) -> None:
+    done = run(["-m", "posttrain.cli", "config", "countdown-tiny", name], folder)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_tests_of_programs_are_read() -> None:
+    (text,) = (text for _, name, text in BLOCKS if name == "tests.jsonl")
+    assert [type(read_tests(line)).__name__ for line in text.splitlines()] == ["StdioTests", "CallTests", "AssertTests"]
+
+
+def options_of(name: str) -> list[str]:
+    """The options of a built-in reward."""
+    module, _, function = BUILT_IN[name].partition(":")
+    call = getattr(importlib.import_module(module), function)
+    return [each.name for each in dataclasses.fields(call)] if dataclasses.is_dataclass(call) else []
+
+
+def test_the_table_of_rewards_is_that_of_the_code() -> None:
+    section = PAGE.partition("## Built in")[2].partition("###")[0]
+    rows = [line.split("|")[1:3] for line in section.splitlines() if line.startswith("| `")]
+    told = {name: re.findall(r"`(\w+)`", options) for names, options in rows for name in re.findall(r"`(\w+)`", names)}
+    assert told == {name: options_of(name) for name in BUILT_IN}
+
+
+def test_the_table_of_terms_is_that_of_the_code() -> None:
+    section = PAGE.partition("## Several rewards")[2].partition("## ")[0]
+    cells = [line.split("|")[1] for line in section.splitlines() if line.startswith("| `")]
+    told = {name for cell in cells for name in re.findall(r"`(\w+)", cell)}
+    assert told == {"weight", *(each.name for each in dataclasses.fields(Terms))}
+    assert told <= {each.name for each in dataclasses.fields(RewardOptions)}
+
+
+def test_every_kind_of_sandbox_has_its_words() -> None:
+    (kinds,) = (each.type for each in dataclasses.fields(SandboxOptions) if each.name == "kind")
+    assert all(f"`sandbox.kind: {kind}`" in PAGE for kind in get_args(kinds))
+
+
+def test_the_table_of_alarms_says_the_thresholds_of_the_code() -> None:
+    rows = dict(re.findall(r"^\| `([\w -]+?)(?: <.*?)?` \| (.*?) \|", ALARMS, flags=re.MULTILINE))
+    says = {
+        "reward alone": [f"over {['', 'one', 'two', 'three', 'four', 'five'][alarms.HALF]} steps", "a quarter"],
+        "outcome": [f"last {alarms.RECENT} steps", f"{100 * alarms.OUTCOME_JUMP:g} points", f"{alarms.WINDOW} before"],
+        "held-out": [f"{alarms.HALF} before"],
+        "length": [
+            f"{alarms.LENGTH_FACTOR} times",
+            f"{100 * alarms.CLIPPED_JUMP:g} points",
+            f"first {alarms.HALF} steps",
+        ],
+        "repetition": ["half of all 4-grams", f"{100 * alarms.REPETITION_JUMP:g} points"],
+        "no signal": [f"{alarms.WINDOW} steps", f"{100 * alarms.SILENT_GROUPS:g} %"],
+    }
+    assert rows.keys() == says.keys()
+    for name, parts in says.items():
+        assert all(part in rows[name] for part in parts), name
+    assert (alarms.LEAST_RISE, alarms.REPETITION) == (0.25, 0.5)  # a quarter, and half
+    assert f"again after {alarms.AGAIN_AFTER} steps" in ALARMS
