@@ -254,7 +254,7 @@ def test_after_the_deadline_there_is_no_other_try_and_the_failure_is_told_as_it_
         return ScoringFailure("error 500")
 
     function = RewardFunction(name="bounded", call=bounded, bounded=True)
-    with pytest.raises(RunError, match="1 of 1 .* The last failure: error 500"):
+    with pytest.raises(RunError, match=r"1 of 1 .* The last failure: error 500"):
         grade([group(["a"])], [function], grading=GradingOptions(seconds=0.1))
     assert tries == ["a"]
 
