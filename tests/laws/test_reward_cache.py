@@ -322,8 +322,9 @@ def test_a_damaged_file_ends_the_run_and_never_gives_a_wrong_score(tmp_path: Pat
         file.write_bytes(content)
     else:
         database = sqlite3.connect(file)
-        says = "'[9.0, \"\"]'" if damage == "said" else "(SELECT said FROM scores WHERE key = x'3132')"
-        database.execute(f"UPDATE scores SET said = {says} WHERE key = x'37'")
+        others = "(SELECT said, seal FROM scores WHERE key = x'3132')"
+        says = "said = '[9.0, \"\"]'" if damage == "said" else f"(said, seal) = {others}"
+        database.execute(f"UPDATE scores SET {says} WHERE key = x'37'")
         database.commit()
         database.close()
     with pytest.raises(RunError, match=r"cache_file = .*scores\.db: .*Remove the file or name another"):

@@ -5,8 +5,10 @@ import importlib
 import importlib.util
 import sys
 from collections.abc import Callable
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 from posttrain.binding import bind
 from posttrain.errors import UserError
@@ -108,6 +110,14 @@ def function_in_file(path: str) -> tuple[Callable[..., object], str]:
     return call, name
 
 
+class AsWritten(SourceFileLoader):
+    """Runs a file as it is now: Python takes compiled code for current by whole seconds and by size."""
+
+    def path_stats(self, path: Any) -> Any:
+        """None, which keeps compiled code from being read and from being written."""
+        raise OSError(f"{path}: compiled anew each time")
+
+
 def module_from(file: Path) -> ModuleType:
     """Run a Python file of the user's as a module; it may import its neighbours, as a script may."""
     if not file.is_file():
@@ -116,7 +126,7 @@ def module_from(file: Path) -> ModuleType:
     name = f"posttrain_rewards_of_user.{file.resolve()}@{digest_of(file)}"
     if name in sys.modules:
         return sys.modules[name]
-    spec = importlib.util.spec_from_file_location(name, file)
+    spec = importlib.util.spec_from_file_location(name, file, loader=AsWritten(name, str(file)))
     assert spec is not None, file
     assert spec.loader is not None, file
     module = importlib.util.module_from_spec(spec)
