@@ -126,13 +126,14 @@ def add(a, b): return 3
 
 
 def graded(source: str, tests: object, reward: CodeReward = FAST) -> Graded | ScoringFailure:
+    """What a program earns, without how long each test took."""
     (found,) = reward(completions=[f"```python\n{source}\n```"], finish_reasons=["stop"], tests=[tests])
-    return found
+    return found._replace(details=None) if isinstance(found, Graded) else found
 
 
 @pytest.mark.parametrize("kind", ALL)
 def test_a_right_program_passes(kind: str) -> None:
-    assert graded(RIGHT, ALL[kind]) == (1.0, CodeOutcome.PASSED)
+    assert graded(RIGHT, ALL[kind]) == Graded(1.0, CodeOutcome.PASSED)
 
 
 @pytest.mark.parametrize("kind", ALL)
@@ -142,7 +143,7 @@ def test_a_cheat_earns_nothing(name: str, kind: str) -> None:
     assert isinstance(found, Graded), found
     assert found.score == 0.0
     # and the sandbox goes on as if nothing had been
-    assert graded(RIGHT, ALL[kind]) == (1.0, CodeOutcome.PASSED)
+    assert graded(RIGHT, ALL[kind]) == Graded(1.0, CodeOutcome.PASSED)
 
 
 def outcomes(found: Sequence[Graded | ScoringFailure]) -> list[str]:
@@ -168,10 +169,10 @@ def test_each_way_to_fail_has_a_name() -> None:
 
 
 def test_output_beyond_its_limit_has_a_name_and_errors_beyond_theirs_do_no_harm() -> None:
-    assert graded("while True: print('x' * 9999)", STDIO) == (0.0, CodeOutcome.OUTPUT_LIMIT)
+    assert graded("while True: print('x' * 9999)", STDIO) == Graded(0.0, CodeOutcome.OUTPUT_LIMIT)
     noisy = "import sys\nsys.stderr.write('x' * 300_000)\n" + RIGHT
     for tests in ALL.values():
-        assert graded(noisy, tests) == (1.0, CodeOutcome.PASSED)
+        assert graded(noisy, tests) == Graded(1.0, CodeOutcome.PASSED)
 
 
 def test_a_share_of_the_tests_and_credit_for_what_compiles() -> None:
@@ -180,7 +181,7 @@ def test_a_share_of_the_tests_and_credit_for_what_compiles() -> None:
     )
     share = CodeReward(score="fraction", cpu_seconds=0.3)
     for tests in (CALLS, ASSERTS):
-        assert graded(sometimes, tests, share) == (pytest.approx(1 / 3), CodeOutcome.RAISED)
+        assert graded(sometimes, tests, share) == Graded(pytest.approx(1 / 3), CodeOutcome.RAISED)
     credit = CodeReward(syntax_credit=0.1, cpu_seconds=0.3)
     assert graded("x = 1", CALLS, credit).score == 0.1
     assert graded("x =", CALLS, credit).score == 0.0
