@@ -33,7 +33,7 @@ WORTH: dict[str, tuple[dict[str, object], list[str], dict[str, object], list[flo
     "code": ({"cpu_seconds": 1.0}, [PROGRAM, "no"], PRINTS, [1.0, 0.0]),
     "code_course": ({}, ["<code>1 + 2</code>", "<code>1 +</code>"], {}, [1.0, 0.3]),
     "judge": ({"endpoint": "http://127.0.0.1:9/v1", "model": "j"}, ["", "Solution:"], {}, [0.0, 0.0]),
-    "maths": ({"symbolic": False}, ["it is 3.0", "4"], {"answer": "3"}, [1.0, 0.0]),
+    "maths": ({"symbolic": False}, [r"it is \boxed{3.0}", "4"], {"answer": "3"}, [1.0, 0.0]),
     "soft_overlong": ({"max_tokens": 2, "cache_tokens": 2}, ["a", "b"], {}, [-1.0, -1.0]),
     "cosine_length": ({"max_tokens": 4}, ["a", "b"], PUZZLE, [-0.75, -0.75]),
     "group_length": ({}, ["a", "b"], PUZZLE, [0.0, 0.0]),
