@@ -126,9 +126,8 @@ def add(a, b): return 3
 
 
 def graded(source: str, tests: object, reward: CodeReward = FAST) -> Graded | ScoringFailure:
-    """What a program earns, without how long each test took."""
     (found,) = reward(completions=[f"```python\n{source}\n```"], finish_reasons=["stop"], tests=[tests])
-    return found._replace(details=None) if isinstance(found, Graded) else found
+    return found
 
 
 @pytest.mark.parametrize("kind", ALL)

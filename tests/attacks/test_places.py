@@ -178,7 +178,7 @@ def graded(reward: CodeReward, sources: list[str], tests: object) -> list[Graded
 
 
 def verdicts(found: list[Graded | ScoringFailure]) -> list[tuple[float | None, str]]:
-    """Scores and outcomes, without the time that they took."""
+    """Scores and outcomes, and whatever failed as just that."""
     return [(one.score, str(one.outcome)) if isinstance(one, Graded) else (None, "failure") for one in found]
 
 

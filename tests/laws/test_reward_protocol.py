@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from posttrain.errors import RunError
-from posttrain.rewards.graded import Graded
+from posttrain.rewards.graded import Detailed, Graded
 from posttrain.rewards.protocol import RewardFunction, grade, reward_function
 from posttrain.training.collection import choose, joined
 from tests.laws.reward_rows import CHAT, Outcome, graded, group, scores
@@ -240,7 +240,7 @@ def test_scoring_works_inside_a_running_event_loop_and_a_function_may_start_one_
 
 def test_what_a_function_tells_of_some_groups_only_survives_joining_and_choosing() -> None:
     def some(*, completions: Sequence[str], **_: object) -> list[Graded | None]:
-        return [Graded(1.0, Outcome.RIGHT, {"n": 1}) if "x" in text else None for text in completions]
+        return [Detailed(1.0, Outcome.RIGHT, {"n": 1}) if "x" in text else None for text in completions]
 
     told, silent = graded([group(["x", "x"])], some), graded([group(["a", "b"]), group(["c", "d"])], some)
     for both in (joined(told, silent), choose(joined(silent, told), [2, 0, 1])):
@@ -251,7 +251,7 @@ def test_what_a_function_tells_of_some_groups_only_survives_joining_and_choosing
 
 def test_details_that_are_no_json_are_refused() -> None:
     def bad(*, completions: Sequence[str], **_: object) -> list[Graded]:
-        return [Graded(1.0, Outcome.RIGHT, {"n": object()}) for _ in completions]
+        return [Detailed(1.0, Outcome.RIGHT, {"n": object()}) for _ in completions]
 
     with pytest.raises(RunError, match="details that are no JSON"):
         graded([group(["x", "x"])], bad)

@@ -23,6 +23,8 @@ tried as a right answer.  Exit code 0 where every right answer is paid and no tr
 """
 SLOW_SECONDS = 1.0
 MOST_ROWS = 20
+QUICK: dict[str, dict[str, object]] = {"code": {"cpu_seconds": 0.5}}
+"""Options under which tricks that hang are over soon, also on a machine that is busy."""
 TASK_REWARDS = {"countdown": "countdown", "programs": "code"}
 
 
@@ -105,7 +107,7 @@ def found(name: str, flags: dict[str, str]) -> tuple[RewardFunction, list[Exampl
         raise UserError(f"check-task: {name} {reason}; there are {known}, and FILE.py:FUNCTION")
     example = EXAMPLES[reward]
     both = Example(example.prompt, example.columns, (*example.answers, *generic(example.prompt)))
-    return load_reward(RewardOptions(name=reward)), [both]
+    return load_reward(RewardOptions(name=reward, options=QUICK.get(reward, {}))), [both]
 
 
 def from_rows(flags: dict[str, str]) -> list[Example]:

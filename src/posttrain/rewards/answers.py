@@ -11,7 +11,7 @@ from numbers import Real
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from posttrain.rewards.function import ScoringFailure
-from posttrain.rewards.graded import Graded
+from posttrain.rewards.graded import Detailed, Graded
 
 RULE = "A score is a finite number, None where the function does not apply, or a Graded."
 EXCERPT = 200
@@ -80,7 +80,8 @@ def verdict(value: object) -> Verdict:
     """The score that one returned value stands for."""
     outcome, details = "", None
     if isinstance(value, Graded):
-        outcome, details, value = str(value.outcome), value.details, value.score
+        details = value.details if isinstance(value, Detailed) else None
+        outcome, value = str(value.outcome), value.score
         if not (details is None or is_json(details)):
             return Problem(f"returned details that are no JSON: {shown(details)}")
     if value is None:

@@ -27,7 +27,7 @@ from posttrain.rewards.code_judging import JUDGINGS, Judged, Judging, TestOutcom
 from posttrain.rewards.code_tests import read_tests
 from posttrain.rewards.code_text import CODE, END_CODE, program_in
 from posttrain.rewards.function import ScoringFailure
-from posttrain.rewards.graded import Graded
+from posttrain.rewards.graded import Detailed, Graded
 from posttrain.rewards.sandbox.conversation import run
 from posttrain.rewards.sandbox.records import Execution, Exit, Limits, Process
 from posttrain.rewards.sandbox.shared import sandbox_for
@@ -114,11 +114,11 @@ class CodeReward:
             return ScoringFailure("the sandbox lost a process that it was running")
         passed = sum(outcome is TestOutcome.PASSED for outcome in judged.outcomes)
         if passed == len(judged.outcomes):
-            return Graded(1.0, CodeOutcome.PASSED, details_of(judged))
+            return Detailed(1.0, CodeOutcome.PASSED, details_of(judged))
         failed = next(outcome for outcome in judged.outcomes if outcome is not TestOutcome.PASSED)
         score = passed / len(judged.outcomes) if self.score == "fraction" else 0.0
         score = max(score, self.syntax_credit if judged.compiled else 0.0)
-        return Graded(score, CodeOutcome(failed), details_of(judged))
+        return Detailed(score, CodeOutcome(failed), details_of(judged))
 
 
 UNWANTED = ("import os", "import sys", "import subprocess", "eval(", "exec(", "open(")
