@@ -99,6 +99,37 @@ def test_an_evaluation_in_brief_is_the_beginning_of_the_full_one() -> None:
     assert brief["eval/mean_length"] == np.mean([len(group.rollouts[0].tokens) for group in full.groups[:3]])
 
 
+def test_what_could_not_be_scored_is_neither_right_nor_wrong() -> None:
+    def seldom(completion_ids: list[list[int]]) -> list[float | None]:
+        return [
+            None if ids[0] % 3 == 0 else score for ids, score in zip(completion_ids, even(completion_ids), strict=True)
+        ]
+
+    engine, questions = Engine(tiny_policy()), replace(QUESTIONS, judge=reward_function(seldom))
+    results, groups = full_evaluation(engine, TASK, questions, samples=8)
+    scores = [seldom([rollout.tokens for rollout in group.rollouts]) for group in groups]
+    scored = [[score for score in row if score is not None] for row in scores]
+    assert 0 < sum(map(len, scored)) < 32
+    assert results["accuracy_sampled"] == pytest.approx(np.mean([np.mean(row) for row in scored if row]))
+    greedy = ask(engine, questions, samples=1, greedy=True)
+    assert results["num_unscored"] == 32 - sum(map(len, scored)) + greedy.num_unscored
+    full = [row for row in scored if len(row) == 8]
+    assert results["pass_at_8"] == (pytest.approx(np.mean([any(row) for row in full])) if full else None)
+
+    nothing = replace(QUESTIONS, judge=reward_function(lambda completions: [None] * len(completions), name="none"))
+    results, _ = full_evaluation(engine, TASK, nothing, samples=8)
+    assert results["accuracy_sampled"] is results["accuracy_greedy"] is results["pass_at_8"] is None
+    assert results["num_unscored"] == 36
+    assert brief_evaluation(engine, nothing, problems=3) == {"eval/num_unscored": 3}
+
+
+def test_the_chance_that_one_of_k_is_right_is_of_scored_samples() -> None:
+    nan = np.nan
+    correct = np.array([[1.0, 0, 0, nan], [nan, nan, 1, 0], [0, 0, 0, 0]])
+    assert pass_at_k(correct, 3).tolist() == [1.0, 0.0]  # 1 of 3; too few; none of 4
+    assert pass_at_k(correct, 2).tolist() == pytest.approx([2 / 3, 1.0, 0.0])
+
+
 def test_the_full_evaluation_reports_the_answers_it_got() -> None:
     engine = Engine(tiny_policy())
     results, groups = full_evaluation(engine, TASK, QUESTIONS, samples=8)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
+import torch
 from jaxtyping import Float64
 from numpy import ndarray
 
@@ -42,8 +43,20 @@ class Answers:
 
     groups: tuple[Group, ...]
     correct: Float64[ndarray, "prompt sample"]
+    """1 or 0; NaN where the judge does not apply or could not score, which is neither right nor wrong."""
     outcomes: Mapping[str, float]
     """Share of each outcome that the judge told."""
+
+    @property
+    def rates(self) -> Float64[ndarray, " problem"]:
+        """Share of right answers for each problem that has a scored one."""
+        scored = self.correct[~np.isnan(self.correct).all(axis=1)]
+        return np.nanmean(scored, axis=1) if len(scored) else np.empty(0)
+
+    @property
+    def num_unscored(self) -> int:
+        """Completions that are neither right nor wrong."""
+        return int(np.isnan(self.correct).sum())
 
     @property
     def mean_length(self) -> float:
@@ -76,7 +89,7 @@ def ask(
     told = Counter(outcome for rows in grades.outcomes.values() for row in rows for outcome in row if outcome)
     return Answers(
         groups=tuple(groups),
-        correct=(grades.scores[0] >= 1).double().numpy(),
+        correct=torch.where(grades.scores[0].isnan(), torch.nan, (grades.scores[0] >= 1).double()).numpy(),
         outcomes={outcome: count / told.total() for outcome, count in sorted(told.items())},
     )
 
@@ -86,23 +99,20 @@ def full_evaluation(
 ) -> tuple[dict[str, object], tuple[Group, ...]]:
     """Every held-out number of summary.json, and the sampled answers that they come from.
 
-    Without held-out problems the numbers are None: nothing was measured.
+    Without held-out problems, or where the judge scores none of them, the numbers are None: nothing was measured.
     """
+    unmeasured = dict.fromkeys([*HELD_OUT, *(f"{name}_interval" for name in HELD_OUT), "mean_length"])
     if not questions.prompts:
-        unmeasured = dict.fromkeys([*HELD_OUT, *(f"{name}_interval" for name in HELD_OUT), "mean_length"])
         return {"num_problems": 0, **unmeasured}, ()
     sampled = ask(engine, questions, samples=samples, advance=advance)
     greedy = ask(engine, questions, samples=1, greedy=True, advance=advance)
-    rates = sampled.correct.mean(axis=1)
     results: dict[str, object] = {
         "num_problems": len(questions.prompts),
         "samples_per_problem": samples,
-        "accuracy_sampled": float(rates.mean()),
-        "accuracy_sampled_interval": bootstrap_interval(rates),
-        "accuracy_greedy": float(greedy.correct.mean()),
-        "accuracy_greedy_interval": bootstrap_interval(greedy.correct[:, 0]),
-        "pass_at_8": None,
-        "pass_at_8_interval": None,
+        "num_unscored": sampled.num_unscored + greedy.num_unscored,
+        **unmeasured,
+        **measured("accuracy_sampled", sampled.rates),
+        **measured("accuracy_greedy", greedy.rates),
         "mean_length": sampled.mean_length,
         "outcomes": dict(sampled.outcomes),
         **task.statistics(sampled.groups),
@@ -110,10 +120,13 @@ def full_evaluation(
     forced = never_giving_up(engine, task, questions, advance=advance)
     if forced is not None:
         results["accuracy_never_giving_up"] = forced
-    if samples >= 8:
-        solved = pass_at_k(sampled.correct, 8)
-        results |= {"pass_at_8": float(solved.mean()), "pass_at_8_interval": bootstrap_interval(solved)}
+    results |= measured("pass_at_8", pass_at_k(sampled.correct, 8))
     return results, sampled.groups
+
+
+def measured(name: str, values: Float64[ndarray, " problem"]) -> dict[str, object]:
+    """A mean over problems with its interval, where there are any."""
+    return {name: float(values.mean()), f"{name}_interval": bootstrap_interval(values)} if len(values) else {}
 
 
 def num_completions(task: Task, questions: Questions, *, samples: int) -> int:
@@ -126,11 +139,14 @@ def brief_evaluation(engine: Engine, questions: Questions, *, problems: int) -> 
     if not questions.prompts:
         return {}
     answers = ask(engine, replace(questions, prompts=questions.prompts[:problems]), samples=1)
-    low, high = bootstrap_interval(answers.correct[:, 0])
+    if not len(answers.rates):
+        return {"eval/num_unscored": float(answers.num_unscored)}
+    low, high = bootstrap_interval(answers.rates)
     return {
-        "eval/accuracy_sampled": float(answers.correct.mean()),
+        "eval/accuracy_sampled": float(answers.rates.mean()),
         "eval/accuracy_sampled_low": low,
         "eval/accuracy_sampled_high": high,
+        "eval/num_unscored": float(answers.num_unscored),
         "eval/mean_length": answers.mean_length,
         **{f"eval/outcomes/{questions.judge.name}/{name}": share for name, share in answers.outcomes.items()},
     }
@@ -152,14 +168,16 @@ def never_giving_up(
     return float(np.mean([task.found(group.prompt, group.rollouts[0].text) for group in answers.groups]))
 
 
-def pass_at_k(correct: Float64[ndarray, "prompt sample"], k: int) -> Float64[ndarray, " prompt"]:
+def pass_at_k(correct: Float64[ndarray, "prompt sample"], k: int) -> Float64[ndarray, " measured"]:
     """Unbiased estimate, per problem, of the chance that at least one of k samples is right.
 
-    1 - C(n - c, k) / C(n, k)    n samples, c of them right; Chen et al. 2021, arXiv:2107.03374, eq. 1
+    1 - C(n - c, k) / C(n, k)    n scored samples, c of them right; Chen et al. 2021, arXiv:2107.03374, eq. 1
+
+    Problems with fewer than k scored samples are left out.
     """
-    n = correct.shape[1]
-    assert 1 <= k <= n
-    return np.array([1 - math.comb(n - int(c), k) / math.comb(n, k) for c in correct.sum(axis=1)])
+    assert k >= 1
+    counts = [(int((~np.isnan(row)).sum()), int(np.nansum(row))) for row in correct]
+    return np.array([1 - math.comb(n - c, k) / math.comb(n, k) for n, c in counts if n >= k])
 
 
 def bootstrap_interval(values: Float64[ndarray, " problem"]) -> tuple[float, float]:

@@ -241,7 +241,7 @@ def evaluate_when_due(session: Session, state: RunState, clock: Clock) -> Metric
         return {}
     with clock("evaluate"):
         metrics = brief_evaluation(session.engine, session.questions(), problems=options.brief_problems)
-    if metrics:
+    if "eval/accuracy_sampled" in metrics:
         state.saw_evaluation(metrics["eval/accuracy_sampled"])
     return metrics
 
