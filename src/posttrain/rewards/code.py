@@ -83,8 +83,8 @@ class CodeReward:
             self.prepared(text, finish == "length", column)
             for text, finish, column in zip(completions, finish_reasons, tests, strict=True)
         ]
-        self.judge([item for item in found if isinstance(item, Judging)])
-        return [self.graded(item.judged) if isinstance(item, Judging) else item for item in found]
+        judged = iter(self.judge([item for item in found if isinstance(item, Judging)]))
+        return [self.graded(next(judged)) if isinstance(item, Judging) else item for item in found]
 
     def prepared(self, text: str, cut_off: bool, column: object) -> Graded | Judging:
         """A program ready to be run, or the verdict where there is nothing to run."""
@@ -97,21 +97,26 @@ class CodeReward:
         limits = Limits(cpu_seconds=self.cpu_seconds, memory_bytes=self.memory_mib << 20)
         return JUDGINGS[type(tests)](source, tests, limits, stop_at_failure=self.score == "binary")
 
-    def judge(self, judgings: Sequence[Judging]) -> None:
+    def judge(self, judgings: Sequence[Judging]) -> list[Judging]:
         """Run them all; what hit a wall limit for want of a processor once more, alone."""
         if not judgings:
-            return
+            return []
         sandbox = sandbox_for(self.modules)
         sandbox.converse(judgings)
+        finished = []
         for judging in judgings:
             if judging.judged.starved:
-                judging.judged = Judged()
+                judging = judging.afresh()  # in its place
                 sandbox.converse([judging])
+            finished.append(judging)
+        return finished
 
-    def graded(self, judged: Judged) -> Graded | ScoringFailure:
+    def graded(self, judging: Judging) -> Graded | ScoringFailure:
         """The score of a program's results."""
+        judged = judging.judged
         if judged.lost:
             return ScoringFailure("the sandbox lost a process that it was running")
+        assert len(judged.outcomes) == judging.count > 0, judged
         passed = sum(outcome is TestOutcome.PASSED for outcome in judged.outcomes)
         if passed == len(judged.outcomes):
             return Detailed(1.0, CodeOutcome.PASSED, details_of(judged))

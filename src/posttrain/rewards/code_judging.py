@@ -10,9 +10,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
+from posttrain.errors import UserError
 from posttrain.rewards.code_tests import AssertTests, CallCase, CallTests, StdioTests, same_output, same_value
 from posttrain.rewards.sandbox.conversation import Sandbox, Started
 from posttrain.rewards.sandbox.inside import plain
+from posttrain.rewards.sandbox.inside.frames import MAX_BYTES
 from posttrain.rewards.sandbox.records import Execution, Exit, Limits, Process
 
 
@@ -72,6 +74,10 @@ class Judging(ABC):
         self.judged = Judged()
 
     @abstractmethod
+    def afresh(self) -> "Judging":
+        """The same to be done, with nothing done of it."""
+
+    @abstractmethod
     def begin(self, sandbox: Sandbox) -> None:
         """Start what the next test needs."""
 
@@ -115,7 +121,10 @@ class StdioJudging(Judging):
 
     def __init__(self, source: str, tests: StdioTests, limits: Limits, *, stop_at_failure: bool) -> None:
         super().__init__(source, len(tests.cases), limits, stop_at_failure=stop_at_failure)
-        self.cases = tests.cases
+        self.tests, self.cases = tests, tests.cases
+
+    def afresh(self) -> "StdioJudging":
+        return StdioJudging(self.source, self.tests, self.limits, stop_at_failure=self.stop_at_failure)
 
     def begin(self, sandbox: Sandbox) -> None:
         given = self.cases[self.at].given.encode("utf-8", "surrogatepass")
@@ -150,6 +159,9 @@ class CallsJudging(Judging):
         self.loaded = False
         self.asked = True  # an answer is due
 
+    def afresh(self) -> "CallsJudging":
+        return CallsJudging(self.source, self.tests, self.limits, stop_at_failure=self.stop_at_failure)
+
     def begin(self, sandbox: Sandbox) -> None:
         self.loaded, self.asked, self.used = False, True, 0.0
         in_all = (self.count - self.at + 1) * self.limits.cpu_seconds
@@ -168,7 +180,8 @@ class CallsJudging(Judging):
                 self.fill(said)
         else:
             now = process.cpu_seconds()
-            outcome = self.compared(said, detail)
+            late = now - self.used > self.limits.cpu_seconds  # as nobody saw in time, where the machine was busy
+            outcome = TestOutcome.TIME_LIMIT if late else self.compared(said, detail)
             self.record(outcome, now - self.used)
             self.used = now
         if self.at < self.count:
@@ -185,7 +198,7 @@ class CallsJudging(Judging):
     def call(self, process: Started, case: CallCase) -> None:
         self.asked = True
         process.allow(self.limits.cpu_seconds)
-        process.send(plain.dump([self.tests.entry, list(case.arguments), dict(case.named)]))
+        process.send(written(self.tests.entry, case))
 
     def ended(self, sandbox: Sandbox, process: Started, execution: Execution) -> None:
         self.note(execution)
@@ -211,6 +224,9 @@ class AssertsJudging(Judging):
         self.of_ended = 0.0  # processor time of the program's process, once it has ended
         self.used = 0.0  # processor time when the running test began
 
+    def afresh(self) -> "AssertsJudging":
+        return AssertsJudging(self.source, self.tests, self.limits, stop_at_failure=self.stop_at_failure)
+
     def begin(self, sandbox: Sandbox) -> None:
         in_all = (self.count + 1) * self.limits.cpu_seconds
         self.program = sandbox.start(self, candidate(self.source, self.limits, in_all))
@@ -227,6 +243,8 @@ class AssertsJudging(Judging):
             self.program.end()
             return
         self.asked = False
+        if self.program is not None:
+            self.program.rest()  # until the next call, the tests may take their time
         said, detail = answer(payload)
         if self.tester is not None:
             self.reply(reply_of(said, detail))
@@ -243,7 +261,12 @@ class AssertsJudging(Judging):
     def from_tester(self, payload: bytes) -> None:
         if self.tester is None or self.at == self.count:  # it has been told to end, and went on until it heard
             return
-        kind, said = json.loads(payload)  # our own code wrote it
+        try:
+            kind, said = json.loads(payload)  # our own code wrote it
+        except ValueError:  # and the place it ran in broke it off
+            self.judged.lost = True
+            self.finish()
+            return
         if kind == "result":
             before, self.used = self.used, self.cpu_seconds()
             self.tester.allow(self.limits.cpu_seconds)
@@ -253,6 +276,7 @@ class AssertsJudging(Judging):
             self.reply(GONE)
         else:
             self.asked = True
+            self.tester.rest()
             self.program.allow(self.limits.cpu_seconds)
             self.program.send(said.encode("utf-8", "surrogatepass"))
 
@@ -287,10 +311,21 @@ class AssertsJudging(Judging):
                 self.fill(self.ending)
             elif self.at < self.count:
                 self.reply(GONE)  # it was in a call, or will hear it at the next
-        elif self.at < self.count:
+        elif self.at < self.count and not self.judged.lost:
             # The tests did not come to their end: their own loop, or a program that answers without end.
             self.fill(ending(execution))
             self.finish()
+
+
+def written(entry: str, case: CallCase) -> bytes:
+    """A call as a message.  Raises UserError where its arguments cannot cross."""
+    try:
+        message = plain.dump([entry, list(case.arguments), dict(case.named)])
+    except plain.NotPlain as error:
+        raise UserError(f"tests: arguments for {entry} that no process can be given: {error}") from error
+    if len(message) > MAX_BYTES:
+        raise UserError(f"tests: arguments for {entry} of {len(message):,} bytes; a call may have {MAX_BYTES:,}")
+    return message
 
 
 GONE = ["error", "RuntimeError", "the program has ended"]
@@ -326,7 +361,7 @@ def answer(payload: bytes) -> tuple[TestOutcome, object]:
 def reply_of(said: TestOutcome, detail: object) -> list[object]:
     """The same for the tests' process."""
     if said is TestOutcome.PASSED:
-        return ["value", plain.dump(detail).decode("utf-8", "surrogatepass")]
+        return ["value", plain.dump(detail).decode("utf-8", "surrogatepass")]  # what was read can be written
     if isinstance(detail, tuple):
         return ["error", *detail]
     return ["error", "RuntimeError", "the result is no plain data"]

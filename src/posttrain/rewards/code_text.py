@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from posttrain.rewards.tags import END_THINK, THINK
 
 CODE, END_CODE = "<code>", "</code>"
-FENCE = re.compile(r"^ {0,3}(`{3,})[ \t]*([^\s`]*)[^\n`]*$", re.MULTILINE)
+FENCE = re.compile(r"^ {0,3}(`{3,}+)[ \t]*+([^\s`]*+)[^\n`]*+$", re.MULTILINE)
 LANGUAGES = {"python", "py", "python3"}
 MAX_CHARACTERS = 100_000
 """Longest program that is run."""

@@ -17,6 +17,10 @@ class Started(Protocol):
         """Let it use that much more processor time from now on, within what it has in all."""
         ...
 
+    def rest(self) -> None:
+        """Nothing is asked of it now, so that no wall clock runs against it."""
+        ...
+
     def send(self, payload: bytes) -> None:
         """Say something to it."""
         ...

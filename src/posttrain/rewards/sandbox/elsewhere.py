@@ -4,8 +4,9 @@ Every message to a process is one more run of it: all that was said to it before
 first time is taken.  So a program that counts its calls is served, and one that draws lots answers as of its last run.
 """
 
-import json
+import binascii
 import queue
+import secrets
 import threading
 from collections import deque
 from collections.abc import Iterable, Sequence
@@ -19,6 +20,9 @@ from posttrain.rewards.sandbox.probes import SandboxUnavailable, require_passed
 from posttrain.rewards.sandbox.records import Execution, Exit, Process
 from posttrain.rewards.sandbox.replay import Run, read, written
 
+SAID_BYTES = 4 * MAX_BYTES
+"""Room for the longest message of a run in base64, and for many short ones."""
+MAX_RESULTS = 100_000
 NEVER_RAN = Execution(
     exit=Exit.LOST, status=0, stdout=b"", stderr=b"", cpu_seconds=0, wall_seconds=0, memory_bytes=0, compiled=False
 )
@@ -34,10 +38,17 @@ class Repeated:
         """Messages of its own that have been taken."""
         self.allowed = 0.0
         self.latest = NEVER_RAN
+        self.over = False
+        self.seed = secrets.randbelow(1 << 31) if asked.kind in ("calls", "tests") else None
+        """Every run draws the same numbers, so that what it did before it does again."""
 
     def allow(self, cpu_seconds: float) -> None:
-        """A run repeats what was done before: it may take as long as all of that and the new part."""
-        self.allowed += cpu_seconds
+        """A run repeats what was done before: it may take as long as that took, and as the new part may."""
+        before = self.latest.cpu_seconds if self.sandbox.place.tells_cpu else self.allowed
+        self.allowed = before + cpu_seconds
+
+    def rest(self) -> None:
+        """No process waits, so no clock runs."""
 
     def send(self, payload: bytes) -> None:
         """One more message, and with it another run."""
@@ -57,7 +68,7 @@ class Repeated:
         limits, kind = self.asked.limits, self.asked.kind
         if kind in ("calls", "tests"):
             cpu_seconds = min(self.allowed, limits.cpu_seconds) if self.allowed else limits.cpu_seconds
-            limits = replace(limits, cpu_seconds=cpu_seconds, output_bytes=MAX_BYTES)
+            limits = replace(limits, cpu_seconds=cpu_seconds, output_bytes=SAID_BYTES)
         return written(
             kind,
             self.messages,
@@ -65,6 +76,7 @@ class Repeated:
             place.conditions,
             stdin=self.asked.stdin,
             delivered=self.delivered,
+            seed=self.seed,
         )
 
     def take(self, execution: Execution) -> list[bytes]:
@@ -72,7 +84,10 @@ class Repeated:
         self.latest = execution
         if self.asked.kind not in ("calls", "tests"):
             return []
-        said = [message(line) for line in execution.stdout.splitlines()]
+        # What is due: for calls an answer to each message, and one more shows that it speaks unasked.  The last line
+        # may have been broken off.
+        most = len(self.messages) - self.delivered + 1 if self.asked.kind == "calls" else MAX_RESULTS
+        said = [message(line) for line in execution.stdout.split(b"\n", most)[:-1]]
         self.delivered += len(said)
         return said
 
@@ -84,12 +99,11 @@ class Repeated:
 
 
 def message(line: bytes) -> bytes:
-    """What was said; what a program wrote there past our own code is passed on as it is, for others to refuse."""
+    """What was said; what a program wrote there past our own code is no base64, and passed on for others to refuse."""
     try:
-        written_down = json.loads(line)
-        return written_down.encode("latin-1") if isinstance(written_down, str) else line
-    except (ValueError, RecursionError):
-        return line
+        return binascii.a2b_base64(line, strict_mode=True)
+    except ValueError:
+        return b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +123,8 @@ class Elsewhere:
         self.events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self.alive: dict[Repeated, None] = {}
         self.to_run: list[Repeated] = []
+        self.under_way = 0
+        """Runs that have not ended."""
         self.found: list[Finding] = []
         """What the probes found, once they were tried."""
 
@@ -150,10 +166,19 @@ class Elsewhere:
                     waiting.popleft().begin(self)
                 self.launch()
                 if self.alive:
-                    self.hear(self.events.get())
+                    self.hear(self.next_event())
         except BaseException:
             self.close()  # nothing goes on in the background after an interrupt
             raise
+
+    def next_event(self) -> Event:
+        """What happens next; where nothing can, as each process waits for another, the conversations have failed."""
+        if not self.under_way and self.events.empty():
+            for process in self.alive:
+                self.finish(process, replace(process.latest, exit=Exit.LOST))
+        event = self.events.get()
+        self.under_way -= event.by_itself
+        return event
 
     def start(self, conversation: Conversation, asked: Process) -> Repeated:
         process = Repeated(self, conversation, asked)
@@ -168,7 +193,8 @@ class Elsewhere:
 
     def finish(self, process: Repeated, execution: Execution) -> None:
         """Have a process be over."""
-        if process in self.alive:
+        if process in self.alive and not process.over:
+            process.over = True
             self.events.put(Event(process, execution, by_itself=False))
 
     def launch(self) -> None:
@@ -176,6 +202,7 @@ class Elsewhere:
         for process in self.to_run:
             arguments = (process, process.as_run(self.place), self.events)
             threading.Thread(target=self.run_once, args=arguments, daemon=True).start()
+            self.under_way += 1
         self.to_run.clear()
 
     def run_once(self, process: Repeated, made: Run, events: "queue.SimpleQueue[Event]") -> None:
@@ -196,7 +223,10 @@ class Elsewhere:
             said = process.take(event.execution)
             waits = process.waits(said)
             for payload in said:
-                conversation.message(self, process, payload)
+                if not process.over:
+                    conversation.message(self, process, payload)
+        if process.over and event.by_itself:  # what was said ended it: that event is on its way
+            return
         if not waits:
             del self.alive[process]
             conversation.ended(self, process, event.execution)
@@ -205,5 +235,6 @@ class Elsewhere:
         """End everything; what is still under way is heard of no more."""
         self.alive.clear()
         self.to_run.clear()
+        self.under_way = 0
         self.events = queue.SimpleQueue()
         self.place.stop()

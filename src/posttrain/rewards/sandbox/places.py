@@ -9,7 +9,8 @@ import tempfile
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Protocol
 
@@ -30,6 +31,8 @@ class Place(Protocol):
     conditions: Conditions
     here: bool
     """Whether its programs run on this machine."""
+    tells_cpu: bool
+    """Whether it knows how much processor time a run took."""
     remedy: str
     """What to do where it lets something through."""
 
@@ -47,13 +50,13 @@ class Commands(ABC):
 
     name: str
     conditions = Conditions()
-    here = True
+    here, tells_cpu = True, False
     remedy: str
     start_seconds: float
     """What the place itself may take beyond the program's time."""
 
     def __init__(self) -> None:
-        self.live: set[subprocess.Popen[bytes]] = set()
+        self.live: dict[subprocess.Popen[bytes], Run] = {}
         self.lock = threading.Lock()
 
     @abstractmethod
@@ -61,11 +64,11 @@ class Commands(ABC):
         """What to start, ending in an interpreter with these arguments."""
 
     @abstractmethod
-    def environment(self) -> dict[str, str]:
+    def environment(self, run: Run) -> dict[str, str]:
         """The environment of the command."""
 
-    def cpu_seconds(self, pid: int) -> float:
-        """Processor time that a run has used so far; 0 where it cannot be seen."""
+    def cpu_seconds(self, pid: int, seen: dict[int, float]) -> float:
+        """Processor time that a run has used so far; 0 where it cannot be seen.  `seen` is what each process had."""
         return 0.0
 
     def removed(self, run: Run) -> None:  # noqa: B027  # most have nothing to do
@@ -74,27 +77,25 @@ class Commands(ABC):
     def run(self, run: Run) -> Ended:
         text = run.text.encode("ascii")
         began = time.monotonic()
-        with tempfile.TemporaryFile() as given:
-            given.write(text + run.stdin)
-            given.seek(0)
+        with given_as_file(text + run.stdin) as given:
             try:
                 process = subprocess.Popen(
-                    self.command(run, ["-I", "-S", "-B", "-c", BOOTSTRAP, str(len(text))]),
+                    self.command(run, ["-s", "-S", "-B", "-c", BOOTSTRAP, str(len(text))]),
                     stdin=given,
                     stdout=subprocess.PIPE,
                     stderr=subprocess.PIPE,
-                    env=self.environment(),
+                    env=self.environment(run),
                     start_new_session=True,
                 )
             except OSError as error:
                 return lost(f"{type(error).__name__}: {error}", time.monotonic() - began)
         with self.lock:
-            self.live.add(process)
+            self.live[process] = run
         try:
             return self.watched(run, process, began)
         finally:
             with self.lock:
-                self.live.discard(process)
+                self.live.pop(process, None)
             self.removed(run)
 
     def watched(self, run: Run, process: "subprocess.Popen[bytes]", began: float) -> Ended:
@@ -104,9 +105,9 @@ class Commands(ABC):
         most = run.limits.output_bytes
         stdout, stderr = Kept(process.stdout, most + 1), Kept(process.stderr, run.limits.error_bytes + READ_BYTES)
         until = began + run.limits.wall_seconds + self.start_seconds
-        stopped, cpu_seconds = None, 0.0
+        stopped, cpu_seconds, seen = None, 0.0, dict[int, float]()
         while (status := process.poll()) is None:
-            cpu_seconds = max(cpu_seconds, self.cpu_seconds(process.pid))
+            cpu_seconds = max(cpu_seconds, self.cpu_seconds(process.pid, seen))
             if stopped is None:
                 if stdout.full:
                     stopped = Exit.OUTPUT_LIMIT
@@ -130,8 +131,24 @@ class Commands(ABC):
 
     def stop(self) -> None:
         with self.lock:
-            for process in self.live:
-                process.kill()
+            live = dict(self.live)
+        for process, run in live.items():
+            process.kill()
+            self.removed(run)
+
+
+@contextmanager
+def given_as_file(content: bytes) -> Iterator[IO[bytes]]:
+    """A file of this content without a name, only to be read where the system can say so."""
+    with tempfile.TemporaryFile() as file:
+        file.write(content)
+        file.seek(0)
+        again = Path(f"/proc/self/fd/{file.fileno()}")
+        if not again.exists():
+            yield file
+            return
+        with again.open("rb") as reader:
+            yield reader
 
 
 class Kept:
@@ -171,6 +188,11 @@ def lost(reason: str, wall_seconds: float) -> Ended:
     )
 
 
+def hash_seed(run: Run) -> dict[str, str]:
+    """The variable from which an interpreter takes the seed of its hashes."""
+    return {} if run.seed is None else {"PYTHONHASHSEED": str(run.seed)}
+
+
 UNSHARED = ("--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts", "--unshare-cgroup-try")
 
 
@@ -178,6 +200,7 @@ class Bubblewrap(Commands):
     """Namespaces of its own for every run: files that come and go with it, no network, processes it may start."""
 
     name = "bubblewrap"
+    tells_cpu = True
     start_seconds = 5.0
     remedy = (
         "bubblewrap >= 0.8 must be installed and allowed to make namespaces; Ubuntu >= 23.10 restricts them with"
@@ -217,22 +240,30 @@ class Bubblewrap(Commands):
         command += ["--remount-ro", "/dev", "--remount-ro", "/", "--", interpreter]
         return [*command, *arguments]
 
-    def environment(self) -> dict[str, str]:
-        return {**ENVIRONMENT, "HOME": "/tmp"}
+    def environment(self, run: Run) -> dict[str, str]:
+        return {**ENVIRONMENT, "HOME": "/tmp", **hash_seed(run)}
 
-    def cpu_seconds(self, pid: int) -> float:
-        return cpu_seconds_below(pid)
+    def cpu_seconds(self, pid: int, seen: dict[int, float]) -> float:
+        known = 0.0
+        for process, own, waited_for in processes_below(pid):
+            known += own + waited_for
+            seen[process] = own
+        # What ignores the end of its children is not told of their time; what they had when they were seen is kept.
+        return max(known, sum(seen.values()))
 
 
-def cpu_seconds_below(pid: int) -> float:
-    """Processor seconds of a process and of all that it has started, those that ended before included."""
+def processes_below(pid: int) -> Iterator[tuple[int, float, float]]:
+    """A process and all that it has started, with processor seconds: its own, and of children that it waited for."""
     try:
-        # After the name, which may hold anything: user and system time, then those of children that were waited for.
-        ticks = sum(map(int, Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:15]))
+        # After the name, which may hold anything.
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
     except OSError:  # it is gone
-        return 0.0
-    return ticks / os.sysconf("SC_CLK_TCK") + sum(cpu_seconds_below(int(child)) for child in children)
+        return
+    ticks = os.sysconf("SC_CLK_TCK")
+    yield pid, sum(map(int, fields[11:13])) / ticks, sum(map(int, fields[13:15])) / ticks
+    for child in children:
+        yield from processes_below(int(child))
 
 
 class Container(Commands):
@@ -263,10 +294,11 @@ class Container(Commands):
             ),
             *("--ulimit", "nofile=256:256", "--ulimit", "nproc=1024:1024"),
             *("--tmpfs", f"/tmp:rw,exec,size={FILE_BYTES},mode=1777", "--workdir", "/tmp", "--env", "HOME=/tmp"),
+            *(part for name, value in hash_seed(run).items() for part in ("--env", f"{name}={value}")),
             *("--entrypoint", "python3", self.image, *arguments),
         ]
 
-    def environment(self) -> dict[str, str]:
+    def environment(self, run: Run) -> dict[str, str]:
         """Ours, which the command needs to find its service; the container sees nothing of it."""
         return dict(os.environ)
 

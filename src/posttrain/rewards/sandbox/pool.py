@@ -75,11 +75,11 @@ class Pool:
         )
         self.running[number], self.owner[number] = process, conversation
         try:
-            server.start(number, asked.kind, asked.limits, process.given)
+            given, process.given = process.given, []  # closed once they are sent
+            server.start(number, asked.kind, asked.limits, given)
         except ServerLost:
             self._lose()
             return process
-        process.handed_over()
         self._watch(process.output, lambda: process.read_output())
         self._watch(process.errors, lambda: process.read_errors())
         self._watch(process.channel.fileno(), lambda: process.read_channel())
@@ -87,8 +87,9 @@ class Pool:
 
     def end(self, process: Running, why: Exit = Exit.ENDED) -> None:
         """End a process; `ended` follows."""
-        if process.verdict is None:
-            process.verdict, process.condemned = why, time.monotonic()
+        if process.condemned is not None:
+            return
+        process.verdict, process.condemned = why, time.monotonic()
         if self.server is not None and process.number in self.running:
             try:
                 self.server.kill(process.number)
@@ -133,10 +134,15 @@ class Pool:
 
     def _wait(self) -> None:
         """Deal with what has happened, or with the passing of time."""
+        now = time.monotonic()  # before what has arrived is read: a limit is not passed by an answer that waits for us
         for key, _ in self.selector.select(TICK_SECONDS):
             if self.selector.get_map().get(key.fileobj) is key:  # not closed meanwhile, its number given to another
                 key.data()
-        now = time.monotonic()
+        if self.server is not None:
+            try:
+                self.server.flush()
+            except ServerLost:
+                self._lose()
         if now - self._looked >= TICK_SECONDS:
             self._looked = now
             self._look(now)

@@ -1,5 +1,6 @@
 """One process in the sandbox, seen from outside: what it was given, what it has said, what it has used."""
 
+import math
 import os
 import socket
 import time
@@ -10,7 +11,7 @@ from pathlib import Path
 from posttrain.rewards.sandbox.inside.frames import MAX_BYTES
 from posttrain.rewards.sandbox.records import Execution, Exit, Process
 
-PIPE_BYTES = 1 << 16
+PIPE_BYTES = 1 << 12
 READ_BYTES = 1 << 16
 LAST_READS = 16
 """More than what a pipe or a socket holds of a process that is gone."""
@@ -64,6 +65,10 @@ class Running:
         self.cpu_until = min(self.cpu_seconds() + cpu_seconds, self.asked.limits.cpu_seconds)
         self.wall_until = time.monotonic() + replace(self.asked.limits, cpu_seconds=cpu_seconds).wall_seconds
 
+    def rest(self) -> None:
+        """Let its wall clock stand still until it is allowed something again."""
+        self.wall_until = math.inf
+
     def end(self, why: Exit = Exit.ENDED) -> None:
         """Have it ended."""
         self.on_end(self, why)
@@ -106,6 +111,8 @@ class Running:
 
     def take(self, payload: bytes) -> None:
         """One message: the sandbox's own first word, then what the program's side says."""
+        if self.condemned is not None:  # told to end, and still talking
+            return
         if not self.compiled:
             self.compiled = payload == b'["compiled"]'
         else:
@@ -203,7 +210,7 @@ def readable(content: bytes) -> int:
     """A descriptor that gives this content and then its end."""
     if not content:
         return os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
-    if len(content) <= PIPE_BYTES:
+    if len(content) <= PIPE_BYTES:  # less than what any pipe holds, so that writing cannot block
         reader, writer = os.pipe2(os.O_CLOEXEC)
         os.write(writer, content)
         os.close(writer)

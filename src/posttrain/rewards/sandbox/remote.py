@@ -30,7 +30,7 @@ class Remote:
     """A service that runs programs; threads may share it."""
 
     conditions = Conditions(processes=0)  # who else runs there as the same user is not ours to know
-    here = False
+    here, tells_cpu = False, False
 
     def __init__(self, url: str) -> None:
         self.url = url.rstrip("/") + "/run_code"

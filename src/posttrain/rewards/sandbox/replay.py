@@ -14,6 +14,7 @@ INSIDE = Path(inside.__file__).parent
 CPU_SIGNALS = (-24, 152)
 """Exit status of a process that used up its processor time (SIGXCPU), as `wait` and as shells tell it."""
 FILE_BYTES = 64 << 20
+DESCRIPTORS = 256
 START_CPU_SECONDS = 0.1
 """What the interpreter itself takes to start, and is not the program's."""
 PROCESSES = 32
@@ -32,6 +33,8 @@ class Run:
     limits: Limits
     mark: str
     """Begins the lines that are ours; nobody could know it before."""
+    seed: int | None = None
+    """Of hashes and random numbers, where a program is run again and is to do the same."""
 
     @property
     def user(self) -> int:
@@ -75,18 +78,21 @@ def written(
     *,
     stdin: bytes = b"",
     delivered: int = 0,
+    seed: int | None = None,
 ) -> Run:
     """A run of a program: `messages` starts with its source, then what was said to it; `delivered` came back before."""
-    run = Run(text="", stdin=stdin, limits=limits, mark=secrets.token_hex(8))
+    run = Run(text="", stdin=stdin, limits=limits, mark=secrets.token_hex(8), seed=seed)
     job = {
         "kind": kind,
         "messages": [each.decode("latin-1") for each in messages],
         "delivered": delivered,
         "mark": run.mark,
+        "seed": seed,
         "limits": {
             "cpu_seconds": math.ceil(limits.cpu_seconds),
             "memory_bytes": limits.memory_bytes,
             "file_bytes": FILE_BYTES,
+            "descriptors": DESCRIPTORS,
             "processes": conditions.processes,
         },
         "path": list(conditions.path),
@@ -111,17 +117,16 @@ def modules() -> dict[str, str]:
 
 def read(run: Run, ended: Ended) -> Execution:
     """What a run's end says."""
-    stderr, marks = ended.stderr, []
-    for word in (b"ready", b"compiled"):
-        line = run.mark.encode() + b" " + word + b"\n"
-        if stderr.startswith(line):
-            marks.append(word)
-            stderr = stderr[len(line) :]
-    compiled = b"compiled" in marks
+    before, ready, stderr = ended.stderr.partition(run.mark.encode() + b" ready\n")
+    if not ready:
+        stderr = before
+    compiled = bool(ready) and stderr.startswith(run.mark.encode() + b" compiled\n")
+    if compiled:
+        stderr = stderr.partition(b"\n")[2]
     signalled = ended.status < 0 or ended.status > 128
-    if ended.stopped is not None and (b"ready" in marks or ended.stopped is Exit.LOST):
+    if ended.stopped is not None and (ready or ended.stopped is Exit.LOST):
         end = ended.stopped
-    elif b"ready" not in marks:  # it never ran: the place's fault
+    elif not ready:  # it never ran: the place's fault
         end = Exit.LOST
     elif len(ended.stdout) > run.limits.output_bytes:
         end = Exit.OUTPUT_LIMIT

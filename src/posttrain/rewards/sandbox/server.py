@@ -6,6 +6,7 @@ import os
 import socket
 import subprocess
 import sys
+from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,8 @@ class Server:
     def __init__(self, options: ServerOptions) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.control = ours
+        self.unsent: deque[tuple[bytes, Sequence[int]]] = deque()
+        """Messages that the socket had no room for yet."""
         self.uid = UNPRIVILEGED if os.geteuid() == 0 else None
         try:
             self.process = subprocess.Popen(
@@ -65,18 +68,30 @@ class Server:
         return self.control.fileno()
 
     def start(self, job: int, kind: Kind, limits: Limits, descriptors: Sequence[int]) -> None:
-        """Have a process forked that takes these descriptors as its input, output, error and channel."""
+        """Have a process forked that takes these descriptors as input, output, error and channel; ours are closed."""
         seconds = int(limits.cpu_seconds) + 2  # the pool ends it on time; this is in case the pool cannot
         request = wire.start.pack(wire.START, job, wire.KINDS.index(kind), seconds, limits.memory_bytes)
-        rights = array.array("i", descriptors)
-        try:
-            self.control.sendmsg([request], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)])
-        except OSError as error:
-            raise ServerLost(self.last_words()) from error
+        self.unsent.append((request, descriptors))
+        self.flush()
 
     def kill(self, job: int) -> None:
         """End a process, if it has not ended."""
-        self.tell(wire.kill.pack(wire.KILL, job))
+        self.unsent.append((wire.kill.pack(wire.KILL, job), []))
+        self.flush()
+
+    def flush(self) -> None:
+        """Send what waits, as far as the socket takes it; descriptors that were sent are closed here."""
+        while self.unsent:
+            request, descriptors = self.unsent[0]
+            rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))] if descriptors else []
+            try:
+                self.control.sendmsg([request], rights)
+            except BlockingIOError:
+                return
+            except OSError as error:
+                raise ServerLost(self.last_words()) from error
+            self.unsent.popleft()
+            close(descriptors)
 
     def tell(self, message: bytes) -> None:
         try:
@@ -104,8 +119,17 @@ class Server:
 
     def close(self) -> None:
         """End it; its children are killed with it."""
+        for _, descriptors in self.unsent:
+            close(descriptors)
+        self.unsent.clear()
         self.control.close()
         self.process.kill()
         self.process.wait()
         if self.process.stderr is not None:
             self.process.stderr.close()
+
+
+def close(descriptors: Sequence[int]) -> None:
+    """Close our copies of what a process was given."""
+    for descriptor in descriptors:
+        os.close(descriptor)

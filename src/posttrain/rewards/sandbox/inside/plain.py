@@ -16,6 +16,8 @@ MAX_ITEMS = 200_000
 """Values inside values, all counted."""
 MAX_BITS = 1 << 16
 """Longest integer."""
+MAX_SAME_HASH = 64
+"""Keys of a set or dict that may share a hash."""
 
 
 class NotPlain(Exception):
@@ -74,6 +76,7 @@ class _Writer(_Counter):
 
 NAMES: dict[type, str] = {list: "l", tuple: "t", set: "s", frozenset: "z"}
 KINDS = {name: kind for kind, name in NAMES.items()}
+UNORDERED = {"s", "z"}
 
 
 class _Reader(_Counter):
@@ -87,22 +90,39 @@ class _Reader(_Counter):
         name, *parts = written
         try:
             if name in KINDS:
-                return KINDS[name](self.read(part, depth + 1) for part in parts)
+                items = [self.read(part, depth + 1) for part in parts]
+                return KINDS[name](spread(items) if name in UNORDERED else items)
             if name == "d":
-                return {self.read(key, depth + 1): self.read(value, depth + 1) for key, value in parts}
+                pairs = [(self.read(key, depth + 1), self.read(value, depth + 1)) for key, value in parts]
+                spread([key for key, _ in pairs])
+                return dict(pairs)
             (text,) = parts
             return scalar(name, text)
         except (TypeError, ValueError, OverflowError) as error:  # unhashable keys, wrong counts, wrong digits
             raise NotPlain("not in the format") from error
 
 
+def spread(keys: "list[Any]") -> "list[Any]":
+    """The keys, where no great number of them share a hash: looking such up takes time that grows with its square."""
+    seen: dict[int, int] = {}
+    for key in keys:
+        value = hash(key)
+        seen[value] = seen.get(value, 0) + 1
+        if seen[value] > MAX_SAME_HASH:
+            raise NotPlain("too many keys of the same hash")
+    return keys
+
+
 def scalar(name: str, text: str) -> object:
     """A number or bytes."""
     if name == "i" and len(text) <= MAX_BITS // 4 + 3:
-        return int(text, 16)
+        number = int(text, 16)
+        if number.bit_length() > MAX_BITS:
+            raise NotPlain("too long an integer")
+        return number
     if name == "f":
-        number = float.fromhex(text)
-        return number if math.isfinite(number) else float(number)
+        value = float.fromhex(text)
+        return value if math.isfinite(value) else float(value)
     if name == "b":
         return bytes.fromhex(text)
     raise NotPlain("not in the format")

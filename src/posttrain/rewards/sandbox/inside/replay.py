@@ -3,14 +3,14 @@
     python -c THIS_TEXT   (posttrain.rewards.sandbox.replay writes the last line, which calls `main`)
 
 Standard input and output are the program's own, but for one that answers calls or runs tests: there standard output
-carries what it says, a line of JSON for each message that no earlier run delivered, and what is printed goes to
+carries what it says, a line of base64 for each message that no earlier run delivered, and what is printed goes to
 standard error.  The first line of standard error, under a mark that nobody could know, says that the limits hold; the
 second that the source compiled.
 """
 
+import binascii
 import importlib.machinery
 import importlib.util
-import json
 import os
 import sys
 
@@ -58,7 +58,7 @@ class Channel:
         elif self.delivered:
             self.delivered -= 1
         elif self.output is not None:
-            write(self.output, json.dumps(payload.decode("latin-1")) + "\n")
+            write(self.output, binascii.b2a_base64(payload))
 
     def close(self) -> None:
         """A program that is only run has nothing more to say."""
@@ -76,12 +76,11 @@ def leave(status: int) -> "NoReturn":
 
 def say(mark: str, word: str) -> None:
     """A line under the mark."""
-    write(2, f"{mark} {word}\n")
+    write(2, f"{mark} {word}\n".encode())
 
 
-def write(descriptor: int, text: str) -> None:
+def write(descriptor: int, left: bytes) -> None:
     """All of it."""
-    left = text.encode("utf-8", "backslashreplace")
     while left:
         left = left[os.write(descriptor, left) :]
 
@@ -97,6 +96,7 @@ def bound(limits: "dict[str, int]") -> None:
         ("AS", own + limits["memory_bytes"], own + limits["memory_bytes"]),
         ("FSIZE", limits["file_bytes"], limits["file_bytes"]),
         ("CORE", 0, 0),
+        ("NOFILE", limits["descriptors"], limits["descriptors"]),
         *([("NPROC", limits["processes"], limits["processes"])] if limits["processes"] else []),
     ):
         kind = getattr(resource, f"RLIMIT_{name}")
@@ -123,15 +123,24 @@ def be_no_init() -> None:
             os._exit(128 + os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status))
 
 
+def hash_as_before(seed: "int | None") -> None:
+    """Sets are gone through in the order of the runs before: the interpreter takes the seed of that when it starts."""
+    if seed is not None and os.environ.get("PYTHONHASHSEED") != str(seed) and os.path.isfile(sys.argv[0]):
+        os.environ["PYTHONHASHSEED"] = str(seed)
+        os.execv(sys.executable, [sys.executable, *sys.argv])
+
+
 def main(modules: "dict[str, str]", job: "dict[str, Any]") -> None:
-    """Run what the job says: {kind, messages, delivered, mark, limits, path, uid}."""
+    """Run what the job says: {kind, messages, delivered, mark, seed, limits, path, uid}."""
     be_no_init()
+    hash_as_before(job["seed"])
     for name, text in modules.items():
         loader = Source(name, text)
         module = importlib.util.module_from_spec(importlib.machinery.ModuleSpec(name, loader))
         sys.modules[name] = module
         loader.exec_module(module)
     running = sys.modules["running"]
+    vars(running)["SEED"] = job["seed"]
     sys.path += job["path"]
     if job["uid"] is not None:
         become(job["uid"])

@@ -3,6 +3,7 @@
 import _thread
 import atexit
 import builtins
+import importlib
 import io
 import json
 import os
@@ -13,9 +14,13 @@ from collections.abc import Callable
 import frames
 import plain
 
+SEED: "int | None" = None
+"""Numbers that a program draws, where it is run again and has to draw the same; else they are its own."""
 thread_count = vars(_thread)["_count"]
 exit_functions = vars(atexit)["_ncallbacks"]
 
+STOPPING = (StopIteration, StopAsyncIteration)
+"""They would end a loop of the tests as if it had come to its end."""
 MAX_MESSAGE = 2000
 """Characters of an error that are told."""
 
@@ -45,8 +50,8 @@ def run(kind: str, channel: "frames.Channel") -> int:
     said at all means that the process is sealed.
     """
     source = frames.receive(channel).decode("utf-8", "surrogatepass")
-    if "random" in source and "random" in sys.modules:
-        sys.modules["random"].seed()  # else it would draw the numbers that all others draw
+    if "random" in source and (SEED is not None or "random" in sys.modules):
+        importlib.import_module("random").seed(SEED)  # else it would draw the numbers that all others draw
     if kind == "tests":
         frames.send(channel, b'["compiled"]')
         return tests(source, channel)
@@ -156,7 +161,9 @@ def proxy(name: str, channel: "frames.Channel") -> Callable[..., object]:
 def exception_named(name: str) -> type[Exception]:
     """The built-in exception of this name, so that tests can expect it, or RuntimeError."""
     found = getattr(builtins, name, None)
-    return found if isinstance(found, type) and issubclass(found, Exception) else RuntimeError
+    if not isinstance(found, type) or not issubclass(found, Exception) or found in STOPPING:
+        return RuntimeError
+    return found
 
 
 def fresh_main() -> types.ModuleType:

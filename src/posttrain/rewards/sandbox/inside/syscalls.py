@@ -4,7 +4,7 @@ _ALLOWED = """
 mmap munmap mremap mprotect madvise brk membarrier
 read write readv writev pread64 pwrite64 lseek close close_range fstat fsync dup dup2 dup3 pipe pipe2
 poll ppoll select pselect6 epoll_create1 epoll_ctl epoll_wait epoll_pwait eventfd2
-recvfrom shutdown getsockname getpeername getsockopt setsockopt
+recvfrom shutdown getsockname getpeername getsockopt
 clock_gettime clock_getres clock_nanosleep nanosleep gettimeofday time times alarm getitimer setitimer
 futex set_robust_list get_robust_list set_tid_address rseq sched_yield sched_getaffinity getcpu gettid
 rt_sigaction rt_sigprocmask rt_sigreturn sigaltstack restart_syscall exit exit_group
