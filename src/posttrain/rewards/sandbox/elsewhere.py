@@ -150,7 +150,7 @@ class Elsewhere:
                 f"sandbox: {self.place.name} does not work: {reason}\n  Remedy: {self.place.remedy}."
             )
         with Bait() as bait:
-            tried = probes(bait, self.place.remedy, here=self.place.here)
+            tried = probes(bait, self.place)
             executions = trusted.run(Process(kind="program", source=each.source, limits=each.limits) for each in tried)
         self.found = [Finding(each, execution) for each, execution in zip(tried, executions, strict=True)]
         require_passed(self.found)

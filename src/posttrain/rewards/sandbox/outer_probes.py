@@ -14,12 +14,14 @@ from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 
+from posttrain.rewards.sandbox.places import Place
 from posttrain.rewards.sandbox.probes import Finding, Probe, said, stopped_by
 from posttrain.rewards.sandbox.records import Execution, Exit, Limits
 
 __all__ = ["Bait", "Finding", "probes"]
 
 LIMITS = Limits(cpu_seconds=1.0, memory_bytes=256 << 20, output_bytes=1 << 18)
+LIBC = "__import__('ctypes').CDLL(None)"
 CANARY = "POSTTRAIN_PROBE"
 
 ATTEMPT = """
@@ -98,8 +100,9 @@ class Bait:
         return lambda execution: said("refused")(execution) and what not in self.touched
 
 
-def probes(bait: Bait, remedy: str, *, here: bool) -> list[Probe]:
+def probes(bait: Bait, place: Place) -> list[Probe]:
     """All probes, with this bait; what a program may do to its own machine is tried only where that is this one."""
+    remedy = place.remedy
     secret, folder = str(bait.path / "secret"), str(bait.path)
     tcp, udp = bait.tcp.getsockname(), bait.udp.getsockname()
 
@@ -144,10 +147,10 @@ def probes(bait: Bait, remedy: str, *, here: bool) -> list[Probe]:
         works("write a file of its own", "open('own', 'w').write('x')"),
         works("start a process", "__import__('subprocess').run(['true'], check=True) and True"),
     ]
-    if here:
+    if place.here:
         tried += [
             attempt("be root", "__import__('os').setuid(0)"),
-            attempt("mount", "__import__('ctypes').CDLL(None).mount(b'none', b'/tmp', b'tmpfs', 0, None) == 0"),
+            attempt("mount", f"{LIBC}.mount(b'none', b'/tmp', b'tmpfs', 0, None) == 0"),
             Probe(
                 "start processes without end",
                 FORKS,
@@ -155,5 +158,10 @@ def probes(bait: Bait, remedy: str, *, here: bool) -> list[Probe]:
                 remedy,
                 limits=LIMITS,
             ),
+        ]
+    if not place.bounded_as_a_whole:
+        tried += [
+            attempt("make a namespace of its own", f"{LIBC}.unshare(0x10000000) == 0"),
+            attempt("keep memory in no process", f"{LIBC}.memfd_create(b'x', 0) >= 0"),
         ]
     return tried

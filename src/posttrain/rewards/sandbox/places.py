@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import IO, Protocol
 
 from posttrain.rewards.sandbox.records import Exit
+from posttrain.rewards.sandbox.refusing import filter_bytes
 from posttrain.rewards.sandbox.replay import FILE_BYTES, PROCESSES, START_CPU_SECONDS, Conditions, Ended, Run
 from posttrain.rewards.sandbox.server import ENVIRONMENT
 
@@ -31,6 +32,8 @@ class Place(Protocol):
     conditions: Conditions
     here: bool
     """Whether its programs run on this machine."""
+    bounded_as_a_whole: bool
+    """Whether its own limits hold for all that a program starts and keeps together."""
     tells_cpu: bool
     """Whether it knows how much processor time a run took."""
     remedy: str
@@ -50,7 +53,7 @@ class Commands(ABC):
 
     name: str
     conditions = Conditions()
-    here, tells_cpu = True, False
+    here, bounded_as_a_whole, tells_cpu = True, False, False
     remedy: str
     start_seconds: float
     """What the place itself may take beyond the program's time."""
@@ -60,8 +63,13 @@ class Commands(ABC):
         self.lock = threading.Lock()
 
     @abstractmethod
-    def command(self, run: Run, arguments: Sequence[str]) -> list[str]:
-        """What to start, ending in an interpreter with these arguments."""
+    def command(self, run: Run, arguments: Sequence[str], passed: Sequence[int]) -> list[str]:
+        """What to start, ending in an interpreter with these arguments; `passed` are descriptors that it is handed."""
+
+    @contextmanager
+    def passed(self) -> Iterator[tuple[int, ...]]:
+        """Descriptors that the command needs besides the usual three."""
+        yield ()
 
     @abstractmethod
     def environment(self, run: Run) -> dict[str, str]:
@@ -77,10 +85,12 @@ class Commands(ABC):
     def run(self, run: Run) -> Ended:
         text = run.text.encode("ascii")
         began = time.monotonic()
-        with given_as_file(text + run.stdin) as given:
+        arguments = ["-s", "-S", "-B", "-c", BOOTSTRAP, str(len(text))]
+        with given_as_file(text + run.stdin) as given, self.passed() as passed:
             try:
                 process = subprocess.Popen(
-                    self.command(run, ["-s", "-S", "-B", "-c", BOOTSTRAP, str(len(text))]),
+                    self.command(run, arguments, passed),
+                    pass_fds=passed,
                     stdin=given,
                     stdout=subprocess.PIPE,
                     stderr=subprocess.PIPE,
@@ -212,7 +222,12 @@ class Bubblewrap(Commands):
         # Root makes the namespaces itself and gives itself up inside: as root a program's processes are not counted.
         self.conditions = Conditions(path=path, gives_up_root=os.geteuid() == 0)
 
-    def command(self, run: Run, arguments: Sequence[str]) -> list[str]:
+    @contextmanager
+    def passed(self) -> Iterator[tuple[int, ...]]:
+        with given_as_file(filter_bytes()) as file:
+            yield (file.fileno(),)
+
+    def command(self, run: Run, arguments: Sequence[str], passed: Sequence[int]) -> list[str]:
         prefix = os.path.realpath(sys.base_prefix)
         interpreter = os.path.join(prefix, "bin", os.path.basename(os.path.realpath(sys.executable)))
         seen = dict.fromkeys(map(os.path.realpath, [prefix, os.path.dirname(os.__file__), *self.conditions.path]))
@@ -237,7 +252,7 @@ class Bubblewrap(Commands):
                 command += ["--ro-bind", folder, folder]
         command += ["--proc", "/proc", "--dev", "/dev", "--size", str(FILE_BYTES), "--tmpfs", "/dev/shm"]
         command += ["--perms", "1777", "--size", str(FILE_BYTES), "--tmpfs", "/tmp", "--chdir", "/tmp"]
-        command += ["--remount-ro", "/dev", "--remount-ro", "/", "--", interpreter]
+        command += ["--remount-ro", "/dev", "--remount-ro", "/", "--seccomp", str(passed[0]), "--", interpreter]
         return [*command, *arguments]
 
     def environment(self, run: Run) -> dict[str, str]:
@@ -269,6 +284,7 @@ def processes_below(pid: int) -> Iterator[tuple[int, float, float]]:
 class Container(Commands):
     """A container for every run, by docker, podman or a command that takes the same arguments."""
 
+    bounded_as_a_whole = True
     start_seconds = 30.0
 
     def __init__(self, command: str, image: str) -> None:
@@ -277,7 +293,7 @@ class Container(Commands):
         self.name = f"{command} ({image})"
         self.remedy = f"`{command} run --rm {image} python3 -c pass` must work, and the image must have Python >= 3.10"
 
-    def command(self, run: Run, arguments: Sequence[str]) -> list[str]:
+    def command(self, run: Run, arguments: Sequence[str], passed: Sequence[int]) -> list[str]:
         memory = run.limits.memory_bytes + (256 << 20)
         return [
             *(*self.program, "run", "--rm", "--interactive", "--name", named(run), "--pull", "never"),

@@ -9,7 +9,7 @@ import random
 import time
 import urllib.error
 import urllib.request
-from typing import Any
+from typing import IO, Any
 
 from posttrain.rewards.sandbox.places import lost
 from posttrain.rewards.sandbox.records import Exit
@@ -21,7 +21,8 @@ WAIT_SECONDS = 0.5
 """Before the second try; twice that before the third."""
 GRACE_SECONDS = 30.0
 """What the service may take beyond the program's time, in queues and in starting."""
-REPLY_BYTES = 16 << 20
+REPLY_BYTES = 64 << 20
+READ_BYTES = 1 << 16
 OUTPUT_KEPT = 1 << 20
 """What the service keeps of an output; it does not say when it dropped the rest."""
 
@@ -30,7 +31,7 @@ class Remote:
     """A service that runs programs; threads may share it."""
 
     conditions = Conditions(processes=0)  # who else runs there as the same user is not ours to know
-    here, tells_cpu = False, False
+    here, bounded_as_a_whole, tells_cpu = False, True, False
 
     def __init__(self, url: str) -> None:
         self.url = url.rstrip("/") + "/run_code"
@@ -61,17 +62,28 @@ class Remote:
     def asked(self, body: bytes, *, timeout: float) -> dict[str, Any]:
         """The service's reply.  Raises OSError or ValueError where there is none after a few tries."""
         request = urllib.request.Request(self.url, data=body, headers={"Content-Type": "application/json"})
+        until = time.monotonic() + timeout
         for left in reversed(range(TRIES)):
             try:
-                with urllib.request.urlopen(request, timeout=timeout) as response:
-                    reply: dict[str, Any] = json.loads(response.read(REPLY_BYTES))
+                with urllib.request.urlopen(request, timeout=max(1.0, until - time.monotonic())) as response:
+                    reply: dict[str, Any] = json.loads(read_within(response, until))
                     return reply
             except (OSError, ValueError) as error:
                 refused = isinstance(error, urllib.error.HTTPError) and error.code not in TRY_AGAIN
-                if refused or left == 0:
+                if refused or left == 0 or time.monotonic() > until:
                     raise
                 time.sleep(WAIT_SECONDS * 2 ** (TRIES - 1 - left) * random.uniform(0.5, 1.5))
         raise AssertionError("the last try returns or raises")
+
+
+def read_within(response: IO[bytes], until: float) -> bytes:
+    """All of a reply.  Raises OSError where it does not come in time, however little of it comes at a time."""
+    content = bytearray()
+    while part := response.read1(READ_BYTES):  # type: ignore[attr-defined]  # as every HTTP response has it
+        content += part
+        if time.monotonic() > until or len(content) > REPLY_BYTES:
+            raise OSError(f"a reply of more than {len(content):,} bytes, or later than it should be")
+    return bytes(content)
 
 
 def read_reply(reply: dict[str, Any], wall_seconds: float) -> Ended:

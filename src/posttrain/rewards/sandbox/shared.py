@@ -6,8 +6,9 @@ import os
 import sys
 import sysconfig
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
+from posttrain.errors import UserError
 from posttrain.rewards.sandbox.conversation import Sandbox
 from posttrain.rewards.sandbox.elsewhere import Elsewhere
 from posttrain.rewards.sandbox.modules import MANY
@@ -44,8 +45,20 @@ def sandbox_for(modules: tuple[str, ...] = ()) -> Sandbox:
     """Where programs of this process are run that import these modules besides the usual ones."""
     if _chosen.kind in ("sealed", "none"):
         path = site_packages() if modules else ()
-        return shared_pool(ServerOptions(modules=(*MANY, *modules), path=path, sealed=_chosen.kind == "sealed"))
+        pool = shared_pool(ServerOptions(modules=(*MANY, *modules), path=path, sealed=_chosen.kind == "sealed"))
+        if modules:
+            require_imported(modules, pool.opened().missing)
+        return pool
     return shared_elsewhere(site_packages() if modules else ())
+
+
+def require_imported(modules: Sequence[str], missing: Mapping[str, str]) -> None:
+    """Refuse modules that a recipe asks for and nobody has: programs that need them would all fail."""
+    for name in modules:
+        if name in missing:
+            raise UserError(
+                f"sandbox: module {name} cannot be imported: {missing[name]}.  Install it, or leave it out."
+            )
 
 
 def pool_with(server: ServerOptions) -> Sandbox:
