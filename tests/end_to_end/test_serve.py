@@ -174,6 +174,32 @@ def test_a_fault_of_the_server_is_an_answer_too(server: Server, monkeypatch: pyt
     assert asked(server, "/v1/completions", {"prompt": QUESTION, "max_tokens": 1})[0] == 200
 
 
+TEMPLATE = """{%- if messages[0].role != "user" %}{{ raise_exception("the user first") }}{% endif -%}
+{%- for message in messages %}{{ message.content + "\n" }}
+{%- for call in message.tool_calls %}{{ call.function.name + call.id }}{% endfor %}{% endfor %}"""
+
+
+def test_messages_that_a_template_refuses_or_would_stumble_over() -> None:
+    policy = load_policy(ModelOptions())
+    policy.tokenizer.chat_template = TEMPLATE
+    hello = {"role": "user", "content": QUESTION}
+    with serving(policy, name="chat") as made:
+        threading.Thread(target=made.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
+
+        def chat(*messages: Any) -> tuple[int, Any]:
+            return asked(made, "/v1/chat/completions", {"messages": messages, "max_tokens": 2})
+
+        assert chat(hello)[1]["choices"][0]["message"]["role"] == "assistant"
+        assert chat({**hello, "name": "me", "tool_calls": None, "refusal": None})[0] == 200  # as clients send it
+        code, answer = chat({**hello, "tool_calls": [5]})
+        assert (code, "messages[0].tool_calls" in answer["error"]["message"]) == (400, True)
+        code, answer = chat({**hello, "role": "king"})
+        assert (code, "the user first" in answer["error"]["message"]) == (400, True)
+        code, answer = chat({**hello, "role": "assistant"})
+        assert (code, "no message of a user" in answer["error"]["message"]) == (400, True)
+        made.shutdown()
+
+
 def test_what_is_no_request_is_refused_and_the_server_goes_on(server: Server) -> None:
     assert asked(server, "/v1/completions", raw=b"{nonsense")[0] == 400
     assert asked(server, "/v1/nothing", {})[0] == 404
