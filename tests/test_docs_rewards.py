@@ -121,6 +121,7 @@ def test_the_table_of_alarms_says_the_thresholds_of_the_code() -> None:
         "held-out": [f"{alarms.HALF} before"],
         "length": [
             f"{alarms.LENGTH_FACTOR} times",
+            f"over {alarms.RECENT} steps {alarms.DRIFT_FACTOR:g} times",
             f"{100 * alarms.CLIPPED_JUMP:g} points",
             f"first {alarms.HALF} steps",
         ],

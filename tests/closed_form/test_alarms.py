@@ -111,6 +111,28 @@ def test_completions_that_drift_to_the_limit_are_told_though_no_window_sees_a_ju
     assert fired(lines) == [(18, "length")]
 
 
+def test_length_that_drifts_is_told_and_growth_as_of_a_run_that_learns_is_not() -> None:
+    # 8 % a step: within ten steps 1.08^5.5 = 1.5 times.  The first five are 50 * 1.267 on average, and the three up
+    # to step n are 50 * 1.08^n * .928: 8 times as long from 1.08^n = 10.92, n = 31.1.
+    lines = history(calm=45)
+    for line in lines:
+        line["completions/mean_length"] = 50 * 1.08 ** line["step"]
+    assert fired(lines) == [(32, "length")]
+    # Honest runs of the demo reach 4.9 times in a step, and 4.3 times over three.
+    for line in lines:
+        line["completions/mean_length"] = 42 * min(4.9, 1.08 ** (line["step"] - 1))
+    assert fired(lines) == []
+
+
+def test_one_long_step_is_no_drift() -> None:
+    # 7.5 times the start for long, and once 9 times: 8 over three steps, less a little.
+    lines = history(calm=60)
+    for line in lines:
+        line["completions/mean_length"] = 50 * min(7.5, 1.1 ** max(0, line["step"] - 5))
+    lines[45]["completions/mean_length"] = 50 * 8.9
+    assert fired(lines) == []
+
+
 def test_repetition_that_drifts_is_told() -> None:
     lines = history(calm=50)
     for line in lines:

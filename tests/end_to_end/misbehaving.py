@@ -44,6 +44,28 @@ def slow(seconds: float, then: Play) -> Play:
     return play
 
 
+def drips(seconds: float) -> Play:
+    """Never pauses long, and is never done: a byte every so many seconds."""
+
+    def play(body: dict[str, Any], connection: BaseHTTPRequestHandler) -> None:
+        connection.send_response(200)
+        connection.send_header("Content-Length", "1000000")
+        connection.end_headers()
+        while True:
+            connection.wfile.write(b" ")
+            time.sleep(seconds)
+
+    return play
+
+
+def endless(body: dict[str, Any], connection: BaseHTTPRequestHandler) -> None:
+    """Sends as fast as it is read, without end."""
+    connection.send_response(200)
+    connection.end_headers()
+    while True:
+        connection.wfile.write(b" " * 65536)
+
+
 def hangs_up(body: dict[str, Any], connection: BaseHTTPRequestHandler) -> None:
     connection.close_connection = True
     connection.connection.close()

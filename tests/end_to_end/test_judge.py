@@ -4,6 +4,8 @@ import asyncio
 import json
 import threading
 import time
+import warnings
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,7 +20,18 @@ from posttrain.rewards.function import ScoringFailure
 from posttrain.rewards.graded import Graded
 from posttrain.rewards.judge import SPENT, JudgeOutcome, JudgeReward
 from posttrain.rewards.protocol import grade, reward_function
-from tests.end_to_end.misbehaving import Endpoint, endpoint, hangs_up, raw, says, slow, status, truncated
+from tests.end_to_end.misbehaving import (
+    Endpoint,
+    drips,
+    endless,
+    endpoint,
+    hangs_up,
+    raw,
+    says,
+    slow,
+    status,
+    truncated,
+)
 from tests.laws.reward_rows import group
 
 SEVEN = says('It is mostly right.\n{"score": 7}')
@@ -116,6 +129,43 @@ def test_a_slow_judge_is_given_up_and_the_batch_has_a_deadline() -> None:
     assert time.monotonic() - began < 10
 
 
+def test_calls_that_wait_for_their_turn_are_in_the_batch_s_time_too() -> None:
+    with endpoint(slow(0.3, SEVEN)) as at:
+        began = time.monotonic()
+        found = judged(at, *[f"It is {n}." for n in range(30)], at_once=1, batch_seconds=1.0)
+        assert time.monotonic() - began < 3  # 30 calls, one after the other, are 9 seconds
+    assert not isinstance(found[0], ScoringFailure)
+    assert isinstance(found[-1], ScoringFailure)
+    assert len(at.asked) < 6
+
+
+@pytest.mark.parametrize("limits", [{"timeout_seconds": 0.5}, {"batch_seconds": 0.5}])
+def test_a_reply_that_drips_is_given_up_in_time(limits: dict[str, float]) -> None:
+    with endpoint(drips(0.05)) as at:
+        began = time.monotonic()
+        (found,) = judged(at, "It is 7.", tries=1, **limits)
+        assert time.monotonic() - began < 3
+    assert "no whole reply in" in str(found)
+
+
+def test_a_reply_without_end_is_read_to_a_bound() -> None:
+    with endpoint(endless) as at:
+        (found,) = judged(at, "It is 7.", tries=1, timeout_seconds=60)
+    assert "more than 4,194,304 bytes" in str(found)
+
+
+def test_a_wait_that_an_endpoint_asks_for_ends_with_the_batch() -> None:
+    with endpoint(status(429, Retry_After="50")) as at:
+        began = time.monotonic()
+        assert isinstance(judged(at, "It is 7.", batch_seconds=0.5)[0], ScoringFailure)
+        assert time.monotonic() - began < 3
+
+
+def test_a_prompt_that_is_no_proper_unicode_is_judged() -> None:
+    with endpoint(SEVEN) as at:
+        assert judged(at, "It is \ud800 7.", prompts=["\udfff?"]) == [Graded(0.7, JudgeOutcome.JUDGED)]
+
+
 def test_retry_after_is_obeyed() -> None:
     began = time.monotonic()
     with endpoint(status(429, Retry_After="0.4"), SEVEN) as at:
@@ -132,6 +182,39 @@ def test_a_wrong_key_or_model_stops_the_run_and_names_no_key(monkeypatch: pytest
     assert "sesame" not in str(stopped.value)
     with pytest.raises(UserError, match="NO_SUCH_KEY"):
         judged(at, "It is 7.", key_env="NO_SUCH_KEY")
+
+
+def test_blanks_around_a_key_are_no_part_of_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("JUDGE_KEY", " sesame\n")
+    (tmp_path / "key").write_text("sesame\r\n")
+    with endpoint(SEVEN) as at:
+        judged(at, "It is 7.", key_env="JUDGE_KEY")
+        judged(at, "It is 7.", key_file=str(tmp_path / "key"))
+    assert [headers["Authorization"] for headers in at.headers] == ["Bearer sesame"] * 2
+
+
+@pytest.mark.parametrize("key", ["ses\name", "ses ame", "sesamé", "ses\0ame", "ses\tame", " \n", "ses\udcffame"])
+def test_a_key_that_no_header_can_carry_is_an_error_that_does_not_tell_it(
+    key: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "key").write_bytes(key.encode("utf-8", "surrogateescape"))
+    given: list[dict[str, str]] = [{"key_file": str(tmp_path / "key")}]
+    if "\0" not in key:
+        monkeypatch.setenv("JUDGE_KEY", key)
+        given.append({"key_env": "JUDGE_KEY"})
+    for options in given:
+        with endpoint(SEVEN) as at, pytest.raises(UserError, match=next(iter(options))) as stopped:
+            judged(at, "It is 7.", **options)
+        assert at.asked == []
+        assert "ses" not in str(stopped.value)
+
+
+def test_an_endpoint_that_repeats_the_key_does_not_bring_it_into_a_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JUDGE_KEY", "sesame")
+    with endpoint(raw("no such key: sesame")) as at:
+        (found,) = judged(at, "It is 7.", key_env="JUDGE_KEY", tries=1)
+    assert "[key]" in str(found)
+    assert "sesame" not in str(found)
 
 
 def test_no_more_calls_at_a_time_than_allowed() -> None:
@@ -168,6 +251,17 @@ def test_a_judge_that_cannot_tell_bad_from_good_raises_an_alarm() -> None:
     with endpoint(says('{"score": 10}')) as at:
         judged(at, "It is 7.", canary_every=0)
         assert len(at.asked) == 1
+
+
+def test_every_look_at_a_judge_that_cannot_tell_warns_and_its_verdicts_are_doubted_until_it_can() -> None:
+    def honest(body: dict[str, Any], connection: Any) -> None:
+        says('{"score": 1}' if "Great question" in body["messages"][1]["content"] else '{"score": 9}')(body, connection)
+
+    with endpoint(*[says('{"score": 10}')] * 6, honest) as at, warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("default")  # as Python shows them: the same text from the same line once
+        found = [judged(at, "It is 7.", canary_every=1)[0].outcome for _ in range(3)]
+    assert found == [JudgeOutcome.DOUBTED, JudgeOutcome.DOUBTED, JudgeOutcome.JUDGED]
+    assert len([warning for warning in told if "may mean nothing" in str(warning.message)]) == 2
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,8 @@ import threading
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from contextlib import closing
+from http.client import HTTPConnection
 from typing import Any
 
 import pytest
@@ -69,12 +71,133 @@ def test_completions_are_counted_seeded_and_cut_at_stop_texts(server: Server) ->
         ("/v1/chat/completions", {"messages": []}, "messages"),
         ("/v1/chat/completions", {"messages": [{"role": "user", "content": "hello"}]}, "chat template"),
         ("/v1/completions", [1], "JSON object"),
+        ("/v1/completions", {"prompt": []}, "prompt"),
+        ("/v1/completions", {"prompt": ""}, "prompt"),
+        ("/v1/completions", {"prompt": [[]]}, "prompt"),
+        ("/v1/completions", {"prompt": ["a", ""]}, "prompt"),
+        ("/v1/completions", {"prompt": [1, "a"]}, "token ids"),
+        ("/v1/completions", {"prompt": [True]}, "token ids"),
+        ("/v1/completions", {"prompt": [[1.5]]}, "token ids"),
+        ("/v1/completions", {"prompt": {"a": 1}}, "prompt"),
+        ("/v1/completions", {"prompt": [-1]}, "token id -1"),
+        ("/v1/completions", {"prompt": [5, 10**9]}, "token id 1000000000"),
+        ("/v1/completions", {"prompt": "\ud800"}, "surrogate"),
+        ("/v1/completions", {"prompt": "a", "stop": "\udfff"}, "surrogate"),
+        ("/v1/completions", {"prompt": "a", "stop": 5}, "stop = 5"),
+        ("/v1/completions", {"prompt": "a", "stop": ["b"] * 100}, "stop"),
+        ("/v1/completions", {"prompt": "a", "max_tokens": 0}, "max_completion_tokens = 0"),
+        ("/v1/completions", {"prompt": "a", "max_tokens": -(10**30)}, "max_completion_tokens"),
+        ("/v1/completions", {"prompt": "a", "max_tokens": True}, "max_tokens = True"),
+        ("/v1/completions", {"prompt": "a", "n": 0}, "n = 0"),
+        ("/v1/completions", {"prompt": ["a"] * 65, "n": 2}, "n = 2 for 65 prompts"),
+        ("/v1/completions", {"prompt": "a", "temperature": 10**400}, "temperature"),
+        ("/v1/completions", {"prompt": "a", "temperature": float("nan")}, "temperature = nan"),
+        ("/v1/completions", {"prompt": "a", "top_p": [[]]}, "top_p = a list"),
+        ("/v1/completions", {"prompt": "a", "top_k": -1}, "top_k = -1"),
+        ("/v1/completions", {"prompt": "a", "seed": "x"}, "seed = 'x'"),
+        ("/v1/chat/completions", {"messages": "hello"}, "messages"),
+        ("/v1/chat/completions", {"messages": {"a": 1}}, "messages"),
+        ("/v1/chat/completions", {"messages": [1]}, "messages[0]"),
+        ("/v1/chat/completions", {"messages": [{"role": "user"}]}, "messages[0].content = null"),
+        ("/v1/chat/completions", {"messages": [{"role": 5, "content": "a"}]}, "messages[0].role = 5"),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": [{}]}]}, "messages[0].content = a list"),
+        ("/v1/chat/completions", {"messages": [{"role": "a", "content": "a", "tool_calls": 5}]}, "tool_calls"),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "\ud800"}]}, "surrogate"),
     ],
 )
 def test_a_bad_request_is_told_what_is_wrong(server: Server, path: str, body: Any, says: str) -> None:
     code, answer = asked(server, path, body)
     assert code == 400
     assert says in answer["error"]["message"]
+
+
+def test_token_ids_are_a_prompt_as_their_text_is(server: Server) -> None:
+    ids = load_policy(ModelOptions()).tokenizer(QUESTION, add_special_tokens=False)["input_ids"]
+    body = {"max_tokens": 12, "seed": 5}
+    answers = [
+        asked(server, "/v1/completions", {"prompt": prompt, **body})[1]
+        for prompt in (QUESTION, ids, [ids], [QUESTION, ids], [ids, ids])
+    ]
+    texts = [[choice["text"] for choice in answer["choices"]] for answer in answers]
+    assert texts[0] == texts[1] == texts[2]
+    assert texts[3] == texts[4]
+    assert answers[1]["usage"] == answers[0]["usage"]
+
+
+def test_what_is_null_is_as_left_out_and_a_limit_is_cut_to_the_context(server: Server) -> None:
+    nulls = dict.fromkeys(["n", "temperature", "top_p", "stop", "seed", "max_completion_tokens"])
+    code, answer = asked(server, "/v1/completions", {"prompt": QUESTION, "max_tokens": 4, **nulls})
+    assert (code, len(answer["choices"])) == (200, 1)
+    for many in (10**9, 10**40):
+        code, answer = asked(server, "/v1/completions", {"prompt": QUESTION, "max_tokens": many, "seed": 3})
+        assert code == 200
+        assert answer["usage"]["total_tokens"] <= load_policy(ModelOptions()).max_positions
+
+
+@pytest.mark.parametrize("length", ["²", "-1", "9" * 5000, "1e3", "+5"])
+def test_a_length_that_is_none_is_refused(server: Server, length: str) -> None:
+    with closing(HTTPConnection("127.0.0.1", server.server_port, timeout=30)) as connection:
+        connection.putrequest("POST", "/v1/completions")
+        connection.putheader("Content-Length", length.encode("latin-1"))
+        connection.endheaders()
+        assert connection.getresponse().status == 400
+
+
+def test_the_body_of_a_request_for_nothing_is_no_next_request(server: Server) -> None:
+    with closing(HTTPConnection("127.0.0.1", server.server_port, timeout=30)) as connection:
+        connection.request("POST", "/v1/nothing", "GET /health HTTP/1.1\r\n\r\n")
+        assert connection.getresponse().read()
+        assert connection.sock is None or connection.sock.recv(1) == b""  # closed, and nothing more is answered
+
+
+def test_a_request_ends_in_time_and_so_does_the_wait_for_one_before_it() -> None:
+    with serving(load_policy(ModelOptions()), name="slow", seconds=0.2) as made:
+        threading.Thread(target=made.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
+        long = {"prompt": "Use all of ", "max_tokens": 10**6, "n": 128, "temperature": 100.0}
+        code, answer = asked(made, "/v1/completions", long)
+        assert (code, "not done in 0.2 seconds" in answer["error"]["message"]) == (503, True)
+        with made.service.lock:  # as while another request is answered
+            code, answer = asked(made, "/v1/completions", {"prompt": QUESTION, "max_tokens": 1})
+        assert (code, "busy for 0.2 seconds" in answer["error"]["message"]) == (503, True)
+        assert asked(made, "/v1/completions", {"prompt": QUESTION, "max_tokens": 1})[0] == 200
+        made.shutdown()
+
+
+def test_a_fault_of_the_server_is_an_answer_too(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fault(*_: object, **__: object) -> None:
+        raise KeyError("a bug")
+
+    monkeypatch.setattr(server.service.engine, "rollout", fault)
+    code, answer = asked(server, "/v1/completions", {"prompt": QUESTION})
+    assert (code, "a fault of the server" in answer["error"]["message"]) == (500, True)
+    monkeypatch.undo()
+    assert asked(server, "/v1/completions", {"prompt": QUESTION, "max_tokens": 1})[0] == 200
+
+
+TEMPLATE = """{%- if messages[0].role != "user" %}{{ raise_exception("the user first") }}{% endif -%}
+{%- for message in messages %}{{ message.content + "\n" }}
+{%- for call in message.tool_calls %}{{ call.function.name + call.id }}{% endfor %}{% endfor %}"""
+
+
+def test_messages_that_a_template_refuses_or_would_stumble_over() -> None:
+    policy = load_policy(ModelOptions())
+    policy.tokenizer.chat_template = TEMPLATE
+    hello = {"role": "user", "content": QUESTION}
+    with serving(policy, name="chat") as made:
+        threading.Thread(target=made.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
+
+        def chat(*messages: Any) -> tuple[int, Any]:
+            return asked(made, "/v1/chat/completions", {"messages": messages, "max_tokens": 2})
+
+        assert chat(hello)[1]["choices"][0]["message"]["role"] == "assistant"
+        assert chat({**hello, "name": "me", "tool_calls": None, "refusal": None})[0] == 200  # as clients send it
+        code, answer = chat({**hello, "tool_calls": [5]})
+        assert (code, "messages[0].tool_calls" in answer["error"]["message"]) == (400, True)
+        code, answer = chat({**hello, "role": "king"})
+        assert (code, "the user first" in answer["error"]["message"]) == (400, True)
+        code, answer = chat({**hello, "role": "assistant"})
+        assert (code, "no message of a user" in answer["error"]["message"]) == (400, True)
+        made.shutdown()
 
 
 def test_what_is_no_request_is_refused_and_the_server_goes_on(server: Server) -> None:

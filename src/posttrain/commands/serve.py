@@ -1,5 +1,6 @@
 """`posttrain serve`: a model behind a small OpenAI-compatible endpoint, for trying it and for small judges."""
 
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -28,6 +29,8 @@ class Switches:
     """Port to listen on; 0 takes a free one."""
     public: bool = False
     """Let other machines ask: there is no key and no encryption."""
+    seconds: float = 600.0
+    """Longest that a request may take, and that one waits for its turn."""
 
 
 PROGRAM = Program(
@@ -48,12 +51,14 @@ def main(arguments: Sequence[str]) -> int:
     config, switches = configured(ServeConfig, [model_layer(model)], given.flags, PROGRAM)
     config.model.require_folder()
     require(0 <= switches.port < 1 << 16, switches, "port", "is no port; use 0 to 65535")
+    require(switches.seconds > 0, switches, "seconds", "leaves no time to answer; use more than 0")
     if switches.host not in LOOPBACK and not switches.public:
         raise UserError(f"--host {switches.host} lets other machines ask, without a key; say --public if you mean it")
     from posttrain.commands.serving import serving
     from posttrain.models.loading import load_policy
 
-    with serving(load_policy(config.model), name=model, host=switches.host, port=switches.port) as server:
+    policy, seconds = load_policy(config.model), min(switches.seconds, threading.TIMEOUT_MAX)
+    with serving(policy, name=model, host=switches.host, port=switches.port, seconds=seconds) as server:
         print(f"{model} at http://{switches.host}:{server.server_port}/v1   (Ctrl-C ends it)", flush=True)
         server.serve_forever()
     return 0

@@ -1,51 +1,34 @@
-"""An OpenAI-compatible endpoint over the in-process engine: what a request asks for, and the answer to it."""
+"""An OpenAI-compatible endpoint over the in-process engine: one request after the other, each within a time."""
 
 import json
+import re
 import secrets
+import sys
 import threading
 import time
-from dataclasses import dataclass
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from posttrain.errors import UserError
+from posttrain.commands.serving_requests import Asked, Refused, json_object, read
+from posttrain.errors import RunError, UserError
 from posttrain.generation.engine import Engine
-from posttrain.generation.options import SamplingOptions
 from posttrain.generation.request import Request
 from posttrain.generation.streams import StreamKey
 from posttrain.models.loading import Policy
 from posttrain.models.rendering import TokenizerRenderer
-from posttrain.records import Finish, Group, Prompt
+from posttrain.records import Finish, Group
 
 MAX_BODY_BYTES = 8 << 20
-MAX_COMPLETIONS = 128
-
-
-class Refused(Exception):
-    """A request that cannot be answered, with its status."""
-
-    def __init__(self, message: str, status: HTTPStatus = HTTPStatus.BAD_REQUEST) -> None:
-        super().__init__(message)
-        self.status = status
-
-
-@dataclass(frozen=True)
-class Asked:
-    """A request, read and checked."""
-
-    prompts: list[Prompt]
-    count: int
-    options: SamplingOptions
-    seed: int
-    stops: tuple[str, ...]
+SECONDS = 600.0
+"""Longest that a request may take, and that one waits for its turn."""
 
 
 class Service:
     """A policy that answers requests, one at a time."""
 
-    def __init__(self, policy: Policy, name: str) -> None:
-        self.policy, self.name = policy, name
+    def __init__(self, policy: Policy, name: str, seconds: float) -> None:
+        self.policy, self.name, self.seconds = policy, name, seconds
         self.engine, self.renderer = Engine(policy), TokenizerRenderer(policy.tokenizer)
         self.lock = threading.Lock()
 
@@ -55,7 +38,7 @@ class Service:
 
     def completions(self, body: dict[str, Any], *, chat: bool) -> dict[str, Any]:
         """The answer to a request for completions."""
-        asked = self.read(body, chat=chat)
+        asked = read(body, self.policy, self.renderer, chat=chat)
         groups = self.sampled(asked)
         choices = [
             self.choice(index, group, sample, asked, chat=chat)
@@ -76,47 +59,32 @@ class Service:
             },
         }
 
-    def read(self, body: dict[str, Any], *, chat: bool) -> Asked:
-        """Check a request.  Raises Refused."""
-        if body.get("stream"):
-            raise Refused("stream: answers are given whole here; leave it out")
-        if body.get("echo") or body.get("suffix"):
-            raise Refused("echo and suffix are not known here; leave them out")
-        contents = [body.get("messages")] if chat else listed(body.get("prompt"))
-        if not contents or any(not content for content in contents):
-            raise Refused("messages: a list of at least one is needed" if chat else "prompt: text is needed")
-        limit = body.get("max_completion_tokens") or body.get("max_tokens") or (512 if chat else 16)
-        count, seed = body.get("n") or 1, body.get("seed")
-        try:
-            prompts = [self.renderer.render(content, id=f"request {i}") for i, content in enumerate(contents)]
-            options = SamplingOptions(
-                max_completion_tokens=whole(limit, "max_tokens"),
-                temperature=number(body.get("temperature", 1.0), "temperature"),
-                top_p=number(body.get("top_p", 1.0), "top_p"),
-                top_k=whole(body.get("top_k", 0), "top_k"),
-                min_p=number(body.get("min_p", 0.0), "min_p"),
-            )
-        except UserError as error:
-            raise Refused(str(error)) from error
-        if not 1 <= whole(count, "n") <= MAX_COMPLETIONS:
-            raise Refused(f"n = {count}: must be 1 to {MAX_COMPLETIONS}")
-        drawn = secrets.randbelow(1 << 31) if seed is None else whole(seed, "seed")
-        stops = tuple(stop for stop in listed(body.get("stop")) if isinstance(stop, str) and stop)
-        return Asked(prompts=prompts, count=count, options=options, seed=drawn, stops=stops)
-
     def sampled(self, asked: Asked) -> list[Group]:
-        """The completions; other requests wait."""
+        """The completions; other requests wait, and neither they nor this one without end."""
         request = Request(
             group_size=asked.count,
             max_completion_tokens=asked.options.max_completion_tokens,
             sampling=asked.options.sampling,
             key=StreamKey(asked.seed, "serve", 0),
         )
-        with self.lock:
-            try:
-                return self.engine.rollout(asked.prompts, request)
-            except UserError as error:
-                raise Refused(str(error)) from error
+        if not self.lock.acquire(timeout=self.seconds):
+            busy = f"busy for {self.seconds:g} seconds with requests before this one; try again later"
+            raise Refused(busy, HTTPStatus.SERVICE_UNAVAILABLE)
+        try:
+            until = time.monotonic() + self.seconds
+            return self.engine.rollout(asked.prompts, request, before_token=lambda: self.require_time(until))
+        except RunError as error:
+            raise Refused(str(error), HTTPStatus.INTERNAL_SERVER_ERROR) from error
+        except UserError as error:
+            raise Refused(str(error)) from error
+        finally:
+            self.lock.release()
+
+    def require_time(self, until: float) -> None:
+        """End a request that has taken too long."""
+        if time.monotonic() > until:
+            long = f"not done in {self.seconds:g} seconds; ask for fewer or shorter completions"
+            raise Refused(long, HTTPStatus.SERVICE_UNAVAILABLE)
 
     def choice(self, index: int, group: Group, sample: int, asked: Asked, *, chat: bool) -> dict[str, Any]:
         """One completion, cut at the first stop text."""
@@ -126,27 +94,6 @@ class Service:
         reason = "stop" if cuts or rollout.finish is Finish.STOP else "length"
         said = {"message": {"role": "assistant", "content": text}} if chat else {"text": text}
         return {"index": index, **said, "finish_reason": reason, "logprobs": None}
-
-
-def listed(value: object) -> list[Any]:
-    """One or many as a list."""
-    if value is None:
-        return []
-    return list(value) if isinstance(value, list) else [value]
-
-
-def whole(value: object, name: str) -> int:
-    """A whole number."""
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise Refused(f"{name} = {value!r}: must be a whole number")
-    return value
-
-
-def number(value: object, name: str) -> float:
-    """A number."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise Refused(f"{name} = {value!r}: must be a number")
-    return float(value)
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -175,24 +122,27 @@ class Handler(BaseHTTPRequestHandler):
         paths = {"/v1/completions": False, "/v1/chat/completions": True}
         try:
             if self.path.rstrip("/") not in paths:
+                self.close_connection = True  # the body is not read, and is no next request
                 raise Refused(f"{self.path}: no such path", HTTPStatus.NOT_FOUND)
-            self.answer(HTTPStatus.OK, self.service.completions(self.body(), chat=paths[self.path.rstrip("/")]))
+            found = self.service.completions(self.body(), chat=paths[self.path.rstrip("/")])
         except Refused as refusal:
             self.refuse(refusal)
+        except (ConnectionError, TimeoutError):  # the client has gone
+            raise
+        except Exception:
+            self.close_connection = True
+            self.refuse(Refused("a fault of the server; its terminal says more", HTTPStatus.INTERNAL_SERVER_ERROR))
+            raise
+        else:
+            self.answer(HTTPStatus.OK, found)
 
     def body(self) -> dict[str, Any]:
         """The request's JSON object."""
         length = self.headers.get("Content-Length", "")
-        if not length.isdigit() or int(length) > MAX_BODY_BYTES:
+        if not re.fullmatch("[0-9]{1,9}", length) or int(length) > MAX_BODY_BYTES:
             self.close_connection = True  # what follows is no request
-            raise Refused(f"Content-Length = {length!r}: must be given, and at most {MAX_BODY_BYTES}")
-        try:
-            found = json.loads(self.rfile.read(int(length)))
-        except (ValueError, RecursionError) as error:
-            raise Refused(f"the body is no JSON: {error}") from error
-        if not isinstance(found, dict):
-            raise Refused("the body must be a JSON object")
-        return found
+            raise Refused(f"Content-Length = {length[:20]!r}: must be given, and at most {MAX_BODY_BYTES}")
+        return json_object(self.rfile.read(int(length)))
 
     def refuse(self, refusal: Refused) -> None:
         """An error as OpenAI's clients read it."""
@@ -203,6 +153,8 @@ class Handler(BaseHTTPRequestHandler):
         self.send_response(status)
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(payload)))
+        if self.close_connection:
+            self.send_header("Connection", "close")
         self.end_headers()
         self.wfile.write(payload)
 
@@ -219,11 +171,16 @@ class Server(ThreadingHTTPServer):
         super().__init__(address, Handler)
         self.service = service
 
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Tell of what is our fault; a client that has gone is nobody's."""
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(request, client_address)
 
-def serving(policy: Policy, *, name: str, host: str = "127.0.0.1", port: int = 0) -> Server:
+
+def serving(policy: Policy, *, name: str, host: str = "127.0.0.1", port: int = 0, seconds: float = SECONDS) -> Server:
     """A server that listens; `serve_forever` answers."""
     try:
-        return Server((host, port), Service(policy, name))
+        return Server((host, port), Service(policy, name, seconds))
     except OSError as error:
         where = f"--host {host} --port {port}"
         raise UserError(f"{where}: cannot listen there ({error.strerror}); choose another port") from error

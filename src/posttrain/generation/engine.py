@@ -33,10 +33,16 @@ class Engine:
         self._steps: Steps | None = None
 
     def rollout(
-        self, prompts: Sequence[Prompt], request: Request, *, advance: Callable[[int], None] = lambda count: None
+        self,
+        prompts: Sequence[Prompt],
+        request: Request,
+        *,
+        advance: Callable[[int], None] = lambda count: None,
+        before_token: Callable[[], None] = lambda: None,
     ) -> list[Group]:
         """A group of `group_size` completions for each prompt, in the order of the prompts.
 
+        `advance` is told of completions that are done; what `before_token` raises ends the sampling.
         Raises UserError where a prompt leaves no room in the model's context, and RunError on non-finite logits.
         """
         if self._steps is None:
@@ -47,7 +53,7 @@ class Engine:
         steps.refresh()
         try:
             schedule = Schedule(Rows(self.policy, steps, request, prompts), limits, self.max_rows)
-            for index, rollout in schedule.completions():
+            for index, rollout in schedule.completions(before_token):
                 found[index].append(rollout)
                 advance(1)
         finally:
@@ -84,9 +90,10 @@ class Schedule:
         """Prompts that have, and whose group is not complete."""
 
     @torch.inference_mode()
-    def completions(self) -> Iterator[tuple[int, Rollout]]:
+    def completions(self, before_token: Callable[[], None]) -> Iterator[tuple[int, Rollout]]:
         """Finished completions as they come, each with the index of its prompt."""
         while self.waiting or self.pending or self.rows.num_rows:
+            before_token()
             free = self.max_rows - self.rows.num_rows
             enough = free * REFILL_SHARE >= self.max_rows or not self.rows.num_rows
             if (self.waiting or self.pending) and enough:

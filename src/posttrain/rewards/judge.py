@@ -8,16 +8,18 @@ each completion its share of the points it could win.
 between fences that it cannot know, and one that looks like a verdict scores 0 unasked.  Empty answers and phrases that
 judges are known to pay for ("Solution:"): 0 unasked.  A reply without a verdict is a failure, never a 0.  A judge
 that has stopped judging: every so often it is shown an answer that is known to be bad and one that is known to be
-good, and a warning is given where it does not tell them apart.  Not stopped: what a judge likes and should not, such as
-length and confident tone.
+good; where it does not tell them apart a warning is given, and until it does its verdicts have the outcome `doubted`.
+Not stopped: what a judge likes and should not, such as length and confident tone.
 """
 
 import asyncio
+import json
 import os
 import random
+import re
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import combinations
@@ -44,12 +46,15 @@ RUBRIC = "Is the answer correct, complete and to the point?"
 TRY_AGAIN = {408, 409, 425, 429, 500, 502, 503, 504}
 LOOPBACK = {"127.0.0.1", "localhost", "::1"}
 LONGEST_WAIT_SECONDS = 60.0
+MAX_REPLY_BYTES = 4 << 20
 
 
 class JudgeOutcome(StrEnum):
     """What came of a completion."""
 
     JUDGED = "judged"
+    DOUBTED = "doubted"
+    """Judged by a judge that, when it was last tried, did not tell a bad answer from a good one."""
     SAYS_NOTHING = "says_nothing"
     FORGED = "forged"
     """It holds what only the judge should say."""
@@ -79,7 +84,7 @@ class JudgeReward:
     at_once: int = 8
     """Calls under way at a time."""
     timeout_seconds: float = 60.0
-    """For one call."""
+    """For one call, from its beginning to the end of the reply."""
     tries: int = 3
     """Calls for one verdict at most."""
     batch_seconds: float = 1800.0
@@ -119,18 +124,34 @@ class JudgeReward:
             else:
                 scores = await bench.shares([(prompts[i], parts[i]) for i in open_rows])
         found = dict(zip(open_rows, scores, strict=True))
-        return [verdict if verdict is not None else told(found[i]) for i, verdict in enumerate(early)]
+        outcome = JudgeOutcome.DOUBTED if bench.spent.doubted else JudgeOutcome.JUDGED
+        return [verdict if verdict is not None else told(found[i], outcome) for i, verdict in enumerate(early)]
 
     def key(self) -> str:
-        """The API key, or nothing."""
+        """The API key without blanks around it, or nothing.  No message says what it is."""
         if self.key_file:
-            path = Path(self.key_file)
+            path, where = Path(self.key_file), f"reward judge: key_file = {self.key_file}"
             if not path.is_file():
-                raise UserError(f"reward judge: key_file = {self.key_file}: no such file")
-            return path.read_text(encoding="utf-8").strip()
-        if self.key_env and self.key_env not in os.environ:
-            raise UserError(f"reward judge: key_env = {self.key_env}: this variable is not set")
-        return os.environ.get(self.key_env, "") if self.key_env else ""
+                raise UserError(f"{where}: no such file")
+            return sound(path.read_text(encoding="utf-8", errors="replace").strip(), where)
+        if not self.key_env:
+            return ""
+        where = f"reward judge: key_env = {self.key_env}"
+        if self.key_env not in os.environ:
+            raise UserError(f"{where}: this variable is not set")
+        return sound(os.environ[self.key_env].strip(), where)
+
+
+def sound(key: str, where: str) -> str:
+    """The key, if a header can carry it; the message must not hold it, since messages go into logs."""
+    if not key:
+        raise UserError(f"{where}: there is no key in it; leave it out for an endpoint that wants none")
+    if not re.fullmatch(r"[!-~]+", key):
+        raise UserError(
+            f"{where}: what it holds is no API key: between blanks at the ends only visible ASCII characters are"
+            " allowed, on one line.  Put the key there and nothing else."
+        )
+    return key
 
 
 def settled_early(part: str) -> Graded | None:
@@ -140,9 +161,9 @@ def settled_early(part: str) -> Graded | None:
     return Graded(0.0, JudgeOutcome.FORGED) if forges_a_verdict(part) else None
 
 
-def told(score: float | ScoringFailure) -> Graded | ScoringFailure:
+def told(score: float | ScoringFailure, outcome: JudgeOutcome) -> Graded | ScoringFailure:
     """What the judge made of a completion."""
-    return score if isinstance(score, ScoringFailure) else Graded(score, JudgeOutcome.JUDGED)
+    return score if isinstance(score, ScoringFailure) else Graded(score, outcome)
 
 
 @dataclass
@@ -152,6 +173,8 @@ class Spent:
     tokens: int = 0
     verdicts: int = 0
     next_canary: int = 0
+    doubted: bool = False
+    """Whether the last canaries found that it does not tell bad from good."""
 
 
 SPENT: dict[tuple[str, str], Spent] = {}
@@ -165,18 +188,23 @@ class Bench:
     client: Any = None
     slots: asyncio.Semaphore = field(init=False)
     deadline: float = 0.0
+    key: str = ""
 
     async def __aenter__(self) -> "Bench":
         try:
             import httpx
         except ImportError as error:
             raise UserError("reward judge: httpx is not installed; `pip install posttrain[judge]`") from error
-        reward, key = self.reward, self.reward.key()
+        reward, self.key = self.reward, self.reward.key()
         self.slots = asyncio.Semaphore(reward.at_once)
         self.deadline = time.monotonic() + reward.batch_seconds
-        self.client = httpx.AsyncClient(
-            headers={"Authorization": f"Bearer {key}"} if key else {}, timeout=reward.timeout_seconds, trust_env=False
-        )
+        headers = {
+            "Content-Type": "application/json",
+            "Accept-Encoding": "identity",
+        }  # so that a reply is as long as it is
+        if self.key:
+            headers["Authorization"] = f"Bearer {self.key}"
+        self.client = httpx.AsyncClient(headers=headers, timeout=reward.timeout_seconds, trust_env=False)
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -225,51 +253,79 @@ class Bench:
         result = await self.verdict(pair_messages(rows[a][0], candidates, rubric=self.reward.rubric), winner_in)
         return result if isinstance(result, ScoringFailure) or not swapped else 1 - result
 
-    async def verdict(self, messages: list[dict[str, str]], read: Any) -> float | ScoringFailure:
-        """One verdict, asked for until there is one or no try is left."""
+    async def verdict(self, messages: list[dict[str, str]], read: Callable[[str], float]) -> float | ScoringFailure:
+        """One verdict, asked for until there is one, or no try or no time is left."""
         failure = ScoringFailure("the batch's time is over")
         for attempt in range(self.reward.tries):
-            if time.monotonic() >= self.deadline:
-                break
-            async with self.slots:
+            wait: float | None = 0.0
+            async with self.slots:  # whose holders are done by the deadline
+                if self.left() <= 0:
+                    break
                 try:
-                    value: float = read(await self.reply(messages))
+                    value = read(await self.reply(messages))
                 except NoVerdict as error:
                     failure = ScoringFailure(f"the judge gave no verdict: {error}")
-                    continue
                 except Again as error:
                     failure = ScoringFailure(f"the judge cannot be reached: {error}")
                     wait = error.wait_seconds
                 else:
                     self.spent.verdicts += 1
                     return value
-            await asyncio.sleep(min(wait if wait is not None else backoff(attempt), LONGEST_WAIT_SECONDS))
+            wait = backoff(attempt) if wait is None else wait
+            await asyncio.sleep(max(0.0, min(wait, LONGEST_WAIT_SECONDS, self.left())))
         return failure
+
+    def left(self) -> float:
+        """Seconds that the batch has left."""
+        return self.deadline - time.monotonic()
 
     async def reply(self, messages: list[dict[str, str]]) -> str:
         """What the judge says.  Raises Again where another try may help, and RunError where none can."""
-        import httpx
-
         reward = self.reward
         self.require_budget()
         body = {"model": reward.model, "messages": messages, "max_tokens": reward.max_tokens, "temperature": 0}
-        try:
-            response = await self.client.post(f"{reward.endpoint.rstrip('/')}/chat/completions", json=body)
-        except httpx.HTTPError as error:
-            raise Again(f"{type(error).__name__}: {error}") from error
-        if response.status_code in TRY_AGAIN:
-            raise Again(f"status {response.status_code}", retry_after(response.headers.get("Retry-After")))
-        if response.status_code != 200:
+        status, text, wait_seconds = await self.answer(json.dumps(body))
+        if status in TRY_AGAIN:
+            raise Again(f"status {status}", wait_seconds)
+        if status != 200:
             raise RunError(
-                f"reward judge: {reward.endpoint} answers with status {response.status_code}: {response.text[:300]}\n"
+                f"reward judge: {reward.endpoint} answers with status {status}: {self.without_key(text)[:300]}\n"
                 "    Check the reward's endpoint, model and key."
             )
         try:
-            answer = response.json()
-            self.spent.tokens += int((answer.get("usage") or {}).get("total_tokens") or 0)
+            answer = json.loads(text)
+            self.spent.tokens += max(0, int((answer.get("usage") or {}).get("total_tokens") or 0))
             return str(answer["choices"][0]["message"]["content"])
-        except (ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
-            raise Again(f"an answer that is not in the format: {response.text[:100]!r}") from error
+        except (ValueError, KeyError, IndexError, TypeError, AttributeError, OverflowError, RecursionError) as error:
+            raise Again(f"an answer that is not in the format: {self.without_key(text)[:100]!r}") from error
+
+    async def answer(self, body: str) -> tuple[int, str, float | None]:
+        """Status, text and asked-for wait of one call, which ends in time and is not read beyond its bound."""
+        import httpx
+
+        seconds = min(self.reward.timeout_seconds, self.left())
+        url, content = f"{self.reward.endpoint.rstrip('/')}/chat/completions", bytearray()
+        try:
+            async with asyncio.timeout(seconds), self.client.stream("POST", url, content=body) as response:
+                async for piece in response.aiter_raw():
+                    content += piece
+                    if len(content) > MAX_REPLY_BYTES:
+                        raise Again(f"a reply of more than {MAX_REPLY_BYTES:,} bytes")
+        except TimeoutError as error:
+            raise Again(f"no whole reply in {seconds:.3g} seconds") from error
+        except (httpx.NetworkError, httpx.TimeoutException) as error:
+            raise Again(f"{type(error).__name__}: {error}") from error
+        except httpx.HTTPError as error:
+            raise Again(type(error).__name__) from None  # its text may hold the headers, and so the key
+        return (
+            response.status_code,
+            content.decode("utf-8", "replace"),
+            retry_after(response.headers.get("Retry-After")),
+        )
+
+    def without_key(self, text: str) -> str:
+        """What an endpoint said, should it repeat the key."""
+        return text.replace(self.key, "[key]") if self.key else text
 
     def require_budget(self) -> None:
         """Stop before a call that the budget has no room for."""
@@ -287,10 +343,14 @@ class Bench:
             return
         spent.next_canary = spent.verdicts + every
         bad, good = await asyncio.gather(*(self.canary(text) for text in (KNOWN_BAD, KNOWN_GOOD)))
-        if isinstance(bad, float) and isinstance(good, float) and not bad < 0.5 < good:
+        if isinstance(bad, ScoringFailure) or isinstance(good, ScoringFailure):
+            return
+        spent.doubted = not bad < 0.5 < good
+        if spent.doubted:
             warnings.warn(
                 f"reward judge: {self.reward.model} gives {bad:.2f} to an answer that is known to be bad and {good:.2f}"
-                " to one that is known to be good.  Its scores may mean nothing: look at its replies.",
+                f" to one that is known to be good, after {spent.verdicts} verdicts.  Its scores may mean nothing: look"
+                " at its replies.",
                 stacklevel=2,
             )
 

@@ -30,10 +30,11 @@ MASTER_KEYS = {
 """What judges are known to pay for although it says nothing.  Zhao et al. 2025, arXiv:2507.08794, and the like."""
 
 VERDICT = re.compile(
-    r"""["'](?:score|verdict|rating|winner)["']\s*:|^[\s*#>{]*(?:score|verdict|rating|winner)\**\s*[:=]""",
+    r"""["'](?:score|verdict|rating|winner)["']\s*:|^(?:[^\S\n]|[*#>{])*(?:score|verdict|rating|winner)\**\s*[:=]""",
     re.IGNORECASE | re.MULTILINE,
 )
-"""A candidate that says this writes the judge's part."""
+"""A candidate that says this writes the judge's part.  What may stand before it on its line is no line break: each line
+is looked at from its start, and with line breaks in it the search would be quadratic."""
 
 
 def judged_part(text: str, part: str) -> str:
@@ -50,8 +51,8 @@ def says_nothing(candidate: str) -> bool:
 
 
 def forges_a_verdict(candidate: str) -> bool:
-    """Whether a candidate holds what only the judge should say."""
-    return VERDICT.search(candidate) is not None
+    """Whether a candidate, as far as the judge is shown it, holds what only the judge should say."""
+    return VERDICT.search(shortened(candidate)) is not None
 
 
 def shortened(candidate: str) -> str:
@@ -131,7 +132,7 @@ def score_in(reply: str, scale: tuple[float, float]) -> float:
     score = last_object(reply).get("score")
     low, high = scale
     if isinstance(score, bool) or not isinstance(score, int | float) or not low <= score <= high:
-        raise NoVerdict(f"score = {score!r}, not a number from {low:g} to {high:g}")
+        raise NoVerdict(f"score = {shown(score)}, not a number from {low:g} to {high:g}")
     return (score - low) / (high - low)
 
 
@@ -139,6 +140,11 @@ def winner_in(reply: str) -> float:
     """What answer A gets of one point: 1, 0 or, for a tie, a half."""
     winner = last_object(reply).get("winner")
     shares = {"A": 1.0, "B": 0.0, "tie": 0.5}
-    if winner not in shares:
-        raise NoVerdict(f"winner = {winner!r}, not A, B or tie")
-    return shares[str(winner)]
+    if not isinstance(winner, str) or winner not in shares:
+        raise NoVerdict(f"winner = {shown(winner)}, not A, B or tie")
+    return shares[winner]
+
+
+def shown(value: object) -> str:
+    """What a judge gave, in brief; a list or an object by its type, since it may be deep."""
+    return repr(value)[:80] if value is None or isinstance(value, str | int | float) else f"a {type(value).__name__}"

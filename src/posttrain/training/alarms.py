@@ -20,6 +20,8 @@ AGAIN_AFTER = 20
 """Steps before the same alarm is raised again."""
 OUTCOME_JUMP = 0.3
 LENGTH_FACTOR = 2.5
+DRIFT_FACTOR = 8.0
+"""Against the first steps: a policy that learns the demo honestly goes on four times as long."""
 CLIPPED_JUMP = 0.3
 REPETITION = 0.5
 REPETITION_JUMP = 0.25
@@ -98,14 +100,17 @@ def held_out_jumps(history: Sequence[Line]) -> list[Alarm]:
 
 
 def length(history: Sequence[Line]) -> Alarm | None:
-    """Completions grow suddenly, or more of them run into the limit than at the start of the run."""
+    """Completions grow suddenly, or many times over since the start of the run, or more of them run into the limit."""
+    lengths = known(history, "completions/mean_length")
+    first, recent = fmean(lengths[:HALF] or [0.0]), fmean(lengths[-RECENT:] or [0.0])
     before = known(history[-1 - WINDOW : -1], "completions/mean_length")
     clipped = known(history[:-1], "completions/clipped_ratio")[:HALF]
     now, now_clipped = history[-1].get("completions/mean_length"), history[-1].get("completions/clipped_ratio")
     if len(before) < HALF or now is None or now_clipped is None:
         return None
-    if now >= LENGTH_FACTOR * fmean(before) or now_clipped - fmean(clipped) >= CLIPPED_JUMP:
-        tokens = f"completions have {now:.0f} tokens after {fmean(before):.0f}"
+    drifted = recent >= DRIFT_FACTOR * first > 0
+    if now >= LENGTH_FACTOR * fmean(before) or drifted or now_clipped - fmean(clipped) >= CLIPPED_JUMP:
+        tokens = f"completions have {now:.0f} tokens after {fmean(before):.0f}, and {first:.0f} at the start"
         limit = f"{now_clipped:.0%} run into the limit after {fmean(clipped):.0%} at the start"
         return Alarm("length", f"{tokens}, and {limit}")
     return None
