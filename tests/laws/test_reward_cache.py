@@ -22,8 +22,6 @@ from posttrain.rewards.loading import load_reward
 from posttrain.rewards.maths import MathsReward
 from posttrain.rewards.options import RewardOptions
 from posttrain.rewards.protocol import grade, reward_function
-from posttrain.rewards.sandbox import shared as sandboxes
-from posttrain.rewards.sandbox_options import SandboxOptions
 from posttrain.rewards.workers import shared
 from tests.laws.reward_rows import CHAT, group
 from tests.laws.worker_rows import function_of
@@ -383,35 +381,3 @@ def test_a_file_that_another_process_holds_is_told_of(tmp_path: Path, monkeypatc
     assert kept.known([b"1", b"new"]) == {b"1": Score(1.0)}
     kept.remember({b"new": Score(1.0)})  # and it goes on
     kept.close()
-
-
-PLACES = {
-    "sealed": SandboxOptions(),
-    "bubblewrap": SandboxOptions(kind="bubblewrap"),
-    "container": SandboxOptions(kind="container"),
-    "image": SandboxOptions(kind="container", image="python:3.13-slim"),
-    "command": SandboxOptions(kind="container", command="podman"),
-    "url": SandboxOptions(kind="remote", url="http://127.0.0.1:1"),
-    "other url": SandboxOptions(kind="remote", url="http://127.0.0.1:2"),
-}
-
-
-def test_a_score_from_another_sandbox_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    function = load_reward(RewardOptions(name="code"))
-    seen = {}
-    for name, options in PLACES.items():
-        monkeypatch.setattr(sandboxes, "_chosen", options)
-        seen[name] = tuple(cache.identity(function))
-        monkeypatch.setattr(sandboxes, "_chosen", replace(options, at_once=3))
-        assert tuple(cache.identity(function)) == seen[name]
-    assert len(set(seen.values())) == len(PLACES)
-
-
-def test_a_score_with_another_version_of_a_module_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    function = load_reward(RewardOptions(name="code", options={"modules": ["numpy.linalg", "json"]}))
-    before = cache.identity(function)
-    assert sum(each.startswith("numpy==") for each in before) == 1
-    monkeypatch.setattr("importlib.metadata.version", lambda name: "0.0")
-    cache.versions.cache_clear()
-    assert cache.identity(function) != before
-    cache.versions.cache_clear()
