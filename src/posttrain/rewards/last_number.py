@@ -9,7 +9,8 @@ import re
 
 from posttrain.rewards.numbers_in_text import DECIMAL
 
-LAST_NUMBER = re.compile(rf"{DECIMAL}(?:/\d+)?(?:\\?%)?", re.ASCII)
+SPACE = r"(?:[^\S\n]|~|\\[,;:! ])"
+LAST_NUMBER = re.compile(rf"{DECIMAL}(?:/\d+)?(?:{SPACE}?\\?%)?", re.ASCII)
 TAIL = 4000
 """Characters at the end of a text in which a last number is looked for."""
 NEAR = 60
@@ -17,23 +18,24 @@ NEAR = 60
 MINUS = "-\N{MINUS SIGN}\N{EN DASH}\N{SMALL HYPHEN-MINUS}\N{FULLWIDTH HYPHEN-MINUS}"
 DASHES = "\N{HYPHEN}\N{NON-BREAKING HYPHEN}\N{FIGURE DASH}\N{EM DASH}\N{HORIZONTAL BAR}"
 AS_HYPHEN = str.maketrans(dict.fromkeys(MINUS, "-"))
-SPACE = r"(?:[^\S\n]|~|\\[,;:! ])"
 SIGNED = re.compile(rf"(?:(?<=[=:(\[{{$*])|(?<![^\s])){SPACE}*(-){SPACE}*\Z")
 """A minus that is no operation: nothing stands before it."""
 OPERATION = r"(?:[-+*/×·÷±∓]|\*\*|\\(?:times|cdot|div|pm|mp))"
 FUNCTION = r"(?:sqrt|log|ln|exp|sin|cos|tan|frac|dfrac|tfrac|binom|bar|overline|root of)"
 PART_BEFORE = re.compile(
     rf"[\w^/√×·÷±∓{DASHES}-]\Z"  # `x5`, `2^5`
-    rf"|\.\Z|\d,\Z"  # `1.2.3`, `1,234,56`
+    rf"|\.\Z|\d[,:]\Z"  # `1.2.3`, `1,234,56`, `5:30`
     rf"|[\w)\]}}!%]{OPERATION}[({{\[]*\Z|[\w)\]}}!%]\s+{OPERATION}\s+[({{\[]*\Z"  # `2**5`, `3 - 10`
-    rf"|-{SPACE}*[({{\[]+{SPACE}*\Z|\w\(\Z|[\^_}}]\{{\Z"  # `-(5)`, `f(5)`, `2^{{5}}`
-    rf"|(?<![a-zA-Z]){FUNCTION}{SPACE}*[({{\[]?{SPACE}*\Z",
+    rf"|-{SPACE}*[({{\[]+{SPACE}*\Z|\w\(\Z|[\^_}}\]]\{{\Z"  # `-(5)`, `f(5)`, `2^{{5}}`
+    rf"|(?<![a-zA-Z]){FUNCTION}(?:_\w|_\{{\w+\}})?{SPACE}*[({{\[]?{SPACE}*\Z",
     re.ASCII,
 )
 GROUP_BEFORE = re.compile(rf"\d(?:{SPACE}|['’])\Z")
+FILLER = r"(?:[\s$*~]|\\[,;:! ]|\\(?:text|textrm|textbf|mathrm|mbox)\s*\{)*"
 MULTIPLIERS = "hundred|thousand|million|billion|trillion|dozen|lakh|crore"
 PART_BEHIND = re.compile(
-    rf"[\w⁰-₟²³¹¼-¾]|[.,]\d|[-+*/]+[\w(\\]|\^(?!\s*\{{?\s*\\circ)|(?:{SPACE})*(?:{MULTIPLIERS})s?\b"
+    rf"[\w⁰-₟²³¹¼-¾]|[.,]\d|[-+*/]+[\w(\\]|\^(?!\s*\{{?\s*\\circ)|{FILLER}(?:{MULTIPLIERS})s?\b"
+    rf"|{SPACE}*(?:[π√]|\\(?:pi|sqrt|[dt]?frac|infty|log|ln|sin|cos|tan|pm|div)(?![a-zA-Z]))|\s+[+*/]\s+[a-z]\b"
     rf"|{SPACE}*(?:\\times|\\cdot|×|·){SPACE}*[\w(]|{SPACE}+\^",
     re.IGNORECASE | re.ASCII,
 )
