@@ -5,6 +5,7 @@ import sys
 import time
 import warnings
 from collections import Counter
+from datetime import date
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,8 @@ from typing import Any
 import pytest
 
 from posttrain.cli import main
-from posttrain.commands.check_task import EXAMPLES
+from posttrain.commands.check_task import EXAMPLES, own_function, replayed
+from posttrain.rewards.cheap_attacks import Answer, Example
 from posttrain.rewards.judge import SPENT
 from posttrain.rewards.loading import BUILT_IN
 from tests.end_to_end.misbehaving import endpoint, says
@@ -115,6 +117,26 @@ def test_a_function_that_never_comes_back_is_ended_and_named(tmp_path: Path, row
     assert "item_seconds = 0.5" in slow[0]
     assert slow[1].startswith("not answered")
     assert sum("praise for itself" in line for line in done.stdout.splitlines()) == 2
+
+
+def test_a_crash_of_the_function_is_told_and_the_next_answer_tried(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    dies = "import os\n\ndef solved(response, **columns):\n    return 0.0 if response.strip() else os._exit(3)\n"
+    assert checked(tmp_path, dies) == 1
+    said = capsys.readouterr().out
+    assert "nothing  <-- its worker exited with 3" in said
+    assert "2 of 11 are not as they should be" in said
+
+
+def test_a_column_that_no_worker_can_be_told_is_checked_in_this_process(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "mine.py").write_text(GENEROUS)
+    example = Example("When?", {"day": date(2020, 1, 1)}, (Answer("then", "then", right=True),))
+    function = own_function(f"{tmp_path}/mine.py:solved", [example], 1.0)
+    assert "without a deadline" in capsys.readouterr().out
+    assert [paid.fine for paid in replayed(function, [example])] == [True]
 
 
 def test_lines_are_told_as_they_come(tmp_path: Path) -> None:
