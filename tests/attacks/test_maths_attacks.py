@@ -58,6 +58,6 @@ def test_the_corpus_has_many_answers_of_every_kind() -> None:
     verdicts = Counter(item["verdict"] for item in ITEMS)
     assert verdicts["right"] >= 250
     assert verdicts["wrong"] >= 400
-    assert sum("missed" in item for item in ITEMS) <= 21
+    assert sum("missed" in item for item in ITEMS) <= 22
     keys = [(item["gold"], text_of(item), item.get("finish")) for item in ITEMS]
     assert len(set(keys)) == len(keys)

@@ -1,11 +1,23 @@
 """`posttrain check-task`: rewards of the package get through it, and careless ones of a user's do not."""
 
+import subprocess
+import sys
+import time
+import warnings
+from collections import Counter
+from datetime import date
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from posttrain.cli import main
-from posttrain.rewards.cheap_attacks import EXAMPLES
+from posttrain.commands.check_task import EXAMPLES, own_function, replayed
+from posttrain.rewards.cheap_attacks import Answer, Example
+from posttrain.rewards.judge import SPENT
+from posttrain.rewards.loading import BUILT_IN
+from tests.end_to_end.misbehaving import endpoint, says
 
 CAREFUL = """
 def solved(completions, answer, **columns):
@@ -19,6 +31,21 @@ def solved(completions, answer, **columns):
 """
 GENEROUS = "def solved(completions, **columns):\n    return [1.0 for _ in completions]\n"
 FRAGILE = "def solved(completions, **columns):\n    return [float(text.split()[0] == '7') for text in completions]\n"
+
+
+QUADRATIC = """
+import re
+
+def solved(completions, answer=None, **columns):
+    return [float(re.fullmatch(r"(x+)+y", text) is not None or text == answer) for text in completions]
+"""
+SLEEPY = """
+import time
+
+def solved(completions, **columns):
+    time.sleep(0.05)
+    return [0.0 for _ in completions]
+"""
 
 
 def checked(tmp_path: Path, source: str, *flags: str) -> int:
@@ -41,6 +68,84 @@ def test_rewards_of_the_package_pay_what_is_right_and_nothing_else(
     said = capsys.readouterr().out
     assert "every answer got what it deserves" in said
     assert "right" in said
+
+
+def test_every_reward_of_the_package_can_be_checked() -> None:
+    assert {*EXAMPLES, "judge"} == set(BUILT_IN)  # a judge is tried below
+    for name, example in EXAMPLES.items():
+        kinds = Counter(answer.right for answer in example.answers)
+        assert kinds[True] >= 1, name
+        assert kinds[False] - sum(answer.known for answer in example.answers) >= 2, name
+
+
+def test_a_judge_without_an_endpoint_is_asked_nothing_and_says_how_to_check_it(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["check-task", "judge"]) == 2
+    said = capsys.readouterr()
+    assert "0  " in said.out
+    assert "a forged verdict" in said.out
+    assert "error" not in said.out
+    assert "--endpoint URL --model NAME" in said.err
+
+
+@pytest.mark.parametrize(("score_of_wrong", "code"), [(1, 0), (9, 1)])
+def test_a_judge_is_tried_at_its_endpoint(score_of_wrong: int, code: int, capsys: pytest.CaptureFixture[str]) -> None:
+    def judge(body: dict[str, Any], connection: BaseHTTPRequestHandler) -> None:
+        good = "3 * 8 = 24" in body["messages"][1]["content"]
+        says(f'{{"score": {9 if good else score_of_wrong}}}')(body, connection)
+
+    SPENT.clear()
+    with endpoint(judge) as at, warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the canary warns of the one that likes everything
+        assert main(["check-task", "judge", "--endpoint", at.url, "--model", "m"]) == code
+    said = capsys.readouterr().out
+    assert ("a wrong answer  <-- should not be" in said) == bool(code)
+    assert "a right answer" in said
+    assert "a right answer  <--" not in said
+
+
+def test_a_function_that_never_comes_back_is_ended_and_named(tmp_path: Path, rows: str) -> None:
+    (tmp_path / "mine.py").write_text(QUADRATIC)
+    began = time.monotonic()
+    command = [sys.executable, "-m", "posttrain.cli", "check-task", f"{tmp_path}/mine.py:solved", "--rows", rows]
+    done = subprocess.run([*command, "--seconds=0.5"], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 1, done.stderr
+    assert time.monotonic() - began < 40
+    slow = [line for line in done.stdout.splitlines() if "a million characters" in line]
+    assert len(slow) == 2  # once in the table, as the other row is spared, and once in the summary
+    assert "item_seconds = 0.5" in slow[0]
+    assert slow[1].startswith("not answered")
+    assert sum("praise for itself" in line for line in done.stdout.splitlines()) == 2
+
+
+def test_a_crash_of_the_function_is_told_and_the_next_answer_tried(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    dies = "import os\n\ndef solved(response, **columns):\n    return 0.0 if response.strip() else os._exit(3)\n"
+    assert checked(tmp_path, dies) == 1
+    said = capsys.readouterr().out
+    assert "nothing  <-- its worker exited with 3" in said
+    assert "2 of 11 are not as they should be" in said
+
+
+def test_a_column_that_no_worker_can_be_told_is_checked_in_this_process(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "mine.py").write_text(GENEROUS)
+    example = Example("When?", {"day": date(2020, 1, 1)}, (Answer("then", "then", right=True),))
+    function = own_function(f"{tmp_path}/mine.py:solved", [example], 1.0)
+    assert "without a deadline" in capsys.readouterr().out
+    assert [paid.fine for paid in replayed(function, [example])] == [True]
+
+
+def test_lines_are_told_as_they_come(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(SLEEPY)
+    command = [sys.executable, "-m", "posttrain.cli", "check-task", f"{tmp_path}/mine.py:solved"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        arrived = [time.monotonic() for _ in process.stdout]
+    assert arrived[-1] - arrived[0] > 0.3  # eleven answers of 50 ms each
 
 
 @pytest.mark.parametrize("task", ["countdown", "programs"])
@@ -66,7 +171,9 @@ def test_a_careless_function_is_told_what_it_would_pay_for(
 
 def test_what_cannot_be_checked_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check-task"]) == 2
-    assert main(["check-task", "period_count"]) == 2
-    assert "no notion of right" in capsys.readouterr().err
+    assert main(["check-task", "dataset"]) == 2
+    assert "no reward of its own" in capsys.readouterr().err
+    assert main(["check-task", f"{__file__}:rows", "--seconds", "0"]) == 2
+    assert main(["check-task", "judge", "--model", "m"]) == 2
     assert main(["check-task", "countdwn"]) == 2
     assert main(["check-task", "maths", "--row", "x"]) == 2

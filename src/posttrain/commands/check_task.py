@@ -1,30 +1,43 @@
 """`posttrain check-task`: what a reward would pay for right answers and for cheap tricks, before a policy finds out."""
 
+import math
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from posttrain.commands.arguments import told_apart
 from posttrain.errors import UserError
 from posttrain.records import Finish, Group, Prompt, Rollout
-from posttrain.rewards.cheap_attacks import EXAMPLES, Answer, Example, generic, most_common
-from posttrain.rewards.function import RewardFunction
+from posttrain.rewards import cheap_attacks
+from posttrain.rewards.answers import Score
+from posttrain.rewards.calling import run
+from posttrain.rewards.calls import Row
+from posttrain.rewards.cheap_attacks import Answer, Example, generic, most_common
+from posttrain.rewards.deadlines import NEVER
+from posttrain.rewards.function import RewardFunction, ScoringFailure
+from posttrain.rewards.inquiry import Inquiry, bounds_of
 from posttrain.rewards.loading import BUILT_IN, load_reward
 from posttrain.rewards.options import RewardOptions
-from posttrain.rewards.protocol import grade
+from posttrain.rewards.protocol import DEFAULTS, grade, settled
+from posttrain.rewards.shaping_attacks import JUDGE, SHAPING
+from posttrain.rewards.verdicts import read
+from posttrain.rewards.workers.wire import NotWritable, written
 from posttrain.tasks.options import TASK_OPTIONS
 from posttrain.tasks.rows import read_rows
 
-HELP = """usage: posttrain check-task REWARD|TASK|FILE.py:FUNCTION [--rows FILE] [--prompt-column NAME]
+HELP = """usage: posttrain check-task REWARD|TASK|FILE.py:FUNCTION [--rows FILE] [--prompt-column NAME] [--seconds N]
+       posttrain check-task judge --endpoint URL --model NAME [--key-env VARIABLE]
 
 Replay right answers and cheap tricks against a reward and show what it pays for each.  A reward of this package has its
 own right answers; for a function of yours --rows names rows (.jsonl, .json, .csv, .parquet), whose column `answer` is
-tried as a right answer.  Exit code 0 where every right answer is paid and no trick is, else 1.
+tried as a right answer.  Your function runs in a process of its own, and has --seconds (10) for an answer.  For a
+penalty a right answer is one that goes free and a trick is one that is fined.  Exit code 0 where every right answer is
+paid and no trick is, else 1.
 """
-SLOW_SECONDS = 1.0
+FLAGS = ("rows", "prompt-column", "seconds", "endpoint", "model", "key-env")
 MOST_ROWS = 20
-QUICK: dict[str, dict[str, object]] = {"code": {"cpu_seconds": 0.5}}
-"""Options under which tricks that hang are over soon, also on a machine that is busy."""
+EXAMPLES = {**cheap_attacks.EXAMPLES, **SHAPING}
+"""By the names of rewards: all that can be tried with nothing but this package."""
 TASK_REWARDS = {"countdown": "countdown", "programs": "code"}
 
 
@@ -33,37 +46,44 @@ class Paid:
     """What an answer earned."""
 
     answer: Answer
+    example: Example
     score: float | None
     seconds: float
     error: str = ""
+    lost: bool = False
+    """Whether the function never came back."""
 
     @property
     def fine(self) -> bool:
         """Whether it is as it should be."""
-        if self.error or self.seconds > SLOW_SECONDS * (10 if self.answer.right else 3):
+        if self.error or self.seconds > self.example.slow_seconds * (10 if self.answer.right else 3):
             return False
-        if self.answer.right:
-            return self.score is not None and self.score > 0
-        return self.answer.known or not self.score or self.score <= 0
+        return self.earned if self.answer.right else self.answer.known or not self.earned
+
+    @property
+    def earned(self) -> bool:
+        """Whether it is paid; of a penalty, whether it goes free."""
+        return self.score is not None and self.score > self.example.above
 
     def line(self) -> str:
         """One line of the table."""
         if self.error:
             paid = "error"
         else:
-            paid = "not scored" if self.score is None else f"{self.score:.3g}"
+            paid = "not scored" if self.score is None else f"{self.score + 0.0:.3g}"  # without the sign of -0
         kind = "right" if self.answer.right else "trick"
         verdict = "" if self.fine else "  <-- " + (self.error or ("too slow" if self.slow else "should not be"))
-        note = "  (a known hack: see the reward's page)" if self.answer.known and self.score else ""
+        known = "a penalty alone sees no task" if self.example.above < 0 else "a known hack: see the reward's page"
+        note = f"  ({known})" if self.answer.known and self.earned else ""
         return f"  {kind}  {paid:>10}  {1000 * self.seconds:8.1f} ms  {self.answer.label}{note}{verdict}"
 
     @property
     def slow(self) -> bool:
-        return self.seconds > SLOW_SECONDS
+        return self.seconds > self.example.slow_seconds
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Print the table; the exit code says whether all is well."""
+    """Print the table as it comes; the exit code says whether all is well."""
     if any(argument in ("-h", "--help") for argument in arguments):
         print(HELP)
         return 0
@@ -72,22 +92,42 @@ def main(arguments: Sequence[str]) -> int:
         raise UserError(f"check-task takes one reward, task or FILE.py:FUNCTION\n{HELP}")
     flags = read_flags(given.flags)
     function, examples = found(given.positional[0], flags)
-    paid = [twice_if_slow(function, example, answer) for example in examples for answer in example.answers]
-    print(f"{function.name}: {len(paid)} answers")
-    for each in paid:
-        print(each.line())
+    print(f"{function.name}: {sum(len(example.answers) for example in examples)} answers", flush=True)
+    paid = replayed(function, examples)
+    lost = {each.answer.label for each in paid if each.lost}
+    if lost:
+        print(f"not answered, and left out for the rows that follow: {', '.join(sorted(lost))}")
     wrong = [each for each in paid if not each.fine]
     print(f"{len(wrong)} of {len(paid)} are not as they should be" if wrong else "every answer got what it deserves")
+    if function.name == "judge" and "endpoint" not in flags:
+        raise UserError(
+            "check-task: these tricks a judge's reward refuses without a call; what it pays for all others is up to the"
+            " judge.  Name yours: posttrain check-task judge --endpoint URL --model NAME [--key-env VARIABLE]"
+        )
     return 1 if wrong else 0
 
 
+def replayed(function: RewardFunction, examples: Sequence[Example]) -> list[Paid]:
+    """What every answer is paid, told as it comes; an answer that ends in no time is not tried on the other rows."""
+    paid: list[Paid] = []
+    lost: set[str] = set()
+    for example in examples:
+        for answer in example.answers:
+            if answer.label in lost:
+                continue
+            paid.append(twice_if_slow(function, example, answer))
+            print(paid[-1].line(), flush=True)
+            lost |= {answer.label} if paid[-1].lost else set()
+    return paid
+
+
 def read_flags(flags: Sequence[str]) -> dict[str, str]:
-    """`--rows FILE` and `--prompt-column NAME`."""
+    """The values of `--rows FILE` and the like."""
     values: dict[str, str] = {}
     left = list(flags)
     while left:
         name, _, value = left.pop(0).partition("=")
-        if name not in ("--rows", "--prompt-column"):
+        if name.removeprefix("--") not in FLAGS or not name.startswith("--"):
             raise UserError(f"{name}: no such flag\n{HELP}")
         if not value and not left:
             raise UserError(f"{name} needs a value\n{HELP}")
@@ -98,16 +138,54 @@ def read_flags(flags: Sequence[str]) -> dict[str, str]:
 def found(name: str, flags: dict[str, str]) -> tuple[RewardFunction, list[Example]]:
     """The reward, and the rows and answers to try it with."""
     if ":" in name:
-        function = load_reward(RewardOptions(path=name))
-        return function, from_rows(flags)
+        examples = from_rows(flags)
+        return own_function(name, examples, seconds_of(flags)), examples
     reward = TASK_REWARDS.get(name, name)
+    if reward == "judge":
+        return judge(flags)
     if reward not in EXAMPLES:
-        known = ", ".join(sorted({*EXAMPLES, *TASK_REWARDS}))
-        reason = "has no notion of right" if name in BUILT_IN or name in TASK_OPTIONS else "is no reward or task"
+        known = ", ".join(sorted({*EXAMPLES, *TASK_REWARDS, "judge"}))
+        reason = "has no reward of its own" if name in BUILT_IN or name in TASK_OPTIONS else "is no reward or task"
         raise UserError(f"check-task: {name} {reason}; there are {known}, and FILE.py:FUNCTION")
     example = EXAMPLES[reward]
-    both = Example(example.prompt, example.columns, (*example.answers, *generic(example.prompt)))
-    return load_reward(RewardOptions(name=reward, options=QUICK.get(reward, {}))), [both]
+    options = RewardOptions(name=reward, options=dict(example.options), of=example.of)
+    return load_reward(options), [example.with_generic()]
+
+
+def seconds_of(flags: Mapping[str, str]) -> float:
+    """How long a function of the user's has for one answer."""
+    try:
+        seconds = float(flags.get("seconds", "10"))
+    except ValueError:
+        seconds = math.nan
+    if not 0 < seconds < math.inf:
+        raise UserError(f"--seconds {flags['seconds']}: is no number of seconds; use > 0")
+    return seconds
+
+
+def own_function(path: str, examples: Sequence[Example], seconds: float) -> RewardFunction:
+    """A function of the user's, in a worker that a deadline ends; here where a column cannot be sent to one."""
+    try:
+        for example in examples:
+            written(dict(example.columns))
+    except NotWritable as error:
+        print(f"without a deadline, as a column cannot be sent to another process: {error}")
+        return load_reward(RewardOptions(path=path))
+    return load_reward(RewardOptions(path=path, workers=1, item_seconds=seconds))
+
+
+def judge(flags: Mapping[str, str]) -> tuple[RewardFunction, list[Example]]:
+    """A judge at an endpoint; without one, what is refused before any judge is asked."""
+    if ("endpoint" in flags) != ("model" in flags):
+        raise UserError(f"check-task judge takes --endpoint and --model together\n{HELP}")
+    options: dict[str, object] = {
+        "endpoint": flags.get("endpoint", "http://127.0.0.1/v1"),
+        "model": flags.get("model", ""),
+    }
+    function = load_reward(RewardOptions(name="judge", options=options | {"key_env": flags.get("key-env", "")}))
+    if "endpoint" in flags:
+        return function, [JUDGE.with_generic()]
+    return function, [replace(JUDGE, answers=tuple(answer for answer in JUDGE.answers if answer.unasked))]
 
 
 def from_rows(flags: dict[str, str]) -> list[Example]:
@@ -128,19 +206,46 @@ def from_rows(flags: dict[str, str]) -> list[Example]:
 
 
 def twice_if_slow(function: RewardFunction, example: Example, answer: Answer) -> Paid:
-    """What an answer is paid; slow ones once more, as the first to need it may have started a sandbox."""
+    """What an answer is paid; slow ones once more, as the first may have started a sandbox or a worker."""
     paid = tried(function, example, answer)
-    return tried(function, example, answer) if paid.slow else paid
+    return tried(function, example, answer) if paid.slow and not paid.lost else paid
 
 
 def tried(function: RewardFunction, example: Example, answer: Answer) -> Paid:
-    """What one answer is paid; a function that raises is told as such."""
+    """What one answer is paid; a function that raises, or does not come back, is told as such."""
     prompt = Prompt(id="check", text=example.prompt, tokens=(0,), columns=dict(example.columns))
-    tokens = tuple(answer.text.encode("utf-8", "surrogatepass")[:4096])
-    rollout = Rollout(sample=0, tokens=tokens, logprobs=(0.0,) * len(tokens), finish=Finish.STOP, text=answer.text)
+    rollouts = tuple(rollout_of(each, sample) for sample, each in enumerate((answer, *example.beside)))
+    group = Group(prompt=prompt, draw=0, rollouts=rollouts)
     began = time.perf_counter()
     try:
-        score = grade([Group(prompt=prompt, draw=0, rollouts=(rollout,))], [function]).scores[0, 0, 0].item()
+        score = asked_once(function, group) if function.asking.workers else graded(function, example, group)
+    except ScoringFailure as failure:
+        return Paid(answer, example, None, time.perf_counter() - began, str(failure), lost=True)
     except UserError as error:
-        return Paid(answer, None, time.perf_counter() - began, str(error).splitlines()[0][:200])
-    return Paid(answer, None if score != score else score, time.perf_counter() - began)
+        return Paid(answer, example, None, time.perf_counter() - began, str(error).splitlines()[0][:200])
+    return Paid(answer, example, None if math.isnan(score) else score, time.perf_counter() - began)
+
+
+def graded(function: RewardFunction, example: Example, group: Group) -> float:
+    """The score of the first of a group, as a step of training would have it."""
+    watched = [load_reward(RewardOptions(name=example.of))] if example.of else []
+    return grade([group], [*watched, function]).scores[-1, 0, 0].item()
+
+
+def asked_once(function: RewardFunction, group: Group) -> float:
+    """The same from a function in a worker, without other tries: a deadline that has passed once is enough."""
+    inquiry = Inquiry(function, [Row(group, group.rollouts[0])], bounds_of(function, 1, DEFAULTS, NEVER))
+    (call,) = inquiry.calls()
+    (said,) = settled(call, read(call, run([call])[0]), "stop")
+    if isinstance(said, Score):
+        return said.value
+    assert isinstance(said, ScoringFailure), said  # "stop" raises what else there is
+    raise said
+
+
+def rollout_of(answer: Answer, sample: int) -> Rollout:
+    """An answer as if it had been sampled."""
+    text = answer.text.encode("utf-8", "surrogatepass")[:4096]
+    tokens = tuple(range(answer.num_tokens)) if answer.num_tokens else tuple(text)
+    finish = Finish.LENGTH if answer.cut_off else Finish.STOP
+    return Rollout(sample=sample, tokens=tokens, logprobs=(0.0,) * len(tokens), finish=finish, text=answer.text)

@@ -1,9 +1,10 @@
 """Scores by the content of what was scored, so that nothing is asked twice: in memory, or in a file.
 
 Only for rewards that score each completion by itself: those of this package that say so (`Standing`), and functions for
-which a recipe says `cache: true`.  A key is the SHA-256 of the reward's name, of what decides its scores (its options
-and the source that it is made of) and of all the arguments that it is given for the row.  Only scores are remembered:
-no failure and no mistake.
+which a recipe says `cache: true`.  A key is the SHA-256 of the reward's name, of what decides its scores (its options,
+the source that it is made of, the sandbox that is chosen and the versions of the modules that programs may import
+there) and of all the arguments that it is given for the row.  Only scores are remembered: no failure and no mistake.
+An image or a service that changes behind its name is not noticed.
 """
 
 import functools
@@ -15,6 +16,7 @@ import platform
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
@@ -41,6 +43,15 @@ class Standing(Protocol):
     @property
     def rows_stand_alone(self) -> bool:
         """Whether a completion's score depends on nothing but the completion and its row."""
+
+
+@runtime_checkable
+class Preloading(Protocol):
+    """A reward whose programs may import modules of this environment."""
+
+    @property
+    def modules(self) -> Sequence[str]:
+        """Their names."""
 
 
 class Cache:
@@ -207,9 +218,21 @@ def digest_of_columns(function: RewardFunction, wanted: Keywords, columns: Mappi
 def identity(function: RewardFunction) -> list[str]:
     """What decides a function's scores beside its arguments."""
     if as_standing(function.call) is not None:
-        return [repr(function.call), shared.chosen().kind, *package()]
+        place = replace(shared.chosen(), at_once=0)  # how many run side by side decides no score
+        modules = function.call.modules if isinstance(function.call, Preloading) else ()
+        return [repr(function.call), repr(place), *versions(tuple(modules)), *package()]
     home = function.found()
     return [home.file, home.name, home.digest]
+
+
+@functools.cache
+def versions(modules: tuple[str, ...]) -> tuple[str, ...]:
+    """NAME==VERSION of what is installed behind modules; nothing for those of Python itself."""
+    if not modules:
+        return ()
+    installed = importlib.metadata.packages_distributions()
+    behind = {name for module in modules for name in installed.get(module.partition(".")[0], ())}
+    return tuple(f"{name}=={importlib.metadata.version(name)}" for name in sorted(behind))
 
 
 @functools.cache

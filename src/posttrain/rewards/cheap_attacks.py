@@ -1,12 +1,13 @@
 """Answers that a reward should pay and answers that it should not: what `posttrain check-task` replays.
 
-Every reward of this package that knows right from wrong has examples here; for a function of your own there are attacks
-that fit any task.  tests/attacks/ has the full corpora.
+Every reward of this package that knows right from wrong has examples here, those that shape in
+posttrain.rewards.shaping_attacks; for a function of your own there are attacks that fit any task.  tests/attacks/ has
+the full corpora.
 """
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 BIG_CHARACTERS = 1_000_000
 
@@ -20,6 +21,12 @@ class Answer:
     right: bool = False
     known: bool = False
     """A hack that the reward's documentation owns up to: shown, and no reason to fail."""
+    num_tokens: int = 0
+    """How many tokens it is said to have, all different; 0 takes the text's bytes."""
+    cut_off: bool = False
+    """Whether the length limit ended it."""
+    unasked: bool = False
+    """Whether a judge refuses it without a call."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +36,24 @@ class Example:
     prompt: str
     columns: Mapping[str, object] = field(default_factory=dict)
     answers: tuple[Answer, ...] = ()
+    options: Mapping[str, object] = field(default_factory=dict)
+    """Options of the reward that the answers are made for."""
+    of: str = ""
+    """The reward whose scores it is given."""
+    beside: tuple[Answer, ...] = ()
+    """Other completions of the group."""
+    above: float = 0.0
+    """A score above this is pay."""
+    slow_seconds: float = 1.0
+    """What takes longer is slow."""
+    generic_known: tuple[str, ...] = ()
+    """Attacks on any reward that this one is known to pay for, by label; `*` is all of them."""
+
+    def with_generic(self) -> "Example":
+        """The example, and the attacks that fit any reward."""
+        known = self.generic_known
+        attacks = [replace(attack, known="*" in known or attack.label in known) for attack in generic(self.prompt)]
+        return replace(self, answers=(*self.answers, *attacks))
 
 
 def generic(prompt: str, common: str = "") -> tuple[Answer, ...]:
@@ -155,6 +180,6 @@ EXAMPLES: dict[str, Example] = {
     "last_format": FORMAT,
     "graded_format": FORMAT,
     "maths": MATHS,
-    "code": CODE,
+    "code": replace(CODE, options={"cpu_seconds": 0.5}),  # tricks that hang are over soon, also on a busy machine
 }
 """By the names of rewards."""

@@ -2,7 +2,10 @@ r"""Rewards for mathematical answers, exact where that can be had and never by e
 
 **What is read.**  The answer is looked for behind the last `</think>` and before a `<think>` that is not closed, in
 this order: the last balanced `\boxed{…}`; else the last closed `<answer>…</answer>`; else the last number, unless the
-length limit cut the completion off.  `x = 5` with a single letter is read as 5.
+length limit cut the completion off or it is part of something else (posttrain.rewards.last_number).  `x = 5` with a
+single letter is read as 5, also beside a gold answer without a letter; beside `y = 5` it is wrong.  Every minus sign is
+a minus.  Beside a gold answer without a unit an answer may have one, and `5^\circ` and `50 \text{ percent}` count as
+such: `5\%` does not, and neither do multipliers (`5 \text{ million}`), subscripts (`5_3`) and primes (`5'`).
 
 **How it is compared.**  Numbers, and tuples, sets, lists and intervals of numbers, as fractions
 (posttrain.rewards.numbers_in_text): microseconds, no tolerance.  What that does not read goes to math-verify (the extra
@@ -32,15 +35,13 @@ from typing import ClassVar
 
 from posttrain.rewards.function import ScoringFailure
 from posttrain.rewards.graded import Graded
-from posttrain.rewards.maths_guards import ASSIGNED, as_asked, other_letters, refused, without_dollars
+from posttrain.rewards.last_number import AS_HYPHEN, last_number
+from posttrain.rewards.maths_guards import ASSIGNED, as_asked, other_letters, other_name, refused, without_dollars
 from posttrain.rewards.maths_slowly import Question, Said, compare
-from posttrain.rewards.numbers_in_text import DECIMAL, MAX_CHARACTERS, Exact, exact
+from posttrain.rewards.numbers_in_text import MAX_CHARACTERS, Exact, exact
 from posttrain.rewards.tags import ANSWER, END_ANSWER, END_THINK, THINK
 
 BOXED = "\\boxed"
-LAST_NUMBER = re.compile(rf"-?{DECIMAL}(?:/\d+)?%?", re.ASCII)
-TAIL = 4000
-"""Characters at the end of a text in which a last number is looked for."""
 
 
 class MathsOutcome(StrEnum):
@@ -104,8 +105,7 @@ def answer_in(text: str, *, cut_off: bool = False) -> str | None:
     start = text.rfind(ANSWER, 0, end) if end >= 0 else -1
     if start >= 0:
         return text[start + len(ANSWER) : end]
-    numbers = [] if cut_off else LAST_NUMBER.findall(text[-TAIL:])
-    return numbers[-1] if numbers else None
+    return None if cut_off else last_number(text)
 
 
 def last_boxed(text: str) -> str | None:
@@ -155,6 +155,9 @@ def quickly(text: str, cut_off: bool, gold: str | None) -> Graded | Question:
         return Graded(0.0, MathsOutcome.TRUNCATED if cut_off else MathsOutcome.NO_ANSWER)
     if len(found) > MAX_CHARACTERS:
         return Graded(0.0, MathsOutcome.REFUSED)
+    found, gold = found.translate(AS_HYPHEN), gold.translate(AS_HYPHEN)
+    if other_name(found, gold):
+        return verdict(False)
     expected, given = gold_value(gold), exact(assigned(found))
     if expected is not None and given is not None:
         return verdict(expected.same(given))

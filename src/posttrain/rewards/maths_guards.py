@@ -19,12 +19,24 @@ BIG_NUMBER = re.compile(
     r"\^\s*\{?\s*-?\d{4,}|\*\*\s*-?\d{4,}|\d{4,}\s*\}?\s*!|!\s*!|\([^a-zA-Z()]*[!^][^a-zA-Z()]*\)\s*!"
 )
 NUMBERED_UNIT = re.compile(r"(?<![a-zA-Z\\])[a-zA-Z]{1,3}\s+\d+\s*$", re.ASCII)
-ONLY_WITH_GOLD = (SEVERAL, ELLIPSIS, BOX, BIG_NUMBER, NUMBERED_UNIT)
+SUBSCRIPT = re.compile(r"[\d)\]}]\s*_\s*(\w|\{[^{}]*\})")
+PRIME = re.compile(r"[\w)\]}]\s*(?:['’′″]|\^\s*\{?\s*\\prime)")
+NO_UNIT = re.compile(
+    r"\b(?:hundred|thousand|million|billion|trillion|quadrillion|dozen|lakh|crore|half|halve|third|quarter|tenth"
+    r"|hundredth|thousandth|millionth|less|more|fewer|greater|least|most|below|above|under|over|than|minus|plus"
+    r"|negative|divided|multiplied|not|no|or|and|to|power|root|mod|modulo|base|squared|cubed|factorial"
+    r"|k|bn|mil|mio|i|pi|is|isnt|false|wrong|incorrect|zero|one|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve)s?\b"
+)
+"""Words that make another number of the one before them, or none."""
+UNIT = re.compile(r"[^\W_][^!?%=<>+*\\]*")
+APART = re.compile(r"(?:~|(?<!\\)\\(?:[,;:! ]|q?quad(?![a-zA-Z])))\s*\d")
+"""A number behind a space that LaTeX sets: another answer, or nothing that is read."""
+ONLY_WITH_GOLD = (SEVERAL, ELLIPSIS, BOX, BIG_NUMBER, NUMBERED_UNIT, PRIME, APART)
 """What is refused in an answer unless the gold answer has such a thing too."""
 MAX_DEPTH = 12
 """Brackets within each other; math-verify's time grows steeply with them."""
 DIGIT_GROUP = re.compile(r"(?<=\d)(?:\{,\}|,(?=\d{3}(?!\d)))")
-WORDS = re.compile(r"\\(?:text|mathrm|textrm|mbox|textbf|mathbf)\s*\{([^{}]*)\}")
+WORDS = re.compile(r"\\(?:text|mathrm|textrm|mbox|textbf|mathbf|textit|textsf|texttt|emph)\s*\{([^{}]*)\}")
 BARE_UNIT = re.compile(r"\s*-?[\d.,]+(?:\s+([a-zA-Z]+)|([a-zA-Z]{2,}))\s*\.?\s*", re.ASCII)
 BEHIND_WORDS = re.compile(r"(?:\s|\\[,;:! ]|[.}]|\^\s*\{?\s*(?:\d|\\circ)\s*\}?)*")
 COMMAND = re.compile(r"\\(?:begin|end|mathbb|mathcal)\s*\{\w*\}|\\[a-zA-Z]+", re.ASCII)
@@ -43,8 +55,26 @@ def refused(answer: str, gold: str) -> bool:
         return True
     if any(sign.search(answer) and not sign.search(gold) for sign in ONLY_WITH_GOLD):
         return True
+    if not subscripts(answer) <= subscripts(gold):
+        return True
     too_high = tower(answer) > max(1, tower(gold)) or depth(answer) > max(MAX_DEPTH, depth(gold))
     return too_high or other_words(answer, gold)
+
+
+def other_name(answer: str, gold: str) -> bool:
+    """Whether both give a value to a letter, and not to the same one."""
+    given, wanted = ASSIGNED.match(answer), ASSIGNED.match(gold)
+    return bool(given and wanted) and plain_name(answer) != plain_name(gold)
+
+
+def plain_name(text: str) -> str:
+    """What stands before the first equals sign, without spaces and braces."""
+    return re.sub(r"[\s{}]", "", text.partition("=")[0])
+
+
+def subscripts(text: str) -> set[str]:
+    """What is set below numbers and brackets: the base of `101_2`."""
+    return {found.strip("{} ") for found in SUBSCRIPT.findall(text)}
 
 
 def without_dollars(text: str) -> str:
@@ -62,11 +92,13 @@ def other_words(answer: str, gold: str) -> bool:
     r"""Whether an answer's words are not what they may be: math-verify leaves out units, and all that follows them.
 
     Words that both have must be the same.  Beside a gold answer without any they may stand behind a value, hold no
-    digit, and have nothing behind them: `5 \text{ cm}^2`.
+    digit and no number (`5 \text{ million}`), and have nothing behind them: `5 \text{ cm}^2`.
     """
     said, wanted = words(answer), words(gold)
     if not said or wanted:
         return bool(said and wanted) and said != wanted
+    if any(NO_UNIT.search(word) or not UNIT.fullmatch(word) for word in said):
+        return True
     first = WORDS.search(answer)
     if first is None or WORDS.fullmatch(answer.strip()):
         return False

@@ -1,0 +1,42 @@
+"""What decides a score beside the arguments: where programs run, and what they can import there."""
+
+from dataclasses import replace
+
+import pytest
+
+from posttrain.rewards import cache
+from posttrain.rewards.loading import load_reward
+from posttrain.rewards.options import RewardOptions
+from posttrain.rewards.sandbox import shared as sandboxes
+from posttrain.rewards.sandbox_options import SandboxOptions
+
+PLACES = {
+    "sealed": SandboxOptions(),
+    "bubblewrap": SandboxOptions(kind="bubblewrap"),
+    "container": SandboxOptions(kind="container"),
+    "image": SandboxOptions(kind="container", image="python:3.13-slim"),
+    "command": SandboxOptions(kind="container", command="podman"),
+    "url": SandboxOptions(kind="remote", url="http://127.0.0.1:1"),
+    "other url": SandboxOptions(kind="remote", url="http://127.0.0.1:2"),
+}
+
+
+def test_a_score_from_another_sandbox_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    function = load_reward(RewardOptions(name="code"))
+    seen = {}
+    for name, options in PLACES.items():
+        monkeypatch.setattr(sandboxes, "_chosen", options)
+        seen[name] = tuple(cache.identity(function))
+        monkeypatch.setattr(sandboxes, "_chosen", replace(options, at_once=3))
+        assert tuple(cache.identity(function)) == seen[name]
+    assert len(set(seen.values())) == len(PLACES)
+
+
+def test_a_score_with_another_version_of_a_module_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    function = load_reward(RewardOptions(name="code", options={"modules": ["numpy.linalg", "json"]}))
+    before = cache.identity(function)
+    assert sum(each.startswith("numpy==") for each in before) == 1
+    monkeypatch.setattr("importlib.metadata.version", lambda name: "0.0")
+    cache.versions.cache_clear()
+    assert cache.identity(function) != before
+    cache.versions.cache_clear()
