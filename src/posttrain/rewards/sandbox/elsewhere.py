@@ -18,7 +18,7 @@ from posttrain.rewards.sandbox.outer_probes import Bait, Finding, probes
 from posttrain.rewards.sandbox.places import Place, lost
 from posttrain.rewards.sandbox.probes import SandboxUnavailable, require_passed
 from posttrain.rewards.sandbox.records import Execution, Exit, Process
-from posttrain.rewards.sandbox.replay import Run, read, written
+from posttrain.rewards.sandbox.replay import Run, Told, read, written
 
 SAID_BYTES = 4 * MAX_BYTES
 """Room for the longest message of a run in base64, and for many short ones."""
@@ -69,15 +69,8 @@ class Repeated:
         if kind in ("calls", "tests"):
             cpu_seconds = min(self.allowed, limits.cpu_seconds) if self.allowed else limits.cpu_seconds
             limits = replace(limits, cpu_seconds=cpu_seconds, output_bytes=SAID_BYTES)
-        return written(
-            kind,
-            self.messages,
-            limits,
-            place.conditions,
-            stdin=self.asked.stdin,
-            delivered=self.delivered,
-            seed=self.seed,
-        )
+        told = Told(messages=self.messages, stdin=self.asked.stdin, delivered=self.delivered, seed=self.seed)
+        return written(kind, told, limits, place.conditions)
 
     def take(self, execution: Execution) -> list[bytes]:
         """What a run said for the first time."""

@@ -11,11 +11,12 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 
 from posttrain.rewards.sandbox.places import Place
-from posttrain.rewards.sandbox.probes import Finding, Probe, said, stopped_by
+from posttrain.rewards.sandbox.probes import Finding, Passes, Probe, said
 from posttrain.rewards.sandbox.records import Execution, Exit, Limits
 
 __all__ = ["Bait", "Finding", "probes"]
@@ -102,66 +103,71 @@ class Bait:
 
 def probes(bait: Bait, place: Place) -> list[Probe]:
     """All probes, with this bait; what a program may do to its own machine is tried only where that is this one."""
-    remedy = place.remedy
-    secret, folder = str(bait.path / "secret"), str(bait.path)
-    tcp, udp = bait.tcp.getsockname(), bait.udp.getsockname()
-
-    def attempt(name: str, action: str, *, bait_of: str = "") -> Probe:
-        return Probe(name, f"{ATTEMPT}\nattempt(lambda: {action})\n", bait.untouched(bait_of), remedy, limits=LIMITS)
-
-    def limit(name: str, source: str, *ends: Exit) -> Probe:
-        held = [stopped_by(end) for end in ends]
-        return Probe(name, source, lambda execution: any(each(execution) for each in held), remedy, limits=LIMITS)
-
-    def works(name: str, action: str) -> Probe:
-        source = f"{ATTEMPT}\nattempt(lambda: {action})\n"
-        return Probe(name, source, said("open"), remedy, limits=LIMITS, verb="allowed")
-
-    tried = [
-        attempt("read a file of this machine", f"open({secret!r}).read() == {bait.secret!r}"),
-        attempt("write a file on this machine", f"open({folder + '/written'!r}, 'w').close() or False", bait_of="file"),
-        attempt("TCP to this machine", f"__import__('socket').create_connection({tcp!r}, 1) and False", bait_of="tcp"),
-        attempt(
-            "UDP to this machine",
-            f"__import__('socket').socket(2, 2).sendto(b'x', {udp!r}) and False",
-            bait_of="udp",
-        ),
-        attempt(
-            "see or kill a process of this machine",
-            f"{bait.secret!r} in open('/proc/{bait.victim.pid}/cmdline').read()"
-            f" and __import__('os').kill({bait.victim.pid}, 9) is None",
-            bait_of="process",
-        ),
-        attempt(
-            "see an environment that is not its own", f"__import__('os').environ.get({CANARY!r}) == {bait.secret!r}"
-        ),
-        Probe(
-            "use more memory than its limit",
-            "try:\n    x = bytearray(1 << 30)\nexcept MemoryError:\n    print('refused')\nelse:\n    print('open')",
-            lambda execution: said("refused")(execution) or execution.exit is Exit.SIGNALLED,
-            remedy,
-            limits=LIMITS,
-        ),
-        limit("use more time than its limit", "while True: pass", Exit.CPU_LIMIT, Exit.WALL_LIMIT),
-        limit("print more than its limit", "import sys\nwhile True: sys.stdout.write('x' * 65536)", Exit.OUTPUT_LIMIT),
-        works("write a file of its own", "open('own', 'w').write('x')"),
-        works("start a process", "__import__('subprocess').run(['true'], check=True) and True"),
-    ]
+    tried = [*of_bait(bait), *OF_LIMITS, *WORKING]
     if place.here:
-        tried += [
-            attempt("be root", "__import__('os').setuid(0)"),
-            attempt("mount", f"{LIBC}.mount(b'none', b'/tmp', b'tmpfs', 0, None) == 0"),
-            Probe(
-                "start processes without end",
-                FORKS,
-                said("refused"),
-                remedy,
-                limits=LIMITS,
-            ),
-        ]
+        tried += OF_A_MACHINE
     if not place.bounded_as_a_whole:
-        tried += [
-            attempt("make a namespace of its own", f"{LIBC}.unshare(0x10000000) == 0"),
-            attempt("keep memory in no process", f"{LIBC}.memfd_create(b'x', 0) >= 0"),
-        ]
-    return tried
+        tried += OF_THE_WHOLE
+    return [replace(probe, remedy=place.remedy) for probe in tried]
+
+
+def of_bait(bait: Bait) -> list[Probe]:
+    """Programs that reach for what is on this machine."""
+    secret, folder, victim = str(bait.path / "secret"), str(bait.path), bait.victim.pid
+    tcp, udp = bait.tcp.getsockname(), bait.udp.getsockname()
+    actions = {
+        "read a file of this machine": ("", f"open({secret!r}).read() == {bait.secret!r}"),
+        "write a file on this machine": ("file", f"open({folder + '/written'!r}, 'w').close() or False"),
+        "TCP to this machine": ("tcp", f"__import__('socket').create_connection({tcp!r}, 1) and False"),
+        "UDP to this machine": ("udp", f"__import__('socket').socket(2, 2).sendto(b'x', {udp!r}) and False"),
+        "see or kill a process of this machine": (
+            "process",
+            f"{bait.secret!r} in open('/proc/{victim}/cmdline').read() and __import__('os').kill({victim}, 9) is None",
+        ),
+        "see an environment that is not its own": (
+            "",
+            f"__import__('os').environ.get({CANARY!r}) == {bait.secret!r}",
+        ),
+    }
+    return [attempt(name, action, bait.untouched(taken)) for name, (taken, action) in actions.items()]
+
+
+def attempt(name: str, action: str, passes: Passes = said("refused")) -> Probe:  # noqa: B008  # a function, made once
+    """A probe that tries one expression."""
+    return Probe(name, f"{ATTEMPT}\nattempt(lambda: {action})\n", passes, "", limits=LIMITS)
+
+
+def works(name: str, action: str) -> Probe:
+    """A probe of what must be allowed."""
+    return replace(attempt(name, action, said("open")), verb="allowed")
+
+
+def limit(name: str, source: str, *ends: Exit) -> Probe:
+    """A probe that runs into a limit, in one of these ways."""
+    return Probe(name, source, lambda execution: execution.exit in ends, "", limits=LIMITS)
+
+
+OF_LIMITS = (
+    Probe(
+        "use more memory than its limit",
+        "try:\n    x = bytearray(1 << 30)\nexcept MemoryError:\n    print('refused')\nelse:\n    print('open')",
+        lambda execution: said("refused")(execution) or execution.exit is Exit.SIGNALLED,
+        "",
+        limits=LIMITS,
+    ),
+    limit("use more time than its limit", "while True: pass", Exit.CPU_LIMIT, Exit.WALL_LIMIT),
+    limit("print more than its limit", "import sys\nwhile True: sys.stdout.write('x' * 65536)", Exit.OUTPUT_LIMIT),
+)
+WORKING = (
+    works("write a file of its own", "open('own', 'w').write('x')"),
+    works("start a process", "__import__('subprocess').run(['true'], check=True) and True"),
+)
+OF_A_MACHINE = (
+    attempt("be root", "__import__('os').setuid(0)"),
+    attempt("mount", f"{LIBC}.mount(b'none', b'/tmp', b'tmpfs', 0, None) == 0"),
+    Probe("start processes without end", FORKS, said("refused"), "", limits=LIMITS),
+)
+OF_THE_WHOLE = (
+    attempt("make a namespace of its own", f"{LIBC}.unshare(0x10000000) == 0"),
+    attempt("keep memory in no process", f"{LIBC}.memfd_create(b'x', 0) >= 0"),
+)

@@ -70,24 +70,27 @@ class Ended:
     starved: bool = False
 
 
-def written(
-    kind: Kind,
-    messages: Sequence[bytes],
-    limits: Limits,
-    conditions: Conditions,
-    *,
-    stdin: bytes = b"",
-    delivered: int = 0,
-    seed: int | None = None,
-) -> Run:
-    """A run of a program: `messages` starts with its source, then what was said to it; `delivered` came back before."""
-    run = Run(text="", stdin=stdin, limits=limits, mark=secrets.token_hex(8), seed=seed)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Told:
+    """What a run is told, again or for the first time."""
+
+    messages: Sequence[bytes]
+    """The source, then what was said to the process."""
+    stdin: bytes = b""
+    delivered: int = 0
+    """Messages of its own that came back from earlier runs."""
+    seed: int | None = None
+
+
+def written(kind: Kind, told: Told, limits: Limits, conditions: Conditions) -> Run:
+    """A run of a program."""
+    run = Run(text="", stdin=told.stdin, limits=limits, mark=secrets.token_hex(8), seed=told.seed)
     job = {
         "kind": kind,
-        "messages": [each.decode("latin-1") for each in messages],
-        "delivered": delivered,
+        "messages": [each.decode("latin-1") for each in told.messages],
+        "delivered": told.delivered,
         "mark": run.mark,
-        "seed": seed,
+        "seed": told.seed,
         "limits": {
             "cpu_seconds": math.ceil(limits.cpu_seconds),
             "memory_bytes": limits.memory_bytes,
