@@ -22,7 +22,8 @@ number that is cut off where it is right: not read.  Text that is slow to read: 
 stopped: an answer that is guessed, or known from the data.
 
 **What is missed.**  math-verify takes i for a letter, keeps the sides of an equation apart, and does not read `√2`,
-`5²` or `½`.  tests/attacks/maths.jsonl has every miss that is known.
+`5²` or `½`; digits in groups between spaces (`1 000`) and multipliers are not read.
+tests/attacks/maths.jsonl has every miss that is known.
 """
 
 import re
