@@ -14,7 +14,7 @@ from numpy import ndarray
 
 from posttrain.irl.finite_horizon import FinitePlan
 from posttrain.irl.planning import Policy, SoftPlan
-from posttrain.irl.rewards import Features
+from posttrain.irl.rewards import Features, dense
 
 BLOCK = 4096
 """States whose dQ are held at once."""
@@ -30,12 +30,11 @@ def curvature(plan: SoftPlan | FinitePlan, features: Features, flow: ndarray) ->
         return covariance(plan.policy, features, successors, flow, plan.problem.discount)[0]
     mdp = plan.problem.mdp
     total = np.zeros((features.num_features, features.num_features))
-    nothing = np.zeros((mdp.num_states, features.num_features))
     ends = at_ends(features)
-    successors = nothing + ends
+    successors = ends
     for t in reversed(range(len(plan.policy))):
         bend, successors = covariance(plan.policy[t], features, successors, flow[t], plan.problem.discount)
-        successors += ends
+        successors = successors + ends
         total += bend
     return total
 
@@ -45,7 +44,7 @@ def at_ends(features: Features) -> Successors:
     mdp = features.mdp
     values = np.zeros((mdp.num_states, features.num_features))
     if features.per_state:
-        values[mdp.terminal] = features.averaged(np.empty((0, 0)))[mdp.terminal]
+        values[mdp.terminal] = dense(features.table[mdp.terminal])
     return values
 
 

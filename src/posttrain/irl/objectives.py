@@ -39,15 +39,18 @@ class Setting:
 
     def plan(self, weights: Weights, guess: Plan | None = None) -> Plan:
         """The soft-optimal policy for the rewards that the weights make; `guess` is one for weights near by."""
-        problem = Problem(
+        problem = self.problem(weights)
+        if self.horizon is not None:
+            return soft_finite_horizon(problem, horizon=self.horizon)
+        return soft_policy_iteration(problem, guess=guess.values if isinstance(guess, SoftPlan) else None)
+
+    def problem(self, weights: Weights) -> Problem:
+        return Problem(
             mdp=self.features.mdp,
             reward=self.features.rewards(weights),
             discount=self.discount,
             temperature=self.temperature,
         )
-        if self.horizon is not None:
-            return soft_finite_horizon(problem, horizon=self.horizon)
-        return soft_policy_iteration(problem, guess=guess.values if isinstance(guess, SoftPlan) else None)
 
     def sources(self) -> ndarray:
         """The start, as mass that joins at time 0."""

@@ -19,18 +19,18 @@ def sample_demonstrations(
 ) -> Demonstrations:
     """Episodes of a policy, each until a terminal state or, truncated, until `max_steps` actions.
 
-    Each draw takes one uniform number, as numpy's `rng.choice(n, p=p)` does: the start, then by turns an action and
-    the state that it leads to.  States are the environment's numbers.
+    Each draw takes one uniform number, as numpy's `rng.choice(n, p=p)` does: the start, unless there is only one, then
+    by turns an action and the state that it leads to.  States are the environment's numbers.
     """
     check_policy(mdp, policy)
     if num_episodes < 1 or max_steps < 1:
         raise UserError(f"num_episodes = {num_episodes}, max_steps = {max_steps}: use at least 1 of each")
     choices, table = cumulative(policy), mdp.transitions
     outcomes = [cumulative(table.data[first:last]) for first, last in pairwise(table.indptr)]
-    starts = cumulative(mdp.start)
+    starts, only = cumulative(mdp.start), np.flatnonzero(mdp.start)
 
     def episode() -> Episode:
-        state, states, actions = draw(starts, rng), [], []
+        state, states, actions = draw(starts, rng) if len(only) > 1 else int(only[0]), [], []
         while not mdp.terminal[state] and len(actions) < max_steps:
             action = draw(choices[state], rng)
             row = state * mdp.num_actions + action
