@@ -11,10 +11,10 @@ from posttrain.irl.demonstrations import Demonstrations
 from posttrain.irl.feasibility import feasible_start
 from posttrain.irl.fitting import Fit, fitted
 from posttrain.irl.mdp import TabularMDP
-from posttrain.irl.objectives import Dual, Likelihood, Objective, Point, Setting
+from posttrain.irl.objectives import Dual, Likelihood, Plan, Setting
 from posttrain.irl.planning import check_discount
 from posttrain.irl.rewards import Features, LinearReward, Weights
-from posttrain.irl.solvers import Descent, minimise_lbfgs, minimise_newton
+from posttrain.irl.solvers import Descent, Point, minimise_lbfgs, minimise_newton
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,7 +89,9 @@ class MaxCausalEntIRL:
             return count(known, mdp, discount=1.0).acting
         if known.lengths.max() > self.horizon:
             episode = int(known.lengths.argmax())
-            raise UserError(f"demonstration {episode} has {known.lengths[episode]} actions; the horizon is {self.horizon}")
+            raise UserError(
+                f"demonstration {episode} has {known.lengths[episode]} actions; the horizon is {self.horizon}"
+            )
         return action_counts(known, mdp, horizon=self.horizon)
 
     def first_guess(self, known: Demonstrations, setting: Setting, moments: Weights) -> Weights | None:
@@ -100,7 +102,7 @@ class MaxCausalEntIRL:
             return None
         return self.minimise(Dual(setting, moments)).point.weights
 
-    def minimise(self, objective: Objective, weights: Weights | None = None) -> Descent:
-        start: Point = feasible_start(objective) if weights is None else objective.at(weights)
+    def minimise(self, objective: Dual | Likelihood, weights: Weights | None = None) -> Descent[Plan]:
+        start: Point[Plan] = feasible_start(objective) if weights is None else objective.at(weights)
         minimise = minimise_newton if self.solver == "newton" else minimise_lbfgs
         return minimise(objective, start, tolerance=self.tolerance, max_iterations=self.max_iterations)

@@ -85,6 +85,7 @@ def in_world(demonstrations: Demonstrations, mdp: TabularMDP) -> Demonstrations:
 
 
 def check_actions(known: Demonstrations, mdp: TabularMDP) -> None:
+    """Refuse actions and transitions that the world does not have."""
     bad = np.flatnonzero((known.actions < 0) | (known.actions >= mdp.num_actions))
     if bad.size:
         episode, time = known.step_of(int(bad[0]))
@@ -114,6 +115,7 @@ def check_actions(known: Demonstrations, mdp: TabularMDP) -> None:
 
 
 def check_ends(known: Demonstrations, mdp: TabularMDP) -> None:
+    """Refuse an episode that is said to have terminated where the world goes on."""
     last = known.states[known.first_visits + known.lengths]
     wrong = np.flatnonzero(known.terminated & ~mdp.terminal[last])
     if wrong.size:
@@ -138,7 +140,8 @@ def check_whole(known: Demonstrations, mdp: TabularMDP, *, discount: float, hori
         episode = int(np.flatnonzero(cut)[0])
         until = "a terminal state" if horizon is None else f"a terminal state or the horizon of {horizon}"
         raise UserError(
-            f"demonstration {episode} was truncated in state {mdp.states[last[episode]]} after {known.lengths[episode]} "
-            f"actions: at discount {discount} its totals need {until}. Use objective='likelihood', "
-            f"{'a discount below 1, ' if horizon is None else ''}or leave it out ({int(cut.sum())} of {len(known)} are cut)"
+            f"demonstration {episode} was truncated in state {mdp.states[last[episode]]} after "
+            f"{known.lengths[episode]} actions: at discount {discount} its totals need {until}. "
+            f"Use objective='likelihood', {'a discount below 1, ' if horizon is None else ''}or leave it out "
+            f"({int(cut.sum())} of {len(known)} are cut)"
         )

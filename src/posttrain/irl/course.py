@@ -47,7 +47,8 @@ class Recovered:
 
 def feature_expectations(features: Features, demonstrations: Demonstrations) -> Float[ndarray, " feature"]:
     """Totals of the features over all visited states, averaged over the demonstrations."""
-    return features.T @ visit_totals(demonstrations, len(features))
+    totals: ndarray = features.T @ visit_totals(demonstrations, len(features))
+    return totals
 
 
 def start_histogram(num_states: int, demonstrations: Demonstrations) -> PerState:
@@ -59,12 +60,11 @@ def merged_transitions(mdp: TabularMDP) -> Float[ndarray, "state next"]:
     """Σ_a P(s'|s,a), all that the backward sweep needs of the dynamics."""
     table = mdp.transitions
     shape = (mdp.num_states, mdp.num_states)
-    return csr_array((table.data, table.indices, table.indptr[:: mdp.num_actions]), shape=shape).toarray()
+    dense: ndarray = csr_array((table.data, table.indices, table.indptr[:: mdp.num_actions]), shape=shape).toarray()
+    return dense
 
 
-def local_action_probabilities(
-    mdp: TabularMDP, terminal: Terminal, reward: PerState
-) -> Float[ndarray, "state action"]:
+def local_action_probabilities(mdp: TabularMDP, terminal: Terminal, reward: PerState) -> Float[ndarray, "state action"]:
     """The backward sweep: how much of the partition function goes through each action.
 
         Z_{s,a} = e^{r(s)} Σ_s' P(s'|s,a) Z_s'     Z_s = Σ_a Z_{s,a}     P(a|s) = Z_{s,a} / Z_s
@@ -72,6 +72,11 @@ def local_action_probabilities(
     Z starts at 1 in terminal states and 0 elsewhere; 2·S sweeps, fewer once nothing changes by 10⁻⁶.  The world goes
     on after its terminal states, as the course's does.  Where Z is 0 so is the probability.
     """
+    if mdp.terminal.any():
+        raise UserError(
+            f"state {mdp.states[mdp.terminal.argmax()]} ends episodes in this world, but the course's sweeps go on from "
+            "terminal states: make the world with terminal=() and name them as an argument here"
+        )
     gains = np.exp(reward)
     step = gains[:, None] * merged_transitions(mdp)
     sweeps = np.zeros((2 * mdp.num_states + 1, mdp.num_states))
@@ -89,7 +94,8 @@ def local_action_probabilities(
             "the course's algorithm is for small grids; use MaxEntIRL or MaxCausalEntIRL"
         )
     through = gains[:, None] * (mdp.transitions @ before).reshape(mdp.num_states, -1)
-    return np.divide(through, after[:, None], out=np.zeros_like(through), where=after[:, None] > 0)
+    shares: ndarray = np.divide(through, after[:, None], out=np.zeros_like(through), where=after[:, None] > 0)
+    return shares
 
 
 def expected_visitations(
@@ -97,7 +103,7 @@ def expected_visitations(
 ) -> PerState:
     """The forward sweep: expected visits of each state within 2·S steps, episodes ending in terminal states.
 
-        D_1 = start     D_{t+1}(s') = Σ_s,a D_t(s) P(a|s) P(s'|s,a)     D = Σ_{t=1}^{2S} D_t
+    D_1 = start     D_{t+1}(s') = Σ_s,a D_t(s) P(a|s) P(s'|s,a)     D = Σ_{t=1}^{2S} D_t
     """
     going_on = policy.copy()
     going_on[terminal] = 0
@@ -107,7 +113,8 @@ def expected_visitations(
     steps[0] = start
     for now, then in pairwise(steps):
         np.dot(following, now, out=then)
-    return steps.sum(axis=0)
+    total: PerState = steps.sum(axis=0)
+    return total
 
 
 def recover_reward(
@@ -121,7 +128,7 @@ def recover_reward(
 ) -> Recovered:
     """Exponentiated gradient on the weights, from 1, until no weight moves by more than `tolerance`.
 
-        ω ← ω · exp(α_t (μ_E - μ_ω)),   α_t = step_size / (1 + t)
+    ω ← ω · exp(α_t (μ_E - μ_ω)),   α_t = step_size / (1 + t)
     """
     demonstrated = feature_expectations(features, demonstrations)
     start = start_histogram(mdp.num_states, demonstrations)
@@ -152,4 +159,5 @@ def expert_policy(
     """The course's expert: π(a|s) ∝ exp(steepness · V(intended next state))."""
     logits = steepness * values[intended]
     weights = np.exp(logits - logits.max(axis=1, keepdims=True))
-    return weights / weights.sum(axis=1, keepdims=True)
+    policy: ndarray = weights / weights.sum(axis=1, keepdims=True)
+    return policy

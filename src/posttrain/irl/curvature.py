@@ -28,7 +28,6 @@ def curvature(plan: SoftPlan | FinitePlan, features: Features, flow: ndarray) ->
     if isinstance(plan, SoftPlan):
         successors = plan.factors.solve(features.averaged(plan.policy))
         return covariance(plan.policy, features, successors, flow, plan.problem.discount)[0]
-    mdp = plan.problem.mdp
     total = np.zeros((features.num_features, features.num_features))
     ends = at_ends(features)
     successors = ends

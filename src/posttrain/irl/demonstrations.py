@@ -8,11 +8,12 @@ followed: it can be fitted by likelihood at any discount, but its totals are not
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
-from typing import Protocol, Self
+from typing import Protocol, runtime_checkable
 
 import numpy as np
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Int
 from numpy import ndarray
 
 from posttrain.errors import UserError
@@ -20,6 +21,7 @@ from posttrain.errors import UserError
 FIELDS = ("states", "actions", "lengths", "terminated", "truncated")
 
 
+@runtime_checkable
 class MinariEpisode(Protocol):
     """What is read of an episode of a minari data set."""
 
@@ -29,6 +31,7 @@ class MinariEpisode(Protocol):
     truncations: ndarray
 
 
+@runtime_checkable
 class ImitationTrajectory(Protocol):
     """What is read of a trajectory of the `imitation` library; its `terminal` says that the episode was over."""
 
@@ -73,7 +76,9 @@ class Demonstrations:
             )
         for name in ("terminated", "truncated"):
             if len(getattr(self, name)) != len(self.lengths):
-                raise UserError(f"demonstrations: `{name}` has {len(getattr(self, name))} flags for {len(self)} episodes")
+                raise UserError(
+                    f"demonstrations: `{name}` has {len(getattr(self, name))} flags for {len(self)} episodes"
+                )
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -88,8 +93,8 @@ class Demonstrations:
                 truncated=bool(self.truncated[index]),
             )
 
-    @classmethod
-    def from_episodes(cls, episodes: Iterable[Episode]) -> Self:
+    @staticmethod
+    def from_episodes(episodes: Iterable[Episode]) -> "Demonstrations":
         """From one record for each episode."""
         listed = list(episodes)
         if not listed:
@@ -100,7 +105,7 @@ class Demonstrations:
                     f"demonstration {index} has {len(episode.states)} states and {len(episode.actions)} actions: "
                     "an episode has one state more than actions"
                 )
-        return cls(
+        return Demonstrations(
             states=np.concatenate([whole_numbers(episode.states, "state", i) for i, episode in enumerate(listed)]),
             actions=np.concatenate([whole_numbers(episode.actions, "action", i) for i, episode in enumerate(listed)]),
             lengths=np.array([len(episode.actions) for episode in listed], dtype=np.int64),
@@ -108,21 +113,21 @@ class Demonstrations:
             truncated=np.array([episode.truncated for episode in listed], dtype=bool),
         )
 
-    @classmethod
+    @staticmethod
     def from_transitions(
-        cls, episodes: Iterable[Sequence[tuple[int, int, int]]], *, terminated: bool | Sequence[bool] = True
-    ) -> Self:
+        episodes: Iterable[Sequence[tuple[int, int, int]]], *, terminated: bool | Sequence[bool] = True
+    ) -> "Demonstrations":
         """From lists of (state, action, next state); those not `terminated` count as truncated."""
         listed = [list(episode) for episode in episodes]
         ended = [terminated] * len(listed) if isinstance(terminated, bool) else list(terminated)
         if len(ended) != len(listed):
             raise UserError(f"`terminated` has {len(ended)} flags for {len(listed)} demonstrations")
-        return cls.from_episodes(chained(i, steps, ended[i]) for i, steps in enumerate(listed))
+        return Demonstrations.from_episodes(chained(i, steps, ended[i]) for i, steps in enumerate(listed))
 
-    @classmethod
-    def from_minari(cls, episodes: Iterable[MinariEpisode]) -> Self:
+    @staticmethod
+    def from_minari(episodes: Iterable[MinariEpisode]) -> "Demonstrations":
         """From a minari data set, or any list of its episodes; observations must be state numbers."""
-        return cls.from_episodes(
+        return Demonstrations.from_episodes(
             Episode(
                 states=np.asarray(episode.observations),
                 actions=np.asarray(episode.actions),
@@ -132,10 +137,10 @@ class Demonstrations:
             for episode in episodes
         )
 
-    @classmethod
-    def from_imitation(cls, trajectories: Iterable[ImitationTrajectory]) -> Self:
+    @staticmethod
+    def from_imitation(trajectories: Iterable[ImitationTrajectory]) -> "Demonstrations":
         """From trajectories of the `imitation` library, whose observations must be state numbers."""
-        return cls.from_episodes(
+        return Demonstrations.from_episodes(
             Episode(
                 states=np.asarray(trajectory.obs),
                 actions=np.asarray(trajectory.acts),
@@ -145,15 +150,15 @@ class Demonstrations:
             for trajectory in trajectories
         )
 
-    @classmethod
-    def load(cls, path: Path | str) -> Self:
+    @staticmethod
+    def load(path: Path | str) -> "Demonstrations":
         """From an .npz file with the five arrays of this record, as `save` writes it."""
         with np.load(path, allow_pickle=False) as arrays:
             missing = [name for name in FIELDS if name not in arrays]
             if missing:
                 raise UserError(f"{path} holds no array {missing[0]!r}: demonstrations need {', '.join(FIELDS)}")
             states, actions, lengths, terminated, truncated = (arrays[name] for name in FIELDS)
-        return cls(
+        return Demonstrations(
             states=whole_numbers(states, "state"),
             actions=whole_numbers(actions, "action"),
             lengths=whole_numbers(lengths, "length"),
@@ -168,12 +173,15 @@ class Demonstrations:
     @cached_property
     def first_visits(self) -> Int[ndarray, " episode"]:
         """Where each episode's states begin."""
-        return np.cumsum(self.lengths + 1) - (self.lengths + 1)
+        num_states = self.lengths + 1
+        before: ndarray = np.cumsum(num_states) - num_states
+        return before
 
     @cached_property
     def visit_times(self) -> Int[ndarray, " visit"]:
         """The time t of each state in its episode."""
-        return np.arange(len(self.states)) - np.repeat(self.first_visits, self.lengths + 1)
+        times: ndarray = np.arange(len(self.states)) - np.repeat(self.first_visits, self.lengths + 1)
+        return times
 
     @cached_property
     def acting(self) -> Bool[ndarray, " visit"]:
@@ -203,7 +211,7 @@ def chained(index: int, steps: Sequence[tuple[int, int, int]], terminated: bool)
     """An episode from its transitions, each of which must begin where the one before ended."""
     if not steps:
         raise UserError(f"demonstration {index} has no transitions: leave it out")
-    for time, (before, after) in enumerate(zip(steps, steps[1:], strict=False)):
+    for time, (before, after) in enumerate(pairwise(steps)):
         if before[2] != after[0]:
             raise UserError(
                 f"demonstration {index}, step {time + 1}: it begins in state {after[0]}, "

@@ -4,9 +4,10 @@ import numpy as np
 from scipy.sparse import block_array, csr_array, eye_array, hstack
 
 from posttrain.errors import UserError
-from posttrain.irl.objectives import Objective, Point, Setting
+from posttrain.irl.objectives import Dual, Likelihood, Plan, Setting
 from posttrain.irl.planning import Divergence
 from posttrain.irl.rewards import Weights
+from posttrain.irl.solvers import Point
 
 MARGIN = 0.1
 """Cost of a step beyond the entropy that it adds, as a share of that: values at the start are far from infinite."""
@@ -14,7 +15,7 @@ MAX_PAIRS = 50_000
 """Pairs of state and action up to which a linear program is tried."""
 
 
-def feasible_start(objective: Objective) -> Point:
+def feasible_start(objective: Dual | Likelihood) -> Point[Plan]:
     """Weights that make finite soft values: zero where the discount or a horizon sees to that.
 
     At discount 1 a step must cost more than the entropy it may add, τ log A.  Weights that make every step cost that
@@ -45,6 +46,7 @@ def feasible_start(objective: Objective) -> Point:
 
 
 def step_cost(setting: Setting) -> float:
+    """What a step must cost at least: the entropy it may add, and a margin."""
     return (1 + MARGIN) * setting.temperature * float(np.log(max(setting.features.mdp.num_actions, 2)))
 
 
@@ -133,7 +135,9 @@ def gap_program(setting: Setting, moments: Weights) -> tuple[csr_array, np.ndarr
     minus = csr_array(-np.ones((len(moments), 1)))
     limits = block_array([[sums, minus], [-sums, minus]], format="csr")
     size = mdp.num_states
-    leaving = csr_array((np.ones(len(pairs)), (pairs // mdp.num_actions, np.arange(len(pairs)))), shape=(size, len(pairs)))
+    leaving = csr_array(
+        (np.ones(len(pairs)), (pairs // mdp.num_actions, np.arange(len(pairs)))), shape=(size, len(pairs))
+    )
     staying = csr_array((np.ones(len(ends)), (ends, np.arange(len(ends)))), shape=(size, len(ends)))
     arriving = setting.discount * mdp.transitions[pairs].T
     flows = hstack([leaving - arriving, staying, csr_array((size, 1))], format="csr")

@@ -6,10 +6,10 @@ import numpy as np
 from jaxtyping import Float
 from numpy import ndarray
 
-from posttrain.irl.objectives import Plan, Point, Setting, log_likelihood
+from posttrain.irl.objectives import Plan, Setting, log_likelihood
 from posttrain.irl.planning import Reward, SoftPlan
 from posttrain.irl.rewards import Weights
-from posttrain.irl.solvers import Descent
+from posttrain.irl.solvers import Descent, Point
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -40,7 +40,7 @@ class Fit:
     Then another certificate holds: the policy is the one of most entropy for moments that differ by the gap.
     """
     setting: Setting
-    point: Point
+    point: Point[Plan]
     """The objective there, with its Hessian."""
 
     @property
@@ -53,12 +53,12 @@ class Fit:
         return len(self.history) - 1
 
 
-def fitted(descent: Descent, setting: Setting, moments: Weights, actions: ndarray | None) -> Fit:
+def fitted(descent: Descent[Plan], setting: Setting, moments: Weights, actions: ndarray | None) -> Fit:
     """Read everything off the last point."""
     point = descent.point
     plan = point.plan
     visits = plan.visits(setting.sources())
-    known = actions is not None and actions.sum() > 0
+    num_steps = 0.0 if actions is None else float(actions.sum())
     gradient = float(np.linalg.norm(point.gradient))
     return Fit(
         weights=point.weights,
@@ -68,7 +68,7 @@ def fitted(descent: Descent, setting: Setting, moments: Weights, actions: ndarra
         expected=setting.totals(plan, visits),
         moments=moments,
         gap_error=visit_error(plan, visits, setting) * setting.features.largest,
-        log_likelihood=log_likelihood(plan, actions) / float(actions.sum()) if known else float("nan"),
+        log_likelihood=log_likelihood(plan, actions) / num_steps if actions is not None and num_steps else float("nan"),
         converged=descent.converged,
         history=descent.history,
         suboptimality=gradient**2 / (2 * setting.l2) if setting.l2 > 0 else float("inf"),

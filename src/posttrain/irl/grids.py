@@ -20,7 +20,7 @@ MOVES = ((1, 0), (-1, 0), (0, 1), (0, -1))
 class IcyGridWorld(TabularMDP):
     """A grid on which a step may slip: into a random direction with probability `slip`, which may be the intended one.
 
-        P(s'|s,a) = 1 - slip + slip/4 for the intended neighbour, slip/4 for each other one
+    P(s'|s,a) = 1 - slip + slip/4 for the intended neighbour, slip/4 for each other one
     """
 
     size: int

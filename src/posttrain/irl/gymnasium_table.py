@@ -29,8 +29,20 @@ class Reading:
     ending: dict[int, str] = field(default_factory=dict)
 
 
-def read_table(env: object) -> dict[str, object]:
-    """The fields of a `TabularMDP`: states are numbered anew, in the environment's order."""
+@dataclass(frozen=True, kw_only=True, eq=False)
+class TableFields:
+    """What a `TabularMDP` is made of."""
+
+    transitions: csr_array
+    num_actions: int
+    start: ndarray
+    terminal: ndarray
+    rewards: ndarray
+    states: ndarray
+
+
+def read_table(env: object) -> TableFields:
+    """The reachable part of the table; states are numbered anew, in the environment's order."""
     bare = getattr(env, "unwrapped", env)
     table: Table | None = getattr(bare, "P", None)
     start = getattr(bare, "initial_state_distrib", None)
@@ -77,18 +89,19 @@ def read_reachable(table: Table, start: ndarray) -> Reading:
     return reading
 
 
-def renumbered(reading: Reading, start: ndarray, num_actions: int) -> dict[str, object]:
+def renumbered(reading: Reading, start: ndarray, num_actions: int) -> TableFields:
+    """The lines as a table."""
     states = np.array(sorted(reading.going_on.keys() | reading.ending.keys()), dtype=np.int64)
     lines = np.array(reading.lines)
     source, following = np.searchsorted(states, lines[:, 0]), np.searchsorted(states, lines[:, 2])
     rows = source * num_actions + lines[:, 1].astype(np.int64)
     shape = (len(states) * num_actions, len(states))
     transitions = csr_array((lines[:, 3], (rows, following)), shape=shape)
-    return {
-        "transitions": transitions,
-        "num_actions": num_actions,
-        "start": start[states],
-        "terminal": np.isin(states, list(reading.ending)),
-        "rewards": np.bincount(rows, lines[:, 3] * lines[:, 4], minlength=shape[0]).reshape(-1, num_actions),
-        "states": states,
-    }
+    return TableFields(
+        transitions=transitions,
+        num_actions=num_actions,
+        start=start[states],
+        terminal=np.isin(states, list(reading.ending)),
+        rewards=np.bincount(rows, lines[:, 3] * lines[:, 4], minlength=shape[0]).reshape(-1, num_actions),
+        states=states,
+    )

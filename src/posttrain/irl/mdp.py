@@ -8,7 +8,7 @@ and has no actions.
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal, Self
+from typing import Literal
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
@@ -46,10 +46,10 @@ class TabularMDP:
         check_rows(self)
         self.check_terminals()
 
-    @classmethod
+    @staticmethod
     def from_sparse(
-        cls, transitions: sparray | spmatrix, *, num_actions: int, start: Start, terminal: Iterable[int] = ()
-    ) -> Self:
+        transitions: sparray | spmatrix, *, num_actions: int, start: Start, terminal: Iterable[int] = ()
+    ) -> "TabularMDP":
         """From a matrix with a row s · num_actions + a for each pair; whatever leads out of terminals is left out."""
         table = csr_array(transitions, dtype=np.float64)
         if table is transitions or np.shares_memory(table.data, getattr(transitions, "data", table.data)):
@@ -62,7 +62,7 @@ class TabularMDP:
                 f"{num_states * num_actions} rows are needed, row s · {num_actions} + a for state s and action a"
             )
         ends = terminal_mask(terminal, num_states)
-        return cls(
+        return TabularMDP(
             transitions=without_rows(table, np.repeat(ends, num_actions)),
             num_actions=num_actions,
             start=start_distribution(start, num_states),
@@ -71,10 +71,10 @@ class TabularMDP:
             states=np.arange(num_states),
         )
 
-    @classmethod
+    @staticmethod
     def from_dense(
-        cls, probabilities: ndarray, *, layout: Layout, start: Start, terminal: Iterable[int] = ()
-    ) -> Self:
+        probabilities: ndarray, *, layout: Layout, start: Start, terminal: Iterable[int] = ()
+    ) -> "TabularMDP":
         """From an array whose axes are in either usual order; with S = A the order cannot be told from the shape."""
         orders = {"state action next": (0, 1, 2), "state next action": (0, 2, 1)}
         if layout not in orders:
@@ -85,17 +85,25 @@ class TabularMDP:
             raise UserError(f"probabilities have the shape {array.shape}, which is not ({layout}): check the layout")
         num_states, num_actions, _ = table.shape
         flat = csr_array(table.reshape(num_states * num_actions, num_states))
-        return cls.from_sparse(flat, num_actions=num_actions, start=start, terminal=terminal)
+        return TabularMDP.from_sparse(flat, num_actions=num_actions, start=start, terminal=terminal)
 
-    @classmethod
-    def from_gymnasium(cls, env: object) -> Self:
+    @staticmethod
+    def from_gymnasium(env: object) -> "TabularMDP":
         """From the transition table `P` of an environment such as FrozenLake, CliffWalking or Taxi.
 
         See `gymnasium_table` for what is read and what is refused.  Time limits are wrappers and not in the table.
         """
         from posttrain.irl.gymnasium_table import read_table
 
-        return cls(**read_table(env))
+        found = read_table(env)
+        return TabularMDP(
+            transitions=found.transitions,
+            num_actions=found.num_actions,
+            start=found.start,
+            terminal=found.terminal,
+            rewards=found.rewards,
+            states=found.states,
+        )
 
     @property
     def num_states(self) -> int:
@@ -154,7 +162,8 @@ def reachable(edges: csr_array, sources: Bool[ndarray, " state"]) -> Bool[ndarra
     order = breadth_first_order(rooted, num_states, directed=True, return_predecessors=False)
     found = np.zeros(num_states + 1, dtype=bool)
     found[order] = True
-    return found[:num_states]
+    states: ndarray = found[:num_states]
+    return states
 
 
 def without_rows(table: csr_array, dropped: Bool[ndarray, " row"]) -> csr_array:
@@ -180,7 +189,9 @@ def start_distribution(start: Start, num_states: int) -> Float[ndarray, " state"
     if isinstance(start, int | np.integer):
         if not 0 <= start < num_states:
             raise UserError(f"start state {start} does not exist: states are 0 to {num_states - 1}")
-        return np.eye(1, num_states, int(start))[0]
+        certain = np.zeros(num_states)
+        certain[start] = 1
+        return certain
     given = np.array(start, dtype=np.float64)
     if given.shape != (num_states,):
         raise UserError(f"start has the shape {given.shape}: give one probability for each of {num_states} states")
@@ -188,6 +199,7 @@ def start_distribution(start: Start, num_states: int) -> Float[ndarray, " state"
 
 
 def check_start(start: Float[ndarray, " state"]) -> None:
+    """Refuse numbers that are no distribution."""
     bad = np.flatnonzero(~(start >= 0) | ~np.isfinite(start))
     if bad.size:
         raise UserError(f"start: state {bad[0]} has probability {start[bad[0]]}; use numbers from 0 to 1")

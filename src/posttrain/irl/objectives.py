@@ -9,10 +9,7 @@ policy of most entropy whose features match.  The likelihood of the same policie
 actions alone, so it needs no whole episodes, and noise in where the demonstrator slipped does not reach it.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
-from typing import Protocol
 
 import numpy as np
 from jaxtyping import Float
@@ -22,6 +19,7 @@ from posttrain.irl.curvature import Matrix, curvature
 from posttrain.irl.finite_horizon import FinitePlan, soft_finite_horizon
 from posttrain.irl.planning import Problem, SoftPlan, soft_policy_iteration
 from posttrain.irl.rewards import Features, Weights
+from posttrain.irl.solvers import Point
 
 Plan = SoftPlan | FinitePlan
 
@@ -69,36 +67,6 @@ class Setting:
         return self.features.totals(acting, ending)
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Point:
-    """An objective at some weights."""
-
-    weights: Weights
-    plan: Plan
-    value: float
-    gradient: Weights
-    bend: Callable[[], Matrix]
-    """Computes the Hessian, which costs as much as everything else together."""
-
-    @cached_property
-    def hessian(self) -> Matrix:
-        return self.bend()
-
-    @property
-    def gradient_norm(self) -> float:
-        """The largest entry, in size."""
-        return float(np.abs(self.gradient).max())
-
-
-class Objective(Protocol):
-    """What the solvers minimise."""
-
-    setting: Setting
-
-    def at(self, weights: Weights, guess: Plan | None = None) -> Point:
-        """Raises `Divergence` where the weights make no finite values."""
-
-
 @dataclass(frozen=True, eq=False)
 class Dual:
     """The convex dual: match the features `moments`."""
@@ -106,7 +74,7 @@ class Dual:
     setting: Setting
     moments: Weights
 
-    def at(self, weights: Weights, guess: Plan | None = None) -> Point:
+    def at(self, weights: Weights, guess: Plan | None = None) -> Point[Plan]:
         """g, ∇g and ∇²g = Σ_s D(s) Cov_π(dQ)/τ + l2."""
         setting = self.setting
         plan = setting.plan(weights, guess)
@@ -133,7 +101,7 @@ class Likelihood:
     counts: Float[ndarray, "*time state action"]
     """Per demonstration; with an axis of time where there is a horizon."""
 
-    def at(self, weights: Weights, guess: Plan | None = None) -> Point:
+    def at(self, weights: Weights, guess: Plan | None = None) -> Point[Plan]:
         """L, ∇L and ∇²L.
 
         Σ c (dQ - dV) needs no derivative of V: with the adjoint flow λ = (I - γ P_πᵀ)⁻¹ (γ Pᵀ c - c) it is

@@ -1,7 +1,6 @@
 """Where the entries of a policy's transition table go: found once for each world, since no policy changes it."""
 
 from dataclasses import dataclass
-from typing import Self
 
 import numpy as np
 from jaxtyping import Int
@@ -20,8 +19,8 @@ class Pattern:
     indices: Int[ndarray, " entry"]
     indptr: Int[ndarray, " column"]
 
-    @classmethod
-    def of(cls, transitions: csr_array, num_actions: int) -> Self:
+    @staticmethod
+    def of(transitions: csr_array, num_actions: int) -> "Pattern":
         """The pattern of a table with a row s · num_actions + a for each state and action."""
         num_states = transitions.shape[1]
         source = np.repeat(np.arange(num_states), np.diff(transitions.indptr[::num_actions]))
@@ -29,7 +28,7 @@ class Pattern:
         outcomes = transitions.indices.astype(np.int64) * num_states + source
         keys, place = np.unique(np.append(outcomes, own), return_inverse=True)
         column, row = np.divmod(keys, num_states)
-        return cls(
+        return Pattern(
             slot=place[:-num_states],
             diagonal=place[-num_states:],
             indices=row.astype(np.int32),

@@ -32,7 +32,7 @@ ROUNDING = 4 * float(np.finfo(np.float64).eps)
 MAX_SWEEPS = 200_000
 MAX_SOLVES = 200
 UNBOUNDED = 1e9
-"""Values this many times the largest reward or entropy of a step: episodes so long that rounding shows in their sums."""
+"""Values this many times the largest reward or entropy of a step: episodes so long that rounding shows in sums."""
 
 Reward = Float[ndarray, " state"] | Float[ndarray, "state action"]
 Policy = Float[ndarray, "state action"]
@@ -70,12 +70,12 @@ class Problem:
     @cached_property
     def scale(self) -> float:
         """The most that one step can add to a value, in size."""
-        entropy = self.temperature * np.log(self.mdp.num_actions)
+        entropy = self.temperature * float(np.log(self.mdp.num_actions))
         return max(float(np.abs(self.reward).max()), entropy, 1e-300)
 
     def backup(self, values: Float[ndarray, " state"]) -> Policy:
         """Q(s,a) for given values of what follows."""
-        following = (self.mdp.transitions @ values).reshape(-1, self.mdp.num_actions)
+        following: Policy = (self.mdp.transitions @ values).reshape(-1, self.mdp.num_actions)
         following *= self.discount
         following += self.step_rewards
         return following
@@ -131,7 +131,7 @@ def value_iteration(
 ) -> Float[ndarray, " state"]:
     """Values of the best policy, by sweeps until none changes a value by more than `tolerance`.
 
-        V(s) = max_a r(s,a) + γ Σ_s' P(s'|s,a) V(s')
+    V(s) = max_a r(s,a) + γ Σ_s' P(s'|s,a) V(s')
     """
     check_discount(discount)
     check_reward(mdp, reward)
@@ -162,7 +162,9 @@ def greedy_policy(mdp: TabularMDP, q: Policy) -> Policy:
 
 def action_values(mdp: TabularMDP, reward: Reward, values: Float[ndarray, " state"], *, discount: float) -> Policy:
     """Q(s,a) of given values."""
-    return per_action(mdp, reward) + discount * (mdp.transitions @ values).reshape(mdp.num_states, mdp.num_actions)
+    following = (mdp.transitions @ values).reshape(mdp.num_states, mdp.num_actions)
+    q: Policy = per_action(mdp, reward) + discount * following
+    return q
 
 
 def soft_value_iteration(problem: Problem, *, tolerance: float = TOLERANCE) -> SoftPlan:
@@ -212,6 +214,7 @@ def soft_policy_iteration(problem: Problem, *, guess: Float[ndarray, " state"] |
 
 
 def newton(problem: Problem, values: Float[ndarray, " state"]) -> SoftPlan:
+    """The iteration above, until it no longer moves; the factors of its last step are those of the plan."""
     before = np.inf
     for _ in range(MAX_SOLVES):
         updated, policy = problem.sweep(values)
@@ -232,11 +235,13 @@ def newton(problem: Problem, values: Float[ndarray, " state"]) -> SoftPlan:
 
 
 def check_discount(discount: float) -> None:
+    """Refuse what is no discount."""
     if not 0 <= discount <= 1:
         raise UserError(f"discount = {discount}: use 0 to 1")
 
 
 def check_reward(mdp: TabularMDP, reward: Reward) -> None:
+    """Refuse a reward of the wrong shape, or one that is not finite, naming the state."""
     shapes = ((mdp.num_states,), (mdp.num_states, mdp.num_actions))
     if reward.shape not in shapes:
         raise UserError(f"the reward has the shape {reward.shape}; use {shapes[0]} (state) or {shapes[1]} (action too)")
@@ -248,10 +253,12 @@ def check_reward(mdp: TabularMDP, reward: Reward) -> None:
 
 def per_action(mdp: TabularMDP, reward: Reward) -> Policy:
     """A reward as a table, zero in terminal states."""
-    table = np.repeat(reward[:, None], mdp.num_actions, axis=1) if reward.ndim == 1 else reward.astype(np.float64)
+    wide = np.repeat(reward[:, None], mdp.num_actions, axis=1) if reward.ndim == 1 else reward
+    table = wide.astype(np.float64)
     table[mdp.terminal] = 0
     return table
 
 
 def at_ends(mdp: TabularMDP, reward: Reward) -> Float[ndarray, " state"]:
+    """What arriving in each terminal state earns; zero elsewhere."""
     return np.where(mdp.terminal, reward if reward.ndim == 1 else 0.0, 0.0)

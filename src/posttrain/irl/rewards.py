@@ -1,4 +1,4 @@
-"""Rewards that are linear in features: r = θ · φ, of the state one is in, of the action too, or of the state entered."""
+"""Rewards linear in features, r = θ · φ: of the state one is in, of the action too, or of the state entered."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -105,14 +105,19 @@ class Features:
 
 
 def dense(table: ndarray | csr_array) -> ndarray:
-    full: ndarray = table.toarray() if issparse(table) else table
+    """The same, with its zeros."""
+    if isinstance(table, ndarray):
+        return table
+    full: ndarray = table.toarray()
     return full
 
 
 def check_finite(table: ndarray | csr_array) -> None:
-    stored = table.tocoo() if issparse(table) else None
-    numbers = table.ravel() if stored is None else stored.data
-    bad = np.flatnonzero(~np.isfinite(numbers))
+    """Refuse NaN and infinity, naming row and column."""
+    stored = csr_array(np.where(np.isfinite(table), 0.0, table)) if isinstance(table, ndarray) else table
+    bad = np.flatnonzero(~np.isfinite(stored.data))
     if bad.size:
-        row, column = np.unravel_index(bad[0], table.shape) if stored is None else (c[bad[0]] for c in stored.coords)
-        raise UserError(f"features: row {row}, column {column} is {numbers[bad[0]]}; use finite numbers")
+        row = int(np.searchsorted(stored.indptr, bad[0], side="right")) - 1
+        raise UserError(
+            f"features: row {row}, column {stored.indices[bad[0]]} is {stored.data[bad[0]]}; use finite numbers"
+        )

@@ -10,7 +10,7 @@ from numpy.random import Generator
 from posttrain.errors import UserError
 from posttrain.irl.demonstrations import Demonstrations, Episode
 from posttrain.irl.mdp import TabularMDP
-from posttrain.irl.occupancy import check_policy
+from posttrain.irl.occupancies import check_policy
 from posttrain.irl.planning import Policy
 
 
@@ -30,7 +30,9 @@ def sample_demonstrations(
     starts, only = cumulative(mdp.start), np.flatnonzero(mdp.start)
 
     def episode() -> Episode:
-        state, states, actions = draw(starts, rng) if len(only) > 1 else int(only[0]), [], []
+        state = draw(starts, rng) if len(only) > 1 else int(only[0])
+        states: list[int] = []
+        actions: list[int] = []
         while not mdp.terminal[state] and len(actions) < max_steps:
             action = draw(choices[state], rng)
             row = state * mdp.num_actions + action
@@ -46,8 +48,10 @@ def sample_demonstrations(
 def cumulative(probabilities: Float[ndarray, "*rows choice"]) -> Float[ndarray, "*rows choice"]:
     """Running totals that end at exactly 1, as numpy's `choice` makes them."""
     totals = probabilities.cumsum(axis=-1)
-    return totals / totals[..., -1:]
+    normalised: ndarray = totals / totals[..., -1:]
+    return normalised
 
 
 def draw(totals: Float[ndarray, " choice"], rng: Generator) -> int:
+    """A choice, by one uniform number."""
     return int(totals.searchsorted(rng.random(), side="right"))

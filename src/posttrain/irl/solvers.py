@@ -4,14 +4,19 @@ Where the weights make no finite values the objective counts as +∞, and the st
 """
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
+from typing import Generic, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 
 from posttrain.irl.curvature import Matrix
-from posttrain.irl.objectives import Objective, Point
 from posttrain.irl.planning import Divergence
 from posttrain.irl.rewards import Weights
+
+PlanT = TypeVar("PlanT")
+"""What an objective plans at some weights, and plans from at others near by."""
 
 ARMIJO = 1e-4
 """The share of the promised decrease that a step must bring."""
@@ -26,18 +31,49 @@ MEMORY = 20
 """Steps that L-BFGS remembers."""
 
 
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Point(Generic[PlanT]):
+    """An objective at some weights."""
+
+    weights: Weights
+    plan: PlanT
+    value: float
+    gradient: Weights
+    bend: Callable[[], Matrix]
+    """Computes the Hessian, which costs as much as everything else together."""
+
+    @cached_property
+    def hessian(self) -> Matrix:
+        return self.bend()
+
+    @property
+    def gradient_norm(self) -> float:
+        """The largest entry, in size."""
+        return float(np.abs(self.gradient).max())
+
+
+@runtime_checkable
+class Objective(Protocol[PlanT]):
+    """What is minimised."""
+
+    def at(self, weights: Weights, guess: PlanT | None = None) -> Point[PlanT]:
+        """Raises `Divergence` where the weights make no finite values."""
+
+
 @dataclass(frozen=True, eq=False)
-class Descent:
+class Descent(Generic[PlanT]):
     """How a minimisation went."""
 
-    point: Point
+    point: Point[PlanT]
     converged: bool
     history: tuple[tuple[float, float], ...]
     """Value and largest gradient entry, at the start and after each step."""
 
 
-def minimise_newton(objective: Objective, start: Point, *, tolerance: float, max_iterations: int) -> Descent:
-    """Newton's method in a trust region (Nocedal & Wright 2006, algorithm 4.1).
+def minimise_newton(
+    objective: Objective[PlanT], start: Point[PlanT], *, tolerance: float, max_iterations: int
+) -> Descent[PlanT]:
+    """Newton's method in a trust region (Nocedal & Wright 2006, ch. 4).
 
     Where the start is so flat that a Newton step would leap into nowhere, the radius holds it; where the objective is
     concave, which the likelihood can be, the step goes downhill all the same.
@@ -64,7 +100,7 @@ def minimise_newton(objective: Objective, start: Point, *, tolerance: float, max
     return descent(path, tolerance)
 
 
-def trusted_step(point: Point, radius: float, tolerance: float) -> Weights:
+def trusted_step(point: Point[PlanT], radius: float, tolerance: float) -> Weights:
     """Where the quadratic model is lowest within the radius: -(H + λ)⁻¹ ∇ with the smallest λ that keeps it there.
 
     Along directions that have no curvature, and no gradient to speak of, weights cannot be told apart and stay.
@@ -76,7 +112,8 @@ def trusted_step(point: Point, radius: float, tolerance: float) -> Weights:
     low = max(0.0, floor - float(curvatures.min()))
 
     def steps(shift: float) -> Weights:
-        return -along / (curvatures + shift)
+        shifted: Weights = -along / (curvatures + shift)
+        return shifted
 
     high = low
     while np.linalg.norm(steps(high)) > radius:
@@ -93,8 +130,10 @@ def trusted_step(point: Point, radius: float, tolerance: float) -> Weights:
     return step
 
 
-def minimise_lbfgs(objective: Objective, start: Point, *, tolerance: float, max_iterations: int) -> Descent:
-    """Limited-memory BFGS (Nocedal & Wright 2006, algorithm 7.5): needs gradients only, so thousands of weights."""
+def minimise_lbfgs(
+    objective: Objective[PlanT], start: Point[PlanT], *, tolerance: float, max_iterations: int
+) -> Descent[PlanT]:
+    """Limited-memory BFGS (Nocedal & Wright 2006, ch. 7): needs gradients only, so thousands of weights."""
     path, pairs = [start], deque[tuple[Weights, Weights]](maxlen=MEMORY)
     for _ in range(max_iterations):
         point = path[-1]
@@ -126,10 +165,11 @@ def lbfgs_step(gradient: Weights, pairs: deque[tuple[Weights, Weights]]) -> Weig
     direction = direction * ((moved @ bent) / (bent @ bent))
     for (moved, bent), share in zip(pairs, reversed(shares), strict=True):
         direction = direction + (share - (bent @ direction) / (moved @ bent)) * moved
-    return direction
+    full: Weights = direction
+    return full
 
 
-def line_search(objective: Objective, point: Point, step: Weights) -> Point | None:
+def line_search(objective: Objective[PlanT], point: Point[PlanT], step: Weights) -> Point[PlanT] | None:
     """The first point on the way back from a full step that lowers the objective enough."""
     slope = float(point.gradient @ step)
     length = 1.0
@@ -141,7 +181,7 @@ def line_search(objective: Objective, point: Point, step: Weights) -> Point | No
     return None
 
 
-def attempt(objective: Objective, point: Point, step: Weights) -> Point | None:
+def attempt(objective: Objective[PlanT], point: Point[PlanT], step: Weights) -> Point[PlanT] | None:
     """The objective after a step, or None where it is infinite."""
     try:
         return objective.at(point.weights + step, point.plan)
@@ -149,7 +189,7 @@ def attempt(objective: Objective, point: Point, step: Weights) -> Point | None:
         return None
 
 
-def acceptable(point: Point, candidate: Point, step: Weights, change: float) -> bool:
+def acceptable(point: Point[PlanT], candidate: Point[PlanT], step: Weights, change: float) -> bool:
     """Whether a step lowers the objective by enough of the `change` that was promised.
 
     Near the minimum a value no longer shows in its last digits what the gradient still does.  There the slope along the
@@ -162,6 +202,7 @@ def acceptable(point: Point, candidate: Point, step: Weights, change: float) -> 
     return same and before < 0 and after <= (2 * ARMIJO - 1) * before
 
 
-def descent(path: list[Point], tolerance: float) -> Descent:
+def descent(path: list[Point[PlanT]], tolerance: float) -> Descent[PlanT]:
+    """The record of a minimisation that has stopped."""
     history = tuple((point.value, point.gradient_norm) for point in path)
     return Descent(point=path[-1], converged=path[-1].gradient_norm <= tolerance, history=history)

@@ -20,11 +20,18 @@ def occupancy(mdp: TabularMDP, policy: Policy, *, discount: float) -> Float[ndar
     At discount 1 a terminal state's entry is the probability of ending there, and the entries add up to the expected
     number of states in an episode, the last included.
     """
+    return occupancy_from(mdp, policy, mdp.start, discount=discount)
+
+
+def occupancy_from(
+    mdp: TabularMDP, policy: Policy, start: Float[ndarray, " state"], *, discount: float
+) -> Float[ndarray, " state"]:
+    """The same for episodes that start elsewhere."""
     check_discount(discount)
     check_policy(mdp, policy)
     if discount == 1:
-        check_ends(mdp, policy)
-    visits: ndarray = factorised(mdp, policy, discount).solve(mdp.start, "T")
+        check_ends(mdp, policy, start)
+    visits: ndarray = factorised(mdp, policy, discount).solve(start, "T")
     return visits
 
 
@@ -48,11 +55,11 @@ def finite_occupancy(
     return visits
 
 
-def check_ends(mdp: TabularMDP, policy: Policy) -> None:
+def check_ends(mdp: TabularMDP, policy: Policy, start: Float[ndarray, " state"]) -> None:
     """Refuse a policy that may go on for ever from a state that it visits."""
     edges = next_state_table(mdp, policy)
     edges.eliminate_zeros()
-    stuck = np.flatnonzero(reachable(edges, mdp.start > 0) & ~reachable(edges.T.tocsr(), mdp.terminal))
+    stuck = np.flatnonzero(reachable(edges, start > 0) & ~reachable(edges.T.tocsr(), mdp.terminal))
     if stuck.size:
         raise Divergence(
             f"occupancy diverges at discount 1: from state {mdp.states[stuck[0]]} this policy never ends an episode. "
@@ -61,6 +68,7 @@ def check_ends(mdp: TabularMDP, policy: Policy) -> None:
 
 
 def check_policy(mdp: TabularMDP, policy: Policy) -> None:
+    """Refuse numbers that are no distribution over actions, naming the state."""
     if policy.shape != (mdp.num_states, mdp.num_actions):
         raise UserError(f"the policy has the shape {policy.shape}; use {(mdp.num_states, mdp.num_actions)}")
     wrong = np.flatnonzero(~((policy >= 0).all(axis=1) & (np.abs(policy.sum(axis=1) - 1) <= SUM_TOLERANCE)))
