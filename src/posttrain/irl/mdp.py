@@ -8,7 +8,7 @@ and has no actions.
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
+
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
@@ -22,7 +22,6 @@ from posttrain.irl.pattern import Pattern
 SUM_TOLERANCE = 1e-8
 """How far a row of probabilities may be from adding up to 1."""
 
-Layout = Literal["state action next", "state next action"]
 Start = int | Iterable[float] | Float[ndarray, " state"]
 
 
@@ -73,7 +72,7 @@ class TabularMDP:
 
     @staticmethod
     def from_dense(
-        probabilities: ndarray, *, layout: Layout, start: Start, terminal: Iterable[int] = ()
+        probabilities: ndarray, *, layout: str, start: Start, terminal: Iterable[int] = ()
     ) -> "TabularMDP":
         """From an array whose axes are in either usual order; with S = A the order cannot be told from the shape."""
         orders = {"state action next": (0, 1, 2), "state next action": (0, 2, 1)}

@@ -42,6 +42,24 @@ class Divergence(RunError):
     """No finite values exist, or none that double precision can tell from infinite ones."""
 
 
+@dataclass
+class Watch:
+    """Notices sweeps that lead nowhere: over 2·S of them and more, changes have not shrunk as they would by the end."""
+
+    num_states: int
+    sweeps: int = 0
+    marked: float = np.inf
+
+    def stuck(self, change: float) -> bool:
+        """Whether to give up; a chain of S states may take S sweeps of equal change before it settles."""
+        window = max(1000, 2 * self.num_states)
+        self.sweeps += 1
+        if self.sweeps % window:
+            return False
+        before, self.marked = self.marked, change
+        return change > before * (1 - window / UNBOUNDED)
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Problem:
     """What soft planning is given: the world, what it pays, and how the future and entropy count."""
@@ -136,16 +154,15 @@ def value_iteration(
     check_discount(discount)
     check_reward(mdp, reward)
     steps, ends = per_action(mdp, reward), at_ends(mdp, reward)
-    bound = UNBOUNDED * max(float(np.abs(reward).max()), 1e-300)
-    values = ends
+    values, watch = ends, Watch(mdp.num_states)
     for _ in range(MAX_SWEEPS):
         q = steps + discount * (mdp.transitions @ values).reshape(steps.shape)
         updated = np.where(mdp.terminal, ends, reduce(np.maximum, q.T))
-        change = np.abs(updated - values).max()
+        change = float(np.abs(updated - values).max())
         values = updated
         if change <= tolerance:
             return values
-        if np.abs(values).max() > bound:
+        if watch.stuck(change):
             break
     raise Divergence(
         f"value iteration does not settle at discount {discount} (and temperature 0): a sweep still changes "
@@ -174,7 +191,7 @@ def soft_value_iteration(problem: Problem, *, tolerance: float = TOLERANCE) -> S
     is their geometric sum.
     """
     problem.check_ends()
-    values, before = problem.end_values, 0.0
+    values, before, watch = problem.end_values, 0.0, Watch(problem.mdp.num_states)
     for _ in range(MAX_SWEEPS):
         updated, policy = problem.sweep(values)
         change = float(np.abs(updated - values).max())
@@ -186,7 +203,7 @@ def soft_value_iteration(problem: Problem, *, tolerance: float = TOLERANCE) -> S
         if settled or change <= ROUNDING * largest:
             factors = factorised(problem.mdp, policy, problem.discount)
             return SoftPlan(problem=problem, values=values, policy=policy, factors=factors)
-        if not largest < UNBOUNDED * problem.scale:
+        if watch.stuck(change):
             break
         before = change
     raise problem.diverged(f"after many sweeps one more still changes a value by {change:.3g}")
