@@ -51,7 +51,12 @@ def forward_loops(transitions: ndarray, terminal: list[int], start: ndarray, pol
 
 
 def course_loops(
-    transitions: ndarray, terminal: list[int], start: ndarray, demonstrated: ndarray, *, max_iterations: int | None = None
+    transitions: ndarray,
+    terminal: list[int],
+    start: ndarray,
+    demonstrated: ndarray,
+    *,
+    max_iterations: int | None = None,
 ) -> tuple[ndarray, ndarray, int]:
     """Weights of one feature per state by exponentiated gradient, their visits, and the number of iterations."""
     weights, iteration, moved = np.ones(len(start)), 0, math.inf

@@ -16,7 +16,9 @@ from posttrain.irl.sampling import sample_demonstrations
 GOAL, SIDE_PRIZE = 24, 8
 
 
-def random_world(rng: np.random.Generator, *, num_states: int = 6, num_actions: int = 3, num_ends: int = 1) -> TabularMDP:
+def random_world(
+    rng: np.random.Generator, *, num_states: int = 6, num_actions: int = 3, num_ends: int = 1
+) -> TabularMDP:
     """Every action leads anywhere with some chance; the last states end an episode; it starts in two of the others."""
     table = rng.dirichlet(np.full(num_states, 0.5), (num_states, num_actions)) * 0.9 + 0.1 / num_states
     start = np.zeros(num_states)

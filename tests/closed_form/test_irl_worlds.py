@@ -46,7 +46,12 @@ def test_the_callers_matrix_is_left_as_it_was() -> None:
 def test_an_icy_step_goes_where_it_was_meant_to_with_what_the_slips_leave() -> None:
     table = dense_transitions(IcyGridWorld(3, slip=0.2, terminal=()))
     # From the middle, state 4, action 0 moves +x to 5: .8 + .05; each other neighbour (3, 7, 1) gets .05.
-    assert {int(s): round(table[4, 0, s], 12) for s in np.flatnonzero(table[4, 0])} == {1: 0.05, 3: 0.05, 5: 0.85, 7: 0.05}
+    assert {int(s): round(table[4, 0, s], 12) for s in np.flatnonzero(table[4, 0])} == {
+        1: 0.05,
+        3: 0.05,
+        5: 0.85,
+        7: 0.05,
+    }
     # From the corner 0, action 1 (-x) stays by intent, and so does a slip to -y: .85 + .05; +x and +y get .05.
     assert {int(s): round(table[0, 1, s], 12) for s in np.flatnonzero(table[0, 1])} == {0: 0.9, 1: 0.05, 3: 0.05}
     # Action 2 (+y) from 2, at the right edge: 5 by intent; slips stay (+x, -y) or go to 1.

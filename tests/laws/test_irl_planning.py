@@ -329,7 +329,10 @@ def test_an_occupancy_that_diverges_is_an_error_naming_the_state() -> None:
         (lambda g: Problem(mdp=g, reward=np.zeros(9), discount=0.9, temperature=0.0), "temperature = 0.0"),
         (lambda g: occupancy(g, np.full((9, 4), 0.3), discount=0.9), r"the probabilities of state 0 are \[0.3"),
         (lambda g: soft_finite_horizon(Problem(mdp=g, reward=np.zeros(9), discount=1.0), horizon=0), "horizon = 0"),
-        (lambda g: finite_occupancy(g, np.full((2, 9, 4), 0.25), discount=1.0, horizon=3), "2 steps, and the horizon is 3"),
+        (
+            lambda g: finite_occupancy(g, np.full((2, 9, 4), 0.25), discount=1.0, horizon=3),
+            "2 steps, and the horizon is 3",
+        ),
     ],
 )
 def test_what_cannot_be_planned_is_refused(make, message) -> None:

@@ -58,8 +58,9 @@ class Demonstrations:
     actions: Int[ndarray, " step"]
     lengths: Int[ndarray, " episode"]
     """Actions in each episode."""
-    terminated: Bool[ndarray, " episode"]
-    truncated: Bool[ndarray, " episode"]
+    terminated: Bool[ndarray, "..."]
+    truncated: Bool[ndarray, "..."]
+    """How each episode ended; both may hold, and neither says that it was cut off unawares."""
 
     def __post_init__(self) -> None:
         if not len(self.lengths):

@@ -19,7 +19,7 @@ class Fit:
     weights: Weights
     reward: Reward
     """θ · φ, per state or per state and action."""
-    policy: Float[ndarray, "*time state action"]
+    policy: Float[ndarray, "*horizon state action"]
     """π(a|s); with a horizon it depends on the time too."""
     values: Float[ndarray, "*time state"]
     expected: Weights

@@ -71,9 +71,7 @@ class TabularMDP:
         )
 
     @staticmethod
-    def from_dense(
-        probabilities: ndarray, *, layout: str, start: Start, terminal: Iterable[int] = ()
-    ) -> "TabularMDP":
+    def from_dense(probabilities: ndarray, *, layout: str, start: Start, terminal: Iterable[int] = ()) -> "TabularMDP":
         """From an array whose axes are in either usual order; with S = A the order cannot be told from the shape."""
         orders = {"state action next": (0, 1, 2), "state next action": (0, 2, 1)}
         if layout not in orders:
