@@ -2,20 +2,10 @@
 
 import numpy as np
 import pytest
-from benchmarks._irl_loops import backward_loops, course_loops, forward_loops
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.irl_worlds import (
-    GOAL,
-    SIDE_PRIZE,
-    chain,
-    course_demonstrations,
-    course_expert,
-    dense_transitions,
-    endless_grid,
-    random_world,
-)
 
+from benchmarks._irl_loops import backward_loops, course_loops, forward_loops
 from posttrain.errors import UserError
 from posttrain.irl.course import (
     expected_visitations,
@@ -26,6 +16,16 @@ from posttrain.irl.course import (
 )
 from posttrain.irl.demonstrations import Demonstrations
 from posttrain.irl.grids import IcyGridWorld
+from tests.irl_worlds import (
+    GOAL,
+    SIDE_PRIZE,
+    chain,
+    course_demonstrations,
+    course_expert,
+    dense_transitions,
+    endless_grid,
+    random_world,
+)
 
 TWO_PATHS = Demonstrations.from_transitions([[(0, 0, 1), (1, 0, 2)], [(0, 0, 0), (0, 0, 1)]])
 

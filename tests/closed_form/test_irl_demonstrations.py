@@ -5,7 +5,6 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from scipy.sparse import csr_array
-from tests.irl_worlds import random_world
 
 from posttrain.errors import UserError
 from posttrain.irl.causal import MaxCausalEntIRL
@@ -16,6 +15,7 @@ from posttrain.irl.mdp import TabularMDP
 from posttrain.irl.occupancies import occupancy
 from posttrain.irl.rewards import LinearReward
 from posttrain.irl.sampling import sample_demonstrations
+from tests.irl_worlds import random_world
 
 # On a dry 3 × 3 grid: 0 →+x 1 →+y 4 →+y 7 →+x 8 (the end), and 3 →+y 6 →-x 6, stopped there.
 TO_THE_END = Episode([0, 1, 4, 7, 8], [0, 2, 2, 0], terminated=True)
@@ -151,6 +151,14 @@ def triples(*steps: tuple[int, int, int], **given) -> Demonstrations:
     return Demonstrations.from_transitions([[(7, 0, 8)], list(steps)], **given)
 
 
+def walked(*steps: tuple[int, int, int]) -> Demonstrations:
+    return in_world(triples(*steps), GridWorld(3))
+
+
+def one(states, actions) -> Demonstrations:
+    return Demonstrations.from_episodes([Episode(states, actions, terminated=True)])
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
@@ -159,19 +167,19 @@ def triples(*steps: tuple[int, int, int], **given) -> Demonstrations:
         (lambda: triples(), "demonstration 1 has no transitions"),
         (lambda: triples((0, 0, 1), (4, 0, 5)), "demonstration 1, step 1: it begins in state 4, .* ended in state 1"),
         (lambda: triples((0, 0, 1), terminated=[True]), "1 flags for 2 demonstrations"),
-        (lambda: in_world(triples((0, 0, 2)), GridWorld(3)), "demonstration 1, step 0: action 0 in state 0 never leads to state 2"),
-        (lambda: in_world(triples((0, 5, 1)), GridWorld(3)), "demonstration 1, step 0: there is no action 5; actions are 0 to 3"),
-        (lambda: in_world(triples((0, -1, 1)), GridWorld(3)), "there is no action -1"),
-        (lambda: in_world(triples((0, 0, 9)), GridWorld(3)), "demonstration 1, step 1: there is no state 9"),
-        (lambda: in_world(triples((-1, 0, 0)), GridWorld(3)), "demonstration 1, step 0: there is no state -1"),
-        (lambda: in_world(triples((7, 0, 8), (8, 0, 8)), GridWorld(3)), "step 1: an action is taken in state 8, which is term"),
-        (lambda: in_world(triples((0, 0, 1)), GridWorld(3)), "demonstration 1 is marked as terminated in state 1, which is not"),
-        (lambda: Demonstrations.from_episodes([Episode([0, 1], [0, 0], True)]), "demonstration 0 has 2 states and 2 actions"),
-        (lambda: Demonstrations.from_episodes([Episode(np.array([0.5, 1]), [0], True)]), "demonstration 0: each state must be one whole"),
-        (lambda: Demonstrations.from_episodes([Episode(np.zeros((2, 3)), [0], True)]), "each state must be one whole number"),
-        (lambda: Demonstrations.from_episodes([Episode([0, 1], np.array([np.nan]), True)]), "demonstration 0: each action must be one whole"),
+        (lambda: walked((0, 0, 2)), "demonstration 1, step 0: action 0 in state 0 never leads to state 2"),
+        (lambda: walked((0, 5, 1)), "demonstration 1, step 0: there is no action 5; actions are 0 to 3"),
+        (lambda: walked((0, -1, 1)), "there is no action -1"),
+        (lambda: walked((0, 0, 9)), "demonstration 1, step 1: there is no state 9"),
+        (lambda: walked((-1, 0, 0)), "demonstration 1, step 0: there is no state -1"),
+        (lambda: walked((7, 0, 8), (8, 0, 8)), "step 1: an action is taken in state 8, which is terminal"),
+        (lambda: walked((0, 0, 1)), "demonstration 1 is marked as terminated in state 1, which is not terminal"),
+        (lambda: one([0, 1], [0, 0]), "demonstration 0 has 2 states and 2 actions"),
+        (lambda: one(np.array([0.5, 1]), [0]), "demonstration 0: each state must be one whole number"),
+        (lambda: one(np.zeros((2, 3)), [0]), "demonstration 0: each state must be one whole number"),
+        (lambda: one([0, 1], np.array([np.nan])), "demonstration 0: each action must be one whole number"),
     ],
-)  # fmt: skip
+)
 def test_what_is_no_demonstration_is_refused_naming_it(make, message) -> None:
     with pytest.raises(UserError, match=message):
         make()
@@ -183,7 +191,7 @@ def test_a_file_that_holds_something_else_is_refused(tmp_path) -> None:
         Demonstrations.load(tmp_path / "other.npz")
     np.savez(tmp_path / "short.npz", states=[0, 1], actions=[0], lengths=[2], terminated=[True], truncated=[False])
     with pytest.raises(
-        UserError, match="add up to 2 actions, so 2 actions and 3 states are needed .* 1 and 2 are given"
+        UserError, match=r"add up to 2 actions, so 2 actions and 3 states are needed .* 1 and 2 are given"
     ):
         Demonstrations.load(tmp_path / "short.npz")
     np.savez(tmp_path / "flags.npz", states=[0, 1], actions=[0], lengths=[1], terminated=[], truncated=[False])

@@ -4,11 +4,11 @@ import gymnasium
 import numpy as np
 import pytest
 from scipy.sparse import csr_array, csr_matrix
-from tests.irl_worlds import dense_transitions
 
 from posttrain.errors import UserError
 from posttrain.irl.grids import GridWorld, IcyGridWorld, tiles
 from posttrain.irl.mdp import TabularMDP
+from tests.irl_worlds import dense_transitions
 
 # Two states and an end; action 0 goes on, action 1 stays with probability .7 (state 0) or ends.
 TABLE = np.array(

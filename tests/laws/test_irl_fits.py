@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.sparse import csr_array, eye_array
-from tests.irl_worlds import GOAL, SIDE_PRIZE, course_demonstrations, course_expert, random_world
 
 from posttrain.errors import UserError
 from posttrain.irl.causal import MaxCausalEntIRL
@@ -22,6 +21,7 @@ from posttrain.irl.occupancies import occupancy
 from posttrain.irl.planning import Divergence, Problem, soft_policy_iteration
 from posttrain.irl.rewards import LinearReward
 from posttrain.irl.sampling import sample_demonstrations
+from tests.irl_worlds import GOAL, SIDE_PRIZE, course_demonstrations, course_expert, random_world
 
 SEEDS = st.integers(0, 10_000)
 ONE_WEIGHT_PER_STATE = LinearReward(features=np.eye(25))
@@ -223,8 +223,8 @@ def test_features_that_cannot_say_that_a_step_costs_are_an_error_at_discount_1()
 def test_a_start_is_found_where_only_some_steps_can_cost_anything() -> None:
     """0 → 1 by both actions; 1 → 0 by one, the end by the other; the one feature is whether one is in 0.
 
-    At weight 0 going round for ever pays log 2 in entropy each time, and no weight makes steps from 1 cost anything; but
-    the round can be made to cost: θ + W(1) - W(0) ≤ -c and W(0) - W(1) ≤ -c have the solutions θ ≤ -2 c.
+    At weight 0 going round for ever pays log 2 in entropy each time, and no weight makes steps from 1 cost anything;
+    but the round can be made to cost: θ + W(1) - W(0) ≤ -c and W(0) - W(1) ≤ -c have the solutions θ ≤ -2 c.
     """
     table = np.zeros((3, 2, 3))
     table[0, :, 1] = table[1, 0, 0] = table[1, 1, 2] = 1

@@ -5,7 +5,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.sparse import csr_array
-from tests.irl_worlds import random_world, slopes
 
 from posttrain.irl.counting import action_counts, count, in_world
 from posttrain.irl.feasibility import feasible_start
@@ -15,6 +14,7 @@ from posttrain.irl.objectives import Dual, Likelihood, Setting
 from posttrain.irl.paths import path_partition
 from posttrain.irl.rewards import LinearReward
 from posttrain.irl.sampling import sample_demonstrations
+from tests.irl_worlds import random_world, slopes
 
 SEEDS = st.integers(0, 10_000)
 PLACES = st.sampled_from(["state", "state_action", "next_state"])

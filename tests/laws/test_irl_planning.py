@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.irl_worlds import chain, dense_transitions, random_world
 
 from posttrain.errors import UserError
 from posttrain.irl.finite_horizon import soft_finite_horizon
@@ -23,6 +22,7 @@ from posttrain.irl.planning import (
     soft_value_iteration,
     value_iteration,
 )
+from tests.irl_worlds import chain, dense_transitions, random_world
 
 SEEDS = st.integers(0, 10_000)
 DISCOUNTS = st.sampled_from([0.0, 0.5, 0.95, 1.0])
@@ -77,7 +77,7 @@ def test_soft_values_are_the_reward_and_entropy_of_their_policy_and_no_other_pol
 def test_finite_horizons_equal_the_recursion_of_imitation_where_no_state_ends(
     seed, discount, horizon, temperature
 ) -> None:
-    """`mce_partition_fh` and `mce_occupancy_measures` of imitation 1.0.1, dense, without terminals, at temperature 1."""
+    """`mce_partition_fh` and `mce_occupancy_measures` of imitation 1.0.1, dense, no terminals, temperature 1."""
     rng = np.random.default_rng(seed)
     mdp = random_world(rng, num_ends=0)
     reward, table = rng.normal(size=mdp.num_states), dense_transitions(mdp)
@@ -308,7 +308,7 @@ def test_a_long_way_is_not_mistaken_for_one_without_end() -> None:
 
 
 def test_value_iteration_that_diverges_is_an_error_naming_the_discount() -> None:
-    with pytest.raises(Divergence, match="discount 1.0"):
+    with pytest.raises(Divergence, match=r"discount 1\.0"):
         value_iteration(GridWorld(3, terminal=()), np.ones(9), discount=1.0)
 
 

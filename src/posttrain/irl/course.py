@@ -74,8 +74,8 @@ def local_action_probabilities(mdp: TabularMDP, terminal: Terminal, reward: PerS
     """
     if mdp.terminal.any():
         raise UserError(
-            f"state {mdp.states[mdp.terminal.argmax()]} ends episodes in this world, but the course's sweeps go on from "
-            "terminal states: make the world with terminal=() and name them as an argument here"
+            f"state {mdp.states[mdp.terminal.argmax()]} ends episodes in this world, but the course's sweeps go on "
+            "from terminal states: make the world with terminal=() and name them as an argument here"
         )
     gains = np.exp(reward)
     step = gains[:, None] * merged_transitions(mdp)

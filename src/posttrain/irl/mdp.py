@@ -9,7 +9,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
-
 import numpy as np
 from jaxtyping import Bool, Float, Int
 from numpy import ndarray
