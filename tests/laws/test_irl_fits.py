@@ -54,7 +54,7 @@ def test_on_the_courses_demonstrations_it_comes_as_near_as_the_bound_allows() ->
     assert abs(fit.weights[GOAL]) < 1e-6
 
 
-def test_with_a_discount_the_goal_is_identified() -> None:
+def test_with_a_discount_the_two_prizes_come_out_on_top() -> None:
     irl = MaxCausalEntIRL(discount=0.9, l2=1e-3)
     fit = irl.fit(course_world(), ONE_WEIGHT_PER_STATE, course_demonstrations())
     assert np.argsort(fit.weights)[-2:].tolist() == [SIDE_PRIZE, GOAL]

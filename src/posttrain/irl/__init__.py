@@ -10,15 +10,18 @@ and in log space; neural rewards are in `posttrain.neural_irl`, which needs torc
 """
 
 from posttrain.irl.causal import MaxCausalEntIRL
+from posttrain.irl.comparison import epic_distance, expected_value_difference, policy_divergence, transfer_loss
 from posttrain.irl.demonstrations import Demonstrations, Episode
 from posttrain.irl.feasibility import smallest_gap
 from posttrain.irl.finite_horizon import soft_finite_horizon
 from posttrain.irl.fitting import Fit
 from posttrain.irl.grids import GridWorld, IcyGridWorld, tiles
+from posttrain.irl.identifiability import confidence_intervals, identifiability
 from posttrain.irl.maxent import MaxEntIRL, PathFit
 from posttrain.irl.mdp import TabularMDP
 from posttrain.irl.occupancies import finite_occupancy, occupancy
 from posttrain.irl.planning import Divergence, Problem, soft_policy_iteration, soft_value_iteration, value_iteration
+from posttrain.irl.preferences import fit_jointly
 from posttrain.irl.rewards import LinearReward
 from posttrain.irl.sampling import sample_demonstrations
 
@@ -35,13 +38,20 @@ __all__ = [
     "PathFit",
     "Problem",
     "TabularMDP",
+    "confidence_intervals",
+    "epic_distance",
+    "expected_value_difference",
     "finite_occupancy",
+    "fit_jointly",
+    "identifiability",
     "occupancy",
+    "policy_divergence",
     "sample_demonstrations",
     "smallest_gap",
     "soft_finite_horizon",
     "soft_policy_iteration",
     "soft_value_iteration",
     "tiles",
+    "transfer_loss",
     "value_iteration",
 ]

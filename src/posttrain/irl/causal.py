@@ -11,7 +11,7 @@ from posttrain.irl.demonstrations import Demonstrations
 from posttrain.irl.feasibility import feasible_start
 from posttrain.irl.fitting import Fit, fitted
 from posttrain.irl.mdp import TabularMDP
-from posttrain.irl.objectives import Dual, Likelihood, Plan, Setting
+from posttrain.irl.objectives import Dual, Likelihood, Plan, PlannedObjective, Setting
 from posttrain.irl.planning import check_discount
 from posttrain.irl.rewards import Features, LinearReward, Weights
 from posttrain.irl.solvers import Descent, Point, minimise_lbfgs, minimise_newton
@@ -59,9 +59,10 @@ class MaxCausalEntIRL:
         moments = features.observed(counts)
         actions = self.action_counts(known, mdp)
         if self.objective == "dual":
-            return fitted(self.minimise(Dual(setting, moments)), setting, moments, actions)
+            return fitted(self.minimise(Dual(setting, moments)), setting, moments, actions, objective="dual")
         likelihood = Likelihood(setting, actions)
-        return fitted(self.minimise(likelihood, self.first_guess(known, setting, moments)), setting, moments, actions)
+        found = self.minimise(likelihood, self.first_guess(known, setting, moments))
+        return fitted(found, setting, moments, actions, objective="likelihood")
 
     def fit_moments(self, mdp: TabularMDP, reward: LinearReward, moments: Weights) -> Fit:
         """The same from exact features of a policy, per episode from the world's own start: the dual only."""
@@ -71,7 +72,7 @@ class MaxCausalEntIRL:
         if moments.shape != (features.num_features,) or not np.all(np.isfinite(moments)):
             raise UserError(f"moments {moments} must be {features.num_features} finite numbers, one for each feature")
         setting = self.setting(features, mdp.start)
-        return fitted(self.minimise(Dual(setting, moments)), setting, moments, None)
+        return fitted(self.minimise(Dual(setting, moments)), setting, moments, None, objective="dual")
 
     def setting(self, features: Features, start: Weights) -> Setting:
         return Setting(
@@ -102,7 +103,7 @@ class MaxCausalEntIRL:
             return None
         return self.minimise(Dual(setting, moments)).point.weights
 
-    def minimise(self, objective: Dual | Likelihood, weights: Weights | None = None) -> Descent[Plan]:
+    def minimise(self, objective: PlannedObjective, weights: Weights | None = None) -> Descent[Plan]:
         start: Point[Plan] = feasible_start(objective) if weights is None else objective.at(weights)
         minimise = minimise_newton if self.solver == "newton" else minimise_lbfgs
         return minimise(objective, start, tolerance=self.tolerance, max_iterations=self.max_iterations)

@@ -26,8 +26,7 @@ Matrix = Float[ndarray, "feature feature"]
 def curvature(plan: SoftPlan | FinitePlan, features: Features, flow: ndarray) -> Matrix:
     """The sum above; for a plan with a horizon it runs over times too."""
     if isinstance(plan, SoftPlan):
-        successors = plan.factors.solve(features.averaged(plan.policy))
-        return covariance(plan.policy, features, successors, flow, plan.problem.discount)[0]
+        return covariance(plan.policy, features, expected_from(plan, features), flow, plan.problem.discount)[0]
     total = np.zeros((features.num_features, features.num_features))
     ends = at_ends(features)
     successors = ends
@@ -36,6 +35,18 @@ def curvature(plan: SoftPlan | FinitePlan, features: Features, flow: ndarray) ->
         successors = successors + ends
         total += bend
     return total
+
+
+def expected_from(plan: SoftPlan | FinitePlan, features: Features) -> Successors:
+    """What an episode of the policy adds up to, in features, from each state that it may start in."""
+    if isinstance(plan, SoftPlan):
+        solved: Successors = plan.factors.solve(features.averaged(plan.policy))
+        return solved
+    ends = at_ends(features)
+    successors, nobody = ends, np.zeros(len(ends))
+    for policy in plan.policy[::-1]:
+        successors = covariance(policy, features, successors, nobody, plan.problem.discount)[1] + ends
+    return successors
 
 
 def at_ends(features: Features) -> Successors:

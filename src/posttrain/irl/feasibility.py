@@ -4,7 +4,7 @@ import numpy as np
 from scipy.sparse import block_array, csr_array, eye_array, hstack
 
 from posttrain.errors import UserError
-from posttrain.irl.objectives import Dual, Likelihood, Plan, Setting
+from posttrain.irl.objectives import Plan, PlannedObjective, Setting
 from posttrain.irl.planning import Divergence
 from posttrain.irl.rewards import Weights
 from posttrain.irl.solvers import Point
@@ -15,7 +15,7 @@ MAX_PAIRS = 50_000
 """Pairs of state and action up to which a linear program is tried."""
 
 
-def feasible_start(objective: Dual | Likelihood) -> Point[Plan]:
+def feasible_start(objective: PlannedObjective) -> Point[Plan]:
     """Weights that make finite soft values: zero where the discount or a horizon sees to that.
 
     At discount 1 a step must cost more than the entropy it may add, τ log A.  Weights that make every step cost that

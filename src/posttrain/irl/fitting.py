@@ -39,6 +39,8 @@ class Fit:
 
     Then another certificate holds: the policy is the one of most entropy for moments that differ by the gap.
     """
+    objective: str
+    """What was minimised: "dual", "likelihood" or "joint"."""
     setting: Setting
     point: Point[Plan]
     """The objective there, with its Hessian."""
@@ -53,7 +55,9 @@ class Fit:
         return len(self.history) - 1
 
 
-def fitted(descent: Descent[Plan], setting: Setting, moments: Weights, actions: ndarray | None) -> Fit:
+def fitted(
+    descent: Descent[Plan], setting: Setting, moments: Weights, actions: ndarray | None, *, objective: str
+) -> Fit:
     """Read everything off the last point."""
     point = descent.point
     plan = point.plan
@@ -72,6 +76,7 @@ def fitted(descent: Descent[Plan], setting: Setting, moments: Weights, actions: 
         converged=descent.converged,
         history=descent.history,
         suboptimality=gradient**2 / (2 * setting.l2) if setting.l2 > 0 else float("inf"),
+        objective=objective,
         setting=setting,
         point=point,
     )

@@ -10,6 +10,7 @@ actions alone, so it needs no whole episodes, and noise in where the demonstrato
 """
 
 from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 from jaxtyping import Float
@@ -19,7 +20,7 @@ from posttrain.irl.curvature import Matrix, curvature
 from posttrain.irl.finite_horizon import FinitePlan, soft_finite_horizon
 from posttrain.irl.planning import Problem, SoftPlan, soft_policy_iteration
 from posttrain.irl.rewards import Features, Weights
-from posttrain.irl.solvers import Point
+from posttrain.irl.solvers import Objective, Point
 
 Plan = SoftPlan | FinitePlan
 
@@ -65,6 +66,14 @@ class Setting:
             acting = np.einsum("tsa,ts->sa", plan.policy, flow[:-1])
         acting[self.features.mdp.terminal] = 0
         return self.features.totals(acting, ending)
+
+
+@runtime_checkable
+class PlannedObjective(Objective[Plan], Protocol):
+    """An objective with a setting in which a start can be sought."""
+
+    @property
+    def setting(self) -> Setting: ...
 
 
 @dataclass(frozen=True, eq=False)

@@ -10,6 +10,7 @@ from scipy.sparse import csr_array, issparse
 
 from posttrain.errors import UserError
 from posttrain.irl.counting import Counts
+from posttrain.irl.demonstrations import Demonstrations
 from posttrain.irl.mdp import TabularMDP
 from posttrain.irl.planning import Policy, Reward
 
@@ -80,6 +81,21 @@ class Features:
         if self.entered is not None:
             return np.asarray(self.entered.T @ counts.entered)
         return self.totals(counts.acting, counts.ending)
+
+    def per_episode(self, known: Demonstrations, discount: float) -> Float[ndarray, "episode feature"]:
+        """What `observed` averages, for each episode by itself."""
+        acting, num_actions = known.acting, self.mdp.num_actions
+        if self.entered is not None:
+            table, used, rows = self.entered, acting, known.states[known.visit_times > 0]
+        elif self.per_state:
+            used = acting | self.mdp.terminal[known.states]
+            table, rows = self.table, known.states[used]
+        else:
+            table, used, rows = self.table, acting, known.states[acting] * num_actions + known.actions
+        episode = np.repeat(np.arange(len(known)), known.lengths + 1)
+        weights = discount ** known.visit_times.astype(np.float64)
+        visits = csr_array((weights[used], (episode[used], rows)), shape=(len(known), table.shape[0]))
+        return dense(visits @ table)
 
     def averaged(self, policy: Policy) -> Float[ndarray, "state feature"]:
         """φ_π(s) = Σ_a π(a|s) φ(s,a); in terminal states what arriving there counts."""
