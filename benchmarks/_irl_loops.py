@@ -9,6 +9,7 @@ from numpy import ndarray
 def backward_loops(transitions: ndarray, terminal: list[int], reward: ndarray) -> ndarray:
     """P(a|s) from the partition function, axes of `transitions` state, action, next."""
     num_states, num_actions, _ = transitions.shape
+    table, gains = transitions.tolist(), [math.exp(worth) for worth in reward]
     partition = [0.0] * num_states
     for state in terminal:
         partition[state] = 1.0
@@ -18,8 +19,8 @@ def backward_loops(transitions: ndarray, terminal: list[int], reward: ndarray) -
             for action in range(num_actions):
                 total = 0.0
                 for following in range(num_states):
-                    total += transitions[state, action, following] * partition[following]
-                through[state][action] = math.exp(reward[state]) * total
+                    total += table[state][action][following] * partition[following]
+                through[state][action] = gains[state] * total
         updated = [sum(row) for row in through]
         change = max(abs(new - old) for new, old in zip(updated, partition, strict=True))
         partition = updated
@@ -36,15 +37,17 @@ def backward_loops(transitions: ndarray, terminal: list[int], reward: ndarray) -
 def forward_loops(transitions: ndarray, terminal: list[int], start: ndarray, policy: ndarray) -> ndarray:
     """Expected visits over 2·S steps."""
     num_states, num_actions, _ = transitions.shape
-    now, total = list(start), list(start)
+    table, choices = transitions.tolist(), policy.tolist()
+    now, total = start.tolist(), start.tolist()
     for _ in range(2 * num_states - 1):
         then = [0.0] * num_states
         for state in range(num_states):
             if state in terminal:
                 continue
             for action in range(num_actions):
+                flow = now[state] * choices[state][action]
                 for following in range(num_states):
-                    then[following] += now[state] * policy[state, action] * transitions[state, action, following]
+                    then[following] += flow * table[state][action][following]
         now = then
         total = [a + b for a, b in zip(total, now, strict=True)]
     return np.array(total)

@@ -2,6 +2,7 @@
 
 from functools import cache
 
+import gymnasium
 import numpy as np
 from numpy import ndarray
 from scipy.sparse import csr_array
@@ -14,6 +15,11 @@ from posttrain.irl.planning import value_iteration
 from posttrain.irl.sampling import sample_demonstrations
 
 GOAL, SIDE_PRIZE = 24, 8
+
+
+def newest(name: str) -> str:
+    """The id of an environment in whichever gymnasium is installed: 0.29 has CliffWalking-v0 and Taxi-v3."""
+    return max(known for known in gymnasium.registry if known.startswith(f"{name}-v"))
 
 
 def random_world(

@@ -8,7 +8,7 @@ from scipy.sparse import csr_array, csr_matrix
 from posttrain.errors import UserError
 from posttrain.irl.grids import GridWorld, IcyGridWorld, tiles
 from posttrain.irl.mdp import TabularMDP
-from tests.irl_worlds import dense_transitions
+from tests.irl_worlds import dense_transitions, newest
 
 # Two states and an end; action 0 goes on, action 1 stays with probability .7 (state 0) or ends.
 TABLE = np.array(
@@ -78,20 +78,20 @@ def test_tiles_cover_each_state_once_beside_a_constant() -> None:
 @pytest.mark.parametrize(
     ("name", "options", "num_states", "num_ends", "start"),
     [
-        ("FrozenLake-v1", {"map_name": "4x4"}, 16, 5, [0]),  # 4 holes and the goal
-        ("FrozenLake-v1", {"map_name": "8x8"}, 64, 11, [0]),  # 10 holes and the goal
-        ("CliffWalking-v1", {}, 38, 1, [36]),  # 48 - 10 cliff states, which throw back to the start
+        ("FrozenLake", {"map_name": "4x4"}, 16, 5, [0]),  # 4 holes and the goal
+        ("FrozenLake", {"map_name": "8x8"}, 64, 11, [0]),  # 10 holes and the goal
+        ("CliffWalking", {}, 38, 1, [36]),  # 48 - 10 cliff states, which throw back to the start
     ],
 )
 def test_a_table_of_gymnasium_is_read_with_its_ends(name, options, num_states, num_ends, start) -> None:
-    mdp = TabularMDP.from_gymnasium(gymnasium.make(name, **options))
+    mdp = TabularMDP.from_gymnasium(gymnasium.make(newest(name), **options))
     assert mdp.num_states == num_states
     assert mdp.terminal.sum() == num_ends
     assert mdp.states[mdp.start > 0].tolist() == start
 
 
 def test_taxi_loses_the_states_that_no_start_reaches_and_ends_on_delivery() -> None:
-    env = gymnasium.make("Taxi-v3" if "Taxi-v4" not in gymnasium.registry else "Taxi-v4")
+    env = gymnasium.make(newest("Taxi"))
     mdp = TabularMDP.from_gymnasium(env)
     # 25 places × 4 destinations × (4 waiting + 1 riding) = 500, less the 4 × 25 where one waits at the destination,
     # of which delivery reaches the 4 with the taxi there too.
