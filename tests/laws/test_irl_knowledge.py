@@ -43,7 +43,7 @@ def test_at_discount_1_the_goal_is_the_one_weight_that_nothing_depends_on() -> N
 
 
 def test_with_a_discount_a_cost_of_steps_trades_off_against_the_worth_of_the_end() -> None:
-    """c in every step is c/(1 - γ) in all, so c/(1 - γ) more at the end changes nothing: the direction (1, .., 1, 10)."""
+    """c in every step is c/(1 - γ) in all; as much more at the end changes nothing: the direction (1, .., 1, 10)."""
     report = identifiability(course_fit(0.9))
     assert report.rank == 24
     direction = np.where(np.arange(25) == GOAL, 10.0, 1.0)
