@@ -82,7 +82,8 @@ def in_imitation(program: str, given: dict[str, object]) -> dict[str, ndarray]:
     with tempfile.TemporaryDirectory(prefix="irl-") as folder:
         source, result = Path(folder) / "given.npz", Path(folder) / "result.npz"
         np.savez(source, **given)
-        subprocess.run([str(imitation_python()), "-W", "ignore", "-c", program, str(source), str(result)], check=True)
+        command = [str(imitation_python()), "-W", "ignore", "-c", program, str(source), str(result)]
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
         return dict(np.load(result))
 
 
