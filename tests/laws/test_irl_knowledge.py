@@ -229,14 +229,16 @@ def test_preferences_settle_what_demonstrations_cannot() -> None:
     alone = irl.fit(grid, reward, walks)
     assert abs(alone.weights[1]) < 1e-6  # the goal: not identified
     rng = np.random.default_rng(1)
-    wins, others = [], []
-    for _ in range(800):
-        pair = [
-            next(iter(sample_demonstrations(grid, policy, num_episodes=1, rng=rng, max_steps=int(rng.integers(2, 6)))))
-            for _ in range(2)
-        ]
-        totals = reward.bound(grid).per_episode(Demonstrations.from_episodes(pair), 1.0) @ truth
-        first = rng.random() < 1 / (1 + np.exp(totals[1] - totals[0]))
+    cut = [
+        episode
+        for steps in (2, 3, 4, 5)
+        for episode in sample_demonstrations(grid, policy, num_episodes=400, rng=rng, max_steps=steps)
+    ]
+    totals = reward.bound(grid).per_episode(Demonstrations.from_episodes(cut), 1.0) @ truth
+    order, wins, others = rng.permutation(len(cut)), [], []
+    for one, two in order.reshape(-1, 2):
+        pair = [cut[one], cut[two]]
+        first = rng.random() < 1 / (1 + np.exp(totals[two] - totals[one]))
         wins.append(pair[0 if first else 1])
         others.append(pair[1 if first else 0])
     comparisons = Demonstrations.from_episodes(wins), Demonstrations.from_episodes(others)

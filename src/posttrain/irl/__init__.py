@@ -20,7 +20,15 @@ from posttrain.irl.identifiability import confidence_intervals, identifiability
 from posttrain.irl.maxent import MaxEntIRL, PathFit
 from posttrain.irl.mdp import TabularMDP
 from posttrain.irl.occupancies import finite_occupancy, occupancy
-from posttrain.irl.planning import Divergence, Problem, soft_policy_iteration, soft_value_iteration, value_iteration
+from posttrain.irl.planning import (
+    Divergence,
+    Problem,
+    action_values,
+    greedy_policy,
+    soft_policy_iteration,
+    soft_value_iteration,
+    value_iteration,
+)
 from posttrain.irl.preferences import fit_jointly
 from posttrain.irl.rewards import LinearReward
 from posttrain.irl.sampling import sample_demonstrations
@@ -38,11 +46,13 @@ __all__ = [
     "PathFit",
     "Problem",
     "TabularMDP",
+    "action_values",
     "confidence_intervals",
     "epic_distance",
     "expected_value_difference",
     "finite_occupancy",
     "fit_jointly",
+    "greedy_policy",
     "identifiability",
     "occupancy",
     "policy_divergence",

@@ -74,22 +74,33 @@ def epic_distance(reward: OutcomeReward, other: OutcomeReward, *, discount: floa
     """
     if reward.shape[:2] != other.shape[:2]:
         raise UserError(f"the rewards have the shapes {reward.shape} and {other.shape}: give them the same states")
-    first, second = (canonical(given, discount) for given in (reward, other))
-    spreads = [float(np.sqrt((shaped**2).mean())) for shaped in (first, second)]
+    if reward.ndim != other.ndim:
+        reward, other = (whatever_follows(given) for given in (reward, other))
+    spreads = [canonical_product(given, given, discount) ** 0.5 for given in (reward, other)]
     for spread, given in zip(spreads, (reward, other), strict=True):
         if spread <= 1e-12 * max(float(np.abs(given).max()), 1e-300):
             raise UserError("a reward is a constant up to potential shaping: it has no EPIC distance to anything")
-    correlation = float((first * second).mean()) / (spreads[0] * spreads[1])
+    correlation = canonical_product(reward, other, discount) / (spreads[0] * spreads[1])
     return float(np.sqrt(max(0.0, (1 - correlation) / 2)))
 
 
-def canonical(reward: OutcomeReward, discount: float) -> Float[ndarray, "state action next"]:
-    """C of the equation above, less its mean."""
-    if reward.ndim == 2:
-        outcomes = np.repeat(reward[:, :, None], len(reward), axis=2).astype(np.float64)
-    else:
-        outcomes = reward.astype(np.float64)
-    means = outcomes.mean(axis=(1, 2))
-    shaped = outcomes + discount * means[None, None, :] - means[:, None, None]
-    centred: ndarray = shaped - shaped.mean()
-    return centred
+def whatever_follows(reward: OutcomeReward) -> OutcomeReward:
+    """r(s,a) as r(s,a,s')."""
+    return reward if reward.ndim == 3 else np.repeat(reward[:, :, None], len(reward), axis=2)
+
+
+def canonical_product(first: OutcomeReward, second: OutcomeReward, discount: float) -> float:
+    """The covariance of two rewards' C.
+
+    Where neither depends on s', C is r(s,a) - m(s) plus γ m(s'), and the two parts are independent: nothing is as
+    large as states × states.
+    """
+    parts, futures = [], []
+    for reward in (first, second):
+        means = reward.reshape(len(reward), -1).mean(axis=1)
+        futures.append(discount * (means - means.mean()))
+        parts.append(reward - means.reshape(-1, *[1] * (reward.ndim - 1)))
+    if first.ndim == 2:
+        return float((parts[0] * parts[1]).mean() + (futures[0] * futures[1]).mean())
+    shaped = [part + future for part, future in zip(parts, futures, strict=True)]
+    return float((shaped[0] * shaped[1]).mean())

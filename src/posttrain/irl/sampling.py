@@ -30,15 +30,16 @@ def sample_demonstrations(
     starts, only = cumulative(mdp.start), np.flatnonzero(mdp.start)
 
     def episode() -> Episode:
-        state = draw(starts, rng) if len(only) > 1 else int(only[0])
+        state = int(starts.searchsorted(rng.random(), side="right") if len(only) > 1 else only[0])
         states: list[int] = []
         actions: list[int] = []
         while not mdp.terminal[state] and len(actions) < max_steps:
-            action = draw(choices[state], rng)
+            action = int(choices[state].searchsorted(rng.random(), side="right"))
             row = state * mdp.num_actions + action
             states.append(state)
             actions.append(action)
-            state = int(table.indices[table.indptr[row] + draw(outcomes[row], rng)])
+            outcome = outcomes[row].searchsorted(rng.random(), side="right")
+            state = int(table.indices[table.indptr[row] + outcome])
         ended = bool(mdp.terminal[state])
         return Episode(mdp.states[[*states, state]], actions, terminated=ended, truncated=not ended)
 
@@ -50,8 +51,3 @@ def cumulative(probabilities: Float[ndarray, "*rows choice"]) -> Float[ndarray, 
     totals = probabilities.cumsum(axis=-1)
     normalised: ndarray = totals / totals[..., -1:]
     return normalised
-
-
-def draw(totals: Float[ndarray, " choice"], rng: Generator) -> int:
-    """A choice, by one uniform number."""
-    return int(totals.searchsorted(rng.random(), side="right"))
