@@ -42,7 +42,12 @@ class Recovered:
     """Expected visits under these weights."""
     gap: float
     """The largest difference between a feature's expectation and its demonstrated mean."""
-    num_iterations: int
+    history: tuple[tuple[float, float], ...]
+    """The gap before each step, and the most by which the step moved a weight."""
+
+    @property
+    def num_iterations(self) -> int:
+        return len(self.history)
 
 
 def feature_expectations(features: Features, demonstrations: Demonstrations) -> Float[ndarray, " feature"]:
@@ -138,18 +143,18 @@ def recover_reward(
         return expected_visitations(mdp, terminal, start, policy)
 
     weights = np.ones(features.shape[1])
-    num_iterations, moved = 0, np.inf
-    while moved > tolerance:
+    history: list[tuple[float, float]] = []
+    while not history or history[-1][1] > tolerance:
         difference = demonstrated - features.T @ visits(weights)
-        updated = weights * np.exp(step_size / (1 + num_iterations) * difference)
-        moved = float(np.abs(updated - weights).max())
-        weights, num_iterations = updated, num_iterations + 1
+        updated = weights * np.exp(step_size / (1 + len(history)) * difference)
+        history.append((float(np.abs(difference).max()), float(np.abs(updated - weights).max())))
+        weights = updated
     visitations = visits(weights)
     return Recovered(
         weights=weights,
         visitations=visitations,
         gap=float(np.abs(demonstrated - features.T @ visitations).max()),
-        num_iterations=num_iterations,
+        history=tuple(history),
     )
 
 

@@ -73,7 +73,12 @@ class PathFit:
     """Features of an episode of the policy in the world as it is."""
     moments: Weights
     converged: bool
-    num_iterations: int
+    history: tuple[tuple[float, float], ...]
+    """Objective and largest entry of the gradient that is followed, at the start and after each iteration."""
+
+    @property
+    def num_iterations(self) -> int:
+        return len(self.history) - 1
 
     @property
     def gap(self) -> float:
@@ -165,5 +170,5 @@ def path_fit(dual: PathDual, found: Descent[PathPlan]) -> PathFit:
         executed=np.asarray(features.table.T @ visits),
         moments=dual.moments,
         converged=found.converged,
-        num_iterations=len(found.history) - 1,
+        history=found.history,
     )

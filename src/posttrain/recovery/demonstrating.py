@@ -42,7 +42,7 @@ def make_demonstrations(options: DemonstrationOptions, world: World) -> Demonstr
     if isinstance(options, RecordedOptions):
         read_arrays(Path(options.path), "demonstrations.path")  # for its errors
         episodes = Demonstrations.load(options.path)
-        return Demonstrated(episodes=episodes, reward=world.rewards, policy=None, discount=1.0)
+        return Demonstrated(episodes=episodes, reward=world.rewards, policy=None, discount=options.discount)
     if world.rewards is None:
         raise UserError(
             "demonstrations.name = sampled: this world names no rewards for an expert to be after.  Add `rewards` to its"

@@ -114,9 +114,12 @@ class RecordedOptions:
     path: str = ""
     """An .npz file with the arrays states, actions, lengths, terminated and truncated, as `Demonstrations.save` writes
     it: episodes end to end, one state more than actions in each."""
+    discount: float = 0.9
+    """Weight of the next step's reward, 0 to 1, when the world's own reward is known and values are compared."""
 
     def __post_init__(self) -> None:
         require(self.path != "", self, "path", "names no file; give an .npz file")
+        require(0 <= self.discount <= 1, self, "discount", "is no discount; use 0 to 1")
 
 
 WorldOptions = IcyGridOptions | GymnasiumOptions | TableOptions
