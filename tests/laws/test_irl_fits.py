@@ -237,6 +237,20 @@ def test_a_start_is_found_where_only_some_steps_can_cost_anything() -> None:
     assert fit.policy[1, 0] == pytest.approx(1 / 4, abs=1e-7)
 
 
+@pytest.mark.parametrize("objective", ["dual", "likelihood"])
+def test_a_fit_starts_where_the_demonstrations_start_and_not_where_the_world_does(objective) -> None:
+    """The world starts anywhere; all demonstrations start in state 0, and a weight for each state can match them."""
+    start = np.full(25, 1 / 24)
+    start[GOAL] = 0
+    world = IcyGridWorld(5, slip=0.2, terminal=[GOAL], start=start)
+    irl = MaxCausalEntIRL(objective=objective, l2=1e-3)
+    fit = irl.fit(world, ONE_WEIGHT_PER_STATE, course_demonstrations())
+    elsewhere = irl.fit(course_world(), ONE_WEIGHT_PER_STATE, course_demonstrations())
+    assert fit.expected[0] > 1
+    assert fit.gap == pytest.approx(elsewhere.gap, abs=1e-9)
+    np.testing.assert_allclose(fit.weights, elsewhere.weights, rtol=0, atol=1e-6)
+
+
 def test_sparse_features_fit_as_dense_ones_do() -> None:
     for on, rows in (("state", 25), ("state_action", 100), ("next_state", 25)):
         rng = np.random.default_rng(2)

@@ -50,6 +50,16 @@ def test_policy_iteration_finds_what_sweeps_find(seed, discount, temperature, pe
     np.testing.assert_allclose(guessed.values, sweeps.values, rtol=1e-9, atol=1e-9)
 
 
+def test_a_guess_that_leads_into_a_corner_for_ever_does_no_harm() -> None:
+    """Values that make the corner away from the goal seem a million better: its policy never leaves, at discount 1."""
+    grid = GridWorld(3)
+    problem = Problem(mdp=grid, reward=np.full(9, -3.0), discount=1.0)
+    misled = soft_policy_iteration(problem, guess=np.where(np.arange(9) == 0, 1e6, 0.0))
+    np.testing.assert_allclose(misled.values, soft_policy_iteration(problem).values, rtol=1e-12)
+    paths = path_partition(grid, problem.reward, guess=np.where(np.arange(9) == 0, 1e6, 0.0))
+    np.testing.assert_allclose(paths.values, path_partition(grid, problem.reward).values, rtol=1e-12)
+
+
 @few
 @given(seed=SEEDS, discount=DISCOUNTS, temperature=TEMPERATURES)
 def test_soft_values_are_the_reward_and_entropy_of_their_policy_and_no_other_policy_has_more(

@@ -35,7 +35,7 @@ class MaxCausalEntIRL:
     """Newton takes about ten steps; above some 300 weights its Hessian costs more than L-BFGS's hundreds."""
     tolerance: float = 1e-8
     """Largest entry of the gradient at which the fit is done."""
-    max_iterations: int = 1000
+    max_iterations: int = 5000
 
     def __post_init__(self) -> None:
         require(self.objective in ("dual", "likelihood"), self, "objective", "is unknown; use 'dual' or 'likelihood'")
