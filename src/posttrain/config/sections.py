@@ -129,29 +129,31 @@ class IrlConfig:
     run: RecoveryOptions = field(default_factory=RecoveryOptions)
 
     def __post_init__(self) -> None:
-        on_grid, method, features = isinstance(self.world, IcyGridOptions), self.method, self.features
-        if not on_grid and isinstance(method, CourseOptions):
-            raise UserError(
-                f"method.name = course is written for world.name = icy_grid, whose ends can be left; this is"
-                f" {self.world.name}.  Use method.name = maxent or causal."
-            )
-        if not on_grid and isinstance(features, TileFeatures):
-            raise UserError(
-                f"features.name = tiles are tiles of world.name = icy_grid; this is {self.world.name}."
-                "  Use states, or a file of your own."
-            )
-        if isinstance(self.world, IcyGridOptions) and isinstance(features, TileFeatures):
-            if features.width > self.world.size:
-                raise UserError(
-                    f"features.width = {features.width} is wider than the grid; use 1 to world.size = {self.world.size}"
-                )
+        world, method, features = self.world, self.method, self.features
         if not isinstance(method, CausalOptions) and isinstance(features, FileFeatures) and features.on != "state":
             raise UserError(f"features.on = {features.on}: method.name = {method.name} knows features of states only.")
-        expert = self.demonstrations.expert if isinstance(self.demonstrations, SampledOptions) else ""
-        if not on_grid and expert == "course":
+        if not isinstance(world, IcyGridOptions):
+            self._require_no_grid(world.name)
+        elif isinstance(features, TileFeatures) and features.width > world.size:
             raise UserError(
-                f"demonstrations.expert = course looks at where a step should lead, which world.name ="
-                f" {self.world.name} does not tell.  Use soft or greedy."
+                f"features.width = {features.width} is wider than the grid; use 1 to world.size = {world.size}"
+            )
+
+    def _require_no_grid(self, world: str) -> None:
+        if isinstance(self.method, CourseOptions):
+            raise UserError(
+                "method.name = course is written for world.name = icy_grid, whose ends can be left; this is"
+                f" {world}.  Use method.name = maxent or causal."
+            )
+        if isinstance(self.features, TileFeatures):
+            raise UserError(
+                f"features.name = tiles are tiles of world.name = icy_grid; this is {world}."
+                "  Use states, or a file of your own."
+            )
+        if isinstance(self.demonstrations, SampledOptions) and self.demonstrations.expert == "course":
+            raise UserError(
+                "demonstrations.expert = course looks at where a step should lead, which world.name ="
+                f" {world} does not tell.  Use soft or greedy."
             )
 
 

@@ -102,6 +102,8 @@ def check_actions(known: Demonstrations, mdp: TabularMDP) -> None:
             f"demonstration {episode}, step {time}: an action is taken in state {mdp.states[source[late[0]]]}, "
             "which is terminal: end the episode there"
         )
+    if not source.size:
+        return  # every episode starts where it ends
     chances = mdp.transitions[source * mdp.num_actions + known.actions, following]
     impossible = np.flatnonzero(np.asarray(chances).ravel() == 0)
     if impossible.size:

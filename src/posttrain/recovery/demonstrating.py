@@ -45,8 +45,8 @@ def make_demonstrations(options: DemonstrationOptions, world: World) -> Demonstr
         return Demonstrated(episodes=episodes, reward=world.rewards, policy=None, discount=options.discount)
     if world.rewards is None:
         raise UserError(
-            "demonstrations.name = sampled: this world names no rewards for an expert to be after.  Add `rewards` to its"
-            " file, or use demonstrations.name = recorded."
+            "demonstrations.name = sampled: this world names no rewards for an expert to be after.  Add `rewards` to"
+            " its file, or use demonstrations.name = recorded."
         )
     policy, reward = expert(options, world, world.rewards)
     episodes = sample_demonstrations(

@@ -6,16 +6,15 @@
 `TabularEnvironment` makes an environment of a world that is only a table, such as `IcyGridWorld`.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 from numpy import ndarray
 
 from posttrain.errors import UserError
 from posttrain.irl.mdp import TabularMDP
 from posttrain.irl.planning import Reward, at_ends, check_discount, check_reward, per_action
-from posttrain.irl.sampling import cumulative, draw
+from posttrain.irl.sampling import cumulative
 from posttrain.recovery.needs import require_gymnasium
 
 require_gymnasium()
@@ -31,8 +30,8 @@ class LearnedReward(gymnasium.Wrapper[Observed, int, Observed, int]):
 
         r_t = r(s_t, a_t),   and on ending in a terminal state  r_t = r(s_t, a_t) + γ r(s_{t+1})
 
-    So that Σ γᵗ r_t of an episode is what `posttrain.irl` pays for it: a reward per state is earned on acting there, and
-    in a terminal state on arriving, one step later.  An episode that is cut off earns nothing where it stops.
+    So that Σ γᵗ r_t of an episode is what `posttrain.irl` pays for it: a reward per state is earned on acting there,
+    and in a terminal state on arriving, one step later.  An episode that is cut off earns nothing where it stops.
     """
 
     def __init__(
@@ -70,8 +69,8 @@ class LearnedReward(gymnasium.Wrapper[Observed, int, Observed, int]):
         self._state = self._index(observation)
         if terminated and not self._mdp.terminal[self._state]:
             raise UserError(
-                f"the environment ends an episode in state {self._mdp.states[self._state]}, which is not terminal in the"
-                " world of the learned reward: use the world that was read from this environment"
+                f"the environment ends an episode in state {self._mdp.states[self._state]}, which is not terminal in"
+                " the world of the learned reward: use the world that was read from this environment"
             )
         reward = float(self._per_action[before, int(action)])
         if terminated:
@@ -88,13 +87,11 @@ class LearnedReward(gymnasium.Wrapper[Observed, int, Observed, int]):
         return self._mdp.numbers[state]
 
 
-class TabularEnvironment(gymnasium.Env[int, int]):
+class TabularEnvironment(gymnasium.Env[Any, Any]):
     """A world that is a table, as an environment whose observations are the numbers of its states.
 
     It pays the world's own reward.  It has no time limit: wrap it in gymnasium's `TimeLimit` for one.
     """
-
-    metadata: Mapping[str, Any] = {"render_modes": []}
 
     def __init__(self, mdp: TabularMDP) -> None:
         super().__init__()
@@ -107,7 +104,7 @@ class TabularEnvironment(gymnasium.Env[int, int]):
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[int, dict[str, Any]]:
         """Begin an episode where the world's episodes begin."""
         super().reset(seed=seed)
-        self._state = draw(self._starts, self.np_random)
+        self._state = int(self._starts.searchsorted(self.np_random.random(), side="right"))
         return int(self.mdp.states[self._state]), {}
 
     def step(self, action: int) -> tuple[int, float, bool, bool, dict[str, Any]]:
@@ -117,5 +114,6 @@ class TabularEnvironment(gymnasium.Env[int, int]):
         row, table = self._state * self.mdp.num_actions + int(action), self.mdp.transitions
         reward = float(self.mdp.rewards[self._state, int(action)])
         first, last = table.indptr[row], table.indptr[row + 1]
-        self._state = int(table.indices[first + draw(cumulative(np.asarray(table.data[first:last])), self.np_random)])
+        outcome = cumulative(table.data[first:last]).searchsorted(self.np_random.random(), side="right")
+        self._state = int(table.indices[first + outcome])
         return int(self.mdp.states[self._state]), reward, bool(self.mdp.terminal[self._state]), False, {}

@@ -1,11 +1,11 @@
 """The folder that a run of inverse RL leaves behind; nothing in it needs posttrain to be read.
 
-    config.yaml         the resolved configuration; running it again gives the same run
-    metrics.jsonl       one line per iteration of the fit
-    summary.json        what came out
-    reward.npz          weights, the learned reward, the policy and its visits, with the number of each state
-    demonstrations.npz  the episodes, as `Demonstrations.save` writes them
-    plots/              rewards.png, policy.png, visits.png, convergence.png
+config.yaml         the resolved configuration; running it again gives the same run
+metrics.jsonl       one line per iteration of the fit
+summary.json        what came out
+reward.npz          weights, the learned reward, the policy and its visits, with the number of each state
+demonstrations.npz  the episodes, as `Demonstrations.save` writes them
+plots/              rewards.png, policy.png, visits.png, convergence.png
 """
 
 import io
@@ -17,6 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy import ndarray
@@ -32,7 +33,7 @@ CONTENTS = ("summary.json", "metrics.jsonl", "reward.npz", "demonstrations.npz",
 
 @contextmanager
 def claimed(config: IrlConfig) -> Iterator[Path]:
-    """The folder of a run, cleared and with its recipe in it, for one writer."""
+    """The folder of a run, for one writer; what it holds is still there."""
     path = Path(config.run.folder)
     refuse_foreign_folder(path)
     with writing(path, path):
@@ -40,10 +41,6 @@ def claimed(config: IrlConfig) -> Iterator[Path]:
     lock = lock_folder(path)
     try:
         refuse_other_runs(path, overwrite=config.run.overwrite)
-        with writing(path, path):
-            clear(path)
-            saved = replace(config, run=replace(config.run, overwrite=False))  # running it must not delete this run
-            write_atomically(path / "config.yaml", as_recipe(saved).encode())
         yield path
     finally:
         os.close(lock)
@@ -62,13 +59,16 @@ def refuse_other_runs(path: Path, *, overwrite: bool) -> None:
         )
 
 
-def clear(path: Path) -> None:
-    """Remove what an earlier run left."""
-    for name in CONTENTS:
-        if (path / name).is_dir():
-            shutil.rmtree(path / name)
-        else:
-            (path / name).unlink(missing_ok=True)
+def begin(path: Path, config: IrlConfig) -> None:
+    """Remove what an earlier run left, and write the recipe of this one."""
+    saved = replace(config, run=replace(config.run, overwrite=False))  # running it must not delete this run
+    with writing(path, path):
+        for name in CONTENTS:
+            if (path / name).is_dir():
+                shutil.rmtree(path / name)
+            else:
+                (path / name).unlink(missing_ok=True)
+        write_atomically(path / "config.yaml", as_recipe(saved).encode())
 
 
 def write_curve(path: Path, curve: Sequence[Mapping[str, float]]) -> None:
@@ -87,7 +87,8 @@ def write_summary(path: Path, summary: Mapping[str, object]) -> None:
 def write_arrays(path: Path, name: str, arrays: Mapping[str, ndarray]) -> None:
     """An .npz file, whole or not at all."""
     content = io.BytesIO()
-    np.savez_compressed(content, **arrays)
+    named: dict[str, Any] = dict(arrays)
+    np.savez_compressed(content, **named)
     with writing(path / name, path):
         write_atomically(path / name, content.getvalue())
 

@@ -8,20 +8,20 @@ from posttrain.irl.comparison import expected_value_difference
 from posttrain.irl.counting import in_world, visit_totals
 from posttrain.irl.mdp import TabularMDP
 from posttrain.irl.occupancies import finite_occupancy, occupancy
-from posttrain.irl.planning import Divergence, Policy, greedy_policy
+from posttrain.irl.planning import Divergence, greedy_policy
 from posttrain.recovery.demonstrating import Demonstrated
-from posttrain.recovery.methods import Found
+from posttrain.recovery.methods import AnyPolicy, Found
 from posttrain.recovery.worlds import World
 
 NUM_TOP = 5
 """Best states that are named."""
 
 
-def visits_of(mdp: TabularMDP, policy: Policy) -> Float[ndarray, " state"] | None:
+def visits_of(mdp: TabularMDP, policy: AnyPolicy) -> Float[ndarray, " state"] | None:
     """Expected visits of each state in an episode of the policy; None where it may never end."""
     if policy.ndim == 3:
-        steps: ndarray = finite_occupancy(mdp, policy, discount=1.0, horizon=len(policy))
-        return steps.sum(axis=0)
+        visits: ndarray = finite_occupancy(mdp, policy, discount=1.0, horizon=len(policy)).sum(axis=0)
+        return visits
     try:
         return occupancy(mdp, policy, discount=1.0)
     except (Divergence, RuntimeError):
@@ -33,7 +33,7 @@ def demonstrated_visits(world: World, demonstrated: Demonstrated) -> Float[ndarr
     return visit_totals(in_world(demonstrated.episodes, world.mdp), world.mdp.num_states)
 
 
-def value_lost(world: World, demonstrated: Demonstrated, policy: Policy | None) -> float | None:
+def value_lost(world: World, demonstrated: Demonstrated, policy: AnyPolicy | None) -> float | None:
     """How much less than the best policy a policy earns of what the expert is after; None where that is unknown."""
     if demonstrated.reward is None or policy is None or policy.ndim == 3:
         return None

@@ -1,4 +1,4 @@
-"""The `features`, `method` and `run` sections of a recipe for inverse RL; the first two are classes chosen by `name`."""
+"""The `features`, `method` and `run` sections of a recipe for inverse RL; the first two are chosen by `name`."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -100,7 +100,7 @@ class CausalOptions:
     """`newton` takes about ten steps; above some 300 weights `lbfgs` is cheaper."""
     tolerance: float = 1e-8
     """Largest entry of the gradient at which the fit is done."""
-    max_iterations: int = 1000
+    max_iterations: int = 5000
     """Steps at most."""
 
     def __post_init__(self) -> None:

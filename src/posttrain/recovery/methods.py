@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
+from jaxtyping import Float
+from numpy import ndarray
 
 from posttrain.errors import UserError
 from posttrain.irl.causal import MaxCausalEntIRL
@@ -17,7 +19,7 @@ from posttrain.irl.grids import tiles
 from posttrain.irl.identifiability import identifiability
 from posttrain.irl.maxent import MaxEntIRL
 from posttrain.irl.objectives import Plan, PlannedObjective, Setting
-from posttrain.irl.planning import Divergence, Policy, Reward
+from posttrain.irl.planning import Divergence, Reward
 from posttrain.irl.rewards import LinearReward, Weights, dense
 from posttrain.irl.solvers import Descent, Point
 from posttrain.recovery.method_options import (
@@ -31,6 +33,8 @@ from posttrain.recovery.method_options import (
 )
 from posttrain.recovery.worlds import World, read_numpy
 
+AnyPolicy = Float[ndarray, "*horizon state action"]
+"""π(a|s); with a horizon it depends on the time too."""
 Tell = Callable[[Mapping[str, float]], None]
 """Is told the numbers of each evaluation while a fit goes on."""
 
@@ -41,8 +45,7 @@ class Found:
 
     weights: Weights
     reward: Reward
-    policy: Policy
-    """With a horizon it has an axis of time before those of state and action."""
+    policy: AnyPolicy
     expected: Weights
     """Features of an episode, as the method expects them of its policy."""
     moments: Weights
@@ -135,9 +138,7 @@ def by_paths(options: PathOptions, world: World, reward: LinearReward, demonstra
         converged=fit.converged,
         curve=curve_of(fit.history),
         measures={"executed_gap": fit.executed_gap},
-        setting=MaxCausalEntIRL().setting(
-            reward.bound(world.mdp), start_histogram(world.mdp.num_states, known)
-        ),
+        setting=MaxCausalEntIRL().setting(reward.bound(world.mdp), start_histogram(world.mdp.num_states, known)),
     )
 
 

@@ -15,7 +15,7 @@ from posttrain.irl.mdp import TabularMDP
 from posttrain.irl.planning import Policy, Reward
 from posttrain.recovery.demonstrating import Demonstrated
 from posttrain.recovery.measuring import demonstrated_visits, visits_of
-from posttrain.recovery.methods import Found
+from posttrain.recovery.methods import AnyPolicy, Found
 from posttrain.recovery.worlds import Layout, World
 
 if TYPE_CHECKING:
@@ -168,6 +168,6 @@ def per_state(reward: Reward) -> PerState:
     return worth
 
 
-def first_step(policy: Policy) -> Policy:
+def first_step(policy: AnyPolicy) -> Policy:
     """A policy that depends on time, as it is at first."""
     return policy if policy.ndim == 2 else policy[0]

@@ -12,7 +12,7 @@ from posttrain.config import IrlConfig
 from posttrain.irl.counting import in_world
 from posttrain.irl.demonstrations import FIELDS
 from posttrain.recovery.demonstrating import Demonstrated, make_demonstrations
-from posttrain.recovery.folder import claimed, write_arrays, write_curve, write_summary
+from posttrain.recovery.folder import begin, claimed, write_arrays, write_curve, write_summary
 from posttrain.recovery.measuring import demonstrated_visits, measured, visits_of
 from posttrain.recovery.methods import Found, find, least_gap, linear_reward
 from posttrain.recovery.telling import Teller
@@ -47,6 +47,7 @@ def recover(config: IrlConfig) -> Recovery:
             in_world(demonstrated.episodes, world.mdp)  # for its errors, before anything long begins
             features = linear_reward(config.features, world)
             num_features = features.bound(world.mdp).num_features
+        begin(folder, config)  # only now: a mistake in what is read costs no earlier run
         teller.plan(config, world, demonstrated, num_features)
         with clock("fit"), teller.stage("fit") as tell:
             found = find(config.method, world, features, demonstrated.episodes, tell)
@@ -57,7 +58,7 @@ def recover(config: IrlConfig) -> Recovery:
         if config.run.plots:
             with clock("plots"), teller.stage("plots"):
                 draw(folder, world, demonstrated, found)
-        summary = summarised(config, world, demonstrated, found, numbers | found.measures)
+        summary = summarised(config, world, demonstrated, found, {**numbers, **found.measures})
         summary |= {"seconds": {**clock.seconds, "total": clock.total}, "peak_memory_bytes": peak_memory_bytes()}
         write_summary(folder, summary)
         teller.result(summary, folder)

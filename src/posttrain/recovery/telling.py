@@ -16,6 +16,8 @@ from posttrain.recovery.worlds import World
 
 PLAIN_SECONDS = 5.0
 """Without a terminal, a stage says at most this often how far it is."""
+ROUNDING = 1e-8
+"""Differences of values below this are what value iteration leaves over."""
 
 RESULTS = (
     ("gap", "gap", "largest difference of a feature from the demonstrations"),
@@ -37,7 +39,12 @@ class Teller:
         self._console = console or Console(highlight=False)
         self._clock = clock
         live = self._console.is_terminal and not self._console.is_dumb_terminal
-        columns = SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn(), TextColumn("{task.fields[tail]}")
+        columns = (
+            SpinnerColumn(),
+            TextColumn("{task.description}"),
+            TimeElapsedColumn(),
+            TextColumn("{task.fields[tail]}"),
+        )
         self._bars = Progress(*columns, console=self._console, transient=True) if live else None
 
     def __enter__(self) -> "Teller":
@@ -94,12 +101,13 @@ class Teller:
         for key, label, meaning in RESULTS:
             value = summary.get(key)
             if isinstance(value, float):
-                self.note(f"{label:<20}{value:<12.5g}{meaning}")
+                shown = 0.0 if key.startswith("value") and abs(value) < ROUNDING else value
+                self.note(f"{label:<20}{shown:<12.5g}{meaning}")
         if summary.get("best_states"):
             self.note(f"{'best states':<20}{' '.join(map(str, summary['best_states']))}")  # type: ignore[call-overload]
         if not summary["converged"]:
-            self.note("The fit stopped before its gradient fell to method.tolerance: raise method.max_iterations or l2.")
-        self.note(f"run folder          {folder}  (summary.json, reward.npz, metrics.jsonl, plots/)")
+            self.note("Not converged: the gradient is above method.tolerance.  Raise method.max_iterations or .l2.")
+        self.note(f"run folder          {folder}  (summary.json, reward.npz, metrics.jsonl)")
 
     def note(self, text: str) -> None:
         """Print a line that stays."""

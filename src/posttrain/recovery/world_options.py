@@ -27,7 +27,7 @@ class IcyGridOptions:
     ground: float = 0.0
     """What a step anywhere else is worth."""
     terrain: int = 0
-    """Width of square tiles of terrain, each of which adds a number of its own to the worth of its states; 0 is none."""
+    """Width of square tiles of terrain, each of which adds a number of its own to its states' worth; 0 is none."""
     terrain_low: float = -1.0
     """The least that a tile adds; the most is 0, and all between are equally likely."""
     terrain_seed: int = 0
@@ -45,6 +45,9 @@ class IcyGridOptions:
                 state = entry[0] if isinstance(entry, tuple) else entry
                 if not -last <= state < last:
                     raise UserError(f"{option}: there is no state {state}; use 0 to {last - 1}, or -{last} to -1")
+        ended = {state % last for state in self.starts} & {state % last for state in self.ends}
+        if ended:
+            raise UserError(f"starts: state {min(ended)} ends an episode; start elsewhere, or leave it out of ends")
 
 
 @dataclass(frozen=True, kw_only=True)

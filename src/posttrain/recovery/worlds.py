@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -80,7 +81,7 @@ def icy_grid(options: IcyGridOptions) -> World:
         raise UserError("world.ends: every state ends an episode; leave one to start in")
     start = np.bincount(starts, minlength=num_states) / len(starts)
     return World(
-        mdp=IcyGridWorld(size, options.slip, start=start, terminal=ends),
+        mdp=IcyGridWorld(size, options.slip, start=start, terminal=ends.tolist()),
         rewards=ground(options),
         layout=Layout(width=size, height=size, moves=MOVES, upwards=True),
         endless=EndlessGrid(
@@ -108,7 +109,8 @@ def gymnasium_world(options: GymnasiumOptions) -> World:
     import gymnasium
 
     try:
-        env = gymnasium.make(options.env, **options.options)
+        arguments: dict[str, Any] = dict(options.options)
+        env = gymnasium.make(options.env, **arguments)
     except (gymnasium.error.Error, TypeError, ValueError, KeyError) as error:
         given = ", ".join(f"{name}={value!r}" for name, value in options.options.items())
         raise UserError(
@@ -133,9 +135,7 @@ def table_world(options: TableOptions) -> World:
             raise UserError(f"world.path = {options.path}: it holds no array {name!r}; see `posttrain irl --help`")
     start, terminal = arrays["start"], arrays["terminal"].ravel().tolist()
     if "transitions" in arrays:
-        mdp = TabularMDP.from_dense(
-            arrays["transitions"], layout="state action next", start=start, terminal=terminal
-        )
+        mdp = TabularMDP.from_dense(arrays["transitions"], layout="state action next", start=start, terminal=terminal)
     else:
         missing = [name for name in ("data", "indices", "indptr") if name not in arrays]
         if missing:

@@ -24,10 +24,10 @@ from types import TracebackType
 from jaxtyping import Float64
 from torch import Tensor
 
-from posttrain.config import AnyConfig, as_recipe
+from posttrain.config import Config, SftConfig, as_recipe
 from posttrain.errors import UserError
 from posttrain.records import Grades, Group
-from posttrain.training.claiming import LOCK, lock_folder, refuse_foreign_folder
+from posttrain.training.claiming import lock_folder, refuse_foreign_folder
 from posttrain.training.files import TEMPORARY, append_lines, cut_lines_after, sync_folder, write_atomically, writing
 from posttrain.training.rollout_file import parquet_bytes
 
@@ -196,7 +196,7 @@ class RunFolder:
             append_lines(self.path / name, [json.dumps(record, allow_nan=False) for record in records])
 
 
-def new_folder(config: AnyConfig) -> RunFolder:
+def new_folder(config: Config | SftConfig) -> RunFolder:
     """The folder of a new run.  Its saved recipe never says `overwrite`: running that must not delete this run."""
     saved = replace(config, run=replace(config.run, overwrite=False))
     return RunFolder.create(config.run.folder, as_recipe(saved), overwrite=config.run.overwrite)
