@@ -13,22 +13,85 @@ from rich.console import Console
 import posttrain
 from posttrain.config import IrlConfig
 from posttrain.irl.causal import MaxCausalEntIRL
+from posttrain.irl.course import recover_reward
 from posttrain.irl.demonstrations import Demonstrations
 from posttrain.irl.grids import MOVES
 from posttrain.irl.maxent import MaxEntIRL
+from posttrain.irl.rewards import LinearReward, Place
 from posttrain.recovery.demonstrating import make_demonstrations
-from posttrain.recovery.method_options import CausalOptions, PathOptions
+from posttrain.recovery.method_options import CausalOptions, CourseOptions, FileFeatures, PathOptions, StateFeatures
+from posttrain.recovery.methods import find, linear_reward
 from posttrain.recovery.pictures import arrows, draw_convergence, draw_rewards, map_or_line, on_page
 from posttrain.recovery.telling import Teller
 from posttrain.recovery.world_options import GymnasiumOptions, IcyGridOptions, SampledOptions
 from posttrain.recovery.worlds import World, make_world
-from tests.irl_worlds import course_demonstrations, course_expert, newest
+from tests.irl_worlds import course_demonstrations, course_expert, endless_grid, newest
 
 
 @pytest.mark.parametrize(("options", "fitter"), [(CausalOptions, MaxCausalEntIRL), (PathOptions, MaxEntIRL)])
 def test_the_options_of_a_method_are_its_fields_with_its_defaults(options: type, fitter: type) -> None:
     told = {each.name: each.default for each in fields(options) if each.name != "name"}
     assert told == {each.name: each.default for each in fields(fitter)}
+
+
+CHANGES = [
+    *(
+        (CausalOptions, MaxCausalEntIRL, name, value)
+        for name, value in {
+            "objective": "likelihood",
+            "discount": 0.8,
+            "temperature": 0.5,
+            "horizon": 20,
+            "l2": 0.1,
+            "solver": "lbfgs",
+            "tolerance": 1e-2,
+            "max_iterations": 2,
+        }.items()
+    ),
+    *(
+        (PathOptions, MaxEntIRL, name, value)
+        for name, value in {"gradient": "algorithm1", "l2": 0.1, "tolerance": 1e-2, "max_iterations": 2}.items()
+    ),
+]
+
+
+def untold(numbers: object) -> None:
+    """Nobody listens."""
+
+
+@pytest.mark.parametrize(("options", "fitter", "name", "value"), CHANGES)
+def test_each_option_of_a_method_reaches_the_fit(options: type, fitter: type, name: str, value: object) -> None:
+    world, states = make_world(IcyGridOptions()), LinearReward(features=np.eye(25))
+    found = find(options(**{name: value}), world, states, course_demonstrations(), untold)
+    fit = fitter(**{name: value}).fit(world.mdp, states, course_demonstrations())
+    assert np.array_equal(found.weights, fit.weights)
+    assert len(found.curve) == len(fit.history)
+    assert not np.array_equal(found.weights, find(options(), world, states, course_demonstrations(), untold).weights)
+
+
+@pytest.mark.parametrize(("name", "value"), [("step_size", 0.4), ("tolerance", 1e-2)])
+def test_each_option_of_the_course_s_algorithm_reaches_it(name: str, value: float) -> None:
+    world, states = make_world(IcyGridOptions()), LinearReward(features=np.eye(25))
+    found = find(CourseOptions(**{name: value}), world, states, course_demonstrations(), untold)
+    taught = recover_reward(endless_grid(), np.eye(25), np.array([24]), course_demonstrations(), **{name: value})
+    assert np.array_equal(found.weights, taught.weights)
+    assert found.gap == pytest.approx(taught.gap, abs=1e-12)
+
+
+@pytest.mark.parametrize("place", ["state", "state_action", "next_state"])
+def test_features_from_a_file_are_on_what_the_recipe_says(place: Place, tmp_path: Path) -> None:
+    table = np.arange(50.0).reshape(25, 2) if place != "state_action" else np.arange(200.0).reshape(100, 2)
+    np.save(tmp_path / "features.npy", table)
+    made = linear_reward(FileFeatures(path=str(tmp_path / "features.npy"), on=place), make_world(IcyGridOptions()))
+    assert made.on == place
+    assert np.array_equal(made.features, table)
+
+
+def test_many_states_have_sparse_features() -> None:
+    made = linear_reward(StateFeatures(), make_world(IcyGridOptions(size=40)))
+    assert made.features.shape == (1600, 1600)
+    assert made.features.nnz == 1600
+    assert np.array_equal(made.features @ np.arange(1600.0), np.arange(1600.0))
 
 
 def test_the_course_recipe_makes_the_course_s_demonstrations() -> None:

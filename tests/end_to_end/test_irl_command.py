@@ -92,6 +92,7 @@ def test_the_exact_recipe_comes_as_near_as_any_policy_can() -> None:
     assert summary["best_states"][:2] == [8, 12]
     assert (summary["identified_weights"], summary["identified_combinations"]) == (24, 24), "all but the goal's"
     assert 0 <= summary["value_lost_by_expert"] < summary["value_lost"] < 0.06
+    assert 0 <= summary["value_lost_greedy"] < summary["value_lost"] / 10, "what it loses, it loses by entropy"
     found = arrays()
     assert np.abs(found["visits"] - found["demonstrated_visits"]).max() == pytest.approx(summary["gap"])
     goes_on = course_rewards()
@@ -164,6 +165,14 @@ def test_a_horizon_gives_a_policy_for_each_step_and_its_plots(capsys: pytest.Cap
     assert sorted(path.name for path in Path("run/plots").iterdir()) == PLOTS
 
 
+def test_numbers_that_are_infinite_are_null_in_the_summary() -> None:
+    def refused(word: str) -> None:
+        raise AssertionError(f"{word} is no JSON")
+
+    assert run(small(), "--method.l2", 0, "--method.max-iterations", 2)["suboptimality"] is None
+    assert json.loads(Path("run/summary.json").read_text(), parse_constant=refused)["converged"] is False
+
+
 def test_the_path_model_matches_its_own_paths_and_not_those_it_makes() -> None:
     summary = run("irl-course-exact", "--method.name", "maxent", "--run.no-plots")
     assert summary["gap"] < 0.01
@@ -179,6 +188,8 @@ def test_a_run_is_replaced_only_when_told_and_never_by_a_mistake(capsys: pytest.
     assert "already holds a run" in message_of(capsys, recipe)
     nowhere = ["--demonstrations.name", "recorded", "--demonstrations.path", "nowhere.npz"]
     assert "there is no such file" in message_of(capsys, recipe, "--run.overwrite", *nowhere)
+    elsewhere = [*nowhere[:3], "run/demonstrations.npz", "--world.size", "2", "--world.rewards"]
+    assert "there is no state" in message_of(capsys, recipe, "--run.overwrite", *elsewhere)
     assert Path("run/summary.json").read_bytes() == before
     assert main(["irl", recipe, "--run.overwrite", "--method.l2", "0.5"]) == 0
     assert Path("run/summary.json").read_bytes() != before

@@ -72,9 +72,8 @@ class LearnedReward(gymnasium.Wrapper[Observed, int, Observed, int]):
                 f"the environment ends an episode in state {self._mdp.states[self._state]}, which is not terminal in"
                 " the world of the learned reward: use the world that was read from this environment"
             )
-        reward = float(self._per_action[before, int(action)])
-        if terminated:
-            reward += self._discount * float(self._at_ends[self._state])
+        # Only in terminal states is there anything to earn on arriving.
+        reward = float(self._per_action[before, int(action)] + self._discount * self._at_ends[self._state])
         return observation, reward, terminated, truncated, {**info, "environment_reward": float(own)}
 
     def _index(self, observation: Observed) -> int:
