@@ -13,8 +13,9 @@ from rich.console import Console
 import posttrain
 from posttrain.config import IrlConfig
 from posttrain.irl.causal import MaxCausalEntIRL
+from posttrain.irl.counting import in_world
 from posttrain.irl.course import recover_reward
-from posttrain.irl.demonstrations import Demonstrations
+from posttrain.irl.demonstrations import Demonstrations, Episode
 from posttrain.irl.grids import MOVES
 from posttrain.irl.maxent import MaxEntIRL
 from posttrain.irl.rewards import LinearReward, Place
@@ -235,3 +236,8 @@ def test_python_code_can_run_a_recipe_and_read_what_was_found(tmp_path: Path) ->
     assert found.world.mdp.num_states == 9
     again = Demonstrations.load(tmp_path / "run" / "demonstrations.npz")
     assert np.array_equal(again.states, found.demonstrated.episodes.states)
+
+
+def test_episodes_that_start_where_they_end_are_episodes() -> None:
+    shown = Demonstrations.from_episodes([Episode([24], [], terminated=True)])
+    assert in_world(shown, make_world(IcyGridOptions()).mdp).states.tolist() == [24]
