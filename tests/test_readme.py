@@ -21,7 +21,7 @@ COMMANDS = [
     for line in re.findall(r"^\$ .*$", document, flags=re.MULTILINE)
 ]
 OUR_COMMANDS = [command for command in COMMANDS if command.startswith("posttrain ")]
-TRAINING = [command for command in OUR_COMMANDS if re.match(r"posttrain (rl|sft) \w", command)]
+TRAINING = [command for command in OUR_COMMANDS if re.match(r"posttrain (rl|sft|irl) \w", command)]
 
 
 @pytest.fixture(scope="module")

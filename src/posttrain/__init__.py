@@ -13,18 +13,32 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from posttrain.config import Config, SftConfig, as_recipe, load_recipe
+    from posttrain.config import Config, IrlConfig, SftConfig, as_recipe, load_recipe
+    from posttrain.recovery.run import recover
     from posttrain.rewards.function import reward_function
     from posttrain.training.measuring import evaluate
     from posttrain.training.rl import Run, train
 
-__all__ = ["Config", "Run", "SftConfig", "as_recipe", "evaluate", "load_recipe", "reward_function", "train"]
+__all__ = [
+    "Config",
+    "IrlConfig",
+    "Run",
+    "SftConfig",
+    "as_recipe",
+    "evaluate",
+    "load_recipe",
+    "recover",
+    "reward_function",
+    "train",
+]
 
 HOMES = {
     "Config": "posttrain.config",
+    "IrlConfig": "posttrain.config",
     "SftConfig": "posttrain.config",
     "as_recipe": "posttrain.config",
     "load_recipe": "posttrain.config",
+    "recover": "posttrain.recovery.run",
     "reward_function": "posttrain.rewards.function",
     "Run": "posttrain.training.rl",
     "train": "posttrain.training.rl",

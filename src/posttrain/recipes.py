@@ -14,7 +14,7 @@ import yaml
 
 from posttrain.errors import UserError
 
-VARIANTS = ("task", "algorithm")
+VARIANTS = ("task", "algorithm", "world", "demonstrations", "features", "method")
 """Sections whose `name` decides which other options they have."""
 
 

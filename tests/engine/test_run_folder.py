@@ -17,8 +17,9 @@ import torch
 from posttrain.errors import RunError, UserError
 from posttrain.records import Finish, Grades, Group, Prompt, Rollout
 from posttrain.tasks.countdown_problems import Countdown
+from posttrain.training.claiming import LOCK
 from posttrain.training.files import read_metrics
-from posttrain.training.run_folder import LOCK, RunFolder
+from posttrain.training.run_folder import RunFolder
 from posttrain.training.summary import build_summary
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from posttrain.algorithms import ALGORITHMS, build_algorithm
 from posttrain.commands.arguments import configured
 from posttrain.commands.flags import Program
-from posttrain.config import Config, SftConfig, as_recipe, build, load_recipe
+from posttrain.config import Config, IrlConfig, SftConfig, as_recipe, build, load_recipe
 from posttrain.errors import UserError
 from posttrain.generation.options import RolloutOptions
 from posttrain.models.options import ModelOptions
@@ -180,7 +180,7 @@ def test_the_python_api_says_what_a_recipe_says() -> None:
 def test_every_bundled_recipe_resolves_and_is_stable(name: str) -> None:
     config = load_recipe(name)
     kind = type(config)
-    assert kind in (Config, SftConfig)
+    assert kind in (Config, SftConfig, IrlConfig)
     again = build(kind, [Layer(where="again", sections=parse_yaml(as_recipe(config)))])  # type: ignore[arg-type, type-var]
     assert again == config
     assert read_recipe(name).sections.keys() <= {"model", "task", *vars(config)}

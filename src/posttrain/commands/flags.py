@@ -14,6 +14,7 @@ import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass, make_dataclass
 from difflib import get_close_matches
+from functools import partial
 from itertools import dropwhile, pairwise, takewhile
 from types import NoneType
 from typing import Annotated, Any, get_args, get_type_hints
@@ -186,7 +187,8 @@ def flag_class(values: Any, program: Program, path: str) -> Any:
             if current is None and NoneType not in get_args(annotation):
                 annotation = annotation | None
             annotation = Annotated[annotation, tyro.conf.arg(help=docs.get(each.name))]
-            made.append((each.name, annotation, field(default=current)))
+            # By a factory, for a mapping is no default that a dataclass takes.
+            made.append((each.name, annotation, field(default_factory=partial(lambda value: value, current))))
     return make_dataclass(options.__name__, made, frozen=True, kw_only=True, namespace={"__doc__": options.__doc__})
 
 

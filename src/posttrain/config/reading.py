@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from posttrain.config.schema import Mistake, checked, names_at, required, section_names, section_type
-from posttrain.config.sections import AnyConfig, Config, SftConfig
+from posttrain.config.sections import COMMAND_OF, AnyConfig, Config
 from posttrain.errors import UserError
 from posttrain.recipes import Layer, Merged, merge, read_recipe
 
@@ -32,9 +32,12 @@ def given(section: object) -> object:
 
 
 def kind_of(layers: Sequence[Layer]) -> type[AnyConfig]:
-    """Whether the sources speak of supervised training or of training by reward."""
-    own = set(section_names(SftConfig)) - set(section_names(Config))
-    return SftConfig if any(own & layer.sections.keys() for layer in layers) else Config
+    """What the sources speak of: training by reward, unless one has a section that only another kind has."""
+    for kind in COMMAND_OF:
+        own = set(section_names(kind)) - set(section_names(Config))
+        if any(own & layer.sections.keys() for layer in layers):
+            return kind
+    return Config
 
 
 def build(kind: type[Built], layers: Sequence[Layer]) -> Built:
@@ -116,10 +119,9 @@ def unknown_section(kind: type, merged: Merged, name: str) -> str:
     near = get_close_matches(name, known, n=1)
     if near:
         return f"{where}.  Did you mean `{near[0]}`?"
-    if name in section_names(SftConfig):
-        return f"{where} in `posttrain rl`; it belongs to `posttrain sft`."
-    if name in section_names(Config):
-        return f"{where} in `posttrain sft`; it belongs to `posttrain rl`."
+    for other, command in COMMAND_OF.items():
+        if name in section_names(other):
+            return f"{where} in `posttrain {COMMAND_OF[kind]}`; it belongs to `posttrain {command}`."
     inside = [section for section in known if name in names_at(section_type(kind, section, {}), ())]
     return f"{where}.  Did you mean `{inside[0]}.{name}`?" if inside else f"{where}.  There are: {', '.join(known)}."
 

@@ -1,7 +1,7 @@
 """What each section of a recipe may hold, and the one place where its content is checked against that.
 
-A section is a frozen dataclass beside the code it configures.  Two have variants, chosen by their `name`: `task`,
-and `algorithm`, whose options are the signature of the function so named.
+A section is a frozen dataclass beside the code it configures.  Some have variants, chosen by their `name`, as `task`
+does; the options of `algorithm` are the signature of the function so named.
 """
 
 import inspect
@@ -16,10 +16,21 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from posttrain.binding import unknown
 from posttrain.errors import UserError
+from posttrain.recovery.method_options import FEATURE_OPTIONS, METHOD_OPTIONS
+from posttrain.recovery.world_options import DEMONSTRATION_OPTIONS, WORLD_OPTIONS
 from posttrain.rewards.options import RewardOptions
 from posttrain.tasks.options import TASK_OPTIONS
 
 STRICT = ConfigDict(extra="forbid")
+
+CLASSES: dict[str, tuple[str, Mapping[str, type]]] = {
+    "task": ("countdown", TASK_OPTIONS),
+    "world": ("icy_grid", WORLD_OPTIONS),
+    "demonstrations": ("sampled", DEMONSTRATION_OPTIONS),
+    "features": ("states", FEATURE_OPTIONS),
+    "method": ("causal", METHOD_OPTIONS),
+}
+"""Sections whose class is chosen by `name`: the default name, and every class by name."""
 
 
 @dataclass(frozen=True)
@@ -40,9 +51,10 @@ def section_names(kind: type) -> list[str]:
 
 
 def section_type(kind: type, section: str, content: object) -> Any:
-    """The type of a section, which for a task or an algorithm depends on the `name` in it."""
-    if section == "task":
-        return task_type(chosen(section, content, "countdown", list(TASK_OPTIONS)))
+    """The type of a section, which may depend on the `name` in it."""
+    if section in CLASSES:
+        default, classes = CLASSES[section]
+        return classes[chosen(section, content, default, list(classes))]
     if section == "algorithm":
         return algorithm_type(chosen(section, content, "grpo", algorithm_names()))
     return get_type_hints(kind)[section]
@@ -54,11 +66,6 @@ def chosen(section: str, content: object, default: str, names: list[str]) -> str
     if name not in names:
         raise UserError(f"{section}.name = {name}: {unknown(section, name, names)}")
     return str(name)
-
-
-def task_type(name: str) -> type:
-    """The option class of a task."""
-    return TASK_OPTIONS[name]
 
 
 def algorithm_names() -> list[str]:

@@ -12,6 +12,17 @@ from posttrain.generation.options import RolloutOptions
 from posttrain.models.options import ModelOptions
 from posttrain.models.tiny_options import NewModelOptions
 from posttrain.recipes import to_yaml
+from posttrain.recovery.method_options import (
+    CausalOptions,
+    CourseOptions,
+    FeatureOptions,
+    FileFeatures,
+    MethodOptions,
+    RecoveryOptions,
+    StateFeatures,
+    TileFeatures,
+)
+from posttrain.recovery.world_options import DemonstrationOptions, IcyGridOptions, SampledOptions, WorldOptions
 from posttrain.rewards.grading_options import GradingOptions
 from posttrain.rewards.options import RewardOptions
 from posttrain.rewards.sandbox_options import SandboxOptions
@@ -108,7 +119,50 @@ class SftConfig:
                 )
 
 
-AnyConfig = Config | SftConfig
+@dataclass(frozen=True, kw_only=True)
+class IrlConfig:
+    """Everything that decides a run of inverse RL, which finds the reward behind demonstrations."""
+
+    world: WorldOptions = field(default_factory=IcyGridOptions)
+    """Where the demonstrator acts; its class depends on the kind of world."""
+    demonstrations: DemonstrationOptions = field(default_factory=SampledOptions)
+    features: FeatureOptions = field(default_factory=StateFeatures)
+    method: MethodOptions = field(default_factory=CausalOptions)
+    run: RecoveryOptions = field(default_factory=RecoveryOptions)
+
+    def __post_init__(self) -> None:
+        world, method, features = self.world, self.method, self.features
+        if not isinstance(method, CausalOptions) and isinstance(features, FileFeatures) and features.on != "state":
+            raise UserError(f"features.on = {features.on}: method.name = {method.name} knows features of states only.")
+        if not isinstance(world, IcyGridOptions):
+            self._require_no_grid(world.name)
+        elif isinstance(features, TileFeatures) and features.width > world.size:
+            raise UserError(
+                f"features.width = {features.width} is wider than the grid; use 1 to world.size = {world.size}"
+            )
+
+    def _require_no_grid(self, world: str) -> None:
+        if isinstance(self.method, CourseOptions):
+            raise UserError(
+                "method.name = course is written for world.name = icy_grid, whose ends can be left; this is"
+                f" {world}.  Use method.name = maxent or causal."
+            )
+        if isinstance(self.features, TileFeatures):
+            raise UserError(
+                f"features.name = tiles are tiles of world.name = icy_grid; this is {world}."
+                "  Use states, or a file of your own."
+            )
+        if isinstance(self.demonstrations, SampledOptions) and self.demonstrations.expert == "course":
+            raise UserError(
+                "demonstrations.expert = course looks at where a step should lead, which world.name ="
+                f" {world} does not tell.  Use soft or greedy."
+            )
+
+
+AnyConfig = Config | SftConfig | IrlConfig
+
+COMMAND_OF: dict[type[AnyConfig], str] = {Config: "rl", SftConfig: "sft", IrlConfig: "irl"}
+"""The command that reads each kind of recipe."""
 
 
 def spelled_out_algorithm(given: Mapping[str, object]) -> dict[str, object]:

@@ -12,7 +12,6 @@
 Whatever a call writes is on the disk (fsync) when the call returns.
 """
 
-import fcntl
 import json
 import math
 import os
@@ -25,14 +24,12 @@ from types import TracebackType
 from jaxtyping import Float64
 from torch import Tensor
 
-from posttrain.config import AnyConfig, as_recipe
+from posttrain.config import Config, SftConfig, as_recipe
 from posttrain.errors import UserError
 from posttrain.records import Grades, Group
+from posttrain.training.claiming import lock_folder, refuse_foreign_folder
 from posttrain.training.files import TEMPORARY, append_lines, cut_lines_after, sync_folder, write_atomically, writing
 from posttrain.training.rollout_file import parquet_bytes
-
-LOCK = ".posttrain.lock"
-"""Held by the writer while it lives; it also marks a folder as one that posttrain made and may clear."""
 
 JOURNALS = ("metrics.jsonl", "scores.jsonl", "alarms.jsonl")
 """Files that grow by lines, each line with its step."""
@@ -201,47 +198,16 @@ class RunFolder:
             append_lines(self.path / name, [json.dumps(record, allow_nan=False) for record in records])
 
 
-def new_folder(config: AnyConfig) -> RunFolder:
+def new_folder(config: Config | SftConfig) -> RunFolder:
     """The folder of a new run.  Its saved recipe never says `overwrite`: running that must not delete this run."""
     saved = replace(config, run=replace(config.run, overwrite=False))
     return RunFolder.create(config.run.folder, as_recipe(saved), overwrite=config.run.overwrite)
-
-
-def refuse_foreign_folder(path: Path) -> None:
-    """A folder with other things in it is not for a run: overwriting must never remove what posttrain did not make."""
-    if path.exists() and not path.is_dir():
-        raise UserError(f"{path}: is a file; a run needs a folder.  Choose another with --run.folder.")
-    names = {entry.name for entry in path.iterdir()} if path.is_dir() else set()
-    others = sorted(name for name in names if name != LOCK and not name.startswith(TEMPORARY))
-    if others and not {LOCK, "config.yaml"} <= names:
-        raise UserError(
-            f"{path}: not empty and not a run folder; it holds {', '.join(others[:3])}"
-            f"{' ...' if len(others) > 3 else ''}.  Choose a new or empty folder with --run.folder."
-        )
 
 
 def holds_steps(path: Path) -> bool:
     """Whether a run got anywhere; one that a mistake in its recipe ended before is no loss."""
     journals = (path / "metrics.jsonl", path / "scores.jsonl")
     return any(journal.exists() and journal.stat().st_size for journal in journals)
-
-
-def lock_folder(path: Path) -> int:
-    """Become the folder's one writer.  The system drops the lock with the process, however that dies."""
-    with writing(path, path):
-        descriptor = os.open(path / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        writer = os.read(descriptor, 32).decode().strip() or "just started"
-        os.close(descriptor)
-        raise UserError(
-            f"{path}: process {writer} is writing to this run folder, and a run has one writer.  "
-            "Wait until it ends, stop it, or choose another folder with --run.folder."
-        ) from None
-    os.ftruncate(descriptor, 0)
-    os.write(descriptor, f"{os.getpid()}\n".encode())
-    return descriptor
 
 
 def rollout_step(file: Path) -> int:

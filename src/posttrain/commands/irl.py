@@ -1,0 +1,27 @@
+"""`posttrain irl`: find the reward behind demonstrations."""
+
+from collections.abc import Sequence
+
+from posttrain.commands.arguments import configured, recipe_layers, told_apart
+from posttrain.commands.flags import Program
+from posttrain.config import IrlConfig
+
+PROGRAM = Program(
+    name="posttrain irl [RECIPE.yaml ...]",
+    description="Find the reward behind demonstrations: which reward makes the demonstrated behaviour the natural one."
+    "  Recipes are files or names of bundled ones, later ones overriding earlier; flags override them all.  The options"
+    " of world, demonstrations, features and method depend on their names.",
+)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Recover a reward."""
+    given = told_apart(arguments)
+    config, _ = configured(IrlConfig, recipe_layers(given.positional), given.flags, PROGRAM)
+    from posttrain.recovery.needs import require_scipy
+
+    require_scipy()
+    from posttrain.recovery.run import recover
+
+    recover(config)
+    return 0

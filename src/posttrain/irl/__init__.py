@@ -1,0 +1,67 @@
+"""Inverse reinforcement learning: which reward makes the demonstrated behaviour the natural one.
+
+    world = IcyGridWorld(5, slip=0.2)
+    demonstrations = sample_demonstrations(world, policy, num_episodes=200, rng=np.random.default_rng(0))
+    fit = MaxCausalEntIRL().fit(world, LinearReward(features=np.eye(25)), demonstrations)
+    fit.reward, fit.policy, fit.gap
+
+Worlds are tables and everything is exact: no simulation, no learning rates.  numpy and scipy.sparse only, in float64
+and in log space; neural rewards are in `posttrain.neural_irl`, which needs torch.
+"""
+
+from posttrain.irl.causal import MaxCausalEntIRL
+from posttrain.irl.comparison import epic_distance, expected_value_difference, policy_divergence, transfer_loss
+from posttrain.irl.demonstrations import Demonstrations, Episode
+from posttrain.irl.feasibility import smallest_gap
+from posttrain.irl.finite_horizon import soft_finite_horizon
+from posttrain.irl.fitting import Fit
+from posttrain.irl.grids import GridWorld, IcyGridWorld, tiles
+from posttrain.irl.identifiability import confidence_intervals, identifiability
+from posttrain.irl.maxent import MaxEntIRL, PathFit
+from posttrain.irl.mdp import TabularMDP
+from posttrain.irl.occupancies import finite_occupancy, occupancy
+from posttrain.irl.planning import (
+    Divergence,
+    Problem,
+    action_values,
+    greedy_policy,
+    soft_policy_iteration,
+    soft_value_iteration,
+    value_iteration,
+)
+from posttrain.irl.preferences import fit_jointly
+from posttrain.irl.rewards import LinearReward
+from posttrain.irl.sampling import sample_demonstrations
+
+__all__ = [
+    "Demonstrations",
+    "Divergence",
+    "Episode",
+    "Fit",
+    "GridWorld",
+    "IcyGridWorld",
+    "LinearReward",
+    "MaxCausalEntIRL",
+    "MaxEntIRL",
+    "PathFit",
+    "Problem",
+    "TabularMDP",
+    "action_values",
+    "confidence_intervals",
+    "epic_distance",
+    "expected_value_difference",
+    "finite_occupancy",
+    "fit_jointly",
+    "greedy_policy",
+    "identifiability",
+    "occupancy",
+    "policy_divergence",
+    "sample_demonstrations",
+    "smallest_gap",
+    "soft_finite_horizon",
+    "soft_policy_iteration",
+    "soft_value_iteration",
+    "tiles",
+    "transfer_loss",
+    "value_iteration",
+]

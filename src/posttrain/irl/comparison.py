@@ -1,0 +1,106 @@
+"""Comparing rewards by what they make agents do, which shaping leaves alone; never by their numbers."""
+
+import numpy as np
+from jaxtyping import Float
+from numpy import ndarray
+
+from posttrain.errors import UserError
+from posttrain.irl.mdp import TabularMDP
+from posttrain.irl.occupancies import occupancy
+from posttrain.irl.planning import (
+    Policy,
+    Problem,
+    Reward,
+    action_values,
+    at_ends,
+    greedy_policy,
+    per_action,
+    soft_policy_iteration,
+    value_iteration,
+)
+
+OutcomeReward = Float[ndarray, "..."]
+"""r(s,a), or r(s,a,s') with an axis for the state that follows."""
+
+
+def policy_divergence(
+    mdp: TabularMDP, reward: Reward, other: Reward, *, discount: float, temperature: float = 1.0
+) -> float:
+    """How differently two rewards make an agent act: discounted nats per episode, zero if and only if not at all.
+
+    Σ_s D_π(s) KL(π(·|s) ‖ π'(·|s)),   π and π' the soft-optimal policies of `reward` and of `other`
+    """
+    first, second = (
+        soft_policy_iteration(Problem(mdp=mdp, reward=r, discount=discount, temperature=temperature))
+        for r in (reward, other)
+    )
+    logs = [(plan.problem.backup(plan.values) - plan.values[:, None]) / temperature for plan in (first, second)]
+    apart = (first.policy * (logs[0] - logs[1])).sum(axis=1)
+    return float(np.where(mdp.terminal, 0.0, first.visits(mdp.start) * apart).sum())
+
+
+def policy_value(mdp: TabularMDP, reward: Reward, policy: Policy, *, discount: float) -> float:
+    """What an episode of a policy earns, without entropy: Σ_s,a D(s) π(a|s) r(s,a), and what its end pays."""
+    visits = occupancy(mdp, policy, discount=discount)
+    earned = (visits[:, None] * policy * per_action(mdp, reward)).sum()
+    return float(earned + visits @ at_ends(mdp, reward))
+
+
+def expected_value_difference(mdp: TabularMDP, reward: Reward, policy: Policy, *, discount: float) -> float:
+    """How much less a policy earns than the best one, V*(start) - V^π(start), in units of the true `reward`."""
+    best = float(mdp.start @ value_iteration(mdp, reward, discount=discount))
+    return best - policy_value(mdp, reward, policy, discount=discount)
+
+
+def transfer_loss(mdp: TabularMDP, reward: Reward, learned: Reward, *, discount: float) -> float:
+    """The expected value difference of the best policy for a learned reward.
+
+    Give another world than the one it was learned in, with other slips or another start, to see whether the reward was
+    learned or only the behaviour.
+    """
+    values = value_iteration(mdp, learned, discount=discount)
+    policy = greedy_policy(mdp, action_values(mdp, learned, values, discount=discount))
+    return expected_value_difference(mdp, reward, policy, discount=discount)
+
+
+def epic_distance(reward: OutcomeReward, other: OutcomeReward, *, discount: float) -> float:
+    """The EPIC pseudometric of Gleave et al. 2021, arXiv:2006.13900: 0 for rewards equal up to shaping and scale, to 1.
+
+        C(s,a,s') = r(s,a,s') + γ m(s') - m(s) - γ E[m(S)],   m(s) = E[r(s,A,S')]      D = √((1 - ρ(C, C'))/2)
+
+    ρ is Pearson's correlation; s, a and s' are independent and uniform, both in m and in ρ, so the dynamics play no
+    part: `policy_divergence` is the comparison in which they do.  For features of states give r(s) for every action.
+    A reward that shaping turns into a constant has no correlation with anything, and is refused.
+    """
+    if reward.shape[:2] != other.shape[:2]:
+        raise UserError(f"the rewards have the shapes {reward.shape} and {other.shape}: give them the same states")
+    if reward.ndim != other.ndim:
+        reward, other = (whatever_follows(given) for given in (reward, other))
+    spreads = [canonical_product(given, given, discount) ** 0.5 for given in (reward, other)]
+    for spread, given in zip(spreads, (reward, other), strict=True):
+        if spread <= 1e-12 * max(float(np.abs(given).max()), 1e-300):
+            raise UserError("a reward is a constant up to potential shaping: it has no EPIC distance to anything")
+    correlation = canonical_product(reward, other, discount) / (spreads[0] * spreads[1])
+    return float(np.sqrt(max(0.0, (1 - correlation) / 2)))
+
+
+def whatever_follows(reward: OutcomeReward) -> OutcomeReward:
+    """r(s,a) as r(s,a,s')."""
+    return reward if reward.ndim == 3 else np.repeat(reward[:, :, None], len(reward), axis=2)
+
+
+def canonical_product(first: OutcomeReward, second: OutcomeReward, discount: float) -> float:
+    """The covariance of two rewards' C.
+
+    Where neither depends on s', C is r(s,a) - m(s) plus γ m(s'), and the two parts are independent: nothing is as
+    large as states × states.
+    """
+    parts, futures = [], []
+    for reward in (first, second):
+        means = reward.reshape(len(reward), -1).mean(axis=1)
+        futures.append(discount * (means - means.mean()))
+        parts.append(reward - means.reshape(-1, *[1] * (reward.ndim - 1)))
+    if first.ndim == 2:
+        return float((parts[0] * parts[1]).mean() + (futures[0] * futures[1]).mean())
+    shaped = [part + future for part, future in zip(parts, futures, strict=True)]
+    return float((shaped[0] * shaped[1]).mean())

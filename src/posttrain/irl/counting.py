@@ -1,0 +1,149 @@
+"""What demonstrations say about a world: checked against it, and counted."""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+from jaxtyping import Float
+from numpy import ndarray
+
+from posttrain.errors import UserError
+from posttrain.irl.demonstrations import Demonstrations
+from posttrain.irl.mdp import TabularMDP
+
+
+@dataclass(frozen=True, eq=False)
+class Counts:
+    """Discounted visits, averaged over episodes: what features are summed with."""
+
+    acting: Float[ndarray, "state action"]
+    """How often each action was taken in each state."""
+    ending: Float[ndarray, " state"]
+    """How often an episode was ended in each terminal state."""
+    entered: Float[ndarray, " state"]
+    """How often a step led to each state, with the discount of the step."""
+
+
+def initial_histogram(demonstrations: Demonstrations, num_states: int) -> Float[ndarray, " state"]:
+    """The share of episodes that start in each state."""
+    starts = demonstrations.states[demonstrations.first_visits]
+    return np.bincount(starts, minlength=num_states) / len(demonstrations)
+
+
+def visit_totals(demonstrations: Demonstrations, num_states: int) -> Float[ndarray, " state"]:
+    """Visits of each state, undiscounted, the last state of every episode among them, averaged over episodes."""
+    return np.bincount(demonstrations.states, minlength=num_states) / len(demonstrations)
+
+
+def count(demonstrations: Demonstrations, mdp: TabularMDP, *, discount: float) -> Counts:
+    """Visits as planning pays for them: at each action, and at the end in a terminal state.
+
+    The last state of a truncated episode is not counted, since nothing was done there.
+    """
+    visits, acting = demonstrations, demonstrations.acting
+    weights = discount ** visits.visit_times.astype(np.float64) / len(visits)
+    pairs = visits.states[acting] * mdp.num_actions + visits.actions
+    ending = np.where(mdp.terminal[visits.states[~acting]], weights[~acting], 0.0)
+    return Counts(
+        acting=np.bincount(pairs, weights[acting], mdp.num_states * mdp.num_actions).reshape(-1, mdp.num_actions),
+        ending=np.bincount(visits.states[~acting], ending, mdp.num_states),
+        entered=np.bincount(visits.states[visits.visit_times > 0], weights[acting], mdp.num_states),
+    )
+
+
+def action_counts(
+    demonstrations: Demonstrations, mdp: TabularMDP, *, horizon: int
+) -> Float[ndarray, "horizon state action"]:
+    """How often each action was taken in each state at each time, averaged over episodes."""
+    visits, acting = demonstrations, demonstrations.acting
+    pairs = visits.states[acting] * mdp.num_actions + visits.actions
+    size = mdp.num_states * mdp.num_actions
+    flat = np.bincount(visits.visit_times[acting] * size + pairs, minlength=horizon * size)
+    return flat.reshape(horizon, mdp.num_states, mdp.num_actions) / len(visits)
+
+
+def in_world(demonstrations: Demonstrations, mdp: TabularMDP) -> Demonstrations:
+    """The same episodes with states as our indices, once each is found to be possible in the world.
+
+    Raises UserError naming the episode and the step: a state or action that does not exist, a transition of
+    probability zero, an action after the end, an end where the world does not end.
+    """
+    numbers = np.asarray(mdp.states)
+    place = np.searchsorted(numbers, demonstrations.states).clip(max=len(numbers) - 1)
+    unknown = np.flatnonzero(numbers[place] != demonstrations.states)
+    if unknown.size:
+        visit = int(unknown[0])
+        episode = int(np.searchsorted(demonstrations.first_visits, visit, side="right")) - 1
+        raise UserError(
+            f"demonstration {episode}, step {demonstrations.visit_times[visit]}: "
+            f"there is no state {demonstrations.states[visit]} among those that can be reached "
+            f"({len(numbers)} from {numbers[0]} to {numbers[-1]})"
+        )
+    known = replace(demonstrations, states=place)
+    check_actions(known, mdp)
+    check_ends(known, mdp)
+    return known
+
+
+def check_actions(known: Demonstrations, mdp: TabularMDP) -> None:
+    """Refuse actions and transitions that the world does not have."""
+    bad = np.flatnonzero((known.actions < 0) | (known.actions >= mdp.num_actions))
+    if bad.size:
+        episode, time = known.step_of(int(bad[0]))
+        raise UserError(
+            f"demonstration {episode}, step {time}: there is no action {known.actions[bad[0]]}; "
+            f"actions are 0 to {mdp.num_actions - 1}"
+        )
+    source = known.states[known.acting]
+    following = known.states[known.visit_times > 0]
+    late = np.flatnonzero(mdp.terminal[source])
+    if late.size:
+        episode, time = known.step_of(int(late[0]))
+        raise UserError(
+            f"demonstration {episode}, step {time}: an action is taken in state {mdp.states[source[late[0]]]}, "
+            "which is terminal: end the episode there"
+        )
+    if not source.size:
+        return  # every episode starts where it ends
+    chances = mdp.transitions[source * mdp.num_actions + known.actions, following]
+    impossible = np.flatnonzero(np.asarray(chances).ravel() == 0)
+    if impossible.size:
+        step = int(impossible[0])
+        episode, time = known.step_of(step)
+        raise UserError(
+            f"demonstration {episode}, step {time}: action {known.actions[step]} in state {mdp.states[source[step]]} "
+            f"never leads to state {mdp.states[following[step]]}"
+            f"{f' ({impossible.size} impossible transitions in all)' if impossible.size > 1 else ''}"
+        )
+
+
+def check_ends(known: Demonstrations, mdp: TabularMDP) -> None:
+    """Refuse an episode that is said to have terminated where the world goes on."""
+    last = known.states[known.first_visits + known.lengths]
+    wrong = np.flatnonzero(known.terminated & ~mdp.terminal[last])
+    if wrong.size:
+        raise UserError(
+            f"demonstration {wrong[0]} is marked as terminated in state {mdp.states[last[wrong[0]]]}, which is not "
+            "terminal in this world: mark it as truncated, or name the state in `terminal`"
+        )
+
+
+def check_whole(known: Demonstrations, mdp: TabularMDP, *, discount: float, horizon: int | None) -> None:
+    """Refuse totals of episodes that were cut off: a policy's totals are of whole ones."""
+    last = known.states[known.first_visits + known.lengths]
+    cut = ~mdp.terminal[last]
+    if horizon is not None:
+        long = np.flatnonzero(known.lengths > horizon)
+        if long.size:
+            raise UserError(f"demonstration {long[0]} has {known.lengths[long[0]]} actions; the horizon is {horizon}")
+        cut &= known.lengths < horizon
+    elif discount < 1:
+        return
+    if cut.any():
+        episode = int(np.flatnonzero(cut)[0])
+        until = "a terminal state" if horizon is None else f"a terminal state or the horizon of {horizon}"
+        raise UserError(
+            f"demonstration {episode} was truncated in state {mdp.states[last[episode]]} after "
+            f"{known.lengths[episode]} actions: at discount {discount} its totals need {until}. "
+            f"Use objective='likelihood', {'a discount below 1, ' if horizon is None else ''}or leave it out "
+            f"({int(cut.sum())} of {len(known)} are cut)"
+        )

@@ -1,0 +1,168 @@
+"""The course's algorithm as taught: Ziebart et al. 2008 with exponentiated gradient, each step a small function.
+
+Ziebart, Maas, Bagnell & Dey 2008, "Maximum entropy inverse reinforcement learning", algorithm 1, for 2·S steps, and the
+exponentiated gradient of Kivinen & Warmuth 1997.  `maxent.py` and `causal.py` solve what this approximates.
+
+It fits its own data badly.  On the 5×5 icy grid the two paid states come out on top, yet the policy's expected visits
+stay .81 away from the demonstrations' in one state, where some policy comes within .023.  Its paths are twice as long
+as the demonstrated ones.  It stops because the step has shrunk (α_t = α/(1+t): all 454 steps together move by Σ α_t =
+1.34), not because anything was matched; weights stay positive, so that every step is paid and long paths pay; and under
+random dynamics the difference followed is the gradient of nothing, for the partition lets paths choose their slips.
+"""
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+from jaxtyping import Float, Int
+from numpy import ndarray
+from scipy.sparse import csr_array
+
+from posttrain.errors import UserError
+from posttrain.irl.counting import initial_histogram, visit_totals
+from posttrain.irl.demonstrations import Demonstrations
+from posttrain.irl.mdp import TabularMDP
+
+EARLY = 1e-6
+"""The backward sweep stops once no Z changes by more."""
+STEEPNESS = 50.0
+"""How strongly the course's expert prefers a better state, per unit of value."""
+
+Features = Float[ndarray, "state feature"]
+PerState = Float[ndarray, " state"]
+Terminal = Int[ndarray, " terminal"]
+
+
+@dataclass(frozen=True, eq=False)
+class Recovered:
+    """What the course's algorithm ends with."""
+
+    weights: Float[ndarray, " feature"]
+    visitations: PerState
+    """Expected visits under these weights."""
+    gap: float
+    """The largest difference between a feature's expectation and its demonstrated mean."""
+    history: tuple[tuple[float, float], ...]
+    """The gap before each step, and the most by which the step moved a weight."""
+
+    @property
+    def num_iterations(self) -> int:
+        return len(self.history)
+
+
+def feature_expectations(features: Features, demonstrations: Demonstrations) -> Float[ndarray, " feature"]:
+    """Totals of the features over all visited states, averaged over the demonstrations."""
+    totals: ndarray = features.T @ visit_totals(demonstrations, len(features))
+    return totals
+
+
+def start_histogram(num_states: int, demonstrations: Demonstrations) -> PerState:
+    """The share of demonstrations that start in each state."""
+    return initial_histogram(demonstrations, num_states)
+
+
+def merged_transitions(mdp: TabularMDP) -> Float[ndarray, "state next"]:
+    """Σ_a P(s'|s,a), all that the backward sweep needs of the dynamics."""
+    table = mdp.transitions
+    shape = (mdp.num_states, mdp.num_states)
+    dense: ndarray = csr_array((table.data, table.indices, table.indptr[:: mdp.num_actions]), shape=shape).toarray()
+    return dense
+
+
+def local_action_probabilities(mdp: TabularMDP, terminal: Terminal, reward: PerState) -> Float[ndarray, "state action"]:
+    """The backward sweep: how much of the partition function goes through each action.
+
+        Z_{s,a} = e^{r(s)} Σ_s' P(s'|s,a) Z_s'     Z_s = Σ_a Z_{s,a}     P(a|s) = Z_{s,a} / Z_s
+
+    Z starts at 1 in terminal states and 0 elsewhere; 2·S sweeps, fewer once nothing changes by 10⁻⁶.  The world goes
+    on after its terminal states, as the course's does.  Where Z is 0 so is the probability.
+    """
+    if mdp.terminal.any():
+        raise UserError(
+            f"state {mdp.states[mdp.terminal.argmax()]} ends episodes in this world, but the course's sweeps go on "
+            "from terminal states: make the world with terminal=() and name them as an argument here"
+        )
+    gains = np.exp(reward)
+    step = gains[:, None] * merged_transitions(mdp)
+    sweeps = np.zeros((2 * mdp.num_states + 1, mdp.num_states))
+    sweeps[0, terminal] = 1
+    with np.errstate(over="ignore", invalid="ignore"):
+        for before, after in pairwise(sweeps):
+            np.dot(step, before, out=after)
+        changes = np.abs(np.diff(sweeps, axis=0)).max(axis=1)
+    early = np.flatnonzero(changes < EARLY)
+    last = int(early[0]) if early.size else len(changes) - 1
+    before, after = sweeps[last], sweeps[last + 1]
+    if not np.isfinite(after).all():
+        raise UserError(
+            f"the partition function overflows at rewards up to {reward.max():.3g} over {2 * mdp.num_states} steps: "
+            "the course's algorithm is for small grids; use MaxEntIRL or MaxCausalEntIRL"
+        )
+    through = gains[:, None] * (mdp.transitions @ before).reshape(mdp.num_states, -1)
+    shares: ndarray = np.divide(through, after[:, None], out=np.zeros_like(through), where=after[:, None] > 0)
+    return shares
+
+
+def expected_visitations(
+    mdp: TabularMDP, terminal: Terminal, start: PerState, policy: Float[ndarray, "state action"]
+) -> PerState:
+    """The forward sweep: expected visits of each state within 2·S steps, episodes ending in terminal states.
+
+    D_1 = start     D_{t+1}(s') = Σ_s,a D_t(s) P(a|s) P(s'|s,a)     D = Σ_{t=1}^{2S} D_t
+    """
+    going_on = policy.copy()
+    going_on[terminal] = 0
+    table = mdp.transitions.toarray().reshape(*policy.shape, -1)
+    following = np.einsum("sa,san->ns", going_on, table)
+    steps = np.empty((2 * mdp.num_states, mdp.num_states))
+    steps[0] = start
+    for now, then in pairwise(steps):
+        np.dot(following, now, out=then)
+    total: PerState = steps.sum(axis=0)
+    return total
+
+
+def recover_reward(
+    mdp: TabularMDP,
+    features: Features,
+    terminal: Terminal,
+    demonstrations: Demonstrations,
+    *,
+    step_size: float = 0.2,
+    tolerance: float = 1e-4,
+) -> Recovered:
+    """Exponentiated gradient on the weights, from 1, until no weight moves by more than `tolerance`.
+
+    ω ← ω · exp(α_t (μ_E - μ_ω)),   α_t = step_size / (1 + t)
+    """
+    demonstrated = feature_expectations(features, demonstrations)
+    start = start_histogram(mdp.num_states, demonstrations)
+
+    def visits(weights: Float[ndarray, " feature"]) -> PerState:
+        policy = local_action_probabilities(mdp, terminal, features @ weights)
+        return expected_visitations(mdp, terminal, start, policy)
+
+    weights = np.ones(features.shape[1])
+    history: list[tuple[float, float]] = []
+    while not history or history[-1][1] > tolerance:
+        difference = demonstrated - features.T @ visits(weights)
+        updated = weights * np.exp(step_size / (1 + len(history)) * difference)
+        history.append((float(np.abs(difference).max()), float(np.abs(updated - weights).max())))
+        weights = updated
+    visitations = visits(weights)
+    return Recovered(
+        weights=weights,
+        visitations=visitations,
+        gap=float(np.abs(demonstrated - features.T @ visitations).max()),
+        history=tuple(history),
+    )
+
+
+def expert_policy(
+    intended: Int[ndarray, "state action"], values: PerState, *, steepness: float = STEEPNESS
+) -> Float[ndarray, "state action"]:
+    """The course's expert: π(a|s) ∝ exp(steepness · V(intended next state))."""
+    logits = steepness * values[intended]
+    weights = np.exp(logits - logits.max(axis=1, keepdims=True))
+    policy: ndarray = weights / weights.sum(axis=1, keepdims=True)
+    return policy

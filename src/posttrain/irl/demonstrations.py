@@ -1,0 +1,222 @@
+"""Demonstrations: episodes of any length, kept end to end without padding.
+
+An episode of T actions has T + 1 states.  How it ended is kept apart: `terminated` when the world ended it, `truncated`
+when someone stopped watching (a time limit).  A truncated episode says what was done, and nothing about what would have
+followed: it can be fitted by likelihood at any discount, but its totals are not those of a whole episode.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+from pathlib import Path
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+from jaxtyping import Bool, Int
+from numpy import ndarray
+
+from posttrain.errors import UserError
+
+FIELDS = ("states", "actions", "lengths", "terminated", "truncated")
+
+
+@runtime_checkable
+class MinariEpisode(Protocol):
+    """What is read of an episode of a minari data set."""
+
+    observations: ndarray
+    actions: ndarray
+    terminations: ndarray
+    truncations: ndarray
+
+
+@runtime_checkable
+class ImitationTrajectory(Protocol):
+    """What is read of a trajectory of the `imitation` library; its `terminal` says that the episode was over."""
+
+    obs: ndarray
+    acts: ndarray
+    terminal: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Episode:
+    """One demonstration: actions[t] was taken in states[t] and led to states[t + 1]."""
+
+    states: Sequence[int] | ndarray
+    actions: Sequence[int] | ndarray
+    terminated: bool
+    truncated: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Demonstrations:
+    """Several episodes as flat arrays."""
+
+    states: Int[ndarray, " visit"]
+    actions: Int[ndarray, " step"]
+    lengths: Int[ndarray, " episode"]
+    """Actions in each episode."""
+    terminated: Bool[ndarray, "..."]
+    truncated: Bool[ndarray, "..."]
+    """How each episode ended; both may hold, and neither says that it was cut off unawares."""
+
+    def __post_init__(self) -> None:
+        if not len(self.lengths):
+            raise UserError("there are no demonstrations: give at least one episode")
+        short = np.flatnonzero(self.lengths < 0)
+        if short.size:
+            raise UserError(f"demonstration {short[0]}: its length is {self.lengths[short[0]]}; use 0 or more actions")
+        num_steps = int(self.lengths.sum())
+        if len(self.actions) != num_steps or len(self.states) != num_steps + len(self.lengths):
+            raise UserError(
+                f"demonstrations: the lengths add up to {num_steps} actions, so {num_steps} actions and "
+                f"{num_steps + len(self.lengths)} states are needed (one more for each episode); "
+                f"{len(self.actions)} and {len(self.states)} are given"
+            )
+        for name in ("terminated", "truncated"):
+            if len(getattr(self, name)) != len(self.lengths):
+                raise UserError(
+                    f"demonstrations: `{name}` has {len(getattr(self, name))} flags for {len(self)} episodes"
+                )
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def __iter__(self) -> Iterator[Episode]:
+        for index, first in enumerate(self.first_visits):
+            last = first + self.lengths[index]
+            yield Episode(
+                states=self.states[first : last + 1],
+                actions=self.actions[first - index : last - index],
+                terminated=bool(self.terminated[index]),
+                truncated=bool(self.truncated[index]),
+            )
+
+    @staticmethod
+    def from_episodes(episodes: Iterable[Episode]) -> "Demonstrations":
+        """From one record for each episode."""
+        listed = list(episodes)
+        if not listed:
+            raise UserError("there are no demonstrations: give at least one episode")
+        for index, episode in enumerate(listed):
+            if len(episode.states) != len(episode.actions) + 1:
+                raise UserError(
+                    f"demonstration {index} has {len(episode.states)} states and {len(episode.actions)} actions: "
+                    "an episode has one state more than actions"
+                )
+        return Demonstrations(
+            states=np.concatenate([whole_numbers(episode.states, "state", i) for i, episode in enumerate(listed)]),
+            actions=np.concatenate([whole_numbers(episode.actions, "action", i) for i, episode in enumerate(listed)]),
+            lengths=np.array([len(episode.actions) for episode in listed], dtype=np.int64),
+            terminated=np.array([episode.terminated for episode in listed], dtype=bool),
+            truncated=np.array([episode.truncated for episode in listed], dtype=bool),
+        )
+
+    @staticmethod
+    def from_transitions(
+        episodes: Iterable[Sequence[tuple[int, int, int]]], *, terminated: bool | Sequence[bool] = True
+    ) -> "Demonstrations":
+        """From lists of (state, action, next state); those not `terminated` count as truncated."""
+        listed = [list(episode) for episode in episodes]
+        ended = [terminated] * len(listed) if isinstance(terminated, bool) else list(terminated)
+        if len(ended) != len(listed):
+            raise UserError(f"`terminated` has {len(ended)} flags for {len(listed)} demonstrations")
+        return Demonstrations.from_episodes(chained(i, steps, ended[i]) for i, steps in enumerate(listed))
+
+    @staticmethod
+    def from_minari(episodes: Iterable[MinariEpisode]) -> "Demonstrations":
+        """From a minari data set, or any list of its episodes; observations must be state numbers."""
+        return Demonstrations.from_episodes(
+            Episode(
+                states=np.asarray(episode.observations),
+                actions=np.asarray(episode.actions),
+                terminated=bool(np.any(episode.terminations)),
+                truncated=bool(np.any(episode.truncations)),
+            )
+            for episode in episodes
+        )
+
+    @staticmethod
+    def from_imitation(trajectories: Iterable[ImitationTrajectory]) -> "Demonstrations":
+        """From trajectories of the `imitation` library, whose observations must be state numbers."""
+        return Demonstrations.from_episodes(
+            Episode(
+                states=np.asarray(trajectory.obs),
+                actions=np.asarray(trajectory.acts),
+                terminated=bool(trajectory.terminal),
+                truncated=not trajectory.terminal,
+            )
+            for trajectory in trajectories
+        )
+
+    @staticmethod
+    def load(path: Path | str) -> "Demonstrations":
+        """From an .npz file with the five arrays of this record, as `save` writes it."""
+        with np.load(path, allow_pickle=False) as arrays:
+            missing = [name for name in FIELDS if name not in arrays]
+            if missing:
+                raise UserError(f"{path} holds no array {missing[0]!r}: demonstrations need {', '.join(FIELDS)}")
+            states, actions, lengths, terminated, truncated = (arrays[name] for name in FIELDS)
+        return Demonstrations(
+            states=whole_numbers(states, "state"),
+            actions=whole_numbers(actions, "action"),
+            lengths=whole_numbers(lengths, "length"),
+            terminated=terminated.astype(bool),
+            truncated=truncated.astype(bool),
+        )
+
+    def save(self, path: Path | str) -> None:
+        """Write the five arrays to an .npz file."""
+        np.savez_compressed(path, **{name: getattr(self, name) for name in FIELDS})
+
+    @cached_property
+    def first_visits(self) -> Int[ndarray, " episode"]:
+        """Where each episode's states begin."""
+        num_states = self.lengths + 1
+        before: ndarray = np.cumsum(num_states) - num_states
+        return before
+
+    @cached_property
+    def visit_times(self) -> Int[ndarray, " visit"]:
+        """The time t of each state in its episode."""
+        times: ndarray = np.arange(len(self.states)) - np.repeat(self.first_visits, self.lengths + 1)
+        return times
+
+    @cached_property
+    def acting(self) -> Bool[ndarray, " visit"]:
+        """Whether an action was taken in each visited state: all but the last of each episode."""
+        mask = np.ones(len(self.states), dtype=bool)
+        mask[self.first_visits + self.lengths] = False
+        return mask
+
+    def step_of(self, step: int) -> tuple[int, int]:
+        """Episode and time of the n-th action."""
+        episode = int(np.searchsorted(np.cumsum(self.lengths), step, side="right"))
+        return episode, step - int(self.lengths[:episode].sum())
+
+
+def whole_numbers(numbers: Sequence[int] | ndarray, what: str, episode: int | None = None) -> Int[ndarray, " entry"]:
+    """The same as integers; refuses vectors, fractions and NaN."""
+    array = np.asarray(numbers)
+    where = "demonstrations" if episode is None else f"demonstration {episode}"
+    if array.ndim == 2 and array.shape[1] == 1:
+        array = array[:, 0]
+    if array.ndim != 1 or (array.size and not np.array_equal(array, np.round(array))):
+        raise UserError(f"{where}: each {what} must be one whole number, the index of a state or action of the world")
+    return array.astype(np.int64)
+
+
+def chained(index: int, steps: Sequence[tuple[int, int, int]], terminated: bool) -> Episode:
+    """An episode from its transitions, each of which must begin where the one before ended."""
+    if not steps:
+        raise UserError(f"demonstration {index} has no transitions: leave it out")
+    for time, (before, after) in enumerate(pairwise(steps)):
+        if before[2] != after[0]:
+            raise UserError(
+                f"demonstration {index}, step {time + 1}: it begins in state {after[0]}, "
+                f"but the step before it ended in state {before[2]}"
+            )
+    states = [steps[0][0], *(following for _, _, following in steps)]
+    return Episode(states, [action for _, action, _ in steps], terminated=terminated, truncated=not terminated)

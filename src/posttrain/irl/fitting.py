@@ -1,0 +1,96 @@
+"""What a fit found, and how far it can be trusted."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Float
+from numpy import ndarray
+
+from posttrain.irl.objectives import Plan, Setting, log_likelihood
+from posttrain.irl.planning import Reward, SoftPlan
+from posttrain.irl.rewards import Weights
+from posttrain.irl.solvers import Descent, Point
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Fit:
+    """Weights with everything that follows from them; each number belongs to `policy`, the one that is returned."""
+
+    weights: Weights
+    reward: Reward
+    """θ · φ, per state or per state and action."""
+    policy: Float[ndarray, "*horizon state action"]
+    """π(a|s); with a horizon it depends on the time too."""
+    values: Float[ndarray, "*time state"]
+    expected: Weights
+    """Features of an episode of the policy."""
+    moments: Weights
+    """Features of a demonstration, which `expected` should match."""
+    gap_error: float
+    """The most by which rounding in the solves can have changed an entry of `expected`."""
+    log_likelihood: float
+    """Mean log π(a|s) of the demonstrated actions, in nats; NaN where there were only moments."""
+    converged: bool
+    """Whether the gradient fell to the tolerance.  If not, and l2 = 0, no weights may match these moments."""
+    history: tuple[tuple[float, float], ...]
+    """Objective and largest gradient entry, at the start and after each iteration."""
+    suboptimality: float
+    """The objective is at most this far above its minimum, ‖∇‖²/(2·l2), where it is convex; infinite with l2 = 0.
+
+    Then another certificate holds: the policy is the one of most entropy for moments that differ by the gap.
+    """
+    objective: str
+    """What was minimised: "dual", "likelihood" or "joint"."""
+    setting: Setting
+    point: Point[Plan]
+    """The objective there, with its Hessian."""
+
+    @property
+    def gap(self) -> float:
+        """The largest difference between a feature of the policy and of the demonstrations."""
+        return float(np.abs(self.expected - self.moments).max())
+
+    @property
+    def num_iterations(self) -> int:
+        return len(self.history) - 1
+
+
+def fitted(
+    descent: Descent[Plan], setting: Setting, moments: Weights, actions: ndarray | None, *, objective: str
+) -> Fit:
+    """Read everything off the last point."""
+    point = descent.point
+    plan = point.plan
+    visits = plan.visits(setting.sources())
+    num_steps = 0.0 if actions is None else float(actions.sum())
+    gradient = float(np.linalg.norm(point.gradient))
+    return Fit(
+        weights=point.weights,
+        reward=setting.features.rewards(point.weights),
+        policy=plan.policy,
+        values=plan.values,
+        expected=setting.totals(plan, visits),
+        moments=moments,
+        gap_error=visit_error(plan, visits, setting) * setting.features.largest,
+        log_likelihood=log_likelihood(plan, actions) / num_steps if actions is not None and num_steps else float("nan"),
+        converged=descent.converged,
+        history=descent.history,
+        suboptimality=gradient**2 / (2 * setting.l2) if setting.l2 > 0 else float("inf"),
+        objective=objective,
+        setting=setting,
+        point=point,
+    )
+
+
+def visit_error(plan: Plan, visits: ndarray, setting: Setting) -> float:
+    """The most by which the sum of all visits can be wrong: what a solve leaves over, times the longest episode.
+
+    With D' the computed and D the true visits, D' - D = (I - γ P_πᵀ)⁻¹ (left over), and a column of that inverse adds
+    up to the expected length of an episode from there.  Finite sums leave nothing over.
+    """
+    if not isinstance(plan, SoftPlan):
+        return 0.0
+    mdp = setting.features.mdp
+    left_over = setting.start + setting.discount * (mdp.backward @ (plan.policy * visits[:, None]).ravel()) - visits
+    longest = plan.factors.solve(np.ones(mdp.num_states)).max()
+    return float(np.abs(left_over).sum() * longest)

@@ -1,0 +1,174 @@
+"""Maximum entropy inverse RL of 2008, done exactly: Ziebart, Maas, Bagnell & Dey, AAAI 2008.
+
+Fits the distribution over paths whose features match the demonstrations.  As a model of behaviour it is right only
+where the dynamics are deterministic: elsewhere it chooses its slips, and the policy read off it, executed, visits other
+states than the model says.  `executed` in the result tells how other; `MaxCausalEntIRL` is what to use there.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from posttrain.errors import UserError, require
+from posttrain.irl.counting import check_whole, count, in_world, initial_histogram
+from posttrain.irl.curvature import Matrix
+from posttrain.irl.demonstrations import Demonstrations
+from posttrain.irl.feasibility import constant_cost
+from posttrain.irl.mdp import TabularMDP
+from posttrain.irl.objectives import Setting
+from posttrain.irl.occupancies import occupancy_from
+from posttrain.irl.paths import PathPlan, PerState, path_curvature, path_partition
+from posttrain.irl.planning import Divergence, Policy
+from posttrain.irl.rewards import Features, LinearReward, Weights, dense
+from posttrain.irl.solvers import Descent, Point, minimise_newton, trusted_step
+
+
+@dataclass(frozen=True, eq=False)
+class PathDual:
+    """g(θ) = Σ_s start(s) log Z_θ(s) - θ·μ + (l2/2)‖θ‖²: convex, its gradient the visits under tilted dynamics."""
+
+    features: Features
+    start: PerState
+    moments: Weights
+    l2: float
+
+    def at(self, weights: Weights, guess: PathPlan | None = None) -> Point[PathPlan]:
+        """g, ∇g = E_q[φ] - μ + l2 θ, and ∇²g."""
+        plan = path_partition(
+            self.features.mdp, self.features.rewards(weights), guess=None if guess is None else guess.values
+        )
+        visits = plan.visits(self.start)
+
+        def bend() -> Matrix:
+            return path_curvature(plan, dense(self.features.table), visits) + self.l2 * np.eye(len(weights))
+
+        return Point(
+            weights=weights,
+            plan=plan,
+            value=float(self.start @ plan.values - weights @ self.moments + self.l2 / 2 * weights @ weights),
+            gradient=np.asarray(self.features.table.T @ visits) - self.moments + self.l2 * weights,
+            bend=bend,
+        )
+
+    def algorithm1(self, point: Point[PathPlan]) -> Weights:
+        """What algorithm 1 of the paper calls the gradient: visits of the policy under the true dynamics."""
+        visits = occupancy_from(self.features.mdp, point.plan.policy(), self.start, discount=1.0)
+        direction: Weights = self.features.table.T @ visits - self.moments + self.l2 * point.weights
+        return direction
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class PathFit:
+    """What a fit of the path model found."""
+
+    weights: Weights
+    reward: PerState
+    log_partition: PerState
+    policy: Policy
+    """P(a|s) of the model."""
+    expected: Weights
+    """Features of the model's own paths, under tilted dynamics."""
+    executed: Weights
+    """Features of an episode of the policy in the world as it is."""
+    moments: Weights
+    converged: bool
+    history: tuple[tuple[float, float], ...]
+    """Objective and largest entry of the gradient that is followed, at the start and after each iteration."""
+
+    @property
+    def num_iterations(self) -> int:
+        return len(self.history) - 1
+
+    @property
+    def gap(self) -> float:
+        """The largest difference between the demonstrations' features and the model's own."""
+        return float(np.abs(self.expected - self.moments).max())
+
+    @property
+    def executed_gap(self) -> float:
+        """The largest difference between the demonstrations' features and those of the executed policy."""
+        return float(np.abs(self.executed - self.moments).max())
+
+
+@dataclass(frozen=True, kw_only=True)
+class MaxEntIRL:
+    """Settings of a fit of the path model, at discount 1, with features of states."""
+
+    gradient: Literal["tilted", "algorithm1"] = "tilted"
+    """"tilted" is the gradient of the likelihood.  "algorithm1" is none under random dynamics: its zero is sought."""
+    l2: float = 1e-3
+    tolerance: float = 1e-8
+    max_iterations: int = 1000
+
+    def __post_init__(self) -> None:
+        require(self.gradient in ("tilted", "algorithm1"), self, "gradient", "is unknown; use 'tilted' or 'algorithm1'")
+        require(0 <= self.l2 < np.inf, self, "l2", "is no penalty; use a number >= 0")
+        require(self.tolerance > 0, self, "tolerance", "is never reached; use a number > 0")
+
+    def fit(self, mdp: TabularMDP, reward: LinearReward, demonstrations: Demonstrations) -> PathFit:
+        """The weights of the path distribution that matches the demonstrations, given where each starts."""
+        known = in_world(demonstrations, mdp)
+        check_whole(known, mdp, discount=1.0, horizon=None)
+        features = reward.bound(mdp)
+        if not features.per_state:
+            raise UserError(f"on = {reward.on!r}: the path model has features of states; use on='state'")
+        start = initial_histogram(known, mdp.num_states)
+        dual = PathDual(features, start, features.observed(count(known, mdp, discount=1.0)), self.l2)
+        first = dual.at(self.feasible_weights(features, start))
+        if self.gradient == "tilted":
+            found = minimise_newton(dual, first, tolerance=self.tolerance, max_iterations=self.max_iterations)
+        else:
+            found = self.seek_zero(dual, first)
+        return path_fit(dual, found)
+
+    def feasible_weights(self, features: Features, start: PerState) -> Weights:
+        """Weights under which every step costs more than the log of its ways, if the features can say so; else 0."""
+        setting = Setting(features=features, start=start, discount=1.0, temperature=1.0, horizon=None, l2=self.l2)
+        cost = constant_cost(setting)
+        return np.zeros(features.num_features) if cost is None else cost
+
+    def seek_zero(self, dual: PathDual, first: Point[PathPlan]) -> Descent[PathPlan]:
+        """Newton-like steps on algorithm 1's direction, each as long as brings it nearer to zero."""
+        point, history = first, [(first.value, float(np.abs(dual.algorithm1(first)).max()))]
+        for _ in range(self.max_iterations):
+            direction = dual.algorithm1(point)
+            if history[-1][1] <= self.tolerance:
+                break
+            pulled = Point(
+                weights=point.weights, plan=point.plan, value=point.value, gradient=direction, bend=point.bend
+            )
+            step, length, nearer = trusted_step(pulled, 10.0, self.tolerance), 1.0, None
+            while nearer is None and length > 1e-6:
+                nearer, length = self.nearer(dual, point, length * step), length / 2
+            if nearer is None:
+                break
+            point = nearer
+            history.append((point.value, float(np.abs(dual.algorithm1(point)).max())))
+        return Descent(point=point, converged=history[-1][1] <= self.tolerance, history=tuple(history))
+
+    def nearer(self, dual: PathDual, point: Point[PathPlan], step: Weights) -> Point[PathPlan] | None:
+        try:
+            candidate = dual.at(point.weights + step, point.plan)
+        except Divergence:
+            return None
+        closer = np.linalg.norm(dual.algorithm1(candidate)) < np.linalg.norm(dual.algorithm1(point))
+        return candidate if closer else None
+
+
+def path_fit(dual: PathDual, found: Descent[PathPlan]) -> PathFit:
+    """Read everything off the last point."""
+    point = found.point
+    features, policy = dual.features, point.plan.policy()
+    visits = occupancy_from(features.mdp, policy, dual.start, discount=1.0)
+    return PathFit(
+        weights=point.weights,
+        reward=features.rewards(point.weights),
+        log_partition=point.plan.values,
+        policy=policy,
+        expected=np.asarray(features.table.T @ point.plan.visits(dual.start)),
+        executed=np.asarray(features.table.T @ visits),
+        moments=dual.moments,
+        converged=found.converged,
+        history=found.history,
+    )

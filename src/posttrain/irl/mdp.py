@@ -1,0 +1,228 @@
+"""A finite decision process known in full, as a sparse table: the world that inverse RL plans in.
+
+A transition costs 12 bytes, so 10⁵ states with four actions and four outcomes each take 21 MB where a dense table
+would take 319 GB.  An episode ends on entering a terminal state, and in no other way: that state pays once, on arrival,
+and has no actions.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from jaxtyping import Bool, Float, Int
+from numpy import ndarray
+from scipy.sparse import csr_array, sparray, spmatrix
+from scipy.sparse.csgraph import breadth_first_order
+
+from posttrain.errors import UserError
+from posttrain.irl.pattern import Pattern
+
+SUM_TOLERANCE = 1e-8
+"""How far a row of probabilities may be from adding up to 1."""
+
+Start = int | Iterable[float] | Float[ndarray, " state"]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class TabularMDP:
+    """Transition probabilities, where episodes start and where they end; use a `from_...` method to make one."""
+
+    transitions: csr_array
+    """P(s'|s,a) in row s · num_actions + a and column s'; the rows of terminal states are empty."""
+    num_actions: int
+    start: Float[ndarray, " state"]
+    """Probability that an episode starts in each state."""
+    terminal: Bool[ndarray, " state"]
+    rewards: Float[ndarray, "state action"]
+    """The environment's own expected reward; zero where it names none.  Planning and fitting do not read it."""
+    states: Int[ndarray, " state"]
+    """The number that the environment gives each state: after unreachable ones are left out these have gaps."""
+
+    def __post_init__(self) -> None:
+        check_start(self.start)
+        check_rows(self)
+        self.check_terminals()
+
+    @staticmethod
+    def from_sparse(
+        transitions: sparray | spmatrix, *, num_actions: int, start: Start, terminal: Iterable[int] = ()
+    ) -> "TabularMDP":
+        """From a matrix with a row s · num_actions + a for each pair; whatever leads out of terminals is left out."""
+        table = csr_array(transitions, dtype=np.float64)
+        if table is transitions or np.shares_memory(table.data, getattr(transitions, "data", table.data)):
+            table = table.copy()  # sorting it below would reach into the caller's matrix
+        table.sum_duplicates()
+        num_rows, num_states = table.shape
+        if num_actions < 1 or num_rows != num_states * num_actions:
+            raise UserError(
+                f"transitions have {num_rows} rows and {num_states} columns: with {num_actions} actions "
+                f"{num_states * num_actions} rows are needed, row s · {num_actions} + a for state s and action a"
+            )
+        ends = terminal_mask(terminal, num_states)
+        return TabularMDP(
+            transitions=without_rows(table, np.repeat(ends, num_actions)),
+            num_actions=num_actions,
+            start=start_distribution(start, num_states),
+            terminal=ends,
+            rewards=np.zeros((num_states, num_actions)),
+            states=np.arange(num_states),
+        )
+
+    @staticmethod
+    def from_dense(probabilities: ndarray, *, layout: str, start: Start, terminal: Iterable[int] = ()) -> "TabularMDP":
+        """From an array whose axes are in either usual order; with S = A the order cannot be told from the shape."""
+        orders = {"state action next": (0, 1, 2), "state next action": (0, 2, 1)}
+        if layout not in orders:
+            raise UserError(f"layout = {layout!r}: use one of {', '.join(map(repr, orders))}")
+        array = np.asarray(probabilities, dtype=np.float64)
+        table = array.transpose(orders[layout]) if array.ndim == 3 else array
+        if table.ndim != 3 or table.shape[0] != table.shape[2]:
+            raise UserError(f"probabilities have the shape {array.shape}, which is not ({layout}): check the layout")
+        num_states, num_actions, _ = table.shape
+        flat = csr_array(table.reshape(num_states * num_actions, num_states))
+        return TabularMDP.from_sparse(flat, num_actions=num_actions, start=start, terminal=terminal)
+
+    @staticmethod
+    def from_gymnasium(env: object) -> "TabularMDP":
+        """From the transition table `P` of an environment such as FrozenLake, CliffWalking or Taxi.
+
+        See `gymnasium_table` for what is read and what is refused.  Time limits are wrappers and not in the table.
+        """
+        from posttrain.irl.gymnasium_table import read_table
+
+        found = read_table(env)
+        return TabularMDP(
+            transitions=found.transitions,
+            num_actions=found.num_actions,
+            start=found.start,
+            terminal=found.terminal,
+            rewards=found.rewards,
+            states=found.states,
+        )
+
+    @property
+    def num_states(self) -> int:
+        return len(self.start)
+
+    @cached_property
+    def backward(self) -> csr_array:
+        """The transposed table: column s · num_actions + a holds P(·|s,a)."""
+        return self.transitions.T.tocsr()
+
+    @cached_property
+    def pattern(self) -> Pattern:
+        """Where the entries of any policy's transition table go."""
+        return Pattern.of(self.transitions, self.num_actions)
+
+    @cached_property
+    def numbers(self) -> dict[int, int]:
+        """Our index of each state of the environment."""
+        return {int(state): index for index, state in enumerate(self.states)}
+
+    def never_ending(self) -> Int[ndarray, " state"]:
+        """States from which no choice of actions ever reaches a terminal state."""
+        edges = state_graph(self)
+        towards = csr_array((np.ones_like(edges.data), edges.indices, edges.indptr), shape=edges.shape).T.tocsr()
+        return np.flatnonzero(~reachable(towards, self.terminal))
+
+    def check_terminals(self) -> None:
+        """Refuse a terminal state that no path from the start enters: it would silently never end an episode."""
+        if not self.terminal.any():
+            return
+        lost = np.flatnonzero(self.terminal & ~reachable(state_graph(self), self.start > 0))
+        if lost.size:
+            raise UserError(
+                f"terminal state {self.states[lost[0]]} cannot be reached from the start"
+                f"{f' (nor can {lost.size - 1} others)' if lost.size > 1 else ''}: "
+                "check the transitions that should lead there, or leave it out of `terminal`"
+            )
+
+
+def state_graph(mdp: TabularMDP) -> csr_array:
+    """Which states can follow which, by any action: the same arrays, read with one row per state."""
+    table = mdp.transitions
+    return csr_array(
+        (table.data, table.indices, table.indptr[:: mdp.num_actions]), shape=(mdp.num_states, mdp.num_states)
+    )
+
+
+def reachable(edges: csr_array, sources: Bool[ndarray, " state"]) -> Bool[ndarray, " state"]:
+    """The states that a path leads to from any of the sources, the sources among them."""
+    num_states = len(sources)
+    first = np.flatnonzero(sources)
+    # One more node that points at all sources, so that one search finds everything.
+    indptr = np.append(edges.indptr, edges.indptr[-1] + len(first))
+    indices = np.append(edges.indices, first)
+    rooted = csr_array((np.ones(len(indices)), indices, indptr), shape=(num_states + 1, num_states + 1))
+    order = breadth_first_order(rooted, num_states, directed=True, return_predecessors=False)
+    found = np.zeros(num_states + 1, dtype=bool)
+    found[order] = True
+    states: ndarray = found[:num_states]
+    return states
+
+
+def without_rows(table: csr_array, dropped: Bool[ndarray, " row"]) -> csr_array:
+    """The same table with those rows empty, and without stored zeros."""
+    if dropped.any():
+        table.data[np.repeat(dropped, np.diff(table.indptr))] = 0
+    table.eliminate_zeros()
+    return table
+
+
+def terminal_mask(terminal: Iterable[int], num_states: int) -> Bool[ndarray, " state"]:
+    """A flag per state, from the numbers of the terminal ones."""
+    mask = np.zeros(num_states, dtype=bool)
+    for state in terminal:
+        if not 0 <= state < num_states:
+            raise UserError(f"terminal state {state} does not exist: states are 0 to {num_states - 1}")
+        mask[state] = True
+    return mask
+
+
+def start_distribution(start: Start, num_states: int) -> Float[ndarray, " state"]:
+    """A probability per state, from such an array or from the one state where every episode starts."""
+    if isinstance(start, int | np.integer):
+        if not 0 <= start < num_states:
+            raise UserError(f"start state {start} does not exist: states are 0 to {num_states - 1}")
+        certain = np.zeros(num_states)
+        certain[start] = 1
+        return certain
+    given = np.array(start, dtype=np.float64)
+    if given.shape != (num_states,):
+        raise UserError(f"start has the shape {given.shape}: give one probability for each of {num_states} states")
+    return given
+
+
+def check_start(start: Float[ndarray, " state"]) -> None:
+    """Refuse numbers that are no distribution."""
+    bad = np.flatnonzero(~(start >= 0) | ~np.isfinite(start))
+    if bad.size:
+        raise UserError(f"start: state {bad[0]} has probability {start[bad[0]]}; use numbers from 0 to 1")
+    if abs(start.sum() - 1) > SUM_TOLERANCE:
+        raise UserError(f"start: the probabilities add up to {start.sum():.9g}, not to 1")
+
+
+def check_rows(mdp: TabularMDP) -> None:
+    """Refuse numbers that are no probabilities, naming the state and the action."""
+    table = mdp.transitions
+    bad = np.flatnonzero(~(table.data >= 0) | ~np.isfinite(table.data))
+    if bad.size:
+        row = int(np.searchsorted(table.indptr, bad[0], side="right")) - 1
+        raise UserError(
+            f"transitions: {pair(mdp, row)} reach state {mdp.states[table.indices[bad[0]]]} "
+            f"with probability {table.data[bad[0]]}; use numbers from 0 to 1"
+        )
+    sums = table @ np.ones(mdp.num_states)
+    wrong = np.flatnonzero((np.abs(sums - 1) > SUM_TOLERANCE) & ~np.repeat(mdp.terminal, mdp.num_actions))
+    if wrong.size:
+        raise UserError(
+            f"transitions: the probabilities of {pair(mdp, int(wrong[0]))} add up to {sums[wrong[0]]:.9g}, not to 1"
+            f"{f'; so it is in {wrong.size - 1} more rows' if wrong.size > 1 else ''}"
+        )
+
+
+def pair(mdp: TabularMDP, row: int) -> str:
+    """How an error names a row of the table."""
+    state, action = divmod(row, mdp.num_actions)
+    return f"state {mdp.states[state]}, action {action} (row {row})"

@@ -1,0 +1,158 @@
+"""What is minimised: two objectives over weights, each with its gradient and its exact Hessian.
+
+    dual         g(θ) = Σ_s start(s) V_θ(s) - θ·μ + (l2/2)‖θ‖²         ∇g = E_π[φ] - μ + l2 θ
+    likelihood   L(θ) = -Σ_t,s,a c_t(s,a) log π_θ(a|s) + (l2/2)‖θ‖²
+
+μ are the features of a demonstration and c its actions, both averaged over demonstrations; V and E are discounted.  The
+dual of maximum causal entropy (Ziebart, Bagnell & Dey 2010; Ziebart 2010, thesis, ch. 5) is convex: its minimum is the
+policy of most entropy whose features match.  The likelihood of the same policies is not convex in general.  It looks at
+actions alone, so it needs no whole episodes, and noise in where the demonstrator slipped does not reach it.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+from jaxtyping import Float
+from numpy import ndarray
+
+from posttrain.irl.curvature import Matrix, curvature
+from posttrain.irl.finite_horizon import FinitePlan, soft_finite_horizon
+from posttrain.irl.planning import Problem, SoftPlan, soft_policy_iteration
+from posttrain.irl.rewards import Features, Weights
+from posttrain.irl.solvers import Objective, Point
+
+Plan = SoftPlan | FinitePlan
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Setting:
+    """What an objective plans with."""
+
+    features: Features
+    start: Float[ndarray, " state"]
+    discount: float
+    temperature: float
+    horizon: int | None
+    l2: float
+
+    def plan(self, weights: Weights, guess: Plan | None = None) -> Plan:
+        """The soft-optimal policy for the rewards that the weights make; `guess` is one for weights near by."""
+        problem = self.problem(weights)
+        if self.horizon is not None:
+            return soft_finite_horizon(problem, horizon=self.horizon)
+        return soft_policy_iteration(problem, guess=guess.values if isinstance(guess, SoftPlan) else None)
+
+    def problem(self, weights: Weights) -> Problem:
+        return Problem(
+            mdp=self.features.mdp,
+            reward=self.features.rewards(weights),
+            discount=self.discount,
+            temperature=self.temperature,
+        )
+
+    def sources(self) -> ndarray:
+        """The start, as mass that joins at time 0."""
+        if self.horizon is None:
+            return self.start
+        return np.vstack([self.start, np.zeros((self.horizon, len(self.start)))])
+
+    def totals(self, plan: Plan, flow: ndarray) -> Weights:
+        """Features summed over a flow of visits."""
+        ending = np.where(self.features.mdp.terminal, flow if flow.ndim == 1 else flow.sum(axis=0), 0.0)
+        if isinstance(plan, SoftPlan):
+            acting = plan.policy * flow[:, None]
+        else:
+            acting = np.einsum("tsa,ts->sa", plan.policy, flow[:-1])
+        acting[self.features.mdp.terminal] = 0
+        return self.features.totals(acting, ending)
+
+
+@runtime_checkable
+class PlannedObjective(Objective[Plan], Protocol):
+    """An objective with a setting in which a start can be sought."""
+
+    @property
+    def setting(self) -> Setting: ...
+
+
+@dataclass(frozen=True, eq=False)
+class Dual:
+    """The convex dual: match the features `moments`."""
+
+    setting: Setting
+    moments: Weights
+
+    def at(self, weights: Weights, guess: Plan | None = None) -> Point[Plan]:
+        """g, ∇g and ∇²g = Σ_s D(s) Cov_π(dQ)/τ + l2."""
+        setting = self.setting
+        plan = setting.plan(weights, guess)
+        visits = plan.visits(setting.sources())
+        first = plan.values if isinstance(plan, SoftPlan) else plan.values[0]
+
+        def bend() -> Matrix:
+            return curvature(plan, setting.features, visits) / setting.temperature + setting.l2 * np.eye(len(weights))
+
+        return Point(
+            weights=weights,
+            plan=plan,
+            value=float(setting.start @ first - weights @ self.moments + setting.l2 / 2 * weights @ weights),
+            gradient=setting.totals(plan, visits) - self.moments + setting.l2 * weights,
+            bend=bend,
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Likelihood:
+    """The negative log-likelihood of the demonstrated actions, in nats per demonstration."""
+
+    setting: Setting
+    counts: Float[ndarray, "*time state action"]
+    """Per demonstration; with an axis of time where there is a horizon."""
+
+    def at(self, weights: Weights, guess: Plan | None = None) -> Point[Plan]:
+        """L, ∇L and ∇²L.
+
+        Σ c (dQ - dV) needs no derivative of V: with the adjoint flow λ = (I - γ P_πᵀ)⁻¹ (γ Pᵀ c - c) it is
+        Σ c φ + Σ λ φ_π, and its own derivative is Σ_s λ(s) Cov_π(dQ)/τ.
+        """
+        setting = self.setting
+        plan = setting.plan(weights, guess)
+        flow = plan.visits(self.adjoint_sources())
+        counts = self.counts if self.counts.ndim == 2 else self.counts.sum(axis=0)
+        slope = setting.features.totals(counts, np.zeros(len(counts))) + setting.totals(plan, flow)
+        tau, l2 = setting.temperature, setting.l2
+
+        def bend() -> Matrix:
+            return -curvature(plan, setting.features, flow) / tau**2 + l2 * np.eye(len(weights))
+
+        return Point(
+            weights=weights,
+            plan=plan,
+            value=-log_likelihood(plan, self.counts) + l2 / 2 * float(weights @ weights),
+            gradient=-slope / tau + l2 * weights,
+            bend=bend,
+        )
+
+    def adjoint_sources(self) -> ndarray:
+        """γ Pᵀ c - c: where the demonstrations went, less where they acted."""
+        mdp, discount = self.setting.features.mdp, self.setting.discount
+        if self.counts.ndim == 2:
+            sources: ndarray = discount * (mdp.backward @ self.counts.ravel()) - self.counts.sum(axis=1)
+            return sources
+        flows = np.zeros((len(self.counts) + 1, mdp.num_states))
+        flows[:-1] -= self.counts.sum(axis=2)
+        flows[1:] += discount * (mdp.backward @ self.counts.reshape(len(self.counts), -1).T).T
+        return flows
+
+
+def log_likelihood(plan: Plan, counts: Float[ndarray, "*time state action"]) -> float:
+    """Σ c log π, from Q and V, so that a policy that rounds to 0 keeps its logarithm."""
+    problem = plan.problem
+    if isinstance(plan, SoftPlan):
+        gains = problem.backup(plan.values) - plan.values[:, None]
+        return float((counts * gains).sum() / problem.temperature)
+    return sum(
+        float((counts[t] * (problem.backup(plan.values[t + 1]) - plan.values[t][:, None])).sum())
+        for t in range(len(counts))
+    ) / float(problem.temperature)

@@ -1,0 +1,146 @@
+"""The partition function over paths of Ziebart et al. 2008, exactly: absorbing, in log space, by sparse solves.
+
+    P(ζ) ∝ exp(Σ_t r(s_t)) Π_t P(s_{t+1}|s_t,a_t)      Z(s) = e^{r(s)} Σ_a,s' P(s'|s,a) Z(s'),   Z(end) = e^{r(end)}
+
+With V = log Z this is planning in a world where one chooses the next state outright, and W(s,s') = Σ_a P(s'|s,a) says
+how many actions' worth of chance stands behind it:
+
+    V(s) = r(s) + log Σ_s' W(s,s') e^{V(s')}      q(s'|s) = W(s,s') e^{V(s') - V(s) + r(s)}
+
+so Newton's method solves it as it solves soft planning, and nothing is ever exponentiated that could overflow.  q are
+the dynamics tilted by Z(s')/Z(s): visits under q are the gradient of V(start).  Algorithm 1 of the paper counts visits
+under the true dynamics instead, which is the same only where these are deterministic.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Float
+from numpy import ndarray
+from scipy.sparse import csr_array, eye_array
+from scipy.sparse.linalg import SuperLU
+
+from posttrain.irl.curvature import BLOCK, Matrix
+from posttrain.irl.linear_systems import factors
+from posttrain.irl.mdp import TabularMDP
+from posttrain.irl.planning import MAX_SOLVES, TOLERANCE, UNBOUNDED, Divergence, Policy, check_reward
+
+PerState = Float[ndarray, " state"]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class PathPlan:
+    """The partition function of every state, and what follows from it."""
+
+    mdp: TabularMDP
+    values: PerState
+    """log Z."""
+    following: csr_array
+    """q(s'|s), rows of terminal states empty."""
+    factors: SuperLU
+    """I - q."""
+
+    def visits(self, start: PerState) -> PerState:
+        """Expected visits under the model's own paths: the gradient of start · V with respect to r."""
+        solved: ndarray = self.factors.solve(start, "T")
+        return solved
+
+    def policy(self) -> Policy:
+        """How much of the partition goes through each action, P(a|s) = Σ_s' P(s'|s,a) Z(s') e^{r(s)} / Z(s)."""
+        table, num_actions = self.mdp.transitions, self.mdp.num_actions
+        rows = np.repeat(np.arange(table.shape[0]), np.diff(table.indptr))
+        best = np.full(self.mdp.num_states, -np.inf)
+        np.maximum.at(best, rows // num_actions, self.values[table.indices])
+        shares = table.data * np.exp(self.values[table.indices] - best[rows // num_actions])
+        through = np.bincount(rows, shares, minlength=table.shape[0]).reshape(-1, num_actions)
+        through[self.mdp.terminal] = 1
+        policy: Policy = through / through.sum(axis=1, keepdims=True)
+        return policy
+
+
+def path_partition(mdp: TabularMDP, reward: PerState, *, guess: PerState | None = None) -> PathPlan:
+    """Solve for V from the uniform choice of actions, or from a `guess` where that leads somewhere.
+
+    Raises Divergence where the sum over paths is infinite: a loop whose rewards do not outweigh its many ways.
+    """
+    check_reward(mdp, reward)
+    reward, choices = reward.astype(np.float64), merged_choices(mdp)
+    if guess is not None:
+        try:
+            return newton(mdp, choices, reward, np.where(mdp.terminal, reward, guess))
+        except Divergence:
+            pass  # the uniform choice cannot mislead
+    lost = mdp.never_ending()
+    if lost.size:
+        raise Divergence(f"the partition function is infinite: state {mdp.states[lost[0]]} can never reach an end")
+    uniform = csr_array((choices.data / mdp.num_actions, choices.indices, choices.indptr), shape=choices.shape)
+    worth = np.where(mdp.terminal, reward, reward + np.log(mdp.num_actions))
+    return newton(mdp, choices, reward, factors((eye_array(mdp.num_states) - uniform).tocsc()).solve(worth))
+
+
+def newton(mdp: TabularMDP, choices: csr_array, reward: PerState, values: PerState) -> PathPlan:
+    """V ← V + (I - q)⁻¹ (T V - V), where T V is the right-hand side of its equation."""
+    before, scale = np.inf, max(float(np.abs(reward).max()), float(np.log(mdp.num_actions)), 1e-300)
+    for _ in range(MAX_SOLVES):
+        updated, following = tilted(choices, reward, values)
+        try:
+            solver = factors((eye_array(mdp.num_states) - following).tocsc())
+        except RuntimeError as singular:
+            raise infinite(reward) from singular
+        step = solver.solve(updated - values)
+        values = values + step
+        moved, largest = float(np.abs(step).max()), float(np.abs(values).max())
+        if not largest < UNBOUNDED * scale:
+            break
+        as_far_as_rounding_allows = before / 2 <= moved <= 1e-6 * largest
+        if moved <= TOLERANCE * max(scale, largest) or as_far_as_rounding_allows:
+            return PathPlan(mdp=mdp, values=values, following=following, factors=solver)
+        before = moved
+    raise infinite(reward)
+
+
+def merged_choices(mdp: TabularMDP) -> csr_array:
+    """W: the ways from each state to each next one, over all actions."""
+    table = mdp.transitions
+    shape = (mdp.num_states, mdp.num_states)
+    choices = csr_array((table.data, table.indices, table.indptr[:: mdp.num_actions]), shape=shape).copy()
+    choices.sum_duplicates()
+    return choices
+
+
+def tilted(choices: csr_array, reward: PerState, values: PerState) -> tuple[PerState, csr_array]:
+    """The right-hand side of V's equation, and q; in terminal states V is the reward."""
+    going_on = np.flatnonzero(np.diff(choices.indptr))
+    first = choices.indptr[going_on]
+    lengths = np.diff(choices.indptr)
+    exponents = np.log(choices.data) + values[choices.indices]
+    best = np.maximum.reduceat(exponents, first)
+    shares = np.exp(exponents - np.repeat(best, lengths[going_on]))
+    total = np.add.reduceat(shares, first)
+    shares /= np.repeat(total, lengths[going_on])
+    updated = reward.copy()
+    updated[going_on] += best + np.log(total)
+    return updated, csr_array((shares, choices.indices, choices.indptr), shape=choices.shape)
+
+
+def path_curvature(plan: PathPlan, features: Float[ndarray, "state feature"], visits: PerState) -> Matrix:
+    """The second derivative of start · V: Σ_s visits(s) Cov_{s'∼q}(ψ(s')), with ψ = (I - q)⁻¹ φ."""
+    successors = plan.factors.solve(features)
+    means = plan.following @ successors
+    edges = plan.following
+    source = np.repeat(np.arange(len(visits)), np.diff(edges.indptr))
+    total = np.zeros((features.shape[1], features.shape[1]))
+    for first in range(0, edges.nnz, 4 * BLOCK):
+        part = slice(first, first + 4 * BLOCK)
+        spread = successors[edges.indices[part]] - means[source[part]]
+        total += (spread * (visits[source[part]] * edges.data[part])[:, None]).T @ spread
+    return (total + total.T) / 2
+
+
+def infinite(reward: PerState) -> Divergence:
+    """The error for rewards that pay for going round and round."""
+    return Divergence(
+        f"the partition function over paths is infinite (or too near it for double precision) at rewards from "
+        f"{reward.min():.3g} to {reward.max():.3g}, discount 1: a step must cost more than the ways it opens "
+        "are worth. Lower the rewards, or use MaxCausalEntIRL with a discount below 1"
+    )

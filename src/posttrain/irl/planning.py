@@ -1,0 +1,281 @@
+"""Planning: the best policy, and the policy of maximum entropy (soft planning), with nothing dense in sight.
+
+Soft planning maximises reward plus temperature · entropy of the actions, each counted with its discount:
+
+    Q(s,a) = r(s,a) + γ Σ_s' P(s'|s,a) V(s')      V(s) = τ log Σ_a exp(Q(s,a)/τ)      π(a|s) = exp((Q(s,a) - V(s))/τ)
+
+Ziebart 2010 (thesis), eqs. 9.1-9.3, has it at discount 1 and temperature 1.  A reward is given per state or per state
+and action.  One per state is earned on acting there, and in a terminal state on arriving: V(terminal) = r(terminal).
+One per state and action pays terminals nothing.  Where a horizon or a time limit cuts an episode off, nothing more is
+paid.
+
+At discount 1 episodes must end: the values are finite only while a step's reward outweighs the entropy it adds (up to
+τ log A).  Where they are not, `Divergence` says so; no function here returns NaN or infinity.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property, reduce
+
+import numpy as np
+from jaxtyping import Float
+from numpy import ndarray
+from scipy.sparse.linalg import SuperLU
+
+from posttrain.errors import RunError, UserError
+from posttrain.irl.linear_systems import factorised
+from posttrain.irl.mdp import TabularMDP
+
+TOLERANCE = 1e-12
+"""Error of the values, relative to the largest, below which they count as settled."""
+ROUNDING = 4 * float(np.finfo(np.float64).eps)
+"""A relative change that rounding alone may cause."""
+MAX_SWEEPS = 200_000
+MAX_SOLVES = 200
+UNBOUNDED = 1e9
+"""Values this many times the largest reward or entropy of a step: episodes so long that rounding shows in sums."""
+
+Reward = Float[ndarray, " state"] | Float[ndarray, "state action"]
+Policy = Float[ndarray, "state action"]
+
+
+class Divergence(RunError):
+    """No finite values exist, or none that double precision can tell from infinite ones."""
+
+
+@dataclass
+class Watch:
+    """Notices sweeps that lead nowhere: over 2·S of them and more, changes have not shrunk as they would by the end."""
+
+    num_states: int
+    sweeps: int = 0
+    marked: float = np.inf
+
+    def stuck(self, change: float) -> bool:
+        """Whether to give up; a chain of S states may take S sweeps of equal change before it settles."""
+        window = max(1000, 2 * self.num_states)
+        self.sweeps += 1
+        if self.sweeps % window:
+            return False
+        before, self.marked = self.marked, change
+        return change > before * (1 - window / UNBOUNDED)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Problem:
+    """What soft planning is given: the world, what it pays, and how the future and entropy count."""
+
+    mdp: TabularMDP
+    reward: Reward
+    discount: float
+    temperature: float = 1.0
+
+    def __post_init__(self) -> None:
+        check_discount(self.discount)
+        if not (self.temperature > 0 and np.isfinite(self.temperature)):
+            raise UserError(f"temperature = {self.temperature}: use a positive number; 0 would be value iteration")
+        check_reward(self.mdp, self.reward)
+
+    @cached_property
+    def step_rewards(self) -> Float[ndarray, "state action"]:
+        """What each action earns."""
+        return per_action(self.mdp, self.reward)
+
+    @cached_property
+    def end_values(self) -> Float[ndarray, " state"]:
+        """What arriving in each terminal state earns; zero elsewhere."""
+        return at_ends(self.mdp, self.reward)
+
+    @cached_property
+    def scale(self) -> float:
+        """The most that one step can add to a value, in size."""
+        entropy = self.temperature * float(np.log(self.mdp.num_actions))
+        return max(float(np.abs(self.reward).max()), entropy, 1e-300)
+
+    def backup(self, values: Float[ndarray, " state"]) -> Policy:
+        """Q(s,a) for given values of what follows."""
+        following: Policy = (self.mdp.transitions @ values).reshape(-1, self.mdp.num_actions)
+        following *= self.discount
+        following += self.step_rewards
+        return following
+
+    def soften(self, q: Policy) -> tuple[Float[ndarray, " state"], Policy]:
+        """V and π of the equations above; overwrites q with π."""
+        ends = self.mdp.terminal
+        best = reduce(np.maximum, q.T)
+        q -= best[:, None]
+        q /= self.temperature
+        np.exp(q, out=q)
+        total = reduce(np.add, q.T)
+        q /= total[:, None]
+        values = np.where(ends, self.end_values, best + self.temperature * np.log(total))
+        return values, q
+
+    def sweep(self, values: Float[ndarray, " state"]) -> tuple[Float[ndarray, " state"], Policy]:
+        """One application of the soft Bellman operator, and the policy that it makes."""
+        return self.soften(self.backup(values))
+
+    def diverged(self, why: str) -> Divergence:
+        return Divergence(
+            f"soft planning diverges at discount {self.discount} and temperature {self.temperature}: {why}. "
+            "Lower the discount or the temperature, or make each step cost more than the entropy it adds "
+            f"(temperature · log {self.mdp.num_actions} = {self.temperature * np.log(self.mdp.num_actions):.3g})"
+        )
+
+    def check_ends(self) -> None:
+        """At discount 1 every state must have a way to an end."""
+        if self.discount == 1 and (lost := self.mdp.never_ending()).size:
+            raise self.diverged(f"state {self.mdp.states[lost[0]]} can never reach a terminal state")
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class SoftPlan:
+    """The soft-optimal stationary policy of a problem without horizon, and what is needed to differentiate it."""
+
+    problem: Problem
+    values: Float[ndarray, " state"]
+    policy: Policy
+    """π(a|s); uniform in terminal states, where nothing is done."""
+    factors: SuperLU
+    """I - γ P_π: solved, it looks forward in time from each state; transposed, it carries visits forward."""
+
+    def visits(self, sources: Float[ndarray, " state"]) -> Float[ndarray, " state"]:
+        """Discounted expected visits when the mass `sources` starts and follows the policy."""
+        solved: ndarray = self.factors.solve(sources, "T")
+        return solved
+
+
+def value_iteration(
+    mdp: TabularMDP, reward: Reward, *, discount: float, tolerance: float = 1e-10
+) -> Float[ndarray, " state"]:
+    """Values of the best policy, by sweeps until none changes a value by more than `tolerance`.
+
+    V(s) = max_a r(s,a) + γ Σ_s' P(s'|s,a) V(s')
+    """
+    check_discount(discount)
+    check_reward(mdp, reward)
+    steps, ends = per_action(mdp, reward), at_ends(mdp, reward)
+    values, watch = ends, Watch(mdp.num_states)
+    for _ in range(MAX_SWEEPS):
+        q = steps + discount * (mdp.transitions @ values).reshape(steps.shape)
+        updated = np.where(mdp.terminal, ends, reduce(np.maximum, q.T))
+        change = float(np.abs(updated - values).max())
+        values = updated
+        if change <= tolerance:
+            return values
+        if watch.stuck(change):
+            break
+    raise Divergence(
+        f"value iteration does not settle at discount {discount} (and temperature 0): a sweep still changes "
+        f"a value by {change:.3g}. Use a lower discount, or a world in which every paid loop ends"
+    )
+
+
+def greedy_policy(mdp: TabularMDP, q: Policy) -> Policy:
+    """All probability on the first best action of each state."""
+    policy = np.zeros((mdp.num_states, mdp.num_actions))
+    policy[np.arange(mdp.num_states), q.argmax(axis=1)] = 1
+    return policy
+
+
+def action_values(mdp: TabularMDP, reward: Reward, values: Float[ndarray, " state"], *, discount: float) -> Policy:
+    """Q(s,a) of given values."""
+    following = (mdp.transitions @ values).reshape(mdp.num_states, mdp.num_actions)
+    q: Policy = per_action(mdp, reward) + discount * following
+    return q
+
+
+def soft_value_iteration(problem: Problem, *, tolerance: float = TOLERANCE) -> SoftPlan:
+    """The soft-optimal policy by sweeps; slow near discount 1, where `soft_policy_iteration` takes a few solves.
+
+    Changes shrink by the discount each sweep, or at discount 1 as they have last been seen to: the error that is left
+    is their geometric sum.
+    """
+    problem.check_ends()
+    values, before, watch = problem.end_values, 0.0, Watch(problem.mdp.num_states)
+    for _ in range(MAX_SWEEPS):
+        updated, policy = problem.sweep(values)
+        change = float(np.abs(updated - values).max())
+        values = updated
+        largest = float(np.abs(values).max())
+        seen = change / before if before > change else 1.0
+        ratio = problem.discount if problem.discount < 1 else seen
+        settled = change * ratio <= (1 - ratio) * tolerance * max(problem.scale, largest)
+        if settled or change <= ROUNDING * largest:
+            factors = factorised(problem.mdp, policy, problem.discount)
+            return SoftPlan(problem=problem, values=values, policy=policy, factors=factors)
+        if watch.stuck(change):
+            break
+        before = change
+    raise problem.diverged(f"after many sweeps one more still changes a value by {change:.3g}")
+
+
+def soft_policy_iteration(problem: Problem, *, guess: Float[ndarray, " state"] | None = None) -> SoftPlan:
+    """The soft-optimal policy by Newton's method on the soft Bellman equation: one sparse solve an iteration.
+
+        V ← V + (I - γ P_π)⁻¹ (T V - V),   π the policy of T V: the new V is the soft value of π
+
+    So V never falls after the first solve, and converges quadratically; it starts from the uniform policy, or from
+    `guess`, such as the values of similar rewards, where that leads to a solution.
+    """
+    if guess is not None:
+        try:
+            return newton(problem, np.where(problem.mdp.terminal, problem.end_values, guess))
+        except Divergence:
+            pass  # a guess may mislead at discount 1; the uniform policy cannot
+    problem.check_ends()
+    mdp = problem.mdp
+    uniform = np.full((mdp.num_states, mdp.num_actions), 1 / mdp.num_actions)
+    worth = problem.step_rewards.mean(axis=1) + problem.temperature * np.log(mdp.num_actions)
+    values = np.where(mdp.terminal, problem.end_values, worth)
+    return newton(problem, factorised(mdp, uniform, problem.discount).solve(values))
+
+
+def newton(problem: Problem, values: Float[ndarray, " state"]) -> SoftPlan:
+    """The iteration above, until it no longer moves; the factors of its last step are those of the plan."""
+    before = np.inf
+    for _ in range(MAX_SOLVES):
+        updated, policy = problem.sweep(values)
+        try:
+            solver = factorised(problem.mdp, policy, problem.discount)
+        except RuntimeError as singular:
+            raise problem.diverged("the policy it improves towards never ends an episode") from singular
+        step = solver.solve(updated - values)
+        values = values + step
+        largest, moved = float(np.abs(values).max()), float(np.abs(step).max())
+        if not largest < UNBOUNDED * problem.scale:
+            break
+        as_far_as_rounding_allows = before / 2 <= moved <= 1e-6 * largest
+        if moved <= TOLERANCE * max(problem.scale, largest) or as_far_as_rounding_allows:
+            return SoftPlan(problem=problem, values=values, policy=policy, factors=solver)
+        before = moved
+    raise problem.diverged(f"a value has grown to {largest:.3g} and episodes hardly ever end")
+
+
+def check_discount(discount: float) -> None:
+    """Refuse what is no discount."""
+    if not 0 <= discount <= 1:
+        raise UserError(f"discount = {discount}: use 0 to 1")
+
+
+def check_reward(mdp: TabularMDP, reward: Reward) -> None:
+    """Refuse a reward of the wrong shape, or one that is not finite, naming the state."""
+    shapes = ((mdp.num_states,), (mdp.num_states, mdp.num_actions))
+    if reward.shape not in shapes:
+        raise UserError(f"the reward has the shape {reward.shape}; use {shapes[0]} (state) or {shapes[1]} (action too)")
+    bad = np.argwhere(~np.isfinite(reward))
+    if bad.size:
+        where = ", action ".join(str(index) for index in bad[0])
+        raise UserError(f"the reward of state {where} is {reward[tuple(bad[0])]}; use finite numbers")
+
+
+def per_action(mdp: TabularMDP, reward: Reward) -> Policy:
+    """A reward as a table, zero in terminal states."""
+    wide = np.repeat(reward[:, None], mdp.num_actions, axis=1) if reward.ndim == 1 else reward
+    table = wide.astype(np.float64)
+    table[mdp.terminal] = 0
+    return table
+
+
+def at_ends(mdp: TabularMDP, reward: Reward) -> Float[ndarray, " state"]:
+    """What arriving in each terminal state earns; zero elsewhere."""
+    return np.where(mdp.terminal, reward if reward.ndim == 1 else 0.0, 0.0)

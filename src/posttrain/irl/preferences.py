@@ -1,0 +1,99 @@
+"""Demonstrations and pairwise preferences fitted jointly: the bridge from inverse RL to reward models.
+
+A soft-optimal agent in a deterministic world follows the path ζ with probability ∝ exp(R_θ(ζ)/τ), R_θ(ζ) the path's
+discounted reward.  So the odds of two paths from one start are Bradley & Terry's (1952), with the same θ:
+
+    P(ζ ≻ ζ') = σ((R_θ(ζ) - R_θ(ζ'))/τ)
+
+which is how reward models of language models are trained.  Taken as the model of a person who compares two paths, it
+makes preferences a second, independent source on the same weights:
+
+    g(θ) + (τ/N) Σ_pairs softplus(-θ·Δφ/τ),   g the dual of N demonstrations, Δφ = φ(ζ) - φ(ζ')
+
+Both terms are τ/N times a negative log-likelihood (the dual's up to a constant), so a comparison and a demonstration
+have the weight that their information gives them; and both are convex.  Preferences can settle what demonstrations
+cannot: the scale of what a goal is worth, when all reach it.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Float
+from numpy import ndarray
+
+from posttrain.errors import UserError
+from posttrain.irl.causal import MaxCausalEntIRL
+from posttrain.irl.counting import check_whole, count, in_world, initial_histogram
+from posttrain.irl.curvature import Matrix
+from posttrain.irl.demonstrations import Demonstrations
+from posttrain.irl.fitting import Fit, fitted
+from posttrain.irl.mdp import TabularMDP
+from posttrain.irl.objectives import Dual, Plan, Setting
+from posttrain.irl.rewards import LinearReward, Weights
+from posttrain.irl.solvers import Point
+
+
+@dataclass(frozen=True, eq=False)
+class Joint:
+    """The objective above."""
+
+    dual: Dual
+    differences: Float[ndarray, "pair feature"]
+    """Features of the preferred path less those of the other."""
+    num_demonstrations: int
+
+    @property
+    def setting(self) -> Setting:
+        return self.dual.setting
+
+    def at(self, weights: Weights, guess: Plan | None = None) -> Point[Plan]:
+        """The sum, its gradient and its Hessian."""
+        point, tau = self.dual.at(weights, guess), self.setting.temperature
+        margins = self.differences @ weights / tau
+        doubt = np.exp(-np.logaddexp(0, margins))  # σ(-margin), the probability of the opposite
+        share = 1 / self.num_demonstrations
+
+        def bend() -> Matrix:
+            spread: Matrix = (self.differences * (doubt * (1 - doubt))[:, None]).T @ self.differences
+            return point.hessian + share / tau * spread
+
+        return Point(
+            weights=weights,
+            plan=point.plan,
+            value=point.value + share * tau * float(np.logaddexp(0, -margins).sum()),
+            gradient=point.gradient - share * self.differences.T @ doubt,
+            bend=bend,
+        )
+
+
+def fit_jointly(
+    irl: MaxCausalEntIRL,
+    mdp: TabularMDP,
+    reward: LinearReward,
+    demonstrations: Demonstrations,
+    comparisons: tuple[Demonstrations, Demonstrations],
+) -> Fit:
+    """Weights for which the demonstrations and the comparisons are both likely.
+
+    `comparisons` are the preferred episodes and, in the same order, those that they were preferred to; episodes that
+    were cut off may be compared as far as they go.
+    """
+    if irl.objective != "dual":
+        raise UserError("objective = 'likelihood' is not convex; a joint fit needs objective='dual'")
+    features, known = reward.bound(mdp), in_world(demonstrations, mdp)
+    check_whole(known, mdp, discount=irl.discount, horizon=irl.horizon)
+    setting = irl.setting(features, initial_histogram(known, mdp.num_states))
+    moments = features.observed(count(known, mdp, discount=irl.discount))
+    preferred, others = (in_world(episodes, mdp) for episodes in comparisons)
+    if len(preferred) != len(others):
+        raise UserError(f"{len(preferred)} preferred episodes for {len(others)} others: give them in pairs")
+    starts = [episodes.states[episodes.first_visits] for episodes in (preferred, others)]
+    apart = np.flatnonzero(starts[0] != starts[1])
+    if apart.size:
+        raise UserError(
+            f"comparison {apart[0]}: the episodes start in states {mdp.states[starts[0][apart[0]]]} and "
+            f"{mdp.states[starts[1][apart[0]]]}; only paths from the same start have such odds"
+        )
+    differences = features.per_episode(preferred, irl.discount) - features.per_episode(others, irl.discount)
+    found = irl.minimise(Joint(Dual(setting, moments), differences, len(known)))
+    return fitted(found, setting, moments, irl.action_counts(known, mdp), objective="joint")

@@ -1,0 +1,53 @@
+"""Making demonstrations: walking through a world with a policy and a fixed seed."""
+
+from itertools import pairwise
+
+import numpy as np
+from jaxtyping import Float
+from numpy import ndarray
+from numpy.random import Generator
+
+from posttrain.errors import UserError
+from posttrain.irl.demonstrations import Demonstrations, Episode
+from posttrain.irl.mdp import TabularMDP
+from posttrain.irl.occupancies import check_policy
+from posttrain.irl.planning import Policy
+
+
+def sample_demonstrations(
+    mdp: TabularMDP, policy: Policy, *, num_episodes: int, rng: Generator, max_steps: int = 10_000
+) -> Demonstrations:
+    """Episodes of a policy, each until a terminal state or, truncated, until `max_steps` actions.
+
+    Each draw takes one uniform number, as numpy's `rng.choice(n, p=p)` does: the start, unless there is only one, then
+    by turns an action and the state that it leads to.  States are the environment's numbers.
+    """
+    check_policy(mdp, policy)
+    if num_episodes < 1 or max_steps < 1:
+        raise UserError(f"num_episodes = {num_episodes}, max_steps = {max_steps}: use at least 1 of each")
+    choices, table = cumulative(policy), mdp.transitions
+    outcomes = [cumulative(table.data[first:last]) for first, last in pairwise(table.indptr)]
+    starts, only = cumulative(mdp.start), np.flatnonzero(mdp.start)
+
+    def episode() -> Episode:
+        state = int(starts.searchsorted(rng.random(), side="right") if len(only) > 1 else only[0])
+        states: list[int] = []
+        actions: list[int] = []
+        while not mdp.terminal[state] and len(actions) < max_steps:
+            action = int(choices[state].searchsorted(rng.random(), side="right"))
+            row = state * mdp.num_actions + action
+            states.append(state)
+            actions.append(action)
+            outcome = outcomes[row].searchsorted(rng.random(), side="right")
+            state = int(table.indices[table.indptr[row] + outcome])
+        ended = bool(mdp.terminal[state])
+        return Episode(mdp.states[[*states, state]], actions, terminated=ended, truncated=not ended)
+
+    return Demonstrations.from_episodes(episode() for _ in range(num_episodes))
+
+
+def cumulative(probabilities: Float[ndarray, "*rows choice"]) -> Float[ndarray, "*rows choice"]:
+    """Running totals that end at exactly 1, as numpy's `choice` makes them."""
+    totals = probabilities.cumsum(axis=-1)
+    normalised: ndarray = totals / totals[..., -1:]
+    return normalised

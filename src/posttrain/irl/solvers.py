@@ -1,0 +1,208 @@
+"""Minimising an objective over weights: Newton in a trust region with the exact Hessian, or L-BFGS.
+
+Where the weights make no finite values the objective counts as +∞, and the step is tried again shorter.
+"""
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Generic, Protocol, TypeVar, runtime_checkable
+
+import numpy as np
+
+from posttrain.irl.curvature import Matrix
+from posttrain.irl.planning import Divergence
+from posttrain.irl.rewards import Weights
+
+PlanT = TypeVar("PlanT")
+"""What an objective plans at some weights, and plans from at others near by."""
+
+ARMIJO = 1e-4
+"""The share of the promised decrease that a step must bring."""
+SMALLEST_STEP = 1e-10
+LARGEST_WEIGHTS = 1e8
+"""Weights beyond this, on the way to infinity: no finite ones match the moments."""
+FLAT = 1e-12
+"""Curvature below this share of the largest is none: nothing can be learned in that direction."""
+SLACK = 1e-13
+"""Relative change of a value that rounding alone may cause."""
+MEMORY = 20
+"""Steps that L-BFGS remembers."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Point(Generic[PlanT]):
+    """An objective at some weights."""
+
+    weights: Weights
+    plan: PlanT
+    value: float
+    gradient: Weights
+    bend: Callable[[], Matrix]
+    """Computes the Hessian, which costs as much as everything else together."""
+
+    @cached_property
+    def hessian(self) -> Matrix:
+        return self.bend()
+
+    @property
+    def gradient_norm(self) -> float:
+        """The largest entry, in size."""
+        return float(np.abs(self.gradient).max())
+
+
+@runtime_checkable
+class Objective(Protocol[PlanT]):
+    """What is minimised."""
+
+    def at(self, weights: Weights, guess: PlanT | None = None) -> Point[PlanT]:
+        """Raises `Divergence` where the weights make no finite values."""
+
+
+@dataclass(frozen=True, eq=False)
+class Descent(Generic[PlanT]):
+    """How a minimisation went."""
+
+    point: Point[PlanT]
+    converged: bool
+    history: tuple[tuple[float, float], ...]
+    """Value and largest gradient entry, at the start and after each step."""
+
+
+def minimise_newton(
+    objective: Objective[PlanT], start: Point[PlanT], *, tolerance: float, max_iterations: int
+) -> Descent[PlanT]:
+    """Newton's method in a trust region (Nocedal & Wright 2006, ch. 4).
+
+    Where the start is so flat that a Newton step would leap into nowhere, the radius holds it; where the objective is
+    concave, which the likelihood can be, the step goes downhill all the same.
+    """
+    path, radius = [start], max(10.0, float(np.linalg.norm(start.weights)))
+    for _ in range(max_iterations):
+        point = path[-1]
+        if point.gradient_norm <= tolerance or np.abs(point.weights).max() > LARGEST_WEIGHTS:
+            break
+        while radius > SMALLEST_STEP:
+            step = trusted_step(point, radius, tolerance)
+            candidate, size = attempt(objective, point, step), float(np.linalg.norm(step))
+            promised = -float(point.gradient @ step + step @ point.hessian @ step / 2)
+            gained = -np.inf if candidate is None else (point.value - candidate.value) / max(promised, 1e-300)
+            if gained < 1 / 4:
+                radius = size / 4
+            elif gained > 3 / 4 and size > 0.9 * radius:
+                radius *= 4
+            if candidate is not None and acceptable(point, candidate, step, -promised):
+                path.append(candidate)
+                break
+        else:
+            break
+    return descent(path, tolerance)
+
+
+def trusted_step(point: Point[PlanT], radius: float, tolerance: float) -> Weights:
+    """Where the quadratic model is lowest within the radius: -(H + λ)⁻¹ ∇ with the smallest λ that keeps it there.
+
+    Along directions that have no curvature, and no gradient to speak of, weights cannot be told apart and stay.
+    """
+    curvatures, axes = np.linalg.eigh(point.hessian)
+    along = axes.T @ point.gradient
+    floor = FLAT * max(float(np.abs(curvatures).max()), 1e-300)
+    along[(np.abs(curvatures) <= floor) & (np.abs(along) <= tolerance)] = 0
+    low = max(0.0, floor - float(curvatures.min()))
+
+    def steps(shift: float) -> Weights:
+        shifted: Weights = -along / (curvatures + shift)
+        return shifted
+
+    high = low
+    while np.linalg.norm(steps(high)) > radius:
+        high = max(2 * high, floor)
+    for _ in range(60):
+        if np.linalg.norm(steps(low)) <= radius:
+            high = low
+            break
+        middle = (low * high) ** 0.5 if low > 0 else high / 4
+        low, high = (middle, high) if np.linalg.norm(steps(middle)) > radius else (low, middle)
+        if high - low <= 0.05 * high:
+            break
+    step: Weights = axes @ steps(high)
+    return step
+
+
+def minimise_lbfgs(
+    objective: Objective[PlanT], start: Point[PlanT], *, tolerance: float, max_iterations: int
+) -> Descent[PlanT]:
+    """Limited-memory BFGS (Nocedal & Wright 2006, ch. 7): needs gradients only, so thousands of weights."""
+    path, pairs = [start], deque[tuple[Weights, Weights]](maxlen=MEMORY)
+    for _ in range(max_iterations):
+        point = path[-1]
+        if point.gradient_norm <= tolerance or np.abs(point.weights).max() > LARGEST_WEIGHTS:
+            break
+        following = line_search(objective, point, lbfgs_step(point.gradient, pairs))
+        if following is None and not pairs:
+            break
+        if following is None:
+            pairs.clear()  # the memory misleads: begin again downhill
+            continue
+        moved, bent = following.weights - point.weights, following.gradient - point.gradient
+        if moved @ bent > FLAT * (bent @ bent):
+            pairs.append((moved, bent))
+        path.append(following)
+    return descent(path, tolerance)
+
+
+def lbfgs_step(gradient: Weights, pairs: deque[tuple[Weights, Weights]]) -> Weights:
+    """-H⁻¹ ∇ with the curvature that the remembered steps have seen."""
+    if not pairs:
+        return -gradient / max(1.0, float(np.abs(gradient).max()))
+    direction, shares = -gradient, []
+    for moved, bent in reversed(pairs):
+        share = (moved @ direction) / (moved @ bent)
+        shares.append(share)
+        direction = direction - share * bent
+    moved, bent = pairs[-1]
+    direction = direction * ((moved @ bent) / (bent @ bent))
+    for (moved, bent), share in zip(pairs, reversed(shares), strict=True):
+        direction = direction + (share - (bent @ direction) / (moved @ bent)) * moved
+    full: Weights = direction
+    return full
+
+
+def line_search(objective: Objective[PlanT], point: Point[PlanT], step: Weights) -> Point[PlanT] | None:
+    """The first point on the way back from a full step that lowers the objective enough."""
+    slope = float(point.gradient @ step)
+    length = 1.0
+    while slope < 0 and length >= SMALLEST_STEP:
+        candidate = attempt(objective, point, length * step)
+        if candidate is not None and acceptable(point, candidate, step, length * slope):
+            return candidate
+        length /= 2
+    return None
+
+
+def attempt(objective: Objective[PlanT], point: Point[PlanT], step: Weights) -> Point[PlanT] | None:
+    """The objective after a step, or None where it is infinite."""
+    try:
+        return objective.at(point.weights + step, point.plan)
+    except Divergence:
+        return None
+
+
+def acceptable(point: Point[PlanT], candidate: Point[PlanT], step: Weights, change: float) -> bool:
+    """Whether a step lowers the objective by enough of the `change` that was promised.
+
+    Near the minimum a value no longer shows in its last digits what the gradient still does.  There the slope along the
+    step decides, as in the approximate Wolfe conditions of Hager & Zhang 2005.
+    """
+    if candidate.value <= point.value + ARMIJO * change and candidate.value < point.value:
+        return True
+    same = candidate.value <= point.value + SLACK * max(1.0, abs(point.value))
+    before, after = float(point.gradient @ step), float(candidate.gradient @ step)
+    return same and before < 0 and after <= (2 * ARMIJO - 1) * before
+
+
+def descent(path: list[Point[PlanT]], tolerance: float) -> Descent[PlanT]:
+    """The record of a minimisation that has stopped."""
+    history = tuple((point.value, point.gradient_norm) for point in path)
+    return Descent(point=path[-1], converged=path[-1].gradient_norm <= tolerance, history=history)

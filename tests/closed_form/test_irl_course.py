@@ -1,0 +1,115 @@
+"""The course's algorithm against its worked examples, its own figures, and its plain loops."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from benchmarks._irl_loops import backward_loops, course_loops, forward_loops
+from posttrain.errors import UserError
+from posttrain.irl.course import (
+    expected_visitations,
+    feature_expectations,
+    local_action_probabilities,
+    recover_reward,
+    start_histogram,
+)
+from posttrain.irl.demonstrations import Demonstrations
+from posttrain.irl.grids import IcyGridWorld
+from tests.irl_worlds import (
+    GOAL,
+    SIDE_PRIZE,
+    chain,
+    course_demonstrations,
+    course_expert,
+    dense_transitions,
+    endless_grid,
+    random_world,
+)
+
+TWO_PATHS = Demonstrations.from_transitions([[(0, 0, 1), (1, 0, 2)], [(0, 0, 0), (0, 0, 1)]])
+
+
+def test_feature_expectations_are_totals_over_visited_states_averaged_over_demonstrations() -> None:
+    # 0→1→2 visits each state once, 0→0→1 visits 0 twice and 1 once: (1+2, 1+1, 1+0) / 2
+    assert feature_expectations(np.eye(3), TWO_PATHS).tolist() == [1.5, 1.0, 0.5]
+
+
+def test_the_start_histogram_counts_first_states_only() -> None:
+    assert start_histogram(3, TWO_PATHS).tolist() == [1.0, 0.0, 0.0]
+
+
+def test_a_deterministic_chain_is_visited_once_in_each_state() -> None:
+    world = chain(3, ends=False)
+    policy = local_action_probabilities(world, np.array([2]), np.array([0.3, -0.2, 0.1]))
+    visits = expected_visitations(world, np.array([2]), np.array([1.0, 0, 0]), policy)
+    assert visits.tolist() == [1.0, 1.0, 1.0]
+
+
+def test_the_demonstrations_are_those_of_numpys_choice() -> None:
+    """Drawn again as the course does: one choice of the start, then by turns one of the action and the next state."""
+    policy, table, rng = course_expert(), dense_transitions(endless_grid()), np.random.default_rng(11)
+    states: list[int] = []
+    for _ in range(200):
+        state = int(rng.choice([0]))
+        states.append(state)
+        while state != GOAL:
+            action = int(rng.choice(4, p=policy[state]))
+            state = int(rng.choice(25, p=table[state, action]))
+            states.append(state)
+    assert course_demonstrations().states.tolist() == states
+
+
+def test_it_recovers_the_two_prizes_and_misses_its_own_data_by_as_much_as_the_course_says() -> None:
+    demonstrations = course_demonstrations()
+    assert int(demonstrations.lengths.sum()) == 1938
+    found = recover_reward(endless_grid(), np.eye(25), np.array([GOAL]), demonstrations)
+    assert np.argsort(found.weights)[-2:].tolist() == [SIDE_PRIZE, GOAL]
+    assert found.gap < 0.85
+    # Measured with an independent script of plain loops: 454 iterations, a gap of .80797 in state 0.
+    assert found.num_iterations == 454
+    assert found.gap == pytest.approx(0.80797, abs=1e-5)
+    difference = feature_expectations(np.eye(25), demonstrations) - found.visitations
+    assert np.abs(difference).argmax() == 0
+
+
+@settings(max_examples=25)
+@given(seed=st.integers(0, 1000), scale=st.sampled_from([0.1, 1.0, 3.0]))
+def test_the_sweeps_equal_plain_loops(seed, scale) -> None:
+    rng = np.random.default_rng(seed)
+    world = random_world(rng, num_states=5, num_actions=2, num_ends=0)
+    reward, table = rng.normal(size=5) * scale - 1, dense_transitions(world)
+    policy = local_action_probabilities(world, np.array([4]), reward)
+    np.testing.assert_allclose(policy, backward_loops(table, [4], reward), rtol=0, atol=1e-12)
+    visits = expected_visitations(world, np.array([4]), world.start, policy)
+    np.testing.assert_allclose(visits, forward_loops(table, [4], world.start, policy), rtol=0, atol=1e-12)
+
+
+def test_the_early_stop_is_taken_where_the_loops_take_it() -> None:
+    world, reward = endless_grid(), np.full(25, -3.0)
+    vectorised = local_action_probabilities(world, np.array([GOAL]), reward)
+    np.testing.assert_allclose(vectorised, backward_loops(dense_transitions(world), [GOAL], reward), rtol=1e-12)
+
+
+def test_a_whole_run_equals_plain_loops() -> None:
+    world = IcyGridWorld(3, slip=0.2, terminal=())
+    demonstrations = Demonstrations.from_transitions(
+        [[(0, 0, 1), (1, 0, 2), (2, 2, 5), (5, 2, 8)], [(0, 2, 3), (3, 2, 6), (6, 0, 7), (7, 1, 7), (7, 0, 8)]]
+    )
+    found = recover_reward(world, np.eye(9), np.array([8]), demonstrations)
+    start, demonstrated = start_histogram(9, demonstrations), feature_expectations(np.eye(9), demonstrations)
+    weights, visits, iterations = course_loops(dense_transitions(world), [8], start, demonstrated)
+    assert found.num_iterations == iterations
+    np.testing.assert_allclose(found.weights, weights, rtol=0, atol=1e-9)
+    np.testing.assert_allclose(found.visitations, visits, rtol=0, atol=1e-9)
+
+
+def test_a_world_that_ends_is_refused_since_the_sweeps_go_on_after_the_end() -> None:
+    with pytest.raises(UserError, match="state 2 ends episodes"):
+        local_action_probabilities(chain(3, ends=True), np.array([2]), np.zeros(3))
+
+
+def test_a_partition_that_overflows_is_an_error_and_not_a_policy_of_zeros() -> None:
+    world = IcyGridWorld(14, slip=0.2, terminal=())
+    with pytest.raises(UserError, match="overflows"):
+        local_action_probabilities(world, np.array([195]), np.ones(196))

@@ -1,0 +1,243 @@
+"""What a recipe for inverse RL makes: worlds, experts, options, and the pictures and lines that tell of a run."""
+
+import io
+from dataclasses import fields
+from pathlib import Path
+
+import numpy as np
+import pytest
+from matplotlib.figure import Figure
+from matplotlib.quiver import Quiver
+from rich.console import Console
+
+import posttrain
+from posttrain.config import IrlConfig
+from posttrain.irl.causal import MaxCausalEntIRL
+from posttrain.irl.counting import in_world
+from posttrain.irl.course import recover_reward
+from posttrain.irl.demonstrations import Demonstrations, Episode
+from posttrain.irl.grids import MOVES
+from posttrain.irl.maxent import MaxEntIRL
+from posttrain.irl.rewards import LinearReward, Place
+from posttrain.recovery.demonstrating import make_demonstrations
+from posttrain.recovery.method_options import CausalOptions, CourseOptions, FileFeatures, PathOptions, StateFeatures
+from posttrain.recovery.methods import find, linear_reward
+from posttrain.recovery.pictures import arrows, draw_convergence, draw_rewards, map_or_line, on_page
+from posttrain.recovery.telling import Teller
+from posttrain.recovery.world_options import GymnasiumOptions, IcyGridOptions, SampledOptions
+from posttrain.recovery.worlds import World, make_world
+from tests.irl_worlds import course_demonstrations, course_expert, endless_grid, newest
+
+
+@pytest.mark.parametrize(("options", "fitter"), [(CausalOptions, MaxCausalEntIRL), (PathOptions, MaxEntIRL)])
+def test_the_options_of_a_method_are_its_fields_with_its_defaults(options: type, fitter: type) -> None:
+    told = {each.name: each.default for each in fields(options) if each.name != "name"}
+    assert told == {each.name: each.default for each in fields(fitter)}
+
+
+CHANGES = [
+    *(
+        (CausalOptions, MaxCausalEntIRL, name, value)
+        for name, value in {
+            "objective": "likelihood",
+            "discount": 0.8,
+            "temperature": 0.5,
+            "horizon": 20,
+            "l2": 0.1,
+            "solver": "lbfgs",
+            "tolerance": 1e-2,
+            "max_iterations": 2,
+        }.items()
+    ),
+    *(
+        (PathOptions, MaxEntIRL, name, value)
+        for name, value in {"gradient": "algorithm1", "l2": 0.1, "tolerance": 1e-2, "max_iterations": 2}.items()
+    ),
+]
+
+
+def untold(numbers: object) -> None:
+    """Nobody listens."""
+
+
+@pytest.mark.parametrize(("options", "fitter", "name", "value"), CHANGES)
+def test_each_option_of_a_method_reaches_the_fit(options: type, fitter: type, name: str, value: object) -> None:
+    world, states = make_world(IcyGridOptions()), LinearReward(features=np.eye(25))
+    found = find(options(**{name: value}), world, states, course_demonstrations(), untold)
+    fit = fitter(**{name: value}).fit(world.mdp, states, course_demonstrations())
+    assert np.array_equal(found.weights, fit.weights)
+    assert len(found.curve) == len(fit.history)
+    assert not np.array_equal(found.weights, find(options(), world, states, course_demonstrations(), untold).weights)
+
+
+@pytest.mark.parametrize(("name", "value"), [("step_size", 0.4), ("tolerance", 1e-2)])
+def test_each_option_of_the_course_s_algorithm_reaches_it(name: str, value: float) -> None:
+    world, states = make_world(IcyGridOptions()), LinearReward(features=np.eye(25))
+    found = find(CourseOptions(**{name: value}), world, states, course_demonstrations(), untold)
+    taught = recover_reward(endless_grid(), np.eye(25), np.array([24]), course_demonstrations(), **{name: value})
+    assert np.array_equal(found.weights, taught.weights)
+    assert found.gap == pytest.approx(taught.gap, abs=1e-12)
+
+
+@pytest.mark.parametrize("place", ["state", "state_action", "next_state"])
+def test_features_from_a_file_are_on_what_the_recipe_says(place: Place, tmp_path: Path) -> None:
+    table = np.arange(50.0).reshape(25, 2) if place != "state_action" else np.arange(200.0).reshape(100, 2)
+    np.save(tmp_path / "features.npy", table)
+    made = linear_reward(FileFeatures(path=str(tmp_path / "features.npy"), on=place), make_world(IcyGridOptions()))
+    assert made.on == place
+    assert np.array_equal(made.features, table)
+
+
+def test_many_states_have_sparse_features() -> None:
+    made = linear_reward(StateFeatures(), make_world(IcyGridOptions(size=40)))
+    assert made.features.shape == (1600, 1600)
+    assert made.features.nnz == 1600
+    assert np.array_equal(made.features @ np.arange(1600.0), np.arange(1600.0))
+
+
+def test_the_course_recipe_makes_the_course_s_demonstrations() -> None:
+    config = posttrain.load_recipe("irl-course")
+    assert isinstance(config, IrlConfig)
+    made = make_demonstrations(config.demonstrations, make_world(config.world))
+    assert np.array_equal(made.episodes.states, course_demonstrations().states)
+    assert np.array_equal(made.policy, course_expert())
+    # The goal pays 1 in each step that one would be there: 1 / (1 - .9) at once, in a world that ends.
+    assert made.reward[[24, 8, 0]] == pytest.approx([10, 0.65, 0])
+
+
+def test_ground_terrain_and_rewards_of_a_grid_are_laid_over_each_other() -> None:
+    options = IcyGridOptions(
+        size=4, ground=-0.5, terrain=2, terrain_low=-2, terrain_seed=7, rewards=((-1, 3.0),), starts=(), ends=(5, -1)
+    )
+    world = make_world(options)
+    low = np.random.default_rng(7).uniform(-2, 0, 4)
+    tile = np.array([0, 0, 1, 1, 0, 0, 1, 1, 2, 2, 3, 3, 2, 2, 3, 3])
+    assert world.rewards == pytest.approx([*(-0.5 + low[tile[:15]]), 3.0])
+    assert np.flatnonzero(world.mdp.terminal).tolist() == [5, 15]
+    assert world.mdp.start == pytest.approx(np.where(world.mdp.terminal, 0, 1 / 14))
+
+
+@pytest.mark.parametrize(("env", "options"), [("FrozenLake", {"is_slippery": False}), ("CliffWalking", {})])
+def test_the_arrows_of_an_environment_point_where_its_actions_lead(env: str, options: dict[str, bool]) -> None:
+    world = make_world(GymnasiumOptions(env=newest(env), options=options))
+    layout, mdp = world.layout, world.mdp
+    assert layout is not None
+    checked = 0
+    for state in np.flatnonzero(~mdp.terminal):
+        for action, (dx, dy) in enumerate(layout.moves):
+            (following,) = mdp.transitions[[state * mdp.num_actions + action]].indices
+            before, after = int(mdp.states[state]), int(mdp.states[following])
+            stepped = (after % layout.width - before % layout.width, after // layout.width - before // layout.width)
+            if abs(stepped[0]) + abs(stepped[1]) == 1:  # neither stopped by the edge nor thrown back by the cliff
+                assert stepped == (dx, dy)
+                checked += 1
+    assert checked > 30
+
+
+def test_an_expert_of_no_temperature_is_the_limit_of_cold_ones() -> None:
+    world = make_world(IcyGridOptions(rewards=((12, -3.0),), ground=-1.0))
+    greedy = make_demonstrations(SampledOptions(expert="greedy", num_episodes=1), world).policy
+    cold = make_demonstrations(SampledOptions(expert="soft", temperature=1e-4, num_episodes=1), world).policy
+    assert greedy is not None
+    assert cold is not None
+    clear = cold.max(axis=1) > 0.999  # elsewhere two ways are equally short
+    assert clear.sum() > 10
+    assert np.array_equal(greedy[clear].argmax(axis=1), cold[clear].argmax(axis=1))
+
+
+def drawn_arrows(world: World, policy: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Where arrows stand, and what they point at."""
+    axes = Figure().subplots()
+    assert world.layout is not None
+    arrows(axes, world.mdp, world.layout, policy)
+    (quiver,) = [each for each in axes.collections if isinstance(each, Quiver)]
+    return np.column_stack([quiver.X, quiver.Y]), np.column_stack([quiver.U, quiver.V])
+
+
+def test_an_arrow_is_the_mean_step_of_its_state() -> None:
+    world = make_world(IcyGridOptions(size=3))
+    policy = np.tile([0.5, 0.0, 0.25, 0.25], (9, 1))  # +x half of the time, else up or down
+    places, steps = drawn_arrows(world, policy)
+    assert places.tolist() == [[x, y] for y in range(3) for x in range(3)][:8], "none at the goal"
+    assert np.allclose(steps, [0.5, 0.0])
+    assert MOVES[0] == (1, 0)
+
+
+def test_on_a_large_map_an_arrow_is_the_mean_of_a_block_without_its_ends() -> None:
+    world = make_world(IcyGridOptions(size=50, ends=(0,), starts=(1,)))
+    policy = np.tile([1.0, 0, 0, 0], (2500, 1))
+    policy[50] = [0, 0, 1.0, 0]  # the state above the end goes up
+    places, steps = drawn_arrows(world, policy)
+    assert len(places) == 25 * 25
+    # The first block holds states 0, 1, 50 and 51; the mean is over the last three: two go right and one up.
+    assert places[0] == pytest.approx([(1 + 0 + 1) / 3, (0 + 1 + 1) / 3])
+    assert steps[0] == pytest.approx([2 / 3, 1 / 3])
+    assert np.allclose(steps[1:], [1, 0])
+
+
+def test_a_map_puts_each_state_in_its_place_and_leaves_gaps_blank() -> None:
+    world = make_world(GymnasiumOptions(env="FrozenLake-v1", options={"map_name": "4x4", "is_slippery": False}))
+    assert world.layout is not None
+    page = on_page(world.mdp, world.layout, world.mdp.states.astype(float))
+    assert page.shape == (4, 4)
+    assert np.array_equal(page[np.isfinite(page)], np.sort(world.mdp.states))
+    assert page[3, 3] == 15, "the present, lower right"
+    figure = Figure()
+    axes = figure.subplots()
+    map_or_line(figure, axes, world, np.arange(world.mdp.num_states, dtype=float), "rewards")
+    assert axes.get_ylim() == (3.5, -0.5), "its first row is on top"
+    grid = make_world(IcyGridOptions(size=3))
+    axes = figure.subplots()
+    map_or_line(figure, axes, grid, np.arange(9.0), "rewards")
+    assert axes.get_ylim() == (-0.5, 2.5), "the course's first row is at the bottom"
+
+
+def test_worlds_that_are_no_grids_are_drawn_by_number(tmp_path: Path) -> None:
+    world = make_world(GymnasiumOptions(env=newest("Taxi")))
+    assert world.layout is None
+    figure = Figure()
+    axes = figure.subplots()
+    map_or_line(figure, axes, world, world.mdp.rewards.mean(axis=1), "rewards")
+    (line,) = axes.lines
+    assert np.array_equal(line.get_xdata(), world.mdp.states)
+    draw_rewards(tmp_path / "rewards.png", world, {"expert": None, "learned": world.mdp.rewards})
+    curve = [{"objective": 2.0, "largest_gradient": 1.0}, {"objective": 1.0, "largest_gradient": 0.0}]
+    draw_convergence(tmp_path / "curve.png", curve)
+    assert all((tmp_path / name).stat().st_size > 5000 for name in ("rewards.png", "curve.png"))
+
+
+def test_without_a_terminal_a_long_fit_says_how_far_it_is_now_and_then() -> None:
+    said, now = io.StringIO(), iter([0.0, 1.0, 6.0, 6.0, 7.0, 8.0])
+    with Teller(Console(file=said), clock=lambda: next(now)) as teller, teller.stage("fit") as tell:
+        tell({"objective": 3.0})  # at 1 s: too soon
+        tell({"objective": 2.5, "largest_gradient": 0.125})  # at 6 s
+        tell({"objective": 2.0})  # at 7 s
+    assert said.getvalue() == ("fit: evaluation 2  objective 2.5  largest gradient 0.125\nfit: done in 8.0 s\n")
+
+
+def test_in_a_terminal_the_live_line_goes_and_what_was_noted_stays() -> None:
+    said = io.StringIO()
+    with Teller(Console(file=said, force_terminal=True, width=80)) as teller:
+        with teller.stage("fit") as tell:
+            tell({"objective": 2.5})
+        teller.note("kept")
+    assert "kept" in said.getvalue()
+    assert "fit: done in" in said.getvalue()
+    assert "\x1b[?25h" in said.getvalue(), "the cursor is shown again"
+
+
+def test_python_code_can_run_a_recipe_and_read_what_was_found(tmp_path: Path) -> None:
+    world = {"size": 3, "ground": -2.0}
+    run = {"folder": str(tmp_path / "run"), "plots": False}
+    config = posttrain.load_recipe(world=world, demonstrations={"num_episodes": 10}, run=run)
+    assert isinstance(config, IrlConfig)
+    found = posttrain.recover(config)
+    assert found.summary["gap"] == found.found.gap
+    assert found.world.mdp.num_states == 9
+    again = Demonstrations.load(tmp_path / "run" / "demonstrations.npz")
+    assert np.array_equal(again.states, found.demonstrated.episodes.states)
+
+
+def test_episodes_that_start_where_they_end_are_episodes() -> None:
+    shown = Demonstrations.from_episodes([Episode([24], [], terminated=True)])
+    assert in_world(shown, make_world(IcyGridOptions()).mdp).states.tolist() == [24]

@@ -1,0 +1,159 @@
+"""Worlds read from tables, dense arrays, grids and gymnasium, and what is refused, naming the row."""
+
+import gymnasium
+import numpy as np
+import pytest
+from scipy.sparse import csr_array, csr_matrix
+
+from posttrain.errors import UserError
+from posttrain.irl.grids import GridWorld, IcyGridWorld, tiles
+from posttrain.irl.mdp import TabularMDP
+from tests.irl_worlds import dense_transitions, newest
+
+# Two states and an end; action 0 goes on, action 1 stays with probability .7 (state 0) or ends.
+TABLE = np.array(
+    [
+        [[0.0, 1.0, 0.0], [0.7, 0.0, 0.3]],
+        [[0.5, 0.5, 0.0], [0.0, 0.0, 1.0]],
+        [[0.0, 0.0, 1.0], [0.0, 0.0, 1.0]],
+    ]
+)
+
+
+def world(table: np.ndarray = TABLE, **given) -> TabularMDP:
+    return TabularMDP.from_dense(table, **({"layout": "state action next", "start": 0, "terminal": [2]} | given))
+
+
+def test_dense_sparse_and_swapped_arrays_make_the_same_world() -> None:
+    expected = TABLE.copy()
+    expected[2] = 0  # nothing leads out of a terminal state
+    swapped = world(TABLE.transpose(0, 2, 1), layout="state next action")
+    for kind in (csr_array, csr_matrix):
+        sparse = TabularMDP.from_sparse(kind(TABLE.reshape(6, 3)), num_actions=2, start=0, terminal=[2])
+        np.testing.assert_array_equal(dense_transitions(sparse), expected)
+    for mdp in (world(), swapped):
+        np.testing.assert_array_equal(dense_transitions(mdp), expected)
+        assert mdp.terminal.tolist() == [False, False, True]
+        assert mdp.start.tolist() == [1, 0, 0]
+
+
+def test_the_callers_matrix_is_left_as_it_was() -> None:
+    given = csr_array(TABLE.reshape(6, 3))
+    TabularMDP.from_sparse(given, num_actions=2, start=0, terminal=[2])
+    np.testing.assert_array_equal(given.toarray(), TABLE.reshape(6, 3))
+
+
+def test_an_icy_step_goes_where_it_was_meant_to_with_what_the_slips_leave() -> None:
+    table = dense_transitions(IcyGridWorld(3, slip=0.2, terminal=()))
+    # From the middle, state 4, action 0 moves +x to 5: .8 + .05; each other neighbour (3, 7, 1) gets .05.
+    assert {int(s): round(table[4, 0, s], 12) for s in np.flatnonzero(table[4, 0])} == {
+        1: 0.05,
+        3: 0.05,
+        5: 0.85,
+        7: 0.05,
+    }
+    # From the corner 0, action 1 (-x) stays by intent, and so does a slip to -y: .85 + .05; +x and +y get .05.
+    assert {int(s): round(table[0, 1, s], 12) for s in np.flatnonzero(table[0, 1])} == {0: 0.9, 1: 0.05, 3: 0.05}
+    # Action 2 (+y) from 2, at the right edge: 5 by intent; slips stay (+x, -y) or go to 1.
+    assert {int(s): round(table[2, 2, s], 12) for s in np.flatnonzero(table[2, 2])} == {1: 0.05, 2: 0.1, 5: 0.85}
+
+
+def test_a_dry_grid_goes_where_it_was_meant_to_and_ends_in_its_last_corner() -> None:
+    grid = GridWorld(4)
+    table = dense_transitions(grid)
+    assert table[5, 3, 1] == table[5, 2, 9] == table[5, 1, 4] == table[5, 0, 6] == 1
+    assert np.flatnonzero(grid.terminal).tolist() == [15]
+    assert table[15].sum() == 0
+
+
+def test_tiles_cover_each_state_once_beside_a_constant() -> None:
+    features = tiles(5, 2)
+    assert features.shape == (25, 10)
+    assert np.all(features[:, 0] == 1)
+    assert np.all(features[:, 1:].sum(axis=1) == 1)
+    # Columns 1-3 are the tiles of rows y = 0, 1: x = 0-1, 2-3, 4.
+    assert np.flatnonzero(features[:, 3]).tolist() == [4, 9]
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "num_states", "num_ends", "start"),
+    [
+        ("FrozenLake", {"map_name": "4x4"}, 16, 5, [0]),  # 4 holes and the goal
+        ("FrozenLake", {"map_name": "8x8"}, 64, 11, [0]),  # 10 holes and the goal
+        ("CliffWalking", {}, 38, 1, [36]),  # 48 - 10 cliff states, which throw back to the start
+    ],
+)
+def test_a_table_of_gymnasium_is_read_with_its_ends(name, options, num_states, num_ends, start) -> None:
+    mdp = TabularMDP.from_gymnasium(gymnasium.make(newest(name), **options))
+    assert mdp.num_states == num_states
+    assert mdp.terminal.sum() == num_ends
+    assert mdp.states[mdp.start > 0].tolist() == start
+
+
+def test_taxi_loses_the_states_that_no_start_reaches_and_ends_on_delivery() -> None:
+    env = gymnasium.make(newest("Taxi"))
+    mdp = TabularMDP.from_gymnasium(env)
+    # 25 places × 4 destinations × (4 waiting + 1 riding) = 500, less the 4 × 25 where one waits at the destination,
+    # of which delivery reaches the 4 with the taxi there too.
+    assert mdp.num_states == 404
+    assert mdp.terminal.sum() == 4
+    for row in range(5 * 6, 8 * 6):
+        state, action = divmod(row, 6)
+        outcomes = env.unwrapped.P[int(mdp.states[state])][action]
+        assert mdp.rewards[state, action] == sum(p * r for p, _, r, _ in outcomes)
+        for probability, following, _, _ in outcomes:
+            assert mdp.transitions[row, mdp.numbers[following]] == probability
+
+
+class Table:
+    """An environment with no more than a table: 0 leads to 1 and 2; 1 leads to 2, which is an end only for 0."""
+
+    def __init__(self, *, end_from_1: bool) -> None:
+        self.P = {0: {0: [(0.5, 1, 0.0, False), (0.5, 2, 1.0, True)]}, 1: {0: [(1.0, 2, 0.0, end_from_1)]}}
+        self.P[2] = {0: [(1.0, 2, 0.0, False)]}
+        self.initial_state_distrib = np.array([1.0, 0.0, 0.0])
+
+
+def test_an_end_that_is_not_a_property_of_the_state_is_refused() -> None:
+    assert TabularMDP.from_gymnasium(Table(end_from_1=True)).terminal.tolist() == [False, False, True]
+    with pytest.raises(UserError, match="state 2 ends the episode when entered from state 0 by action 0, and does not"):
+        TabularMDP.from_gymnasium(Table(end_from_1=False))
+
+
+def test_an_environment_whose_dynamics_are_not_in_its_table_is_refused() -> None:
+    with pytest.raises(UserError, match="no transition table"):
+        TabularMDP.from_gymnasium(gymnasium.make("CartPole-v1"))
+    if "Taxi-v4" in gymnasium.registry:
+        with pytest.raises(UserError, match="fickle"):
+            TabularMDP.from_gymnasium(gymnasium.make("Taxi-v4", fickle_passenger=True))
+
+
+def changed(row: tuple[int, int], values: list[float]) -> np.ndarray:
+    table = TABLE.copy()
+    table[row] = values
+    return table
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: world(changed((1, 0), [0.5, 0.4, 0.0])), r"state 1, action 0 \(row 2\) add up to 0.9, not to 1"),
+        (lambda: world(changed((0, 1), [1.2, -0.2, 0.0])), r"state 0, action 1 \(row 1\) reach state 1 .* -0.2"),
+        (lambda: world(changed((1, 1), [np.nan, 0.5, 0.5])), r"state 1, action 1 \(row 3\) reach state 0 .* nan"),
+        (lambda: world(start=[0.5, 0.4, 0.0]), "start: the probabilities add up to 0.9"),
+        (lambda: world(start=[1.5, -0.5, 0.0]), "start: state 1 has probability -0.5"),
+        (lambda: world(start=[1.0, 0.0]), r"start has the shape \(2,\)"),
+        (lambda: world(start=3), "start state 3 does not exist: states are 0 to 2"),
+        (lambda: world(terminal=[7]), "terminal state 7 does not exist"),
+        (lambda: world(changed((1, 1), [1, 0, 0]), terminal=[1, 2], start=1), "terminal state 2 cannot be reached"),
+        (lambda: world(TABLE[:2]), r"shape \(2, 2, 3\), which is not \(state action next\)"),
+        (lambda: world(layout="next state action"), "layout = 'next state action'"),
+        (lambda: TabularMDP.from_sparse(csr_array(TABLE[0]), num_actions=2, start=0), "2 rows and 3 columns"),
+        (lambda: IcyGridWorld(5, slip=1.2), "slip = 1.2 is no probability"),
+        (lambda: IcyGridWorld(0), "size = 0"),
+        (lambda: tiles(5, 6), "width = 6"),
+    ],
+)
+def test_what_is_no_world_is_refused_naming_the_row(make, message) -> None:
+    with pytest.raises(UserError, match=message):
+        make()

@@ -1,0 +1,262 @@
+"""What can and cannot be known from behaviour, and comparisons that shaping does not disturb."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from posttrain.errors import UserError
+from posttrain.irl.causal import MaxCausalEntIRL
+from posttrain.irl.comparison import (
+    epic_distance,
+    expected_value_difference,
+    policy_divergence,
+    policy_value,
+    transfer_loss,
+)
+from posttrain.irl.demonstrations import Demonstrations
+from posttrain.irl.grids import GridWorld, IcyGridWorld
+from posttrain.irl.identifiability import confidence_intervals, identifiability
+from posttrain.irl.objectives import Dual
+from posttrain.irl.planning import Problem, soft_policy_iteration, value_iteration
+from posttrain.irl.preferences import Joint, fit_jointly
+from posttrain.irl.rewards import LinearReward
+from posttrain.irl.sampling import sample_demonstrations
+from tests.irl_worlds import GOAL, course_demonstrations, course_rewards, random_world, slopes
+
+SEEDS = st.integers(0, 10_000)
+few = settings(max_examples=25)
+
+
+def course_fit(discount: float, **given):
+    world = IcyGridWorld(5, slip=0.2, terminal=[GOAL])
+    return MaxCausalEntIRL(discount=discount, **given).fit(
+        world, LinearReward(features=np.eye(25)), course_demonstrations()
+    )
+
+
+def test_at_discount_1_the_goal_is_the_one_weight_that_nothing_depends_on() -> None:
+    report = identifiability(course_fit(1.0))
+    assert report.rank == 24
+    assert np.flatnonzero(~report.identified).tolist() == [GOAL]
+    assert np.abs(report.free[:, 0]).argmax() == GOAL
+
+
+def test_with_a_discount_a_cost_of_steps_trades_off_against_the_worth_of_the_end() -> None:
+    """c in every step is c/(1 - γ) in all; as much more at the end changes nothing: the direction (1, .., 1, 10)."""
+    report = identifiability(course_fit(0.9))
+    assert report.rank == 24
+    direction = np.where(np.arange(25) == GOAL, 10.0, 1.0)
+    np.testing.assert_allclose(np.abs(report.free[:, 0]), direction / np.linalg.norm(direction), rtol=1e-6)
+    assert not report.identified.any()
+
+
+@few
+@given(seed=SEEDS, discount=st.sampled_from([0.8, 1.0]), place=st.sampled_from(["state", "state_action", "next_state"]))
+def test_weights_move_along_free_directions_without_changing_any_policy_and_along_no_other(
+    seed, discount, place
+) -> None:
+    """Features with a copy, with a sum of two others, and with a constant more than full shaping can hide."""
+    rng = np.random.default_rng(seed)
+    mdp = random_world(rng)
+    rows = mdp.num_states * (mdp.num_actions if place == "state_action" else 1)
+    base = np.column_stack([np.ones(rows), rng.normal(size=(rows, 2))])
+    features = np.column_stack([base, base[:, 1], base[:, 1] + base[:, 2]])
+    irl = MaxCausalEntIRL(discount=discount, l2=1e-3)
+    reward, truth = LinearReward(features=features, on=place), np.array([-4.0, 0.5, -0.5, 0.3, 0.2])
+    given_setting = irl.setting(reward.bound(mdp), mdp.start)
+    plan = given_setting.plan(truth)
+    fit = irl.fit_moments(mdp, reward, given_setting.totals(plan, plan.visits(mdp.start)))
+    report = identifiability(fit)
+    assert report.rank == 3
+    assert report.identified.tolist() == [True, False, False, False, False]
+    moved = fit.setting.plan(fit.weights + 0.1 * report.free @ rng.normal(size=2)).policy
+    np.testing.assert_allclose(moved, fit.policy, rtol=0, atol=1e-7)
+    others = np.linalg.svd(report.free.T)[2][2:]
+    for direction in others:
+        assert np.abs(fit.setting.plan(fit.weights + 0.1 * direction).policy - fit.policy).max() > 1e-5
+
+
+@pytest.mark.parametrize("objective", ["dual", "likelihood"])
+def test_intervals_cover_the_truth_as_often_as_they_say(objective) -> None:
+    """100 data sets of 200 episodes: of intervals at level .8, between .69 and .91 cover (2.7 standard errors)."""
+    rng = np.random.default_rng(7)
+    mdp = random_world(rng)
+    reward = LinearReward(features=np.column_stack([np.ones(18), 2 * rng.normal(size=(18, 2))]), on="state_action")
+    truth = np.array([-1.0, 0.6, -0.4])
+    irl = MaxCausalEntIRL(objective=objective, discount=0.9, l2=1e-9)
+    policy = irl.setting(reward.bound(mdp), mdp.start).plan(truth).policy
+    covered = np.zeros(3)
+    for _ in range(100):
+        walks = sample_demonstrations(mdp, policy, num_episodes=200, rng=rng)
+        intervals = confidence_intervals(irl.fit(mdp, reward, walks), walks, level=0.8)
+        covered += (intervals.low <= truth) & (truth <= intervals.high)
+    assert np.all(np.abs(covered / 100 - 0.8) <= 0.11)
+
+
+def test_what_is_not_identified_has_no_bounded_interval() -> None:
+    intervals = confidence_intervals(course_fit(1.0), course_demonstrations())
+    assert intervals.low[GOAL] == -np.inf
+    assert intervals.high[GOAL] == np.inf
+    assert np.isfinite(np.delete(intervals.low, GOAL)).all()
+    with pytest.raises(UserError, match=r"level = 95"):
+        confidence_intervals(course_fit(1.0), course_demonstrations(), level=95.0)
+
+
+@few
+@given(seed=SEEDS, discount=st.sampled_from([0.6, 0.9]))
+def test_shaping_changes_neither_what_is_done_nor_what_is_best(seed, discount) -> None:
+    rng = np.random.default_rng(seed)
+    mdp = random_world(rng)
+    reward = rng.normal(size=(6, 3))
+    potential = np.where(mdp.terminal, 0.0, rng.normal(size=6) * 3)
+    shaped = reward + discount * (mdp.transitions @ potential).reshape(6, 3) - potential[:, None]
+    other = rng.normal(size=(6, 3))
+    assert policy_divergence(mdp, reward, shaped, discount=discount) == pytest.approx(0, abs=1e-9)
+    assert policy_divergence(mdp, reward, other, discount=discount) > 1e-3
+    assert policy_divergence(mdp, other, shaped, discount=discount) == pytest.approx(
+        policy_divergence(mdp, other, reward, discount=discount), rel=1e-6, abs=1e-9
+    )
+    assert transfer_loss(mdp, reward, shaped, discount=discount) == pytest.approx(0, abs=1e-8)
+    assert transfer_loss(mdp, reward, -reward, discount=discount) > 1e-3
+
+
+def test_the_divergence_is_the_mean_log_ratio_of_an_episode() -> None:
+    """Two soft policies in one state: π = (3/4, 1/4) and (1/2, 1/2); action 0 ends, action 1 stays."""
+    from posttrain.irl.mdp import TabularMDP
+
+    table = np.array([[[0.0, 1.0], [1.0, 0.0]], [[0, 1.0], [0, 1.0]]])
+    mdp = TabularMDP.from_dense(table, layout="state action next", start=0, terminal=[1])
+
+    def reward(stay: float) -> np.ndarray:
+        """Q(0,0) = 0 and Q(0,1) = r + V with V = -log(1 - stay): r = log(stay / (1 - stay)) - V = log(stay)."""
+        return np.array([[0.0, np.log(stay)], [0.0, 0.0]])
+
+    # Each visit of the state costs KL = 3/4 log(3/2) + 1/4 log(1/2); visits of the first policy are 1/(1 - 1/4).
+    expected = 4 / 3 * (0.75 * np.log(1.5) + 0.25 * np.log(0.5))
+    assert policy_divergence(mdp, reward(0.25), reward(0.5), discount=1.0) == pytest.approx(expected, rel=1e-9)
+
+
+def test_the_value_difference_is_what_wandering_costs() -> None:
+    """On a dry 2 × 2 grid at -1 a step (the end pays 0), the best way takes 2 steps."""
+    grid, reward = GridWorld(2), np.array([-1.0, -1.0, -1.0, 0.0])
+    uniform = np.full((4, 4), 0.25)
+    # Steps from the corner: u = 1 + u/2 + v/2, from its neighbours: v = 1 + v/2 + u/4: u = 8, v = 6.
+    assert policy_value(grid, reward, uniform, discount=1.0) == pytest.approx(-8)
+    assert expected_value_difference(grid, reward, uniform, discount=1.0) == pytest.approx(6)
+
+
+def test_a_reward_learned_on_slippery_ice_is_worth_as_much_on_drier_ice() -> None:
+    """Learn with slip .2 and discount .9, then plan with what was learned where slip is .4."""
+    fit = course_fit(0.9)
+    elsewhere = IcyGridWorld(5, slip=0.4, terminal=[GOAL])
+    reward = np.where(np.arange(25) == GOAL, 10.0, course_rewards())  # a goal that pays 1 for ever, at discount .9
+    best = float(elsewhere.start @ value_iteration(elsewhere, reward, discount=0.9))
+    loss = transfer_loss(elsewhere, reward, fit.reward, discount=0.9)
+    assert 0 <= loss < 0.05 * best
+    assert transfer_loss(elsewhere, reward, -fit.reward, discount=0.9) > 0.5 * best
+
+
+@few
+@given(seed=SEEDS, discount=st.sampled_from([0.5, 0.9]))
+def test_epic_sees_neither_shaping_nor_scale_nor_a_constant(seed, discount) -> None:
+    rng = np.random.default_rng(seed)
+    reward, other = rng.normal(size=(2, 5, 3, 5))
+    potential = rng.normal(size=5) * 4
+    shaped = 2.5 * reward + discount * potential[None, None, :] - potential[:, None, None] + 1.7
+    assert epic_distance(reward, shaped, discount=discount) == pytest.approx(0, abs=1e-7)
+    assert epic_distance(reward, -shaped, discount=discount) == pytest.approx(1, abs=1e-9)
+    apart = epic_distance(reward, other, discount=discount)
+    assert 0.1 < apart < 1
+    assert apart == pytest.approx(epic_distance(other, shaped, discount=discount), abs=1e-9)
+    third = rng.normal(size=(5, 3, 5))
+    assert apart <= epic_distance(reward, third, discount=discount) + epic_distance(third, other, discount=discount)
+
+
+def test_epic_takes_rewards_of_pairs_as_rewards_of_whatever_follows_and_refuses_constants() -> None:
+    rng = np.random.default_rng(0)
+    pairs, other = rng.normal(size=(2, 4, 2))
+    whole = np.repeat(pairs[:, :, None], 4, axis=2)
+    assert epic_distance(whole, other, discount=0.9) == pytest.approx(epic_distance(pairs, other, discount=0.9))
+    potential = rng.normal(size=4)
+    constant = 3 + 0.9 * potential[None, None, :] - np.repeat(potential[:, None, None], 2, axis=1)
+    with pytest.raises(UserError, match="constant up to potential shaping"):
+        epic_distance(constant, whole, discount=0.9)
+    with pytest.raises(UserError, match="same states"):
+        epic_distance(pairs[:3], other, discount=0.9)
+
+
+@few
+@given(seed=SEEDS, temperature=st.sampled_from([0.5, 2.0]))
+def test_derivatives_of_the_joint_objective(seed, temperature) -> None:
+    rng = np.random.default_rng(seed)
+    mdp = random_world(rng)
+    reward = LinearReward(features=np.column_stack([np.ones(6), rng.normal(size=(6, 2))]))
+    irl = MaxCausalEntIRL(discount=0.9, temperature=temperature)
+    dual = Dual(irl.setting(reward.bound(mdp), mdp.start), rng.normal(size=3))
+    joint = Joint(dual, rng.normal(size=(8, 3)) * 3, 5)
+    weights = rng.normal(size=3)
+    point = joint.at(weights)
+    gradient = slopes(lambda w: np.array(joint.at(w).value), weights)
+    np.testing.assert_allclose(point.gradient, gradient, rtol=0, atol=1e-6 * np.abs(gradient).max())
+    hessian = slopes(lambda w: joint.at(w).gradient, weights)
+    np.testing.assert_allclose(point.hessian, hessian, rtol=0, atol=1e-6 * np.abs(hessian).max())
+
+
+def test_one_theta_explains_both_walks_and_preferences_between_paths() -> None:
+    """In a deterministic world the log-odds of two whole paths from one start are those of Bradley and Terry."""
+    grid, reward = GridWorld(3), -2 - 0.2 * np.arange(9.0)
+    plan = soft_policy_iteration(Problem(mdp=grid, reward=reward, discount=1.0, temperature=0.7))
+    short, long = [(0, 0), (1, 0), (2, 2), (5, 2)], [(0, 2), (3, 3), (0, 0), (1, 2), (4, 2), (7, 0)]
+    odds = sum(np.log(plan.policy[s, a]) for s, a in short) - sum(np.log(plan.policy[s, a]) for s, a in long)
+    returns = sum(reward[s] for s, _ in short) - sum(reward[s] for s, _ in long)
+    assert odds == pytest.approx(returns / 0.7, rel=1e-9)
+
+
+def test_preferences_settle_what_demonstrations_cannot() -> None:
+    """Two ends, each with a feature, reached from separate starts: demonstrations never compare them with a step.
+
+    Every episode ends once, so at discount 1 the demonstrations leave the ends' common worth open; comparisons of
+    episodes from one start, some of which were cut off before the end, fix it.
+    """
+    grid = GridWorld(3)
+    features = np.column_stack([np.ones(9), np.arange(9) == 8, np.arange(9) == 4]).astype(float)
+    features[8, 0] = 0
+    reward, truth = LinearReward(features=features), np.array([-2.0, 3.0, 0.5])
+    irl = MaxCausalEntIRL(discount=1.0, l2=1e-3)
+    policy = irl.setting(reward.bound(grid), grid.start).plan(truth).policy
+    walks = sample_demonstrations(grid, policy, num_episodes=300, rng=np.random.default_rng(0))
+    alone = irl.fit(grid, reward, walks)
+    assert abs(alone.weights[1]) < 1e-6  # the goal: not identified
+    rng = np.random.default_rng(1)
+    cut = [
+        episode
+        for steps in (2, 3, 4, 5)
+        for episode in sample_demonstrations(grid, policy, num_episodes=400, rng=rng, max_steps=steps)
+    ]
+    totals = reward.bound(grid).per_episode(Demonstrations.from_episodes(cut), 1.0) @ truth
+    order, wins, others = rng.permutation(len(cut)), [], []
+    for one, two in order.reshape(-1, 2):
+        pair = [cut[one], cut[two]]
+        first = rng.random() < 1 / (1 + np.exp(totals[two] - totals[one]))
+        wins.append(pair[0 if first else 1])
+        others.append(pair[1 if first else 0])
+    comparisons = Demonstrations.from_episodes(wins), Demonstrations.from_episodes(others)
+    joint = fit_jointly(irl, grid, reward, walks, comparisons)
+    assert joint.converged
+    np.testing.assert_allclose(joint.weights, truth, rtol=0, atol=0.4)
+    turned = fit_jointly(irl, grid, reward, walks, comparisons[::-1])
+    assert turned.weights[1] < joint.weights[1] - 1
+
+
+def test_comparisons_that_do_not_pair_up_are_refused() -> None:
+    grid, reward = GridWorld(3, start=np.full(9, 1 / 9)), LinearReward(features=np.eye(9))
+    one, two = Demonstrations.from_transitions([[(7, 0, 8)]]), Demonstrations.from_transitions([[(5, 2, 8)]])
+    irl = MaxCausalEntIRL()
+    with pytest.raises(UserError, match="comparison 0: the episodes start in states 7 and 5"):
+        fit_jointly(irl, grid, reward, one, (one, two))
+    both = Demonstrations.from_transitions([[(7, 0, 8)], [(5, 2, 8)]])
+    with pytest.raises(UserError, match="2 preferred episodes for 1 others"):
+        fit_jointly(irl, grid, reward, one, (both, one))
+    with pytest.raises(UserError, match="needs objective='dual'"):
+        fit_jointly(MaxCausalEntIRL(objective="likelihood"), grid, reward, one, (one, one))

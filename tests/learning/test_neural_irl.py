@@ -1,0 +1,47 @@
+"""A network learns the reward of demonstrations, and generalises it to states where it has seen nobody."""
+
+import numpy as np
+import pytest
+import torch
+
+from posttrain.irl.grids import IcyGridWorld
+from posttrain.irl.planning import Problem, soft_policy_iteration
+from posttrain.irl.sampling import sample_demonstrations
+from posttrain.neural_irl import NeuralIRL
+
+
+def fitted(*, shuffled: bool):
+    """A 5 × 5 grid whose reward falls with the distance from a spot, shown to the network as coordinates."""
+    world = IcyGridWorld(5, slip=0.2, terminal=())
+    y, x = np.divmod(np.arange(25), 5)
+    reward = -((x - 3.0) ** 2 + (y - 1.0) ** 2) / 4
+    policy = soft_policy_iteration(Problem(mdp=world, reward=reward, discount=0.9)).policy
+    walks = sample_demonstrations(world, policy, num_episodes=60, rng=np.random.default_rng(0), max_steps=60)
+    torch.manual_seed(0)
+    network = torch.nn.Sequential(torch.nn.Linear(2, 32), torch.nn.Tanh(), torch.nn.Linear(32, 1)).double()
+    inputs = torch.tensor(np.stack([x, y], axis=1) / 4)
+    if shuffled:
+        inputs = inputs[torch.tensor(np.random.default_rng(1).permutation(25))]
+    fit = NeuralIRL(discount=0.9, num_steps=300).fit(world, network, inputs, walks)
+    return reward, policy, fit
+
+
+def test_a_network_learns_where_the_demonstrator_wants_to_be() -> None:
+    reward, policy, fit = fitted(shuffled=False)
+    assert fit.gaps[-1] < 0.1 * fit.gaps[0]
+    assert np.corrcoef(fit.reward, reward)[0, 1] > 0.9
+    assert np.abs(fit.policy - policy).mean() < 0.03
+
+
+def test_from_inputs_that_say_nothing_it_learns_no_such_thing() -> None:
+    reward, _, fit = fitted(shuffled=True)
+    assert np.corrcoef(fit.reward, reward)[0, 1] < 0.9
+
+
+def test_a_network_that_gives_no_reward_for_each_state_is_refused() -> None:
+    world = IcyGridWorld(3, terminal=())
+    walks = sample_demonstrations(
+        world, np.full((9, 4), 0.25), num_episodes=1, rng=np.random.default_rng(0), max_steps=3
+    )
+    with pytest.raises(ValueError, match="gives 18 rewards for 9 states"):
+        NeuralIRL().fit(world, torch.nn.Linear(2, 2), torch.zeros(9, 2), walks)
