@@ -1,12 +1,16 @@
 """What holds for every test: shapes are checked, randomness is fixed, one thread, no network."""
 
 import os
+import signal
 from pathlib import Path
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["OMP_NUM_THREADS"] = "1"  # for child processes too; threads that wait for each other crawl on a busy machine
 os.environ["MPLBACKEND"] = "Agg"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # started in the background: interrupts would be heard by nobody
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 import pytest
 import torch

@@ -123,7 +123,7 @@ def test_bubblewrap_as_an_ordinary_user() -> None:
     python = readable_python()
     if python is None or not all(folder.stat().st_mode & 0o001 for folder in (ROOT / "src").resolve().parents):
         pytest.skip("no interpreter, or no source folder, that an ordinary user can read")
-    assert said(ORDINARY_USER + "os.chdir('/')\n", python, run=IN_BUBBLEWRAP) == "14 True"
+    assert said(ORDINARY_USER + "os.chdir('/')\n", python, run=IN_BUBBLEWRAP) == "16 True"
 
 
 @needs_bubblewrap
