@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -281,6 +282,26 @@ def test_an_interrupt_ends_what_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     time.sleep(0.2)
     listed = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
     assert "bwrap --unshare" not in listed
+
+
+def test_a_container_is_removed_by_name_also_when_all_is_stopped(tmp_path: Path) -> None:
+    # Ending docker's own command ends no container: a stand-in notes what it is asked to do.
+    noted, stand_in = tmp_path / "noted", tmp_path / "docker"
+    stand_in.write_text(f'#!/bin/sh\necho "$@" >> {noted}\n[ "$1" = run ] && exec sleep 60\n')
+    stand_in.chmod(0o755)
+    place = Container(str(stand_in), "image")
+    run = Run(text="", stdin=b"", limits=LIMITS, mark="abcd")
+    thread = threading.Thread(target=place.run, args=(run,))
+    thread.start()
+    while not place.live:
+        time.sleep(0.01)
+    place.stop()
+    thread.join(10)
+    assert not thread.is_alive()
+    asked = noted.read_text()
+    assert asked.startswith("run --rm")
+    assert "--network none" in asked
+    assert asked.count("rm --force posttrain-abcd") == 2  # by whoever stops it, and by the run if it still can
 
 
 # Never silently unsafe, and never silent when it fails

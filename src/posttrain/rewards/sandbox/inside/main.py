@@ -100,7 +100,6 @@ class Server:
             status = running.run(wire.KINDS[kind], self.channel)
         except BaseException as error:  # noqa: BLE001  # nothing may unwind into the server's own frames
             os.write(2, f"{type(error).__name__}: {error}\n".encode("utf-8", "backslashreplace"))
-            status = status if status == NOT_SEALED else 1
         finally:
             running.end(status)
 
