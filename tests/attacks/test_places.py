@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -63,10 +64,12 @@ def sealed_off(code: str, stdin: bytes, timeout: float) -> tuple[int | None, byt
 
 def wide_open(code: str, stdin: bytes, timeout: float) -> tuple[int | None, bytes, bytes]:
     """As whoever runs the service: what one without isolation does."""
-    try:
-        done = subprocess.run([sys.executable, "-c", code], input=stdin, capture_output=True, timeout=1, check=False)
-    except subprocess.TimeoutExpired:
-        return None, b"", b""
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, "-c", code]
+        try:
+            done = subprocess.run(command, input=stdin, capture_output=True, timeout=1, check=False, cwd=folder)
+        except subprocess.TimeoutExpired:
+            return None, b"", b""
     return done.returncode, done.stdout[: 1 << 20], done.stderr
 
 

@@ -16,12 +16,12 @@ from posttrain.irl.comparison import (
 )
 from posttrain.irl.demonstrations import Demonstrations
 from posttrain.irl.grids import GridWorld, IcyGridWorld
-from posttrain.irl.identifiability import confidence_intervals, identifiability
 from posttrain.irl.objectives import Dual
 from posttrain.irl.planning import Problem, soft_policy_iteration, value_iteration
 from posttrain.irl.preferences import Joint, fit_jointly
 from posttrain.irl.rewards import LinearReward
 from posttrain.irl.sampling import sample_demonstrations
+from posttrain.irl.uncertainty import confidence_intervals, identifiability
 from tests.irl_worlds import GOAL, course_demonstrations, course_rewards, random_world, slopes
 
 SEEDS = st.integers(0, 10_000)

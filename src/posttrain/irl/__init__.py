@@ -16,7 +16,6 @@ from posttrain.irl.feasibility import smallest_gap
 from posttrain.irl.finite_horizon import soft_finite_horizon
 from posttrain.irl.fitting import Fit
 from posttrain.irl.grids import GridWorld, IcyGridWorld, tiles
-from posttrain.irl.identifiability import confidence_intervals, identifiability
 from posttrain.irl.maxent import MaxEntIRL, PathFit
 from posttrain.irl.mdp import TabularMDP
 from posttrain.irl.occupancies import finite_occupancy, occupancy
@@ -32,6 +31,7 @@ from posttrain.irl.planning import (
 from posttrain.irl.preferences import fit_jointly
 from posttrain.irl.rewards import LinearReward
 from posttrain.irl.sampling import sample_demonstrations
+from posttrain.irl.uncertainty import confidence_intervals, identifiability
 
 __all__ = [
     "Demonstrations",

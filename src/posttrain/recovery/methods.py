@@ -16,12 +16,12 @@ from posttrain.irl.demonstrations import Demonstrations
 from posttrain.irl.feasibility import smallest_gap
 from posttrain.irl.fitting import Fit
 from posttrain.irl.grids import tiles
-from posttrain.irl.identifiability import identifiability
 from posttrain.irl.maxent import MaxEntIRL
 from posttrain.irl.objectives import Plan, PlannedObjective, Setting
 from posttrain.irl.planning import Divergence, Reward
 from posttrain.irl.rewards import LinearReward, Weights, dense
 from posttrain.irl.solvers import Descent, Point
+from posttrain.irl.uncertainty import identifiability
 from posttrain.recovery.method_options import (
     CausalOptions,
     CourseOptions,
