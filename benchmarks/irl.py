@@ -180,7 +180,7 @@ def imitation() -> None:
             return plan, plan.visits(np.vstack([world.start, np.zeros((horizon, world.num_states))]))
 
         seconds, (plan, visits) = best_of_three(ours)
-        theirs = in_imitation(WORKER, arrays(world, horizon) | {"reward": reward, "repeats": 3 if size < 100 else 1})
+        theirs = in_imitation(WORKER, arrays(world, horizon) | {"reward": reward, "repeats": 3})
         apart = max(np.abs(plan.policy - theirs["policy"]).max(), np.abs(visits - theirs["visits"]).max())
         slow = float(theirs["seconds"])
         line(f"{size} × {size}, H = {horizon}: imitation", slow, "")
