@@ -17,11 +17,11 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Float
 from numpy import ndarray
-from scipy.sparse import csr_array, eye_array
+from scipy.sparse import csr_array
 from scipy.sparse.linalg import SuperLU
 
 from posttrain.irl.curvature import BLOCK, Matrix
-from posttrain.irl.linear_systems import factors
+from posttrain.irl.linear_systems import resolvent
 from posttrain.irl.mdp import TabularMDP
 from posttrain.irl.planning import MAX_SOLVES, TOLERANCE, UNBOUNDED, Divergence, Policy, check_reward
 
@@ -75,7 +75,7 @@ def path_partition(mdp: TabularMDP, reward: PerState, *, guess: PerState | None 
         raise Divergence(f"the partition function is infinite: state {mdp.states[lost[0]]} can never reach an end")
     uniform = csr_array((choices.data / mdp.num_actions, choices.indices, choices.indptr), shape=choices.shape)
     worth = np.where(mdp.terminal, reward, reward + np.log(mdp.num_actions))
-    return newton(mdp, choices, reward, factors((eye_array(mdp.num_states) - uniform).tocsc()).solve(worth))
+    return newton(mdp, choices, reward, resolvent(uniform).solve(worth))
 
 
 def newton(mdp: TabularMDP, choices: csr_array, reward: PerState, values: PerState) -> PathPlan:
@@ -84,7 +84,7 @@ def newton(mdp: TabularMDP, choices: csr_array, reward: PerState, values: PerSta
     for _ in range(MAX_SOLVES):
         updated, following = tilted(choices, reward, values)
         try:
-            solver = factors((eye_array(mdp.num_states) - following).tocsc())
+            solver = resolvent(following)
         except RuntimeError as singular:
             raise infinite(reward) from singular
         step = solver.solve(updated - values)
