@@ -39,6 +39,18 @@ def factorised(mdp: TabularMDP, policy: Float[ndarray, "state action"], discount
     return factors(csc_array((entries, where.indices, where.indptr), shape=(size, size)))
 
 
+def resolvent(table: csr_array) -> SuperLU:
+    """Factors of I - table.
+
+    Its diagonal is stored entry by entry, the zeros too: of a singular matrix with an empty column SuperLU reads what
+    it never wrote, and may end the process (xiaoyeli/superlu issue 33).
+    """
+    size = table.shape[0]
+    rows, own = np.repeat(np.arange(size), np.diff(table.indptr)), np.arange(size)
+    places = (np.append(rows, own), np.append(table.indices, own))
+    return factors(csc_array((np.append(-table.data, np.ones(size)), places), shape=table.shape))
+
+
 def factors(matrix: csc_array) -> SuperLU:
-    """LU factors of an M-matrix."""
+    """LU factors of an M-matrix whose diagonal is stored in full."""
     return splu(matrix, permc_spec="MMD_AT_PLUS_A", diag_pivot_thresh=0.0, options={"SymmetricMode": True})

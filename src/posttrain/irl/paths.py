@@ -17,11 +17,11 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Float
 from numpy import ndarray
-from scipy.sparse import csr_array, eye_array
+from scipy.sparse import csr_array
 from scipy.sparse.linalg import SuperLU
 
 from posttrain.irl.curvature import BLOCK, Matrix
-from posttrain.irl.linear_systems import factors
+from posttrain.irl.linear_systems import factorised, resolvent
 from posttrain.irl.mdp import TabularMDP
 from posttrain.irl.planning import MAX_SOLVES, TOLERANCE, UNBOUNDED, Divergence, Policy, check_reward
 
@@ -58,6 +58,17 @@ class PathPlan:
         return policy
 
 
+def tilted_outcomes(plan: PathPlan) -> csr_array:
+    """What an action leads to on the model's own paths: P(s'|s,a) tilted by Z(s')."""
+    table = plan.mdp.transitions
+    rows = np.repeat(np.arange(table.shape[0]), np.diff(table.indptr))
+    best = np.full(table.shape[0], -np.inf)
+    np.maximum.at(best, rows, plan.values[table.indices])
+    shares = table.data * np.exp(plan.values[table.indices] - best[rows])
+    shares /= np.bincount(rows, shares, minlength=table.shape[0])[rows]
+    return csr_array((shares, table.indices, table.indptr), shape=table.shape)
+
+
 def path_partition(mdp: TabularMDP, reward: PerState, *, guess: PerState | None = None) -> PathPlan:
     """Solve for V from the uniform choice of actions, or from a `guess` where that leads somewhere.
 
@@ -75,7 +86,7 @@ def path_partition(mdp: TabularMDP, reward: PerState, *, guess: PerState | None 
         raise Divergence(f"the partition function is infinite: state {mdp.states[lost[0]]} can never reach an end")
     uniform = csr_array((choices.data / mdp.num_actions, choices.indices, choices.indptr), shape=choices.shape)
     worth = np.where(mdp.terminal, reward, reward + np.log(mdp.num_actions))
-    return newton(mdp, choices, reward, factors((eye_array(mdp.num_states) - uniform).tocsc()).solve(worth))
+    return newton(mdp, choices, reward, resolvent(uniform).solve(worth))
 
 
 def newton(mdp: TabularMDP, choices: csr_array, reward: PerState, values: PerState) -> PathPlan:
@@ -84,7 +95,7 @@ def newton(mdp: TabularMDP, choices: csr_array, reward: PerState, values: PerSta
     for _ in range(MAX_SOLVES):
         updated, following = tilted(choices, reward, values)
         try:
-            solver = factors((eye_array(mdp.num_states) - following).tocsc())
+            solver = resolvent(following)
         except RuntimeError as singular:
             raise infinite(reward) from singular
         step = solver.solve(updated - values)
@@ -135,6 +146,28 @@ def path_curvature(plan: PathPlan, features: Float[ndarray, "state feature"], vi
         spread = successors[edges.indices[part]] - means[source[part]]
         total += (spread * (visits[source[part]] * edges.data[part])[:, None]).T @ spread
     return (total + total.T) / 2
+
+
+def executed_slopes(plan: PathPlan, features: Float[ndarray, "state feature"], start: PerState) -> Matrix:
+    """How the visits of the policy under the true dynamics move with the weights: ∂(Φᵀ D)_k/∂θ_l, not symmetric.
+
+        Σ_s D(s) Cov_{a∼P(a|s)}(E[ψ_k(s')|s,a], E_q[χ_l(s')|s,a])      ψ = (I - P_π)⁻¹ φ      χ = (I - q)⁻¹ φ
+
+    ψ is what follows in the world and χ = ∂V/∂θ what follows on the model's own paths, on which s' is tilted by Z(s').
+    """
+    mdp, policy, outcomes = plan.mdp, plan.policy(), tilted_outcomes(plan)
+    executed = factorised(mdp, policy, 1.0)
+    flow = executed.solve(start, "T")[:, None] * policy
+    real, hoped = executed.solve(features), plan.factors.solve(features)
+    total = np.zeros((features.shape[1], features.shape[1]))
+    for first in range(0, mdp.num_states, BLOCK):
+        here = policy[first : first + BLOCK]
+        rows = slice(first * mdp.num_actions, (first + len(here)) * mdp.num_actions)
+        slopes = (outcomes[rows] @ hoped).reshape(*here.shape, -1)
+        slopes -= np.matmul(here[:, None, :], slopes)
+        follows = (mdp.transitions[rows] @ real) * flow[first : first + BLOCK].reshape(-1, 1)
+        total += follows.T @ slopes.reshape(len(follows), -1)
+    return total
 
 
 def infinite(reward: PerState) -> Divergence:
