@@ -31,16 +31,20 @@ def test_dense_sparse_and_swapped_arrays_make_the_same_world() -> None:
     for kind in (csr_array, csr_matrix):
         sparse = TabularMDP.from_sparse(kind(TABLE.reshape(6, 3)), num_actions=2, start=0, terminal=[2])
         np.testing.assert_array_equal(dense_transitions(sparse), expected)
-    for mdp in (world(), swapped):
+    for mdp in (world(), world(terminal=np.array([2])), swapped):
         np.testing.assert_array_equal(dense_transitions(mdp), expected)
         assert mdp.terminal.tolist() == [False, False, True]
         assert mdp.start.tolist() == [1, 0, 0]
 
 
-def test_the_callers_matrix_is_left_as_it_was() -> None:
-    given = csr_array(TABLE.reshape(6, 3))
-    TabularMDP.from_sparse(given, num_actions=2, start=0, terminal=[2])
-    np.testing.assert_array_equal(given.toarray(), TABLE.reshape(6, 3))
+@pytest.mark.parametrize("dtype", [np.float64, np.float32, np.int64])
+def test_the_callers_matrix_is_left_as_it_was(dtype) -> None:
+    table = TABLE.reshape(6, 3).round().astype(dtype)  # certain steps, in numbers that are copied on conversion or not
+    table[2] = table[0]
+    given = csr_array(table)
+    mdp = TabularMDP.from_sparse(given, num_actions=2, start=0, terminal=[2])
+    np.testing.assert_array_equal(given.toarray(), table)
+    np.testing.assert_array_equal(mdp.transitions.toarray()[:4], table[:4])
 
 
 def test_an_icy_step_goes_where_it_was_meant_to_with_what_the_slips_leave() -> None:
@@ -145,6 +149,8 @@ def changed(row: tuple[int, int], values: list[float]) -> np.ndarray:
         (lambda: world(start=[1.0, 0.0]), r"start has the shape \(2,\)"),
         (lambda: world(start=3), "start state 3 does not exist: states are 0 to 2"),
         (lambda: world(terminal=[7]), "terminal state 7 does not exist"),
+        (lambda: world(terminal=[False, False, True]), "terminal holds the flag False: give the numbers"),
+        (lambda: world(np.full((3, 2, 3), 1 / 3, np.float32)), r"add up to 1.00000003, .* \(nor in 3 more rows\)"),
         (lambda: world(changed((1, 1), [1, 0, 0]), terminal=[1, 2], start=1), "terminal state 2 cannot be reached"),
         (lambda: world(TABLE[:2]), r"shape \(2, 2, 3\), which is not \(state action next\)"),
         (lambda: world(layout="next state action"), "layout = 'next state action'"),
