@@ -91,15 +91,7 @@ class TabularMDP:
         """
         from posttrain.irl.gymnasium_table import read_table
 
-        found = read_table(env)
-        return TabularMDP(
-            transitions=found.transitions,
-            num_actions=found.num_actions,
-            start=found.start,
-            terminal=found.terminal,
-            rewards=found.rewards,
-            states=found.states,
-        )
+        return read_table(env)
 
     @property
     def num_states(self) -> int:
