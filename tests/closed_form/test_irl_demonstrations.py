@@ -1,6 +1,9 @@
 """Demonstrations from every source, counted by hand, and those refused, naming the episode and the step."""
 
+from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
+from zipfile import ZipFile
 
 import numpy as np
 import pytest
@@ -48,6 +51,7 @@ def test_every_source_gives_the_same_demonstrations(tmp_path) -> None:
     assert same(Demonstrations.load(tmp_path / "both.npz"), BOTH)
     triples = [[(0, 0, 1), (1, 2, 4), (4, 2, 7), (7, 0, 8)], [(3, 2, 6), (6, 1, 6)]]
     assert same(Demonstrations.from_transitions(triples, terminated=[True, False]), BOTH)
+    assert same(Demonstrations.from_transitions(map(np.array, triples), terminated=np.array([True, False])), BOTH)
     minari = [
         SimpleNamespace(
             observations=np.array(states),
@@ -59,10 +63,23 @@ def test_every_source_gives_the_same_demonstrations(tmp_path) -> None:
     ]
     assert same(Demonstrations.from_minari(minari), BOTH)
     imitation = [
-        SimpleNamespace(obs=np.array(states)[:, None], acts=np.array(actions), terminal=ended)
+        SimpleNamespace(obs=np.array(states)[:, None], acts=np.array(actions), terminal=ended, infos=None)
         for states, actions, ended in (([0, 1, 4, 7, 8], [0, 2, 2, 0], True), ([3, 6, 6], [2, 1], False))
     ]
     assert same(Demonstrations.from_imitation(imitation), BOTH)
+
+
+def test_an_end_that_imitations_time_limit_made_is_no_end_of_the_world() -> None:
+    def trajectory(states, actions, info):
+        infos = None if info is None else [{}] * (len(actions) - 1) + [info]
+        return SimpleNamespace(obs=np.array(states), acts=np.array(actions), terminal=True, infos=infos)
+
+    ways = (TO_THE_END.states, TO_THE_END.actions), (STOPPED.states, STOPPED.actions)
+    told = [trajectory(*way, {"TimeLimit.truncated": cut}) for way, cut in zip(ways, (False, True), strict=True)]
+    assert same(Demonstrations.from_imitation(told), BOTH)
+    untold = [trajectory(*way, info) for way, info in zip(ways, (None, {}), strict=True)]
+    assert Demonstrations.from_imitation(untold).terminated.tolist() == [True, True]
+    assert same(Demonstrations.from_imitation(untold, time_limit=2), BOTH)
 
 
 def test_minaris_own_episodes_are_read() -> None:
@@ -167,6 +184,17 @@ def one(states, actions) -> Demonstrations:
         (lambda: triples(), "demonstration 1 has no transitions"),
         (lambda: triples((0, 0, 1), (4, 0, 5)), "demonstration 1, step 1: it begins in state 4, .* ended in state 1"),
         (lambda: triples((0, 0, 1), terminated=[True]), "1 flags for 2 demonstrations"),
+        (
+            lambda: triples((0, 0, -1, 1), (1, 0, -1, 2)),
+            r"demonstration 1, step 0: \(0, 0, -1, 1\) is not \(state, action, next state\)",
+        ),
+        (lambda: in_world(one([3], []), GridWorld(3)), "demonstration 0 is marked as terminated in state 3"),
+        (
+            lambda: in_world(Demonstrations.from_episodes([TO_THE_END, Episode([3], [], False, True)]), GridWorld(3)),
+            "demonstration 1 has no actions and its state 3 is not terminal: .* leave it out",
+        ),
+        (lambda: visit_totals(BOTH, 8), "demonstration 0, step 4: there is no state 8; states are 0 to 7"),
+        (lambda: initial_histogram(one([0, -1], [0]), 9), "demonstration 0, step 1: there is no state -1"),
         (lambda: walked((0, 0, 2)), "demonstration 1, step 0: action 0 in state 0 never leads to state 2"),
         (lambda: walked((0, 5, 1)), "demonstration 1, step 0: there is no action 5; actions are 0 to 3"),
         (lambda: walked((0, -1, 1)), "there is no action -1"),
@@ -177,7 +205,12 @@ def one(states, actions) -> Demonstrations:
         (lambda: one([0, 1], [0, 0]), "demonstration 0 has 2 states and 2 actions"),
         (lambda: one(np.array([0.5, 1]), [0]), "demonstration 0: each state must be one whole number"),
         (lambda: one(np.zeros((2, 3)), [0]), "demonstration 0: each state must be one whole number"),
-        (lambda: one([0, 1], np.array([np.nan])), "demonstration 0: each action must be one whole number"),
+        (lambda: one([0, 1], np.array([np.nan])), "demonstration 0: each action must be one whole number.* 0 is nan"),
+        (lambda: one(np.array([0, np.inf]), [0]), "demonstration 0: each state must be one whole number.* 1 is inf"),
+        (lambda: one(np.array([0, 1e300]), [0]), "demonstration 0: each state must be one whole number"),
+        (lambda: one(np.array(["0", "1"]), [0]), "demonstration 0: each state must be one whole number"),
+        (lambda: one(np.array([0, None]), [0]), "demonstration 0: each state must be one whole number"),
+        (lambda: one(np.array({"place": 0}), [0]), "demonstration 0: each state must be one whole number"),
     ],
 )
 def test_what_is_no_demonstration_is_refused_naming_it(make, message) -> None:
@@ -197,6 +230,48 @@ def test_a_file_that_holds_something_else_is_refused(tmp_path) -> None:
     np.savez(tmp_path / "flags.npz", states=[0, 1], actions=[0], lengths=[1], terminated=[], truncated=[False])
     with pytest.raises(UserError, match="`terminated` has 0 flags for 1 episodes"):
         Demonstrations.load(tmp_path / "flags.npz")
+
+
+def files_gone_wrong(folder: Path) -> Iterator[Path]:
+    """What holds no numbers: missing, a folder, empty, text, cut off, changed, objects, another archive."""
+    BOTH.save(folder / "whole.npz")
+    whole = (folder / "whole.npz").read_bytes()
+    spoilt = bytearray(whole)
+    spoilt[60] ^= 255  # in the first member
+    contents = {
+        "empty": b"",
+        "text": b"0 1 4",
+        "cut": whole[:-5],
+        "half": whole[: len(whole) // 2],
+        "spoilt": bytes(spoilt),
+    }
+    yield from (folder / "missing.npz", folder)
+    for name, content in contents.items():
+        (folder / name).write_bytes(content)
+        yield folder / name
+    np.savez(folder / "objects.npz", states=np.array([0, None]))
+    yield folder / "objects.npz"
+    with ZipFile(folder / "other.zip", "w") as archive:
+        archive.writestr("states", "0 1 4")
+    yield folder / "other.zip"
+
+
+def test_a_damaged_file_is_refused_and_named(tmp_path) -> None:
+    for path in files_gone_wrong(tmp_path):
+        with pytest.raises(
+            UserError, match=f"^{path}: (there is no such file|cannot be read|not a file of numpy arrays)"
+        ):
+            Demonstrations.load(path)
+
+
+@pytest.mark.parametrize("flags", [[[True]], [0.5], [np.nan], ["False"], True])
+def test_a_flag_in_a_file_is_true_or_false(tmp_path, flags) -> None:
+    fields = {"states": [0, 1], "actions": [0], "lengths": [1], "truncated": [False]}
+    np.savez(tmp_path / "flags.npz", terminated=flags, **fields)
+    with pytest.raises(UserError, match="`terminated` must be one true or false for each episode"):
+        Demonstrations.load(tmp_path / "flags.npz")
+    np.savez(tmp_path / "numbers.npz", terminated=[1], **fields)
+    assert Demonstrations.load(tmp_path / "numbers.npz").terminated.tolist() == [True]
 
 
 @pytest.mark.parametrize(

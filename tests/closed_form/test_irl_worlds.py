@@ -31,16 +31,20 @@ def test_dense_sparse_and_swapped_arrays_make_the_same_world() -> None:
     for kind in (csr_array, csr_matrix):
         sparse = TabularMDP.from_sparse(kind(TABLE.reshape(6, 3)), num_actions=2, start=0, terminal=[2])
         np.testing.assert_array_equal(dense_transitions(sparse), expected)
-    for mdp in (world(), swapped):
+    for mdp in (world(), world(terminal=np.array([2])), swapped):
         np.testing.assert_array_equal(dense_transitions(mdp), expected)
         assert mdp.terminal.tolist() == [False, False, True]
         assert mdp.start.tolist() == [1, 0, 0]
 
 
-def test_the_callers_matrix_is_left_as_it_was() -> None:
-    given = csr_array(TABLE.reshape(6, 3))
-    TabularMDP.from_sparse(given, num_actions=2, start=0, terminal=[2])
-    np.testing.assert_array_equal(given.toarray(), TABLE.reshape(6, 3))
+@pytest.mark.parametrize("dtype", [np.float64, np.float32, np.int64])
+def test_the_callers_matrix_is_left_as_it_was(dtype) -> None:
+    table = TABLE.reshape(6, 3).round().astype(dtype)  # certain steps, in numbers that are copied on conversion or not
+    table[2] = table[0]
+    given = csr_array(table)
+    mdp = TabularMDP.from_sparse(given, num_actions=2, start=0, terminal=[2])
+    np.testing.assert_array_equal(given.toarray(), table)
+    np.testing.assert_array_equal(mdp.transitions.toarray()[:4], table[:4])
 
 
 def test_an_icy_step_goes_where_it_was_meant_to_with_what_the_slips_leave() -> None:
@@ -128,6 +132,68 @@ def test_an_environment_whose_dynamics_are_not_in_its_table_is_refused() -> None
             TabularMDP.from_gymnasium(gymnasium.make("Taxi-v4", fickle_passenger=True))
 
 
+class Listed:
+    """State 0 goes on to 1 or stays, 1 ends in 2 or goes back; `changes` replace what some pairs list."""
+
+    def __init__(self, *, start: object = (1.0, 0.0, 0.0), **changes: object) -> None:
+        self.P: dict[int, dict[object, object]] = {
+            0: {0: [(1.0, 1, -1.0, False)], 1: [(1.0, 0, -1.0, False)]},
+            1: {0: [(1.0, 2, 5.0, True)], 1: [(1.0, 0, -1.0, False)]},
+        }
+        for pair, outcomes in changes.items():
+            state, action = pair.removeprefix("p").split("_")
+            self.P[int(state)][int(action)] = outcomes
+        self.initial_state_distrib = start
+
+
+def test_a_table_of_lists_reads_as_one_of_dictionaries_does() -> None:
+    expected, listed = Listed(), Listed(p0_1=[(0.0, 99, 0.0, False), (0.25, 0, -1.0, False), (0.75, 0, -1.0, False)])
+    listed.P = [list(actions.values()) for actions in listed.P.values()]
+    worlds = [TabularMDP.from_gymnasium(env) for env in (expected, listed)]
+    for mdp in worlds:
+        assert mdp.transitions.toarray().tolist() == [[0, 1, 0], [1, 0, 0], [0, 0, 1], [1, 0, 0], [0, 0, 0], [0, 0, 0]]
+        assert mdp.rewards.tolist() == [[-1, -1], [5, -1], [0, 0]]
+        assert mdp.terminal.tolist() == [False, False, True]
+
+
+def without_action(state: int, action: int) -> Listed:
+    env = Listed()
+    del env.P[state][action]
+    return env
+
+
+@pytest.mark.parametrize(
+    ("env", "message"),
+    [
+        (without_action(0, 1), r"P\[1\] has the actions 0, 1, where 0 to 0 are expected"),
+        (without_action(1, 1), r"P\[1\] has the actions 0, where 0 to 1 are expected"),
+        (without_action(0, 0), r"P\[0\] has the actions 1, where 0 to 0 are expected"),
+        (Listed(p1_2=[(1.0, 0, 0.0, False)]), r"P\[1\] has the actions 0, 1, 2, where 0 to 1 are expected"),
+        (Listed(p0_0=[(1.0, 3, 0.0, False)]), r"P\[0\]\[0\] leads to state 3; states are 0 to 2"),
+        (Listed(p0_0=[(1.0, -1, 0.0, True)]), r"P\[0\]\[0\] leads to state -1"),
+        (
+            Listed(p0_0=[(1.0, 2, 0.0, False)]),
+            r"state 2 is entered from state 0 by action 0, and P has no actions there",
+        ),
+        (Listed(p0_0=[(1.0, 1.5, 0.0, False)]), r"P\[0\]\[0\] lists \(1.0, 1.5, 0.0, False\): an outcome is"),
+        (Listed(p0_0=[(1.0, 1, 0.0)]), r"P\[0\]\[0\] lists \(1.0, 1, 0.0\): an outcome is \(probability"),
+        (Listed(p0_0=[(1.0, 1, 0.0, None)]), r"P\[0\]\[0\] lists .* None\): an outcome is"),
+        (Listed(p0_0=None), r"P\[0\]\[0\] is None: give a list of outcomes"),
+        (Listed(p0_0=[(1.5, 1, 0.0, False), (-0.5, 1, 0.0, False)]), r"leads to state 1 with probability 1.5"),
+        (Listed(p0_0=[(np.nan, 1, 0.0, False)]), r"leads to state 1 with probability nan"),
+        (Listed(p0_0=[(1.0, 1, np.nan, False)]), r"P\[0\]\[0\] pays nan on leading to state 1"),
+        (Listed(p0_0=[]), "state 0, action 0 .* add up to 0, not to 1"),
+        (Listed(p0_0=[(np.float32(1 / 3), 1, 0.0, False)] * 3), "add up to 1.00000003, not to 1; .* divide by the sum"),
+        (Listed(start=(0.0, 0.0, 0.0)), "start: the probabilities add up to 0, not to 1"),
+        (Listed(start=0), r"Listed: `initial_state_distrib` has the shape \(\)"),
+        (Listed(start=(0.5, 0.0, 0.5)), "state 2 is entered at the start, and P has no actions there"),
+    ],
+)
+def test_a_table_that_cannot_be_read_is_refused_naming_the_entry(env, message) -> None:
+    with pytest.raises(UserError, match=message):
+        TabularMDP.from_gymnasium(env)
+
+
 def changed(row: tuple[int, int], values: list[float]) -> np.ndarray:
     table = TABLE.copy()
     table[row] = values
@@ -145,6 +211,8 @@ def changed(row: tuple[int, int], values: list[float]) -> np.ndarray:
         (lambda: world(start=[1.0, 0.0]), r"start has the shape \(2,\)"),
         (lambda: world(start=3), "start state 3 does not exist: states are 0 to 2"),
         (lambda: world(terminal=[7]), "terminal state 7 does not exist"),
+        (lambda: world(terminal=[False, False, True]), "terminal holds the flag False: give the numbers"),
+        (lambda: world(np.full((3, 2, 3), 1 / 3, np.float32)), r"add up to 1.00000003, .* \(nor in 3 more rows\)"),
         (lambda: world(changed((1, 1), [1, 0, 0]), terminal=[1, 2], start=1), "terminal state 2 cannot be reached"),
         (lambda: world(TABLE[:2]), r"shape \(2, 2, 3\), which is not \(state action next\)"),
         (lambda: world(layout="next state action"), "layout = 'next state action'"),

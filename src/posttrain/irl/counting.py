@@ -25,12 +25,14 @@ class Counts:
 
 def initial_histogram(demonstrations: Demonstrations, num_states: int) -> Float[ndarray, " state"]:
     """The share of episodes that start in each state."""
+    check_states(demonstrations, num_states)
     starts = demonstrations.states[demonstrations.first_visits]
     return np.bincount(starts, minlength=num_states) / len(demonstrations)
 
 
 def visit_totals(demonstrations: Demonstrations, num_states: int) -> Float[ndarray, " state"]:
     """Visits of each state, undiscounted, the last state of every episode among them, averaged over episodes."""
+    check_states(demonstrations, num_states)
     return np.bincount(demonstrations.states, minlength=num_states) / len(demonstrations)
 
 
@@ -71,17 +73,27 @@ def in_world(demonstrations: Demonstrations, mdp: TabularMDP) -> Demonstrations:
     place = np.searchsorted(numbers, demonstrations.states).clip(max=len(numbers) - 1)
     unknown = np.flatnonzero(numbers[place] != demonstrations.states)
     if unknown.size:
-        visit = int(unknown[0])
-        episode = int(np.searchsorted(demonstrations.first_visits, visit, side="right")) - 1
+        episode, time = demonstrations.visit_of(int(unknown[0]))
         raise UserError(
-            f"demonstration {episode}, step {demonstrations.visit_times[visit]}: "
-            f"there is no state {demonstrations.states[visit]} among those that can be reached "
+            f"demonstration {episode}, step {time}: "
+            f"there is no state {demonstrations.states[unknown[0]]} among those that can be reached "
             f"({len(numbers)} from {numbers[0]} to {numbers[-1]})"
         )
     known = replace(demonstrations, states=place)
     check_actions(known, mdp)
     check_ends(known, mdp)
     return known
+
+
+def check_states(demonstrations: Demonstrations, num_states: int) -> None:
+    """Refuse states that are not among the first `num_states`."""
+    bad = np.flatnonzero((demonstrations.states < 0) | (demonstrations.states >= num_states))
+    if bad.size:
+        episode, time = demonstrations.visit_of(int(bad[0]))
+        raise UserError(
+            f"demonstration {episode}, step {time}: there is no state {demonstrations.states[bad[0]]}; "
+            f"states are 0 to {num_states - 1}"
+        )
 
 
 def check_actions(known: Demonstrations, mdp: TabularMDP) -> None:
@@ -117,13 +129,19 @@ def check_actions(known: Demonstrations, mdp: TabularMDP) -> None:
 
 
 def check_ends(known: Demonstrations, mdp: TabularMDP) -> None:
-    """Refuse an episode that is said to have terminated where the world goes on."""
+    """Refuse an episode that is said to have terminated where the world goes on, or that is empty."""
     last = known.states[known.first_visits + known.lengths]
     wrong = np.flatnonzero(known.terminated & ~mdp.terminal[last])
     if wrong.size:
         raise UserError(
             f"demonstration {wrong[0]} is marked as terminated in state {mdp.states[last[wrong[0]]]}, which is not "
             "terminal in this world: mark it as truncated, or name the state in `terminal`"
+        )
+    empty = np.flatnonzero((known.lengths == 0) & ~mdp.terminal[last])
+    if empty.size:
+        raise UserError(
+            f"demonstration {empty[0]} has no actions and its state {mdp.states[last[empty[0]]]} is not terminal: "
+            "it shows nothing; leave it out"
         )
 
 

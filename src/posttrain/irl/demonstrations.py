@@ -5,20 +5,24 @@ when someone stopped watching (a time limit).  A truncated episode says what was
 followed: it can be fitted by likelihood at any discount, but its totals are not those of a whole episode.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from jaxtyping import Bool, Int
 from numpy import ndarray
 
 from posttrain.errors import UserError
+from posttrain.irl.array_files import read_file
 
 FIELDS = ("states", "actions", "lengths", "terminated", "truncated")
+
+Transitions = Sequence[Sequence[int]] | Int[ndarray, "step 3"]
+"""(state, action, next state) for each step of an episode."""
 
 
 @runtime_checkable
@@ -33,11 +37,14 @@ class MinariEpisode(Protocol):
 
 @runtime_checkable
 class ImitationTrajectory(Protocol):
-    """What is read of a trajectory of the `imitation` library; its `terminal` says that the episode was over."""
+    """What is read of a trajectory of the `imitation` library."""
 
     obs: ndarray
     acts: ndarray
     terminal: bool
+    """Whether the episode was over, be it that the world ended it or a time limit."""
+    infos: Sequence[Mapping[str, Any]] | ndarray | None
+    """One for each action; that of the last may say which."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,38 +107,40 @@ class Demonstrations:
         listed = list(episodes)
         if not listed:
             raise UserError("there are no demonstrations: give at least one episode")
-        for index, episode in enumerate(listed):
-            if len(episode.states) != len(episode.actions) + 1:
+        states = [whole_numbers(episode.states, "state", index) for index, episode in enumerate(listed)]
+        actions = [whole_numbers(episode.actions, "action", index) for index, episode in enumerate(listed)]
+        for index, (visited, taken) in enumerate(zip(states, actions, strict=True)):
+            if len(visited) != len(taken) + 1:
                 raise UserError(
-                    f"demonstration {index} has {len(episode.states)} states and {len(episode.actions)} actions: "
+                    f"demonstration {index} has {len(visited)} states and {len(taken)} actions: "
                     "an episode has one state more than actions"
                 )
         return Demonstrations(
-            states=np.concatenate([whole_numbers(episode.states, "state", i) for i, episode in enumerate(listed)]),
-            actions=np.concatenate([whole_numbers(episode.actions, "action", i) for i, episode in enumerate(listed)]),
-            lengths=np.array([len(episode.actions) for episode in listed], dtype=np.int64),
+            states=np.concatenate(states),
+            actions=np.concatenate(actions),
+            lengths=np.array([len(taken) for taken in actions], dtype=np.int64),
             terminated=np.array([episode.terminated for episode in listed], dtype=bool),
             truncated=np.array([episode.truncated for episode in listed], dtype=bool),
         )
 
     @staticmethod
     def from_transitions(
-        episodes: Iterable[Sequence[tuple[int, int, int]]], *, terminated: bool | Sequence[bool] = True
+        episodes: Iterable[Transitions], *, terminated: bool | Sequence[bool] | Bool[ndarray, " episode"] = True
     ) -> "Demonstrations":
         """From lists of (state, action, next state); those not `terminated` count as truncated."""
-        listed = [list(episode) for episode in episodes]
-        ended = [terminated] * len(listed) if isinstance(terminated, bool) else list(terminated)
+        listed = [episode.tolist() if isinstance(episode, ndarray) else list(episode) for episode in episodes]
+        ended = [bool(terminated)] * len(listed) if isinstance(terminated, bool | np.bool_) else list(terminated)
         if len(ended) != len(listed):
             raise UserError(f"`terminated` has {len(ended)} flags for {len(listed)} demonstrations")
-        return Demonstrations.from_episodes(chained(i, steps, ended[i]) for i, steps in enumerate(listed))
+        return Demonstrations.from_episodes(chained(i, steps, bool(ended[i])) for i, steps in enumerate(listed))
 
     @staticmethod
     def from_minari(episodes: Iterable[MinariEpisode]) -> "Demonstrations":
         """From a minari data set, or any list of its episodes; observations must be state numbers."""
         return Demonstrations.from_episodes(
             Episode(
-                states=np.asarray(episode.observations),
-                actions=np.asarray(episode.actions),
+                states=episode.observations,
+                actions=episode.actions,
                 terminated=bool(np.any(episode.terminations)),
                 truncated=bool(np.any(episode.truncations)),
             )
@@ -139,32 +148,33 @@ class Demonstrations:
         )
 
     @staticmethod
-    def from_imitation(trajectories: Iterable[ImitationTrajectory]) -> "Demonstrations":
-        """From trajectories of the `imitation` library, whose observations must be state numbers."""
+    def from_imitation(
+        trajectories: Iterable[ImitationTrajectory], *, time_limit: int | None = None
+    ) -> "Demonstrations":
+        """From trajectories of the `imitation` library, whose observations must be state numbers.
+
+        There a time limit makes an episode `terminal` too, which only the infos tell, and these are mostly not kept.
+        With the environment's `time_limit` those of so many actions count as truncated.
+        """
         return Demonstrations.from_episodes(
-            Episode(
-                states=np.asarray(trajectory.obs),
-                actions=np.asarray(trajectory.acts),
-                terminated=bool(trajectory.terminal),
-                truncated=not trajectory.terminal,
-            )
+            Episode(trajectory.obs, trajectory.acts, terminated=not cut, truncated=cut)
             for trajectory in trajectories
+            for cut in [cut_off(trajectory, time_limit)]
         )
 
     @staticmethod
     def load(path: Path | str) -> "Demonstrations":
         """From an .npz file with the five arrays of this record, as `save` writes it."""
-        with np.load(path, allow_pickle=False) as arrays:
-            missing = [name for name in FIELDS if name not in arrays]
-            if missing:
-                raise UserError(f"{path} holds no array {missing[0]!r}: demonstrations need {', '.join(FIELDS)}")
-            states, actions, lengths, terminated, truncated = (arrays[name] for name in FIELDS)
+        arrays = read_file(path)
+        missing = FIELDS if isinstance(arrays, ndarray) else [name for name in FIELDS if name not in arrays]
+        if isinstance(arrays, ndarray) or missing:
+            raise UserError(f"{path} holds no array {missing[0]!r}: demonstrations need {', '.join(FIELDS)}")
         return Demonstrations(
-            states=whole_numbers(states, "state"),
-            actions=whole_numbers(actions, "action"),
-            lengths=whole_numbers(lengths, "length"),
-            terminated=terminated.astype(bool),
-            truncated=truncated.astype(bool),
+            states=whole_numbers(arrays["states"], "state"),
+            actions=whole_numbers(arrays["actions"], "action"),
+            lengths=whole_numbers(arrays["lengths"], "length"),
+            terminated=flags(arrays["terminated"], "terminated"),
+            truncated=flags(arrays["truncated"], "truncated"),
         )
 
     def save(self, path: Path | str) -> None:
@@ -196,22 +206,51 @@ class Demonstrations:
         episode = int(np.searchsorted(np.cumsum(self.lengths), step, side="right"))
         return episode, step - int(self.lengths[:episode].sum())
 
+    def visit_of(self, visit: int) -> tuple[int, int]:
+        """Episode and time of the n-th visit."""
+        return int(np.searchsorted(self.first_visits, visit, side="right")) - 1, int(self.visit_times[visit])
+
 
 def whole_numbers(numbers: Sequence[int] | ndarray, what: str, episode: int | None = None) -> Int[ndarray, " entry"]:
-    """The same as integers; refuses vectors, fractions and NaN."""
-    array = np.asarray(numbers)
+    """The same as integers; refuses vectors, fractions, and what is no number."""
     where = "demonstrations" if episode is None else f"demonstration {episode}"
-    if array.ndim == 2 and array.shape[1] == 1:
-        array = array[:, 0]
-    if array.ndim != 1 or (array.size and not np.array_equal(array, np.round(array))):
-        raise UserError(f"{where}: each {what} must be one whole number, the index of a state or action of the world")
-    return array.astype(np.int64)
+    rule = f"{where}: each {what} must be one whole number{'' if what == 'length' else ', its number in the world'}"
+    try:
+        array = np.asarray(numbers)
+        column = array[:, 0] if array.ndim == 2 and array.shape[1] == 1 else array
+        with np.errstate(invalid="ignore"):
+            whole: ndarray = column.astype(np.int64)
+    except (TypeError, ValueError, OverflowError):  # lists of different lengths, or no numbers
+        raise UserError(rule) from None
+    if column.ndim != 1 or column.dtype.kind not in "biufO":
+        raise UserError(f"{rule}; they have the shape {array.shape} and the type {array.dtype}")
+    bad = np.flatnonzero(whole != column)
+    if bad.size:
+        raise UserError(f"{rule}; entry {bad[0]} is {column[bad[0]]}")
+    return whole
 
 
-def chained(index: int, steps: Sequence[tuple[int, int, int]], terminated: bool) -> Episode:
+def flags(numbers: ndarray, name: str) -> Bool[ndarray, " episode"]:
+    """The same as truth values; refuses what is neither."""
+    if numbers.ndim != 1 or numbers.dtype.kind not in "biuf" or not np.isin(numbers, (0, 1)).all():
+        raise UserError(f"demonstrations: `{name}` must be one true or false for each episode")
+    return numbers.astype(bool)
+
+
+def cut_off(trajectory: ImitationTrajectory, time_limit: int | None) -> bool:
+    """Whether someone stopped watching, or a time limit was reached."""
+    if not trajectory.terminal or len(trajectory.acts) == time_limit:
+        return True
+    return trajectory.infos is not None and bool(trajectory.infos[-1].get("TimeLimit.truncated", False))
+
+
+def chained(index: int, steps: Sequence[Sequence[int]], terminated: bool) -> Episode:
     """An episode from its transitions, each of which must begin where the one before ended."""
     if not steps:
         raise UserError(f"demonstration {index} has no transitions: leave it out")
+    for time, step in enumerate(steps):
+        if not isinstance(step, Sequence) or len(step) != 3:
+            raise UserError(f"demonstration {index}, step {time}: {step!r} is not (state, action, next state)")
     for time, (before, after) in enumerate(pairwise(steps)):
         if before[2] != after[0]:
             raise UserError(

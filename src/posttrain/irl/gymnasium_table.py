@@ -3,20 +3,21 @@
 `P[s][a]` lists what may follow: (probability, next state, reward, whether the episode ends).  The end is a flag of the
 transition there and a property of the state here, so a table is refused in which the same state ends one episode and
 not another.  States that cannot be reached from the start are left out (Taxi: 96 of 500).  Works on the tables of
-gymnasium 0.29 and 1.x alike.
+gymnasium 0.29 and 1.x alike.  What wrappers change is not in the table.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+from jaxtyping import Float
 from numpy import ndarray
 from scipy.sparse import csr_array
 
 from posttrain.errors import UserError
+from posttrain.irl.mdp import TabularMDP, check_start
 
 Outcome = tuple[float, int, float, bool]
-Table = Mapping[int, Mapping[int, Sequence[Outcome]]]
 
 
 @dataclass
@@ -25,29 +26,17 @@ class Reading:
 
     lines: list[tuple[int, int, int, float, float]] = field(default_factory=list)
     """State, action, next state, probability, reward."""
+    num_actions: int = 0
     going_on: dict[int, str] = field(default_factory=dict)
     ending: dict[int, str] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class TableFields:
-    """What a `TabularMDP` is made of."""
-
-    transitions: csr_array
-    num_actions: int
-    start: ndarray
-    terminal: ndarray
-    rewards: ndarray
-    states: ndarray
-
-
-def read_table(env: object) -> TableFields:
+def read_table(env: object) -> TabularMDP:
     """The reachable part of the table; states are numbered anew, in the environment's order."""
     bare = getattr(env, "unwrapped", env)
-    table: Table | None = getattr(bare, "P", None)
-    start = getattr(bare, "initial_state_distrib", None)
+    table, start = getattr(bare, "P", None), getattr(bare, "initial_state_distrib", None)
     name = type(bare).__name__
-    if table is None or start is None:
+    if not isinstance(table, Mapping | Sequence) or start is None:
         raise UserError(
             f"{name} has no transition table (`P` and `initial_state_distrib`), so it cannot be planned in exactly; "
             "environments such as FrozenLake, CliffWalking and Taxi have one"
@@ -58,7 +47,10 @@ def read_table(env: object) -> TableFields:
             "make it with fickle_passenger=False"
         )
     start = np.asarray(start, dtype=np.float64)
-    reading = read_reachable(table, start)
+    if start.ndim != 1:
+        raise UserError(f"{name}: `initial_state_distrib` has the shape {start.shape}; give a probability per state")
+    check_start(start)
+    reading = read_reachable(numbered(table), start)
     clash = sorted(reading.ending.keys() & reading.going_on.keys())
     if clash:
         state = clash[0]
@@ -67,38 +59,85 @@ def read_table(env: object) -> TableFields:
             f"{reading.going_on[state]}. Here an end is a property of the state entered, so this table cannot be read: "
             "give the environment a state of its own for each way to end"
         )
-    return renumbered(reading, start, num_actions=len(table[next(iter(reading.going_on))]))
+    return renumbered(reading, start)
 
 
-def read_reachable(table: Table, start: ndarray) -> Reading:
+def read_reachable(table: Mapping[int, object], start: Float[ndarray, " state"]) -> Reading:
     """Follow every outcome of positive probability from the start, and never on from one that ends the episode."""
-    reading = Reading(going_on={int(state): "at the start" for state in np.flatnonzero(start)})
-    waiting = list(reading.going_on)
+    waiting = [int(state) for state in np.flatnonzero(start)]
+    reading = Reading(going_on=dict.fromkeys(waiting, "at the start"))
     while waiting:
         state = waiting.pop()
-        for action, outcomes in table[state].items():
-            for probability, following, reward, ends in outcomes:
-                if probability == 0:
-                    continue
-                reading.lines.append((state, action, int(following), float(probability), float(reward)))
+        for action, outcomes in actions_of(table, state, reading).items():
+            for probability, following, reward, ends in read_outcomes(outcomes, f"P[{state}][{action}]", len(start)):
+                reading.lines.append((state, action, following, probability, reward))
                 entered = reading.ending if ends else reading.going_on
-                if int(following) not in entered:
-                    entered[int(following)] = f"from state {state} by action {action}"
+                if following not in entered:
+                    entered[following] = f"from state {state} by action {action}"
                     if not ends:
-                        waiting.append(int(following))
+                        waiting.append(following)
     return reading
 
 
-def renumbered(reading: Reading, start: ndarray, num_actions: int) -> TableFields:
-    """The lines as a table."""
+def actions_of(table: Mapping[int, object], state: int, reading: Reading) -> Mapping[int, object]:
+    """What each action may lead to in a state; all states have as many as the first that is read."""
+    entry = table.get(state)
+    if not isinstance(entry, Mapping | Sequence) or not len(entry):
+        raise UserError(
+            f"state {state} is entered {reading.going_on[state]}, and P has no actions there: "
+            "list what each of them may lead to"
+        )
+    actions = numbered(entry)
+    reading.num_actions = reading.num_actions or len(actions)
+    if set(actions) != set(range(reading.num_actions)):
+        raise UserError(
+            f"P[{state}] has the actions {', '.join(map(str, actions))}, where 0 to {reading.num_actions - 1} are "
+            "expected: give every state the same, numbered from 0; one without effect may lead back to its state"
+        )
+    return actions
+
+
+def read_outcomes(outcomes: object, where: str, num_states: int) -> Iterable[Outcome]:
+    """The lines of a state and action whose probability is positive."""
+    if not isinstance(outcomes, Sequence):
+        raise UserError(f"{where} is {outcomes!r}: give a list of outcomes")
+    for line in outcomes:
+        try:
+            probability, following, reward, ends = line
+            well_formed = int(following) == following and bool(ends) == ends
+            outcome = float(probability), int(following), float(reward), bool(ends)
+        except (TypeError, ValueError):
+            well_formed = False
+        if not well_formed:
+            raise UserError(
+                f"{where} lists {line!r}: an outcome is (probability, next state, reward, whether the episode ends)"
+            )
+        if not 0 <= probability <= 1:
+            raise UserError(f"{where} leads to state {following} with probability {probability}; use 0 to 1")
+        if probability == 0:
+            continue
+        if not 0 <= following < num_states:
+            raise UserError(f"{where} leads to state {following}; states are 0 to {num_states - 1}")
+        if not np.isfinite(reward):
+            raise UserError(f"{where} pays {reward} on leading to state {following}; use finite numbers")
+        yield outcome
+
+
+def numbered(entries: Mapping[int, object] | Sequence[object]) -> Mapping[int, object]:
+    """A dictionary as it is; the entries of a list by their places."""
+    return entries if isinstance(entries, Mapping) else dict(enumerate(entries))
+
+
+def renumbered(reading: Reading, start: Float[ndarray, " state"]) -> TabularMDP:
+    """The lines as a world."""
+    num_actions = reading.num_actions
     states = np.array(sorted(reading.going_on.keys() | reading.ending.keys()), dtype=np.int64)
-    lines = np.array(reading.lines)
+    lines = np.array(reading.lines).reshape(-1, 5)
     source, following = np.searchsorted(states, lines[:, 0]), np.searchsorted(states, lines[:, 2])
     rows = source * num_actions + lines[:, 1].astype(np.int64)
     shape = (len(states) * num_actions, len(states))
-    transitions = csr_array((lines[:, 3], (rows, following)), shape=shape)
-    return TableFields(
-        transitions=transitions,
+    return TabularMDP(
+        transitions=csr_array((lines[:, 3], (rows, following)), shape=shape),
         num_actions=num_actions,
         start=start[states],
         terminal=np.isin(states, list(reading.ending)),

@@ -5,7 +5,7 @@ would take 319 GB.  An episode ends on entering a terminal state, and in no othe
 and has no actions.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -20,8 +20,10 @@ from posttrain.irl.pattern import Pattern
 
 SUM_TOLERANCE = 1e-8
 """How far a row of probabilities may be from adding up to 1."""
+SUM_REMEDY = "add what is missing, or divide by the sum what was rounded (to float32, say)"
 
-Start = int | Iterable[float] | Float[ndarray, " state"]
+Start = int | Sequence[float] | Float[ndarray, " state"]
+Ends = Iterable[int] | Int[ndarray, " terminal"]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -46,12 +48,10 @@ class TabularMDP:
 
     @staticmethod
     def from_sparse(
-        transitions: sparray | spmatrix, *, num_actions: int, start: Start, terminal: Iterable[int] = ()
+        transitions: sparray | spmatrix, *, num_actions: int, start: Start, terminal: Ends = ()
     ) -> "TabularMDP":
         """From a matrix with a row s · num_actions + a for each pair; whatever leads out of terminals is left out."""
-        table = csr_array(transitions, dtype=np.float64)
-        if table is transitions or np.shares_memory(table.data, getattr(transitions, "data", table.data)):
-            table = table.copy()  # sorting it below would reach into the caller's matrix
+        table = csr_array(transitions, dtype=np.float64, copy=True)  # what follows would reach into the caller's matrix
         table.sum_duplicates()
         num_rows, num_states = table.shape
         if num_actions < 1 or num_rows != num_states * num_actions:
@@ -70,7 +70,7 @@ class TabularMDP:
         )
 
     @staticmethod
-    def from_dense(probabilities: ndarray, *, layout: str, start: Start, terminal: Iterable[int] = ()) -> "TabularMDP":
+    def from_dense(probabilities: ndarray, *, layout: str, start: Start, terminal: Ends = ()) -> "TabularMDP":
         """From an array whose axes are in either usual order; with S = A the order cannot be told from the shape."""
         orders = {"state action next": (0, 1, 2), "state next action": (0, 2, 1)}
         if layout not in orders:
@@ -91,15 +91,7 @@ class TabularMDP:
         """
         from posttrain.irl.gymnasium_table import read_table
 
-        found = read_table(env)
-        return TabularMDP(
-            transitions=found.transitions,
-            num_actions=found.num_actions,
-            start=found.start,
-            terminal=found.terminal,
-            rewards=found.rewards,
-            states=found.states,
-        )
+        return read_table(env)
 
     @property
     def num_states(self) -> int:
@@ -170,10 +162,14 @@ def without_rows(table: csr_array, dropped: Bool[ndarray, " row"]) -> csr_array:
     return table
 
 
-def terminal_mask(terminal: Iterable[int], num_states: int) -> Bool[ndarray, " state"]:
+def terminal_mask(terminal: Ends, num_states: int) -> Bool[ndarray, " state"]:
     """A flag per state, from the numbers of the terminal ones."""
     mask = np.zeros(num_states, dtype=bool)
     for state in terminal:
+        if isinstance(state, bool | np.bool_):
+            raise UserError(
+                f"terminal holds the flag {state}: give the numbers of the terminal states, as np.flatnonzero does"
+            )
         if not 0 <= state < num_states:
             raise UserError(f"terminal state {state} does not exist: states are 0 to {num_states - 1}")
         mask[state] = True
@@ -200,7 +196,7 @@ def check_start(start: Float[ndarray, " state"]) -> None:
     if bad.size:
         raise UserError(f"start: state {bad[0]} has probability {start[bad[0]]}; use numbers from 0 to 1")
     if abs(start.sum() - 1) > SUM_TOLERANCE:
-        raise UserError(f"start: the probabilities add up to {start.sum():.9g}, not to 1")
+        raise UserError(f"start: the probabilities add up to {start.sum():.9g}, not to 1; {SUM_REMEDY}")
 
 
 def check_rows(mdp: TabularMDP) -> None:
@@ -218,7 +214,7 @@ def check_rows(mdp: TabularMDP) -> None:
     if wrong.size:
         raise UserError(
             f"transitions: the probabilities of {pair(mdp, int(wrong[0]))} add up to {sums[wrong[0]]:.9g}, not to 1"
-            f"{f'; so it is in {wrong.size - 1} more rows' if wrong.size > 1 else ''}"
+            f"{f' (nor in {wrong.size - 1} more rows)' if wrong.size > 1 else ''}; {SUM_REMEDY}"
         )
 
 

@@ -10,6 +10,7 @@ from numpy import ndarray
 from scipy.sparse import csr_array
 
 from posttrain.errors import UserError
+from posttrain.irl.array_files import read_file
 from posttrain.irl.grids import MOVES, IcyGridWorld, neighbours, tiles
 from posttrain.irl.mdp import TabularMDP
 from posttrain.irl.planning import Reward
@@ -161,18 +162,14 @@ def table_world(options: TableOptions) -> World:
 def read_arrays(path: Path, where: str) -> dict[str, ndarray]:
     """The arrays of an .npz file."""
     found = read_numpy(path, where)
-    if not isinstance(found, np.lib.npyio.NpzFile):
+    if isinstance(found, ndarray):
         raise UserError(f"{where} = {path}: holds one array without a name; give an .npz file, as np.savez writes it")
-    with found:
-        return {name: found[name] for name in found.files}
+    return found
 
 
-def read_numpy(path: Path, where: str) -> "ndarray | np.lib.npyio.NpzFile":
-    """The content of an .npy or .npz file; nothing in it can run."""
+def read_numpy(path: Path, where: str) -> ndarray | dict[str, ndarray]:
+    """The content of an .npy or .npz file, which the option `where` names."""
     try:
-        content: ndarray | np.lib.npyio.NpzFile = np.load(path, allow_pickle=False)
-    except FileNotFoundError:
-        raise UserError(f"{where} = {path}: there is no such file") from None
-    except (ValueError, EOFError) as error:
-        raise UserError(f"{where} = {path}: not a file of numpy arrays: {error}") from error
-    return content
+        return read_file(path)
+    except UserError as error:
+        raise UserError(f"{where} = {error}") from error
