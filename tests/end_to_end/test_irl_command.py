@@ -242,7 +242,7 @@ MISTAKES = {
     "several arrays for features": ("--features.name file --features.path half.npz", "holds several arrays"),
     "demonstrations without actions": (
         "--demonstrations.name recorded --demonstrations.path half.npz",
-        "half.npz holds no array 'states'",
+        "half.npz: it holds no array 'states'",
     ),
     "an expert without rewards": ("--world.name table --world.path whole.npz", "this world names no rewards"),
     "a course's expert without end": (

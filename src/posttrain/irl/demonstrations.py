@@ -5,7 +5,7 @@ when someone stopped watching (a time limit).  A truncated episode says what was
 followed: it can be fitted by likelihood at any discount, but its totals are not those of a whole episode.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -76,9 +76,10 @@ class Demonstrations:
                 f"{len(self.actions)} and {len(self.states)} are given"
             )
         for name in ("terminated", "truncated"):
-            if len(getattr(self, name)) != len(self.lengths):
+            shape = getattr(self, name).shape
+            if shape != self.lengths.shape:
                 raise UserError(
-                    f"demonstrations: `{name}` has {len(getattr(self, name))} flags for {len(self)} episodes"
+                    f"demonstrations: `{name}` has the shape {shape}; give one flag for each of {len(self)} episodes"
                 )
 
     def __len__(self) -> int:
@@ -158,13 +159,18 @@ class Demonstrations:
             missing = [name for name in FIELDS if name not in arrays]
             if missing:
                 raise UserError(f"{path} holds no array {missing[0]!r}: demonstrations need {', '.join(FIELDS)}")
-            states, actions, lengths, terminated, truncated = (arrays[name] for name in FIELDS)
+            return Demonstrations.from_arrays(arrays)
+
+    @staticmethod
+    def from_arrays(arrays: Mapping[str, ndarray]) -> "Demonstrations":
+        """From the five arrays of this record by name."""
+        states, actions, lengths, terminated, truncated = (arrays[name] for name in FIELDS)
         return Demonstrations(
             states=whole_numbers(states, "state"),
             actions=whole_numbers(actions, "action"),
             lengths=whole_numbers(lengths, "length"),
-            terminated=terminated.astype(bool),
-            truncated=truncated.astype(bool),
+            terminated=flags(terminated, "terminated"),
+            truncated=flags(truncated, "truncated"),
         )
 
     def save(self, path: Path | str) -> None:
@@ -198,14 +204,25 @@ class Demonstrations:
 
 
 def whole_numbers(numbers: Sequence[int] | ndarray, what: str, episode: int | None = None) -> Int[ndarray, " entry"]:
-    """The same as integers; refuses vectors, fractions and NaN."""
+    """The same as integers; refuses vectors, fractions, words and what is not finite."""
     array = np.asarray(numbers)
     where = "demonstrations" if episode is None else f"demonstration {episode}"
     if array.ndim == 2 and array.shape[1] == 1:
         array = array[:, 0]
-    if array.ndim != 1 or (array.size and not np.array_equal(array, np.round(array))):
-        raise UserError(f"{where}: each {what} must be one whole number, the index of a state or action of the world")
+    rule = f"{where}: each {what} must be one whole number, the index of a state or action of the world"
+    if array.ndim != 1 or array.dtype.kind not in "biuf":
+        raise UserError(f"{rule}; these have the shape {array.shape} and the type {array.dtype}")
+    bad = np.flatnonzero(~np.isfinite(array) | (array != np.round(array)))
+    if bad.size:
+        raise UserError(f"{rule}; the one in row {bad[0]} is {array[bad[0]]}")
     return array.astype(np.int64)
+
+
+def flags(given: ndarray, name: str) -> Bool[ndarray, "..."]:
+    """The same as booleans; refuses what is neither true nor false."""
+    if given.dtype.kind not in "biuf" or not np.isin(given, (0, 1)).all():
+        raise UserError(f"demonstrations: each entry of `{name}` must be true or false")
+    return given.astype(bool)
 
 
 def chained(index: int, steps: Sequence[tuple[int, int, int]], terminated: bool) -> Episode:

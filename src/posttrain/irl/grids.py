@@ -3,15 +3,13 @@
 State y · size + x; actions 0 to 3 move +x, -x, +y, -y; a move over the edge stays.
 """
 
-from collections.abc import Iterable
-
 import numpy as np
 from jaxtyping import Float, Int
 from numpy import ndarray
 from scipy.sparse import csr_array
 
 from posttrain.errors import UserError
-from posttrain.irl.mdp import Start, TabularMDP, start_distribution, terminal_mask, without_rows
+from posttrain.irl.mdp import Ends, Start, TabularMDP, start_distribution, terminal_mask, without_rows
 
 MOVES = ((1, 0), (-1, 0), (0, 1), (0, -1))
 """What each action adds to (x, y)."""
@@ -26,9 +24,7 @@ class IcyGridWorld(TabularMDP):
     size: int
     slip: float
 
-    def __init__(
-        self, size: int, slip: float = 0.2, *, start: Start = 0, terminal: Iterable[int] | None = None
-    ) -> None:
+    def __init__(self, size: int, slip: float = 0.2, *, start: Start = 0, terminal: Ends | None = None) -> None:
         """Without `terminal` the last corner ends an episode; an empty one makes a world without end."""
         if size < 1:
             raise UserError(f"size = {size}: a grid has at least one state")
@@ -57,7 +53,7 @@ class IcyGridWorld(TabularMDP):
 class GridWorld(IcyGridWorld):
     """A grid on which every step goes where it was meant to."""
 
-    def __init__(self, size: int, *, start: Start = 0, terminal: Iterable[int] | None = None) -> None:
+    def __init__(self, size: int, *, start: Start = 0, terminal: Ends | None = None) -> None:
         super().__init__(size, 0.0, start=start, terminal=terminal)
 
 

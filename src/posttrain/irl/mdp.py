@@ -21,7 +21,10 @@ from posttrain.irl.pattern import Pattern
 SUM_TOLERANCE = 1e-8
 """How far a row of probabilities may be from adding up to 1."""
 
-Start = int | Iterable[float] | Float[ndarray, " state"]
+Start = int | Iterable[float] | ndarray
+"""The state where every episode starts, or a probability for each state."""
+Ends = Iterable[int] | ndarray
+"""The numbers of the terminal states, or a flag for each state."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -46,10 +49,14 @@ class TabularMDP:
 
     @staticmethod
     def from_sparse(
-        transitions: sparray | spmatrix, *, num_actions: int, start: Start, terminal: Iterable[int] = ()
+        transitions: sparray | spmatrix, *, num_actions: int, start: Start, terminal: Ends = ()
     ) -> "TabularMDP":
         """From a matrix with a row s · num_actions + a for each pair; whatever leads out of terminals is left out."""
         table = csr_array(transitions, dtype=np.float64)
+        try:
+            table.check_format(full_check=True)  # a column too far would be read from whatever memory holds there
+        except ValueError as error:
+            raise UserError(f"transitions: the sparse table is malformed: {error}") from error
         if table is transitions or np.shares_memory(table.data, getattr(transitions, "data", table.data)):
             table = table.copy()  # sorting it below would reach into the caller's matrix
         table.sum_duplicates()
@@ -70,7 +77,7 @@ class TabularMDP:
         )
 
     @staticmethod
-    def from_dense(probabilities: ndarray, *, layout: str, start: Start, terminal: Iterable[int] = ()) -> "TabularMDP":
+    def from_dense(probabilities: ndarray, *, layout: str, start: Start, terminal: Ends = ()) -> "TabularMDP":
         """From an array whose axes are in either usual order; with S = A the order cannot be told from the shape."""
         orders = {"state action next": (0, 1, 2), "state next action": (0, 2, 1)}
         if layout not in orders:
@@ -170,13 +177,18 @@ def without_rows(table: csr_array, dropped: Bool[ndarray, " row"]) -> csr_array:
     return table
 
 
-def terminal_mask(terminal: Iterable[int], num_states: int) -> Bool[ndarray, " state"]:
-    """A flag per state, from the numbers of the terminal ones."""
+def terminal_mask(terminal: Ends, num_states: int) -> Bool[ndarray, " state"]:
+    """A flag per state, from such flags or from the numbers of the terminal ones."""
+    given = np.array(terminal if isinstance(terminal, ndarray) else list(terminal)).ravel()
+    if given.dtype == bool:
+        if given.shape != (num_states,):
+            raise UserError(f"terminal has {given.size} flags: give one for each of {num_states} states, or numbers")
+        return given
     mask = np.zeros(num_states, dtype=bool)
-    for state in terminal:
-        if not 0 <= state < num_states:
+    for state in given.tolist():
+        if state not in range(num_states):
             raise UserError(f"terminal state {state} does not exist: states are 0 to {num_states - 1}")
-        mask[state] = True
+        mask[int(state)] = True
     return mask
 
 

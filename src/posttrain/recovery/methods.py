@@ -8,7 +8,6 @@ import numpy as np
 from jaxtyping import Float
 from numpy import ndarray
 
-from posttrain.errors import UserError
 from posttrain.irl.causal import MaxCausalEntIRL
 from posttrain.irl.counting import in_world
 from posttrain.irl.course import feature_expectations, local_action_probabilities, recover_reward, start_histogram
@@ -22,6 +21,7 @@ from posttrain.irl.planning import Divergence, Reward
 from posttrain.irl.rewards import LinearReward, Weights, dense
 from posttrain.irl.solvers import Descent, Point
 from posttrain.irl.uncertainty import identifiability
+from posttrain.recovery.arrays import read_array
 from posttrain.recovery.method_options import (
     CausalOptions,
     CourseOptions,
@@ -31,7 +31,7 @@ from posttrain.recovery.method_options import (
     PathOptions,
     TileFeatures,
 )
-from posttrain.recovery.worlds import World, read_numpy
+from posttrain.recovery.worlds import World
 
 AnyPolicy = Float[ndarray, "*horizon state action"]
 """π(a|s); with a horizon it depends on the time too."""
@@ -72,10 +72,7 @@ def linear_reward(options: FeatureOptions, world: World) -> LinearReward:
             assert world.layout is not None, "IrlConfig sees to that"
             return LinearReward(features=tiles(world.layout.width, options.width))
         case FileFeatures():
-            table = read_numpy(Path(options.path), "features.path")
-            if not isinstance(table, np.ndarray):
-                raise UserError(f"features.path = {options.path}: holds several arrays; give an .npy file with one")
-            return LinearReward(features=table, on=options.on)
+            return LinearReward(features=read_array(Path(options.path), "features.path"), on=options.on)
     from scipy.sparse import eye_array
 
     return LinearReward(features=eye_array(num_states).tocsr() if num_states > 1000 else np.eye(num_states))
