@@ -17,7 +17,14 @@ from posttrain.irl.demonstrations import Demonstrations, Episode
 from posttrain.irl.maxent import MaxEntIRL
 from posttrain.irl.rewards import LinearReward, Place
 from posttrain.recovery.demonstrating import make_demonstrations
-from posttrain.recovery.method_options import CausalOptions, CourseOptions, FileFeatures, PathOptions, StateFeatures
+from posttrain.recovery.method_options import (
+    CausalOptions,
+    CourseOptions,
+    FileFeatures,
+    MethodOptions,
+    PathOptions,
+    StateFeatures,
+)
 from posttrain.recovery.methods import find, linear_reward
 from posttrain.recovery.telling import Teller
 from posttrain.recovery.world_options import GymnasiumOptions, IcyGridOptions, SampledOptions
@@ -64,6 +71,15 @@ def test_each_option_of_a_method_reaches_the_fit(options: type, fitter: type, na
     assert np.array_equal(found.weights, fit.weights)
     assert len(found.curve) == len(fit.history)
     assert not np.array_equal(found.weights, find(options(), world, states, course_demonstrations(), untold).weights)
+
+
+@pytest.mark.parametrize("options", [CausalOptions(), PathOptions(), PathOptions(gradient="algorithm1")])
+def test_a_fit_tells_of_each_evaluation_while_it_goes_on(options: MethodOptions) -> None:
+    world, states = make_world(IcyGridOptions()), LinearReward(features=np.eye(25))
+    told: list[float] = []
+    found = find(options, world, states, course_demonstrations(), lambda numbers: told.append(numbers["objective"]))
+    assert len(found.curve) > 3
+    assert {numbers["objective"] for numbers in found.curve} <= set(told), "and of steps that were tried in vain"
 
 
 @pytest.mark.parametrize(("name", "value"), [("step_size", 0.4), ("tolerance", 1e-2)])
