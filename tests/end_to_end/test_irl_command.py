@@ -242,7 +242,7 @@ MISTAKES = {
     "several arrays for features": ("--features.name file --features.path half.npz", "holds several arrays"),
     "demonstrations without actions": (
         "--demonstrations.name recorded --demonstrations.path half.npz",
-        "half.npz holds no array 'states'",
+        "half.npz: it holds no array 'states'",
     ),
     "an expert without rewards": ("--world.name table --world.path whole.npz", "this world names no rewards"),
     "a course's expert without end": (
@@ -252,6 +252,14 @@ MISTAKES = {
     "demonstrations that were cut off": (
         "--demonstrations.max-steps 2",
         "demonstration 0 was truncated in state",
+    ),
+    "demonstrations for the course that were cut off": (
+        "--method.name course --demonstrations.max-steps 2",
+        "Use maximum causal entropy with objective = likelihood or a discount below 1, or leave it out",
+    ),
+    "an environment from a package that is not there": (
+        "--world.name gymnasium --world.env nosuchpackage:Maze-v0",
+        "world.env = nosuchpackage:Maze-v0: gymnasium.make('nosuchpackage:Maze-v0') fails",
     ),
     "another command's section": ("--rollout.group-size 4", "--rollout.group-size: no such flag"),
     "another command's recipe": ("countdown-tiny", "algorithm: no such section in `posttrain irl`"),
@@ -307,3 +315,5 @@ def test_help_shows_the_options_of_what_was_chosen(capsys: pytest.CaptureFixture
     assert "--method.gradient" in printed
     assert "--world.slip" not in printed
     assert "--method.horizon" not in printed
+    for names in ("{icy_grid,gymnasium,table}", "{sampled,recorded}", "{states,tiles,file}", "{course,maxent,causal}"):
+        assert names in printed, "and what else there is to choose"

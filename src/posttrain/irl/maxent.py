@@ -124,13 +124,16 @@ class MaxEntIRL:
         if not features.per_state:
             raise UserError(f"on = {reward.on!r}: the path model has features of states; use on='state'")
         start = initial_histogram(known, mdp.num_states)
-        dual = PathDual(features, start, features.observed(count(known, mdp, discount=1.0)), self.l2)
+        dual = self.dual(features, start, features.observed(count(known, mdp, discount=1.0)))
         first = dual.at(self.feasible_weights(features, start))
         if self.gradient == "tilted":
             found = minimise_newton(dual, first, tolerance=self.tolerance, max_iterations=self.max_iterations)
         else:
             found = self.seek_zero(dual, first)
         return path_fit(dual, found)
+
+    def dual(self, features: Features, start: PerState, moments: Weights) -> PathDual:
+        return PathDual(features, start, moments, self.l2)
 
     def feasible_weights(self, features: Features, start: PerState) -> Weights:
         """Weights under which every step costs more than the log of its ways, if the features can say so; else 0."""
