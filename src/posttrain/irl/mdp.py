@@ -16,6 +16,7 @@ from scipy.sparse import csr_array, sparray, spmatrix
 from scipy.sparse.csgraph import breadth_first_order
 
 from posttrain.errors import UserError
+from posttrain.irl.linear_solvers import is_wide
 from posttrain.irl.pattern import Pattern
 
 SUM_TOLERANCE = 1e-8
@@ -117,6 +118,11 @@ class TabularMDP:
     def numbers(self) -> dict[int, int]:
         """Our index of each state of the environment."""
         return {int(state): index for index, state in enumerate(self.states)}
+
+    @cached_property
+    def wide(self) -> bool:
+        """Whether policies' linear systems are better solved by iteration than by factors, which would fill in."""
+        return is_wide(state_graph(self))
 
     def never_ending(self) -> Int[ndarray, " state"]:
         """States from which no choice of actions ever reaches a terminal state."""

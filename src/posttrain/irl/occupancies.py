@@ -5,7 +5,7 @@ from jaxtyping import Float
 from numpy import ndarray
 
 from posttrain.errors import UserError
-from posttrain.irl.linear_systems import factorised, next_state_table
+from posttrain.irl.linear_systems import next_state_table, system
 from posttrain.irl.mdp import TabularMDP, reachable
 from posttrain.irl.planning import Divergence, Policy, check_discount
 
@@ -31,7 +31,7 @@ def occupancy_from(
     check_policy(mdp, policy)
     if discount == 1:
         check_ends(mdp, policy, start)
-    visits: ndarray = factorised(mdp, policy, discount).solve(start, "T")
+    visits: ndarray = system(mdp, policy, discount).solve(start, "T")
     return visits
 
 

@@ -18,10 +18,10 @@ import numpy as np
 from jaxtyping import Float
 from numpy import ndarray
 from scipy.sparse import csr_array
-from scipy.sparse.linalg import SuperLU
 
 from posttrain.irl.curvature import BLOCK, Matrix
-from posttrain.irl.linear_systems import factorised, resolvent
+from posttrain.irl.linear_solvers import Solver
+from posttrain.irl.linear_systems import resolvent, system
 from posttrain.irl.mdp import TabularMDP
 from posttrain.irl.planning import MAX_SOLVES, TOLERANCE, UNBOUNDED, Divergence, Policy, check_reward
 
@@ -37,12 +37,12 @@ class PathPlan:
     """log Z."""
     following: csr_array
     """q(s'|s), rows of terminal states empty."""
-    factors: SuperLU
+    system: Solver
     """I - q."""
 
     def visits(self, start: PerState) -> PerState:
         """Expected visits under the model's own paths: the gradient of start · V with respect to r."""
-        solved: ndarray = self.factors.solve(start, "T")
+        solved: ndarray = self.system.solve(start, "T")
         return solved
 
     def policy(self) -> Policy:
@@ -86,7 +86,7 @@ def path_partition(mdp: TabularMDP, reward: PerState, *, guess: PerState | None 
         raise Divergence(f"the partition function is infinite: state {mdp.states[lost[0]]} can never reach an end")
     uniform = csr_array((choices.data / mdp.num_actions, choices.indices, choices.indptr), shape=choices.shape)
     worth = np.where(mdp.terminal, reward, reward + np.log(mdp.num_actions))
-    return newton(mdp, choices, reward, resolvent(uniform).solve(worth))
+    return newton(mdp, choices, reward, resolvent(uniform, wide=mdp.wide).solve(worth))
 
 
 def newton(mdp: TabularMDP, choices: csr_array, reward: PerState, values: PerState) -> PathPlan:
@@ -95,17 +95,17 @@ def newton(mdp: TabularMDP, choices: csr_array, reward: PerState, values: PerSta
     for _ in range(MAX_SOLVES):
         updated, following = tilted(choices, reward, values)
         try:
-            solver = resolvent(following)
+            onwards = resolvent(following, wide=mdp.wide)
+            step = onwards.solve(updated - values)
         except RuntimeError as singular:
             raise infinite(reward) from singular
-        step = solver.solve(updated - values)
         values = values + step
         moved, largest = float(np.abs(step).max()), float(np.abs(values).max())
         if not largest < UNBOUNDED * scale:
             break
         as_far_as_rounding_allows = before / 2 <= moved <= 1e-6 * largest
         if moved <= TOLERANCE * max(scale, largest) or as_far_as_rounding_allows:
-            return PathPlan(mdp=mdp, values=values, following=following, factors=solver)
+            return PathPlan(mdp=mdp, values=values, following=following, system=onwards)
         before = moved
     raise infinite(reward)
 
@@ -136,7 +136,7 @@ def tilted(choices: csr_array, reward: PerState, values: PerState) -> tuple[PerS
 
 def path_curvature(plan: PathPlan, features: Float[ndarray, "state feature"], visits: PerState) -> Matrix:
     """The second derivative of start · V: Σ_s visits(s) Cov_{s'∼q}(ψ(s')), with ψ = (I - q)⁻¹ φ."""
-    successors = plan.factors.solve(features)
+    successors = plan.system.solve(features)
     means = plan.following @ successors
     edges = plan.following
     source = np.repeat(np.arange(len(visits)), np.diff(edges.indptr))
@@ -156,9 +156,9 @@ def executed_slopes(plan: PathPlan, features: Float[ndarray, "state feature"], s
     ψ is what follows in the world and χ = ∂V/∂θ what follows on the model's own paths, on which s' is tilted by Z(s').
     """
     mdp, policy, outcomes = plan.mdp, plan.policy(), tilted_outcomes(plan)
-    executed = factorised(mdp, policy, 1.0)
+    executed = system(mdp, policy, 1.0)
     flow = executed.solve(start, "T")[:, None] * policy
-    real, hoped = executed.solve(features), plan.factors.solve(features)
+    real, hoped = executed.solve(features), plan.system.solve(features)
     total = np.zeros((features.shape[1], features.shape[1]))
     for first in range(0, mdp.num_states, BLOCK):
         here = policy[first : first + BLOCK]

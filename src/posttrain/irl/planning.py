@@ -19,10 +19,11 @@ from functools import cached_property, reduce
 import numpy as np
 from jaxtyping import Float
 from numpy import ndarray
-from scipy.sparse.linalg import SuperLU
 
-from posttrain.errors import RunError, UserError
-from posttrain.irl.linear_systems import factorised
+from posttrain.errors import UserError
+from posttrain.irl.divergence import Divergence as Divergence
+from posttrain.irl.linear_solvers import Solver
+from posttrain.irl.linear_systems import system
 from posttrain.irl.mdp import TabularMDP
 
 TOLERANCE = 1e-12
@@ -36,10 +37,6 @@ UNBOUNDED = 1e9
 
 Reward = Float[ndarray, " state"] | Float[ndarray, "state action"]
 Policy = Float[ndarray, "state action"]
-
-
-class Divergence(RunError):
-    """No finite values exist, or none that double precision can tell from infinite ones."""
 
 
 @dataclass
@@ -135,12 +132,12 @@ class SoftPlan:
     values: Float[ndarray, " state"]
     policy: Policy
     """π(a|s); uniform in terminal states, where nothing is done."""
-    factors: SuperLU
+    system: Solver
     """I - γ P_π: solved, it looks forward in time from each state; transposed, it carries visits forward."""
 
     def visits(self, sources: Float[ndarray, " state"]) -> Float[ndarray, " state"]:
         """Discounted expected visits when the mass `sources` starts and follows the policy."""
-        solved: ndarray = self.factors.solve(sources, "T")
+        solved: ndarray = self.system.solve(sources, "T")
         return solved
 
 
@@ -201,8 +198,8 @@ def soft_value_iteration(problem: Problem, *, tolerance: float = TOLERANCE) -> S
         ratio = problem.discount if problem.discount < 1 else seen
         settled = change * ratio <= (1 - ratio) * tolerance * max(problem.scale, largest)
         if settled or change <= ROUNDING * largest:
-            factors = factorised(problem.mdp, policy, problem.discount)
-            return SoftPlan(problem=problem, values=values, policy=policy, factors=factors)
+            forwards = system(problem.mdp, policy, problem.discount)
+            return SoftPlan(problem=problem, values=values, policy=policy, system=forwards)
         if watch.stuck(change):
             break
         before = change
@@ -227,7 +224,7 @@ def soft_policy_iteration(problem: Problem, *, guess: Float[ndarray, " state"] |
     uniform = np.full((mdp.num_states, mdp.num_actions), 1 / mdp.num_actions)
     worth = problem.step_rewards.mean(axis=1) + problem.temperature * np.log(mdp.num_actions)
     values = np.where(mdp.terminal, problem.end_values, worth)
-    return newton(problem, factorised(mdp, uniform, problem.discount).solve(values))
+    return newton(problem, system(mdp, uniform, problem.discount).solve(values))
 
 
 def newton(problem: Problem, values: Float[ndarray, " state"]) -> SoftPlan:
@@ -236,17 +233,17 @@ def newton(problem: Problem, values: Float[ndarray, " state"]) -> SoftPlan:
     for _ in range(MAX_SOLVES):
         updated, policy = problem.sweep(values)
         try:
-            solver = factorised(problem.mdp, policy, problem.discount)
+            forwards = system(problem.mdp, policy, problem.discount)
+            step = forwards.solve(updated - values)
         except RuntimeError as singular:
             raise problem.diverged("the policy it improves towards never ends an episode") from singular
-        step = solver.solve(updated - values)
         values = values + step
         largest, moved = float(np.abs(values).max()), float(np.abs(step).max())
         if not largest < UNBOUNDED * problem.scale:
             break
         as_far_as_rounding_allows = before / 2 <= moved <= 1e-6 * largest
         if moved <= TOLERANCE * max(problem.scale, largest) or as_far_as_rounding_allows:
-            return SoftPlan(problem=problem, values=values, policy=policy, factors=solver)
+            return SoftPlan(problem=problem, values=values, policy=policy, system=forwards)
         before = moved
     raise problem.diverged(f"a value has grown to {largest:.3g} and episodes hardly ever end")
 
