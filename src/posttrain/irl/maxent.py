@@ -150,9 +150,9 @@ class MaxEntIRL:
     def nearer(self, dual: PathDual, point: Point[PathPlan], step: Weights) -> Point[PathPlan] | None:
         try:
             candidate = dual.at(point.weights + step, point.plan)
+            closer = np.linalg.norm(dual.algorithm1(candidate)) < np.linalg.norm(dual.algorithm1(point))
         except Divergence:
             return None
-        closer = np.linalg.norm(dual.algorithm1(candidate)) < np.linalg.norm(dual.algorithm1(point))
         return candidate if closer else None
 
 

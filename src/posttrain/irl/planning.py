@@ -179,6 +179,8 @@ def greedy_policy(mdp: TabularMDP, q: Policy) -> Policy:
 
 def action_values(mdp: TabularMDP, reward: Reward, values: Float[ndarray, " state"], *, discount: float) -> Policy:
     """Q(s,a) of given values."""
+    check_discount(discount)
+    check_reward(mdp, reward)
     following = (mdp.transitions @ values).reshape(mdp.num_states, mdp.num_actions)
     q: Policy = per_action(mdp, reward) + discount * following
     return q
@@ -264,7 +266,8 @@ def check_reward(mdp: TabularMDP, reward: Reward) -> None:
         raise UserError(f"the reward has the shape {reward.shape}; use {shapes[0]} (state) or {shapes[1]} (action too)")
     bad = np.argwhere(~np.isfinite(reward))
     if bad.size:
-        where = ", action ".join(str(index) for index in bad[0])
+        state, *action = bad[0]
+        where = ", action ".join(map(str, (mdp.states[state], *action)))
         raise UserError(f"the reward of state {where} is {reward[tuple(bad[0])]}; use finite numbers")
 
 
