@@ -287,6 +287,21 @@ def test_a_problem_that_diverges_is_an_error_naming_discount_and_temperature(pla
         plan(endless)
 
 
+@pytest.mark.parametrize("discount", [0.999, 0.9999, 0.99999])
+@pytest.mark.parametrize("pay", [1.0, 1e3])
+def test_value_iteration_settles_however_near_one_the_discount_is(discount, pay) -> None:
+    """In a circle that can be taken either way: one way pays 1 on each step, the other 3 on one of its four."""
+    table = np.zeros((4, 2, 4))
+    table[range(4), 0, [1, 2, 3, 0]] = table[range(4), 1, [3, 0, 1, 2]] = 1
+    circle = TabularMDP.from_dense(table, layout="state action next", start=0)
+    reward = pay * np.array([[1.0, 0], [1, 0], [1, 3], [1, 0]])
+    values = value_iteration(circle, reward, discount=discount)
+    # Back and forth between 2 and 1, earning 3 and 1, beats the circle's 1 and 1.
+    best = pay * (3 + discount) / (1 - discount**2)
+    assert values[2] == pytest.approx(best, rel=1e-10)
+    assert values[1] == pytest.approx(pay + discount * best, rel=1e-10)
+
+
 def test_a_long_way_is_not_mistaken_for_one_without_end() -> None:
     length = 3000  # in 3000 sweeps from zero every sweep changes some value by 1, and then none does
     values = value_iteration(chain(length, ends=True), np.full(length, -1.0), discount=1.0)
