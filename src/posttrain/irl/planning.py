@@ -23,7 +23,7 @@ from scipy.sparse.linalg import SuperLU
 
 from posttrain.errors import RunError, UserError
 from posttrain.irl.linear_systems import factorised
-from posttrain.irl.mdp import TabularMDP
+from posttrain.irl.mdp import TabularMDP, reachable, state_graph
 
 TOLERANCE = 1e-12
 """Error of the values, relative to the largest, below which they count as settled."""
@@ -91,7 +91,8 @@ class Problem:
     def scale(self) -> float:
         """The most that one step can add to a value, in size."""
         entropy = self.temperature * float(np.log(self.mdp.num_actions))
-        return max(float(np.abs(self.reward).max()), entropy, 1e-300)
+        paid = max(float(np.abs(reward).max()) for reward in (self.step_rewards, self.end_values))
+        return max(paid, entropy, 1e-300)
 
     def backup(self, values: Float[ndarray, " state"]) -> Policy:
         """Q(s,a) for given values of what follows."""
@@ -125,8 +126,22 @@ class Problem:
 
     def check_ends(self) -> None:
         """At discount 1 every state must have a way to an end."""
-        if self.discount == 1 and (lost := self.mdp.never_ending()).size:
-            raise self.diverged(f"state {self.mdp.states[lost[0]]} can never reach a terminal state")
+        if self.discount < 1 or not (lost := self.mdp.never_ending()).size:
+            return
+        met = reachable(state_graph(self.mdp), self.mdp.start > 0)[lost[0]]
+        raise Divergence(
+            f"soft planning diverges at discount {self.discount} and temperature {self.temperature}: "
+            f"state {self.mdp.states[lost[0]]} can never reach a terminal state"
+            f"{f' (nor can {lost.size - 1} others)' if lost.size > 1 else ''}. Use a discount below 1 or a horizon, or "
+            f"{'give it a way out' if met else 'leave it out of the world: no episode comes there'}"
+        )
+
+    def factorised(self, policy: Policy) -> SuperLU:
+        """Factors of the policy's linear system."""
+        try:
+            return factorised(self.mdp, policy, self.discount)
+        except RuntimeError as singular:
+            raise self.diverged("the policy it improves towards never ends an episode") from singular
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -211,11 +226,16 @@ def soft_value_iteration(problem: Problem, *, tolerance: float = TOLERANCE) -> S
         ratio = problem.discount if problem.discount < 1 else seen
         settled = change * ratio <= (1 - ratio) * tolerance * max(problem.scale, largest)
         if settled or change <= ROUNDING * largest:
-            factors = factorised(problem.mdp, policy, problem.discount)
+            factors = problem.factorised(policy)
             return SoftPlan(problem=problem, values=values, policy=policy, factors=factors)
         if watch.stuck(change):
             break
         before = change
+    if problem.discount < 1:
+        raise Divergence(
+            f"soft value iteration has not settled at discount {problem.discount} and temperature "
+            f"{problem.temperature}: a sweep still changes a value by {change:.3g}. Use soft_policy_iteration"
+        )
     raise problem.diverged(f"after many sweeps one more still changes a value by {change:.3g}")
 
 
@@ -237,7 +257,7 @@ def soft_policy_iteration(problem: Problem, *, guess: Float[ndarray, " state"] |
     uniform = np.full((mdp.num_states, mdp.num_actions), 1 / mdp.num_actions)
     worth = problem.step_rewards.mean(axis=1) + problem.temperature * np.log(mdp.num_actions)
     values = np.where(mdp.terminal, problem.end_values, worth)
-    return newton(problem, factorised(mdp, uniform, problem.discount).solve(values))
+    return newton(problem, problem.factorised(uniform).solve(values))
 
 
 def newton(problem: Problem, values: Float[ndarray, " state"]) -> SoftPlan:
@@ -245,20 +265,21 @@ def newton(problem: Problem, values: Float[ndarray, " state"]) -> SoftPlan:
     before = np.inf
     for _ in range(MAX_SOLVES):
         updated, policy = problem.sweep(values)
-        try:
-            solver = factorised(problem.mdp, policy, problem.discount)
-        except RuntimeError as singular:
-            raise problem.diverged("the policy it improves towards never ends an episode") from singular
-        step = solver.solve(updated - values)
+        solver = problem.factorised(policy)
+        left_over = updated - values
+        step = solver.solve(left_over)
         values = values + step
         largest, moved = float(np.abs(values).max()), float(np.abs(step).max())
         if not largest < UNBOUNDED * problem.scale:
             break
-        as_far_as_rounding_allows = before / 2 <= moved <= 1e-6 * largest
-        if moved <= TOLERANCE * max(problem.scale, largest) or as_far_as_rounding_allows:
+        # A step may be no more than the rounding of a small remainder, made large by episodes that are long.
+        rounding = np.abs(left_over).max() <= TOLERANCE * largest and before / 2 <= moved <= 1e-6 * largest
+        if moved <= TOLERANCE * max(problem.scale, largest) or rounding:
+            if problem.discount == 1 and not solver.solve(np.ones(len(values))).max() < UNBOUNDED:
+                break
             return SoftPlan(problem=problem, values=values, policy=policy, factors=solver)
         before = moved
-    raise problem.diverged(f"a value has grown to {largest:.3g} and episodes hardly ever end")
+    raise problem.diverged(f"values reach {largest:.3g} and episodes hardly ever end")
 
 
 def check_discount(discount: float) -> None:
