@@ -8,7 +8,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from posttrain.errors import UserError
-from posttrain.irl import planning
 from posttrain.irl.finite_horizon import soft_finite_horizon
 from posttrain.irl.grids import GridWorld, IcyGridWorld
 from posttrain.irl.mdp import TabularMDP
@@ -293,72 +292,6 @@ def test_a_problem_that_diverges_is_an_error_naming_discount_and_temperature(pla
     mdp = TabularMDP.from_dense(walled, layout="state action next", start=0, terminal=[1])
     with pytest.raises(Divergence, match=r"state 2 can never reach a terminal state\. .* leave it out of the world"):
         plan(Problem(mdp=mdp, reward=np.full(3, -1.0), discount=1.0))
-
-
-def test_small_rewards_are_planned_as_exactly_beside_large_ones_as_alone() -> None:
-    """A lone state earns 1000 for ever; 40 others, of which none leads to it, a thousandth, at a low temperature."""
-    rng = np.random.default_rng(5)
-    alone, table = np.zeros((40, 3, 40)), np.zeros((41, 3, 41))
-    alone[np.arange(40)[:, None], np.arange(3), rng.integers(40, size=(40, 3))] = 1
-    table[:40, :, :40], table[40, :, 40] = alone, 1
-    reward = np.append(1e-3 * rng.normal(size=(40, 3)), np.full((1, 3), 1e3), axis=0)
-    few, all_of_them = (
-        soft_policy_iteration(
-            Problem(
-                mdp=TabularMDP.from_dense(each, layout="state action next", start=0),
-                reward=reward[: len(each)],
-                discount=0.99,
-                temperature=1e-6,
-            )
-        )
-        for each in (alone, table)
-    )
-    np.testing.assert_allclose(all_of_them.values[:40], few.values, rtol=0, atol=1e-9)
-    assert all_of_them.values[40] == pytest.approx(1e5)
-
-
-def test_what_an_action_in_a_terminal_state_would_earn_makes_no_value_less_exact() -> None:
-    rng = np.random.default_rng(1)
-    mdp = random_world(rng)
-    reward = rng.normal(size=(6, 3))
-    vast = np.where(mdp.terminal[:, None], 1e15, reward)
-    plain, other = (soft_policy_iteration(Problem(mdp=mdp, reward=r, discount=0.9)) for r in (reward, vast))
-    np.testing.assert_array_equal(plain.values, other.values)
-
-
-@pytest.mark.parametrize("discount", [0.999, 0.9999, 0.99999])
-@pytest.mark.parametrize("pay", [1.0, 1e3])
-def test_value_iteration_settles_however_near_one_the_discount_is(discount, pay) -> None:
-    """In a circle that can be taken either way: one way pays 1 on each step, the other 3 on one of its four."""
-    table = np.zeros((4, 2, 4))
-    table[range(4), 0, [1, 2, 3, 0]] = table[range(4), 1, [3, 0, 1, 2]] = 1
-    circle = TabularMDP.from_dense(table, layout="state action next", start=0)
-    reward = pay * np.array([[1.0, 0], [1, 0], [1, 3], [1, 0]])
-    values = value_iteration(circle, reward, discount=discount)
-    # Back and forth between 2 and 1, earning 3 and 1, beats the circle's 1 and 1.
-    best = pay * (3 + discount) / (1 - discount**2)
-    assert values[2] == pytest.approx(best, rel=1e-10)
-    assert values[1] == pytest.approx(pay + discount * best, rel=1e-10)
-
-
-def test_sweeps_that_have_not_settled_say_what_would(monkeypatch) -> None:
-    monkeypatch.setattr(planning, "MAX_SWEEPS", 100)
-    problem = Problem(mdp=GridWorld(3, terminal=()), reward=np.arange(9.0), discount=0.999, temperature=0.5)
-    with pytest.raises(Divergence, match=r"discount 0.999 and temperature 0.5: .* Use soft_policy_iteration"):
-        soft_value_iteration(problem)
-
-
-def test_episodes_so_long_that_rounding_would_show_are_an_error() -> None:
-    """Stay or end, at a cost c for each step: V = -log(e^c - 1), and an episode takes 1/(1 - e^-c) steps."""
-    table = np.zeros((2, 2, 2))
-    table[0, [0, 1], [0, 1]] = 1
-    mdp = TabularMDP.from_dense(table, layout="state action next", start=0, terminal=[1])
-    for cost in (1e-2, 1e-4, 1e-6):
-        plan = soft_policy_iteration(Problem(mdp=mdp, reward=np.array([-cost, 0.0]), discount=1.0))
-        assert plan.values[0] == pytest.approx(-np.log(np.expm1(cost)), rel=1e-9)
-    for cost in (1e-10, 1e-12, 1e-14, 0.0):
-        with pytest.raises(Divergence, match=r"discount 1\.0 and temperature 1\.0"):
-            soft_policy_iteration(Problem(mdp=mdp, reward=np.array([-cost, 0.0]), discount=1.0))
 
 
 def test_a_long_way_is_not_mistaken_for_one_without_end() -> None:

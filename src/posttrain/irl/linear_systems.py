@@ -18,7 +18,8 @@ def merged(mdp: TabularMDP, policy: Float[ndarray, "state action"]) -> Float[nda
     where, table = mdp.pattern, mdp.transitions
     weights = np.repeat(policy.ravel(), np.diff(table.indptr))
     weights *= table.data
-    return np.bincount(where.slot, weights, minlength=len(where.indices))
+    sums = np.bincount(where.slot, weights, minlength=len(where.indices))
+    return sums.astype(np.float64, copy=False)  # where all states are terminal there is nothing, and that is integers
 
 
 def next_state_table(mdp: TabularMDP, policy: Float[ndarray, "state action"]) -> csr_array:

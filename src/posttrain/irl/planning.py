@@ -104,11 +104,11 @@ class Problem:
     def soften(self, q: Policy) -> tuple[Float[ndarray, " state"], Policy]:
         """V and π of the equations above; overwrites q with π."""
         ends = self.mdp.terminal
-        best = reduce(np.maximum, q.T)
+        best = reduce(np.maximum, q.T[1:], q[:, 0].copy())  # a copy, or one action's best would be q itself
         q -= best[:, None]
         q /= self.temperature
         np.exp(q, out=q)
-        total = reduce(np.add, q.T)
+        total = reduce(np.add, q.T[1:], q[:, 0].copy())
         q /= total[:, None]
         values = np.where(ends, self.end_values, best + self.temperature * np.log(total))
         return values, q
