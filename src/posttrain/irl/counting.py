@@ -135,7 +135,7 @@ def check_ends(known: Demonstrations, mdp: TabularMDP) -> None:
     if wrong.size:
         raise UserError(
             f"demonstration {wrong[0]} is marked as terminated in state {mdp.states[last[wrong[0]]]}, which is not "
-            "terminal in this world: mark it as truncated, or name the state in `terminal`"
+            "terminal in this world: mark it as truncated (from_imitation takes a time_limit), or name it in `terminal`"
         )
     empty = np.flatnonzero((known.lengths == 0) & ~mdp.terminal[last])
     if empty.size:
