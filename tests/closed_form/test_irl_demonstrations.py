@@ -251,6 +251,10 @@ def files_gone_wrong(folder: Path) -> Iterator[Path]:
         yield folder / name
     np.savez(folder / "objects.npz", states=np.array([0, None]))
     yield folder / "objects.npz"
+    np.save(folder / "header.npy", BOTH.states)
+    header = (folder / "header.npy").read_bytes()
+    (folder / "header.npy").write_bytes(header.replace(b"(8,), }", b"(8,), ("))
+    yield folder / "header.npy"
     with ZipFile(folder / "other.zip", "w") as archive:
         archive.writestr("states", "0 1 4")
     yield folder / "other.zip"

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from posttrain.irl import planning
+from posttrain.irl.causal import MaxCausalEntIRL
 from posttrain.irl.finite_horizon import soft_finite_horizon
 from posttrain.irl.grids import GridWorld
 from posttrain.irl.mdp import TabularMDP
@@ -15,6 +16,8 @@ from posttrain.irl.planning import (
     soft_value_iteration,
     value_iteration,
 )
+from posttrain.irl.rewards import LinearReward
+from posttrain.irl.sampling import sample_demonstrations
 from tests.irl_worlds import chain, random_world
 
 
@@ -40,7 +43,10 @@ def test_where_every_state_is_terminal_an_episode_is_over_as_it_starts(discount)
     assert soft_policy_iteration(problem).values.tolist() == soft_value_iteration(problem).values.tolist() == [2, 3]
     assert value_iteration(mdp, problem.reward, discount=discount).tolist() == [2, 3]
     assert soft_finite_horizon(problem, horizon=3).values.tolist() == [[2, 3]] * 4
-    assert occupancy(mdp, np.full((2, 3), 1 / 3), discount=discount).tolist() == [0.5, 0.5]
+    policy = np.full((2, 3), 1 / 3)
+    assert occupancy(mdp, policy, discount=discount).tolist() == [0.5, 0.5]
+    shown = sample_demonstrations(mdp, policy, num_episodes=3, rng=np.random.default_rng(0))
+    assert MaxCausalEntIRL(discount=discount).fit(mdp, LinearReward(features=np.eye(2)), shown).gap == 0
 
 
 def test_small_rewards_are_planned_as_exactly_beside_large_ones_as_alone() -> None:

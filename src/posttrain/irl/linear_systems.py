@@ -11,6 +11,7 @@ from scipy.sparse import csc_array, csr_array
 from scipy.sparse.linalg import SuperLU, splu
 
 from posttrain.irl.mdp import TabularMDP
+from posttrain.irl.pattern import added_up
 
 
 def merged(mdp: TabularMDP, policy: Float[ndarray, "state action"]) -> Float[ndarray, " entry"]:
@@ -18,8 +19,7 @@ def merged(mdp: TabularMDP, policy: Float[ndarray, "state action"]) -> Float[nda
     where, table = mdp.pattern, mdp.transitions
     weights = np.repeat(policy.ravel(), np.diff(table.indptr))
     weights *= table.data
-    sums = np.bincount(where.slot, weights, minlength=len(where.indices))
-    return sums.astype(np.float64, copy=False)  # where all states are terminal there is nothing, and that is integers
+    return added_up(where.slot, weights, len(where.indices))
 
 
 def next_state_table(mdp: TabularMDP, policy: Float[ndarray, "state action"]) -> csr_array:
