@@ -52,6 +52,10 @@ class TabularMDP:
     ) -> "TabularMDP":
         """From a matrix with a row s · num_actions + a for each pair; whatever leads out of terminals is left out."""
         table = csr_array(transitions, dtype=np.float64, copy=True)  # what follows would reach into the caller's matrix
+        try:
+            table.check_format(full_check=True)  # an index out of range would be read and written all the same
+        except ValueError as error:
+            raise UserError(f"transitions: the sparse matrix is malformed: {error}") from error
         table.sum_duplicates()
         num_rows, num_states = table.shape
         if num_actions < 1 or num_rows != num_states * num_actions:

@@ -13,7 +13,7 @@ from posttrain.errors import UserError
 from posttrain.irl.array_files import read_file
 from posttrain.irl.grids import MOVES, IcyGridWorld, neighbours, tiles
 from posttrain.irl.mdp import TabularMDP
-from posttrain.irl.planning import Reward
+from posttrain.irl.planning import Reward, check_reward
 from posttrain.recovery.needs import require_gymnasium
 from posttrain.recovery.world_options import GymnasiumOptions, IcyGridOptions, TableOptions, WorldOptions
 
@@ -130,33 +130,55 @@ def gymnasium_world(options: GymnasiumOptions) -> World:
 
 def table_world(options: TableOptions) -> World:
     """A world from a file."""
-    arrays = read_arrays(Path(options.path), "world.path")
+    where, arrays = f"world.path = {options.path}", read_arrays(Path(options.path), "world.path")
     for name in ("start", "terminal"):
         if name not in arrays:
-            raise UserError(f"world.path = {options.path}: it holds no array {name!r}; see `posttrain irl --help`")
-    start, terminal = arrays["start"], arrays["terminal"].ravel().tolist()
+            raise UserError(f"{where}: it holds no array {name!r}; see `posttrain irl --help`")
+    start, terminal = numbers(arrays, "start", where), whole_numbers(arrays, "terminal", where).ravel().tolist()
     if "transitions" in arrays:
-        mdp = TabularMDP.from_dense(arrays["transitions"], layout="state action next", start=start, terminal=terminal)
+        table = numbers(arrays, "transitions", where)
+        mdp = TabularMDP.from_dense(table, layout="state action next", start=start, terminal=terminal)
     else:
-        missing = [name for name in ("data", "indices", "indptr") if name not in arrays]
-        if missing:
-            raise UserError(
-                f"world.path = {options.path}: it holds no array {missing[0]!r}; give `transitions`, or `data`,"
-                " `indices` and `indptr`"
-            )
-        shape = (len(arrays["indptr"]) - 1, len(start))
-        try:
-            table = csr_array(tuple(arrays[name] for name in ("data", "indices", "indptr")), shape=shape)
-        except ValueError as error:
-            raise UserError(f"world.path = {options.path}: the sparse table is malformed: {error}") from error
-        num_actions = max(1, shape[0] // max(1, shape[1]))
-        mdp = TabularMDP.from_sparse(table, num_actions=num_actions, start=start, terminal=terminal)
-    rewards = arrays.get("rewards")
-    if rewards is None:
+        mdp = sparse_world(arrays, start, terminal, where)
+    if "rewards" not in arrays:
         return World(mdp=mdp, rewards=None)
+    rewards = numbers(arrays, "rewards", where)
+    check_reward(mdp, rewards)
     if rewards.ndim == 2:
         mdp = replace(mdp, rewards=rewards)
-    return World(mdp=mdp, rewards=rewards.astype(np.float64))
+    return World(mdp=mdp, rewards=rewards)
+
+
+def sparse_world(arrays: dict[str, ndarray], start: ndarray, terminal: list[int], where: str) -> TabularMDP:
+    """A world from the arrays of a sparse table."""
+    missing = [name for name in ("data", "indices", "indptr") if name not in arrays]
+    if missing:
+        raise UserError(
+            f"{where}: it holds no array {missing[0]!r}; give `transitions`, or `data`, `indices` and `indptr`"
+        )
+    data = numbers(arrays, "data", where)
+    indices, indptr = (whole_numbers(arrays, name, where) for name in ("indices", "indptr"))
+    shape = (indptr.size - 1, start.size)
+    try:
+        table = csr_array((data, indices, indptr), shape=shape)
+    except ValueError as error:
+        raise UserError(f"{where}: the sparse table is malformed: {error}") from error
+    num_actions = max(1, shape[0] // max(1, shape[1]))
+    return TabularMDP.from_sparse(table, num_actions=num_actions, start=start, terminal=terminal)
+
+
+def numbers(arrays: dict[str, ndarray], name: str, where: str) -> ndarray:
+    """An array of a file, as float64."""
+    if arrays[name].dtype.kind not in "biuf":
+        raise UserError(f"{where}: its array {name!r} holds {arrays[name].dtype}; use numbers")
+    return arrays[name].astype(np.float64)
+
+
+def whole_numbers(arrays: dict[str, ndarray], name: str, where: str) -> ndarray:
+    """An array of a file that numbers things."""
+    if arrays[name].size and arrays[name].dtype.kind not in "iu":
+        raise UserError(f"{where}: its array {name!r} holds {arrays[name].dtype}; use whole numbers")
+    return arrays[name].astype(np.int64)
 
 
 def read_arrays(path: Path, where: str) -> dict[str, ndarray]:
@@ -170,6 +192,9 @@ def read_arrays(path: Path, where: str) -> dict[str, ndarray]:
 def read_numpy(path: Path, where: str) -> ndarray | dict[str, ndarray]:
     """The content of an .npy or .npz file, which the option `where` names."""
     try:
-        return read_file(path)
+        found = read_file(path)
     except UserError as error:
         raise UserError(f"{where} = {error}") from error
+    if isinstance(found, ndarray) and found.dtype.kind not in "biuf":
+        raise UserError(f"{where} = {path}: holds {found.dtype}; use numbers")
+    return found
