@@ -95,6 +95,24 @@ def test_value_iteration_settles_however_near_one_the_discount_is(discount, pay)
     assert values[1] == pytest.approx(pay + discount * best, rel=1e-10)
 
 
+def test_a_walk_that_takes_its_time_is_not_mistaken_for_one_without_end() -> None:
+    """One step up or down, each as likely, and at 0 up or none: from i to n it takes n(n + 1) - i(i + 1) steps."""
+    length = 300
+    table = np.zeros((length + 1, 1, length + 1))
+    for state in range(length):
+        table[state, 0, [max(state - 1, 0), state + 1]] = 0.5
+    table[length, 0, length] = 1
+    mdp = TabularMDP.from_dense(table, layout="state action next", start=0, terminal=[length])
+    place = np.arange(length + 1)
+    reward = np.where(mdp.terminal, 0.0, -1.0)
+    expected = place * (place + 1.0) - length * (length + 1)
+    np.testing.assert_allclose(value_iteration(mdp, reward, discount=1.0), expected, rtol=1e-9, atol=1e-6)
+    problem = Problem(mdp=mdp, reward=reward, discount=1.0)
+    np.testing.assert_allclose(soft_policy_iteration(problem).values, expected, rtol=1e-9, atol=1e-6)
+    with pytest.raises(Divergence, match=r"Use soft_policy_iteration"):
+        soft_value_iteration(problem)
+
+
 def test_sweeps_that_have_not_settled_say_what_would(monkeypatch) -> None:
     monkeypatch.setattr(planning, "MAX_SWEEPS", 100)
     problem = Problem(mdp=GridWorld(3, terminal=()), reward=np.arange(9.0), discount=0.999, temperature=0.5)

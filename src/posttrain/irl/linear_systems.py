@@ -10,7 +10,7 @@ from numpy import ndarray
 from scipy.sparse import csc_array, csr_array
 from scipy.sparse.linalg import SuperLU, splu
 
-from posttrain.irl.mdp import TabularMDP
+from posttrain.irl.mdp import TabularMDP, reachable
 from posttrain.irl.pattern import added_up
 
 
@@ -26,6 +26,13 @@ def next_state_table(mdp: TabularMDP, policy: Float[ndarray, "state action"]) ->
     """P_π as a matrix, one row per state."""
     where, size = mdp.pattern, mdp.num_states
     return csc_array((merged(mdp, policy), where.indices, where.indptr), shape=(size, size)).tocsr()
+
+
+def always_ends(mdp: TabularMDP, policy: Float[ndarray, "state action"]) -> bool:
+    """Whether the policy can reach a terminal state from everywhere."""
+    edges = next_state_table(mdp, policy)
+    edges.eliminate_zeros()
+    return bool(reachable(edges.T.tocsr(), mdp.terminal).all())
 
 
 def factorised(mdp: TabularMDP, policy: Float[ndarray, "state action"], discount: float) -> SuperLU:

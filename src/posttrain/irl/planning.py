@@ -22,7 +22,7 @@ from numpy import ndarray
 from scipy.sparse.linalg import SuperLU
 
 from posttrain.errors import RunError, UserError
-from posttrain.irl.linear_systems import factorised
+from posttrain.irl.linear_systems import always_ends, factorised
 from posttrain.irl.mdp import TabularMDP, reachable, state_graph
 
 TOLERANCE = 1e-12
@@ -168,8 +168,8 @@ def value_iteration(
 
         V(s) = max_a r(s,a) + γ Σ_s' P(s'|s,a) V(s')
 
-    With a discount below 1 the policy that is best by then is valued exactly after every thousand sweeps: near 1 sweeps
-    alone would take 1/(1 - γ) times the digits that are asked for.
+    After every thousand sweeps the policy that is best by then is valued exactly, if it ends or is discounted: sweeps
+    alone would take as many as the longest episode has steps, times the digits that are asked for.
     """
     check_discount(discount)
     check_reward(mdp, reward)
@@ -178,15 +178,15 @@ def value_iteration(
     for sweep in range(1, MAX_SWEEPS + 1):
         q = steps + discount * (mdp.transitions @ values).reshape(steps.shape)
         updated = np.where(mdp.terminal, ends, reduce(np.maximum, q.T))
-        change = float(np.abs(updated - values).max())
+        change, largest = (float(np.abs(numbers).max()) for numbers in (updated - values, updated))
         values = updated
-        if change <= max(tolerance, ROUNDING * float(np.abs(values).max())):
+        if change <= max(tolerance, ROUNDING * largest):
             return values
-        if discount < 1 and sweep % LEAP == 0:
-            best = greedy_policy(mdp, q)
-            values = factorised(mdp, best, discount).solve(ends + (best * steps).sum(axis=1))
-        elif watch.stuck(change):
+        if watch.stuck(change):
             break
+        best = greedy_policy(mdp, q) if sweep % LEAP == 0 else None
+        if best is not None and (discount < 1 or always_ends(mdp, best)):
+            values = factorised(mdp, best, discount).solve(ends + (best * steps).sum(axis=1))
     raise Divergence(
         f"value iteration does not settle at discount {discount} (and temperature 0): a sweep still changes "
         f"a value by {change:.3g}. Use a lower discount, or a world in which every paid loop ends"
@@ -231,12 +231,10 @@ def soft_value_iteration(problem: Problem, *, tolerance: float = TOLERANCE) -> S
         if watch.stuck(change):
             break
         before = change
-    if problem.discount < 1:
-        raise Divergence(
-            f"soft value iteration has not settled at discount {problem.discount} and temperature "
-            f"{problem.temperature}: a sweep still changes a value by {change:.3g}. Use soft_policy_iteration"
-        )
-    raise problem.diverged(f"after many sweeps one more still changes a value by {change:.3g}")
+    raise Divergence(
+        f"soft value iteration does not settle at discount {problem.discount} and temperature {problem.temperature}: "
+        f"a sweep still changes a value by {change:.3g}. Use soft_policy_iteration, which finds what values there are"
+    )
 
 
 def soft_policy_iteration(problem: Problem, *, guess: Float[ndarray, " state"] | None = None) -> SoftPlan:
