@@ -47,8 +47,9 @@ def test_episodes_of_different_lengths_are_kept_end_to_end_and_given_back() -> N
 
 
 def test_every_source_gives_the_same_demonstrations(tmp_path) -> None:
-    BOTH.save(tmp_path / "both.npz")
-    assert same(Demonstrations.load(tmp_path / "both.npz"), BOTH)
+    for name in ("both.npz", "both"):
+        BOTH.save(tmp_path / name)
+        assert same(Demonstrations.load(tmp_path / name), BOTH)
     triples = [[(0, 0, 1), (1, 2, 4), (4, 2, 7), (7, 0, 8)], [(3, 2, 6), (6, 1, 6)]]
     assert same(Demonstrations.from_transitions(triples, terminated=[True, False]), BOTH)
     assert same(Demonstrations.from_transitions(map(np.array, triples), terminated=np.array([True, False])), BOTH)
@@ -251,6 +252,10 @@ def files_gone_wrong(folder: Path) -> Iterator[Path]:
         yield folder / name
     np.savez(folder / "objects.npz", states=np.array([0, None]))
     yield folder / "objects.npz"
+    np.save(folder / "header.npy", BOTH.states)
+    header = (folder / "header.npy").read_bytes()
+    (folder / "header.npy").write_bytes(header.replace(b"(8,), }", b"(8,), ("))
+    yield folder / "header.npy"
     with ZipFile(folder / "other.zip", "w") as archive:
         archive.writestr("states", "0 1 4")
     yield folder / "other.zip"

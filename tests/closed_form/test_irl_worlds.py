@@ -3,7 +3,7 @@
 import gymnasium
 import numpy as np
 import pytest
-from scipy.sparse import csr_array, csr_matrix
+from scipy.sparse import bsr_array, coo_array, csc_array, csr_array, csr_matrix, dia_array, dok_array, lil_array
 
 from posttrain.errors import UserError
 from posttrain.irl.grids import GridWorld, IcyGridWorld, tiles
@@ -28,7 +28,7 @@ def test_dense_sparse_and_swapped_arrays_make_the_same_world() -> None:
     expected = TABLE.copy()
     expected[2] = 0  # nothing leads out of a terminal state
     swapped = world(TABLE.transpose(0, 2, 1), layout="state next action")
-    for kind in (csr_array, csr_matrix):
+    for kind in (csr_array, csr_matrix, csc_array, coo_array, lil_array, dok_array, bsr_array, dia_array):
         sparse = TabularMDP.from_sparse(kind(TABLE.reshape(6, 3)), num_actions=2, start=0, terminal=[2])
         np.testing.assert_array_equal(dense_transitions(sparse), expected)
     for mdp in (world(), world(terminal=np.array([2])), swapped):

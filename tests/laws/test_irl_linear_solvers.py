@@ -57,14 +57,14 @@ def test_what_no_iteration_settles_is_factorised_or_said_to_diverge(monkeypatch)
     right = np.random.default_rng(0).normal(size=size)
     np.testing.assert_array_equal(Iterated(matrix).solve(right), factorised(matrix).solve(right))
     monkeypatch.setattr(linear_solvers, "LARGEST_FACTORED", size - 1)
-    with pytest.raises(Divergence, match="400 states is too near to singular for iterations: episodes hardly ever end"):
+    with pytest.raises(Divergence, match="400 states is too near to singular: episodes hardly ever end"):
         Iterated(matrix).solve(right)
 
 
 def test_a_policy_that_never_ends_diverges_in_a_wide_world_too() -> None:
     """Rewards of 1 a step at discount 1, where an action may be chosen that ends an episode once in 10¹³ steps."""
     world = anywhere(900, end=1e-13)
-    with pytest.raises(Divergence, match="discount 1"):
+    with pytest.raises(Divergence, match="hardly ever end"):
         soft_policy_iteration(Problem(mdp=world, reward=np.ones(900), discount=1.0))
 
 

@@ -1,5 +1,6 @@
 """Reading files of numpy arrays, which may hold anything."""
 
+import tokenize
 import zipfile
 import zlib
 from collections.abc import Sequence
@@ -10,7 +11,10 @@ from numpy import ndarray
 
 from posttrain.errors import UserError
 
-DAMAGED = (ValueError, TypeError, EOFError, RuntimeError, MemoryError, zipfile.BadZipFile, zlib.error)
+DAMAGED = (
+    *(ValueError, TypeError, EOFError, RuntimeError, MemoryError),
+    *(zipfile.BadZipFile, zlib.error, tokenize.TokenError),
+)
 """What numpy and zipfile raise on reading what numpy did not write, or wrote and something changed."""
 
 
@@ -25,7 +29,7 @@ def read_file(path: Path | str, *, names: Sequence[str]) -> ndarray | dict[str, 
     except FileNotFoundError:
         raise UserError(f"{path}: there is no such file") from None
     except OSError as error:
-        raise UserError(f"{path}: cannot be read: {error.strerror}") from error
+        raise UserError(f"{path}: cannot be read: {error.strerror or error}") from error
     except DAMAGED as error:
         raise UserError(
             f"{path}: not a file of numpy arrays, or a damaged one ({error}); write numbers with np.savez or np.save"

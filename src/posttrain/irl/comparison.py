@@ -43,7 +43,8 @@ def policy_divergence(
 def policy_value(mdp: TabularMDP, reward: Reward, policy: Policy, *, discount: float) -> float:
     """What an episode of a policy earns, without entropy: Σ_s,a D(s) π(a|s) r(s,a), and what its end pays."""
     visits = occupancy(mdp, policy, discount=discount)
-    earned = (visits[:, None] * policy * per_action(mdp, reward)).sum()
+    acting = np.where(mdp.terminal[:, None], 0.0, visits[:, None] * policy)
+    earned = (acting * per_action(mdp, reward)).sum()
     return float(earned + visits @ at_ends(mdp, reward))
 
 

@@ -9,6 +9,7 @@ from numpy import ndarray
 from posttrain.errors import UserError
 from posttrain.irl.demonstrations import Demonstrations
 from posttrain.irl.mdp import TabularMDP
+from posttrain.irl.pattern import added_up
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,9 +47,9 @@ def count(demonstrations: Demonstrations, mdp: TabularMDP, *, discount: float) -
     pairs = visits.states[acting] * mdp.num_actions + visits.actions
     ending = np.where(mdp.terminal[visits.states[~acting]], weights[~acting], 0.0)
     return Counts(
-        acting=np.bincount(pairs, weights[acting], mdp.num_states * mdp.num_actions).reshape(-1, mdp.num_actions),
-        ending=np.bincount(visits.states[~acting], ending, mdp.num_states),
-        entered=np.bincount(visits.states[visits.visit_times > 0], weights[acting], mdp.num_states),
+        acting=added_up(pairs, weights[acting], mdp.num_states * mdp.num_actions).reshape(-1, mdp.num_actions),
+        ending=added_up(visits.states[~acting], ending, mdp.num_states),
+        entered=added_up(visits.states[visits.visit_times > 0], weights[acting], mdp.num_states),
     )
 
 
@@ -135,7 +136,7 @@ def check_ends(known: Demonstrations, mdp: TabularMDP) -> None:
     if wrong.size:
         raise UserError(
             f"demonstration {wrong[0]} is marked as terminated in state {mdp.states[last[wrong[0]]]}, which is not "
-            "terminal in this world: mark it as truncated, or name the state in `terminal`"
+            "terminal in this world: mark it as truncated (from_imitation takes a time_limit), or name it in `terminal`"
         )
     empty = np.flatnonzero((known.lengths == 0) & ~mdp.terminal[last])
     if empty.size:

@@ -184,8 +184,9 @@ class Demonstrations:
         )
 
     def save(self, path: Path | str) -> None:
-        """Write the five arrays to an .npz file."""
-        np.savez_compressed(path, **{name: getattr(self, name) for name in FIELDS})
+        """Write the five arrays to an .npz file of exactly this name."""
+        with open(path, "wb") as file:  # numpy would add a suffix to a name without one
+            np.savez_compressed(file, **{name: getattr(self, name) for name in FIELDS})
 
     @cached_property
     def first_visits(self) -> Int[ndarray, " episode"]:

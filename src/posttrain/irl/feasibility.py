@@ -72,7 +72,7 @@ def constant_cost(setting: Setting) -> Weights | None:
         weights = np.linalg.lstsq(
             (rows.T @ rows).toarray(), rows.T @ np.full(rows.shape[0], -step_cost(setting)), rcond=1e-12
         )[0]
-    enough = (rows @ weights).max() <= -step_cost(setting) / (1 + MARGIN / 2)
+    enough = (rows @ weights).max(initial=-np.inf) <= -step_cost(setting) / (1 + MARGIN / 2)
     return weights if enough else None
 
 

@@ -70,7 +70,10 @@ class Iterated:
 
     @cached_property
     def factors(self) -> SuperLU:
-        return factorised(self.matrix)
+        try:
+            return factorised(self.matrix)
+        except RuntimeError as singular:
+            raise too_near_to_singular(self.matrix.shape[0]) from singular
 
     def solve(self, right: ndarray, trans: Direction = "N") -> ndarray:
         """For one right-hand side, or for each column of several.
@@ -83,14 +86,19 @@ class Iterated:
             found = settled(table, column)
             if found is not None:
                 solved[:, place] = found
-            elif len(right) > LARGEST_FACTORED:
-                raise Divergence(
-                    f"the linear system of a policy of {len(right)} states is too near to singular for iterations: "
-                    "episodes hardly ever end. Lower the discount or the temperature, or make each step cost more"
-                )
-            else:
+            elif len(right) <= LARGEST_FACTORED:
                 solved[:, place] = self.factors.solve(column, trans)
+            else:
+                raise too_near_to_singular(len(right))
         return solution
+
+
+def too_near_to_singular(num_states: int) -> Divergence:
+    """The error for a policy whose system no iteration settles."""
+    return Divergence(
+        f"the linear system of a policy of {num_states} states is too near to singular: episodes hardly ever end, and "
+        "values diverge. Lower the discount or the temperature, or make each step cost more"
+    )
 
 
 def settled(table: csr_array, right: ndarray) -> ndarray | None:

@@ -6,7 +6,8 @@ from numpy import ndarray
 from scipy.sparse import csc_array, csr_array
 
 from posttrain.irl.linear_solvers import Solver, solver
-from posttrain.irl.mdp import TabularMDP
+from posttrain.irl.mdp import TabularMDP, reachable
+from posttrain.irl.pattern import added_up
 
 
 def merged(mdp: TabularMDP, policy: Float[ndarray, "state action"]) -> Float[ndarray, " entry"]:
@@ -14,13 +15,20 @@ def merged(mdp: TabularMDP, policy: Float[ndarray, "state action"]) -> Float[nda
     where, table = mdp.pattern, mdp.transitions
     weights = np.repeat(policy.ravel(), np.diff(table.indptr))
     weights *= table.data
-    return np.bincount(where.slot, weights, minlength=len(where.indices))
+    return added_up(where.slot, weights, len(where.indices))
 
 
 def next_state_table(mdp: TabularMDP, policy: Float[ndarray, "state action"]) -> csr_array:
     """P_π as a matrix, one row per state."""
     where, size = mdp.pattern, mdp.num_states
     return csc_array((merged(mdp, policy), where.indices, where.indptr), shape=(size, size)).tocsr()
+
+
+def always_ends(mdp: TabularMDP, policy: Float[ndarray, "state action"]) -> bool:
+    """Whether the policy can reach a terminal state from everywhere."""
+    edges = next_state_table(mdp, policy)
+    edges.eliminate_zeros()
+    return bool(reachable(edges.T.tocsr(), mdp.terminal).all())
 
 
 def system(mdp: TabularMDP, policy: Float[ndarray, "state action"], discount: float) -> Solver:

@@ -1,13 +1,13 @@
 """How often a policy visits each state: its occupancy measure, by one sparse solve or by finite sums."""
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from numpy import ndarray
 
 from posttrain.errors import UserError
 from posttrain.irl.linear_systems import next_state_table, system
 from posttrain.irl.mdp import TabularMDP, reachable
-from posttrain.irl.planning import Divergence, Policy, check_discount
+from posttrain.irl.planning import UNBOUNDED, Divergence, Policy, check_discount
 
 SUM_TOLERANCE = 1e-8
 
@@ -30,8 +30,15 @@ def occupancy_from(
     check_discount(discount)
     check_policy(mdp, policy)
     if discount == 1:
-        check_ends(mdp, policy, start)
-    visits: ndarray = system(mdp, policy, discount).solve(start, "T")
+        visited = ending(mdp, policy, start)
+        # Elsewhere it may go round for ever, and the matrix be singular.
+        policy = np.where(visited[:, None], policy, 0.0)
+    try:
+        visits: ndarray = system(mdp, policy, discount).solve(start, "T")
+    except RuntimeError as singular:
+        raise too_long(discount) from singular
+    if not np.abs(visits).max() < UNBOUNDED:
+        raise too_long(discount)
     return visits
 
 
@@ -44,9 +51,13 @@ def finite_occupancy(
     have just ended.
     """
     check_discount(discount)
+    if horizon < 0:
+        raise UserError(f"horizon = {horizon}: use 0 actions or more")
     stationary = policy.ndim == 2
     if not stationary and len(policy) != horizon:
         raise UserError(f"the policy is given for {len(policy)} steps, and the horizon is {horizon}")
+    for step in [policy] if stationary else policy:
+        check_policy(mdp, step)
     visits = np.empty((horizon + 1, mdp.num_states))
     visits[0] = mdp.start
     for t in range(horizon):
@@ -55,16 +66,26 @@ def finite_occupancy(
     return visits
 
 
-def check_ends(mdp: TabularMDP, policy: Policy, start: Float[ndarray, " state"]) -> None:
-    """Refuse a policy that may go on for ever from a state that it visits."""
+def ending(mdp: TabularMDP, policy: Policy, start: Float[ndarray, " state"]) -> Bool[ndarray, " state"]:
+    """The states that a policy visits; refuses one that may go on for ever from any of them."""
     edges = next_state_table(mdp, policy)
     edges.eliminate_zeros()
-    stuck = np.flatnonzero(reachable(edges, start > 0) & ~reachable(edges.T.tocsr(), mdp.terminal))
+    visited = reachable(edges, start > 0)
+    stuck = np.flatnonzero(visited & ~reachable(edges.T.tocsr(), mdp.terminal))
     if stuck.size:
         raise Divergence(
             f"occupancy diverges at discount 1: from state {mdp.states[stuck[0]]} this policy never ends an episode. "
             "Use a lower discount or a horizon"
         )
+    return visited
+
+
+def too_long(discount: float) -> Divergence:
+    """The error for a policy that hardly ever ends an episode."""
+    return Divergence(
+        f"occupancy diverges at discount {discount}: an episode of this policy visits some state {UNBOUNDED:.0e} times "
+        "or more, which double precision cannot tell from for ever. Use a lower discount or a horizon"
+    )
 
 
 def check_policy(mdp: TabularMDP, policy: Policy) -> None:
@@ -74,4 +95,7 @@ def check_policy(mdp: TabularMDP, policy: Policy) -> None:
     wrong = np.flatnonzero(~((policy >= 0).all(axis=1) & (np.abs(policy.sum(axis=1) - 1) <= SUM_TOLERANCE)))
     wrong = wrong[~mdp.terminal[wrong]]
     if wrong.size:
-        raise UserError(f"policy: the probabilities of state {mdp.states[wrong[0]]} are {policy[wrong[0]]}")
+        raise UserError(
+            f"policy: the probabilities of state {mdp.states[wrong[0]]} are {policy[wrong[0]]}; "
+            "use numbers from 0 to 1, divided by their sum"
+        )

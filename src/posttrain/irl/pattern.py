@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Int
+from jaxtyping import Float, Int
 from numpy import ndarray
 from scipy.sparse import csr_array
 
@@ -34,3 +34,11 @@ class Pattern:
             indices=row.astype(np.int32),
             indptr=np.searchsorted(column, np.arange(num_states + 1)).astype(np.int32),
         )
+
+
+def added_up(
+    places: Int[ndarray, " entry"], weights: Float[ndarray, " entry"], num_places: int
+) -> Float[ndarray, " place"]:
+    """The sum of the weights at each place."""
+    sums = np.bincount(places, weights, minlength=num_places)
+    return sums.astype(np.float64, copy=False)  # of no weights at all numpy makes integers

@@ -23,14 +23,16 @@ from numpy import ndarray
 from posttrain.errors import UserError
 from posttrain.irl.divergence import Divergence as Divergence
 from posttrain.irl.linear_solvers import Solver
-from posttrain.irl.linear_systems import system
-from posttrain.irl.mdp import TabularMDP
+from posttrain.irl.linear_systems import always_ends, system
+from posttrain.irl.mdp import TabularMDP, reachable, state_graph
 
 TOLERANCE = 1e-12
 """Error of the values, relative to the largest, below which they count as settled."""
 ROUNDING = 4 * float(np.finfo(np.float64).eps)
 """A relative change that rounding alone may cause."""
 MAX_SWEEPS = 200_000
+LEAP = 1000
+"""Sweeps of value iteration after which the best policy is valued by a solve."""
 MAX_SOLVES = 200
 UNBOUNDED = 1e9
 """Values this many times the largest reward or entropy of a step: episodes so long that rounding shows in sums."""
@@ -86,7 +88,8 @@ class Problem:
     def scale(self) -> float:
         """The most that one step can add to a value, in size."""
         entropy = self.temperature * float(np.log(self.mdp.num_actions))
-        return max(float(np.abs(self.reward).max()), entropy, 1e-300)
+        paid = max(float(np.abs(reward).max()) for reward in (self.step_rewards, self.end_values))
+        return max(paid, entropy, 1e-300)
 
     def backup(self, values: Float[ndarray, " state"]) -> Policy:
         """Q(s,a) for given values of what follows."""
@@ -98,11 +101,11 @@ class Problem:
     def soften(self, q: Policy) -> tuple[Float[ndarray, " state"], Policy]:
         """V and π of the equations above; overwrites q with π."""
         ends = self.mdp.terminal
-        best = reduce(np.maximum, q.T)
+        best = reduce(np.maximum, q.T[1:], q[:, 0].copy())  # a copy, or one action's best would be q itself
         q -= best[:, None]
         q /= self.temperature
         np.exp(q, out=q)
-        total = reduce(np.add, q.T)
+        total = reduce(np.add, q.T[1:], q[:, 0].copy())
         q /= total[:, None]
         values = np.where(ends, self.end_values, best + self.temperature * np.log(total))
         return values, q
@@ -120,8 +123,22 @@ class Problem:
 
     def check_ends(self) -> None:
         """At discount 1 every state must have a way to an end."""
-        if self.discount == 1 and (lost := self.mdp.never_ending()).size:
-            raise self.diverged(f"state {self.mdp.states[lost[0]]} can never reach a terminal state")
+        if self.discount < 1 or not (lost := self.mdp.never_ending()).size:
+            return
+        met = reachable(state_graph(self.mdp), self.mdp.start > 0)[lost[0]]
+        raise Divergence(
+            f"soft planning diverges at discount {self.discount} and temperature {self.temperature}: "
+            f"state {self.mdp.states[lost[0]]} can never reach a terminal state"
+            f"{f' (nor can {lost.size - 1} others)' if lost.size > 1 else ''}. Use a discount below 1 or a horizon, or "
+            f"{'give it a way out' if met else 'leave it out of the world: no episode comes there'}"
+        )
+
+    def system(self, policy: Policy) -> Solver:
+        """The policy's linear system."""
+        try:
+            return system(self.mdp, policy, self.discount)
+        except RuntimeError as singular:
+            raise self.diverged("the policy it improves towards never ends an episode") from singular
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -144,23 +161,29 @@ class SoftPlan:
 def value_iteration(
     mdp: TabularMDP, reward: Reward, *, discount: float, tolerance: float = 1e-10
 ) -> Float[ndarray, " state"]:
-    """Values of the best policy, by sweeps until none changes a value by more than `tolerance`.
+    """Values of the best policy, by sweeps until none changes a value by more than `tolerance`, or than rounding does.
 
-    V(s) = max_a r(s,a) + γ Σ_s' P(s'|s,a) V(s')
+        V(s) = max_a r(s,a) + γ Σ_s' P(s'|s,a) V(s')
+
+    After every thousand sweeps the policy that is best by then is valued exactly, if it ends or is discounted: sweeps
+    alone would take as many as the longest episode has steps, times the digits that are asked for.
     """
     check_discount(discount)
     check_reward(mdp, reward)
     steps, ends = per_action(mdp, reward), at_ends(mdp, reward)
     values, watch = ends, Watch(mdp.num_states)
-    for _ in range(MAX_SWEEPS):
+    for sweep in range(1, MAX_SWEEPS + 1):
         q = steps + discount * (mdp.transitions @ values).reshape(steps.shape)
         updated = np.where(mdp.terminal, ends, reduce(np.maximum, q.T))
-        change = float(np.abs(updated - values).max())
+        change, largest = (float(np.abs(numbers).max()) for numbers in (updated - values, updated))
         values = updated
-        if change <= tolerance:
+        if change <= max(tolerance, ROUNDING * largest):
             return values
         if watch.stuck(change):
             break
+        best = greedy_policy(mdp, q) if sweep % LEAP == 0 else None
+        if best is not None and (discount < 1 or always_ends(mdp, best)):
+            values = system(mdp, best, discount).solve(ends + (best * steps).sum(axis=1))
     raise Divergence(
         f"value iteration does not settle at discount {discount} (and temperature 0): a sweep still changes "
         f"a value by {change:.3g}. Use a lower discount, or a world in which every paid loop ends"
@@ -176,6 +199,8 @@ def greedy_policy(mdp: TabularMDP, q: Policy) -> Policy:
 
 def action_values(mdp: TabularMDP, reward: Reward, values: Float[ndarray, " state"], *, discount: float) -> Policy:
     """Q(s,a) of given values."""
+    check_discount(discount)
+    check_reward(mdp, reward)
     following = (mdp.transitions @ values).reshape(mdp.num_states, mdp.num_actions)
     q: Policy = per_action(mdp, reward) + discount * following
     return q
@@ -198,12 +223,15 @@ def soft_value_iteration(problem: Problem, *, tolerance: float = TOLERANCE) -> S
         ratio = problem.discount if problem.discount < 1 else seen
         settled = change * ratio <= (1 - ratio) * tolerance * max(problem.scale, largest)
         if settled or change <= ROUNDING * largest:
-            forwards = system(problem.mdp, policy, problem.discount)
+            forwards = problem.system(policy)
             return SoftPlan(problem=problem, values=values, policy=policy, system=forwards)
         if watch.stuck(change):
             break
         before = change
-    raise problem.diverged(f"after many sweeps one more still changes a value by {change:.3g}")
+    raise Divergence(
+        f"soft value iteration does not settle at discount {problem.discount} and temperature {problem.temperature}: "
+        f"a sweep still changes a value by {change:.3g}. Use soft_policy_iteration, which finds what values there are"
+    )
 
 
 def soft_policy_iteration(problem: Problem, *, guess: Float[ndarray, " state"] | None = None) -> SoftPlan:
@@ -224,7 +252,7 @@ def soft_policy_iteration(problem: Problem, *, guess: Float[ndarray, " state"] |
     uniform = np.full((mdp.num_states, mdp.num_actions), 1 / mdp.num_actions)
     worth = problem.step_rewards.mean(axis=1) + problem.temperature * np.log(mdp.num_actions)
     values = np.where(mdp.terminal, problem.end_values, worth)
-    return newton(problem, system(mdp, uniform, problem.discount).solve(values))
+    return newton(problem, problem.system(uniform).solve(values))
 
 
 def newton(problem: Problem, values: Float[ndarray, " state"]) -> SoftPlan:
@@ -232,20 +260,20 @@ def newton(problem: Problem, values: Float[ndarray, " state"]) -> SoftPlan:
     before = np.inf
     for _ in range(MAX_SOLVES):
         updated, policy = problem.sweep(values)
-        try:
-            forwards = system(problem.mdp, policy, problem.discount)
-            step = forwards.solve(updated - values)
-        except RuntimeError as singular:
-            raise problem.diverged("the policy it improves towards never ends an episode") from singular
+        forwards, left_over = problem.system(policy), updated - values
+        step = forwards.solve(left_over)
         values = values + step
         largest, moved = float(np.abs(values).max()), float(np.abs(step).max())
         if not largest < UNBOUNDED * problem.scale:
             break
-        as_far_as_rounding_allows = before / 2 <= moved <= 1e-6 * largest
-        if moved <= TOLERANCE * max(problem.scale, largest) or as_far_as_rounding_allows:
+        # A step may be no more than the rounding of a small remainder, made large by episodes that are long.
+        rounding = np.abs(left_over).max() <= TOLERANCE * largest and before / 2 <= moved <= 1e-6 * largest
+        if moved <= TOLERANCE * max(problem.scale, largest) or rounding:
+            if problem.discount == 1 and not forwards.solve(np.ones(len(values))).max() < UNBOUNDED:
+                break
             return SoftPlan(problem=problem, values=values, policy=policy, system=forwards)
         before = moved
-    raise problem.diverged(f"a value has grown to {largest:.3g} and episodes hardly ever end")
+    raise problem.diverged(f"values reach {largest:.3g} and episodes hardly ever end")
 
 
 def check_discount(discount: float) -> None:
@@ -261,7 +289,8 @@ def check_reward(mdp: TabularMDP, reward: Reward) -> None:
         raise UserError(f"the reward has the shape {reward.shape}; use {shapes[0]} (state) or {shapes[1]} (action too)")
     bad = np.argwhere(~np.isfinite(reward))
     if bad.size:
-        where = ", action ".join(str(index) for index in bad[0])
+        state, *action = bad[0]
+        where = ", action ".join(map(str, (mdp.states[state], *action)))
         raise UserError(f"the reward of state {where} is {reward[tuple(bad[0])]}; use finite numbers")
 
 

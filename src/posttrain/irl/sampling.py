@@ -1,6 +1,6 @@
 """Making demonstrations: walking through a world with a policy and a fixed seed."""
 
-from itertools import pairwise
+from functools import cache
 
 import numpy as np
 from jaxtyping import Float
@@ -26,8 +26,11 @@ def sample_demonstrations(
     if num_episodes < 1 or max_steps < 1:
         raise UserError(f"num_episodes = {num_episodes}, max_steps = {max_steps}: use at least 1 of each")
     choices, table = cumulative(policy), mdp.transitions
-    outcomes = [cumulative(table.data[first:last]) for first, last in pairwise(table.indptr)]
     starts, only = cumulative(mdp.start), np.flatnonzero(mdp.start)
+
+    @cache  # of a large world few rows are ever met
+    def outcomes(row: int) -> Float[ndarray, " outcome"]:
+        return cumulative(table.data[table.indptr[row] : table.indptr[row + 1]])
 
     def episode() -> Episode:
         state = int(starts.searchsorted(rng.random(), side="right") if len(only) > 1 else only[0])
@@ -38,7 +41,7 @@ def sample_demonstrations(
             row = state * mdp.num_actions + action
             states.append(state)
             actions.append(action)
-            outcome = outcomes[row].searchsorted(rng.random(), side="right")
+            outcome = outcomes(row).searchsorted(rng.random(), side="right")
             state = int(table.indices[table.indptr[row] + outcome])
         ended = bool(mdp.terminal[state])
         return Episode(mdp.states[[*states, state]], actions, terminated=ended, truncated=not ended)

@@ -24,7 +24,7 @@ def visits_of(mdp: TabularMDP, policy: AnyPolicy) -> Float[ndarray, " state"] | 
         return visits
     try:
         return occupancy(mdp, policy, discount=1.0)
-    except (Divergence, RuntimeError):
+    except Divergence:
         return None
 
 
@@ -39,7 +39,7 @@ def value_lost(world: World, demonstrated: Demonstrated, policy: AnyPolicy | Non
         return None
     try:
         return expected_value_difference(world.mdp, demonstrated.reward, policy, discount=demonstrated.discount)
-    except (Divergence, RuntimeError):
+    except Divergence:
         return None
 
 
