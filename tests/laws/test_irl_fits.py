@@ -212,6 +212,18 @@ def test_moments_that_no_policy_has_end_without_convergence_rather_than_with_a_f
     assert smallest_gap(fit.setting, fit.moments) > 1
 
 
+def test_nobody_goes_round_where_nobody_can_come() -> None:
+    """From 0 to the end, 2; states 1 and 3 lead to each other, but nothing leads to them: they are never visited."""
+    table = np.zeros((4, 2, 4))
+    table[0, :, 2] = table[1, 0, 3] = table[1, 1, 2] = table[3, :, 1] = 1
+    mdp = TabularMDP.from_dense(table, layout="state action next", start=0, terminal=[2])
+    given_setting = MaxCausalEntIRL().setting(LinearReward(features=np.eye(4)).bound(mdp), mdp.start)
+    assert smallest_gap(given_setting, np.array([1.0, 5, 1, 5])) == pytest.approx(5)
+    for moments in (np.ones(3), np.array([1.0, np.nan, 1, 5])):
+        with pytest.raises(UserError, match="must be 4 finite numbers"):
+            smallest_gap(given_setting, moments)
+
+
 def test_features_that_cannot_say_that_a_step_costs_are_an_error_at_discount_1() -> None:
     goal_only = np.zeros((9, 1))
     goal_only[8] = 1

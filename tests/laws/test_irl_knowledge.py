@@ -187,9 +187,11 @@ def test_epic_takes_rewards_of_pairs_as_rewards_of_whatever_follows_and_refuses_
 
 
 @few
-@given(seed=SEEDS, discount=st.sampled_from([0.0, 0.7, 1.0]), shapes=st.sampled_from(["ss", "sp", "so", "pp", "po", "oo"]))
+@given(
+    seed=SEEDS, discount=st.sampled_from([0.0, 0.7, 1.0]), shapes=st.sampled_from(["ss", "sp", "so", "pp", "po", "oo"])
+)
 def test_epic_is_what_its_definition_says_term_by_term(seed, discount, shapes) -> None:
-    """The canonical reward of Gleave et al., with uniform S, A and S' summed out by loops; r(s) is paid for any action."""
+    """The canonical reward of Gleave et al., its uniform S, A and S' summed out; r(s) is paid for any action."""
     rng, size = np.random.default_rng(seed), {"s": (4,), "p": (4, 3), "o": (4, 3, 4)}
     rewards = [rng.normal(size=size[shape]) * 10.0 ** rng.integers(-3, 4) for shape in shapes]
 

@@ -4,9 +4,10 @@ import numpy as np
 from scipy.sparse import block_array, csr_array, eye_array, hstack
 
 from posttrain.errors import UserError
+from posttrain.irl.mdp import reachable, state_graph
 from posttrain.irl.objectives import Plan, PlannedObjective, Setting
 from posttrain.irl.planning import Divergence
-from posttrain.irl.rewards import Weights
+from posttrain.irl.rewards import Weights, check_moments
 from posttrain.irl.solvers import Point
 
 MARGIN = 0.1
@@ -111,12 +112,14 @@ def smallest_gap(setting: Setting, moments: Weights) -> float:
 
         min g   over visits x(s,a) ≥ 0 and ends y(s) ≥ 0:   |Φᵀ(x, y) - μ| ≤ g,   Σ_a x(s,a) - γ Σ Pᵀ x = start(s)
 
-    No estimator can do better, so a fit's gap is to be read against this.  Without horizon only.
+    No estimator can do better, so a fit's gap is to be read against this.  Without horizon only.  At discount 1 it may
+    be approached and not reached: by policies that ever more seldom go on a round, and then ever longer.
     """
     from scipy.optimize import linprog
 
     if setting.horizon is not None:
         raise UserError("the smallest gap is computed for problems without horizon; horizon = None")
+    check_moments(setting.features, moments)
     limits, right, flows, starts = gap_program(setting, moments)
     goal = np.zeros(limits.shape[1])
     goal[-1] = 1
@@ -127,9 +130,14 @@ def smallest_gap(setting: Setting, moments: Weights) -> float:
 
 
 def gap_program(setting: Setting, moments: Weights) -> tuple[csr_array, np.ndarray, csr_array, np.ndarray]:
-    """Inequalities and equalities over (x, y, g)."""
+    """Inequalities and equalities over (x, y, g), for states that the start leads to.
+
+    Elsewhere a round trip would keep itself up at discount 1, with nobody ever to set out on it.
+    """
     mdp, features = setting.features.mdp, setting.features
     rows, pairs = acting_rows(setting)
+    visited = reachable(state_graph(mdp), setting.start > 0)[pairs // mdp.num_actions]
+    rows, pairs = rows[visited], pairs[visited]
     ends = np.flatnonzero(mdp.terminal)
     at_ends = csr_array(features.table)[ends] if features.per_state else csr_array((len(ends), rows.shape[1]))
     sums = hstack([rows.T, at_ends.T])

@@ -128,6 +128,12 @@ def dense(table: ndarray | csr_array) -> ndarray:
     return full
 
 
+def check_moments(features: Features, moments: Weights) -> None:
+    """Refuse what are no features of an episode."""
+    if moments.shape != (features.num_features,) or not np.all(np.isfinite(moments)):
+        raise UserError(f"moments {moments} must be {features.num_features} finite numbers, one for each feature")
+
+
 def check_finite(table: ndarray | csr_array) -> None:
     """Refuse NaN and infinity, naming row and column."""
     stored = csr_array(np.where(np.isfinite(table), 0.0, table)) if isinstance(table, ndarray) else table
