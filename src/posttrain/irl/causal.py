@@ -59,10 +59,11 @@ class MaxCausalEntIRL:
         moments = features.observed(counts)
         actions = self.action_counts(known, mdp)
         if self.objective == "dual":
-            return fitted(self.minimise(Dual(setting, moments)), setting, moments, actions, objective="dual")
+            dual = Dual(setting, moments)
+            return fitted(self.minimise(dual), dual, moments, actions)
         likelihood = Likelihood(setting, actions)
         found = self.minimise(likelihood, self.first_guess(known, setting, moments))
-        return fitted(found, setting, moments, actions, objective="likelihood")
+        return fitted(found, likelihood, moments, actions)
 
     def fit_moments(self, mdp: TabularMDP, reward: LinearReward, moments: Weights) -> Fit:
         """The same from exact features of a policy, per episode from the world's own start: the dual only."""
@@ -71,8 +72,8 @@ class MaxCausalEntIRL:
         features = reward.bound(mdp)
         if moments.shape != (features.num_features,) or not np.all(np.isfinite(moments)):
             raise UserError(f"moments {moments} must be {features.num_features} finite numbers, one for each feature")
-        setting = self.setting(features, mdp.start)
-        return fitted(self.minimise(Dual(setting, moments)), setting, moments, None, objective="dual")
+        dual = Dual(self.setting(features, mdp.start), moments)
+        return fitted(self.minimise(dual), dual, moments, None)
 
     def setting(self, features: Features, start: Weights) -> Setting:
         return Setting(

@@ -119,6 +119,13 @@ class Features:
     def largest(self) -> float:
         return float(abs(self.table).max())
 
+    @property
+    def units(self) -> Weights:
+        """The largest entry of each column, in size, to the nearest power of 2; 1 for a column of zeros."""
+        columns = abs(self.table).max(axis=0)
+        largest: Weights = columns if isinstance(columns, ndarray) else columns.toarray()
+        return np.exp2(np.round(np.log2(np.where(largest > 0, largest, 1.0))))
+
 
 def dense(table: ndarray | csr_array) -> ndarray:
     """The same, with its zeros."""
