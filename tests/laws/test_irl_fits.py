@@ -224,6 +224,21 @@ def test_nobody_goes_round_where_nobody_can_come() -> None:
             smallest_gap(given_setting, moments)
 
 
+@pytest.mark.parametrize("discount", [0.9, 1.0])
+def test_without_penalty_the_likelihood_has_finite_weights_where_the_dual_has_none(discount) -> None:
+    """200 walks have visits that no policy has, but no choice that is always the same: only the dual runs away."""
+    free, penalised = (
+        MaxCausalEntIRL(objective="likelihood", discount=discount, l2=l2).fit(
+            course_world(), ONE_WEIGHT_PER_STATE, course_demonstrations()
+        )
+        for l2 in (0.0, 1e-3)
+    )
+    assert free.converged
+    assert np.abs(free.weights).max() < 100
+    assert free.log_likelihood > penalised.log_likelihood
+    assert penalised.suboptimality == float("inf")  # nothing is certified of what is not convex
+
+
 def test_features_that_cannot_say_that_a_step_costs_are_an_error_at_discount_1() -> None:
     goal_only = np.zeros((9, 1))
     goal_only[8] = 1

@@ -13,8 +13,8 @@ from posttrain.irl.fitting import Fit, fitted
 from posttrain.irl.mdp import TabularMDP
 from posttrain.irl.objectives import Dual, Likelihood, Plan, PlannedObjective, Setting
 from posttrain.irl.planning import check_discount
-from posttrain.irl.rewards import Features, LinearReward, Weights
-from posttrain.irl.solvers import Descent, Point, minimise_lbfgs, minimise_newton
+from posttrain.irl.rewards import Features, LinearReward, Weights, check_moments
+from posttrain.irl.solvers import Descent, minimise_lbfgs, minimise_newton
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,29 +49,24 @@ class MaxCausalEntIRL:
     def fit(self, mdp: TabularMDP, reward: LinearReward, demonstrations: Demonstrations) -> Fit:
         """The weights under which soft planning behaves as demonstrated, starting where the demonstrations start.
 
-        The likelihood is minimised from the weights that match features, where the demonstrations have whole episodes.
+        The likelihood is minimised from the weights that the dual starts from.  From the dual's minimum it would be led
+        astray: the less the penalty, the larger the weights there, and under huge ones nothing has a slope.
         """
         features, known = reward.bound(mdp), in_world(demonstrations, mdp)
         setting = self.setting(features, initial_histogram(known, mdp.num_states))
         if self.objective == "dual":
             check_whole(known, mdp, discount=self.discount, horizon=self.horizon)
-        counts = count(known, mdp, discount=self.discount)
-        moments = features.observed(counts)
+        moments = features.observed(count(known, mdp, discount=self.discount))
         actions = self.action_counts(known, mdp)
-        if self.objective == "dual":
-            dual = Dual(setting, moments)
-            return fitted(self.minimise(dual), dual, moments, actions)
-        likelihood = Likelihood(setting, actions)
-        found = self.minimise(likelihood, self.first_guess(known, setting, moments))
-        return fitted(found, likelihood, moments, actions)
+        objective = Dual(setting, moments) if self.objective == "dual" else Likelihood(setting, actions)
+        return fitted(self.minimise(objective), objective, moments, actions)
 
     def fit_moments(self, mdp: TabularMDP, reward: LinearReward, moments: Weights) -> Fit:
         """The same from exact features of a policy, per episode from the world's own start: the dual only."""
         if self.objective != "dual":
             raise UserError("objective = 'likelihood' needs demonstrations, not moments; use objective='dual'")
         features = reward.bound(mdp)
-        if moments.shape != (features.num_features,) or not np.all(np.isfinite(moments)):
-            raise UserError(f"moments {moments} must be {features.num_features} finite numbers, one for each feature")
+        check_moments(features, moments)
         dual = Dual(self.setting(features, mdp.start), moments)
         return fitted(self.minimise(dual), dual, moments, None)
 
@@ -96,15 +91,8 @@ class MaxCausalEntIRL:
             )
         return action_counts(known, mdp, horizon=self.horizon)
 
-    def first_guess(self, known: Demonstrations, setting: Setting, moments: Weights) -> Weights | None:
-        """Where to start on the likelihood: the dual's minimum, or None where episodes are not whole."""
-        try:
-            check_whole(known, setting.features.mdp, discount=self.discount, horizon=self.horizon)
-        except UserError:
-            return None
-        return self.minimise(Dual(setting, moments)).point.weights
-
-    def minimise(self, objective: PlannedObjective, weights: Weights | None = None) -> Descent[Plan]:
-        start: Point[Plan] = feasible_start(objective) if weights is None else objective.at(weights)
+    def minimise(self, objective: PlannedObjective) -> Descent[Plan]:
+        """From weights with finite values, by the solver of these settings."""
         minimise = minimise_newton if self.solver == "newton" else minimise_lbfgs
+        start = feasible_start(objective)
         return minimise(objective, start, tolerance=self.tolerance, max_iterations=self.max_iterations)

@@ -205,9 +205,9 @@ class ToldIRL(MaxCausalEntIRL):
 
     tell: Tell
 
-    def minimise(self, objective: PlannedObjective, weights: Weights | None = None) -> Descent[Plan]:
+    def minimise(self, objective: PlannedObjective) -> Descent[Plan]:
         """Minimise, telling of each evaluation."""
-        return super().minimise(ToldObjective(objective, self.tell), weights)
+        return super().minimise(ToldObjective(objective, self.tell))
 
 
 @dataclass(frozen=True, eq=False)
