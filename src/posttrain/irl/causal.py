@@ -1,5 +1,6 @@
 """Maximum causal entropy inverse RL: the reward under which soft planning behaves as the demonstrations do."""
 
+import warnings
 from dataclasses import dataclass
 from typing import Literal
 
@@ -8,13 +9,16 @@ import numpy as np
 from posttrain.errors import UserError, require
 from posttrain.irl.counting import action_counts, check_whole, count, in_world, initial_histogram
 from posttrain.irl.demonstrations import Demonstrations
-from posttrain.irl.feasibility import feasible_start
+from posttrain.irl.feasibility import feasible_start, smallest_gap
 from posttrain.irl.fitting import Fit, fitted
 from posttrain.irl.mdp import TabularMDP
 from posttrain.irl.objectives import Dual, Likelihood, Plan, PlannedObjective, Setting
-from posttrain.irl.planning import check_discount
+from posttrain.irl.planning import Divergence, check_discount
 from posttrain.irl.rewards import Features, LinearReward, Weights, check_moments
 from posttrain.irl.solvers import Descent, minimise_lbfgs, minimise_newton
+
+QUICK_PAIRS = 5_000
+"""Pairs of state and action up to which a warning waits for the least gap of any policy."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +63,7 @@ class MaxCausalEntIRL:
         moments = features.observed(count(known, mdp, discount=self.discount))
         actions = self.action_counts(known, mdp)
         objective = Dual(setting, moments) if self.objective == "dual" else Likelihood(setting, actions)
-        return fitted(self.minimise(objective), objective, moments, actions)
+        return self.told(fitted(self.minimise(objective), objective, moments, actions))
 
     def fit_moments(self, mdp: TabularMDP, reward: LinearReward, moments: Weights) -> Fit:
         """The same from exact features of a policy, per episode from the world's own start: the dual only."""
@@ -68,7 +72,7 @@ class MaxCausalEntIRL:
         features = reward.bound(mdp)
         check_moments(features, moments)
         dual = Dual(self.setting(features, mdp.start), moments)
-        return fitted(self.minimise(dual), dual, moments, None)
+        return self.told(fitted(self.minimise(dual), dual, moments, None))
 
     def setting(self, features: Features, start: Weights) -> Setting:
         return Setting(
@@ -96,3 +100,25 @@ class MaxCausalEntIRL:
         minimise = minimise_newton if self.solver == "newton" else minimise_lbfgs
         start = feasible_start(objective)
         return minimise(objective, start, tolerance=self.tolerance, max_iterations=self.max_iterations)
+
+    def told(self, fit: Fit) -> Fit:
+        """The same fit, with a warning where it has not converged; without penalty that says what was possible."""
+        if not fit.converged:
+            largest = f"its largest gradient is {fit.history[-1][1]:.3g} after {fit.num_iterations} iterations"
+            remedy = "raise max_iterations, tolerance or l2" if self.l2 else f"{possible(fit)}; use l2 > 0"
+            warnings.warn(f"the fit has not converged: {largest}; {remedy}", stacklevel=3)
+        return fit
+
+
+def possible(fit: Fit) -> str:
+    """Of a fit without penalty: how near it is to what was asked for, and how near any policy can come."""
+    said = f"with l2 = 0 there may be no finite weights, and these go up to {np.abs(fit.weights).max():.3g}"
+    if isinstance(fit.objective, Likelihood):
+        return said
+    said += f"; the gap is {fit.gap:.3g}"
+    if fit.setting.horizon is None and fit.setting.features.mdp.transitions.shape[0] <= QUICK_PAIRS:
+        try:
+            said += f", the least that any policy can reach {smallest_gap(fit.setting, fit.moments):.3g}"
+        except Divergence as error:
+            said += f" ({error})"
+    return said

@@ -109,4 +109,4 @@ def fit_jointly(
         )
     differences = features.per_episode(preferred, irl.discount) - features.per_episode(others, irl.discount)
     joint = Joint(Dual(setting, moments), differences, len(known))
-    return fitted(irl.minimise(joint), joint, moments, irl.action_counts(known, mdp))
+    return irl.told(fitted(irl.minimise(joint), joint, moments, irl.action_counts(known, mdp)))
