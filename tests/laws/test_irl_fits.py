@@ -167,6 +167,7 @@ def test_the_log_likelihood_is_the_mean_over_demonstrated_steps() -> None:
         assert fit.log_likelihood == pytest.approx(float(np.log(chosen).mean()), rel=1e-9)
 
 
+@pytest.mark.filterwarnings("ignore:the fit has not converged")
 @settings(max_examples=20)
 @given(seed=SEEDS, stop=st.integers(0, 4))
 def test_the_objective_is_no_further_from_its_minimum_than_certified(seed, stop) -> None:
@@ -178,7 +179,8 @@ def test_the_objective_is_no_further_from_its_minimum_than_certified(seed, stop)
     whole = MaxCausalEntIRL(discount=0.9, l2=0.1).fit_moments(mdp, reward, moments)
     assert early.point.value - whole.point.value <= early.suboptimality + 1e-9
     assert whole.suboptimality < 1e-12
-    np.testing.assert_allclose(whole.expected - whole.moments, -0.1 * whole.weights, rtol=0, atol=1e-8)
+    left_over = (whole.expected - whole.moments + 0.1 * whole.weights) / whole.setting.features.units
+    np.testing.assert_allclose(left_over, 0, rtol=0, atol=1e-8)
 
 
 @settings(max_examples=25)

@@ -78,6 +78,37 @@ def test_weights_move_along_free_directions_without_changing_any_policy_and_alon
         assert np.abs(fit.setting.plan(fit.weights + 0.1 * direction).policy - fit.policy).max() > 1e-5
 
 
+@few
+@given(seed=SEEDS, discount=st.sampled_from([0.9, 1.0]), l2=st.sampled_from([0.0, 1e-9]))
+def test_the_unit_of_a_feature_decides_nothing(seed, discount, l2) -> None:
+    """A column for each of a constant, two features, a copy of one in another unit, and nothing but zeros."""
+    rng = np.random.default_rng(seed)
+    mdp = random_world(rng)
+    base = np.column_stack([np.ones(18), rng.normal(size=(18, 2))])
+    columns, truth = np.column_stack([base, base[:, 1], np.zeros(18)]), np.array([-4.0, 0.5, -0.5, 0.0, 0.0])
+    units = np.array([1.0, 1e6, 1e-6, 1e3, 1.0])
+    irl = MaxCausalEntIRL(discount=discount, l2=l2)
+    plain, scaled = (LinearReward(features=columns * unit, on="state_action") for unit in (1.0, units))
+    given_setting = irl.setting(plain.bound(mdp), mdp.start)
+    plan = given_setting.plan(truth)
+    moments = given_setting.totals(plan, plan.visits(mdp.start))
+    fits = [irl.fit_moments(mdp, plain, moments), irl.fit_moments(mdp, scaled, moments * units)]
+    assert all(fit.converged and fit.num_iterations < 30 for fit in fits)
+    walks = sample_demonstrations(mdp, plan.policy, num_episodes=50, rng=rng)
+    for fit, unit in zip(fits, (1.0, units), strict=True):
+        report = identifiability(fit)
+        assert report.rank == 3
+        assert report.identified.tolist() == [True, False, True, False, False]
+        np.testing.assert_allclose(report.free.T @ report.free, np.eye(2), rtol=0, atol=1e-12)
+        assert np.abs(columns * unit @ report.free).max() < 1e-6
+        intervals = confidence_intervals(fit, walks)
+        assert np.isinf(intervals.low).tolist() == [False, True, False, True, True]
+        if l2 == 0:
+            reach = (intervals.high - intervals.low)[[0, 2]] * (np.ones(5) * unit)[[0, 2]]
+            first = confidence_intervals(fits[0], walks)
+            np.testing.assert_allclose(reach, (first.high - first.low)[[0, 2]], rtol=1e-5)
+
+
 def test_the_likelihood_identifies_what_was_chosen_even_where_no_reward_is_carried_back_to_the_start() -> None:
     """At discount 0 the dual sees first steps only; the actions of later ones say what the later states are about.
 

@@ -1,7 +1,7 @@
 """Maximum causal entropy inverse RL: the reward under which soft planning behaves as the demonstrations do."""
 
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -15,7 +15,7 @@ from posttrain.irl.mdp import TabularMDP
 from posttrain.irl.objectives import Dual, Likelihood, Plan, PlannedObjective, Setting
 from posttrain.irl.planning import Divergence, check_discount
 from posttrain.irl.rewards import Features, LinearReward, Weights, check_moments
-from posttrain.irl.solvers import Descent, minimise_lbfgs, minimise_newton
+from posttrain.irl.solvers import Descent, Rescaled, minimise_lbfgs, minimise_newton, rescaled
 
 QUICK_PAIRS = 5_000
 """Pairs of state and action up to which a warning waits for the least gap of any policy."""
@@ -38,7 +38,7 @@ class MaxCausalEntIRL:
     solver: Literal["newton", "lbfgs"] = "newton"
     """Newton takes about ten steps; above some 300 weights its Hessian costs more than L-BFGS's hundreds."""
     tolerance: float = 1e-8
-    """Largest entry of the gradient at which the fit is done."""
+    """Largest entry of the gradient at which the fit is done, with features in units of their size."""
     max_iterations: int = 5000
 
     def __post_init__(self) -> None:
@@ -96,10 +96,14 @@ class MaxCausalEntIRL:
         return action_counts(known, mdp, horizon=self.horizon)
 
     def minimise(self, objective: PlannedObjective) -> Descent[Plan]:
-        """From weights with finite values, by the solver of these settings."""
-        minimise = minimise_newton if self.solver == "newton" else minimise_lbfgs
-        start = feasible_start(objective)
-        return minimise(objective, start, tolerance=self.tolerance, max_iterations=self.max_iterations)
+        """From weights with finite values, by the solver of these settings, with features in units of their size."""
+        minimise, units = (
+            minimise_newton if self.solver == "newton" else minimise_lbfgs,
+            objective.setting.features.units,
+        )
+        start, scaled = rescaled(feasible_start(objective), units), Rescaled(objective, units)
+        found = minimise(scaled, start, tolerance=self.tolerance, max_iterations=self.max_iterations)
+        return replace(found, point=rescaled(found.point, 1 / units))
 
     def told(self, fit: Fit) -> Fit:
         """The same fit, with a warning where it has not converged; without penalty that says what was possible."""

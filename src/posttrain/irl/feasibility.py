@@ -1,7 +1,7 @@
 """What is possible before anything is fitted: weights to start from, and the smallest gap that any policy can reach."""
 
 import numpy as np
-from scipy.sparse import block_array, csr_array, eye_array, hstack
+from scipy.sparse import block_array, csr_array, diags_array, eye_array, hstack
 
 from posttrain.errors import UserError
 from posttrain.irl.mdp import reachable, state_graph
@@ -64,15 +64,14 @@ def acting_rows(setting: Setting) -> tuple[csr_array, np.ndarray]:
 def constant_cost(setting: Setting) -> Weights | None:
     """Weights under which every step costs at least `step_cost`, by least squares."""
     rows, _ = acting_rows(setting)
-    size = rows.shape[1]
-    if size > 2000:  # the normal equations would be dense: as many weights as that, and one will be a constant's
+    units = setting.features.units
+    scaled, costs = rows @ diags_array(1 / units), np.full(rows.shape[0], -step_cost(setting))
+    if len(units) > 2000:  # the normal equations would be dense: as many weights as that, and one will be a constant's
         from scipy.sparse.linalg import lsqr
 
-        weights = lsqr(rows, np.full(rows.shape[0], -step_cost(setting)), atol=1e-12, btol=1e-12)[0]
+        weights = lsqr(scaled, costs, atol=1e-12, btol=1e-12)[0] / units
     else:
-        weights = np.linalg.lstsq(
-            (rows.T @ rows).toarray(), rows.T @ np.full(rows.shape[0], -step_cost(setting)), rcond=1e-12
-        )[0]
+        weights = np.linalg.lstsq((scaled.T @ scaled).toarray(), scaled.T @ costs, rcond=1e-12)[0] / units
     enough = (rows @ weights).max() <= -step_cost(setting) / (1 + MARGIN / 2)
     return weights if enough else None
 

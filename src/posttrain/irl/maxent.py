@@ -5,7 +5,7 @@ where the dynamics are deterministic: elsewhere it chooses its slips, and the po
 states than the model says.  `executed_gap` in the result tells how far off; `MaxCausalEntIRL` is what to use there.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -21,7 +21,7 @@ from posttrain.irl.occupancies import occupancy_from
 from posttrain.irl.paths import PathPlan, PerState, executed_slopes, path_curvature, path_partition
 from posttrain.irl.planning import Divergence, Policy
 from posttrain.irl.rewards import Features, LinearReward, Weights, dense
-from posttrain.irl.solvers import ARMIJO, SMALLEST_STEP, Descent, Point, minimise_newton
+from posttrain.irl.solvers import ARMIJO, SMALLEST_STEP, Descent, Point, Rescaled, minimise_newton, rescaled
 
 
 @dataclass(frozen=True, eq=False)
@@ -123,11 +123,13 @@ class MaxEntIRL:
         features = reward.bound(mdp)
         if not features.per_state:
             raise UserError(f"on = {reward.on!r}: the path model has features of states; use on='state'")
-        start = initial_histogram(known, mdp.num_states)
-        dual = PathDual(features, start, features.observed(count(known, mdp, discount=1.0)), self.l2)
-        first = dual.at(self.feasible_weights(features, start))
+        starts = initial_histogram(known, mdp.num_states)
+        dual = PathDual(features, starts, features.observed(count(known, mdp, discount=1.0)), self.l2)
+        first = dual.at(self.feasible_weights(features, starts))
         if self.gradient == "tilted":
-            found = minimise_newton(dual, first, tolerance=self.tolerance, max_iterations=self.max_iterations)
+            scaled, start = Rescaled(dual, features.units), rescaled(first, features.units)
+            found = minimise_newton(scaled, start, tolerance=self.tolerance, max_iterations=self.max_iterations)
+            found = replace(found, point=rescaled(found.point, 1 / features.units))
         else:
             found = self.seek_zero(dual, first)
         return path_fit(dual, found)

@@ -75,6 +75,29 @@ class Descent(Generic[PlanT]):
     """Value and largest gradient entry, at the start and after each step."""
 
 
+@dataclass(frozen=True, eq=False)
+class Rescaled(Generic[PlanT]):
+    """An objective of weights times `units`: with features in units of their size no direction is flat for its unit."""
+
+    objective: Objective[PlanT]
+    units: Weights
+
+    def at(self, weights: Weights, guess: PlanT | None = None) -> Point[PlanT]:
+        """The objective of the weights / units."""
+        return rescaled(self.objective.at(weights / self.units, guess), self.units)
+
+
+def rescaled(point: Point[PlanT], units: Weights) -> Point[PlanT]:
+    """A point in weights times units."""
+    return Point(
+        weights=point.weights * units,
+        plan=point.plan,
+        value=point.value,
+        gradient=point.gradient / units,
+        bend=lambda: point.hessian / np.outer(units, units),
+    )
+
+
 def minimise_newton(
     objective: Objective[PlanT], start: Point[PlanT], *, tolerance: float, max_iterations: int
 ) -> Descent[PlanT]:
