@@ -25,12 +25,14 @@ class Counts:
 
 def initial_histogram(demonstrations: Demonstrations, num_states: int) -> Float[ndarray, " state"]:
     """The share of episodes that start in each state."""
+    check_states(demonstrations, num_states)
     starts = demonstrations.states[demonstrations.first_visits]
     return np.bincount(starts, minlength=num_states) / len(demonstrations)
 
 
 def visit_totals(demonstrations: Demonstrations, num_states: int) -> Float[ndarray, " state"]:
     """Visits of each state, undiscounted, the last state of every episode among them, averaged over episodes."""
+    check_states(demonstrations, num_states)
     return np.bincount(demonstrations.states, minlength=num_states) / len(demonstrations)
 
 
@@ -59,6 +61,18 @@ def action_counts(
     size = mdp.num_states * mdp.num_actions
     flat = np.bincount(visits.visit_times[acting] * size + pairs, minlength=horizon * size)
     return flat.reshape(horizon, mdp.num_states, mdp.num_actions) / len(visits)
+
+
+def check_states(demonstrations: Demonstrations, num_states: int) -> None:
+    """Refuse states that are not among the first `num_states`, naming the episode and the step."""
+    unknown = np.flatnonzero((demonstrations.states < 0) | (demonstrations.states >= num_states))
+    if unknown.size:
+        visit = int(unknown[0])
+        episode = int(np.searchsorted(demonstrations.first_visits, visit, side="right")) - 1
+        raise UserError(
+            f"demonstration {episode}, step {demonstrations.visit_times[visit]}: there is no state "
+            f"{demonstrations.states[visit]}; states are 0 to {num_states - 1}"
+        )
 
 
 def in_world(demonstrations: Demonstrations, mdp: TabularMDP) -> Demonstrations:
