@@ -318,6 +318,8 @@ def test_demonstrations_of_any_length_need_no_padding_and_the_truncated_ones_onl
         MaxCausalEntIRL(discount=0.9, horizon=9).fit(world, ONE_WEIGHT_PER_STATE, cut)
     with pytest.raises(UserError, match=r"demonstration \d+ has 1\d actions; the horizon is 9"):
         MaxCausalEntIRL(horizon=9).fit(world, ONE_WEIGHT_PER_STATE, whole)
+    with pytest.warns(UserWarning, match=r"200 of 200 demonstrations are truncated: .* has 59% of the weight"):
+        MaxCausalEntIRL(discount=0.9).fit(world, ONE_WEIGHT_PER_STATE, cut)  # .9⁵ = .59
     assert MaxCausalEntIRL(horizon=5).fit(world, ONE_WEIGHT_PER_STATE, cut).gap < 0.05
     fit = MaxCausalEntIRL(objective="likelihood", discount=1.0).fit(world, ONE_WEIGHT_PER_STATE, cut)
     assert fit.converged

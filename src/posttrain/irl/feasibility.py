@@ -72,7 +72,7 @@ def constant_cost(setting: Setting) -> Weights | None:
         weights = lsqr(scaled, costs, atol=1e-12, btol=1e-12)[0] / units
     else:
         weights = np.linalg.lstsq((scaled.T @ scaled).toarray(), scaled.T @ costs, rcond=1e-12)[0] / units
-    enough = (rows @ weights).max() <= -step_cost(setting) / (1 + MARGIN / 2)
+    enough = (rows @ weights).max(initial=-np.inf) <= -step_cost(setting) / (1 + MARGIN / 2)
     return weights if enough else None
 
 
