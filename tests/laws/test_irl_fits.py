@@ -215,6 +215,16 @@ def test_moments_that_no_policy_has_end_with_a_warning_that_names_the_least_gap(
         MaxCausalEntIRL(max_iterations=1).fit(course_world(), ONE_WEIGHT_PER_STATE, course_demonstrations())
 
 
+def test_with_a_horizon_duality_tells_how_near_any_policy_can_come() -> None:
+    """Of 6 actions from the start the goal sees 1 visit at most and every state 7; each is asked for 5 times."""
+    irl = MaxCausalEntIRL(discount=1.0, l2=0.0, horizon=6)
+    with pytest.warns(UserWarning, match="no policy comes nearer than") as warned:
+        fit = irl.fit_moments(GridWorld(3), LinearReward(features=np.eye(9)), np.full(9, 5.0))
+    told = float(str(warned[0].message).split("nearer than ")[1].split(";")[0])
+    assert 4 <= told <= fit.gap + 0.01
+    assert fit.num_iterations < 1000
+
+
 def test_nobody_goes_round_where_nobody_can_come() -> None:
     """From 0 to the end, 2; states 1 and 3 lead to each other, but nothing leads to them: they are never visited."""
     table = np.zeros((4, 2, 4))

@@ -115,14 +115,20 @@ class MaxCausalEntIRL:
 
 
 def possible(fit: Fit) -> str:
-    """Of a fit without penalty: how near it is to what was asked for, and how near any policy can come."""
+    """Of a fit without penalty: how near it is to what was asked for, and how near any policy can come.
+
+    Where the linear program would take long, or there is a horizon, duality tells: g(θ) is the most that any policy has
+    of τ H(π) + θ·(E_π[φ] - μ), and entropy H is not negative, so no policy's gap is below -g(θ)/‖θ‖₁.
+    """
     said = f"with l2 = 0 there may be no finite weights, and these go up to {np.abs(fit.weights).max():.3g}"
     if isinstance(fit.objective, Likelihood):
         return said
     said += f"; the gap is {fit.gap:.3g}"
     if fit.setting.horizon is None and fit.setting.features.mdp.transitions.shape[0] <= QUICK_PAIRS:
         try:
-            said += f", the least that any policy can reach {smallest_gap(fit.setting, fit.moments):.3g}"
+            return f"{said}, the least that any policy can reach {smallest_gap(fit.setting, fit.moments):.3g}"
         except Divergence as error:
-            said += f" ({error})"
+            return f"{said} ({error})"
+    if fit.point.value < 0:
+        said += f", and no policy comes nearer than {-fit.point.value / np.abs(fit.weights).sum():.3g}"
     return said

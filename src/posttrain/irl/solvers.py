@@ -27,6 +27,8 @@ FLAT = 1e-12
 """Curvature below this share of the largest is none: nothing can be learned in that direction."""
 SLACK = 1e-13
 """Relative change of a value that rounding alone may cause."""
+PATIENCE = 100
+"""Steps of Newton's method without a smaller gradient after which there is no minimum to come to."""
 MEMORY = 20
 """Steps that L-BFGS remembers."""
 
@@ -107,8 +109,12 @@ def minimise_newton(
     concave, which the likelihood can be, the step goes downhill all the same.
     """
     point, history, radius = start, [start.measure], max(10.0, float(np.linalg.norm(start.weights)))
+    least, waited = np.inf, 0
     for _ in range(max_iterations):
         if point.gradient_norm <= tolerance or np.abs(point.weights).max() > LARGEST_WEIGHTS:
+            break
+        least, waited = min(least, point.gradient_norm), 0 if point.gradient_norm < least else waited + 1
+        if waited >= PATIENCE:
             break
         while radius > SMALLEST_STEP:
             step = trusted_step(point, radius, tolerance)
