@@ -61,6 +61,12 @@ class NeuralIRL:
         require(self.learning_rate > 0, self, "learning_rate", "learns nothing; use a number > 0")
         require(self.weight_decay >= 0, self, "weight_decay", "grows weights; use a number >= 0")
         require(self.num_steps >= 1, self, "num_steps", "is too few; use at least 1")
+        require(self.tolerance >= 0, self, "tolerance", "is no gap; use a number >= 0")
+        self.causal()
+
+    def causal(self) -> MaxCausalEntIRL:
+        """The problem for given rewards; refuses what it cannot be."""
+        return MaxCausalEntIRL(discount=self.discount, temperature=self.temperature, horizon=self.horizon, l2=0.0)
 
     def fit(
         self,
@@ -74,6 +80,8 @@ class NeuralIRL:
         """Train the network, in place, to map a row of inputs for each state to the reward of that state."""
         dual = self.state_dual(mdp, demonstrations)
         parameters = [parameter for parameter in network.parameters() if parameter.requires_grad]
+        if not parameters:
+            raise UserError("the network has no parameter that requires a gradient: there is nothing to train")
         optimizer = torch.optim.Adam(parameters, lr=self.learning_rate, weight_decay=self.weight_decay)
         gaps: list[float] = []
         plan: Plan | None = None
@@ -96,9 +104,8 @@ class NeuralIRL:
         """The dual with one weight per state: its weights are the rewards, and its gradient is theirs."""
         known = in_world(demonstrations, mdp)
         check_whole(known, mdp, discount=self.discount, horizon=self.horizon)
-        irl = MaxCausalEntIRL(discount=self.discount, temperature=self.temperature, horizon=self.horizon, l2=0.0)
         features = LinearReward(features=eye_array(mdp.num_states, format="csr")).bound(mdp)
-        setting = irl.setting(features, initial_histogram(known, mdp.num_states))
+        setting = self.causal().setting(features, initial_histogram(known, mdp.num_states))
         return Dual(setting, features.observed(count(known, mdp, discount=self.discount)))
 
     def planned(self, dual: Dual, reward: Tensor, plan: Plan | None, step: int) -> Point[Plan]:

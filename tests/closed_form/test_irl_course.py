@@ -113,3 +113,25 @@ def test_a_partition_that_overflows_is_an_error_and_not_a_policy_of_zeros() -> N
     world = IcyGridWorld(14, slip=0.2, terminal=())
     with pytest.raises(UserError, match="overflows"):
         local_action_probabilities(world, np.array([195]), np.ones(196))
+
+
+@pytest.mark.parametrize(
+    ("features", "given", "message"),
+    [
+        (np.eye(3)[:2], {}, r"features on state have the shape \(2, 3\); use 3 rows"),
+        (np.where(np.eye(3), np.nan, 0.0), {}, "features: row 0, column 0 is nan"),
+        (np.eye(3), {"tolerance": 0.0}, "tolerance = 0.0: it would never stop"),
+        (np.eye(3), {"step_size": -0.1}, "step_size = -0.1"),
+    ],
+)
+def test_what_would_run_for_ever_or_on_no_features_is_refused(features, given, message) -> None:
+    with pytest.raises(UserError, match=message):
+        recover_reward(chain(3, ends=False), features, np.array([2]), TWO_PATHS, **given)
+
+
+@pytest.mark.parametrize("state", [3, -1])
+def test_a_state_that_does_not_exist_is_named(state) -> None:
+    strayed = Demonstrations.from_transitions([[(0, 0, 1)], [(1, 0, state), (state, 0, 2)]])
+    for count in (lambda: feature_expectations(np.eye(3), strayed), lambda: start_histogram(3, strayed)):
+        with pytest.raises(UserError, match=rf"demonstration 1, step 1: there is no state {state}; states are 0 to 2"):
+            count()

@@ -286,12 +286,12 @@ MISTAKES = {
 def test_a_mistake_is_told_with_its_place_and_its_remedy(mistake: str, capsys: pytest.CaptureFixture[str]) -> None:
     Path("text.npz").write_text("world: {}")
     np.save("one.npy", np.ones(3))
+    np.savez("empty.npz")
     np.savez("half.npz", start=[1.0, 0.0], terminal=[1])
     np.save("words.npy", [["start"]])
     whole = {"transitions": [[[0.0, 1.0]], [[0.0, 1.0]]], "start": [1.0, 0.0], "terminal": [1]}
     np.savez("whole.npz", **whole)
     np.savez("words.npz", **whole | {"start": ["start", "end"]})
-    np.savez("letters.npz", **whole | {"transitions": [[["a", "b"]], [["a", "b"]]]})
     np.savez("paid.npz", **whole, rewards=[1.0, 2.0, 3.0])
     np.savez("far.npz", data=[1.0, 1.0], indices=[9**9, 1], indptr=[0, 1, 2], start=[1.0, 0.0], terminal=[1])
     argv, expected = MISTAKES[mistake]

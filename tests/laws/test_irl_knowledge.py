@@ -16,6 +16,7 @@ from posttrain.irl.comparison import (
 )
 from posttrain.irl.demonstrations import Demonstrations
 from posttrain.irl.grids import GridWorld, IcyGridWorld
+from posttrain.irl.mdp import TabularMDP
 from posttrain.irl.objectives import Dual
 from posttrain.irl.planning import Problem, soft_policy_iteration, value_iteration
 from posttrain.irl.preferences import Joint, fit_jointly
@@ -77,19 +78,91 @@ def test_weights_move_along_free_directions_without_changing_any_policy_and_alon
         assert np.abs(fit.setting.plan(fit.weights + 0.1 * direction).policy - fit.policy).max() > 1e-5
 
 
-@pytest.mark.parametrize("objective", ["dual", "likelihood"])
+@few
+@given(seed=SEEDS, discount=st.sampled_from([0.9, 1.0]), l2=st.sampled_from([0.0, 1e-9]))
+def test_the_unit_of_a_feature_decides_nothing(seed, discount, l2) -> None:
+    """A column for each of a constant, two features, a copy of one in another unit, and nothing but zeros."""
+    rng = np.random.default_rng(seed)
+    mdp = random_world(rng)
+    base = np.column_stack([np.ones(18), rng.normal(size=(18, 2))])
+    columns, truth = np.column_stack([base, base[:, 1], np.zeros(18)]), np.array([-4.0, 0.5, -0.5, 0.0, 0.0])
+    units = np.array([1.0, 1e6, 1e-6, 1e3, 1.0])
+    irl = MaxCausalEntIRL(discount=discount, l2=l2)
+    plain, scaled = (LinearReward(features=columns * unit, on="state_action") for unit in (1.0, units))
+    given_setting = irl.setting(plain.bound(mdp), mdp.start)
+    plan = given_setting.plan(truth)
+    moments = given_setting.totals(plan, plan.visits(mdp.start))
+    fits = [irl.fit_moments(mdp, plain, moments), irl.fit_moments(mdp, scaled, moments * units)]
+    assert all(fit.converged and fit.num_iterations < 30 for fit in fits)
+    walks = sample_demonstrations(mdp, plan.policy, num_episodes=50, rng=rng)
+    for fit, unit in zip(fits, (1.0, units), strict=True):
+        report = identifiability(fit)
+        assert report.rank == 3
+        assert report.identified.tolist() == [True, False, True, False, False]
+        np.testing.assert_allclose(report.free.T @ report.free, np.eye(2), rtol=0, atol=1e-12)
+        assert np.abs(columns * unit @ report.free).max() < 1e-6
+        intervals = confidence_intervals(fit, walks)
+        assert np.isinf(intervals.low).tolist() == [False, True, False, True, True]
+        if l2 == 0:
+            reach = (intervals.high - intervals.low)[[0, 2]] * (np.ones(5) * unit)[[0, 2]]
+            first = confidence_intervals(fits[0], walks)
+            np.testing.assert_allclose(reach, (first.high - first.low)[[0, 2]], rtol=1e-5)
+
+
+def test_the_likelihood_identifies_what_was_chosen_even_where_no_reward_is_carried_back_to_the_start() -> None:
+    """At discount 0 the dual sees first steps only; the actions of later ones say what the later states are about.
+
+    0 leads to 1, whatever is done; in 1 action 1 earns the feature; both actions lead to the end.
+    """
+    table = np.zeros((3, 2, 3))
+    table[0, :, 1] = table[1, :, 2] = 1
+    mdp = TabularMDP.from_dense(table, layout="state action next", start=0, terminal=[2])
+    reward = LinearReward(features=np.eye(6)[:, [3]], on="state_action")
+    walks = Demonstrations.from_transitions([[(0, 0, 1), (1, 1, 2)]] * 3 + [[(0, 0, 1), (1, 0, 2)]])
+    fits = {
+        objective: MaxCausalEntIRL(objective=objective, discount=0.0, l2=0.0).fit(mdp, reward, walks)
+        for objective in ("dual", "likelihood")
+    }
+    assert not identifiability(fits["dual"]).identified.any()
+    assert identifiability(fits["likelihood"]).identified.all()
+    # Three of four took it: θ = log 3, with the variance 1/(n p (1 - p)) = 1/(4 · 3/4 · 1/4) of a logit.
+    assert fits["likelihood"].weights[0] == pytest.approx(np.log(3))
+    intervals = confidence_intervals(fits["likelihood"], walks, level=0.95)
+    assert intervals.high[0] - intervals.low[0] == pytest.approx(2 * 1.959964 * (4 / 3) ** 0.5, rel=1e-6)
+
+
+def preferences(rng, features, truth, mdp, *, num_pairs: int) -> tuple[Demonstrations, Demonstrations]:
+    """Pairs of aimless walks of up to 4 steps from one start, the one of more worth preferred as Bradley-Terry say."""
+    aimless = np.full((mdp.num_states, mdp.num_actions), 1 / mdp.num_actions)
+    walks = sample_demonstrations(mdp, aimless, num_episodes=4 * num_pairs, rng=rng, max_steps=4)
+    worth = features.per_episode(walks, 0.9) @ truth
+    order = np.argsort(walks.states[walks.first_visits], kind="stable")
+    starts, listed = walks.states[walks.first_visits], list(walks)
+    pairs = [(one, two) for one, two in order.reshape(-1, 2) if starts[one] == starts[two]][:num_pairs]
+    won = [(one, two) if rng.random() < 1 / (1 + np.exp(worth[two] - worth[one])) else (two, one) for one, two in pairs]
+    first, second = zip(*won, strict=True)
+    return tuple(Demonstrations.from_episodes(listed[index] for index in side) for side in (first, second))
+
+
+@pytest.mark.parametrize("objective", ["dual", "likelihood", "joint"])
 def test_intervals_cover_the_truth_as_often_as_they_say(objective) -> None:
     """100 data sets of 200 episodes: of intervals at level .8, between .69 and .91 cover (2.7 standard errors)."""
     rng = np.random.default_rng(7)
     mdp = random_world(rng)
     reward = LinearReward(features=np.column_stack([np.ones(18), 2 * rng.normal(size=(18, 2))]), on="state_action")
     truth = np.array([-1.0, 0.6, -0.4])
-    irl = MaxCausalEntIRL(objective=objective, discount=0.9, l2=1e-9)
+    num_episodes = 60 if objective == "joint" else 200
+    irl = MaxCausalEntIRL(objective="dual" if objective == "joint" else objective, discount=0.9, l2=1e-9)
     policy = irl.setting(reward.bound(mdp), mdp.start).plan(truth).policy
     covered = np.zeros(3)
     for _ in range(100):
-        walks = sample_demonstrations(mdp, policy, num_episodes=200, rng=rng)
-        intervals = confidence_intervals(irl.fit(mdp, reward, walks), walks, level=0.8)
+        walks = sample_demonstrations(mdp, policy, num_episodes=num_episodes, rng=rng)
+        if objective == "joint":
+            compared = preferences(rng, reward.bound(mdp), truth, mdp, num_pairs=200)
+            fit = fit_jointly(irl, mdp, reward, walks, compared)
+        else:
+            fit = irl.fit(mdp, reward, walks)
+        intervals = confidence_intervals(fit, walks, level=0.8)
         covered += (intervals.low <= truth) & (truth <= intervals.high)
     assert np.all(np.abs(covered / 100 - 0.8) <= 0.11)
 
@@ -123,8 +196,6 @@ def test_shaping_changes_neither_what_is_done_nor_what_is_best(seed, discount) -
 
 def test_the_divergence_is_the_mean_log_ratio_of_an_episode() -> None:
     """Two soft policies in one state: π = (3/4, 1/4) and (1/2, 1/2); action 0 ends, action 1 stays."""
-    from posttrain.irl.mdp import TabularMDP
-
     table = np.array([[[0.0, 1.0], [1.0, 0.0]], [[0, 1.0], [0, 1.0]]])
     mdp = TabularMDP.from_dense(table, layout="state action next", start=0, terminal=[1])
 
@@ -191,7 +262,7 @@ def test_epic_takes_rewards_of_pairs_as_rewards_of_whatever_follows_and_refuses_
     seed=SEEDS, discount=st.sampled_from([0.0, 0.7, 1.0]), shapes=st.sampled_from(["ss", "sp", "so", "pp", "po", "oo"])
 )
 def test_epic_is_what_its_definition_says_term_by_term(seed, discount, shapes) -> None:
-    """The canonical reward of Gleave et al., with uniform S, A and S' summed out; r(s) is paid for any action."""
+    """The canonical reward of Gleave et al., its uniform S, A and S' summed out; r(s) is paid for any action."""
     rng, size = np.random.default_rng(seed), {"s": (4,), "p": (4, 3), "o": (4, 3, 4)}
     rewards = [rng.normal(size=size[shape]) * 10.0 ** rng.integers(-3, 4) for shape in shapes]
 
@@ -289,6 +360,11 @@ def test_preferences_settle_what_demonstrations_cannot() -> None:
     joint = fit_jointly(irl, grid, reward, walks, comparisons)
     assert joint.converged
     np.testing.assert_allclose(joint.weights, truth, rtol=0, atol=0.4)
+    assert not identifiability(alone).identified[1]
+    assert identifiability(joint).identified.all()
+    intervals = confidence_intervals(joint, walks, level=0.99)
+    assert np.all((intervals.low < truth) & (truth < intervals.high))
+    assert np.all(intervals.high - intervals.low < 1.5)
     turned = fit_jointly(irl, grid, reward, walks, comparisons[::-1])
     assert turned.weights[1] < joint.weights[1] - 1
 

@@ -5,11 +5,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from posttrain.irl.grids import IcyGridWorld
+from posttrain.irl.grids import IcyGridWorld, tiles
 from posttrain.irl.maxent import MaxEntIRL, PathDual
 from posttrain.irl.paths import path_partition
-from posttrain.irl.planning import Divergence
+from posttrain.irl.planning import Divergence, Problem, soft_policy_iteration
 from posttrain.irl.rewards import LinearReward
+from posttrain.irl.sampling import sample_demonstrations
 from tests.irl_worlds import GOAL, course_demonstrations, random_world, slopes
 
 ONE_WEIGHT_PER_STATE = LinearReward(features=np.eye(25))
@@ -45,6 +46,24 @@ def test_algorithm_1_finds_the_zero_of_its_direction_which_is_not_the_minimum(l2
     np.testing.assert_allclose(fit.executed - fit.moments, -l2 * fit.weights, rtol=0, atol=1e-8)
     assert fit.executed_gap > 0.2
     assert np.abs(fit.expected - fit.moments + l2 * fit.weights).max() > 0.2  # the gradient of the likelihood there
+
+
+def test_where_the_way_to_its_zero_is_blocked_a_stronger_penalty_leads_there() -> None:
+    """On ice that slips in three of five steps, Newton's method alone creeps along the edge of infinite partitions."""
+    world, rng = IcyGridWorld(7, slip=0.6), np.random.default_rng(5)
+    policy = soft_policy_iteration(Problem(mdp=world, reward=-1.5 - rng.random(49), discount=1.0)).policy
+    walks = sample_demonstrations(world, policy, num_episodes=100, rng=rng)
+    fit = MaxEntIRL(gradient="algorithm1").fit(world, LinearReward(features=np.eye(49)), walks)
+    assert fit.converged
+    np.testing.assert_allclose(fit.executed - fit.moments, -1e-3 * fit.weights, rtol=0, atol=1e-8)
+
+
+def test_the_unit_of_a_feature_keeps_no_fit_of_paths_from_its_end() -> None:
+    world = IcyGridWorld(5, slip=0.2, terminal=[GOAL])
+    features = tiles(5, 2) * np.append([1e6, 1e-6], np.ones(8))
+    fit = MaxEntIRL().fit(world, LinearReward(features=features), course_demonstrations())
+    assert fit.converged
+    assert fit.num_iterations < 50
 
 
 def test_without_a_zero_algorithm_1_soon_ends_and_claims_none() -> None:

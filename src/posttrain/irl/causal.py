@@ -1,6 +1,7 @@
 """Maximum causal entropy inverse RL: the reward under which soft planning behaves as the demonstrations do."""
 
-from dataclasses import dataclass
+import warnings
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -8,13 +9,16 @@ import numpy as np
 from posttrain.errors import UserError, require
 from posttrain.irl.counting import action_counts, check_whole, count, in_world, initial_histogram
 from posttrain.irl.demonstrations import Demonstrations
-from posttrain.irl.feasibility import feasible_start
+from posttrain.irl.feasibility import feasible_start, smallest_gap
 from posttrain.irl.fitting import Fit, fitted
 from posttrain.irl.mdp import TabularMDP
 from posttrain.irl.objectives import Dual, Likelihood, Plan, PlannedObjective, Setting
-from posttrain.irl.planning import check_discount
-from posttrain.irl.rewards import Features, LinearReward, Weights
-from posttrain.irl.solvers import Descent, Point, minimise_lbfgs, minimise_newton
+from posttrain.irl.planning import Divergence, check_discount
+from posttrain.irl.rewards import Features, LinearReward, Weights, check_moments
+from posttrain.irl.solvers import Descent, Rescaled, minimise_lbfgs, minimise_newton, rescaled
+
+QUICK_PAIRS = 5_000
+"""Pairs of state and action up to which a warning waits for the least gap of any policy."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +38,7 @@ class MaxCausalEntIRL:
     solver: Literal["newton", "lbfgs"] = "newton"
     """Newton takes about ten steps; above some 300 weights its Hessian costs more than L-BFGS's hundreds."""
     tolerance: float = 1e-8
-    """Largest entry of the gradient at which the fit is done."""
+    """Largest entry of the gradient at which the fit is done, with features in units of their size."""
     max_iterations: int = 5000
 
     def __post_init__(self) -> None:
@@ -49,30 +53,26 @@ class MaxCausalEntIRL:
     def fit(self, mdp: TabularMDP, reward: LinearReward, demonstrations: Demonstrations) -> Fit:
         """The weights under which soft planning behaves as demonstrated, starting where the demonstrations start.
 
-        The likelihood is minimised from the weights that match features, where the demonstrations have whole episodes.
+        The likelihood is minimised from the weights that the dual starts from.  From the dual's minimum it would be led
+        astray: the less the penalty, the larger the weights there, and under huge ones nothing has a slope.
         """
         features, known = reward.bound(mdp), in_world(demonstrations, mdp)
         setting = self.setting(features, initial_histogram(known, mdp.num_states))
         if self.objective == "dual":
             check_whole(known, mdp, discount=self.discount, horizon=self.horizon)
-        counts = count(known, mdp, discount=self.discount)
-        moments = features.observed(counts)
+        moments = features.observed(count(known, mdp, discount=self.discount))
         actions = self.action_counts(known, mdp)
-        if self.objective == "dual":
-            return fitted(self.minimise(Dual(setting, moments)), setting, moments, actions, objective="dual")
-        likelihood = Likelihood(setting, actions)
-        found = self.minimise(likelihood, self.first_guess(known, setting, moments))
-        return fitted(found, setting, moments, actions, objective="likelihood")
+        objective = Dual(setting, moments) if self.objective == "dual" else Likelihood(setting, actions)
+        return self.told(fitted(self.minimise(objective), objective, moments, actions))
 
     def fit_moments(self, mdp: TabularMDP, reward: LinearReward, moments: Weights) -> Fit:
         """The same from exact features of a policy, per episode from the world's own start: the dual only."""
         if self.objective != "dual":
             raise UserError("objective = 'likelihood' needs demonstrations, not moments; use objective='dual'")
         features = reward.bound(mdp)
-        if moments.shape != (features.num_features,) or not np.all(np.isfinite(moments)):
-            raise UserError(f"moments {moments} must be {features.num_features} finite numbers, one for each feature")
-        setting = self.setting(features, mdp.start)
-        return fitted(self.minimise(Dual(setting, moments)), setting, moments, None, objective="dual")
+        check_moments(features, moments)
+        dual = Dual(self.setting(features, mdp.start), moments)
+        return self.told(fitted(self.minimise(dual), dual, moments, None))
 
     def setting(self, features: Features, start: Weights) -> Setting:
         return Setting(
@@ -95,15 +95,40 @@ class MaxCausalEntIRL:
             )
         return action_counts(known, mdp, horizon=self.horizon)
 
-    def first_guess(self, known: Demonstrations, setting: Setting, moments: Weights) -> Weights | None:
-        """Where to start on the likelihood: the dual's minimum, or None where episodes are not whole."""
-        try:
-            check_whole(known, setting.features.mdp, discount=self.discount, horizon=self.horizon)
-        except UserError:
-            return None
-        return self.minimise(Dual(setting, moments)).point.weights
+    def minimise(self, objective: PlannedObjective) -> Descent[Plan]:
+        """From weights with finite values, by the solver of these settings, with features in units of their size."""
+        minimise, units = (
+            minimise_newton if self.solver == "newton" else minimise_lbfgs,
+            objective.setting.features.units,
+        )
+        start, scaled = rescaled(feasible_start(objective), units), Rescaled(objective, units)
+        found = minimise(scaled, start, tolerance=self.tolerance, max_iterations=self.max_iterations)
+        return replace(found, point=rescaled(found.point, 1 / units))
 
-    def minimise(self, objective: PlannedObjective, weights: Weights | None = None) -> Descent[Plan]:
-        start: Point[Plan] = feasible_start(objective) if weights is None else objective.at(weights)
-        minimise = minimise_newton if self.solver == "newton" else minimise_lbfgs
-        return minimise(objective, start, tolerance=self.tolerance, max_iterations=self.max_iterations)
+    def told(self, fit: Fit) -> Fit:
+        """The same fit, with a warning where it has not converged; without penalty that says what was possible."""
+        if not fit.converged:
+            largest = f"its largest gradient is {fit.history[-1][1]:.3g} after {fit.num_iterations} iterations"
+            remedy = "raise max_iterations, tolerance or l2" if self.l2 else f"{possible(fit)}; use l2 > 0"
+            warnings.warn(f"the fit has not converged: {largest}; {remedy}", stacklevel=3)
+        return fit
+
+
+def possible(fit: Fit) -> str:
+    """Of a fit without penalty: how near it is to what was asked for, and how near any policy can come.
+
+    Where the linear program would take long, or there is a horizon, duality tells: g(θ) is the most that any policy has
+    of τ H(π) + θ·(E_π[φ] - μ), and entropy H is not negative, so no policy's gap is below -g(θ)/‖θ‖₁.
+    """
+    said = f"with l2 = 0 there may be no finite weights, and these go up to {np.abs(fit.weights).max():.3g}"
+    if isinstance(fit.objective, Likelihood):
+        return said
+    said += f"; the gap is {fit.gap:.3g}"
+    if fit.setting.horizon is None and fit.setting.features.mdp.transitions.shape[0] <= QUICK_PAIRS:
+        try:
+            return f"{said}, the least that any policy can reach {smallest_gap(fit.setting, fit.moments):.3g}"
+        except Divergence as error:
+            return f"{said} ({error})"
+    if fit.point.value < 0:
+        said += f", and no policy comes nearer than {-fit.point.value / np.abs(fit.weights).sum():.3g}"
+    return said

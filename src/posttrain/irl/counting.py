@@ -1,5 +1,6 @@
 """What demonstrations say about a world: checked against it, and counted."""
 
+import warnings
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -10,6 +11,9 @@ from posttrain.errors import UserError
 from posttrain.irl.demonstrations import Demonstrations
 from posttrain.irl.mdp import TabularMDP
 from posttrain.irl.pattern import added_up
+
+UNSEEN = 0.01
+"""Share of the discounted weight of an episode that truncation may hide without a word."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -147,7 +151,10 @@ def check_ends(known: Demonstrations, mdp: TabularMDP) -> None:
 
 
 def check_whole(known: Demonstrations, mdp: TabularMDP, *, discount: float, horizon: int | None) -> None:
-    """Refuse totals of episodes that were cut off: a policy's totals are of whole ones."""
+    """Refuse totals of episodes that were cut off: a policy's totals are of whole ones.
+
+    At a discount below 1 what follows a cut is worth γ^T of an episode, and where that is noticeable a warning says so.
+    """
     last = known.states[known.first_visits + known.lengths]
     cut = ~mdp.terminal[last]
     if horizon is not None:
@@ -156,6 +163,14 @@ def check_whole(known: Demonstrations, mdp: TabularMDP, *, discount: float, hori
             raise UserError(f"demonstration {long[0]} has {known.lengths[long[0]]} actions; the horizon is {horizon}")
         cut &= known.lengths < horizon
     elif discount < 1:
+        unseen = float((discount ** known.lengths[cut].astype(np.float64)).sum() / len(known))
+        if unseen > UNSEEN:
+            warnings.warn(
+                f"{int(cut.sum())} of {len(known)} demonstrations are truncated: at discount {discount} what they do "
+                f"not show has {unseen:.0%} of the weight of an endless episode, and their features lack that much. "
+                "Use longer episodes, or maximum causal entropy with objective = likelihood",
+                stacklevel=3,
+            )
         return
     if cut.any():
         episode = int(np.flatnonzero(cut)[0])

@@ -22,6 +22,7 @@ from posttrain.errors import UserError
 from posttrain.irl.counting import initial_histogram, visit_totals
 from posttrain.irl.demonstrations import Demonstrations
 from posttrain.irl.mdp import TabularMDP
+from posttrain.irl.rewards import LinearReward
 
 EARLY = 1e-6
 """The backward sweep stops once no Z changes by more."""
@@ -135,6 +136,9 @@ def recover_reward(
 
     ω ← ω · exp(α_t (μ_E - μ_ω)),   α_t = step_size / (1 + t)
     """
+    if not (step_size > 0 and tolerance > 0):
+        raise UserError(f"step_size = {step_size}, tolerance = {tolerance}: it would never stop; use numbers > 0")
+    LinearReward(features=features).bound(mdp)  # refuses what are no features of these states
     demonstrated = feature_expectations(features, demonstrations)
     start = start_histogram(mdp.num_states, demonstrations)
 

@@ -1,12 +1,13 @@
 """What is possible before anything is fitted: weights to start from, and the smallest gap that any policy can reach."""
 
 import numpy as np
-from scipy.sparse import block_array, csr_array, eye_array, hstack
+from scipy.sparse import block_array, csr_array, diags_array, eye_array, hstack
 
 from posttrain.errors import UserError
+from posttrain.irl.mdp import reachable, state_graph
 from posttrain.irl.objectives import Plan, PlannedObjective, Setting
 from posttrain.irl.planning import Divergence
-from posttrain.irl.rewards import Weights
+from posttrain.irl.rewards import Weights, check_moments
 from posttrain.irl.solvers import Point
 
 MARGIN = 0.1
@@ -63,15 +64,14 @@ def acting_rows(setting: Setting) -> tuple[csr_array, np.ndarray]:
 def constant_cost(setting: Setting) -> Weights | None:
     """Weights under which every step costs at least `step_cost`, by least squares."""
     rows, _ = acting_rows(setting)
-    size = rows.shape[1]
-    if size > 2000:  # the normal equations would be dense: as many weights as that, and one will be a constant's
+    units = setting.features.units
+    scaled, costs = rows @ diags_array(1 / units), np.full(rows.shape[0], -step_cost(setting))
+    if len(units) > 2000:  # the normal equations would be dense: as many weights as that, and one will be a constant's
         from scipy.sparse.linalg import lsqr
 
-        weights = lsqr(rows, np.full(rows.shape[0], -step_cost(setting)), atol=1e-12, btol=1e-12)[0]
+        weights = lsqr(scaled, costs, atol=1e-12, btol=1e-12)[0] / units
     else:
-        weights = np.linalg.lstsq(
-            (rows.T @ rows).toarray(), rows.T @ np.full(rows.shape[0], -step_cost(setting)), rcond=1e-12
-        )[0]
+        weights = np.linalg.lstsq((scaled.T @ scaled).toarray(), scaled.T @ costs, rcond=1e-12)[0] / units
     enough = (rows @ weights).max(initial=-np.inf) <= -step_cost(setting) / (1 + MARGIN / 2)
     return weights if enough else None
 
@@ -111,12 +111,14 @@ def smallest_gap(setting: Setting, moments: Weights) -> float:
 
         min g   over visits x(s,a) ≥ 0 and ends y(s) ≥ 0:   |Φᵀ(x, y) - μ| ≤ g,   Σ_a x(s,a) - γ Σ Pᵀ x = start(s)
 
-    No estimator can do better, so a fit's gap is to be read against this.  Without horizon only.
+    No estimator can do better, so a fit's gap is to be read against this.  Without horizon only.  At discount 1 it may
+    be approached and not reached: by policies that ever more seldom go on a round, and then ever longer.
     """
     from scipy.optimize import linprog
 
     if setting.horizon is not None:
         raise UserError("the smallest gap is computed for problems without horizon; horizon = None")
+    check_moments(setting.features, moments)
     limits, right, flows, starts = gap_program(setting, moments)
     goal = np.zeros(limits.shape[1])
     goal[-1] = 1
@@ -127,9 +129,14 @@ def smallest_gap(setting: Setting, moments: Weights) -> float:
 
 
 def gap_program(setting: Setting, moments: Weights) -> tuple[csr_array, np.ndarray, csr_array, np.ndarray]:
-    """Inequalities and equalities over (x, y, g)."""
+    """Inequalities and equalities over (x, y, g), for states that the start leads to.
+
+    Elsewhere a round trip would keep itself up at discount 1, with nobody ever to set out on it.
+    """
     mdp, features = setting.features.mdp, setting.features
     rows, pairs = acting_rows(setting)
+    visited = reachable(state_graph(mdp), setting.start > 0)[pairs // mdp.num_actions]
+    rows, pairs = rows[visited], pairs[visited]
     ends = np.flatnonzero(mdp.terminal)
     at_ends = csr_array(features.table)[ends] if features.per_state else csr_array((len(ends), rows.shape[1]))
     sums = hstack([rows.T, at_ends.T])

@@ -6,7 +6,7 @@ import numpy as np
 from jaxtyping import Float
 from numpy import ndarray
 
-from posttrain.irl.objectives import Plan, Setting, log_likelihood
+from posttrain.irl.objectives import Informed, Likelihood, Plan, Setting, log_likelihood
 from posttrain.irl.planning import Reward, SoftPlan
 from posttrain.irl.rewards import Weights
 from posttrain.irl.solvers import Descent, Point
@@ -33,17 +33,22 @@ class Fit:
     converged: bool
     """Whether the gradient fell to the tolerance.  If not, and l2 = 0, no weights may match these moments."""
     history: tuple[tuple[float, float], ...]
-    """Objective and largest gradient entry, at the start and after each iteration."""
+    """Objective and largest gradient entry, features in units of their size, at the start and after each iteration."""
     suboptimality: float
-    """The objective is at most this far above its minimum, ‖∇‖²/(2·l2), where it is convex; infinite with l2 = 0.
+    """A convex objective is at most this far above its minimum, (‖∇‖ + rounding)²/(2·l2).
 
-    Then another certificate holds: the policy is the one of most entropy for moments that differ by the gap.
+    Infinite for the likelihood, which is not convex, and with l2 = 0.  The dual then has another certificate: the
+    policy is the one of most entropy for moments that differ by the gap.
     """
-    objective: str
-    """What was minimised: "dual", "likelihood" or "joint"."""
-    setting: Setting
+    objective: Informed
+    """What was minimised, with its data."""
     point: Point[Plan]
     """The objective there, with its Hessian."""
+
+    @property
+    def setting(self) -> Setting:
+        """What was planned with."""
+        return self.objective.setting
 
     @property
     def gap(self) -> float:
@@ -55,15 +60,15 @@ class Fit:
         return len(self.history) - 1
 
 
-def fitted(
-    descent: Descent[Plan], setting: Setting, moments: Weights, actions: ndarray | None, *, objective: str
-) -> Fit:
+def fitted(descent: Descent[Plan], objective: Informed, moments: Weights, actions: ndarray | None) -> Fit:
     """Read everything off the last point."""
-    point = descent.point
+    point, setting = descent.point, objective.setting
     plan = point.plan
     visits = plan.visits(setting.sources())
     num_steps = 0.0 if actions is None else float(actions.sum())
-    gradient = float(np.linalg.norm(point.gradient))
+    gap_error = visit_error(plan, visits, setting) * setting.features.largest
+    gradient = float(np.linalg.norm(np.abs(point.gradient) + gap_error))
+    certified = setting.l2 > 0 and not isinstance(objective, Likelihood)
     return Fit(
         weights=point.weights,
         reward=setting.features.rewards(point.weights),
@@ -71,13 +76,12 @@ def fitted(
         values=plan.values,
         expected=setting.totals(plan, visits),
         moments=moments,
-        gap_error=visit_error(plan, visits, setting) * setting.features.largest,
+        gap_error=gap_error,
         log_likelihood=log_likelihood(plan, actions) / num_steps if actions is not None and num_steps else float("nan"),
         converged=descent.converged,
         history=descent.history,
-        suboptimality=gradient**2 / (2 * setting.l2) if setting.l2 > 0 else float("inf"),
+        suboptimality=gradient**2 / (2 * setting.l2) if certified else float("inf"),
         objective=objective,
-        setting=setting,
         point=point,
     )
 

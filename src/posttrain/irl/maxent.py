@@ -5,7 +5,7 @@ where the dynamics are deterministic: elsewhere it chooses its slips, and the po
 states than the model says.  `executed_gap` in the result tells how far off; `MaxCausalEntIRL` is what to use there.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -21,7 +21,12 @@ from posttrain.irl.occupancies import occupancy_from
 from posttrain.irl.paths import PathPlan, PerState, executed_slopes, path_curvature, path_partition
 from posttrain.irl.planning import Divergence, Policy
 from posttrain.irl.rewards import Features, LinearReward, Weights, dense
-from posttrain.irl.solvers import ARMIJO, SMALLEST_STEP, Descent, Point, minimise_newton
+from posttrain.irl.solvers import ARMIJO, SMALLEST_STEP, Descent, Point, Rescaled, minimise_newton, rescaled
+
+PATIENCE = 15
+"""Steps in which the way to algorithm 1's zero must shorten by half."""
+STRONG = 0.1
+"""A penalty under which the zero is near."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,11 +109,12 @@ class MaxEntIRL:
     gradient: Literal["tilted", "algorithm1"] = "tilted"
     """"tilted" is the gradient of the likelihood.  "algorithm1" is none under random dynamics: its zero is sought.
 
-    It has one for every l2 > 0 that was tried.  Where it has none, as with l2 = 0 and visits that no such policy has,
-    the fit ends after a few steps, where none comes nearer, and says that it has not converged.
+    It had one for every l2 > 0 that was tried.  Where it has none, as with l2 = 0 and visits that no such policy has,
+    the fit soon ends, where no step comes much nearer, and says that it has not converged.
     """
     l2: float = 1e-3
     tolerance: float = 1e-8
+    """Largest entry of the gradient at which the fit is done, with features in units of their size."""
     max_iterations: int = 1000
 
     def __post_init__(self) -> None:
@@ -123,11 +129,13 @@ class MaxEntIRL:
         features = reward.bound(mdp)
         if not features.per_state:
             raise UserError(f"on = {reward.on!r}: the path model has features of states; use on='state'")
-        start = initial_histogram(known, mdp.num_states)
-        dual = self.dual(features, start, features.observed(count(known, mdp, discount=1.0)))
-        first = dual.at(self.feasible_weights(features, start))
+        starts = initial_histogram(known, mdp.num_states)
+        dual = self.dual(features, starts, features.observed(count(known, mdp, discount=1.0)))
+        first = dual.at(self.feasible_weights(features, starts))
         if self.gradient == "tilted":
-            found = minimise_newton(dual, first, tolerance=self.tolerance, max_iterations=self.max_iterations)
+            scaled, start = Rescaled(dual, features.units), rescaled(first, features.units)
+            found = minimise_newton(scaled, start, tolerance=self.tolerance, max_iterations=self.max_iterations)
+            found = replace(found, point=rescaled(found.point, 1 / features.units))
         else:
             found = self.seek_zero(dual, first)
         return path_fit(dual, found)
@@ -142,31 +150,42 @@ class MaxEntIRL:
         return np.zeros(features.num_features) if cost is None else cost
 
     def seek_zero(self, dual: PathDual, first: Point[PathPlan]) -> Descent[PathPlan]:
-        """Newton's method on algorithm 1's direction, for as long as a step brings it nearer to zero."""
-        point, direction = first, dual.algorithm1(first)
-        history = [(first.value, float(np.abs(direction).max()))]
+        """Newton's method on algorithm 1's direction; where that leads nowhere, by way of a stronger penalty's zero."""
+        found = self.follow(dual, first)
+        if found.converged or not 0 < dual.l2 < STRONG:
+            return found
+        stronger = replace(dual, l2=4 * dual.l2)
+        on_the_way = self.seek_zero(stronger, stronger.at(first.weights))
+        return self.follow(dual, dual.at(on_the_way.point.weights)) if on_the_way.converged else found
+
+    def follow(self, dual: PathDual, first: Point[PathPlan]) -> Descent[PathPlan]:
+        """Newton's method for as long as its steps bring it nearer to zero, and by half in every `PATIENCE` of them."""
+        point, direction, units = first, dual.algorithm1(first), dual.features.units
+        history = [(first.value, float(np.abs(direction / units).max()))]
         while history[-1][1] > self.tolerance and len(history) <= self.max_iterations:
             found = nearer(dual, point, direction)
-            if found is None:
+            stalled = len(history) > PATIENCE and history[-1][1] > history[-1 - PATIENCE][1] / 2
+            if found is None or stalled:
                 break
             point, direction = found
-            history.append((point.value, float(np.abs(direction).max())))
+            history.append((point.value, float(np.abs(direction / units).max())))
         return Descent(point=point, converged=history[-1][1] <= self.tolerance, history=tuple(history))
 
 
 def nearer(dual: PathDual, point: Point[PathPlan], direction: Weights) -> tuple[Point[PathPlan], Weights] | None:
     """The first point on the way back from a Newton step at which algorithm 1's direction is shorter; None without."""
-    step = np.linalg.lstsq(dual.algorithm1_slopes(point), -direction, rcond=None)[0]
-    reach = max(10.0, float(np.linalg.norm(point.weights)))
+    units = dual.features.units  # in which nothing is flat for its unit
+    step = np.linalg.lstsq(dual.algorithm1_slopes(point) / np.outer(units, units), -direction / units, rcond=None)[0]
+    reach = max(10.0, float(np.linalg.norm(point.weights * units)))
     length = min(1.0, reach / float(np.linalg.norm(step)))
     while length > SMALLEST_STEP:
         try:
-            candidate = dual.at(point.weights + length * step, point.plan)
+            candidate = dual.at(point.weights + length * step / units, point.plan)
             changed = dual.algorithm1(candidate)
         except Divergence:
             pass  # there the partition is infinite: a shorter step
         else:
-            if np.linalg.norm(changed) < (1 - ARMIJO * length) * np.linalg.norm(direction):
+            if np.linalg.norm(changed / units) < (1 - ARMIJO * length) * np.linalg.norm(direction / units):
                 return candidate, changed
         length /= 2
     return None

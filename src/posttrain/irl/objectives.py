@@ -76,6 +76,14 @@ class PlannedObjective(Objective[Plan], Protocol):
     def setting(self) -> Setting: ...
 
 
+@runtime_checkable
+class Informed(PlannedObjective, Protocol):
+    """An objective that can say what its data tell of the weights."""
+
+    def information(self, point: Point[Plan]) -> Matrix:
+        """The curvature that data are expected to give it there, without the penalty: never negative."""
+
+
 @dataclass(frozen=True, eq=False)
 class Dual:
     """The convex dual: match the features `moments`."""
@@ -100,6 +108,11 @@ class Dual:
             gradient=setting.totals(plan, visits) - self.moments + setting.l2 * weights,
             bend=bend,
         )
+
+    def information(self, point: Point[Plan]) -> Matrix:
+        """The Hessian without its penalty."""
+        visits = point.plan.visits(self.setting.sources())
+        return curvature(point.plan, self.setting.features, visits) / self.setting.temperature
 
 
 @dataclass(frozen=True, eq=False)
@@ -133,6 +146,10 @@ class Likelihood:
             gradient=-slope / tau + l2 * weights,
             bend=bend,
         )
+
+    def information(self, point: Point[Plan]) -> Matrix:
+        """Fisher's: Σ c(s) Cov_π(dQ)/τ², what the Hessian is on average over actions of the policy."""
+        return curvature(point.plan, self.setting.features, self.counts.sum(axis=-1)) / self.setting.temperature**2
 
     def adjoint_sources(self) -> ndarray:
         """γ Pᵀ c - c: where the demonstrations went, less where they acted."""

@@ -1,18 +1,18 @@
 """Demonstrations and pairwise preferences fitted jointly: the bridge from inverse RL to reward models.
 
-A soft-optimal agent in a deterministic world follows the path ζ with probability ∝ exp(R_θ(ζ)/τ), R_θ(ζ) the path's
-discounted reward.  So the odds of two paths from one start are Bradley & Terry's (1952), with the same θ:
+At discount 1 a soft-optimal agent in a deterministic world follows the path ζ with probability ∝ exp(R_θ(ζ)/τ), R_θ(ζ)
+the rewards of the path.  So the odds of two paths from one start are Bradley & Terry's (1952), with the same θ:
 
     P(ζ ≻ ζ') = σ((R_θ(ζ) - R_θ(ζ'))/τ)
 
-which is how reward models of language models are trained.  Taken as the model of a person who compares two paths, it
-makes preferences a second, independent source on the same weights:
+which is how reward models of language models are trained.  Taken as the model of a person who compares two paths, in
+any world and with R_θ discounted as the fit is, it makes preferences a second, independent source on the same weights:
 
     g(θ) + (τ/N) Σ_pairs softplus(-θ·Δφ/τ),   g the dual of N demonstrations, Δφ = φ(ζ) - φ(ζ')
 
-Both terms are τ/N times a negative log-likelihood (the dual's up to a constant), so a comparison and a demonstration
-have the weight that their information gives them; and both are convex.  Preferences can settle what demonstrations
-cannot: the scale of what a goal is worth, when all reach it.
+Both terms are convex.  At discount 1 in a deterministic world both are τ/N times a negative log-likelihood (the dual's
+up to a constant), so that a comparison and a demonstration have the weight that their information gives them.
+Preferences can settle what demonstrations cannot: the scale of what a goal is worth, when all reach it.
 """
 
 from dataclasses import dataclass
@@ -50,20 +50,33 @@ class Joint:
         """The sum, its gradient and its Hessian."""
         point, tau = self.dual.at(weights, guess), self.setting.temperature
         margins = self.differences @ weights / tau
-        doubt = np.exp(-np.logaddexp(0, margins))  # σ(-margin), the probability of the opposite
         share = 1 / self.num_demonstrations
 
         def bend() -> Matrix:
-            spread: Matrix = (self.differences * (doubt * (1 - doubt))[:, None]).T @ self.differences
-            return point.hessian + share / tau * spread
+            return point.hessian + self.scatter(weights) / tau
 
         return Point(
             weights=weights,
             plan=point.plan,
             value=point.value + share * tau * float(np.logaddexp(0, -margins).sum()),
-            gradient=point.gradient - share * self.differences.T @ doubt,
+            gradient=point.gradient - share * self.differences.T @ self.doubts(weights),
             bend=bend,
         )
+
+    def information(self, point: Point[Plan]) -> Matrix:
+        """The Hessian without its penalty."""
+        return self.dual.information(point) + self.scatter(point.weights) / self.setting.temperature
+
+    def doubts(self, weights: Weights) -> Float[ndarray, " pair"]:
+        """The probability of the opposite of each preference, σ(-θ·Δφ/τ)."""
+        opposite: ndarray = np.exp(-np.logaddexp(0, self.differences @ weights / self.setting.temperature))
+        return opposite
+
+    def scatter(self, weights: Weights) -> Matrix:
+        """The covariance of what the comparisons add to the gradient, per demonstration: Σ σ(1 - σ) Δφ Δφᵀ / N."""
+        doubts = self.doubts(weights)
+        spread: Matrix = (self.differences * (doubts * (1 - doubts))[:, None]).T @ self.differences
+        return spread / self.num_demonstrations
 
 
 def fit_jointly(
@@ -95,5 +108,5 @@ def fit_jointly(
             f"{mdp.states[starts[1][apart[0]]]}; only paths from the same start have such odds"
         )
     differences = features.per_episode(preferred, irl.discount) - features.per_episode(others, irl.discount)
-    found = irl.minimise(Joint(Dual(setting, moments), differences, len(known)))
-    return fitted(found, setting, moments, irl.action_counts(known, mdp), objective="joint")
+    joint = Joint(Dual(setting, moments), differences, len(known))
+    return irl.told(fitted(irl.minimise(joint), joint, moments, irl.action_counts(known, mdp)))

@@ -119,6 +119,13 @@ class Features:
     def largest(self) -> float:
         return float(abs(self.table).max())
 
+    @property
+    def units(self) -> Weights:
+        """The largest entry of each column, in size, to the nearest power of 2; 1 for a column of zeros."""
+        columns = abs(self.table).max(axis=0)
+        largest: Weights = columns if isinstance(columns, ndarray) else columns.toarray()
+        return np.exp2(np.round(np.log2(np.where(largest > 0, largest, 1.0))))
+
 
 def dense(table: ndarray | csr_array) -> ndarray:
     """The same, with its zeros."""
@@ -126,6 +133,12 @@ def dense(table: ndarray | csr_array) -> ndarray:
         return table
     full: ndarray = table.toarray()
     return full
+
+
+def check_moments(features: Features, moments: Weights) -> None:
+    """Refuse what are no features of an episode."""
+    if moments.shape != (features.num_features,) or not np.all(np.isfinite(moments)):
+        raise UserError(f"moments {moments} must be {features.num_features} finite numbers, one for each feature")
 
 
 def check_finite(table: ndarray | csr_array) -> None:

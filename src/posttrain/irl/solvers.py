@@ -27,6 +27,8 @@ FLAT = 1e-12
 """Curvature below this share of the largest is none: nothing can be learned in that direction."""
 SLACK = 1e-13
 """Relative change of a value that rounding alone may cause."""
+PATIENCE = 100
+"""Steps of Newton's method without a smaller gradient after which there is no minimum to come to."""
 MEMORY = 20
 """Steps that L-BFGS remembers."""
 
@@ -75,6 +77,29 @@ class Descent(Generic[PlanT]):
     """Value and largest gradient entry, at the start and after each step."""
 
 
+@dataclass(frozen=True, eq=False)
+class Rescaled(Generic[PlanT]):
+    """An objective of weights times `units`: with features in units of their size no direction is flat for its unit."""
+
+    objective: Objective[PlanT]
+    units: Weights
+
+    def at(self, weights: Weights, guess: PlanT | None = None) -> Point[PlanT]:
+        """The objective of the weights / units."""
+        return rescaled(self.objective.at(weights / self.units, guess), self.units)
+
+
+def rescaled(point: Point[PlanT], units: Weights) -> Point[PlanT]:
+    """A point in weights times units."""
+    return Point(
+        weights=point.weights * units,
+        plan=point.plan,
+        value=point.value,
+        gradient=point.gradient / units,
+        bend=lambda: point.hessian / np.outer(units, units),
+    )
+
+
 def minimise_newton(
     objective: Objective[PlanT], start: Point[PlanT], *, tolerance: float, max_iterations: int
 ) -> Descent[PlanT]:
@@ -84,8 +109,12 @@ def minimise_newton(
     concave, which the likelihood can be, the step goes downhill all the same.
     """
     point, history, radius = start, [start.measure], max(10.0, float(np.linalg.norm(start.weights)))
+    least, waited = np.inf, 0
     for _ in range(max_iterations):
         if point.gradient_norm <= tolerance or np.abs(point.weights).max() > LARGEST_WEIGHTS:
+            break
+        least, waited = min(least, point.gradient_norm), 0 if point.gradient_norm < least else waited + 1
+        if waited >= PATIENCE:
             break
         while radius > SMALLEST_STEP:
             step = trusted_step(point, radius, tolerance)

@@ -1,7 +1,7 @@
 """What demonstrations cannot say: directions in which weights move and behaviour does not, and how sure the rest is.
 
 Rewards that differ by potential shaping make the same policy (Ng, Harada & Russell 1999), so no amount of data tells
-them apart.  With linear rewards that shows as a Hessian of the dual without full rank.
+them apart.  With linear rewards that shows as a Hessian without full rank.
 """
 
 from dataclasses import dataclass
@@ -13,9 +13,11 @@ from numpy import ndarray
 
 from posttrain.errors import UserError
 from posttrain.irl.counting import in_world
-from posttrain.irl.curvature import curvature, expected_from
+from posttrain.irl.curvature import Matrix, expected_from
 from posttrain.irl.demonstrations import Demonstrations
 from posttrain.irl.fitting import Fit
+from posttrain.irl.objectives import Likelihood
+from posttrain.irl.preferences import Joint
 from posttrain.irl.rewards import Weights
 
 NO_CURVATURE = 1e-13
@@ -29,7 +31,8 @@ class Identifiability:
     """Which weights, and which combinations of them, behaviour determines."""
 
     curvatures: Weights
-    """Eigenvalues of the dual's Hessian without its penalty, from large to small."""
+    """Eigenvalues of the objective's curvature without its penalty, with features in units of their size; from large to
+    small."""
     free: Float[ndarray, "feature direction"]
     """Orthonormal directions along which weights can move and no policy changes."""
     identified: Bool[ndarray, " feature"]
@@ -42,15 +45,17 @@ class Identifiability:
 
 
 def identifiability(fit: Fit) -> Identifiability:
-    """Read off the curvature of the dual at the fitted weights, whatever objective found them."""
-    plan, features = fit.point.plan, fit.setting.features
-    visits = plan.visits(fit.setting.sources())
-    curvatures, axes = np.linalg.eigh(curvature(plan, features, visits) / fit.setting.temperature)
-    free = axes[:, curvatures <= NO_CURVATURE * max(float(curvatures[-1]), 1e-300)]
+    """Read off what the data tell at the fitted weights: demonstrated features, or actions, and comparisons.
+
+    Features are compared at one scale, so that the unit of a column decides nothing.
+    """
+    units = fit.setting.features.units
+    curvatures, axes = np.linalg.eigh(fit.objective.information(fit.point) / np.outer(units, units))
+    scaled = axes[:, curvatures <= NO_CURVATURE * max(float(curvatures[-1]), 1e-300)]
     return Identifiability(
         curvatures=curvatures[::-1],
-        free=free,
-        identified=np.abs(free).max(axis=1, initial=0.0) <= UNTOUCHED,
+        free=np.linalg.qr(scaled / units[:, None])[0],
+        identified=np.abs(scaled).max(axis=1, initial=0.0) <= UNTOUCHED,
     )
 
 
@@ -68,24 +73,42 @@ def confidence_intervals(fit: Fit, demonstrations: Demonstrations, *, level: flo
         θ̂ ≈ N(θ, H⁻¹ J H⁻¹ / N)
 
     H is the Hessian, the penalty included, and J the covariance over episodes of what the gradient adds up: for the
-    dual the features of an episode less what the policy expects from its start.  For the likelihood J = H without the
-    penalty, the Fisher information.  They cover the weights that a penalty of 0 would find only as far as the penalty
-    is small, and assume that the model is right: that the demonstrator is soft-optimal for some weights.
+    dual the features of an episode less what the policy expects from its start; of a joint fit the comparisons add
+    theirs; for the likelihood J is Fisher's information.  They cover the weights that a
+    penalty of 0 would find only as far as the penalty is small, and assume that the model is right: that the
+    demonstrator is soft-optimal for some weights, and comparisons are by Bradley-Terry for the same.
     """
     if not 0 < level < 1:
         raise UserError(f"level = {level}: use a probability, such as 0.95")
-    hessian, known = fit.point.hessian, identifiability(fit).identified
-    bend = np.linalg.pinv(hessian, rcond=NO_CURVATURE, hermitian=True)
-    num_episodes = len(demonstrations)
-    if fit.objective == "likelihood":
-        spread = hessian - fit.setting.l2 * np.eye(len(hessian))
-    else:
-        setting = fit.setting
-        found = in_world(demonstrations, setting.features.mdp)
-        starts = found.states[found.first_visits]
-        surprise = setting.features.per_episode(found, setting.discount)
-        surprise -= expected_from(fit.point.plan, setting.features)[starts]
-        spread = surprise.T @ surprise / num_episodes
+    report, num_episodes = identifiability(fit), len(demonstrations)
+    match fit.objective:
+        case Likelihood() as likelihood:
+            spread = likelihood.information(fit.point)
+        case Joint() as joint:
+            spread = surprise(fit, demonstrations) + joint.scatter(fit.weights)
+        case _:
+            spread = surprise(fit, demonstrations)
+    bend = inverse(fit, report)
     deviation = np.sqrt(np.maximum(np.diag(bend @ spread @ bend), 0) / num_episodes)
-    reach = np.where(known, NormalDist().inv_cdf((1 + level) / 2) * deviation, np.inf)
+    reach = np.where(report.identified, NormalDist().inv_cdf((1 + level) / 2) * deviation, np.inf)
     return Intervals(low=fit.weights - reach, high=fit.weights + reach)
+
+
+def surprise(fit: Fit, demonstrations: Demonstrations) -> Matrix:
+    """The covariance over episodes of their features less what the policy expects from where they start."""
+    features = fit.setting.features
+    known = in_world(demonstrations, features.mdp)
+    expected = expected_from(fit.point.plan, features)[known.states[known.first_visits]]
+    apart = features.per_episode(known, fit.setting.discount) - expected
+    spread: Matrix = apart.T @ apart / len(known)
+    return spread
+
+
+def inverse(fit: Fit, report: Identifiability) -> Matrix:
+    """H⁻¹, zero along what neither data nor penalty determine; each weight in its own unit, which may be any."""
+    hessian, units = fit.point.hessian, fit.setting.features.units
+    least = NO_CURVATURE * max(float(report.curvatures[0]), 1e-300) * units**2
+    sizes = np.sqrt(np.maximum(np.diag(hessian), least))
+    scaled = np.linalg.pinv(hessian / np.outer(sizes, sizes), rcond=NO_CURVATURE, hermitian=True)
+    inverted: Matrix = scaled / np.outer(sizes, sizes)
+    return inverted

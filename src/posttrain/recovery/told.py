@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from posttrain.irl.causal import MaxCausalEntIRL
+from posttrain.irl.fitting import Fit
 from posttrain.irl.maxent import MaxEntIRL, PathDual
 from posttrain.irl.objectives import Plan, PlannedObjective, Setting
 from posttrain.irl.paths import PathPlan, PerState
@@ -20,9 +21,13 @@ class ToldIRL(MaxCausalEntIRL):
 
     tell: Tell
 
-    def minimise(self, objective: PlannedObjective, weights: Weights | None = None) -> Descent[Plan]:
+    def minimise(self, objective: PlannedObjective) -> Descent[Plan]:
         """Minimise, telling of each evaluation."""
-        return super().minimise(ToldObjective(objective, self.tell), weights)
+        return super().minimise(ToldObjective(objective, self.tell))
+
+    def told(self, fit: Fit) -> Fit:
+        """The same fit: the command itself says what has not converged."""
+        return fit
 
 
 @dataclass(frozen=True, eq=False)
