@@ -10,6 +10,7 @@ from rich.console import Console
 
 import posttrain
 from posttrain.config import IrlConfig
+from posttrain.errors import UserError
 from posttrain.irl.causal import MaxCausalEntIRL
 from posttrain.irl.counting import in_world
 from posttrain.irl.course import recover_reward
@@ -36,6 +37,25 @@ from tests.irl_worlds import course_demonstrations, course_expert, endless_grid,
 def test_the_options_of_a_method_are_its_fields_with_its_defaults(options: type, fitter: type) -> None:
     told = {each.name: each.default for each in fields(options) if each.name != "name"}
     assert told == {each.name: each.default for each in fields(fitter)}
+
+
+RULED = [
+    *((CausalOptions, MaxCausalEntIRL, name) for name in ("discount", "temperature", "l2", "tolerance")),
+    *((PathOptions, MaxEntIRL, name) for name in ("l2", "tolerance")),
+]
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, -1.0, 0.0, 0.5, 2.0])
+@pytest.mark.parametrize(("options", "fitter", "name"), RULED)
+def test_a_recipe_refuses_what_the_method_refuses(options: type, fitter: type, name: str, value: float) -> None:
+    def refuses(make: type) -> bool:
+        try:
+            make(**{name: value})
+        except UserError:
+            return True
+        return False
+
+    assert refuses(options) == refuses(fitter)
 
 
 CHANGES = [
