@@ -17,7 +17,6 @@ from posttrain.cli import main
 from posttrain.irl.comparison import expected_value_difference
 from posttrain.irl.grids import IcyGridWorld
 from posttrain.irl.mdp import TabularMDP
-from posttrain.recovery import needs
 from tests.irl_worlds import course_rewards
 
 PLOTS = ["convergence.png", "policy.png", "rewards.png", "visits.png"]
@@ -294,14 +293,29 @@ def test_a_problem_without_finite_values_ends_the_run_with_code_1(capsys: pytest
     assert "diverges at discount 1.0 and temperature 1.0" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("library", "flags"), [("scipy", []), ("gymnasium", ["--world.name", "gymnasium"])])
-def test_a_library_that_is_missing_is_told_with_the_extra_that_brings_it(
-    library: str, flags: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("library", "flags", "remedy"),
+    [
+        ("scipy", [], "`pip install posttrain[irl]`"),
+        ("gymnasium", ["--world.name", "gymnasium"], "`pip install posttrain[irl]`"),
+        ("matplotlib", [], "`pip install matplotlib`, or leave them out with --run.no-plots"),
+    ],
+)
+def test_a_library_that_is_missing_is_told_before_anything_begins_with_how_to_get_it(
+    library: str,
+    flags: list[str],
+    remedy: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    found = needs.find_spec
-    monkeypatch.setattr(needs, "find_spec", lambda name: None if name == library else found(name))
-    message = message_of(capsys, *flags)
-    assert f"needs {library}, which is not installed; `pip install posttrain[irl]`" in message
+    monkeypatch.setitem(sys.modules, library, None)  # whoever imports it now is told that there is none
+    assert f"needs {library}, which is not installed; {remedy}" in message_of(capsys, *flags)
+    assert not Path("runs/irl/metrics.jsonl").exists()
+
+
+def test_a_run_without_pictures_needs_no_matplotlib(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    assert main(["irl", small()]) == 0
 
 
 def test_the_whole_run_goes_without_torch() -> None:

@@ -107,7 +107,8 @@ class Teller:
             self.note(f"{'best states':<20}{' '.join(map(str, summary['best_states']))}")  # type: ignore[call-overload]
         if not summary["converged"]:
             self.note("Not converged: the gradient is above method.tolerance.  Raise method.max_iterations or .l2.")
-        self.note(f"run folder          {folder}  (summary.json, reward.npz, metrics.jsonl)")
+        pictures = ", plots/" if (folder / "plots").is_dir() else ""
+        self.note(f"run folder          {folder}  (summary.json, reward.npz, metrics.jsonl{pictures})")
 
     def note(self, text: str) -> None:
         """Print a line that stays."""
