@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from posttrain import irl
 from tests.pages import blocks, commands, posttrain, programs, python
 
 ROOT = Path(__file__).parents[1]
@@ -55,3 +56,8 @@ def test_every_picture_and_file_of_a_tutorial_is_there() -> None:
     for path in TUTORIALS:
         for name in re.findall(r"\]\(([^)#:]+)\)", path.read_text(encoding="utf-8")):
             assert (path.parent / name).is_file(), f"{path.name}: {name}"
+
+
+def test_the_page_of_inverse_rl_s_api_has_every_public_name() -> None:
+    page = (ROOT / "docs" / "irl_api.md").read_text(encoding="utf-8")
+    assert set(irl.__all__) <= set(re.findall(r"\w+", page))

@@ -76,8 +76,8 @@ class TableOptions:
     path: str = ""
     """An .npz file with the array `transitions` (state, action, next state), or, sparse, the arrays `data`, `indices`
     and `indptr` of a matrix with a row state · num_actions + action; `start`, a probability for each state; `terminal`,
-    the numbers of the states that end an episode; and, if the true reward is known, `rewards` (state, or state and
-    action)."""
+    the numbers of the states that end an episode, or a flag for each state; and, if the true reward is known, `rewards`
+    (state, or state and action)."""
 
     def __post_init__(self) -> None:
         require(self.path != "", self, "path", "names no file; give an .npz file")
