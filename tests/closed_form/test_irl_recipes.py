@@ -1,6 +1,7 @@
 """What a recipe for inverse RL makes: worlds, experts, options, and the lines that tell of a run."""
 
 import io
+import warnings
 from dataclasses import fields
 from pathlib import Path
 
@@ -195,6 +196,14 @@ def test_in_a_terminal_the_live_line_goes_and_what_was_noted_stays() -> None:
     assert "kept" in said.getvalue()
     assert "fit: done in" in said.getvalue()
     assert "\x1b[?25h" in said.getvalue(), "the cursor is shown again"
+
+
+def test_a_warning_is_a_line_without_the_code_that_gave_it() -> None:
+    said, before = io.StringIO(), warnings.showwarning
+    with Teller(Console(file=said)):
+        warnings.warn("episodes are cut", stacklevel=1)
+    assert said.getvalue() == "Warning: episodes are cut\n"
+    assert warnings.showwarning is before
 
 
 def test_python_code_can_run_a_recipe_and_read_what_was_found(tmp_path: Path) -> None:
