@@ -2,11 +2,8 @@
 
 import dataclasses
 import importlib
-import os
 import re
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 from typing import get_args
 
@@ -18,11 +15,12 @@ from posttrain.rewards.options import RewardOptions
 from posttrain.rewards.sandbox_options import SandboxOptions
 from posttrain.rewards.terms_options import Terms
 from posttrain.training import alarms
+from tests.pages import blocks, posttrain, programs, python, write_files
 
 DOCS = Path(__file__).parents[1] / "docs"
 PAGE = (DOCS / "rewards.md").read_text(encoding="utf-8")
 ALARMS = (DOCS / "alarms.md").read_text(encoding="utf-8")
-BLOCKS = re.findall(r"^```(\w+)(?: (\S+))?\n(.*?)^```$", PAGE, flags=re.MULTILINE | re.DOTALL)
+BLOCKS = blocks(PAGE)
 COMMANDS = [text for language, _, text in BLOCKS if language == "console"]
 TIMES = re.compile(r"\s+[\d.]+ ms\s+")
 
@@ -31,30 +29,14 @@ TIMES = re.compile(r"\s+[\d.]+ ms\s+")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the files that the page gives, under the names it gives them."""
     folder = tmp_path_factory.mktemp("rewards")
-    for _, name, text in BLOCKS:
-        if name:
-            (folder / name).write_text(text, encoding="utf-8")
+    write_files(BLOCKS, folder)
     return folder
 
 
-def run(arguments: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "COLUMNS": "200"}
-    return subprocess.run(
-        [sys.executable, *arguments],
-        cwd=folder,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-
-
 def test_the_python_blocks_run(folder: Path) -> None:
-    programs = [text for language, name, text in BLOCKS if language == "python" and not name]
-    assert programs
-    for program in programs:
-        done = run(["-c", program], folder)
+    assert programs(BLOCKS)
+    for program in programs(BLOCKS):
+        done = python(["-c", program], folder)
         assert done.returncode == 0, done.stderr
     assert (folder / "runs/sums/model/model.safetensors").is_file()
 
@@ -62,7 +44,7 @@ def test_the_python_blocks_run(folder: Path) -> None:
 @pytest.mark.parametrize("block", [block for block in COMMANDS if "check-task" in block])
 def test_check_task_prints_what_is_shown(block: str, folder: Path) -> None:
     command, *shown = block.splitlines()
-    done = run(["-m", "posttrain.cli", *shlex.split(command)[2:]], folder)
+    done = posttrain(shlex.split(command)[2:], folder)
     said = [TIMES.sub("  ", line) for line in done.stdout.splitlines()]
     assert all(TIMES.sub("  ", line) in said for line in shown if line != "...")
     assert done.returncode == int("are not as they should be" in block)
@@ -71,13 +53,13 @@ def test_check_task_prints_what_is_shown(block: str, folder: Path) -> None:
 @pytest.mark.parametrize("block", [block for block in COMMANDS if "check-task" not in block])
 def test_a_training_command_resolves_to_a_config(block: str, folder: Path) -> None:
     words = [word for word in shlex.split(block)[3:] if word != "--dry-run"]
-    done = run(["-m", "posttrain.cli", "config", *words], folder)
+    done = posttrain(["config", *words], folder)
     assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize("name", [name for language, name, _ in BLOCKS if language == "yaml"])
 def test_a_recipe_is_one(name: str, folder: Path) -> None:
-    done = run(["-m", "posttrain.cli", "config", "countdown-tiny", name], folder)
+    done = posttrain(["config", "countdown-tiny", name], folder)
     assert done.returncode == 0, done.stderr
 
 

@@ -1,25 +1,20 @@
 """The README says what is so: its blocks run, its commands and files exist, its table is the table."""
 
-import os
 import re
 import shlex
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from posttrain.algorithms import ALGORITHMS
+from tests.pages import blocks, commands, posttrain, programs, python, write_files
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-BLOCKS = re.findall(r"^```(\w+)(?: (\S+))?\n(.*?)^```$", README, flags=re.MULTILINE | re.DOTALL)
-COMMANDS = [
-    line.removeprefix("$ ")
-    for document in [README, *(ROOT.joinpath(name).read_text(encoding="utf-8") for name in ("CONTRIBUTING.md",))]
-    for line in re.findall(r"^\$ .*$", document, flags=re.MULTILINE)
-]
+BLOCKS = blocks(README)
+COMMANDS = commands(README) + commands(ROOT.joinpath("CONTRIBUTING.md").read_text(encoding="utf-8"))
 OUR_COMMANDS = [command for command in COMMANDS if command.startswith("posttrain ")]
 TRAINING = [command for command in OUR_COMMANDS if re.match(r"posttrain (rl|sft|irl) \w", command)]
 
@@ -28,28 +23,14 @@ TRAINING = [command for command in OUR_COMMANDS if re.match(r"posttrain (rl|sft|
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the files that the README gives, under the names it gives them."""
     folder = tmp_path_factory.mktemp("readme")
-    for _, name, text in BLOCKS:
-        if name:
-            (folder / name).write_text(text, encoding="utf-8")
+    write_files(BLOCKS, folder)
     return folder
 
 
-def run(command: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "COLUMNS": "120"}
-    return subprocess.run(
-        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300, check=False
-    )
-
-
-def posttrain(arguments: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
-    return run([sys.executable, "-m", "posttrain.cli", *arguments], folder)
-
-
 def test_the_python_blocks_run(folder: Path) -> None:
-    programs = [text for language, name, text in BLOCKS if language == "python" and not name]
-    assert programs
-    for program in programs:
-        done = run([sys.executable, "-c", program], folder)
+    assert programs(BLOCKS)
+    for program in programs(BLOCKS):
+        done = python(["-c", program], folder)
         assert done.returncode == 0, done.stderr
     assert (folder / "runs/brief/model/model.safetensors").is_file()
     shutil.rmtree(folder / "runs")

@@ -1,13 +1,13 @@
 """The tutorials say what is so: their blocks are one program, which prints what stands under them."""
 
-import os
 import re
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from posttrain import irl
+from tests.pages import blocks, commands, posttrain, programs, python
 
 ROOT = Path(__file__).parents[1]
 HAS_ITS_OWN_TESTS = {"rewards.md"}
@@ -16,26 +16,10 @@ TUTORIALS = sorted(
     for path in (ROOT / "docs").glob("*.md")
     if path.name not in HAS_ITS_OWN_TESTS and "```python" in path.read_text(encoding="utf-8")
 )
-FENCES = re.compile(r"^```(\w+)\n(.*?)^```$", flags=re.MULTILINE | re.DOTALL)
 BETWEEN = "\x1e"
 """Printed after each block, to tell what came from which."""
 
-COMMANDS = [
-    line.removeprefix("$ ")
-    for path in TUTORIALS
-    for line in re.findall(r"^\$ .*$", path.read_text(encoding="utf-8"), flags=re.MULTILINE)
-]
-
-
-def blocks(path: Path) -> list[tuple[str, str]]:
-    """Language and text of each block."""
-    return FENCES.findall(path.read_text(encoding="utf-8"))
-
-
-def posttrain(arguments: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "posttrain.cli", *arguments]
-    environment = {**os.environ, "COLUMNS": "120"}
-    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+COMMANDS = [command for path in TUTORIALS for command in commands(path.read_text(encoding="utf-8"))]
 
 
 def test_there_are_tutorials() -> None:
@@ -44,20 +28,16 @@ def test_there_are_tutorials() -> None:
 
 @pytest.mark.parametrize("path", TUTORIALS, ids=lambda path: path.stem)
 def test_the_blocks_of_a_tutorial_print_what_stands_under_them(path: Path, tmp_path: Path) -> None:
-    found = blocks(path)
-    programs = [text for language, text in found if language == "python"]
+    found = blocks(path.read_text(encoding="utf-8"))
     expected = [
         after if next_language == "text" else ""
-        for (language, _), (next_language, after) in zip(found, [*found[1:], ("", "")], strict=True)
+        for (language, _, _), (next_language, _, after) in zip(found, [*found[1:], ("", "", "")], strict=True)
         if language == "python"
     ]
     assert sum(map(bool, expected)) >= 5
-    program = f"\nprint({BETWEEN!r}, end='')\n".join(programs)
-    done = subprocess.run(
-        [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False
-    )
+    done = python(["-c", f"\nprint({BETWEEN!r}, end='')\n".join(programs(found))], tmp_path)
     assert done.returncode == 0, done.stderr
-    for text, printed, stands in zip(programs, done.stdout.split(BETWEEN), expected, strict=True):
+    for text, printed, stands in zip(programs(found), done.stdout.split(BETWEEN), expected, strict=True):
         assert printed == stands, text
 
 
@@ -76,3 +56,8 @@ def test_every_picture_and_file_of_a_tutorial_is_there() -> None:
     for path in TUTORIALS:
         for name in re.findall(r"\]\(([^)#:]+)\)", path.read_text(encoding="utf-8")):
             assert (path.parent / name).is_file(), f"{path.name}: {name}"
+
+
+def test_the_page_of_inverse_rl_s_api_has_every_public_name() -> None:
+    page = (ROOT / "docs" / "irl_api.md").read_text(encoding="utf-8")
+    assert set(irl.__all__) <= set(re.findall(r"\w+", page))

@@ -1,6 +1,7 @@
 """What a recipe for inverse RL makes: worlds, experts, options, and the lines that tell of a run."""
 
 import io
+import warnings
 from dataclasses import fields
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from rich.console import Console
 
 import posttrain
 from posttrain.config import IrlConfig
+from posttrain.errors import UserError
 from posttrain.irl.causal import MaxCausalEntIRL
 from posttrain.irl.counting import in_world
 from posttrain.irl.course import recover_reward
@@ -36,6 +38,25 @@ from tests.irl_worlds import course_demonstrations, course_expert, endless_grid,
 def test_the_options_of_a_method_are_its_fields_with_its_defaults(options: type, fitter: type) -> None:
     told = {each.name: each.default for each in fields(options) if each.name != "name"}
     assert told == {each.name: each.default for each in fields(fitter)}
+
+
+RULED = [
+    *((CausalOptions, MaxCausalEntIRL, name) for name in ("discount", "temperature", "l2", "tolerance")),
+    *((PathOptions, MaxEntIRL, name) for name in ("l2", "tolerance")),
+]
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, -1.0, 0.0, 0.5, 2.0])
+@pytest.mark.parametrize(("options", "fitter", "name"), RULED)
+def test_a_recipe_refuses_what_the_method_refuses(options: type, fitter: type, name: str, value: float) -> None:
+    def refuses(make: type) -> bool:
+        try:
+            make(**{name: value})
+        except UserError:
+            return True
+        return False
+
+    assert refuses(options) == refuses(fitter)
 
 
 CHANGES = [
@@ -175,6 +196,14 @@ def test_in_a_terminal_the_live_line_goes_and_what_was_noted_stays() -> None:
     assert "kept" in said.getvalue()
     assert "fit: done in" in said.getvalue()
     assert "\x1b[?25h" in said.getvalue(), "the cursor is shown again"
+
+
+def test_a_warning_is_a_line_without_the_code_that_gave_it() -> None:
+    said, before = io.StringIO(), warnings.showwarning
+    with Teller(Console(file=said)):
+        warnings.warn("episodes are cut", stacklevel=1)
+    assert said.getvalue() == "Warning: episodes are cut\n"
+    assert warnings.showwarning is before
 
 
 def test_python_code_can_run_a_recipe_and_read_what_was_found(tmp_path: Path) -> None:

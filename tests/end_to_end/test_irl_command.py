@@ -17,7 +17,6 @@ from posttrain.cli import main
 from posttrain.irl.comparison import expected_value_difference
 from posttrain.irl.grids import IcyGridWorld
 from posttrain.irl.mdp import TabularMDP
-from posttrain.recovery import needs
 from tests.irl_worlds import course_rewards
 
 PLOTS = ["convergence.png", "policy.png", "rewards.png", "visits.png"]
@@ -190,6 +189,11 @@ def test_a_run_is_replaced_only_when_told_and_never_by_a_mistake(capsys: pytest.
     assert "there is no such file" in message_of(capsys, recipe, "--run.overwrite", *nowhere)
     elsewhere = [*nowhere[:3], "run/demonstrations.npz", "--world.size", "2", "--world.rewards"]
     assert "there is no state" in message_of(capsys, recipe, "--run.overwrite", *elsewhere)
+    message_of(capsys, recipe, "--run.overwrite", "--demonstrations.max-steps", "1")  # none of which is whole
+    message_of(capsys, recipe, "--run.overwrite", "--method.horizon", "1")
+    features = ["--world.slip", "0", "--features.name", "file", "--features.path", "zero.npy"]
+    np.save("zero.npy", np.zeros((9, 1)))
+    assert main(["irl", recipe, "--run.overwrite", *features]) == 1, "no weights make finite values"
     assert Path("run/summary.json").read_bytes() == before
     assert main(["irl", recipe, "--run.overwrite", "--method.l2", "0.5"]) == 0
     assert Path("run/summary.json").read_bytes() != before
@@ -206,6 +210,11 @@ MISTAKES = {
     "an option of another method": ("--method.name course --method.l2 1", "--method.l2: no such flag."),
     "a state that does not exist": ("--world.ends 99", "world.ends: there is no state 99; use 0 to 24, or -25 to -1"),
     "a start that is an end": ("--world.starts -1", "world.starts: state 24 ends an episode"),
+    "a worth that is no number": ("--world.ground nan", "world.ground = nan is no worth; use a finite number"),
+    "a reward that is infinite": ("--world.rewards 3 inf", "world.rewards: that of state 3 is inf"),
+    "a terrain without bottom": ("--world.terrain 1 --world.terrain-low -inf", "world.terrain_low = -inf is no cost"),
+    "an expert without bounds": ("--demonstrations.steepness inf", "demonstrations.steepness = inf is no preference"),
+    "a penalty without bounds": ("--method.l2 inf", "method.l2 = inf is no penalty"),
     "half a reward": ("--world.rewards 8", "--world.rewards: Could not find valid parse"),
     "the course off its grid": ("--world.name gymnasium --method.name course", "is written for world.name = icy_grid"),
     "tiles off the grid": ("--world.name gymnasium --features.name tiles", "are tiles of world.name = icy_grid"),
@@ -305,14 +314,29 @@ def test_a_problem_without_finite_values_ends_the_run_with_code_1(capsys: pytest
     assert "diverges at discount 1.0 and temperature 1.0" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("library", "flags"), [("scipy", []), ("gymnasium", ["--world.name", "gymnasium"])])
-def test_a_library_that_is_missing_is_told_with_the_extra_that_brings_it(
-    library: str, flags: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("library", "flags", "remedy"),
+    [
+        ("scipy", [], "`pip install posttrain[irl]`"),
+        ("gymnasium", ["--world.name", "gymnasium"], "`pip install posttrain[irl]`"),
+        ("matplotlib", [], "`pip install matplotlib`, or leave them out with --run.no-plots"),
+    ],
+)
+def test_a_library_that_is_missing_is_told_before_anything_begins_with_how_to_get_it(
+    library: str,
+    flags: list[str],
+    remedy: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    found = needs.find_spec
-    monkeypatch.setattr(needs, "find_spec", lambda name: None if name == library else found(name))
-    message = message_of(capsys, *flags)
-    assert f"needs {library}, which is not installed; `pip install posttrain[irl]`" in message
+    monkeypatch.setitem(sys.modules, library, None)  # whoever imports it now is told that there is none
+    assert f"needs {library}, which is not installed; {remedy}" in message_of(capsys, *flags)
+    assert not Path("runs/irl/metrics.jsonl").exists()
+
+
+def test_a_run_without_pictures_needs_no_matplotlib(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    assert main(["irl", small()]) == 0
 
 
 def test_the_whole_run_goes_without_torch() -> None:

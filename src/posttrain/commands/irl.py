@@ -18,9 +18,11 @@ def main(arguments: Sequence[str]) -> int:
     """Recover a reward."""
     given = told_apart(arguments)
     config, _ = configured(IrlConfig, recipe_layers(given.positional), given.flags, PROGRAM)
-    from posttrain.recovery.needs import require_scipy
+    from posttrain.recovery.needs import require_matplotlib, require_scipy
 
     require_scipy()
+    if config.run.plots:
+        require_matplotlib()
     from posttrain.recovery.run import recover
 
     recover(config)

@@ -46,7 +46,7 @@ class MaxCausalEntIRL:
         require(self.solver in ("newton", "lbfgs"), self, "solver", "is unknown; use 'newton' or 'lbfgs'")
         require(self.horizon is None or self.horizon >= 1, self, "horizon", "leaves nothing to do; use >= 1 or None")
         require(0 <= self.l2 < np.inf, self, "l2", "is no penalty; use a number >= 0")
-        require(0 < self.temperature < np.inf, self, "temperature", "is not positive")
+        require(0 < self.temperature < np.inf, self, "temperature", "is no temperature; use a number > 0")
         require(self.tolerance > 0, self, "tolerance", "is never reached; use a number > 0")
         check_discount(self.discount)
 

@@ -33,7 +33,8 @@ class LearnedReward(gymnasium.Wrapper[Observed, int, Observed, int], RecordConst
         r_t = r(s_t, a_t),   and on ending in a terminal state  r_t = r(s_t, a_t) + γ r(s_{t+1})
 
     So that Σ γᵗ r_t of an episode is what `posttrain.irl` pays for it: a reward per state is earned on acting there,
-    and in a terminal state on arriving, one step later.  An episode that is cut off earns nothing where it stops.
+    and in a terminal state on arriving, one step later.  A reward of the next state is paid as its expectation.  An
+    episode that is cut off earns nothing where it stops.
     """
 
     def __init__(

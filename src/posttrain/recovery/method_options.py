@@ -1,6 +1,7 @@
 """The `features`, `method` and `run` sections of a recipe for inverse RL; the first two are chosen by `name`."""
 
 from dataclasses import dataclass
+from math import inf
 from typing import Literal
 
 from posttrain.errors import require
@@ -55,7 +56,7 @@ class CourseOptions:
     """It stops once no weight moves by more, which the shrinking step sees to."""
 
     def __post_init__(self) -> None:
-        require(self.step_size > 0, self, "step_size", "moves nothing; use > 0")
+        require(0 < self.step_size < inf, self, "step_size", "is no step; use a number > 0")
         require(self.tolerance > 0, self, "tolerance", "is never reached; use > 0")
 
 
@@ -75,7 +76,7 @@ class PathOptions:
     """Steps at most."""
 
     def __post_init__(self) -> None:
-        require(self.l2 >= 0, self, "l2", "is no penalty; use >= 0")
+        require(0 <= self.l2 < inf, self, "l2", "is no penalty; use a number >= 0")
         require(self.tolerance > 0, self, "tolerance", "is never reached; use > 0")
         require(self.max_iterations >= 1, self, "max_iterations", "fits nothing; use >= 1")
 
@@ -105,9 +106,9 @@ class CausalOptions:
 
     def __post_init__(self) -> None:
         require(0 <= self.discount <= 1, self, "discount", "is no discount; use 0 to 1")
-        require(self.temperature > 0, self, "temperature", "is not positive; use > 0")
+        require(0 < self.temperature < inf, self, "temperature", "is no temperature; use a number > 0")
         require(self.horizon is None or self.horizon >= 1, self, "horizon", "leaves nothing to do; use >= 1 or null")
-        require(self.l2 >= 0, self, "l2", "is no penalty; use >= 0")
+        require(0 <= self.l2 < inf, self, "l2", "is no penalty; use a number >= 0")
         require(self.tolerance > 0, self, "tolerance", "is never reached; use > 0")
         require(self.max_iterations >= 1, self, "max_iterations", "fits nothing; use >= 1")
 

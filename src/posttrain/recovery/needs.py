@@ -1,21 +1,30 @@
 """The optional libraries of inverse RL: asked for where they are needed, and told how to get."""
 
-from importlib.util import find_spec
+from importlib import import_module
 
 from posttrain.errors import UserError
+
+EXTRA = "`pip install posttrain[irl]`"
 
 
 def require_scipy() -> None:
     """Refuse to begin without scipy."""
-    require_library("scipy", "inverse RL")
+    require_library("scipy", "inverse RL", EXTRA)
 
 
 def require_gymnasium() -> None:
     """Refuse to begin without gymnasium."""
-    require_library("gymnasium", "this world or environment")
+    require_library("gymnasium", "this world or environment", EXTRA)
 
 
-def require_library(name: str, what: str) -> None:
-    """Refuse to begin without a library that an extra brings."""
-    if find_spec(name) is None:
-        raise UserError(f"{what} needs {name}, which is not installed; `pip install posttrain[irl]`")
+def require_matplotlib() -> None:
+    """Refuse to begin what could not be drawn in the end."""
+    require_library("matplotlib", "run.plots", "`pip install matplotlib`, or leave them out with --run.no-plots")
+
+
+def require_library(name: str, what: str, remedy: str) -> None:
+    """Refuse to begin without a library."""
+    try:
+        import_module(name)
+    except ModuleNotFoundError as error:
+        raise UserError(f"{what} needs {name}, which is not installed; {remedy}") from error

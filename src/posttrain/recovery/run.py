@@ -47,13 +47,13 @@ def recover(config: IrlConfig) -> Recovery:
             in_world(demonstrated.episodes, world.mdp)  # for its errors, before anything long begins
             features = linear_reward(config.features, world)
             num_features = features.bound(world.mdp).num_features
-        begin(folder, config)  # only now: a mistake in what is read costs no earlier run
         teller.plan(config, world, demonstrated, num_features)
         with clock("fit"), teller.stage("fit") as tell:
             found = find(config.method, world, features, demonstrated.episodes, tell)
         with clock("measures"), teller.stage("measures"):
             numbers = measured(world, demonstrated, found)
             numbers["least_gap"] = least_gap(found) if config.run.least_gap else None
+        begin(folder, config)  # only now: neither a mistake nor an interruption costs an earlier run
         keep(folder, world, demonstrated, found)
         if config.run.plots:
             with clock("plots"), teller.stage("plots"):

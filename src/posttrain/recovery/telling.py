@@ -1,6 +1,7 @@
 """What a person sees while a reward is recovered: a live line in a terminal, plain lines anywhere else."""
 
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -33,7 +34,7 @@ RESULTS = (
 
 
 class Teller:
-    """Shows stages as they go.  A context manager: leaving it gives the terminal back."""
+    """Shows stages as they go, and warnings as lines.  A context manager: leaving it gives the terminal back."""
 
     def __init__(self, console: Console | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         self._console = console or Console(highlight=False)
@@ -46,8 +47,11 @@ class Teller:
             TextColumn("{task.fields[tail]}"),
         )
         self._bars = Progress(*columns, console=self._console, transient=True) if live else None
+        self._warnings = warnings.catch_warnings()
 
     def __enter__(self) -> "Teller":
+        self._warnings.__enter__()
+        warnings.showwarning = lambda message, *_, **__: self.note(f"Warning: {message}")
         if self._bars is not None:
             self._bars.start()
         return self
@@ -55,6 +59,7 @@ class Teller:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._warnings.__exit__(kind, error, trace)
         if self._bars is not None:
             self._bars.stop()
 
@@ -107,7 +112,8 @@ class Teller:
             self.note(f"{'best states':<20}{' '.join(map(str, summary['best_states']))}")  # type: ignore[call-overload]
         if not summary["converged"]:
             self.note("Not converged: the gradient is above method.tolerance.  Raise method.max_iterations or .l2.")
-        self.note(f"run folder          {folder}  (summary.json, reward.npz, metrics.jsonl)")
+        pictures = ", plots/" if (folder / "plots").is_dir() else ""
+        self.note(f"run folder          {folder}  (summary.json, reward.npz, metrics.jsonl{pictures})")
 
     def note(self, text: str) -> None:
         """Print a line that stays."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from math import inf, isfinite
 from typing import Literal
 
 from posttrain.errors import UserError, require
@@ -37,7 +38,8 @@ class IcyGridOptions:
         require(self.size >= 1, self, "size", "is no grid; use >= 1")
         require(0 <= self.slip <= 1, self, "slip", "is no probability; use 0 to 1")
         require(0 <= self.terrain <= self.size, self, "terrain", f"is wider than the grid; use 0 to size = {self.size}")
-        require(self.terrain_low <= 0, self, "terrain_low", "is positive; use <= 0")
+        require(-inf < self.terrain_low <= 0, self, "terrain_low", "is no cost; use a number <= 0")
+        require(isfinite(self.ground), self, "ground", "is no worth; use a finite number")
         require(self.terrain_seed >= 0, self, "terrain_seed", "is negative; use >= 0")
         last = self.size * self.size
         for option in ("starts", "ends", "rewards"):
@@ -45,6 +47,9 @@ class IcyGridOptions:
                 state = entry[0] if isinstance(entry, tuple) else entry
                 if not -last <= state < last:
                     raise UserError(f"{option}: there is no state {state}; use 0 to {last - 1}, or -{last} to -1")
+        for state, reward in self.rewards:
+            if not isfinite(reward):
+                raise UserError(f"rewards: that of state {state} is {reward}; use finite numbers")
         ended = {state % last for state in self.starts} & {state % last for state in self.ends}
         if ended:
             raise UserError(f"starts: state {min(ended)} ends an episode; start elsewhere, or leave it out of ends")
@@ -71,8 +76,8 @@ class TableOptions:
     path: str = ""
     """An .npz file with the array `transitions` (state, action, next state), or, sparse, the arrays `data`, `indices`
     and `indptr` of a matrix with a row state · num_actions + action; `start`, a probability for each state; `terminal`,
-    the numbers of the states that end an episode; and, if the true reward is known, `rewards` (state, or state and
-    action)."""
+    the numbers of the states that end an episode, or a flag for each state; and, if the true reward is known, `rewards`
+    (state, or state and action)."""
 
     def __post_init__(self) -> None:
         require(self.path != "", self, "path", "names no file; give an .npz file")
@@ -102,7 +107,10 @@ class SampledOptions:
 
     def __post_init__(self) -> None:
         require(0 <= self.discount <= 1, self, "discount", "is no discount; use 0 to 1")
-        require(self.temperature > 0, self, "temperature", "is not positive; for no entropy use expert: greedy")
+        require(
+            0 < self.temperature < inf, self, "temperature", "is no temperature; use > 0, or expert: greedy for none"
+        )
+        require(0 <= self.steepness < inf, self, "steepness", "is no preference; use a number >= 0")
         require(self.num_episodes >= 1, self, "num_episodes", "shows nothing; use >= 1")
         require(self.max_steps >= 1, self, "max_steps", "lets nothing happen; use >= 1")
         require(self.seed >= 0, self, "seed", "is negative; use >= 0")
