@@ -1,6 +1,7 @@
 """Maximum causal entropy inverse RL: the reward under which soft planning behaves as the demonstrations do."""
 
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -44,7 +45,8 @@ class MaxCausalEntIRL:
     def __post_init__(self) -> None:
         require(self.objective in ("dual", "likelihood"), self, "objective", "is unknown; use 'dual' or 'likelihood'")
         require(self.solver in ("newton", "lbfgs"), self, "solver", "is unknown; use 'newton' or 'lbfgs'")
-        require(self.horizon is None or self.horizon >= 1, self, "horizon", "leaves nothing to do; use >= 1 or None")
+        whole = self.horizon is None or (isinstance(self.horizon, int | np.integer) and self.horizon >= 1)
+        require(whole, self, "horizon", "is no number of actions; use a whole number >= 1, or None")
         require(0 <= self.l2 < np.inf, self, "l2", "is no penalty; use a number >= 0")
         require(0 < self.temperature < np.inf, self, "temperature", "is no temperature; use a number > 0")
         require(self.tolerance > 0, self, "tolerance", "is never reached; use a number > 0")
@@ -65,11 +67,11 @@ class MaxCausalEntIRL:
         objective = Dual(setting, moments) if self.objective == "dual" else Likelihood(setting, actions)
         return self.told(fitted(self.minimise(objective), objective, moments, actions))
 
-    def fit_moments(self, mdp: TabularMDP, reward: LinearReward, moments: Weights) -> Fit:
+    def fit_moments(self, mdp: TabularMDP, reward: LinearReward, moments: Weights | Sequence[float]) -> Fit:
         """The same from exact features of a policy, per episode from the world's own start: the dual only."""
         if self.objective != "dual":
             raise UserError("objective = 'likelihood' needs demonstrations, not moments; use objective='dual'")
-        features = reward.bound(mdp)
+        features, moments = reward.bound(mdp), np.asarray(moments, dtype=np.float64)
         check_moments(features, moments)
         dual = Dual(self.setting(features, mdp.start), moments)
         return self.told(fitted(self.minimise(dual), dual, moments, None))
@@ -97,10 +99,8 @@ class MaxCausalEntIRL:
 
     def minimise(self, objective: PlannedObjective) -> Descent[Plan]:
         """From weights with finite values, by the solver of these settings, with features in units of their size."""
-        minimise, units = (
-            minimise_newton if self.solver == "newton" else minimise_lbfgs,
-            objective.setting.features.units,
-        )
+        minimise = minimise_newton if self.solver == "newton" else minimise_lbfgs
+        units = objective.setting.features.units
         start, scaled = rescaled(feasible_start(objective), units), Rescaled(objective, units)
         found = minimise(scaled, start, tolerance=self.tolerance, max_iterations=self.max_iterations)
         return replace(found, point=rescaled(found.point, 1 / units))

@@ -5,6 +5,7 @@ where the dynamics are deterministic: elsewhere it chooses its slips, and the po
 states than the model says.  `executed_gap` in the result tells how far off; `MaxCausalEntIRL` is what to use there.
 """
 
+import warnings
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -138,7 +139,17 @@ class MaxEntIRL:
             found = replace(found, point=rescaled(found.point, 1 / features.units))
         else:
             found = self.seek_zero(dual, first)
-        return path_fit(dual, found)
+        return self.told(path_fit(dual, found))
+
+    def told(self, fit: PathFit) -> PathFit:
+        """The same fit, with a warning where it has not converged."""
+        if not fit.converged:
+            warnings.warn(
+                f"the fit has not converged: its largest gradient is {fit.history[-1][1]:.3g} after "
+                f"{fit.num_iterations} iterations; use a larger l2, or raise max_iterations or tolerance",
+                stacklevel=3,
+            )
+        return fit
 
     def dual(self, features: Features, start: PerState, moments: Weights) -> PathDual:
         return PathDual(features, start, moments, self.l2)

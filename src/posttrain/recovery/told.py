@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from posttrain.irl.causal import MaxCausalEntIRL
 from posttrain.irl.fitting import Fit
-from posttrain.irl.maxent import MaxEntIRL, PathDual
+from posttrain.irl.maxent import MaxEntIRL, PathDual, PathFit
 from posttrain.irl.objectives import Plan, PlannedObjective, Setting
 from posttrain.irl.paths import PathPlan, PerState
 from posttrain.irl.rewards import Features, Weights
@@ -54,6 +54,10 @@ class ToldPathIRL(MaxEntIRL):
     """The same fit of paths, which says how far it is."""
 
     tell: Tell
+
+    def told(self, fit: PathFit) -> PathFit:
+        """The same fit: the command itself says what has not converged."""
+        return fit
 
     def dual(self, features: Features, start: PerState, moments: Weights) -> PathDual:
         """The objective, telling of each evaluation."""
