@@ -1,6 +1,6 @@
 """Seconds, gaps and memory of inverse RL, beside the course's plain loops, qzed/irl-maxent's method and `imitation`.
 
-    python benchmarks/irl.py [--only course exact grid imitation overflow import]
+    python benchmarks/irl.py [--only course exact grid wide imitation overflow import]
 
 One thread; times are the best of three, in a process for each section.  A gap is the largest difference between a
 feature of the fitted policy and of the demonstrations, as undiscounted visits unless a discount is named.  The first
@@ -23,6 +23,7 @@ import numpy as np  # noqa: E402  after the number of threads is fixed
 from _irl_loops import course_loops  # noqa: E402
 from _irl_rivals import TRAINER, WORKER, in_imitation, qzed_fit, qzed_visits  # noqa: E402
 from numpy import ndarray  # noqa: E402
+from scipy.sparse import csr_array  # noqa: E402
 
 from posttrain.irl.causal import MaxCausalEntIRL  # noqa: E402
 from posttrain.irl.counting import initial_histogram, visit_totals  # noqa: E402
@@ -168,6 +169,51 @@ def grid() -> None:
          f"{fit.num_iterations} iterations  {peak_gigabytes():.2f} GB")  # fmt: skip
 
 
+def wide() -> None:
+    """Some 10⁵ states that are not flat, so that their linear systems are iterated."""
+    for name, world in (("a cube of 46³ states", cube(46)), ("100,000 states that lead anywhere", anywhere(100_000))):
+        size, rng = world.num_states, np.random.default_rng(0)
+        features = np.zeros((size, 21))
+        features[:, 0] = 1
+        features[np.arange(size), 1 + np.arange(size) * 20 // size] = 1
+        reward = LinearReward(features=features)
+        irl, weights = MaxCausalEntIRL(discount=0.99, l2=0.0), np.concatenate([[-0.5], 0.3 * rng.normal(size=20)])
+        setting = irl.setting(reward.bound(world), world.start)
+        seconds, plan = best_of_three(lambda setting=setting, weights=weights: setting.plan(weights))
+        line(f"{name}: soft planning", seconds, f"{world.transitions.nnz:,} transitions")
+        moments = setting.totals(plan, plan.visits(world.start))
+        begun = time.perf_counter()
+        fit = irl.fit_moments(world, reward, moments)
+        line(f"{name}: fit of 21 features, once", time.perf_counter() - begun, f"gap {fit.gap:.0e} ± "
+             f"{fit.gap_error:.0e}  {fit.num_iterations} iterations  {peak_gigabytes():.2f} GB")  # fmt: skip
+
+
+def cube(side: int, slip: float = 0.2) -> TabularMDP:
+    """The icy grid in three dimensions, from a uniform start; the last corner ends an episode."""
+    size, moves = side**3, 6
+    places = np.array(np.unravel_index(np.arange(size), (side,) * 3))
+    beside = []
+    for axis in range(3):
+        for step in (1, -1):
+            moved = places.copy()
+            moved[axis] = np.clip(moved[axis] + step, 0, side - 1)
+            beside.append(np.ravel_multi_index(tuple(moved), (side,) * 3))
+    chances = np.full((moves, moves), slip / moves) + (1 - slip) * np.eye(moves)
+    rows = np.repeat(np.arange(size * moves), moves)
+    columns = np.repeat(np.stack(beside, axis=1)[:, None], moves, axis=1).ravel()
+    table = csr_array((np.tile(chances.ravel(), size), (rows, columns)), shape=(size * moves, size))
+    return TabularMDP.from_sparse(table, num_actions=moves, start=np.full(size, 1 / size), terminal=[size - 1])
+
+
+def anywhere(size: int) -> TabularMDP:
+    """Four actions, each of which leads to four states that lie anywhere, with random probabilities."""
+    rng, rows = np.random.default_rng(0), size * 4
+    shares = rng.dirichlet(np.ones(4), rows).ravel()
+    places = (np.repeat(np.arange(rows), 4), rng.integers(0, size, rows * 4))
+    table = csr_array((shares, places), shape=(rows, size))
+    return TabularMDP.from_sparse(table, num_actions=4, start=np.full(size, 1 / size), terminal=[size - 1])
+
+
 def imitation() -> None:
     """One finite-horizon step, and the course's demonstrations padded to one length."""
     for size in (5, 32, 100):
@@ -180,7 +226,7 @@ def imitation() -> None:
             return plan, plan.visits(np.vstack([world.start, np.zeros((horizon, world.num_states))]))
 
         seconds, (plan, visits) = best_of_three(ours)
-        theirs = in_imitation(WORKER, arrays(world, horizon) | {"reward": reward, "repeats": 3 if size < 100 else 1})
+        theirs = in_imitation(WORKER, arrays(world, horizon) | {"reward": reward, "repeats": 3})
         apart = max(np.abs(plan.policy - theirs["policy"]).max(), np.abs(visits - theirs["visits"]).max())
         slow = float(theirs["seconds"])
         line(f"{size} × {size}, H = {horizon}: imitation", slow, "")
@@ -234,6 +280,7 @@ SECTIONS = {
     "course": course,
     "exact": exact,
     "grid": grid,
+    "wide": wide,
     "imitation": imitation,
     "overflow": overflow,
     "import": importing,

@@ -229,7 +229,7 @@ def test_a_file_that_holds_something_else_is_refused(tmp_path) -> None:
     ):
         Demonstrations.load(tmp_path / "short.npz")
     np.savez(tmp_path / "flags.npz", states=[0, 1], actions=[0], lengths=[1], terminated=[], truncated=[False])
-    with pytest.raises(UserError, match="`terminated` has 0 flags for 1 episodes"):
+    with pytest.raises(UserError, match=r"`terminated` has the shape \(0,\); give one flag for each of 1 episodes"):
         Demonstrations.load(tmp_path / "flags.npz")
 
 

@@ -1,4 +1,4 @@
-"""What a recipe for inverse RL makes: worlds, experts, options, and the pictures and lines that tell of a run."""
+"""What a recipe for inverse RL makes: worlds, experts, options, and the lines that tell of a run."""
 
 import io
 from dataclasses import fields
@@ -6,8 +6,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from matplotlib.figure import Figure
-from matplotlib.quiver import Quiver
 from rich.console import Console
 
 import posttrain
@@ -16,16 +14,21 @@ from posttrain.irl.causal import MaxCausalEntIRL
 from posttrain.irl.counting import in_world
 from posttrain.irl.course import recover_reward
 from posttrain.irl.demonstrations import Demonstrations, Episode
-from posttrain.irl.grids import MOVES
 from posttrain.irl.maxent import MaxEntIRL
 from posttrain.irl.rewards import LinearReward, Place
 from posttrain.recovery.demonstrating import make_demonstrations
-from posttrain.recovery.method_options import CausalOptions, CourseOptions, FileFeatures, PathOptions, StateFeatures
+from posttrain.recovery.method_options import (
+    CausalOptions,
+    CourseOptions,
+    FileFeatures,
+    MethodOptions,
+    PathOptions,
+    StateFeatures,
+)
 from posttrain.recovery.methods import find, linear_reward
-from posttrain.recovery.pictures import arrows, draw_convergence, draw_rewards, map_or_line, on_page
 from posttrain.recovery.telling import Teller
 from posttrain.recovery.world_options import GymnasiumOptions, IcyGridOptions, SampledOptions
-from posttrain.recovery.worlds import World, make_world
+from posttrain.recovery.worlds import make_world
 from tests.irl_worlds import course_demonstrations, course_expert, endless_grid, newest
 
 
@@ -68,6 +71,15 @@ def test_each_option_of_a_method_reaches_the_fit(options: type, fitter: type, na
     assert np.array_equal(found.weights, fit.weights)
     assert len(found.curve) == len(fit.history)
     assert not np.array_equal(found.weights, find(options(), world, states, course_demonstrations(), untold).weights)
+
+
+@pytest.mark.parametrize("options", [CausalOptions(), PathOptions(), PathOptions(gradient="algorithm1")])
+def test_a_fit_tells_of_each_evaluation_while_it_goes_on(options: MethodOptions) -> None:
+    world, states = make_world(IcyGridOptions()), LinearReward(features=np.eye(25))
+    told: list[float] = []
+    found = find(options, world, states, course_demonstrations(), lambda numbers: told.append(numbers["objective"]))
+    assert len(found.curve) > 3
+    assert {numbers["objective"] for numbers in found.curve} <= set(told), "and of steps that were tried in vain"
 
 
 @pytest.mark.parametrize(("name", "value"), [("step_size", 0.4), ("tolerance", 1e-2)])
@@ -143,67 +155,6 @@ def test_an_expert_of_no_temperature_is_the_limit_of_cold_ones() -> None:
     clear = cold.max(axis=1) > 0.999  # elsewhere two ways are equally short
     assert clear.sum() > 10
     assert np.array_equal(greedy[clear].argmax(axis=1), cold[clear].argmax(axis=1))
-
-
-def drawn_arrows(world: World, policy: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Where arrows stand, and what they point at."""
-    axes = Figure().subplots()
-    assert world.layout is not None
-    arrows(axes, world.mdp, world.layout, policy)
-    (quiver,) = [each for each in axes.collections if isinstance(each, Quiver)]
-    return np.column_stack([quiver.X, quiver.Y]), np.column_stack([quiver.U, quiver.V])
-
-
-def test_an_arrow_is_the_mean_step_of_its_state() -> None:
-    world = make_world(IcyGridOptions(size=3))
-    policy = np.tile([0.5, 0.0, 0.25, 0.25], (9, 1))  # +x half of the time, else up or down
-    places, steps = drawn_arrows(world, policy)
-    assert places.tolist() == [[x, y] for y in range(3) for x in range(3)][:8], "none at the goal"
-    assert np.allclose(steps, [0.5, 0.0])
-    assert MOVES[0] == (1, 0)
-
-
-def test_on_a_large_map_an_arrow_is_the_mean_of_a_block_without_its_ends() -> None:
-    world = make_world(IcyGridOptions(size=50, ends=(0,), starts=(1,)))
-    policy = np.tile([1.0, 0, 0, 0], (2500, 1))
-    policy[50] = [0, 0, 1.0, 0]  # the state above the end goes up
-    places, steps = drawn_arrows(world, policy)
-    assert len(places) == 25 * 25
-    # The first block holds states 0, 1, 50 and 51; the mean is over the last three: two go right and one up.
-    assert places[0] == pytest.approx([(1 + 0 + 1) / 3, (0 + 1 + 1) / 3])
-    assert steps[0] == pytest.approx([2 / 3, 1 / 3])
-    assert np.allclose(steps[1:], [1, 0])
-
-
-def test_a_map_puts_each_state_in_its_place_and_leaves_gaps_blank() -> None:
-    world = make_world(GymnasiumOptions(env="FrozenLake-v1", options={"map_name": "4x4", "is_slippery": False}))
-    assert world.layout is not None
-    page = on_page(world.mdp, world.layout, world.mdp.states.astype(float))
-    assert page.shape == (4, 4)
-    assert np.array_equal(page[np.isfinite(page)], np.sort(world.mdp.states))
-    assert page[3, 3] == 15, "the present, lower right"
-    figure = Figure()
-    axes = figure.subplots()
-    map_or_line(figure, axes, world, np.arange(world.mdp.num_states, dtype=float), "rewards")
-    assert axes.get_ylim() == (3.5, -0.5), "its first row is on top"
-    grid = make_world(IcyGridOptions(size=3))
-    axes = figure.subplots()
-    map_or_line(figure, axes, grid, np.arange(9.0), "rewards")
-    assert axes.get_ylim() == (-0.5, 2.5), "the course's first row is at the bottom"
-
-
-def test_worlds_that_are_no_grids_are_drawn_by_number(tmp_path: Path) -> None:
-    world = make_world(GymnasiumOptions(env=newest("Taxi")))
-    assert world.layout is None
-    figure = Figure()
-    axes = figure.subplots()
-    map_or_line(figure, axes, world, world.mdp.rewards.mean(axis=1), "rewards")
-    (line,) = axes.lines
-    assert np.array_equal(line.get_xdata(), world.mdp.states)
-    draw_rewards(tmp_path / "rewards.png", world, {"expert": None, "learned": world.mdp.rewards})
-    curve = [{"objective": 2.0, "largest_gradient": 1.0}, {"objective": 1.0, "largest_gradient": 0.0}]
-    draw_convergence(tmp_path / "curve.png", curve)
-    assert all((tmp_path / name).stat().st_size > 5000 for name in ("rewards.png", "curve.png"))
 
 
 def test_without_a_terminal_a_long_fit_says_how_far_it_is_now_and_then() -> None:

@@ -211,7 +211,7 @@ def changed(row: tuple[int, int], values: list[float]) -> np.ndarray:
         (lambda: world(start=[1.0, 0.0]), r"start has the shape \(2,\)"),
         (lambda: world(start=3), "start state 3 does not exist: states are 0 to 2"),
         (lambda: world(terminal=[7]), "terminal state 7 does not exist"),
-        (lambda: world(terminal=[False, False, True]), "terminal holds the flag False: give the numbers"),
+        (lambda: world(terminal=[False, True]), "terminal has 2 flags: give one for each of 3 states"),
         (lambda: world(np.full((3, 2, 3), 1 / 3, np.float32)), r"add up to 1.00000003, .* \(nor in 3 more rows\)"),
         (lambda: world(changed((1, 1), [1, 0, 0]), terminal=[1, 2], start=1), "terminal state 2 cannot be reached"),
         (lambda: world(TABLE[:2]), r"shape \(2, 2, 3\), which is not \(state action next\)"),

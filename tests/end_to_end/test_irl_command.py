@@ -239,28 +239,10 @@ MISTAKES = {
     "an array for a world": ("--world.name table --world.path one.npy", "holds one array without a name"),
     "a world without a start": ("--world.name table --world.path empty.npz", "it holds no array 'start'"),
     "a world without transitions": ("--world.name table --world.path half.npz", "it holds no array 'data'"),
-    "a world with flags for its ends": (
-        "--world.name table --world.path flags.npz",
-        "'terminal' holds bool; use whole",
-    ),
-    "a world that starts in words": ("--world.name table --world.path words.npz", "'start' holds <U5; use numbers"),
-    "a world without probabilities": (
-        "--world.name table --world.path letters.npz",
-        "'transitions' holds <U1; use numbers",
-    ),
-    "a world that leads out of itself": (
-        "--world.name table --world.path far.npz",
-        "transitions: the sparse matrix is malformed",
-    ),
-    "a world whose rewards are for another": (
-        "--world.name table --world.path paid.npz",
-        "the reward has the shape (3,); use (2,) (state) or (2, 1) (action too)",
-    ),
-    "words for features": ("--features.name file --features.path words.npy", "features.path = words.npy: holds <U5"),
     "several arrays for features": ("--features.name file --features.path half.npz", "holds several arrays"),
     "demonstrations without actions": (
         "--demonstrations.name recorded --demonstrations.path half.npz",
-        "half.npz holds no array 'states'",
+        "half.npz: it holds no array 'states'",
     ),
     "an expert without rewards": ("--world.name table --world.path whole.npz", "this world names no rewards"),
     "a course's expert without end": (
@@ -270,6 +252,14 @@ MISTAKES = {
     "demonstrations that were cut off": (
         "--demonstrations.max-steps 2",
         "demonstration 0 was truncated in state",
+    ),
+    "demonstrations for the course that were cut off": (
+        "--method.name course --demonstrations.max-steps 2",
+        "Use maximum causal entropy with objective = likelihood or a discount below 1, or leave it out",
+    ),
+    "an environment from a package that is not there": (
+        "--world.name gymnasium --world.env nosuchpackage:Maze-v0",
+        "world.env = nosuchpackage:Maze-v0: gymnasium.make('nosuchpackage:Maze-v0') fails",
     ),
     "another command's section": ("--rollout.group-size 4", "--rollout.group-size: no such flag"),
     "another command's recipe": ("countdown-tiny", "algorithm: no such section in `posttrain irl`"),
@@ -282,14 +272,7 @@ def test_a_mistake_is_told_with_its_place_and_its_remedy(mistake: str, capsys: p
     np.save("one.npy", np.ones(3))
     np.savez("empty.npz")
     np.savez("half.npz", start=[1.0, 0.0], terminal=[1])
-    np.save("words.npy", [["start"]])
-    whole = {"transitions": [[[0.0, 1.0]], [[0.0, 1.0]]], "start": [1.0, 0.0], "terminal": [1]}
-    np.savez("whole.npz", **whole)
-    np.savez("flags.npz", **whole | {"terminal": [False, True]})
-    np.savez("words.npz", **whole | {"start": ["start", "end"]})
-    np.savez("letters.npz", **whole | {"transitions": [[["a", "b"]], [["a", "b"]]]})
-    np.savez("paid.npz", **whole, rewards=[1.0, 2.0, 3.0])
-    np.savez("far.npz", data=[1.0, 1.0], indices=[9**9, 1], indptr=[0, 1, 2], start=[1.0, 0.0], terminal=[1])
+    np.savez("whole.npz", transitions=[[[0.0, 1.0]], [[0.0, 1.0]]], start=[1.0, 0.0], terminal=[1])
     argv, expected = MISTAKES[mistake]
     assert expected in message_of(capsys, *argv.split())
 
@@ -332,3 +315,5 @@ def test_help_shows_the_options_of_what_was_chosen(capsys: pytest.CaptureFixture
     assert "--method.gradient" in printed
     assert "--world.slip" not in printed
     assert "--method.horizon" not in printed
+    for names in ("{icy_grid,gymnasium,table}", "{sampled,recorded}", "{states,tiles,file}", "{course,maxent,causal}"):
+        assert names in printed, "and what else there is to choose"

@@ -302,13 +302,6 @@ def test_the_exact_path_model_matches_its_own_paths_and_not_the_world() -> None:
     assert fit.executed_gap == pytest.approx(0.423, abs=1e-3)
 
 
-def test_algorithm_1_finds_the_zero_of_its_direction_which_is_not_the_minimum() -> None:
-    fit = MaxEntIRL(gradient="algorithm1", l2=1e-2).fit(course_world(), ONE_WEIGHT_PER_STATE, course_demonstrations())
-    assert fit.converged
-    np.testing.assert_allclose(fit.executed - fit.moments, -1e-2 * fit.weights, rtol=0, atol=1e-6)
-    assert fit.gap > 0.1
-
-
 def test_on_dry_ground_paths_and_causal_entropy_are_the_same_model() -> None:
     world, expert = GridWorld(4), np.full(16, -2.0)
     expert[5] = -1.5

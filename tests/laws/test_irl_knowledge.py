@@ -187,6 +187,50 @@ def test_epic_takes_rewards_of_pairs_as_rewards_of_whatever_follows_and_refuses_
 
 
 @few
+@given(
+    seed=SEEDS, discount=st.sampled_from([0.0, 0.7, 1.0]), shapes=st.sampled_from(["ss", "sp", "so", "pp", "po", "oo"])
+)
+def test_epic_is_what_its_definition_says_term_by_term(seed, discount, shapes) -> None:
+    """The canonical reward of Gleave et al., with uniform S, A and S' summed out; r(s) is paid for any action."""
+    rng, size = np.random.default_rng(seed), {"s": (4,), "p": (4, 3), "o": (4, 3, 4)}
+    rewards = [rng.normal(size=size[shape]) * 10.0 ** rng.integers(-3, 4) for shape in shapes]
+
+    def canonical(reward: np.ndarray) -> np.ndarray:
+        whole = np.broadcast_to(reward.reshape(reward.shape + (1,) * (3 - reward.ndim)), (4, 3, 4))
+        mean = [sum(whole[s, a, t] for a in range(3) for t in range(4)) / 12 for s in range(4)]
+        return np.array(
+            [
+                whole[s, a, t] + discount * mean[t] - mean[s] - discount * sum(mean) / 4
+                for s in range(4)
+                for a in range(3)
+                for t in range(4)
+            ]
+        )
+
+    one, two = (canonical(reward) for reward in rewards)
+    if discount == 0 and "s" in shapes:  # nothing but shaping is left
+        with pytest.raises(UserError, match="constant up to potential shaping"):
+            epic_distance(*rewards, discount=discount)
+        return
+    expected = np.sqrt((1 - np.corrcoef(one, two)[0, 1]) / 2)
+    assert epic_distance(*rewards, discount=discount) == pytest.approx(expected, abs=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("other", "discount", "message"),
+    [
+        (np.array([[0.0, np.nan], [1, 2], [3, 4]]), 0.9, r"a reward has nan at \(0, 1\)"),
+        (np.full((3, 2, 4), 1.0), 0.9, r"a reward has the shape \(3, 2, 4\)"),
+        (np.arange(9.0).reshape(3, 3), 0.9, "same states"),
+        (np.arange(6.0).reshape(3, 2), 2.0, "discount = 2.0"),
+    ],
+)
+def test_what_is_no_reward_has_no_epic_distance(other, discount, message) -> None:
+    with pytest.raises(UserError, match=message):
+        epic_distance(np.array([[1.0, 2], [0, 3], [5, 1]]), other, discount=discount)
+
+
+@few
 @given(seed=SEEDS, temperature=st.sampled_from([0.5, 2.0]))
 def test_derivatives_of_the_joint_objective(seed, temperature) -> None:
     rng = np.random.default_rng(seed)

@@ -1,6 +1,7 @@
 """The minimisers on functions whose minima are known: bent, concave in places, and infinite beyond an edge."""
 
 import itertools
+import weakref
 from dataclasses import dataclass
 
 import numpy as np
@@ -84,3 +85,23 @@ def test_a_direction_in_which_nothing_changes_is_left_alone() -> None:
     found = minimise_newton(flat, flat.at(np.array([-5.0, 7.0])), tolerance=1e-9, max_iterations=50)
     assert found.converged
     np.testing.assert_allclose(found.point.weights, (2, 7), rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("minimise", [minimise_newton, minimise_lbfgs])
+def test_of_the_points_on_the_way_only_the_last_is_kept(minimise) -> None:
+    """Each holds the factors of a world: hundreds of them would fill the memory of a machine."""
+    seen: list[weakref.ref[Point[None]]] = []
+    most = 0
+
+    class Watched:
+        def at(self, weights: np.ndarray, guess: None = None) -> Point[None]:
+            nonlocal most
+            point = VALLEY.at(weights)
+            seen.append(weakref.ref(point))
+            most = max(most, sum(ref() is not None for ref in seen))
+            return point
+
+    objective = Watched()
+    found = minimise(objective, objective.at(np.array([-1.2, 1.0])), tolerance=1e-9, max_iterations=300)
+    assert len(found.history) > 10
+    assert most <= 4  # the start, which the caller holds, the point, a candidate that failed and the next

@@ -6,6 +6,7 @@ import gymnasium
 import numpy as np
 import pytest
 from gymnasium.utils.env_checker import check_env
+from gymnasium.vector import SyncVectorEnv
 from gymnasium.wrappers import TimeLimit
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -95,9 +96,60 @@ def test_states_that_gymnasium_numbers_with_gaps_are_found_and_its_own_reward_is
         assert info["environment_reward"] == (-10 if action >= 4 else -1), "there is nobody to pick up or drop here"
 
 
-def test_environments_of_tables_pass_the_checks_of_gymnasium() -> None:
+@pytest.mark.filterwarnings("ignore:.*different from the unwrapped version")
+def test_environments_pass_the_checks_of_gymnasium() -> None:
     mdp = random_world(np.random.default_rng(1))
     check_env(TabularEnvironment(mdp), skip_render_check=True)
+    check_env(LearnedReward(TabularEnvironment(mdp), mdp, np.ones(6), discount=0.9), skip_render_check=True)
+    check_env(lake(np.ones(16)), skip_render_check=True)
+
+
+def lake(reward: ndarray) -> LearnedReward:
+    env = gymnasium.make("FrozenLake-v1", map_name="4x4")
+    return LearnedReward(env, TabularMDP.from_gymnasium(env), reward, discount=0.9)
+
+
+def test_an_environment_made_again_from_its_spec_pays_the_same() -> None:
+    env = lake(np.random.default_rng(0).normal(size=16))
+    assert env.spec is not None
+    again = gymnasium.make(env.spec)
+    for seed in range(5):
+        (episode, paid), (second, paid_again) = (walked(each, np.random.default_rng(seed)) for each in (env, again))
+        assert [*episode.states] == [*second.states]
+        assert paid == paid_again
+
+
+def test_environments_side_by_side_pay_what_each_pays_alone() -> None:
+    reward = np.random.default_rng(0).normal(size=16)
+    together = SyncVectorEnv([lambda: lake(reward)] * 3)
+    alone = [lake(reward) for _ in range(3)]
+    together.reset(seed=7)
+    for seed, env in enumerate(alone, start=7):
+        env.reset(seed=seed)
+    for step in range(4):  # by then none of these seeds has fallen into a hole
+        actions = np.array([0, 1, step % 2])
+        _, paid, ended, _, info = together.step(actions)
+        assert not ended.any()
+        assert paid.tolist() == [env.step(action)[1] for env, action in zip(alone, actions, strict=True)]
+        assert info["environment_reward"].tolist() == [0, 0, 0]
+
+
+@pytest.mark.parametrize("action", [1, np.int64(1), np.array(1), np.int32(1)])
+def test_an_action_may_be_a_number_of_any_kind_of_integer(action: object) -> None:
+    mdp = random_world(np.random.default_rng(2))
+    for env in (TabularEnvironment(mdp), lake(np.arange(16.0))):
+        env.reset(seed=0)
+        expected = env.step(1)
+        env.reset(seed=0)
+        assert env.step(action) == expected
+
+
+@pytest.mark.parametrize("action", [-1, 3])
+def test_an_action_that_a_table_does_not_have_is_refused(action: int) -> None:
+    env = TabularEnvironment(random_world(np.random.default_rng(2)))
+    env.reset(seed=0)
+    with pytest.raises(UserError, match=f"there is no action {action}; actions are 0 to 2"):
+        env.step(action)
 
 
 def test_a_seed_makes_the_same_episode_again() -> None:

@@ -17,11 +17,11 @@ from difflib import get_close_matches
 from functools import partial
 from itertools import dropwhile, pairwise, takewhile
 from types import NoneType
-from typing import Annotated, Any, get_args, get_type_hints
+from typing import Annotated, Any, Literal, get_args, get_type_hints
 
 import tyro
 
-from posttrain.config.schema import unwrapped
+from posttrain.config.schema import CLASSES, unwrapped
 from posttrain.errors import UserError
 from posttrain.recipes import Layer
 from posttrain.rewards.options import RewardOptions
@@ -180,6 +180,8 @@ def flag_class(values: Any, program: Program, path: str) -> Any:
     for each in fields(options):
         current = default_of(each) if isinstance(values, type) else getattr(values, each.name)
         annotation, inner = hints[each.name], unwrapped(hints[each.name])
+        if each.name == "name" and path in CLASSES:
+            annotation = Literal[tuple(CLASSES[path][1])]  # all that there is to choose from, not only what was chosen
         if is_dataclass(inner):
             nested = flag_class(inner if current is None else current, program, f"{path}.{each.name}")
             made.append((each.name, nested, field(default_factory=nested)))

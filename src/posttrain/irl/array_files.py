@@ -3,6 +3,7 @@
 import tokenize
 import zipfile
 import zlib
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -17,20 +18,22 @@ DAMAGED = (
 """What numpy and zipfile raise on reading what numpy did not write, or wrote and something changed."""
 
 
-def read_file(path: Path | str) -> ndarray | dict[str, ndarray]:
-    """The array in an .npy file, or the arrays in an .npz file by their names; nothing in it can run."""
+def read_file(path: Path | str, *, names: Sequence[str]) -> ndarray | dict[str, ndarray]:
+    """The array in an .npy file, or those in an .npz file that have one of the names; nothing in it can run."""
     try:
         with open(path, "rb") as file:
             content = np.load(file, allow_pickle=False)
-            found = content if isinstance(content, ndarray) else {name: content[name] for name in content.files}
+            if isinstance(content, ndarray):
+                return content
+            found = {name: content[name] for name in names if name in content}
     except FileNotFoundError:
         raise UserError(f"{path}: there is no such file") from None
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror or error}") from error
     except DAMAGED as error:
         raise UserError(
-            f"{path}: not a file of numpy arrays, or a damaged one; write numbers with np.savez or np.save"
+            f"{path}: not a file of numpy arrays, or a damaged one ({error}); write numbers with np.savez or np.save"
         ) from error
-    if isinstance(found, dict) and not all(isinstance(array, ndarray) for array in found.values()):
+    if not all(isinstance(array, ndarray) for array in found.values()):
         raise UserError(f"{path}: not a file of numpy arrays, but an archive of something else")
     return found

@@ -13,6 +13,7 @@ from posttrain.irl.planning import (
     Reward,
     action_values,
     at_ends,
+    check_discount,
     greedy_policy,
     per_action,
     soft_policy_iteration,
@@ -20,7 +21,7 @@ from posttrain.irl.planning import (
 )
 
 OutcomeReward = Float[ndarray, "..."]
-"""r(s,a), or r(s,a,s') with an axis for the state that follows."""
+"""r(s), r(s,a), or r(s,a,s') with an axis for the state that follows."""
 
 
 def policy_divergence(
@@ -70,19 +71,37 @@ def epic_distance(reward: OutcomeReward, other: OutcomeReward, *, discount: floa
         C(s,a,s') = r(s,a,s') + γ m(s') - m(s) - γ E[m(S)],   m(s) = E[r(s,A,S')]      D = √((1 - ρ(C, C'))/2)
 
     ρ is Pearson's correlation; s, a and s' are independent and uniform, both in m and in ρ, so the dynamics play no
-    part: `policy_divergence` is the comparison in which they do.  For features of states give r(s) for every action.
+    part: `policy_divergence` is the comparison in which they do.  A reward per state is earned whatever is done there.
     A reward that shaping turns into a constant has no correlation with anything, and is refused.
     """
-    if reward.shape[:2] != other.shape[:2]:
+    check_discount(discount)
+    first, second = (unit_reward(given) for given in (reward, other))
+    if len(first) != len(second) or min(first.shape[1], second.shape[1]) not in (
+        1,
+        max(first.shape[1], second.shape[1]),
+    ):
         raise UserError(f"the rewards have the shapes {reward.shape} and {other.shape}: give them the same states")
-    if reward.ndim != other.ndim:
-        reward, other = (whatever_follows(given) for given in (reward, other))
-    spreads = [canonical_product(given, given, discount) ** 0.5 for given in (reward, other)]
-    for spread, given in zip(spreads, (reward, other), strict=True):
-        if spread <= 1e-12 * max(float(np.abs(given).max()), 1e-300):
-            raise UserError("a reward is a constant up to potential shaping: it has no EPIC distance to anything")
-    correlation = canonical_product(reward, other, discount) / (spreads[0] * spreads[1])
+    if first.ndim != second.ndim:
+        first, second = (whatever_follows(given) for given in (first, second))
+    spreads = [canonical_product(given, given, discount) ** 0.5 for given in (first, second)]
+    if min(spreads) <= 1e-12:
+        raise UserError("a reward is a constant up to potential shaping: it has no EPIC distance to anything")
+    correlation = canonical_product(first, second, discount) / (spreads[0] * spreads[1])
     return float(np.sqrt(max(0.0, (1 - correlation) / 2)))
+
+
+def unit_reward(reward: OutcomeReward) -> OutcomeReward:
+    """The same with an axis of actions, its largest entry 1; refuses what is no reward, naming the entry."""
+    if reward.ndim not in (1, 2, 3) or (reward.ndim == 3 and reward.shape[2] != len(reward)):
+        raise UserError(
+            f"a reward has the shape {reward.shape}: use (state), (state, action) or (state, action, state)"
+        )
+    bad = np.argwhere(~np.isfinite(reward))
+    if bad.size:
+        entry = tuple(int(index) for index in bad[0])
+        raise UserError(f"a reward has {reward[entry]} at {entry}: use finite numbers")
+    wide: ndarray = reward[:, None] if reward.ndim == 1 else reward
+    return wide / max(float(np.abs(wide).max()), 1e-300)
 
 
 def whatever_follows(reward: OutcomeReward) -> OutcomeReward:

@@ -163,6 +163,7 @@ def check_whole(known: Demonstrations, mdp: TabularMDP, *, discount: float, hori
         raise UserError(
             f"demonstration {episode} was truncated in state {mdp.states[last[episode]]} after "
             f"{known.lengths[episode]} actions: at discount {discount} its totals need {until}. "
-            f"Use objective='likelihood', {'a discount below 1, ' if horizon is None else ''}or leave it out "
+            f"Use maximum causal entropy with objective = likelihood"
+            f"{' or a discount below 1' if horizon is None else ''}, or leave it out "
             f"({int(cut.sum())} of {len(known)} are cut)"
         )

@@ -40,7 +40,7 @@ def curvature(plan: SoftPlan | FinitePlan, features: Features, flow: ndarray) ->
 def expected_from(plan: SoftPlan | FinitePlan, features: Features) -> Successors:
     """What an episode of the policy adds up to, in features, from each state that it may start in."""
     if isinstance(plan, SoftPlan):
-        solved: Successors = plan.factors.solve(features.averaged(plan.policy))
+        solved: Successors = plan.system.solve(features.averaged(plan.policy))
         return solved
     ends = at_ends(features)
     successors, nobody = ends, np.zeros(len(ends))

@@ -83,9 +83,10 @@ class Demonstrations:
                 f"{len(self.actions)} and {len(self.states)} are given"
             )
         for name in ("terminated", "truncated"):
-            if len(getattr(self, name)) != len(self.lengths):
+            shape = getattr(self, name).shape
+            if shape != self.lengths.shape:
                 raise UserError(
-                    f"demonstrations: `{name}` has {len(getattr(self, name))} flags for {len(self)} episodes"
+                    f"demonstrations: `{name}` has the shape {shape}; give one flag for each of {len(self)} episodes"
                 )
 
     def __len__(self) -> int:
@@ -165,10 +166,15 @@ class Demonstrations:
     @staticmethod
     def load(path: Path | str) -> "Demonstrations":
         """From an .npz file with the five arrays of this record, as `save` writes it."""
-        arrays = read_file(path)
+        arrays = read_file(path, names=FIELDS)
         missing = FIELDS if isinstance(arrays, ndarray) else [name for name in FIELDS if name not in arrays]
         if isinstance(arrays, ndarray) or missing:
             raise UserError(f"{path} holds no array {missing[0]!r}: demonstrations need {', '.join(FIELDS)}")
+        return Demonstrations.from_arrays(arrays)
+
+    @staticmethod
+    def from_arrays(arrays: Mapping[str, ndarray]) -> "Demonstrations":
+        """From the five arrays of this record by name."""
         return Demonstrations(
             states=whole_numbers(arrays["states"], "state"),
             actions=whole_numbers(arrays["actions"], "action"),
@@ -234,7 +240,10 @@ def whole_numbers(numbers: Sequence[int] | ndarray, what: str, episode: int | No
 def flags(numbers: ndarray, name: str) -> Bool[ndarray, " episode"]:
     """The same as truth values; refuses what is neither."""
     if numbers.ndim != 1 or numbers.dtype.kind not in "biuf" or not np.isin(numbers, (0, 1)).all():
-        raise UserError(f"demonstrations: `{name}` must be one true or false for each episode")
+        raise UserError(
+            f"demonstrations: `{name}` must be one true or false for each episode; it has the shape {numbers.shape} "
+            f"and the type {numbers.dtype}"
+        )
     return numbers.astype(bool)
 
 

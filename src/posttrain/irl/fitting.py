@@ -92,5 +92,5 @@ def visit_error(plan: Plan, visits: ndarray, setting: Setting) -> float:
         return 0.0
     mdp = setting.features.mdp
     left_over = setting.start + setting.discount * (mdp.backward @ (plan.policy * visits[:, None]).ravel()) - visits
-    longest = plan.factors.solve(np.ones(mdp.num_states)).max()
+    longest = plan.system.solve(np.ones(mdp.num_states)).max()
     return float(np.abs(left_over).sum() * longest)

@@ -1,15 +1,11 @@
-"""The one linear system of a policy, I - γ P_π: solved, it looks forward in time; transposed, it looks backward.
-
-The matrix is diagonally dominant by rows with no positive entry off the diagonal (an M-matrix), so its factors need no
-pivoting, and an ordering for symmetric patterns halves the fill on grids.
-"""
+"""The one linear system of a policy, I - γ P_π: solved, it looks forward in time; transposed, it looks backward."""
 
 import numpy as np
 from jaxtyping import Float
 from numpy import ndarray
 from scipy.sparse import csc_array, csr_array
-from scipy.sparse.linalg import SuperLU, splu
 
+from posttrain.irl.linear_solvers import Solver, solver
 from posttrain.irl.mdp import TabularMDP, reachable
 from posttrain.irl.pattern import added_up
 
@@ -35,18 +31,22 @@ def always_ends(mdp: TabularMDP, policy: Float[ndarray, "state action"]) -> bool
     return bool(reachable(edges.T.tocsr(), mdp.terminal).all())
 
 
-def factorised(mdp: TabularMDP, policy: Float[ndarray, "state action"], discount: float) -> SuperLU:
-    """Factors of I - γ P_π.
-
-    Raises RuntimeError where it is singular, which needs discount 1 and a policy that some states never leave.
-    """
+def system(mdp: TabularMDP, policy: Float[ndarray, "state action"], discount: float) -> Solver:
+    """I - γ P_π, to be solved."""
     where, size = mdp.pattern, mdp.num_states
     entries = merged(mdp, policy)
     entries *= -discount
     entries[where.diagonal] += 1
-    return factors(csc_array((entries, where.indices, where.indptr), shape=(size, size)))
+    return solver(csc_array((entries, where.indices, where.indptr), shape=(size, size)), wide=mdp.wide)
 
 
-def factors(matrix: csc_array) -> SuperLU:
-    """LU factors of an M-matrix."""
-    return splu(matrix, permc_spec="MMD_AT_PLUS_A", diag_pivot_thresh=0.0, options={"SymmetricMode": True})
+def resolvent(table: csr_array, *, wide: bool) -> Solver:
+    """I - table, to be solved.
+
+    Its diagonal is stored entry by entry, the zeros too: of a singular matrix with an empty column SuperLU reads what
+    it never wrote, and may end the process (xiaoyeli/superlu issue 33).
+    """
+    size = table.shape[0]
+    rows, own = np.repeat(np.arange(size), np.diff(table.indptr)), np.arange(size)
+    places = (np.append(rows, own), np.append(table.indices, own))
+    return solver(csc_array((np.append(-table.data, np.ones(size)), places), shape=table.shape), wide=wide)

@@ -2,7 +2,7 @@
 
 Fits the distribution over paths whose features match the demonstrations.  As a model of behaviour it is right only
 where the dynamics are deterministic: elsewhere it chooses its slips, and the policy read off it, executed, visits other
-states than the model says.  `executed` in the result tells how other; `MaxCausalEntIRL` is what to use there.
+states than the model says.  `executed_gap` in the result tells how far off; `MaxCausalEntIRL` is what to use there.
 """
 
 from dataclasses import dataclass
@@ -18,10 +18,10 @@ from posttrain.irl.feasibility import constant_cost
 from posttrain.irl.mdp import TabularMDP
 from posttrain.irl.objectives import Setting
 from posttrain.irl.occupancies import occupancy_from
-from posttrain.irl.paths import PathPlan, PerState, path_curvature, path_partition
+from posttrain.irl.paths import PathPlan, PerState, executed_slopes, path_curvature, path_partition
 from posttrain.irl.planning import Divergence, Policy
 from posttrain.irl.rewards import Features, LinearReward, Weights, dense
-from posttrain.irl.solvers import Descent, Point, minimise_newton, trusted_step
+from posttrain.irl.solvers import ARMIJO, SMALLEST_STEP, Descent, Point, minimise_newton
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,6 +57,11 @@ class PathDual:
         direction: Weights = self.features.table.T @ visits - self.moments + self.l2 * point.weights
         return direction
 
+    def algorithm1_slopes(self, point: Point[PathPlan]) -> Matrix:
+        """The derivative of algorithm 1's direction, which is no Hessian: it is not symmetric."""
+        moving = executed_slopes(point.plan, dense(self.features.table), self.start)
+        return moving + self.l2 * np.eye(len(point.weights))
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PathFit:
@@ -73,6 +78,7 @@ class PathFit:
     """Features of an episode of the policy in the world as it is."""
     moments: Weights
     converged: bool
+    """Whether the gradient that is followed fell to the tolerance."""
     history: tuple[tuple[float, float], ...]
     """Objective and largest entry of the gradient that is followed, at the start and after each iteration."""
 
@@ -96,7 +102,11 @@ class MaxEntIRL:
     """Settings of a fit of the path model, at discount 1, with features of states."""
 
     gradient: Literal["tilted", "algorithm1"] = "tilted"
-    """"tilted" is the gradient of the likelihood.  "algorithm1" is none under random dynamics: its zero is sought."""
+    """"tilted" is the gradient of the likelihood.  "algorithm1" is none under random dynamics: its zero is sought.
+
+    It has one for every l2 > 0 that was tried.  Where it has none, as with l2 = 0 and visits that no such policy has,
+    the fit ends after a few steps, where none comes nearer, and says that it has not converged.
+    """
     l2: float = 1e-3
     tolerance: float = 1e-8
     max_iterations: int = 1000
@@ -114,13 +124,16 @@ class MaxEntIRL:
         if not features.per_state:
             raise UserError(f"on = {reward.on!r}: the path model has features of states; use on='state'")
         start = initial_histogram(known, mdp.num_states)
-        dual = PathDual(features, start, features.observed(count(known, mdp, discount=1.0)), self.l2)
+        dual = self.dual(features, start, features.observed(count(known, mdp, discount=1.0)))
         first = dual.at(self.feasible_weights(features, start))
         if self.gradient == "tilted":
             found = minimise_newton(dual, first, tolerance=self.tolerance, max_iterations=self.max_iterations)
         else:
             found = self.seek_zero(dual, first)
         return path_fit(dual, found)
+
+    def dual(self, features: Features, start: PerState, moments: Weights) -> PathDual:
+        return PathDual(features, start, moments, self.l2)
 
     def feasible_weights(self, features: Features, start: PerState) -> Weights:
         """Weights under which every step costs more than the log of its ways, if the features can say so; else 0."""
@@ -129,31 +142,34 @@ class MaxEntIRL:
         return np.zeros(features.num_features) if cost is None else cost
 
     def seek_zero(self, dual: PathDual, first: Point[PathPlan]) -> Descent[PathPlan]:
-        """Newton-like steps on algorithm 1's direction, each as long as brings it nearer to zero."""
-        point, history = first, [(first.value, float(np.abs(dual.algorithm1(first)).max()))]
-        for _ in range(self.max_iterations):
-            direction = dual.algorithm1(point)
-            if history[-1][1] <= self.tolerance:
+        """Newton's method on algorithm 1's direction, for as long as a step brings it nearer to zero."""
+        point, direction = first, dual.algorithm1(first)
+        history = [(first.value, float(np.abs(direction).max()))]
+        while history[-1][1] > self.tolerance and len(history) <= self.max_iterations:
+            found = nearer(dual, point, direction)
+            if found is None:
                 break
-            pulled = Point(
-                weights=point.weights, plan=point.plan, value=point.value, gradient=direction, bend=point.bend
-            )
-            step, length, nearer = trusted_step(pulled, 10.0, self.tolerance), 1.0, None
-            while nearer is None and length > 1e-6:
-                nearer, length = self.nearer(dual, point, length * step), length / 2
-            if nearer is None:
-                break
-            point = nearer
-            history.append((point.value, float(np.abs(dual.algorithm1(point)).max())))
+            point, direction = found
+            history.append((point.value, float(np.abs(direction).max())))
         return Descent(point=point, converged=history[-1][1] <= self.tolerance, history=tuple(history))
 
-    def nearer(self, dual: PathDual, point: Point[PathPlan], step: Weights) -> Point[PathPlan] | None:
+
+def nearer(dual: PathDual, point: Point[PathPlan], direction: Weights) -> tuple[Point[PathPlan], Weights] | None:
+    """The first point on the way back from a Newton step at which algorithm 1's direction is shorter; None without."""
+    step = np.linalg.lstsq(dual.algorithm1_slopes(point), -direction, rcond=None)[0]
+    reach = max(10.0, float(np.linalg.norm(point.weights)))
+    length = min(1.0, reach / float(np.linalg.norm(step)))
+    while length > SMALLEST_STEP:
         try:
-            candidate = dual.at(point.weights + step, point.plan)
-            closer = np.linalg.norm(dual.algorithm1(candidate)) < np.linalg.norm(dual.algorithm1(point))
+            candidate = dual.at(point.weights + length * step, point.plan)
+            changed = dual.algorithm1(candidate)
         except Divergence:
-            return None
-        return candidate if closer else None
+            pass  # there the partition is infinite: a shorter step
+        else:
+            if np.linalg.norm(changed) < (1 - ARMIJO * length) * np.linalg.norm(direction):
+                return candidate, changed
+        length /= 2
+    return None
 
 
 def path_fit(dual: PathDual, found: Descent[PathPlan]) -> PathFit:

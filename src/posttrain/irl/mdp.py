@@ -16,14 +16,17 @@ from scipy.sparse import csr_array, sparray, spmatrix
 from scipy.sparse.csgraph import breadth_first_order
 
 from posttrain.errors import UserError
+from posttrain.irl.linear_solvers import is_wide
 from posttrain.irl.pattern import Pattern
 
 SUM_TOLERANCE = 1e-8
 """How far a row of probabilities may be from adding up to 1."""
 SUM_REMEDY = "add what is missing, or divide by the sum what was rounded (to float32, say)"
 
-Start = int | Sequence[float] | Float[ndarray, " state"]
-Ends = Iterable[int] | Int[ndarray, " terminal"]
+Start = int | Sequence[float] | ndarray
+"""The state where every episode starts, or a probability for each state."""
+Ends = Iterable[int] | ndarray
+"""The numbers of the terminal states, or a flag for each state."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -53,9 +56,9 @@ class TabularMDP:
         """From a matrix with a row s · num_actions + a for each pair; whatever leads out of terminals is left out."""
         table = csr_array(transitions, dtype=np.float64, copy=True)  # what follows would reach into the caller's matrix
         try:
-            table.check_format(full_check=True)  # an index out of range would be read and written all the same
+            table.check_format(full_check=True)  # a column too far would be read from whatever memory holds there
         except ValueError as error:
-            raise UserError(f"transitions: the sparse matrix is malformed: {error}") from error
+            raise UserError(f"transitions: the sparse table is malformed: {error}") from error
         table.sum_duplicates()
         num_rows, num_states = table.shape
         if num_actions < 1 or num_rows != num_states * num_actions:
@@ -116,6 +119,11 @@ class TabularMDP:
         """Our index of each state of the environment."""
         return {int(state): index for index, state in enumerate(self.states)}
 
+    @cached_property
+    def wide(self) -> bool:
+        """Whether policies' linear systems are better solved by iteration than by factors, which would fill in."""
+        return is_wide(state_graph(self))
+
     def never_ending(self) -> Int[ndarray, " state"]:
         """States from which no choice of actions ever reaches a terminal state."""
         edges = state_graph(self)
@@ -167,16 +175,17 @@ def without_rows(table: csr_array, dropped: Bool[ndarray, " row"]) -> csr_array:
 
 
 def terminal_mask(terminal: Ends, num_states: int) -> Bool[ndarray, " state"]:
-    """A flag per state, from the numbers of the terminal ones."""
+    """A flag per state, from such flags or from the numbers of the terminal ones."""
+    given = np.array(terminal if isinstance(terminal, ndarray) else list(terminal)).ravel()
+    if given.dtype == bool:
+        if given.shape != (num_states,):
+            raise UserError(f"terminal has {given.size} flags: give one for each of {num_states} states, or numbers")
+        return given
     mask = np.zeros(num_states, dtype=bool)
-    for state in terminal:
-        if isinstance(state, bool | np.bool_):
-            raise UserError(
-                f"terminal holds the flag {state}: give the numbers of the terminal states, as np.flatnonzero does"
-            )
-        if not 0 <= state < num_states:
+    for state in given.tolist():
+        if state not in range(num_states):
             raise UserError(f"terminal state {state} does not exist: states are 0 to {num_states - 1}")
-        mask[state] = True
+        mask[int(state)] = True
     return mask
 
 

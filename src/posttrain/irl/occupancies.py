@@ -5,7 +5,7 @@ from jaxtyping import Bool, Float
 from numpy import ndarray
 
 from posttrain.errors import UserError
-from posttrain.irl.linear_systems import factorised, next_state_table
+from posttrain.irl.linear_systems import next_state_table, system
 from posttrain.irl.mdp import TabularMDP, reachable
 from posttrain.irl.planning import UNBOUNDED, Divergence, Policy, check_discount
 
@@ -31,11 +31,10 @@ def occupancy_from(
     check_policy(mdp, policy)
     if discount == 1:
         visited = ending(mdp, policy, start)
-        policy = np.where(
-            visited[:, None], policy, 0.0
-        )  # elsewhere it may go round for ever, and the matrix be singular
+        # Elsewhere it may go round for ever, and the matrix be singular.
+        policy = np.where(visited[:, None], policy, 0.0)
     try:
-        visits: ndarray = factorised(mdp, policy, discount).solve(start, "T")
+        visits: ndarray = system(mdp, policy, discount).solve(start, "T")
     except RuntimeError as singular:
         raise too_long(discount) from singular
     if not np.abs(visits).max() < UNBOUNDED:

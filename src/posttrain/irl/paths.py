@@ -17,11 +17,11 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Float
 from numpy import ndarray
-from scipy.sparse import csr_array, eye_array
-from scipy.sparse.linalg import SuperLU
+from scipy.sparse import csr_array
 
 from posttrain.irl.curvature import BLOCK, Matrix
-from posttrain.irl.linear_systems import factors
+from posttrain.irl.linear_solvers import Solver
+from posttrain.irl.linear_systems import resolvent, system
 from posttrain.irl.mdp import TabularMDP
 from posttrain.irl.planning import MAX_SOLVES, TOLERANCE, UNBOUNDED, Divergence, Policy, check_reward
 
@@ -37,12 +37,12 @@ class PathPlan:
     """log Z."""
     following: csr_array
     """q(s'|s), rows of terminal states empty."""
-    factors: SuperLU
+    system: Solver
     """I - q."""
 
     def visits(self, start: PerState) -> PerState:
         """Expected visits under the model's own paths: the gradient of start · V with respect to r."""
-        solved: ndarray = self.factors.solve(start, "T")
+        solved: ndarray = self.system.solve(start, "T")
         return solved
 
     def policy(self) -> Policy:
@@ -56,6 +56,17 @@ class PathPlan:
         through[self.mdp.terminal] = 1
         policy: Policy = through / through.sum(axis=1, keepdims=True)
         return policy
+
+
+def tilted_outcomes(plan: PathPlan) -> csr_array:
+    """What an action leads to on the model's own paths: P(s'|s,a) tilted by Z(s')."""
+    table = plan.mdp.transitions
+    rows = np.repeat(np.arange(table.shape[0]), np.diff(table.indptr))
+    best = np.full(table.shape[0], -np.inf)
+    np.maximum.at(best, rows, plan.values[table.indices])
+    shares = table.data * np.exp(plan.values[table.indices] - best[rows])
+    shares /= np.bincount(rows, shares, minlength=table.shape[0])[rows]
+    return csr_array((shares, table.indices, table.indptr), shape=table.shape)
 
 
 def path_partition(mdp: TabularMDP, reward: PerState, *, guess: PerState | None = None) -> PathPlan:
@@ -75,7 +86,7 @@ def path_partition(mdp: TabularMDP, reward: PerState, *, guess: PerState | None 
         raise Divergence(f"the partition function is infinite: state {mdp.states[lost[0]]} can never reach an end")
     uniform = csr_array((choices.data / mdp.num_actions, choices.indices, choices.indptr), shape=choices.shape)
     worth = np.where(mdp.terminal, reward, reward + np.log(mdp.num_actions))
-    return newton(mdp, choices, reward, factors((eye_array(mdp.num_states) - uniform).tocsc()).solve(worth))
+    return newton(mdp, choices, reward, resolvent(uniform, wide=mdp.wide).solve(worth))
 
 
 def newton(mdp: TabularMDP, choices: csr_array, reward: PerState, values: PerState) -> PathPlan:
@@ -84,17 +95,17 @@ def newton(mdp: TabularMDP, choices: csr_array, reward: PerState, values: PerSta
     for _ in range(MAX_SOLVES):
         updated, following = tilted(choices, reward, values)
         try:
-            solver = factors((eye_array(mdp.num_states) - following).tocsc())
+            onwards = resolvent(following, wide=mdp.wide)
+            step = onwards.solve(updated - values)
         except RuntimeError as singular:
             raise infinite(reward) from singular
-        step = solver.solve(updated - values)
         values = values + step
         moved, largest = float(np.abs(step).max()), float(np.abs(values).max())
         if not largest < UNBOUNDED * scale:
             break
         as_far_as_rounding_allows = before / 2 <= moved <= 1e-6 * largest
         if moved <= TOLERANCE * max(scale, largest) or as_far_as_rounding_allows:
-            return PathPlan(mdp=mdp, values=values, following=following, factors=solver)
+            return PathPlan(mdp=mdp, values=values, following=following, system=onwards)
         before = moved
     raise infinite(reward)
 
@@ -125,7 +136,7 @@ def tilted(choices: csr_array, reward: PerState, values: PerState) -> tuple[PerS
 
 def path_curvature(plan: PathPlan, features: Float[ndarray, "state feature"], visits: PerState) -> Matrix:
     """The second derivative of start · V: Σ_s visits(s) Cov_{s'∼q}(ψ(s')), with ψ = (I - q)⁻¹ φ."""
-    successors = plan.factors.solve(features)
+    successors = plan.system.solve(features)
     means = plan.following @ successors
     edges = plan.following
     source = np.repeat(np.arange(len(visits)), np.diff(edges.indptr))
@@ -135,6 +146,28 @@ def path_curvature(plan: PathPlan, features: Float[ndarray, "state feature"], vi
         spread = successors[edges.indices[part]] - means[source[part]]
         total += (spread * (visits[source[part]] * edges.data[part])[:, None]).T @ spread
     return (total + total.T) / 2
+
+
+def executed_slopes(plan: PathPlan, features: Float[ndarray, "state feature"], start: PerState) -> Matrix:
+    """How the visits of the policy under the true dynamics move with the weights: ∂(Φᵀ D)_k/∂θ_l, not symmetric.
+
+        Σ_s D(s) Cov_{a∼P(a|s)}(E[ψ_k(s')|s,a], E_q[χ_l(s')|s,a])      ψ = (I - P_π)⁻¹ φ      χ = (I - q)⁻¹ φ
+
+    ψ is what follows in the world and χ = ∂V/∂θ what follows on the model's own paths, on which s' is tilted by Z(s').
+    """
+    mdp, policy, outcomes = plan.mdp, plan.policy(), tilted_outcomes(plan)
+    executed = system(mdp, policy, 1.0)
+    flow = executed.solve(start, "T")[:, None] * policy
+    real, hoped = executed.solve(features), plan.system.solve(features)
+    total = np.zeros((features.shape[1], features.shape[1]))
+    for first in range(0, mdp.num_states, BLOCK):
+        here = policy[first : first + BLOCK]
+        rows = slice(first * mdp.num_actions, (first + len(here)) * mdp.num_actions)
+        slopes = (outcomes[rows] @ hoped).reshape(*here.shape, -1)
+        slopes -= np.matmul(here[:, None, :], slopes)
+        follows = (mdp.transitions[rows] @ real) * flow[first : first + BLOCK].reshape(-1, 1)
+        total += follows.T @ slopes.reshape(len(follows), -1)
+    return total
 
 
 def infinite(reward: PerState) -> Divergence:

@@ -19,10 +19,11 @@ from functools import cached_property, reduce
 import numpy as np
 from jaxtyping import Float
 from numpy import ndarray
-from scipy.sparse.linalg import SuperLU
 
-from posttrain.errors import RunError, UserError
-from posttrain.irl.linear_systems import always_ends, factorised
+from posttrain.errors import UserError
+from posttrain.irl.divergence import Divergence as Divergence
+from posttrain.irl.linear_solvers import Solver
+from posttrain.irl.linear_systems import always_ends, system
 from posttrain.irl.mdp import TabularMDP, reachable, state_graph
 
 TOLERANCE = 1e-12
@@ -38,10 +39,6 @@ UNBOUNDED = 1e9
 
 Reward = Float[ndarray, " state"] | Float[ndarray, "state action"]
 Policy = Float[ndarray, "state action"]
-
-
-class Divergence(RunError):
-    """No finite values exist, or none that double precision can tell from infinite ones."""
 
 
 @dataclass
@@ -136,10 +133,11 @@ class Problem:
             f"{'give it a way out' if met else 'leave it out of the world: no episode comes there'}"
         )
 
-    def factorised(self, policy: Policy) -> SuperLU:
-        """Factors of the policy's linear system."""
+    def solve(self, policy: Policy, right: Float[ndarray, " state"]) -> tuple[Solver, Float[ndarray, " state"]]:
+        """The policy's linear system, and its solution for a right-hand side."""
         try:
-            return factorised(self.mdp, policy, self.discount)
+            forwards = system(self.mdp, policy, self.discount)
+            return forwards, forwards.solve(right)
         except RuntimeError as singular:
             raise self.diverged("the policy it improves towards never ends an episode") from singular
 
@@ -152,12 +150,12 @@ class SoftPlan:
     values: Float[ndarray, " state"]
     policy: Policy
     """π(a|s); uniform in terminal states, where nothing is done."""
-    factors: SuperLU
+    system: Solver
     """I - γ P_π: solved, it looks forward in time from each state; transposed, it carries visits forward."""
 
     def visits(self, sources: Float[ndarray, " state"]) -> Float[ndarray, " state"]:
         """Discounted expected visits when the mass `sources` starts and follows the policy."""
-        solved: ndarray = self.factors.solve(sources, "T")
+        solved: ndarray = self.system.solve(sources, "T")
         return solved
 
 
@@ -186,7 +184,7 @@ def value_iteration(
             break
         best = greedy_policy(mdp, q) if sweep % LEAP == 0 else None
         if best is not None and (discount < 1 or always_ends(mdp, best)):
-            values = factorised(mdp, best, discount).solve(ends + (best * steps).sum(axis=1))
+            values = system(mdp, best, discount).solve(ends + (best * steps).sum(axis=1))
     raise Divergence(
         f"value iteration does not settle at discount {discount} (and temperature 0): a sweep still changes "
         f"a value by {change:.3g}. Use a lower discount, or a world in which every paid loop ends"
@@ -226,8 +224,8 @@ def soft_value_iteration(problem: Problem, *, tolerance: float = TOLERANCE) -> S
         ratio = problem.discount if problem.discount < 1 else seen
         settled = change * ratio <= (1 - ratio) * tolerance * max(problem.scale, largest)
         if settled or change <= ROUNDING * largest:
-            factors = problem.factorised(policy)
-            return SoftPlan(problem=problem, values=values, policy=policy, factors=factors)
+            forwards = system(problem.mdp, policy, problem.discount)
+            return SoftPlan(problem=problem, values=values, policy=policy, system=forwards)
         if watch.stuck(change):
             break
         before = change
@@ -255,7 +253,7 @@ def soft_policy_iteration(problem: Problem, *, guess: Float[ndarray, " state"] |
     uniform = np.full((mdp.num_states, mdp.num_actions), 1 / mdp.num_actions)
     worth = problem.step_rewards.mean(axis=1) + problem.temperature * np.log(mdp.num_actions)
     values = np.where(mdp.terminal, problem.end_values, worth)
-    return newton(problem, problem.factorised(uniform).solve(values))
+    return newton(problem, problem.solve(uniform, values)[1])
 
 
 def newton(problem: Problem, values: Float[ndarray, " state"]) -> SoftPlan:
@@ -263,9 +261,8 @@ def newton(problem: Problem, values: Float[ndarray, " state"]) -> SoftPlan:
     before = np.inf
     for _ in range(MAX_SOLVES):
         updated, policy = problem.sweep(values)
-        solver = problem.factorised(policy)
         left_over = updated - values
-        step = solver.solve(left_over)
+        forwards, step = problem.solve(policy, left_over)
         values = values + step
         largest, moved = float(np.abs(values).max()), float(np.abs(step).max())
         if not largest < UNBOUNDED * problem.scale:
@@ -273,9 +270,9 @@ def newton(problem: Problem, values: Float[ndarray, " state"]) -> SoftPlan:
         # A step may be no more than the rounding of a small remainder, made large by episodes that are long.
         rounding = np.abs(left_over).max() <= TOLERANCE * largest and before / 2 <= moved <= 1e-6 * largest
         if moved <= TOLERANCE * max(problem.scale, largest) or rounding:
-            if problem.discount == 1 and not solver.solve(np.ones(len(values))).max() < UNBOUNDED:
+            if problem.discount == 1 and not forwards.solve(np.ones(len(values))).max() < UNBOUNDED:
                 break
-            return SoftPlan(problem=problem, values=values, policy=policy, factors=solver)
+            return SoftPlan(problem=problem, values=values, policy=policy, system=forwards)
         before = moved
     raise problem.diverged(f"values reach {largest:.3g} and episodes hardly ever end")
 

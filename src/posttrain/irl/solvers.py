@@ -51,6 +51,11 @@ class Point(Generic[PlanT]):
         """The largest entry, in size."""
         return float(np.abs(self.gradient).max())
 
+    @property
+    def measure(self) -> tuple[float, float]:
+        """What a record of a minimisation keeps of a point, whose factors may take a gigabyte."""
+        return self.value, self.gradient_norm
+
 
 @runtime_checkable
 class Objective(Protocol[PlanT]):
@@ -78,9 +83,8 @@ def minimise_newton(
     Where the start is so flat that a Newton step would leap into nowhere, the radius holds it; where the objective is
     concave, which the likelihood can be, the step goes downhill all the same.
     """
-    path, radius = [start], max(10.0, float(np.linalg.norm(start.weights)))
+    point, history, radius = start, [start.measure], max(10.0, float(np.linalg.norm(start.weights)))
     for _ in range(max_iterations):
-        point = path[-1]
         if point.gradient_norm <= tolerance or np.abs(point.weights).max() > LARGEST_WEIGHTS:
             break
         while radius > SMALLEST_STEP:
@@ -93,11 +97,12 @@ def minimise_newton(
             elif gained > 3 / 4 and size > 0.9 * radius:
                 radius *= 4
             if candidate is not None and acceptable(point, candidate, step, -promised):
-                path.append(candidate)
+                point = candidate
+                history.append(point.measure)
                 break
         else:
             break
-    return descent(path, tolerance)
+    return Descent(point=point, converged=point.gradient_norm <= tolerance, history=tuple(history))
 
 
 def trusted_step(point: Point[PlanT], radius: float, tolerance: float) -> Weights:
@@ -134,9 +139,8 @@ def minimise_lbfgs(
     objective: Objective[PlanT], start: Point[PlanT], *, tolerance: float, max_iterations: int
 ) -> Descent[PlanT]:
     """Limited-memory BFGS (Nocedal & Wright 2006, ch. 7): needs gradients only, so thousands of weights."""
-    path, pairs = [start], deque[tuple[Weights, Weights]](maxlen=MEMORY)
+    point, history, pairs = start, [start.measure], deque[tuple[Weights, Weights]](maxlen=MEMORY)
     for _ in range(max_iterations):
-        point = path[-1]
         if point.gradient_norm <= tolerance or np.abs(point.weights).max() > LARGEST_WEIGHTS:
             break
         following = line_search(objective, point, lbfgs_step(point.gradient, pairs))
@@ -148,8 +152,9 @@ def minimise_lbfgs(
         moved, bent = following.weights - point.weights, following.gradient - point.gradient
         if moved @ bent > FLAT * (bent @ bent):
             pairs.append((moved, bent))
-        path.append(following)
-    return descent(path, tolerance)
+        point = following
+        history.append(point.measure)
+    return Descent(point=point, converged=point.gradient_norm <= tolerance, history=tuple(history))
 
 
 def lbfgs_step(gradient: Weights, pairs: deque[tuple[Weights, Weights]]) -> Weights:
@@ -200,9 +205,3 @@ def acceptable(point: Point[PlanT], candidate: Point[PlanT], step: Weights, chan
     same = candidate.value <= point.value + SLACK * max(1.0, abs(point.value))
     before, after = float(point.gradient @ step), float(candidate.gradient @ step)
     return same and before < 0 and after <= (2 * ARMIJO - 1) * before
-
-
-def descent(path: list[Point[PlanT]], tolerance: float) -> Descent[PlanT]:
-    """The record of a minimisation that has stopped."""
-    history = tuple((point.value, point.gradient_norm) for point in path)
-    return Descent(point=path[-1], converged=path[-1].gradient_norm <= tolerance, history=history)

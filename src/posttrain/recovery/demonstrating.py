@@ -7,7 +7,7 @@ import numpy as np
 
 from posttrain.errors import UserError
 from posttrain.irl.course import expert_policy
-from posttrain.irl.demonstrations import Demonstrations
+from posttrain.irl.demonstrations import FIELDS, Demonstrations
 from posttrain.irl.planning import (
     Policy,
     Problem,
@@ -18,8 +18,9 @@ from posttrain.irl.planning import (
     value_iteration,
 )
 from posttrain.irl.sampling import sample_demonstrations
+from posttrain.recovery.arrays import read_arrays
 from posttrain.recovery.world_options import DemonstrationOptions, RecordedOptions, SampledOptions
-from posttrain.recovery.worlds import World, read_arrays
+from posttrain.recovery.worlds import World
 
 COURSE_TOLERANCE = 1e-4
 """To which the course's expert iterates its values."""
@@ -40,8 +41,8 @@ class Demonstrated:
 def make_demonstrations(options: DemonstrationOptions, world: World) -> Demonstrated:
     """Read or sample the demonstrations of a recipe."""
     if isinstance(options, RecordedOptions):
-        read_arrays(Path(options.path), "demonstrations.path")  # for its errors
-        episodes = Demonstrations.load(options.path)
+        arrays = read_arrays(Path(options.path), "demonstrations.path", needed=FIELDS)
+        episodes = Demonstrations.from_arrays(arrays)
         return Demonstrated(episodes=episodes, reward=world.rewards, policy=None, discount=options.discount)
     if world.rewards is None:
         raise UserError(

@@ -7,6 +7,7 @@
 """
 
 from collections.abc import Callable
+from operator import index
 from typing import Any
 
 from numpy import ndarray
@@ -20,12 +21,13 @@ from posttrain.recovery.needs import require_gymnasium
 require_gymnasium()
 
 import gymnasium  # noqa: E402
+from gymnasium.utils import RecordConstructorArgs  # noqa: E402
 
 Observed = Any
 """Whatever the wrapped environment shows."""
 
 
-class LearnedReward(gymnasium.Wrapper[Observed, int, Observed, int]):
+class LearnedReward(gymnasium.Wrapper[Observed, int, Observed, int], RecordConstructorArgs):
     """The same environment, paying the learned reward; the environment's own is in `info["environment_reward"]`.
 
         r_t = r(s_t, a_t),   and on ending in a terminal state  r_t = r(s_t, a_t) + γ r(s_{t+1})
@@ -47,9 +49,13 @@ class LearnedReward(gymnasium.Wrapper[Observed, int, Observed, int]):
 
         `state_of` tells the environment's number of a state from an observation that is not that number itself.
         """
-        super().__init__(env)
         check_reward(mdp, reward)
         check_discount(discount)
+        # `gymnasium.make(env.spec)`, which some libraries and `check_env` call, makes the wrapper again from these.
+        RecordConstructorArgs.__init__(
+            self, _disable_deepcopy=True, mdp=mdp, reward=reward, discount=discount, state_of=state_of
+        )
+        gymnasium.Wrapper.__init__(self, env)
         self._mdp, self._state_of, self._discount = mdp, state_of, discount
         self._per_action, self._at_ends = per_action(mdp, reward), at_ends(mdp, reward)
         self._state = -1
@@ -64,8 +70,8 @@ class LearnedReward(gymnasium.Wrapper[Observed, int, Observed, int]):
 
     def step(self, action: int) -> tuple[Observed, float, bool, bool, dict[str, Any]]:
         """Act, and be paid as the learned reward says."""
-        before = self._state
-        observation, own, terminated, truncated, info = self.env.step(action)
+        before, chosen = self._state, index(action)  # numpy's integers too, which not every table has as keys
+        observation, own, terminated, truncated, info = self.env.step(chosen)
         self._state = self._index(observation)
         if terminated and not self._mdp.terminal[self._state]:
             raise UserError(
@@ -73,7 +79,7 @@ class LearnedReward(gymnasium.Wrapper[Observed, int, Observed, int]):
                 " the world of the learned reward: use the world that was read from this environment"
             )
         # Only in terminal states is there anything to earn on arriving.
-        reward = float(self._per_action[before, int(action)] + self._discount * self._at_ends[self._state])
+        reward = float(self._per_action[before, chosen] + self._discount * self._at_ends[self._state])
         return observation, reward, terminated, truncated, {**info, "environment_reward": float(own)}
 
     def _index(self, observation: Observed) -> int:
@@ -110,8 +116,11 @@ class TabularEnvironment(gymnasium.Env[Any, Any]):
         """Act."""
         if self._state < 0 or self.mdp.terminal[self._state]:
             raise UserError("the episode is over, or has not begun: call reset() first")
-        row, table = self._state * self.mdp.num_actions + int(action), self.mdp.transitions
-        reward = float(self.mdp.rewards[self._state, int(action)])
+        chosen = index(action)
+        if not 0 <= chosen < self.mdp.num_actions:
+            raise UserError(f"there is no action {chosen}; actions are 0 to {self.mdp.num_actions - 1}")
+        row, table = self._state * self.mdp.num_actions + chosen, self.mdp.transitions
+        reward = float(self.mdp.rewards[self._state, chosen])
         first, last = table.indptr[row], table.indptr[row + 1]
         outcome = cumulative(table.data[first:last]).searchsorted(self.np_random.random(), side="right")
         self._state = int(table.indices[first + outcome])

@@ -1,6 +1,6 @@
 """The `method` section: three ways from demonstrations to a reward, and one record of what each found."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -8,20 +8,19 @@ import numpy as np
 from jaxtyping import Float
 from numpy import ndarray
 
-from posttrain.errors import UserError
 from posttrain.irl.causal import MaxCausalEntIRL
-from posttrain.irl.counting import in_world
+from posttrain.irl.counting import check_whole, in_world
 from posttrain.irl.course import feature_expectations, local_action_probabilities, recover_reward, start_histogram
 from posttrain.irl.demonstrations import Demonstrations
 from posttrain.irl.feasibility import smallest_gap
 from posttrain.irl.fitting import Fit
 from posttrain.irl.grids import tiles
-from posttrain.irl.maxent import MaxEntIRL
-from posttrain.irl.objectives import Plan, PlannedObjective, Setting
+from posttrain.irl.maxent import PathFit
+from posttrain.irl.objectives import Setting
 from posttrain.irl.planning import Divergence, Reward
 from posttrain.irl.rewards import LinearReward, Weights, dense
-from posttrain.irl.solvers import Descent, Point
 from posttrain.irl.uncertainty import identifiability
+from posttrain.recovery.arrays import read_array
 from posttrain.recovery.method_options import (
     CausalOptions,
     CourseOptions,
@@ -31,12 +30,11 @@ from posttrain.recovery.method_options import (
     PathOptions,
     TileFeatures,
 )
-from posttrain.recovery.worlds import World, read_numpy
+from posttrain.recovery.told import Tell, ToldIRL, ToldPathIRL
+from posttrain.recovery.worlds import World
 
 AnyPolicy = Float[ndarray, "*horizon state action"]
 """π(a|s); with a horizon it depends on the time too."""
-Tell = Callable[[Mapping[str, float]], None]
-"""Is told the numbers of each evaluation while a fit goes on."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -72,10 +70,7 @@ def linear_reward(options: FeatureOptions, world: World) -> LinearReward:
             assert world.layout is not None, "IrlConfig sees to that"
             return LinearReward(features=tiles(world.layout.width, options.width))
         case FileFeatures():
-            table = read_numpy(Path(options.path), "features.path")
-            if not isinstance(table, np.ndarray):
-                raise UserError(f"features.path = {options.path}: holds several arrays; give an .npy file with one")
-            return LinearReward(features=table, on=options.on)
+            return LinearReward(features=read_array(Path(options.path), "features.path"), on=options.on)
     from scipy.sparse import eye_array
 
     return LinearReward(features=eye_array(num_states).tocsr() if num_states > 1000 else np.eye(num_states))
@@ -89,7 +84,7 @@ def find(
         case CourseOptions():
             return by_course(options, world, reward, demonstrations)
         case PathOptions():
-            return by_paths(options, world, reward, demonstrations)
+            return by_paths(options, world, reward, demonstrations, tell)
         case CausalOptions():
             return by_causal_entropy(options, world, reward, demonstrations, tell)
 
@@ -99,6 +94,7 @@ def by_course(options: CourseOptions, world: World, reward: LinearReward, demons
     grid, features = world.endless, dense(reward.bound(world.mdp).table)
     assert grid is not None, "IrlConfig sees to that"
     known = in_world(demonstrations, world.mdp)
+    check_whole(known, world.mdp, discount=1.0, horizon=None)
     found = recover_reward(
         grid.mdp, features, grid.ends, known, step_size=options.step_size, tolerance=options.tolerance
     )
@@ -115,31 +111,24 @@ def by_course(options: CourseOptions, world: World, reward: LinearReward, demons
         converged=True,  # by its own rule: the step has shrunk
         curve=tuple({"gap": gap, "largest_step": step} for gap, step in found.history),
         measures={"expected_path_states": float(found.visitations.sum())},
-        setting=MaxCausalEntIRL().setting(reward.bound(world.mdp), start_histogram(len(features), known)),
+        setting=undiscounted(world, reward, known),
     )
 
 
-def by_paths(options: PathOptions, world: World, reward: LinearReward, demonstrations: Demonstrations) -> Found:
+def by_paths(
+    options: PathOptions, world: World, reward: LinearReward, demonstrations: Demonstrations, tell: Tell
+) -> Found:
     """The path model of 2008."""
-    irl = MaxEntIRL(
+    irl = ToldPathIRL(
         gradient=options.gradient,
         l2=options.l2,
         tolerance=options.tolerance,
         max_iterations=options.max_iterations,
+        tell=tell,
     )
     fit = irl.fit(world.mdp, reward, demonstrations)
-    known = in_world(demonstrations, world.mdp)
-    return Found(
-        weights=fit.weights,
-        reward=fit.reward,
-        policy=fit.policy,
-        expected=fit.expected,
-        moments=fit.moments,
-        converged=fit.converged,
-        curve=curve_of(fit.history),
-        measures={"executed_gap": fit.executed_gap},
-        setting=MaxCausalEntIRL().setting(reward.bound(world.mdp), start_histogram(world.mdp.num_states, known)),
-    )
+    setting = undiscounted(world, reward, in_world(demonstrations, world.mdp))
+    return read_off(fit, measures={"executed_gap": fit.executed_gap}, setting=setting)
 
 
 def by_causal_entropy(
@@ -158,7 +147,11 @@ def by_causal_entropy(
         tell=tell,
     )
     fit = irl.fit(world.mdp, reward, demonstrations)
-    bounded = fit.setting.horizon is None
+    return read_off(fit, measures=measures_of(fit), setting=fit.setting if options.horizon is None else None)
+
+
+def read_off(fit: Fit | PathFit, *, measures: Mapping[str, object], setting: Setting | None) -> Found:
+    """The same record of a fit, whatever was fitted."""
     return Found(
         weights=fit.weights,
         reward=fit.reward,
@@ -167,9 +160,14 @@ def by_causal_entropy(
         moments=fit.moments,
         converged=fit.converged,
         curve=curve_of(fit.history),
-        measures=measures_of(fit),
-        setting=fit.setting if bounded else None,
+        measures=measures,
+        setting=setting,
     )
+
+
+def undiscounted(world: World, reward: LinearReward, known: Demonstrations) -> Setting:
+    """What bounds the gap of a method that counts whole episodes."""
+    return MaxCausalEntIRL().setting(reward.bound(world.mdp), start_histogram(world.mdp.num_states, known))
 
 
 def measures_of(fit: Fit) -> dict[str, object]:
@@ -197,33 +195,3 @@ def least_gap(found: Found) -> float | None:
         return smallest_gap(found.setting, found.moments)
     except Divergence:
         return None
-
-
-@dataclass(frozen=True, kw_only=True)
-class ToldIRL(MaxCausalEntIRL):
-    """The same fit, which says how far it is."""
-
-    tell: Tell
-
-    def minimise(self, objective: PlannedObjective, weights: Weights | None = None) -> Descent[Plan]:
-        """Minimise, telling of each evaluation."""
-        return super().minimise(ToldObjective(objective, self.tell), weights)
-
-
-@dataclass(frozen=True, eq=False)
-class ToldObjective:
-    """An objective that tells of each evaluation."""
-
-    objective: PlannedObjective
-    tell: Tell
-
-    @property
-    def setting(self) -> Setting:
-        """That of the objective."""
-        return self.objective.setting
-
-    def at(self, weights: Weights, guess: Plan | None = None) -> Point[Plan]:
-        """The objective there."""
-        point = self.objective.at(weights, guess)
-        self.tell({"objective": point.value, "largest_gradient": point.gradient_norm})
-        return point

@@ -1,5 +1,6 @@
 """The `world` section as a world: its table, what its states are worth where that is known, and how to draw it."""
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -10,20 +11,17 @@ from numpy import ndarray
 from scipy.sparse import csr_array
 
 from posttrain.errors import UserError
-from posttrain.irl.array_files import read_file
 from posttrain.irl.grids import MOVES, IcyGridWorld, neighbours, tiles
 from posttrain.irl.mdp import TabularMDP
 from posttrain.irl.planning import Reward, check_reward
+from posttrain.recovery.arrays import read_arrays
 from posttrain.recovery.needs import require_gymnasium
 from posttrain.recovery.world_options import GymnasiumOptions, IcyGridOptions, TableOptions, WorldOptions
 
 Move = tuple[int, int]
 
-GYMNASIUM_MOVES: dict[str, tuple[Move, ...]] = {
-    "FrozenLakeEnv": ((-1, 0), (0, 1), (1, 0), (0, -1)),
-    "CliffWalkingEnv": ((0, -1), (1, 0), (0, 1), (-1, 0)),
-}
-"""What each action adds to (x, y), for environments that are grids; y grows downwards."""
+SPARSE_TABLE = ("data", "indices", "indptr")
+"""The arrays of a sparse matrix, as scipy's csr_array has them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,6 +34,13 @@ class Layout:
     """What each action adds to (x, y)."""
     upwards: bool
     """Whether y grows upwards, as in a diagram; else downwards, as in a text."""
+
+
+GYMNASIUM_GRIDS: dict[str, tuple[Callable[[Any], tuple[int, int]], tuple[Move, ...]]] = {
+    "FrozenLakeEnv": (lambda lake: lake.desc.shape, ((-1, 0), (0, 1), (1, 0), (0, -1))),
+    "CliffWalkingEnv": (lambda cliff: cliff.shape, ((0, -1), (1, 0), (0, 1), (-1, 0))),
+}
+"""Environments that are grids: their height and width, and what each action adds to (x, y); y grows downwards."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -112,89 +117,57 @@ def gymnasium_world(options: GymnasiumOptions) -> World:
     try:
         arguments: dict[str, Any] = dict(options.options)
         env = gymnasium.make(options.env, **arguments)
-    except (gymnasium.error.Error, TypeError, ValueError, KeyError) as error:
+    except (gymnasium.error.Error, ImportError, TypeError, ValueError, KeyError) as error:
         given = ", ".join(f"{name}={value!r}" for name, value in options.options.items())
         raise UserError(
             f"world.env = {options.env}: gymnasium.make({options.env!r}{', ' if given else ''}{given}) fails: {error}"
         ) from error
-    mdp = TabularMDP.from_gymnasium(env)
-    bare = env.unwrapped
-    moves = GYMNASIUM_MOVES.get(type(bare).__name__)
-    layout = None
-    if moves is not None:
-        height, width = getattr(bare, "shape", None) or np.asarray(getattr(bare, "desc")).shape  # noqa: B009
-        layout = Layout(width=int(width), height=int(height), moves=moves, upwards=False)
+    mdp, layout = TabularMDP.from_gymnasium(env), layout_of(env.unwrapped)
     env.close()
     return World(mdp=mdp, rewards=mdp.rewards, layout=layout)
 
 
+def layout_of(bare: object) -> Layout | None:
+    """How the states of an environment lie, if it is a grid that is known."""
+    name = type(bare).__name__
+    if name not in GYMNASIUM_GRIDS:
+        return None
+    shape, moves = GYMNASIUM_GRIDS[name]
+    height, width = shape(bare)
+    return Layout(width=width, height=height, moves=moves, upwards=False)
+
+
 def table_world(options: TableOptions) -> World:
     """A world from a file."""
-    where, arrays = f"world.path = {options.path}", read_arrays(Path(options.path), "world.path")
-    for name in ("start", "terminal"):
-        if name not in arrays:
-            raise UserError(f"{where}: it holds no array {name!r}; see `posttrain irl --help`")
-    start, terminal = numbers(arrays, "start", where), whole_numbers(arrays, "terminal", where).ravel().tolist()
-    if "transitions" in arrays:
-        table = numbers(arrays, "transitions", where)
-        mdp = TabularMDP.from_dense(table, layout="state action next", start=start, terminal=terminal)
-    else:
-        mdp = sparse_world(arrays, start, terminal, where)
-    if "rewards" not in arrays:
-        return World(mdp=mdp, rewards=None)
-    rewards = numbers(arrays, "rewards", where)
-    check_reward(mdp, rewards)
-    if rewards.ndim == 2:
-        mdp = replace(mdp, rewards=rewards)
-    return World(mdp=mdp, rewards=rewards)
-
-
-def sparse_world(arrays: dict[str, ndarray], start: ndarray, terminal: list[int], where: str) -> TabularMDP:
-    """A world from the arrays of a sparse table."""
-    missing = [name for name in ("data", "indices", "indptr") if name not in arrays]
-    if missing:
-        raise UserError(
-            f"{where}: it holds no array {missing[0]!r}; give `transitions`, or `data`, `indices` and `indptr`"
-        )
-    data = numbers(arrays, "data", where)
-    indices, indptr = (whole_numbers(arrays, name, where) for name in ("indices", "indptr"))
-    shape = (indptr.size - 1, start.size)
+    arrays = read_arrays(
+        Path(options.path),
+        "world.path",
+        needed=("start", "terminal"),
+        known=("transitions", *SPARSE_TABLE, "rewards"),
+    )
     try:
-        table = csr_array((data, indices, indptr), shape=shape)
-    except ValueError as error:
-        raise UserError(f"{where}: the sparse table is malformed: {error}") from error
-    num_actions = max(1, shape[0] // max(1, shape[1]))
-    return TabularMDP.from_sparse(table, num_actions=num_actions, start=start, terminal=terminal)
-
-
-def numbers(arrays: dict[str, ndarray], name: str, where: str) -> ndarray:
-    """An array of a file, as float64."""
-    if arrays[name].dtype.kind not in "biuf":
-        raise UserError(f"{where}: its array {name!r} holds {arrays[name].dtype}; use numbers")
-    return arrays[name].astype(np.float64)
-
-
-def whole_numbers(arrays: dict[str, ndarray], name: str, where: str) -> ndarray:
-    """An array of a file that numbers things."""
-    if arrays[name].size and arrays[name].dtype.kind not in "iu":
-        raise UserError(f"{where}: its array {name!r} holds {arrays[name].dtype}; use whole numbers")
-    return arrays[name].astype(np.int64)
-
-
-def read_arrays(path: Path, where: str) -> dict[str, ndarray]:
-    """The arrays of an .npz file."""
-    found = read_numpy(path, where)
-    if isinstance(found, ndarray):
-        raise UserError(f"{where} = {path}: holds one array without a name; give an .npz file, as np.savez writes it")
-    return found
-
-
-def read_numpy(path: Path, where: str) -> ndarray | dict[str, ndarray]:
-    """The content of an .npy or .npz file, which the option `where` names."""
-    try:
-        found = read_file(path)
+        mdp = table(arrays)
+        if "rewards" not in arrays:
+            return World(mdp=mdp, rewards=None)
+        rewards = arrays["rewards"].astype(np.float64)
+        check_reward(mdp, rewards)
     except UserError as error:
-        raise UserError(f"{where} = {error}") from error
-    if isinstance(found, ndarray) and found.dtype.kind not in "biuf":
-        raise UserError(f"{where} = {path}: holds {found.dtype}; use numbers")
-    return found
+        raise UserError(f"world.path = {options.path}: {error}") from error
+    return World(mdp=replace(mdp, rewards=rewards) if rewards.ndim == 2 else mdp, rewards=rewards)
+
+
+def table(arrays: Mapping[str, ndarray]) -> TabularMDP:
+    """The transitions of a file, dense or sparse."""
+    start, terminal = arrays["start"], arrays["terminal"].ravel()
+    if "transitions" in arrays:
+        return TabularMDP.from_dense(arrays["transitions"], layout="state action next", start=start, terminal=terminal)
+    missing = [name for name in SPARSE_TABLE if name not in arrays]
+    if missing:
+        raise UserError(f"it holds no array {missing[0]!r}; give `transitions`, or `data`, `indices` and `indptr`")
+    num_rows, num_states = arrays["indptr"].size - 1, start.size
+    try:
+        rows = csr_array(tuple(arrays[name] for name in SPARSE_TABLE), shape=(num_rows, num_states))
+    except ValueError as error:
+        raise UserError(f"the sparse table is malformed: {error}") from error
+    num_actions = max(1, num_rows // max(1, num_states))
+    return TabularMDP.from_sparse(rows, num_actions=num_actions, start=start, terminal=terminal)

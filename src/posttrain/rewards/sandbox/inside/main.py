@@ -127,6 +127,7 @@ def preload(modules: list[str]) -> dict[str, str]:
             importlib.import_module(name)
         except Exception as error:  # noqa: BLE001  # told, module by module
             missing[name] = f"{type(error).__name__}: {error}"
+    compile("", "<nothing>", "exec")  # the first one makes a class for every kind of syntax node: 1.5 ms in each child
     return missing
 
 

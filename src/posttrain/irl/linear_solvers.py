@@ -1,0 +1,135 @@
+"""Solving I - γ P: by factors where the world is flat, by iteration where factors would fill in.
+
+The matrix is diagonally dominant by rows with no positive entry off the diagonal (an M-matrix), so its factors need no
+pivoting, and an ordering for symmetric patterns halves the fill on grids.  Factors of a cube of 46³ states, or of 10⁴
+states that lead anywhere, are nearly dense; there BiCGSTAB (van der Vorst 1992), scaled by the diagonal, takes some
+hundred products with P.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal, Protocol, runtime_checkable
+
+import numpy as np
+from numpy import ndarray
+from scipy.sparse import csc_array, csr_array
+from scipy.sparse.csgraph import connected_components, dijkstra
+from scipy.sparse.linalg import LinearOperator, SuperLU, bicgstab, splu
+
+from posttrain.irl.divergence import Divergence
+
+NARROW = 300
+"""States that separate a world in two, up to which its factors cost less than iterations."""
+FLAT = 2.0
+"""The same in units of the root of all its states, which is what separates a square."""
+AIM = 1e-14
+"""What an iteration leaves over, as a share of the right-hand side."""
+ACCURACY = 1e-12
+"""What may be left over in the end, relative to the largest entries of the right-hand side and the solution."""
+ROUNDS = 3
+"""Times that an iteration is begun again with what the last one left over."""
+MAX_ITERATIONS = 3000
+LARGEST_FACTORED = 20_000
+"""States up to which what no iteration settles is factorised: dense factors of so many take 3 GB."""
+
+Direction = Literal["N", "T"]
+"""Whether a system is solved as it is, or transposed."""
+
+
+@runtime_checkable
+class Solver(Protocol):
+    """A linear system that can be solved again and again."""
+
+    def solve(self, right: ndarray, trans: Direction = "N") -> ndarray:
+        """For one right-hand side, or for each column of several."""
+
+
+def solver(matrix: csc_array, *, wide: bool) -> Solver:
+    """What solves I - γ P best; its diagonal must be stored in full.
+
+    Raises RuntimeError where it is singular, which needs discount 1 and a policy that some states never leave; a wide
+    one is found to be so only when it is solved.
+    """
+    return Iterated(matrix) if wide else factorised(matrix)
+
+
+def factorised(matrix: csc_array) -> SuperLU:
+    """LU factors of an M-matrix."""
+    return splu(matrix, permc_spec="MMD_AT_PLUS_A", diag_pivot_thresh=0.0, options={"SymmetricMode": True})
+
+
+@dataclass(frozen=True, eq=False)
+class Iterated:
+    """A system that is solved by iteration, and by factors only where that does not settle."""
+
+    matrix: csc_array
+
+    @cached_property
+    def rows(self) -> csr_array:
+        return self.matrix.tocsr()
+
+    @cached_property
+    def factors(self) -> SuperLU:
+        return factorised(self.matrix)
+
+    def solve(self, right: ndarray, trans: Direction = "N") -> ndarray:
+        """For one right-hand side, or for each column of several.
+
+        Raises Divergence where the system is so near to singular that no iteration settles, and too large for factors.
+        """
+        table, solution = self.rows if trans == "N" else self.matrix.T, np.empty(right.shape)
+        columns, solved = right.reshape(len(right), -1), solution.reshape(len(right), -1)
+        for place, column in enumerate(columns.T):
+            found = settled(table, column)
+            if found is not None:
+                solved[:, place] = found
+            elif len(right) > LARGEST_FACTORED:
+                raise Divergence(
+                    f"the linear system of a policy of {len(right)} states is too near to singular for iterations: "
+                    "episodes hardly ever end. Lower the discount or the temperature, or make each step cost more"
+                )
+            else:
+                solved[:, place] = self.factors.solve(column, trans)
+        return solution
+
+
+def settled(table: csr_array, right: ndarray) -> ndarray | None:
+    """The solution for one right-hand side; None where no iteration settles."""
+    with np.errstate(all="ignore"):  # what is not finite is not accepted below
+        scale = 1 / table.diagonal()
+        scaled = LinearOperator(table.shape, matvec=lambda entries: table @ (scale * entries), dtype=np.float64)
+        solution: ndarray = np.zeros(len(right))
+        left_over = right
+        for _ in range(ROUNDS):
+            size = float(np.abs(left_over).max())  # scipy takes numbers for 0 that are small in themselves
+            if size > 0:
+                step, _ = bicgstab(scaled, left_over / size, rtol=AIM, atol=0.0, maxiter=MAX_ITERATIONS)
+                solution = solution + size * scale * step
+                left_over = right - table @ solution
+            if np.abs(left_over).max() <= ACCURACY * (np.abs(right).max() + np.abs(solution).max()):
+                return solution
+    return None
+
+
+def is_wide(edges: csr_array) -> bool:
+    """Whether the factors of a world would cost more than iterations, going by how many states separate it in two."""
+    narrow: float = max(NARROW, FLAT * edges.shape[0] ** 0.5)
+    return edges.shape[0] > narrow and width(edges) > narrow
+
+
+def width(edges: csr_array) -> int:
+    """About how many states separate a world in two: the most at one distance from an end of its largest part.
+
+    States with so many neighbours that an ordering puts them last, such as one to which all return, are left out.
+    """
+    both = edges + edges.T
+    kept = np.flatnonzero(np.diff(both.indptr) <= 16 + 10 * both.shape[0] ** 0.5)
+    if not len(kept):
+        return 0
+    both = both[kept][:, kept]
+    _, part = connected_components(both, directed=False)
+    far, distances = int((part == np.bincount(part).argmax()).argmax()), np.zeros(0)
+    for _ in range(2):
+        distances = dijkstra(both, directed=False, indices=far, unweighted=True)
+        far = int(np.where(np.isfinite(distances), distances, -1).argmax())
+    return int(np.bincount(distances[np.isfinite(distances)].astype(np.int64)).max())
