@@ -58,6 +58,7 @@ def test_the_ends_of_a_world_are_numbers_of_states_or_a_flag_for_each(table: dic
         (DENSE, {"rewards": ["a", "b", "c"]}, "the array 'rewards' holds no real numbers"),
         (SPARSE, {"indices": ROWS.indices + 100_000_000}, "the sparse table is malformed"),
         (SPARSE, {"indices": ROWS.indices - 1}, "the sparse table is malformed"),
+        (SPARSE, {"indices": ROWS.indices + 0.5}, "the array 'indices' holds float64; give whole numbers"),
         (SPARSE, {"indptr": ROWS.indptr[::-1]}, "the sparse table is malformed"),
         (SPARSE, {"data": ROWS.data[:-1]}, "the sparse table is malformed"),
         (SPARSE, {"indptr": ROWS.indptr[:-1]}, "5 rows and 3 columns"),

@@ -84,6 +84,7 @@ def untold(numbers: object) -> None:
     """Nobody listens."""
 
 
+@pytest.mark.filterwarnings("ignore:the fit has not converged")
 @pytest.mark.parametrize(("options", "fitter", "name", "value"), CHANGES)
 def test_each_option_of_a_method_reaches_the_fit(options: type, fitter: type, name: str, value: object) -> None:
     world, states = make_world(IcyGridOptions()), LinearReward(features=np.eye(25))

@@ -68,6 +68,7 @@ def test_the_unit_of_a_feature_keeps_no_fit_of_paths_from_its_end() -> None:
 
 def test_without_a_zero_algorithm_1_soon_ends_and_claims_none() -> None:
     world = IcyGridWorld(5, slip=0.2, terminal=[GOAL])
-    fit = MaxEntIRL(gradient="algorithm1", l2=0.0).fit(world, ONE_WEIGHT_PER_STATE, course_demonstrations())
+    with pytest.warns(UserWarning, match=r"not converged: its largest gradient is 0\.2.* use a larger l2"):
+        fit = MaxEntIRL(gradient="algorithm1", l2=0.0).fit(world, ONE_WEIGHT_PER_STATE, course_demonstrations())
     assert not fit.converged
     assert fit.num_iterations < 100

@@ -9,6 +9,7 @@ from posttrain.irl.finite_horizon import soft_finite_horizon
 from posttrain.irl.grids import GridWorld
 from posttrain.irl.mdp import TabularMDP
 from posttrain.irl.occupancies import occupancy
+from posttrain.irl.paths import path_partition
 from posttrain.irl.planning import (
     Divergence,
     Problem,
@@ -121,13 +122,17 @@ def test_sweeps_that_have_not_settled_say_what_would(monkeypatch) -> None:
 
 
 def test_episodes_so_long_that_rounding_would_show_are_an_error() -> None:
-    """Stay or end, at a cost c for each step: V = -log(e^c - 1), and an episode takes 1/(1 - e^-c) steps."""
+    """Stay or end, at a cost c for each step: V = log Z = -log(e^c - 1), and an episode takes 1/(1 - e^-c) steps."""
     table = np.zeros((2, 2, 2))
     table[0, [0, 1], [0, 1]] = 1
     mdp = TabularMDP.from_dense(table, layout="state action next", start=0, terminal=[1])
     for cost in (1e-2, 1e-4, 1e-6):
         plan = soft_policy_iteration(Problem(mdp=mdp, reward=np.array([-cost, 0.0]), discount=1.0))
         assert plan.values[0] == pytest.approx(-np.log(np.expm1(cost)), rel=1e-9)
+        paths = path_partition(mdp, np.array([-cost, 0.0]))
+        assert paths.values[0] == pytest.approx(-np.log(np.expm1(cost)), rel=1e-9)
     for cost in (1e-10, 1e-12, 1e-14, 0.0):
         with pytest.raises(Divergence, match=r"discount 1\.0 and temperature 1\.0"):
             soft_policy_iteration(Problem(mdp=mdp, reward=np.array([-cost, 0.0]), discount=1.0))
+        with pytest.raises(Divergence, match="the partition function over paths is infinite"):
+            path_partition(mdp, np.array([-cost, 0.0]))

@@ -96,15 +96,19 @@ def newton(mdp: TabularMDP, choices: csr_array, reward: PerState, values: PerSta
         updated, following = tilted(choices, reward, values)
         try:
             onwards = resolvent(following, wide=mdp.wide)
-            step = onwards.solve(updated - values)
+            left_over = updated - values
+            step = onwards.solve(left_over)
         except RuntimeError as singular:
             raise infinite(reward) from singular
         values = values + step
         moved, largest = float(np.abs(step).max()), float(np.abs(values).max())
         if not largest < UNBOUNDED * scale:
             break
-        as_far_as_rounding_allows = before / 2 <= moved <= 1e-6 * largest
-        if moved <= TOLERANCE * max(scale, largest) or as_far_as_rounding_allows:
+        # As in soft planning: no more than rounding, made large by paths that are long.
+        rounding = np.abs(left_over).max() <= TOLERANCE * largest and before / 2 <= moved <= 1e-6 * largest
+        if moved <= TOLERANCE * max(scale, largest) or rounding:
+            if not onwards.solve(np.ones(len(values))).max() < UNBOUNDED:
+                break
             return PathPlan(mdp=mdp, values=values, following=following, system=onwards)
         before = moved
     raise infinite(reward)

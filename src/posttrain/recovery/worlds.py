@@ -164,6 +164,9 @@ def table(arrays: Mapping[str, ndarray]) -> TabularMDP:
     missing = [name for name in SPARSE_TABLE if name not in arrays]
     if missing:
         raise UserError(f"it holds no array {missing[0]!r}; give `transitions`, or `data`, `indices` and `indptr`")
+    for name in ("indices", "indptr"):
+        if arrays[name].dtype.kind not in "iu":
+            raise UserError(f"the array {name!r} holds {arrays[name].dtype}; give whole numbers")
     num_rows, num_states = arrays["indptr"].size - 1, start.size
     try:
         rows = csr_array(tuple(arrays[name] for name in SPARSE_TABLE), shape=(num_rows, num_states))
