@@ -24,9 +24,9 @@ from posttrain.errors import UserError, require
 from posttrain.irl.causal import MaxCausalEntIRL
 from posttrain.irl.counting import check_whole, count, in_world, initial_histogram
 from posttrain.irl.demonstrations import Demonstrations
+from posttrain.irl.divergence import Divergence
 from posttrain.irl.mdp import TabularMDP
 from posttrain.irl.objectives import Dual, Plan
-from posttrain.irl.planning import Divergence
 from posttrain.irl.rewards import LinearReward
 from posttrain.irl.solvers import Point
 

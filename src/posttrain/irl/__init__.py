@@ -12,6 +12,7 @@ and in log space; neural rewards are in `posttrain.neural_irl`, which needs torc
 from posttrain.irl.causal import MaxCausalEntIRL
 from posttrain.irl.comparison import epic_distance, expected_value_difference, policy_divergence, transfer_loss
 from posttrain.irl.demonstrations import Demonstrations, Episode
+from posttrain.irl.divergence import Divergence
 from posttrain.irl.feasibility import smallest_gap
 from posttrain.irl.finite_horizon import soft_finite_horizon
 from posttrain.irl.fitting import Fit
@@ -20,7 +21,6 @@ from posttrain.irl.maxent import MaxEntIRL, PathFit
 from posttrain.irl.mdp import TabularMDP
 from posttrain.irl.occupancies import finite_occupancy, occupancy
 from posttrain.irl.planning import (
-    Divergence,
     Problem,
     action_values,
     greedy_policy,

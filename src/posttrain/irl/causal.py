@@ -10,11 +10,12 @@ import numpy as np
 from posttrain.errors import UserError, require
 from posttrain.irl.counting import action_counts, check_whole, count, in_world, initial_histogram
 from posttrain.irl.demonstrations import Demonstrations
+from posttrain.irl.divergence import Divergence
 from posttrain.irl.feasibility import feasible_start, smallest_gap
 from posttrain.irl.fitting import Fit, fitted
 from posttrain.irl.mdp import TabularMDP
 from posttrain.irl.objectives import Dual, Likelihood, Plan, PlannedObjective, Setting
-from posttrain.irl.planning import Divergence, check_discount
+from posttrain.irl.planning import check_discount
 from posttrain.irl.rewards import Features, LinearReward, Weights, check_moments
 from posttrain.irl.solvers import Descent, Rescaled, minimise_lbfgs, minimise_newton, rescaled
 

@@ -4,9 +4,9 @@ import numpy as np
 from scipy.sparse import block_array, csr_array, diags_array, eye_array, hstack
 
 from posttrain.errors import UserError
+from posttrain.irl.divergence import Divergence
 from posttrain.irl.mdp import reachable, state_graph
 from posttrain.irl.objectives import Plan, PlannedObjective, Setting
-from posttrain.irl.planning import Divergence
 from posttrain.irl.rewards import Weights, check_moments
 from posttrain.irl.solvers import Point
 

@@ -15,12 +15,13 @@ from posttrain.errors import UserError, require
 from posttrain.irl.counting import check_whole, count, in_world, initial_histogram
 from posttrain.irl.curvature import Matrix
 from posttrain.irl.demonstrations import Demonstrations
+from posttrain.irl.divergence import Divergence
 from posttrain.irl.feasibility import constant_cost
 from posttrain.irl.mdp import TabularMDP
 from posttrain.irl.objectives import Setting
 from posttrain.irl.occupancies import occupancy_from
 from posttrain.irl.paths import PathPlan, PerState, executed_slopes, path_curvature, path_partition
-from posttrain.irl.planning import Divergence, Policy
+from posttrain.irl.planning import Policy
 from posttrain.irl.rewards import Features, LinearReward, Weights, dense
 from posttrain.irl.solvers import ARMIJO, SMALLEST_STEP, Descent, Point, Rescaled, minimise_newton, rescaled
 

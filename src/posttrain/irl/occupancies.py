@@ -5,9 +5,10 @@ from jaxtyping import Bool, Float
 from numpy import ndarray
 
 from posttrain.errors import UserError
+from posttrain.irl.divergence import Divergence
 from posttrain.irl.linear_systems import next_state_table, system
 from posttrain.irl.mdp import TabularMDP, reachable
-from posttrain.irl.planning import UNBOUNDED, Divergence, Policy, check_discount
+from posttrain.irl.planning import UNBOUNDED, Policy, check_discount
 
 SUM_TOLERANCE = 1e-8
 

@@ -20,10 +20,11 @@ from numpy import ndarray
 from scipy.sparse import csr_array
 
 from posttrain.irl.curvature import BLOCK, Matrix
+from posttrain.irl.divergence import Divergence
 from posttrain.irl.linear_solvers import Solver
 from posttrain.irl.linear_systems import resolvent, system
 from posttrain.irl.mdp import TabularMDP
-from posttrain.irl.planning import MAX_SOLVES, TOLERANCE, UNBOUNDED, Divergence, Policy, check_reward
+from posttrain.irl.planning import MAX_SOLVES, TOLERANCE, UNBOUNDED, Policy, check_reward
 
 PerState = Float[ndarray, " state"]
 

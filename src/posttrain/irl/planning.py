@@ -21,7 +21,7 @@ from jaxtyping import Float
 from numpy import ndarray
 
 from posttrain.errors import UserError
-from posttrain.irl.divergence import Divergence as Divergence
+from posttrain.irl.divergence import Divergence
 from posttrain.irl.linear_solvers import Solver
 from posttrain.irl.linear_systems import always_ends, system
 from posttrain.irl.mdp import TabularMDP, reachable, state_graph

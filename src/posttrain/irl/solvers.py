@@ -12,7 +12,7 @@ from typing import Generic, Protocol, TypeVar, runtime_checkable
 import numpy as np
 
 from posttrain.irl.curvature import Matrix
-from posttrain.irl.planning import Divergence
+from posttrain.irl.divergence import Divergence
 from posttrain.irl.rewards import Weights
 
 PlanT = TypeVar("PlanT")

@@ -6,9 +6,10 @@ from numpy import ndarray
 
 from posttrain.irl.comparison import expected_value_difference
 from posttrain.irl.counting import in_world, visit_totals
+from posttrain.irl.divergence import Divergence
 from posttrain.irl.mdp import TabularMDP
 from posttrain.irl.occupancies import finite_occupancy, occupancy
-from posttrain.irl.planning import Divergence, greedy_policy
+from posttrain.irl.planning import greedy_policy
 from posttrain.recovery.demonstrating import Demonstrated
 from posttrain.recovery.methods import AnyPolicy, Found
 from posttrain.recovery.worlds import World

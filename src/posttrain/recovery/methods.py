@@ -12,12 +12,13 @@ from posttrain.irl.causal import MaxCausalEntIRL
 from posttrain.irl.counting import check_whole, in_world
 from posttrain.irl.course import feature_expectations, local_action_probabilities, recover_reward, start_histogram
 from posttrain.irl.demonstrations import Demonstrations
+from posttrain.irl.divergence import Divergence
 from posttrain.irl.feasibility import smallest_gap
 from posttrain.irl.fitting import Fit
 from posttrain.irl.grids import tiles
 from posttrain.irl.maxent import PathFit
 from posttrain.irl.objectives import Setting
-from posttrain.irl.planning import Divergence, Reward
+from posttrain.irl.planning import Reward
 from posttrain.irl.rewards import LinearReward, Weights, dense
 from posttrain.irl.uncertainty import identifiability
 from posttrain.recovery.arrays import read_array
