@@ -101,7 +101,7 @@ class Problem:
     def soften(self, q: Policy) -> tuple[Float[ndarray, " state"], Policy]:
         """V and π of the equations above; overwrites q with π."""
         ends = self.mdp.terminal
-        best = reduce(np.maximum, q.T)
+        best = reduce(np.maximum, q.T).copy()  # where there is one action, this would be q itself
         q -= best[:, None]
         q /= self.temperature
         np.exp(q, out=q)
