@@ -151,6 +151,8 @@ def test_values_and_visits_with_a_horizon_are_those_of_enumerated_paths(seed, te
     sources = np.zeros((horizon + 1, 3))
     sources[0, 0] = 1
     np.testing.assert_allclose(plan.visits(sources), visits, rtol=0, atol=1e-12)
+    assert sources.sum() == 1, "what was given is left as it was"
+    assert plan.values.shape == (horizon + 1, 3)
 
 
 @settings(max_examples=10)
@@ -330,6 +332,11 @@ def test_an_occupancy_that_diverges_is_an_error_naming_the_state() -> None:
     assert occupancy(grid, into_the_wall, discount=0.5)[0] == pytest.approx(2)
 
 
+def test_a_loop_that_a_policy_never_enters_does_not_keep_it_from_ending() -> None:
+    past_it = np.eye(4)[[0, 0, 2, 1, 1, 2, 1, 1, 0]]  # 0 → 1 → 2 → 5 → 8; in 3 and 6 it would walk into the wall
+    assert occupancy(GridWorld(3), past_it, discount=1.0).tolist() == [1, 1, 1, 0, 0, 1, 0, 0, 1]
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
@@ -343,6 +350,14 @@ def test_an_occupancy_that_diverges_is_an_error_naming_the_state() -> None:
             lambda g: finite_occupancy(g, np.full((2, 9, 4), 0.25), discount=1.0, horizon=3),
             "2 steps, and the horizon is 3",
         ),
+        (lambda g: value_iteration(g, np.zeros(9), discount=1.1), "discount = 1.1"),
+        (lambda g: value_iteration(g, np.zeros(8), discount=0.9), r"shape \(8,\); use \(9,\)"),
+        (lambda g: occupancy(g, np.full((9, 4), 0.25), discount=-0.1), "discount = -0.1"),
+        (lambda g: finite_occupancy(g, np.full((9, 4), 0.25), discount=1.5, horizon=3), "discount = 1.5"),
+        (lambda g: occupancy(g, np.full((9, 3), 1 / 3), discount=0.9), r"shape \(9, 3\); use \(9, 4\)"),
+        (lambda g: occupancy(g, np.tile([1.5, -0.5, 0, 0], (9, 1)), discount=0.9), r"of state 0 are \[ 1.5 -0.5"),
+        (lambda g: occupancy(g, np.full((9, 4), 0.2), discount=0.9), r"of state 0 are \[0.2"),
+        (lambda g: path_partition(g, np.full(9, np.nan)), "state 0 is nan"),
     ],
 )
 def test_what_cannot_be_planned_is_refused(make, message) -> None:

@@ -1,7 +1,7 @@
 """How often a policy visits each state: its occupancy measure, by one sparse solve or by finite sums."""
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from numpy import ndarray
 
 from posttrain.errors import UserError
@@ -30,7 +30,8 @@ def occupancy_from(
     check_discount(discount)
     check_policy(mdp, policy)
     if discount == 1:
-        check_ends(mdp, policy, start)
+        visited = visited_states(mdp, policy, start)
+        policy = np.where(visited[:, None], policy, 0.0)  # elsewhere it may go round for ever
     visits: ndarray = factorised(mdp, policy, discount).solve(start, "T")
     return visits
 
@@ -55,16 +56,18 @@ def finite_occupancy(
     return visits
 
 
-def check_ends(mdp: TabularMDP, policy: Policy, start: Float[ndarray, " state"]) -> None:
-    """Refuse a policy that may go on for ever from a state that it visits."""
+def visited_states(mdp: TabularMDP, policy: Policy, start: Float[ndarray, " state"]) -> Bool[ndarray, " state"]:
+    """The states that a policy ever visits; raises Divergence where it may go on for ever from one of them."""
     edges = next_state_table(mdp, policy)
     edges.eliminate_zeros()
-    stuck = np.flatnonzero(reachable(edges, start > 0) & ~reachable(edges.T.tocsr(), mdp.terminal))
+    visited = reachable(edges, start > 0)
+    stuck = np.flatnonzero(visited & ~reachable(edges.T.tocsr(), mdp.terminal))
     if stuck.size:
         raise Divergence(
             f"occupancy diverges at discount 1: from state {mdp.states[stuck[0]]} this policy never ends an episode. "
             "Use a lower discount or a horizon"
         )
+    return visited
 
 
 def check_policy(mdp: TabularMDP, policy: Policy) -> None:
