@@ -15,7 +15,7 @@ from posttrain.irl.mdp import TabularMDP
 from posttrain.irl.occupancies import occupancy
 from posttrain.irl.rewards import LinearReward
 from posttrain.irl.sampling import sample_demonstrations
-from tests.irl_worlds import random_world
+from tests.irl_worlds import chain, random_world
 
 # On a dry 3 × 3 grid: 0 →+x 1 →+y 4 →+y 7 →+x 8 (the end), and 3 →+y 6 →-x 6, stopped there.
 TO_THE_END = Episode([0, 1, 4, 7, 8], [0, 2, 2, 0], terminated=True)
@@ -109,6 +109,24 @@ def test_observed_features_are_sums_over_what_they_are_features_of() -> None:
     np.testing.assert_allclose(on_pair, steps @ per_pair[[0, 1, 4, 7, 3, 6], [0, 2, 2, 0, 2, 1]], rtol=1e-14)
     on_next = LinearReward(features=per_state, on="next_state").bound(world).observed(counts)
     np.testing.assert_allclose(on_next, steps @ per_state[[1, 4, 7, 8, 6, 6]], rtol=1e-14)
+
+
+@pytest.mark.parametrize("on", ["state", "state_action", "next_state"])
+def test_what_is_observed_is_the_mean_over_episodes(on) -> None:
+    world, rng = GridWorld(3, start=np.full(9, 1 / 9)), np.random.default_rng(0)
+    features = LinearReward(features=rng.normal(size=(36 if on == "state_action" else 9, 2)), on=on).bound(world)
+    each = features.per_episode(BOTH, 0.5)
+    assert each.shape == (2, 2)
+    np.testing.assert_allclose(each.mean(axis=0), features.observed(count(BOTH, world, discount=0.5)), rtol=1e-14)
+    alone = Demonstrations.from_episodes([STOPPED])
+    np.testing.assert_allclose(each[1], features.observed(count(alone, world, discount=0.5)), rtol=1e-14)
+
+
+def test_where_there_is_one_action_its_features_are_the_mean_over_actions() -> None:
+    features = LinearReward(features=np.array([[1.0, -7.0], [2.0, 3.0], [5.0, 5.0]]), on="state_action")
+    bound = features.bound(chain(3, ends=True))
+    assert bound.averaged(np.ones((3, 1))).tolist() == [[1, -7], [2, 3], [0, 0]]
+    assert bound.largest == 7, "in size"
 
 
 def test_walking_visits_states_as_often_as_expected_and_is_fixed_by_its_seed() -> None:

@@ -14,6 +14,7 @@ from posttrain.irl.causal import MaxCausalEntIRL
 from posttrain.irl.counting import visit_totals
 from posttrain.irl.demonstrations import Demonstrations
 from posttrain.irl.feasibility import smallest_gap
+from posttrain.irl.fitting import visit_error
 from posttrain.irl.grids import GridWorld, IcyGridWorld, tiles
 from posttrain.irl.maxent import MaxEntIRL
 from posttrain.irl.mdp import TabularMDP
@@ -21,7 +22,15 @@ from posttrain.irl.occupancies import occupancy
 from posttrain.irl.planning import Divergence, Problem, soft_policy_iteration
 from posttrain.irl.rewards import LinearReward
 from posttrain.irl.sampling import sample_demonstrations
-from tests.irl_worlds import GOAL, SIDE_PRIZE, course_demonstrations, course_expert, newest, random_world
+from tests.irl_worlds import (
+    GOAL,
+    SIDE_PRIZE,
+    course_demonstrations,
+    course_expert,
+    dense_transitions,
+    newest,
+    random_world,
+)
 
 SEEDS = st.integers(0, 10_000)
 ONE_WEIGHT_PER_STATE = LinearReward(features=np.eye(25))
@@ -128,6 +137,25 @@ def test_the_returned_gap_error_covers_what_rounding_did() -> None:
     assert np.abs(true - fit.expected).max() <= fit.gap_error + 1e-10
 
 
+@settings(max_examples=20)
+@given(seed=SEEDS, discount=st.sampled_from([0.7, 1.0]), state=st.integers(0, 5))
+def test_an_error_planted_in_the_visits_of_a_state_is_covered(seed, discount, state) -> None:
+    """One visit of s too many leaves over 1 - γ P(s|s) there and γ P(s'|s) elsewhere; the longest episode, discounted,
+    has max_s Σ_t γᵗ states, the last included."""
+    rng = np.random.default_rng(seed)
+    mdp = random_world(rng)
+    setting = MaxCausalEntIRL(discount=discount).setting(LinearReward(features=np.eye(6)).bound(mdp), mdp.start)
+    plan = setting.plan(np.full(6, -3.0))
+    visits = plan.visits(setting.start)
+    assert visit_error(plan, visits, setting) < 1e-12
+    going = discount * np.einsum("sa,san->sn", plan.policy, dense_transitions(mdp))
+    longest = np.linalg.solve(np.eye(6) - going, np.ones(6)).max()
+    left_over = np.eye(6)[state] - going[state]
+    error = visit_error(plan, visits + np.eye(6)[state], setting)
+    assert error == pytest.approx(np.abs(left_over).sum() * longest, rel=1e-9)
+    assert error >= 1
+
+
 @pytest.mark.parametrize("horizon", [None, 50])
 @pytest.mark.parametrize("objective", ["dual", "likelihood"])
 def test_newton_and_lbfgs_find_the_same_weights(objective, horizon) -> None:
@@ -178,7 +206,24 @@ def test_the_objective_is_no_further_from_its_minimum_than_certified(seed, stop)
     whole = MaxCausalEntIRL(discount=0.9, l2=0.1).fit_moments(mdp, reward, moments)
     assert early.point.value - whole.point.value <= early.suboptimality + 1e-9
     assert whole.suboptimality < 1e-12
+    assert early.num_iterations == stop or early.converged
     np.testing.assert_allclose(whole.expected - whole.moments, -0.1 * whole.weights, rtol=0, atol=1e-8)
+
+
+def test_where_only_the_penalty_bends_the_objective_the_certificate_is_exact() -> None:
+    """Features that are all 0 leave -θ·μ + (l2/2)‖θ‖²: at θ = 0 it is ‖μ‖²/(2·l2) = 5/.2 above its minimum."""
+    nothing, start = LinearReward(features=np.zeros((9, 2))), MaxCausalEntIRL(discount=0.9, l2=0.1, max_iterations=0)
+    assert start.fit_moments(GridWorld(3), nothing, np.array([1.0, -2.0])).suboptimality == pytest.approx(25)
+
+
+def test_an_error_in_visits_counts_as_often_as_the_largest_feature() -> None:
+    errors = [
+        MaxCausalEntIRL(discount=0.9, max_iterations=0)
+        .fit_moments(GridWorld(3), LinearReward(features=scale * np.eye(9)), np.zeros(9))
+        .gap_error
+        for scale in (1, 1000)
+    ]
+    assert errors[1] == pytest.approx(1000 * errors[0])
 
 
 @settings(max_examples=25)

@@ -1,11 +1,14 @@
 """Gradients and Hessians of every objective equal finite differences, wherever features sit and however time runs."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.sparse import csr_array
 
+from posttrain.irl import curvature, paths
 from posttrain.irl.counting import action_counts, count, in_world
 from posttrain.irl.feasibility import feasible_start
 from posttrain.irl.grids import GridWorld, IcyGridWorld
@@ -88,6 +91,36 @@ def test_derivatives_of_the_path_dual(seed) -> None:
     assert_derivatives(
         PathDual(given_setting.features, given_setting.start, rng.normal(size=3), 0.2), some_weights(rng, 1.0)
     )
+
+
+@settings(max_examples=40)
+@cases
+def test_an_episode_adds_up_to_the_features_of_its_visits_wherever_it_starts(
+    seed, place, discount, horizon, temperature
+) -> None:
+    rng = np.random.default_rng(seed)
+    given_setting = setting(rng, place, discount, horizon, temperature)
+    plan = given_setting.plan(some_weights(rng, temperature))
+    settings_from = [replace(given_setting, start=start) for start in np.eye(6)]
+    totals = [each.totals(plan, plan.visits(each.sources())) for each in settings_from]
+    np.testing.assert_allclose(
+        curvature.expected_from(plan, given_setting.features), totals, rtol=0, atol=1e-10 * np.abs(totals).max()
+    )
+
+
+@pytest.mark.parametrize("horizon", [None, 3])
+@pytest.mark.parametrize("place", ["state", "state_action", "next_state"])
+def test_a_hessian_that_is_summed_in_blocks_of_a_few_states_is_the_same(place, horizon, monkeypatch) -> None:
+    rng = np.random.default_rng(0)
+    given_setting, weights = setting(rng, place, 1.0, horizon, 1.0), some_weights(rng, 1.0)
+    objectives = [Dual(given_setting, np.zeros(3))]
+    if place == "state":
+        objectives.append(PathDual(given_setting.features, given_setting.start, np.zeros(3), 0.2))
+    whole = [objective.at(weights).hessian for objective in objectives]
+    monkeypatch.setattr(curvature, "BLOCK", 4)  # of six states
+    monkeypatch.setattr(paths, "BLOCK", 2)
+    for objective, hessian in zip(objectives, whole, strict=True):
+        np.testing.assert_allclose(objective.at(weights).hessian, hessian, rtol=1e-12, atol=1e-12)
 
 
 def test_algorithm_1_is_no_gradient_on_ice_and_is_one_on_dry_ground() -> None:

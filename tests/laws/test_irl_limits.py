@@ -81,12 +81,33 @@ def test_with_a_discount_a_part_that_settles_soon_does_not_hide_one_that_does_no
     np.testing.assert_allclose(values, [-1 / 0.9, -0.5, 0], rtol=0, atol=1.2e-3)
 
 
-@pytest.mark.parametrize("solve", [soft_policy_iteration, soft_value_iteration])
+def by_policies(mdp: TabularMDP, reward: ndarray) -> ndarray:
+    return soft_policy_iteration(Problem(mdp=mdp, reward=reward, discount=1.0)).values
+
+
+def by_sweeps(mdp: TabularMDP, reward: ndarray) -> ndarray:
+    return soft_value_iteration(Problem(mdp=mdp, reward=reward, discount=1.0)).values
+
+
+def by_paths(mdp: TabularMDP, reward: ndarray) -> ndarray:
+    return path_partition(mdp, reward).values
+
+
+@pytest.mark.parametrize("solve", [by_policies, by_sweeps, by_paths])
 def test_values_far_above_a_steps_reward_settle(solve) -> None:
-    """3,000 steps of -1000/3 add up to -10⁶, whose rounding is far above that of a step."""
-    problem = Problem(mdp=chain(3000, ends=True), reward=np.full(3000, -1000 / 3), discount=1.0)
-    values = solve(problem).values
-    np.testing.assert_allclose(values, -1000 / 3 * (3000 - np.arange(3000.0)), rtol=1e-12)
+    """3,000 steps of -1234.567 add up to -3.7 · 10⁶, whose rounding is far above that of a step."""
+    values = solve(chain(3000, ends=True), np.full(3000, -1234.567))
+    np.testing.assert_allclose(values, -1234.567 * (3000 - np.arange(3000.0)), rtol=1e-11)
+
+
+@pytest.mark.parametrize("solve", [by_policies, by_paths])
+@pytest.mark.parametrize("short_of_it", [1e-1, 1e-3, 1e-6])
+def test_values_near_infinity_are_those_of_the_geometric_series(solve, short_of_it) -> None:
+    """One stays or ends: Z = e^r (Z + 1), so V = r - log(1 - e^r), and steps towards it only halve at first."""
+    table = np.array([[[1.0, 0.0], [0.0, 1.0]], [[0.0, 0.0], [0.0, 0.0]]])
+    mdp = TabularMDP.from_dense(table, layout="state action next", start=0, terminal=[1])
+    reward = np.array([np.log1p(-short_of_it), 0.0])
+    assert solve(mdp, reward)[0] == pytest.approx(reward[0] - np.log(short_of_it), abs=1e-8)
 
 
 def uniform_values(mdp: TabularMDP, worth: ndarray, reward: ndarray) -> ndarray:

@@ -1,13 +1,18 @@
 """The minimisers on functions whose minima are known: bent, concave in places, and infinite beyond an edge."""
 
 import itertools
+from collections import deque
 from dataclasses import dataclass
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from posttrain.irl.planning import Divergence
-from posttrain.irl.solvers import Point, minimise_lbfgs, minimise_newton
+from posttrain.irl.solvers import Point, lbfgs_step, minimise_lbfgs, minimise_newton, trusted_step
+
+SEEDS = st.integers(0, 10_000)
 
 
 @dataclass(frozen=True)
@@ -84,3 +89,51 @@ def test_a_direction_in_which_nothing_changes_is_left_alone() -> None:
     found = minimise_newton(flat, flat.at(np.array([-5.0, 7.0])), tolerance=1e-9, max_iterations=50)
     assert found.converged
     np.testing.assert_allclose(found.point.weights, (2, 7), rtol=0, atol=1e-9)
+
+
+def model(gradient: np.ndarray, hessian: np.ndarray) -> Point[None]:
+    """A quadratic, at 0."""
+    return Point(weights=np.zeros(len(gradient)), plan=None, value=0.0, gradient=gradient, bend=lambda: hessian)
+
+
+@settings(max_examples=60)
+@given(seed=SEEDS, radius=st.sampled_from([1e-3, 1.0, 1e3]), lowest=st.sampled_from([-2.0, 0.1]))
+def test_a_trusted_step_is_the_lowest_point_of_the_model_within_the_radius(seed, radius, lowest) -> None:
+    """Nocedal & Wright 2006, theorem 4.1: (H + λ) s = -∇ for a λ ≥ 0 that leaves no curvature negative, and λ > 0 only
+    where s would be too long without; λ is found to a twentieth."""
+    rng = np.random.default_rng(seed)
+    axes = np.linalg.qr(rng.normal(size=(4, 4)))[0]
+    curvatures = np.append(lowest, lowest + rng.exponential(size=3))
+    hessian, gradient = axes * curvatures @ axes.T, rng.normal(size=4)
+    step = trusted_step(model(gradient, hessian), radius, 1e-9)
+    pull = -(hessian @ step + gradient)
+    shift = pull @ step / (step @ step)
+    np.testing.assert_allclose(pull, shift * step, rtol=0, atol=1e-7 * np.abs(pull).max() + 1e-9)
+    assert np.linalg.norm(step) <= radius * (1 + 1e-9)
+    assert shift >= max(0.0, -lowest) - 1e-7
+    less = 0.94 * shift
+    if shift > 1e-7 and less > -lowest:
+        assert np.linalg.norm(np.linalg.solve(hessian + less * np.eye(4), gradient)) > radius
+
+
+@settings(max_examples=30)
+@given(seed=SEEDS, num_pairs=st.integers(1, 5))
+def test_an_lbfgs_step_is_that_of_the_dense_update(seed, num_pairs) -> None:
+    """Nocedal & Wright 2006, eqs. 6.17 and 7.20: H ← (I - ρ s yᵀ) H (I - ρ y sᵀ) + ρ s sᵀ, from H = (s·y / y·y) I."""
+    rng = np.random.default_rng(seed)
+    root = rng.normal(size=(4, 4))
+    moves = rng.normal(size=(num_pairs, 4))
+    bends = moves @ (root @ root.T + np.eye(4))
+    inverse = np.eye(4) * (moves[-1] @ bends[-1]) / (bends[-1] @ bends[-1])
+    for moved, bent in zip(moves, bends, strict=True):
+        without = np.eye(4) - np.outer(moved, bent) / (moved @ bent)
+        inverse = without @ inverse @ without.T + np.outer(moved, moved) / (moved @ bent)
+    gradient = rng.normal(size=4)
+    step = lbfgs_step(gradient, deque(zip(moves, bends, strict=True)))
+    np.testing.assert_allclose(step, -inverse @ gradient, rtol=1e-9, atol=1e-9)
+
+
+def test_the_first_step_of_lbfgs_is_downhill_and_no_longer_than_one() -> None:
+    none = deque()
+    assert lbfgs_step(np.array([3.0, -4.0]), none).tolist() == [-0.75, 1.0]
+    assert lbfgs_step(np.array([0.5, -0.25]), none).tolist() == [-0.5, 0.25]
