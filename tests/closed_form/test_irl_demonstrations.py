@@ -10,6 +10,7 @@ from posttrain.errors import UserError
 from posttrain.irl.causal import MaxCausalEntIRL
 from posttrain.irl.counting import action_counts, count, in_world, initial_histogram, visit_totals
 from posttrain.irl.demonstrations import Demonstrations, Episode
+from posttrain.irl.fitting import Fit
 from posttrain.irl.grids import GridWorld
 from posttrain.irl.mdp import TabularMDP
 from posttrain.irl.occupancies import occupancy
@@ -173,6 +174,15 @@ def walked(*steps: tuple[int, int, int]) -> Demonstrations:
     return in_world(triples(*steps), GridWorld(3))
 
 
+def walks_of(policy, *, num_episodes: int = 1, max_steps: int = 5) -> Demonstrations:
+    rng = np.random.default_rng(0)
+    return sample_demonstrations(GridWorld(3), policy, num_episodes=num_episodes, rng=rng, max_steps=max_steps)
+
+
+def fitted_to(demonstrations: Demonstrations) -> Fit:
+    return MaxCausalEntIRL().fit(GridWorld(3), LinearReward(features=np.eye(9)), demonstrations)
+
+
 def one(states, actions) -> Demonstrations:
     return Demonstrations.from_episodes([Episode(states, actions, terminated=True)])
 
@@ -196,6 +206,11 @@ def one(states, actions) -> Demonstrations:
         (lambda: one(np.array([0.5, 1]), [0]), "demonstration 0: each state must be one whole number"),
         (lambda: one(np.zeros((2, 3)), [0]), "demonstration 0: each state must be one whole number"),
         (lambda: one([0, 1], np.array([np.nan])), "demonstration 0: each action must be one whole number"),
+        (lambda: walked((0, 4, 1)), "demonstration 1, step 0: there is no action 4; actions are 0 to 3"),
+        (lambda: walks_of(np.full((9, 4), 0.3)), r"the probabilities of state 0 are \[0.3"),
+        (lambda: walks_of(np.full((9, 4), 0.25), num_episodes=0), "num_episodes = 0"),
+        (lambda: walks_of(np.full((9, 4), 0.25), max_steps=0), "max_steps = 0"),
+        (lambda: fitted_to(BOTH), "demonstration 1 was truncated in state 6 after 2 actions"),
     ],
 )
 def test_what_is_no_demonstration_is_refused_naming_it(make, message) -> None:

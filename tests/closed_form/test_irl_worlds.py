@@ -66,6 +66,13 @@ def test_a_dry_grid_goes_where_it_was_meant_to_and_ends_in_its_last_corner() -> 
     assert table[15].sum() == 0
 
 
+def test_a_grid_of_one_state_stays_where_it_is() -> None:
+    grid = IcyGridWorld(1, slip=0.3, terminal=())
+    np.testing.assert_allclose(dense_transitions(grid), np.ones((1, 4, 1)), rtol=1e-15)
+    assert (grid.size, grid.slip) == (1, 0.3)
+    assert np.all(grid.rewards == 0), "it names none"
+
+
 def test_tiles_cover_each_state_once_beside_a_constant() -> None:
     features = tiles(5, 2)
     assert features.shape == (25, 10)
@@ -73,6 +80,7 @@ def test_tiles_cover_each_state_once_beside_a_constant() -> None:
     assert np.all(features[:, 1:].sum(axis=1) == 1)
     # Columns 1-3 are the tiles of rows y = 0, 1: x = 0-1, 2-3, 4.
     assert np.flatnonzero(features[:, 3]).tolist() == [4, 9]
+    assert tiles(2, 1).tolist() == [[1, *row] for row in np.eye(4)]
 
 
 @pytest.mark.parametrize(
