@@ -142,6 +142,20 @@ def test_walking_visits_states_as_often_as_expected_and_is_fixed_by_its_seed() -
     assert np.abs(initial_histogram(walks[0], 6) - mdp.start).max() < 0.03
 
 
+class Zeros(np.random.Generator):
+    """The least that numpy draws, which it does once in 2⁵³ times."""
+
+    def random(self) -> float:
+        return 0.0
+
+
+def test_a_draw_of_zero_chooses_nothing_that_has_probability_zero() -> None:
+    grid = GridWorld(3, start=[0.0, 0.5, 0.5, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0])
+    upwards = np.tile([0.0, 0.0, 0.5, 0.5], (9, 1))
+    walk = sample_demonstrations(grid, upwards, num_episodes=1, rng=Zeros(np.random.PCG64()), max_steps=3)
+    assert (walk.states.tolist(), walk.actions.tolist()) == ([1, 4, 7, 7], [2, 2, 2])
+
+
 def test_a_walk_that_goes_on_too_long_is_truncated() -> None:
     still = np.tile([0.0, 1.0, 0.0, 0.0], (9, 1))
     walk = sample_demonstrations(GridWorld(3), still, num_episodes=1, rng=np.random.default_rng(0), max_steps=7)
