@@ -119,5 +119,7 @@ def test_a_world_that_is_not_that_of_the_environment_is_refused() -> None:
         walked(learned, np.random.default_rng(0))
     with pytest.raises(UserError, match=r"the reward has the shape \(3,\)"):
         LearnedReward(lake, endless, np.zeros(3), discount=0.9)
+    with pytest.raises(UserError, match="discount = 1.5"):
+        LearnedReward(lake, endless, np.zeros(64), discount=1.5)
     with pytest.raises(UserError, match="call reset"):
         TabularEnvironment(endless).step(0)
