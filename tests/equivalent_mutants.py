@@ -41,6 +41,10 @@ BECAUSE: dict[str, list[tuple[str, str]]] = {
     ],
     "Every stored outcome is possible, and no draw but 0 falls on an edge.": [
         ("irl/sampling.py", "outcome = outcomes[row].searchsorted(rng.random(), side='left')"),
+        (
+            "recovery/environment.py",
+            "outcome = cumulative(table.data[first:last]).searchsorted(self.np_random.random(), side='left')",
+        ),
     ],
     "Both say that nothing is known yet: a sweep that changes nothing has settled anyway.": [
         ("irl/planning.py", "seen = change / before if before >= change else 1.0"),
@@ -53,6 +57,14 @@ BECAUSE: dict[str, list[tuple[str, str]]] = {
     ],
     "It only keeps squares from overflowing, and no entry is more than the group's size times this one.": [
         ("advantages.py", "largest = centred.positive().amax(dim=1, keepdim=True)"),
+    ],
+    "Which solver is used, for speed: each finds the same.": [
+        ("irl/feasibility.py", "if not size > 2000:"),
+        ("irl/feasibility.py", "if size < 2000:"),
+        ("irl/feasibility.py", "if size > 1:"),
+    ],
+    "Any negative number says that no episode has begun.": [
+        ("recovery/environment.py", "self._state = -2"),
     ],
     "A hint to the solver, for speed.": [
         (

@@ -16,7 +16,7 @@ from posttrain.irl.mdp import TabularMDP
 from posttrain.irl.occupancies import occupancy
 from posttrain.irl.rewards import LinearReward
 from posttrain.irl.sampling import sample_demonstrations
-from tests.irl_worlds import chain, random_world
+from tests.irl_worlds import Zeros, chain, random_world
 
 # On a dry 3 × 3 grid: 0 →+x 1 →+y 4 →+y 7 →+x 8 (the end), and 3 →+y 6 →-x 6, stopped there.
 TO_THE_END = Episode([0, 1, 4, 7, 8], [0, 2, 2, 0], terminated=True)
@@ -142,17 +142,10 @@ def test_walking_visits_states_as_often_as_expected_and_is_fixed_by_its_seed() -
     assert np.abs(initial_histogram(walks[0], 6) - mdp.start).max() < 0.03
 
 
-class Zeros(np.random.Generator):
-    """The least that numpy draws, which it does once in 2⁵³ times."""
-
-    def random(self) -> float:
-        return 0.0
-
-
 def test_a_draw_of_zero_chooses_nothing_that_has_probability_zero() -> None:
     grid = GridWorld(3, start=[0.0, 0.5, 0.5, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0])
     upwards = np.tile([0.0, 0.0, 0.5, 0.5], (9, 1))
-    walk = sample_demonstrations(grid, upwards, num_episodes=1, rng=Zeros(np.random.PCG64()), max_steps=3)
+    walk = sample_demonstrations(grid, upwards, num_episodes=1, rng=Zeros(), max_steps=3)
     assert (walk.states.tolist(), walk.actions.tolist()) == ([1, 4, 7, 7], [2, 2, 2])
 
 

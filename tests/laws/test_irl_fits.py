@@ -262,6 +262,9 @@ def test_features_that_cannot_say_that_a_step_costs_are_an_error_at_discount_1()
     goal_only[8] = 1
     with pytest.raises(Divergence, match="add a feature that is 1 in every step"):
         MaxCausalEntIRL(discount=1.0).fit_moments(GridWorld(3), LinearReward(features=goal_only), np.ones(1))
+    endless = GridWorld(3, terminal=())
+    with pytest.raises(Divergence, match="state 0 can never reach a terminal state"):
+        MaxCausalEntIRL(discount=1.0).fit_moments(endless, LinearReward(features=np.eye(9)), np.ones(9))
 
 
 def test_a_start_is_found_where_only_some_steps_can_cost_anything() -> None:

@@ -6,18 +6,18 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy.sparse import csr_array
+from scipy.sparse import csr_array, eye_array
 
 from posttrain.irl import curvature, paths
 from posttrain.irl.counting import action_counts, count, in_world
-from posttrain.irl.feasibility import feasible_start
+from posttrain.irl.feasibility import constant_cost, feasible_start
 from posttrain.irl.grids import GridWorld, IcyGridWorld
 from posttrain.irl.maxent import PathDual
 from posttrain.irl.objectives import Dual, Likelihood, Setting
 from posttrain.irl.paths import path_partition
 from posttrain.irl.rewards import LinearReward
 from posttrain.irl.sampling import sample_demonstrations
-from tests.irl_worlds import random_world, slopes
+from tests.irl_worlds import chain, random_world, slopes
 
 SEEDS = st.integers(0, 10_000)
 PLACES = st.sampled_from(["state", "state_action", "next_state"])
@@ -134,6 +134,21 @@ def test_algorithm_1_is_no_gradient_on_ice_and_is_one_on_dry_ground() -> None:
         np.testing.assert_allclose(point.gradient, true, rtol=0, atol=1e-8)
         apart = np.abs(dual.algorithm1(point) - true).max()
         assert (apart < 1e-8) if same else (apart > 0.1)
+
+
+@pytest.mark.parametrize("temperature", [0.5, 2.0])
+@pytest.mark.parametrize("size", [4, 46])
+def test_the_first_weights_make_each_step_cost_somewhat_more_than_its_entropy(size, temperature) -> None:
+    """Some 2,100 weights are found by another solver than a few."""
+    grid = GridWorld(size)
+    features = LinearReward(features=eye_array(size**2, format="csr")).bound(grid)
+    given_setting = Setting(
+        features=features, start=grid.start, discount=1.0, temperature=temperature, horizon=None, l2=0.0
+    )
+    weights = constant_cost(given_setting)
+    np.testing.assert_allclose(weights[:-1], -1.1 * temperature * np.log(4), rtol=1e-9)
+    no_choice = replace(given_setting, features=LinearReward(features=np.eye(3)).bound(chain(3, ends=True)))
+    assert constant_cost(no_choice)[0] == pytest.approx(-1.1 * temperature * np.log(2)), "as if there were two"
 
 
 @pytest.mark.parametrize("place", ["state", "state_action", "next_state"])

@@ -15,10 +15,11 @@ from posttrain.errors import UserError
 from posttrain.irl.comparison import policy_value
 from posttrain.irl.counting import in_world
 from posttrain.irl.demonstrations import Demonstrations, Episode
+from posttrain.irl.grids import GridWorld
 from posttrain.irl.mdp import TabularMDP
 from posttrain.irl.rewards import LinearReward, Place
 from posttrain.recovery.environment import LearnedReward, TabularEnvironment
-from tests.irl_worlds import newest, random_world
+from tests.irl_worlds import Zeros, newest, random_world
 
 
 def walked(env: gymnasium.Env, rng: np.random.Generator) -> tuple[Episode, list[float]]:
@@ -98,6 +99,13 @@ def test_states_that_gymnasium_numbers_with_gaps_are_found_and_its_own_reward_is
 def test_environments_of_tables_pass_the_checks_of_gymnasium() -> None:
     mdp = random_world(np.random.default_rng(1))
     check_env(TabularEnvironment(mdp), skip_render_check=True)
+    assert TabularEnvironment(mdp).observation_space.n == mdp.num_states
+
+
+def test_an_episode_never_begins_where_none_does() -> None:
+    env = TabularEnvironment(GridWorld(3, start=[0.0, 0.5, 0.5, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0]))
+    env.np_random = Zeros()
+    assert env.reset()[0] == 1
 
 
 def test_a_seed_makes_the_same_episode_again() -> None:
@@ -119,7 +127,7 @@ def test_a_world_that_is_not_that_of_the_environment_is_refused() -> None:
         walked(learned, np.random.default_rng(0))
     with pytest.raises(UserError, match=r"the reward has the shape \(3,\)"):
         LearnedReward(lake, endless, np.zeros(3), discount=0.9)
-    with pytest.raises(UserError, match="discount = 1.5"):
+    with pytest.raises(UserError, match=r"discount = 1\.5"):
         LearnedReward(lake, endless, np.zeros(64), discount=1.5)
     with pytest.raises(UserError, match="call reset"):
         TabularEnvironment(endless).step(0)
