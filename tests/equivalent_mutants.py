@@ -36,7 +36,7 @@ BECAUSE: dict[str, list[tuple[str, str]]] = {
         ("irl/grids.py", "indptr = np.arange(0, columns.size + 2, num_moves, dtype=np.int32)"),
         (
             "irl/grids.py",
-            "columns = np.repeat(np.take_along_axis(beside, rank, axis=1)[:, None].astype(np.int32), num_moves, axis=0)",  # noqa: E501
+            "columns = np.repeat(np.take_along_axis(beside, rank, axis=1)[:, None].astype(np.int32), num_moves, axis=0)",
         ),
     ],
     "Every stored outcome is possible, and no draw but 0 falls on an edge.": [
@@ -63,8 +63,40 @@ BECAUSE: dict[str, list[tuple[str, str]]] = {
         ("irl/feasibility.py", "if size < 2000:"),
         ("irl/feasibility.py", "if size > 1:"),
     ],
+    "Zeros are never stored.": [
+        ("irl/mdp.py", "bad = np.flatnonzero(~(table.data > 0) | ~np.isfinite(table.data))"),
+    ],
     "Any negative number says that no episode has begun.": [
         ("recovery/environment.py", "self._state = -2"),
+    ],
+    "The tests' type checker refuses it before; test_irl_options.py asks in a process that has none.": [
+        *(
+            (
+                file,
+                f"no require(self.{option} in {known}, self, '{option}', \"is unknown; use {known[0]!r} or {known[1]!r}\")",
+            )
+            for file, option, known in (
+                ("irl/causal.py", "objective", ("dual", "likelihood")),
+                ("irl/causal.py", "solver", ("newton", "lbfgs")),
+                ("irl/maxent.py", "gradient", ("tilted", "algorithm1")),
+            )
+        ),
+    ],
+    "Where a descent starts, and not where it ends.": [
+        (
+            "irl/causal.py",
+            "no check_whole(known, setting.features.mdp, discount=self.discount, horizon=self.horizon)",
+        ),
+    ],
+    "A search follows what is stored, whatever its number, and what is more than the states is cut off.": [
+        *(
+            ("irl/mdp.py", line)
+            for line in (
+                "towards = csr_array((np.zeros_like(edges.data), edges.indices, edges.indptr), shape=edges.shape).T.tocsr()",
+                "rooted = csr_array((np.zeros(len(indices)), indices, indptr), shape=(num_states + 1, num_states + 1))",
+                "found = np.zeros(num_states + 2, dtype=bool)",
+            )
+        ),
     ],
     "A hint to the solver, for speed.": [
         (

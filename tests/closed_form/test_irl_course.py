@@ -16,6 +16,7 @@ from posttrain.irl.course import (
 )
 from posttrain.irl.demonstrations import Demonstrations
 from posttrain.irl.grids import IcyGridWorld
+from posttrain.irl.mdp import TabularMDP
 from tests.irl_worlds import (
     GOAL,
     SIDE_PRIZE,
@@ -35,6 +36,16 @@ def test_feature_expectations_are_totals_over_visited_states_averaged_over_demon
     assert feature_expectations(np.eye(3), TWO_PATHS).tolist() == [1.5, 1.0, 0.5]
 
 
+def test_features_may_be_fewer_than_states() -> None:
+    features = np.array([[1.0, 0.5], [1.0, -1.0], [0.0, 4.0]])
+    assert feature_expectations(features, TWO_PATHS).tolist() == [2.5, 0.5 * 1.5 - 1 + 4 * 0.5]
+    found = recover_reward(chain(3, ends=False), features, np.array([2]), TWO_PATHS)
+    # A chain allows one path only: with an action in each state the demonstrated detour cannot be followed.
+    assert found.visitations.tolist() == [1, 1, 1]
+    assert found.gap == pytest.approx(max(abs(2.5 - 2), abs(1.75 - 3.5)))
+    assert found.weights.shape == (2,)
+
+
 def test_the_start_histogram_counts_first_states_only() -> None:
     assert start_histogram(3, TWO_PATHS).tolist() == [1.0, 0.0, 0.0]
 
@@ -44,6 +55,13 @@ def test_a_deterministic_chain_is_visited_once_in_each_state() -> None:
     policy = local_action_probabilities(world, np.array([2]), np.array([0.3, -0.2, 0.1]))
     visits = expected_visitations(world, np.array([2]), np.array([1.0, 0, 0]), policy)
     assert visits.tolist() == [1.0, 1.0, 1.0]
+    assert np.all(policy == 1), "what was given is left as it was"
+
+
+def test_where_no_path_leads_to_an_end_no_action_has_a_probability() -> None:
+    assert local_action_probabilities(chain(3, ends=False), np.array([0]), np.zeros(3)).tolist() == [[0], [0], [0]]
+    towards = TabularMDP.from_dense(np.eye(2)[:, None, :], layout="state action next", start=0)
+    assert local_action_probabilities(towards, np.array([0]), np.zeros(2)).tolist() == [[1], [0]]
 
 
 def test_the_demonstrations_are_those_of_numpys_choice() -> None:
@@ -113,3 +131,6 @@ def test_a_partition_that_overflows_is_an_error_and_not_a_policy_of_zeros() -> N
     world = IcyGridWorld(14, slip=0.2, terminal=())
     with pytest.raises(UserError, match="overflows"):
         local_action_probabilities(world, np.array([195]), np.ones(196))
+    apart = TabularMDP.from_dense(np.eye(2)[:, None, :], layout="state action next", start=0)
+    with pytest.raises(UserError, match="overflows"):  # in one of its two states
+        local_action_probabilities(apart, np.array([0]), np.array([200.0, 0.0]))

@@ -254,8 +254,18 @@ def test_features_of_the_wrong_shape_or_with_nan_are_refused_naming_the_row(feat
         LinearReward(features=features, on=on).bound(GridWorld(3))
 
 
+def test_actions_are_fitted_up_to_the_horizon_and_no_further() -> None:
+    features = LinearReward(features=np.eye(9))
+    assert MaxCausalEntIRL(objective="likelihood", horizon=4).fit(GridWorld(3), features, BOTH).converged
+    with pytest.raises(UserError, match="demonstration 0 has 4 actions; the horizon is 3"):
+        MaxCausalEntIRL(objective="likelihood", horizon=3).fit(GridWorld(3), features, BOTH)
+
+
 def test_moments_of_the_wrong_shape_are_refused() -> None:
     with pytest.raises(UserError, match="must be 9 finite numbers"):
         MaxCausalEntIRL().fit_moments(GridWorld(3), LinearReward(features=np.eye(9)), np.ones(8))
+    features, one_missing = LinearReward(features=np.eye(9)), np.where(np.arange(9) == 4, np.nan, 1.0)
+    with pytest.raises(UserError, match="must be 9 finite numbers"):
+        MaxCausalEntIRL().fit_moments(GridWorld(3), features, one_missing)
     with pytest.raises(UserError, match="needs demonstrations, not moments"):
         MaxCausalEntIRL(objective="likelihood").fit_moments(GridWorld(3), LinearReward(features=np.eye(9)), np.ones(9))

@@ -37,6 +37,13 @@ def test_dense_sparse_and_swapped_arrays_make_the_same_world() -> None:
         assert mdp.start.tolist() == [1, 0, 0]
 
 
+def test_entries_for_the_same_transition_add_up() -> None:
+    table = csr_array(([0.7, 0.5, -0.2, 1.0], [0, 1, 0, 1], [0, 3, 4]), shape=(2, 2))
+    mdp = TabularMDP.from_sparse(table, num_actions=1, start=0, terminal=[1])
+    np.testing.assert_allclose(mdp.transitions.data, [0.5, 0.5], rtol=1e-15)
+    assert np.all(mdp.rewards == 0), "a table names none"
+
+
 def test_the_callers_matrix_is_left_as_it_was() -> None:
     given = csr_array(TABLE.reshape(6, 3))
     TabularMDP.from_sparse(given, num_actions=2, start=0, terminal=[2])
@@ -71,6 +78,10 @@ def test_a_grid_of_one_state_stays_where_it_is() -> None:
     np.testing.assert_allclose(dense_transitions(grid), np.ones((1, 4, 1)), rtol=1e-15)
     assert (grid.size, grid.slip) == (1, 0.3)
     assert np.all(grid.rewards == 0), "it names none"
+
+
+def test_any_state_may_be_the_end_the_first_too() -> None:
+    assert np.flatnonzero(GridWorld(3, start=8, terminal=[0]).terminal).tolist() == [0]
 
 
 def test_tiles_cover_each_state_once_beside_a_constant() -> None:
