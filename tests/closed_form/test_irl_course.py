@@ -9,6 +9,7 @@ from benchmarks._irl_loops import backward_loops, course_loops, forward_loops
 from posttrain.errors import UserError
 from posttrain.irl.course import (
     expected_visitations,
+    expert_policy,
     feature_expectations,
     local_action_probabilities,
     recover_reward,
@@ -62,6 +63,13 @@ def test_where_no_path_leads_to_an_end_no_action_has_a_probability() -> None:
     assert local_action_probabilities(chain(3, ends=False), np.array([0]), np.zeros(3)).tolist() == [[0], [0], [0]]
     towards = TabularMDP.from_dense(np.eye(2)[:, None, :], layout="state action next", start=0)
     assert local_action_probabilities(towards, np.array([0]), np.zeros(2)).tolist() == [[1], [0]]
+
+
+def test_the_expert_can_tell_values_of_any_size_apart() -> None:
+    ahead = np.array([[0, 1], [1, 0]])
+    policy = expert_policy(ahead, np.array([1000.0, 1000 + np.log(3) / 50]))
+    np.testing.assert_allclose(policy, [[1 / 4, 3 / 4], [3 / 4, 1 / 4]], rtol=1e-9)
+    assert expert_policy(ahead, np.array([-1000.0, 1000.0])).tolist() == [[0, 1], [1, 0]]
 
 
 def test_the_demonstrations_are_those_of_numpys_choice() -> None:
@@ -120,6 +128,8 @@ def test_a_whole_run_equals_plain_loops() -> None:
     assert found.num_iterations == iterations
     np.testing.assert_allclose(found.weights, weights, rtol=0, atol=1e-9)
     np.testing.assert_allclose(found.visitations, visits, rtol=0, atol=1e-9)
+    _, at_first, _ = course_loops(dense_transitions(world), [8], start, demonstrated, max_iterations=0)
+    assert found.history[0][0] == pytest.approx(np.abs(demonstrated - at_first).max(), abs=1e-9)
 
 
 def test_a_world_that_ends_is_refused_since_the_sweeps_go_on_after_the_end() -> None:
