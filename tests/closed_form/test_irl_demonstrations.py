@@ -190,6 +190,14 @@ def fitted_to(demonstrations: Demonstrations) -> Fit:
     return MaxCausalEntIRL().fit(GridWorld(3), LinearReward(features=np.eye(9)), demonstrations)
 
 
+def flat(states, actions) -> Demonstrations:
+    """One episode, said to be of one action."""
+    yes = np.array([True])
+    return Demonstrations(
+        states=np.array(states), actions=np.array(actions), lengths=np.array([1]), terminated=yes, truncated=~yes
+    )
+
+
 def one(states, actions) -> Demonstrations:
     return Demonstrations.from_episodes([Episode(states, actions, terminated=True)])
 
@@ -213,6 +221,8 @@ def one(states, actions) -> Demonstrations:
         (lambda: one(np.array([0.5, 1]), [0]), "demonstration 0: each state must be one whole number"),
         (lambda: one(np.zeros((2, 3)), [0]), "demonstration 0: each state must be one whole number"),
         (lambda: one([0, 1], np.array([np.nan])), "demonstration 0: each action must be one whole number"),
+        (lambda: flat([0, 1, 2], [0]), "1 actions and 2 states are needed .*; 1 and 3 are given"),
+        (lambda: flat([0, 1], [0, 0]), "1 actions and 2 states are needed .*; 2 and 2 are given"),
         (lambda: walked((0, 4, 1)), "demonstration 1, step 0: there is no action 4; actions are 0 to 3"),
         (lambda: walks_of(np.full((9, 4), 0.3)), r"the probabilities of state 0 are \[0.3"),
         (lambda: walks_of(np.full((9, 4), 0.25), num_episodes=0), "num_episodes = 0"),

@@ -1,5 +1,7 @@
 """Worlds read from tables, dense arrays, grids and gymnasium, and what is refused, naming the row."""
 
+from types import SimpleNamespace
+
 import gymnasium
 import numpy as np
 import pytest
@@ -142,6 +144,8 @@ def test_an_end_that_is_not_a_property_of_the_state_is_refused() -> None:
 def test_an_environment_whose_dynamics_are_not_in_its_table_is_refused() -> None:
     with pytest.raises(UserError, match="no transition table"):
         TabularMDP.from_gymnasium(gymnasium.make("CartPole-v1"))
+    with pytest.raises(UserError, match="no transition table"):
+        TabularMDP.from_gymnasium(SimpleNamespace(P=Table(end_from_1=True).P))
     if "Taxi-v4" in gymnasium.registry:
         with pytest.raises(UserError, match="fickle"):
             TabularMDP.from_gymnasium(gymnasium.make("Taxi-v4", fickle_passenger=True))

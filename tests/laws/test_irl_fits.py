@@ -348,6 +348,8 @@ def test_the_exact_path_model_matches_its_own_paths_and_not_the_world() -> None:
     assert fit.converged
     assert fit.gap == pytest.approx(0.0043, abs=1e-4)
     assert fit.executed_gap == pytest.approx(0.423, abs=1e-3)
+    two_steps = MaxEntIRL(max_iterations=2).fit(course_world(), ONE_WEIGHT_PER_STATE, course_demonstrations())
+    assert two_steps.num_iterations == 2
 
 
 def test_algorithm_1_finds_the_zero_of_its_direction_which_is_not_the_minimum() -> None:

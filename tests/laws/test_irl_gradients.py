@@ -136,6 +136,14 @@ def test_algorithm_1_is_no_gradient_on_ice_and_is_one_on_dry_ground() -> None:
         assert (apart < 1e-8) if same else (apart > 0.1)
 
 
+def test_on_dry_ground_algorithm_1_follows_the_gradient_of_any_features() -> None:
+    rng, grid = np.random.default_rng(0), GridWorld(4)
+    features = LinearReward(features=np.column_stack([np.ones(16), rng.normal(size=(16, 2)) / 10])).bound(grid)
+    dual = PathDual(features, grid.start, rng.normal(size=3), 0.2)
+    point = dual.at(np.array([-2.0, 0.3, -0.4]))
+    np.testing.assert_allclose(dual.algorithm1(point), point.gradient, rtol=0, atol=1e-9)
+
+
 @pytest.mark.parametrize("temperature", [0.5, 2.0])
 @pytest.mark.parametrize("size", [4, 46])
 def test_the_first_weights_make_each_step_cost_somewhat_more_than_its_entropy(size, temperature) -> None:

@@ -61,10 +61,10 @@ def test_it_stops_at_the_last_step_or_at_the_tolerance_and_tells_of_each() -> No
     assert len(told) == 4
     assert fit.reward.tolist() == network.weight.flatten().tolist(), "those of the policy, not of a step further"
     assert len(NeuralIRL(discount=0.9, num_steps=4, tolerance=100.0).fit(world, network, inputs, walks).gaps) == 1
-    with torch.no_grad():
-        network.weight[0, 3] = np.nan
+    numbers = torch.nn.Embedding(9, 1).double()
+    torch.nn.init.constant_(numbers.weight[3], np.nan)
     with pytest.raises(ValueError, match="step 0: the network's reward of state 3 is not finite"):
-        NeuralIRL(discount=0.9).fit(world, network, inputs, walks)
+        NeuralIRL(discount=0.9).fit(world, numbers, torch.arange(9), walks)
 
 
 def test_a_reward_for_each_state_moves_by_its_own_visits() -> None:
