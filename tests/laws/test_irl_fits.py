@@ -359,6 +359,14 @@ def test_algorithm_1_finds_the_zero_of_its_direction_which_is_not_the_minimum() 
     assert fit.gap > 0.1
 
 
+def test_paths_are_fitted_by_fewer_features_than_states() -> None:
+    features = tiles(5, 3)
+    fit = MaxEntIRL(l2=0.01).fit(course_world(), LinearReward(features=features), course_demonstrations())
+    visits = occupancy(course_world(), fit.policy, discount=1.0)
+    np.testing.assert_allclose(fit.executed, features.T @ visits, rtol=1e-9)
+    np.testing.assert_allclose(fit.expected - fit.moments, -0.01 * fit.weights, rtol=0, atol=1e-7)
+
+
 def test_on_dry_ground_paths_and_causal_entropy_are_the_same_model() -> None:
     world, expert = GridWorld(4), np.full(16, -2.0)
     expert[5] = -1.5
