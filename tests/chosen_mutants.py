@@ -1,8 +1,8 @@
 """Mistakes that a person would make in the maths and in the table of algorithms; some test must fail for each.
 
-tests/mutants.py changes every operator and number of the four maths files; this adds exchanged arguments, lost
-options, wrong defaults and guards left out, in algorithms.py and binding.py too.  Each is tried in a copy of the
-sources, with the tests of its file, by a child of one process that has already imported torch.
+tests/mutants.py changes every operator and number of the maths; this adds exchanged arguments, lost options, wrong
+defaults and guards left out, in the files of the algorithms, algorithms.py and binding.py.  Each is tried in a copy of
+the sources, with the tests of its file, by a child of one process that has already imported torch.
 """
 
 import contextlib

@@ -9,6 +9,7 @@ from benchmarks._irl_loops import backward_loops, course_loops, forward_loops
 from posttrain.errors import UserError
 from posttrain.irl.course import (
     expected_visitations,
+    expert_policy,
     feature_expectations,
     local_action_probabilities,
     recover_reward,
@@ -16,6 +17,7 @@ from posttrain.irl.course import (
 )
 from posttrain.irl.demonstrations import Demonstrations
 from posttrain.irl.grids import IcyGridWorld
+from posttrain.irl.mdp import TabularMDP
 from tests.irl_worlds import (
     GOAL,
     SIDE_PRIZE,
@@ -35,6 +37,16 @@ def test_feature_expectations_are_totals_over_visited_states_averaged_over_demon
     assert feature_expectations(np.eye(3), TWO_PATHS).tolist() == [1.5, 1.0, 0.5]
 
 
+def test_features_may_be_fewer_than_states() -> None:
+    features = np.array([[1.0, 0.5], [1.0, -1.0], [0.0, 4.0]])
+    assert feature_expectations(features, TWO_PATHS).tolist() == [2.5, 0.5 * 1.5 - 1 + 4 * 0.5]
+    found = recover_reward(chain(3, ends=False), features, np.array([2]), TWO_PATHS)
+    # A chain allows one path only: with an action in each state the demonstrated detour cannot be followed.
+    assert found.visitations.tolist() == [1, 1, 1]
+    assert found.gap == pytest.approx(max(abs(2.5 - 2), abs(1.75 - 3.5)))
+    assert found.weights.shape == (2,)
+
+
 def test_the_start_histogram_counts_first_states_only() -> None:
     assert start_histogram(3, TWO_PATHS).tolist() == [1.0, 0.0, 0.0]
 
@@ -44,6 +56,20 @@ def test_a_deterministic_chain_is_visited_once_in_each_state() -> None:
     policy = local_action_probabilities(world, np.array([2]), np.array([0.3, -0.2, 0.1]))
     visits = expected_visitations(world, np.array([2]), np.array([1.0, 0, 0]), policy)
     assert visits.tolist() == [1.0, 1.0, 1.0]
+    assert np.all(policy == 1), "what was given is left as it was"
+
+
+def test_where_no_path_leads_to_an_end_no_action_has_a_probability() -> None:
+    assert local_action_probabilities(chain(3, ends=False), np.array([0]), np.zeros(3)).tolist() == [[0], [0], [0]]
+    towards = TabularMDP.from_dense(np.eye(2)[:, None, :], layout="state action next", start=0)
+    assert local_action_probabilities(towards, np.array([0]), np.zeros(2)).tolist() == [[1], [0]]
+
+
+def test_the_expert_can_tell_values_of_any_size_apart() -> None:
+    ahead = np.array([[0, 1], [1, 0]])
+    policy = expert_policy(ahead, np.array([1000.0, 1000 + np.log(3) / 50]))
+    np.testing.assert_allclose(policy, [[1 / 4, 3 / 4], [3 / 4, 1 / 4]], rtol=1e-9)
+    assert expert_policy(ahead, np.array([-1000.0, 1000.0])).tolist() == [[0, 1], [1, 0]]
 
 
 def test_the_demonstrations_are_those_of_numpys_choice() -> None:
@@ -102,6 +128,8 @@ def test_a_whole_run_equals_plain_loops() -> None:
     assert found.num_iterations == iterations
     np.testing.assert_allclose(found.weights, weights, rtol=0, atol=1e-9)
     np.testing.assert_allclose(found.visitations, visits, rtol=0, atol=1e-9)
+    _, at_first, _ = course_loops(dense_transitions(world), [8], start, demonstrated, max_iterations=0)
+    assert found.history[0][0] == pytest.approx(np.abs(demonstrated - at_first).max(), abs=1e-9)
 
 
 def test_a_world_that_ends_is_refused_since_the_sweeps_go_on_after_the_end() -> None:
@@ -113,6 +141,9 @@ def test_a_partition_that_overflows_is_an_error_and_not_a_policy_of_zeros() -> N
     world = IcyGridWorld(14, slip=0.2, terminal=())
     with pytest.raises(UserError, match="overflows"):
         local_action_probabilities(world, np.array([195]), np.ones(196))
+    apart = TabularMDP.from_dense(np.eye(2)[:, None, :], layout="state action next", start=0)
+    with pytest.raises(UserError, match="overflows"):  # in one of its two states
+        local_action_probabilities(apart, np.array([0]), np.array([200.0, 0.0]))
 
 
 @pytest.mark.parametrize(

@@ -13,12 +13,13 @@ from posttrain.errors import UserError
 from posttrain.irl.causal import MaxCausalEntIRL
 from posttrain.irl.counting import action_counts, count, in_world, initial_histogram, visit_totals
 from posttrain.irl.demonstrations import Demonstrations, Episode
+from posttrain.irl.fitting import Fit
 from posttrain.irl.grids import GridWorld
 from posttrain.irl.mdp import TabularMDP
 from posttrain.irl.occupancies import occupancy
 from posttrain.irl.rewards import LinearReward
 from posttrain.irl.sampling import sample_demonstrations
-from tests.irl_worlds import random_world
+from tests.irl_worlds import Zeros, chain, random_world
 
 # On a dry 3 × 3 grid: 0 →+x 1 →+y 4 →+y 7 →+x 8 (the end), and 3 →+y 6 →-x 6, stopped there.
 TO_THE_END = Episode([0, 1, 4, 7, 8], [0, 2, 2, 0], terminated=True)
@@ -129,6 +130,24 @@ def test_observed_features_are_sums_over_what_they_are_features_of() -> None:
     np.testing.assert_allclose(on_next, steps @ per_state[[1, 4, 7, 8, 6, 6]], rtol=1e-14)
 
 
+@pytest.mark.parametrize("on", ["state", "state_action", "next_state"])
+def test_what_is_observed_is_the_mean_over_episodes(on) -> None:
+    world, rng = GridWorld(3, start=np.full(9, 1 / 9)), np.random.default_rng(0)
+    features = LinearReward(features=rng.normal(size=(36 if on == "state_action" else 9, 2)), on=on).bound(world)
+    each = features.per_episode(BOTH, 0.5)
+    assert each.shape == (2, 2)
+    np.testing.assert_allclose(each.mean(axis=0), features.observed(count(BOTH, world, discount=0.5)), rtol=1e-14)
+    alone = Demonstrations.from_episodes([STOPPED])
+    np.testing.assert_allclose(each[1], features.observed(count(alone, world, discount=0.5)), rtol=1e-14)
+
+
+def test_where_there_is_one_action_its_features_are_the_mean_over_actions() -> None:
+    features = LinearReward(features=np.array([[1.0, -7.0], [2.0, 3.0], [5.0, 5.0]]), on="state_action")
+    bound = features.bound(chain(3, ends=True))
+    assert bound.averaged(np.ones((3, 1))).tolist() == [[1, -7], [2, 3], [0, 0]]
+    assert bound.largest == 7, "in size"
+
+
 def test_walking_visits_states_as_often_as_expected_and_is_fixed_by_its_seed() -> None:
     mdp = random_world(np.random.default_rng(4))
     policy = np.random.default_rng(5).dirichlet(np.ones(3), 6)
@@ -139,6 +158,13 @@ def test_walking_visits_states_as_often_as_expected_and_is_fixed_by_its_seed() -
     expected = occupancy(mdp, policy, discount=1.0)
     assert np.abs(visit_totals(walks[0], 6) - expected).max() < 0.05 * expected.max()  # some four standard errors
     assert np.abs(initial_histogram(walks[0], 6) - mdp.start).max() < 0.03
+
+
+def test_a_draw_of_zero_chooses_nothing_that_has_probability_zero() -> None:
+    grid = GridWorld(3, start=[0.0, 0.5, 0.5, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0])
+    upwards = np.tile([0.0, 0.0, 0.5, 0.5], (9, 1))
+    walk = sample_demonstrations(grid, upwards, num_episodes=1, rng=Zeros(), max_steps=3)
+    assert (walk.states.tolist(), walk.actions.tolist()) == ([1, 4, 7, 7], [2, 2, 2])
 
 
 def test_a_walk_that_goes_on_too_long_is_truncated() -> None:
@@ -171,6 +197,23 @@ def triples(*steps: tuple[int, int, int], **given) -> Demonstrations:
 
 def walked(*steps: tuple[int, int, int]) -> Demonstrations:
     return in_world(triples(*steps), GridWorld(3))
+
+
+def walks_of(policy, *, num_episodes: int = 1, max_steps: int = 5) -> Demonstrations:
+    rng = np.random.default_rng(0)
+    return sample_demonstrations(GridWorld(3), policy, num_episodes=num_episodes, rng=rng, max_steps=max_steps)
+
+
+def fitted_to(demonstrations: Demonstrations) -> Fit:
+    return MaxCausalEntIRL().fit(GridWorld(3), LinearReward(features=np.eye(9)), demonstrations)
+
+
+def flat(states, actions) -> Demonstrations:
+    """One episode, said to be of one action."""
+    yes = np.array([True])
+    return Demonstrations(
+        states=np.array(states), actions=np.array(actions), lengths=np.array([1]), terminated=yes, truncated=~yes
+    )
 
 
 def one(states, actions) -> Demonstrations:
@@ -212,6 +255,14 @@ def one(states, actions) -> Demonstrations:
         (lambda: one(np.array(["0", "1"]), [0]), "demonstration 0: each state must be one whole number"),
         (lambda: one(np.array([0, None]), [0]), "demonstration 0: each state must be one whole number"),
         (lambda: one(np.array({"place": 0}), [0]), "demonstration 0: each state must be one whole number"),
+        (lambda: one([0, 1], np.array([np.nan])), "demonstration 0: each action must be one whole number"),
+        (lambda: flat([0, 1, 2], [0]), "1 actions and 2 states are needed .*; 1 and 3 are given"),
+        (lambda: flat([0, 1], [0, 0]), "1 actions and 2 states are needed .*; 2 and 2 are given"),
+        (lambda: walked((0, 4, 1)), "demonstration 1, step 0: there is no action 4; actions are 0 to 3"),
+        (lambda: walks_of(np.full((9, 4), 0.3)), r"the probabilities of state 0 are \[0.3"),
+        (lambda: walks_of(np.full((9, 4), 0.25), num_episodes=0), "num_episodes = 0"),
+        (lambda: walks_of(np.full((9, 4), 0.25), max_steps=0), "max_steps = 0"),
+        (lambda: fitted_to(BOTH), "demonstration 1 was truncated in state 6 after 2 actions"),
     ],
 )
 def test_what_is_no_demonstration_is_refused_naming_it(make, message) -> None:
@@ -294,8 +345,18 @@ def test_features_of_the_wrong_shape_or_with_nan_are_refused_naming_the_row(feat
         LinearReward(features=features, on=on).bound(GridWorld(3))
 
 
+def test_actions_are_fitted_up_to_the_horizon_and_no_further() -> None:
+    features = LinearReward(features=np.eye(9))
+    assert MaxCausalEntIRL(objective="likelihood", horizon=4).fit(GridWorld(3), features, BOTH).converged
+    with pytest.raises(UserError, match="demonstration 0 has 4 actions; the horizon is 3"):
+        MaxCausalEntIRL(objective="likelihood", horizon=3).fit(GridWorld(3), features, BOTH)
+
+
 def test_moments_of_the_wrong_shape_are_refused() -> None:
     with pytest.raises(UserError, match="must be 9 finite numbers"):
         MaxCausalEntIRL().fit_moments(GridWorld(3), LinearReward(features=np.eye(9)), np.ones(8))
+    features, one_missing = LinearReward(features=np.eye(9)), np.where(np.arange(9) == 4, np.nan, 1.0)
+    with pytest.raises(UserError, match="must be 9 finite numbers"):
+        MaxCausalEntIRL().fit_moments(GridWorld(3), features, one_missing)
     with pytest.raises(UserError, match="needs demonstrations, not moments"):
         MaxCausalEntIRL(objective="likelihood").fit_moments(GridWorld(3), LinearReward(features=np.eye(9)), np.ones(9))

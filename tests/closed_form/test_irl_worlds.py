@@ -1,5 +1,7 @@
 """Worlds read from tables, dense arrays, grids and gymnasium, and what is refused, naming the row."""
 
+from types import SimpleNamespace
+
 import gymnasium
 import numpy as np
 import pytest
@@ -47,6 +49,13 @@ def test_the_callers_matrix_is_left_as_it_was(dtype) -> None:
     np.testing.assert_array_equal(mdp.transitions.toarray()[:4], table[:4])
 
 
+def test_entries_for_the_same_transition_add_up() -> None:
+    table = csr_array(([0.7, 0.5, -0.2, 1.0], [0, 1, 0, 1], [0, 3, 4]), shape=(2, 2))
+    mdp = TabularMDP.from_sparse(table, num_actions=1, start=0, terminal=[1])
+    np.testing.assert_allclose(mdp.transitions.data, [0.5, 0.5], rtol=1e-15)
+    assert np.all(mdp.rewards == 0), "a table names none"
+
+
 def test_an_icy_step_goes_where_it_was_meant_to_with_what_the_slips_leave() -> None:
     table = dense_transitions(IcyGridWorld(3, slip=0.2, terminal=()))
     # From the middle, state 4, action 0 moves +x to 5: .8 + .05; each other neighbour (3, 7, 1) gets .05.
@@ -70,6 +79,17 @@ def test_a_dry_grid_goes_where_it_was_meant_to_and_ends_in_its_last_corner() -> 
     assert table[15].sum() == 0
 
 
+def test_a_grid_of_one_state_stays_where_it_is() -> None:
+    grid = IcyGridWorld(1, slip=0.3, terminal=())
+    np.testing.assert_allclose(dense_transitions(grid), np.ones((1, 4, 1)), rtol=1e-15)
+    assert (grid.size, grid.slip) == (1, 0.3)
+    assert np.all(grid.rewards == 0), "it names none"
+
+
+def test_any_state_may_be_the_end_the_first_too() -> None:
+    assert np.flatnonzero(GridWorld(3, start=8, terminal=[0]).terminal).tolist() == [0]
+
+
 def test_tiles_cover_each_state_once_beside_a_constant() -> None:
     features = tiles(5, 2)
     assert features.shape == (25, 10)
@@ -77,6 +97,7 @@ def test_tiles_cover_each_state_once_beside_a_constant() -> None:
     assert np.all(features[:, 1:].sum(axis=1) == 1)
     # Columns 1-3 are the tiles of rows y = 0, 1: x = 0-1, 2-3, 4.
     assert np.flatnonzero(features[:, 3]).tolist() == [4, 9]
+    assert tiles(2, 1).tolist() == [[1, *row] for row in np.eye(4)]
 
 
 @pytest.mark.parametrize(
@@ -127,6 +148,8 @@ def test_an_end_that_is_not_a_property_of_the_state_is_refused() -> None:
 def test_an_environment_whose_dynamics_are_not_in_its_table_is_refused() -> None:
     with pytest.raises(UserError, match="no transition table"):
         TabularMDP.from_gymnasium(gymnasium.make("CartPole-v1"))
+    with pytest.raises(UserError, match="no transition table"):
+        TabularMDP.from_gymnasium(SimpleNamespace(P=Table(end_from_1=True).P))
     if "Taxi-v4" in gymnasium.registry:
         with pytest.raises(UserError, match="fickle"):
             TabularMDP.from_gymnasium(gymnasium.make("Taxi-v4", fickle_passenger=True))

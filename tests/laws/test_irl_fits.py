@@ -13,15 +13,25 @@ from posttrain.errors import UserError
 from posttrain.irl.causal import MaxCausalEntIRL
 from posttrain.irl.counting import visit_totals
 from posttrain.irl.demonstrations import Demonstrations
+from posttrain.irl.divergence import Divergence
 from posttrain.irl.feasibility import smallest_gap
+from posttrain.irl.fitting import visit_error
 from posttrain.irl.grids import GridWorld, IcyGridWorld, tiles
 from posttrain.irl.maxent import MaxEntIRL
 from posttrain.irl.mdp import TabularMDP
 from posttrain.irl.occupancies import occupancy
-from posttrain.irl.planning import Divergence, Problem, soft_policy_iteration
+from posttrain.irl.planning import Problem, soft_policy_iteration
 from posttrain.irl.rewards import LinearReward
 from posttrain.irl.sampling import sample_demonstrations
-from tests.irl_worlds import GOAL, SIDE_PRIZE, course_demonstrations, course_expert, newest, random_world
+from tests.irl_worlds import (
+    GOAL,
+    SIDE_PRIZE,
+    course_demonstrations,
+    course_expert,
+    dense_transitions,
+    newest,
+    random_world,
+)
 
 SEEDS = st.integers(0, 10_000)
 ONE_WEIGHT_PER_STATE = LinearReward(features=np.eye(25))
@@ -128,6 +138,25 @@ def test_the_returned_gap_error_covers_what_rounding_did() -> None:
     assert np.abs(true - fit.expected).max() <= fit.gap_error + 1e-10
 
 
+@settings(max_examples=20)
+@given(seed=SEEDS, discount=st.sampled_from([0.7, 1.0]), state=st.integers(0, 5))
+def test_an_error_planted_in_the_visits_of_a_state_is_covered(seed, discount, state) -> None:
+    """One visit of s too many leaves over 1 - γ P(s|s) there and γ P(s'|s) elsewhere; the longest episode, discounted,
+    has max_s Σ_t γᵗ states, the last included."""
+    rng = np.random.default_rng(seed)
+    mdp = random_world(rng)
+    setting = MaxCausalEntIRL(discount=discount).setting(LinearReward(features=np.eye(6)).bound(mdp), mdp.start)
+    plan = setting.plan(np.full(6, -3.0))
+    visits = plan.visits(setting.start)
+    assert visit_error(plan, visits, setting) < 1e-12
+    going = discount * np.einsum("sa,san->sn", plan.policy, dense_transitions(mdp))
+    longest = np.linalg.solve(np.eye(6) - going, np.ones(6)).max()
+    left_over = np.eye(6)[state] - going[state]
+    error = visit_error(plan, visits + np.eye(6)[state], setting)
+    assert error == pytest.approx(np.abs(left_over).sum() * longest, rel=1e-9)
+    assert error >= 1
+
+
 @pytest.mark.parametrize("horizon", [None, 50])
 @pytest.mark.parametrize("objective", ["dual", "likelihood"])
 def test_newton_and_lbfgs_find_the_same_weights(objective, horizon) -> None:
@@ -181,6 +210,23 @@ def test_the_objective_is_no_further_from_its_minimum_than_certified(seed, stop)
     assert whole.suboptimality < 1e-12
     left_over = (whole.expected - whole.moments + 0.1 * whole.weights) / whole.setting.features.units
     np.testing.assert_allclose(left_over, 0, rtol=0, atol=1e-8)
+    assert early.num_iterations == stop or early.converged
+
+
+def test_where_only_the_penalty_bends_the_objective_the_certificate_is_exact() -> None:
+    """Features that are all 0 leave -θ·μ + (l2/2)‖θ‖²: at θ = 0 it is ‖μ‖²/(2·l2) = 5/.2 above its minimum."""
+    nothing, start = LinearReward(features=np.zeros((9, 2))), MaxCausalEntIRL(discount=0.9, l2=0.1, max_iterations=0)
+    assert start.fit_moments(GridWorld(3), nothing, np.array([1.0, -2.0])).suboptimality == pytest.approx(25)
+
+
+def test_an_error_in_visits_counts_as_often_as_the_largest_feature() -> None:
+    errors = [
+        MaxCausalEntIRL(discount=0.9, max_iterations=0)
+        .fit_moments(GridWorld(3), LinearReward(features=scale * np.eye(9)), np.zeros(9))
+        .gap_error
+        for scale in (1, 1000)
+    ]
+    assert errors[1] == pytest.approx(1000 * errors[0])
 
 
 @settings(max_examples=25)
@@ -257,6 +303,9 @@ def test_features_that_cannot_say_that_a_step_costs_are_an_error_at_discount_1()
     goal_only[8] = 1
     with pytest.raises(Divergence, match="add a feature that is 1 in every step"):
         MaxCausalEntIRL(discount=1.0).fit_moments(GridWorld(3), LinearReward(features=goal_only), np.ones(1))
+    endless = GridWorld(3, terminal=())
+    with pytest.raises(Divergence, match="state 0 can never reach a terminal state"):
+        MaxCausalEntIRL(discount=1.0).fit_moments(endless, LinearReward(features=np.eye(9)), np.ones(9))
 
 
 def test_a_start_is_found_where_only_some_steps_can_cost_anything() -> None:
@@ -342,6 +391,23 @@ def test_the_exact_path_model_matches_its_own_paths_and_not_the_world() -> None:
     assert fit.converged
     assert fit.gap == pytest.approx(0.0043, abs=1e-4)
     assert fit.executed_gap == pytest.approx(0.423, abs=1e-3)
+    two_steps = MaxEntIRL(max_iterations=2).fit(course_world(), ONE_WEIGHT_PER_STATE, course_demonstrations())
+    assert two_steps.num_iterations == 2
+
+
+def test_algorithm_1_finds_the_zero_of_its_direction_which_is_not_the_minimum() -> None:
+    fit = MaxEntIRL(gradient="algorithm1", l2=1e-2).fit(course_world(), ONE_WEIGHT_PER_STATE, course_demonstrations())
+    assert fit.converged
+    np.testing.assert_allclose(fit.executed - fit.moments, -1e-2 * fit.weights, rtol=0, atol=1e-6)
+    assert fit.gap > 0.1
+
+
+def test_paths_are_fitted_by_fewer_features_than_states() -> None:
+    features = tiles(5, 3)
+    fit = MaxEntIRL(l2=0.01).fit(course_world(), LinearReward(features=features), course_demonstrations())
+    visits = occupancy(course_world(), fit.policy, discount=1.0)
+    np.testing.assert_allclose(fit.executed, features.T @ visits, rtol=1e-9)
+    np.testing.assert_allclose(fit.expected - fit.moments, -0.01 * fit.weights, rtol=0, atol=1e-7)
 
 
 def test_on_dry_ground_paths_and_causal_entropy_are_the_same_model() -> None:

@@ -52,6 +52,21 @@ def test_with_a_discount_a_cost_of_steps_trades_off_against_the_worth_of_the_end
     assert not report.identified.any()
 
 
+def test_the_reported_curvatures_are_those_of_the_dual_without_its_penalty() -> None:
+    fit = course_fit(0.9, temperature=0.5, l2=0.01)
+    expected = np.linalg.eigvalsh(fit.point.hessian - 0.01 * np.eye(25))
+    np.testing.assert_allclose(identifiability(fit).curvatures, expected[::-1], rtol=0, atol=1e-9 * expected[-1])
+
+
+@pytest.mark.parametrize("unit", [1e-3, 1e3])
+def test_what_is_identified_does_not_depend_on_the_unit_of_features(unit) -> None:
+    world = IcyGridWorld(5, slip=0.2, terminal=[GOAL])
+    irl = MaxCausalEntIRL(discount=1.0, l2=1e-3 * unit**2, tolerance=1e-8 * unit)
+    report = identifiability(irl.fit(world, LinearReward(features=unit * np.eye(25)), course_demonstrations()))
+    assert report.rank == 24
+    assert np.flatnonzero(~report.identified).tolist() == [GOAL]
+
+
 @few
 @given(seed=SEEDS, discount=st.sampled_from([0.8, 1.0]), place=st.sampled_from(["state", "state_action", "next_state"]))
 def test_weights_move_along_free_directions_without_changing_any_policy_and_along_no_other(
@@ -167,13 +182,46 @@ def test_intervals_cover_the_truth_as_often_as_they_say(objective) -> None:
     assert np.all(np.abs(covered / 100 - 0.8) <= 0.11)
 
 
+@pytest.mark.parametrize("objective", ["dual", "likelihood"])
+@pytest.mark.parametrize("l2", [1e-9, 0.05])
+def test_intervals_of_one_choice_are_those_of_its_frequency(objective, l2) -> None:
+    """In two states one may take a feature or leave it: p = σ(θ/τ), of which 30 of 100 episodes have it.
+
+    dual         H = p (1 - p)/τ + l2      J = .3 (1 - p)² + .7 p²
+    likelihood   H = p (1 - p)/τ² + l2     J = p (1 - p)/τ²
+
+    and the deviation is √(J/100)/H.  The second state has the feature five times over whatever one does: that is where
+    episodes start and no surprise.
+    """
+    table = np.zeros((3, 2, 3))
+    table[:, :, 2] = 1
+    mdp = TabularMDP.from_dense(table, layout="state action next", start=[0.5, 0.5, 0.0], terminal=[2])
+    reward = LinearReward(features=np.array([[1.0], [0], [6], [5], [0], [0]]), on="state_action")
+    walks = Demonstrations.from_transitions([[(n % 2, int(n >= 30), 2)] for n in range(100)])
+    tau = 0.5
+    fit = MaxCausalEntIRL(objective=objective, discount=0.9, temperature=tau, l2=l2).fit(mdp, reward, walks)
+    p = fit.policy[0, 0]
+    bend, spread = {
+        "dual": (p * (1 - p) / tau + l2, 0.3 * (1 - p) ** 2 + 0.7 * p**2),
+        "likelihood": (p * (1 - p) / tau**2 + l2, p * (1 - p) / tau**2),
+    }[objective]
+    intervals = confidence_intervals(fit, walks, level=0.8)
+    reach = 1.2815515655446004 * np.sqrt(spread / 100) / bend  # a tenth of the normal distribution lies beyond 1.28
+    assert intervals.low == pytest.approx(fit.weights - reach, rel=1e-6)
+    assert intervals.high == pytest.approx(fit.weights + reach, rel=1e-6)
+    assert (abs(fit.weights[0] - tau * np.log(3 / 7)) < 1e-6) == (l2 < 1e-3), "the log-odds, but for the penalty"
+
+
 def test_what_is_not_identified_has_no_bounded_interval() -> None:
     intervals = confidence_intervals(course_fit(1.0), course_demonstrations())
     assert intervals.low[GOAL] == -np.inf
     assert intervals.high[GOAL] == np.inf
     assert np.isfinite(np.delete(intervals.low, GOAL)).all()
-    with pytest.raises(UserError, match=r"level = 95"):
-        confidence_intervals(course_fit(1.0), course_demonstrations(), level=95.0)
+    of_actions = confidence_intervals(course_fit(1.0, objective="likelihood"), course_demonstrations())
+    assert np.isfinite(np.delete(of_actions.high, GOAL)).all()
+    for level in (95.0, 1.0, 0.0):
+        with pytest.raises(UserError, match=rf"level = {level}"):
+            confidence_intervals(course_fit(1.0), course_demonstrations(), level=level)
 
 
 @few
@@ -206,6 +254,15 @@ def test_the_divergence_is_the_mean_log_ratio_of_an_episode() -> None:
     # Each visit of the state costs KL = 3/4 log(3/2) + 1/4 log(1/2); visits of the first policy are 1/(1 - 1/4).
     expected = 4 / 3 * (0.75 * np.log(1.5) + 0.25 * np.log(0.5))
     assert policy_divergence(mdp, reward(0.25), reward(0.5), discount=1.0) == pytest.approx(expected, rel=1e-9)
+
+
+def test_the_divergence_is_in_nats_whatever_the_unit_of_rewards() -> None:
+    rng = np.random.default_rng(0)
+    mdp = random_world(rng)
+    first, second = rng.normal(size=(2, 6, 3))
+    assert policy_divergence(mdp, 3 * first, 3 * second, discount=0.9, temperature=3.0) == pytest.approx(
+        policy_divergence(mdp, first, second, discount=0.9), rel=1e-9
+    )
 
 
 def test_the_value_difference_is_what_wandering_costs() -> None:
@@ -253,6 +310,11 @@ def test_epic_takes_rewards_of_pairs_as_rewards_of_whatever_follows_and_refuses_
     constant = 3 + 0.9 * potential[None, None, :] - np.repeat(potential[:, None, None], 2, axis=1)
     with pytest.raises(UserError, match="constant up to potential shaping"):
         epic_distance(constant, whole, discount=0.9)
+    hidden = 0.9 * 1e8 * np.arange(4.0)[None, None, :] - 1e8 * np.arange(4.0)[:, None, None] + np.zeros((4, 2, 4))
+    for nothing in (hidden, np.full((4, 2), -3e8)):
+        with pytest.raises(UserError, match="constant up to potential shaping"):
+            epic_distance(nothing, whole, discount=0.9)
+    assert epic_distance(1e-13 * pairs, pairs, discount=0.9) == pytest.approx(0, abs=1e-7), "small, but no constant"
     with pytest.raises(UserError, match="same states"):
         epic_distance(pairs[:3], other, discount=0.9)
 
@@ -318,6 +380,17 @@ def test_derivatives_of_the_joint_objective(seed, temperature) -> None:
     np.testing.assert_allclose(point.hessian, hessian, rtol=0, atol=1e-6 * np.abs(hessian).max())
 
 
+def test_a_comparison_weighs_as_much_as_a_demonstration() -> None:
+    """Of N demonstrations the dual is τ/N times a negative log-likelihood, and so is what a comparison adds."""
+    rng, mdp = np.random.default_rng(0), GridWorld(3)
+    irl = MaxCausalEntIRL(discount=0.9, temperature=0.5)
+    dual = Dual(irl.setting(LinearReward(features=np.eye(9)).bound(mdp), mdp.start), rng.normal(size=9))
+    weights, differences = rng.normal(size=9), rng.normal(size=(4, 9))
+    added = Joint(dual, differences, 20).at(weights).value - dual.at(weights).value
+    preferred = 1 / (1 + np.exp(-differences @ weights / 0.5))
+    assert added == pytest.approx(-0.5 / 20 * np.log(preferred).sum(), rel=1e-9)
+
+
 def test_one_theta_explains_both_walks_and_preferences_between_paths() -> None:
     """In a deterministic world the log-odds of two whole paths from one start are those of Bradley and Terry."""
     grid, reward = GridWorld(3), -2 - 0.2 * np.arange(9.0)
@@ -378,5 +451,8 @@ def test_comparisons_that_do_not_pair_up_are_refused() -> None:
     both = Demonstrations.from_transitions([[(7, 0, 8)], [(5, 2, 8)]])
     with pytest.raises(UserError, match="2 preferred episodes for 1 others"):
         fit_jointly(irl, grid, reward, one, (both, one))
+    cut = Demonstrations.from_transitions([[(4, 0, 5)]], terminated=False)
+    with pytest.raises(UserError, match="demonstration 0 was truncated in state 5"):
+        fit_jointly(irl, grid, reward, cut, (one, one))
     with pytest.raises(UserError, match="needs objective='dual'"):
         fit_jointly(MaxCausalEntIRL(objective="likelihood"), grid, reward, one, (one, one))

@@ -5,10 +5,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from posttrain.irl.divergence import Divergence
 from posttrain.irl.grids import IcyGridWorld, tiles
 from posttrain.irl.maxent import MaxEntIRL, PathDual
 from posttrain.irl.paths import path_partition
-from posttrain.irl.planning import Divergence, Problem, soft_policy_iteration
+from posttrain.irl.planning import Problem, soft_policy_iteration
 from posttrain.irl.rewards import LinearReward
 from posttrain.irl.sampling import sample_demonstrations
 from tests.irl_worlds import GOAL, course_demonstrations, random_world, slopes

@@ -8,13 +8,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from posttrain.errors import UserError
+from posttrain.irl.divergence import Divergence
 from posttrain.irl.finite_horizon import soft_finite_horizon
 from posttrain.irl.grids import GridWorld, IcyGridWorld
 from posttrain.irl.mdp import TabularMDP
 from posttrain.irl.occupancies import finite_occupancy, occupancy
 from posttrain.irl.paths import path_partition
 from posttrain.irl.planning import (
-    Divergence,
     Problem,
     action_values,
     greedy_policy,
@@ -151,6 +151,8 @@ def test_values_and_visits_with_a_horizon_are_those_of_enumerated_paths(seed, te
     sources = np.zeros((horizon + 1, 3))
     sources[0, 0] = 1
     np.testing.assert_allclose(plan.visits(sources), visits, rtol=0, atol=1e-12)
+    assert sources.sum() == 1, "what was given is left as it was"
+    assert plan.values.shape == (horizon + 1, 3)
 
 
 @settings(max_examples=10)
@@ -315,6 +317,18 @@ def test_value_iteration_that_diverges_is_an_error_naming_the_discount() -> None
         (lambda g: soft_finite_horizon(Problem(mdp=g, reward=np.zeros(9), discount=1.0), horizon=0), "horizon = 0"),
         (lambda g: action_values(g, np.full(9, np.nan), np.zeros(9), discount=0.9), "reward of state 0 is nan"),
         (lambda g: action_values(g, np.zeros(9), np.zeros(9), discount=2.0), "discount = 2.0"),
+        (
+            lambda g: finite_occupancy(g, np.full((2, 9, 4), 0.25), discount=1.0, horizon=3),
+            "2 steps, and the horizon is 3",
+        ),
+        (lambda g: value_iteration(g, np.zeros(9), discount=1.1), "discount = 1.1"),
+        (lambda g: value_iteration(g, np.zeros(8), discount=0.9), r"shape \(8,\); use \(9,\)"),
+        (lambda g: occupancy(g, np.full((9, 4), 0.25), discount=-0.1), "discount = -0.1"),
+        (lambda g: finite_occupancy(g, np.full((9, 4), 0.25), discount=1.5, horizon=3), "discount = 1.5"),
+        (lambda g: occupancy(g, np.full((9, 3), 1 / 3), discount=0.9), r"shape \(9, 3\); use \(9, 4\)"),
+        (lambda g: occupancy(g, np.tile([1.5, -0.5, 0, 0], (9, 1)), discount=0.9), r"of state 0 are \[ 1.5 -0.5"),
+        (lambda g: occupancy(g, np.full((9, 4), 0.2), discount=0.9), r"of state 0 are \[0.2"),
+        (lambda g: path_partition(g, np.full(9, np.nan)), "state 0 is nan"),
     ],
 )
 def test_what_cannot_be_planned_is_refused(make, message) -> None:

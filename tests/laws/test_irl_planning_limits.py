@@ -5,13 +5,13 @@ import pytest
 
 from posttrain.irl import planning
 from posttrain.irl.causal import MaxCausalEntIRL
+from posttrain.irl.divergence import Divergence
 from posttrain.irl.finite_horizon import soft_finite_horizon
 from posttrain.irl.grids import GridWorld
 from posttrain.irl.mdp import TabularMDP
 from posttrain.irl.occupancies import occupancy
 from posttrain.irl.paths import path_partition
 from posttrain.irl.planning import (
-    Divergence,
     Problem,
     soft_policy_iteration,
     soft_value_iteration,

@@ -16,10 +16,11 @@ from posttrain.errors import UserError
 from posttrain.irl.comparison import policy_value
 from posttrain.irl.counting import in_world
 from posttrain.irl.demonstrations import Demonstrations, Episode
+from posttrain.irl.grids import GridWorld
 from posttrain.irl.mdp import TabularMDP
 from posttrain.irl.rewards import LinearReward, Place
 from posttrain.recovery.environment import LearnedReward, TabularEnvironment
-from tests.irl_worlds import newest, random_world
+from tests.irl_worlds import Zeros, newest, random_world
 
 
 def walked(env: gymnasium.Env, rng: np.random.Generator) -> tuple[Episode, list[float]]:
@@ -102,6 +103,7 @@ def test_environments_pass_the_checks_of_gymnasium() -> None:
     check_env(TabularEnvironment(mdp), skip_render_check=True)
     check_env(LearnedReward(TabularEnvironment(mdp), mdp, np.ones(6), discount=0.9), skip_render_check=True)
     check_env(lake(np.ones(16)), skip_render_check=True)
+    assert TabularEnvironment(mdp).observation_space.n == mdp.num_states
 
 
 def lake(reward: ndarray) -> LearnedReward:
@@ -152,6 +154,12 @@ def test_an_action_that_a_table_does_not_have_is_refused(action: int) -> None:
         env.step(action)
 
 
+def test_an_episode_never_begins_where_none_does() -> None:
+    env = TabularEnvironment(GridWorld(3, start=[0.0, 0.5, 0.5, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0]))
+    env.np_random = Zeros()
+    assert env.reset()[0] == 1
+
+
 def test_a_seed_makes_the_same_episode_again() -> None:
     env = TabularEnvironment(random_world(np.random.default_rng(2)))
     first, second = (walked(env, np.random.default_rng(5)) for _ in range(2))
@@ -171,5 +179,7 @@ def test_a_world_that_is_not_that_of_the_environment_is_refused() -> None:
         walked(learned, np.random.default_rng(0))
     with pytest.raises(UserError, match=r"the reward has the shape \(3,\)"):
         LearnedReward(lake, endless, np.zeros(3), discount=0.9)
+    with pytest.raises(UserError, match=r"discount = 1\.5"):
+        LearnedReward(lake, endless, np.zeros(64), discount=1.5)
     with pytest.raises(UserError, match="call reset"):
         TabularEnvironment(endless).step(0)

@@ -90,3 +90,39 @@ def test_a_network_that_gives_no_reward_for_each_state_is_refused() -> None:
         NeuralIRL(discount=0.1).fit(world, torch.nn.Linear(2, 2), torch.zeros(9, 2), walks)
     with pytest.raises(ValueError, match="no parameter that requires a gradient"):
         NeuralIRL(discount=0.1).fit(world, torch.nn.Flatten(0), torch.zeros(9, 1), walks)
+
+
+def test_it_stops_at_the_last_step_or_at_the_tolerance_and_tells_of_each() -> None:
+    world = IcyGridWorld(3, terminal=())
+    walks = sample_demonstrations(
+        world, np.full((9, 4), 0.25), num_episodes=5, rng=np.random.default_rng(0), max_steps=9
+    )
+    network, told = torch.nn.Linear(9, 1, bias=False).double(), []
+    inputs = torch.eye(9, dtype=torch.float64)
+    fit = NeuralIRL(discount=0.9, num_steps=4, tolerance=1e-12).fit(
+        world, network, inputs, walks, progress=lambda step, gap: told.append((step, gap))
+    )
+    assert told == list(enumerate(fit.gaps.tolist()))
+    assert len(told) == 4
+    assert fit.reward.tolist() == network.weight.flatten().tolist(), "those of the policy, not of a step further"
+    assert len(NeuralIRL(discount=0.9, num_steps=4, tolerance=100.0).fit(world, network, inputs, walks).gaps) == 1
+    numbers = torch.nn.Embedding(9, 1).double()
+    torch.nn.init.constant_(numbers.weight[3], np.nan)
+    with pytest.raises(ValueError, match="step 0: the network's reward of state 3 is not finite"):
+        NeuralIRL(discount=0.9).fit(world, numbers, torch.arange(9), walks)
+
+
+def test_a_reward_for_each_state_moves_by_its_own_visits() -> None:
+    """With one free number per state Adam's first step is ± the learning rate: up where demonstrations were oftener."""
+    world = IcyGridWorld(3, terminal=())
+    walks = sample_demonstrations(
+        world, np.full((9, 4), 0.25), num_episodes=5, rng=np.random.default_rng(0), max_steps=9
+    )
+    network = torch.nn.Linear(9, 1, bias=False).double()
+    torch.nn.init.zeros_(network.weight)
+    irl = NeuralIRL(discount=0.9, num_steps=2, learning_rate=0.05, weight_decay=0.0)
+    fit = irl.fit(world, network, torch.eye(9, dtype=torch.float64), walks)
+    dual = irl.state_dual(world, walks)
+    np.testing.assert_allclose(fit.reward, -0.05 * np.sign(dual.at(np.zeros(9)).gradient), rtol=1e-5)
+    with pytest.raises(ValueError, match="demonstration 0 was truncated"):
+        NeuralIRL(discount=1.0).state_dual(world, walks)

@@ -1,0 +1,115 @@
+"""Mutants that compute the same: why no test can tell, and their files and lines as `ast.unparse` writes them."""
+
+BECAUSE: dict[str, list[tuple[str, str]]] = {
+    "The result is overwritten or left unread, whatever is in it.": [
+        ("irl/curvature.py", "successors, nobody = (ends, np.ones(len(ends)))"),
+        ("irl/curvature.py", "means = np.ones_like(successors)"),
+        ("irl/fitting.py", "num_steps = 1.0 if actions is None else float(actions.sum())"),
+    ],
+    "The sum is symmetric but for rounding.": [
+        ("irl/curvature.py", "return ((total + total) / 2, means)"),
+        ("irl/paths.py", "return (total + total) / 2"),
+        ("irl/uncertainty.py", "bend = np.linalg.pinv(hessian, rcond=NO_CURVATURE, hermitian=False)"),
+    ],
+    "It is divided by its own sum, or compared with another of its kind.": [
+        ("irl/paths.py", "through[self.mdp.terminal] = 2"),
+        ("irl/comparison.py", "return float((shaped[0] * shaped[1]).sum())"),
+    ],
+    "Where rounding keeps steps from shrinking, it is tried for some more or fewer of them.": [
+        *(
+            (file, f"as_far_as_rounding_allows = before {much} <= moved <= 1e-06 * largest")
+            for file in ("irl/planning.py", "irl/paths.py")
+            for much in ("* 2", "/ 3")
+        ),
+        ("irl/paths.py", "as_far_as_rounding_allows = before / 2 <= moved <= 1e-06 / largest"),
+    ],
+    "Entries for the same place add up wherever the table is used.": [
+        ("irl/paths.py", "no choices.sum_duplicates()"),
+    ],
+    "What is finite is never looked at again.": [
+        (
+            "irl/rewards.py",
+            "stored = csr_array(np.where(np.isfinite(table), 1.0, table)) if isinstance(table, ndarray) else table",
+        ),
+    ],
+    "Four moves: the range ends before either number, and equal rows may be repeated in either order.": [
+        ("irl/grids.py", "indptr = np.arange(0, columns.size + 2, num_moves, dtype=np.int32)"),
+        (
+            "irl/grids.py",
+            "columns = np.repeat(np.take_along_axis(beside, rank, axis=1)[:, None].astype(np.int32), num_moves, axis=0)",
+        ),
+    ],
+    "Every stored outcome is possible, and no draw but 0 falls on an edge.": [
+        ("irl/sampling.py", "outcome = outcomes[row].searchsorted(rng.random(), side='left')"),
+        (
+            "recovery/environment.py",
+            "outcome = cumulative(table.data[first:last]).searchsorted(self.np_random.random(), side='left')",
+        ),
+    ],
+    "Both say that nothing is known yet: a sweep that changes nothing has settled anyway.": [
+        ("irl/planning.py", "seen = change / before if before >= change else 1.0"),
+        ("irl/planning.py", "seen = change / before if before > change else 2.0"),
+    ],
+    "No number falls on the edge.": [
+        ("irl/solvers.py", "if gained <= 1 / 4:"),
+        ("irl/solvers.py", "elif gained >= 3 / 4 and size > 0.9 * radius:"),
+        ("irl/solvers.py", "elif gained > 3 / 4 and size >= 0.9 * radius:"),
+    ],
+    "It only keeps squares from overflowing, and no entry is more than the group's size times this one.": [
+        ("advantages.py", "largest = centred.positive().amax(dim=1, keepdim=True)"),
+    ],
+    "Which solver is used, for speed: each finds the same.": [
+        ("irl/feasibility.py", "if not size > 2000:"),
+        ("irl/feasibility.py", "if size < 2000:"),
+        ("irl/feasibility.py", "if size > 1:"),
+    ],
+    "Zeros are never stored.": [
+        ("irl/mdp.py", "bad = np.flatnonzero(~(table.data > 0) | ~np.isfinite(table.data))"),
+    ],
+    "test_architecture.py forbids it, by reading the sources.": [
+        ("irl/demonstrations.py", "with np.load(path, allow_pickle=True) as arrays:"),
+    ],
+    "It is only compared with 1.": [
+        ("irl/maxent.py", "check_whole(known, mdp, discount=2.0, horizon=None)"),
+    ],
+    "Any negative number says that no episode has begun.": [
+        ("recovery/environment.py", "self._state = -2"),
+    ],
+    "The tests' type checker refuses it before; test_irl_options.py asks in a process that has none.": [
+        *(
+            (
+                file,
+                f"no require(self.{option} in {known}, self, '{option}', \"is unknown; use {known[0]!r} or {known[1]!r}\")",
+            )
+            for file, option, known in (
+                ("irl/causal.py", "objective", ("dual", "likelihood")),
+                ("irl/causal.py", "solver", ("newton", "lbfgs")),
+                ("irl/maxent.py", "gradient", ("tilted", "algorithm1")),
+            )
+        ),
+    ],
+    "Where a descent starts, and not where it ends.": [
+        (
+            "irl/causal.py",
+            "no check_whole(known, setting.features.mdp, discount=self.discount, horizon=self.horizon)",
+        ),
+    ],
+    "A search follows what is stored, whatever its number, and what is more than the states is cut off.": [
+        *(
+            ("irl/mdp.py", line)
+            for line in (
+                "towards = csr_array((np.zeros_like(edges.data), edges.indices, edges.indptr), shape=edges.shape).T.tocsr()",
+                "rooted = csr_array((np.zeros(len(indices)), indices, indptr), shape=(num_states + 1, num_states + 1))",
+                "found = np.zeros(num_states + 2, dtype=bool)",
+            )
+        ),
+    ],
+    "A hint to the solver, for speed.": [
+        (
+            "irl/linear_systems.py",
+            "return splu(matrix, permc_spec='MMD_AT_PLUS_A', diag_pivot_thresh=0.0, options={'SymmetricMode': False})",
+        ),
+    ],
+}
+
+EQUIVALENT = {place: reason for reason, places in BECAUSE.items() for place in places}
