@@ -51,9 +51,9 @@ BECAUSE: dict[str, list[tuple[str, str]]] = {
         ("irl/planning.py", "seen = change / before if before > change else 2.0"),
     ],
     "No number falls on the edge.": [
-        ("irl/solvers.py", "if gained <= 1 / 4:"),
-        ("irl/solvers.py", "elif gained >= 3 / 4 and size > 0.9 * radius:"),
-        ("irl/solvers.py", "elif gained > 3 / 4 and size >= 0.9 * radius:"),
+        ("irl/minimisers.py", "if gained <= 1 / 4:"),
+        ("irl/minimisers.py", "elif gained >= 3 / 4 and size > 0.9 * radius:"),
+        ("irl/minimisers.py", "elif gained > 3 / 4 and size >= 0.9 * radius:"),
     ],
     "It only keeps squares from overflowing, and no entry is more than the group's size times this one.": [
         ("advantages.py", "largest = centred.positive().amax(dim=1, keepdim=True)"),

@@ -1,17 +1,21 @@
 """Small worlds and the course's set-up, for the tests of inverse RL."""
 
 from functools import cache
+from typing import Any
 
 import gymnasium
 import numpy as np
 from numpy import ndarray
 from scipy.sparse import csr_array
 
+from posttrain.irl.causal import MaxCausalEntIRL
 from posttrain.irl.course import expert_policy
 from posttrain.irl.demonstrations import Demonstrations
+from posttrain.irl.fitting import Fit
 from posttrain.irl.grids import IcyGridWorld
 from posttrain.irl.mdp import TabularMDP
 from posttrain.irl.planning import value_iteration
+from posttrain.irl.rewards import LinearReward
 from posttrain.irl.sampling import sample_demonstrations
 
 GOAL, SIDE_PRIZE = 24, 8
@@ -61,6 +65,11 @@ def endless_grid() -> IcyGridWorld:
     return IcyGridWorld(5, slip=0.2, terminal=())
 
 
+def course_world() -> IcyGridWorld:
+    """The same, as demonstrations walk it: the goal ends an episode."""
+    return IcyGridWorld(5, slip=0.2, terminal=[GOAL])
+
+
 def course_expert() -> ndarray:
     world = endless_grid()
     values = value_iteration(world, course_rewards(), discount=0.9, tolerance=1e-4)
@@ -70,8 +79,13 @@ def course_expert() -> ndarray:
 @cache
 def course_demonstrations() -> Demonstrations:
     """200 episodes of the expert from state 0 to the goal."""
-    world = IcyGridWorld(5, slip=0.2, terminal=[GOAL])
-    return sample_demonstrations(world, course_expert(), num_episodes=200, rng=np.random.default_rng(11))
+    return sample_demonstrations(course_world(), course_expert(), num_episodes=200, rng=np.random.default_rng(11))
+
+
+def course_fit(discount: float, **given: Any) -> Fit:
+    """One weight per state, from those demonstrations."""
+    reward = LinearReward(features=np.eye(25))
+    return MaxCausalEntIRL(discount=discount, **given).fit(course_world(), reward, course_demonstrations())
 
 
 def dense_transitions(mdp: TabularMDP) -> ndarray:

@@ -26,9 +26,9 @@ from posttrain.irl.counting import check_whole, count, in_world, initial_histogr
 from posttrain.irl.demonstrations import Demonstrations
 from posttrain.irl.divergence import Divergence
 from posttrain.irl.mdp import TabularMDP
+from posttrain.irl.minimisers import Point
 from posttrain.irl.objectives import Dual, Plan
 from posttrain.irl.rewards import LinearReward
-from posttrain.irl.solvers import Point
 
 
 @dataclass(frozen=True, eq=False)

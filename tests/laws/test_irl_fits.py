@@ -28,6 +28,7 @@ from tests.irl_worlds import (
     SIDE_PRIZE,
     course_demonstrations,
     course_expert,
+    course_world,
     dense_transitions,
     newest,
     random_world,
@@ -35,10 +36,6 @@ from tests.irl_worlds import (
 
 SEEDS = st.integers(0, 10_000)
 ONE_WEIGHT_PER_STATE = LinearReward(features=np.eye(25))
-
-
-def course_world() -> IcyGridWorld:
-    return IcyGridWorld(5, slip=0.2, terminal=[GOAL])
 
 
 def moments_of(irl: MaxCausalEntIRL, mdp: TabularMDP, reward: LinearReward, weights: np.ndarray):
@@ -213,12 +210,14 @@ def test_the_objective_is_no_further_from_its_minimum_than_certified(seed, stop)
     assert early.num_iterations == stop or early.converged
 
 
+@pytest.mark.filterwarnings("ignore:the fit has not converged")
 def test_where_only_the_penalty_bends_the_objective_the_certificate_is_exact() -> None:
     """Features that are all 0 leave -θ·μ + (l2/2)‖θ‖²: at θ = 0 it is ‖μ‖²/(2·l2) = 5/.2 above its minimum."""
     nothing, start = LinearReward(features=np.zeros((9, 2))), MaxCausalEntIRL(discount=0.9, l2=0.1, max_iterations=0)
     assert start.fit_moments(GridWorld(3), nothing, np.array([1.0, -2.0])).suboptimality == pytest.approx(25)
 
 
+@pytest.mark.filterwarnings("ignore:the fit has not converged")
 def test_an_error_in_visits_counts_as_often_as_the_largest_feature() -> None:
     errors = [
         MaxCausalEntIRL(discount=0.9, max_iterations=0)
@@ -383,43 +382,6 @@ def test_demonstrations_of_any_length_need_no_padding_and_the_truncated_ones_onl
     fit = MaxCausalEntIRL(objective="likelihood", discount=1.0).fit(world, ONE_WEIGHT_PER_STATE, cut)
     assert fit.converged
     assert fit.log_likelihood > -0.25
-
-
-def test_the_exact_path_model_matches_its_own_paths_and_not_the_world() -> None:
-    """Measured before: own gap .0043, executed gap .423, with l2 = 1e-3."""
-    fit = MaxEntIRL(gradient="tilted").fit(course_world(), ONE_WEIGHT_PER_STATE, course_demonstrations())
-    assert fit.converged
-    assert fit.gap == pytest.approx(0.0043, abs=1e-4)
-    assert fit.executed_gap == pytest.approx(0.423, abs=1e-3)
-    two_steps = MaxEntIRL(max_iterations=2).fit(course_world(), ONE_WEIGHT_PER_STATE, course_demonstrations())
-    assert two_steps.num_iterations == 2
-
-
-def test_algorithm_1_finds_the_zero_of_its_direction_which_is_not_the_minimum() -> None:
-    fit = MaxEntIRL(gradient="algorithm1", l2=1e-2).fit(course_world(), ONE_WEIGHT_PER_STATE, course_demonstrations())
-    assert fit.converged
-    np.testing.assert_allclose(fit.executed - fit.moments, -1e-2 * fit.weights, rtol=0, atol=1e-6)
-    assert fit.gap > 0.1
-
-
-def test_paths_are_fitted_by_fewer_features_than_states() -> None:
-    features = tiles(5, 3)
-    fit = MaxEntIRL(l2=0.01).fit(course_world(), LinearReward(features=features), course_demonstrations())
-    visits = occupancy(course_world(), fit.policy, discount=1.0)
-    np.testing.assert_allclose(fit.executed, features.T @ visits, rtol=1e-9)
-    np.testing.assert_allclose(fit.expected - fit.moments, -0.01 * fit.weights, rtol=0, atol=1e-7)
-
-
-def test_on_dry_ground_paths_and_causal_entropy_are_the_same_model() -> None:
-    world, expert = GridWorld(4), np.full(16, -2.0)
-    expert[5] = -1.5
-    policy = soft_policy_iteration(Problem(mdp=world, reward=expert, discount=1.0)).policy
-    demonstrations = sample_demonstrations(world, policy, num_episodes=50, rng=np.random.default_rng(0))
-    reward = LinearReward(features=np.eye(16))
-    paths = MaxEntIRL(l2=0.01).fit(world, reward, demonstrations)
-    causal = MaxCausalEntIRL(l2=0.01).fit(world, reward, demonstrations)
-    np.testing.assert_allclose(paths.weights, causal.weights, rtol=0, atol=1e-6)
-    np.testing.assert_allclose(paths.policy[:15], causal.policy[:15], rtol=0, atol=1e-7)
 
 
 def test_a_large_grid_plans_in_seconds() -> None:

@@ -142,9 +142,11 @@ def test_from_its_own_solution_planning_takes_one_solve(monkeypatch) -> None:
     reward = -2 - np.random.default_rng(0).exponential(size=16)
     problem = Problem(mdp=mdp, reward=reward, discount=1.0)
     solved, partition = soft_policy_iteration(problem).values, path_partition(mdp, reward).values
-    for module, name in ((planning, "factorised"), (paths, "factors")):
+    for module, name in ((planning, "system"), (paths, "resolvent")):
         real = getattr(module, name)
-        monkeypatch.setattr(module, name, lambda *given, real=real: (solves.append(given), real(*given))[1])
+        monkeypatch.setattr(
+            module, name, lambda *given, real=real, **named: (solves.append(given), real(*given, **named))[1]
+        )
     misplaced = np.where(mdp.terminal, 7.0, 0.0)  # what a guess says of ends is not used
     soft_policy_iteration(problem, guess=solved + misplaced)
     path_partition(mdp, reward, guess=partition + misplaced)

@@ -5,7 +5,7 @@
     fit = MaxCausalEntIRL().fit(world, LinearReward(features=np.eye(25)), demonstrations)
     fit.reward, fit.policy, fit.gap
 
-Worlds are tables and everything is exact: no simulation, no learning rates.  numpy and scipy.sparse only, in float64
+Worlds are tables and everything is exact: no simulation, no learning rates.  numpy and scipy only, in float64
 and in log space; neural rewards are in `posttrain.neural_irl`, which needs torch.
 """
 

@@ -8,16 +8,16 @@ from typing import Literal
 import numpy as np
 
 from posttrain.errors import UserError, require
-from posttrain.irl.counting import action_counts, check_whole, count, in_world, initial_histogram
+from posttrain.irl.counting import action_counts, check_horizon, check_whole, count, in_world, initial_histogram
 from posttrain.irl.demonstrations import Demonstrations
 from posttrain.irl.divergence import Divergence
 from posttrain.irl.feasibility import feasible_start, smallest_gap
 from posttrain.irl.fitting import Fit, fitted
 from posttrain.irl.mdp import TabularMDP
+from posttrain.irl.minimisers import Descent, Rescaled, minimise_lbfgs, minimise_newton, rescaled
 from posttrain.irl.objectives import Dual, Likelihood, Plan, PlannedObjective, Setting
 from posttrain.irl.planning import check_discount
 from posttrain.irl.rewards import Features, LinearReward, Weights, check_moments
-from posttrain.irl.solvers import Descent, Rescaled, minimise_lbfgs, minimise_newton, rescaled
 
 QUICK_PAIRS = 5_000
 """Pairs of state and action up to which a warning waits for the least gap of any policy."""
@@ -51,6 +51,7 @@ class MaxCausalEntIRL:
         require(0 <= self.l2 < np.inf, self, "l2", "is no penalty; use a number >= 0")
         require(0 < self.temperature < np.inf, self, "temperature", "is no temperature; use a number > 0")
         require(self.tolerance > 0, self, "tolerance", "is never reached; use a number > 0")
+        require(self.max_iterations >= 0, self, "max_iterations", "is negative; use a number >= 0")
         check_discount(self.discount)
 
     def fit(self, mdp: TabularMDP, reward: LinearReward, demonstrations: Demonstrations) -> Fit:
@@ -66,7 +67,7 @@ class MaxCausalEntIRL:
         moments = features.observed(count(known, mdp, discount=self.discount))
         actions = self.action_counts(known, mdp)
         objective = Dual(setting, moments) if self.objective == "dual" else Likelihood(setting, actions)
-        return self.told(fitted(self.minimise(objective), objective, moments, actions))
+        return self.told(fitted(self.minimise(objective), objective, moments, actions, len(known)))
 
     def fit_moments(self, mdp: TabularMDP, reward: LinearReward, moments: Weights | Sequence[float]) -> Fit:
         """The same from exact features of a policy, per episode from the world's own start: the dual only."""
@@ -75,7 +76,7 @@ class MaxCausalEntIRL:
         features, moments = reward.bound(mdp), np.asarray(moments, dtype=np.float64)
         check_moments(features, moments)
         dual = Dual(self.setting(features, mdp.start), moments)
-        return self.told(fitted(self.minimise(dual), dual, moments, None))
+        return self.told(fitted(self.minimise(dual), dual, moments, None, 0))
 
     def setting(self, features: Features, start: Weights) -> Setting:
         return Setting(
@@ -91,11 +92,7 @@ class MaxCausalEntIRL:
         """Undiscounted, for every decision is as telling as any other."""
         if self.horizon is None:
             return count(known, mdp, discount=1.0).acting
-        if known.lengths.max() > self.horizon:
-            episode = int(known.lengths.argmax())
-            raise UserError(
-                f"demonstration {episode} has {known.lengths[episode]} actions; the horizon is {self.horizon}"
-            )
+        check_horizon(known, self.horizon, "demonstration")
         return action_counts(known, mdp, horizon=self.horizon)
 
     def minimise(self, objective: PlannedObjective) -> Descent[Plan]:
@@ -122,7 +119,7 @@ def possible(fit: Fit) -> str:
     of τ H(π) + θ·(E_π[φ] - μ), and entropy H is not negative, so no policy's gap is below -g(θ)/‖θ‖₁.
     """
     said = f"with l2 = 0 there may be no finite weights, and these go up to {np.abs(fit.weights).max():.3g}"
-    if isinstance(fit.objective, Likelihood):
+    if not fit.objective.convex:
         return said
     said += f"; the gap is {fit.gap:.3g}"
     if fit.setting.horizon is None and fit.setting.features.mdp.transitions.shape[0] <= QUICK_PAIRS:

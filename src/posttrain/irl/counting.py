@@ -101,6 +101,13 @@ def check_states(demonstrations: Demonstrations, num_states: int) -> None:
         )
 
 
+def check_horizon(known: Demonstrations, horizon: int | None, what: str) -> None:
+    """Refuse an episode of more actions than there are; `what` says whose number is told."""
+    if horizon is not None and known.lengths.max() > horizon:
+        episode = int(known.lengths.argmax())
+        raise UserError(f"{what} {episode} has {known.lengths[episode]} actions; the horizon is {horizon}")
+
+
 def check_actions(known: Demonstrations, mdp: TabularMDP) -> None:
     """Refuse actions and transitions that the world does not have."""
     bad = np.flatnonzero((known.actions < 0) | (known.actions >= mdp.num_actions))

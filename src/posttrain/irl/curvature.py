@@ -28,7 +28,7 @@ def curvature(plan: SoftPlan | FinitePlan, features: Features, flow: ndarray) ->
     if isinstance(plan, SoftPlan):
         return covariance(plan.policy, features, expected_from(plan, features), flow, plan.problem.discount)[0]
     total = np.zeros((features.num_features, features.num_features))
-    ends = at_ends(features)
+    ends = end_slopes(features)
     successors = ends
     for t in reversed(range(len(plan.policy))):
         bend, successors = covariance(plan.policy[t], features, successors, flow[t], plan.problem.discount)
@@ -42,14 +42,14 @@ def expected_from(plan: SoftPlan | FinitePlan, features: Features) -> Successors
     if isinstance(plan, SoftPlan):
         solved: Successors = plan.system.solve(features.averaged(plan.policy))
         return solved
-    ends = at_ends(features)
+    ends = end_slopes(features)
     successors, nobody = ends, np.zeros(len(ends))
     for policy in plan.policy[::-1]:
         successors = covariance(policy, features, successors, nobody, plan.problem.discount)[1] + ends
     return successors
 
 
-def at_ends(features: Features) -> Successors:
+def end_slopes(features: Features) -> Successors:
     """The derivative of V in terminal states; zero elsewhere."""
     mdp = features.mdp
     values = np.zeros((mdp.num_states, features.num_features))

@@ -6,10 +6,10 @@ import numpy as np
 from jaxtyping import Float
 from numpy import ndarray
 
-from posttrain.irl.objectives import Informed, Likelihood, Plan, Setting, log_likelihood
+from posttrain.irl.minimisers import Descent, Point
+from posttrain.irl.objectives import Informed, Plan, Setting, log_likelihood
 from posttrain.irl.planning import Reward, SoftPlan
 from posttrain.irl.rewards import Weights
-from posttrain.irl.solvers import Descent, Point
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -26,6 +26,8 @@ class Fit:
     """Features of an episode of the policy."""
     moments: Weights
     """Features of a demonstration, which `expected` should match."""
+    num_demonstrations: int
+    """How many there were; 0 where there were only moments."""
     gap_error: float
     """The most by which rounding in the solves can have changed an entry of `expected`."""
     log_likelihood: float
@@ -60,7 +62,9 @@ class Fit:
         return len(self.history) - 1
 
 
-def fitted(descent: Descent[Plan], objective: Informed, moments: Weights, actions: ndarray | None) -> Fit:
+def fitted(
+    descent: Descent[Plan], objective: Informed, moments: Weights, actions: ndarray | None, num_demonstrations: int
+) -> Fit:
     """Read everything off the last point."""
     point, setting = descent.point, objective.setting
     plan = point.plan
@@ -68,7 +72,7 @@ def fitted(descent: Descent[Plan], objective: Informed, moments: Weights, action
     num_steps = 0.0 if actions is None else float(actions.sum())
     gap_error = visit_error(plan, visits, setting) * setting.features.largest
     gradient = float(np.linalg.norm(np.abs(point.gradient) + gap_error))
-    certified = setting.l2 > 0 and not isinstance(objective, Likelihood)
+    certified = setting.l2 > 0 and objective.convex
     return Fit(
         weights=point.weights,
         reward=setting.features.rewards(point.weights),
@@ -76,6 +80,7 @@ def fitted(descent: Descent[Plan], objective: Informed, moments: Weights, action
         values=plan.values,
         expected=setting.totals(plan, visits),
         moments=moments,
+        num_demonstrations=num_demonstrations,
         gap_error=gap_error,
         log_likelihood=log_likelihood(plan, actions) / num_steps if actions is not None and num_steps else float("nan"),
         converged=descent.converged,

@@ -20,17 +20,17 @@ from posttrain.irl.divergence import Divergence
 
 NARROW = 300
 """States that separate a world in two, up to which its factors cost less than iterations."""
-FLAT = 2.0
+SQUARE = 2.0
 """The same in units of the root of all its states, which is what separates a square."""
 AIM = 1e-14
 """What an iteration leaves over, as a share of the right-hand side."""
 ACCURACY = 1e-12
 """What may be left over in the end, relative to the largest entries of the right-hand side and the solution."""
-ROUNDS = 3
-"""Times that an iteration is begun again with what the last one left over."""
+ROUNDS = 6
+"""Times that an iteration is begun, each with what the last one left over."""
 MAX_ITERATIONS = 3000
 LARGEST_FACTORED = 20_000
-"""States up to which what no iteration settles is factorised: dense factors of so many take 3 GB."""
+"""States up to which what no iteration settles is factorised however wide: dense factors of so many take 3 GB."""
 
 Direction = Literal["N", "T"]
 """Whether a system is solved as it is, or transposed."""
@@ -47,15 +47,18 @@ class Solver(Protocol):
 def solver(matrix: csc_array, *, wide: bool) -> Solver:
     """What solves I - γ P best; its diagonal must be stored in full.
 
-    Raises RuntimeError where it is singular, which needs discount 1 and a policy that some states never leave; a wide
-    one is found to be so only when it is solved.
+    Raises Divergence where it is singular, which needs discount 1 and a policy that some states never leave; a wide one
+    is found to be so only when it is solved.
     """
     return Iterated(matrix) if wide else factorised(matrix)
 
 
 def factorised(matrix: csc_array) -> SuperLU:
     """LU factors of an M-matrix."""
-    return splu(matrix, permc_spec="MMD_AT_PLUS_A", diag_pivot_thresh=0.0, options={"SymmetricMode": True})
+    try:
+        return splu(matrix, permc_spec="MMD_AT_PLUS_A", diag_pivot_thresh=0.0, options={"SymmetricMode": True})
+    except RuntimeError as singular:
+        raise Divergence("the linear system of a policy is singular: from some states it never ends") from singular
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,50 +73,51 @@ class Iterated:
 
     @cached_property
     def factors(self) -> SuperLU:
-        try:
-            return factorised(self.matrix)
-        except RuntimeError as singular:
-            raise too_near_to_singular(self.matrix.shape[0]) from singular
+        """Those of the entries that this policy leaves; Divergence where they would be too large to try."""
+        entries = self.matrix.tocoo()
+        kept = (entries.data != 0) | (entries.row == entries.col)
+        left = csc_array((entries.data[kept], (entries.row[kept], entries.col[kept])), shape=self.matrix.shape)
+        if left.shape[0] > LARGEST_FACTORED and is_wide(abs(left).tocsr()):
+            raise Divergence(
+                f"the linear system of a policy of {left.shape[0]} states did not settle in {ROUNDS} times "
+                f"{MAX_ITERATIONS} iterations, and its factors would be too large to try"
+            )
+        return factorised(left)
 
     def solve(self, right: ndarray, trans: Direction = "N") -> ndarray:
         """For one right-hand side, or for each column of several.
 
-        Raises Divergence where the system is so near to singular that no iteration settles, and too large for factors.
+        Raises Divergence where neither iterations nor factors solve it.
         """
         table, solution = self.rows if trans == "N" else self.matrix.T, np.empty(right.shape)
         columns, solved = right.reshape(len(right), -1), solution.reshape(len(right), -1)
         for place, column in enumerate(columns.T):
             found = settled(table, column)
-            if found is not None:
-                solved[:, place] = found
-            elif len(right) <= LARGEST_FACTORED:
-                solved[:, place] = self.factors.solve(column, trans)
-            else:
-                raise too_near_to_singular(len(right))
+            solved[:, place] = self.factors.solve(column, trans) if found is None else found
         return solution
 
 
-def too_near_to_singular(num_states: int) -> Divergence:
-    """The error for a policy whose system no iteration settles."""
-    return Divergence(
-        f"the linear system of a policy of {num_states} states is too near to singular: episodes hardly ever end, and "
-        "values diverge. Lower the discount or the temperature, or make each step cost more"
-    )
-
-
 def settled(table: csr_array, right: ndarray) -> ndarray | None:
-    """The solution for one right-hand side; None where no iteration settles."""
+    """The solution for one right-hand side; None where no iteration settles.
+
+    BiCGSTAB looks at what is left over along a direction of its own, which is the right-hand side: of an episode that
+    starts in one state and goes a certain way nothing is left over there after one step, and it breaks down.  So after
+    the first round it is given a guess, whose remainder has some of every direction.
+    """
     with np.errstate(all="ignore"):  # what is not finite is not accepted below
         scale = 1 / table.diagonal()
         scaled = LinearOperator(table.shape, matvec=lambda entries: table @ (scale * entries), dtype=np.float64)
         solution: ndarray = np.zeros(len(right))
-        left_over = right
+        left_over, guess = right, None
         for _ in range(ROUNDS):
             size = float(np.abs(left_over).max())  # scipy takes numbers for 0 that are small in themselves
             if size > 0:
-                step, _ = bicgstab(scaled, left_over / size, rtol=AIM, atol=0.0, maxiter=MAX_ITERATIONS)
-                solution = solution + size * scale * step
-                left_over = right - table @ solution
+                step, _ = bicgstab(scaled, left_over / size, x0=guess, rtol=AIM, atol=0.0, maxiter=MAX_ITERATIONS)
+                nearer = solution + size * scale * step
+                remainder = right - table @ nearer
+                if np.abs(remainder).max() < size:
+                    solution, left_over = nearer, remainder
+                guess = 1e-3 * np.random.default_rng(0).random(len(right))
             if np.abs(left_over).max() <= ACCURACY * (np.abs(right).max() + np.abs(solution).max()):
                 return solution
     return None
@@ -121,23 +125,26 @@ def settled(table: csr_array, right: ndarray) -> ndarray | None:
 
 def is_wide(edges: csr_array) -> bool:
     """Whether the factors of a world would cost more than iterations, going by how many states separate it in two."""
-    narrow: float = max(NARROW, FLAT * edges.shape[0] ** 0.5)
+    narrow: float = max(NARROW, SQUARE * edges.shape[0] ** 0.5)
     return edges.shape[0] > narrow and width(edges) > narrow
 
 
 def width(edges: csr_array) -> int:
     """About how many states separate a world in two: the most at one distance from an end of its largest part.
 
-    States with so many neighbours that an ordering puts them last, such as one to which all return, are left out.
+    Hubs, states with so many neighbours that every distance is short by way of them, such as one to which all return,
+    are counted one by one.
     """
     both = edges + edges.T
     kept = np.flatnonzero(np.diff(both.indptr) <= 16 + 10 * both.shape[0] ** 0.5)
+    num_hubs = int(both.shape[0]) - len(kept)
     if not len(kept):
-        return 0
+        return num_hubs
     both = both[kept][:, kept]
     _, part = connected_components(both, directed=False)
     far, distances = int((part == np.bincount(part).argmax()).argmax()), np.zeros(0)
     for _ in range(2):
         distances = dijkstra(both, directed=False, indices=far, unweighted=True)
         far = int(np.where(np.isfinite(distances), distances, -1).argmax())
-    return int(np.bincount(distances[np.isfinite(distances)].astype(np.int64)).max())
+    levels = np.bincount(distances[np.isfinite(distances)].astype(np.int64))
+    return num_hubs + int(levels.max())

@@ -18,12 +18,12 @@ from posttrain.irl.demonstrations import Demonstrations
 from posttrain.irl.divergence import Divergence
 from posttrain.irl.feasibility import constant_cost
 from posttrain.irl.mdp import TabularMDP
+from posttrain.irl.minimisers import ARMIJO, SMALLEST_STEP, Descent, Point, Rescaled, minimise_newton, rescaled
 from posttrain.irl.objectives import Setting
 from posttrain.irl.occupancies import occupancy_from
 from posttrain.irl.paths import PathPlan, PerState, executed_slopes, path_curvature, path_partition
 from posttrain.irl.planning import Policy
 from posttrain.irl.rewards import Features, LinearReward, Weights, dense
-from posttrain.irl.solvers import ARMIJO, SMALLEST_STEP, Descent, Point, Rescaled, minimise_newton, rescaled
 
 PATIENCE = 15
 """Steps in which the way to algorithm 1's zero must shorten by half."""
@@ -123,6 +123,7 @@ class MaxEntIRL:
         require(self.gradient in ("tilted", "algorithm1"), self, "gradient", "is unknown; use 'tilted' or 'algorithm1'")
         require(0 <= self.l2 < np.inf, self, "l2", "is no penalty; use a number >= 0")
         require(self.tolerance > 0, self, "tolerance", "is never reached; use a number > 0")
+        require(self.max_iterations >= 0, self, "max_iterations", "is negative; use a number >= 0")
 
     def fit(self, mdp: TabularMDP, reward: LinearReward, demonstrations: Demonstrations) -> PathFit:
         """The weights of the path distribution that matches the demonstrations, given where each starts."""

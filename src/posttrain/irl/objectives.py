@@ -16,11 +16,12 @@ import numpy as np
 from jaxtyping import Float
 from numpy import ndarray
 
-from posttrain.irl.curvature import Matrix, curvature
+from posttrain.irl.curvature import Matrix, curvature, expected_from
+from posttrain.irl.demonstrations import Demonstrations
 from posttrain.irl.finite_horizon import FinitePlan, soft_finite_horizon
+from posttrain.irl.minimisers import Objective, Point
 from posttrain.irl.planning import Problem, SoftPlan, soft_policy_iteration
 from posttrain.irl.rewards import Features, Weights
-from posttrain.irl.solvers import Objective, Point
 
 Plan = SoftPlan | FinitePlan
 
@@ -80,8 +81,15 @@ class PlannedObjective(Objective[Plan], Protocol):
 class Informed(PlannedObjective, Protocol):
     """An objective that can say what its data tell of the weights."""
 
+    @property
+    def convex(self) -> bool:
+        """Whether its only minimum is the one that is found."""
+
     def information(self, point: Point[Plan]) -> Matrix:
         """The curvature that data are expected to give it there, without the penalty: never negative."""
+
+    def scatter(self, point: Point[Plan], known: Demonstrations) -> Matrix:
+        """The covariance over demonstrations of what each adds to the gradient there."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,6 +98,7 @@ class Dual:
 
     setting: Setting
     moments: Weights
+    convex: bool = True
 
     def at(self, weights: Weights, guess: Plan | None = None) -> Point[Plan]:
         """g, ∇g and ∇²g = Σ_s D(s) Cov_π(dQ)/τ + l2."""
@@ -114,6 +123,14 @@ class Dual:
         visits = point.plan.visits(self.setting.sources())
         return curvature(point.plan, self.setting.features, visits) / self.setting.temperature
 
+    def scatter(self, point: Point[Plan], known: Demonstrations) -> Matrix:
+        """Of the features of an episode less what the policy expects from where it starts."""
+        features = self.setting.features
+        expected = expected_from(point.plan, features)[known.states[known.first_visits]]
+        apart = features.per_episode(known, self.setting.discount) - expected
+        spread: Matrix = apart.T @ apart / len(known)
+        return spread
+
 
 @dataclass(frozen=True, eq=False)
 class Likelihood:
@@ -122,6 +139,7 @@ class Likelihood:
     setting: Setting
     counts: Float[ndarray, "*time state action"]
     """Per demonstration; with an axis of time where there is a horizon."""
+    convex: bool = False
 
     def at(self, weights: Weights, guess: Plan | None = None) -> Point[Plan]:
         """L, ∇L and ∇²L.
@@ -150,6 +168,10 @@ class Likelihood:
     def information(self, point: Point[Plan]) -> Matrix:
         """Fisher's: Σ c(s) Cov_π(dQ)/τ², what the Hessian is on average over actions of the policy."""
         return curvature(point.plan, self.setting.features, self.counts.sum(axis=-1)) / self.setting.temperature**2
+
+    def scatter(self, point: Point[Plan], known: Demonstrations) -> Matrix:
+        """Fisher's information, which is that covariance where the model is right."""
+        return self.information(point)
 
     def adjoint_sources(self) -> ndarray:
         """γ Pᵀ c - c: where the demonstrations went, less where they acted."""

@@ -7,10 +7,8 @@ from numpy import ndarray
 from posttrain.errors import UserError
 from posttrain.irl.divergence import Divergence
 from posttrain.irl.linear_systems import next_state_table, system
-from posttrain.irl.mdp import TabularMDP, reachable
+from posttrain.irl.mdp import SUM_TOLERANCE, TabularMDP, reachable
 from posttrain.irl.planning import UNBOUNDED, Policy, check_discount
-
-SUM_TOLERANCE = 1e-8
 
 
 def occupancy(mdp: TabularMDP, policy: Policy, *, discount: float) -> Float[ndarray, " state"]:
@@ -36,8 +34,8 @@ def occupancy_from(
         policy = np.where(visited[:, None], policy, 0.0)
     try:
         visits: ndarray = system(mdp, policy, discount).solve(start, "T")
-    except RuntimeError as singular:
-        raise too_long(discount) from singular
+    except Divergence as error:
+        raise Divergence(f"occupancy diverges at discount {discount}: {error}") from error
     if not np.abs(visits).max() < UNBOUNDED:
         raise too_long(discount)
     return visits

@@ -87,7 +87,11 @@ def path_partition(mdp: TabularMDP, reward: PerState, *, guess: PerState | None 
         raise Divergence(f"the partition function is infinite: state {mdp.states[lost[0]]} can never reach an end")
     uniform = csr_array((choices.data / mdp.num_actions, choices.indices, choices.indptr), shape=choices.shape)
     worth = np.where(mdp.terminal, reward, reward + np.log(mdp.num_actions))
-    return newton(mdp, choices, reward, resolvent(uniform, wide=mdp.wide).solve(worth))
+    try:
+        first = resolvent(uniform, wide=mdp.wide).solve(worth)
+    except Divergence as error:
+        raise infinite(reward) from error
+    return newton(mdp, choices, reward, first)
 
 
 def newton(mdp: TabularMDP, choices: csr_array, reward: PerState, values: PerState) -> PathPlan:
@@ -99,8 +103,8 @@ def newton(mdp: TabularMDP, choices: csr_array, reward: PerState, values: PerSta
             onwards = resolvent(following, wide=mdp.wide)
             left_over = updated - values
             step = onwards.solve(left_over)
-        except RuntimeError as singular:
-            raise infinite(reward) from singular
+        except Divergence as error:
+            raise infinite(reward) from error
         values = values + step
         moved, largest = float(np.abs(step).max()), float(np.abs(values).max())
         if not largest < UNBOUNDED * scale:

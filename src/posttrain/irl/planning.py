@@ -13,6 +13,7 @@ At discount 1 episodes must end: the values are finite only while a step's rewar
 τ log A).  Where they are not, `Divergence` says so; no function here returns NaN or infinity.
 """
 
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property, reduce
 
@@ -133,12 +134,13 @@ class Problem:
             f"{'give it a way out' if met else 'leave it out of the world: no episode comes there'}"
         )
 
-    def system(self, policy: Policy) -> Solver:
-        """The policy's linear system."""
+    def solve(self, policy: Policy, right: Float[ndarray, " state"]) -> tuple[Solver, Float[ndarray, " state"]]:
+        """The policy's linear system, and its solution for a right-hand side."""
         try:
-            return system(self.mdp, policy, self.discount)
-        except RuntimeError as singular:
-            raise self.diverged("the policy it improves towards never ends an episode") from singular
+            forwards = system(self.mdp, policy, self.discount)
+            return forwards, forwards.solve(right)
+        except Divergence as error:
+            raise self.diverged(str(error)) from error
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -170,6 +172,8 @@ def value_iteration(
     """
     check_discount(discount)
     check_reward(mdp, reward)
+    if not tolerance >= 0:
+        raise UserError(f"tolerance = {tolerance}: use a number >= 0")
     steps, ends = per_action(mdp, reward), at_ends(mdp, reward)
     values, watch = ends, Watch(mdp.num_states)
     for sweep in range(1, MAX_SWEEPS + 1):
@@ -183,7 +187,8 @@ def value_iteration(
             break
         best = greedy_policy(mdp, q) if sweep % LEAP == 0 else None
         if best is not None and (discount < 1 or always_ends(mdp, best)):
-            values = system(mdp, best, discount).solve(ends + (best * steps).sum(axis=1))
+            with suppress(Divergence):  # then sweeps go on
+                values = system(mdp, best, discount).solve(ends + (best * steps).sum(axis=1))
     raise Divergence(
         f"value iteration does not settle at discount {discount} (and temperature 0): a sweep still changes "
         f"a value by {change:.3g}. Use a lower discount, or a world in which every paid loop ends"
@@ -223,7 +228,7 @@ def soft_value_iteration(problem: Problem, *, tolerance: float = TOLERANCE) -> S
         ratio = problem.discount if problem.discount < 1 else seen
         settled = change * ratio <= (1 - ratio) * tolerance * max(problem.scale, largest)
         if settled or change <= ROUNDING * largest:
-            forwards = problem.system(policy)
+            forwards, _ = problem.solve(policy, values)
             return SoftPlan(problem=problem, values=values, policy=policy, system=forwards)
         if watch.stuck(change):
             break
@@ -252,7 +257,7 @@ def soft_policy_iteration(problem: Problem, *, guess: Float[ndarray, " state"] |
     uniform = np.full((mdp.num_states, mdp.num_actions), 1 / mdp.num_actions)
     worth = problem.step_rewards.mean(axis=1) + problem.temperature * np.log(mdp.num_actions)
     values = np.where(mdp.terminal, problem.end_values, worth)
-    return newton(problem, problem.system(uniform).solve(values))
+    return newton(problem, problem.solve(uniform, values)[1])
 
 
 def newton(problem: Problem, values: Float[ndarray, " state"]) -> SoftPlan:
@@ -260,8 +265,8 @@ def newton(problem: Problem, values: Float[ndarray, " state"]) -> SoftPlan:
     before = np.inf
     for _ in range(MAX_SOLVES):
         updated, policy = problem.sweep(values)
-        forwards, left_over = problem.system(policy), updated - values
-        step = forwards.solve(left_over)
+        left_over = updated - values
+        forwards, step = problem.solve(policy, left_over)
         values = values + step
         largest, moved = float(np.abs(values).max()), float(np.abs(step).max())
         if not largest < UNBOUNDED * problem.scale:

@@ -23,14 +23,14 @@ from numpy import ndarray
 
 from posttrain.errors import UserError
 from posttrain.irl.causal import MaxCausalEntIRL
-from posttrain.irl.counting import check_whole, count, in_world, initial_histogram
+from posttrain.irl.counting import check_horizon, check_whole, count, in_world, initial_histogram
 from posttrain.irl.curvature import Matrix
 from posttrain.irl.demonstrations import Demonstrations
 from posttrain.irl.fitting import Fit, fitted
 from posttrain.irl.mdp import TabularMDP
+from posttrain.irl.minimisers import Point
 from posttrain.irl.objectives import Dual, Plan, Setting
 from posttrain.irl.rewards import LinearReward, Weights
-from posttrain.irl.solvers import Point
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,6 +41,7 @@ class Joint:
     differences: Float[ndarray, "pair feature"]
     """Features of the preferred path less those of the other."""
     num_demonstrations: int
+    convex: bool = True
 
     @property
     def setting(self) -> Setting:
@@ -53,7 +54,7 @@ class Joint:
         share = 1 / self.num_demonstrations
 
         def bend() -> Matrix:
-            return point.hessian + self.scatter(weights) / tau
+            return point.hessian + self.doubt_scatter(weights) / tau
 
         return Point(
             weights=weights,
@@ -65,14 +66,19 @@ class Joint:
 
     def information(self, point: Point[Plan]) -> Matrix:
         """The Hessian without its penalty."""
-        return self.dual.information(point) + self.scatter(point.weights) / self.setting.temperature
+        return self.dual.information(point) + self.doubt_scatter(point.weights) / self.setting.temperature
+
+    def scatter(self, point: Point[Plan], known: Demonstrations) -> Matrix:
+        """What the demonstrations add to the gradient, and the comparisons."""
+        spread: Matrix = self.dual.scatter(point, known) + self.doubt_scatter(point.weights)
+        return spread
 
     def doubts(self, weights: Weights) -> Float[ndarray, " pair"]:
         """The probability of the opposite of each preference, σ(-θ·Δφ/τ)."""
         opposite: ndarray = np.exp(-np.logaddexp(0, self.differences @ weights / self.setting.temperature))
         return opposite
 
-    def scatter(self, weights: Weights) -> Matrix:
+    def doubt_scatter(self, weights: Weights) -> Matrix:
         """The covariance of what the comparisons add to the gradient, per demonstration: Σ σ(1 - σ) Δφ Δφᵀ / N."""
         doubts = self.doubts(weights)
         spread: Matrix = (self.differences * (doubts * (1 - doubts))[:, None]).T @ self.differences
@@ -107,6 +113,8 @@ def fit_jointly(
             f"comparison {apart[0]}: the episodes start in states {mdp.states[starts[0][apart[0]]]} and "
             f"{mdp.states[starts[1][apart[0]]]}; only paths from the same start have such odds"
         )
+    for side, episodes in (("preferred", preferred), ("other", others)):
+        check_horizon(episodes, irl.horizon, f"the {side} episode of comparison")
     differences = features.per_episode(preferred, irl.discount) - features.per_episode(others, irl.discount)
     joint = Joint(Dual(setting, moments), differences, len(known))
-    return irl.told(fitted(irl.minimise(joint), joint, moments, irl.action_counts(known, mdp)))
+    return irl.told(fitted(irl.minimise(joint), joint, moments, irl.action_counts(known, mdp), len(known)))

@@ -41,7 +41,7 @@ class LinearReward:
         rows = mdp.num_states * (mdp.num_actions if self.on == "state_action" else 1)
         if table.ndim != 2 or table.shape[0] != rows or table.shape[1] < 1:
             raise UserError(
-                f"features on {self.on} have the shape {self.features.shape}; use {rows} rows, one for each "
+                f"features on {self.on} have the shape {table.shape}; use {rows} rows, one for each "
                 f"{'pair of state and action' if self.on == 'state_action' else 'state'}, and a column for each feature"
             )
         check_finite(table)

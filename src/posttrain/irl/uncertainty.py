@@ -12,12 +12,10 @@ from jaxtyping import Bool, Float
 from numpy import ndarray
 
 from posttrain.errors import UserError
-from posttrain.irl.counting import in_world
-from posttrain.irl.curvature import Matrix, expected_from
+from posttrain.irl.counting import count, in_world
+from posttrain.irl.curvature import Matrix
 from posttrain.irl.demonstrations import Demonstrations
 from posttrain.irl.fitting import Fit
-from posttrain.irl.objectives import Likelihood
-from posttrain.irl.preferences import Joint
 from posttrain.irl.rewards import Weights
 
 NO_CURVATURE = 1e-13
@@ -80,28 +78,28 @@ def confidence_intervals(fit: Fit, demonstrations: Demonstrations, *, level: flo
     """
     if not 0 < level < 1:
         raise UserError(f"level = {level}: use a probability, such as 0.95")
-    report, num_episodes = identifiability(fit), len(demonstrations)
-    match fit.objective:
-        case Likelihood() as likelihood:
-            spread = likelihood.information(fit.point)
-        case Joint() as joint:
-            spread = surprise(fit, demonstrations) + joint.scatter(fit.weights)
-        case _:
-            spread = surprise(fit, demonstrations)
+    report, known = identifiability(fit), the_fitted(demonstrations, fit)
+    spread = fit.objective.scatter(fit.point, known)
     bend = inverse(fit, report)
-    deviation = np.sqrt(np.maximum(np.diag(bend @ spread @ bend), 0) / num_episodes)
+    deviation = np.sqrt(np.maximum(np.diag(bend @ spread @ bend), 0) / len(known))
     reach = np.where(report.identified, NormalDist().inv_cdf((1 + level) / 2) * deviation, np.inf)
     return Intervals(low=fit.weights - reach, high=fit.weights + reach)
 
 
-def surprise(fit: Fit, demonstrations: Demonstrations) -> Matrix:
-    """The covariance over episodes of their features less what the policy expects from where they start."""
+def the_fitted(demonstrations: Demonstrations, fit: Fit) -> Demonstrations:
+    """The same in the world of the fit; refuses others than those that were fitted, where it was not exact moments."""
     features = fit.setting.features
     known = in_world(demonstrations, features.mdp)
-    expected = expected_from(fit.point.plan, features)[known.states[known.first_visits]]
-    apart = features.per_episode(known, fit.setting.discount) - expected
-    spread: Matrix = apart.T @ apart / len(known)
-    return spread
+    if not fit.num_demonstrations:
+        return known
+    moments = features.observed(count(known, features.mdp, discount=fit.setting.discount))
+    same = np.allclose(moments, fit.moments, rtol=1e-9, atol=1e-12 * features.largest)
+    if len(known) != fit.num_demonstrations or not same:
+        raise UserError(
+            f"these {len(known)} demonstrations are not the {fit.num_demonstrations} of the fit: "
+            "intervals are those of the demonstrations that were fitted"
+        )
+    return known
 
 
 def inverse(fit: Fit, report: Identifiability) -> Matrix:

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from posttrain.irl.causal import MaxCausalEntIRL
 from posttrain.irl.fitting import Fit
 from posttrain.irl.maxent import MaxEntIRL, PathDual, PathFit
+from posttrain.irl.minimisers import Descent, Point
 from posttrain.irl.objectives import Plan, PlannedObjective, Setting
 from posttrain.irl.paths import PathPlan, PerState
 from posttrain.irl.rewards import Features, Weights
-from posttrain.irl.solvers import Descent, Point
 
 Tell = Callable[[Mapping[str, float]], None]
 """Is told the numbers of each evaluation."""

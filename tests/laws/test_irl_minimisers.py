@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from posttrain.irl.divergence import Divergence
-from posttrain.irl.solvers import Point, acceptable, lbfgs_step, minimise_lbfgs, minimise_newton, trusted_step
+from posttrain.irl.minimisers import Point, acceptable, lbfgs_step, minimise_lbfgs, minimise_newton, trusted_step
 
 SEEDS = st.integers(0, 10_000)
 
