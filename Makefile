@@ -11,7 +11,7 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test soak check lint format types docs bench mutants constraints clean
+.PHONY: help demo test test-gymnasium soak check lint format types docs bench mutants constraints clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' Makefile
@@ -21,6 +21,9 @@ demo: .venv/.ok ## install, then train the bundled model on Countdown and show i
 
 test: .venv/.ok ## the whole test suite: no network, no GPU
 	$(BIN)/python -m pytest -n 2 --durations=10
+
+test-gymnasium: .venv/.ok .gymnasium-0.29/.ok ## the tests of inverse RL once more, on gymnasium 0.29
+	PYTHONPATH=.gymnasium-0.29 $(BIN)/python -m pytest -n 2 -k "irl or learned_environment"
 
 soak: .venv/.ok ## a hundred thousand programs, and completions through workers, and what they leave behind
 	$(BIN)/python -m tests.soak --items 100000
@@ -56,7 +59,7 @@ constraints: .venv/.ok ## resolve every dependency anew into constraints.txt
 	    --constraints - --custom-compile-command 'make constraints' --no-annotate --output-file constraints.txt pyproject.toml
 
 clean: ## remove what make made; runs/ stays
-	rm -rf .venv .venv-trl .venv-imitation dist docs/_build docs/api .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-trl .venv-imitation .gymnasium-0.29 dist docs/_build docs/api .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 # .ok is written last and removed first, so that a half-made environment is made again and never used.
 .venv/.ok: pyproject.toml constraints.txt
@@ -70,4 +73,9 @@ ifeq ($(TORCH),cpu)
 	    2>/dev/null || echo "PyTorch's CPU index cannot be reached: taking torch from the usual package index"
 endif
 	@$(PIP) install -q -c constraints.txt -e '.[dev]'
+	@touch $@
+
+# It shadows the newer one that .venv has; everything else is shared.
+.gymnasium-0.29/.ok: .venv/.ok
+	$(PIP) install -q --no-deps --upgrade --target .gymnasium-0.29 gymnasium==0.29.1
 	@touch $@

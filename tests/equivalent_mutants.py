@@ -9,19 +9,10 @@ BECAUSE: dict[str, list[tuple[str, str]]] = {
     "The sum is symmetric but for rounding.": [
         ("irl/curvature.py", "return ((total + total) / 2, means)"),
         ("irl/paths.py", "return (total + total) / 2"),
-        ("irl/uncertainty.py", "bend = np.linalg.pinv(hessian, rcond=NO_CURVATURE, hermitian=False)"),
     ],
     "It is divided by its own sum, or compared with another of its kind.": [
         ("irl/paths.py", "through[self.mdp.terminal] = 2"),
         ("irl/comparison.py", "return float((shaped[0] * shaped[1]).sum())"),
-    ],
-    "Where rounding keeps steps from shrinking, it is tried for some more or fewer of them.": [
-        *(
-            (file, f"as_far_as_rounding_allows = before {much} <= moved <= 1e-06 * largest")
-            for file in ("irl/planning.py", "irl/paths.py")
-            for much in ("* 2", "/ 3")
-        ),
-        ("irl/paths.py", "as_far_as_rounding_allows = before / 2 <= moved <= 1e-06 / largest"),
     ],
     "Entries for the same place add up wherever the table is used.": [
         ("irl/paths.py", "no choices.sum_duplicates()"),
@@ -40,7 +31,6 @@ BECAUSE: dict[str, list[tuple[str, str]]] = {
         ),
     ],
     "Every stored outcome is possible, and no draw but 0 falls on an edge.": [
-        ("irl/sampling.py", "outcome = outcomes[row].searchsorted(rng.random(), side='left')"),
         (
             "recovery/environment.py",
             "outcome = cumulative(table.data[first:last]).searchsorted(self.np_random.random(), side='left')",
@@ -59,15 +49,12 @@ BECAUSE: dict[str, list[tuple[str, str]]] = {
         ("advantages.py", "largest = centred.positive().amax(dim=1, keepdim=True)"),
     ],
     "Which solver is used, for speed: each finds the same.": [
-        ("irl/feasibility.py", "if not size > 2000:"),
-        ("irl/feasibility.py", "if size < 2000:"),
-        ("irl/feasibility.py", "if size > 1:"),
+        ("irl/feasibility.py", "if not len(units) > 2000:"),
+        ("irl/feasibility.py", "if len(units) < 2000:"),
+        ("irl/feasibility.py", "if len(units) > 1:"),
     ],
     "Zeros are never stored.": [
         ("irl/mdp.py", "bad = np.flatnonzero(~(table.data > 0) | ~np.isfinite(table.data))"),
-    ],
-    "test_architecture.py forbids it, by reading the sources.": [
-        ("irl/demonstrations.py", "with np.load(path, allow_pickle=True) as arrays:"),
     ],
     "It is only compared with 1.": [
         ("irl/maxent.py", "check_whole(known, mdp, discount=2.0, horizon=None)"),
@@ -86,28 +73,6 @@ BECAUSE: dict[str, list[tuple[str, str]]] = {
                 ("irl/causal.py", "solver", ("newton", "lbfgs")),
                 ("irl/maxent.py", "gradient", ("tilted", "algorithm1")),
             )
-        ),
-    ],
-    "Where a descent starts, and not where it ends.": [
-        (
-            "irl/causal.py",
-            "no check_whole(known, setting.features.mdp, discount=self.discount, horizon=self.horizon)",
-        ),
-    ],
-    "A search follows what is stored, whatever its number, and what is more than the states is cut off.": [
-        *(
-            ("irl/mdp.py", line)
-            for line in (
-                "towards = csr_array((np.zeros_like(edges.data), edges.indices, edges.indptr), shape=edges.shape).T.tocsr()",
-                "rooted = csr_array((np.zeros(len(indices)), indices, indptr), shape=(num_states + 1, num_states + 1))",
-                "found = np.zeros(num_states + 2, dtype=bool)",
-            )
-        ),
-    ],
-    "A hint to the solver, for speed.": [
-        (
-            "irl/linear_systems.py",
-            "return splu(matrix, permc_spec='MMD_AT_PLUS_A', diag_pivot_thresh=0.0, options={'SymmetricMode': False})",
         ),
     ],
 }

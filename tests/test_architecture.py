@@ -9,6 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.equivalent_mutants import EQUIVALENT
+from tests.mutations import mutants
+
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "posttrain"
 
@@ -199,3 +202,10 @@ def test_nothing_read_or_sampled_can_run_as_code(path: Path) -> None:
         assert keyword(call, "allow_pickle") is not True, f"{where} with allow_pickle"
         assert keyword(call, "trust_remote_code") is not True, f"{where} with trust_remote_code"
         assert keyword(call, "shell") is not True, f"{where} with shell=True"
+
+
+@pytest.mark.parametrize("file", sorted({file for file, _ in EQUIVALENT}))
+def test_a_mutant_that_is_called_equivalent_is_one_that_is_made(file: str) -> None:
+    """Else its line has changed, and the reason may no longer hold."""
+    made = {mutant.after for mutant in mutants(file)}
+    assert {line for name, line in EQUIVALENT if name == file} <= made
