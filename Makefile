@@ -14,7 +14,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 .PHONY: help demo test test-gymnasium soak check lint format types docs bench mutants constraints clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' Makefile
 
 demo: .venv/.ok ## install, then train the bundled model on Countdown and show it before and after
 	$(BIN)/posttrain rl recipes/countdown-tiny.yaml --run.overwrite
