@@ -92,6 +92,7 @@ def test_a_network_that_gives_no_reward_for_each_state_is_refused() -> None:
         NeuralIRL(discount=0.1).fit(world, torch.nn.Flatten(0), torch.zeros(9, 1), walks)
 
 
+@pytest.mark.filterwarnings("ignore:.* demonstrations are truncated")
 def test_it_stops_at_the_last_step_or_at_the_tolerance_and_tells_of_each() -> None:
     world = IcyGridWorld(3, terminal=())
     walks = sample_demonstrations(
@@ -112,6 +113,7 @@ def test_it_stops_at_the_last_step_or_at_the_tolerance_and_tells_of_each() -> No
         NeuralIRL(discount=0.9).fit(world, numbers, torch.arange(9), walks)
 
 
+@pytest.mark.filterwarnings("ignore:.* demonstrations are truncated")
 def test_a_reward_for_each_state_moves_by_its_own_visits() -> None:
     """With one free number per state Adam's first step is ± the learning rate: up where demonstrations were oftener."""
     world = IcyGridWorld(3, terminal=())
