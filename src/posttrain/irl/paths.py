@@ -24,7 +24,7 @@ from posttrain.irl.divergence import Divergence
 from posttrain.irl.linear_solvers import Solver
 from posttrain.irl.linear_systems import resolvent, system
 from posttrain.irl.mdp import TabularMDP
-from posttrain.irl.planning import MAX_SOLVES, TOLERANCE, UNBOUNDED, Policy, check_reward
+from posttrain.irl.planning import MAX_SOLVES, UNBOUNDED, Policy, arrived, check_reward
 
 PerState = Float[ndarray, " state"]
 
@@ -109,9 +109,7 @@ def newton(mdp: TabularMDP, choices: csr_array, reward: PerState, values: PerSta
         moved, largest = float(np.abs(step).max()), float(np.abs(values).max())
         if not largest < UNBOUNDED * scale:
             break
-        # As in soft planning: no more than rounding, made large by paths that are long.
-        rounding = np.abs(left_over).max() <= TOLERANCE * largest and before / 2 <= moved <= 1e-6 * largest
-        if moved <= TOLERANCE * max(scale, largest) or rounding:
+        if arrived(left_over, moved, before, largest=largest, scale=scale):
             if not onwards.solve(np.ones(len(values))).max() < UNBOUNDED:
                 break
             return PathPlan(mdp=mdp, values=values, following=following, system=onwards)

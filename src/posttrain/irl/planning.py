@@ -271,14 +271,21 @@ def newton(problem: Problem, values: Float[ndarray, " state"]) -> SoftPlan:
         largest, moved = float(np.abs(values).max()), float(np.abs(step).max())
         if not largest < UNBOUNDED * problem.scale:
             break
-        # A step may be no more than the rounding of a small remainder, made large by episodes that are long.
-        rounding = np.abs(left_over).max() <= TOLERANCE * largest and before / 2 <= moved <= 1e-6 * largest
-        if moved <= TOLERANCE * max(problem.scale, largest) or rounding:
+        if arrived(left_over, moved, before, largest=largest, scale=problem.scale):
             if problem.discount == 1 and not forwards.solve(np.ones(len(values))).max() < UNBOUNDED:
                 break
             return SoftPlan(problem=problem, values=values, policy=policy, system=forwards)
         before = moved
     raise problem.diverged(f"values reach {largest:.3g} and episodes hardly ever end")
+
+
+def arrived(left_over: Float[ndarray, " state"], moved: float, before: float, *, largest: float, scale: float) -> bool:
+    """Whether Newton's method has nothing more to gain: it moved values by `moved` and, the last time, by `before`.
+
+    A step may be no more than the rounding of a small remainder, made large by episodes that are long.
+    """
+    rounding = bool(np.abs(left_over).max() <= TOLERANCE * largest) and before / 2 <= moved <= 1e-6 * largest
+    return moved <= TOLERANCE * max(scale, largest) or rounding
 
 
 def check_discount(discount: float) -> None:
