@@ -171,3 +171,17 @@ def test_a_fit_is_the_same_by_iteration(irl, monkeypatch) -> None:
     found = irl.fit(thick, reward, shown)
     np.testing.assert_allclose(found.weights, exact.weights, atol=1e-6)
     np.testing.assert_allclose(found.policy, exact.policy, atol=1e-8)
+
+
+def path_of(states: list[int], num_states: int) -> csr_array:
+    """Steps from each of the states to the next in the list."""
+    return csr_array((np.full(len(states) - 1, 0.1), (states[:-1], states[1:])), shape=(num_states, num_states))
+
+
+def test_a_width_counts_steps_from_an_end_of_the_largest_part() -> None:
+    assert width(state_graph(IcyGridWorld(30))) == 30, "from a corner, whatever the probabilities"
+    assert width(path_of([3, 1, 0, 2, 4], 5)) == 1, "though the first state is its middle"
+    assert width(path_of([*range(5), *range(9, 4, -1)], 10)) == 1, "and steps lead one way only"
+    beside = path_of([0, 1], 32) + csr_array((np.ones(27), ([2] * 27, range(3, 30))), shape=(32, 32))
+    assert width(beside) == 26, "two states apart from a star, of which one point is the end"
+    assert width(csr_array((4, 4))) == 1
