@@ -35,7 +35,8 @@ def occupancy_from(
     try:
         visits: ndarray = system(mdp, policy, discount).solve(start, "T")
     except Divergence as error:
-        raise Divergence(f"occupancy diverges at discount {discount}: {error}") from error
+        said = f"occupancy diverges at discount {discount}: {error}"
+        raise Divergence(f"{said}. Use a lower discount or a horizon") from error
     if not np.abs(visits).max() < UNBOUNDED:
         raise too_long(discount)
     return visits

@@ -261,7 +261,7 @@ def soft_policy_iteration(problem: Problem, *, guess: Float[ndarray, " state"] |
 
 
 def newton(problem: Problem, values: Float[ndarray, " state"]) -> SoftPlan:
-    """The iteration above, until it no longer moves; the factors of its last step are those of the plan."""
+    """The iteration above, until it no longer moves; the system of its last step is that of the plan."""
     before = np.inf
     for _ in range(MAX_SOLVES):
         updated, policy = problem.sweep(values)
