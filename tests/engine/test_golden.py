@@ -1,8 +1,7 @@
-"""Twenty float64 steps whose numbers are kept: a change of numerics must be declared.
+"""Runs through the real loops in float64 whose numbers are kept: a change of numerics must be declared.
 
-Everything takes part: sampling, shared prompts, the clipped surrogate, a KL term, micro-batches, clipping, AdamW, a
-warm-up and a schedule.  A change that is meant to leave numbers as they are must pass.  One that is not writes them
-anew with
+golden.py says what takes part.  A change that is meant to leave numbers as they are must pass, though the calls that
+make the runs may change with the code.  One that is not writes them anew with
 
     .venv/bin/python -m tests.engine.test_golden
 
@@ -11,43 +10,53 @@ another order of the float64 sums moves the last step's numbers by 1e-15, so the
 """
 
 import json
+import tempfile
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
-import torch
 
-from posttrain.training.options import UpdateOptions
-from tests.tiny import tiny_policy, weights
-from tests.toy import Toy, train_on
+from tests.engine import golden
 
 GOLDEN = Path(__file__).parents[1] / "data" / "golden.json"
-KEPT = ("loss", "reward", "kl", "grad_norm", "tokens/trained")
-TOY = Toy(
-    algorithm={"name": "grpo", "kl": {"coefficient": 0.05}},
-    update=UpdateOptions(
-        learning_rate=1e-2, warmup_steps=3, schedule="cosine", weight_decay=0.1, tokens_per_microbatch=60
-    ),
-    group_size=4,
-    temperature=0.9,
-)
 
 
-def golden_run() -> dict[str, list[float]]:
-    policy = tiny_policy()
-    steps = list(train_on(TOY, policy))
-    final = weights(policy)
-    # Two numbers that no exchange of weights leaves alone.
-    checksum = [final.norm().item(), (final @ torch.linspace(-1, 1, len(final), dtype=torch.float64)).item()]
-    return {**{name: [step[name] for step in steps] for name in KEPT}, "weights": checksum}
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Any]:
+    return golden.all_runs(tmp_path_factory.mktemp("golden"))
 
 
-def test_twenty_steps_give_the_numbers_that_were_kept() -> None:
-    expected, actual = json.loads(GOLDEN.read_text(encoding="utf-8")), golden_run()
-    assert len(actual["loss"]) == 20
-    assert expected.keys() == actual.keys()
-    for name, numbers in expected.items():
-        assert actual[name] == pytest.approx(numbers, rel=1e-9, abs=1e-11), name
+def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Every number, word and null with the path that leads to it; an empty list or mapping as itself."""
+    items = value.items() if isinstance(value, Mapping) else enumerate(value) if isinstance(value, list) else ()
+    inner = [leaf for key, item in items for leaf in leaves(item, f"{path}/{key}")]
+    yield from inner or [(path, value)]
+
+
+@pytest.mark.parametrize("name", [*golden.RUNS, "supervised"])
+def test_a_run_gives_the_numbers_that_were_kept(name: str, runs: Mapping[str, Any]) -> None:
+    expected = dict(leaves(json.loads(GOLDEN.read_text(encoding="utf-8"))[name]))
+    actual = dict(leaves(json.loads(json.dumps(runs[name]))))
+    assert actual.keys() == expected.keys()
+    for path, value in expected.items():
+        if isinstance(value, float):
+            assert actual[path] == pytest.approx(value, rel=1e-9, abs=1e-11), path
+        else:
+            assert actual[path] == value, path
+
+
+def test_the_runs_do_what_they_are_there_to_guard(runs: Mapping[str, Any]) -> None:
+    loss, reward = runs["kl_in_the_loss"], runs["kl_in_the_reward"]
+    assert {line.get("num_updates") for line in loss["metrics"][1:]} == {4.0}
+    assert any(line["frac_unscored"] > 0 for line in loss["metrics"][1:])
+    assert any(line["num_replaced_groups"] > 0 for line in reward["metrics"][1:])
+    assert all("eval/accuracy_sampled" in line for line in loss["metrics"][2::2])
+    advantages = [value for step in reward["rollouts"] for value in step["advantage"]]
+    assert None in advantages, "no group was set aside"
+    assert any(line["loss"] for line in loss["metrics"][1:])
 
 
 if __name__ == "__main__":
-    GOLDEN.write_text(json.dumps(golden_run(), indent=1) + "\n", encoding="utf-8")
+    with tempfile.TemporaryDirectory() as folder:
+        GOLDEN.write_text(json.dumps(golden.all_runs(Path(folder)), indent=1) + "\n", encoding="utf-8")
