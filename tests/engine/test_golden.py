@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from posttrain.training.options import UpdateOptions
+from posttrain.options.training import UpdateOptions
 from tests.tiny import tiny_policy, weights
 from tests.toy import Toy, train_on
 
