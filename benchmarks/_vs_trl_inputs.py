@@ -24,8 +24,8 @@ from transformers import (
 )
 
 from posttrain.models.rendering import TokenizerRenderer
-from posttrain.tasks.countdown import CountdownTask
-from posttrain.tasks.options import CountdownOptions
+from posttrain.options.countdown import CountdownOptions
+from posttrain.tasks.countdown.countdown_task import CountdownTask
 
 END, PAD = "<|end|>", "<|pad|>"
 CHARACTERS = string.ascii_letters + string.digits + " .,:;?!+-*/()="

@@ -10,14 +10,14 @@ import torch
 from _vs_trl_wire import MIB, Job, Stopwatch, Wire, hash_score
 
 from posttrain.config import Config
-from posttrain.generation.options import RolloutOptions
-from posttrain.models.options import ModelOptions
-from posttrain.tasks.dataset_options import DatasetOptions
-from posttrain.tasks.options import CountdownOptions
-from posttrain.training.clock import Clock
-from posttrain.training.collection import Collected, Moment, collect
+from posttrain.options.countdown import CountdownOptions
+from posttrain.options.dataset import DatasetOptions
+from posttrain.options.model import ModelOptions
+from posttrain.options.rollout import RolloutOptions
+from posttrain.options.training import RunOptions, UpdateOptions
+from posttrain.runs.clock import Clock
+from posttrain.training.collector import Collected, StepContext, collect
 from posttrain.training.metrics import step_metrics
-from posttrain.training.options import RunOptions, UpdateOptions
 from posttrain.training.rl import learn
 from posttrain.training.session import Session, open_session
 from posttrain.training.state import RunState
@@ -54,7 +54,7 @@ class Steps:
 
     def take(self) -> None:
         session, state, step = self.session, self.state, self.state.step + 1
-        moment = Moment(
+        moment = StepContext(
             step=step, weights_version=state.num_updates, clock=self.clock, journal=lambda groups, grades: None
         )
         collected = collect(session, moment)

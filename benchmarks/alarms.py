@@ -20,11 +20,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from posttrain.rewards.arithmetic import postfix, value
-from posttrain.rewards.countdown_credit import CountdownCredit
+from posttrain.rewards.countdown.arithmetic import postfix, value
+from posttrain.rewards.countdown.partial_credit import CountdownCredit
 from posttrain.rewards.shaping import PeriodCount
 from posttrain.rewards.tags import WHITE_SPACE, answer_text
-from posttrain.training.alarms import alarms, repeated_share
+from posttrain.runs.alarms import alarms, repeated_share
 
 RESULTS = Path(__file__).parent / "results" / "alarms.json"
 FOLDER = Path("runs/benchmark-alarms")

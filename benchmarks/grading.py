@@ -15,10 +15,11 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from posttrain.rewards.countdown import Countdown, countdown
+from posttrain.options.demonstrator import Demonstrator
+from posttrain.rewards.countdown.grader import Countdown, countdown
 from posttrain.rewards.tags import END_THINK, THINK
-from posttrain.tasks.countdown_problems import Difficulty, training_problem
-from posttrain.tasks.demonstrations import Demonstrator, demonstrate
+from posttrain.tasks.countdown.demonstrator import demonstrate
+from posttrain.tasks.countdown.problems import Difficulty, training_problem
 
 NUM_GENERATED = 2000
 SECONDS = 1.0

@@ -29,6 +29,7 @@ from posttrain.irl.causal import MaxCausalEntIRL  # noqa: E402
 from posttrain.irl.counting import initial_histogram, visit_totals  # noqa: E402
 from posttrain.irl.course import expert_policy, recover_reward  # noqa: E402
 from posttrain.irl.demonstrations import Demonstrations  # noqa: E402
+from posttrain.irl.episode_sampling import sample_demonstrations  # noqa: E402
 from posttrain.irl.feasibility import smallest_gap  # noqa: E402
 from posttrain.irl.finite_horizon import soft_finite_horizon  # noqa: E402
 from posttrain.irl.grids import IcyGridWorld, tiles  # noqa: E402
@@ -37,7 +38,6 @@ from posttrain.irl.mdp import TabularMDP  # noqa: E402
 from posttrain.irl.occupancies import occupancy  # noqa: E402
 from posttrain.irl.planning import Problem, soft_policy_iteration, value_iteration  # noqa: E402
 from posttrain.irl.rewards import LinearReward  # noqa: E402
-from posttrain.irl.sampling import sample_demonstrations  # noqa: E402
 
 GOAL, SIDE_PRIZE = 24, 8
 Result = TypeVar("Result")

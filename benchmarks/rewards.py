@@ -14,14 +14,14 @@ import sys
 from collections.abc import Callable
 from time import perf_counter
 
-from posttrain.rewards.countdown import countdown
+from posttrain.rewards.countdown.grader import countdown
 from posttrain.rewards.format import strict_format
-from posttrain.rewards.maths import MathsReward
-from posttrain.rewards.sandbox.elsewhere import Elsewhere
-from posttrain.rewards.sandbox.modules import FEW, MANY
-from posttrain.rewards.sandbox.places import Bubblewrap
-from posttrain.rewards.sandbox.pool import Pool
-from posttrain.rewards.sandbox.records import Process, ServerOptions
+from posttrain.rewards.maths.math_reward import MathsReward
+from posttrain.sandbox.backends import Bubblewrap
+from posttrain.sandbox.execution import Process, ServerOptions
+from posttrain.sandbox.modules import FEW, MANY
+from posttrain.sandbox.process_pool import Pool
+from posttrain.sandbox.replay_sandbox import Elsewhere
 
 PROGRAM = "a, b = map(int, input().split())\nprint(a + b)\n"
 GIVEN = b"19 23\n"

@@ -32,7 +32,7 @@ BECAUSE: dict[str, list[tuple[str, str]]] = {
     ],
     "Every stored outcome is possible, and no draw but 0 falls on an edge.": [
         (
-            "recovery/environment.py",
+            "irl_runs/environment.py",
             "outcome = cumulative(table.data[first:last]).searchsorted(self.np_random.random(), side='left')",
         ),
     ],
@@ -46,7 +46,7 @@ BECAUSE: dict[str, list[tuple[str, str]]] = {
         ("irl/minimisers.py", "elif gained > 3 / 4 and size >= 0.9 * radius:"),
     ],
     "It only keeps squares from overflowing, and no entry is more than the group's size times this one.": [
-        ("advantages.py", "largest = centred.positive().amax(dim=1, keepdim=True)"),
+        ("algorithms/advantages.py", "largest = centred.positive().amax(dim=1, keepdim=True)"),
     ],
     "Which solver is used, for speed: each finds the same.": [
         ("irl/feasibility.py", "if not len(units) > 2000:"),
@@ -60,7 +60,7 @@ BECAUSE: dict[str, list[tuple[str, str]]] = {
         ("irl/maxent.py", "check_whole(known, mdp, discount=2.0, horizon=None)"),
     ],
     "Any negative number says that no episode has begun.": [
-        ("recovery/environment.py", "self._state = -2"),
+        ("irl_runs/environment.py", "self._state = -2"),
     ],
     "The tests' type checker refuses it before; test_irl_options.py asks in a process that has none.": [
         *(

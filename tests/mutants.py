@@ -1,7 +1,7 @@
 """Change the maths by one operator, number, term or name at a time: some test must notice each change.
 
 `make mutants` runs it; a mutant that survives names a line that no test pins down.  Name files or folders to try those
-alone: `.venv/bin/python tests/mutants.py losses.py irl/paths.py`.
+alone: `.venv/bin/python tests/mutants.py algorithms/losses.py irl/paths.py`.
 
 The tests of a group of files are collected once, and run once on the code as it is, which tells how long each takes and
 which functions it enters.  Each mutant is then tried in a fork, on the tests that enter the function it changes, until
@@ -59,14 +59,14 @@ class Group:
 
 GROUPS = [
     Group(
-        files=["advantages.py", "token_weights.py", "losses.py", "kl.py"],
+        files=["algorithms/advantages.py", "algorithms/token_weights.py", "algorithms/losses.py", "algorithms/kl.py"],
         suites=["closed_form", "laws", "reference"],
         modules=[f"posttrain.{name}" for name in ("advantages", "token_weights", "losses", "kl", "algorithms")],
     ),
     Group(
-        files=["irl/*.py", "neural_irl.py", "recovery/environment.py", "recovery/measuring.py"],
+        files=["irl/*.py", "neural_irl.py", "irl_runs/environment.py", "irl_runs/measures.py"],
         suites=["closed_form", "laws", "learning", "end_to_end"],
-        modules=["posttrain.irl", "posttrain.neural_irl", "posttrain.recovery"],
+        modules=["posttrain.irl", "posttrain.neural_irl", "posttrain.irl_runs"],
     ),
 ]
 

@@ -13,18 +13,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from posttrain.options.reward import RewardOptions
 from posttrain.records import Finish, Group, Prompt, Rollout
-from posttrain.rewards.answers import Score
-from posttrain.rewards.calling import run
-from posttrain.rewards.calls import Bounds, Row, calls_for
-from posttrain.rewards.code import CodeReward
-from posttrain.rewards.function import RewardFunction
-from posttrain.rewards.graded import Graded
-from posttrain.rewards.loading import load_reward
-from posttrain.rewards.options import RewardOptions
-from posttrain.rewards.sandbox.shared import sandbox_for
-from posttrain.rewards.verdicts import read
-from posttrain.rewards.workers import shared
+from posttrain.rewards.code.code_reward import CodeReward
+from posttrain.rewards.grading.answers import Graded, Score
+from posttrain.rewards.grading.calls import Bounds, RolloutRow, calls_for, read_result
+from posttrain.rewards.grading.dispatch import dispatch
+from posttrain.rewards.grading.function import RewardFunction
+from posttrain.rewards.grading.workers import shared_workers as shared
+from posttrain.rewards.reward_registry import load_reward
+from posttrain.sandbox.sandboxes import sandbox_for
 
 ADD = {"kind": "calls", "entry": "add", "cases": [{"args": [1, 2], "expected": 3}]}
 SUM = {"kind": "stdio", "cases": [{"input": "1 2\n", "output": "3\n"}]}
@@ -180,9 +178,9 @@ def ask(function: RewardFunction, texts: list[str], outcomes: Counter[str]) -> N
         Rollout(sample=i, tokens=(1,), logprobs=(0.0,), finish=Finish.STOP, text=text) for i, text in enumerate(texts)
     )
     group = Group(prompt=prompt, draw=0, rollouts=rollouts)
-    calls = calls_for(function, [Row(group, rollout) for rollout in rollouts], Bounds(may_lose=len(texts)))
-    for call, result in zip(calls, run(calls), strict=True):
-        verdicts = read(call, result)
+    calls = calls_for(function, [RolloutRow(group, rollout) for rollout in rollouts], Bounds(may_lose=len(texts)))
+    for call, result in zip(calls, dispatch(calls), strict=True):
+        verdicts = read_result(call, result)
         one = verdicts[0] if isinstance(verdicts, list) else verdicts
         outcomes[str(one.value) if isinstance(one, Score) else type(one).__name__] += 1
 

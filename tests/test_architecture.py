@@ -163,7 +163,7 @@ def test_a_function_fits_on_a_screen(path: Path) -> None:
 
 @each_source
 def test_a_function_takes_at_most_six_arguments(path: Path) -> None:
-    if module_name(path) == "posttrain.algorithms":
+    if module_name(path) == "posttrain.algorithms.table":
         return  # there a signature is the algorithm's config schema
     for function in functions(path):
         arguments = [*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs]
@@ -181,7 +181,7 @@ def test_annotations_are_real_objects(path: Path) -> None:
 @each_source
 def test_a_broad_except_raises_again(path: Path) -> None:
     """Else a bug looks like a bad rollout; only the sandbox, whose guest may do anything, may swallow."""
-    if module_name(path).startswith("posttrain.rewards.sandbox"):
+    if module_name(path).startswith("posttrain.sandbox"):
         return
     for node in ast.walk(syntax(path)):
         if isinstance(node, ast.ExceptHandler):

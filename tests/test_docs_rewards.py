@@ -9,12 +9,11 @@ from typing import get_args
 
 import pytest
 
-from posttrain.rewards.code_tests import read_tests
-from posttrain.rewards.loading import BUILT_IN
-from posttrain.rewards.options import RewardOptions
-from posttrain.rewards.sandbox_options import SandboxOptions
-from posttrain.rewards.terms_options import Terms
-from posttrain.training import alarms
+from posttrain.options.reward import RewardOptions, Terms
+from posttrain.options.sandbox import SandboxOptions
+from posttrain.rewards.code.unit_tests import read_tests
+from posttrain.rewards.reward_registry import BUILT_IN
+from posttrain.runs import alarms
 from tests.pages import blocks, posttrain, programs, python, write_files
 
 DOCS = Path(__file__).parents[1] / "docs"

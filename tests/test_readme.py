@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from posttrain.algorithms import ALGORITHMS
+from posttrain.algorithms.table import ALGORITHMS
 from tests.pages import blocks, commands, posttrain, programs, python, write_files
 
 ROOT = Path(__file__).parents[1]

@@ -25,15 +25,15 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from posttrain.algorithms import Algorithm
+from posttrain.algorithms.table import Algorithm
 from posttrain.batch import Batch, Judged, collate
 from posttrain.generation.request import Request
-from posttrain.generation.sampling_options import Sampling
 from posttrain.generation.streams import StreamKey
-from posttrain.models.loading import Policy, as_policy
-from posttrain.models.tiny import new_tokenizer
+from posttrain.models.new_model import new_tokenizer
+from posttrain.models.policy import Policy, as_policy
+from posttrain.options.sampling import Sampling
+from posttrain.options.training import UpdateOptions
 from posttrain.records import Finish, Group, Prompt, Rollout
-from posttrain.training.options import UpdateOptions
 from posttrain.training.update import Objective, update
 
 VOCAB, STOP_IDS = 24, (5, 11)

@@ -6,14 +6,14 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from posttrain.algorithms import Algorithm, build_algorithm
+from posttrain.algorithms.table import Algorithm, build_algorithm
 from posttrain.generation.engine import Engine
-from posttrain.generation.sampling_options import Sampling
 from posttrain.generation.streams import StreamKey
-from posttrain.models.loading import Policy
+from posttrain.models.policy import Policy
+from posttrain.options.sampling import Sampling
+from posttrain.options.training import UpdateOptions
 from posttrain.records import Group
 from posttrain.training.optimizer import learning_rate, new_optimizer
-from posttrain.training.options import UpdateOptions
 from posttrain.training.session import frozen_copy
 from posttrain.training.update import Objective, group_logprobs, update
 from tests.tiny import batch_of, request, some_prompts

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from posttrain.config import Config, IrlConfig, SftConfig, as_recipe, load_recipe
-    from posttrain.recovery.run import recover
-    from posttrain.rewards.function import reward_function
-    from posttrain.training.measuring import evaluate
+    from posttrain.irl_runs.run import recover
+    from posttrain.rewards.grading.function import reward_function
+    from posttrain.training.evaluate import evaluate
     from posttrain.training.rl import Run, train
 
 __all__ = [
@@ -38,11 +38,11 @@ HOMES = {
     "SftConfig": "posttrain.config",
     "as_recipe": "posttrain.config",
     "load_recipe": "posttrain.config",
-    "recover": "posttrain.recovery.run",
-    "reward_function": "posttrain.rewards.function",
+    "recover": "posttrain.irl_runs.run",
+    "reward_function": "posttrain.rewards.grading.function",
     "Run": "posttrain.training.rl",
     "train": "posttrain.training.rl",
-    "evaluate": "posttrain.training.measuring",
+    "evaluate": "posttrain.training.evaluate",
 }
 """Where each public name is defined."""
 

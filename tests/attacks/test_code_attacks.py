@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 import pytest
 
-from posttrain.rewards.code import CodeOutcome, CodeReward
-from posttrain.rewards.function import ScoringFailure
-from posttrain.rewards.graded import Graded
+from posttrain.rewards.code.code_reward import CodeOutcome, CodeReward
+from posttrain.rewards.grading.answers import Graded
+from posttrain.rewards.grading.function import ScoringFailure
 
 STDIO = {
     "kind": "stdio",

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from posttrain.rewards.countdown import countdown, countdown_last
+from posttrain.rewards.countdown.grader import countdown, countdown_last
 from posttrain.rewards.format import graded_format, last_format, strict_format
 from tests.attacks.corpus import built, read
 

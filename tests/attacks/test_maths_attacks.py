@@ -5,8 +5,8 @@ import warnings
 from collections import Counter
 from typing import Any
 
-from posttrain.rewards.graded import Graded
-from posttrain.rewards.maths import MathsOutcome, MathsReward, quickly
+from posttrain.rewards.grading.answers import Graded
+from posttrain.rewards.maths.math_reward import MathsOutcome, MathsReward, quickly
 from tests.attacks.corpus import built, read
 
 ITEMS = read("maths.jsonl")

@@ -17,17 +17,18 @@ import pytest
 
 from posttrain.cli import main
 from posttrain.errors import UserError
-from posttrain.rewards.code import CodeOutcome, CodeReward
-from posttrain.rewards.function import ScoringFailure
-from posttrain.rewards.graded import Graded
-from posttrain.rewards.sandbox import remote, shared
-from posttrain.rewards.sandbox.elsewhere import Elsewhere
-from posttrain.rewards.sandbox.places import UNSHARED, Bubblewrap, Container, Place
-from posttrain.rewards.sandbox.probes import SandboxUnavailable
-from posttrain.rewards.sandbox.records import Execution, Exit, Limits, Process
-from posttrain.rewards.sandbox.remote import Remote
-from posttrain.rewards.sandbox.replay import Run
-from posttrain.rewards.sandbox_options import SandboxOptions
+from posttrain.options.sandbox import SandboxOptions
+from posttrain.rewards.code.code_reward import CodeOutcome, CodeReward
+from posttrain.rewards.grading.answers import Graded
+from posttrain.rewards.grading.function import ScoringFailure
+from posttrain.sandbox import remote
+from posttrain.sandbox import sandboxes as shared
+from posttrain.sandbox.backends import UNSHARED, Bubblewrap, Container, Place
+from posttrain.sandbox.execution import Execution, Exit, Limits, Process
+from posttrain.sandbox.probes import SandboxUnavailable
+from posttrain.sandbox.remote import Remote
+from posttrain.sandbox.replay_sandbox import Elsewhere
+from posttrain.sandbox.replay_script import ReplayRun
 from tests.attacks.test_code_attacks import ALL, CHEATS, RIGHT
 
 CONTAINER = os.environ.get("POSTTRAIN_TEST_CONTAINER", "")
@@ -57,7 +58,7 @@ Runs = Callable[[str, bytes, float], "tuple[int | None, bytes, bytes]"]
 def sealed_off(code: str, stdin: bytes, timeout: float) -> tuple[int | None, bytes, bytes]:
     """In bubblewrap: what a service that keeps its word does."""
     limits = Limits(cpu_seconds=(timeout - 2) / 3, output_bytes=1 << 20)
-    ended = Bubblewrap().run(Run(text=code, stdin=stdin, limits=limits, mark="0"))
+    ended = Bubblewrap().run(ReplayRun(text=code, stdin=stdin, limits=limits, mark="0"))
     timed_out = ended.stopped in (Exit.WALL_LIMIT, Exit.CPU_LIMIT)
     return None if timed_out else ended.status, ended.stdout[: 1 << 20], ended.stderr
 
@@ -293,7 +294,7 @@ def test_a_container_is_removed_by_name_also_when_all_is_stopped(tmp_path: Path)
     stand_in.write_text(f'#!/bin/sh\necho "$@" >> {noted}\n[ "$1" = run ] && exec sleep 60\n')
     stand_in.chmod(0o755)
     place = Container(str(stand_in), "image")
-    run = Run(text="", stdin=b"", limits=LIMITS, mark="abcd")
+    run = ReplayRun(text="", stdin=b"", limits=LIMITS, mark="abcd")
     thread = threading.Thread(target=place.run, args=(run,))
     thread.start()
     while not place.live:

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from posttrain.rewards.sandbox import pool as pools
-from posttrain.rewards.sandbox.pool import Pool
-from posttrain.rewards.sandbox.probes import SandboxUnavailable
-from posttrain.rewards.sandbox.records import Execution, Exit, Limits, Process
-from posttrain.rewards.sandbox.server import Server
+from posttrain.sandbox import process_pool as pools
+from posttrain.sandbox.execution import Execution, Exit, Limits, Process
+from posttrain.sandbox.fork_server import ForkServerClient
+from posttrain.sandbox.probes import SandboxUnavailable
+from posttrain.sandbox.process_pool import Pool
 from tests.attacks.programs import ATTEMPTS, BOMBS, PREAMBLE
 
 LIMITS = Limits(cpu_seconds=0.3, memory_bytes=256 << 20, output_bytes=1 << 16)
@@ -94,7 +94,7 @@ def test_programs_draw_numbers_of_their_own(pool: Pool) -> None:
 
 def test_a_sandbox_that_lets_a_probe_through_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     # A server that does not seal its children: the probes notice, and nothing else is run.
-    monkeypatch.setattr(pools, "Server", lambda options: Server(replace(options, sealed=False)))
+    monkeypatch.setattr(pools, "ForkServerClient", lambda options: ForkServerClient(replace(options, sealed=False)))
     with Pool() as broken, pytest.raises(SandboxUnavailable, match="read a file") as refusal:
         broken.run([program("print(1)")])
     for name in ("UDP", "start a process", "list a folder", "Remedy"):

@@ -9,19 +9,19 @@ from typing import Any
 import pytest
 
 from posttrain.errors import UserError
-from posttrain.rewards.code import CodeOutcome, CodeReward
-from posttrain.rewards.code_text import program_in
-from posttrain.rewards.function import ScoringFailure
-from posttrain.rewards.graded import Graded
-from posttrain.rewards.sandbox import process as processes
-from posttrain.rewards.sandbox import shared
-from posttrain.rewards.sandbox.elsewhere import Elsewhere
-from posttrain.rewards.sandbox.inside import plain
-from posttrain.rewards.sandbox.places import Bubblewrap
-from posttrain.rewards.sandbox.pool import Pool
-from posttrain.rewards.sandbox.process import Running
-from posttrain.rewards.sandbox.records import Exit, Limits, Process, ServerOptions
-from posttrain.rewards.sandbox_options import SandboxOptions
+from posttrain.options.sandbox import SandboxOptions
+from posttrain.rewards.code.code_reward import CodeOutcome, CodeReward
+from posttrain.rewards.code.program_text import program_in
+from posttrain.rewards.grading.answers import Graded
+from posttrain.rewards.grading.function import ScoringFailure
+from posttrain.sandbox import sandboxed_process as processes
+from posttrain.sandbox import sandboxes as shared
+from posttrain.sandbox.backends import Bubblewrap
+from posttrain.sandbox.execution import Exit, Limits, Process, ServerOptions
+from posttrain.sandbox.inside import plain
+from posttrain.sandbox.process_pool import Pool
+from posttrain.sandbox.replay_sandbox import Elsewhere
+from posttrain.sandbox.sandboxed_process import Running
 from tests.attacks.test_code_attacks import ALL, RIGHT
 from tests.attacks.test_places import chosen, needs_bubblewrap
 
@@ -46,7 +46,7 @@ def test_what_is_judged_again_for_want_of_a_processor_starts_afresh(kind: str, m
 
 @needs_bubblewrap
 def test_what_is_judged_again_elsewhere_comes_to_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("posttrain.rewards.sandbox.places.overloaded", lambda: True)
+    monkeypatch.setattr("posttrain.sandbox.backends.overloaded", lambda: True)
     waits = "import time\ndef add(a, b): time.sleep(60)"
     with chosen(SandboxOptions(kind="bubblewrap", at_once=2)):
         began = time.monotonic()

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from posttrain.rewards.sandbox import inside
+from posttrain.sandbox import inside
 from tests.attacks.test_places import needs_bubblewrap
 
 ROOT = Path(__file__).parents[2]

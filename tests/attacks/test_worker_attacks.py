@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from posttrain.errors import RunError
-from posttrain.rewards.protocol import grade
-from posttrain.rewards.workers import shared
+from posttrain.rewards.grading.grade import grade
+from posttrain.rewards.grading.workers import shared_workers as shared
 from tests.laws.reward_rows import group
 from tests.laws.worker_rows import function_of
 
@@ -99,7 +99,7 @@ if __name__ == "__main__":
 
 @pytest.fixture(autouse=True)
 def no_waiting(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr("posttrain.rewards.protocol.RETRY_WAITS_SECONDS", (0.0, 0.0))
+    monkeypatch.setattr("posttrain.rewards.grading.grade.RETRY_WAITS_SECONDS", (0.0, 0.0))
     yield
     shared.close_all()
 
@@ -150,7 +150,7 @@ def test_a_crash_costs_its_own_score_and_no_other(tmp_path: Path, name: str, say
 def test_a_worker_that_is_killed_between_two_steps_is_replaced_without_a_word(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("posttrain.rewards.protocol.RETRY_WAITS_SECONDS", ())  # no other try would make up for it
+    monkeypatch.setattr("posttrain.rewards.grading.grade.RETRY_WAITS_SECONDS", ())  # no other try would make up for it
     function = function_of(tmp_path, "import os\n\ndef mine(response):\n    return os.getpid()\n", workers=1)
     first = int(grade([group(["a"])], [function]).scores.item())
     os.kill(first, signal.SIGKILL)
@@ -235,7 +235,7 @@ def test_a_trainer_that_ends_well_leaves_nothing_behind(tmp_path: Path) -> None:
 
 def test_where_no_system_tells_of_a_parents_end_a_thread_looks_for_it(tmp_path: Path) -> None:
     watching = (
-        "import os, pathlib, sys; from posttrain.rewards.workers.inside import watch;"
+        "import os, pathlib, sys; from posttrain.rewards.grading.workers.worker_main import watch;"
         f" pathlib.Path({str(tmp_path / 'pid')!r}).write_text(str(os.getpid())); watch(os.getppid())"
     )
     parent = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {watching!r}])"

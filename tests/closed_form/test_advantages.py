@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from posttrain.advantages import batch_centred, group_centred, group_zscore, informative, leave_one_out, raw
+from posttrain.algorithms.advantages import batch_centred, group_centred, group_zscore, informative, leave_one_out, raw
 
 NAN = math.nan
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from posttrain.records import Grades
-from posttrain.training.alarms import AGAIN_AFTER, Alarm, alarms, repeated_share, transcript
+from posttrain.runs.alarms import AGAIN_AFTER, Alarm, alarms, repeated_share, transcript
 from tests.laws.reward_rows import group
 
 CALM = {

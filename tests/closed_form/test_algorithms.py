@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 
-from posttrain.advantages import group_centred
-from posttrain.algorithms import ALGORITHMS, Overlong, Resample, build_algorithm, overlong_punishment
+from posttrain.algorithms.advantages import group_centred
+from posttrain.algorithms.table import ALGORITHMS, Overlong, Resample, build_algorithm, overlong_punishment
 from posttrain.errors import UserError
 
 REWARDS = torch.tensor([[1, 0, 0, 0], [2, 4, 2, 4]], dtype=torch.float64)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from posttrain.rewards.code_text import MAX_CHARACTERS, program_in
+from posttrain.rewards.code.program_text import MAX_CHARACTERS, program_in
 
 
 @pytest.mark.parametrize(

@@ -3,8 +3,8 @@
 import pytest
 
 from posttrain.errors import UserError
-from posttrain.rewards.countdown import Outcome
-from posttrain.rewards.countdown_credit import CountdownCredit
+from posttrain.rewards.countdown.grader import Outcome
+from posttrain.rewards.countdown.partial_credit import CountdownCredit
 
 
 @pytest.mark.parametrize(

@@ -6,16 +6,9 @@ from itertools import combinations, combinations_with_replacement, permutations
 import pytest
 
 from posttrain.errors import UserError
-from posttrain.rewards.countdown import Countdown
-from posttrain.tasks.countdown_problems import (
-    COURSE,
-    Difficulty,
-    apply,
-    held_out,
-    held_out_problems,
-    training_problem,
-)
-from posttrain.tasks.countdown_solver import solvable
+from posttrain.rewards.countdown.grader import Countdown
+from posttrain.tasks.countdown.problems import COURSE, Difficulty, apply, held_out, held_out_problems, training_problem
+from posttrain.tasks.countdown.solver import solvable
 
 DEFAULT = Difficulty()
 

@@ -6,14 +6,14 @@ from typing import Any
 import pytest
 
 from posttrain.errors import UserError
+from posttrain.options.countdown import CountdownOptions
 from posttrain.records import Finish, Group, Prompt, Rollout
-from posttrain.rewards.countdown import Countdown, Outcome, puzzle
-from posttrain.rewards.protocol import grade
+from posttrain.rewards.countdown.grader import Countdown, Outcome, puzzle
+from posttrain.rewards.grading.grade import grade
 from posttrain.tasks.base import DRAWS_PER_STEP, Messages
-from posttrain.tasks.countdown import CountdownTask, compact, conversation
-from posttrain.tasks.countdown_problems import held_out
-from posttrain.tasks.countdown_solver import solutions
-from posttrain.tasks.options import CountdownOptions
+from posttrain.tasks.countdown.countdown_task import CountdownTask, compact, conversation
+from posttrain.tasks.countdown.problems import held_out
+from posttrain.tasks.countdown.solver import solutions
 
 
 class CharacterRenderer:

@@ -9,16 +9,16 @@ import torch
 
 from posttrain.generation.engine import Engine
 from posttrain.models.rendering import TokenizerRenderer
-from posttrain.rewards.function import reward_function
+from posttrain.options.dataset import DatasetOptions
+from posttrain.rewards.grading.function import reward_function
 from posttrain.tasks.dataset import DatasetTask
-from posttrain.tasks.dataset_options import DatasetOptions
 from posttrain.training.evaluation import (
     Questions,
-    ask,
     bootstrap_interval,
     brief_evaluation,
     full_evaluation,
     pass_at_k,
+    sample_answers,
 )
 from tests.tiny import some_prompts, tiny_policy, tokenizer
 
@@ -83,17 +83,17 @@ def test_the_same_seed_asks_every_policy_with_the_same_random_numbers() -> None:
     for uniform in (flat, also_flat):
         with torch.no_grad():
             uniform.head.zero_()
-    first = tokens(ask(Engine(policy), QUESTIONS, samples=3))
-    assert tokens(ask(Engine(policy, max_rows=2), QUESTIONS, samples=3)) == first
-    assert tokens(ask(Engine(policy), replace(QUESTIONS, seed=4), samples=3)) != first
+    first = tokens(sample_answers(Engine(policy), QUESTIONS, samples=3))
+    assert tokens(sample_answers(Engine(policy, max_rows=2), QUESTIONS, samples=3)) == first
+    assert tokens(sample_answers(Engine(policy), replace(QUESTIONS, seed=4), samples=3)) != first
     # Two different models that find every token equally likely say the same, for all that differs is the streams.
-    said = tokens(ask(Engine(flat), QUESTIONS, samples=3))
-    assert said == tokens(ask(Engine(also_flat), QUESTIONS, samples=3)) != first
+    said = tokens(sample_answers(Engine(flat), QUESTIONS, samples=3))
+    assert said == tokens(sample_answers(Engine(also_flat), QUESTIONS, samples=3)) != first
 
 
 def test_an_evaluation_in_brief_is_the_beginning_of_the_full_one() -> None:
     engine = Engine(tiny_policy())
-    full = ask(engine, QUESTIONS, samples=8)
+    full = sample_answers(engine, QUESTIONS, samples=8)
     brief = brief_evaluation(engine, QUESTIONS, problems=3)
     assert brief["eval/accuracy_sampled"] == full.correct[:3, 0].mean()
     assert brief["eval/mean_length"] == np.mean([len(group.rollouts[0].tokens) for group in full.groups[:3]])
@@ -111,7 +111,7 @@ def test_what_could_not_be_scored_is_neither_right_nor_wrong() -> None:
     scored = [[score for score in row if score is not None] for row in scores]
     assert 0 < sum(map(len, scored)) < 32
     assert results["accuracy_sampled"] == pytest.approx(np.mean([np.mean(row) for row in scored if row]))
-    greedy = ask(engine, questions, samples=1, greedy=True)
+    greedy = sample_answers(engine, questions, samples=1, greedy=True)
     assert results["num_unscored"] == 32 - sum(map(len, scored)) + greedy.num_unscored
     full = [row for row in scored if len(row) == 8]
     assert results["pass_at_8"] == (pytest.approx(np.mean([any(row) for row in full])) if full else None)
@@ -139,7 +139,9 @@ def test_the_full_evaluation_reports_the_answers_it_got() -> None:
     assert results["pass_at_8"] == right.any(axis=1).mean()
     low, high = results["accuracy_sampled_interval"]
     assert low < right.mean() < high
-    greedy = ask(engine, replace(QUESTIONS, seed=99), samples=1, greedy=True)  # no seed changes the likeliest token
+    greedy = sample_answers(
+        engine, replace(QUESTIONS, seed=99), samples=1, greedy=True
+    )  # no seed changes the likeliest token
     assert results["accuracy_greedy"] == greedy.correct.mean()
     few, _ = full_evaluation(engine, TASK, QUESTIONS, samples=2)
     assert few["pass_at_8"] is None

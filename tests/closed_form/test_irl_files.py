@@ -11,11 +11,11 @@ from scipy.sparse import csr_array
 from posttrain.errors import UserError
 from posttrain.irl.counting import in_world
 from posttrain.irl.grids import IcyGridWorld
-from posttrain.recovery.demonstrating import make_demonstrations
-from posttrain.recovery.method_options import FileFeatures
-from posttrain.recovery.methods import linear_reward
-from posttrain.recovery.world_options import RecordedOptions, TableOptions
-from posttrain.recovery.worlds import World, table_world
+from posttrain.irl_runs.expert_episodes import make_demonstrations
+from posttrain.irl_runs.methods import linear_reward
+from posttrain.irl_runs.worlds import World, table_world
+from posttrain.options.irl_method import FileFeatures
+from posttrain.options.irl_world import RecordedOptions, TableOptions
 
 GRID = World(mdp=IcyGridWorld(3), rewards=None)
 # Two states and an end; action 0 goes on, action 1 stays with probability .7 (state 0) or ends.

@@ -5,10 +5,10 @@ import pytest
 
 from posttrain.irl.demonstrations import Demonstrations
 from posttrain.irl.grids import GridWorld
-from posttrain.recovery.demonstrating import Demonstrated
-from posttrain.recovery.measuring import best_states, measured, value_lost, visits_of
-from posttrain.recovery.methods import Found
-from posttrain.recovery.worlds import World
+from posttrain.irl_runs.expert_episodes import Demonstrated
+from posttrain.irl_runs.measures import best_states, measured, value_lost, visits_of
+from posttrain.irl_runs.methods import Found
+from posttrain.irl_runs.worlds import World
 
 GRID = GridWorld(2)
 COSTS = np.array([-1.0, -1.0, -1.0, 0.0])

@@ -9,7 +9,7 @@ from matplotlib.image import imread
 from matplotlib.quiver import Quiver
 
 from posttrain.irl.grids import MOVES
-from posttrain.recovery.pictures import (
+from posttrain.irl_runs.pictures import (
     arrows,
     by_number,
     draw_convergence,
@@ -19,8 +19,8 @@ from posttrain.recovery.pictures import (
     map_or_line,
     on_page,
 )
-from posttrain.recovery.world_options import GymnasiumOptions, IcyGridOptions
-from posttrain.recovery.worlds import World, make_world
+from posttrain.irl_runs.worlds import World, make_world
+from posttrain.options.irl_world import GymnasiumOptions, IcyGridOptions
 from tests.irl_worlds import newest
 
 

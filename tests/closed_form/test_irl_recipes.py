@@ -18,8 +18,11 @@ from posttrain.irl.course import recover_reward
 from posttrain.irl.demonstrations import Demonstrations, Episode
 from posttrain.irl.maxent import MaxEntIRL
 from posttrain.irl.rewards import LinearReward, Place
-from posttrain.recovery.demonstrating import make_demonstrations
-from posttrain.recovery.method_options import (
+from posttrain.irl_runs.expert_episodes import make_demonstrations
+from posttrain.irl_runs.irl_progress import Teller
+from posttrain.irl_runs.methods import find, linear_reward
+from posttrain.irl_runs.worlds import make_world
+from posttrain.options.irl_method import (
     CausalOptions,
     CourseOptions,
     FileFeatures,
@@ -27,10 +30,7 @@ from posttrain.recovery.method_options import (
     PathOptions,
     StateFeatures,
 )
-from posttrain.recovery.methods import find, linear_reward
-from posttrain.recovery.telling import Teller
-from posttrain.recovery.world_options import GymnasiumOptions, IcyGridOptions, SampledOptions
-from posttrain.recovery.worlds import make_world
+from posttrain.options.irl_world import GymnasiumOptions, IcyGridOptions, SampledOptions
 from tests.irl_worlds import course_demonstrations, course_expert, endless_grid, newest
 
 

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from posttrain.kl import ESTIMATORS, full, k1, k2, k3, sequence_total
+from posttrain.algorithms.kl import ESTIMATORS, full, k1, k2, k3, sequence_total
 
 
 def logs(*probabilities: float) -> torch.Tensor:

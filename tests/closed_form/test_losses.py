@@ -6,9 +6,8 @@ import math
 import pytest
 import torch
 
-from posttrain.errors import UserError
-from posttrain.kl import k3
-from posttrain.losses import (
+from posttrain.algorithms.kl import k3
+from posttrain.algorithms.losses import (
     UNBOUNDED,
     ClipRange,
     clipped_surrogate,
@@ -17,6 +16,7 @@ from posttrain.losses import (
     ratio_statistics,
     weighted_policy_gradient,
 )
+from posttrain.errors import UserError
 
 SYMMETRIC = ClipRange(low=0.2, high=0.2)
 

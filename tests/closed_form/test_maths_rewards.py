@@ -4,10 +4,10 @@ import warnings
 
 import pytest
 
-from posttrain.rewards import maths_slowly
-from posttrain.rewards.maths import MathsOutcome, MathsReward, answer_in, last_boxed
-from posttrain.rewards.maths_guards import as_asked, other_letters, refused, tower, without_dollars
-from posttrain.rewards.maths_slowly import Question, Said
+from posttrain.rewards.maths import symbolic as maths_slowly
+from posttrain.rewards.maths.math_reward import MathsOutcome, MathsReward, answer_in, last_boxed
+from posttrain.rewards.maths.math_verify_guards import as_asked, other_letters, refused, tower, without_dollars
+from posttrain.rewards.maths.symbolic import ComparisonResult, Question
 
 CORRECT, WRONG, REFUSED = MathsOutcome.CORRECT, MathsOutcome.WRONG, MathsOutcome.REFUSED
 QUICK = MathsReward(symbolic=False)
@@ -254,4 +254,11 @@ def compare(gold, answer):
     monkeypatch.setattr(maths_slowly, "SOURCE", source)
     asked = [Question("a", answer) for answer in ("a", "hang", "b", "crash", "a", "c")]
     said = maths_slowly.compare(asked, cpu_seconds=0.3)
-    assert said == [Said.SAME, Said.TIME_LIMIT, Said.DIFFERENT, Said.UNREADABLE, Said.SAME, Said.DIFFERENT]
+    assert said == [
+        ComparisonResult.SAME,
+        ComparisonResult.TIME_LIMIT,
+        ComparisonResult.DIFFERENT,
+        ComparisonResult.UNREADABLE,
+        ComparisonResult.SAME,
+        ComparisonResult.DIFFERENT,
+    ]

@@ -4,7 +4,7 @@ from fractions import Fraction as F
 
 import pytest
 
-from posttrain.rewards.numbers_in_text import MAX_CHARACTERS, Exact, exact
+from posttrain.rewards.maths.exact_numbers import MAX_CHARACTERS, Exact, exact
 
 
 def value(number: F | int) -> Exact:

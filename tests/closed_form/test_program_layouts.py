@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from posttrain.errors import UserError
-from posttrain.rewards.code import CodeOutcome, CodeReward
-from posttrain.tasks.program_layouts import program_row
-from posttrain.tasks.rows import Row
+from posttrain.rewards.code.code_reward import CodeOutcome, CodeReward
+from posttrain.tasks.programs.program_layouts import program_row
+from posttrain.tasks.rows import DatasetRow
 
 ADD = "def add(a, b):\n    return a + b\n"
 PRINTS = "a, b = map(int, input().split())\nprint(a + b)\n"
@@ -65,7 +65,7 @@ LAYOUTS: dict[str, tuple[dict[str, Any], str]] = {
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_a_layout_is_read_and_its_problem_can_be_solved_and_failed(name: str) -> None:
     columns, solution = LAYOUTS[name]
-    row = program_row(Row("here:1", columns))
+    row = program_row(DatasetRow("here:1", columns))
     assert isinstance(row.columns["prompt"], str)
     found = CodeReward(cpu_seconds=0.5)(
         completions=[f"```python\n{source}\n```" for source in (solution, "def add(a, b): return -1")],
@@ -78,7 +78,7 @@ def test_a_layout_is_read_and_its_problem_can_be_solved_and_failed(name: str) ->
 
 
 def test_a_function_that_only_asserts_name_is_named_in_the_prompt() -> None:
-    row = program_row(Row("here:1", LAYOUTS["mbpp"][0]))
+    row = program_row(DatasetRow("here:1", LAYOUTS["mbpp"][0]))
     assert "`add`" in str(row.columns["prompt"])
 
 
@@ -95,4 +95,4 @@ def test_a_function_that_only_asserts_name_is_named_in_the_prompt() -> None:
 )
 def test_a_row_in_no_layout_is_named_with_its_place(columns: dict[str, Any], says: str) -> None:
     with pytest.raises(UserError, match=f"(?s)here:7.*{says}"):
-        program_row(Row("here:7", columns))
+        program_row(DatasetRow("here:7", columns))

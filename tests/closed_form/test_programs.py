@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from posttrain.rewards.code import CodeOutcome, CodeReward
+from posttrain.rewards.code.code_reward import CodeOutcome, CodeReward
 
 ROWS: list[dict[str, Any]] = [
     json.loads(line) for line in (files("posttrain") / "assets" / "programs.jsonl").read_text("utf-8").splitlines()

@@ -2,8 +2,8 @@
 
 import pytest
 
-from posttrain.rewards.countdown import Countdown
-from posttrain.tasks.search import Search, search, search_statistics
+from posttrain.rewards.countdown.grader import Countdown
+from posttrain.tasks.countdown.search import Search, search, search_statistics
 
 ALL = Countdown((3, 4, 5), 17, "all")
 SUBSET = Countdown((3, 4, 5), 12, "subset")

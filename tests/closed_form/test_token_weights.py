@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from posttrain.token_weights import constant_length, mean_over_sequences, mean_over_tokens, sum_over_sequence
+from posttrain.algorithms.token_weights import constant_length, mean_over_sequences, mean_over_tokens, sum_over_sequence
 
 ALL = [True, True, True]
 WITHOUT_SECOND = [True, False, True]

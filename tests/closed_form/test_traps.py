@@ -11,18 +11,18 @@ from dataclasses import replace
 import pytest
 import torch
 
-from posttrain.advantages import group_zscore
-from posttrain.algorithms import build_algorithm
+from posttrain.algorithms.advantages import group_zscore
+from posttrain.algorithms.table import build_algorithm
 from posttrain.errors import UserError
 from posttrain.generation.engine import Engine
-from posttrain.generation.options import RolloutOptions
-from posttrain.generation.sampling_options import Sampling
 from posttrain.models.forward import completion_hidden
-from posttrain.models.loading import Policy
 from posttrain.models.logprobs import token_logprobs
+from posttrain.models.policy import Policy
 from posttrain.models.rendering import TokenizerRenderer
+from posttrain.options.rollout import RolloutOptions
+from posttrain.options.sampling import Sampling
+from posttrain.options.training import UpdateOptions
 from posttrain.records import Group
-from posttrain.training.options import UpdateOptions
 from posttrain.training.session import frozen_copy
 from posttrain.training.update import Objective, group_logprobs, update
 from tests.tiny import (

@@ -19,13 +19,13 @@ from typing import Any
 
 import yaml
 
-from posttrain.models.tiny import new_model, new_tokenizer
-from posttrain.models.tiny_options import NewModelOptions
+from posttrain.models.new_model import new_model, new_tokenizer
+from posttrain.options.new_model import NewModelOptions
 from tests.end_to_end.accidents import Accident, arrange
 
 SHAPE = NewModelOptions(hidden_size=16, mlp_size=24, num_layers=1, num_heads=2, num_kv_heads=1, max_positions=96)
 NO_ACCIDENT = Accident()
-PRELOADED = ["posttrain.training.rl", "posttrain.training.sft", "posttrain.training.curves", "posttrain.commands.rl"]
+PRELOADED = ["posttrain.training.rl", "posttrain.training.sft", "posttrain.runs.curves", "posttrain.commands.rl"]
 
 
 def save_tiny_model(folder: Path, *, seed: int = 0) -> Path:

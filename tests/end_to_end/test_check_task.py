@@ -14,9 +14,9 @@ import pytest
 
 from posttrain.cli import main
 from posttrain.commands.check_task import EXAMPLES, own_function, replayed
-from posttrain.rewards.cheap_attacks import Answer, Example
-from posttrain.rewards.judge import SPENT
-from posttrain.rewards.loading import BUILT_IN
+from posttrain.rewards.attacks.cheap_attacks import Answer, AttackExample
+from posttrain.rewards.judge.judge_reward import SPENT
+from posttrain.rewards.reward_registry import BUILT_IN
 from tests.end_to_end.misbehaving import endpoint, says
 
 CAREFUL = """
@@ -133,7 +133,7 @@ def test_a_column_that_no_worker_can_be_told_is_checked_in_this_process(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "mine.py").write_text(GENEROUS)
-    example = Example("When?", {"day": date(2020, 1, 1)}, (Answer("then", "then", right=True),))
+    example = AttackExample("When?", {"day": date(2020, 1, 1)}, (Answer("then", "then", right=True),))
     function = own_function(f"{tmp_path}/mine.py:solved", [example], 1.0)
     assert "without a deadline" in capsys.readouterr().out
     assert [paid.fine for paid in replayed(function, [example])] == [True]

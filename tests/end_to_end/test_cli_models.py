@@ -8,8 +8,8 @@ import pytest
 
 import posttrain
 from posttrain.cli import main
-from posttrain.models.tiny import new_model, new_tokenizer
-from posttrain.models.tiny_options import NewModelOptions
+from posttrain.models.new_model import new_model, new_tokenizer
+from posttrain.options.new_model import NewModelOptions
 
 PROBLEM = "Use all of 11, 25, 11 to make 25."
 

@@ -13,14 +13,14 @@ from hypothesis import strategies as st
 from pyarrow import parquet
 
 from posttrain.errors import UserError
+from posttrain.models.new_model import new_tokenizer
 from posttrain.models.rendering import TokenizerRenderer
-from posttrain.models.tiny import new_tokenizer
+from posttrain.options.dataset import DatasetOptions
+from posttrain.options.reward import RewardOptions
 from posttrain.records import Finish, Group, Prompt, Rollout
-from posttrain.rewards.loading import load_reward
-from posttrain.rewards.options import RewardOptions
-from posttrain.rewards.protocol import grade
+from posttrain.rewards.grading.grade import grade
+from posttrain.rewards.reward_registry import load_reward
 from posttrain.tasks.dataset import DatasetTask
-from posttrain.tasks.dataset_options import DatasetOptions
 
 TOKENIZER = new_tokenizer()
 RENDERER = TokenizerRenderer(TOKENIZER)

@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 
 from posttrain.cli import main
-from posttrain.rewards.sandbox import pool as pools
-from posttrain.rewards.sandbox.probes import PROBES
-from posttrain.rewards.sandbox.server import Server, ServerLost
+from posttrain.sandbox import process_pool as pools
+from posttrain.sandbox.fork_server import ForkServerClient, ServerLost
+from posttrain.sandbox.probes import PROBES
 
 
 def test_it_shows_the_machine_and_every_probe(capsys: pytest.CaptureFixture[str]) -> None:
@@ -21,16 +21,16 @@ def test_it_shows_the_machine_and_every_probe(capsys: pytest.CaptureFixture[str]
 def test_a_sandbox_that_is_not_safe_or_does_not_start_is_told_and_exits_with_1(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pools, "Server", lambda options: Server(replace(options, sealed=False)))
+    monkeypatch.setattr(pools, "ForkServerClient", lambda options: ForkServerClient(replace(options, sealed=False)))
     assert main(["doctor"]) == 1
     said = capsys.readouterr().out
     assert "NOT SAFE  read a file" in said
     assert "NOT SAFE: no program will be run here" in said
 
-    def broken(_: object) -> Server:
+    def broken(_: object) -> ForkServerClient:
         raise ServerLost("it was not to be")
 
-    monkeypatch.setattr(pools, "Server", broken)
+    monkeypatch.setattr(pools, "ForkServerClient", broken)
     assert main(["doctor"]) == 1
     assert "does not start: it was not to be" in capsys.readouterr().out
 

@@ -10,16 +10,16 @@ from typing import Any
 
 import pytest
 
-from posttrain.commands.serving import serving
+from posttrain.commands.serving.http_server import serving
 from posttrain.errors import RunError, UserError
-from posttrain.models.loading import as_policy
-from posttrain.models.tiny import new_model, new_tokenizer
-from posttrain.models.tiny_options import NewModelOptions
-from posttrain.rewards import judge as judges
-from posttrain.rewards.function import ScoringFailure
-from posttrain.rewards.graded import Graded
-from posttrain.rewards.judge import SPENT, JudgeOutcome, JudgeReward
-from posttrain.rewards.protocol import grade, reward_function
+from posttrain.models.new_model import new_model, new_tokenizer
+from posttrain.models.policy import as_policy
+from posttrain.options.new_model import NewModelOptions
+from posttrain.rewards.grading.answers import Graded
+from posttrain.rewards.grading.function import ScoringFailure
+from posttrain.rewards.grading.grade import grade, reward_function
+from posttrain.rewards.judge import judge_reward as judges
+from posttrain.rewards.judge.judge_reward import SPENT, JudgeOutcome, JudgeReward
 from tests.end_to_end.misbehaving import (
     Endpoint,
     drips,

@@ -8,16 +8,16 @@ import pytest
 
 from posttrain.cli import main
 from posttrain.errors import UserError
-from posttrain.rewards.code import CodeReward
-from posttrain.rewards.protocol import grade, reward_function
-from posttrain.rewards.sandbox import pool as pools
-from posttrain.rewards.sandbox import shared
-from posttrain.rewards.sandbox.pool import Pool
-from posttrain.rewards.sandbox.probes import SandboxUnavailable
-from posttrain.rewards.sandbox.records import Process, ServerOptions
-from posttrain.rewards.sandbox.server import Server
-from posttrain.rewards.sandbox_options import SandboxOptions
-from posttrain.training.run_folder import RunFolder
+from posttrain.options.sandbox import SandboxOptions
+from posttrain.rewards.code.code_reward import CodeReward
+from posttrain.rewards.grading.grade import grade, reward_function
+from posttrain.runs.folder import RunFolder
+from posttrain.sandbox import process_pool as pools
+from posttrain.sandbox import sandboxes as shared
+from posttrain.sandbox.execution import Process, ServerOptions
+from posttrain.sandbox.fork_server import ForkServerClient
+from posttrain.sandbox.probes import SandboxUnavailable
+from posttrain.sandbox.process_pool import Pool
 from tests.laws.reward_rows import group
 
 QUICK = ["--run.num-steps", "1", "--rollout.max-completion-tokens", "8", "--rollout.prompts-per-step", "2"]
@@ -87,7 +87,7 @@ def test_a_sandbox_that_is_not_safe_stops_the_run_even_where_errors_are_to_be_co
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     shared.choose(SandboxOptions(at_once=1))  # so that another server is started
-    monkeypatch.setattr(pools, "Server", lambda options: Server(replace(options, sealed=False)))
+    monkeypatch.setattr(pools, "ForkServerClient", lambda options: ForkServerClient(replace(options, sealed=False)))
     tests = {"tests": {"kind": "stdio", "cases": [{"input": "", "output": "1"}]}}
     rows = [group(["```python\nprint(1)\n```"] * 4, columns=tests)]
     try:

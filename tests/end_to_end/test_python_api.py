@@ -11,8 +11,8 @@ from pyarrow import parquet
 
 import posttrain
 from posttrain.errors import UserError
-from posttrain.models.tiny import new_tokenizer
-from posttrain.rewards.function import RewardFunction
+from posttrain.models.new_model import new_tokenizer
+from posttrain.rewards.grading.function import RewardFunction
 from tests.end_to_end.dice import dice
 from tests.end_to_end.runs import require_same, save_tiny_model
 

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from posttrain.errors import UserError
-from posttrain.rewards.loading import BUILT_IN, load_reward
-from posttrain.rewards.options import RewardOptions
-from posttrain.rewards.protocol import grade
+from posttrain.options.reward import RewardOptions
+from posttrain.rewards.grading.grade import grade
+from posttrain.rewards.reward_registry import BUILT_IN, load_reward
 from tests.laws.reward_rows import CHAT, group
 
 

@@ -12,22 +12,22 @@ from typing import Any
 import pytest
 
 from posttrain.cli import main
-from posttrain.commands.serving import Server, serving
-from posttrain.models.loading import load_policy
-from posttrain.models.options import ModelOptions
+from posttrain.commands.serving.http_server import HttpServer, serving
+from posttrain.models.policy import load_policy
+from posttrain.options.model import ModelOptions
 
 QUESTION = "Use all of 11, 25, 11 to make 25."
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
+def server() -> Iterator[HttpServer]:
     with serving(load_policy(ModelOptions()), name="bundled") as made:
         threading.Thread(target=made.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
         yield made
         made.shutdown()
 
 
-def asked(server: Server, path: str, body: Any = None, *, raw: bytes | None = None) -> tuple[int, Any]:
+def asked(server: HttpServer, path: str, body: Any = None, *, raw: bytes | None = None) -> tuple[int, Any]:
     data = raw if raw is not None else None if body is None else json.dumps(body).encode()
     request = urllib.request.Request(f"http://127.0.0.1:{server.server_port}{path}", data)
     try:
@@ -37,12 +37,12 @@ def asked(server: Server, path: str, body: Any = None, *, raw: bytes | None = No
         return error.code, json.load(error)
 
 
-def test_models_and_health(server: Server) -> None:
+def test_models_and_health(server: HttpServer) -> None:
     assert asked(server, "/v1/models")[1]["data"][0]["id"] == "bundled"
     assert asked(server, "/health") == (200, {"status": "ok"})
 
 
-def test_completions_are_counted_seeded_and_cut_at_stop_texts(server: Server) -> None:
+def test_completions_are_counted_seeded_and_cut_at_stop_texts(server: HttpServer) -> None:
     body = {"prompt": QUESTION, "max_tokens": 60, "n": 3, "seed": 5}
     code, first = asked(server, "/v1/completions", body)
     assert code == 200
@@ -105,13 +105,13 @@ def test_completions_are_counted_seeded_and_cut_at_stop_texts(server: Server) ->
         ("/v1/chat/completions", {"messages": [{"role": "user", "content": "\ud800"}]}, "surrogate"),
     ],
 )
-def test_a_bad_request_is_told_what_is_wrong(server: Server, path: str, body: Any, says: str) -> None:
+def test_a_bad_request_is_told_what_is_wrong(server: HttpServer, path: str, body: Any, says: str) -> None:
     code, answer = asked(server, path, body)
     assert code == 400
     assert says in answer["error"]["message"]
 
 
-def test_token_ids_are_a_prompt_as_their_text_is(server: Server) -> None:
+def test_token_ids_are_a_prompt_as_their_text_is(server: HttpServer) -> None:
     ids = load_policy(ModelOptions()).tokenizer(QUESTION, add_special_tokens=False)["input_ids"]
     body = {"max_tokens": 12, "seed": 5}
     answers = [
@@ -124,7 +124,7 @@ def test_token_ids_are_a_prompt_as_their_text_is(server: Server) -> None:
     assert answers[1]["usage"] == answers[0]["usage"]
 
 
-def test_what_is_null_is_as_left_out_and_a_limit_is_cut_to_the_context(server: Server) -> None:
+def test_what_is_null_is_as_left_out_and_a_limit_is_cut_to_the_context(server: HttpServer) -> None:
     nulls = dict.fromkeys(["n", "temperature", "top_p", "stop", "seed", "max_completion_tokens"])
     code, answer = asked(server, "/v1/completions", {"prompt": QUESTION, "max_tokens": 4, **nulls})
     assert (code, len(answer["choices"])) == (200, 1)
@@ -135,7 +135,7 @@ def test_what_is_null_is_as_left_out_and_a_limit_is_cut_to_the_context(server: S
 
 
 @pytest.mark.parametrize("length", ["²", "-1", "9" * 5000, "1e3", "+5"])
-def test_a_length_that_is_none_is_refused(server: Server, length: str) -> None:
+def test_a_length_that_is_none_is_refused(server: HttpServer, length: str) -> None:
     with closing(HTTPConnection("127.0.0.1", server.server_port, timeout=30)) as connection:
         connection.putrequest("POST", "/v1/completions")
         connection.putheader("Content-Length", length.encode("latin-1"))
@@ -143,7 +143,7 @@ def test_a_length_that_is_none_is_refused(server: Server, length: str) -> None:
         assert connection.getresponse().status == 400
 
 
-def test_the_body_of_a_request_for_nothing_is_no_next_request(server: Server) -> None:
+def test_the_body_of_a_request_for_nothing_is_no_next_request(server: HttpServer) -> None:
     with closing(HTTPConnection("127.0.0.1", server.server_port, timeout=30)) as connection:
         connection.request("POST", "/v1/nothing", "GET /health HTTP/1.1\r\n\r\n")
         assert connection.getresponse().read()
@@ -163,7 +163,7 @@ def test_a_request_ends_in_time_and_so_does_the_wait_for_one_before_it() -> None
         made.shutdown()
 
 
-def test_a_fault_of_the_server_is_an_answer_too(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fault_of_the_server_is_an_answer_too(server: HttpServer, monkeypatch: pytest.MonkeyPatch) -> None:
     def fault(*_: object, **__: object) -> None:
         raise KeyError("a bug")
 
@@ -200,7 +200,7 @@ def test_messages_that_a_template_refuses_or_would_stumble_over() -> None:
         made.shutdown()
 
 
-def test_what_is_no_request_is_refused_and_the_server_goes_on(server: Server) -> None:
+def test_what_is_no_request_is_refused_and_the_server_goes_on(server: HttpServer) -> None:
     assert asked(server, "/v1/completions", raw=b"{nonsense")[0] == 400
     assert asked(server, "/v1/nothing", {})[0] == 404
     assert asked(server, "/nothing")[0] == 404
@@ -212,6 +212,6 @@ def test_the_command_refuses_to_listen_for_others_unless_told(capsys: pytest.Cap
     assert "--public" in capsys.readouterr().err
 
 
-def test_a_port_that_is_taken_is_one_message(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_port_that_is_taken_is_one_message(server: HttpServer, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["serve", "bundled", "--port", str(server.server_port)]) == 2
     assert "choose another port" in capsys.readouterr().err

@@ -16,16 +16,12 @@ import torch
 from torch import Tensor
 
 from posttrain.config import Config, SftConfig
-from posttrain.generation.options import RolloutOptions
-from posttrain.models.options import ModelOptions
 from posttrain.models.rendering import TokenizerRenderer
-from posttrain.records import Group, Prompt
-from posttrain.rewards.function import reward_function
-from posttrain.tasks.countdown import CountdownTask
-from posttrain.tasks.demonstrations import Demonstrator
-from posttrain.tasks.options import CountdownOptions
-from posttrain.training import rl, session, sft
-from posttrain.training.options import (
+from posttrain.options.countdown import CountdownOptions
+from posttrain.options.demonstrator import Demonstrator
+from posttrain.options.model import ModelOptions
+from posttrain.options.rollout import RolloutOptions
+from posttrain.options.training import (
     CheckpointOptions,
     EvaluationOptions,
     ReferenceOptions,
@@ -33,7 +29,11 @@ from posttrain.training.options import (
     SftOptions,
     UpdateOptions,
 )
-from posttrain.training.run_folder import RunFolder
+from posttrain.records import Group, Prompt
+from posttrain.rewards.grading.function import reward_function
+from posttrain.runs.folder import RunFolder
+from posttrain.tasks.countdown.countdown_task import CountdownTask
+from posttrain.training import rl, session, sft
 from tests import tiny
 from tests.tiny import some_prompts, tiny_policy, tokenizer
 
@@ -45,7 +45,9 @@ LENGTHS = [3, 6, 1, 4]
 
 def mostly_even(completion_ids: Sequence[Sequence[int]], **columns: object) -> list[float | None]:
     """1 for a completion most of whose tokens are even."""
-    return [None if ids[0] == UNSCORED else float(sum(t % 2 == 0 for t in ids) > len(ids) / 2) for ids in completion_ids]
+    return [
+        None if ids[0] == UNSCORED else float(sum(t % 2 == 0 for t in ids) > len(ids) / 2) for ids in completion_ids
+    ]
 
 
 def variety(completion_ids: Sequence[Sequence[int]], **columns: object) -> list[float | None]:
@@ -81,7 +83,9 @@ def config(folder: Path, **sections: Any) -> Config:
     """A recipe of six steps, each of 4 × 4 completions and four updates."""
     return Config(
         model=ModelOptions(),
-        rollout=RolloutOptions(prompts_per_step=4, group_size=4, max_completion_tokens=10, temperature=0.9, max_rows=12),
+        rollout=RolloutOptions(
+            prompts_per_step=4, group_size=4, max_completion_tokens=10, temperature=0.9, max_rows=12
+        ),
         update=UpdateOptions(
             learning_rate=1e-2,
             warmup_steps=3,
@@ -134,7 +138,7 @@ def supervised_run(folder: Path) -> dict[str, Any]:
         patch.setitem(tiny.SHAPE, "max_position_embeddings", 160)
         policy = tiny_policy()
     options = CountdownOptions()
-    lessons = sft.Lessons(
+    lessons = sft.DemonstrationSet(
         policy=policy,
         task=CountdownTask(options, TokenizerRenderer(tokenizer()), seed=0),
         demonstrator=Demonstrator(give_up=0.9, max_tries=1),
@@ -143,7 +147,12 @@ def supervised_run(folder: Path) -> dict[str, Any]:
     )
     recipe = SftConfig(
         sft=SftOptions(
-            learning_rate=1e-2, warmup_steps=2, tokens_per_batch=200, tokens_per_microbatch=100, eval_every=2, eval_size=3
+            learning_rate=1e-2,
+            warmup_steps=2,
+            tokens_per_batch=200,
+            tokens_per_microbatch=100,
+            eval_every=2,
+            eval_size=3,
         ),
         run=RunOptions(folder=str(folder), num_steps=4, threads=1),
     )

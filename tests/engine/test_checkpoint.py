@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from posttrain.errors import RunError, UserError
-from posttrain.training import checkpoint as checkpoints
-from posttrain.training.checkpoint import load_latest, prune, restore_threads, save, saved_steps
-from posttrain.training.tensor_state import module_tensors, optimizer_tensors, restore_module, restore_optimizer
+from posttrain.runs import checkpoint as checkpoints
+from posttrain.runs.checkpoint import load_latest, prune, restore_threads, save, saved_steps
+from posttrain.runs.tensor_state import module_tensors, optimizer_tensors, restore_module, restore_optimizer
 
 
 class Tied(torch.nn.Module):

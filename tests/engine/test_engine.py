@@ -13,12 +13,12 @@ import torch
 from posttrain.errors import RunError, UserError
 from posttrain.generation import engine as engine_module
 from posttrain.generation.engine import Engine
-from posttrain.generation.sampling_options import Sampling
 from posttrain.generation.slots import KeyValueSlots
 from posttrain.generation.static import StaticSteps
 from posttrain.generation.stepping import Prefilled, Steps
 from posttrain.generation.streams import StreamKey, uniforms
-from posttrain.models.loading import Policy
+from posttrain.models.policy import Policy
+from posttrain.options.sampling import Sampling
 from posttrain.records import Finish, Group
 from tests.tiny import (
     DECODERS,

@@ -7,14 +7,14 @@ import pytest
 import torch
 from transformers import MistralConfig, MistralForCausalLM
 
-from posttrain.algorithms import build_algorithm
+from posttrain.algorithms.table import build_algorithm
 from posttrain.generation.engine import Engine
-from posttrain.generation.sampling_options import Sampling
 from posttrain.generation.streams import StreamKey
-from posttrain.models.loading import Policy, as_policy
+from posttrain.models.policy import Policy, as_policy
+from posttrain.options.sampling import Sampling
+from posttrain.options.training import UpdateOptions
 from posttrain.records import Group
 from posttrain.training.optimizer import new_optimizer
-from posttrain.training.options import UpdateOptions
 from posttrain.training.update import Objective, group_logprobs, update
 from tests.tiny import (
     DECODERS,

@@ -6,18 +6,18 @@ from dataclasses import replace
 import pytest
 import torch
 
-from posttrain.algorithms import build_algorithm
+from posttrain.algorithms.table import build_algorithm
 from posttrain.batch import Judged
 from posttrain.config import Config
 from posttrain.generation.engine import Engine
-from posttrain.generation.options import RolloutOptions
+from posttrain.options.rollout import RolloutOptions
+from posttrain.options.training import RunOptions, UpdateOptions
 from posttrain.records import Grades, Group, Prompt
-from posttrain.rewards.function import RewardFunction
-from posttrain.rewards.protocol import reward_function
-from posttrain.training.clock import Clock
-from posttrain.training.collection import Collected, Moment, collect
+from posttrain.rewards.grading.function import RewardFunction
+from posttrain.rewards.grading.grade import reward_function
+from posttrain.runs.clock import Clock
+from posttrain.training.collector import Collected, StepContext, collect
 from posttrain.training.optimizer import new_optimizer
-from posttrain.training.options import RunOptions, UpdateOptions
 from posttrain.training.rl import batches, learn
 from posttrain.training.session import Session, frozen_copy
 from posttrain.training.state import RunState
@@ -75,7 +75,9 @@ def session_with(algorithm: Mapping[str, object] = PLAIN_DAPO, reward: object = 
 
 
 def collected_by(session: Session, step: int = 1) -> Collected:
-    return collect(session, Moment(step=step, weights_version=0, clock=Clock(), journal=lambda groups, grades: None))
+    return collect(
+        session, StepContext(step=step, weights_version=0, clock=Clock(), journal=lambda groups, grades: None)
+    )
 
 
 def prompts_of(session: Session, collected: Collected, step: int = 1) -> list[list[str]]:

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from posttrain.training.curves import draw_curves, running_mean
-from posttrain.training.progress import Progress, duration, sparkline, visible
+from posttrain.runs.curves import draw_curves, running_mean
+from posttrain.runs.progress import Progress, duration, sparkline, visible
 
 
 class Clock:
@@ -177,5 +177,5 @@ def test_curves_are_drawn_from_a_journal_with_gaps_nulls_and_a_torn_line(tmp_pat
 
 
 def test_curves_and_progress_do_not_load_torch() -> None:
-    code = "import posttrain.training.curves, posttrain.training.progress, sys; sys.exit('torch' in sys.modules)"
+    code = "import posttrain.runs.curves, posttrain.runs.progress, sys; sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)

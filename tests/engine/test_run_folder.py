@@ -16,11 +16,11 @@ import torch
 
 from posttrain.errors import RunError, UserError
 from posttrain.records import Finish, Grades, Group, Prompt, Rollout
-from posttrain.tasks.countdown_problems import Countdown
-from posttrain.training.claiming import LOCK
-from posttrain.training.files import read_metrics
-from posttrain.training.run_folder import RunFolder
-from posttrain.training.summary import build_summary
+from posttrain.runs.files import read_metrics
+from posttrain.runs.folder import RunFolder
+from posttrain.runs.lock import LOCK
+from posttrain.runs.summary import build_summary
+from posttrain.tasks.countdown.problems import Countdown
 
 
 def group(draw: int) -> Group:

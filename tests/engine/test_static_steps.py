@@ -8,12 +8,12 @@ import torch
 from posttrain.generation import engine as engines
 from posttrain.generation.engine import Engine
 from posttrain.generation.request import Request
-from posttrain.generation.sampling_options import Sampling
 from posttrain.generation.static import StaticSteps
 from posttrain.generation.streams import StreamKey
-from posttrain.models.loading import Policy, as_policy
-from posttrain.models.tiny import new_model, new_tokenizer
-from posttrain.models.tiny_options import NewModelOptions
+from posttrain.models.new_model import new_model, new_tokenizer
+from posttrain.models.policy import Policy, as_policy
+from posttrain.options.new_model import NewModelOptions
+from posttrain.options.sampling import Sampling
 from posttrain.records import Prompt
 
 SHAPE = NewModelOptions(hidden_size=16, mlp_size=24, num_layers=2, num_heads=2, num_kv_heads=1, max_positions=600)

@@ -6,7 +6,7 @@ from enum import StrEnum
 from typing import Any
 
 from posttrain.records import Finish, Grades, Group, Prompt, Rollout
-from posttrain.rewards.protocol import grade, reward_function
+from posttrain.rewards.grading.grade import grade, reward_function
 
 CHAT = ({"role": "user", "content": "1 + 1?"},)
 

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from posttrain.advantages import batch_centred, group_centred, group_zscore, informative, leave_one_out, raw
+from posttrain.algorithms.advantages import batch_centred, group_centred, group_zscore, informative, leave_one_out, raw
 
 SAMPLE = partial(group_zscore, deviation="sample")
 ZSCORES = [group_zscore, SAMPLE]

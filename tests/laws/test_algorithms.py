@@ -5,8 +5,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from posttrain.algorithms import ALGORITHMS, Algorithm, build_algorithm
-from posttrain.kl import ESTIMATORS
+from posttrain.algorithms.kl import ESTIMATORS
+from posttrain.algorithms.table import ALGORITHMS, Algorithm, build_algorithm
 
 each_algorithm = pytest.mark.parametrize("name", ALGORITHMS)
 LIMIT = 12

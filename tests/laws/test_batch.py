@@ -5,10 +5,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from posttrain.algorithms import Algorithm, build_algorithm
+from posttrain.algorithms.table import Algorithm, build_algorithm
+from posttrain.algorithms.token_weights import mean_over_tokens
 from posttrain.batch import Batch, Judged
 from posttrain.records import Group
-from posttrain.token_weights import mean_over_tokens
 from posttrain.training.update import Objective
 from tests.tiny import batch_of, gradient_of_update, relative_distance, tiny_policy, twin, written_group
 

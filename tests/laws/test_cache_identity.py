@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from posttrain.rewards import cache
-from posttrain.rewards.loading import load_reward
-from posttrain.rewards.options import RewardOptions
-from posttrain.rewards.sandbox import shared as sandboxes
-from posttrain.rewards.sandbox_options import SandboxOptions
+from posttrain.options.reward import RewardOptions
+from posttrain.options.sandbox import SandboxOptions
+from posttrain.rewards.grading import score_cache as cache
+from posttrain.rewards.reward_registry import load_reward
+from posttrain.sandbox import sandboxes as sandboxes
 
 PLACES = {
     "sealed": SandboxOptions(),

@@ -8,20 +8,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from posttrain.algorithms import ALGORITHMS, build_algorithm
+from posttrain.algorithms.table import ALGORITHMS, build_algorithm
 from posttrain.commands.arguments import configured
-from posttrain.commands.flags import Program
+from posttrain.commands.flags import CommandSpec
 from posttrain.config import Config, IrlConfig, SftConfig, as_recipe, build, load_recipe
+from posttrain.config.recipes import RecipeLayer, bundled_recipes, parse_yaml, read_recipe, to_yaml
 from posttrain.errors import UserError
-from posttrain.generation.options import RolloutOptions
-from posttrain.models.options import ModelOptions
-from posttrain.recipes import Layer, bundled_recipes, parse_yaml, read_recipe, to_yaml
-from posttrain.rewards.grading_options import GradingOptions
-from posttrain.rewards.options import RewardOptions
-from posttrain.tasks.options import CountdownOptions
-from posttrain.training.options import EvaluationOptions, RunOptions, UpdateOptions
+from posttrain.options.countdown import CountdownOptions
+from posttrain.options.grading import GradingOptions
+from posttrain.options.model import ModelOptions
+from posttrain.options.reward import RewardOptions
+from posttrain.options.rollout import RolloutOptions
+from posttrain.options.training import EvaluationOptions, RunOptions, UpdateOptions
 
-PROGRAM = Program(name="posttrain rl", description="")
+PROGRAM = CommandSpec(name="posttrain rl", description="")
 POSITIVE = st.floats(1e-12, 1e3)
 # What YAML 1.1 or a careless writer would read as a number, a word or nothing.
 TRICKY = st.sampled_from(
@@ -65,13 +65,13 @@ SECTIONS = st.fixed_dictionaries(
 def from_text(text: str) -> Config:
     sections = parse_yaml(text)
     assert isinstance(sections, dict)
-    return build(Config, [Layer(where="test", sections=sections)])
+    return build(Config, [RecipeLayer(where="test", sections=sections)])
 
 
 def from_flags(*flags: str, recipe: str = "{}") -> Config:
     sections = parse_yaml(recipe)
     assert isinstance(sections, dict)
-    config, _ = configured(Config, [Layer(where="test", sections=sections)], flags, PROGRAM)
+    config, _ = configured(Config, [RecipeLayer(where="test", sections=sections)], flags, PROGRAM)
     return config
 
 
@@ -147,8 +147,8 @@ def test_what_a_flag_does_not_mention_stays_as_the_recipe_has_it() -> None:
 
 
 def test_later_recipes_override_earlier_ones_option_by_option() -> None:
-    first = Layer(where="a", sections={"rollout": {"group_size": 4, "temperature": 0.5}, "run": {"seed": 1}})
-    second = Layer(where="b", sections={"rollout": {"group_size": 6}})
+    first = RecipeLayer(where="a", sections={"rollout": {"group_size": 4, "temperature": 0.5}, "run": {"seed": 1}})
+    second = RecipeLayer(where="b", sections={"rollout": {"group_size": 6}})
     both, swapped = build(Config, [first, second]), build(Config, [second, first])
     assert both.rollout == RolloutOptions(group_size=6, temperature=0.5)
     assert swapped.rollout == RolloutOptions(group_size=4, temperature=0.5)
@@ -181,7 +181,7 @@ def test_every_bundled_recipe_resolves_and_is_stable(name: str) -> None:
     config = load_recipe(name)
     kind = type(config)
     assert kind in (Config, SftConfig, IrlConfig)
-    again = build(kind, [Layer(where="again", sections=parse_yaml(as_recipe(config)))])  # type: ignore[arg-type, type-var]
+    again = build(kind, [RecipeLayer(where="again", sections=parse_yaml(as_recipe(config)))])  # type: ignore[arg-type, type-var]
     assert again == config
     assert read_recipe(name).sections.keys() <= {"model", "task", *vars(config)}
 

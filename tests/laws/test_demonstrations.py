@@ -6,11 +6,12 @@ from random import Random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from posttrain.rewards.arithmetic import literals, postfix, value
-from posttrain.rewards.countdown import Countdown, Outcome, grade
-from posttrain.tasks.countdown_problems import Difficulty, training_problem
-from posttrain.tasks.demonstrations import Demonstrator, demonstrate
-from posttrain.tasks.search import HIT, MISS, STEP, search, solves
+from posttrain.options.demonstrator import Demonstrator
+from posttrain.rewards.countdown.arithmetic import literals, postfix, value
+from posttrain.rewards.countdown.grader import Countdown, Outcome, outcome_of
+from posttrain.tasks.countdown.demonstrator import demonstrate
+from posttrain.tasks.countdown.problems import Difficulty, training_problem
+from posttrain.tasks.countdown.search import HIT, MISS, STEP, search, solves
 
 PATIENT = Demonstrator(give_up=0.0)
 
@@ -49,7 +50,7 @@ def test_the_answer_is_the_last_try_and_earns_what_that_try_found(index, seed):
     assert Fraction(*value(tokens)) == int(tries[-1].rsplit("=", 1)[1])
     found = search(puzzle, completion)
     assert completion[completion.index("\n</think>") - 1] == (HIT if found.successes else MISS)
-    assert grade(puzzle, completion) == (Outcome.CORRECT if found.successes else Outcome.WRONG_VALUE)
+    assert outcome_of(puzzle, completion) == (Outcome.CORRECT if found.successes else Outcome.WRONG_VALUE)
 
 
 @given(index=st.integers(0, 10_000), seed=st.integers(0, 9))

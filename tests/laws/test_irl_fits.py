@@ -14,6 +14,7 @@ from posttrain.irl.causal import MaxCausalEntIRL
 from posttrain.irl.counting import visit_totals
 from posttrain.irl.demonstrations import Demonstrations
 from posttrain.irl.divergence import Divergence
+from posttrain.irl.episode_sampling import sample_demonstrations
 from posttrain.irl.feasibility import smallest_gap
 from posttrain.irl.fitting import visit_error
 from posttrain.irl.grids import GridWorld, IcyGridWorld, tiles
@@ -22,7 +23,6 @@ from posttrain.irl.mdp import TabularMDP
 from posttrain.irl.occupancies import occupancy
 from posttrain.irl.planning import Problem, soft_policy_iteration
 from posttrain.irl.rewards import LinearReward
-from posttrain.irl.sampling import sample_demonstrations
 from tests.irl_worlds import (
     GOAL,
     SIDE_PRIZE,

@@ -7,6 +7,7 @@ from scipy.sparse import csr_array
 from posttrain.irl import linear_solvers
 from posttrain.irl.causal import MaxCausalEntIRL
 from posttrain.irl.divergence import Divergence
+from posttrain.irl.episode_sampling import sample_demonstrations
 from posttrain.irl.grids import IcyGridWorld, tiles
 from posttrain.irl.linear_solvers import Iterated, factorised, width
 from posttrain.irl.linear_systems import system
@@ -16,7 +17,6 @@ from posttrain.irl.occupancies import occupancy
 from posttrain.irl.paths import path_partition
 from posttrain.irl.planning import Problem, soft_policy_iteration, value_iteration
 from posttrain.irl.rewards import LinearReward
-from posttrain.irl.sampling import sample_demonstrations
 from tests.irl_worlds import random_world
 
 

@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 from posttrain.errors import UserError
 from posttrain.irl.comparison import policy_value
 from posttrain.irl.divergence import Divergence
+from posttrain.irl.episode_sampling import sample_demonstrations
 from posttrain.irl.grids import GridWorld
 from posttrain.irl.mdp import TabularMDP
 from posttrain.irl.occupancies import finite_occupancy, occupancy
 from posttrain.irl.planning import Problem
-from posttrain.irl.sampling import sample_demonstrations
 from tests.irl_worlds import chain, dense_transitions, newest, random_world
 
 SEEDS = st.integers(0, 10_000)

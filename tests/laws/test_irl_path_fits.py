@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 
 from posttrain.irl.causal import MaxCausalEntIRL
+from posttrain.irl.episode_sampling import sample_demonstrations
 from posttrain.irl.grids import GridWorld, tiles
 from posttrain.irl.maxent import MaxEntIRL
 from posttrain.irl.occupancies import occupancy
 from posttrain.irl.planning import Problem, soft_policy_iteration
 from posttrain.irl.rewards import LinearReward
-from posttrain.irl.sampling import sample_demonstrations
 from tests.irl_worlds import (
     course_demonstrations,
     course_world,

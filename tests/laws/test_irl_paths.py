@@ -6,12 +6,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from posttrain.irl.divergence import Divergence
+from posttrain.irl.episode_sampling import sample_demonstrations
 from posttrain.irl.grids import IcyGridWorld, tiles
 from posttrain.irl.maxent import MaxEntIRL, PathDual
 from posttrain.irl.paths import path_partition
 from posttrain.irl.planning import Problem, soft_policy_iteration
 from posttrain.irl.rewards import LinearReward
-from posttrain.irl.sampling import sample_demonstrations
 from tests.irl_worlds import GOAL, course_demonstrations, random_world, slopes
 
 ONE_WEIGHT_PER_STATE = LinearReward(features=np.eye(25))

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from posttrain.kl import ESTIMATORS, full, k1, k2, k3
+from posttrain.algorithms.kl import ESTIMATORS, full, k1, k2, k3
 
 LOGITS = st.lists(st.floats(-3, 3), min_size=2, max_size=6)
 

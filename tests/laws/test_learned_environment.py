@@ -19,7 +19,7 @@ from posttrain.irl.demonstrations import Demonstrations, Episode
 from posttrain.irl.grids import GridWorld
 from posttrain.irl.mdp import TabularMDP
 from posttrain.irl.rewards import LinearReward, Place
-from posttrain.recovery.environment import LearnedReward, TabularEnvironment
+from posttrain.irl_runs.environment import LearnedReward, TabularEnvironment
 from tests.irl_worlds import Zeros, newest, random_world
 
 

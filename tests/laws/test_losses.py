@@ -7,8 +7,14 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from posttrain.kl import ESTIMATORS, full
-from posttrain.losses import ClipRange, clipped_surrogate, clipped_tokens, log_ratio, weighted_policy_gradient
+from posttrain.algorithms.kl import ESTIMATORS, full
+from posttrain.algorithms.losses import (
+    ClipRange,
+    clipped_surrogate,
+    clipped_tokens,
+    log_ratio,
+    weighted_policy_gradient,
+)
 
 CLIP = ClipRange(low=0.2, high=0.28)
 LEVELS = ["token", "sequence_mean", "sequence_product"]

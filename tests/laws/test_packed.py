@@ -7,9 +7,9 @@ import torch
 
 from posttrain.models import packed
 from posttrain.models.forward import completion_hidden, plain_hidden, sequence_hidden, shared_hidden
-from posttrain.models.loading import Policy
 from posttrain.models.logprobs import token_logprobs
 from posttrain.models.packed import PackedLayout
+from posttrain.models.policy import Policy
 from tests.tiny import (
     DECODERS,
     VOCAB,

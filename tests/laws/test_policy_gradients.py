@@ -10,8 +10,8 @@ import math
 import pytest
 import torch
 
-from posttrain.algorithms import Algorithm, build_algorithm
-from posttrain.kl import k1, sequence_total
+from posttrain.algorithms.kl import k1, sequence_total
+from posttrain.algorithms.table import Algorithm, build_algorithm
 
 POLICY = torch.tensor([0.4, -0.3, 0.9], dtype=torch.float64)
 BEHAVIOUR = torch.tensor([0.1, 0.5, -0.2], dtype=torch.float64)

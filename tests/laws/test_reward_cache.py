@@ -10,19 +10,19 @@ from typing import Any, ClassVar
 import pytest
 
 from posttrain.errors import RunError, UserError
+from posttrain.options.grading import GradingOptions
+from posttrain.options.reward import RewardOptions
 from posttrain.records import Finish, Group
-from posttrain.rewards import cache
-from posttrain.rewards.answers import Score
-from posttrain.rewards.cache import Cache, may_be_cached
-from posttrain.rewards.code import CodeReward
-from posttrain.rewards.function import RewardFunction
-from posttrain.rewards.grading_options import GradingOptions
-from posttrain.rewards.judge import JudgeReward
-from posttrain.rewards.loading import load_reward
-from posttrain.rewards.maths import MathsReward
-from posttrain.rewards.options import RewardOptions
-from posttrain.rewards.protocol import grade, reward_function
-from posttrain.rewards.workers import shared
+from posttrain.rewards.code.code_reward import CodeReward
+from posttrain.rewards.grading import score_cache as cache
+from posttrain.rewards.grading.answers import Score
+from posttrain.rewards.grading.function import RewardFunction
+from posttrain.rewards.grading.grade import grade, reward_function
+from posttrain.rewards.grading.score_cache import Cache, may_be_cached
+from posttrain.rewards.grading.workers import shared_workers as shared
+from posttrain.rewards.judge.judge_reward import JudgeReward
+from posttrain.rewards.maths.math_reward import MathsReward
+from posttrain.rewards.reward_registry import load_reward
 from tests.laws.reward_rows import CHAT, group
 from tests.laws.worker_rows import function_of
 
@@ -59,7 +59,7 @@ def raises(response):
 
 @pytest.fixture(autouse=True)
 def afresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr("posttrain.rewards.protocol.RETRY_WAITS_SECONDS", (0.0, 0.0))
+    monkeypatch.setattr("posttrain.rewards.grading.grade.RETRY_WAITS_SECONDS", (0.0, 0.0))
     cache.close_all()
     yield
     cache.close_all()

@@ -11,13 +11,11 @@ from typing import Any
 import pytest
 
 from posttrain.errors import RunError, UserError
-from posttrain.rewards.asking_options import Asking
-from posttrain.rewards.calls import Bounds
-from posttrain.rewards.deadlines import NEVER, after, sooner
-from posttrain.rewards.grading_options import GradingOptions
-from posttrain.rewards.protocol import RewardFunction, ScoringFailure, grade, reward_function
-from posttrain.rewards.terms_options import Terms
-from posttrain.rewards.workers import shared
+from posttrain.options.grading import GradingOptions
+from posttrain.options.reward import Asking, Terms
+from posttrain.rewards.grading.calls import NEVER, Bounds, after, sooner
+from posttrain.rewards.grading.grade import RewardFunction, ScoringFailure, grade, reward_function
+from posttrain.rewards.grading.workers import shared_workers as shared
 from tests.laws.reward_rows import group
 from tests.laws.worker_rows import function_of
 
@@ -40,7 +38,7 @@ def many(completions):
 
 @pytest.fixture(autouse=True)
 def no_waiting(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr("posttrain.rewards.protocol.RETRY_WAITS_SECONDS", (0.0, 0.0))
+    monkeypatch.setattr("posttrain.rewards.grading.grade.RETRY_WAITS_SECONDS", (0.0, 0.0))
     yield
     shared.close_all()
 
@@ -190,7 +188,7 @@ def test_an_async_function_that_will_not_be_cancelled_holds_nobody_up() -> None:
 
 
 def test_an_async_function_that_blocks_its_loop_is_told_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("posttrain.rewards.awaiting.GRACE_SECONDS", 0.1)
+    monkeypatch.setattr("posttrain.rewards.grading.async_calls.GRACE_SECONDS", 0.1)
 
     async def blocks(response: str) -> float:
         time.sleep(1.0)

@@ -8,14 +8,14 @@ import torch
 
 from posttrain.errors import RunError, UserError
 from posttrain.records import Grades
-from posttrain.rewards.graded import Graded
-from posttrain.rewards.protocol import RewardFunction, ScoringFailure, grade, reward_function
+from posttrain.rewards.grading.answers import Graded
+from posttrain.rewards.grading.grade import RewardFunction, ScoringFailure, grade, reward_function
 from tests.laws.reward_rows import Outcome, graded, group, scores
 
 
 @pytest.fixture(autouse=True)
 def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("posttrain.rewards.protocol.RETRY_WAITS_SECONDS", (0.0, 0.0))
+    monkeypatch.setattr("posttrain.rewards.grading.grade.RETRY_WAITS_SECONDS", (0.0, 0.0))
 
 
 @pytest.mark.parametrize(

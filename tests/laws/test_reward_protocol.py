@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from posttrain.errors import RunError
-from posttrain.rewards.graded import Detailed, Graded
-from posttrain.rewards.protocol import RewardFunction, grade, reward_function
-from posttrain.training.collection import choose, joined
+from posttrain.rewards.grading.answers import Detailed, Graded
+from posttrain.rewards.grading.grade import RewardFunction, grade, reward_function
+from posttrain.training.collector import choose, joined
 from tests.laws.reward_rows import CHAT, Outcome, graded, group, scores
 
 # What a function is given.

@@ -5,9 +5,9 @@ import math
 import pytest
 
 from posttrain.errors import UserError
-from posttrain.rewards.function import ScoringFailure, reward_function
-from posttrain.rewards.protocol import grade
-from posttrain.rewards.terms_options import Terms
+from posttrain.options.reward import Terms
+from posttrain.rewards.grading.function import ScoringFailure, reward_function
+from posttrain.rewards.grading.grade import grade
 from tests.laws.reward_rows import group
 
 

@@ -11,11 +11,10 @@ from typing import Any
 import pytest
 
 from posttrain.errors import RunError, UserError
-from posttrain.rewards.asking_options import Asking
-from posttrain.rewards.loading import load_reward
-from posttrain.rewards.options import RewardOptions
-from posttrain.rewards.protocol import grade, reward_function
-from posttrain.rewards.workers import shared
+from posttrain.options.reward import Asking, RewardOptions
+from posttrain.rewards.grading.grade import grade, reward_function
+from posttrain.rewards.grading.workers import shared_workers as shared
+from posttrain.rewards.reward_registry import load_reward
 from tests.laws.reward_rows import CHAT, group
 from tests.laws.worker_rows import function_of, told
 
@@ -117,7 +116,7 @@ NUMBERS = [1, 1.5, True, None, "é\ud800\n", (1, {2: "two", "2": [3]})]
 
 @pytest.fixture(autouse=True)
 def no_waiting(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr("posttrain.rewards.protocol.RETRY_WAITS_SECONDS", (0.0, 0.0))
+    monkeypatch.setattr("posttrain.rewards.grading.grade.RETRY_WAITS_SECONDS", (0.0, 0.0))
     yield
     shared.close_all()
 

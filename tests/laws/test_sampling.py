@@ -12,8 +12,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from posttrain.errors import RunError, UserError
 from posttrain.generation.sampling import first_exceeding, invert, invert_by_blocks, keep, require_finite, sample
-from posttrain.generation.sampling_options import Sampling
 from posttrain.generation.streams import StreamKey, uniforms
+from posttrain.options.sampling import Sampling
 
 LARGEST_UNIFORM = 1 - 2**-53
 SEEDS = st.integers(0, 2**32 - 1)

@@ -7,7 +7,7 @@ from types import ModuleType
 
 import pytest
 
-from posttrain.rewards.sandbox import inside
+from posttrain.sandbox import inside
 
 INSIDE = str(Path(inside.__file__).parent)
 sys.path.insert(0, INSIDE)  # these files import each other as the server does

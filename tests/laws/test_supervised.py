@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from posttrain.models.loading import Policy
+from posttrain.models.policy import Policy
 from posttrain.training.supervised import Example, accumulate, completion_logprobs, mean_loss, microbatches
 from tests.tiny import flat_gradient, plain_logprobs, relative_distance, tiny_policy, twin
 

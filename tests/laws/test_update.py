@@ -9,14 +9,14 @@ from dataclasses import replace
 import pytest
 import torch
 
-from posttrain.algorithms import Algorithm, build_algorithm
+from posttrain.algorithms.table import Algorithm, build_algorithm
 from posttrain.batch import Batch
 from posttrain.errors import RunError
-from posttrain.models.loading import Policy
+from posttrain.models.policy import Policy
+from posttrain.options.training import OptimizerOptions, UpdateOptions
 from posttrain.records import Group
 from posttrain.training import update as update_module
 from posttrain.training.optimizer import apply_gradients, learning_rate, new_optimizer
-from posttrain.training.options import OptimizerOptions, UpdateOptions
 from posttrain.training.session import frozen_copy
 from posttrain.training.update import Objective, group_logprobs, update
 from tests.tiny import (

@@ -7,7 +7,7 @@ first.  Four epochs per step take the ratios out of most clip ranges.
 import pytest
 import torch
 
-from posttrain.algorithms import Algorithm, build_algorithm
+from posttrain.algorithms.table import Algorithm, build_algorithm
 
 NUM_PROMPTS, GROUP_SIZE, LENGTH, VOCABULARY = 12, 16, 2, 4
 NUM_STEPS, EPOCHS_PER_STEP = 40, 4

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 
+from posttrain.irl.episode_sampling import sample_demonstrations
 from posttrain.irl.grids import IcyGridWorld
 from posttrain.irl.planning import Problem, soft_policy_iteration
-from posttrain.irl.sampling import sample_demonstrations
 from posttrain.neural_irl import NeuralIRL
 from tests.irl_worlds import random_world, slopes
 

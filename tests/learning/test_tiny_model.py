@@ -5,7 +5,7 @@ from statistics import fmean
 import pytest
 import torch
 
-from posttrain.training.options import UpdateOptions
+from posttrain.options.training import UpdateOptions
 from tests.tiny import tiny_policy
 from tests.toy import Toy, train_on
 

@@ -8,9 +8,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from posttrain import advantages, kl, losses, token_weights
-from posttrain.algorithms import Overlong, overlong_punishment
-from posttrain.losses import ClipRange
+from posttrain.algorithms import advantages, kl, losses, token_weights
+from posttrain.algorithms.losses import ClipRange
+from posttrain.algorithms.table import Overlong, overlong_punishment
 from tests.reference import twins
 
 SEEDS = st.integers(0, 2**32 - 1)

@@ -6,11 +6,11 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any, TypeVar
 
-from posttrain.commands.flags import COMMAND_LINE, Program, path_of, read_flags
+from posttrain.commands.flags import COMMAND_LINE, CommandSpec, path_of, read_flags
 from posttrain.config import build
 from posttrain.config.reading import structure
+from posttrain.config.recipes import VARIANTS, RecipeLayer, merge, read_recipe
 from posttrain.errors import UserError
-from posttrain.recipes import VARIANTS, Layer, merge, read_recipe
 
 Built = TypeVar("Built")
 
@@ -22,14 +22,14 @@ MAY_CHANGE_ON_RESUME = ("run.num_steps", "run.time_limit_minutes", "run.early_st
 
 
 @dataclass(frozen=True, kw_only=True)
-class Arguments:
+class SplitArguments:
     """The arguments of a command, told apart."""
 
     positional: Sequence[str]
     """Those before the first flag, and recipe files wherever they stand."""
     flags: Sequence[str]
 
-    def first(self, name: str, program: Program) -> "tuple[str, Arguments]":
+    def first(self, name: str, program: CommandSpec) -> "tuple[str, SplitArguments]":
         """The first positional argument, which the command cannot do without, and the rest."""
         if self.positional:
             return self.positional[0], replace(self, positional=self.positional[1:])
@@ -37,22 +37,22 @@ class Arguments:
             return name, self  # for the help any value does
         raise UserError(f"{COMMAND_LINE}: {name} is missing: {program.name} [--FLAGS ...]")
 
-    def model(self, program: Program) -> "tuple[str, Arguments]":
+    def model(self, program: CommandSpec) -> "tuple[str, SplitArguments]":
         """The model that the command is about, and the rest."""
         return self.first("MODEL", program)
 
-    def require_no_more(self, program: Program) -> None:
+    def require_no_more(self, program: CommandSpec) -> None:
         """Refuse positional arguments that the command has no use for."""
         if self.positional:
             raise UserError(f"{COMMAND_LINE}: no use for {' '.join(self.positional)}: {program.name} [--FLAGS ...]")
 
 
-def told_apart(arguments: Sequence[str]) -> Arguments:
+def split_arguments(arguments: Sequence[str]) -> SplitArguments:
     """Positional arguments come first; a `.yaml` file is a recipe wherever it stands."""
     first_flag = next((i for i, each in enumerate(arguments) if each.startswith("-")), len(arguments))
     late = [each for each in arguments[first_flag:] if is_recipe_file(each)]
     flags = [each for each in arguments[first_flag:] if not is_recipe_file(each)]
-    return Arguments(positional=[*arguments[:first_flag], *late], flags=flags)
+    return SplitArguments(positional=[*arguments[:first_flag], *late], flags=flags)
 
 
 def is_recipe_file(argument: str) -> bool:
@@ -60,7 +60,9 @@ def is_recipe_file(argument: str) -> bool:
     return argument.endswith((".yaml", ".yml")) and not argument.startswith("-")
 
 
-def configured(kind: type[Built], layers: Sequence[Layer], flags: Sequence[str], program: Program) -> tuple[Built, Any]:
+def configured(
+    kind: type[Built], layers: Sequence[RecipeLayer], flags: Sequence[str], program: CommandSpec
+) -> tuple[Built, Any]:
     """The config of some layers under the flags, and the command's own switches."""
     layers = [*layers, variants(flags)]
     content = structure(kind, merge(layers))
@@ -68,27 +70,27 @@ def configured(kind: type[Built], layers: Sequence[Layer], flags: Sequence[str],
     return build(kind, [*layers, given]), switches
 
 
-def variants(flags: Sequence[str]) -> Layer:
+def variants(flags: Sequence[str]) -> RecipeLayer:
     """The task and algorithm that flags name: they decide which other flags there are."""
     sections: dict[str, object] = {}
     for flag, after in zip_longest(flags, flags[1:], fillvalue=""):
         section, _, option = path_of(flag).partition(".")
         if section in VARIANTS and option == "name":
             sections[section] = {"name": flag.partition("=")[2] if "=" in flag else after}
-    return Layer(where=COMMAND_LINE, sections=sections)
+    return RecipeLayer(where=COMMAND_LINE, sections=sections)
 
 
-def recipe_layers(recipes: Sequence[str]) -> list[Layer]:
+def recipe_layers(recipes: Sequence[str]) -> list[RecipeLayer]:
     """Recipe files, left to right."""
     return [read_recipe(recipe) for recipe in recipes]
 
 
-def model_layer(path: str) -> Layer:
+def model_layer(path: str) -> RecipeLayer:
     """A model that is named by position."""
-    return Layer(where=COMMAND_LINE, sections={"model": {"path": path}})
+    return RecipeLayer(where=COMMAND_LINE, sections={"model": {"path": path}})
 
 
-def resumed(kind: type[Built], folder: str, arguments: Arguments, program: Program) -> tuple[Built, Any]:
+def resumed(kind: type[Built], folder: str, arguments: SplitArguments, program: CommandSpec) -> tuple[Built, Any]:
     """The config of the run in a folder; it may go on for longer than it was meant to, and changes in nothing else."""
     if arguments.positional:
         raise UserError(
@@ -106,11 +108,11 @@ def resumed(kind: type[Built], folder: str, arguments: Arguments, program: Progr
                 f"{COMMAND_LINE}: {flag}: a resumed run keeps its recipe; only {allowed} may change."
                 "  For another recipe start another run."
             )
-    here = Layer(where=COMMAND_LINE, sections={"run": {"folder": folder, "overwrite": False}})
+    here = RecipeLayer(where=COMMAND_LINE, sections={"run": {"folder": folder, "overwrite": False}})
     return configured(kind, [read_recipe(str(file)), here], arguments.flags, program)
 
 
-def value_of(flag: str, arguments: Arguments) -> str:
+def value_of(flag: str, arguments: SplitArguments) -> str:
     """The value of a switch that decides how the rest is read; empty where it is not given."""
     for each, after in zip_longest(arguments.flags, arguments.flags[1:], fillvalue=""):
         if each == f"--{flag}":

@@ -4,10 +4,10 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from posttrain.commands.arguments import configured, model_layer, told_apart
-from posttrain.commands.flags import Program
-from posttrain.generation.options import SamplingOptions
-from posttrain.models.options import BUNDLED, ModelOptions
+from posttrain.commands.arguments import configured, model_layer, split_arguments
+from posttrain.commands.flags import CommandSpec
+from posttrain.options.model import BUNDLED, ModelOptions
+from posttrain.options.rollout import SamplingOptions
 
 HINT = "The bundled model knows one kind of question: Use all of 11, 25, 11 to make 25."
 
@@ -21,7 +21,7 @@ class ChatConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Switches:
+class ChatSwitches:
     """How to ask."""
 
     prompt: str = ""
@@ -30,17 +30,17 @@ class Switches:
     """Another seed samples other answers; the same one repeats them."""
 
 
-PROGRAM = Program(
+PROGRAM = CommandSpec(
     name="posttrain chat MODEL",
     description="Ask a model, a folder or `bundled`, by hand.  Every line is a question of its own; an empty one ends.",
-    switches=Switches(),
+    switches=ChatSwitches(),
     only=("model.dtype", "model.device", "sampling"),
 )
 
 
 def main(arguments: Sequence[str]) -> int:
     """Answer questions until there are no more."""
-    model, given = told_apart(arguments).model(PROGRAM)
+    model, given = split_arguments(arguments).model(PROGRAM)
     given.require_no_more(PROGRAM)
     config, switches = configured(ChatConfig, [model_layer(model)], given.flags, PROGRAM)
     config.model.require_folder()
@@ -66,14 +66,14 @@ def typed(hint: str) -> Iterator[str]:
 
 def answer_all(config: ChatConfig, questions: "Sequence[str] | Iterator[str]", seed: int) -> None:
     """Load the model, then answer each question as it comes."""
-    from posttrain.commands.asking import asked
+    from posttrain.commands.typed_prompt import asked
     from posttrain.generation.engine import Engine
     from posttrain.generation.request import Request
     from posttrain.generation.streams import StreamKey
-    from posttrain.models.loading import load_policy
-    from posttrain.rewards.countdown import countdown
-    from posttrain.rewards.protocol import grade, reward_function
-    from posttrain.training.progress import visible
+    from posttrain.models.policy import load_policy
+    from posttrain.rewards.countdown.grader import countdown
+    from posttrain.rewards.grading.grade import grade, reward_function
+    from posttrain.runs.progress import visible
 
     policy = load_policy(config.model)
     engine = Engine(policy)

@@ -5,24 +5,22 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from posttrain.commands.arguments import told_apart
+from posttrain.commands.arguments import split_arguments
 from posttrain.errors import UserError
+from posttrain.options.reward import RewardOptions
+from posttrain.options.task import TASK_OPTIONS
 from posttrain.records import Finish, Group, Prompt, Rollout
-from posttrain.rewards import cheap_attacks
-from posttrain.rewards.answers import Score
-from posttrain.rewards.calling import run
-from posttrain.rewards.calls import Row
-from posttrain.rewards.cheap_attacks import Answer, Example, generic, most_common
-from posttrain.rewards.deadlines import NEVER
-from posttrain.rewards.function import RewardFunction, ScoringFailure
-from posttrain.rewards.inquiry import Inquiry, bounds_of
-from posttrain.rewards.loading import BUILT_IN, load_reward
-from posttrain.rewards.options import RewardOptions
-from posttrain.rewards.protocol import DEFAULTS, grade, settled
-from posttrain.rewards.shaping_attacks import JUDGE, SHAPING
-from posttrain.rewards.verdicts import read
-from posttrain.rewards.workers.wire import NotWritable, written
-from posttrain.tasks.options import TASK_OPTIONS
+from posttrain.rewards.attacks import cheap_attacks
+from posttrain.rewards.attacks.cheap_attacks import Answer, AttackExample, generic, most_common
+from posttrain.rewards.attacks.shaping_attacks import JUDGE, SHAPING
+from posttrain.rewards.grading.answers import Score
+from posttrain.rewards.grading.calls import NEVER, RolloutRow, read_result
+from posttrain.rewards.grading.dispatch import dispatch
+from posttrain.rewards.grading.function import RewardFunction, ScoringFailure
+from posttrain.rewards.grading.grade import DEFAULTS, checked_verdicts, grade
+from posttrain.rewards.grading.pending_scores import Inquiry, bounds_of
+from posttrain.rewards.grading.workers.worker_messages import NotWritable, written
+from posttrain.rewards.reward_registry import BUILT_IN, load_reward
 from posttrain.tasks.rows import read_rows
 
 HELP = """usage: posttrain check-task REWARD|TASK|FILE.py:FUNCTION [--rows FILE] [--prompt-column NAME] [--seconds N]
@@ -42,11 +40,11 @@ TASK_REWARDS = {"countdown": "countdown", "programs": "code"}
 
 
 @dataclass(frozen=True, slots=True)
-class Paid:
+class Payment:
     """What an answer earned."""
 
     answer: Answer
-    example: Example
+    example: AttackExample
     score: float | None
     seconds: float
     error: str = ""
@@ -87,7 +85,7 @@ def main(arguments: Sequence[str]) -> int:
     if any(argument in ("-h", "--help") for argument in arguments):
         print(HELP)
         return 0
-    given = told_apart(arguments)
+    given = split_arguments(arguments)
     if len(given.positional) != 1:
         raise UserError(f"check-task takes one reward, task or FILE.py:FUNCTION\n{HELP}")
     flags = read_flags(given.flags)
@@ -107,9 +105,9 @@ def main(arguments: Sequence[str]) -> int:
     return 1 if wrong else 0
 
 
-def replayed(function: RewardFunction, examples: Sequence[Example]) -> list[Paid]:
+def replayed(function: RewardFunction, examples: Sequence[AttackExample]) -> list[Payment]:
     """What every answer is paid, told as it comes; an answer that ends in no time is not tried on the other rows."""
-    paid: list[Paid] = []
+    paid: list[Payment] = []
     lost: set[str] = set()
     for example in examples:
         for answer in example.answers:
@@ -135,7 +133,7 @@ def read_flags(flags: Sequence[str]) -> dict[str, str]:
     return values
 
 
-def found(name: str, flags: dict[str, str]) -> tuple[RewardFunction, list[Example]]:
+def found(name: str, flags: dict[str, str]) -> tuple[RewardFunction, list[AttackExample]]:
     """The reward, and the rows and answers to try it with."""
     if ":" in name:
         examples = from_rows(flags)
@@ -163,7 +161,7 @@ def seconds_of(flags: Mapping[str, str]) -> float:
     return seconds
 
 
-def own_function(path: str, examples: Sequence[Example], seconds: float) -> RewardFunction:
+def own_function(path: str, examples: Sequence[AttackExample], seconds: float) -> RewardFunction:
     """A function of the user's, in a worker that a deadline ends; here where a column cannot be sent to one."""
     try:
         for example in examples:
@@ -174,7 +172,7 @@ def own_function(path: str, examples: Sequence[Example], seconds: float) -> Rewa
     return load_reward(RewardOptions(path=path, workers=1, item_seconds=seconds))
 
 
-def judge(flags: Mapping[str, str]) -> tuple[RewardFunction, list[Example]]:
+def judge(flags: Mapping[str, str]) -> tuple[RewardFunction, list[AttackExample]]:
     """A judge at an endpoint; without one, what is refused before any judge is asked."""
     if ("endpoint" in flags) != ("model" in flags):
         raise UserError(f"check-task judge takes --endpoint and --model together\n{HELP}")
@@ -188,10 +186,10 @@ def judge(flags: Mapping[str, str]) -> tuple[RewardFunction, list[Example]]:
     return function, [replace(JUDGE, answers=tuple(answer for answer in JUDGE.answers if answer.unasked))]
 
 
-def from_rows(flags: dict[str, str]) -> list[Example]:
+def from_rows(flags: dict[str, str]) -> list[AttackExample]:
     """Rows of the user's, or one bare prompt."""
     if "rows" not in flags:
-        return [Example("What is 3 + 4?", {}, generic("What is 3 + 4?"))]
+        return [AttackExample("What is 3 + 4?", {}, generic("What is 3 + 4?"))]
     column = flags.get("prompt-column", "prompt")
     rows = [row.columns for row in read_rows(flags["rows"])][:MOST_ROWS]
     common = most_common(rows)
@@ -201,17 +199,17 @@ def from_rows(flags: dict[str, str]) -> list[Example]:
         answer = row.get("answer", row.get("ground_truth"))
         right = (Answer("the row's own answer", str(answer), right=True),) if answer is not None else ()
         tricks = [trick for trick in generic(prompt, common) if trick.text.strip() != str(answer)]
-        examples.append(Example(prompt, {k: v for k, v in row.items() if k != column}, (*right, *tricks)))
+        examples.append(AttackExample(prompt, {k: v for k, v in row.items() if k != column}, (*right, *tricks)))
     return examples
 
 
-def twice_if_slow(function: RewardFunction, example: Example, answer: Answer) -> Paid:
+def twice_if_slow(function: RewardFunction, example: AttackExample, answer: Answer) -> Payment:
     """What an answer is paid; slow ones once more, as the first may have started a sandbox or a worker."""
     paid = tried(function, example, answer)
     return tried(function, example, answer) if paid.slow and not paid.lost else paid
 
 
-def tried(function: RewardFunction, example: Example, answer: Answer) -> Paid:
+def tried(function: RewardFunction, example: AttackExample, answer: Answer) -> Payment:
     """What one answer is paid; a function that raises, or does not come back, is told as such."""
     prompt = Prompt(id="check", text=example.prompt, tokens=(0,), columns=dict(example.columns))
     rollouts = tuple(rollout_of(each, sample) for sample, each in enumerate((answer, *example.beside)))
@@ -220,13 +218,13 @@ def tried(function: RewardFunction, example: Example, answer: Answer) -> Paid:
     try:
         score = asked_once(function, group) if function.asking.workers else graded(function, example, group)
     except ScoringFailure as failure:
-        return Paid(answer, example, None, time.perf_counter() - began, str(failure), lost=True)
+        return Payment(answer, example, None, time.perf_counter() - began, str(failure), lost=True)
     except UserError as error:
-        return Paid(answer, example, None, time.perf_counter() - began, str(error).splitlines()[0][:200])
-    return Paid(answer, example, None if math.isnan(score) else score, time.perf_counter() - began)
+        return Payment(answer, example, None, time.perf_counter() - began, str(error).splitlines()[0][:200])
+    return Payment(answer, example, None if math.isnan(score) else score, time.perf_counter() - began)
 
 
-def graded(function: RewardFunction, example: Example, group: Group) -> float:
+def graded(function: RewardFunction, example: AttackExample, group: Group) -> float:
     """The score of the first of a group, as a step of training would have it."""
     watched = [load_reward(RewardOptions(name=example.of))] if example.of else []
     return grade([group], [*watched, function]).scores[-1, 0, 0].item()
@@ -234,9 +232,9 @@ def graded(function: RewardFunction, example: Example, group: Group) -> float:
 
 def asked_once(function: RewardFunction, group: Group) -> float:
     """The same from a function in a worker, without other tries: a deadline that has passed once is enough."""
-    inquiry = Inquiry(function, [Row(group, group.rollouts[0])], bounds_of(function, 1, DEFAULTS, NEVER))
+    inquiry = Inquiry(function, [RolloutRow(group, group.rollouts[0])], bounds_of(function, 1, DEFAULTS, NEVER))
     (call,) = inquiry.calls()
-    (said,) = settled(call, read(call, run([call])[0]), "stop")
+    (said,) = checked_verdicts(call, read_result(call, dispatch([call])[0]), "stop")
     if isinstance(said, Score):
         return said.value
     assert isinstance(said, ScoringFailure), said  # "stop" raises what else there is

@@ -2,12 +2,12 @@
 
 from collections.abc import Sequence
 
-from posttrain.commands.arguments import configured, recipe_layers, told_apart
-from posttrain.commands.flags import Program
+from posttrain.commands.arguments import configured, recipe_layers, split_arguments
+from posttrain.commands.flags import CommandSpec
 from posttrain.config import as_recipe
 from posttrain.config.reading import kind_of
 
-PROGRAM = Program(
+PROGRAM = CommandSpec(
     name="posttrain config [RECIPE.yaml ...]",
     description="Print what recipes and flags add up to, as a recipe: running it gives the same run.",
 )
@@ -15,7 +15,7 @@ PROGRAM = Program(
 
 def main(arguments: Sequence[str]) -> int:
     """Print the resolved recipe."""
-    given = told_apart(arguments)
+    given = split_arguments(arguments)
     layers = recipe_layers(given.positional)
     config, _ = configured(kind_of(layers), layers, given.flags, PROGRAM)
     print(as_recipe(config), end="")

@@ -7,18 +7,18 @@ import sys
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 
-from posttrain.commands.arguments import configured, recipe_layers, told_apart
-from posttrain.commands.flags import Program
+from posttrain.commands.arguments import configured, recipe_layers, split_arguments
+from posttrain.commands.flags import CommandSpec
 from posttrain.config import Config
 from posttrain.errors import RunError
-from posttrain.rewards.sandbox.elsewhere import Elsewhere
-from posttrain.rewards.sandbox.pool import Pool
-from posttrain.rewards.sandbox.probes import Finding, SandboxUnavailable
-from posttrain.rewards.sandbox.server import ServerLost
-from posttrain.rewards.sandbox.shared import place_for
-from posttrain.rewards.sandbox_options import SandboxOptions
+from posttrain.options.sandbox import SandboxOptions
+from posttrain.sandbox.fork_server import ServerLost
+from posttrain.sandbox.probes import Finding, SandboxUnavailable
+from posttrain.sandbox.process_pool import Pool
+from posttrain.sandbox.replay_sandbox import Elsewhere
+from posttrain.sandbox.sandboxes import place_for
 
-PROGRAM = Program(
+PROGRAM = CommandSpec(
     name="posttrain doctor [RECIPE.yaml ...]",
     description="Show versions, devices and free memory, and try the sandbox that the recipes and flags name: every"
     " probe that does not pass is named with its remedy.  Exit code 0 where programs can be run safely, else 1.",
@@ -31,7 +31,7 @@ GIB = 1 << 30
 
 def main(arguments: Sequence[str]) -> int:
     """Print the tables."""
-    given = told_apart(arguments)
+    given = split_arguments(arguments)
     config, _ = configured(Config, recipe_layers(given.positional), given.flags, PROGRAM)
     for name, says in (*machine(), *packages()):
         print(f"{name:12} {says}")

@@ -6,25 +6,25 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from posttrain.commands.arguments import configured, model_layer, recipe_layers, told_apart
-from posttrain.commands.flags import Program
+from posttrain.commands.arguments import configured, model_layer, recipe_layers, split_arguments
+from posttrain.commands.flags import CommandSpec
 from posttrain.config import Config
 from posttrain.errors import UserError
 
 
 @dataclass(frozen=True, kw_only=True)
-class Switches:
+class EvaluateSwitches:
     """What becomes of the results."""
 
     output: str = ""
     """Write the results to this file as well, as JSON."""
 
 
-PROGRAM = Program(
+PROGRAM = CommandSpec(
     name="posttrain eval MODEL [RECIPE.yaml ...]",
     description="Measure a model, a folder or `bundled`, on held-out problems: sampled at temperature 1 and greedily,"
     " with 95% intervals over problems.",
-    switches=Switches(),
+    switches=EvaluateSwitches(),
     only=(
         "model.dtype",
         "model.device",
@@ -41,14 +41,14 @@ PROGRAM = Program(
 
 def main(arguments: Sequence[str]) -> int:
     """Measure, print, and write where asked to."""
-    model, given = told_apart(arguments).model(PROGRAM)
+    model, given = split_arguments(arguments).model(PROGRAM)
     layers = [*recipe_layers(given.positional), model_layer(model)]
     config, switches = configured(Config, layers, given.flags, PROGRAM)
     config.model.require_folder()
     output = Path(switches.output)
     if switches.output and (output.is_dir() or not output.parent.is_dir()):
         raise UserError(f"--output {output}: name a file in a folder that exists; it is written when all is measured.")
-    results = measured(config)
+    results = evaluation_results(config)
     for line in report(results):
         print(line)
     if switches.output:
@@ -56,10 +56,10 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
-def measured(config: Config) -> Mapping[str, Any]:
+def evaluation_results(config: Config) -> Mapping[str, Any]:
     """The full evaluation, with its progress on the screen."""
-    from posttrain.training.measuring import evaluate
-    from posttrain.training.progress import Progress
+    from posttrain.runs.progress import Progress
+    from posttrain.training.evaluate import evaluate
 
     with Progress(0) as progress:
         return evaluate(config.model.path, config, progress=progress)

@@ -21,10 +21,10 @@ from typing import Annotated, Any, Literal, get_args, get_type_hints
 
 import tyro
 
+from posttrain.config.recipes import RecipeLayer
 from posttrain.config.schema import CLASSES, unwrapped
 from posttrain.errors import UserError
-from posttrain.recipes import Layer
-from posttrain.rewards.options import RewardOptions
+from posttrain.options.reward import RewardOptions
 
 COMMAND_LINE = "command line"
 REWARDS_HELP = """Reward functions, each NAME or FILE.py:FUNCTION, with =WEIGHT where that is not 1; none means the
@@ -37,7 +37,7 @@ class NoSwitches:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Program:
+class CommandSpec:
     """What the help of a command says above its flags."""
 
     name: str
@@ -65,7 +65,7 @@ class Flags:
     """Paths of sections within a section that may be null."""
 
 
-def read_flags(arguments: Sequence[str], program: Program, sections: Mapping[str, Any]) -> tuple[Layer, Any]:
+def read_flags(arguments: Sequence[str], program: CommandSpec, sections: Mapping[str, Any]) -> tuple[RecipeLayer, Any]:
     """The flags that were given, as a layer over the recipes, and the command's own switches."""
     flags = make_flags(sections, program)
     content: dict[str, Any] = {}
@@ -83,7 +83,7 @@ def read_flags(arguments: Sequence[str], program: Program, sections: Mapping[str
     for path in given:
         if path in flags.paths and path.partition(".")[0] in sections:
             place(content, path, value_at(parsed, path))
-    return Layer(where=COMMAND_LINE, sections=content), parsed.command
+    return RecipeLayer(where=COMMAND_LINE, sections=content), parsed.command
 
 
 def path_of(argument: str) -> str:
@@ -92,7 +92,7 @@ def path_of(argument: str) -> str:
     return argument[2:].partition("=")[0].replace("-", "_") if spelled else ""
 
 
-def known_path(argument: str, paths: Mapping[str, Any], program: Program) -> str:
+def known_path(argument: str, paths: Mapping[str, Any], program: CommandSpec) -> str:
     """The path that a flag sets: `--rollout.no-allow-cut-sampling` sets `rollout.allow_cut_sampling`."""
     path = path_of(argument)
     *above, name = path.split(".")
@@ -106,12 +106,12 @@ def known_path(argument: str, paths: Mapping[str, Any], program: Program) -> str
     raise UserError(f"{COMMAND_LINE}: {argument.partition('=')[0]}: no such flag.  {remedy}")
 
 
-def short(program: Program) -> str:
+def short(program: CommandSpec) -> str:
     """The program's name without its positional arguments."""
     return " ".join(program.name.split()[:2])
 
 
-def parse(parser: Any, arguments: Sequence[str], program: Program) -> Any:
+def parse(parser: Any, arguments: Sequence[str], program: CommandSpec) -> Any:
     """What tyro makes of the arguments; its complaint in a box becomes one message."""
     complaint = io.StringIO()
     try:
@@ -139,7 +139,7 @@ def unboxed(text: str) -> str:
 # The classes that tyro reads
 
 
-def make_flags(sections: Mapping[str, Any], program: Program) -> Flags:
+def make_flags(sections: Mapping[str, Any], program: CommandSpec) -> Flags:
     """The flags that a command reads, with the values that the sections have so far as defaults."""
     own = flag_class(program.switches, program, "")
     unprefixed: Any = tyro.conf.OmitArgPrefixes
@@ -169,7 +169,7 @@ def short_forms(rewards: Sequence[RewardOptions]) -> tuple[str, ...]:
     return tuple(reward.short for reward in rewards)
 
 
-def flag_class(values: Any, program: Program, path: str) -> Any:
+def flag_class(values: Any, program: CommandSpec, path: str) -> Any:
     """A class with the fields of some options, their values as defaults and their docstrings as help.
 
     `values` is an options object; a section within a section that is null comes as its class.

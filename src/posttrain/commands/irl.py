@@ -2,11 +2,11 @@
 
 from collections.abc import Sequence
 
-from posttrain.commands.arguments import configured, recipe_layers, told_apart
-from posttrain.commands.flags import Program
+from posttrain.commands.arguments import configured, recipe_layers, split_arguments
+from posttrain.commands.flags import CommandSpec
 from posttrain.config import IrlConfig
 
-PROGRAM = Program(
+PROGRAM = CommandSpec(
     name="posttrain irl [RECIPE.yaml ...]",
     description="Find the reward behind demonstrations: which reward makes the demonstrated behaviour the natural one."
     "  Recipes are files or names of bundled ones, later ones overriding earlier; flags override them all.  The options"
@@ -16,14 +16,14 @@ PROGRAM = Program(
 
 def main(arguments: Sequence[str]) -> int:
     """Recover a reward."""
-    given = told_apart(arguments)
+    given = split_arguments(arguments)
     config, _ = configured(IrlConfig, recipe_layers(given.positional), given.flags, PROGRAM)
-    from posttrain.recovery.needs import require_matplotlib, require_scipy
+    from posttrain.irl_runs.extras import require_matplotlib, require_scipy
 
     require_scipy()
     if config.run.plots:
         require_matplotlib()
-    from posttrain.recovery.run import recover
+    from posttrain.irl_runs.run import recover
 
     recover(config)
     return 0

@@ -3,13 +3,13 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from posttrain.commands.arguments import INTERRUPTED, configured, recipe_layers, resumed, told_apart, value_of
-from posttrain.commands.flags import Program
+from posttrain.commands.arguments import INTERRUPTED, configured, recipe_layers, resumed, split_arguments, value_of
+from posttrain.commands.flags import CommandSpec
 from posttrain.config import Config
 
 
 @dataclass(frozen=True, kw_only=True)
-class Switches:
+class RlSwitches:
     """What this command does with the recipe."""
 
     dry_run: bool = False
@@ -18,17 +18,17 @@ class Switches:
     """Continue the run in this folder exactly where its last checkpoint left it."""
 
 
-PROGRAM = Program(
+PROGRAM = CommandSpec(
     name="posttrain rl [RECIPE.yaml ...]",
     description="Train a model by reward.  Recipes are files or names of bundled ones, later ones overriding earlier;"
     " flags override them all.  The options of the task and of the algorithm depend on their names.",
-    switches=Switches(),
+    switches=RlSwitches(),
 )
 
 
 def main(arguments: Sequence[str]) -> int:
     """Train, or show what training would be."""
-    given = told_apart(arguments)
+    given = split_arguments(arguments)
     folder = value_of("resume", given)
     if folder:
         config, switches = resumed(Config, folder, given, PROGRAM)

@@ -4,10 +4,10 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from posttrain.commands.arguments import configured, model_layer, told_apart
-from posttrain.commands.flags import Program
+from posttrain.commands.arguments import configured, model_layer, split_arguments
+from posttrain.commands.flags import CommandSpec
 from posttrain.errors import UserError, require
-from posttrain.models.options import ModelOptions
+from posttrain.options.model import ModelOptions
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
@@ -20,7 +20,7 @@ class ServeConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Switches:
+class ServeSwitches:
     """Where it listens."""
 
     host: str = "127.0.0.1"
@@ -33,20 +33,20 @@ class Switches:
     """Longest that a request may take, and that one waits for its turn."""
 
 
-PROGRAM = Program(
+PROGRAM = CommandSpec(
     name="posttrain serve MODEL",
     description=(
         "Serve a model, a folder or `bundled`, at http://HOST:PORT/v1: models, completions and chat/completions as"
         " OpenAI's clients ask for them, one request at a time.  Ctrl-C ends it."
     ),
-    switches=Switches(),
+    switches=ServeSwitches(),
     only=("model.dtype", "model.device"),
 )
 
 
 def main(arguments: Sequence[str]) -> int:
     """Serve until interrupted."""
-    model, given = told_apart(arguments).model(PROGRAM)
+    model, given = split_arguments(arguments).model(PROGRAM)
     given.require_no_more(PROGRAM)
     config, switches = configured(ServeConfig, [model_layer(model)], given.flags, PROGRAM)
     config.model.require_folder()
@@ -54,8 +54,8 @@ def main(arguments: Sequence[str]) -> int:
     require(switches.seconds > 0, switches, "seconds", "leaves no time to answer; use more than 0")
     if switches.host not in LOOPBACK and not switches.public:
         raise UserError(f"--host {switches.host} lets other machines ask, without a key; say --public if you mean it")
-    from posttrain.commands.serving import serving
-    from posttrain.models.loading import load_policy
+    from posttrain.commands.serving.http_server import serving
+    from posttrain.models.policy import load_policy
 
     policy, seconds = load_policy(config.model), min(switches.seconds, threading.TIMEOUT_MAX)
     with serving(policy, name=model, host=switches.host, port=switches.port, seconds=seconds) as server:

@@ -3,29 +3,29 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from posttrain.commands.arguments import INTERRUPTED, configured, recipe_layers, resumed, told_apart, value_of
-from posttrain.commands.flags import Program
+from posttrain.commands.arguments import INTERRUPTED, configured, recipe_layers, resumed, split_arguments, value_of
+from posttrain.commands.flags import CommandSpec
 from posttrain.config import SftConfig
 
 
 @dataclass(frozen=True, kw_only=True)
-class Switches:
+class SftSwitches:
     """What this command does with the recipe."""
 
     resume: str = ""
     """Continue the run in this folder where its last checkpoint left it."""
 
 
-PROGRAM = Program(
+PROGRAM = CommandSpec(
     name="posttrain sft [RECIPE.yaml ...]",
     description="Train a small model from nothing on demonstrations of its task.  `posttrain rl` can go on from it.",
-    switches=Switches(),
+    switches=SftSwitches(),
 )
 
 
 def main(arguments: Sequence[str]) -> int:
     """Train."""
-    given = told_apart(arguments)
+    given = split_arguments(arguments)
     folder = value_of("resume", given)
     if folder:
         config, _ = resumed(SftConfig, folder, given, PROGRAM)

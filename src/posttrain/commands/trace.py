@@ -3,14 +3,14 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from posttrain.commands.arguments import configured, model_layer, recipe_layers, told_apart
-from posttrain.commands.flags import Program
+from posttrain.commands.arguments import configured, model_layer, recipe_layers, split_arguments
+from posttrain.commands.flags import CommandSpec
 from posttrain.config import Config
 from posttrain.errors import UserError
 
 
 @dataclass(frozen=True, kw_only=True)
-class Switches:
+class TraceSwitches:
     """Which rollout is shown."""
 
     sample: int = 0
@@ -19,18 +19,18 @@ class Switches:
     """Characters of each state that are shown: its end."""
 
 
-PROGRAM = Program(
+PROGRAM = CommandSpec(
     name="posttrain trace MODEL PROMPT [RECIPE.yaml ...]",
     description="Sample a group of completions of a prompt and show one of them token by token.  PROMPT is a text, or"
     " the number of a held-out problem of the task.",
-    switches=Switches(),
+    switches=TraceSwitches(),
     only=("model.dtype", "model.device", "task", "rewards", "algorithm", "rollout", "run.seed"),
 )
 
 
 def main(arguments: Sequence[str]) -> int:
     """Sample, grade and print."""
-    model, given = told_apart(arguments).model(PROGRAM)
+    model, given = split_arguments(arguments).model(PROGRAM)
     text, given = given.first("PROMPT", PROGRAM)
     layers = [*recipe_layers(given.positional), model_layer(model)]
     config, switches = configured(Config, layers, given.flags, PROGRAM)
@@ -40,7 +40,7 @@ def main(arguments: Sequence[str]) -> int:
             f"command line: --sample {switches.sample}: a group has rollout.group_size ="
             f" {config.rollout.group_size} completions; use 0 to {config.rollout.group_size - 1}"
         )
-    from posttrain.commands.tracing import prompt_of, table
+    from posttrain.commands.trace_table import prompt_of, table
     from posttrain.training.session import open_session
 
     session = open_session(config)

@@ -6,10 +6,10 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, TypeVar
 
+from posttrain.config.recipes import Merged, RecipeLayer, merge, read_recipe
 from posttrain.config.schema import Mistake, checked, names_at, required, section_names, section_type
 from posttrain.config.sections import COMMAND_OF, AnyConfig, Config
 from posttrain.errors import UserError
-from posttrain.recipes import Layer, Merged, merge, read_recipe
 
 Built = TypeVar("Built")
 
@@ -22,7 +22,7 @@ def load_recipe(*recipes: str | Path, **sections: object) -> AnyConfig:
         load_recipe("countdown-tiny", run={"num_steps": 20}, algorithm={"name": "dapo"})
     """
     layers = [read_recipe(str(recipe)) for recipe in recipes]
-    layers.append(Layer(where="load_recipe", sections={name: given(value) for name, value in sections.items()}))
+    layers.append(RecipeLayer(where="load_recipe", sections={name: given(value) for name, value in sections.items()}))
     return build(kind_of(layers), layers)
 
 
@@ -31,7 +31,7 @@ def given(section: object) -> object:
     return asdict(section) if is_dataclass(section) and not isinstance(section, type) else section
 
 
-def kind_of(layers: Sequence[Layer]) -> type[AnyConfig]:
+def kind_of(layers: Sequence[RecipeLayer]) -> type[AnyConfig]:
     """What the sources speak of: training by reward, unless one has a section that only another kind has."""
     for kind in COMMAND_OF:
         own = set(section_names(kind)) - set(section_names(Config))
@@ -40,7 +40,7 @@ def kind_of(layers: Sequence[Layer]) -> type[AnyConfig]:
     return Config
 
 
-def build(kind: type[Built], layers: Sequence[Layer]) -> Built:
+def build(kind: type[Built], layers: Sequence[RecipeLayer]) -> Built:
     """The config that the layers, later ones overriding earlier, add up to."""
     merged = merge(layers)
     sections = {name: strictly(merged, name, value) for name, value in structure(kind, merged).items()}

@@ -16,10 +16,10 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from posttrain.binding import unknown
 from posttrain.errors import UserError
-from posttrain.recovery.method_options import FEATURE_OPTIONS, METHOD_OPTIONS
-from posttrain.recovery.world_options import DEMONSTRATION_OPTIONS, WORLD_OPTIONS
-from posttrain.rewards.options import RewardOptions
-from posttrain.tasks.options import TASK_OPTIONS
+from posttrain.options.irl_method import FEATURE_OPTIONS, METHOD_OPTIONS
+from posttrain.options.irl_world import DEMONSTRATION_OPTIONS, WORLD_OPTIONS
+from posttrain.options.reward import RewardOptions
+from posttrain.options.task import TASK_OPTIONS
 
 STRICT = ConfigDict(extra="forbid")
 
@@ -70,7 +70,7 @@ def chosen(section: str, content: object, default: str, names: list[str]) -> str
 
 def algorithm_names() -> list[str]:
     """The names in the algorithm table."""
-    from posttrain.algorithms import ALGORITHMS
+    from posttrain.algorithms.table import ALGORITHMS
 
     return list(ALGORITHMS)
 
@@ -78,7 +78,7 @@ def algorithm_names() -> list[str]:
 @cache
 def algorithm_type(name: str) -> type:
     """An algorithm's signature as a dataclass: its name and its options."""
-    from posttrain.algorithms import ALGORITHMS
+    from posttrain.algorithms.table import ALGORITHMS
 
     function = ALGORITHMS[name]
     hints = get_type_hints(function)

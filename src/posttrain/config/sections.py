@@ -6,13 +6,13 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
+from posttrain.config.recipes import to_yaml
 from posttrain.config.schema import algorithm_names, algorithm_type, checked, chosen
 from posttrain.errors import UserError
-from posttrain.generation.options import RolloutOptions
-from posttrain.models.options import ModelOptions
-from posttrain.models.tiny_options import NewModelOptions
-from posttrain.recipes import to_yaml
-from posttrain.recovery.method_options import (
+from posttrain.options.countdown import CountdownOptions
+from posttrain.options.demonstrator import Demonstrator
+from posttrain.options.grading import GradingOptions
+from posttrain.options.irl_method import (
     CausalOptions,
     CourseOptions,
     FeatureOptions,
@@ -22,13 +22,14 @@ from posttrain.recovery.method_options import (
     StateFeatures,
     TileFeatures,
 )
-from posttrain.recovery.world_options import DemonstrationOptions, IcyGridOptions, SampledOptions, WorldOptions
-from posttrain.rewards.grading_options import GradingOptions
-from posttrain.rewards.options import RewardOptions
-from posttrain.rewards.sandbox_options import SandboxOptions
-from posttrain.tasks.demonstrations import Demonstrator
-from posttrain.tasks.options import CountdownOptions, TaskOptions
-from posttrain.training.options import (
+from posttrain.options.irl_world import DemonstrationOptions, IcyGridOptions, SampledOptions, WorldOptions
+from posttrain.options.model import ModelOptions
+from posttrain.options.new_model import NewModelOptions
+from posttrain.options.reward import RewardOptions
+from posttrain.options.rollout import RolloutOptions
+from posttrain.options.sandbox import SandboxOptions
+from posttrain.options.task import TaskOptions
+from posttrain.options.training import (
     CheckpointOptions,
     EvaluationOptions,
     ReferenceOptions,
@@ -85,7 +86,7 @@ class Config:
             )
 
     def _require_use_for_reference(self) -> None:
-        from posttrain.algorithms import build_algorithm
+        from posttrain.algorithms.table import build_algorithm
 
         if not build_algorithm(self.algorithm).uses_reference and self.reference != ReferenceOptions():
             raise UserError(
@@ -171,7 +172,7 @@ def spelled_out_algorithm(given: Mapping[str, object]) -> dict[str, object]:
         "algorithm", algorithm_type(chosen("algorithm", given, "grpo", algorithm_names())), given
     )
     if mistakes:  # build_algorithm says it in full
-        from posttrain.algorithms import build_algorithm
+        from posttrain.algorithms.table import build_algorithm
 
         build_algorithm(given)
         raise UserError(f"{'.'.join(mistakes[0].path)}{mistakes[0].says}")

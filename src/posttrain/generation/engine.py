@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 
 from posttrain.errors import UserError
+from posttrain.generation.decoding_rows import Pending, Rows
 from posttrain.generation.request import Request
-from posttrain.generation.rows import Pending, Rows
 from posttrain.generation.static import StaticSteps
 from posttrain.generation.stepping import DecoderSteps, ModelSteps, Steps
-from posttrain.models.loading import Policy
+from posttrain.models.policy import Policy
 from posttrain.records import Group, Prompt, Rollout
 
 PREFILL_TOKENS = 16384

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from posttrain.generation.sampling_options import Sampling
 from posttrain.generation.streams import StreamKey
+from posttrain.options.sampling import Sampling
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from posttrain.generation.slots import KeyValueSlots, power_of_two
 from posttrain.generation.stepping import DecoderSteps
-from posttrain.models.decoder import Layer
-from posttrain.models.loading import Policy
+from posttrain.models.decoder import DecoderLayer
+from posttrain.models.policy import Policy
 
 BLOCK = 256
 """Cached tokens that a captured step attends to are a multiple of this."""
@@ -38,7 +38,7 @@ class StaticSteps(DecoderSteps):
     def refresh(self) -> None:
         """Take over the policy's weights as they are now, in place."""
         for mine, new in zip(self.layers, self.decoder.layers(), strict=True):
-            for field in fields(Layer):
+            for field in fields(DecoderLayer):
                 target, source = getattr(mine, field.name), getattr(new, field.name)
                 if target is not None:
                     target.copy_(source)
@@ -140,8 +140,8 @@ class _StaticAttention:
         return (torch.softmax(scores, dim=-1) @ values).view(rows, heads, head_width)
 
 
-def _owned(layer: Layer) -> Layer:
+def _owned(layer: DecoderLayer) -> DecoderLayer:
     """The layer's weights in memory of their own."""
-    copies = {field.name: getattr(layer, field.name) for field in fields(Layer)}
+    copies = {field.name: getattr(layer, field.name) for field in fields(DecoderLayer)}
     cloned = {name: None if weight is None else weight.clone() for name, weight in copies.items()}
-    return Layer(**cloned)  # type: ignore[arg-type]
+    return DecoderLayer(**cloned)  # type: ignore[arg-type]

@@ -15,10 +15,10 @@ from torch import Tensor
 from transformers import Cache, DynamicCache
 
 from posttrain.generation.slots import KeyValueSlots
-from posttrain.models.decoder import Layer, inference_layer
+from posttrain.models.decoder import DecoderLayer, inference_layer
 from posttrain.models.linear import Weight, for_inference, linear
-from posttrain.models.loading import Policy
 from posttrain.models.packed import PackedAttention, PackedLayout
+from posttrain.models.policy import Policy
 
 MIN_LOGIT = -3.0e38
 """Stands for -inf in additive masks: finite, so that a fully masked row stays a number."""
@@ -65,7 +65,7 @@ class DecoderSteps:
     def __init__(self, policy: Policy) -> None:
         assert policy.decoder is not None
         self.policy, self.decoder, self.device = policy, policy.decoder, policy.device
-        self.layers: list[Layer] = []
+        self.layers: list[DecoderLayer] = []
         self.head: Weight = policy.head
         self.cos, self.sin = self.decoder.angles(torch.arange(policy.max_positions, device=policy.device))
 

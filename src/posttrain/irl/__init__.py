@@ -13,6 +13,7 @@ from posttrain.irl.causal import MaxCausalEntIRL
 from posttrain.irl.comparison import epic_distance, expected_value_difference, policy_divergence, transfer_loss
 from posttrain.irl.demonstrations import Demonstrations, Episode
 from posttrain.irl.divergence import Divergence
+from posttrain.irl.episode_sampling import sample_demonstrations
 from posttrain.irl.feasibility import smallest_gap
 from posttrain.irl.finite_horizon import soft_finite_horizon
 from posttrain.irl.fitting import Fit
@@ -30,7 +31,6 @@ from posttrain.irl.planning import (
 )
 from posttrain.irl.preferences import fit_jointly
 from posttrain.irl.rewards import LinearReward
-from posttrain.irl.sampling import sample_demonstrations
 from posttrain.irl.uncertainty import confidence_intervals, identifiability
 
 __all__ = [

@@ -28,7 +28,7 @@ Attend = Callable[
 
 
 @dataclass(frozen=True, slots=True)
-class Layer:
+class DecoderLayer:
     """One decoder layer's weights, those of parallel projections joined."""
 
     input_norm: Tensor
@@ -43,7 +43,7 @@ class Layer:
     down: Weight
 
 
-def inference_layer(layer: Layer) -> Layer:
+def inference_layer(layer: DecoderLayer) -> DecoderLayer:
     """The layer with its matrices as their products are quickest; for weights that no longer change."""
     products = {name: for_inference(getattr(layer, name)) for name in ("qkv", "out", "gate_up", "down")}
     return replace(layer, **products)  # type: ignore[arg-type]
@@ -77,18 +77,18 @@ class Decoder:
             and all(type(module) is nn.Linear for module in model.modules() if isinstance(module, nn.Linear))
         )
 
-    def layers(self) -> list[Layer]:
+    def layers(self) -> list[DecoderLayer]:
         """Weights ready for use.  Joined by differentiable concatenation, so gradients reach the model's own."""
         return [self._layer(layer) for layer in self.model.model.layers]
 
-    def _layer(self, layer: Any) -> Layer:
+    def _layer(self, layer: Any) -> DecoderLayer:
         attention, mlp, dtype = layer.self_attn, layer.mlp, self.compute_dtype
         projections = (attention.q_proj, attention.k_proj, attention.v_proj)
         norms = None
         if hasattr(attention, "q_norm"):
             q_norm, k_norm = attention.q_norm.weight, attention.k_norm.weight
             norms = torch.cat([q_norm.expand(self.heads, -1), k_norm.expand(self.kv_heads, -1)])
-        return Layer(
+        return DecoderLayer(
             input_norm=layer.input_layernorm.weight,
             qkv=torch.cat([projection.weight for projection in projections]).to(dtype),
             qkv_bias=None if projections[0].bias is None else torch.cat([p.bias for p in projections]).to(dtype),
@@ -122,7 +122,7 @@ class Decoder:
         tokens: Int64[Tensor, " token"],
         angles: tuple[Tensor, Tensor],
         attend: Attend,
-        layers: list[Layer],
+        layers: list[DecoderLayer],
         wanted: Int64[Tensor, " wanted"] | None = None,
     ) -> Float[Tensor, "wanted hidden"]:
         """As `hidden`, with rotary angles and joined weights that the caller already has."""
@@ -138,7 +138,7 @@ class Decoder:
         return rms_norm(x, self.model.model.norm.weight, self.eps)
 
     def _attention(
-        self, index: int, layer: Layer, x: Tensor, angles: tuple[Tensor, Tensor], attend: Attend
+        self, index: int, layer: DecoderLayer, x: Tensor, angles: tuple[Tensor, Tensor], attend: Attend
     ) -> Float[Tensor, "token heads_width"]:
         rotated = self.heads + self.kv_heads
         qkv = linear(x.to(self.compute_dtype), layer.qkv, layer.qkv_bias)

@@ -11,8 +11,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from posttrain.models.loading import Policy
 from posttrain.models.packed import PackedAttention, PackedLayout
+from posttrain.models.policy import Policy
 
 Tokens = Sequence[int]
 

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.autograd.function import FunctionCtx
 from torch.utils.checkpoint import checkpoint
 
-from posttrain.kl import full
+from posttrain.algorithms.kl import full
 from posttrain.models.gradients import Unseen, unseen
 
 TILE_ELEMENTS = 1 << 20

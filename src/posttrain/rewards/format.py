@@ -12,9 +12,9 @@ Known hack: the structure alone earns these, so as the only reward they are lear
 from collections.abc import Iterable, Sequence
 from enum import StrEnum
 
-from posttrain.rewards.arithmetic import ALPHABET
-from posttrain.rewards.countdown_options import FormatMode
-from posttrain.rewards.graded import Graded
+from posttrain.options.countdown import FormatMode
+from posttrain.rewards.countdown.arithmetic import ALPHABET
+from posttrain.rewards.grading.answers import Graded
 from posttrain.rewards.tags import WHITE_SPACE, answer_text
 
 

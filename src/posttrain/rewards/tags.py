@@ -12,7 +12,7 @@ In both, a tag too many inside or after the four breaks the structure.  Reading 
 substring searches, so its time is linear in the text whatever the text holds.
 """
 
-from posttrain.rewards.countdown_options import FormatMode
+from posttrain.options.countdown import FormatMode
 
 THINK, END_THINK, ANSWER, END_ANSWER = "<think>", "</think>", "<answer>", "</answer>"
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol, runtime_checkable
 
 from posttrain.records import Group, Prompt
-from posttrain.rewards.function import RewardFunction
+from posttrain.rewards.grading.function import RewardFunction
 
 DRAWS_PER_STEP = 2**20
 """Room for draws within one step: draw d of step s is problem s · DRAWS_PER_STEP + d, whatever the step's size."""

@@ -23,11 +23,11 @@ from jaxtyping import Int64
 from numpy import ndarray
 
 from posttrain.errors import UserError
+from posttrain.options.dataset import DatasetOptions
 from posttrain.records import Group, Prompt
-from posttrain.rewards.function import RewardFunction
+from posttrain.rewards.grading.function import RewardFunction
 from posttrain.tasks.base import Messages, PromptRenderer
-from posttrain.tasks.dataset_options import DatasetOptions
-from posttrain.tasks.rows import MEMORY, Row, read_rows, require_column, rows_of
+from posttrain.tasks.rows import MEMORY, DatasetRow, read_rows, require_column, rows_of
 
 LONG_ROWS = 64
 """Rows, of those with the most text, whose tokens are counted before a run starts."""
@@ -62,7 +62,7 @@ class DatasetTask:
         for row in (*self.training_rows, *self.held_out_rows):
             content(row, options)  # a fault in any row shows now, not in step 900
 
-    def prepared(self, rows: list[Row]) -> list[Row]:
+    def prepared(self, rows: list[DatasetRow]) -> list[DatasetRow]:
         """The rows as the task takes them."""
         return rows
 
@@ -84,7 +84,7 @@ class DatasetTask:
         chosen = heapq.nlargest(LONG_ROWS, range(len(sizes)), key=sizes.__getitem__)
         return [self.prompt(self.training_rows[number]) for number in chosen]
 
-    def prompt(self, row: Row) -> Prompt:
+    def prompt(self, row: DatasetRow) -> Prompt:
         """A row as the policy sees it."""
         columns = {name: value for name, value in row.columns.items() if name != self.options.prompt_column}
         return self.renderer.render(
@@ -125,7 +125,7 @@ def permutation(seed: int, purpose: str, index: int, num_rows: int) -> Int64[nda
     return np.random.Generator(np.random.Philox(key=key)).permutation(num_rows)
 
 
-def content(row: Row, options: DatasetOptions) -> str | Messages:
+def content(row: DatasetRow, options: DatasetOptions) -> str | Messages:
     """The row's prompt as text or as messages."""
     given = row.columns[options.prompt_column]
     if isinstance(given, str):
@@ -146,14 +146,16 @@ def content(row: Row, options: DatasetOptions) -> str | Messages:
     return [{"role": "system", "content": options.system}, *messages]
 
 
-def read(options: DatasetOptions) -> list[Row]:
+def read(options: DatasetOptions) -> list[DatasetRow]:
     """The rows of the options' file."""
     if not options.path:
         raise UserError("task.path is missing: name the file of rows, such as `path: rows.jsonl`")
     return read_rows(options.path)
 
 
-def split(rows: Sequence[Row], held_out: Sequence[Row] | None, options: DatasetOptions) -> tuple[list[Row], list[Row]]:
+def split(
+    rows: Sequence[DatasetRow], held_out: Sequence[DatasetRow] | None, options: DatasetOptions
+) -> tuple[list[DatasetRow], list[DatasetRow]]:
     """Training rows, and the held-out rows that are evaluated on; no prompt is on both sides."""
     column = options.prompt_column
     if held_out is None:
@@ -174,7 +176,7 @@ def split(rows: Sequence[Row], held_out: Sequence[Row] | None, options: DatasetO
     return training, [held_out[index] for index in sorted(chosen[: options.held_out_size])]
 
 
-def fingerprint(row: Row, column: str) -> int:
+def fingerprint(row: DatasetRow, column: str) -> int:
     """A 64-bit hash of the prompt alone, white space around it left out."""
     prompt = row.columns[column]
     text = prompt.strip() if isinstance(prompt, str) else json.dumps(prompt, sort_keys=True, default=str)

@@ -13,7 +13,7 @@ MEMORY = "rows"
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class DatasetRow:
     """One row and where to find it."""
 
     where: str
@@ -21,20 +21,20 @@ class Row:
     columns: Mapping[str, object]
 
 
-def rows_of(values: Iterable[object], source: str) -> list[Row]:
+def rows_of(values: Iterable[object], source: str) -> list[DatasetRow]:
     """Numbered rows, each known to be a mapping."""
     rows = []
     for number, value in enumerate(values, start=1):
         where = f"{source}:{number}"
         if not isinstance(value, Mapping):
             raise UserError(f"{where}: a row must be an object of named columns, not {type(value).__name__}")
-        rows.append(Row(where, dict(value)))
+        rows.append(DatasetRow(where, dict(value)))
     if not rows:
         raise UserError(f"{source}: there are no rows; give at least one")
     return rows
 
 
-def read_rows(path: str) -> list[Row]:
+def read_rows(path: str) -> list[DatasetRow]:
     """All rows of a .jsonl, .json, .csv or .parquet file."""
     file = Path(path)
     if not file.is_file():
@@ -64,9 +64,9 @@ def read_text(file: Path) -> str:
         raise UserError(f"{file}: not UTF-8 at byte {error.start}; save it as UTF-8") from error
 
 
-def read_json_lines(file: Path) -> list[Row]:
+def read_json_lines(file: Path) -> list[DatasetRow]:
     """One row per line; blank lines are passed over."""
-    rows: list[Row] = []
+    rows: list[DatasetRow] = []
     # Only "\n" ends a line: JSON strings may hold the other line ends that str.splitlines() splits at.
     for number, line in enumerate(read_text(file).split("\n"), start=1):
         if line.strip():
@@ -80,7 +80,7 @@ def read_json_lines(file: Path) -> list[Row]:
                 ) from error
             if not isinstance(value, dict):
                 raise UserError(f"{where}: a row must be an object of named columns, not {type(value).__name__}")
-            rows.append(Row(where, value))
+            rows.append(DatasetRow(where, value))
     if not rows:
         raise UserError(f"{file}: there are no rows; give at least one")
     return rows
@@ -113,7 +113,7 @@ def read_table(file: Path) -> Sequence[object]:
     return rows
 
 
-def require_column(rows: Sequence[Row], name: str) -> None:
+def require_column(rows: Sequence[DatasetRow], name: str) -> None:
     """Refuse rows of which one lacks the column or holds nothing in it."""
     for row in rows:
         if row.columns.get(name) in (None, "", []):

@@ -12,13 +12,13 @@ from numpy import ndarray
 
 from posttrain.generation.engine import Engine
 from posttrain.generation.request import Request
-from posttrain.generation.sampling_options import Sampling
 from posttrain.generation.streams import StreamKey
+from posttrain.options.grading import GradingOptions
+from posttrain.options.sampling import Sampling
 from posttrain.records import Group, Prompt
-from posttrain.rewards.grading_options import GradingOptions
-from posttrain.rewards.protocol import RewardFunction, grade
+from posttrain.rewards.grading.grade import RewardFunction, grade
+from posttrain.runs.summary import HELD_OUT
 from posttrain.tasks.base import Task
-from posttrain.training.summary import HELD_OUT
 
 RESAMPLES = 2000
 """Bootstrap resamples behind an interval."""
@@ -64,7 +64,7 @@ class Answers:
         return float(np.mean([len(rollout.tokens) for group in self.groups for rollout in group.rollouts]))
 
 
-def ask(
+def sample_answers(
     engine: Engine,
     questions: Questions,
     *,
@@ -104,8 +104,8 @@ def full_evaluation(
     unmeasured = dict.fromkeys([*HELD_OUT, *(f"{name}_interval" for name in HELD_OUT), "mean_length"])
     if not questions.prompts:
         return {"num_problems": 0, **unmeasured}, ()
-    sampled = ask(engine, questions, samples=samples, advance=advance)
-    greedy = ask(engine, questions, samples=1, greedy=True, advance=advance)
+    sampled = sample_answers(engine, questions, samples=samples, advance=advance)
+    greedy = sample_answers(engine, questions, samples=1, greedy=True, advance=advance)
     results: dict[str, object] = {
         "num_problems": len(questions.prompts),
         "samples_per_problem": samples,
@@ -138,7 +138,7 @@ def brief_evaluation(engine: Engine, questions: Questions, *, problems: int) -> 
     """Held-out accuracy along the way: one sample for each of the first problems."""
     if not questions.prompts:
         return {}
-    answers = ask(engine, replace(questions, prompts=questions.prompts[:problems]), samples=1)
+    answers = sample_answers(engine, replace(questions, prompts=questions.prompts[:problems]), samples=1)
     if not len(answers.rates):
         return {"eval/num_unscored": float(answers.num_unscored)}
     low, high = bootstrap_interval(answers.rates)
@@ -164,7 +164,9 @@ def never_giving_up(
     if not questions.prompts or not encoded or any(len(tokens) != 1 for tokens in encoded):
         return None
     closing = [tokens[0] for tokens in encoded]
-    answers = ask(engine, questions, samples=1, suppressed=(*closing, *engine.policy.stop_ids), advance=advance)
+    answers = sample_answers(
+        engine, questions, samples=1, suppressed=(*closing, *engine.policy.stop_ids), advance=advance
+    )
     return float(np.mean([task.found(group.prompt, group.rollouts[0].text) for group in answers.groups]))
 
 

@@ -13,7 +13,7 @@ from jaxtyping import Float64
 from torch import Tensor
 
 from posttrain.records import Finish, Grades, Group
-from posttrain.training.alarms import repeated_share
+from posttrain.runs.alarms import repeated_share
 
 
 def step_metrics(

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 import torch
 from torch import nn
 
-from posttrain.training.options import OptimizerOptions
+from posttrain.options.training import OptimizerOptions
 
 
 def new_optimizer(parameters: Iterable[nn.Parameter], options: OptimizerOptions) -> torch.optim.AdamW:

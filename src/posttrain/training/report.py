@@ -11,13 +11,13 @@ from typing import cast
 import torch
 
 from posttrain.batch import collate
-from posttrain.training.clock import Clock
-from posttrain.training.collection import Moment, collect
-from posttrain.training.curves import draw_curves
-from posttrain.training.files import write_atomically, writing
+from posttrain.runs.clock import Clock
+from posttrain.runs.curves import draw_curves
+from posttrain.runs.files import write_atomically, writing
+from posttrain.runs.summary import HELD_OUT, build_summary
+from posttrain.training.collector import StepContext, collect
 from posttrain.training.session import Session
 from posttrain.training.state import RunState
-from posttrain.training.summary import HELD_OUT, build_summary
 from posttrain.training.update import Objective, Observed, micro_loss
 
 SHOWN = 3
@@ -43,7 +43,7 @@ def timed_step(session: Session) -> Timing:
     Rewards are called as in a step, so that a mistake in one of them shows before anything is trained.
     """
     clock, options = Clock(), session.config
-    moment = Moment(step=TIMED_STEP, weights_version=0, clock=clock, journal=lambda groups, grades: None)
+    moment = StepContext(step=TIMED_STEP, weights_version=0, clock=clock, journal=lambda groups, grades: None)
     judged = collect(session, moment).judged
     with clock("update"):
         batch = collate(

@@ -12,19 +12,20 @@ from statistics import fmean
 
 from posttrain.batch import Batch, collate
 from posttrain.config import Config, as_recipe, build
+from posttrain.config.recipes import RecipeLayer, parse_yaml
 from posttrain.errors import RunError, UserError
-from posttrain.recipes import Layer, parse_yaml
-from posttrain.training import checkpoint, report
-from posttrain.training.alarms import Line, alarms, transcript
-from posttrain.training.clock import Clock
-from posttrain.training.collection import Collected, Moment, collect
+from posttrain.options.training import CheckpointOptions
+from posttrain.runs import checkpoint
+from posttrain.runs.alarms import Line, alarms, transcript
+from posttrain.runs.clock import Clock
+from posttrain.runs.folder import RunFolder, new_folder
+from posttrain.runs.interruption import interruptible
+from posttrain.runs.progress import Progress
+from posttrain.training import report
+from posttrain.training.collector import Collected, StepContext, collect
 from posttrain.training.evaluation import brief_evaluation, full_evaluation, num_completions
-from posttrain.training.interruption import interruptible
 from posttrain.training.metrics import step_metrics, step_tokens
 from posttrain.training.optimizer import learning_rate
-from posttrain.training.options import CheckpointOptions
-from posttrain.training.progress import Progress
-from posttrain.training.run_folder import RunFolder, new_folder
 from posttrain.training.session import Rewards, Rows, Session, frozen_copy, open_session, require_room
 from posttrain.training.state import RunState, restore, save_checkpoint
 from posttrain.training.update import Objective, update
@@ -92,7 +93,7 @@ def continue_recipe(folder: RunFolder, config: Config) -> None:
     """
     sections = parse_yaml(folder.config_yaml)
     assert isinstance(sections, dict)
-    saved = build(Config, [Layer(where=str(folder.path / "config.yaml"), sections=sections)])
+    saved = build(Config, [RecipeLayer(where=str(folder.path / "config.yaml"), sections=sections)])
     if lasting(saved) != lasting(config):
         different = [name for name in asdict(config) if getattr(lasting(saved), name) != getattr(lasting(config), name)]
         raise UserError(
@@ -125,7 +126,7 @@ def steps(
     while state.step < config.run.num_steps and not stop:
         clock, step = Clock(), state.step + 1
         journal = partial(folder.journal_scores, step)
-        moment = Moment(step=step, weights_version=state.num_updates, clock=clock, journal=journal)
+        moment = StepContext(step=step, weights_version=state.num_updates, clock=clock, journal=journal)
         with told_with_its_place(step, folder):
             collected = collect(session, moment)
             metrics = {

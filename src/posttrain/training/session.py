@@ -6,21 +6,21 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from posttrain.algorithms import Algorithm, build_algorithm
+from posttrain.algorithms.table import Algorithm, build_algorithm
 from posttrain.config import Config
 from posttrain.errors import UserError
 from posttrain.generation.engine import Engine
 from posttrain.generation.request import Request
 from posttrain.generation.streams import StreamKey
-from posttrain.models.loading import Policy, as_policy, load_policy
+from posttrain.models.policy import Policy, as_policy, load_policy
 from posttrain.models.rendering import TokenizerRenderer
-from posttrain.rewards.function import RewardFunction, reward_function
-from posttrain.rewards.inquiry import require_enforceable
-from posttrain.rewards.loading import load_reward
-from posttrain.rewards.sandbox.shared import choose
-from posttrain.rewards.terms_options import Terms
+from posttrain.options.reward import Terms
+from posttrain.rewards.grading.function import RewardFunction, reward_function
+from posttrain.rewards.grading.pending_scores import require_enforceable
+from posttrain.rewards.reward_registry import load_reward
+from posttrain.sandbox.sandboxes import choose
 from posttrain.tasks.base import Task
-from posttrain.tasks.loading import load_task
+from posttrain.tasks.task_registry import load_task
 from posttrain.training.evaluation import Questions
 from posttrain.training.optimizer import new_optimizer
 

@@ -9,28 +9,29 @@ import torch
 
 from posttrain.config import SftConfig
 from posttrain.errors import RunError, UserError
-from posttrain.models.loading import Policy, as_policy
+from posttrain.models.new_model import new_model, new_tokenizer
+from posttrain.models.policy import Policy, as_policy
 from posttrain.models.rendering import TokenizerRenderer
-from posttrain.models.tiny import new_model, new_tokenizer
+from posttrain.options.countdown import CountdownOptions
+from posttrain.options.demonstrator import Demonstrator
 from posttrain.records import Prompt
-from posttrain.tasks.countdown import CountdownTask
-from posttrain.tasks.countdown_problems import held_out_problems
-from posttrain.tasks.demonstrations import Demonstrator, demonstrate
-from posttrain.tasks.options import CountdownOptions
-from posttrain.training import checkpoint
-from posttrain.training.curves import draw_curves
-from posttrain.training.files import writing
-from posttrain.training.interruption import interruptible
+from posttrain.runs import checkpoint
+from posttrain.runs.curves import draw_curves
+from posttrain.runs.files import writing
+from posttrain.runs.folder import RunFolder, new_folder
+from posttrain.runs.interruption import interruptible
+from posttrain.runs.progress import Progress
+from posttrain.runs.summary import peak_memory_bytes, versions
+from posttrain.runs.tensor_state import module_tensors, optimizer_tensors, restore_module, restore_optimizer
+from posttrain.tasks.countdown.countdown_task import CountdownTask
+from posttrain.tasks.countdown.demonstrator import demonstrate
+from posttrain.tasks.countdown.problems import held_out_problems
 from posttrain.training.optimizer import apply_gradients, learning_rate, new_optimizer
-from posttrain.training.progress import Progress
-from posttrain.training.run_folder import RunFolder, new_folder
-from posttrain.training.summary import peak_memory_bytes, versions
 from posttrain.training.supervised import Example, accumulate, mean_loss
-from posttrain.training.tensor_state import module_tensors, optimizer_tensors, restore_module, restore_optimizer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Lessons:
+class DemonstrationSet:
     """Demonstrations by number: training ones without end, held-out ones on problems that are never trained on."""
 
     policy: Policy
@@ -97,7 +98,7 @@ def train(config: SftConfig, *, resume: bool = False) -> Path | None:
         torch.set_num_threads(config.run.threads)
     tokenizer = new_tokenizer()
     policy = as_policy(new_model(config.model, tokenizer, seed=config.run.seed), tokenizer)
-    lessons = Lessons(
+    lessons = DemonstrationSet(
         policy=policy,
         task=CountdownTask(config.task, TokenizerRenderer(tokenizer), seed=config.run.seed),
         demonstrator=config.demonstrator,
@@ -112,7 +113,7 @@ def train(config: SftConfig, *, resume: bool = False) -> Path | None:
         return fit(config, lessons, folder, resume=resume)
 
 
-def fit(config: SftConfig, lessons: Lessons, folder: RunFolder, *, resume: bool) -> Path | None:
+def fit(config: SftConfig, lessons: DemonstrationSet, folder: RunFolder, *, resume: bool) -> Path | None:
     """The loop: a batch of demonstrations, its gradient, a step; measured and saved every so often."""
     policy, options, num_steps = lessons.policy, config.sft, config.run.num_steps
     optimizer = new_optimizer(policy.model.parameters(), options)

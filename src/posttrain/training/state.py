@@ -3,11 +3,11 @@
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 
-from posttrain.training import checkpoint
-from posttrain.training.checkpoint import Checkpoint
-from posttrain.training.run_folder import RunFolder
+from posttrain.runs import checkpoint
+from posttrain.runs.checkpoint import Checkpoint
+from posttrain.runs.folder import RunFolder
+from posttrain.runs.tensor_state import module_tensors, optimizer_tensors, restore_module, restore_optimizer
 from posttrain.training.session import Session, frozen_copy
-from posttrain.training.tensor_state import module_tensors, optimizer_tensors, restore_module, restore_optimizer
 
 
 @dataclass(slots=True, kw_only=True)

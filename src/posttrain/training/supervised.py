@@ -9,8 +9,8 @@ from torch import Tensor
 
 from posttrain.models.forward import completion_hidden
 from posttrain.models.gradients import written_in_place
-from posttrain.models.loading import Policy
 from posttrain.models.logprobs import token_logprobs
+from posttrain.models.policy import Policy
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,18 +8,18 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
-from posttrain import kl
-from posttrain.algorithms import Algorithm
+from posttrain.algorithms import kl
+from posttrain.algorithms.losses import ratio_statistics
+from posttrain.algorithms.table import Algorithm
 from posttrain.batch import Batch, everything
 from posttrain.errors import RunError
-from posttrain.losses import ratio_statistics
 from posttrain.models.forward import completion_hidden
 from posttrain.models.gradients import written_in_place
-from posttrain.models.loading import Policy
 from posttrain.models.logprobs import full_kl, token_entropies, token_logprobs
+from posttrain.models.policy import Policy
+from posttrain.options.training import UpdateOptions
 from posttrain.records import Group
 from posttrain.training.optimizer import apply_gradients
-from posttrain.training.options import UpdateOptions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

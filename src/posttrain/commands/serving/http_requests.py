@@ -1,0 +1,171 @@
+"""What a request to `posttrain serve` asks for: the body as OpenAI's clients write it, read and checked.
+
+Whatever a client sends is either a request that can be answered or is `Refused` with words that say what to change.
+"""
+
+import json
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import Any
+
+from posttrain.errors import UserError
+from posttrain.models.policy import Policy
+from posttrain.models.rendering import TokenizerRenderer
+from posttrain.options.rollout import SamplingOptions
+from posttrain.records import Prompt
+
+MAX_COMPLETIONS = 128
+"""Completions of one request, over all its prompts."""
+MAX_STOPS = 16
+
+
+class BadRequest(Exception):
+    """A request that cannot be answered, with its status."""
+
+    def __init__(self, message: str, status: HTTPStatus = HTTPStatus.BAD_REQUEST) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+@dataclass(frozen=True)
+class CompletionRequest:
+    """A request, read and checked."""
+
+    prompts: list[Prompt]
+    count: int
+    options: SamplingOptions
+    seed: int
+    stops: tuple[str, ...]
+
+
+def json_object(text: bytes) -> dict[str, Any]:
+    """The JSON object of a request's body, all of it proper Unicode.  Raises Refused."""
+    try:
+        found = json.loads(text)
+        json.dumps(found, ensure_ascii=False).encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise BadRequest(
+            "the body holds half of a surrogate pair (\\ud800 to \\udfff), which is no character"
+        ) from error
+    except (ValueError, RecursionError) as error:
+        raise BadRequest(f"the body is no JSON: {error}") from error
+    if not isinstance(found, dict):
+        raise BadRequest("the body must be a JSON object")
+    return found
+
+
+def read(body: Mapping[str, Any], policy: Policy, renderer: TokenizerRenderer, *, chat: bool) -> CompletionRequest:
+    """Check a request.  Raises Refused."""
+    if body.get("stream"):
+        raise BadRequest("stream: answers are given whole here; leave it out")
+    if body.get("echo") or body.get("suffix"):
+        raise BadRequest("echo and suffix are not known here; leave them out")
+    asked_tokens = given(body, "max_completion_tokens", given(body, "max_tokens", 512 if chat else 16))
+    count, seed = whole(given(body, "n", 1), "n"), body.get("seed")
+    contents = [messages_in(body.get("messages"))] if chat else prompts_in(body.get("prompt"))
+    if count < 1 or count * len(contents) > MAX_COMPLETIONS:
+        raise BadRequest(f"n = {count} for {len(contents)} prompts: must be 1 to {MAX_COMPLETIONS} completions in all")
+    try:
+        prompts = [prompt_of(content, f"request {i}", policy, renderer) for i, content in enumerate(contents)]
+        room = max(policy.max_positions - len(prompt.tokens) for prompt in prompts)
+        options = SamplingOptions(
+            max_completion_tokens=min(whole(asked_tokens, "max_tokens"), max(1, room)),
+            temperature=number(given(body, "temperature", 1.0), "temperature"),
+            top_p=number(given(body, "top_p", 1.0), "top_p"),
+            top_k=whole(given(body, "top_k", 0), "top_k"),
+            min_p=number(given(body, "min_p", 0.0), "min_p"),
+        )
+    except UserError as error:
+        raise BadRequest(str(error)) from error
+    drawn = secrets.randbelow(1 << 31) if seed is None else whole(seed, "seed")
+    return CompletionRequest(
+        prompts=prompts, count=count, options=options, seed=drawn, stops=stops_in(body.get("stop"))
+    )
+
+
+def given(body: Mapping[str, Any], name: str, default: object) -> object:
+    """What is given by a name; null is as if it were left out."""
+    value = body.get(name)
+    return default if value is None else value
+
+
+def prompts_in(prompt: object) -> list[str | list[int]]:
+    """One prompt or many, each a text or a list of token ids."""
+    if isinstance(prompt, str) or (isinstance(prompt, list) and all(is_id(one) for one in prompt)):
+        prompt = [prompt]
+    needed = "prompt: a text, a list of texts, a list of token ids or a list of such lists is needed, and none empty"
+    if not isinstance(prompt, list) or not prompt:
+        raise BadRequest(needed)
+    for one in prompt:
+        ids = isinstance(one, list) and all(is_id(each) for each in one)
+        if not one or not (isinstance(one, str) or ids):
+            raise BadRequest(needed)
+    return prompt
+
+
+def is_id(value: object) -> bool:
+    """Whether it may be a token id."""
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def messages_in(messages: object) -> list[dict[str, str]]:
+    """The messages of a chat, with nothing but role and content: a template may stumble over anything else."""
+    if not isinstance(messages, list) or not messages:
+        raise BadRequest("messages: a list of at least one is needed")
+    for i, message in enumerate(messages):
+        if not isinstance(message, dict):
+            raise BadRequest(f'messages[{i}] must be an object such as {{"role": "user", "content": "…"}}')
+        for name in ("role", "content"):
+            if not isinstance(message.get(name), str):
+                raise BadRequest(f"messages[{i}].{name} = {brief(message.get(name))}: must be a text")
+        if further := [name for name in message if name not in ("role", "content", "name") and message[name]]:
+            raise BadRequest(f"messages[{i}].{further[0][:40]}: only role and content are known here; leave it out")
+    return [{"role": message["role"], "content": message["content"]} for message in messages]
+
+
+def prompt_of(
+    content: str | list[int] | list[dict[str, str]], id: str, policy: Policy, renderer: TokenizerRenderer
+) -> Prompt:
+    """Text or messages as the model reads them; token ids as they are."""
+    ids = [] if isinstance(content, str) else [one for one in content if isinstance(one, int)]
+    if not ids:
+        return renderer.render(content, id=id)
+    size = len(policy.head)
+    if wrong := [token for token in ids if not 0 <= token < size]:
+        raise BadRequest(f"prompt: token id {brief(wrong[0])}: must be 0 to {size - 1}")
+    return Prompt(id=id, text=str(policy.tokenizer.decode(ids)), tokens=tuple(ids))
+
+
+def stops_in(stop: object) -> tuple[str, ...]:
+    """The texts that end a completion."""
+    stops = [] if stop is None else stop if isinstance(stop, list) else [stop]
+    texts = [one for one in stops if isinstance(one, str)]
+    if len(stops) > MAX_STOPS or len(texts) < len(stops):
+        raise BadRequest(f"stop = {brief(stop)}: must be a text or a list of at most {MAX_STOPS} texts")
+    return tuple(text for text in texts if text)
+
+
+def whole(value: object, name: str) -> int:
+    """A whole number."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise BadRequest(f"{name} = {brief(value)}: must be a whole number")
+    return value
+
+
+def number(value: object, name: str) -> float:
+    """A number."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise BadRequest(f"{name} = {brief(value)}: must be a number")
+    try:
+        return float(value)
+    except OverflowError as error:
+        raise BadRequest(f"{name}: is far too large") from error
+
+
+def brief(value: object) -> str:
+    """What was given, short enough for a message; a list or an object by its type, since it may be deep."""
+    if value is None or isinstance(value, str | int | float):
+        return "null" if value is None else repr(value[:80] if isinstance(value, str) else value)[:90]
+    return f"a {type(value).__name__}"

@@ -1,0 +1,94 @@
+"""One rollout as a path through a Markov decision process.
+
+The state is the text so far, the action is the next token, the transition appends it, and the reward comes with the
+last action: all of it is what the graders give the whole completion.  The advantage is how much better that was than
+what the completion's siblings got, and every token of a completion has the same.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float64
+from torch import Tensor
+
+from posttrain.commands.typed_prompt import asked
+from posttrain.errors import UserError
+from posttrain.records import Group, Prompt
+from posttrain.rewards.grading.grade import grade
+from posttrain.runs.progress import visible
+from posttrain.training.session import Session
+
+
+@dataclass(frozen=True, slots=True)
+class TraceRow:
+    """One step of the decision process."""
+
+    state: str
+    action: str
+    logprob: float
+    reward: float
+
+
+def prompt_of(session: Session, text: str) -> Prompt:
+    """A held-out problem by number, or the text itself."""
+    if not text.isascii() or not text.isdigit():
+        return asked(text, session.policy.tokenizer)
+    problems = session.task.held_out()
+    if int(text) >= len(problems):
+        raise UserError(f"command line: PROMPT {text}: there are {len(problems)} held-out problems, numbered from 0")
+    return problems[int(text)]
+
+
+def table(session: Session, prompt: Prompt, sample: int, width: int) -> list[str]:
+    """The rollout as lines of text."""
+    [group] = session.engine.rollout([prompt], session.request(0, purpose="trace"))
+    rewards, notes = judged(session, group, sample)
+    advantages = session.algorithm.advantage(rewards)
+    rows = steps(session, group, sample, rewards[0, sample].item())
+    advantage = advantages[0, sample].item()
+    actions = min(16, max(len("action"), *(len(row.action) for row in rows)))
+    lines = [
+        f"prompt: {prompt.text!r}",
+        f"{'t':>4}  {'state (its end)':{width}}  {'action':{actions}}  {'log-prob':>8}  {'reward':>6}  advantage",
+    ]
+    for t, row in enumerate(rows):
+        lines.append(
+            f"{t:>4}  {row.state[-width:]:{width}}  {row.action:{actions}}  {row.logprob:8.3f}  {row.reward:6.2f}"
+            f"  {advantage:+9.3f}"
+        )
+    return [*lines, "", *notes]
+
+
+def steps(session: Session, group: Group, sample: int, reward: float) -> list[TraceRow]:
+    """Every action of one completion; the last one earns the reward."""
+    rollout, tokenizer = group.rollouts[sample], session.policy.tokenizer
+    last = len(rollout.tokens) - 1
+    return [
+        TraceRow(
+            state=on_one_line(group.prompt.text + str(tokenizer.decode(list(rollout.tokens[:t])))),
+            action=on_one_line(str(tokenizer.decode([token]))),
+            logprob=logprob,
+            reward=reward if t == last else 0.0,
+        )
+        for t, (token, logprob) in enumerate(zip(rollout.tokens, rollout.logprobs, strict=True))
+    ]
+
+
+def on_one_line(text: str) -> str:
+    """Text with its line ends and control characters made visible."""
+    return visible(text).replace("\n", "⏎").replace("\t", "⇥")
+
+
+def judged(session: Session, group: Group, sample: int) -> tuple[Float64[Tensor, "prompt group"], list[str]]:
+    """The rewards of the group, and in words what became of one completion."""
+    rollout = group.rollouts[sample]
+    length, total = len(rollout.tokens), sum(rollout.logprobs)
+    notes = [f"log-prob of the completion: {total:.3f} nats over {length} tokens; it ended by {rollout.finish}"]
+    if not group.prompt.columns and not session.config.rewards:
+        notes.append("No reward: the text is no problem of the task.  Name a reward that any text has: --rewards ...")
+        return torch.full((1, len(group.rollouts)), torch.nan, dtype=torch.float64), notes
+    grades = grade([group], session.rewards, grading=session.config.grading)
+    got = " ".join(f"{value:.2f}" for value in grades.rewards[0].tolist())
+    notes.append(f"rewards of the group: {got}; advantage by {session.algorithm.name}")
+    notes += [f"{name}: {outcomes[0][sample]}" for name, outcomes in grades.outcomes.items()]
+    return grades.rewards, notes

@@ -1,0 +1,199 @@
+"""Recipe files: where they are found, how their YAML is read, and how several of them become one.
+
+YAML is read as YAML 1.2 reads it: `1e-4` is a number, `no` and `on` are words, and a key that stands twice is a
+mistake.  Each value remembers which file it came from, so that a message about it can say where to look.
+"""
+
+import re
+from collections.abc import Hashable, Iterable, Mapping
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from pathlib import Path
+
+import yaml
+
+from posttrain.errors import UserError
+
+VARIANTS = ("task", "algorithm", "world", "demonstrations", "features", "method")
+"""Sections whose `name` decides which other options they have."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecipeLayer:
+    """What one source says; a later source overrides an earlier one, option by option."""
+
+    where: str
+    """Named in messages: a file, "command line", "load_recipe"."""
+    sections: Mapping[str, object]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Merged:
+    """The layers laid over each other, left to right."""
+
+    sections: dict[str, object] = field(default_factory=dict)
+    origins: dict[str, str] = field(default_factory=dict)
+    """Dotted path of an option -> the source that had the last word on it."""
+
+    def where(self, path: str) -> str:
+        """The source of an option, or of the section around it."""
+        while path and path not in self.origins:
+            path = path.rpartition(".")[0]
+        return self.origins.get(path, "defaults")
+
+
+def merge(layers: Iterable[RecipeLayer]) -> Merged:
+    """Later layers override earlier ones option by option; a section that changes its `name` starts afresh."""
+    merged = Merged()
+    for layer in layers:
+        for section, given in layer.sections.items():
+            # `update:` with every line below it commented out is an empty section.
+            value = {} if given is None else spelled_out(section, given)
+            before = merged.sections.get(section)
+            if isinstance(before, dict) and isinstance(value, dict) and renamed(section, before, value):
+                before = None
+            merged.sections[section] = overlay(merged.origins, section, before, value, layer.where)
+    return merged
+
+
+def overlay(origins: dict[str, str], path: str, before: object, value: object, where: str) -> object:
+    """What one layer says at a dotted path, laid over what earlier layers said there."""
+    if not isinstance(before, dict) or not isinstance(value, dict):
+        for below in [known for known in origins if known.startswith(f"{path}.")]:
+            del origins[below]
+        before = {}
+    origins[path] = where
+    if not isinstance(value, dict):
+        return value
+    return before | {key: overlay(origins, f"{path}.{key}", before.get(key), value[key], where) for key in value}
+
+
+def renamed(section: str, before: Mapping[str, object], value: Mapping[str, object]) -> bool:
+    """Whether a layer chooses another task or algorithm, whose options are not those of the one before."""
+    return section in VARIANTS and "name" in value and value["name"] != before.get("name")
+
+
+def spelled_out(section: str, value: object) -> object:
+    """The full form of what may be written short: `algorithm: dapo`, `rewards: [mine.py:solved, graded_format=0.2]`."""
+    if section in VARIANTS and isinstance(value, str):
+        return {"name": value}
+    if section == "rewards":
+        listed = [value] if isinstance(value, str | Mapping) else value
+        if isinstance(listed, list | tuple):
+            return [short_reward(item) if isinstance(item, str) else item for item in listed]
+    return value
+
+
+def short_reward(text: str) -> dict[str, object]:
+    """`NAME`, `FILE.py:FUNCTION`, or either with `=WEIGHT`."""
+    source, _, weight = text.partition("=")
+    reward: dict[str, object] = {"path" if ":" in source else "name": source}
+    if weight:
+        try:
+            reward["weight"] = float(weight)
+        except ValueError:
+            raise UserError(
+                f"rewards: {text!r} gives the weight {weight!r}, which is no number; use NAME=0.5"
+            ) from None
+    return reward
+
+
+# Files
+
+
+def bundled_recipes() -> dict[str, Path]:
+    """The recipes that come with the package, by name."""
+    here = Path(__file__).parents[1]
+    installed = here / "recipes"  # in a wheel; in a checkout they lie at its top
+    folder = installed if installed.is_dir() else here.parents[1] / "recipes"
+    return {path.stem: path for path in sorted(folder.glob("*.yaml"))}
+
+
+def find_recipe(name: str) -> Path:
+    """The file of a recipe given by path, or by the name of a bundled one."""
+    path, bundled = Path(name), bundled_recipes()
+    if path.is_file():
+        return path
+    if name in bundled:
+        return bundled[name]
+    near = get_close_matches(path.stem, bundled, n=1, cutoff=0.6)
+    names = ", ".join(bundled)
+    hint = f"Did you mean the bundled recipe `{near[0]}`?" if near else f"Bundled recipes, by name: {names}."
+    what = "is a folder, not a recipe file" if path.is_dir() else "no such recipe file"
+    raise UserError(f"{name}: {what}.  {hint}")
+
+
+def read_recipe(name: str) -> RecipeLayer:
+    """A recipe file as a layer."""
+    path = find_recipe(name)
+    try:
+        content = parse_yaml(path.read_text(encoding="utf-8"))
+    except yaml.YAMLError as error:
+        raise UserError(f"{path}{position(error)}: not YAML: {problem(error)}") from error
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path}: not text in UTF-8, so it is no recipe") from error
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read: {error.strerror}") from error
+    if content is None:
+        content = {}
+    if not isinstance(content, dict):
+        raise UserError(
+            f"{path}: a recipe is a mapping of sections (`rollout:`, `update:` ...); this is a {kind(content)}"
+        )
+    return RecipeLayer(where=str(path), sections={str(key): value for key, value in content.items()})
+
+
+def kind(value: object) -> str:
+    """What a person would call a value that stands where a mapping should."""
+    return "list" if isinstance(value, list) else "single value"
+
+
+def position(error: yaml.YAMLError) -> str:
+    """`:LINE` of a YAML error, where it is known."""
+    mark = getattr(error, "problem_mark", None)
+    return f":{mark.line + 1}" if mark else ""
+
+
+def problem(error: yaml.YAMLError) -> str:
+    """What the YAML parser stumbled over, on one line."""
+    return " ".join(str(getattr(error, "problem", None) or error).split())
+
+
+class RecipeLoader(yaml.SafeLoader):
+    """Safe YAML with the scalars of version 1.2, refusing a key that stands twice."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, object]:
+        """A mapping, with the line of a key that was given before."""
+        keys = [key for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
+        for number, key in enumerate(keys):
+            if key.value in {earlier.value for earlier in keys[:number]}:
+                raise yaml.MarkedYAMLError(problem=f"`{key.value}` stands twice", problem_mark=key.start_mark)
+        return super().construct_mapping(node, deep=deep)
+
+
+class RecipeDumper(yaml.SafeDumper):
+    """Safe YAML that quotes whatever `RecipeLoader` would not read as text."""
+
+
+FLOAT = r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)"
+for dialect in (RecipeLoader, RecipeDumper):
+    dialect.yaml_implicit_resolvers = {}  # PyYAML's own read `no` as False, `1e-4` as text, `010` as 8, `12:30` as 750
+    for tag, pattern, first in (
+        ("null", r"~|null|Null|NULL|", ["~", "n", "N", ""]),
+        ("bool", r"true|True|TRUE|false|False|FALSE", list("tTfF")),
+        ("int", r"[-+]?[0-9]+", list("-+0123456789")),
+        ("float", FLOAT, list("-+.0123456789")),
+        ("merge", r"<<", ["<"]),
+    ):
+        dialect.add_implicit_resolver(f"tag:yaml.org,2002:{tag}", re.compile(f"^(?:{pattern})$"), first)
+RecipeLoader.add_constructor("tag:yaml.org,2002:int", lambda loader, node: int(str(node.value)))
+
+
+def parse_yaml(text: str) -> object:
+    """The content of a recipe file."""
+    return yaml.load(text, RecipeLoader)
+
+
+def to_yaml(content: Mapping[str, object]) -> str:
+    """The text of a recipe file, which `parse_yaml` reads back as the same content."""
+    return yaml.dump(content, Dumper=RecipeDumper, sort_keys=False, allow_unicode=True, width=120)

@@ -1,0 +1,128 @@
+"""Training on a learned reward with any library that takes gymnasium environments.
+
+    env = LearnedReward(gymnasium.make("FrozenLake-v1", map_name="8x8"), mdp, fit.reward, discount=0.99)
+    PPO("MlpPolicy", env).learn(100_000)
+
+`TabularEnvironment` makes an environment of a world that is only a table, such as `IcyGridWorld`.
+"""
+
+from collections.abc import Callable
+from operator import index
+from typing import Any
+
+from numpy import ndarray
+
+from posttrain.errors import UserError
+from posttrain.irl.episode_sampling import cumulative
+from posttrain.irl.mdp import TabularMDP
+from posttrain.irl.planning import Reward, at_ends, check_discount, check_reward, per_action
+from posttrain.irl_runs.extras import require_gymnasium
+
+require_gymnasium()
+
+import gymnasium  # noqa: E402
+from gymnasium.utils import RecordConstructorArgs  # noqa: E402
+
+Observed = Any
+"""Whatever the wrapped environment shows."""
+
+
+class LearnedReward(gymnasium.Wrapper[Observed, int, Observed, int], RecordConstructorArgs):
+    """The same environment, paying the learned reward; the environment's own is in `info["environment_reward"]`.
+
+        r_t = r(s_t, a_t),   and on ending in a terminal state  r_t = r(s_t, a_t) + γ r(s_{t+1})
+
+    So that Σ γᵗ r_t of an episode is what `posttrain.irl` pays for it: a reward per state is earned on acting there,
+    and in a terminal state on arriving, one step later.  A reward of the next state is paid as its expectation.  An
+    episode that is cut off earns nothing where it stops.
+    """
+
+    def __init__(
+        self,
+        env: "gymnasium.Env[Observed, int]",
+        mdp: TabularMDP,
+        reward: Reward,
+        *,
+        discount: float,
+        state_of: Callable[[Observed], int] = int,
+    ) -> None:
+        """`mdp` is the world in which `reward` was learned; `discount` the one that training uses.
+
+        `state_of` tells the environment's number of a state from an observation that is not that number itself.
+        """
+        check_reward(mdp, reward)
+        check_discount(discount)
+        # `gymnasium.make(env.spec)`, which some libraries and `check_env` call, makes the wrapper again from these.
+        RecordConstructorArgs.__init__(
+            self, _disable_deepcopy=True, mdp=mdp, reward=reward, discount=discount, state_of=state_of
+        )
+        gymnasium.Wrapper.__init__(self, env)
+        self._mdp, self._state_of, self._discount = mdp, state_of, discount
+        self._per_action, self._at_ends = per_action(mdp, reward), at_ends(mdp, reward)
+        self._state = -1
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Observed, dict[str, Any]]:
+        """Begin an episode."""
+        observation, info = self.env.reset(seed=seed, options=options)
+        self._state = self._index(observation)
+        return observation, info
+
+    def step(self, action: int) -> tuple[Observed, float, bool, bool, dict[str, Any]]:
+        """Act, and be paid as the learned reward says."""
+        before, chosen = self._state, index(action)  # numpy's integers too, which not every table has as keys
+        observation, own, terminated, truncated, info = self.env.step(chosen)
+        self._state = self._index(observation)
+        if terminated and not self._mdp.terminal[self._state]:
+            raise UserError(
+                f"the environment ends an episode in state {self._mdp.states[self._state]}, which is not terminal in"
+                " the world of the learned reward: use the world that was read from this environment"
+            )
+        # Only in terminal states is there anything to earn on arriving.
+        reward = float(self._per_action[before, chosen] + self._discount * self._at_ends[self._state])
+        return observation, reward, terminated, truncated, {**info, "environment_reward": float(own)}
+
+    def _index(self, observation: Observed) -> int:
+        state = int(self._state_of(observation))
+        if state not in self._mdp.numbers:
+            raise UserError(
+                f"the environment is in state {state}, which the world of the learned reward does not have: use the"
+                " world that was read from this environment, or tell the state with `state_of`"
+            )
+        return self._mdp.numbers[state]
+
+
+class TabularEnvironment(gymnasium.Env[Any, Any]):
+    """A world that is a table, as an environment whose observations are the numbers of its states.
+
+    It pays the world's own reward.  It has no time limit: wrap it in gymnasium's `TimeLimit` for one.
+    """
+
+    def __init__(self, mdp: TabularMDP) -> None:
+        super().__init__()
+        self.mdp = mdp
+        self.observation_space = gymnasium.spaces.Discrete(int(mdp.states.max()) + 1)
+        self.action_space = gymnasium.spaces.Discrete(mdp.num_actions)
+        self._starts: ndarray = cumulative(mdp.start)
+        self._state = -1
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[int, dict[str, Any]]:
+        """Begin an episode where the world's episodes begin."""
+        super().reset(seed=seed)
+        self._state = int(self._starts.searchsorted(self.np_random.random(), side="right"))
+        return int(self.mdp.states[self._state]), {}
+
+    def step(self, action: int) -> tuple[int, float, bool, bool, dict[str, Any]]:
+        """Act."""
+        if self._state < 0 or self.mdp.terminal[self._state]:
+            raise UserError("the episode is over, or has not begun: call reset() first")
+        chosen = index(action)
+        if not 0 <= chosen < self.mdp.num_actions:
+            raise UserError(f"there is no action {chosen}; actions are 0 to {self.mdp.num_actions - 1}")
+        row, table = self._state * self.mdp.num_actions + chosen, self.mdp.transitions
+        reward = float(self.mdp.rewards[self._state, chosen])
+        first, last = table.indptr[row], table.indptr[row + 1]
+        outcome = cumulative(table.data[first:last]).searchsorted(self.np_random.random(), side="right")
+        self._state = int(table.indices[first + outcome])
+        return int(self.mdp.states[self._state]), reward, bool(self.mdp.terminal[self._state]), False, {}

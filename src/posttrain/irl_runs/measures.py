@@ -1,0 +1,68 @@
+"""What a recovered reward is worth: numbers that mean the same whatever method found it."""
+
+import numpy as np
+from jaxtyping import Float
+from numpy import ndarray
+
+from posttrain.irl.comparison import expected_value_difference
+from posttrain.irl.counting import in_world, visit_totals
+from posttrain.irl.divergence import Divergence
+from posttrain.irl.mdp import TabularMDP
+from posttrain.irl.occupancies import finite_occupancy, occupancy
+from posttrain.irl.planning import greedy_policy
+from posttrain.irl_runs.expert_episodes import Demonstrated
+from posttrain.irl_runs.methods import AnyPolicy, Found
+from posttrain.irl_runs.worlds import World
+
+NUM_TOP = 5
+"""Best states that are named."""
+
+
+def visits_of(mdp: TabularMDP, policy: AnyPolicy) -> Float[ndarray, " state"] | None:
+    """Expected visits of each state in an episode of the policy; None where it may never end."""
+    if policy.ndim == 3:
+        visits: ndarray = finite_occupancy(mdp, policy, discount=1.0, horizon=len(policy)).sum(axis=0)
+        return visits
+    try:
+        return occupancy(mdp, policy, discount=1.0)
+    except Divergence:
+        return None
+
+
+def demonstrated_visits(world: World, demonstrated: Demonstrated) -> Float[ndarray, " state"]:
+    """Visits of each state in a demonstration."""
+    return visit_totals(in_world(demonstrated.episodes, world.mdp), world.mdp.num_states)
+
+
+def value_lost(world: World, demonstrated: Demonstrated, policy: AnyPolicy | None) -> float | None:
+    """How much less than the best policy a policy earns of what the expert is after; None where that is unknown."""
+    if demonstrated.reward is None or policy is None or policy.ndim == 3:
+        return None
+    try:
+        return expected_value_difference(world.mdp, demonstrated.reward, policy, discount=demonstrated.discount)
+    except Divergence:
+        return None
+
+
+def measured(world: World, demonstrated: Demonstrated, found: Found) -> dict[str, object]:
+    """What the policy does and what it earns, beside the demonstrations."""
+    mdp, policy = world.mdp, found.policy
+    shown, visits = demonstrated_visits(world, demonstrated), visits_of(mdp, policy)
+    greedy = greedy_policy(mdp, policy) if policy.ndim == 2 else None
+    return {
+        "gap": found.gap,
+        "visits_gap": None if visits is None else float(np.abs(visits - shown).max()),
+        "steps_per_episode": None if visits is None else float(visits.sum()) - 1,
+        "value_lost": value_lost(world, demonstrated, policy),
+        "value_lost_greedy": value_lost(world, demonstrated, greedy),
+        "value_lost_by_expert": value_lost(world, demonstrated, demonstrated.policy),
+        "best_states": best_states(mdp, found),
+    }
+
+
+def best_states(mdp: TabularMDP, found: Found) -> list[int] | None:
+    """The states of most reward, best first, as the environment numbers them; None for rewards of actions."""
+    if found.reward.ndim == 2:
+        return None
+    order = np.argsort(-found.reward, kind="stable")[:NUM_TOP]
+    return [int(mdp.states[state]) for state in order]

@@ -1,0 +1,198 @@
+"""The `method` section: three ways from demonstrations to a reward, and one record of what each found."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+from jaxtyping import Float
+from numpy import ndarray
+
+from posttrain.irl.causal import MaxCausalEntIRL
+from posttrain.irl.counting import check_whole, in_world
+from posttrain.irl.course import feature_expectations, local_action_probabilities, recover_reward, start_histogram
+from posttrain.irl.demonstrations import Demonstrations
+from posttrain.irl.divergence import Divergence
+from posttrain.irl.feasibility import smallest_gap
+from posttrain.irl.fitting import Fit
+from posttrain.irl.grids import tiles
+from posttrain.irl.maxent import PathFit
+from posttrain.irl.objectives import Setting
+from posttrain.irl.planning import Reward
+from posttrain.irl.rewards import LinearReward, Weights, dense
+from posttrain.irl.uncertainty import identifiability
+from posttrain.irl_runs.arrays import read_array
+from posttrain.irl_runs.told import Tell, ToldIRL, ToldPathIRL
+from posttrain.irl_runs.worlds import World
+from posttrain.options.irl_method import (
+    CausalOptions,
+    CourseOptions,
+    FeatureOptions,
+    FileFeatures,
+    MethodOptions,
+    PathOptions,
+    TileFeatures,
+)
+
+AnyPolicy = Float[ndarray, "*horizon state action"]
+"""π(a|s); with a horizon it depends on the time too."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Found:
+    """What a method found."""
+
+    weights: Weights
+    reward: Reward
+    policy: AnyPolicy
+    expected: Weights
+    """Features of an episode, as the method expects them of its policy."""
+    moments: Weights
+    """Features of a demonstration, which `expected` should match."""
+    converged: bool
+    curve: tuple[Mapping[str, float], ...]
+    """The numbers of each iteration."""
+    measures: Mapping[str, object] = field(default_factory=dict)
+    """What this method can tell besides."""
+    setting: Setting | None = None
+    """For the bound on what any policy can reach; None where that is not of stationary policies."""
+
+    @property
+    def gap(self) -> float:
+        """The largest difference between a feature of a demonstration and what the method expects."""
+        return float(np.abs(self.expected - self.moments).max())
+
+
+def linear_reward(options: FeatureOptions, world: World) -> LinearReward:
+    """The features of a recipe."""
+    num_states = world.mdp.num_states
+    match options:
+        case TileFeatures():
+            assert world.layout is not None, "IrlConfig sees to that"
+            return LinearReward(features=tiles(world.layout.width, options.width))
+        case FileFeatures():
+            return LinearReward(features=read_array(Path(options.path), "features.path"), on=options.on)
+    from scipy.sparse import eye_array
+
+    return LinearReward(features=eye_array(num_states).tocsr() if num_states > 1000 else np.eye(num_states))
+
+
+def find(
+    options: MethodOptions, world: World, reward: LinearReward, demonstrations: Demonstrations, tell: Tell
+) -> Found:
+    """Find the reward by the method of a recipe."""
+    match options:
+        case CourseOptions():
+            return by_course(options, world, reward, demonstrations)
+        case PathOptions():
+            return by_paths(options, world, reward, demonstrations, tell)
+        case CausalOptions():
+            return by_causal_entropy(options, world, reward, demonstrations, tell)
+
+
+def by_course(options: CourseOptions, world: World, reward: LinearReward, demonstrations: Demonstrations) -> Found:
+    """The course's algorithm, on the grid that goes on after its ends."""
+    grid, features = world.endless, dense(reward.bound(world.mdp).table)
+    assert grid is not None, "IrlConfig sees to that"
+    known = in_world(demonstrations, world.mdp)
+    check_whole(known, world.mdp, discount=1.0, horizon=None)
+    found = recover_reward(
+        grid.mdp, features, grid.ends, known, step_size=options.step_size, tolerance=options.tolerance
+    )
+    worth = features @ found.weights
+    shares = local_action_probabilities(grid.mdp, grid.ends, worth)
+    # Where no path reaches an end within its sweeps the algorithm has no policy: any will do.
+    policy = np.where(shares.sum(axis=1, keepdims=True) > 0, shares, 1 / grid.mdp.num_actions)
+    return Found(
+        weights=found.weights,
+        reward=worth,
+        policy=policy,
+        expected=features.T @ found.visitations,
+        moments=feature_expectations(features, known),
+        converged=True,  # by its own rule: the step has shrunk
+        curve=tuple({"gap": gap, "largest_step": step} for gap, step in found.history),
+        measures={"expected_path_states": float(found.visitations.sum())},
+        setting=undiscounted(world, reward, known),
+    )
+
+
+def by_paths(
+    options: PathOptions, world: World, reward: LinearReward, demonstrations: Demonstrations, tell: Tell
+) -> Found:
+    """The path model of 2008."""
+    irl = ToldPathIRL(
+        gradient=options.gradient,
+        l2=options.l2,
+        tolerance=options.tolerance,
+        max_iterations=options.max_iterations,
+        tell=tell,
+    )
+    fit = irl.fit(world.mdp, reward, demonstrations)
+    setting = undiscounted(world, reward, in_world(demonstrations, world.mdp))
+    return read_off(fit, measures={"executed_gap": fit.executed_gap}, setting=setting)
+
+
+def by_causal_entropy(
+    options: CausalOptions, world: World, reward: LinearReward, demonstrations: Demonstrations, tell: Tell
+) -> Found:
+    """Maximum causal entropy."""
+    irl = ToldIRL(
+        objective=options.objective,
+        discount=options.discount,
+        temperature=options.temperature,
+        horizon=options.horizon,
+        l2=options.l2,
+        solver=options.solver,
+        tolerance=options.tolerance,
+        max_iterations=options.max_iterations,
+        tell=tell,
+    )
+    fit = irl.fit(world.mdp, reward, demonstrations)
+    return read_off(fit, measures=measures_of(fit), setting=fit.setting if options.horizon is None else None)
+
+
+def read_off(fit: Fit | PathFit, *, measures: Mapping[str, object], setting: Setting | None) -> Found:
+    """The same record of a fit, whatever was fitted."""
+    return Found(
+        weights=fit.weights,
+        reward=fit.reward,
+        policy=fit.policy,
+        expected=fit.expected,
+        moments=fit.moments,
+        converged=fit.converged,
+        curve=curve_of(fit.history),
+        measures=measures,
+        setting=setting,
+    )
+
+
+def undiscounted(world: World, reward: LinearReward, known: Demonstrations) -> Setting:
+    """What bounds the gap of a method that counts whole episodes."""
+    return MaxCausalEntIRL().setting(reward.bound(world.mdp), start_histogram(world.mdp.num_states, known))
+
+
+def measures_of(fit: Fit) -> dict[str, object]:
+    """What a causal fit tells of itself."""
+    told = identifiability(fit)
+    return {
+        "gap_error": fit.gap_error,
+        "log_likelihood": fit.log_likelihood,
+        "suboptimality": fit.suboptimality,
+        "identified_combinations": told.rank,
+        "identified_weights": int(told.identified.sum()),
+    }
+
+
+def curve_of(history: tuple[tuple[float, float], ...]) -> tuple[Mapping[str, float], ...]:
+    """A solver's record as metrics."""
+    return tuple({"objective": value, "largest_gradient": gradient} for value, gradient in history)
+
+
+def least_gap(found: Found) -> float | None:
+    """The least gap that any policy can reach; None where no linear program tells."""
+    if found.setting is None:
+        return None
+    try:
+        return smallest_gap(found.setting, found.moments)
+    except Divergence:
+        return None

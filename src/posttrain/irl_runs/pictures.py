@@ -1,0 +1,205 @@
+"""Pictures of what was recovered, as PNG files.  Matplotlib is loaded only when one is drawn.
+
+Worlds that lie on a page (`Layout`) are drawn as maps, others by the numbers of their states.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from jaxtyping import Float
+from numpy import ndarray
+
+from posttrain.irl.mdp import TabularMDP
+from posttrain.irl.planning import Policy, Reward
+from posttrain.irl_runs.expert_episodes import Demonstrated
+from posttrain.irl_runs.measures import demonstrated_visits, visits_of
+from posttrain.irl_runs.methods import AnyPolicy, Found
+from posttrain.irl_runs.worlds import Layout, World
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
+    from matplotlib.figure import Figure
+
+PerState = Float[ndarray, " state"]
+
+MOST_ARROWS = 25
+"""Arrows along each side of a map; on a larger one each stands for a block of states."""
+BLUE, ORANGE, RED = "#2f6db3", "#e0862b", "#c8473f"
+
+
+def draw_all(folder: Path, world: World, demonstrated: Demonstrated, found: Found) -> None:
+    """Draw rewards.png, policy.png, visits.png and convergence.png."""
+    folder.mkdir(exist_ok=True)
+    draw_rewards(folder / "rewards.png", world, {"expert": world.rewards, "learned": found.reward})
+    learned = "learned policy" if found.policy.ndim == 2 else "learned policy, first step"
+    draw_policies(
+        folder / "policy.png", world, {"expert policy": demonstrated.policy, learned: first_step(found.policy)}
+    )
+    visits = {"demonstrated": demonstrated_visits(world, demonstrated), "policy": visits_of(world.mdp, found.policy)}
+    draw_visits(folder / "visits.png", world, visits)
+    draw_convergence(folder / "convergence.png", found.curve)
+
+
+def draw_rewards(picture: Path, world: World, rewards: Mapping[str, Reward | None]) -> None:
+    """What each state is worth, one panel for each reward that is known; of actions, their mean.
+
+    Each panel has a scale of its own: rewards that differ by shaping or scale make the same policy.
+    """
+    known = {name: reward for name, reward in rewards.items() if reward is not None}
+    figure, panels = sheet(len(known), world.layout)
+    for axes, (name, reward) in zip(panels, known.items(), strict=True):
+        title = f"{name} reward" if reward.ndim == 1 else f"{name} reward, mean of actions"
+        map_or_line(figure, axes, world, per_state(reward), title)
+    save(figure, picture)
+
+
+def draw_policies(picture: Path, world: World, policies: Mapping[str, Policy | None]) -> None:
+    """Where each policy goes: on a map, arrows of the mean step; else the probability of each action."""
+    known = {name: policy for name, policy in policies.items() if policy is not None}
+    figure, panels = sheet(len(known), world.layout)
+    for axes, (name, policy) in zip(panels, known.items(), strict=True):
+        if world.layout is not None:
+            arrows(axes, world.mdp, world.layout, policy)
+        else:
+            image = axes.imshow(
+                by_number(world.mdp, policy), aspect="auto", cmap="viridis", vmin=0, vmax=1, interpolation="nearest"
+            )
+            axes.set(xlabel="state", ylabel="action", yticks=range(policy.shape[1]))
+            figure.colorbar(image, ax=axes, shrink=0.8, label="probability")
+        axes.set_title(name, loc="left", fontsize=11)
+    save(figure, picture)
+
+
+def draw_visits(picture: Path, world: World, visits: Mapping[str, PerState | None]) -> None:
+    """Expected visits of each state in an episode, all on one scale."""
+    known = {name: seen for name, seen in visits.items() if seen is not None}
+    figure, panels = sheet(len(known), world.layout)
+    most = max(float(seen.max()) for seen in known.values())
+    for axes, (name, seen) in zip(panels, known.items(), strict=True):
+        map_or_line(figure, axes, world, seen, f"visits, {name}", limits=(0.0, most))
+    save(figure, picture)
+
+
+def draw_convergence(picture: Path, curve: Sequence[Mapping[str, float]]) -> None:
+    """What falls from iteration to iteration, on a logarithmic scale: gradients, gaps, steps."""
+    figure, (axes,) = sheet(1)
+    falling = [name for name in curve[0] if name != "objective"]
+    for name, colour in zip(falling, (BLUE, ORANGE), strict=False):
+        heights = np.array([numbers[name] for numbers in curve])
+        axes.plot(np.where(heights > 0, heights, np.nan), color=colour, marker=".", label=name.replace("_", " "))
+    axes.set_yscale("log")
+    axes.set(xlabel="iteration")
+    whole_numbers(axes.xaxis)
+    axes.grid(alpha=0.25)
+    axes.legend(frameon=False)
+    save(figure, picture)
+
+
+def sheet(num_panels: int, layout: Layout | None = None) -> "tuple[Figure, list[Axes]]":
+    """A figure with panels side by side, as high as a map needs it."""
+    from matplotlib.figure import Figure
+
+    height = 4.4 if layout is None else 0.9 + 3.6 * min(2.0, layout.height / layout.width)
+    figure = Figure(figsize=(5.2 * num_panels, height), layout="constrained")
+    return figure, list(figure.subplots(1, num_panels, squeeze=False)[0])
+
+
+def save(figure: "Figure", picture: Path) -> None:
+    """Write a figure."""
+    figure.savefig(picture, dpi=110, bbox_inches="tight")
+
+
+def map_or_line(
+    figure: "Figure",
+    axes: "Axes",
+    world: World,
+    worth: PerState,
+    title: str,
+    *,
+    limits: tuple[float, float] | None = None,
+) -> None:
+    """A number for each state."""
+    axes.set_title(title, loc="left", fontsize=11)
+    if world.layout is None:
+        axes.plot(world.mdp.states, worth, ".", color=BLUE, markersize=4)
+        axes.set(xlabel="state")
+        axes.grid(alpha=0.25)
+        if limits is not None:
+            margin = 0.04 * (limits[1] - limits[0])  # points on the edge are seen whole
+            axes.set_ylim(limits[0] - margin, limits[1] + margin)
+        return
+    low, high = limits or (None, None)
+    image = axes.imshow(
+        on_page(world.mdp, world.layout, worth), cmap="viridis", vmin=low, vmax=high, interpolation="nearest"
+    )
+    face(axes, world.mdp, world.layout)
+    figure.colorbar(image, ax=axes, shrink=0.8)
+
+
+def on_page(mdp: TabularMDP, layout: Layout, worth: PerState) -> Float[ndarray, "height width"]:
+    """A number for each place; NaN where no state can be."""
+    page = np.full(layout.height * layout.width, np.nan)
+    page[mdp.states] = worth
+    return page.reshape(layout.height, layout.width)
+
+
+def by_number(mdp: TabularMDP, policy: Policy) -> Float[ndarray, "action number"]:
+    """A column for each number that the environment gives a state; NaN where nothing is done or no state can be."""
+    page = np.full((int(mdp.states.max()) + 1, mdp.num_actions), np.nan)
+    page[mdp.states] = np.where(mdp.terminal[:, None], np.nan, policy)
+    return page.T
+
+
+def face(axes: "Axes", mdp: TabularMDP, layout: Layout) -> None:
+    """Turn the page the right way up and mark where episodes end."""
+    y, x = np.divmod(mdp.states[mdp.terminal], layout.width)
+    if len(x):
+        size = 8 if layout.width <= MOST_ARROWS else 5
+        axes.plot(x, y, "x", color=RED, markersize=size, markeredgewidth=1.5, clip_on=False, label="ends an episode")
+        axes.legend(loc="upper right", bbox_to_anchor=(1.02, -0.08), frameon=False, fontsize=9, handletextpad=0)
+    axes.set(xlabel="x", ylabel="y")
+    whole_numbers(axes.xaxis, axes.yaxis)
+    axes.set_xlim(-0.5, layout.width - 0.5)
+    bottom, top = -0.5, layout.height - 0.5
+    axes.set_ylim((bottom, top) if layout.upwards else (top, bottom))
+    axes.set_aspect("equal")
+
+
+def whole_numbers(*axes: "Axis") -> None:
+    """Ticks for what is counted."""
+    from matplotlib.ticker import MaxNLocator
+
+    for axis in axes:
+        axis.set_major_locator(MaxNLocator(integer=True))
+
+
+def arrows(axes: "Axes", mdp: TabularMDP, layout: Layout, policy: Policy) -> None:
+    """The mean intended step of each state, or of each block of states."""
+    moves = np.where(mdp.terminal[:, None], np.nan, policy @ np.array(layout.moves, dtype=np.float64))
+    y, x = np.divmod(mdp.states, layout.width)
+    width = -(-max(layout.width, layout.height) // MOST_ARROWS)
+    per_row = -(-layout.width // width)
+    block = (y // width) * per_row + x // width
+    where = np.unique(block[~mdp.terminal])
+    acting = ~mdp.terminal
+    num = np.bincount(block[acting], minlength=where.max() + 1)[where]
+    mean = [
+        np.bincount(block[acting], column[acting], minlength=where.max() + 1)[where] / num
+        for column in (x, y, moves[:, 0], moves[:, 1])
+    ]
+    axes.quiver(*mean, angles="xy", scale_units="xy", scale=1.2 / width, pivot="mid", color=BLUE, width=0.006)
+    face(axes, mdp, layout)
+
+
+def per_state(reward: Reward) -> PerState:
+    """A reward of actions as their mean."""
+    worth: PerState = reward if reward.ndim == 1 else reward.mean(axis=1)
+    return worth
+
+
+def first_step(policy: AnyPolicy) -> Policy:
+    """A policy that depends on time, as it is at first."""
+    return policy if policy.ndim == 2 else policy[0]

@@ -1,0 +1,125 @@
+"""A policy: a causal language model, its tokenizer and its stop tokens, from a folder or from the package."""
+
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+from typing import cast
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.utils import logging as transformers_logging
+
+from posttrain.errors import UserError
+from posttrain.models.decoder import Decoder
+from posttrain.options.model import BUNDLED, ModelOptions
+
+
+@dataclass(frozen=True, kw_only=True)
+class Policy:
+    """What is trained and sampled: one set of weights, shared by both."""
+
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    stop_ids: tuple[int, ...]
+    """Every token that ends a completion: the model may name several."""
+    compute_dtype: torch.dtype
+    """Arithmetic of matrix products and attention; weights and sums stay float32."""
+    decoder: Decoder | None
+    """Our own forward pass, where the family has one; None means the model's."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return self.model.device
+
+    @property
+    def max_positions(self) -> int:
+        """Longest prompt and completion together, in tokens; no more than a sliding window, which our cache lacks."""
+        config = self.model.config
+        kinds, window = getattr(config, "layer_types", None), getattr(config, "sliding_window", None)
+        context = int(config.max_position_embeddings)
+        if window is None or (kinds is not None and "sliding_attention" not in kinds):
+            return context
+        return min(context, int(window))
+
+    @property
+    def head(self) -> torch.Tensor:
+        """The output matrix, [vocab hidden], in `compute_dtype`: logits = hidden @ headᵀ."""
+        return cast(torch.Tensor, self.model.get_output_embeddings().weight).to(self.compute_dtype)
+
+
+def load_policy(options: ModelOptions) -> Policy:
+    """Load a model folder.  Raises UserError where it is missing or holds no causal language model."""
+    options.require_folder()
+    transformers_logging.disable_progress_bar()  # it would write over ours
+    folder = bundled_folder() if options.path == BUNDLED else Path(options.path)
+    try:
+        config = AutoConfig.from_pretrained(folder)
+        model = AutoModelForCausalLM.from_pretrained(folder, config=config, dtype=torch.float32)
+        tokenizer = AutoTokenizer.from_pretrained(folder)
+    except (OSError, ValueError, KeyError) as error:
+        raise UserError(
+            f"model.path = {options.path}: transformers cannot load it as a causal language model ({error})."
+            "  The folder needs config.json, model.safetensors, tokenizer.json and tokenizer_config.json."
+        ) from error
+    cast(torch.nn.Module, model).to(chosen_device(options.device))
+    return as_policy(model, tokenizer, dtype=options.dtype)
+
+
+def as_policy(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, dtype: str = "float32") -> Policy:
+    """A model in memory as a policy, in eval mode: dropout is off when sampling and when updating."""
+    compute_dtype = torch.bfloat16 if dtype == "bfloat16" else model.dtype
+    require_plain_head(model)
+    model.eval()
+    return Policy(
+        model=model,
+        tokenizer=tokenizer,
+        stop_ids=stop_ids(model, tokenizer),
+        compute_dtype=compute_dtype,
+        decoder=Decoder(model, compute_dtype) if Decoder.supports(model) else None,
+    )
+
+
+def require_plain_head(model: PreTrainedModel) -> None:
+    """Refuse models whose logits are not hidden @ headᵀ: log-probs are computed from those, in chunks."""
+    head = model.get_output_embeddings()
+    for option in ("final_logit_softcapping", "logit_scale", "logits_scaling"):
+        if getattr(model.config, option, None) not in (None, 1, 1.0):
+            raise UserError(f"model: {option} in its config changes the logits, which is not supported yet.")
+    if head is None or getattr(head, "bias", None) is not None:
+        raise UserError("model: its output layer is not one matrix without bias, which is not supported yet.")
+
+
+def stop_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
+    """The stop tokens that generation config, model config and tokenizer name, in ascending order."""
+    ids: set[int] = set()
+    generation = model.generation_config.eos_token_id if model.generation_config is not None else None
+    for named in (generation, getattr(model.config, "eos_token_id", None), tokenizer.eos_token_id):
+        if named is not None:
+            ids.update([named] if isinstance(named, int) else named)
+    if not ids:
+        raise UserError(
+            f"{model.name_or_path or 'the model'}: neither its config nor its tokenizer names an end-of-text token, so"
+            " no completion could stop.  Set eos_token_id in generation_config.json."
+        )
+    return tuple(sorted(ids))
+
+
+def bundled_folder() -> Path:
+    """The folder of the model that comes with the package."""
+    folder = Path(str(files("posttrain") / "assets" / "countdown-base"))
+    if not (folder / "model.safetensors").is_file():
+        raise UserError(
+            f"model.path = {BUNDLED}: this installation lacks the bundled model ({folder})."
+            "  Make it with `posttrain sft recipes/countdown-base.yaml` and copy RUN/model there, or reinstall."
+        )
+    return folder
+
+
+def chosen_device(name: str) -> torch.device:
+    """The device that `auto`, `cpu` or `cuda` means on this machine."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if name == "cuda" and not torch.cuda.is_available():
+        raise UserError("model.device = cuda: torch sees no CUDA device.  Use auto or cpu, or install a CUDA build.")
+    return torch.device(name)

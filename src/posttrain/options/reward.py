@@ -1,0 +1,112 @@
+"""Which reward functions score a completion: an item of a recipe's `rewards` section."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from posttrain.errors import UserError, require
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asking:
+    """What a recipe may say of the asking of a reward function.
+
+    In workers, a function of lists is called once for each prompt, with that prompt's completions, however many workers
+    there are; one that compares completions of different prompts has to stay in the trainer's process.
+    """
+
+    workers: int = 0
+    """Processes of its own that call it, which a deadline or a crash ends without harm; 0 is the trainer's process."""
+    item_seconds: float = 0.0
+    """Deadline for one completion, or for a call with n of them n times as long; needs workers or an async function."""
+    seconds: float = 0.0
+    """Deadline for all completions of a step together, other tries included; needs workers or an async function."""
+    cache: bool = False
+    """Ask once about the same completion and columns: you promise that it scores each completion by itself alone.
+    A change of its file is noticed, a change of what the file imports is not."""
+
+    def __post_init__(self) -> None:
+        require(self.workers >= 0, self, "workers", "is no number of processes; use >= 0")
+        for name in ("item_seconds", "seconds"):
+            require(
+                0 <= getattr(self, name) < math.inf, self, name, "is no number of seconds; use >= 0, 0 for no limit"
+            )
+        fits = not self.seconds or self.item_seconds <= self.seconds
+        require(fits, self, "item_seconds", f"is more than seconds = {self.seconds} allows all completions together")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Terms:
+    """What a recipe may say of a reward beside its name, options and weight."""
+
+    where: Mapping[str, object] = field(default_factory=dict)
+    """Columns and the values that a row must have there, such as `{kind: code}`; the reward applies to no other row."""
+    gate: str = ""
+    """Another reward whose score must be above 0, else this one is 0 and is not asked: "format must hold first"."""
+    of: str = ""
+    """Another reward whose scores this one is given, as its argument `base`: `cosine_length` asks what was solved."""
+    clip: tuple[float, float] | None = None
+    """Bounds, [low, high], of what goes into the sum; the score itself is logged as it was."""
+    weight_to: float | None = None
+    """The weight at step `over_steps`, reached in a line from `weight`."""
+    over_steps: int = 0
+    """Steps from the first weight to `weight_to`."""
+
+    def __post_init__(self) -> None:
+        if self.clip is not None:
+            ordered = self.clip[0] < self.clip[1] and all(math.isfinite(bound) for bound in self.clip)
+            require(ordered, self, "clip", "must be two finite bounds, the lower one first")
+        paired = (self.weight_to is None) == (self.over_steps == 0)
+        require(paired and self.over_steps >= 0, self, "over_steps", "goes with weight_to: give both, or neither")
+        require(self.weight_to is None or math.isfinite(self.weight_to), self, "weight_to", "is no finite number")
+
+    def weight_at(self, step: int, weight: float) -> float:
+        """The weight in a step; steps count from 1."""
+        if self.weight_to is None:
+            return weight
+        share = min(1.0, max(0, step - 1) / self.over_steps)
+        return weight + share * (self.weight_to - weight)
+
+    def applies(self, columns: Mapping[str, object]) -> bool:
+        """Whether a row with these columns is one of those meant."""
+        return all(columns.get(name) == value for name, value in self.where.items())
+
+
+@dataclass(frozen=True, kw_only=True)
+class RewardOptions(Asking, Terms):
+    """One reward function, its weight in the sum, its terms, and how it is asked."""
+
+    name: str = ""
+    """A reward function of this package, by name."""
+    path: str = ""
+    """A function of your own, as FILE.py:FUNCTION; give either this or `name`."""
+    weight: float = 1.0
+    """What its scores are multiplied by in the sum; 0 reports them and trains on none of them."""
+
+    options: Mapping[str, object] = field(default_factory=dict)
+    """Options of a reward of this package that has some, such as `{max_tokens: 400, cache_tokens: 100}`."""
+
+    def __post_init__(self) -> None:
+        Terms.__post_init__(self)
+        Asking.__post_init__(self)
+        if self.path and self.options:
+            raise UserError(f"options = {dict(self.options)} are for rewards of this package; {self.path} takes none")
+        if (self.name == "") == (self.path == ""):
+            raise UserError(
+                "a reward has either a name (`name: graded_format`) or a path (`path: my_rewards.py:solved`)"
+            )
+        named = self.name == "" or self.name.isidentifier()
+        require(named, self, "name", "is no name of a reward; a function of your own is path: FILE.py:FUNCTION")
+        file, colon, function = self.path.rpartition(":")
+        holds = self.path == "" or (colon == ":" and file.endswith(".py") and function.isidentifier())
+        require(holds, self, "path", "is not FILE.py:FUNCTION, such as my_rewards.py:solved")
+        require(abs(self.weight) < float("inf"), self, "weight", "is no finite number")
+        for option in ("workers", "cache"):
+            own = self.path != "" or not getattr(self, option)
+            require(own, self, option, f"is for functions of your own; {self.name} sees to it by itself")
+
+    @property
+    def short(self) -> str:
+        """The short form that recipes and `--rewards` take: `graded_format`, `my_rewards.py:solved=0.5`."""
+        source = self.name or self.path
+        return source if self.weight == 1 else f"{source}={self.weight}"

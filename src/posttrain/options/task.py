@@ -1,0 +1,13 @@
+"""The `task` section of a recipe: one class of options per task, chosen by `name`."""
+
+from posttrain.options.countdown import CountdownOptions
+from posttrain.options.dataset import DatasetOptions, ProgramsOptions
+
+TaskOptions = CountdownOptions | DatasetOptions | ProgramsOptions
+
+TASK_OPTIONS: dict[str, type[TaskOptions]] = {
+    "countdown": CountdownOptions,
+    "dataset": DatasetOptions,
+    "programs": ProgramsOptions,
+}
+"""The option class of each task, by the name it has in recipes."""

@@ -1,0 +1,199 @@
+"""Rewards for programs: run in the sandbox against a row's tests.
+
+**What is run.**  The last closed Python fence or `<code>…</code>` outside of `<think>` (posttrain.rewards.code.program_text),
+on the row's `tests` (posttrain.rewards.code.unit_tests): standard input and output, calls of a function, or asserts.  A row
+without tests is not scored.
+
+**What earns what.**  `code` gives 1 where every test passes, else 0; with `score: fraction` the share of tests that
+pass; with `syntax_credit` that much to a program that compiles and passes nothing.  `code_course` is the course's own
+reward, off unless named: it runs nothing, gives 1 to a `<code>` block that Python can parse and .3 to one that it
+cannot, and 0 to a text with any of a few words that could do harm.
+
+**Known hacks, and what stops them.**  Reading the expected values: they never enter the program's process.  A result
+that equals everything: only plain values of exact types cross.  Ending early with status 0: a test passes by what was
+printed or returned, never by the exit status.  Tests found in memory and rewritten: they run in another process.
+Printing every possible answer: outputs are compared whole.  A slow machine: verdicts go by processor time.  Not
+stopped: a program that holds the expected outputs by heart, where the prompt shows them (hide them), and whatever the
+tests do not test.  `code_course` can be had with `<code>0</code>`.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import ClassVar, Literal
+
+from posttrain.errors import require
+from posttrain.rewards.code.program_text import CODE, END_CODE, program_in
+from posttrain.rewards.code.unit_test_runs import JUDGINGS, ProgramResult, TestOutcome, UnitTestRun
+from posttrain.rewards.code.unit_tests import read_tests
+from posttrain.rewards.grading.answers import Detailed, Graded
+from posttrain.rewards.grading.function import ScoringFailure
+from posttrain.sandbox.conversation import run
+from posttrain.sandbox.execution import Execution, Exit, Limits, Process
+from posttrain.sandbox.sandboxes import sandbox_for
+
+
+class CodeOutcome(StrEnum):
+    """How a completion's program fared: the first failed test's way of failing, or what kept it from running."""
+
+    PASSED = "passed"
+    WRONG = "wrong"
+    RAISED = "raised"
+    TIME_LIMIT = "time_limit"
+    OUTPUT_LIMIT = "output_limit"
+    NOT_PLAIN = "not_plain"
+    SYNTAX_ERROR = "syntax_error"
+    NO_CODE = "no_code"
+    TRUNCATED = "truncated"
+    """No program, and the length limit cut the completion off."""
+    NOT_TESTED = "not_tested"
+    """The row has no tests."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CodeReward:
+    """Reward function: programs against their rows' tests."""
+
+    score: Literal["binary", "fraction"] = "binary"
+    """binary: all tests or nothing, and the first failure ends it; fraction: the share of tests that pass."""
+    syntax_credit: float = 0.0
+    """What a program that compiles and passes no test is worth; it can be had without solving anything."""
+    cpu_seconds: float = 2.0
+    """Processor time for one test."""
+    memory_mib: int = 512
+    """Address space of a process beyond the interpreter's own."""
+    modules: tuple[str, ...] = ()
+    """Imported in the sandbox besides the standard library's most used: programs cannot read modules from disk."""
+    rows_stand_alone: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        require(0 <= self.syntax_credit < 1, self, "syntax_credit", "must be in [0, 1): less than a right program")
+        require(0 < self.cpu_seconds <= 3600, self, "cpu_seconds", "must be > 0 and at most 3600")
+        require(self.memory_mib >= 16, self, "memory_mib", "leaves no room for anything; use >= 16")
+
+    def __call__(
+        self,
+        *,
+        completions: Sequence[str],
+        finish_reasons: Sequence[str],
+        tests: Sequence[object],
+        **_columns: object,
+    ) -> list[Graded | ScoringFailure]:
+        found: list[Graded | UnitTestRun] = [
+            self.prepared(text, finish == "length", column)
+            for text, finish, column in zip(completions, finish_reasons, tests, strict=True)
+        ]
+        judged = iter(self.judge([item for item in found if isinstance(item, UnitTestRun)]))
+        return [self.graded(next(judged)) if isinstance(item, UnitTestRun) else item for item in found]
+
+    def prepared(self, text: str, cut_off: bool, column: object) -> Graded | UnitTestRun:
+        """A program ready to be run, or the verdict where there is nothing to run."""
+        if column is None:
+            return Graded(None, CodeOutcome.NOT_TESTED)
+        tests = read_tests(column)
+        source = program_in(text)
+        if source is None:
+            return Graded(0.0, CodeOutcome.TRUNCATED if cut_off else CodeOutcome.NO_CODE)
+        limits = Limits(cpu_seconds=self.cpu_seconds, memory_bytes=self.memory_mib << 20)
+        return JUDGINGS[type(tests)](source, tests, limits, stop_at_failure=self.score == "binary")
+
+    def judge(self, judgings: Sequence[UnitTestRun]) -> list[UnitTestRun]:
+        """Run them all; what hit a wall limit for want of a processor once more, alone."""
+        if not judgings:
+            return []
+        sandbox = sandbox_for(self.modules)
+        sandbox.converse(judgings)
+        finished = []
+        for judging in judgings:
+            if judging.judged.starved:
+                judging = judging.afresh()  # in its place
+                sandbox.converse([judging])
+            finished.append(judging)
+        return finished
+
+    def graded(self, judging: UnitTestRun) -> Graded | ScoringFailure:
+        """The score of a program's results."""
+        judged = judging.judged
+        if judged.lost:
+            return ScoringFailure("the sandbox lost a process that it was running")
+        assert len(judged.outcomes) == judging.count > 0, judged
+        passed = sum(outcome is TestOutcome.PASSED for outcome in judged.outcomes)
+        if passed == len(judged.outcomes):
+            return Detailed(1.0, CodeOutcome.PASSED, details_of(judged))
+        failed = next(outcome for outcome in judged.outcomes if outcome is not TestOutcome.PASSED)
+        score = passed / len(judged.outcomes) if self.score == "fraction" else 0.0
+        score = max(score, self.syntax_credit if judged.compiled else 0.0)
+        return Detailed(score, CodeOutcome(failed), details_of(judged))
+
+
+UNWANTED = ("import os", "import sys", "import subprocess", "eval(", "exec(", "open(")
+"""Words that the course's reward refuses.  They keep nobody out, which is why nothing is run on their word."""
+
+
+class CourseOutcome(StrEnum):
+    """What the course's reward saw."""
+
+    PARSES = "parses"
+    BROKEN = "broken"
+    UNWANTED = "unwanted"
+    NO_CODE = "no_code"
+
+
+COURSE_SCORES = {
+    CourseOutcome.PARSES: 1.0,
+    CourseOutcome.BROKEN: 0.3,
+    CourseOutcome.UNWANTED: 0.0,
+    CourseOutcome.NO_CODE: 0.0,
+}
+
+
+def code_course(*, completions: Sequence[str], **_columns: object) -> list[Graded | ScoringFailure]:
+    """Reward function: the course's variant, which rewards a tagged block of Python whatever it does."""
+    sources = [course_source(text) for text in completions]
+    wanted = [source for source in sources if source is not None and not unwanted(source)]
+    asked = [Process(kind="syntax", source=source) for source in wanted]
+    executions = iter(run(sandbox_for(), asked) if asked else [])
+    graded: list[Graded | ScoringFailure] = []
+    for source in sources:
+        if source is None:
+            graded.append(worth(CourseOutcome.NO_CODE))
+        elif unwanted(source):
+            graded.append(worth(CourseOutcome.UNWANTED))
+        else:
+            graded.append(course_graded(next(executions)))
+    return graded
+
+
+def course_source(text: str) -> str | None:
+    """What is between the first `<code>` and the `</code>` after it."""
+    start = text.find(CODE)
+    end = text.find(END_CODE, start) if start >= 0 else -1
+    return text[start + len(CODE) : end].strip() if end >= 0 else None
+
+
+def unwanted(source: str) -> bool:
+    """Whether it has one of the words."""
+    return any(word in source for word in UNWANTED)
+
+
+def course_graded(execution: Execution) -> Graded | ScoringFailure:
+    """What a block is worth that Python was asked to parse."""
+    if execution.exit is Exit.LOST:
+        return ScoringFailure("the sandbox lost a process that it was running")
+    return worth(CourseOutcome.PARSES if execution.compiled else CourseOutcome.BROKEN)
+
+
+def worth(outcome: CourseOutcome) -> Graded:
+    """An outcome with its score."""
+    return Graded(COURSE_SCORES[outcome], outcome)
+
+
+def details_of(judged: ProgramResult) -> dict[str, object]:
+    """Outcome and processor seconds of each test, and the largest memory of any process."""
+    return {
+        "tests": [
+            {"outcome": str(outcome), "cpu_seconds": round(seconds, 4)}
+            for outcome, seconds in zip(judged.outcomes, judged.cpu_seconds, strict=True)
+        ],
+        "memory_bytes": judged.memory_bytes,
+    }

@@ -1,0 +1,374 @@
+"""Running a program against its tests, as conversations with the sandbox.
+
+What is expected never enters the process of the program.  Only plain data crosses, and what passes is decided here, or
+for asserts in a second process that the program cannot reach: its ending well says nothing.
+"""
+
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+
+from posttrain.errors import UserError
+from posttrain.rewards.code.unit_tests import AssertTests, CallCase, CallTests, StdioTests, same_output, same_value
+from posttrain.sandbox.conversation import Sandbox, Started
+from posttrain.sandbox.execution import Execution, Exit, Limits, Process
+from posttrain.sandbox.inside import plain
+from posttrain.sandbox.inside.frames import MAX_BYTES
+
+
+class TestOutcome(StrEnum):
+    """How a program fared in one test."""
+
+    __test__ = False  # pytest: not a test class
+
+    PASSED = "passed"
+    WRONG = "wrong"
+    SYNTAX_ERROR = "syntax_error"
+    RAISED = "raised"
+    """An exception, a crash or an exit status other than 0."""
+    TIME_LIMIT = "time_limit"
+    OUTPUT_LIMIT = "output_limit"
+    NOT_PLAIN = "not_plain"
+    """The result is no plain data, so nothing can be said of it."""
+    NOT_RUN = "not_run"
+    """An earlier test failed, and no more were needed."""
+
+
+ENDINGS = {
+    Exit.CPU_LIMIT: TestOutcome.TIME_LIMIT,
+    Exit.WALL_LIMIT: TestOutcome.TIME_LIMIT,
+    Exit.OUTPUT_LIMIT: TestOutcome.OUTPUT_LIMIT,
+}
+"""What the end of a process says of the test that it was in; any other end is RAISED."""
+
+
+def ending(execution: Execution) -> TestOutcome:
+    """What the end of a process that did not pass says."""
+    if not execution.compiled and execution.exit is Exit.FINISHED and execution.status == 1:
+        return TestOutcome.SYNTAX_ERROR
+    return ENDINGS.get(execution.exit, TestOutcome.RAISED)
+
+
+@dataclass(slots=True)
+class ProgramResult:
+    """A program's results, test by test."""
+
+    outcomes: list[TestOutcome] = field(default_factory=list)
+    cpu_seconds: list[float] = field(default_factory=list)
+    memory_bytes: int = 0
+    """Largest of any of its processes."""
+    compiled: bool = False
+    lost: bool = False
+    """The sandbox failed; what is recorded says nothing."""
+    starved: bool = False
+    """A wall limit hit while the machine was short of processors: to be done again, alone."""
+
+
+class UnitTestRun(ABC):
+    """A conversation that fills in `judged`."""
+
+    def __init__(self, source: str, count: int, limits: Limits, *, stop_at_failure: bool) -> None:
+        self.source, self.count, self.limits, self.stop_at_failure = source, count, limits, stop_at_failure
+        self.judged = ProgramResult()
+
+    @abstractmethod
+    def afresh(self) -> "UnitTestRun":
+        """The same to be done, with nothing done of it."""
+
+    @abstractmethod
+    def begin(self, sandbox: Sandbox) -> None:
+        """Start what the next test needs."""
+
+    @abstractmethod
+    def message(self, sandbox: Sandbox, process: Started, payload: bytes) -> None:
+        """A process has said something."""
+
+    @abstractmethod
+    def ended(self, sandbox: Sandbox, process: Started, execution: Execution) -> None:
+        """A process is over."""
+
+    @property
+    def at(self) -> int:
+        """The test that is next, or running."""
+        return len(self.judged.outcomes)
+
+    def record(self, outcome: TestOutcome, cpu_seconds: float) -> bool:
+        """Note a test's result; whether there is another to run."""
+        self.judged.outcomes.append(outcome)
+        self.judged.cpu_seconds.append(cpu_seconds)
+        if outcome is not TestOutcome.PASSED and self.stop_at_failure:
+            self.fill(TestOutcome.NOT_RUN)
+        return self.at < self.count
+
+    def fill(self, outcome: TestOutcome) -> None:
+        """The same result for all tests that are left."""
+        left = self.count - self.at
+        self.judged.outcomes += [outcome] * left
+        self.judged.cpu_seconds += [0.0] * left
+
+    def note(self, execution: Execution) -> None:
+        """What the end of any process adds."""
+        self.judged.memory_bytes = max(self.judged.memory_bytes, execution.memory_bytes)
+        self.judged.compiled |= execution.compiled
+        self.judged.lost |= execution.exit is Exit.LOST
+        self.judged.starved |= execution.starved
+
+
+class StdioJudging(UnitTestRun):
+    """A whole program, once for each test."""
+
+    def __init__(self, source: str, tests: StdioTests, limits: Limits, *, stop_at_failure: bool) -> None:
+        super().__init__(source, len(tests.cases), limits, stop_at_failure=stop_at_failure)
+        self.tests, self.cases = tests, tests.cases
+
+    def afresh(self) -> "StdioJudging":
+        return StdioJudging(self.source, self.tests, self.limits, stop_at_failure=self.stop_at_failure)
+
+    def begin(self, sandbox: Sandbox) -> None:
+        given = self.cases[self.at].given.encode("utf-8", "surrogatepass")
+        sandbox.start(self, Process(kind="program", source=self.source, stdin=given, limits=self.limits))
+
+    def message(self, sandbox: Sandbox, process: Started, payload: bytes) -> None:
+        """Programs have nothing to say but their output."""
+
+    def ended(self, sandbox: Sandbox, process: Started, execution: Execution) -> None:
+        self.note(execution)
+        if self.judged.lost:
+            return
+        if not execution.compiled:
+            self.fill(ending(execution))
+            return
+        if not execution.succeeded:
+            outcome = ending(execution)
+        else:
+            right = same_output(execution.stdout.decode("utf-8", "replace"), self.cases[self.at].printed)
+            outcome = TestOutcome.PASSED if right else TestOutcome.WRONG
+        if self.record(outcome, execution.cpu_seconds):
+            self.begin(sandbox)
+
+
+class CallsJudging(UnitTestRun):
+    """A program whose function is called once for each test; a process that dies is replaced for the tests left."""
+
+    def __init__(self, source: str, tests: CallTests, limits: Limits, *, stop_at_failure: bool) -> None:
+        super().__init__(source, len(tests.cases), limits, stop_at_failure=stop_at_failure)
+        self.tests = tests
+        self.used = 0.0  # processor time when the running test began
+        self.loaded = False
+        self.asked = True  # an answer is due
+
+    def afresh(self) -> "CallsJudging":
+        return CallsJudging(self.source, self.tests, self.limits, stop_at_failure=self.stop_at_failure)
+
+    def begin(self, sandbox: Sandbox) -> None:
+        self.loaded, self.asked, self.used = False, True, 0.0
+        in_all = (self.count - self.at + 1) * self.limits.cpu_seconds
+        process = sandbox.start(self, candidate(self.source, self.limits, in_all))
+        process.allow(self.limits.cpu_seconds)
+
+    def message(self, sandbox: Sandbox, process: Started, payload: bytes) -> None:
+        if not self.asked:  # it writes to the channel by itself; `ended` says what follows from that
+            process.end()
+            return
+        self.asked = False
+        said, detail = answer(payload)
+        if not self.loaded:
+            self.loaded = True
+            if said is not TestOutcome.PASSED:  # its own source failed: so would every call
+                self.fill(said)
+        else:
+            now = process.cpu_seconds()
+            late = now - self.used > self.limits.cpu_seconds  # as nobody saw in time, where the machine was busy
+            outcome = TestOutcome.TIME_LIMIT if late else self.compared(said, detail)
+            self.record(outcome, now - self.used)
+            self.used = now
+        if self.at < self.count:
+            self.call(process, self.tests.cases[self.at])
+        else:
+            process.end()
+
+    def compared(self, said: TestOutcome, detail: object) -> TestOutcome:
+        if said is not TestOutcome.PASSED:
+            return said
+        right = same_value(detail, self.tests.cases[self.at].expected, self.tests.tolerance)
+        return TestOutcome.PASSED if right else TestOutcome.WRONG
+
+    def call(self, process: Started, case: CallCase) -> None:
+        self.asked = True
+        process.allow(self.limits.cpu_seconds)
+        process.send(written(self.tests.entry, case))
+
+    def ended(self, sandbox: Sandbox, process: Started, execution: Execution) -> None:
+        self.note(execution)
+        if self.judged.lost or self.at == self.count:
+            return
+        outcome = ending(execution)
+        if not self.loaded:
+            self.fill(outcome)
+        elif self.record(outcome, max(0.0, execution.cpu_seconds - self.used)):
+            self.begin(sandbox)
+
+
+class AssertsJudging(UnitTestRun):
+    """Two processes: the program, and the tests, whose calls are carried from the one to the other and back."""
+
+    def __init__(self, source: str, tests: AssertTests, limits: Limits, *, stop_at_failure: bool) -> None:
+        super().__init__(source, len(tests.tests), limits, stop_at_failure=stop_at_failure)
+        self.tests = tests
+        self.program: Started | None = None
+        self.tester: Started | None = None
+        self.ending: TestOutcome | None = None  # how the program's process ended, once it has
+        self.asked = True  # an answer of the program's is due
+        self.of_ended = 0.0  # processor time of the program's process, once it has ended
+        self.used = 0.0  # processor time when the running test began
+
+    def afresh(self) -> "AssertsJudging":
+        return AssertsJudging(self.source, self.tests, self.limits, stop_at_failure=self.stop_at_failure)
+
+    def begin(self, sandbox: Sandbox) -> None:
+        in_all = (self.count + 1) * self.limits.cpu_seconds
+        self.program = sandbox.start(self, candidate(self.source, self.limits, in_all))
+        self.program.allow(self.limits.cpu_seconds)
+
+    def message(self, sandbox: Sandbox, process: Started, payload: bytes) -> None:
+        if process is self.program:
+            self.from_program(sandbox, payload)
+        else:
+            self.from_tester(payload)
+
+    def from_program(self, sandbox: Sandbox, payload: bytes) -> None:
+        if not self.asked and self.program is not None:
+            self.program.end()
+            return
+        self.asked = False
+        if self.program is not None:
+            self.program.rest()  # until the next call, the tests may take their time
+        said, detail = answer(payload)
+        if self.tester is not None:
+            self.reply(reply_of(said, detail))
+        elif said is TestOutcome.PASSED:
+            names = {"entry": self.tests.entry, "setup": self.tests.setup, "tests": self.tests.tests}
+            in_all = (self.count + 1) * self.limits.cpu_seconds
+            asked = Process(kind="tests", source=json.dumps(names), limits=with_time(self.limits, in_all))
+            self.used = self.cpu_seconds()
+            self.tester = sandbox.start(self, asked)
+        else:  # its own source failed
+            self.fill(said)
+            self.finish()
+
+    def from_tester(self, payload: bytes) -> None:
+        if self.tester is None or self.at == self.count:  # it has been told to end, and went on until it heard
+            return
+        try:
+            kind, said = json.loads(payload)  # our own code wrote it
+        except ValueError:  # and the place it ran in broke it off
+            self.judged.lost = True
+            self.finish()
+            return
+        if kind == "result":
+            before, self.used = self.used, self.cpu_seconds()
+            self.tester.allow(self.limits.cpu_seconds)
+            if not self.record(self.told(said), max(0.0, self.used - before)):
+                self.finish()
+        elif self.ending is not None or self.program is None:
+            self.reply(GONE)
+        else:
+            self.asked = True
+            self.tester.rest()
+            self.program.allow(self.limits.cpu_seconds)
+            self.program.send(said.encode("utf-8", "surrogatepass"))
+
+    def cpu_seconds(self) -> float:
+        """Processor time that the program and the tests have used, as far as it is known."""
+        running = [each for each in (self.program if self.ending is None else None, self.tester) if each is not None]
+        return self.of_ended + sum(each.cpu_seconds() for each in running)
+
+    def told(self, result: list[object]) -> TestOutcome:
+        """What the tests' process says of one test."""
+        if result[0] == "value":
+            return TestOutcome.PASSED
+        if result == GONE:
+            return self.ending or TestOutcome.RAISED
+        return TestOutcome.WRONG if result[1] == "AssertionError" else TestOutcome.RAISED
+
+    def reply(self, said: Sequence[object]) -> None:
+        assert self.tester is not None
+        self.tester.allow(self.limits.cpu_seconds)
+        self.tester.send(json.dumps(said).encode())
+
+    def finish(self) -> None:
+        for process in (self.program, self.tester):
+            if process is not None:
+                process.end()
+
+    def ended(self, sandbox: Sandbox, process: Started, execution: Execution) -> None:
+        self.note(execution)
+        if process is self.program:
+            self.ending, self.of_ended = ending(execution), execution.cpu_seconds
+            if self.tester is None:
+                self.fill(self.ending)
+            elif self.at < self.count:
+                self.reply(GONE)  # it was in a call, or will hear it at the next
+        elif self.at < self.count and not self.judged.lost:
+            # The tests did not come to their end: their own loop, or a program that answers without end.
+            self.fill(ending(execution))
+            self.finish()
+
+
+def written(entry: str, case: CallCase) -> bytes:
+    """A call as a message.  Raises UserError where its arguments cannot cross."""
+    try:
+        message = plain.dump([entry, list(case.arguments), dict(case.named)])
+    except plain.NotPlain as error:
+        raise UserError(f"tests: arguments for {entry} that no process can be given: {error}") from error
+    if len(message) > MAX_BYTES:
+        raise UserError(f"tests: arguments for {entry} of {len(message):,} bytes; a call may have {MAX_BYTES:,}")
+    return message
+
+
+GONE = ["error", "RuntimeError", "the program has ended"]
+
+
+def candidate(source: str, limits: Limits, cpu_seconds: float) -> Process:
+    """The program as a process that answers calls."""
+    return Process(kind="calls", source=source, limits=with_time(limits, cpu_seconds))
+
+
+def with_time(limits: Limits, cpu_seconds: float) -> Limits:
+    """The same limits but for processor time."""
+    return replace(limits, cpu_seconds=cpu_seconds)
+
+
+def answer(payload: bytes) -> tuple[TestOutcome, object]:
+    """What a program's process says of a call, read as what a hostile program may have written itself.
+
+    PASSED here means that there is a value; whether it is right, others decide.
+    """
+    try:
+        said = json.loads(payload)
+        match said:
+            case ["value", str(written)]:
+                return TestOutcome.PASSED, plain.load(written.encode("utf-8", "surrogatepass"))
+            case ["error", str(kind), str(message)]:
+                return TestOutcome.RAISED, (kind, message)
+    except (ValueError, RecursionError, plain.NotPlain):
+        return TestOutcome.NOT_PLAIN, ""
+    return TestOutcome.NOT_PLAIN, ""
+
+
+def reply_of(said: TestOutcome, detail: object) -> list[object]:
+    """The same for the tests' process."""
+    if said is TestOutcome.PASSED:
+        return ["value", plain.dump(detail).decode("utf-8", "surrogatepass")]  # what was read can be written
+    if isinstance(detail, tuple):
+        return ["error", *detail]
+    return ["error", "RuntimeError", "the result is no plain data"]
+
+
+JUDGINGS: dict[type, Callable[..., UnitTestRun]] = {
+    StdioTests: StdioJudging,
+    CallTests: CallsJudging,
+    AssertTests: AssertsJudging,
+}

@@ -1,0 +1,137 @@
+"""Countdown's puzzle and the verdict on an answer to it.
+
+**What is read.**  The graded text is the prefilled start of the answer plus the completion, its stop token removed.
+Its answer is found by the structure of posttrain.rewards.tags, in mode `strict` or `last`; stripped of ASCII white
+space at both ends, it must be an expression of posttrain.rewards.countdown.arithmetic.
+
+**What earns what.**  CORRECT is worth 1, every other outcome 0.  The first of these that holds is the outcome:
+
+- TRUNCATED: the structure is not there, and the completion was cut off by the length limit.
+- NO_ANSWER: the structure is not there, and no `<answer>` is followed by an `</answer>`.
+- MALFORMED: an answer is given, but outside the structure, or it is not an expression (an empty one included).
+- WRONG_NUMBERS: the multiset of literals is not that of the given numbers (`all`), or not within it (`subset`).
+- WRONG_VALUE: the exact value is not the target, or there is a division by zero.
+- CORRECT.
+
+**Known hacks, and what stops them.**  Code and giant powers in the answer: parsed, never evaluated.  One number used
+twice: multisets.  A near miss or a float tolerance: exact fractions.  Several answers: `strict` admits one, `last`
+the last.  Text that is slow to read: linear time.  Not stopped: a guess without any thinking earns the same as a
+search.
+
+Problems are generated (posttrain.tasks.countdown.problems); there is no data and no licence to heed.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, cast, get_args
+
+from posttrain.errors import UserError
+from posttrain.options.countdown import FormatMode, NumbersRule
+from posttrain.rewards.countdown.arithmetic import literals, postfix, value
+from posttrain.rewards.grading.answers import Graded
+from posttrain.rewards.tags import WHITE_SPACE, answer_text, gives_answer
+
+Column = Sequence[object]
+"""A column of a data set, not yet checked."""
+
+
+@dataclass(frozen=True, slots=True)
+class Countdown:
+    """One puzzle: make `target` from `numbers`."""
+
+    numbers: tuple[int, ...]
+    """Each >= 0."""
+    target: int
+    rule: NumbersRule = "all"
+
+
+class Outcome(StrEnum):
+    """How an answer fared; the module says when each one holds."""
+
+    CORRECT = "correct"
+    WRONG_VALUE = "wrong_value"
+    WRONG_NUMBERS = "wrong_numbers"
+    MALFORMED = "malformed"
+    NO_ANSWER = "no_answer"
+    TRUNCATED = "truncated"
+
+
+def outcome_of(puzzle: Countdown, text: str, *, mode: FormatMode = "strict", cut_off: bool = False) -> Outcome:
+    """Whether a text solves the puzzle, or the first way in which it fails; `cut_off`: the length limit ended it."""
+    answer = answer_text(text, mode)
+    if answer is None:
+        if cut_off:
+            return Outcome.TRUNCATED
+        return Outcome.MALFORMED if gives_answer(text) else Outcome.NO_ANSWER
+    tokens = postfix(answer.strip(WHITE_SPACE))
+    if tokens is None:
+        return Outcome.MALFORMED
+    if not uses_given_numbers(literals(tokens), puzzle):
+        return Outcome.WRONG_NUMBERS
+    result = value(tokens)
+    if result is None or result[0] != puzzle.target * result[1]:
+        return Outcome.WRONG_VALUE
+    return Outcome.CORRECT
+
+
+def uses_given_numbers(used: Sequence[str], puzzle: Countdown) -> bool:
+    """Whether the literals keep to the rule; compared as text, so that no hostile literal becomes an integer."""
+    unused = [str(number) for number in puzzle.numbers]
+    for literal in used:
+        if literal not in unused:
+            return False
+        unused.remove(literal)
+    return puzzle.rule == "subset" or not unused
+
+
+def countdown(
+    *,
+    completions: Sequence[str],
+    finish_reasons: Sequence[str],
+    numbers: Column,
+    target: Column,
+    rule: Column | None = None,
+    **_columns: object,
+) -> list[Graded]:
+    """Reward function: 1 for a correct answer in the `strict` structure; a missing `rule` column means `all`."""
+    return scores("strict", completions, finish_reasons, puzzles(numbers, target, rule))
+
+
+def countdown_last(
+    *,
+    completions: Sequence[str],
+    finish_reasons: Sequence[str],
+    numbers: Column,
+    target: Column,
+    rule: Column | None = None,
+    **_columns: object,
+) -> list[Graded]:
+    """Reward function: 1 for a correct answer in the `last` structure; a missing `rule` column means `all`."""
+    return scores("last", completions, finish_reasons, puzzles(numbers, target, rule))
+
+
+def puzzles(numbers: Column, target: Column, rule: Column | None) -> list[Countdown]:
+    """The puzzles that a data set's columns hold."""
+    rules = ["all"] * len(target) if rule is None else rule
+    return [puzzle(*row) for row in zip(numbers, target, rules, strict=True)]
+
+
+def puzzle(numbers: Any, target: object, rule: object) -> Countdown:
+    """The puzzle that a row of a data set holds; a target of "36" would otherwise be a zero for every completion."""
+    if not isinstance(numbers, list | tuple) or not all(isinstance(each, int) and each >= 0 for each in numbers):
+        raise UserError(f"numbers = {numbers!r}: must be a list of whole numbers >= 0, as answers can write them")
+    if not isinstance(target, int):
+        raise UserError(f"target = {target!r}: must be a whole number, and not text")
+    if rule not in get_args(NumbersRule):
+        raise UserError(f"rule = {rule!r}: must be all or subset")
+    return Countdown(tuple(numbers), target, cast(NumbersRule, rule))
+
+
+def scores(
+    mode: FormatMode, completions: Sequence[str], finish_reasons: Sequence[str], problems: Sequence[Countdown]
+) -> list[Graded]:
+    """One score and outcome per completion."""
+    rows = zip(problems, completions, finish_reasons, strict=True)
+    outcomes = [outcome_of(puzzle, text, mode=mode, cut_off=finish == "length") for puzzle, text, finish in rows]
+    return [Graded(float(outcome is Outcome.CORRECT), outcome) for outcome in outcomes]

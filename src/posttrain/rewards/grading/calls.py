@@ -1,0 +1,224 @@
+"""One call of a reward function: the rows that it is about, and the arguments that its signature asks for."""
+
+import difflib
+import itertools
+import math
+import time
+from collections.abc import Iterable, Sequence, Set
+from copy import deepcopy
+from dataclasses import dataclass
+
+from posttrain.errors import RunError, UserError
+from posttrain.records import Group, Rollout
+from posttrain.rewards.grading.answers import (
+    EXCERPT,
+    Answered,
+    FunctionRaised,
+    InvalidScore,
+    Verdict,
+    raised,
+    verdicts_in,
+)
+from posttrain.rewards.grading.function import Keywords, RewardFunction, ScoringFailure, keywords
+
+
+@dataclass(frozen=True, slots=True)
+class Deadline:
+    """A moment, and the limit that set it."""
+
+    at: float
+    """By `time.monotonic()`."""
+    says: str
+    """What has come to pass then, as a failure tells it."""
+
+    def left(self) -> float:
+        """Seconds until then; infinite where there is no limit, negative where it is over."""
+        return self.at - time.monotonic()
+
+    @property
+    def passed(self) -> bool:
+        """Whether it is over."""
+        return self.left() <= 0
+
+
+NEVER = Deadline(math.inf, "")
+
+
+def after(seconds: float, says: str) -> Deadline:
+    """So many seconds from now; 0 sets no limit."""
+    return Deadline(time.monotonic() + seconds, says) if seconds else NEVER
+
+
+def sooner(*deadlines: Deadline) -> Deadline:
+    """The first of them."""
+    return min(deadlines, key=lambda deadline: deadline.at)
+
+
+WITHHELD = {"prompt", "completion"}
+"""Columns that functions of lists do not see: the rendered prompt and what was sampled stand in their place."""
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutRow:
+    """One completion to be scored."""
+
+    group: Group
+    rollout: Rollout
+    base: float | None = None
+    """The score of the reward that the function looks at, where it looks at one that scored."""
+
+    @property
+    def text(self) -> str:
+        """What is graded: the prefilled start of the answer and the completion."""
+        return self.group.graded_text(self.rollout)
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """How far the calls of a function may go."""
+
+    until: Deadline = NEVER
+    may_lose: float = 0.0
+    """Completions lost to deadlines and crashes at a time; with one more the rest are not asked about."""
+
+
+UNBOUNDED = Bounds()
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One call of a reward function, for some rows."""
+
+    function: RewardFunction
+    rows: tuple[RolloutRow, ...]
+    wanted: Keywords
+    """What the function's signature asks for."""
+    bounds: Bounds = UNBOUNDED
+
+    def deadline(self) -> Deadline:
+        """When it has to be done, if it begins now."""
+        each, rows = self.function.asking.item_seconds, len(self.rows)
+        of = "" if rows == 1 else f" for each of {rows} completions"
+        return sooner(after(each * rows, f"it took longer than item_seconds = {each:g}{of}"), self.bounds.until)
+
+
+Result = object | FunctionRaised | ScoringFailure | Answered
+"""What a call returned, or what became of it."""
+
+
+def calls_for(function: RewardFunction, rows: Sequence[RolloutRow], bounds: Bounds = UNBOUNDED) -> list[Call]:
+    """The calls that score these rows: one for all of them, or for each; in workers, for each prompt's."""
+    wanted = keywords(function)
+    if wanted.one_by_one:
+        return [Call(function, (row,), wanted, bounds) for row in rows]
+    if function.asking.workers:
+        prompts = itertools.groupby(rows, key=lambda row: id(row.group))
+        return [Call(function, tuple(of_prompt), wanted, bounds) for _, of_prompt in prompts]
+    return [Call(function, tuple(rows), wanted, bounds)] if rows else []
+
+
+def arguments_of(call: Call) -> dict[str, object]:
+    """The arguments that the function's signature asks for; every one is made anew for this call."""
+    wanted = call.wanted
+    if wanted.one_by_one:
+        values = single(call.rows[0], call.function)
+        require_known(call, values.keys())
+    else:
+        given = standard(call.rows, call.function)
+        columns = {name: None for row in call.rows for name in row.group.prompt.columns if name not in WITHHELD}
+        require_known(call, columns.keys() | given.keys())
+        values = {name: column(name, call.rows) for name in columns if wanted.wants(name)} | given
+    return {name: value for name, value in values.items() if wanted.wants(name)}
+
+
+def standard(rows: Sequence[RolloutRow], function: RewardFunction) -> dict[str, object]:
+    """The four lists that every reward function can have; they take precedence over columns of these names."""
+    return {
+        "prompts": [prompt_of(row, function) for row in rows],
+        "completions": [completion_of(row, function) for row in rows],
+        "completion_ids": [list(row.rollout.tokens) for row in rows],
+        "finish_reasons": [row.rollout.finish for row in rows],
+        **({"base": [row.base for row in rows]} if function.terms.of else {}),
+    }
+
+
+def single(row: RolloutRow, function: RewardFunction) -> dict[str, object]:
+    """The same for a function that scores one response; `ground_truth` may be a column called `answer`."""
+    values = {name: unshared(value) for name, value in row.group.prompt.columns.items()}
+    if "ground_truth" not in values and "answer" in values:
+        values["ground_truth"] = unshared(values["answer"])
+    return values | {
+        "prompt": prompt_of(row, function),
+        "response": row.text,
+        "finish_reason": row.rollout.finish,
+        **({"base": row.base} if function.terms.of else {}),
+    }
+
+
+def column(name: str, rows: Iterable[RolloutRow]) -> list[object]:
+    """One column of the prompts' dataset rows, None where a row lacks it."""
+    return [unshared(row.group.prompt.columns.get(name)) for row in rows]
+
+
+def unshared(value: object) -> object:
+    """A copy of what could be changed: `numbers.remove(3)` in a reward function must not alter the problem."""
+    return deepcopy(value) if isinstance(value, list | dict | set) else value
+
+
+def prompt_of(row: RolloutRow, function: RewardFunction) -> object:
+    """The prompt without the start of the answer: messages where there are any, else text."""
+    prompt = row.group.prompt
+    if prompt.messages is not None and not function.text_only:
+        return [dict(message) for message in prompt.messages]
+    return prompt.text.removesuffix(prompt.prefill)
+
+
+def completion_of(row: RolloutRow, function: RewardFunction) -> object:
+    """The graded text: as an assistant's message where the prompt is a conversation, else as it is."""
+    if row.group.prompt.messages is not None and not function.text_only:
+        return [{"role": "assistant", "content": row.text}]
+    return row.text
+
+
+def require_known(call: Call, offered: Set[str]) -> None:
+    """Refuse a function that needs an argument which nothing here supplies."""
+    for name in sorted(call.wanted.required - offered):
+        near = difflib.get_close_matches(name, offered, n=1)
+        hint = f"Did you mean {near[0]!r}?" if near else "Rename the parameter, give it a default, or add the column."
+        if name == "ground_truth":
+            hint = "It is taken from a column `ground_truth` or `answer`; add one of these to the dataset."
+        raise UserError(
+            f"reward {call.function.name!r} needs an argument {name!r}, but there are only"
+            f" {', '.join(sorted(offered))}. {hint}"
+        )
+
+
+def read_result(call: Call, result: Result) -> list[Verdict] | InvalidScore:
+    """One verdict per row of the call, or what is wrong with all of them together."""
+    if isinstance(result, Answered):
+        return result.verdicts
+    if isinstance(result, ScoringFailure):
+        return [result] * len(call.rows)
+    if isinstance(result, FunctionRaised):
+        assert result.__cause__ is not None
+        return raised(result.__cause__)
+    return verdicts_in(result, one_by_one=call.wanted.one_by_one, count=len(call.rows))
+
+
+def run_error(call: Call, problem: InvalidScore, row: RolloutRow | None) -> RunError:
+    """The error that stops the run, with the row where it is known; to be raised from the problem's cause."""
+    where = f"reward {call.function.name!r}"
+    if row is None:
+        return RunError(f"{where} {problem.text}")
+    return RunError(
+        f"{where}, prompt {row.group.prompt.id!r}, sample {row.rollout.sample}: {problem.text}"
+        f"\n    The completion: {excerpt(row.text)}"
+        '\n    To go on without such scores use on_error="none": they are then left out and counted.'
+    )
+
+
+def excerpt(text: str) -> str:
+    """The beginning and the end of a text, on one line and safe to print."""
+    if len(text) > EXCERPT:
+        return f"{text[: EXCERPT // 2]!a} … {text[-EXCERPT // 2 :]!a} ({len(text)} characters)"
+    return ascii(text)

@@ -1,0 +1,52 @@
+"""Making the calls of a round: in our process in order, asynchronous ones side by side, the others in workers."""
+
+import inspect
+from collections.abc import Sequence
+
+from posttrain.rewards.grading.answers import FunctionRaised, NotAsked, invoke
+from posttrain.rewards.grading.async_calls import AsyncCall, start_async_calls
+from posttrain.rewards.grading.calls import Call, Result, arguments_of
+from posttrain.rewards.grading.function import ScoringFailure
+from posttrain.rewards.grading.workers.shared_workers import pool_for
+from posttrain.rewards.grading.workers.worker_pool import Job, have_done
+
+
+def dispatch(calls: Sequence[Call]) -> list[Result]:
+    """What the calls come to.
+
+    Those in our process are made in their order; what turns out to be awaitable then runs beside the workers.
+    """
+    results = [None if call.function.asking.workers else start_calls(call) for call in calls]
+    waiting = [index for index, result in enumerate(results) if inspect.isawaitable(result)]
+    with start_async_calls([AsyncCall(calls[index], results[index]) for index in waiting]) as finished:
+        for index, result in in_workers(calls):
+            results[index] = result
+        for index, result in zip(waiting, finished(), strict=True):
+            results[index] = result
+    return results
+
+
+def start_calls(call: Call) -> Result:
+    """The call's result, its awaitable, or what it raised."""
+    if call.bounds.until.passed:
+        return NotAsked(call.bounds.until.says)
+    arguments = arguments_of(call)
+    try:
+        return invoke(call.function.call, arguments)
+    except (ScoringFailure, FunctionRaised) as failure:
+        return failure
+
+
+def in_workers(calls: Sequence[Call]) -> list[tuple[int, Result]]:
+    """What those calls come to that are made in workers, each with its place."""
+    places: dict[str, list[int]] = {}
+    for index, call in enumerate(calls):
+        if call.function.asking.workers:
+            places.setdefault(call.function.name, []).append(index)
+    jobs = [Job(pool_for(calls[of[0]].function), [calls[index] for index in of]) for of in places.values()]
+    have_done(jobs)
+    return [
+        (index, result)
+        for of, job in zip(places.values(), jobs, strict=True)
+        for index, result in zip(of, job.results, strict=True)
+    ]

@@ -1,0 +1,183 @@
+"""What a reward function is, and what it asks to be called with."""
+
+import functools
+import hashlib
+import inspect
+import math
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from posttrain.errors import RunError, UserError
+from posttrain.options.reward import Asking, Terms
+
+
+@dataclass(frozen=True, slots=True)
+class Home:
+    """A name in a file or in a module."""
+
+    place: str
+    """An absolute path that ends in .py, or the dotted name of a module."""
+    name: str
+    """A name there, dotted where it is within a class."""
+    file: str
+    """The file that defines it."""
+    digest: str
+    """The SHA-256 of the file when it was loaded."""
+
+    def require_unchanged(self) -> None:
+        """Refuse to go on with a function that is no longer the one that scored so far."""
+        if digest_of(Path(self.file)) != self.digest:
+            raise RunError(
+                f"{self.file} has changed since `{self.name}` was loaded from it, and a run keeps its rewards."
+                "  Put it back as it was and resume the run, or start another."
+            )
+
+
+def home_in_file(file: Path, name: str) -> Home:
+    """The home of a function that a recipe names as FILE.py:FUNCTION."""
+    return Home(place=str(file.resolve()), name=name, file=str(file.resolve()), digest=digest_of(file))
+
+
+def digest_of(file: Path) -> str:
+    """The SHA-256 of a file's content; empty where there is no such file."""
+    try:
+        return hashlib.sha256(file.read_bytes()).hexdigest()
+    except OSError:
+        return ""
+
+
+@functools.cache  # as it was when first asked for: a file may change after its function has been imported
+def home_of(call: Callable[..., object], reward: str) -> Home:
+    """The home of a function that Python code handed over.  Raises UserError where no name leads back to it."""
+    remedy = (
+        "  Write it as a `def` at the top of a file of its own and import it from there, or name it in the recipe as"
+        " FILE.py:FUNCTION."
+    )
+    if not inspect.isfunction(call):
+        kind = type(call).__name__
+        raise UserError(f"reward {reward!r} is a {kind}, which neither a worker nor a cache finds by name.{remedy}")
+    module, name = call.__module__, call.__qualname__
+    if module == "__main__" or "<" in name:
+        where = "in the program that was started" if module == "__main__" else "inside another function, or a lambda"
+        raise UserError(f"reward {reward!r} is {where}, where neither a worker nor a cache finds it by name.{remedy}")
+    found: object = sys.modules.get(module)
+    file = getattr(found, "__file__", None)
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    if found is not call or file is None:
+        raise UserError(f"reward {reward!r}: {module}:{name} is not this function.{remedy}")
+    return Home(place=module, name=name, file=file, digest=digest_of(Path(file)))
+
+
+class ScoringFailure(Exception):
+    """Scoring itself failed (a killed worker, a judge's error 500), which says nothing about the completion.
+
+    A reward function raises it for the whole call, or returns it in place of the scores it could not get.  These are
+    asked for again twice, then left out and counted; never are they a 0.
+    """
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RewardFunction:
+    """A callable under a name and a weight; posttrain.rewards.grading.grade says how it is called."""
+
+    name: str
+    """Its scores are logged under this name."""
+    call: Callable[..., object]
+    weight: float = 1.0
+    """What its scores are multiplied by in the sum; 0 reports them and trains on none of them."""
+    text_only: bool = False
+    """Give it prompts and completions as text also where the prompt is a conversation."""
+    terms: Terms = field(default_factory=Terms)
+    """When it counts, and how much."""
+    asking: Asking = field(default_factory=Asking)
+    """In which process it is called, and for how long."""
+    bounded: bool = False
+    """It is known to come back: it takes linear time, or has limits of its own."""
+    home: Home | None = None
+    """Where it was loaded from, if it was."""
+
+    def __post_init__(self) -> None:
+        if not callable(self.call) or isinstance(self.call, type):
+            raise UserError(
+                f"reward {self.name!r}: {self.call!r} cannot score completions. Give a function, or an object with a"
+                " __call__ method (an instance, not its class)."
+            )
+        if not math.isfinite(self.weight):
+            raise UserError(f"reward {self.name!r}: weight = {self.weight} must be a finite number")
+
+    def found(self) -> Home:
+        """Where another process finds it by name.  Raises UserError where none can."""
+        return self.home or home_of(self.call, self.name)
+
+    @property
+    def is_async(self) -> bool:
+        """Whether it is an `async def`, or an object whose call is one."""
+        call = self.call
+        while isinstance(call, functools.partial):
+            call = call.func
+        return inspect.iscoroutinefunction(call) or inspect.iscoroutinefunction(type(call).__call__)
+
+
+def reward_function(
+    call: Callable[..., object],
+    *,
+    name: str = "",
+    weight: float = 1.0,
+    text_only: bool = False,
+    terms: Terms | None = None,
+    asking: Asking | None = None,
+) -> RewardFunction:
+    """A callable as a reward function, by default under its own name: `__name__`, or the class of an object."""
+    named, terms, asking = name or own_name(call), terms or Terms(), asking or Asking()
+    return RewardFunction(name=named, call=call, weight=weight, text_only=text_only, terms=terms, asking=asking)
+
+
+def own_name(call: object) -> str:
+    """A function's name, also from under functools.partial; an object's class."""
+    while isinstance(call, functools.partial):
+        call = call.func
+    return str(getattr(call, "__name__", type(call).__name__))
+
+
+@dataclass(frozen=True, slots=True)
+class Keywords:
+    """The keywords of a function's signature."""
+
+    required: frozenset[str]
+    optional: frozenset[str]
+    takes_any: bool
+    """Whether there is a `**kwargs`."""
+
+    @property
+    def one_by_one(self) -> bool:
+        """Whether it scores one completion per call, `(response, ground_truth) -> float`, rather than lists of all."""
+        named = self.required | self.optional
+        return "response" in named and not named & {"prompts", "completions", "completion_ids"}
+
+    def wants(self, name: str) -> bool:
+        """Whether an argument of this name can be given."""
+        return self.takes_any or name in self.required or name in self.optional
+
+
+def keywords(function: RewardFunction) -> Keywords:
+    """What a reward function may and must be called with."""
+    try:
+        parameters = inspect.signature(function.call).parameters.values()
+    except (TypeError, ValueError) as error:
+        raise UserError(f"reward {function.name!r} does not say its parameters; wrap it in a `def`") from error
+    required, optional, takes_any = set[str](), set[str](), False
+    for parameter in parameters:
+        match parameter.kind:
+            case inspect.Parameter.VAR_KEYWORD:
+                takes_any = True
+            case inspect.Parameter.KEYWORD_ONLY | inspect.Parameter.POSITIONAL_OR_KEYWORD:
+                (required if parameter.default is parameter.empty else optional).add(parameter.name)
+            case inspect.Parameter.POSITIONAL_ONLY if parameter.default is parameter.empty:
+                raise UserError(
+                    f"reward {function.name!r} takes {parameter.name!r} by position only, but reward functions are"
+                    " called by keyword; remove the `/` from its signature"
+                )
+    return Keywords(frozenset(required), frozenset(optional), takes_any)

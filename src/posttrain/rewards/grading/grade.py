@@ -1,0 +1,277 @@
+"""Scoring completions with the reward functions that people already write.
+
+**How a function is called.**  Once per batch and by keyword, with what its signature asks for (everything, if it has
+`**kwargs`): `prompts`, `completions`, `completion_ids`, `finish_reasons` and every dataset column, as lists with one
+entry per completion.  For a plain prompt these are strings.  For a conversation `prompts[i]` is the list of messages
+and `completions[i]` is `[{"role": "assistant", "content": ...}]`.  A completion's text is what was prefilled plus what
+was sampled, tags kept, stop token removed.  A function with a parameter `response` scores one completion per call:
+`(response, ground_truth) -> float`, where `ground_truth` is the column of that name or `answer`.
+
+**What it returns.**  One `float | int | bool | None | Graded` per completion; None where it does not apply.  A function
+may be `async` or return an awaitable: all of these run concurrently.
+
+**What goes wrong.**  An exception, a wrong length, NaN, inf or another type stops the run and names the completion
+(`on_error="none"`: scored as None and counted).  A `ScoringFailure` is tried again twice, then None and counted; more
+than 5% of them in one function's scores stop the run (`grading.max_failure_share`).
+
+**Where and for how long.**  In the trainer's process and without a limit, unless its options say otherwise
+(posttrain.options.reward): in `workers`, processes that a deadline or a crash ends without harm, and that call
+a function of lists once for each prompt.  What a deadline or a crash leaves without a score is a failure like others.
+"""
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Literal, Protocol, TypeVar, runtime_checkable
+
+import torch
+from jaxtyping import Float64
+from torch import Tensor
+
+from posttrain.errors import RunError, UserError
+from posttrain.options.grading import GradingOptions
+from posttrain.options.reward import Terms
+from posttrain.records import Grades, Group
+from posttrain.rewards.grading.answers import UNSCORED, InvalidScore, NotAsked, Score, Verdict
+from posttrain.rewards.grading.calls import Call, RolloutRow, after, read_result, run_error
+from posttrain.rewards.grading.dispatch import dispatch
+from posttrain.rewards.grading.function import RewardFunction, ScoringFailure, reward_function
+from posttrain.rewards.grading.pending_scores import Inquiry, bounds_of, require_enforceable
+from posttrain.rewards.grading.score_cache import cache_for, may_be_cached
+
+__all__ = ["Journal", "OnError", "RewardFunction", "ScoringFailure", "grade", "reward_function"]
+
+RETRY_WAITS_SECONDS = (0.5, 2.0)
+"""Pauses before a failed scoring is tried again."""
+
+DEFAULTS = GradingOptions()
+
+GATED = "gated"
+"""Outcome of a row that a function is not asked about, as its gate is shut."""
+
+OnError = Literal["stop", "none"]
+Told = TypeVar("Told")
+Journal = Callable[[Sequence[Group], Grades], None]
+
+
+def grade(
+    groups: Sequence[Group],
+    functions: Sequence[RewardFunction],
+    *,
+    on_error: OnError = "stop",
+    journal: Journal | None = None,
+    step: int = 1,
+    grading: GradingOptions = DEFAULTS,
+) -> Grades:
+    """Score every rollout with every function.
+
+        reward = Σ_k weight_k · score_k   over the functions of non-zero weight that scored; NaN where none did
+
+    Weights are those of the step, and scores are clipped where a function's terms say so.
+
+    `journal` is handed all scores before anything uses them, also when too many failures then stop the run.
+    """
+    require_different_names(functions)
+    for function in functions:
+        require_enforceable(function, grading)
+    rows = [RolloutRow(group, rollout) for group in groups for rollout in group.rollouts]
+    inquiries = score_rows(rows, functions, on_error, grading)
+    verdicts = [inquiry.verdicts for inquiry in inquiries]
+    grades = as_grades(groups, functions, verdicts, step)
+    grades = replace(grades, num_cached=sum(inquiry.num_cached for inquiry in inquiries))
+    if journal is not None:
+        journal(groups, grades)
+    for inquiry in inquiries:
+        inquiry.remember()  # after the journal, which a cache that fails must not keep a score from
+    for function, column in zip(functions, verdicts, strict=True):
+        require_few_failures(function, column, grading.max_failure_share)
+    return grades
+
+
+def require_different_names(functions: Sequence[RewardFunction]) -> None:
+    """Refuse functions whose scores would be logged as one."""
+    if not functions:
+        raise UserError("no reward function: name one under `rewards` (such as `my_rewards.py:solved`)")
+    names = [function.name for function in functions]
+    for name in names:
+        if names.count(name) > 1:
+            raise UserError(
+                f"two reward functions are called {name!r}, and their scores would merge in the logs;"
+                " give each a name of its own: reward_function(call, name=...)"
+            )
+
+
+def score_rows(
+    rows: Sequence[RolloutRow], functions: Sequence[RewardFunction], on_error: OnError, grading: GradingOptions
+) -> list[Inquiry]:
+    """What each function says of each row: a score, or a failure that came back after every retry."""
+    until = after(grading.seconds, f"grading.seconds = {grading.seconds:g} for all rewards of a batch were over")
+    verdicts: list[list[Verdict]] = [[UNSCORED] * len(rows) for _ in functions]
+    inquiries: dict[int, Inquiry] = {}
+    places = {function.name: place for place, function in enumerate(functions)}
+    for together in dependency_rounds(functions):
+        for place in together:
+            function = functions[place]
+            seen = [row_for(row, i, function, verdicts, places) for i, row in enumerate(rows)]
+            cache = cache_for(grading) if may_be_cached(function) else None
+            inquiries[place] = Inquiry(function, seen, bounds_of(function, len(rows), grading, until), cache)
+        call_with_retries([inquiries[place] for place in together], on_error)
+        for place in together:
+            verdicts[place] = inquiries[place].conclude()
+    return [inquiries[place] for place in range(len(functions))]
+
+
+def row_for(
+    row: RolloutRow,
+    index: int,
+    function: RewardFunction,
+    verdicts: Sequence[Sequence[Verdict]],
+    places: Mapping[str, int],
+) -> RolloutRow | Score:
+    """The row as the function is asked about it, or what is settled without asking."""
+    terms = function.terms
+    if not terms.applies(row.group.prompt.columns):
+        return UNSCORED
+    if terms.gate:
+        gate = verdicts[places[terms.gate]][index]
+        if not isinstance(gate, Score) or math.isnan(gate.value):
+            return UNSCORED
+        if gate.value <= 0:
+            return Score(0.0, GATED)
+    if terms.of:
+        base = verdicts[places[terms.of]][index]
+        known = isinstance(base, Score) and not math.isnan(base.value)
+        return replace(row, base=base.value if known and isinstance(base, Score) else None)
+    return row
+
+
+def call_with_retries(inquiries: Sequence[Inquiry], on_error: OnError) -> None:
+    """Ask functions that wait for none of each other, and again where scoring failed while there is time."""
+    for wait in (0.0, *RETRY_WAITS_SECONDS):
+        still = [inquiry for inquiry in inquiries if inquiry.open]
+        if not still:
+            break
+        time.sleep(max(0.0, min(wait, max(inquiry.bounds.until.left() for inquiry in still))))
+        calls = [inquiry.calls() for inquiry in still]
+        results = iter(dispatch([call for of_function in calls for call in of_function]))
+        for inquiry, of_function in zip(still, calls, strict=True):
+            inquiry.take(
+                [
+                    said
+                    for call in of_function
+                    for said in checked_verdicts(call, read_result(call, next(results)), on_error)
+                ]
+            )
+
+
+def checked_verdicts(call: Call, answer: list[Verdict] | InvalidScore, on_error: OnError) -> list[Verdict]:
+    """The verdicts of a call; a problem stops the run, or stays beside the row it belongs to."""
+    if isinstance(answer, InvalidScore):
+        return bisect_failure(call, answer, on_error)
+    for row, said in zip(call.rows, answer, strict=True):
+        if isinstance(said, InvalidScore) and on_error == "stop":
+            raise run_error(call, said, row) from said.cause
+    return answer
+
+
+def bisect_failure(call: Call, problem: InvalidScore, on_error: OnError) -> list[Verdict]:
+    """Find the rows behind a problem of a whole call by calling again with each half of them.
+
+    On "stop" this ends with the error at the first row found, or without a row where no half repeats the problem.
+    """
+    if len(call.rows) == 1 or problem.cause is None:  # a wrong length or type is no single row's fault
+        if on_error == "stop":
+            raise run_error(call, problem, call.rows[0] if len(call.rows) == 1 else None) from problem.cause
+        return [problem] * len(call.rows)
+    middle = len(call.rows) // 2
+    verdicts: list[Verdict] = []
+    for half in (call.rows[:middle], call.rows[middle:]):
+        again = replace(call, rows=half)
+        verdicts += checked_verdicts(again, read_result(again, dispatch([again])[0]), on_error)
+    if on_error == "stop":
+        raise run_error(call, problem, None) from problem.cause
+    return verdicts
+
+
+def as_grades(
+    groups: Sequence[Group], functions: Sequence[RewardFunction], verdicts: Sequence[Sequence[Verdict]], step: int
+) -> Grades:
+    """The verdicts as one record."""
+    shape = (len(groups), len(groups[0].rollouts) if groups else 0)
+    assert all(len(group.rollouts) == shape[1] for group in groups), "groups of different sizes"
+    said = [[one if isinstance(one, Score) else UNSCORED for one in column] for column in verdicts]
+    values = torch.tensor([[one.value for one in column] for column in said], dtype=torch.float64)
+    scores = values.reshape(len(functions), *shape)
+    at_step = [function.terms.weight_at(step, function.weight) for function in functions]
+    weights = torch.tensor(at_step, dtype=torch.float64)[:, None, None]
+    counted = ~scores.isnan() & (weights != 0)
+    clipped = torch.stack([clip(column, function) for column, function in zip(scores, functions, strict=True)])
+    rewards = torch.where(counted, weights * clipped, 0.0).sum(dim=0)
+    by_name = {function.name: column for function, column in zip(functions, said, strict=True)}
+    outcomes = {name: [one.outcome for one in column] for name, column in by_name.items()}
+    details = {name: [one.details for one in column] for name, column in by_name.items()}
+    return Grades(
+        names=tuple(function.name for function in functions),
+        scores=scores,
+        rewards=torch.where(counted.any(dim=0), rewards, math.nan),
+        outcomes={name: grouped(column, shape[1]) for name, column in outcomes.items() if any(column)},
+        details={name: grouped(column, shape[1]) for name, column in details.items() if any(column)},
+        num_failures=sum(not isinstance(one, Score) for column in verdicts for one in column),
+    )
+
+
+def grouped(column: Sequence[Told], size: int) -> tuple[tuple[Told, ...], ...]:
+    """One entry for each rollout, in groups."""
+    return tuple(tuple(column[start : start + size]) for start in range(0, len(column), size))
+
+
+def clip(scores: Float64[Tensor, "prompt group"], function: RewardFunction) -> Float64[Tensor, "prompt group"]:
+    """A function's scores as they go into the sum."""
+    return scores if function.terms.clip is None else scores.clamp(*function.terms.clip)
+
+
+def require_few_failures(function: RewardFunction, verdicts: Sequence[Verdict], share: float) -> None:
+    """Stop where so many scores failed that what is left may be a biased selection."""
+    failures = [said for said in verdicts if isinstance(said, ScoringFailure)]
+    if len(failures) > share * len(verdicts):
+        last = next((said for said in reversed(failures) if not isinstance(said, NotAsked)), failures[-1])
+        raise RunError(
+            f"reward {function.name!r}: scoring failed for {len(failures)} of {len(verdicts)} completions, each tried"
+            f" up to {1 + len(RETRY_WAITS_SECONDS)} times; at most {100 * share:g}% may fail in a step"
+            f" (grading.max_failure_share). The last failure: {last}. Mend what is behind it and resume the run."
+        ) from last
+
+
+@runtime_checkable
+class Named(Protocol):
+    """A reward function, as far as ordering asks."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def terms(self) -> Terms: ...
+
+
+def dependency_rounds(functions: Sequence[Named]) -> list[list[int]]:
+    """The functions, by place, in rounds: each after those that its gate and `of` name."""
+    names = [function.name for function in functions]
+    needs = [{name for name in (function.terms.gate, function.terms.of) if name} for function in functions]
+    for function, needed in zip(functions, needs, strict=True):
+        for name in sorted(needed - set(names)):
+            raise UserError(
+                f"reward {function.name!r} waits for a reward {name!r}, but there are only {', '.join(names)}."
+                "  Add it, with weight 0 if it is to count for nothing itself."
+            )
+    done: set[str] = set()
+    ordered: list[list[int]] = []
+    left = list(range(len(functions)))
+    while left:
+        ready = [place for place in left if needs[place] <= done]
+        if not ready:
+            raise UserError(f"rewards {', '.join(names[place] for place in left)} wait for each other")
+        ordered.append(ready)
+        left = [place for place in left if place not in ready]
+        done |= {names[place] for place in ready}
+    return ordered

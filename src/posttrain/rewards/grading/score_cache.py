@@ -1,0 +1,250 @@
+"""Scores by the content of what was scored, so that nothing is asked twice: in memory, or in a file.
+
+Only for rewards that score each completion by itself: those of this package that say so (`Standing`), and functions for
+which a recipe says `cache: true`.  A key is the SHA-256 of the reward's name, of what decides its scores (its options,
+the source that it is made of, the sandbox that is chosen and the versions of the modules that programs may import
+there) and of all the arguments that it is given for the row.  Only scores are remembered: no failure and no mistake.
+An image or a service that changes behind its name is not noticed.
+"""
+
+import functools
+import hashlib
+import importlib.metadata
+import json
+import math
+import platform
+import sqlite3
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Protocol, runtime_checkable
+
+from posttrain.errors import RunError, UserError
+from posttrain.options.grading import GradingOptions
+from posttrain.rewards.grading.answers import Score
+from posttrain.rewards.grading.calls import WITHHELD, RolloutRow, completion_of, prompt_of
+from posttrain.rewards.grading.function import Keywords, RewardFunction, keywords
+from posttrain.rewards.grading.workers.worker_messages import NotWritable, dump, written
+from posttrain.sandbox import sandboxes as shared
+
+FORMAT = 1
+"""Of the file; another one is refused."""
+APPLICATION = 0x70547243
+"""By which SQLite's header tells that a file is ours."""
+LOCK_SECONDS = 10.0
+"""How long another process's writing is waited for."""
+
+
+@runtime_checkable
+class Cacheable(Protocol):
+    """A reward of this package that may be remembered."""
+
+    @property
+    def rows_stand_alone(self) -> bool:
+        """Whether a completion's score depends on nothing but the completion and its row."""
+
+
+@runtime_checkable
+class NeedsModules(Protocol):
+    """A reward whose programs may import modules of this environment."""
+
+    @property
+    def modules(self) -> Sequence[str]:
+        """Their names."""
+
+
+class Cache:
+    """Scores by key, the oldest forgotten first; open until closed."""
+
+    def __init__(self, entries: int, file: str = "") -> None:
+        self.entries, self.file = entries, str(Path(file).absolute()) if file else ""
+        with self._told():
+            self.database = sqlite3.connect(
+                self.file or ":memory:", timeout=LOCK_SECONDS, isolation_level=None, check_same_thread=False
+            )
+        try:
+            with self._told():
+                self._prepare()
+        except BaseException:
+            self.database.close()
+            raise
+
+    def _prepare(self) -> None:
+        """Make the table in a new file; refuse a file that is something else."""
+        self.database.execute("BEGIN IMMEDIATE")
+        (application,) = self.database.execute("PRAGMA application_id").fetchone()
+        (version,) = self.database.execute("PRAGMA user_version").fetchone()
+        (tables,) = self.database.execute("SELECT count(*) FROM sqlite_master").fetchone()
+        if tables and (application, version) != (APPLICATION, FORMAT):
+            raise self._unusable("it is no cache of scores, or one of another version")
+        if not tables:
+            self.database.execute(f"PRAGMA application_id = {APPLICATION}")
+            self.database.execute(f"PRAGMA user_version = {FORMAT}")
+            self.database.execute(
+                "CREATE TABLE scores (number INTEGER PRIMARY KEY, key BLOB UNIQUE, said TEXT, seal BLOB)"
+            )
+        self.database.execute("COMMIT")
+
+    def known(self, keys: Iterable[bytes]) -> dict[bytes, Score]:
+        """The scores that are remembered for some of the keys."""
+        found = {}
+        with self._told():
+            for key in set(keys):
+                row = self.database.execute("SELECT said, seal FROM scores WHERE key = ?", (key,)).fetchone()
+                if row is not None:
+                    found[key] = self._opened(key, *row)
+        return found
+
+    def remember(self, scores: Mapping[bytes, Score]) -> None:
+        """Add scores, and forget the oldest beyond the number that there is room for."""
+        rows = [(key, said_of(score), seal(key, said_of(score))) for key, score in scores.items()]
+        with self._told():
+            self.database.execute("BEGIN IMMEDIATE")
+            try:
+                self.database.executemany("INSERT OR IGNORE INTO scores (key, said, seal) VALUES (?, ?, ?)", rows)
+                newest = "(SELECT max(number) FROM scores)"
+                self.database.execute(f"DELETE FROM scores WHERE number <= {newest} - ?", (self.entries,))
+            except BaseException:
+                self.database.execute("ROLLBACK")
+                raise
+            self.database.execute("COMMIT")
+
+    def close(self) -> None:
+        """Let go of the file."""
+        self.database.close()
+
+    def _opened(self, key: bytes, said: object, sealed: object) -> Score:
+        """A remembered score, once it is sure that it is the one written for this key."""
+        if not isinstance(said, str) or sealed != seal(key, said):
+            raise self._unusable("a score in it has been damaged")
+        value, outcome, details = json.loads(said)
+        return Score(math.nan if value is None else value, outcome, details)
+
+    @contextmanager
+    def _told(self) -> Iterator[None]:
+        """SQLite's complaints, for a person."""
+        try:
+            yield
+        except sqlite3.Error as error:
+            if isinstance(error, sqlite3.OperationalError) and "locked" in str(error):
+                raise self._unusable(f"another process has been writing to it for {LOCK_SECONDS:g} s") from error
+            raise self._unusable(str(error)) from error
+
+    def _unusable(self, why: str) -> RunError:
+        where = f"grading.cache_file = {self.file}" if self.file else "the cache of scores"
+        return RunError(f"{where}: {why}.  Remove the file or name another, and resume the run.")
+
+
+def said_of(score: Score) -> str:
+    """A score as text."""
+    return json.dumps([None if math.isnan(score.value) else score.value, score.outcome, score.details])
+
+
+def seal(key: bytes, said: str) -> bytes:
+    """What shows that a score was written for this key and has not changed since."""
+    return hashlib.sha256(key + said.encode()).digest()[:8]
+
+
+_open: dict[GradingOptions, Cache] = {}
+
+
+def cache_for(grading: GradingOptions) -> Cache | None:
+    """The cache that a recipe asks for, opened when it is first asked for and kept until `close_all`."""
+    if not grading.cache_entries:
+        return None
+    if grading not in _open:
+        _open[grading] = Cache(grading.cache_entries, grading.cache_file)
+    return _open[grading]
+
+
+def close_all() -> None:
+    """Close every cache; what is in memory alone is forgotten."""
+    while _open:
+        _open.popitem()[1].close()
+
+
+def may_be_cached(function: RewardFunction) -> bool:
+    """Whether its scores may be remembered."""
+    standing = as_standing(function.call)
+    return function.asking.cache if standing is None else standing.rows_stand_alone
+
+
+def as_standing(call: object) -> Cacheable | None:
+    """A reward of this package that says whether it may be remembered."""
+    return call if isinstance(call, Cacheable) else None
+
+
+def keys_of(function: RewardFunction, rows: Sequence[RolloutRow]) -> list[bytes | None]:
+    """The key of each row: equal for rows of which the function is told the same, None where they cannot be compared.
+
+    Raises UserError where that is a row of a function that a recipe wants remembered.
+    """
+    source, wanted = identity(function), keywords(function)
+    everywhere = {name: None for row in rows for name in row.group.prompt.columns if name not in WITHHELD}
+    columns: dict[int, str | None] = {}
+    keys: list[bytes | None] = []
+    for row in rows:
+        given = row.group.prompt.columns
+        if id(row.group) not in columns:  # once for all completions of a prompt: tests can be long
+            told = dict(given) if wanted.one_by_one else {name: given.get(name) for name in everywhere}
+            columns[id(row.group)] = digest_of_columns(function, wanted, told)
+        of_columns = columns[id(row.group)]
+        own: list[object] = [prompt_of(row, function), completion_of(row, function), row.rollout.finish, row.base]
+        if wanted.wants("completion_ids"):
+            own.append(list(row.rollout.tokens))
+        content = dump([function.name, source, of_columns, written(own)])
+        keys.append(None if of_columns is None else hashlib.sha256(content).digest())
+    return keys
+
+
+def digest_of_columns(function: RewardFunction, wanted: Keywords, columns: Mapping[str, object]) -> str | None:
+    """The SHA-256 of the columns that a function asks for, None where they cannot be compared."""
+    truth = {"answer"} if wanted.wants("ground_truth") else set()
+    digest = hashlib.sha256()
+    for name in sorted(name for name in columns if wanted.wants(name) or name in truth):
+        try:
+            digest.update(dump([name, written(columns[name])]) + b"\n")
+        except NotWritable as error:
+            if not function.asking.cache:
+                return None
+            raise UserError(
+                f"reward {function.name!r} is to be cached, and the column {name!r} holds what cannot be compared:"
+                f" {error}.  Give it as numbers, texts, lists and mappings, or leave out `cache`."
+            ) from None
+    return digest.hexdigest()
+
+
+def identity(function: RewardFunction) -> list[str]:
+    """What decides a function's scores beside its arguments."""
+    if as_standing(function.call) is not None:
+        place = replace(shared.chosen(), at_once=0)  # how many run side by side decides no score
+        modules = function.call.modules if isinstance(function.call, NeedsModules) else ()
+        return [repr(function.call), repr(place), *versions(tuple(modules)), *package()]
+    home = function.found()
+    return [home.file, home.name, home.digest]
+
+
+@functools.cache
+def versions(modules: tuple[str, ...]) -> tuple[str, ...]:
+    """NAME==VERSION of what is installed behind modules; nothing for those of Python itself."""
+    if not modules:
+        return ()
+    installed = importlib.metadata.packages_distributions()
+    behind = {name for module in modules for name in installed.get(module.partition(".")[0], ())}
+    return tuple(f"{name}=={importlib.metadata.version(name)}" for name in sorted(behind))
+
+
+@functools.cache
+def package() -> tuple[str, ...]:
+    """The rewards of this package and what they run on: all their sources, Python, and math-verify."""
+    digest = hashlib.sha256()
+    for file in sorted(
+        file for name in ("rewards", "sandbox") for file in (Path(__file__).parents[2] / name).rglob("*.py")
+    ):
+        digest.update(file.read_bytes())
+    try:
+        verify = importlib.metadata.version("math-verify")
+    except importlib.metadata.PackageNotFoundError:
+        verify = ""
+    return digest.hexdigest(), platform.python_version(), verify

@@ -1,0 +1,120 @@
+"""A worker: an interpreter of its own that calls one reward function, one call at a time, until its socket closes.
+
+python -m posttrain.rewards.grading.workers.worker_main PARENT.  Its standard input is the socket, and its standard output is our
+standard error, so that whatever a function prints is seen and mistaken for no answer.
+"""
+
+import ctypes
+import functools
+import inspect
+import json
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from posttrain.errors import RunError, UserError
+from posttrain.rewards.grading.answers import FunctionRaised, as_raised, invoke, verdicts_in
+from posttrain.rewards.grading.function import ScoringFailure
+from posttrain.rewards.grading.workers.worker_messages import MOST_BYTES, dump, value_of, verdicts_written
+from posttrain.rewards.reward_registry import function_at
+from posttrain.sandbox.inside import frames
+
+PR_SET_PDEATHSIG = 1
+LOOK_SECONDS = 1.0
+LONGEST_TEXT = 20_000
+"""Characters of an exception's text and traceback."""
+
+
+def main() -> None:
+    """Load the function, then answer calls."""
+    die_with(int(sys.argv[1]))
+    channel = socket.socket(fileno=os.dup(0))
+    os.dup(0)  # never closed, so that the socket ends with the process and not while it is still winding up
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.close(null)
+    try:
+        asked = receive(channel)
+        sys.path[:] = asked["path"]
+        try:
+            call: Any = function_at(asked["place"], asked["name"])
+        except UserError as error:
+            frames.send(channel, dump({"refused": str(error)}))
+            return
+        frames.send(channel, dump({"ready": os.getpid()}))
+        while True:
+            frames.send(channel, dump(answer(call, receive(channel))), most=MOST_BYTES)
+    except (frames.Closed, ConnectionError):
+        os._exit(0)  # whatever threads the function has started
+
+
+def receive(channel: socket.socket) -> dict[str, Any]:
+    """The next message."""
+    message: dict[str, Any] = json.loads(frames.receive(channel, most=MOST_BYTES))
+    return message
+
+
+def answer(call: Callable[..., object], request: dict[str, Any]) -> dict[str, object]:
+    """What a call comes to."""
+    arguments = {name: value_of(written) for name, written in request["arguments"].items()}
+    try:
+        result = invoke(call, arguments)
+        if inspect.isawaitable(result):
+            result = as_raised(awaited(result))
+    except (ScoringFailure, FunctionRaised) as failure:
+        result = failure
+    except RunError as error:
+        return {"stop": str(error)}
+    if isinstance(result, ScoringFailure):
+        return {"failure": str(result)}
+    if isinstance(result, FunctionRaised):
+        cause = result.__cause__
+        trace = "".join(traceback.format_exception(cause))
+        return {"raised": [type(cause).__name__, str(cause)[:LONGEST_TEXT], trace[-LONGEST_TEXT:]]}
+    return verdicts_written(verdicts_in(result, one_by_one=request["one_by_one"], count=request["count"]))
+
+
+def awaited(awaitable: Awaitable[object]) -> object:
+    """What it comes to, or the exception that it ends with."""
+    import asyncio  # half of the time that a worker takes to start
+
+    async def result() -> object:
+        (one,) = await asyncio.gather(awaitable, return_exceptions=True)
+        return one
+
+    return loop().run_until_complete(result())
+
+
+@functools.cache
+def loop() -> Any:
+    """One event loop for all calls, since clients that a function keeps belong to the loop they were made in."""
+    import asyncio
+
+    return asyncio.new_event_loop()
+
+
+def die_with(parent: int) -> None:
+    """End with the process that started this one, however that ends; on Linux, with the thread of it that did."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:  # it went before we asked
+            os._exit(1)
+    else:
+        threading.Thread(target=watch, args=(parent,), daemon=True).start()
+
+
+def watch(parent: int) -> None:
+    """End this process once its parent is another, for systems that tell nobody of a parent's end."""
+    while os.getppid() == parent:
+        time.sleep(LOOK_SECONDS)
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    main()

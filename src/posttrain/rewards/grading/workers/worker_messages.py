@@ -1,0 +1,106 @@
+"""What passes between us and a worker: JSON, which keeps arguments and verdicts as they are, and never code.
+
+To it: first {"place", "name", "path"}, then for each call {"arguments", "one_by_one", "count"}.
+From it: {"ready"} or {"refused"}, then for each call {"verdicts"}, {"problem"}, {"raised"}, {"failure"} or {"stop"}.
+"""
+
+import json
+from typing import Any
+
+from posttrain.errors import RunError
+from posttrain.rewards.grading.answers import Answered, FunctionRaised, InvalidScore, Score, Verdict
+from posttrain.rewards.grading.function import ScoringFailure
+
+MOST_BYTES = 1 << 30
+"""Longest message."""
+SCALARS = (type(None), bool, int, float, str)
+
+
+class NotWritable(Exception):
+    """A value that JSON has no word for."""
+
+
+class RaisedInWorker(Exception):
+    """An exception of the function's, in another process; each has a subclass with the name that it had there."""
+
+
+def dump(message: object) -> bytes:
+    """A message as bytes."""
+    try:
+        return json.dumps(message, separators=(",", ":")).encode("ascii")
+    except ValueError as error:  # an integer of thousands of digits
+        raise NotWritable(str(error)) from error
+
+
+def written(value: Any) -> Any:
+    """A value in terms of JSON, a tuple told from a list and a key 1 from a key "1"."""
+    if isinstance(value, SCALARS):
+        return value
+    if type(value) is list:
+        return [written(item) for item in value]
+    if type(value) is tuple:
+        return {"tuple": [written(item) for item in value]}
+    if type(value) is dict:
+        return {"dict": [[written(key), written(item)] for key, item in value.items()]}
+    raise NotWritable(f"a value of type {type(value).__name__}")
+
+
+def value_of(written: Any) -> Any:
+    """What `written` wrote."""
+    if isinstance(written, list):
+        return [value_of(item) for item in written]
+    if isinstance(written, dict):
+        ((kind, parts),) = written.items()
+        if kind == "tuple":
+            return tuple(value_of(item) for item in parts)
+        return {value_of(key): value_of(item) for key, item in parts}
+    return written
+
+
+def verdicts_written(verdicts: list[Verdict] | InvalidScore) -> dict[str, object]:
+    """An answer of verdicts."""
+    if isinstance(verdicts, InvalidScore):
+        return {"problem": verdicts.text}
+    return {"verdicts": [verdict_written(verdict) for verdict in verdicts]}
+
+
+def verdict_written(verdict: Verdict) -> list[object]:
+    """One verdict; NaN is a number of Python's JSON."""
+    match verdict:
+        case Score(value=value, outcome=outcome, details=details):
+            return ["score", value, outcome, details]
+        case InvalidScore(text=text):
+            return ["problem", text]
+        case failure:
+            return ["failure", str(failure)]
+
+
+def verdict_of(written: list[Any]) -> Verdict:
+    """What `verdict_written` wrote."""
+    match written:
+        case ["score", value, outcome, details]:
+            return Score(value, outcome, details)
+        case ["problem", text]:
+            return InvalidScore(text)
+        case [_, text]:
+            return ScoringFailure(text)
+    raise AssertionError(written)
+
+
+def result_of(answer: dict[str, Any]) -> Answered | FunctionRaised | ScoringFailure:
+    """What a call came to, as if it had been made here.  Raises RunError where the function did."""
+    match answer:
+        case {"verdicts": verdicts}:
+            return Answered([verdict_of(verdict) for verdict in verdicts])
+        case {"problem": text}:
+            return Answered(InvalidScore(text))
+        case {"failure": text}:
+            return ScoringFailure(text)
+        case {"raised": [name, text, trace]}:
+            failed = FunctionRaised()
+            failed.__cause__ = type(name, (RaisedInWorker,), {})(text)
+            failed.__cause__.add_note(trace)
+            return failed
+        case {"stop": text}:
+            raise RunError(text)
+    raise AssertionError(answer)

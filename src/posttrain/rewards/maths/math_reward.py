@@ -1,0 +1,213 @@
+r"""Rewards for mathematical answers, exact where that can be had and never by evaluating what a model wrote.
+
+**What is read.**  The answer is looked for behind the last `</think>` and before a `<think>` that is not closed, in
+this order: the last balanced `\boxed{…}`; else the last closed `<answer>…</answer>`; else the last number, unless the
+length limit cut the completion off or it is part of something else (posttrain.rewards.maths.last_number).  `x = 5` with a
+single letter is read as 5, also beside a gold answer without a letter; beside `y = 5` it is wrong.  Every minus sign is
+a minus.  Beside a gold answer without a unit an answer may have one, and `5^\circ` and `50 \text{ percent}` count as
+such: `5\%` does not, and neither do multipliers (`5 \text{ million}`), subscripts (`5_3`) and primes (`5'`).
+
+**How it is compared.**  Numbers, and tuples, sets, lists and intervals of numbers, as fractions
+(posttrain.rewards.maths.exact_numbers): microseconds, no tolerance.  What that does not read goes to math-verify (the extra
+`math`), inside the sandbox, where a process that does not end is killed; decimals go as fractions.
+
+**What earns what.**  CORRECT is worth 1, all else 0.  A row whose gold answer cannot be read is not scored, and named
+once.
+
+**Known hacks, and what stops them.**  A false chain (`9 = 5`), several answers where one is asked for, other words or
+letters that math-verify takes for units, and whatever else hides an answer from it: refused by
+posttrain.rewards.maths.math_verify_guards.  Towers of powers and factorials that never end: refused, and killed if they get
+through.  `100\%` for 100: a percent is a hundredth.  Answers inside the thinking: only what follows it is read.  A
+number that is cut off where it is right: not read.  Text that is slow to read: linear time, bounded length.  Not
+stopped: an answer that is guessed, or known from the data.
+
+**What is missed.**  math-verify takes i for a letter, keeps the sides of an equation apart, and does not read `√2`,
+`5²` or `½`; digits in groups between spaces (`1 000`) and multipliers are not read.
+tests/attacks/maths.jsonl has every miss that is known.
+"""
+
+import re
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import lru_cache
+from typing import ClassVar
+
+from posttrain.rewards.grading.answers import Graded
+from posttrain.rewards.grading.function import ScoringFailure
+from posttrain.rewards.maths.exact_numbers import MAX_CHARACTERS, Exact, exact
+from posttrain.rewards.maths.last_number import AS_HYPHEN, last_number
+from posttrain.rewards.maths.math_verify_guards import (
+    ASSIGNED,
+    as_asked,
+    other_letters,
+    other_name,
+    refused,
+    without_dollars,
+)
+from posttrain.rewards.maths.symbolic import ComparisonResult, Question, compare
+from posttrain.rewards.tags import ANSWER, END_ANSWER, END_THINK, THINK
+
+BOXED = "\\boxed"
+
+
+class MathsOutcome(StrEnum):
+    """How an answer fared."""
+
+    CORRECT = "correct"
+    WRONG = "wrong"
+    UNREADABLE = "unreadable"
+    """Neither way of reading makes anything of it."""
+    REFUSED = "refused"
+    """A chain, a list, or a power that is compared with nothing."""
+    TIME_LIMIT = "time_limit"
+    NO_ANSWER = "no_answer"
+    TRUNCATED = "truncated"
+    """No answer, and the length limit cut the completion off."""
+    NO_GOLD = "no_gold"
+    """The row's own answer cannot be read: not scored."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MathsReward:
+    """Reward function: 1 for an answer equal to the column `answer` (or `ground_truth`)."""
+
+    symbolic: bool = True
+    """Ask math-verify about what is no number; without it such answers are unreadable, and such rows not scored."""
+    cpu_seconds: float = 3.0
+    """Processor time for one answer there."""
+    rows_stand_alone: ClassVar[bool] = True
+
+    def __call__(
+        self,
+        *,
+        completions: Sequence[str],
+        finish_reasons: Sequence[str],
+        answer: Sequence[object] | None = None,
+        ground_truth: Sequence[object] | None = None,
+        **_columns: object,
+    ) -> list[Graded | ScoringFailure]:
+        golds = gold_column(answer, ground_truth, len(completions))
+        rows = list(zip(completions, finish_reasons, golds, strict=True))
+        first = [quickly(text, finish == "length", gold) for text, finish, gold in rows]
+        questions = [item for item in first if isinstance(item, Question)]
+        if not self.symbolic:
+            said: Sequence[ComparisonResult] = [
+                ComparisonResult.NO_GOLD if gold_value(q.gold) is None else ComparisonResult.UNREADABLE
+                for q in questions
+            ]
+        else:
+            said = compare(questions, cpu_seconds=self.cpu_seconds) if questions else []
+        answers = iter(said)
+        graded = [slowly(next(answers), item) if isinstance(item, Question) else item for item in first]
+        name_unreadable(graded, golds)
+        return graded
+
+
+def answer_in(text: str, *, cut_off: bool = False) -> str | None:
+    """The final answer of a text, or None; of a text that was cut off the last number may be part of another."""
+    text = text[text.rfind(END_THINK) + len(END_THINK) :] if END_THINK in text else text
+    text = text.partition(THINK)[0]
+    boxed = last_boxed(text)
+    if boxed is not None:
+        return boxed
+    end = text.rfind(END_ANSWER)
+    start = text.rfind(ANSWER, 0, end) if end >= 0 else -1
+    if start >= 0:
+        return text[start + len(ANSWER) : end]
+    return None if cut_off else last_number(text)
+
+
+def last_boxed(text: str) -> str | None:
+    r"""What the last balanced `\boxed{…}` holds; the braces of a text are counted once."""
+    ends: dict[int, int] = {}
+    opened: list[int] = []
+    for place in re.finditer(r"\\.|[{}]", text, re.DOTALL):
+        if place[0] == "{":
+            opened.append(place.start())
+        elif place[0] == "}" and opened:
+            ends[opened.pop()] = place.start()
+    at = len(text)
+    while (at := text.rfind(BOXED, 0, at)) >= 0:
+        brace = at + len(BOXED)
+        while text[brace : brace + 1] == " ":
+            brace += 1
+        if brace in ends:
+            return text[brace + 1 : ends[brace]]
+    return None
+
+
+def assigned(answer: str) -> str:
+    """The right side of `x = 5`, or the answer as it is."""
+    found = ASSIGNED.match(answer)
+    return answer[found.end() :] if found and answer.count("=") == 1 else answer
+
+
+@lru_cache(maxsize=4096)
+def gold_value(gold: str) -> Exact | None:
+    """A gold answer is asked about once for every completion of its group."""
+    boxed = last_boxed(gold)
+    return exact(assigned(gold if boxed is None else boxed))
+
+
+def gold_column(answer: Sequence[object] | None, truth: Sequence[object] | None, count: int) -> list[str | None]:
+    """The rows' own answers, as text."""
+    column = answer if answer is not None else truth if truth is not None else [None] * count
+    return [None if value is None else str(value) for value in column]
+
+
+def quickly(text: str, cut_off: bool, gold: str | None) -> Graded | Question:
+    """The verdict where exact numbers decide it, or the question for the slow way."""
+    if gold is None:
+        return Graded(None, MathsOutcome.NO_GOLD)
+    found = answer_in(text, cut_off=cut_off)
+    if found is None or not found.strip():
+        return Graded(0.0, MathsOutcome.TRUNCATED if cut_off else MathsOutcome.NO_ANSWER)
+    if len(found) > MAX_CHARACTERS:
+        return Graded(0.0, MathsOutcome.REFUSED)
+    found, gold = found.translate(AS_HYPHEN), gold.translate(AS_HYPHEN)
+    if other_name(found, gold):
+        return verdict(False)
+    expected, given = gold_value(gold), exact(assigned(found))
+    if expected is not None and given is not None:
+        return verdict(expected.same(given))
+    found, gold = without_dollars(found), without_dollars(gold)
+    if refused(found, gold):
+        return Graded(0.0, MathsOutcome.REFUSED)
+    if other_letters(found, gold):
+        return verdict(False)
+    return Question(as_asked(gold), as_asked(assigned(found)))
+
+
+def verdict(right: bool) -> Graded:
+    """The score of a comparison."""
+    return Graded(1.0, MathsOutcome.CORRECT) if right else Graded(0.0, MathsOutcome.WRONG)
+
+
+def slowly(said: ComparisonResult, question: Question) -> Graded | ScoringFailure:
+    """What the slow way's answer is worth."""
+    match said:
+        case ComparisonResult.SAME:
+            return verdict(True)
+        case ComparisonResult.DIFFERENT:
+            return verdict(False)
+        case ComparisonResult.NO_GOLD:
+            return Graded(None, MathsOutcome.NO_GOLD)
+        case ComparisonResult.TIME_LIMIT:
+            return Graded(0.0, MathsOutcome.TIME_LIMIT)
+        case ComparisonResult.LOST:
+            return ScoringFailure(f"the sandbox lost the comparison with {question.gold!r}")
+    return Graded(0.0, MathsOutcome.UNREADABLE)
+
+
+NAMED: set[str] = set()
+"""Gold answers that a warning has named."""
+
+
+def name_unreadable(graded: Sequence[Graded | ScoringFailure], golds: Sequence[str | None]) -> None:
+    """Warn, once for each, of gold answers that cannot be read."""
+    for verdict_, gold in zip(graded, golds, strict=True):
+        if isinstance(verdict_, Graded) and verdict_.outcome is MathsOutcome.NO_GOLD and gold and gold not in NAMED:
+            NAMED.add(gold)
+            warnings.warn(f"reward maths: the gold answer {gold[:200]!r} cannot be read; not scored", stacklevel=2)

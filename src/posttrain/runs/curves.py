@@ -1,0 +1,173 @@
+"""curves.png: a run at a glance, drawn from its metrics.jsonl.  Matplotlib is loaded only when a picture is drawn."""
+
+from collections.abc import Mapping, Sequence
+from math import nan
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from posttrain.runs.files import read_metrics
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+Records = Sequence[Mapping[str, object]]
+
+BLUE, ORANGE, GREEN, RED, PURPLE, GREY = "#2f6db3", "#e0862b", "#3a9a68", "#c8473f", "#8463ac", "#8a8f98"
+PALETTE = (GREEN, BLUE, ORANGE, PURPLE, RED, "#4fb0c6", "#b98b5b", GREY, "#d47ba3", "#9aa83a")
+SMOOTHING = 0.1
+"""Share of the newest step in the running mean of noisy curves."""
+
+
+def draw_curves(metrics: Path, picture: Path, title: str = "") -> None:
+    """Draw reward, held-out accuracy, length, outcomes, stability and time against the step."""
+    from matplotlib.figure import Figure
+
+    records = read_metrics(metrics)
+    figure = Figure(figsize=(15, 8), layout="constrained")
+    panels = figure.subplots(2, 3)
+    figure.suptitle(title, fontsize=14, fontweight="bold")
+    draw_reward(panels[0, 0], records)
+    draw_held_out(panels[0, 1], records)
+    draw_length(panels[0, 2], records)
+    draw_outcomes(panels[1, 0], records)
+    draw_stability(panels[1, 1], records)
+    draw_seconds(panels[1, 2], records)
+    figure.savefig(picture, dpi=110)
+
+
+def draw_reward(axes: "Axes", records: Records) -> None:
+    """Mean reward of each step, and its running mean."""
+    steps, rewards = series(records, "reward")
+    axes.plot(steps, rewards, color=BLUE, alpha=0.35, linewidth=1, marker=".", markersize=3, label="step")
+    axes.plot(steps, running_mean(rewards), color=BLUE, linewidth=2.2, label="running mean")
+    dress(axes, "Reward", "mean reward")
+
+
+def draw_held_out(axes: "Axes", records: Records) -> None:
+    """Accuracy on problems that were never trained on, with the interval of the sampled one."""
+    for name, label, colour in (
+        ("pass_at_8", "pass@8", GREY),
+        ("accuracy_greedy", "greedy", ORANGE),
+        ("accuracy_sampled", "sampled", GREEN),
+    ):
+        steps, values = series(records, f"eval/{name}")
+        if not steps:
+            continue
+        axes.plot(steps, values, color=colour, linewidth=2, marker="o", markersize=4, label=label)
+        low_steps, low = series(records, f"eval/{name}_low")
+        _, high = series(records, f"eval/{name}_high")
+        if name == "accuracy_sampled" and len(low) == len(high):
+            axes.fill_between(low_steps, low, high, color=colour, alpha=0.18, linewidth=0, label="95% interval")
+    axes.set_ylim(0, 1)
+    dress(axes, "Held-out accuracy", "share solved")
+
+
+def draw_length(axes: "Axes", records: Records) -> None:
+    """Completion lengths, and how many were cut off by the limit."""
+    steps, mean = series(records, "completions/mean_length")
+    axes.plot(steps, mean, color=PURPLE, linewidth=2, label="mean length")
+    ended_steps, ended = series(records, "completions/mean_terminated_length")
+    axes.plot(ended_steps, ended, color=PURPLE, linewidth=1.2, linestyle="--", alpha=0.7, label="of those that ended")
+    axes.set_ylim(bottom=0)
+    cut_steps, cut = series(records, "completions/clipped_ratio")
+    right = axes.twinx()
+    right.plot(cut_steps, cut, color=RED, linewidth=1.2, alpha=0.8, label="cut off (right axis)")
+    right.set_ylim(0, 1)
+    right.tick_params(colors=RED, labelsize=8)
+    right.spines[["top", "left"]].set_visible(False)
+    axes.plot([], [], color=RED, linewidth=1.2, label="cut off (right axis)")
+    dress(axes, "Completion length", "tokens")
+
+
+def draw_outcomes(axes: "Axes", records: Records) -> None:
+    """How completions fared with the grader that tells most, as shares that add up to 1."""
+    names = metric_names(records, "outcomes/")
+    functions = [name.split("/")[1] for name in names]
+    function = max(sorted(set(functions)), key=functions.count, default="")
+    shown = [name for name in names if name.startswith(f"outcomes/{function}/")]
+    told = [record for record in records if any(name in record for name in shown)]
+    stack(axes, told, shown)
+    axes.set_ylim(0, 1)
+    dress(axes, f"Outcomes: {function}" if function else "Outcomes", "share of completions")
+
+
+def draw_stability(axes: "Axes", records: Records) -> None:
+    """What warns of a collapse, on one logarithmic axis: KL, entropy and gradient norm."""
+    for choices, colour in (
+        ({"kl": "KL to reference (nats/token)", "kl_behaviour": "KL to behaviour (nats/token)"}, RED),
+        ({"entropy": "entropy (nats/token)", "entropy_estimate": "entropy, estimated (nats/token)"}, BLUE),
+        ({"grad_norm": "gradient norm"}, GREY),
+    ):
+        for name, label in choices.items():
+            steps, values = series(records, name)
+            if any(value > 0 for value in values):
+                positive = [value if value > 0 else nan for value in values]  # estimates of a KL can be negative
+                axes.plot(steps, positive, color=colour, linewidth=1.6, label=label)
+                break
+    axes.set_yscale("log")
+    dress(axes, "Stability", "logarithmic scale")
+
+
+def draw_seconds(axes: "Axes", records: Records) -> None:
+    """Where the time of a step goes."""
+    timed = [record for record in records if "step_time" in record]
+    stack(axes, timed, metric_names(timed, "seconds/"))
+    axes.set_ylim(bottom=0)
+    dress(axes, "Time per step", "seconds")
+
+
+def stack(axes: "Axes", records: Records, names: Sequence[str]) -> None:
+    """Areas on top of each other; a metric that a step did not bring is 0 there."""
+    if not records or not names:
+        return
+    steps = [number(record["step"]) for record in records]
+    # `step`: a stage that runs in some steps only shows as a bar of its own height, not as a slope.
+    layers = [[number(record.get(name, 0.0)) for record in records] for name in names]
+    if len(steps) == 1:  # an area needs two ends
+        steps, layers = [steps[0], steps[0] + 1], [[layer[0], layer[0]] for layer in layers]
+    labels = [name.rsplit("/", 1)[1].replace("_", " ") for name in names]
+    axes.stackplot(steps, layers, labels=labels, colors=PALETTE, alpha=0.85, linewidth=0, step="mid")
+    axes.margins(x=0)
+
+
+def dress(axes: "Axes", title: str, unit: str) -> None:
+    """Title, labels, grid and legend; a panel without data says so."""
+    axes.set_title(title, loc="left", fontsize=12, fontweight="bold")
+    axes.set_xlabel("step", fontsize=9)
+    axes.set_ylabel(unit, fontsize=9)
+    axes.tick_params(labelsize=8)
+    axes.grid(alpha=0.25, linewidth=0.7)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+    if axes.lines or axes.collections:
+        axes.legend(fontsize=8, frameon=True, framealpha=0.8, edgecolor="none")
+    else:
+        axes.text(0.5, 0.5, "no data", transform=axes.transAxes, ha="center", color=GREY)
+
+
+def series(records: Records, name: str) -> tuple[list[float], list[float]]:
+    """Steps and values of a metric, at the steps that have one."""
+    points = [(number(record["step"]), number(record[name])) for record in records if record.get(name) is not None]
+    return [step for step, _ in points], [value for _, value in points]
+
+
+def number(value: object) -> float:
+    """A JSON number; null, which stands for what was not finite, leaves a gap."""
+    return float(value) if isinstance(value, int | float) else nan
+
+
+def metric_names(records: Records, prefix: str) -> list[str]:
+    """Every metric of some steps with a prefix, in the order of first appearance."""
+    return list(dict.fromkeys(name for record in records for name in record if name.startswith(prefix)))
+
+
+def running_mean(values: Sequence[float]) -> list[float]:
+    """Exponential running mean, each step's weighing `SMOOTHING`, without the pull of a made-up start.
+
+    m_t = Σ_s (1 - a)^(t - s) x_s / Σ_s (1 - a)^(t - s)
+    """
+    means, total, weight = [], 0.0, 0.0
+    for value in values:
+        total, weight = (1 - SMOOTHING) * total + value, (1 - SMOOTHING) * weight + 1
+        means.append(total / weight)
+    return means

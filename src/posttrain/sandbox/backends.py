@@ -1,0 +1,334 @@
+"""Places on this machine, beside the sealed fork-server, where a program can be run once: bubblewrap and containers."""
+
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Protocol
+
+from posttrain.sandbox.execution import Exit
+from posttrain.sandbox.fork_server import ENVIRONMENT
+from posttrain.sandbox.replay_script import FILE_BYTES, PROCESSES, START_CPU_SECONDS, Conditions, Ended, ReplayRun
+from posttrain.sandbox.seccomp_denylist import filter_bytes
+
+POLL_SECONDS = 0.005
+READ_BYTES = 1 << 16
+BOOTSTRAP = "import os,sys;n=int(sys.argv[1]);b=b''\nwhile len(b)<n:b+=os.read(0,n-len(b))\nexec(b.decode())"
+"""Reads the run's text from standard input, and leaves what follows to the program."""
+
+
+class Place(Protocol):
+    """Somewhere that runs a text once."""
+
+    name: str
+    conditions: Conditions
+    here: bool
+    """Whether its programs run on this machine."""
+    bounded_as_a_whole: bool
+    """Whether its own limits hold for all that a program starts and keeps together."""
+    tells_cpu: bool
+    """Whether it knows how much processor time a run took."""
+    remedy: str
+    """What to do where it lets something through."""
+
+    def run(self, run: ReplayRun) -> Ended:
+        """Run it, from any thread."""
+        ...
+
+    def stop(self) -> None:
+        """End all runs."""
+        ...
+
+
+class Commands(ABC):
+    """A place that is reached by starting a command on this machine."""
+
+    name: str
+    conditions = Conditions()
+    here, bounded_as_a_whole, tells_cpu = True, False, False
+    remedy: str
+    start_seconds: float
+    """What the place itself may take beyond the program's time."""
+
+    def __init__(self) -> None:
+        self.live: dict[subprocess.Popen[bytes], ReplayRun] = {}
+        self.lock = threading.Lock()
+
+    @abstractmethod
+    def command(self, run: ReplayRun, arguments: Sequence[str], passed: Sequence[int]) -> list[str]:
+        """What to start, ending in an interpreter with these arguments; `passed` are descriptors that it is handed."""
+
+    @contextmanager
+    def passed(self) -> Iterator[tuple[int, ...]]:
+        """Descriptors that the command needs besides the usual three."""
+        yield ()
+
+    @abstractmethod
+    def environment(self, run: ReplayRun) -> dict[str, str]:
+        """The environment of the command."""
+
+    def cpu_seconds(self, pid: int, seen: dict[int, float]) -> float:
+        """Processor time that a run has used so far; 0 where it cannot be seen.  `seen` is what each process had."""
+        return 0.0
+
+    def removed(self, run: ReplayRun) -> None:  # noqa: B027  # most have nothing to do
+        """See to it that nothing of a run is left where ending the command does not end it."""
+
+    def run(self, run: ReplayRun) -> Ended:
+        text = run.text.encode("ascii")
+        began = time.monotonic()
+        arguments = ["-s", "-S", "-B", "-c", BOOTSTRAP, str(len(text))]
+        with given_as_file(text + run.stdin) as given, self.passed() as passed:
+            try:
+                process = subprocess.Popen(
+                    self.command(run, arguments, passed),
+                    pass_fds=passed,
+                    stdin=given,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.PIPE,
+                    env=self.environment(run),
+                    start_new_session=True,
+                )
+            except OSError as error:
+                return lost(f"{type(error).__name__}: {error}", time.monotonic() - began)
+        with self.lock:
+            self.live[process] = run
+        try:
+            return self.watched(run, process, began)
+        finally:
+            with self.lock:
+                self.live.pop(process, None)
+            self.removed(run)
+
+    def watched(self, run: ReplayRun, process: "subprocess.Popen[bytes]", began: float) -> Ended:
+        """Hold a process to its wall clock and its output, and wait for its end."""
+        assert process.stdout is not None
+        assert process.stderr is not None
+        most = run.limits.output_bytes
+        stdout, stderr = Kept(process.stdout, most + 1), Kept(process.stderr, run.limits.error_bytes + READ_BYTES)
+        until = began + run.limits.wall_seconds + self.start_seconds
+        stopped, cpu_seconds, seen = None, 0.0, dict[int, float]()
+        while (status := process.poll()) is None:
+            cpu_seconds = max(cpu_seconds, self.cpu_seconds(process.pid, seen))
+            if stopped is None:
+                if stdout.full:
+                    stopped = Exit.OUTPUT_LIMIT
+                elif cpu_seconds > run.limits.cpu_seconds + START_CPU_SECONDS:
+                    stopped = Exit.CPU_LIMIT
+                elif time.monotonic() > until:
+                    stopped = Exit.WALL_LIMIT
+                if stopped is not None:
+                    process.kill()
+                    self.removed(run)
+            time.sleep(POLL_SECONDS)
+        return Ended(
+            status=status,
+            stdout=stdout.taken(),
+            stderr=stderr.taken(),
+            wall_seconds=time.monotonic() - began,
+            cpu_seconds=cpu_seconds,
+            stopped=stopped,
+            starved=stopped is Exit.WALL_LIMIT and overloaded(),
+        )
+
+    def stop(self) -> None:
+        with self.lock:
+            live = dict(self.live)
+        for process, run in live.items():
+            process.kill()
+            self.removed(run)
+
+
+@contextmanager
+def given_as_file(content: bytes) -> Iterator[IO[bytes]]:
+    """A file of this content without a name, only to be read where the system can say so."""
+    with tempfile.TemporaryFile() as file:
+        file.write(content)
+        file.seek(0)
+        again = Path(f"/proc/self/fd/{file.fileno()}")
+        if not again.exists():
+            yield file
+            return
+        with again.open("rb") as reader:
+            yield reader
+
+
+class Kept:
+    """What a pipe carries, read by a thread of its own, up to a limit; beyond it is read and dropped."""
+
+    def __init__(self, pipe: IO[bytes], most: int) -> None:
+        self.pipe, self.most = pipe, most
+        self.content = bytearray()
+        self.thread = threading.Thread(target=self.read, daemon=True)
+        self.thread.start()
+
+    def read(self) -> None:
+        while part := os.read(self.pipe.fileno(), READ_BYTES):
+            self.content += part[: self.most - len(self.content)]
+
+    @property
+    def full(self) -> bool:
+        return len(self.content) >= self.most
+
+    def taken(self) -> bytes:
+        """All of it, once the process is gone; what others hold open is not waited for."""
+        self.thread.join(timeout=1.0)
+        if not self.thread.is_alive():
+            self.pipe.close()
+        return bytes(self.content)
+
+
+def overloaded() -> bool:
+    """Whether more wants to run on this machine than it has cores."""
+    return hasattr(os, "getloadavg") and os.getloadavg()[0] > (os.cpu_count() or 1)
+
+
+def lost(reason: str, wall_seconds: float) -> Ended:
+    """A run that never was."""
+    return Ended(
+        status=-1, stdout=b"", stderr=reason.encode("utf-8", "replace"), wall_seconds=wall_seconds, stopped=Exit.LOST
+    )
+
+
+def hash_seed(run: ReplayRun) -> dict[str, str]:
+    """The variable from which an interpreter takes the seed of its hashes."""
+    return {} if run.seed is None else {"PYTHONHASHSEED": str(run.seed)}
+
+
+UNSHARED = ("--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts", "--unshare-cgroup-try")
+
+
+class Bubblewrap(Commands):
+    """Namespaces of its own for every run: files that come and go with it, no network, processes it may start."""
+
+    name = "bubblewrap"
+    tells_cpu = True
+    start_seconds = 5.0
+    remedy = (
+        "bubblewrap >= 0.8 must be installed and allowed to make namespaces; Ubuntu >= 23.10 restricts them with"
+        " AppArmor, and containers without CAP_SYS_ADMIN refuse them"
+    )
+
+    def __init__(self, path: Sequence[str] = ()) -> None:
+        super().__init__()
+        # Root makes the namespaces itself and gives itself up inside: as root a program's processes are not counted.
+        self.conditions = Conditions(path=path, gives_up_root=os.geteuid() == 0)
+
+    @contextmanager
+    def passed(self) -> Iterator[tuple[int, ...]]:
+        with given_as_file(filter_bytes()) as file:
+            yield (file.fileno(),)
+
+    def command(self, run: ReplayRun, arguments: Sequence[str], passed: Sequence[int]) -> list[str]:
+        prefix = os.path.realpath(sys.base_prefix)
+        interpreter = os.path.join(prefix, "bin", os.path.basename(os.path.realpath(sys.executable)))
+        seen = dict.fromkeys(map(os.path.realpath, [prefix, os.path.dirname(os.__file__), *self.conditions.path]))
+        command = [
+            shutil.which("bwrap") or "bwrap",
+            *UNSHARED,
+            "--die-with-parent",
+            "--new-session",
+            "--cap-drop",
+            "ALL",
+        ]
+        if self.conditions.gives_up_root:
+            command += ["--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"]
+        else:
+            command += ["--unshare-user", "--disable-userns"]
+        for folder in ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/etc/ld.so.cache", "/etc/alternatives"):
+            command += ["--ro-bind-try", folder, folder]
+        for folder in seen:
+            if not folder.startswith("/usr/"):
+                for above in reversed(Path(folder).parents[:-1]):  # else each with the rights that it has out here
+                    command += ["--perms", "0755", "--dir", str(above)]
+                command += ["--ro-bind", folder, folder]
+        command += ["--proc", "/proc", "--dev", "/dev", "--size", str(FILE_BYTES), "--tmpfs", "/dev/shm"]
+        command += ["--perms", "1777", "--size", str(FILE_BYTES), "--tmpfs", "/tmp", "--chdir", "/tmp"]
+        command += ["--remount-ro", "/dev", "--remount-ro", "/", "--seccomp", str(passed[0]), "--", interpreter]
+        return [*command, *arguments]
+
+    def environment(self, run: ReplayRun) -> dict[str, str]:
+        return {**ENVIRONMENT, "HOME": "/tmp", **hash_seed(run)}
+
+    def cpu_seconds(self, pid: int, seen: dict[int, float]) -> float:
+        known = 0.0
+        for process, own, waited_for in processes_below(pid):
+            known += own + waited_for
+            seen[process] = own
+        # What ignores the end of its children is not told of their time; what they had when they were seen is kept.
+        return max(known, sum(seen.values()))
+
+
+def processes_below(pid: int) -> Iterator[tuple[int, float, float]]:
+    """A process and all that it has started, with processor seconds: its own, and of children that it waited for."""
+    try:
+        # After the name, which may hold anything.
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    except OSError:  # it is gone
+        return
+    ticks = os.sysconf("SC_CLK_TCK")
+    yield pid, sum(map(int, fields[11:13])) / ticks, sum(map(int, fields[13:15])) / ticks
+    for child in children:
+        yield from processes_below(int(child))
+
+
+class Container(Commands):
+    """A container for every run, by docker, podman or a command that takes the same arguments."""
+
+    bounded_as_a_whole = True
+    start_seconds = 30.0
+
+    def __init__(self, command: str, image: str) -> None:
+        super().__init__()
+        self.program, self.image = shlex.split(command), image
+        self.name = f"{command} ({image})"
+        self.remedy = f"`{command} run --rm {image} python3 -c pass` must work, and the image must have Python >= 3.10"
+
+    def command(self, run: ReplayRun, arguments: Sequence[str], passed: Sequence[int]) -> list[str]:
+        memory = run.limits.memory_bytes + (256 << 20)
+        return [
+            *(*self.program, "run", "--rm", "--interactive", "--name", named(run), "--pull", "never"),
+            *("--network", "none", "--read-only", "--cap-drop", "ALL", "--security-opt", "no-new-privileges"),
+            *(
+                "--user",
+                f"{run.user}:{run.user}",
+                "--pids-limit",
+                str(PROCESSES),
+                "--memory",
+                str(memory),
+                "--cpus",
+                "1",
+            ),
+            *("--ulimit", "nofile=256:256", "--ulimit", "nproc=1024:1024"),
+            *("--tmpfs", f"/tmp:rw,exec,size={FILE_BYTES},mode=1777", "--workdir", "/tmp", "--env", "HOME=/tmp"),
+            *(part for name, value in hash_seed(run).items() for part in ("--env", f"{name}={value}")),
+            *("--entrypoint", "python3", self.image, *arguments),
+        ]
+
+    def environment(self, run: ReplayRun) -> dict[str, str]:
+        """Ours, which the command needs to find its service; the container sees nothing of it."""
+        return dict(os.environ)
+
+    def removed(self, run: ReplayRun) -> None:
+        """Ending the command leaves the container running: it is ended by name."""
+        subprocess.run(
+            [*self.program, "rm", "--force", named(run)],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            check=False,
+            timeout=self.start_seconds,
+        )
+
+
+def named(run: ReplayRun) -> str:
+    """The container's name."""
+    return f"posttrain-{run.mark}"

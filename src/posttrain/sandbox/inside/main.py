@@ -1,0 +1,178 @@
+"""The fork-server: an interpreter that has imported what programs import, and forks a sealed child for each.
+
+    python -I -S -B main.py CONTROL_FD
+
+It is started fresh, never forked from a trainer, with an empty environment and one descriptor, a SEQPACKET socket.
+What to load comes as JSON and is answered by {"ready": ...}.  Then come jobs, each with four descriptors (standard
+input, output, error, channel), and orders to kill one; each job is answered when it starts and when it ends (wire.py).
+When the socket closes the server ends, and its children with it.  It runs one thread, so that a fork copies no lock
+that somebody holds.
+"""
+
+import atexit
+import ctypes
+import encodings.idna  # noqa: F401  # with fcntl what the probes need, so that they are refused for the right reason
+import fcntl  # noqa: F401
+import gc
+import importlib
+import json
+import os
+import select
+import signal
+import socket
+import struct
+import sys
+import types
+import weakref
+
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+
+import runner
+import wire
+from lockdown import Sealing
+
+del sys.path[0]
+
+MESSAGE_BYTES = 1 << 16
+FOUR = struct.Struct("4i")
+RIGHTS_BYTES = socket.CMSG_SPACE(FOUR.size)
+NOT_SEALED = 97
+"""Exit status of a child that could not be sealed and therefore ran nothing."""
+
+
+class ForkServer:
+    """Children by job, and the jobs that are to start."""
+
+    def __init__(self, control: socket.socket, sealing: Sealing) -> None:
+        self.control, self.sealing = control, sealing
+        self.channel = runner.frames.Descriptor(3)
+        self.fork = ctypes.PyDLL(None).fork
+        self.jobs: dict[int, int] = {}  # pid -> job
+        self.pids: dict[int, int] = {}
+
+    def serve(self, wake: int) -> None:
+        """Until the other side closes."""
+        poll = select.poll()
+        poll.register(self.control, select.POLLIN)
+        poll.register(wake, select.POLLIN)
+        while True:
+            for descriptor, _ in poll.poll():
+                if descriptor == wake:
+                    os.read(wake, 4096)
+                    self.reap()
+                elif not self.take():
+                    return
+
+    def take(self) -> bool:
+        """One message; whether there was one."""
+        message, ancillary, _, _ = self.control.recvmsg(MESSAGE_BYTES, RIGHTS_BYTES)
+        if not message:
+            return False
+        if message[0] == wire.KILL:
+            self.kill(wire.kill.unpack(message)[1])
+        else:
+            descriptors = FOUR.unpack(ancillary[0][2])
+            self.start(wire.start.unpack(message), descriptors)
+            for descriptor in descriptors:
+                os.close(descriptor)
+        return True
+
+    def start(self, request: tuple[int, ...], descriptors: tuple[int, ...]) -> None:
+        # Not os.fork: Python's own hooks after a fork mend locks that other threads may have held, and here is one
+        # thread; they take a seventh of what a small program takes.
+        pid = self.fork()
+        if pid == 0:
+            self.become_child(request, descriptors)
+        job = request[1]
+        self.jobs[pid], self.pids[job] = job, pid
+        self.control.send(wire.started.pack(wire.STARTED, job, pid))
+
+    def become_child(self, request: tuple[int, ...], descriptors: tuple[int, ...]) -> None:
+        """In the child: never returns."""
+        status = NOT_SEALED
+        try:
+            signal.set_wakeup_fd(-1)
+            for place, descriptor in enumerate(descriptors):  # all of them above 3: lower ones were open before
+                os.dup2(descriptor, place)
+            os.closerange(4, 1 << 16)
+            _, _, kind, cpu_seconds, memory_bytes = request
+            self.sealing.seal(cpu_seconds, memory_bytes)
+            status = runner.run(wire.KINDS[kind], self.channel)
+        except BaseException as error:  # noqa: BLE001  # nothing may unwind into the server's own frames
+            os.write(2, f"{type(error).__name__}: {error}\n".encode("utf-8", "backslashreplace"))
+        finally:
+            runner.end(status)
+
+    def kill(self, job: int) -> None:
+        if job in self.pids:
+            os.kill(self.pids[job], signal.SIGKILL)
+
+    def reap(self) -> None:
+        """Tell of every child that has ended."""
+        while self.jobs:
+            pid, status, usage = os.wait4(-1, os.WNOHANG)
+            if pid == 0:
+                return
+            job = self.jobs.pop(pid)
+            del self.pids[job]
+            cpu = usage.ru_utime + usage.ru_stime
+            self.control.send(wire.ended.pack(wire.ENDED, job, status, cpu, usage.ru_maxrss * 1024))
+
+
+def preload(modules: list[str]) -> dict[str, str]:
+    """Import what programs will import; returns what could not be, with the reason."""
+    missing = {}
+    for name in modules:
+        try:
+            importlib.import_module(name)
+        except Exception as error:  # noqa: BLE001  # told, module by module
+            missing[name] = f"{type(error).__name__}: {error}"
+    compile("", "<nothing>", "exec")  # the first one makes a class for every kind of syntax node: 1.5 ms in each child
+    return missing
+
+
+def prepare(source: str) -> None:
+    """Run our own source as the module `prepared`, so that what it loads and warms up is there in every child."""
+    module = types.ModuleType("prepared")
+    sys.modules["prepared"] = module
+    runner.execute(source, module)
+
+
+def forget_exit_functions() -> None:
+    """Leave to a program's end what the program itself asks for: modules that were loaded here have nothing to end."""
+    vars(atexit)["_clear"]()
+    type.__setattr__(
+        weakref.finalize, "_registered_with_atexit", False
+    )  # else its functions would be forgotten as well
+
+
+def main() -> None:
+    """Load what was asked for, then serve."""
+    control = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET, 0, fileno=int(sys.argv[1]))
+    asked = json.loads(control.recv(MESSAGE_BYTES))
+    null = os.open(os.devnull, os.O_RDWR)
+    before = list(sys.path)
+    sys.path += asked["path"]
+    missing = preload(asked["modules"])
+    wake, woken = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    signal.signal(signal.SIGCHLD, lambda *_: None)  # wakes the poll; children have no children, so it may stay
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    signal.set_wakeup_fd(woken, warn_on_full_buffer=False)
+    prepare(asked["prepare"])
+    sys.path[:] = before
+    server = ForkServer(control, Sealing(sealed=asked["sealed"]))
+    kept = os.dup(2)
+    runner.open_streams()
+    for descriptor, end in ((0, null), (1, null), (2, kept)):
+        os.dup2(end, descriptor)
+    os.close(kept)
+    forget_exit_functions()
+    gc.collect()
+    gc.freeze()
+    server.sealing.confine(asked["uid"])
+    control.send(json.dumps({"ready": os.getpid(), "landlock": server.sealing.landlock, "missing": missing}).encode())
+    server.serve(wake)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,157 @@
+"""One run of a program in a place that keeps no process alive between messages: what was said before is said again.
+
+    python -c THIS_TEXT   (posttrain.sandbox.replay_script writes the last line, which calls `main`)
+
+Standard input and output are the program's own, but for one that answers calls or runs tests: there standard output
+carries what it says, a line of base64 for each message that no earlier run delivered, and what is printed goes to
+standard error.  The first line of standard error, under a mark that nobody could know, says that the limits hold; the
+second that the source compiled.
+"""
+
+import binascii
+import importlib.machinery
+import importlib.util
+import os
+import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, NoReturn
+
+
+class Source(importlib.machinery.SourceFileLoader):
+    """A module of ours whose text came along."""
+
+    def __init__(self, name: str, text: str) -> None:
+        super().__init__(name, f"<{name}>")
+        self.text = text
+
+    def path_stats(self, path: object) -> "NoReturn":
+        raise OSError(f"{path} is no file")  # so there is nothing compiled to look for
+
+    def get_data(self, path: object) -> bytes:
+        return self.text.encode()
+
+
+class Channel:
+    """Stands in for the socket to the pool: hands out what was recorded, and passes on what is new."""
+
+    def __init__(self, incoming: list[bytes], delivered: int, mark: str, output: "int | None") -> None:
+        self.incoming = b"".join(len(each).to_bytes(4, "little") + each for each in incoming)
+        self.delivered, self.mark, self.output = delivered, mark, output
+        self.compiled = False
+
+    def recv(self, count: int) -> bytes:
+        """The next bytes; where nothing more was recorded the run is over."""
+        if not self.incoming:
+            leave(0)
+        part, self.incoming = self.incoming[:count], self.incoming[count:]
+        return part
+
+    def sendall(self, frame: bytes) -> None:
+        """Pass a message on; the first is the sandbox's own word on compiling."""
+        payload = frame[4:]
+        if not self.compiled:
+            if payload == b'["compiled"]':
+                self.compiled = True
+                say(self.mark, "compiled")
+        elif self.delivered:
+            self.delivered -= 1
+        elif self.output is not None:
+            write(self.output, binascii.b2a_base64(payload))
+
+    def close(self) -> None:
+        """A program that is only run has nothing more to say."""
+
+
+def leave(status: int) -> "NoReturn":
+    """End, once what was printed is out."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (OSError, ValueError):
+            status = status or 120
+    os._exit(status)
+
+
+def say(mark: str, word: str) -> None:
+    """A line under the mark."""
+    write(2, f"{mark} {word}\n".encode())
+
+
+def write(descriptor: int, left: bytes) -> None:
+    """All of it."""
+    while left:
+        left = left[os.write(descriptor, left) :]
+
+
+def bound(limits: "dict[str, int]") -> None:
+    """Resource limits, for this process and all that it starts; nothing raises them again."""
+    import resource
+
+    with open("/proc/self/statm", encoding="ascii") as file:
+        own = int(file.read().split()[0]) * resource.getpagesize()
+    for name, soft, hard in (
+        ("CPU", limits["cpu_seconds"], limits["cpu_seconds"] + 1),
+        ("AS", own + limits["memory_bytes"], own + limits["memory_bytes"]),
+        ("FSIZE", limits["file_bytes"], limits["file_bytes"]),
+        ("CORE", 0, 0),
+        ("NOFILE", limits["descriptors"], limits["descriptors"]),
+        *([("NPROC", limits["processes"], limits["processes"])] if limits["processes"] else []),
+    ):
+        kind = getattr(resource, f"RLIMIT_{name}")
+        most = resource.getrlimit(kind)[1]
+        within = [value if most == resource.RLIM_INFINITY else min(value, most) for value in (soft, hard)]
+        resource.setrlimit(kind, (within[0], within[1]))
+
+
+def become(uid: int) -> None:
+    """Give up root."""
+    os.setgroups([])
+    os.setresgid(uid, uid, uid)
+    os.setresuid(uid, uid, uid)
+
+
+def be_no_init() -> None:
+    """Where this is process 1, go on in a child: signals that nobody handles do nothing to process 1, limits too."""
+    if os.getpid() != 1:
+        return
+    child = os.fork()
+    while child:
+        pid, status = os.wait()  # orphans of the program's own end up here as well
+        if pid == child:
+            os._exit(128 + os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status))
+
+
+def hash_as_before(seed: "int | None") -> None:
+    """Sets are gone through in the order of the runs before: the interpreter takes the seed of that when it starts."""
+    if seed is not None and os.environ.get("PYTHONHASHSEED") != str(seed) and os.path.isfile(sys.argv[0]):
+        os.environ["PYTHONHASHSEED"] = str(seed)
+        os.execv(sys.executable, [sys.executable, *sys.argv])
+
+
+def main(modules: "dict[str, str]", job: "dict[str, Any]") -> None:
+    """Run what the job says: {kind, messages, delivered, mark, seed, limits, path, uid}."""
+    be_no_init()
+    hash_as_before(job["seed"])
+    for name, text in modules.items():
+        loader = Source(name, text)
+        module = importlib.util.module_from_spec(importlib.machinery.ModuleSpec(name, loader))
+        sys.modules[name] = module
+        loader.exec_module(module)
+    runner = sys.modules["runner"]
+    vars(runner)["SEED"] = job["seed"]
+    sys.path += job["path"]
+    if job["uid"] is not None:
+        become(job["uid"])
+    bound(job["limits"])
+    for stream in (sys.stdin, sys.stdout, sys.stderr):
+        stream.reconfigure(encoding="utf-8")  # type: ignore[union-attr]  # they are text streams
+    say(job["mark"], "ready")
+    output = None
+    if job["kind"] in ("calls", "tests"):
+        output = os.dup(1)
+        os.dup2(2, 1)
+    messages = [each.encode("latin-1") for each in job["messages"]]
+    channel = Channel(messages, job["delivered"], job["mark"], output)
+    leave(runner.run(job["kind"], channel))

@@ -1,0 +1,221 @@
+"""Many processes side by side in the sandbox, with what each says handed to whoever asked for it."""
+
+import os
+import selectors
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+
+from posttrain.sandbox.conversation import Conversation, Single, run
+from posttrain.sandbox.execution import Execution, Exit, Process, ServerOptions
+from posttrain.sandbox.fork_server import ForkServerClient, ServerLost
+from posttrain.sandbox.inside import wire
+from posttrain.sandbox.probes import Finding, findings, processes, require_passed
+from posttrain.sandbox.sandboxed_process import Running
+
+TICK_SECONDS = 0.02
+"""How often limits are looked at."""
+SERVER_PATIENCE_SECONDS = 5.0
+"""How long the server may take to end a process before it is taken for lost."""
+
+
+class Pool:
+    """A fork-server and the processes that it has running; open until closed.  For one thread."""
+
+    def __init__(
+        self,
+        options: ServerOptions | None = None,
+        *,
+        at_once: int | None = None,
+        server: ForkServerClient | None = None,
+    ) -> None:
+        """`server` is one that runs already and is not probed again; else one is started when needed, and probed."""
+        self.options = options or ServerOptions()
+        self.at_once = at_once or max(1, os.cpu_count() or 1)
+        self.server: ForkServerClient | None = None
+        self.selector = selectors.DefaultSelector()
+        self.found: list[Finding] = []
+        """What the probes found when the server was started."""
+        self.running: dict[int, Running] = {}
+        self.owner: dict[int, Conversation] = {}
+        self._number = 0
+        self._looked = 0.0
+        if server is not None:
+            self._take(server)
+
+    def __enter__(self) -> "Pool":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def run(self, processes: Iterable[Process]) -> list[Execution]:
+        """Run programs that only print."""
+        return run(self, processes)
+
+    def converse(self, conversations: Sequence[Conversation]) -> None:
+        """Have all conversations, as many at once as there is room for, in order."""
+        waiting = deque(conversations)
+        try:
+            while waiting or self.running:
+                while waiting and len(self.running) < self.at_once:
+                    waiting.popleft().begin(self)
+                self._wait()
+        except BaseException:
+            self.close()  # nothing goes on in the background after an interrupt
+            raise
+
+    def opened(self) -> ForkServerClient:
+        """The server, started and probed.  Raises SandboxUnavailable where a probe was not refused."""
+        return self._ready()
+
+    def start(self, conversation: Conversation, asked: Process) -> Running:
+        """Start a process for a conversation."""
+        server = self._ready()
+        self._number += 1
+        number = self._number
+        process = Running(
+            number, asked, lambda process, payload: conversation.message(self, process, payload), self.end
+        )
+        self.running[number], self.owner[number] = process, conversation
+        try:
+            given, process.given = process.given, []  # closed once they are sent
+            server.start(number, asked.kind, asked.limits, given)
+        except ServerLost:
+            self._lose()
+            return process
+        self._watch(process.output, lambda: process.read_output())
+        self._watch(process.errors, lambda: process.read_errors())
+        self._watch(process.channel.fileno(), lambda: process.read_channel())
+        return process
+
+    def end(self, process: Running, why: Exit = Exit.ENDED) -> None:
+        """End a process; `ended` follows."""
+        if process.condemned is not None:
+            return
+        process.verdict, process.condemned = why, time.monotonic()
+        if self.server is not None and process.number in self.running:
+            try:
+                self.server.kill(process.number)
+            except ServerLost:
+                self._lose()
+
+    def close(self) -> None:
+        """End everything."""
+        for process in self.running.values():
+            self._forget(process)
+        self.running.clear()
+        self.owner.clear()
+        if self.server is not None:
+            self.selector.unregister(self.server)
+            self.server.close()
+            self.server = None
+
+    def _ready(self) -> ForkServerClient:
+        if self.server is None:
+            server = ForkServerClient(self.options)
+            try:
+                self.found = probed(server, self.options)
+                if self.options.sealed:
+                    require_passed(self.found)
+            except BaseException:
+                server.close()
+                raise
+            self._take(server)
+        assert self.server is not None
+        return self.server
+
+    def _take(self, server: ForkServerClient) -> None:
+        self.server = server
+        self.selector.register(server, selectors.EVENT_READ, self._hear)
+
+    def _watch(self, descriptor: int, read: Callable[[], bool]) -> None:
+        def ready() -> None:
+            if not read():
+                self.selector.unregister(descriptor)
+
+        self.selector.register(descriptor, selectors.EVENT_READ, ready)
+
+    def _wait(self) -> None:
+        """Deal with what has happened, or with the passing of time."""
+        now = time.monotonic()  # before what has arrived is read: a limit is not passed by an answer that waits for us
+        for key, _ in self.selector.select(TICK_SECONDS):
+            if self.selector.get_map().get(key.fileobj) is key:  # not closed meanwhile, its number given to another
+                key.data()
+        if self.server is not None:
+            try:
+                self.server.flush()
+            except ServerLost:
+                self._lose()
+        if now - self._looked >= TICK_SECONDS:
+            self._looked = now
+            self._look(now)
+
+    def _look(self, now: float) -> None:
+        """Hold every process to its limits, and the server to doing as it is told."""
+        for process in list(self.running.values()):
+            if process.outgoing:
+                process.flush()
+            if process.condemned is not None:
+                if now - process.condemned > SERVER_PATIENCE_SECONDS:
+                    self._lose()  # stopped, or stuck: its processes end with it
+                    return
+                continue
+            over = process.over_limit(now)
+            if over is not None:
+                self.end(process, over)
+
+    def _hear(self) -> None:
+        """What the server says."""
+        assert self.server is not None
+        try:
+            while True:
+                message = self.server.receive()
+                if message[0] == wire.STARTED:
+                    _, job, pid = wire.started.unpack(message)
+                    if job in self.running:
+                        self.running[job].pid = pid
+                else:
+                    _, job, status, cpu_seconds, memory_bytes = wire.ended.unpack(message)
+                    if job in self.running:
+                        self._over(job, status, cpu_seconds, memory_bytes)
+        except BlockingIOError:
+            return
+        except ServerLost:
+            self._lose()
+
+    def _over(self, number: int, status: int, cpu_seconds: float, memory_bytes: int) -> None:
+        process, conversation = self.running.pop(number), self.owner.pop(number)
+        execution = process.concluded(status, cpu_seconds, memory_bytes)
+        self._forget(process)
+        conversation.ended(self, process, execution)
+
+    def _lose(self) -> None:
+        """The server is gone: so are its processes.  The next start makes another."""
+        if self.server is not None:
+            self.selector.unregister(self.server)
+            self.server.close()
+            self.server = None
+        lost = [(process, self.owner[number]) for number, process in self.running.items()]
+        self.running.clear()
+        self.owner.clear()
+        for process, conversation in lost:
+            self._forget(process)
+            conversation.ended(self, process, process.execution(Exit.LOST))
+
+    def _forget(self, process: Running) -> None:
+        for descriptor in (process.output, process.errors, process.channel.fileno()):
+            if descriptor in self.selector.get_map():
+                self.selector.unregister(descriptor)
+        process.close()
+
+
+def probed(server: ForkServerClient, options: ServerOptions) -> list[Finding]:
+    """Try the probes in a server's children."""
+    pool = Pool(options, server=server)
+    singles = [Single(process) for process in processes()]
+    try:
+        pool.converse(singles)
+    finally:
+        pool.selector.close()  # the pool only borrowed the server
+    return findings([single.execution for single in singles if single.execution is not None])

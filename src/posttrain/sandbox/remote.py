@@ -1,0 +1,103 @@
+"""Running programs on another machine: a client of the `/run_code` protocol of SandboxFusion.
+
+Request: {code, language, stdin, run_timeout, compile_timeout}.  Reply: {status: Success | Failed | SandboxError,
+message, run_result: {status: Finished | Error | TimeLimitExceeded, return_code, stdout, stderr, execution_time}}.
+"""
+
+import json
+import random
+import time
+import urllib.error
+import urllib.request
+from typing import IO, Any
+
+from posttrain.sandbox.backends import lost
+from posttrain.sandbox.execution import Exit
+from posttrain.sandbox.replay_script import Conditions, Ended, ReplayRun
+
+TRIES = 3
+TRY_AGAIN = {408, 425, 429, 500, 502, 503, 504}
+WAIT_SECONDS = 0.5
+"""Before the second try; twice that before the third."""
+GRACE_SECONDS = 30.0
+"""What the service may take beyond the program's time, in queues and in starting."""
+REPLY_BYTES = 64 << 20
+READ_BYTES = 1 << 16
+OUTPUT_KEPT = 1 << 20
+"""What the service keeps of an output; it does not say when it dropped the rest."""
+
+
+class Remote:
+    """A service that runs programs; threads may share it."""
+
+    conditions = Conditions(processes=0)  # who else runs there as the same user is not ours to know
+    here, bounded_as_a_whole, tells_cpu = False, True, False
+
+    def __init__(self, url: str) -> None:
+        self.url = url.rstrip("/") + "/run_code"
+        self.name = f"remote ({url})"
+        self.remedy = (
+            "programs there must not reach this machine: run the service on another one or in a container, and not"
+            " with `isolation: none` beside a trainer"
+        )
+
+    def stop(self) -> None:
+        """Requests that are under way end by themselves, at their time limit."""
+
+    def run(self, run: ReplayRun) -> Ended:
+        began = time.monotonic()
+        body = {
+            "code": run.text,
+            "language": "python",
+            "stdin": run.stdin.decode("utf-8", "surrogatepass"),
+            "run_timeout": run.limits.wall_seconds,
+            "compile_timeout": run.limits.wall_seconds,
+        }
+        try:
+            reply = self.asked(json.dumps(body).encode(), timeout=run.limits.wall_seconds + GRACE_SECONDS)
+            return read_reply(reply, time.monotonic() - began)
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            return lost(f"{self.name}: {type(error).__name__}: {error}", time.monotonic() - began)
+
+    def asked(self, body: bytes, *, timeout: float) -> dict[str, Any]:
+        """The service's reply.  Raises OSError or ValueError where there is none after a few tries."""
+        request = urllib.request.Request(self.url, data=body, headers={"Content-Type": "application/json"})
+        until = time.monotonic() + timeout
+        for left in reversed(range(TRIES)):
+            try:
+                with urllib.request.urlopen(request, timeout=max(1.0, until - time.monotonic())) as response:
+                    reply: dict[str, Any] = json.loads(read_within(response, until))
+                    return reply
+            except (OSError, ValueError) as error:
+                refused = isinstance(error, urllib.error.HTTPError) and error.code not in TRY_AGAIN
+                if refused or left == 0 or time.monotonic() > until:
+                    raise
+                time.sleep(WAIT_SECONDS * 2 ** (TRIES - 1 - left) * random.uniform(0.5, 1.5))
+        raise AssertionError("the last try returns or raises")
+
+
+def read_within(response: IO[bytes], until: float) -> bytes:
+    """All of a reply.  Raises OSError where it does not come in time, however little of it comes at a time."""
+    content = bytearray()
+    while part := response.read1(READ_BYTES):  # type: ignore[attr-defined]  # as every HTTP response has it
+        content += part
+        if time.monotonic() > until or len(content) > REPLY_BYTES:
+            raise OSError(f"a reply of more than {len(content):,} bytes, or later than it should be")
+    return bytes(content)
+
+
+def read_reply(reply: dict[str, Any], wall_seconds: float) -> Ended:
+    """How a run ended, by the service's word."""
+    result = reply.get("run_result")
+    if reply["status"] == "SandboxError" or result is None:
+        return lost(f"the service failed: {str(reply.get('message'))[:1000]}", wall_seconds)
+    stdout = (result.get("stdout") or "").encode("utf-8", "surrogatepass")
+    timed_out = result["status"] == "TimeLimitExceeded"
+    stopped = Exit.WALL_LIMIT if timed_out else Exit.OUTPUT_LIMIT if len(stdout) >= OUTPUT_KEPT else None
+    return Ended(
+        status=-9 if timed_out else int(result["return_code"]),
+        stdout=stdout,
+        stderr=(result.get("stderr") or "").encode("utf-8", "surrogatepass"),
+        wall_seconds=wall_seconds,
+        stopped=stopped,
+    )

@@ -1,0 +1,233 @@
+"""A sandbox that runs programs somewhere else, where no process waits for the next message.
+
+Every message to a process is one more run of it: all that was said to it before is said again, and what it says for the
+first time is taken.  So a program that counts its calls is served, and one that draws lots answers as of its last run.
+"""
+
+import binascii
+import queue
+import secrets
+import threading
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from posttrain.sandbox.backend_probes import Bait, Finding, probes
+from posttrain.sandbox.backends import Place, lost
+from posttrain.sandbox.conversation import Conversation, run
+from posttrain.sandbox.execution import Execution, Exit, Process
+from posttrain.sandbox.inside.frames import MAX_BYTES
+from posttrain.sandbox.probes import SandboxUnavailable, require_passed
+from posttrain.sandbox.replay_script import ReplayResult, ReplayRun, read, written
+
+SAID_BYTES = 4 * MAX_BYTES
+"""Room for the longest message of a run in base64, and for many short ones."""
+MAX_RESULTS = 100_000
+NEVER_RAN = Execution(
+    exit=Exit.LOST, status=0, stdout=b"", stderr=b"", cpu_seconds=0, wall_seconds=0, memory_bytes=0, compiled=False
+)
+
+
+class Repeated:
+    """A process, as the runs that stand for it."""
+
+    def __init__(self, sandbox: "Elsewhere", conversation: Conversation, asked: Process) -> None:
+        self.sandbox, self.conversation, self.asked = sandbox, conversation, asked
+        self.messages = [asked.source.encode("utf-8", "surrogatepass")]
+        self.delivered = 0
+        """Messages of its own that have been taken."""
+        self.allowed = 0.0
+        self.latest = NEVER_RAN
+        self.over = False
+        self.seed = secrets.randbelow(1 << 31) if asked.kind in ("calls", "tests") else None
+        """Every run draws the same numbers, so that what it did before it does again."""
+
+    def allow(self, cpu_seconds: float) -> None:
+        """A run repeats what was done before: it may take as long as that took, and as the new part may."""
+        before = self.latest.cpu_seconds if self.sandbox.place.tells_cpu else self.allowed
+        self.allowed = before + cpu_seconds
+
+    def rest(self) -> None:
+        """No process waits, so no clock runs."""
+
+    def send(self, payload: bytes) -> None:
+        """One more message, and with it another run."""
+        self.messages.append(payload)
+        self.sandbox.again(self)
+
+    def cpu_seconds(self) -> float:
+        """Of its latest run, which did all of it."""
+        return self.latest.cpu_seconds
+
+    def end(self, why: Exit = Exit.ENDED) -> None:
+        """It is not run again, and a run that is under way is not waited for."""
+        self.sandbox.finish(self, replace(self.latest, exit=why))
+
+    def as_run(self, place: Place) -> ReplayRun:
+        """The next run."""
+        limits, kind = self.asked.limits, self.asked.kind
+        if kind in ("calls", "tests"):
+            cpu_seconds = min(self.allowed, limits.cpu_seconds) if self.allowed else limits.cpu_seconds
+            limits = replace(limits, cpu_seconds=cpu_seconds, output_bytes=SAID_BYTES)
+        told = ReplayResult(messages=self.messages, stdin=self.asked.stdin, delivered=self.delivered, seed=self.seed)
+        return written(kind, told, limits, place.conditions)
+
+    def take(self, execution: Execution) -> list[bytes]:
+        """What a run said for the first time."""
+        self.latest = execution
+        if self.asked.kind not in ("calls", "tests"):
+            return []
+        # What is due: for calls an answer to each message, and one more shows that it speaks unasked.  The last line
+        # may have been broken off.
+        most = len(self.messages) - self.delivered + 1 if self.asked.kind == "calls" else MAX_RESULTS
+        said = [message(line) for line in execution.stdout.split(b"\n", most)[:-1]]
+        self.delivered += len(said)
+        return said
+
+    def waits(self, said: Sequence[bytes]) -> bool:
+        """Whether it would be waiting for a message now, rather than having ended."""
+        if not said or not self.latest.succeeded:
+            return False
+        return self.asked.kind == "calls" or said[-1].startswith(b'["call"')
+
+
+def message(line: bytes) -> bytes:
+    """What was said; what a program wrote there past our own code is no base64, and passed on for others to refuse."""
+    try:
+        return binascii.a2b_base64(line, strict_mode=True)
+    except ValueError:
+        return b""
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """A run is over, or a process was ended."""
+
+    process: Repeated
+    execution: Execution
+    by_itself: bool
+
+
+class Elsewhere:
+    """A sandbox over a place that runs a text once; for one thread."""
+
+    def __init__(self, place: Place, *, at_once: int, probed: bool = False) -> None:
+        self.place, self.at_once, self.probed = place, at_once, probed
+        self.events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        self.alive: dict[Repeated, None] = {}
+        self.to_run: list[Repeated] = []
+        self.under_way = 0
+        """Runs that have not ended."""
+        self.found: list[Finding] = []
+        """What the probes found, once they were tried."""
+
+    def __enter__(self) -> "Elsewhere":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def run(self, processes: Iterable[Process]) -> list[Execution]:
+        """Run programs that only print."""
+        return run(self, processes)
+
+    def probe(self) -> None:
+        """Try the place, once, before anything else is run there.  Raises SandboxUnavailable."""
+        if self.probed:
+            return
+        trusted = Elsewhere(self.place, at_once=self.at_once, probed=True)
+        (first,) = trusted.run([Process(kind="program", source="print(1)")])
+        if first.exit is Exit.LOST:
+            reason = first.stderr.decode("utf-8", "replace").strip()[-1000:]
+            raise SandboxUnavailable(
+                f"sandbox: {self.place.name} does not work: {reason}\n  Remedy: {self.place.remedy}."
+            )
+        with Bait() as bait:
+            tried = probes(bait, self.place)
+            executions = trusted.run(Process(kind="program", source=each.source, limits=each.limits) for each in tried)
+        self.found = [Finding(each, execution) for each, execution in zip(tried, executions, strict=True)]
+        require_passed(self.found)
+        self.probed = True
+
+    def converse(self, conversations: Sequence[Conversation]) -> None:
+        """Have all conversations, as many at once as there is room for, in order."""
+        self.probe()
+        waiting = deque(conversations)
+        try:
+            while waiting or self.alive:
+                while waiting and len({id(each.conversation) for each in self.alive}) < self.at_once:
+                    waiting.popleft().begin(self)
+                self.launch()
+                if self.alive:
+                    self.hear(self.next_event())
+        except BaseException:
+            self.close()  # nothing goes on in the background after an interrupt
+            raise
+
+    def next_event(self) -> Event:
+        """What happens next; where nothing can, as each process waits for another, the conversations have failed."""
+        if not self.under_way and self.events.empty():
+            for process in self.alive:
+                self.finish(process, replace(process.latest, exit=Exit.LOST))
+        event = self.events.get()
+        self.under_way -= event.by_itself
+        return event
+
+    def start(self, conversation: Conversation, asked: Process) -> Repeated:
+        process = Repeated(self, conversation, asked)
+        self.alive[process] = None
+        self.to_run.append(process)
+        return process
+
+    def again(self, process: Repeated) -> None:
+        """Have a process run once more, now that there is a message more for it."""
+        if process in self.alive:
+            self.to_run.append(process)
+
+    def finish(self, process: Repeated, execution: Execution) -> None:
+        """Have a process be over."""
+        if process in self.alive and not process.over:
+            process.over = True
+            self.events.put(Event(process, execution, by_itself=False))
+
+    def launch(self) -> None:
+        """Start what is to run, each run in a thread of its own."""
+        for process in self.to_run:
+            arguments = (process, process.as_run(self.place), self.events)
+            threading.Thread(target=self.run_once, args=arguments, daemon=True).start()
+            self.under_way += 1
+        self.to_run.clear()
+
+    def run_once(self, process: Repeated, made: ReplayRun, events: "queue.SimpleQueue[Event]") -> None:
+        """One run, in its thread; whatever happens, its end is told."""
+        try:
+            ended = self.place.run(made)
+        except Exception as error:  # noqa: BLE001  # the place's own fault, which says nothing about the program
+            ended = lost(f"{type(error).__name__}: {error}", 0.0)
+        events.put(Event(process, read(made, ended), by_itself=True))
+
+    def hear(self, event: Event) -> None:
+        """Deal with what has happened."""
+        process, conversation = event.process, event.process.conversation
+        if process not in self.alive:  # it was ended while this run was under way
+            return
+        waits = False
+        if event.by_itself:
+            said = process.take(event.execution)
+            waits = process.waits(said)
+            for payload in said:
+                if not process.over:
+                    conversation.message(self, process, payload)
+        if process.over and event.by_itself:  # what was said ended it: that event is on its way
+            return
+        if not waits:
+            del self.alive[process]
+            conversation.ended(self, process, event.execution)
+
+    def close(self) -> None:
+        """End everything; what is still under way is heard of no more."""
+        self.alive.clear()
+        self.to_run.clear()
+        self.under_way = 0
+        self.events = queue.SimpleQueue()
+        self.place.stop()

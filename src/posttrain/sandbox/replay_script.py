@@ -1,0 +1,150 @@
+"""The text that one run elsewhere consists of, and what its end says."""
+
+import math
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+
+from posttrain.sandbox import inside
+from posttrain.sandbox.execution import Execution, Exit, Kind, Limits
+
+INSIDE = Path(inside.__file__).parent
+CPU_SIGNALS = (-24, 152)
+"""Exit status of a process that used up its processor time (SIGXCPU), as `wait` and as shells tell it."""
+FILE_BYTES = 64 << 20
+DESCRIPTORS = 256
+START_CPU_SECONDS = 0.1
+"""What the interpreter itself takes to start, and is not the program's."""
+PROCESSES = 32
+"""Processes and threads that a program may have at a time."""
+USERS = range(61184, 65000)
+"""Users that nobody is: processes are counted for each user, so that runs side by side should not share one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplayRun:
+    """One program text to be run somewhere, once."""
+
+    text: str
+    """Python source that needs nothing but an interpreter, 3.10 or later."""
+    stdin: bytes
+    limits: Limits
+    mark: str
+    """Begins the lines that are ours; nobody could know it before."""
+    seed: int | None = None
+    """Of hashes and random numbers, where a program is run again and is to do the same."""
+
+    @property
+    def user(self) -> int:
+        """A user to run it as, where there is a choice."""
+        return USERS[int(self.mark, 16) % len(USERS)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Conditions:
+    """What a run finds where it is run."""
+
+    path: Sequence[str] = ()
+    """Folders there with packages beyond the standard library."""
+    gives_up_root: bool = False
+    """It starts as root and becomes the run's own user before anything of the program is read."""
+    processes: int = PROCESSES
+    """Processes and threads that it may have; 0 is as many as it likes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ended:
+    """How a run ended."""
+
+    status: int
+    """Exit status; negative or above 128 for a signal."""
+    stdout: bytes
+    stderr: bytes
+    wall_seconds: float
+    cpu_seconds: float = 0.0
+    """0 where the place does not tell."""
+    stopped: Exit | None = None
+    """Why the place ended it, if it did."""
+    starved: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplayResult:
+    """What a run is told, again or for the first time."""
+
+    messages: Sequence[bytes]
+    """The source, then what was said to the process."""
+    stdin: bytes = b""
+    delivered: int = 0
+    """Messages of its own that came back from earlier runs."""
+    seed: int | None = None
+
+
+def written(kind: Kind, told: ReplayResult, limits: Limits, conditions: Conditions) -> ReplayRun:
+    """A run of a program."""
+    run = ReplayRun(text="", stdin=told.stdin, limits=limits, mark=secrets.token_hex(8), seed=told.seed)
+    job = {
+        "kind": kind,
+        "messages": [each.decode("latin-1") for each in told.messages],
+        "delivered": told.delivered,
+        "mark": run.mark,
+        "seed": told.seed,
+        "limits": {
+            "cpu_seconds": math.ceil(limits.cpu_seconds),
+            "memory_bytes": limits.memory_bytes,
+            "file_bytes": FILE_BYTES,
+            "descriptors": DESCRIPTORS,
+            "processes": conditions.processes,
+        },
+        "path": list(conditions.path),
+        "uid": run.user if conditions.gives_up_root else None,
+    }
+    return replace(run, text=f"{texts()['replay']}\nmain({modules()!a}, {job!a})\n")
+
+
+@cache
+def texts() -> dict[str, str]:
+    """Our own sources that run elsewhere."""
+    return {name: (INSIDE / f"{name}.py").read_text(encoding="utf-8") for name in ("replay", *MODULES)}
+
+
+MODULES = ("frames", "plain", "runner")
+
+
+def modules() -> dict[str, str]:
+    """Those that the main text loads as modules."""
+    return {name: texts()[name] for name in MODULES}
+
+
+def read(run: ReplayRun, ended: Ended) -> Execution:
+    """What a run's end says."""
+    before, ready, stderr = ended.stderr.partition(run.mark.encode() + b" ready\n")
+    if not ready:
+        stderr = before
+    compiled = bool(ready) and stderr.startswith(run.mark.encode() + b" compiled\n")
+    if compiled:
+        stderr = stderr.partition(b"\n")[2]
+    signalled = ended.status < 0 or ended.status > 128
+    if ended.stopped is not None and (ready or ended.stopped is Exit.LOST):
+        end = ended.stopped
+    elif not ready:  # it never ran: the place's fault
+        end = Exit.LOST
+    elif len(ended.stdout) > run.limits.output_bytes:
+        end = Exit.OUTPUT_LIMIT
+    elif ended.status in CPU_SIGNALS or ended.cpu_seconds > run.limits.cpu_seconds + START_CPU_SECONDS:
+        end = Exit.CPU_LIMIT
+    else:
+        end = Exit.SIGNALLED if signalled else Exit.FINISHED
+    return Execution(
+        exit=end,
+        status=ended.status,
+        stdout=ended.stdout[: run.limits.output_bytes],
+        stderr=stderr[: run.limits.error_bytes],
+        cpu_seconds=max(0.0, ended.cpu_seconds - START_CPU_SECONDS),
+        wall_seconds=ended.wall_seconds,
+        memory_bytes=0,
+        compiled=compiled,
+        starved=ended.starved,
+    )

@@ -1,0 +1,232 @@
+"""One process in the sandbox, seen from outside: what it was given, what it has said, what it has used."""
+
+import math
+import os
+import socket
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from posttrain.sandbox.execution import Execution, Exit, Process
+from posttrain.sandbox.inside.frames import MAX_BYTES
+
+PIPE_BYTES = 1 << 12
+READ_BYTES = 1 << 16
+LAST_READS = 16
+"""More than what a pipe or a socket holds of a process that is gone."""
+NOT_SEALED = 97
+"""Exit status of a child that could not be sealed and therefore ran nothing."""
+STARVED_SHARE = 0.25
+"""A process that waited for a processor for this share of its time was short of one, not idle."""
+
+
+class Running:
+    """A process that has been asked for."""
+
+    def __init__(
+        self,
+        number: int,
+        asked: Process,
+        on_message: Callable[["Running", bytes], None],
+        on_end: Callable[["Running", Exit], None],
+    ) -> None:
+        self.number, self.asked, self.on_message, self.on_end = number, asked, on_message, on_end
+        self.began = time.monotonic()
+        self.cpu_until = asked.limits.cpu_seconds
+        self.wall_until = self.began + asked.limits.wall_seconds
+        self.pid: int | None = None
+        self.compiled = False
+        self.stdout, self.stderr = bytearray(), bytearray()
+        self.verdict: Exit | None = None
+        """Why we ended it, if we did."""
+        self.condemned: float | None = None
+        """When we asked for its end, if we did."""
+        self.starved = self.overflowed = self.broken = False
+        self.incoming, self.outgoing = bytearray(), bytearray()
+        self.output, output = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self.errors, errors = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        for end in (output, errors):
+            os.set_blocking(end, True)
+        self.channel, channel = socket.socketpair()
+        self.channel.setblocking(False)
+        self.given = [readable(asked.stdin), output, errors, channel.detach()]
+        """Descriptors for the process: input, output, errors, channel."""
+        self.send(asked.source.encode("utf-8", "surrogatepass"))
+
+    def handed_over(self) -> None:
+        """Close our copies of the process's descriptors."""
+        for descriptor in self.given:
+            os.close(descriptor)
+        self.given = []
+
+    def allow(self, cpu_seconds: float) -> None:
+        """Let it use that much more processor time from now on, within what it has in all."""
+        self.cpu_until = min(self.cpu_seconds() + cpu_seconds, self.asked.limits.cpu_seconds)
+        self.wall_until = time.monotonic() + replace(self.asked.limits, cpu_seconds=cpu_seconds).wall_seconds
+
+    def rest(self) -> None:
+        """Let its wall clock stand still until it is allowed something again."""
+        self.wall_until = math.inf
+
+    def end(self, why: Exit = Exit.ENDED) -> None:
+        """Have it ended."""
+        self.on_end(self, why)
+
+    def send(self, payload: bytes) -> None:
+        """Queue a message."""
+        self.outgoing += len(payload).to_bytes(4, "little") + payload
+        self.flush()
+
+    def flush(self) -> None:
+        """Write what the socket takes."""
+        try:
+            while self.outgoing:
+                del self.outgoing[: self.channel.send(self.outgoing)]
+        except BlockingIOError:
+            return
+        except OSError:  # it has closed its end: its affair
+            self.outgoing.clear()
+
+    def read_channel(self) -> bool:
+        """Take what it sent and pass whole messages on; False at the end."""
+        try:
+            part = self.channel.recv(READ_BYTES)
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+        self.incoming += part
+        while len(self.incoming) >= 4:
+            length = int.from_bytes(self.incoming[:4], "little")
+            if length > MAX_BYTES:
+                self.broken = True
+                return False
+            if len(self.incoming) < 4 + length:
+                break
+            payload = bytes(self.incoming[4 : 4 + length])
+            del self.incoming[: 4 + length]
+            self.take(payload)
+        return bool(part)
+
+    def take(self, payload: bytes) -> None:
+        """One message: the sandbox's own first word, then what the program's side says."""
+        if self.condemned is not None:  # told to end, and still talking
+            return
+        if not self.compiled:
+            self.compiled = payload == b'["compiled"]'
+        else:
+            self.on_message(self, payload)
+
+    def read_output(self) -> bool:
+        """Take standard output, up to the limit; False at the end, or beyond it."""
+        part = read(self.output)
+        if part is None:
+            return True
+        room = self.asked.limits.output_bytes - len(self.stdout)
+        self.stdout += part[:room]
+        self.overflowed = self.overflowed or len(part) > room
+        return bool(part) and not self.overflowed
+
+    def read_errors(self) -> bool:
+        """Take standard error and drop what is beyond the limit; False at the end."""
+        part = read(self.errors)
+        if part is None:
+            return True
+        self.stderr += part[: max(0, self.asked.limits.error_bytes - len(self.stderr))]
+        return bool(part)
+
+    def cpu_seconds(self) -> float:
+        """Processor time used so far, from the kernel's clock of that process; 0 before it runs and after it ends."""
+        if self.pid is None:
+            return 0.0
+        try:
+            return time.clock_gettime((~self.pid << 3) | 2)  # CPUCLOCK_SCHED of a process
+        except OSError:
+            return 0.0
+
+    def over_limit(self, now: float) -> Exit | None:
+        """The limit that it has passed, if any."""
+        if self.overflowed:
+            return Exit.OUTPUT_LIMIT
+        if self.broken:  # what comes over the channel is no message
+            return Exit.ENDED
+        if self.cpu_seconds() > self.cpu_until:
+            return Exit.CPU_LIMIT
+        if now > self.wall_until:
+            self.starved = self.waited_seconds() > STARVED_SHARE * (now - self.began)
+            return Exit.WALL_LIMIT
+        return None
+
+    def waited_seconds(self) -> float:
+        """How long it was ready to run and had no processor."""
+        try:
+            return int(Path(f"/proc/{self.pid}/schedstat").read_text(encoding="ascii").split()[1]) / 1e9
+        except (OSError, IndexError, ValueError):
+            return 0.0
+
+    def concluded(self, status: int, cpu_seconds: float, memory_bytes: int) -> Execution:
+        """What became of it, with what it left in its pipes.
+
+        Not up to their end: without a sandbox a process may leave others behind that hold them open.
+        """
+        for take in (self.read_channel, self.read_output, self.read_errors):
+            for _ in range(LAST_READS):
+                if not take():
+                    break
+        signalled = os.WIFSIGNALED(status)
+        number = os.WTERMSIG(status) if signalled else os.WEXITSTATUS(status)
+        end = self.verdict or (Exit.SIGNALLED if signalled else Exit.FINISHED)
+        if not self.compiled and not signalled and number == NOT_SEALED:
+            end = Exit.LOST
+        elif self.overflowed:
+            end = Exit.OUTPUT_LIMIT
+        elif cpu_seconds > self.asked.limits.cpu_seconds:
+            end = Exit.CPU_LIMIT
+        return self.execution(end, number, cpu_seconds, memory_bytes)
+
+    def execution(self, end: Exit, status: int = 0, cpu_seconds: float = 0.0, memory_bytes: int = 0) -> Execution:
+        return Execution(
+            exit=end,
+            status=status,
+            stdout=bytes(self.stdout),
+            stderr=bytes(self.stderr),
+            cpu_seconds=cpu_seconds,
+            wall_seconds=time.monotonic() - self.began,
+            memory_bytes=memory_bytes,
+            compiled=self.compiled,
+            starved=self.starved,
+        )
+
+    def close(self) -> None:
+        """Let go of every descriptor."""
+        self.handed_over()
+        for descriptor in (self.output, self.errors):
+            os.close(descriptor)
+        self.channel.close()
+
+
+def readable(content: bytes) -> int:
+    """A descriptor that gives this content and then its end."""
+    if not content:
+        return os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+    if len(content) <= PIPE_BYTES:  # less than what any pipe holds, so that writing cannot block
+        reader, writer = os.pipe2(os.O_CLOEXEC)
+        os.write(writer, content)
+        os.close(writer)
+        return reader
+    writer = os.memfd_create("stdin", os.MFD_CLOEXEC)
+    try:
+        with open(writer, "wb", closefd=False) as file:
+            file.write(content)
+        return os.open(f"/proc/self/fd/{writer}", os.O_RDONLY | os.O_CLOEXEC)
+    finally:
+        os.close(writer)
+
+
+def read(descriptor: int) -> bytes | None:
+    """What is there; empty at the end, None where nothing is there yet."""
+    try:
+        return os.read(descriptor, READ_BYTES)
+    except BlockingIOError:
+        return None

@@ -1,0 +1,195 @@
+"""Countdown problems without end: drawn by (seed, index), solvable by construction, with a held-out set apart.
+
+A problem's numbers are drawn from a pool, with replacement, and its target is the value of a random arithmetic tree
+over them whose steps all stay in the non-negative integers; draws whose target is unwanted are made again.  One
+multiset of numbers in ten, chosen by a hash, is held out: no training problem ever has it, whatever its target.
+
+The course's variant draws four numbers and makes the target from three of them, so that it is solvable under
+`subset`; under `all` the solver leaves out what is not.  Its fourth operator is |a - b|.
+"""
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import combinations, combinations_with_replacement, islice
+from math import comb
+from random import Random
+
+from posttrain.errors import UserError
+from posttrain.options.countdown import NumbersRule
+from posttrain.rewards.countdown.grader import Countdown
+from posttrain.tasks.countdown.solver import Numbers, solvable, splits
+
+HELD_OUT_SHARE = 10
+"""One number multiset in this many is held out."""
+
+MAX_DRAWS = 20_000
+"""Draws in a row without a new problem after which no more are made: there is none, or it is rarer than this."""
+
+MAX_LISTING = 25_000_000
+"""Largest number of multisets, times 8 ** num_numbers as the time for each goes, for which all problems are listed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Difficulty:
+    """How hard a problem is: the numbers it gives, the arithmetic behind it, and the targets it allows."""
+
+    num_numbers: int = 3
+    num_spare: int = 0
+    """Given numbers that the target is made without."""
+    pool: tuple[int, ...] = tuple(range(1, 31))
+    """Numbers are drawn from these, with replacement."""
+    operators: str = "+-*/"
+    """What targets are made with, out of `+-*/|`; `|` is |a - b|."""
+    targets: tuple[int, int] = (1, 99)
+    """Smallest and largest target."""
+    given_targets: bool = True
+    """Whether a target may be one of the given numbers."""
+
+
+COURSE_POOL = (1, 2, 5, 10, 25, 50, 75, 100)
+
+COURSE = Difficulty(
+    num_numbers=4,
+    num_spare=1,
+    pool=COURSE_POOL,
+    operators="+-*|",
+    targets=(1, max(COURSE_POOL) ** 3),
+    given_targets=False,
+)
+"""The course's own variant: any positive target that is not given away."""
+
+
+def held_out(numbers: tuple[int, ...]) -> bool:
+    """Whether a multiset of numbers is set apart for evaluation, whatever the seed, target or rule."""
+    digest = hashlib.blake2b(repr(sorted(numbers)).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big") % HELD_OUT_SHARE == 0
+
+
+def apply(operator: str, a: int, b: int) -> int | None:
+    """The result of `a operator b` where it is a non-negative integer, else None."""
+    match operator:
+        case "+":
+            return a + b
+        case "-":
+            return a - b if a >= b else None
+        case "*":
+            return a * b
+        case "|":
+            return abs(a - b)
+        case _:
+            return a // b if b and a % b == 0 else None
+
+
+def make_target(numbers: tuple[int, ...], operators: str, rng: Random) -> int | None:
+    """The value of a random arithmetic tree over all the numbers, or None where a step leaves the integers."""
+    values = list(numbers)
+    while len(values) > 1:
+        a = values.pop(rng.randrange(len(values)))
+        b = values.pop(rng.randrange(len(values)))
+        result = apply(operators[rng.randrange(len(operators))], a, b)
+        if result is None:
+            return None
+        values.append(result)
+    return values[0]
+
+
+def draws(difficulty: Difficulty, rule: NumbersRule, rng: Random) -> Iterator[Countdown | None]:
+    """Random solvable problems, endlessly; None for each draw that came to nothing."""
+    while True:
+        numbers = tuple(difficulty.pool[rng.randrange(len(difficulty.pool))] for _ in range(difficulty.num_numbers))
+        used = numbers
+        if difficulty.num_spare:
+            used = tuple(rng.sample(numbers, difficulty.num_numbers - difficulty.num_spare))
+        target = make_target(used, difficulty.operators, rng)
+        yield None if target is None else wanted(difficulty, Countdown(numbers, target, rule))
+
+
+def wanted(difficulty: Difficulty, problem: Countdown) -> Countdown | None:
+    """The problem, if its target is one that the difficulty allows and its rule can reach."""
+    low, high = difficulty.targets
+    if not low <= problem.target <= high:
+        return None
+    if not difficulty.given_targets and problem.target in problem.numbers:
+        return None
+    if difficulty.num_spare and problem.rule == "all" and not solvable(problem):
+        return None
+    return problem
+
+
+def training_problem(difficulty: Difficulty, rule: NumbersRule, *, seed: int, index: int) -> Countdown:
+    """The training problem with this index: a function of (seed, index), never from the held-out multisets."""
+    rng = Random(f"countdown {seed} {index}")
+    for problem in islice(draws(difficulty, rule, rng), MAX_DRAWS):
+        if problem is not None and not held_out(problem.numbers):
+            return problem
+    raise UserError(
+        f"task: {MAX_DRAWS} draws gave no training problem of {described(difficulty, rule)}."
+        "  Widen the range of targets or of numbers, or allow more operators."
+    )
+
+
+def held_out_problems(difficulty: Difficulty, rule: NumbersRule, size: int) -> list[Countdown]:
+    """This many held-out problems, no two with the same multiset and target: the same ones for every seed.
+
+    They are drawn as training problems are, repetitions left out, so a common problem is likely to be among them.  When
+    drawing brings up no more, those that are left are listed: there are enough, or it is an error.  (Where listing them
+    would take minutes it is left out, and the error goes by what drawing found.)
+    """
+    rng = Random("countdown held out")
+    found: dict[tuple[Numbers, int], Countdown] = {}
+    idle = 0
+    for problem in draws(difficulty, rule, rng):
+        if len(found) == size or idle == MAX_DRAWS:
+            break
+        idle += 1
+        if problem is not None and held_out(problem.numbers):
+            key = (tuple(sorted(problem.numbers)), problem.target)
+            idle = 0 if key not in found else idle
+            found.setdefault(key, problem)
+    num_multisets = comb(len(set(difficulty.pool)) + difficulty.num_numbers - 1, difficulty.num_numbers)
+    if len(found) < size and num_multisets * 8**difficulty.num_numbers <= MAX_LISTING:
+        for problem in all_held_out_problems(difficulty, rule):
+            found.setdefault((problem.numbers, problem.target), problem)
+    if len(found) < size:
+        raise UserError(
+            f"task.held_out_size = {size}: found only {len(found)} held-out problems of {described(difficulty, rule)}."
+            "  Ask for fewer, or widen the range of numbers or targets."
+        )
+    return list(found.values())[:size]
+
+
+def all_held_out_problems(difficulty: Difficulty, rule: NumbersRule) -> Iterator[Countdown]:
+    """Every held-out problem, once."""
+    for numbers in combinations_with_replacement(sorted(set(difficulty.pool)), difficulty.num_numbers):
+        if not held_out(numbers):
+            continue
+        parts = set(combinations(numbers, difficulty.num_numbers - difficulty.num_spare))
+        for target in sorted(set().union(*(makeable(part, difficulty.operators) for part in parts))):
+            problem = wanted(difficulty, Countdown(numbers, target, rule))
+            if problem is not None:
+                yield problem
+
+
+def described(difficulty: Difficulty, rule: NumbersRule) -> str:
+    """A difficulty in words, for messages."""
+    pool, (low, high) = sorted(set(difficulty.pool)), difficulty.targets
+    return (
+        f"{difficulty.num_numbers} numbers out of {len(pool)} from {pool[0]} to {pool[-1]},"
+        f" targets {low} to {high} made with {difficulty.operators}, numbers = {rule}"
+    )
+
+
+@lru_cache(maxsize=4096)
+def makeable(numbers: Numbers, operators: str) -> frozenset[int]:
+    """Every value that `make_target` can have for these numbers."""
+    if len(numbers) == 1:
+        return frozenset(numbers)
+    made: set[int] = set()
+    for large, small in splits(numbers):
+        for a in makeable(large, operators):
+            for b in makeable(small, operators):
+                results = (apply(operator, *sides) for operator in operators for sides in ((a, b), (b, a)))
+                made.update(result for result in results if result is not None)
+    return frozenset(made)

@@ -1,0 +1,114 @@
+"""The usual layouts of programming problems, read into one: a prompt, and tests for posttrain.rewards.code.unit_tests.
+
+A row's columns say which layout it is:
+
+- our own: `prompt`, `tests`;
+- HumanEval: `prompt` (the start of a function), `entry_point`, `test` (a function `check` of asserts);
+- MBPP: `text` or `prompt`, `test_list`, and `test_setup_code` or `test_imports`;
+- APPS, TACO: `question` or `prompt`, `input_output` (JSON with `inputs`, `outputs`, and `fn_name` where a function is
+  asked for);
+- CodeContests: `description`, and `public_tests`, `private_tests`, `generated_tests`, each with `input` and `output`.
+"""
+
+import ast
+import builtins
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from posttrain.errors import UserError
+from posttrain.rewards.code.unit_tests import read_tests
+from posttrain.tasks.rows import DatasetRow
+
+QUESTIONS = ("prompt", "question", "text", "description")
+SPLITS = ("public_tests", "private_tests", "generated_tests")
+
+
+def program_row(row: DatasetRow) -> DatasetRow:
+    """The row with `prompt` and `tests`; what else it holds stays, but for what its tests were made of."""
+    columns = row.columns
+    try:
+        prompt, tests = read_layout(columns)
+        read_tests(tests)
+    except (KeyError, TypeError, ValueError, SyntaxError) as error:
+        raise UserError(
+            f"{row.where}: no programming problem in a layout that is known (posttrain.tasks.programs.program_layouts):"
+            f" {type(error).__name__}: {error}"
+        ) from error
+    used = {*QUESTIONS, *SPLITS, "tests", "test", "test_list", "test_setup_code", "test_imports", "input_output"}
+    kept = {name: value for name, value in columns.items() if name not in used}
+    return DatasetRow(row.where, {**kept, "prompt": prompt, "tests": tests})
+
+
+def read_layout(columns: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """Prompt and tests of a row in any of the layouts."""
+    if "tests" in columns:
+        tests = columns["tests"]
+        return question(columns), json.loads(tests) if isinstance(tests, str) else dict(tests)
+    if "entry_point" in columns:
+        return human_eval(columns)
+    if "test_list" in columns:
+        return mbpp(columns)
+    if "input_output" in columns:
+        given = columns["input_output"]
+        return question(columns), input_output(json.loads(given) if isinstance(given, str) else given)
+    if any(split in columns for split in SPLITS):
+        return question(columns), contest(columns)
+    raise KeyError("none of tests, entry_point, test_list, input_output, public_tests among the columns")
+
+
+def question(columns: Mapping[str, Any]) -> Any:
+    """What is asked."""
+    return next(columns[name] for name in QUESTIONS if columns.get(name))
+
+
+def human_eval(columns: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    """`check` runs against the function by its name."""
+    entry = columns["entry_point"]
+    prompt = f"Complete this Python function and give the whole of it.\n\n```python\n{columns['prompt'].rstrip()}\n```"
+    return prompt, {"kind": "asserts", "entry": entry, "setup": columns["test"], "tests": [f"check({entry})"]}
+
+
+def mbpp(columns: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    """The function's name is only in the asserts, so the prompt is told it."""
+    tests = list(columns["test_list"])
+    entry = called(tests)
+    setup = columns.get("test_setup_code") or columns.get("test_imports") or ""
+    lines = setup if isinstance(setup, str) else "\n".join(setup)
+    prompt = f"{question(columns)}\nThe function is called `{entry}`."
+    return prompt, {"kind": "asserts", "entry": entry, "setup": lines, "tests": tests}
+
+
+def called(tests: Sequence[str]) -> str:
+    """The function that all asserts call, by its name."""
+    common = set.intersection(*[names_called(test) for test in tests]) - set(dir(builtins)) - {"isclose"}
+    if len(common) != 1:
+        raise ValueError(f"the asserts call {', '.join(sorted(common)) or 'no one function'} in common")
+    return common.pop()
+
+
+def names_called(source: str) -> set[str]:
+    """Names that are called somewhere in a source."""
+    calls = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call)]
+    return {call.func.id for call in calls if isinstance(call.func, ast.Name)}
+
+
+def input_output(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Standard input and output, or arguments and results."""
+    pairs = list(zip(given["inputs"], given["outputs"], strict=True))
+    if given.get("fn_name"):
+        cases = [{"args": list(arguments), "expected": expected} for arguments, expected in pairs]
+        return {"kind": "calls", "entry": given["fn_name"], "cases": cases}
+    return {"kind": "stdio", "cases": [{"input": text(given), "output": text(wanted)} for given, wanted in pairs]}
+
+
+def contest(columns: Mapping[str, Any]) -> dict[str, Any]:
+    """All splits together: what is hidden from the prompt is hidden already."""
+    splits = [columns[split] for split in SPLITS if columns.get(split)]
+    pairs = [pair for split in splits for pair in zip(split["input"], split["output"], strict=True)]
+    return {"kind": "stdio", "cases": [{"input": given, "output": wanted} for given, wanted in pairs]}
+
+
+def text(value: Any) -> str:
+    """Text, or lines of it."""
+    return value if isinstance(value, str) else "\n".join(map(str, value)) + "\n"

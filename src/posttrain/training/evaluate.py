@@ -1,0 +1,33 @@
+"""A model measured by itself, apart from any run."""
+
+from dataclasses import replace
+from pathlib import Path
+
+from posttrain.config import Config
+from posttrain.runs.progress import Progress
+from posttrain.training.evaluation import full_evaluation, num_completions
+from posttrain.training.session import Rewards, Rows, open_session
+
+
+def evaluate(
+    model: str | Path,
+    config: Config | None = None,
+    *,
+    rewards: Rewards = (),
+    rows: Rows | None = None,
+    progress: Progress | None = None,
+) -> dict[str, object]:
+    """What a model can do on held-out problems, with 95% intervals; what `posttrain eval` does.
+
+    The config says which task and how many samples; the model in it is left out of account.  `rewards` are functions
+    of your own and `rows` your own prompts, for callers in Python.  `progress` shows how far it is.
+    """
+    config = config or Config()
+    config = replace(config, model=replace(config.model, path=str(model)))
+    session = open_session(config, rewards=rewards, rows=rows)
+    questions, samples = session.questions(), config.evaluation.samples
+    if progress is None:
+        return full_evaluation(session.engine, session.task, questions, samples=samples)[0]
+    total = num_completions(session.task, questions, samples=samples)
+    with progress.stage("completions of held-out problems", total) as advance:
+        return full_evaluation(session.engine, session.task, questions, samples=samples, advance=advance)[0]
