@@ -1,7 +1,7 @@
 """From groups and advantages to the tensors of an update, token weights fixed, nothing padded."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 import torch
 from jaxtyping import Bool, Float, Float64, Int64
@@ -10,6 +10,30 @@ from torch import Tensor
 from posttrain.records import Group
 
 TokenWeights = Callable[..., Float64[Tensor, " rollout"]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenColumns:
+    """What an update knows of every completion token beside the token itself.
+
+    Float64 as collated; an update takes them in the precision of its log-probs.  A new column is a field here and a
+    line in `collate`.
+    """
+
+    advantages: Float[Tensor, " token"]
+    weights: Float[Tensor, " token"]
+    """What each token's loss is multiplied by; fixed on the whole update, before anything was dropped or split."""
+    behaviour_logprobs: Float[Tensor, " token"]
+    reference_logprobs: Float[Tensor, " token"] | None = None
+    values: Float[Tensor, " token"] | None = None
+    """What a value head expected before each token when the step was collected."""
+    returns: Float[Tensor, " token"] | None = None
+    """What it should have expected."""
+
+    def map(self, change: Callable[[Tensor], Tensor]) -> "TokenColumns":
+        """Every column that is there, changed in the same way."""
+        columns = {each.name: getattr(self, each.name) for each in fields(self)}
+        return TokenColumns(**{name: None if column is None else change(column) for name, column in columns.items()})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,12 +50,7 @@ class Batch:
     """All completion tokens, completion after completion."""
     rollout: Int64[Tensor, " token"]
     """Which completion each token belongs to."""
-    advantages: Float[Tensor, " token"]
-    """This and the next three are float64 as collated; an update takes them in the precision of its log-probs."""
-    token_weights: Float[Tensor, " token"]
-    """What each token's loss is multiplied by; fixed on the whole update, before anything was dropped or split."""
-    behaviour_logprobs: Float[Tensor, " token"]
-    reference_logprobs: Float[Tensor, " token"] | None
+    columns: TokenColumns
 
     @property
     def lengths(self) -> list[int]:
@@ -82,64 +101,74 @@ class Batch:
             names=tuple(self.names[row] for row in rows),
             tokens=self.tokens[index],
             rollout=_owners([len(completion) for completion in completions]),
-            advantages=self.advantages[index],
-            token_weights=self.token_weights[index],
-            behaviour_logprobs=self.behaviour_logprobs[index],
-            reference_logprobs=None if self.reference_logprobs is None else self.reference_logprobs[index],
+            columns=self.columns.map(lambda column: column[index]),
         )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Judged:
-    """Groups with all that an update needs to know of them."""
+class CreditedGroups:
+    """Groups with all that an update needs to know of them; every " token" is of all their completions, in order."""
 
     groups: Sequence[Group]
-    advantages: Float64[Tensor, "prompt group"]
     scored: Bool[Tensor, "prompt group"]
     """Rollouts that have a reward; the others take no part and are not counted."""
+    advantages: Float64[Tensor, " token"]
     reference_logprobs: Float64[Tensor, " token"] | None = None
-    """Of all completion tokens of all groups, in order."""
+    values: Float64[Tensor, " token"] | None = None
+    returns: Float64[Tensor, " token"] | None = None
 
-    def select(self, rows: Sequence[int]) -> "Judged":
+    def select(self, rows: Sequence[int]) -> "CreditedGroups":
         """Some of the groups, in the order given."""
-        reference = None
-        if self.reference_logprobs is not None:
-            parts = self.reference_logprobs.split([sum(len(r.tokens) for r in group.rollouts) for group in self.groups])
-            reference = torch.cat([parts[row] for row in rows])
-        return Judged(
+        sizes = [sum(len(rollout.tokens) for rollout in group.rollouts) for group in self.groups]
+
+        def of_rows(column: Tensor | None) -> Tensor | None:
+            if column is None:
+                return None
+            parts = column.split(sizes)
+            return torch.cat([parts[row] for row in rows])
+
+        return replace(
+            self,
             groups=[self.groups[row] for row in rows],
-            advantages=self.advantages[rows],
             scored=self.scored[rows],
-            reference_logprobs=reference,
+            **{name: of_rows(getattr(self, name)) for name in ("advantages", "reference_logprobs", "values", "returns")},
         )
 
 
 def collate(
-    judged: Judged, token_weights: TokenWeights, *, max_completion_tokens: int, keep_zero_advantages: bool
+    credited: CreditedGroups, token_weights: TokenWeights, *, max_completion_tokens: int, keep_zero_advantages: bool
 ) -> Batch:
     """The batch of one update.
 
-    Weights are computed on every rollout given; then those without weight are left out, and those whose advantage
-    is exactly 0 too, unless another loss term (`keep_zero_advantages`) acts on them: neither can change the gradient.
+    Weights are computed on every rollout given; then those without weight are left out, and those all of whose advantages
+    are exactly 0 too, unless another loss term (`keep_zero_advantages`) acts on them: neither can change the gradient.
     """
-    advantages = judged.advantages.flatten()
-    batch = everything(judged.groups)
+    batch = completions_of(credited.groups)
     lengths = torch.tensor(batch.lengths)
-    weights = token_weights(lengths, judged.scored.flatten(), max_completion_tokens=max_completion_tokens)
+    weights = token_weights(lengths, credited.scored.flatten(), max_completion_tokens=max_completion_tokens)
     batch = replace(
         batch,
-        advantages=advantages.repeat_interleave(lengths),
-        token_weights=weights.repeat_interleave(lengths),
-        reference_logprobs=judged.reference_logprobs,
+        columns=TokenColumns(
+            advantages=credited.advantages,
+            weights=weights.repeat_interleave(lengths),
+            behaviour_logprobs=batch.columns.behaviour_logprobs,
+            reference_logprobs=credited.reference_logprobs,
+            values=credited.values,
+            returns=credited.returns,
+        ),
     )
-    matters = (weights > 0) & ((advantages != 0) | keep_zero_advantages)
+    informed = torch.zeros(len(lengths), dtype=torch.bool)
+    informed[batch.rollout[credited.advantages != 0]] = True
+    matters = (weights > 0) & (informed | keep_zero_advantages)
     return batch.select(matters.nonzero().flatten().tolist()) if bool(matters.any()) else _empty(batch)
 
 
-def everything(groups: Sequence[Group]) -> Batch:
+def completions_of(groups: Sequence[Group]) -> Batch:
     """All completions of the groups in order, none with an advantage or a weight yet."""
     rollouts = [(group, rollout) for group in groups for rollout in group.rollouts]
     tokens = torch.tensor([token for _, rollout in rollouts for token in rollout.tokens])
+    logprobs = [logprob for _, rollout in rollouts for logprob in rollout.logprobs]
+    none = torch.zeros(len(tokens), dtype=torch.float64)
     return Batch(
         prompts=tuple(group.prompt.tokens for group in groups),
         completions=tuple(rollout.tokens for _, rollout in rollouts),
@@ -147,12 +176,9 @@ def everything(groups: Sequence[Group]) -> Batch:
         names=tuple((group.prompt.id, rollout.sample) for group, rollout in rollouts),
         tokens=tokens,
         rollout=_owners([len(rollout.tokens) for _, rollout in rollouts]),
-        advantages=torch.zeros(len(tokens), dtype=torch.float64),
-        token_weights=torch.zeros(len(tokens), dtype=torch.float64),
-        behaviour_logprobs=torch.tensor(
-            [logprob for _, rollout in rollouts for logprob in rollout.logprobs], dtype=torch.float64
+        columns=TokenColumns(
+            advantages=none, weights=none, behaviour_logprobs=torch.tensor(logprobs, dtype=torch.float64)
         ),
-        reference_logprobs=None,
     )
 
 
@@ -170,8 +196,5 @@ def _empty(batch: Batch) -> Batch:
         names=(),
         tokens=batch.tokens[none],
         rollout=batch.rollout[none],
-        advantages=batch.advantages[none],
-        token_weights=batch.token_weights[none],
-        behaviour_logprobs=batch.behaviour_logprobs[none],
-        reference_logprobs=None if batch.reference_logprobs is None else batch.reference_logprobs[none],
+        columns=batch.columns.map(lambda column: column[none]),
     )

@@ -132,20 +132,32 @@ def clipped_tokens(
 class RatioStatistics:
     """How far the policy has moved from the one that its tokens were sampled from; over all tokens of an update."""
 
-    mean: float
-    """Mean ratio; 1 in expectation when tokens come from the denominator's policy."""
+    num_tokens: int
+    total: float
+    """Sum of the ratios; their mean is 1 in expectation when tokens come from the denominator's policy."""
     lowest: float
     highest: float
-    kl: float
-    """Estimate of KL(μ‖π) from tokens sampled from μ, in nats per token: mean of ρ - 1 - log ρ."""
+    kl_total: float
+    """Sum of ρ - 1 - log ρ; its mean estimates KL(μ‖π) from tokens sampled from μ, in nats per token."""
+
+    @property
+    def mean(self) -> float:
+        """Mean ratio."""
+        return self.total / self.num_tokens
+
+    @property
+    def kl(self) -> float:
+        """Mean of ρ - 1 - log ρ, in nats per token."""
+        return self.kl_total / self.num_tokens
 
 
 def ratio_statistics(log_ratio: Float[Tensor, " token"]) -> RatioStatistics:
-    """Summary of the ratios of one update, from all its tokens at once: a mean of means would be another number."""
+    """Summary of the ratios of one update as sums, so that several are divided once: a mean of means would be another."""
     ratio = log_ratio.double().exp()
     return RatioStatistics(
-        mean=ratio.mean().item(),
+        num_tokens=len(ratio),
+        total=ratio.sum().item(),
         lowest=ratio.min().item(),
         highest=ratio.max().item(),
-        kl=(torch.expm1(log_ratio.double()) - log_ratio.double()).mean().item(),
+        kl_total=(torch.expm1(log_ratio.double()) - log_ratio.double()).sum().item(),
     )

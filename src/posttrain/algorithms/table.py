@@ -1,53 +1,31 @@
-"""The table of policy-gradient algorithms: each is a composition of an advantage, a loss and a token weighting.
+"""The table of policy-gradient algorithms: each is a composition of a credit rule, loss terms and a token weighting.
 
 A function's signature is its config schema: `algorithm: {name: dapo, clip_high: 0.3}` calls `dapo(clip_high=0.3)`.
 Training code reads the fields of `Algorithm` and never asks which one runs.  docs/algorithms/ has a page for each.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal
 
-from jaxtyping import Bool, Float, Int64
+from jaxtyping import Float, Int64
 from torch import Tensor
 
 from posttrain.algorithms.advantages import batch_centred, group_centred, group_zscore, leave_one_out, raw
-from posttrain.algorithms.losses import (
-    UNBOUNDED,
-    ClipRange,
-    RatioLevel,
-    clipped_surrogate,
-    clipped_tokens,
-    log_ratio,
-    weighted_policy_gradient,
+from posttrain.algorithms.credit import CreditRule, per_rollout
+from posttrain.algorithms.losses import UNBOUNDED, ClipRange, RatioLevel, clipped_surrogate, weighted_policy_gradient
+from posttrain.algorithms.terms import KlTerm, LossTerm, Need, RatioTo, kl_term, needs_of, policy_term
+from posttrain.algorithms.token_weights import (
+    constant_length,
+    mean_over_sequences,
+    mean_over_tokens,
+    sum_over_sequence,
 )
-from posttrain.algorithms.token_weights import constant_length, mean_over_sequences, mean_over_tokens, sum_over_sequence
 from posttrain.binding import bind, unknown
 from posttrain.errors import UserError
 
-RatioTo = Literal["behaviour", "reference"]
 Weighting = Literal["mean_over_tokens", "mean_over_sequences", "sum_over_sequence", "constant_length"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KlTerm:
-    """A pull towards the reference policy.  posttrain/kl.py says what each estimator does in each place."""
-
-    coefficient: float
-    """Weight of the KL, in units of reward (or of advantage, in the loss) per nat."""
-    estimator: Literal["k1", "k2", "k3", "full"] = "k3"
-    place: Literal["loss", "reward"] = "loss"
-    """loss: a term per token with the token's weight.  reward: each rollout's total, taken off before advantages."""
-
-    def __post_init__(self) -> None:
-        if not self.coefficient > 0:
-            raise UserError(f"coefficient = {self.coefficient}: must be above 0; for no KL term write `kl: null`.")
-        if self.estimator == "full" and self.place == "reward":
-            raise UserError(
-                "estimator = full with place = reward: the full KL belongs to a position, not to the token that was "
-                "sampled there, so a reward cannot carry it.  Use k1 in the reward, or full in the loss."
-            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,58 +61,44 @@ class Algorithm:
     """All that sampling, batching and the update need to know about a method."""
 
     name: str
-    advantage: Callable[[Tensor], Tensor]
-    """Rewards to advantages, both "prompt group"; NaN rewards mean unscored."""
-    surrogate: Callable[..., Tensor]
-    """A loss of posttrain/losses.py."""
-    clip: ClipRange
-    ratio_level: RatioLevel = "token"
-    ratio_to: RatioTo = "behaviour"
-    """Whose log-probs the caller passes as the ratio's denominator."""
+    credit: CreditRule
+    """Evidence about a step's rollouts to advantages, and returns where there are values, per token."""
+    terms: tuple[LossTerm, ...]
+    """What the loss of a token is the sum of."""
     token_weights: Callable[..., Tensor]
-    """A rule of posttrain/token_weights.py."""
-    kl: KlTerm | None
-    shape_reward: Callable[..., Tensor] | None = None
-    """(rewards, lengths, *, max_completion_tokens) -> rewards, all "prompt group", before the advantage."""
+    """A rule of posttrain/algorithms/token_weights.py."""
+    kl_penalty: KlTerm | None = None
+    """A KL to the reference that is taken off the rewards of the sampled tokens."""
     resample: Resample | None = None
+
+    @property
+    def needs(self) -> frozenset[Need]:
+        """What the terms and the rewards need beside log π, log μ and advantages."""
+        return needs_of(self.terms) | ({Need.REFERENCE_LOGPROBS} if self.kl_penalty is not None else set())
 
     @property
     def uses_reference(self) -> bool:
         """Whether a reference policy must be kept."""
-        return self.kl is not None or self.ratio_to == "reference"
-
-    @property
-    def uses_reference_logprobs(self) -> bool:
-        """Whether its log-probs of the sampled tokens are needed; the full KL compares whole distributions instead."""
-        return self.ratio_to == "reference" or (self.kl is not None and self.kl.estimator != "full")
+        return bool(self.needs & {Need.REFERENCE_LOGPROBS, Need.FULL_KL})
 
     @property
     def keeps_zero_advantages(self) -> bool:
-        """Whether a completion without advantage still has a gradient, from a KL term in the loss."""
-        return self.kl is not None and self.kl.place == "loss"
+        """Whether a completion without advantage still has a gradient, from a term such as a KL in the loss."""
+        return not all(term.vanishes_without_advantage for term in self.terms)
 
-    def token_loss(
-        self,
-        logprobs: Float[Tensor, " token"],
-        denominator_logprobs: Float[Tensor, " token"],
-        advantages: Float[Tensor, " token"],
-        rollout: Int64[Tensor, " token"],
-    ) -> Float[Tensor, " token"]:
-        """The policy's loss per token, without the KL term."""
-        return self.surrogate(
-            logprobs, denominator_logprobs, advantages, rollout, clip=self.clip, level=self.ratio_level
-        )
 
-    def clipped(
-        self,
-        logprobs: Float[Tensor, " token"],
-        denominator_logprobs: Float[Tensor, " token"],
-        advantages: Float[Tensor, " token"],
-        rollout: Int64[Tensor, " token"],
-    ) -> Bool[Tensor, " token"]:
-        """Tokens on which clipping acts; above the range where A > 0, below it where A < 0."""
-        ratio = log_ratio(logprobs, denominator_logprobs, rollout, level=self.ratio_level)
-        return clipped_tokens(ratio, advantages, clip=self.clip)
+def composed(
+    name: str, *, credit: CreditRule, policy: LossTerm, token_weights: Callable[..., Tensor], kl: KlTerm | None
+) -> Algorithm:
+    """A policy-gradient method: its policy term, and the KL in the place that was asked for."""
+    in_loss = kl is not None and kl.place == "loss"
+    return Algorithm(
+        name=name,
+        credit=credit,
+        terms=(policy, kl_term(kl)) if kl is not None and in_loss else (policy,),
+        token_weights=token_weights,
+        kl_penalty=None if in_loss else kl,
+    )
 
 
 def overlong_punishment(
@@ -162,11 +126,10 @@ def reinforce(
     kl: KlTerm | None = None,
 ) -> Algorithm:
     """Williams 1992: the reward, or what it is above the step's mean, times the gradient of log π."""
-    return Algorithm(
-        name="reinforce",
-        advantage={"none": raw, "batch_mean": batch_centred}[baseline],
-        surrogate=weighted_policy_gradient,
-        clip=UNBOUNDED,
+    return composed(
+        "reinforce",
+        credit=per_rollout({"none": raw, "batch_mean": batch_centred}[baseline]),
+        policy=policy_term(weighted_policy_gradient, clip=UNBOUNDED),
         token_weights=WEIGHTINGS[token_weights],
         kl=kl,
     )
@@ -174,11 +137,10 @@ def reinforce(
 
 def rloo(*, token_weights: Weighting = "sum_over_sequence", kl: KlTerm | None = None) -> Algorithm:
     """Ahmadian et al. 2024, arXiv:2402.14740: REINFORCE with the mean of a rollout's siblings as baseline."""
-    return Algorithm(
-        name="rloo",
-        advantage=leave_one_out,
-        surrogate=weighted_policy_gradient,
-        clip=UNBOUNDED,
+    return composed(
+        "rloo",
+        credit=per_rollout(leave_one_out),
+        policy=policy_term(weighted_policy_gradient, clip=UNBOUNDED),
         token_weights=WEIGHTINGS[token_weights],
         kl=kl,
     )
@@ -197,12 +159,11 @@ def grpo(
 
     `deviation` says what the centred reward is divided by; "none" leaves it in units of reward.
     """
-    return Algorithm(
-        name="grpo",
-        advantage=group_centred if deviation == "none" else partial(group_zscore, deviation=deviation),
-        surrogate=clipped_surrogate,
-        clip=ClipRange(low=clip_low, high=clip_high),
-        ratio_to=ratio_to,
+    advantage = group_centred if deviation == "none" else partial(group_zscore, deviation=deviation)
+    return composed(
+        "grpo",
+        credit=per_rollout(advantage),
+        policy=policy_term(clipped_surrogate, clip=ClipRange(low=clip_low, high=clip_high), ratio_to=ratio_to),
         token_weights=WEIGHTINGS[token_weights],
         kl=kl,
     )
@@ -212,12 +173,10 @@ def dr_grpo(
     *, clip_low: float = 0.2, clip_high: float = 0.2, ratio_to: RatioTo = "behaviour", kl: KlTerm | None = None
 ) -> Algorithm:
     """Liu et al. 2025, arXiv:2503.20783: GRPO without its two biases, the deviation and the length in the divisor."""
-    return Algorithm(
-        name="dr_grpo",
-        advantage=group_centred,
-        surrogate=clipped_surrogate,
-        clip=ClipRange(low=clip_low, high=clip_high),
-        ratio_to=ratio_to,
+    return composed(
+        "dr_grpo",
+        credit=per_rollout(group_centred),
+        policy=policy_term(clipped_surrogate, clip=ClipRange(low=clip_low, high=clip_high), ratio_to=ratio_to),
         token_weights=constant_length,
         kl=kl,
     )
@@ -233,17 +192,15 @@ def dapo(
     kl: KlTerm | None = None,
 ) -> Algorithm:
     """Yu et al. 2025, arXiv:2503.14476: clip-higher, token mean, dynamic sampling, soft overlong punishment."""
-    return Algorithm(
-        name="dapo",
-        advantage=group_zscore,
-        surrogate=clipped_surrogate,
-        clip=ClipRange(low=clip_low, high=clip_high),
-        ratio_to=ratio_to,
+    shaping = None if overlong is None else partial(overlong_punishment, overlong=overlong)
+    made = composed(
+        "dapo",
+        credit=per_rollout(group_zscore, shaping=shaping),
+        policy=policy_term(clipped_surrogate, clip=ClipRange(low=clip_low, high=clip_high), ratio_to=ratio_to),
         token_weights=mean_over_tokens,
         kl=kl,
-        shape_reward=None if overlong is None else partial(overlong_punishment, overlong=overlong),
-        resample=resample,
     )
+    return replace(made, resample=resample)
 
 
 def gspo(
@@ -258,13 +215,12 @@ def gspo(
 
     "product" is the completion's whole importance weight; it moves about |y| times as far, so widen the clip with it.
     """
-    return Algorithm(
-        name="gspo",
-        advantage=group_zscore,
-        surrogate=clipped_surrogate,
-        clip=ClipRange(low=clip_low, high=clip_high),
-        ratio_level="sequence_mean" if sequence_ratio == "mean" else "sequence_product",
-        ratio_to=ratio_to,
+    level: RatioLevel = "sequence_mean" if sequence_ratio == "mean" else "sequence_product"
+    clip = ClipRange(low=clip_low, high=clip_high)
+    return composed(
+        "gspo",
+        credit=per_rollout(group_zscore),
+        policy=policy_term(clipped_surrogate, clip=clip, level=level, ratio_to=ratio_to),
         token_weights=mean_over_sequences,
         kl=kl,
     )
@@ -274,12 +230,10 @@ def cispo(
     *, clip_low: float = 1.0, clip_high: float = 4.0, ratio_to: RatioTo = "behaviour", kl: KlTerm | None = None
 ) -> Algorithm:
     """MiniMax 2025, arXiv:2506.13585: the importance weight is clipped, the gradient of no token is dropped."""
-    return Algorithm(
-        name="cispo",
-        advantage=group_zscore,
-        surrogate=weighted_policy_gradient,
-        clip=ClipRange(low=clip_low, high=clip_high),
-        ratio_to=ratio_to,
+    return composed(
+        "cispo",
+        credit=per_rollout(group_zscore),
+        policy=policy_term(weighted_policy_gradient, clip=ClipRange(low=clip_low, high=clip_high), ratio_to=ratio_to),
         token_weights=mean_over_tokens,
         kl=kl,
     )

@@ -1,21 +1,48 @@
 """AdamW with a warm-up and a schedule, and the one way an optimiser step is taken."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import nn
 
 from posttrain.options.training import OptimizerOptions
 
+POLICY = "policy"
+"""The module that parameters belong to where nothing else is said."""
 
-def new_optimizer(parameters: Iterable[nn.Parameter], options: OptimizerOptions) -> torch.optim.AdamW:
-    """AdamW over the trainable parameters; weight decay on matrices only, as is usual for norms and biases."""
-    trainable = [parameter for parameter in parameters if parameter.requires_grad]
-    groups = [
-        {"params": [p for p in trainable if p.ndim >= 2], "weight_decay": options.weight_decay},
-        {"params": [p for p in trainable if p.ndim < 2], "weight_decay": 0.0},
-    ]
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParameterGroup:
+    """The parameters of one module, with a rate and a clipping of their own."""
+
+    module: str
+    """Its gradient is clipped by its own norm, which is reported under this name."""
+    parameters: Iterable[nn.Parameter]
+    rate_scale: float = 1.0
+    """Its learning rate as a multiple of the schedule's."""
+
+
+def new_optimizer(
+    parameters: Iterable[nn.Parameter] | Sequence[ParameterGroup], options: OptimizerOptions
+) -> torch.optim.AdamW:
+    """AdamW over trainable parameters; weight decay on matrices only, as is usual for norms and biases.
+
+    Parameters alone are those of the policy; modules that learn at rates of their own are given as parameter groups.
+    """
+    given = list(parameters)
+    modules = [each for each in given if isinstance(each, ParameterGroup)]
+    if not modules:
+        modules = [ParameterGroup(module=POLICY, parameters=[p for p in given if isinstance(p, nn.Parameter)])]
+    groups = []
+    for each in modules:
+        trainable = [parameter for parameter in each.parameters if parameter.requires_grad]
+        own = {"module": each.module, "rate_scale": each.rate_scale}
+        groups += [
+            {"params": [p for p in trainable if p.ndim >= 2], "weight_decay": options.weight_decay, **own},
+            {"params": [p for p in trainable if p.ndim < 2], "weight_decay": 0.0, **own},
+        ]
     return torch.optim.AdamW(
         [group for group in groups if group["params"]],
         lr=options.learning_rate,
@@ -39,17 +66,21 @@ def learning_rate(options: OptimizerOptions, update: int, num_updates: int) -> f
     return options.learning_rate * share
 
 
-def apply_gradients(optimizer: torch.optim.Optimizer, rate: float, max_grad_norm: float) -> float:
-    """Clip the accumulated gradients to a norm, step, and clear them.  Returns the norm before clipping.
+def apply_gradients(optimizer: torch.optim.Optimizer, rate: float, max_grad_norm: float) -> dict[str, float]:
+    """Clip each module's accumulated gradients to a norm, step, and clear them.  Returns the norms before clipping.
 
-    A non-finite norm returns without a step and leaves weights and gradients as they are.
+    Where a norm is not finite nothing is stepped, and weights stay as they are.
     """
-    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    norm = nn.utils.clip_grad_norm_(parameters, max_grad_norm).item()
-    if not math.isfinite(norm):
-        return norm
+    by_module: dict[str, list[nn.Parameter]] = {}
     for group in optimizer.param_groups:
-        group["lr"] = rate
+        by_module.setdefault(group.get("module", POLICY), []).extend(group["params"])
+    norms = {
+        module: nn.utils.clip_grad_norm_(parameters, max_grad_norm).item() for module, parameters in by_module.items()
+    }
+    if not all(math.isfinite(norm) for norm in norms.values()):
+        return norms
+    for group in optimizer.param_groups:
+        group["lr"] = rate * group.get("rate_scale", 1.0)
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
-    return norm
+    return norms

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from jaxtyping import Float, Float64
@@ -11,7 +12,8 @@ from torch import Tensor
 from posttrain.algorithms import kl
 from posttrain.algorithms.losses import ratio_statistics
 from posttrain.algorithms.table import Algorithm
-from posttrain.batch import Batch, everything
+from posttrain.algorithms.terms import Need, TokenView, total_loss
+from posttrain.batch import Batch, completions_of
 from posttrain.errors import RunError
 from posttrain.models.forward import completion_hidden
 from posttrain.models.gradients import written_in_place
@@ -20,6 +22,7 @@ from posttrain.models.policy import Policy
 from posttrain.options.training import UpdateOptions
 from posttrain.records import Group
 from posttrain.training.optimizer import apply_gradients
+from posttrain.training.update_metrics import UpdateReport
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,15 +37,21 @@ class Objective:
     measure_entropy: bool = False
     """Report the policy's entropy; costs a pass over the output layer."""
 
+    @property
+    def needs(self) -> frozenset[Need]:
+        """What has to be computed beside log-probs."""
+        return self.algorithm.needs | ({Need.ENTROPY} if self.measure_entropy else set())
+
 
 @dataclass(slots=True)
 class Observed:
-    """What the micro-batches of an update saw, token by token; metrics are made of it at the end."""
+    """What the micro-batches of an update saw, token by token; its report is made of it at the end."""
 
     logprobs: list[Tensor] = field(default_factory=list)
     clipped: list[Tensor] = field(default_factory=list)
-    kl: list[Tensor] = field(default_factory=list)
     entropies: list[Tensor] = field(default_factory=list)
+    terms: dict[str, list[Tensor]] = field(default_factory=dict)
+    """Of each term that is reported, its values."""
 
 
 def update(
@@ -52,10 +61,10 @@ def update(
     objective: Objective,
     options: UpdateOptions,
     rate: float,
-) -> dict[str, float]:
-    """Take one optimiser step; micro-batches bound memory and never change the gradient.  Returns its metrics.
+) -> UpdateReport:
+    """Take one optimiser step; micro-batches bound memory and never change the gradient.
 
-        loss = Σ_t w_t (token loss_t + β KL_t)      w: the batch's token weights
+        loss = Σ_t w_t Σ_k c_k L_k(t)      w: the batch's token weights; k: the algorithm's terms
 
     Raises RunError before the step where the loss or the gradient is not finite; the weights are then as they were.
     """
@@ -67,17 +76,17 @@ def update(
         loss = micro_loss(policy, micro, objective, observed)
         loss.backward()
         total += loss.item()
-    grad_norm = apply_gradients(optimizer, rate, options.max_grad_norm)
-    if not math.isfinite(grad_norm):
-        raise RunError(f"the gradient's norm is {grad_norm} although the loss is {total:.4g}.  {REMEDY}")
-    return {
-        "loss": total,
-        "grad_norm": grad_norm,
-        "learning_rate": rate,
-        "num_micro_batches": float(len(micro_batches)),
-        "tokens/trained": float(len(batch.tokens)),
-        **observed_metrics(batch, micro_batches, observed, objective),
-    }
+    norms = apply_gradients(optimizer, rate, options.max_grad_norm)
+    for module, norm in norms.items():
+        if not math.isfinite(norm):
+            raise RunError(f"the gradient's norm ({module}) is {norm} although the loss is {total:.4g}.  {REMEDY}")
+    return UpdateReport(
+        loss=total,
+        grad_norms=norms,
+        learning_rate=rate,
+        num_micro_batches=len(micro_batches),
+        **token_totals(micro_batches, observed),
+    )
 
 
 REMEDY = "No step was taken.  Start again with a lower update.learning_rate."
@@ -85,41 +94,46 @@ REMEDY = "No step was taken.  Start again with a lower update.learning_rate."
 
 def micro_loss(policy: Policy, micro: Batch, objective: Objective, observed: Observed) -> Float[Tensor, ""]:
     """The micro-batch's share of the update's loss, for `backward` alone; see `models.gradients`."""
-    algorithm, temperature = objective.algorithm, objective.temperature
+    view = token_view(policy, micro, objective)
+    terms = objective.algorithm.terms
+    losses = total_loss(terms, view)
+    observe(observed, objective, view)
+    require_finite_losses(losses, micro)
+    return (view.columns.weights * losses).sum()
+
+
+def token_view(policy: Policy, micro: Batch, objective: Objective) -> TokenView:
+    """The micro-batch's tokens with all that the objective's terms need of them."""
     with written_in_place():
         hidden = completion_hidden(policy, micro.prompts, micro.completions, micro.prompt_of)
-        logprobs = token_logprobs(hidden, policy.head, micro.tokens.to(hidden.device), temperature=temperature)
-    here = micro_on(logprobs, micro)
-    denominator = here.reference_logprobs if algorithm.ratio_to == "reference" else here.behaviour_logprobs
-    assert denominator is not None
-    losses = algorithm.token_loss(logprobs, denominator, here.advantages, here.rollout)
-    observed.logprobs.append(logprobs.detach().double().cpu())
-    observed.clipped.append(algorithm.clipped(logprobs.detach(), denominator, here.advantages, here.rollout).cpu())
-    if algorithm.kl is not None and algorithm.kl.place == "loss":
-        if algorithm.kl.estimator == "full":
-            term = full_kl(hidden, policy.head, reference_hidden(objective, micro), temperature=temperature)
-        else:
-            assert here.reference_logprobs is not None
-            term = kl.ESTIMATORS[algorithm.kl.estimator](logprobs, here.reference_logprobs)
-        losses = losses + algorithm.kl.coefficient * term
-        observed.kl.append(term.detach().double().cpu())
-    if objective.measure_entropy:
-        observed.entropies.append(token_entropies(hidden, policy.head, temperature=temperature).double().cpu())
-    require_finite_losses(losses, micro)
-    return (here.token_weights * losses).sum()
-
-
-def micro_on(like: Float[Tensor, " token"], micro: Batch) -> Batch:
-    """The micro-batch's token columns on the device and in the precision of its log-probs."""
-    reference = micro.reference_logprobs
-    return replace(
-        micro,
-        rollout=micro.rollout.to(like.device),
-        advantages=micro.advantages.to(like),
-        token_weights=micro.token_weights.to(like),
-        behaviour_logprobs=micro.behaviour_logprobs.to(like),
-        reference_logprobs=None if reference is None else reference.to(like),
+        logprobs = token_logprobs(hidden, policy.head, micro.tokens.to(hidden.device), temperature=objective.temperature)
+    needs, temperature = objective.needs, objective.temperature
+    divergence = entropies = None
+    if Need.FULL_KL in needs:
+        divergence = full_kl(hidden, policy.head, reference_hidden(objective, micro), temperature=temperature)
+    if Need.ENTROPY in needs:
+        entropies = token_entropies(hidden, policy.head, temperature=temperature)
+    return TokenView(
+        logprobs=logprobs,
+        rollout=micro.rollout.to(logprobs.device),
+        columns=micro.columns.map(lambda column: column.to(logprobs)),
+        full_kl=divergence,
+        entropies=entropies,
     )
+
+
+def observe(observed: Observed, objective: Objective, view: TokenView) -> None:
+    """Keep what metrics are made of."""
+    detached = replace(view, logprobs=view.logprobs.detach())
+    observed.logprobs.append(detached.logprobs.double().cpu())
+    if view.entropies is not None:
+        observed.entropies.append(view.entropies.detach().double().cpu())
+    for term in objective.algorithm.terms:
+        if term.clipped is not None:
+            observed.clipped.append(term.clipped(detached).cpu())
+        if term.reported:
+            with torch.no_grad():
+                observed.terms.setdefault(term.name, []).append(term.per_token(detached).detach().double().cpu())
 
 
 @torch.no_grad()
@@ -140,33 +154,36 @@ def require_finite_losses(losses: Float[Tensor, " token"], micro: Batch) -> None
         )
 
 
-def observed_metrics(
-    batch: Batch, micro_batches: Sequence[Batch], observed: Observed, objective: Objective
-) -> dict[str, float]:
-    """Metrics over all tokens of the update, in the order that the micro-batches saw them."""
-    logprobs, behaviour = torch.cat(observed.logprobs), torch.cat([m.behaviour_logprobs for m in micro_batches])
-    advantages, clipped = torch.cat([m.advantages for m in micro_batches]), torch.cat(observed.clipped)
-    ratios = ratio_statistics(logprobs - behaviour)
-    gap = (logprobs - behaviour).abs()
-    metrics = {
-        "sampling/sampling_logp_difference/mean": gap.mean().item(),
-        "sampling/sampling_logp_difference/max": gap.max().item(),
-        "ratio/mean": ratios.mean,
-        "ratio/min": ratios.lowest,
-        "ratio/max": ratios.highest,
-        "kl_behaviour": ratios.kl,
-        "clip_ratio/low_mean": (clipped & (advantages < 0)).double().mean().item(),
-        "clip_ratio/high_mean": (clipped & (advantages > 0)).double().mean().item(),
-        "clip_ratio/region_mean": clipped.double().mean().item(),
+def token_totals(micro_batches: Sequence[Batch], observed: Observed) -> dict[str, Any]:
+    """Sums and extremes over all tokens of the update, in the order that the micro-batches saw them."""
+    logprobs = torch.cat(observed.logprobs)
+    behaviour = torch.cat([micro.columns.behaviour_logprobs for micro in micro_batches])
+    advantages = torch.cat([micro.columns.advantages for micro in micro_batches])
+    ratios, gap = ratio_statistics(logprobs - behaviour), (logprobs - behaviour).abs()
+    sums = {
+        "sampling/sampling_logp_difference/mean": gap.sum().item(),
+        "ratio/mean": ratios.total,
+        "kl_behaviour": ratios.kl_total,
     }
-    if observed.kl:
-        metrics["kl"] = torch.cat(observed.kl).mean().item()
-    elif batch.reference_logprobs is not None:
-        reference = torch.cat([m.reference_logprobs for m in micro_batches if m.reference_logprobs is not None])
-        metrics["kl"] = kl.k3(logprobs, reference).mean().item()
+    if observed.clipped:
+        clipped = torch.cat(observed.clipped)
+        sums |= {
+            "clip_ratio/low_mean": (clipped & (advantages < 0)).double().sum().item(),
+            "clip_ratio/high_mean": (clipped & (advantages > 0)).double().sum().item(),
+            "clip_ratio/region_mean": clipped.double().sum().item(),
+        }
+    reference = [micro.columns.reference_logprobs for micro in micro_batches]
+    if "kl" not in observed.terms and all(column is not None for column in reference):
+        sums["kl"] = kl.k3(logprobs, torch.cat([column for column in reference if column is not None])).sum().item()
+    sums |= {name: torch.cat(values).sum().item() for name, values in observed.terms.items()}
     if observed.entropies:
-        metrics["entropy"] = torch.cat(observed.entropies).mean().item()
-    return metrics
+        sums["entropy"] = torch.cat(observed.entropies).sum().item()
+    return {
+        "num_tokens": len(logprobs),
+        "sums": sums,
+        "ratio_range": (ratios.lowest, ratios.highest),
+        "largest_gap": gap.max().item(),
+    }
 
 
 @torch.no_grad()
@@ -175,7 +192,7 @@ def group_logprobs(
 ) -> Float64[Tensor, " token"]:
     """log-probs of every completion token of the groups under another policy, in order, in nats."""
     parts: list[Tensor] = []
-    for micro in everything(groups).split(max_tokens):
+    for micro in completions_of(groups).split(max_tokens):
         hidden = completion_hidden(policy, micro.prompts, micro.completions, micro.prompt_of)
         logprobs = token_logprobs(hidden, policy.head, micro.tokens.to(hidden.device), temperature=temperature)
         parts.append(logprobs.double().cpu())
