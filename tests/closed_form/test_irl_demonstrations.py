@@ -11,7 +11,7 @@ from scipy.sparse import csr_array
 
 from posttrain.errors import UserError
 from posttrain.irl.causal import MaxCausalEntIRL
-from posttrain.irl.counting import action_counts, count, in_world, initial_histogram, visit_totals
+from posttrain.irl.counting import action_counts, discounted_counts, in_world, initial_histogram, visit_totals
 from posttrain.irl.demonstrations import Demonstrations, Episode
 from posttrain.irl.episode_sampling import sample_demonstrations
 from posttrain.irl.fitting import Fit
@@ -104,7 +104,7 @@ def test_totals_and_starts_are_averages_over_episodes() -> None:
 
 
 def test_counts_are_discounted_from_each_episodes_own_start_and_leave_out_where_one_stopped() -> None:
-    counts = count(BOTH, GridWorld(3, start=np.full(9, 1 / 9)), discount=0.5)
+    counts = discounted_counts(BOTH, GridWorld(3, start=np.full(9, 1 / 9)), discount=0.5)
     acting = np.zeros((9, 4))
     acting[0, 0], acting[1, 2], acting[4, 2], acting[7, 0] = 1 / 2, 1 / 4, 1 / 8, 1 / 16  # halves: of two episodes
     acting[3, 2], acting[6, 1] = 1 / 2, 1 / 4
@@ -118,7 +118,7 @@ def test_counts_are_discounted_from_each_episodes_own_start_and_leave_out_where_
 
 def test_observed_features_are_sums_over_what_they_are_features_of() -> None:
     world, rng = GridWorld(3, start=np.full(9, 1 / 9)), np.random.default_rng(0)
-    counts = count(BOTH, world, discount=0.5)
+    counts = discounted_counts(BOTH, world, discount=0.5)
     per_state, per_pair = rng.normal(size=(9, 2)), rng.normal(size=(9, 4, 2))
     halves = 0.5 ** np.array([0, 1, 2, 3, 4, 0, 1]) / 2  # the last state of the second episode is not counted
     on_state = LinearReward(features=per_state).bound(world).observed(counts)
@@ -136,9 +136,11 @@ def test_what_is_observed_is_the_mean_over_episodes(on) -> None:
     features = LinearReward(features=rng.normal(size=(36 if on == "state_action" else 9, 2)), on=on).bound(world)
     each = features.per_episode(BOTH, 0.5)
     assert each.shape == (2, 2)
-    np.testing.assert_allclose(each.mean(axis=0), features.observed(count(BOTH, world, discount=0.5)), rtol=1e-14)
+    np.testing.assert_allclose(
+        each.mean(axis=0), features.observed(discounted_counts(BOTH, world, discount=0.5)), rtol=1e-14
+    )
     alone = Demonstrations.from_episodes([STOPPED])
-    np.testing.assert_allclose(each[1], features.observed(count(alone, world, discount=0.5)), rtol=1e-14)
+    np.testing.assert_allclose(each[1], features.observed(discounted_counts(alone, world, discount=0.5)), rtol=1e-14)
 
 
 def test_where_there_is_one_action_its_features_are_the_mean_over_actions() -> None:

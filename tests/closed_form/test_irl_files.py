@@ -11,7 +11,7 @@ from scipy.sparse import csr_array
 from posttrain.errors import UserError
 from posttrain.irl.counting import in_world
 from posttrain.irl.grids import IcyGridWorld
-from posttrain.irl_runs.expert_episodes import make_demonstrations
+from posttrain.irl_runs.expert_episodes import make_expert_episodes
 from posttrain.irl_runs.methods import linear_reward
 from posttrain.irl_runs.worlds import World, table_world
 from posttrain.options.irl_method import FileFeatures
@@ -95,7 +95,7 @@ def test_a_file_that_holds_no_demonstrations_is_refused_naming_the_row(change: d
     np.savez(tmp_path / "shown.npz", **{**SHOWN, **change})
 
     def read() -> None:
-        made = make_demonstrations(RecordedOptions(path=str(tmp_path / "shown.npz")), GRID)
+        made = make_expert_episodes(RecordedOptions(path=str(tmp_path / "shown.npz")), GRID)
         in_world(made.episodes, GRID.mdp)
 
     with pytest.raises(UserError, match=message):
@@ -152,4 +152,4 @@ def test_a_file_that_cannot_be_read_is_a_mistake_with_its_name(spoil, message: s
     path = tmp_path / "shown.npz"
     spoil(path)
     with pytest.raises(UserError, match=rf"demonstrations\.path = .*shown\.npz: {message}"):
-        make_demonstrations(RecordedOptions(path=str(path)), GRID)
+        make_expert_episodes(RecordedOptions(path=str(path)), GRID)

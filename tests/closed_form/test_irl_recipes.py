@@ -1,4 +1,4 @@
-"""What a recipe for inverse RL makes: worlds, experts, options, and the lines that tell of a run."""
+"""What a recipe for inverse RL makes: worlds, experts, options, and the lines that are printed of a run."""
 
 import io
 import warnings
@@ -18,9 +18,9 @@ from posttrain.irl.course import recover_reward
 from posttrain.irl.demonstrations import Demonstrations, Episode
 from posttrain.irl.maxent import MaxEntIRL
 from posttrain.irl.rewards import LinearReward, Place
-from posttrain.irl_runs.expert_episodes import make_demonstrations
-from posttrain.irl_runs.irl_progress import Teller
-from posttrain.irl_runs.methods import find, linear_reward
+from posttrain.irl_runs.expert_episodes import make_expert_episodes
+from posttrain.irl_runs.irl_progress import IrlProgress
+from posttrain.irl_runs.methods import fit_reward, linear_reward
 from posttrain.irl_runs.worlds import make_world
 from posttrain.options.irl_method import (
     CausalOptions,
@@ -36,8 +36,8 @@ from tests.irl_worlds import course_demonstrations, course_expert, endless_grid,
 
 @pytest.mark.parametrize(("options", "fitter"), [(CausalOptions, MaxCausalEntIRL), (PathOptions, MaxEntIRL)])
 def test_the_options_of_a_method_are_its_fields_with_its_defaults(options: type, fitter: type) -> None:
-    told = {each.name: each.default for each in fields(options) if each.name != "name"}
-    assert told == {each.name: each.default for each in fields(fitter)}
+    named = {each.name: each.default for each in fields(options) if each.name != "name"}
+    assert named == {each.name: each.default for each in fields(fitter)}
 
 
 RULED = [
@@ -80,37 +80,35 @@ CHANGES = [
 ]
 
 
-def untold(numbers: object) -> None:
-    """Nobody listens."""
-
-
-@pytest.mark.filterwarnings("ignore:the fit has not converged")
+@pytest.mark.filterwarnings("ignore::posttrain.irl.ConvergenceWarning")
 @pytest.mark.parametrize(("options", "fitter", "name", "value"), CHANGES)
 def test_each_option_of_a_method_reaches_the_fit(options: type, fitter: type, name: str, value: object) -> None:
     world, states = make_world(IcyGridOptions()), LinearReward(features=np.eye(25))
-    found = find(options(**{name: value}), world, states, course_demonstrations(), untold)
+    recovered = fit_reward(options(**{name: value}), world, states, course_demonstrations())
     fit = fitter(**{name: value}).fit(world.mdp, states, course_demonstrations())
-    assert np.array_equal(found.weights, fit.weights)
-    assert len(found.curve) == len(fit.history)
-    assert not np.array_equal(found.weights, find(options(), world, states, course_demonstrations(), untold).weights)
+    assert np.array_equal(recovered.weights, fit.weights)
+    assert len(recovered.curve) == len(fit.history)
+    assert not np.array_equal(recovered.weights, fit_reward(options(), world, states, course_demonstrations()).weights)
 
 
 @pytest.mark.parametrize("options", [CausalOptions(), PathOptions(), PathOptions(gradient="algorithm1")])
-def test_a_fit_tells_of_each_evaluation_while_it_goes_on(options: MethodOptions) -> None:
+def test_a_method_shows_each_evaluation_while_it_goes_on(options: MethodOptions) -> None:
     world, states = make_world(IcyGridOptions()), LinearReward(features=np.eye(25))
-    told: list[float] = []
-    found = find(options, world, states, course_demonstrations(), lambda numbers: told.append(numbers["objective"]))
-    assert len(found.curve) > 3
-    assert {numbers["objective"] for numbers in found.curve} <= set(told), "and of steps that were tried in vain"
+    seen: list[float] = []
+    recovered = fit_reward(
+        options, world, states, course_demonstrations(), lambda numbers: seen.append(numbers["objective"])
+    )
+    assert len(recovered.curve) > 3
+    assert {numbers["objective"] for numbers in recovered.curve} <= set(seen), "and of steps that were tried in vain"
 
 
 @pytest.mark.parametrize(("name", "value"), [("step_size", 0.4), ("tolerance", 1e-2)])
 def test_each_option_of_the_course_s_algorithm_reaches_it(name: str, value: float) -> None:
     world, states = make_world(IcyGridOptions()), LinearReward(features=np.eye(25))
-    found = find(CourseOptions(**{name: value}), world, states, course_demonstrations(), untold)
+    recovered = fit_reward(CourseOptions(**{name: value}), world, states, course_demonstrations())
     taught = recover_reward(endless_grid(), np.eye(25), np.array([24]), course_demonstrations(), **{name: value})
-    assert np.array_equal(found.weights, taught.weights)
-    assert found.gap == pytest.approx(taught.gap, abs=1e-12)
+    assert np.array_equal(recovered.weights, taught.weights)
+    assert recovered.gap == pytest.approx(taught.gap, abs=1e-12)
 
 
 @pytest.mark.parametrize("place", ["state", "state_action", "next_state"])
@@ -132,7 +130,7 @@ def test_many_states_have_sparse_features() -> None:
 def test_the_course_recipe_makes_the_course_s_demonstrations() -> None:
     config = posttrain.load_recipe("irl-course")
     assert isinstance(config, IrlConfig)
-    made = make_demonstrations(config.demonstrations, make_world(config.world))
+    made = make_expert_episodes(config.demonstrations, make_world(config.world))
     assert np.array_equal(made.episodes.states, course_demonstrations().states)
     assert np.array_equal(made.policy, course_expert())
     # The goal pays 1 in each step that one would be there: 1 / (1 - .9) at once, in a world that ends.
@@ -170,8 +168,8 @@ def test_the_arrows_of_an_environment_point_where_its_actions_lead(env: str, opt
 
 def test_an_expert_of_no_temperature_is_the_limit_of_cold_ones() -> None:
     world = make_world(IcyGridOptions(rewards=((12, -3.0),), ground=-1.0))
-    greedy = make_demonstrations(SampledOptions(expert="greedy", num_episodes=1), world).policy
-    cold = make_demonstrations(SampledOptions(expert="soft", temperature=1e-4, num_episodes=1), world).policy
+    greedy = make_expert_episodes(SampledOptions(expert="greedy", num_episodes=1), world).policy
+    cold = make_expert_episodes(SampledOptions(expert="soft", temperature=1e-4, num_episodes=1), world).policy
     assert greedy is not None
     assert cold is not None
     clear = cold.max(axis=1) > 0.999  # elsewhere two ways are equally short
@@ -181,19 +179,19 @@ def test_an_expert_of_no_temperature_is_the_limit_of_cold_ones() -> None:
 
 def test_without_a_terminal_a_long_fit_says_how_far_it_is_now_and_then() -> None:
     said, now = io.StringIO(), iter([0.0, 1.0, 6.0, 6.0, 7.0, 8.0])
-    with Teller(Console(file=said), clock=lambda: next(now)) as teller, teller.stage("fit") as tell:
-        tell({"objective": 3.0})  # at 1 s: too soon
-        tell({"objective": 2.5, "largest_gradient": 0.125})  # at 6 s
-        tell({"objective": 2.0})  # at 7 s
+    with IrlProgress(Console(file=said), clock=lambda: next(now)) as progress, progress.stage("fit") as watch:
+        watch({"objective": 3.0})  # at 1 s: too soon
+        watch({"objective": 2.5, "largest_gradient": 0.125})  # at 6 s
+        watch({"objective": 2.0})  # at 7 s
     assert said.getvalue() == ("fit: evaluation 2  objective 2.5  largest gradient 0.125\nfit: done in 8.0 s\n")
 
 
 def test_in_a_terminal_the_live_line_goes_and_what_was_noted_stays() -> None:
     said = io.StringIO()
-    with Teller(Console(file=said, force_terminal=True, width=80)) as teller:
-        with teller.stage("fit") as tell:
-            tell({"objective": 2.5})
-        teller.note("kept")
+    with IrlProgress(Console(file=said, force_terminal=True, width=80)) as progress:
+        with progress.stage("fit") as watch:
+            watch({"objective": 2.5})
+        progress.note("kept")
     assert "kept" in said.getvalue()
     assert "fit: done in" in said.getvalue()
     assert "\x1b[?25h" in said.getvalue(), "the cursor is shown again"
@@ -201,10 +199,21 @@ def test_in_a_terminal_the_live_line_goes_and_what_was_noted_stays() -> None:
 
 def test_a_warning_is_a_line_without_the_code_that_gave_it() -> None:
     said, before = io.StringIO(), warnings.showwarning
-    with Teller(Console(file=said)):
+    with IrlProgress(Console(file=said)):
         warnings.warn("episodes are cut", stacklevel=1)
     assert said.getvalue() == "Warning: episodes are cut\n"
     assert warnings.showwarning is before
+
+
+def test_a_run_says_once_that_it_has_not_converged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = {"folder": str(tmp_path / "run"), "plots": False}
+    for method in ({"name": "causal", "max_iterations": 1}, {"name": "maxent", "max_iterations": 1}):
+        config = posttrain.load_recipe(world={"size": 3, "ground": -2.0}, method=method, run={**run, "overwrite": True})
+        assert isinstance(config, IrlConfig)
+        assert not posttrain.recover(config).recovered.converged
+        said = capsys.readouterr().out
+        assert said.count("onverged") == 1
+        assert "Raise method.max_iterations" in said
 
 
 def test_python_code_can_run_a_recipe_and_read_what_was_found(tmp_path: Path) -> None:
@@ -212,11 +221,11 @@ def test_python_code_can_run_a_recipe_and_read_what_was_found(tmp_path: Path) ->
     run = {"folder": str(tmp_path / "run"), "plots": False}
     config = posttrain.load_recipe(world=world, demonstrations={"num_episodes": 10}, run=run)
     assert isinstance(config, IrlConfig)
-    found = posttrain.recover(config)
-    assert found.summary["gap"] == found.found.gap
-    assert found.world.mdp.num_states == 9
+    done = posttrain.recover(config)
+    assert done.summary["gap"] == done.recovered.gap
+    assert done.world.mdp.num_states == 9
     again = Demonstrations.load(tmp_path / "run" / "demonstrations.npz")
-    assert np.array_equal(again.states, found.demonstrated.episodes.states)
+    assert np.array_equal(again.states, done.expert.episodes.states)
 
 
 def test_episodes_that_start_where_they_end_are_episodes() -> None:

@@ -9,6 +9,7 @@ from scipy.sparse import bsr_array, coo_array, csc_array, csr_array, csr_matrix,
 
 from posttrain.errors import UserError
 from posttrain.irl.grids import GridWorld, IcyGridWorld, tiles
+from posttrain.irl.gymnasium_table import read_gymnasium
 from posttrain.irl.mdp import TabularMDP
 from tests.irl_worlds import dense_transitions, newest
 
@@ -109,7 +110,7 @@ def test_tiles_cover_each_state_once_beside_a_constant() -> None:
     ],
 )
 def test_a_table_of_gymnasium_is_read_with_its_ends(name, options, num_states, num_ends, start) -> None:
-    mdp = TabularMDP.from_gymnasium(gymnasium.make(newest(name), **options))
+    mdp = read_gymnasium(gymnasium.make(newest(name), **options))
     assert mdp.num_states == num_states
     assert mdp.terminal.sum() == num_ends
     assert mdp.states[mdp.start > 0].tolist() == start
@@ -117,7 +118,7 @@ def test_a_table_of_gymnasium_is_read_with_its_ends(name, options, num_states, n
 
 def test_taxi_loses_the_states_that_no_start_reaches_and_ends_on_delivery() -> None:
     env = gymnasium.make(newest("Taxi"))
-    mdp = TabularMDP.from_gymnasium(env)
+    mdp = read_gymnasium(env)
     # 25 places × 4 destinations × (4 waiting + 1 riding) = 500, less the 4 × 25 where one waits at the destination,
     # of which delivery reaches the 4 with the taxi there too.
     assert mdp.num_states == 404
@@ -140,19 +141,19 @@ class Table:
 
 
 def test_an_end_that_is_not_a_property_of_the_state_is_refused() -> None:
-    assert TabularMDP.from_gymnasium(Table(end_from_1=True)).terminal.tolist() == [False, False, True]
+    assert read_gymnasium(Table(end_from_1=True)).terminal.tolist() == [False, False, True]
     with pytest.raises(UserError, match="state 2 ends the episode when entered from state 0 by action 0, and does not"):
-        TabularMDP.from_gymnasium(Table(end_from_1=False))
+        read_gymnasium(Table(end_from_1=False))
 
 
 def test_an_environment_whose_dynamics_are_not_in_its_table_is_refused() -> None:
     with pytest.raises(UserError, match="no transition table"):
-        TabularMDP.from_gymnasium(gymnasium.make("CartPole-v1"))
+        read_gymnasium(gymnasium.make("CartPole-v1"))
     with pytest.raises(UserError, match="no transition table"):
-        TabularMDP.from_gymnasium(SimpleNamespace(P=Table(end_from_1=True).P))
+        read_gymnasium(SimpleNamespace(P=Table(end_from_1=True).P))
     if "Taxi-v4" in gymnasium.registry:
         with pytest.raises(UserError, match="fickle"):
-            TabularMDP.from_gymnasium(gymnasium.make("Taxi-v4", fickle_passenger=True))
+            read_gymnasium(gymnasium.make("Taxi-v4", fickle_passenger=True))
 
 
 class Listed:
@@ -172,7 +173,7 @@ class Listed:
 def test_a_table_of_lists_reads_as_one_of_dictionaries_does() -> None:
     expected, listed = Listed(), Listed(p0_1=[(0.0, 99, 0.0, False), (0.25, 0, -1.0, False), (0.75, 0, -1.0, False)])
     listed.P = [list(actions.values()) for actions in listed.P.values()]
-    worlds = [TabularMDP.from_gymnasium(env) for env in (expected, listed)]
+    worlds = [read_gymnasium(env) for env in (expected, listed)]
     for mdp in worlds:
         assert mdp.transitions.toarray().tolist() == [[0, 1, 0], [1, 0, 0], [0, 0, 1], [1, 0, 0], [0, 0, 0], [0, 0, 0]]
         assert mdp.rewards.tolist() == [[-1, -1], [5, -1], [0, 0]]
@@ -214,7 +215,7 @@ def without_action(state: int, action: int) -> Listed:
 )
 def test_a_table_that_cannot_be_read_is_refused_naming_the_entry(env, message) -> None:
     with pytest.raises(UserError, match=message):
-        TabularMDP.from_gymnasium(env)
+        read_gymnasium(env)
 
 
 def changed(row: tuple[int, int], values: list[float]) -> np.ndarray:

@@ -16,7 +16,7 @@ import yaml
 from posttrain.cli import main
 from posttrain.irl.comparison import expected_value_difference
 from posttrain.irl.grids import IcyGridWorld
-from posttrain.irl.mdp import TabularMDP
+from posttrain.irl.gymnasium_table import read_gymnasium
 from tests.irl_worlds import course_rewards
 
 PLOTS = ["convergence.png", "policy.png", "rewards.png", "visits.png"]
@@ -103,7 +103,7 @@ def test_the_exact_recipe_comes_as_near_as_any_policy_can() -> None:
 
 def test_the_frozen_lake_recipe_learns_to_cross_and_draws_it(capsys: pytest.CaptureFixture[str]) -> None:
     summary = run("irl-frozen-lake")
-    lake = TabularMDP.from_gymnasium(gymnasium.make("FrozenLake-v1", map_name="8x8"))
+    lake = read_gymnasium(gymnasium.make("FrozenLake-v1", map_name="8x8"))
     aimless = expected_value_difference(lake, lake.rewards, np.full((64, 4), 0.25), discount=0.99)
     assert summary["value_lost"] < 0.05 * aimless
     assert 63 in summary["best_states"], "the present"

@@ -18,6 +18,7 @@ from posttrain.irl.episode_sampling import sample_demonstrations
 from posttrain.irl.feasibility import smallest_gap
 from posttrain.irl.fitting import visit_error
 from posttrain.irl.grids import GridWorld, IcyGridWorld, tiles
+from posttrain.irl.gymnasium_table import read_gymnasium
 from posttrain.irl.maxent import MaxEntIRL
 from posttrain.irl.mdp import TabularMDP
 from posttrain.irl.occupancies import occupancy
@@ -72,7 +73,7 @@ def test_with_a_discount_the_two_prizes_come_out_on_top() -> None:
 @pytest.mark.parametrize("name", ["FrozenLake", "CliffWalking", "Taxi"])
 def test_exact_moments_of_gymnasiums_worlds_are_matched(name, discount, solver) -> None:
     env = gymnasium.make(newest(name), **({"map_name": "8x8"} if "Lake" in name else {}))
-    mdp, rng = TabularMDP.from_gymnasium(env), np.random.default_rng(0)
+    mdp, rng = read_gymnasium(env), np.random.default_rng(0)
     if name == "Taxi":  # a step, a wrong pick-up or delivery, a right delivery
         features = np.stack([mdp.rewards == worth for worth in (-1, -10, 20)], axis=2).astype(float)
         reward, weights = LinearReward(features=features, on="state_action"), np.array([-2.0, -2.0, 4.0])

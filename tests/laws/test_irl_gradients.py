@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from scipy.sparse import csr_array, eye_array
 
 from posttrain.irl import curvature, paths
-from posttrain.irl.counting import action_counts, count, in_world
+from posttrain.irl.counting import action_counts, discounted_counts, in_world
 from posttrain.irl.episode_sampling import sample_demonstrations
 from posttrain.irl.feasibility import constant_cost, feasible_start
 from posttrain.irl.grids import GridWorld, IcyGridWorld
@@ -79,7 +79,11 @@ def test_derivatives_of_the_likelihood(seed, place, discount, horizon, temperatu
     policy = rng.dirichlet(np.ones(mdp.num_actions), mdp.num_states)
     sampled = sample_demonstrations(mdp, policy, num_episodes=5, rng=rng, max_steps=horizon or 50)
     known = in_world(sampled, mdp)
-    counts = count(known, mdp, discount=1.0).acting if horizon is None else action_counts(known, mdp, horizon=horizon)
+    counts = (
+        discounted_counts(known, mdp, discount=1.0).acting
+        if horizon is None
+        else action_counts(known, mdp, horizon=horizon)
+    )
     assert_derivatives(Likelihood(given_setting, counts), some_weights(rng, temperature))
 
 

@@ -13,7 +13,7 @@ from posttrain.irl.grids import GridWorld, IcyGridWorld
 from posttrain.irl.mdp import TabularMDP
 from posttrain.irl.objectives import Dual
 from posttrain.irl.planning import Problem, soft_policy_iteration
-from posttrain.irl.preferences import Joint, fit_jointly
+from posttrain.irl.preferences import JointObjective, fit_jointly
 from posttrain.irl.rewards import LinearReward
 from posttrain.irl.uncertainty import confidence_intervals, identifiability
 from tests.irl_worlds import GOAL, course_demonstrations, course_fit, random_world, slopes
@@ -216,7 +216,7 @@ def test_derivatives_of_the_joint_objective(seed, temperature) -> None:
     reward = LinearReward(features=np.column_stack([np.ones(6), rng.normal(size=(6, 2))]))
     irl = MaxCausalEntIRL(discount=0.9, temperature=temperature)
     dual = Dual(irl.setting(reward.bound(mdp), mdp.start), rng.normal(size=3))
-    joint = Joint(dual, rng.normal(size=(8, 3)) * 3, 5)
+    joint = JointObjective(dual, rng.normal(size=(8, 3)) * 3, 5)
     weights = rng.normal(size=3)
     point = joint.at(weights)
     gradient = slopes(lambda w: np.array(joint.at(w).value), weights)
@@ -231,7 +231,7 @@ def test_a_comparison_weighs_as_much_as_a_demonstration() -> None:
     irl = MaxCausalEntIRL(discount=0.9, temperature=0.5)
     dual = Dual(irl.setting(LinearReward(features=np.eye(9)).bound(mdp), mdp.start), rng.normal(size=9))
     weights, differences = rng.normal(size=9), rng.normal(size=(4, 9))
-    added = Joint(dual, differences, 20).at(weights).value - dual.at(weights).value
+    added = JointObjective(dual, differences, 20).at(weights).value - dual.at(weights).value
     preferred = 1 / (1 + np.exp(-differences @ weights / 0.5))
     assert added == pytest.approx(-0.5 / 20 * np.log(preferred).sum(), rel=1e-9)
 

@@ -11,7 +11,7 @@ from posttrain.irl.paths import path_partition
 from posttrain.irl.planning import (
     UNBOUNDED,
     Problem,
-    Watch,
+    StallDetector,
     soft_policy_iteration,
     soft_value_iteration,
     value_iteration,
@@ -19,11 +19,11 @@ from posttrain.irl.planning import (
 from tests.irl_worlds import chain, dense_transitions, random_world
 
 
-def sweeps_until_stuck(watch: Watch, shrinking: float, *, most: int = 20_000) -> int | None:
+def sweeps_until_stuck(detector: StallDetector, shrinking: float, *, most: int = 20_000) -> int | None:
     """How many sweeps of changes 1, ρ, ρ², ... are watched before they are given up."""
     change = 1.0
     for sweep in range(1, most + 1):
-        if watch.stuck(change):
+        if detector.stuck(change):
             return sweep
         change *= shrinking
     return None
@@ -32,15 +32,15 @@ def sweeps_until_stuck(watch: Watch, shrinking: float, *, most: int = 20_000) ->
 @pytest.mark.parametrize(("num_states", "window"), [(10, 1000), (3000, 6000)])
 def test_changes_that_do_not_shrink_are_given_up_after_two_windows(num_states: int, window: int) -> None:
     """A chain of S states takes S sweeps of equal change before it settles, so a window is at least 2 S."""
-    assert sweeps_until_stuck(Watch(num_states), 1.0) == 2 * window
-    assert sweeps_until_stuck(Watch(num_states), 1.0001) == 2 * window
+    assert sweeps_until_stuck(StallDetector(num_states), 1.0) == 2 * window
+    assert sweeps_until_stuck(StallDetector(num_states), 1.0001) == 2 * window
 
 
 def test_changes_that_shrink_are_given_up_only_where_they_never_would_be_small() -> None:
     """Over a window of n sweeps ρⁿ < 1 - n/10⁹ is enough: episodes of 10⁹ steps are too long for double precision."""
     for shrinking in (0.5, 0.999, 1 - 2 / UNBOUNDED):
-        assert sweeps_until_stuck(Watch(10), shrinking) is None
-    assert sweeps_until_stuck(Watch(10), 1 - 0.5 / UNBOUNDED) == 2000
+        assert sweeps_until_stuck(StallDetector(10), shrinking) is None
+    assert sweeps_until_stuck(StallDetector(10), 1 - 0.5 / UNBOUNDED) == 2000
 
 
 def test_the_scale_of_a_problem_is_the_reward_or_the_entropy_of_a_step_whichever_is_more() -> None:
@@ -128,8 +128,8 @@ def test_planning_begins_with_the_uniform_policy_and_each_solve_improves_on_it(m
 
 
 def test_paths_begin_with_the_uniform_choice_and_each_solve_improves_on_it(monkeypatch) -> None:
-    rng, seen, tilted = np.random.default_rng(3), [], paths.tilted
-    monkeypatch.setattr(paths, "tilted", lambda *given: (seen.append(given[2]), tilted(*given))[1])
+    rng, seen, dynamics = np.random.default_rng(3), [], paths.tilted_dynamics
+    monkeypatch.setattr(paths, "tilted_dynamics", lambda *given: (seen.append(given[2]), dynamics(*given))[1])
     mdp, reward = random_world(rng), -3 - rng.exponential(size=6)
     plan = path_partition(mdp, reward)
     np.testing.assert_allclose(seen[0], uniform_values(mdp, reward + np.log(3), reward), rtol=1e-12)
@@ -142,7 +142,7 @@ def test_from_its_own_solution_planning_takes_one_solve(monkeypatch) -> None:
     reward = -2 - np.random.default_rng(0).exponential(size=16)
     problem = Problem(mdp=mdp, reward=reward, discount=1.0)
     solved, partition = soft_policy_iteration(problem).values, path_partition(mdp, reward).values
-    for module, name in ((planning, "system"), (paths, "resolvent")):
+    for module, name in ((planning, "policy_system"), (paths, "resolvent")):
         real = getattr(module, name)
         monkeypatch.setattr(
             module, name, lambda *given, real=real, **named: (solves.append(given), real(*given, **named))[1]

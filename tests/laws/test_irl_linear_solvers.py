@@ -9,8 +9,8 @@ from posttrain.irl.causal import MaxCausalEntIRL
 from posttrain.irl.divergence import Divergence
 from posttrain.irl.episode_sampling import sample_demonstrations
 from posttrain.irl.grids import IcyGridWorld, tiles
-from posttrain.irl.linear_solvers import Iterated, factorised, width
-from posttrain.irl.linear_systems import system
+from posttrain.irl.linear_solvers import IterativeSolver, lu_factors, width
+from posttrain.irl.linear_systems import policy_system
 from posttrain.irl.maxent import MaxEntIRL
 from posttrain.irl.mdp import TabularMDP, state_graph
 from posttrain.irl.occupancies import occupancy
@@ -37,11 +37,11 @@ def uniform(world: TabularMDP) -> np.ndarray:
 @pytest.mark.parametrize("direction", ["N", "T"])
 def test_iterations_solve_what_factors_solve(discount, direction) -> None:
     world = anywhere(900)
-    wide = system(world, uniform(world), discount)
-    assert isinstance(wide, Iterated)
+    wide = policy_system(world, uniform(world), discount)
+    assert isinstance(wide, IterativeSolver)
     right = np.random.default_rng(1).normal(size=(900, 3)) * [1.0, 1e-200, 1e200]
     right[:, 0] *= np.arange(900) % 7 == 0
-    solved, exact = wide.solve(right, direction), factorised(wide.matrix).solve(right, direction)
+    solved, exact = wide.solve(right, direction), lu_factors(wide.matrix).solve(right, direction)
     np.testing.assert_allclose(solved / np.abs(exact).max(axis=0), exact / np.abs(exact).max(axis=0), atol=1e-10)
     np.testing.assert_array_equal(wide.solve(right[:, 0], direction), solved[:, 0])
     np.testing.assert_array_equal(wide.solve(np.zeros(900), direction), np.zeros(900))
@@ -53,15 +53,17 @@ def test_what_no_iteration_settles_is_factorised_or_said_to_diverge(monkeypatch)
     size = 400
     steps = csr_array((np.full(size, 1.0), (range(size), [*range(1, size), 0])), shape=(size, size))
     matrix = (csr_array(np.eye(size)) - (1 - 1e-10) * steps).tocsc()
-    exact = factorised(matrix).solve(np.ones(size))
+    exact = lu_factors(matrix).solve(np.ones(size))
     np.testing.assert_allclose(exact, 1e10, rtol=1e-4)
     monkeypatch.setattr(linear_solvers, "MAX_ITERATIONS", 2)
     right = np.random.default_rng(0).normal(size=size)
-    np.testing.assert_array_equal(Iterated(matrix).solve(right), factorised(matrix).solve(right))
+    np.testing.assert_array_equal(IterativeSolver(matrix).solve(right), lu_factors(matrix).solve(right))
     monkeypatch.setattr(linear_solvers, "LARGEST_FACTORED", size - 1)
-    np.testing.assert_array_equal(Iterated(matrix).solve(right), factorised(matrix).solve(right))  # a ring is narrow
+    np.testing.assert_array_equal(
+        IterativeSolver(matrix).solve(right), lu_factors(matrix).solve(right)
+    )  # a ring is narrow
     world = anywhere(900, end=1e-6)
-    wide = system(world, uniform(world), 1.0)
+    wide = policy_system(world, uniform(world), 1.0)
     with pytest.raises(Divergence, match="900 states did not settle in 6 times 2 iterations, and its factors would"):
         wide.solve(np.ones(900))
 
@@ -106,10 +108,10 @@ def test_policies_that_are_all_but_certain_are_solved_from_one_state(make, disco
     plan = soft_policy_iteration(Problem(mdp=world, reward=reward, discount=discount, temperature=temperature))
     best = np.eye(world.num_actions)[plan.policy.argmax(axis=1)]
     for policy in (plan.policy, best):
-        exact = factorised(system(world, policy, discount).matrix)
+        exact = lu_factors(policy_system(world, policy, discount).matrix)
         for right, direction in ((world.start, "T"), (reward, "N")):
             expected = exact.solve(right, direction)
-            found = system(world, policy, discount).solve(right, direction)
+            found = policy_system(world, policy, discount).solve(right, direction)
             np.testing.assert_allclose(found, expected, rtol=0, atol=1e-9 * np.abs(expected).max())
 
 

@@ -11,7 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from posttrain.irl.divergence import Divergence
-from posttrain.irl.minimisers import Point, acceptable, lbfgs_step, minimise_lbfgs, minimise_newton, trusted_step
+from posttrain.irl.minimisers import (
+    Point,
+    lbfgs_step,
+    minimise_lbfgs,
+    minimise_newton,
+    sufficient_decrease,
+    trusted_step,
+)
 
 SEEDS = st.integers(0, 10_000)
 
@@ -168,9 +175,9 @@ def test_a_step_is_acceptable_by_its_value_or_where_that_does_not_tell_by_its_sl
         return Point(weights=here, plan=None, value=value, gradient=gradient, bend=lambda: np.ones((1, 1)))
 
     before, after = at(0.0, 1.0, -1.0), at(1.0, 1.0 + change_of_value, slope_after)
-    assert acceptable(before, after, np.ones(1), -1.0) is accepted
+    assert sufficient_decrease(before, after, np.ones(1), -1.0) is accepted
     uphill, same = at(0.0, 1.0, 1.0), at(1.0, 1.0, -0.9)
-    assert not acceptable(uphill, same, np.ones(1), -1.0)
+    assert not sufficient_decrease(uphill, same, np.ones(1), -1.0)
 
 
 def model(gradient: np.ndarray, hessian: np.ndarray) -> Point[None]:

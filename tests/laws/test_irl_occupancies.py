@@ -11,6 +11,7 @@ from posttrain.irl.comparison import policy_value
 from posttrain.irl.divergence import Divergence
 from posttrain.irl.episode_sampling import sample_demonstrations
 from posttrain.irl.grids import GridWorld
+from posttrain.irl.gymnasium_table import read_gymnasium
 from posttrain.irl.mdp import TabularMDP
 from posttrain.irl.occupancies import finite_occupancy, occupancy
 from posttrain.irl.planning import Problem
@@ -113,7 +114,7 @@ def test_what_is_no_policy_is_refused_naming_the_state(make, message) -> None:
 
 
 def test_states_that_were_left_out_in_reading_keep_their_numbers_in_errors() -> None:
-    mdp = TabularMDP.from_gymnasium(gymnasium.make(newest("CliffWalking")))  # 38 of 48 states; the last is the goal
+    mdp = read_gymnasium(gymnasium.make(newest("CliffWalking")))  # 38 of 48 states; the last is the goal
     reward = np.zeros(38)
     reward[37] = np.nan
     with pytest.raises(UserError, match="the reward of state 47 is nan"):

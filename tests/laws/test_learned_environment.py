@@ -1,5 +1,7 @@
 """What an episode earns in a wrapped environment is what `posttrain.irl` pays for it, whatever the environment."""
 
+import subprocess
+import sys
 from collections.abc import Sequence
 
 import gymnasium
@@ -17,6 +19,7 @@ from posttrain.irl.comparison import policy_value
 from posttrain.irl.counting import in_world
 from posttrain.irl.demonstrations import Demonstrations, Episode
 from posttrain.irl.grids import GridWorld
+from posttrain.irl.gymnasium_table import read_gymnasium
 from posttrain.irl.mdp import TabularMDP
 from posttrain.irl.rewards import LinearReward, Place
 from posttrain.irl_runs.environment import LearnedReward, TabularEnvironment
@@ -84,7 +87,7 @@ def test_the_mean_return_of_many_episodes_is_the_value_of_the_policy(place: Plac
 
 def test_states_that_gymnasium_numbers_with_gaps_are_found_and_its_own_reward_is_kept() -> None:
     env = gymnasium.make(newest("Taxi"))
-    mdp = TabularMDP.from_gymnasium(env)
+    mdp = read_gymnasium(env)
     assert mdp.num_states < int(mdp.states.max()) + 1, "some numbers are never reached"
     reward = np.arange(mdp.num_states, dtype=float)
     learned = LearnedReward(env, mdp, reward, discount=0.9)
@@ -108,7 +111,7 @@ def test_environments_pass_the_checks_of_gymnasium() -> None:
 
 def lake(reward: ndarray) -> LearnedReward:
     env = gymnasium.make("FrozenLake-v1", map_name="4x4")
-    return LearnedReward(env, TabularMDP.from_gymnasium(env), reward, discount=0.9)
+    return LearnedReward(env, read_gymnasium(env), reward, discount=0.9)
 
 
 def test_an_environment_made_again_from_its_spec_pays_the_same() -> None:
@@ -169,7 +172,7 @@ def test_a_seed_makes_the_same_episode_again() -> None:
 
 def test_a_world_that_is_not_that_of_the_environment_is_refused() -> None:
     lake = gymnasium.make("FrozenLake-v1", map_name="8x8")
-    small = TabularMDP.from_gymnasium(gymnasium.make("FrozenLake-v1", map_name="4x4"))
+    small = read_gymnasium(gymnasium.make("FrozenLake-v1", map_name="4x4"))
     learned = LearnedReward(lake, small, np.zeros(16), discount=1.0, state_of=lambda seen: int(seen) + 99)
     with pytest.raises(UserError, match="the environment is in state 99, which the world"):
         learned.reset(seed=0)
@@ -183,3 +186,12 @@ def test_a_world_that_is_not_that_of_the_environment_is_refused() -> None:
         LearnedReward(lake, endless, np.zeros(64), discount=1.5)
     with pytest.raises(UserError, match="call reset"):
         TabularEnvironment(endless).step(0)
+
+
+def test_it_has_a_short_name_that_loads_gymnasium_only_when_it_is_used_and_never_torch() -> None:
+    program = (
+        "import sys, posttrain; early = 'gymnasium' in sys.modules; wrapper = posttrain.LearnedReward; "
+        "print(early, wrapper.__name__, *(name in sys.modules for name in ('gymnasium', 'torch')))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.split() == ["False", "LearnedReward", "True", "False"]

@@ -9,7 +9,7 @@ from posttrain.irl.causal import MaxCausalEntIRL
 from posttrain.irl.comparison import expected_value_difference, policy_value
 from posttrain.irl.episode_sampling import sample_demonstrations
 from posttrain.irl.grids import IcyGridWorld
-from posttrain.irl.mdp import TabularMDP
+from posttrain.irl.gymnasium_table import read_gymnasium
 from posttrain.irl.planning import Problem, action_values, greedy_policy, soft_policy_iteration, value_iteration
 from posttrain.irl.rewards import LinearReward
 from posttrain.irl_runs.environment import LearnedReward, TabularEnvironment
@@ -56,7 +56,7 @@ def test_on_a_frozen_lake_of_gymnasium_q_learning_acts_as_the_expert_who_was_wat
     def lake() -> gymnasium.Env:
         return gymnasium.make("FrozenLake-v1", map_name="4x4", max_episode_steps=200)
 
-    mdp = TabularMDP.from_gymnasium(lake())
+    mdp = read_gymnasium(lake())
     best = value_iteration(mdp, mdp.rewards, discount=0.99)
     expert = greedy_policy(mdp, action_values(mdp, mdp.rewards, best, discount=0.99))
     shown = sample_demonstrations(mdp, expert, num_episodes=300, rng=np.random.default_rng(0))

@@ -93,18 +93,18 @@ def test_a_network_that_gives_no_reward_for_each_state_is_refused() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.* demonstrations are truncated")
-def test_it_stops_at_the_last_step_or_at_the_tolerance_and_tells_of_each() -> None:
+def test_it_stops_at_the_last_step_or_at_the_tolerance_and_shows_each_to_who_watches() -> None:
     world = IcyGridWorld(3, terminal=())
     walks = sample_demonstrations(
         world, np.full((9, 4), 0.25), num_episodes=5, rng=np.random.default_rng(0), max_steps=9
     )
-    network, told = torch.nn.Linear(9, 1, bias=False).double(), []
+    network, seen = torch.nn.Linear(9, 1, bias=False).double(), []
     inputs = torch.eye(9, dtype=torch.float64)
     fit = NeuralIRL(discount=0.9, num_steps=4, tolerance=1e-12).fit(
-        world, network, inputs, walks, progress=lambda step, gap: told.append((step, gap))
+        world, network, inputs, walks, watch=lambda numbers: seen.append(numbers)
     )
-    assert told == list(enumerate(fit.gaps.tolist()))
-    assert len(told) == 4
+    assert seen == [{"gap": gap} for gap in fit.gaps.tolist()]
+    assert len(seen) == 4
     assert fit.reward.tolist() == network.weight.flatten().tolist(), "those of the policy, not of a step further"
     assert len(NeuralIRL(discount=0.9, num_steps=4, tolerance=100.0).fit(world, network, inputs, walks).gaps) == 1
     numbers = torch.nn.Embedding(9, 1).double()

@@ -128,7 +128,7 @@ class Features:
 
 
 def dense(table: ndarray | csr_array) -> ndarray:
-    """The same, with its zeros."""
+    """A table as an array, its zeros written out."""
     if isinstance(table, ndarray):
         return table
     full: ndarray = table.toarray()
