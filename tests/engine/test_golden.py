@@ -17,8 +17,8 @@ import pytest
 import torch
 
 from posttrain.options.training import UpdateOptions
-from tests.tiny import tiny_policy, weights
-from tests.toy import Toy, train_on
+from tests.support.tiny import tiny_policy, weights
+from tests.support.toy import Toy, train_on
 
 GOLDEN = Path(__file__).parents[1] / "data" / "golden.json"
 KEPT = ("loss", "reward", "kl", "grad_norm", "tokens/trained")
