@@ -14,7 +14,7 @@ from posttrain.options.sandbox import SandboxOptions
 from posttrain.rewards.code.unit_tests import read_tests
 from posttrain.rewards.reward_registry import BUILT_IN
 from posttrain.runs import alarms
-from tests.pages import blocks, posttrain, programs, python, write_files
+from tests.support.pages import blocks, posttrain, programs, python, write_files
 
 DOCS = Path(__file__).parents[1] / "docs"
 PAGE = (DOCS / "rewards.md").read_text(encoding="utf-8")

@@ -14,8 +14,8 @@ import pytest
 from posttrain.errors import RunError
 from posttrain.rewards.grading.grade import grade
 from posttrain.rewards.grading.workers import shared_workers as shared
-from tests.laws.reward_rows import group
-from tests.laws.worker_rows import function_of
+from tests.support.reward_rows import group
+from tests.support.worker_rows import function_of
 
 ROOT = Path(__file__).parents[2]
 
@@ -88,7 +88,7 @@ from pathlib import Path
 from posttrain.rewards.loading import load_reward
 from posttrain.rewards.options import RewardOptions
 from posttrain.rewards.protocol import grade
-from tests.laws.reward_rows import group
+from tests.support.reward_rows import group
 
 if __name__ == "__main__":
     function = load_reward(RewardOptions(path=sys.argv[1] + ":mine", workers=2))

@@ -20,7 +20,7 @@ from posttrain.training.evaluation import (
     pass_at_k,
     sample_answers,
 )
-from tests.tiny import some_prompts, tiny_policy, tokenizer
+from tests.support.tiny import some_prompts, tiny_policy, tokenizer
 
 
 @pytest.mark.parametrize("k", [1, 2, 3, 5])

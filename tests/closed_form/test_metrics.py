@@ -1,24 +1,14 @@
 """Metrics of hand-made records, against values worked out by hand, and against the list in docs/metrics.md."""
 
 import math
-import re
 from math import nan, sqrt
-from pathlib import Path
 
 import pytest
 import torch
 
 from posttrain.records import Finish, Grades, Group, Prompt, Rollout
 from posttrain.training.metrics import completion_metrics, outcome_metrics, reward_metrics, step_metrics, step_tokens
-
-METRICS_PAGE = Path(__file__).parents[2] / "docs" / "metrics.md"
-
-
-def documented(name: str) -> bool:
-    """Whether a table row of docs/metrics.md names this metric; `<fn>` stands for one part of a name."""
-    names = re.findall(r"^\| `([^`]+)`", METRICS_PAGE.read_text(encoding="utf-8"), flags=re.MULTILINE)
-    patterns = [re.sub(r"<\w+>", "[^/]+", re.escape(row).replace(r"\<", "<").replace(r"\>", ">")) for row in names]
-    return any(re.fullmatch(pattern, name) for pattern in patterns)
+from tests.support.pages import documented
 
 
 def rollout(sample: int, num_tokens: int, *, finish: Finish = Finish.STOP, logprob: float = -1.0) -> Rollout:

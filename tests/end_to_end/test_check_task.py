@@ -17,7 +17,7 @@ from posttrain.commands.check_task import EXAMPLES, own_function, replayed
 from posttrain.rewards.attacks.cheap_attacks import Answer, AttackExample
 from posttrain.rewards.judge.judge_reward import SPENT
 from posttrain.rewards.reward_registry import BUILT_IN
-from tests.end_to_end.misbehaving import endpoint, says
+from tests.support.faulty_endpoint import endpoint, says
 
 CAREFUL = """
 def solved(completions, answer, **columns):

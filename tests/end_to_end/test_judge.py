@@ -20,7 +20,7 @@ from posttrain.rewards.grading.function import ScoringFailure
 from posttrain.rewards.grading.grade import grade, reward_function
 from posttrain.rewards.judge import judge_reward as judges
 from posttrain.rewards.judge.judge_reward import SPENT, JudgeOutcome, JudgeReward
-from tests.end_to_end.misbehaving import (
+from tests.support.faulty_endpoint import (
     Endpoint,
     drips,
     endless,
@@ -32,7 +32,7 @@ from tests.end_to_end.misbehaving import (
     status,
     truncated,
 )
-from tests.laws.reward_rows import group
+from tests.support.reward_rows import group
 
 SEVEN = says('It is mostly right.\n{"score": 7}')
 

@@ -13,8 +13,8 @@ import posttrain
 from posttrain.errors import UserError
 from posttrain.models.new_model import new_tokenizer
 from posttrain.rewards.grading.function import RewardFunction
-from tests.end_to_end.dice import dice
-from tests.end_to_end.runs import require_same, save_tiny_model
+from tests.support.dice import dice
+from tests.support.runs import require_same, save_tiny_model
 
 TEMPLATE = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant: "
 

@@ -9,7 +9,7 @@ from posttrain.errors import UserError
 from posttrain.options.reward import RewardOptions
 from posttrain.rewards.grading.grade import grade
 from posttrain.rewards.reward_registry import BUILT_IN, load_reward
-from tests.laws.reward_rows import CHAT, group
+from tests.support.reward_rows import CHAT, group
 
 
 def from_file(tmp_path: Path, source: str, name: str, file: str = "my_rewards.py") -> RewardOptions:

@@ -20,7 +20,7 @@ from posttrain.generation.streams import StreamKey, uniforms
 from posttrain.models.policy import Policy
 from posttrain.options.sampling import Sampling
 from posttrain.records import Finish, Group
-from tests.tiny import (
+from tests.support.tiny import (
     DECODERS,
     STOP_IDS,
     VOCAB,

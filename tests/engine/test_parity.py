@@ -16,7 +16,7 @@ from posttrain.options.training import UpdateOptions
 from posttrain.records import Group
 from posttrain.training.optimizer import new_optimizer
 from posttrain.training.update import Objective, group_logprobs, update
-from tests.tiny import (
+from tests.support.tiny import (
     DECODERS,
     FAMILIES,
     SHAPE,

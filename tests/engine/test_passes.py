@@ -21,7 +21,7 @@ from posttrain.training.optimizer import new_optimizer
 from posttrain.training.rl import batches, learn
 from posttrain.training.session import Session, frozen_copy
 from posttrain.training.state import RunState
-from tests.tiny import plain_logprobs, some_prompts, tiny_policy, weights
+from tests.support.tiny import plain_logprobs, some_prompts, tiny_policy, weights
 
 PLAIN_DAPO = {"name": "dapo", "overlong": None, "resample": None}
 

@@ -10,7 +10,7 @@ from posttrain.algorithms.token_weights import mean_over_tokens
 from posttrain.batch import Batch, Judged
 from posttrain.records import Group
 from posttrain.training.update import Objective
-from tests.tiny import batch_of, gradient_of_update, relative_distance, tiny_policy, twin, written_group
+from tests.support.tiny import batch_of, gradient_of_update, relative_distance, tiny_policy, twin, written_group
 
 ALGORITHM = build_algorithm({"name": "dapo"})  # mean_over_tokens: 1 / number of tokens
 

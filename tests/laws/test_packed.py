@@ -10,7 +10,7 @@ from posttrain.models.forward import completion_hidden, plain_hidden, sequence_h
 from posttrain.models.logprobs import token_logprobs
 from posttrain.models.packed import PackedLayout
 from posttrain.models.policy import Policy
-from tests.tiny import (
+from tests.support.tiny import (
     DECODERS,
     VOCAB,
     flat_gradient,

@@ -19,7 +19,7 @@ from posttrain.training import update as update_module
 from posttrain.training.optimizer import apply_gradients, learning_rate, new_optimizer
 from posttrain.training.session import frozen_copy
 from posttrain.training.update import Objective, group_logprobs, update
-from tests.tiny import (
+from tests.support.tiny import (
     batch_of,
     gradient_of_update,
     plain_logprobs,
