@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from posttrain.generation.engine import Engine
+from posttrain.generation.in_process import InProcessEngine
 from posttrain.models.rendering import TokenizerRenderer
 from posttrain.options.dataset import DatasetOptions
 from posttrain.rewards.grading.function import reward_function
@@ -83,16 +83,16 @@ def test_the_same_seed_asks_every_policy_with_the_same_random_numbers() -> None:
     for uniform in (flat, also_flat):
         with torch.no_grad():
             uniform.head.zero_()
-    first = tokens(sample_answers(Engine(policy), QUESTIONS, samples=3))
-    assert tokens(sample_answers(Engine(policy, max_rows=2), QUESTIONS, samples=3)) == first
-    assert tokens(sample_answers(Engine(policy), replace(QUESTIONS, seed=4), samples=3)) != first
+    first = tokens(sample_answers(InProcessEngine(policy), QUESTIONS, samples=3))
+    assert tokens(sample_answers(InProcessEngine(policy, max_rows=2), QUESTIONS, samples=3)) == first
+    assert tokens(sample_answers(InProcessEngine(policy), replace(QUESTIONS, seed=4), samples=3)) != first
     # Two different models that find every token equally likely say the same, for all that differs is the streams.
-    said = tokens(sample_answers(Engine(flat), QUESTIONS, samples=3))
-    assert said == tokens(sample_answers(Engine(also_flat), QUESTIONS, samples=3)) != first
+    said = tokens(sample_answers(InProcessEngine(flat), QUESTIONS, samples=3))
+    assert said == tokens(sample_answers(InProcessEngine(also_flat), QUESTIONS, samples=3)) != first
 
 
 def test_an_evaluation_in_brief_is_the_beginning_of_the_full_one() -> None:
-    engine = Engine(tiny_policy())
+    engine = InProcessEngine(tiny_policy())
     full = sample_answers(engine, QUESTIONS, samples=8)
     brief = brief_evaluation(engine, QUESTIONS, problems=3)
     assert brief["eval/accuracy_sampled"] == full.correct[:3, 0].mean()
@@ -105,7 +105,7 @@ def test_what_could_not_be_scored_is_neither_right_nor_wrong() -> None:
             None if ids[0] % 3 == 0 else score for ids, score in zip(completion_ids, even(completion_ids), strict=True)
         ]
 
-    engine, questions = Engine(tiny_policy()), replace(QUESTIONS, judge=reward_function(seldom))
+    engine, questions = InProcessEngine(tiny_policy()), replace(QUESTIONS, judge=reward_function(seldom))
     results, groups = full_evaluation(engine, TASK, questions, samples=8)
     scores = [seldom([rollout.tokens for rollout in group.rollouts]) for group in groups]
     scored = [[score for score in row if score is not None] for row in scores]
@@ -131,7 +131,7 @@ def test_the_chance_that_one_of_k_is_right_is_of_scored_samples() -> None:
 
 
 def test_the_full_evaluation_reports_the_answers_it_got() -> None:
-    engine = Engine(tiny_policy())
+    engine = InProcessEngine(tiny_policy())
     results, groups = full_evaluation(engine, TASK, QUESTIONS, samples=8)
     right = np.array([even([rollout.tokens for rollout in group.rollouts]) for group in groups])
     assert 0 < right.mean() < 1

@@ -9,7 +9,7 @@ import torch
 from posttrain.algorithms.table import build_algorithm
 from posttrain.batch import Judged
 from posttrain.config import Config
-from posttrain.generation.engine import Engine
+from posttrain.generation.in_process import InProcessEngine
 from posttrain.options.rollout import RolloutOptions
 from posttrain.options.training import RunOptions, UpdateOptions
 from posttrain.records import Grades, Group, Prompt
@@ -65,7 +65,7 @@ def session_with(algorithm: Mapping[str, object] = PLAIN_DAPO, reward: object = 
     return Session(
         config=config,
         policy=policy,
-        engine=Engine(policy),
+        engine=InProcessEngine(policy),
         optimizer=new_optimizer(policy.model.parameters(), config.update),
         algorithm=made,
         task=Tokens(),

@@ -72,6 +72,16 @@ def test_their_gradients_are_finite_differences(
 
 
 @pytest.mark.usefixtures("tiles")
+def test_an_output_matrix_that_is_not_trained_changes_no_other_gradient(
+    hidden: torch.Tensor, head: torch.Tensor, targets: torch.Tensor
+) -> None:
+    weights = torch.linspace(-1, 2, ROWS, dtype=torch.float64)
+    (expected,) = torch.autograd.grad(weights @ token_logprobs(hidden, head, targets), hidden)
+    (actual,) = torch.autograd.grad(weights @ token_logprobs(hidden, head.detach(), targets), hidden)
+    assert torch.equal(actual, expected)
+
+
+@pytest.mark.usefixtures("tiles")
 @pytest.mark.parametrize("temperature", [1.0, 0.5])
 def test_the_full_kl_and_its_gradient_are_those_of_the_sum(
     hidden: torch.Tensor, head: torch.Tensor, temperature: float

@@ -15,7 +15,6 @@ from posttrain.errors import RunError
 from posttrain.models.policy import Policy
 from posttrain.options.training import OptimizerOptions, UpdateOptions
 from posttrain.records import Group
-from posttrain.training import update as update_module
 from posttrain.training.optimizer import apply_gradients, learning_rate, new_optimizer
 from posttrain.training.session import frozen_copy
 from posttrain.training.update import Objective, group_logprobs, update
@@ -186,15 +185,16 @@ def test_reference_log_probs_are_those_of_the_model_in_order(max_tokens: int) ->
 
 def test_reference_log_probs_keep_to_the_token_budget_also_within_a_group(monkeypatch: pytest.MonkeyPatch) -> None:
     sizes: list[int] = []
-    original = update_module.completion_hidden
+    policy = tiny_policy()
+    original = policy.forward.completion_hidden
 
-    def counted(policy, prompts, completions, prompt_of):
+    def counted(prompts, completions, prompt_of):
         sizes.append(sum(map(len, prompts)) + sum(map(len, completions)))
-        return original(policy, prompts, completions, prompt_of)
+        return original(prompts, completions, prompt_of)
 
-    monkeypatch.setattr(update_module, "completion_hidden", counted)
+    monkeypatch.setattr(policy.forward, "completion_hidden", counted)
     budget = max(len(group.prompt.tokens) + len(r.tokens) for group in GROUPS for r in group.rollouts)
-    group_logprobs(tiny_policy(), GROUPS, temperature=TEMPERATURE, max_tokens=budget)
+    group_logprobs(policy, GROUPS, temperature=TEMPERATURE, max_tokens=budget)
     assert max(sizes) <= budget
     assert len(sizes) > len(GROUPS)
 

@@ -4,8 +4,8 @@ Hugging Face computes norms and rotary angles in float32 whatever the model's ty
 ones, so that in float64 two ways to compute a number differ by rounding alone.
 """
 
-import copy
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache
 from types import MethodType
 
@@ -29,6 +29,7 @@ from posttrain.algorithms.table import Algorithm
 from posttrain.batch import Batch, Judged, collate
 from posttrain.generation.request import Request
 from posttrain.generation.streams import StreamKey
+from posttrain.models.forward import SharedPromptForward
 from posttrain.models.new_model import new_tokenizer
 from posttrain.models.policy import Policy, as_policy
 from posttrain.options.sampling import Sampling
@@ -77,8 +78,13 @@ def exact_norm(self: nn.Module, x: Tensor) -> Tensor:
     return self.weight * x * torch.rsqrt(x.square().mean(-1, keepdim=True) + self.variance_epsilon)
 
 
-def tiny_model(family: str, dtype: torch.dtype = torch.float64, *, seed: int = 0) -> PreTrainedModel:
-    """Weights are uniform numbers from numpy, the same on every machine; no norm is 1 and no bias 0."""
+def tiny_model(
+    family: str, dtype: torch.dtype = torch.float64, *, seed: int = 0, exact: bool = True
+) -> PreTrainedModel:
+    """Weights are uniform numbers from numpy, the same on every machine; no norm is 1 and no bias 0.
+
+    Without `exact` norms and rotary angles are the library's own, through float32.
+    """
     if family == "gpt2":
         config = GPT2Config(
             vocab_size=VOCAB,
@@ -93,11 +99,11 @@ def tiny_model(family: str, dtype: torch.dtype = torch.float64, *, seed: int = 0
     else:
         model_class, config_class, extra = CLASSES[family]
         model = model_class(config_class(**SHAPE, **extra))
-        width = getattr(model.config, "head_dim", None) or 16 // 4
-        model.model.rotary_emb = ExactRotary(width)
-        for module in model.modules():
-            if type(module).__name__.endswith("RMSNorm"):
-                module.forward = MethodType(exact_norm, module)
+        if exact:
+            model.model.rotary_emb = ExactRotary(getattr(model.config, "head_dim", None) or 16 // 4)
+            for module in model.modules():
+                if type(module).__name__.endswith("RMSNorm"):
+                    module.forward = MethodType(exact_norm, module)
     random = np.random.Generator(np.random.Philox(seed))
     model = model.to(dtype)
     with torch.no_grad():
@@ -120,19 +126,21 @@ def tiny_policy(
     family: str = "qwen3", dtype: torch.dtype = torch.float64, *, seed: int = 0, compute: str = "float32"
 ) -> Policy:
     """As the library makes it; `compute="bfloat16"` is its mixed precision."""
-    return as_policy(tiny_model(family, dtype, seed=seed), tokenizer(), dtype=compute)
+    policy = as_policy(tiny_model(family, dtype, seed=seed), tokenizer(), dtype=compute)
+    if family not in DECODERS:
+        return policy
+    # The exact norms are none of the family's layers, and are refused as they should be; here we know what they do.
+    return replace(policy, forward=SharedPromptForward(policy.model, policy.compute_dtype), forward_reason=None)
 
 
 def twin(policy: Policy) -> Policy:
     """A copy that can be trained apart."""
-    return as_policy(copy.deepcopy(policy.model), policy.tokenizer)
+    return policy.copy()
 
 
 def through_its_own_forward(policy: Policy) -> Policy:
-    """The same weights without our decoder: what any family gets that the decoder does not know."""
-    made = twin(policy)
-    object.__setattr__(made, "decoder", None)
-    return made
+    """The same weights through the plain forward pass: what any model gets that the shared-prompt one does not know."""
+    return as_policy(twin(policy).model, policy.tokenizer, forward="plain")
 
 
 def some_prompts(lengths: Sequence[int], *, seed: int = 1) -> list[Prompt]:

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from posttrain.algorithms.table import Algorithm, build_algorithm
-from posttrain.generation.engine import Engine
+from posttrain.generation.in_process import InProcessEngine
 from posttrain.generation.streams import StreamKey
 from posttrain.models.policy import Policy
 from posttrain.options.sampling import Sampling
@@ -41,7 +41,7 @@ def share_of_even_tokens(groups: Sequence[Group]) -> torch.Tensor:
 def train_on(toy: Toy, policy: Policy) -> Iterator[dict[str, float]]:
     """Train the policy; the metrics of each step."""
     algorithm: Algorithm = build_algorithm(toy.algorithm)
-    engine = Engine(policy, max_rows=12)
+    engine = InProcessEngine(policy, max_rows=12)
     optimizer = new_optimizer(policy.model.parameters(), toy.update)
     reference = frozen_copy(policy) if algorithm.uses_reference else None
     objective = Objective(algorithm=algorithm, temperature=toy.temperature, reference=reference)

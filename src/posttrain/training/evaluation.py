@@ -159,14 +159,12 @@ def never_giving_up(
 
     Tells learning to search better from learning not to give up.  None where the task cannot say.
     """
-    tokenizer = engine.policy.tokenizer
+    tokenizer = engine.tokenizer
     encoded = [tokenizer.encode(tag, add_special_tokens=False) for tag in task.closing_tags]
     if not questions.prompts or not encoded or any(len(tokens) != 1 for tokens in encoded):
         return None
     closing = [tokens[0] for tokens in encoded]
-    answers = sample_answers(
-        engine, questions, samples=1, suppressed=(*closing, *engine.policy.stop_ids), advance=advance
-    )
+    answers = sample_answers(engine, questions, samples=1, suppressed=(*closing, *engine.stop_ids), advance=advance)
     return float(np.mean([task.found(group.prompt, group.rollouts[0].text) for group in answers.groups]))
 
 

@@ -1,6 +1,5 @@
 """Everything that a reinforcement-learning run works with, made from its config."""
 
-import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -9,10 +8,11 @@ import torch
 from posttrain.algorithms.table import Algorithm, build_algorithm
 from posttrain.config import Config
 from posttrain.errors import UserError
-from posttrain.generation.engine import Engine
+from posttrain.generation.engine import Engine, require_room_for
+from posttrain.generation.in_process import InProcessEngine
 from posttrain.generation.request import Request
 from posttrain.generation.streams import StreamKey
-from posttrain.models.policy import Policy, as_policy, load_policy
+from posttrain.models.policy import Policy, load_policy
 from posttrain.models.rendering import TokenizerRenderer
 from posttrain.options.reward import Terms
 from posttrain.rewards.grading.function import RewardFunction, reward_function
@@ -44,7 +44,7 @@ class Session:
     held_out: Questions | None = None
     """Made when first asked for."""
 
-    def request(self, step: int, *, first_draw: int = 0, purpose: str = "rollout", weights_version: int = 0) -> Request:
+    def request(self, step: int, *, first_draw: int = 0, purpose: str = "rollout") -> Request:
         """What a training step samples."""
         options = self.config.rollout
         return Request(
@@ -52,7 +52,6 @@ class Session:
             max_completion_tokens=options.max_completion_tokens,
             sampling=options.sampling,
             key=StreamKey(self.config.run.seed, purpose, step, first_draw),
-            weights_version=weights_version,
         )
 
     def questions(self) -> Questions:
@@ -105,7 +104,7 @@ def open_session(config: Config, *, rewards: Rewards = (), rows: Rows | None = N
     return Session(
         config=config,
         policy=policy,
-        engine=Engine(policy, max_rows=config.rollout.max_rows),
+        engine=InProcessEngine(policy, max_rows=config.rollout.max_rows),
         optimizer=new_optimizer(policy.model.parameters(), config.update),
         algorithm=algorithm,
         task=task,
@@ -118,12 +117,12 @@ def require_room(session: Session) -> None:
     """Refuse a prompt that leaves no room for a completion, in the model's context or in a micro-batch."""
     prompts = [*session.task.longest_prompts(), *session.questions().prompts]
     for prompt in prompts:
-        session.engine.require_room(prompt)
+        require_room_for(prompt, session.engine)
     session.config.require_room(max(len(prompt.tokens) for prompt in prompts))
 
 
 def frozen_copy(policy: Policy) -> Policy:
     """The policy as it is now, for a KL term to compare with; its weights take no gradient."""
-    model = copy.deepcopy(policy.model).requires_grad_(False)
-    dtype = "bfloat16" if policy.compute_dtype == torch.bfloat16 else "float32"
-    return as_policy(model, policy.tokenizer, dtype=dtype)
+    made = policy.copy()
+    made.model.requires_grad_(False)
+    return made

@@ -13,8 +13,7 @@ from posttrain.algorithms.losses import ratio_statistics
 from posttrain.algorithms.table import Algorithm
 from posttrain.batch import Batch, everything
 from posttrain.errors import RunError
-from posttrain.models.forward import completion_hidden
-from posttrain.models.gradients import written_in_place
+from posttrain.models.gradients import gradients_in_place
 from posttrain.models.logprobs import full_kl, token_entropies, token_logprobs
 from posttrain.models.policy import Policy
 from posttrain.options.training import UpdateOptions
@@ -86,8 +85,8 @@ REMEDY = "No step was taken.  Start again with a lower update.learning_rate."
 def micro_loss(policy: Policy, micro: Batch, objective: Objective, observed: Observed) -> Float[Tensor, ""]:
     """The micro-batch's share of the update's loss, for `backward` alone; see `models.gradients`."""
     algorithm, temperature = objective.algorithm, objective.temperature
-    with written_in_place():
-        hidden = completion_hidden(policy, micro.prompts, micro.completions, micro.prompt_of)
+    with gradients_in_place():
+        hidden = policy.forward.completion_hidden(micro.prompts, micro.completions, micro.prompt_of)
         logprobs = token_logprobs(hidden, policy.head, micro.tokens.to(hidden.device), temperature=temperature)
     here = micro_on(logprobs, micro)
     denominator = here.reference_logprobs if algorithm.ratio_to == "reference" else here.behaviour_logprobs
@@ -126,7 +125,7 @@ def micro_on(like: Float[Tensor, " token"], micro: Batch) -> Batch:
 def reference_hidden(objective: Objective, micro: Batch) -> tuple[Tensor, Tensor]:
     """The reference's hidden states and output matrix for the full KL."""
     assert objective.reference is not None
-    hidden = completion_hidden(objective.reference, micro.prompts, micro.completions, micro.prompt_of)
+    hidden = objective.reference.forward.completion_hidden(micro.prompts, micro.completions, micro.prompt_of)
     return hidden, objective.reference.head
 
 
@@ -176,7 +175,7 @@ def group_logprobs(
     """log-probs of every completion token of the groups under another policy, in order, in nats."""
     parts: list[Tensor] = []
     for micro in everything(groups).split(max_tokens):
-        hidden = completion_hidden(policy, micro.prompts, micro.completions, micro.prompt_of)
+        hidden = policy.forward.completion_hidden(micro.prompts, micro.completions, micro.prompt_of)
         logprobs = token_logprobs(hidden, policy.head, micro.tokens.to(hidden.device), temperature=temperature)
         parts.append(logprobs.double().cpu())
     return torch.cat(parts)
