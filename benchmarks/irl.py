@@ -38,7 +38,7 @@ from posttrain.irl.maxent import MaxEntIRL  # noqa: E402
 from posttrain.irl.mdp import TabularMDP  # noqa: E402
 from posttrain.irl.occupancies import occupancy  # noqa: E402
 from posttrain.irl.planning import Problem, soft_policy_iteration, value_iteration  # noqa: E402
-from posttrain.irl.rewards import LinearReward  # noqa: E402
+from posttrain.irl.features import LinearReward  # noqa: E402
 
 GOAL, SIDE_PRIZE = 24, 8
 Result = TypeVar("Result")

@@ -19,7 +19,7 @@ BECAUSE: dict[str, list[tuple[str, str]]] = {
     ],
     "What is finite is never looked at again.": [
         (
-            "irl/rewards.py",
+            "irl/features.py",
             "stored = csr_array(np.where(np.isfinite(table), 1.0, table)) if isinstance(table, ndarray) else table",
         ),
     ],

@@ -27,7 +27,7 @@ from posttrain.irl.divergence import Divergence
 from posttrain.irl.mdp import TabularMDP
 from posttrain.irl.minimisers import Point, Watch
 from posttrain.irl.objectives import Dual, Plan
-from posttrain.irl.rewards import LinearReward
+from posttrain.irl.features import LinearReward
 
 
 @dataclass(frozen=True, eq=False)

@@ -16,7 +16,7 @@ from posttrain.irl.fitting import Fit
 from posttrain.irl.grids import IcyGridWorld
 from posttrain.irl.mdp import TabularMDP
 from posttrain.irl.planning import value_iteration
-from posttrain.irl.rewards import LinearReward
+from posttrain.irl.features import LinearReward
 
 GOAL, SIDE_PRIZE = 24, 8
 

@@ -31,7 +31,7 @@ from posttrain.irl.planning import (
     value_iteration,
 )
 from posttrain.irl.preferences import fit_jointly
-from posttrain.irl.rewards import LinearReward
+from posttrain.irl.features import LinearReward
 from posttrain.irl.uncertainty import confidence_intervals, identifiability
 
 __all__ = [

@@ -24,7 +24,7 @@ from posttrain.irl.mdp import TabularMDP
 from posttrain.irl.minimisers import Descent, RescaledObjective, Watch, minimise_lbfgs, minimise_newton, rescaled_point
 from posttrain.irl.objectives import Dual, Likelihood, Plan, PlannedObjective, Setting, WatchedObjective
 from posttrain.irl.planning import check_discount
-from posttrain.irl.rewards import Features, LinearReward, Weights, check_moments
+from posttrain.irl.features import Features, LinearReward, Weights, check_moments
 
 QUICK_PAIRS = 5_000
 """Pairs of state and action up to which a warning waits for the least gap of any policy."""

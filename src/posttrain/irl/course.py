@@ -22,7 +22,7 @@ from posttrain.errors import UserError
 from posttrain.irl.counting import initial_histogram, visit_totals
 from posttrain.irl.demonstrations import Demonstrations
 from posttrain.irl.mdp import TabularMDP
-from posttrain.irl.rewards import LinearReward
+from posttrain.irl.features import LinearReward
 
 EARLY = 1e-6
 """The backward sweep stops once no Z changes by more."""

@@ -32,7 +32,7 @@ from posttrain.irl.objectives import Setting
 from posttrain.irl.occupancies import occupancy_from
 from posttrain.irl.paths import PathPlan, PerState, executed_slopes, path_curvature, path_partition
 from posttrain.irl.planning import Policy
-from posttrain.irl.rewards import Features, LinearReward, Weights, dense
+from posttrain.irl.features import Features, LinearReward, Weights, dense
 
 PATIENCE = 15
 """Steps in which the way to algorithm 1's zero must shorten by half."""

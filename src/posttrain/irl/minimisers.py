@@ -13,7 +13,7 @@ import numpy as np
 
 from posttrain.irl.curvature import Matrix
 from posttrain.irl.divergence import Divergence
-from posttrain.irl.rewards import Weights
+from posttrain.irl.features import Weights
 
 PlanT = TypeVar("PlanT")
 """What an objective plans at some weights, and plans from at others near by."""

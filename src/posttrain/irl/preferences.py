@@ -30,7 +30,7 @@ from posttrain.irl.fitting import Fit, fit_of_descent
 from posttrain.irl.mdp import TabularMDP
 from posttrain.irl.minimisers import Point, Watch
 from posttrain.irl.objectives import Dual, Plan, Setting
-from posttrain.irl.rewards import LinearReward, Weights
+from posttrain.irl.features import LinearReward, Weights
 
 
 @dataclass(frozen=True, eq=False)

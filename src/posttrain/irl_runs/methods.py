@@ -20,7 +20,7 @@ from posttrain.irl.maxent import MaxEntIRL, PathFit
 from posttrain.irl.minimisers import Watch
 from posttrain.irl.objectives import Setting
 from posttrain.irl.planning import Reward
-from posttrain.irl.rewards import LinearReward, Weights, dense
+from posttrain.irl.features import LinearReward, Weights, dense
 from posttrain.irl.uncertainty import identifiability
 from posttrain.irl_runs.arrays import read_array
 from posttrain.irl_runs.worlds import World

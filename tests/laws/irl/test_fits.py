@@ -23,7 +23,7 @@ from posttrain.irl.maxent import MaxEntIRL
 from posttrain.irl.mdp import TabularMDP
 from posttrain.irl.occupancies import occupancy
 from posttrain.irl.planning import Problem, soft_policy_iteration
-from posttrain.irl.rewards import LinearReward
+from posttrain.irl.features import LinearReward
 from tests.support.irl_worlds import (
     GOAL,
     SIDE_PRIZE,

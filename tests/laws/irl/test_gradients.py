@@ -16,7 +16,7 @@ from posttrain.irl.grids import GridWorld, IcyGridWorld
 from posttrain.irl.maxent import PathDual
 from posttrain.irl.objectives import Dual, Likelihood, Setting
 from posttrain.irl.paths import path_partition
-from posttrain.irl.rewards import LinearReward
+from posttrain.irl.features import LinearReward
 from tests.support.irl_worlds import chain, random_world, slopes
 
 SEEDS = st.integers(0, 10_000)

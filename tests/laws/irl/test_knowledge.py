@@ -14,7 +14,7 @@ from posttrain.irl.mdp import TabularMDP
 from posttrain.irl.objectives import Dual
 from posttrain.irl.planning import Problem, soft_policy_iteration
 from posttrain.irl.preferences import JointObjective, fit_jointly
-from posttrain.irl.rewards import LinearReward
+from posttrain.irl.features import LinearReward
 from posttrain.irl.uncertainty import confidence_intervals, identifiability
 from tests.support.irl_worlds import GOAL, course_demonstrations, course_fit, random_world, slopes
 

@@ -21,7 +21,7 @@ from posttrain.irl.demonstrations import Demonstrations, Episode
 from posttrain.irl.grids import GridWorld
 from posttrain.irl.gymnasium_table import read_gymnasium
 from posttrain.irl.mdp import TabularMDP
-from posttrain.irl.rewards import LinearReward, Place
+from posttrain.irl.features import LinearReward, Place
 from posttrain.irl_runs.environment import LearnedReward, TabularEnvironment
 from tests.support.irl_worlds import Zeros, newest, random_world
 

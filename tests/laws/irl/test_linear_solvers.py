@@ -16,7 +16,7 @@ from posttrain.irl.mdp import TabularMDP, state_graph
 from posttrain.irl.occupancies import occupancy
 from posttrain.irl.paths import path_partition
 from posttrain.irl.planning import Problem, soft_policy_iteration, value_iteration
-from posttrain.irl.rewards import LinearReward
+from posttrain.irl.features import LinearReward
 from tests.support.irl_worlds import random_world
 
 

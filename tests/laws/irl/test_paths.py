@@ -11,7 +11,7 @@ from posttrain.irl.grids import IcyGridWorld, tiles
 from posttrain.irl.maxent import MaxEntIRL, PathDual
 from posttrain.irl.paths import path_partition
 from posttrain.irl.planning import Problem, soft_policy_iteration
-from posttrain.irl.rewards import LinearReward
+from posttrain.irl.features import LinearReward
 from tests.support.irl_worlds import GOAL, course_demonstrations, random_world, slopes
 
 ONE_WEIGHT_PER_STATE = LinearReward(features=np.eye(25))

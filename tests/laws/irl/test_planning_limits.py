@@ -13,7 +13,7 @@ from posttrain.irl.mdp import TabularMDP
 from posttrain.irl.occupancies import occupancy
 from posttrain.irl.paths import path_partition
 from posttrain.irl.planning import Problem, soft_policy_iteration, soft_value_iteration, value_iteration
-from posttrain.irl.rewards import LinearReward
+from posttrain.irl.features import LinearReward
 from tests.support.irl_worlds import chain, random_world
 
 

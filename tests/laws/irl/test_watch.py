@@ -12,8 +12,8 @@ from posttrain.irl.fitting import Fit
 from posttrain.irl.maxent import MaxEntIRL, PathFit
 from posttrain.irl.minimisers import Watch
 from posttrain.irl.preferences import fit_jointly
-from posttrain.irl.rewards import LinearReward
-from tests.irl_worlds import course_demonstrations, course_world
+from posttrain.irl.features import LinearReward
+from tests.support.irl_worlds import course_demonstrations, course_world
 
 ONE_WEIGHT_PER_STATE = LinearReward(features=np.eye(25))
 VISITS = np.full(25, 2.0)
