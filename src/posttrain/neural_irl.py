@@ -24,10 +24,10 @@ from posttrain.irl.causal import MaxCausalEntIRL
 from posttrain.irl.counting import check_whole, discounted_counts, in_world, initial_histogram
 from posttrain.irl.demonstrations import Demonstrations
 from posttrain.irl.divergence import Divergence
+from posttrain.irl.features import LinearReward
 from posttrain.irl.mdp import TabularMDP
 from posttrain.irl.minimisers import Point, Watch
 from posttrain.irl.objectives import Dual, Plan
-from posttrain.irl.features import LinearReward
 
 
 @dataclass(frozen=True, eq=False)

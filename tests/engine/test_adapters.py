@@ -17,7 +17,7 @@ from posttrain.options.training import UpdateOptions
 from posttrain.training.optimizer import new_optimizer
 from posttrain.training.session import frozen_copy
 from posttrain.training.update import Objective, group_logprobs, update
-from tests.tiny import batch_of, plain_logprobs, request, some_prompts, tiny_model, tokenizer
+from tests.support.tiny import batch_of, plain_logprobs, request, some_prompts, tiny_model, tokenizer
 
 PROJECTIONS = ("q_proj", "down_proj")
 LENGTHS = (3, 7, 1)

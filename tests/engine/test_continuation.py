@@ -8,7 +8,7 @@ from posttrain.generation.in_process import InProcessEngine
 from posttrain.generation.static import StaticSteps
 from posttrain.generation.streams import StreamKey
 from posttrain.models.policy import Policy
-from tests.tiny import request, some_prompts, through_its_own_forward, tiny_policy
+from tests.support.tiny import request, some_prompts, through_its_own_forward, tiny_policy
 
 LENGTHS = (3, 7, 1, 12)
 

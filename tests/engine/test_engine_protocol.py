@@ -12,7 +12,7 @@ from posttrain.generation.request import Request
 from posttrain.records import Finish, Group, Prompt, Rollout
 from posttrain.rewards.grading.grade import reward_function
 from posttrain.training.evaluation import Questions, sample_answers
-from tests.tiny import STOP_IDS, some_prompts, tiny_policy, tokenizer
+from tests.support.tiny import STOP_IDS, some_prompts, tiny_policy, tokenizer
 
 CONTEXT = 12
 

@@ -16,7 +16,7 @@ from posttrain.generation.in_process import InProcessEngine
 from posttrain.models.forward import PlainForward, SharedPromptForward
 from posttrain.models.policy import Policy, as_policy
 from posttrain.training.update import group_logprobs
-from tests.tiny import CLASSES, DECODERS, SHAPE, plain_logprobs, request, some_prompts, tiny_model, tokenizer
+from tests.support.tiny import CLASSES, DECODERS, SHAPE, plain_logprobs, request, some_prompts, tiny_model, tokenizer
 
 PROMPTS = [(3, 9, 4), (1,)]
 COMPLETIONS = [tuple(range(1, 20)), (7, 2), (5, 5, 8)]

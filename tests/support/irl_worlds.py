@@ -12,11 +12,11 @@ from posttrain.irl.causal import MaxCausalEntIRL
 from posttrain.irl.course import expert_policy
 from posttrain.irl.demonstrations import Demonstrations
 from posttrain.irl.episode_sampling import sample_demonstrations
+from posttrain.irl.features import LinearReward
 from posttrain.irl.fitting import Fit
 from posttrain.irl.grids import IcyGridWorld
 from posttrain.irl.mdp import TabularMDP
 from posttrain.irl.planning import value_iteration
-from posttrain.irl.features import LinearReward
 
 GOAL, SIDE_PRIZE = 24, 8
 

@@ -15,6 +15,7 @@ from posttrain.irl.demonstrations import Demonstrations, Episode
 from posttrain.irl.divergence import ConvergenceWarning, Divergence
 from posttrain.irl.episode_sampling import sample_demonstrations
 from posttrain.irl.feasibility import smallest_gap
+from posttrain.irl.features import LinearReward
 from posttrain.irl.finite_horizon import soft_finite_horizon
 from posttrain.irl.fitting import Fit
 from posttrain.irl.grids import GridWorld, IcyGridWorld, tiles
@@ -31,7 +32,6 @@ from posttrain.irl.planning import (
     value_iteration,
 )
 from posttrain.irl.preferences import fit_jointly
-from posttrain.irl.features import LinearReward
 from posttrain.irl.uncertainty import confidence_intervals, identifiability
 
 __all__ = [

@@ -19,12 +19,12 @@ from posttrain.irl.counting import (
 from posttrain.irl.demonstrations import Demonstrations
 from posttrain.irl.divergence import ConvergenceWarning, Divergence
 from posttrain.irl.feasibility import feasible_start, smallest_gap
+from posttrain.irl.features import Features, LinearReward, Weights, check_moments
 from posttrain.irl.fitting import Fit, fit_of_descent
 from posttrain.irl.mdp import TabularMDP
 from posttrain.irl.minimisers import Descent, RescaledObjective, Watch, minimise_lbfgs, minimise_newton, rescaled_point
 from posttrain.irl.objectives import Dual, Likelihood, Plan, PlannedObjective, Setting, WatchedObjective
 from posttrain.irl.planning import check_discount
-from posttrain.irl.features import Features, LinearReward, Weights, check_moments
 
 QUICK_PAIRS = 5_000
 """Pairs of state and action up to which a warning waits for the least gap of any policy."""

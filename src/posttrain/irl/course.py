@@ -21,8 +21,8 @@ from scipy.sparse import csr_array
 from posttrain.errors import UserError
 from posttrain.irl.counting import initial_histogram, visit_totals
 from posttrain.irl.demonstrations import Demonstrations
-from posttrain.irl.mdp import TabularMDP
 from posttrain.irl.features import LinearReward
+from posttrain.irl.mdp import TabularMDP
 
 EARLY = 1e-6
 """The backward sweep stops once no Z changes by more."""

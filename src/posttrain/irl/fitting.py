@@ -6,10 +6,10 @@ import numpy as np
 from jaxtyping import Float
 from numpy import ndarray
 
+from posttrain.irl.features import Weights
 from posttrain.irl.minimisers import Descent, Point
 from posttrain.irl.objectives import InformativeObjective, Plan, Setting, log_likelihood
 from posttrain.irl.planning import Reward, SoftPlan
-from posttrain.irl.features import Weights
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -17,6 +17,7 @@ from posttrain.irl.curvature import Matrix
 from posttrain.irl.demonstrations import Demonstrations
 from posttrain.irl.divergence import ConvergenceWarning, Divergence
 from posttrain.irl.feasibility import constant_cost
+from posttrain.irl.features import Features, LinearReward, Weights, dense
 from posttrain.irl.mdp import TabularMDP
 from posttrain.irl.minimisers import (
     ARMIJO,
@@ -32,7 +33,6 @@ from posttrain.irl.objectives import Setting
 from posttrain.irl.occupancies import occupancy_from
 from posttrain.irl.paths import PathPlan, PerState, executed_slopes, path_curvature, path_partition
 from posttrain.irl.planning import Policy
-from posttrain.irl.features import Features, LinearReward, Weights, dense
 
 PATIENCE = 15
 """Steps in which the way to algorithm 1's zero must shorten by half."""

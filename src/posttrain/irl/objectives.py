@@ -18,10 +18,10 @@ from numpy import ndarray
 
 from posttrain.irl.curvature import Matrix, curvature, expected_from
 from posttrain.irl.demonstrations import Demonstrations
+from posttrain.irl.features import Features, Weights
 from posttrain.irl.finite_horizon import FinitePlan, soft_finite_horizon
 from posttrain.irl.minimisers import Objective, Point, Watch
 from posttrain.irl.planning import Problem, SoftPlan, soft_policy_iteration
-from posttrain.irl.features import Features, Weights
 
 Plan = SoftPlan | FinitePlan
 

@@ -26,11 +26,11 @@ from posttrain.irl.causal import MaxCausalEntIRL, warn_unless_converged
 from posttrain.irl.counting import check_horizon, check_whole, discounted_counts, in_world, initial_histogram
 from posttrain.irl.curvature import Matrix
 from posttrain.irl.demonstrations import Demonstrations
+from posttrain.irl.features import LinearReward, Weights
 from posttrain.irl.fitting import Fit, fit_of_descent
 from posttrain.irl.mdp import TabularMDP
 from posttrain.irl.minimisers import Point, Watch
 from posttrain.irl.objectives import Dual, Plan, Setting
-from posttrain.irl.features import LinearReward, Weights
 
 
 @dataclass(frozen=True, eq=False)

@@ -15,8 +15,8 @@ from posttrain.errors import UserError
 from posttrain.irl.counting import discounted_counts, in_world
 from posttrain.irl.curvature import Matrix
 from posttrain.irl.demonstrations import Demonstrations
-from posttrain.irl.fitting import Fit
 from posttrain.irl.features import Weights
+from posttrain.irl.fitting import Fit
 
 NO_CURVATURE = 1e-13
 """Curvature below this share of the largest counts as none."""

@@ -14,13 +14,13 @@ from posttrain.irl.course import feature_expectations, local_action_probabilitie
 from posttrain.irl.demonstrations import Demonstrations
 from posttrain.irl.divergence import Divergence
 from posttrain.irl.feasibility import smallest_gap
+from posttrain.irl.features import LinearReward, Weights, dense
 from posttrain.irl.fitting import Fit
 from posttrain.irl.grids import tiles
 from posttrain.irl.maxent import MaxEntIRL, PathFit
 from posttrain.irl.minimisers import Watch
 from posttrain.irl.objectives import Setting
 from posttrain.irl.planning import Reward
-from posttrain.irl.features import LinearReward, Weights, dense
 from posttrain.irl.uncertainty import identifiability
 from posttrain.irl_runs.arrays import read_array
 from posttrain.irl_runs.worlds import World

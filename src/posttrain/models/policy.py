@@ -14,6 +14,7 @@ from transformers.utils import logging as transformers_logging
 
 from posttrain.errors import UserError
 from posttrain.models.architectures import alteration, full_name, shared_prompt_refusal
+from posttrain.models.construction import ONE_AT_A_TIME
 from posttrain.models.forward import ForwardPass, PlainForward, SharedPromptForward
 from posttrain.options.model import BUNDLED, ModelOptions
 
@@ -72,7 +73,8 @@ def load_policy(options: ModelOptions) -> Policy:
     folder = bundled_folder() if options.path == BUNDLED else Path(options.path)
     try:
         config = AutoConfig.from_pretrained(folder)
-        model = AutoModelForCausalLM.from_pretrained(folder, config=config, dtype=torch.float32)
+        with ONE_AT_A_TIME:
+            model = AutoModelForCausalLM.from_pretrained(folder, config=config, dtype=torch.float32)
         tokenizer = AutoTokenizer.from_pretrained(folder)
     except (OSError, ValueError, KeyError) as error:
         raise UserError(

@@ -25,6 +25,7 @@ BUILT_IN = {
     "code": "posttrain.rewards.code.code_reward:CodeReward",
     "code_course": "posttrain.rewards.code.code_reward:code_course",
     "judge": "posttrain.rewards.judge.judge_reward:JudgeReward",
+    "math": "posttrain.rewards.maths.math_reward:MathsReward",
     "maths": "posttrain.rewards.maths.math_reward:MathsReward",
     **{
         name: f"posttrain.rewards.shaping:{kind}"

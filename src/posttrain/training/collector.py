@@ -89,6 +89,7 @@ def sampled(session: Session, moment: StepContext, draws: range) -> tuple[list[G
             journal=moment.journal,
             step=moment.step,
             grading=session.config.grading,
+            resources=session.resources,
         )
         return groups, grades
 

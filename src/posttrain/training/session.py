@@ -1,7 +1,8 @@
 """Everything that a reinforcement-learning run works with, made from its config."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -17,12 +18,13 @@ from posttrain.models.rendering import TokenizerRenderer
 from posttrain.options.reward import Terms
 from posttrain.rewards.grading.function import RewardFunction, reward_function
 from posttrain.rewards.grading.pending_scores import require_enforceable
+from posttrain.rewards.grading.resources import Resources
 from posttrain.rewards.reward_registry import load_reward
-from posttrain.sandbox.sandboxes import choose
 from posttrain.tasks.base import Task
 from posttrain.tasks.task_registry import load_task
 from posttrain.training.evaluation import Questions
 from posttrain.training.optimizer import new_optimizer
+from posttrain.training.threads import ThreadClaim, claim_threads
 
 Rows = Sequence[Mapping[str, object]]
 Rewards = Sequence[Callable[..., object] | RewardFunction]
@@ -31,7 +33,7 @@ Rewards = Sequence[Callable[..., object] | RewardFunction]
 
 @dataclass(slots=True)
 class Session:
-    """What the stages of a step share.  Only `reference` is replaced during a run."""
+    """What the stages of a step share; open until closed.  Only `reference` is replaced during a run."""
 
     config: Config
     policy: Policy
@@ -41,8 +43,23 @@ class Session:
     task: Task
     rewards: tuple[RewardFunction, ...]
     reference: Policy | None
+    resources: Resources = field(default_factory=Resources)
+    """What scoring keeps open, and what it remembers."""
+    threads: ThreadClaim = field(default_factory=ThreadClaim)
+    """The number of threads that the session needs, if it needs one."""
     held_out: Questions | None = None
     """Made when first asked for."""
+
+    def __enter__(self) -> "Session":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End what the session has started (the processes of its rewards, its caches), and release its threads."""
+        self.threads.release()
+        self.resources.close()
 
     def request(self, step: int, *, first_draw: int = 0, purpose: str = "rollout") -> Request:
         """What a training step samples."""
@@ -64,6 +81,7 @@ class Session:
                 max_completion_tokens=self.config.rollout.max_completion_tokens,
                 seed=self.config.run.seed,
                 grading=self.config.grading,
+                resources=self.resources,
             )
         return self.held_out
 
@@ -79,9 +97,18 @@ class Session:
 
 def open_session(config: Config, *, rewards: Rewards = (), rows: Rows | None = None) -> Session:
     """Load the model and make everything else.  `rewards` and `rows` come from Python callers and go first."""
-    if config.run.threads:
-        torch.set_num_threads(config.run.threads)
-    choose(config.sandbox)
+    with ExitStack() as opened:
+        threads = opened.enter_context(claim_threads(config.run.threads))
+        resources = opened.enter_context(Resources(config.sandbox))
+        session = assembled(config, rewards, rows, resources, threads)
+        opened.pop_all()  # from here on it is the session that closes them
+    return session
+
+
+def assembled(
+    config: Config, rewards: Rewards, rows: Rows | None, resources: Resources, threads: ThreadClaim
+) -> Session:
+    """A session of these parts and of what the config describes."""
     policy = load_policy(config.model)
     task = load_task(
         config.task,
@@ -110,6 +137,8 @@ def open_session(config: Config, *, rewards: Rewards = (), rows: Rows | None = N
         task=task,
         rewards=rewards_used,
         reference=frozen_copy(policy) if algorithm.uses_reference else None,
+        resources=resources,
+        threads=threads,
     )
 
 

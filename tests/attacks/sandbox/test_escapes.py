@@ -11,7 +11,7 @@ from posttrain.sandbox import process_pool as pools
 from posttrain.sandbox.execution import Execution, Exit, Limits, Process
 from posttrain.sandbox.fork_server import ForkServerClient
 from posttrain.sandbox.probes import SandboxUnavailable
-from posttrain.sandbox.process_pool import Pool
+from posttrain.sandbox.process_pool import ProcessPool
 from tests.support.escape_programs import ATTEMPTS, BOMBS, PREAMBLE
 
 LIMITS = Limits(cpu_seconds=0.3, memory_bytes=256 << 20, output_bytes=1 << 16)
@@ -19,8 +19,8 @@ VICTIM = Path("/tmp/posttrain-victim")
 
 
 @pytest.fixture(scope="module")
-def pool() -> Iterator[Pool]:
-    with Pool() as made:
+def pool() -> Iterator[ProcessPool]:
+    with ProcessPool() as made:
         yield made
 
 
@@ -29,7 +29,7 @@ def program(source: str) -> Process:
 
 
 @pytest.fixture(scope="module")
-def attempts(pool: Pool) -> dict[str, Execution]:
+def attempts(pool: ProcessPool) -> dict[str, Execution]:
     VICTIM.touch()
     sources = [f"{PREAMBLE}\nattempt(lambda: {expression})\n" for expression in ATTEMPTS.values()]
     return dict(zip(ATTEMPTS, pool.run(map(program, sources)), strict=True))
@@ -50,7 +50,7 @@ def test_nothing_was_left_behind(attempts: dict[str, Execution]) -> None:
 
 
 @pytest.mark.parametrize("name", BOMBS)
-def test_a_bomb_hurts_itself_alone(name: str, pool: Pool) -> None:
+def test_a_bomb_hurts_itself_alone(name: str, pool: ProcessPool) -> None:
     (execution,) = pool.run([program(f"{PREAMBLE}\n{BOMBS[name]}\n")])
     assert execution.exit is not Exit.LOST
     assert execution.cpu_seconds < 2
@@ -60,7 +60,7 @@ def test_a_bomb_hurts_itself_alone(name: str, pool: Pool) -> None:
     assert (after.exit, after.stdout) == (Exit.FINISHED, b"45\n")
 
 
-def test_no_process_is_left_over(pool: Pool) -> None:
+def test_no_process_is_left_over(pool: ProcessPool) -> None:
     pool.run([program("print(1)")])
     assert pool.server is not None
     children = Path(f"/proc/{pool.server.process.pid}/task/{pool.server.process.pid}/children").read_text()
@@ -68,7 +68,7 @@ def test_no_process_is_left_over(pool: Pool) -> None:
 
 
 def test_a_program_sees_four_descriptors_an_empty_environment_and_no_secret(
-    pool: Pool, monkeypatch: pytest.MonkeyPatch
+    pool: ProcessPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = """
 import os, fcntl
@@ -79,7 +79,7 @@ def open_one(n):
 print([n for n in range(1000) if open_one(n)], sorted(os.environ), os.getuid())
 """
     monkeypatch.setenv("POSTTRAIN_SECRET", "sesame")
-    with Pool() as fresh:  # started with the secret in our environment
+    with ProcessPool() as fresh:  # started with the secret in our environment
         (execution,) = fresh.run([program(source)])
     said = execution.stdout.decode()
     assert said.startswith("[0, 1, 2] ")
@@ -87,7 +87,7 @@ print([n for n in range(1000) if open_one(n)], sorted(os.environ), os.getuid())
     assert (os.getuid() == 0) == said.rstrip().endswith("65534")
 
 
-def test_programs_draw_numbers_of_their_own(pool: Pool) -> None:
+def test_programs_draw_numbers_of_their_own(pool: ProcessPool) -> None:
     draws = [execution.stdout for execution in pool.run([program("import random; print(random.random())")] * 5)]
     assert len(set(draws)) == 5
 
@@ -95,7 +95,7 @@ def test_programs_draw_numbers_of_their_own(pool: Pool) -> None:
 def test_a_sandbox_that_lets_a_probe_through_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     # A server that does not seal its children: the probes notice, and nothing else is run.
     monkeypatch.setattr(pools, "ForkServerClient", lambda options: ForkServerClient(replace(options, sealed=False)))
-    with Pool() as broken, pytest.raises(SandboxUnavailable, match="read a file") as refusal:
+    with ProcessPool() as broken, pytest.raises(SandboxUnavailable, match="read a file") as refusal:
         broken.run([program("print(1)")])
     for name in ("UDP", "start a process", "list a folder", "Remedy"):
         assert name in str(refusal.value)

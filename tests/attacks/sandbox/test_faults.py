@@ -15,22 +15,20 @@ from posttrain.rewards.code.program_text import program_in
 from posttrain.rewards.grading.answers import Graded
 from posttrain.rewards.grading.function import ScoringFailure
 from posttrain.sandbox import sandboxed_process as processes
-from posttrain.sandbox import sandboxes as shared
-from posttrain.sandbox.backends import Bubblewrap
+from posttrain.sandbox.backends import Bubblewrap, CommandBackend
 from posttrain.sandbox.execution import Exit, Limits, Process, ServerOptions
 from posttrain.sandbox.inside import plain
-from posttrain.sandbox.process_pool import Pool
-from posttrain.sandbox.replay_sandbox import Elsewhere
-from posttrain.sandbox.sandboxed_process import Running
+from posttrain.sandbox.process_pool import ProcessPool
+from posttrain.sandbox.replay_sandbox import ReplaySandbox
+from posttrain.sandbox.sandboxed_process import SandboxedProcess
 from tests.support.code_cheats import ALL, RIGHT
-from tests.support.sandboxes import chosen, needs_bubblewrap
+from tests.support.sandboxes import chosen, needs_bubblewrap, scored
 
 LOOPS = "def add(a, b):\n    while True: pass\nwhile __name__ == '__main__' and True: pass"
 
 
 def graded(reward: CodeReward, sources: list[str], tests: object) -> list[tuple[float | None, str]]:
-    completions = [f"```python\n{source}\n```" for source in sources]
-    found = reward(completions=completions, finish_reasons=["stop"] * len(sources), tests=[tests] * len(sources))
+    found = scored(reward, sources, tests)
     return [(one.score, str(one.outcome)) if isinstance(one, Graded) else (None, "failure") for one in found]
 
 
@@ -38,7 +36,7 @@ def graded(reward: CodeReward, sources: list[str], tests: object) -> list[tuple[
 def test_what_is_judged_again_for_want_of_a_processor_starts_afresh(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     graded(CodeReward(), [RIGHT], ALL["calls"])  # probed as it is
     # As on a machine where everybody waits: every wall limit counts as starved, and the clock runs out first.
-    monkeypatch.setattr(Running, "waited_seconds", lambda self: 1e9)
+    monkeypatch.setattr(SandboxedProcess, "waited_seconds", lambda self: 1e9)
     monkeypatch.setattr(Limits, "wall_seconds", property(lambda self: 0.3))
     waits = "import time\ndef add(a, b): time.sleep(60)\nif __name__ == '__main__': time.sleep(60)"
     assert graded(CodeReward(cpu_seconds=1.0), [waits, RIGHT], ALL[kind]) == [(0.0, "time_limit"), (1.0, "passed")]
@@ -62,18 +60,18 @@ def test_a_flood_of_messages_ends_the_program_and_no_other() -> None:
 
 
 def test_more_programs_at_once_than_the_socket_holds_messages() -> None:
-    with Pool(ServerOptions(modules=("os", "time")), at_once=400) as pool:
+    with ProcessPool(ServerOptions(modules=("os", "time")), at_once=400) as pool:
         asked = [Process(kind="program", source="import time; time.sleep(1); print(1)")] * 400
         assert {(execution.exit, execution.stdout) for execution in pool.run(asked)} == {(Exit.FINISHED, b"1\n")}
 
 
 def test_a_stalled_trainer_takes_no_answer_for_late_that_had_come(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Limits, "wall_seconds", property(lambda self: 0.5))
-    with Pool(at_once=1) as pool:
+    with ProcessPool(at_once=1) as pool:
         pool.run([Process(kind="program", source="print(0)")])
         started = pool.start
 
-        def slowly(*arguments: Any) -> Running:
+        def slowly(*arguments: Any) -> SandboxedProcess:
             running = started(*arguments)
             time.sleep(1.0)  # the program is done long before we look
             return running
@@ -85,7 +83,7 @@ def test_a_stalled_trainer_takes_no_answer_for_late_that_had_come(monkeypatch: p
 
 def test_a_call_that_took_longer_than_it_may_is_late_whenever_we_notice(monkeypatch: pytest.MonkeyPatch) -> None:
     graded(CodeReward(), [RIGHT], ALL["calls"])  # probed while somebody looks
-    monkeypatch.setattr(Running, "over_limit", lambda self, now: None)  # and nobody does from now on
+    monkeypatch.setattr(SandboxedProcess, "over_limit", lambda self, now: None)  # and nobody does from now on
     slow = """
 import time
 def add(a, b):
@@ -105,7 +103,7 @@ def test_a_program_may_rest_while_the_tests_take_their_time(monkeypatch: pytest.
     # The tests' own clock runs out, since they wait for nobody; with time enough they pass, the program resting.
     assert graded(CodeReward(), [RIGHT], tests) == [(0.0, "time_limit")]
     monkeypatch.setattr(Limits, "wall_seconds", property(lambda self: 0.5 if self.cpu_seconds < 2.5 else 4.0))
-    monkeypatch.setattr(Running, "allow", allow_tests_more(Running.allow))
+    monkeypatch.setattr(SandboxedProcess, "allow", allow_tests_more(SandboxedProcess.allow))
     assert graded(CodeReward(), [RIGHT], tests) == [(1.0, "passed")]
 
 
@@ -186,7 +184,7 @@ for _ in range(8):
         os._exit(0)
     time.sleep(0.5)
 """
-    with Elsewhere(Bubblewrap(), at_once=1) as there:
+    with ReplaySandbox(CommandBackend(Bubblewrap()), at_once=1) as there:
         (execution,) = there.run([Process(kind="program", source=burn, limits=Limits(cpu_seconds=1.0))])
     assert execution.exit is Exit.CPU_LIMIT
 
@@ -263,7 +261,8 @@ def test_arguments_that_cannot_cross_are_the_tests_fault() -> None:
 
 def test_threads_of_a_pool_work_in_the_sealed_kind() -> None:
     source = "from concurrent.futures import ThreadPoolExecutor\nprint(list(ThreadPoolExecutor(2).map(abs, [-1, -2])))"
-    (execution,) = shared.sandbox_for().run([Process(kind="program", source=source)])  # type: ignore[attr-defined]
+    with ProcessPool() as pool:
+        (execution,) = pool.run([Process(kind="program", source=source)])
     assert execution.stdout == b"[1, 2]\n"
 
 

@@ -22,11 +22,11 @@ from posttrain.rewards.code.code_reward import CodeOutcome, CodeReward
 from posttrain.rewards.grading.answers import Graded
 from posttrain.rewards.grading.function import ScoringFailure
 from posttrain.sandbox import remote
-from posttrain.sandbox.backends import Bubblewrap, Container, Place
+from posttrain.sandbox.backends import Backend, Bubblewrap, CommandBackend, Container
 from posttrain.sandbox.execution import Execution, Exit, Limits, Process
 from posttrain.sandbox.probes import SandboxUnavailable
 from posttrain.sandbox.remote import Remote
-from posttrain.sandbox.replay_sandbox import Elsewhere
+from posttrain.sandbox.replay_sandbox import ReplaySandbox
 from posttrain.sandbox.replay_script import ReplayRun
 from tests.support.code_cheats import ALL, CHEATS, RIGHT
 from tests.support.sandboxes import chosen, needs_bubblewrap
@@ -46,7 +46,7 @@ Runs = Callable[[str, bytes, float], "tuple[int | None, bytes, bytes]"]
 def sealed_off(code: str, stdin: bytes, timeout: float) -> tuple[int | None, bytes, bytes]:
     """In bubblewrap: what a service that keeps its word does."""
     limits = Limits(cpu_seconds=(timeout - 2) / 3, output_bytes=1 << 20)
-    ended = Bubblewrap().run(ReplayRun(text=code, stdin=stdin, limits=limits, mark="0"))
+    ended = CommandBackend(Bubblewrap()).run(ReplayRun(text=code, stdin=stdin, limits=limits, mark="0"))
     timed_out = ended.stopped in (Exit.WALL_LIMIT, Exit.CPU_LIMIT)
     return None if timed_out else ended.status, ended.stdout[: 1 << 20], ended.stderr
 
@@ -156,11 +156,6 @@ def add(a, b):
 }
 
 
-def graded(reward: CodeReward, sources: list[str], tests: object) -> list[Graded | ScoringFailure]:
-    completions = [f"```python\n{source}\n```" for source in sources]
-    return reward(completions=completions, finish_reasons=["stop"] * len(sources), tests=[tests] * len(sources))
-
-
 def verdicts(found: list[Graded | ScoringFailure]) -> list[tuple[float | None, str]]:
     """Scores and outcomes, and whatever failed as just that."""
     return [(one.score, str(one.outcome)) if isinstance(one, Graded) else (None, "failure") for one in found]
@@ -171,10 +166,10 @@ def test_verdicts_are_those_of_the_sealed_sandbox(name: str) -> None:
     # Stopping at the first failure and going on are tried in turn; nothing in the place depends on it.
     reward = CodeReward(cpu_seconds=0.3, score="binary" if name == "remote" else "fraction")
     sources = list(PROGRAMS.values())
-    sealed = {tests: graded(reward, sources, ALL[tests]) for tests in ALL}
+    sealed = {tests: scored(reward, sources, ALL[tests]) for tests in ALL}
     assert len({str(one) for found in sealed.values() for one in found}) >= 6
     with kind(name):
-        there = {tests: graded(reward, sources, ALL[tests]) for tests in ALL}
+        there = {tests: scored(reward, sources, ALL[tests]) for tests in ALL}
     # What a function prints goes to standard error elsewhere, since there is no third stream, and that is dropped.
     for tests in ("calls", "asserts"):
         place = list(PROGRAMS).index("prints_much")
@@ -189,7 +184,7 @@ def test_no_cheat_passes() -> None:
     # In bubblewrap only: the other places are reached by the same text and the same reading of what it says.
     with kind("bubblewrap"):
         for tests in ALL.values():
-            found = graded(CodeReward(cpu_seconds=0.3), list(CHEATS.values()), tests)
+            found = scored(CodeReward(cpu_seconds=0.3), list(CHEATS.values()), tests)
             paid = {cheat: one for cheat, one in zip(CHEATS, found, strict=True) if not worthless(one)}
             assert paid == {}
 
@@ -198,19 +193,19 @@ def worthless(one: Graded | ScoringFailure) -> bool:
     return isinstance(one, Graded) and one.score == 0
 
 
-def run_in(place: Place, *sources: str) -> list[Execution]:
-    with Elsewhere(place, at_once=2) as there:
+def run_in(place: Backend, *sources: str) -> list[Execution]:
+    with ReplaySandbox(place, at_once=2) as there:
         return there.run([Process(kind="program", source=source, limits=LIMITS) for source in sources])
 
 
 def places() -> list[Any]:
-    made: list[Any] = [pytest.param(Bubblewrap, marks=needs_bubblewrap, id="bubblewrap")]
-    container = lambda: Container(*CONTAINER.split("|"))
+    made: list[Any] = [pytest.param(lambda: CommandBackend(Bubblewrap()), marks=needs_bubblewrap, id="bubblewrap")]
+    container = lambda: CommandBackend(Container(*CONTAINER.split("|")))
     return [*made, pytest.param(container, marks=needs_container, id="container")]
 
 
 @pytest.mark.parametrize("place", places())
-def test_programs_have_files_and_processes_of_their_own_that_end_with_them(place: Callable[[], Place]) -> None:
+def test_programs_have_files_and_processes_of_their_own_that_end_with_them(place: Callable[[], Backend]) -> None:
     leaves = """
 import os, subprocess, sys
 open("kept", "w").write("x" * 1000)
@@ -240,23 +235,23 @@ for _ in range(3):
 import time
 time.sleep(60)
 """
-    (execution,) = run_in(Bubblewrap(), split)
+    (execution,) = run_in(CommandBackend(Bubblewrap()), split)
     assert execution.exit is Exit.CPU_LIMIT
     assert execution.wall_seconds < LIMITS.wall_seconds
 
 
 @needs_bubblewrap
 def test_nothing_is_left_behind() -> None:
-    run_in(Bubblewrap(), "print(1)")
+    run_in(CommandBackend(Bubblewrap()), "print(1)")
     before = len(os.listdir("/proc/self/fd")), threading.active_count()
-    run_in(Bubblewrap(), *["print(1)"] * 20, *["while True: print('x' * 4096)"] * 4)
+    run_in(CommandBackend(Bubblewrap()), *["print(1)"] * 20, *["while True: print('x' * 4096)"] * 4)
     time.sleep(0.2)
     assert (len(os.listdir("/proc/self/fd")), threading.active_count()) <= before
 
 
 @needs_bubblewrap
 def test_an_interrupt_ends_what_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    there = Elsewhere(Bubblewrap(), at_once=1, probed=True)
+    there = ReplaySandbox(CommandBackend(Bubblewrap()), at_once=1, probed=True)
     threading.Timer(0.5, lambda: os.kill(os.getpid(), 2)).start()
     began = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
@@ -272,7 +267,7 @@ def test_a_container_is_removed_by_name_also_when_all_is_stopped(tmp_path: Path)
     noted, stand_in = tmp_path / "noted", tmp_path / "docker"
     stand_in.write_text(f'#!/bin/sh\necho "$@" >> {noted}\n[ "$1" = run ] && exec sleep 60\n')
     stand_in.chmod(0o755)
-    place = Container(str(stand_in), "image")
+    place = CommandBackend(Container(str(stand_in), "image"))
     run = ReplayRun(text="", stdin=b"", limits=LIMITS, mark="abcd")
     thread = threading.Thread(target=place.run, args=(run,))
     thread.start()
@@ -301,11 +296,11 @@ def test_a_service_without_isolation_on_this_machine_is_found_out() -> None:
     ("place", "says"),
     [
         (Remote("http://127.0.0.1:1"), "Connection refused"),
-        (Container("no-such-docker", "python"), "no-such-docker"),
-        (Container("false", "python"), "`false run --rm python"),
+        (CommandBackend(Container("no-such-docker", "python")), "no-such-docker"),
+        (CommandBackend(Container("false", "python")), "`false run --rm python"),
     ],
 )
-def test_a_place_that_does_not_work_says_so_once(place: Place, says: str) -> None:
+def test_a_place_that_does_not_work_says_so_once(place: Backend, says: str) -> None:
     with pytest.raises(SandboxUnavailable, match="does not work") as refusal:
         run_in(place, "print(1)")
     assert says in str(refusal.value)
@@ -317,13 +312,13 @@ def test_a_service_is_asked_again_and_a_failure_is_never_a_score(monkeypatch: py
     monkeypatch.setattr(remote, "WAIT_SECONDS", 0.01)
     troubles: list[str] = []
     with service(sealed_off, troubles) as url, chosen(SandboxOptions(kind="remote", url=url, at_once=1)):
-        assert verdicts(graded(CodeReward(), [RIGHT], ALL["calls"])) == [(1.0, "passed")]
+        assert verdicts(scored(CodeReward(), [RIGHT], ALL["calls"])) == [(1.0, "passed")]
         for trouble in (["busy"], ["half"], ["busy", "half"]):
             troubles[:] = trouble
-            assert verdicts(graded(CodeReward(), [RIGHT], ALL["calls"])) == [(1.0, "passed")]
+            assert verdicts(scored(CodeReward(), [RIGHT], ALL["calls"])) == [(1.0, "passed")]
         for trouble in (["busy"] * 3, ["half"] * 3, ["error"]):
             troubles[:] = trouble
-            (failure,) = graded(CodeReward(), [RIGHT], ALL["calls"])
+            (failure,) = scored(CodeReward(), [RIGHT], ALL["calls"])
             assert isinstance(failure, ScoringFailure)
 
 

@@ -14,18 +14,18 @@ ROOT = Path(__file__).parents[3]
 INSIDE = Path(inside.__file__).parent
 
 RUN = """
-from posttrain.rewards.sandbox.pool import Pool
+from posttrain.rewards.sandbox.pool import ProcessPool
 from posttrain.rewards.sandbox.records import Process
-with Pool() as pool:
+with ProcessPool() as pool:
     (execution,) = pool.run([Process(kind="program", source="import os; print(os.getuid(), sum(range(10)))")])
     print(execution.stdout.decode().strip(), all(finding.passed for finding in pool.found))
 """
 
 IN_BUBBLEWRAP = """
-from posttrain.rewards.sandbox.elsewhere import Elsewhere
-from posttrain.rewards.sandbox.places import Bubblewrap
+from posttrain.rewards.sandbox.elsewhere import ReplaySandbox
+from posttrain.rewards.sandbox.places import Bubblewrap, CommandBackend
 from posttrain.rewards.sandbox.probes import SandboxUnavailable
-with Elsewhere(Bubblewrap(), at_once=2) as there:
+with ReplaySandbox(CommandBackend(Bubblewrap()), at_once=2) as there:
     try:
         there.probe()
     except SandboxUnavailable as unavailable:

@@ -14,11 +14,11 @@ from posttrain.irl.causal import MaxCausalEntIRL
 from posttrain.irl.counting import action_counts, discounted_counts, in_world, initial_histogram, visit_totals
 from posttrain.irl.demonstrations import Demonstrations, Episode
 from posttrain.irl.episode_sampling import sample_demonstrations
+from posttrain.irl.features import LinearReward
 from posttrain.irl.fitting import Fit
 from posttrain.irl.grids import GridWorld
 from posttrain.irl.mdp import TabularMDP
 from posttrain.irl.occupancies import occupancy
-from posttrain.irl.features import LinearReward
 from tests.support.irl_worlds import Zeros, chain, random_world
 
 # On a dry 3 × 3 grid: 0 →+x 1 →+y 4 →+y 7 →+x 8 (the end), and 3 →+y 6 →-x 6, stopped there.

@@ -16,8 +16,8 @@ from posttrain.irl.causal import MaxCausalEntIRL
 from posttrain.irl.counting import in_world
 from posttrain.irl.course import recover_reward
 from posttrain.irl.demonstrations import Demonstrations, Episode
-from posttrain.irl.maxent import MaxEntIRL
 from posttrain.irl.features import LinearReward, Place
+from posttrain.irl.maxent import MaxEntIRL
 from posttrain.irl_runs.expert_episodes import make_expert_episodes
 from posttrain.irl_runs.irl_progress import IrlProgress
 from posttrain.irl_runs.methods import fit_reward, linear_reward

@@ -12,13 +12,15 @@ from posttrain.errors import UserError
 from posttrain.options.sandbox import SandboxOptions
 from posttrain.rewards.code.code_reward import CodeReward
 from posttrain.rewards.grading.grade import grade, reward_function
+from posttrain.rewards.grading.resources import Resources
 from posttrain.runs.folder import RunFolder
 from posttrain.sandbox import process_pool as pools
-from posttrain.sandbox import sandboxes as shared
+from posttrain.sandbox.conversation import run
 from posttrain.sandbox.execution import Process, ServerOptions
 from posttrain.sandbox.fork_server import ForkServerClient
 from posttrain.sandbox.probes import SandboxUnavailable
-from posttrain.sandbox.process_pool import Pool
+from posttrain.sandbox.process_pool import ProcessPool
+from posttrain.sandbox.sandboxes import Sandboxes
 from tests.support.reward_rows import group
 
 QUICK = ["--run.num-steps", "1", "--rollout.max-completion-tokens", "8", "--rollout.prompts-per-step", "2"]
@@ -106,23 +108,21 @@ def test_running_without_a_sandbox_takes_two_words_and_warns_every_time() -> Non
     with pytest.raises(UserError, match="no use with a sandbox"):
         SandboxOptions(programs_may_do_anything=True)
     nothing = SandboxOptions(kind="none", programs_may_do_anything=True)
-    try:
-        for _ in range(2):
-            with pytest.warns(UserWarning, match="with your files and your network"):
-                shared.choose(nothing)
-        reads = Process(kind="program", source="print(open('/proc/self/stat').read() > '')")
-        (execution,) = shared.sandbox_for().run([reads])
+    for _ in range(2):
+        with pytest.warns(UserWarning, match="with your files and your network"):
+            open_to_all = Sandboxes(nothing)
+    reads = Process(kind="program", source="print(open('/proc/self/stat').read() > '')")
+    with open_to_all, Sandboxes() as sealed:
+        (execution,) = run(open_to_all.importing(), [reads])
         assert execution.stdout == b"True\n"  # so it is: nothing keeps a program from reading files
-    finally:
-        shared.choose(SandboxOptions())
-    (execution,) = shared.sandbox_for().run([Process(kind="program", source="open('/proc/self/stat')")])
-    assert b"PermissionError" in execution.stderr
+        (execution,) = run(sealed.importing(), [reads])
+        assert b"PermissionError" in execution.stderr
 
 
 def test_what_a_program_leaves_behind_without_a_sandbox_holds_nobody_up() -> None:
     options = ServerOptions(modules=("os", "time"), sealed=False)
     leaves = "import os, time\nprint('parent', flush=True)\nif os.fork() == 0:\n    time.sleep(4)\n"
-    with Pool(options) as pool:
+    with ProcessPool(options) as pool:
         (execution,) = pool.run([Process(kind="program", source=leaves)])
     assert execution.stdout == b"parent\n"
     assert execution.wall_seconds < 3
@@ -131,15 +131,11 @@ def test_what_a_program_leaves_behind_without_a_sandbox_holds_nobody_up() -> Non
 def test_a_sandbox_that_is_not_safe_stops_the_run_even_where_errors_are_to_be_counted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    shared.choose(SandboxOptions(at_once=1))  # so that another server is started
     monkeypatch.setattr(pools, "ForkServerClient", lambda options: ForkServerClient(replace(options, sealed=False)))
     tests = {"tests": {"kind": "stdio", "cases": [{"input": "", "output": "1"}]}}
     rows = [group(["```python\nprint(1)\n```"] * 4, columns=tests)]
-    try:
-        with pytest.raises(SandboxUnavailable, match="Remedy"):
-            grade(rows, [reward_function(CodeReward(), text_only=True)], on_error="none")
-    finally:
-        shared.choose(SandboxOptions())
+    with Resources() as resources, pytest.raises(SandboxUnavailable, match="Remedy"):
+        grade(rows, [reward_function(CodeReward(), text_only=True)], on_error="none", resources=resources)
 
 
 def test_the_recipe_says_so_too(capsys: pytest.CaptureFixture[str]) -> None:

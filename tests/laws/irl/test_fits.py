@@ -16,6 +16,7 @@ from posttrain.irl.demonstrations import Demonstrations
 from posttrain.irl.divergence import Divergence
 from posttrain.irl.episode_sampling import sample_demonstrations
 from posttrain.irl.feasibility import smallest_gap
+from posttrain.irl.features import LinearReward
 from posttrain.irl.fitting import visit_error
 from posttrain.irl.grids import GridWorld, IcyGridWorld, tiles
 from posttrain.irl.gymnasium_table import read_gymnasium
@@ -23,7 +24,6 @@ from posttrain.irl.maxent import MaxEntIRL
 from posttrain.irl.mdp import TabularMDP
 from posttrain.irl.occupancies import occupancy
 from posttrain.irl.planning import Problem, soft_policy_iteration
-from posttrain.irl.features import LinearReward
 from tests.support.irl_worlds import (
     GOAL,
     SIDE_PRIZE,

@@ -12,11 +12,11 @@ from posttrain.irl import curvature, paths
 from posttrain.irl.counting import action_counts, discounted_counts, in_world
 from posttrain.irl.episode_sampling import sample_demonstrations
 from posttrain.irl.feasibility import constant_cost, feasible_start
+from posttrain.irl.features import LinearReward
 from posttrain.irl.grids import GridWorld, IcyGridWorld
 from posttrain.irl.maxent import PathDual
 from posttrain.irl.objectives import Dual, Likelihood, Setting
 from posttrain.irl.paths import path_partition
-from posttrain.irl.features import LinearReward
 from tests.support.irl_worlds import chain, random_world, slopes
 
 SEEDS = st.integers(0, 10_000)

@@ -9,12 +9,12 @@ from posttrain.errors import UserError
 from posttrain.irl.causal import MaxCausalEntIRL
 from posttrain.irl.demonstrations import Demonstrations
 from posttrain.irl.episode_sampling import sample_demonstrations
+from posttrain.irl.features import LinearReward
 from posttrain.irl.grids import GridWorld, IcyGridWorld
 from posttrain.irl.mdp import TabularMDP
 from posttrain.irl.objectives import Dual
 from posttrain.irl.planning import Problem, soft_policy_iteration
 from posttrain.irl.preferences import JointObjective, fit_jointly
-from posttrain.irl.features import LinearReward
 from posttrain.irl.uncertainty import confidence_intervals, identifiability
 from tests.support.irl_worlds import GOAL, course_demonstrations, course_fit, random_world, slopes
 

@@ -18,10 +18,10 @@ from posttrain.errors import UserError
 from posttrain.irl.comparison import policy_value
 from posttrain.irl.counting import in_world
 from posttrain.irl.demonstrations import Demonstrations, Episode
+from posttrain.irl.features import LinearReward, Place
 from posttrain.irl.grids import GridWorld
 from posttrain.irl.gymnasium_table import read_gymnasium
 from posttrain.irl.mdp import TabularMDP
-from posttrain.irl.features import LinearReward, Place
 from posttrain.irl_runs.environment import LearnedReward, TabularEnvironment
 from tests.support.irl_worlds import Zeros, newest, random_world
 

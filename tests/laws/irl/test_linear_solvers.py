@@ -8,6 +8,7 @@ from posttrain.irl import linear_solvers
 from posttrain.irl.causal import MaxCausalEntIRL
 from posttrain.irl.divergence import Divergence
 from posttrain.irl.episode_sampling import sample_demonstrations
+from posttrain.irl.features import LinearReward
 from posttrain.irl.grids import IcyGridWorld, tiles
 from posttrain.irl.linear_solvers import IterativeSolver, lu_factors, width
 from posttrain.irl.linear_systems import policy_system
@@ -16,7 +17,6 @@ from posttrain.irl.mdp import TabularMDP, state_graph
 from posttrain.irl.occupancies import occupancy
 from posttrain.irl.paths import path_partition
 from posttrain.irl.planning import Problem, soft_policy_iteration, value_iteration
-from posttrain.irl.features import LinearReward
 from tests.support.irl_worlds import random_world
 
 

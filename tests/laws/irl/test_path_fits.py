@@ -5,11 +5,11 @@ import pytest
 
 from posttrain.irl.causal import MaxCausalEntIRL
 from posttrain.irl.episode_sampling import sample_demonstrations
+from posttrain.irl.features import LinearReward
 from posttrain.irl.grids import GridWorld, tiles
 from posttrain.irl.maxent import MaxEntIRL
 from posttrain.irl.occupancies import occupancy
 from posttrain.irl.planning import Problem, soft_policy_iteration
-from posttrain.irl.features import LinearReward
 from tests.support.irl_worlds import (
     course_demonstrations,
     course_world,

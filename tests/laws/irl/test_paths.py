@@ -7,11 +7,11 @@ from hypothesis import strategies as st
 
 from posttrain.irl.divergence import Divergence
 from posttrain.irl.episode_sampling import sample_demonstrations
+from posttrain.irl.features import LinearReward
 from posttrain.irl.grids import IcyGridWorld, tiles
 from posttrain.irl.maxent import MaxEntIRL, PathDual
 from posttrain.irl.paths import path_partition
 from posttrain.irl.planning import Problem, soft_policy_iteration
-from posttrain.irl.features import LinearReward
 from tests.support.irl_worlds import GOAL, course_demonstrations, random_world, slopes
 
 ONE_WEIGHT_PER_STATE = LinearReward(features=np.eye(25))

@@ -7,13 +7,13 @@ from posttrain.irl import planning
 from posttrain.irl.causal import MaxCausalEntIRL
 from posttrain.irl.divergence import Divergence
 from posttrain.irl.episode_sampling import sample_demonstrations
+from posttrain.irl.features import LinearReward
 from posttrain.irl.finite_horizon import soft_finite_horizon
 from posttrain.irl.grids import GridWorld
 from posttrain.irl.mdp import TabularMDP
 from posttrain.irl.occupancies import occupancy
 from posttrain.irl.paths import path_partition
 from posttrain.irl.planning import Problem, soft_policy_iteration, soft_value_iteration, value_iteration
-from posttrain.irl.features import LinearReward
 from tests.support.irl_worlds import chain, random_world
 
 

@@ -8,11 +8,11 @@ import pytest
 
 from posttrain.irl.causal import MaxCausalEntIRL
 from posttrain.irl.divergence import ConvergenceWarning
+from posttrain.irl.features import LinearReward
 from posttrain.irl.fitting import Fit
 from posttrain.irl.maxent import MaxEntIRL, PathFit
 from posttrain.irl.minimisers import Watch
 from posttrain.irl.preferences import fit_jointly
-from posttrain.irl.features import LinearReward
 from tests.support.irl_worlds import course_demonstrations, course_world
 
 ONE_WEIGHT_PER_STATE = LinearReward(features=np.eye(25))

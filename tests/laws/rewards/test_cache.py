@@ -12,14 +12,15 @@ import pytest
 from posttrain.errors import RunError, UserError
 from posttrain.options.grading import GradingOptions
 from posttrain.options.reward import RewardOptions
+from posttrain.options.sandbox import SandboxOptions
 from posttrain.records import Finish, Group
 from posttrain.rewards.code.code_reward import CodeReward
 from posttrain.rewards.grading import score_cache as cache
 from posttrain.rewards.grading.answers import Score
 from posttrain.rewards.grading.function import RewardFunction
 from posttrain.rewards.grading.grade import grade, reward_function
+from posttrain.rewards.grading.resources import default_resources
 from posttrain.rewards.grading.score_cache import Cache, may_be_cached
-from posttrain.rewards.grading.workers import shared_workers as shared
 from posttrain.rewards.judge.judge_reward import JudgeReward
 from posttrain.rewards.maths.math_reward import MathsReward
 from posttrain.rewards.reward_registry import load_reward
@@ -60,10 +61,9 @@ def raises(response):
 @pytest.fixture(autouse=True)
 def afresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr("posttrain.rewards.grading.grade.RETRY_WAITS_SECONDS", (0.0, 0.0))
-    cache.close_all()
+    default_resources().close()
     yield
-    cache.close_all()
-    shared.close_all()
+    default_resources().close()
 
 
 def asked(function: RewardFunction) -> list[str]:
@@ -183,7 +183,7 @@ def test_workers_are_not_asked_about_what_is_known(tmp_path: Path) -> None:
     function = function_of(tmp_path, SOURCE, "one", cache=True, workers=1)
     groups = [with_finish(group(["a", "bb", "a"]))]
     first = grade(groups, [function])
-    shared.close_all()
+    default_resources().workers.close()
     (tmp_path / "my_rewards.py").unlink()  # no worker could be started now
     assert grade(groups, [function]).scores.tolist() == first.scores.tolist()
 
@@ -200,10 +200,8 @@ def test_which_rewards_may_be_remembered() -> None:
     for compare, remembered in (("rubric", True), ("pairs", False)):
         function = load_reward(RewardOptions(name="judge", options=judge | {"compare": compare}))
         assert may_be_cached(function) is remembered
-    assert cache.identity(reward_function(CodeReward())) != cache.identity(reward_function(MathsReward()))
-    assert cache.identity(reward_function(JudgeReward(**judge))) != cache.identity(
-        reward_function(JudgeReward(**judge, rubric="Is it short?"))
-    )
+    told_apart = [CodeReward(), MathsReward(), JudgeReward(**judge), JudgeReward(**judge, rubric="Is it short?")]
+    assert len({tuple(cache.identity(reward_function(each), SandboxOptions())) for each in told_apart}) == 4
 
 
 @dataclass(frozen=True)
@@ -254,7 +252,7 @@ def test_a_file_is_shared_from_run_to_run_and_side_by_side(tmp_path: Path) -> No
     groups = [with_finish(group(["a", "none", "bb"]))]
     first = grade(groups, [function], grading=grading)
     beside = Cache(100, str(tmp_path / "scores.db"))  # another run has it open at the same time
-    cache.close_all()
+    default_resources().caches.close()
     second = grade(groups, [function], grading=grading)
     assert second.num_cached == 3
     torch_rows = [first.scores.nan_to_num(-7.0).tolist(), second.scores.nan_to_num(-7.0).tolist()]

@@ -8,7 +8,6 @@ from posttrain.options.reward import RewardOptions
 from posttrain.options.sandbox import SandboxOptions
 from posttrain.rewards.grading import score_cache as cache
 from posttrain.rewards.reward_registry import load_reward
-from posttrain.sandbox import sandboxes as sandboxes
 
 PLACES = {
     "sealed": SandboxOptions(),
@@ -21,22 +20,20 @@ PLACES = {
 }
 
 
-def test_a_score_from_another_sandbox_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_score_from_another_sandbox_is_not_taken() -> None:
     function = load_reward(RewardOptions(name="code"))
     seen = {}
     for name, options in PLACES.items():
-        monkeypatch.setattr(sandboxes, "_chosen", options)
-        seen[name] = tuple(cache.identity(function))
-        monkeypatch.setattr(sandboxes, "_chosen", replace(options, at_once=3))
-        assert tuple(cache.identity(function)) == seen[name]
+        seen[name] = tuple(cache.identity(function, options))
+        assert tuple(cache.identity(function, replace(options, at_once=3))) == seen[name]
     assert len(set(seen.values())) == len(PLACES)
 
 
 def test_a_score_with_another_version_of_a_module_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     function = load_reward(RewardOptions(name="code", options={"modules": ["numpy.linalg", "json"]}))
-    before = cache.identity(function)
+    before = cache.identity(function, SandboxOptions())
     assert sum(each.startswith("numpy==") for each in before) == 1
     monkeypatch.setattr("importlib.metadata.version", lambda name: "0.0")
     cache.versions.cache_clear()
-    assert cache.identity(function) != before
+    assert cache.identity(function, SandboxOptions()) != before
     cache.versions.cache_clear()

@@ -15,7 +15,7 @@ from posttrain.options.grading import GradingOptions
 from posttrain.options.reward import Asking, Terms
 from posttrain.rewards.grading.calls import NEVER, Bounds, after, sooner
 from posttrain.rewards.grading.grade import RewardFunction, ScoringFailure, grade, reward_function
-from posttrain.rewards.grading.workers import shared_workers as shared
+from posttrain.rewards.grading.resources import default_resources
 from tests.support.reward_rows import group
 from tests.support.worker_rows import function_of
 
@@ -40,7 +40,7 @@ def many(completions):
 def no_waiting(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr("posttrain.rewards.grading.grade.RETRY_WAITS_SECONDS", (0.0, 0.0))
     yield
-    shared.close_all()
+    default_resources().close()
 
 
 def log(folder: Path) -> list[str]:

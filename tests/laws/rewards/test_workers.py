@@ -13,7 +13,7 @@ import pytest
 from posttrain.errors import RunError, UserError
 from posttrain.options.reward import Asking, RewardOptions
 from posttrain.rewards.grading.grade import grade, reward_function
-from posttrain.rewards.grading.workers import shared_workers as shared
+from posttrain.rewards.grading.resources import default_resources
 from posttrain.rewards.reward_registry import load_reward
 from tests.support.reward_rows import CHAT, group
 from tests.support.worker_rows import function_of, told
@@ -118,7 +118,7 @@ NUMBERS = [1, 1.5, True, None, "é\ud800\n", (1, {2: "two", "2": [3]})]
 def no_waiting(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr("posttrain.rewards.grading.grade.RETRY_WAITS_SECONDS", (0.0, 0.0))
     yield
-    shared.close_all()
+    default_resources().close()
 
 
 def rows(**chat: Any) -> list[Any]:
@@ -268,7 +268,7 @@ def test_a_file_that_changes_during_a_run_is_not_taken_up_by_the_next_worker(tmp
     grade([group(["a"])], [function])
     (tmp_path / "my_rewards.py").write_text("def mine(response):\n    return 2.0\n")
     assert grade([group(["a"])], [function]).scores.item() == 1.0  # the worker that runs has the old one
-    shared.close_all()
+    default_resources().close()
     with pytest.raises(RunError, match=r"my_rewards\.py has changed since `mine` was loaded"):
         grade([group(["a"])], [function])
 

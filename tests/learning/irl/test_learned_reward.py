@@ -8,10 +8,10 @@ from numpy import ndarray
 from posttrain.irl.causal import MaxCausalEntIRL
 from posttrain.irl.comparison import expected_value_difference, policy_value
 from posttrain.irl.episode_sampling import sample_demonstrations
+from posttrain.irl.features import LinearReward
 from posttrain.irl.grids import IcyGridWorld
 from posttrain.irl.gymnasium_table import read_gymnasium
 from posttrain.irl.planning import Problem, action_values, greedy_policy, soft_policy_iteration, value_iteration
-from posttrain.irl.features import LinearReward
 from posttrain.irl_runs.environment import LearnedReward, TabularEnvironment
 
 EXPERT_REWARD = np.array([-1.0, -1, -1, -1, -4, -4, -1, -4, -1, -1, -1, -1, -4, -4, -4, 0])

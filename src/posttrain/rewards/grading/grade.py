@@ -38,7 +38,8 @@ from posttrain.rewards.grading.calls import Call, RolloutRow, after, read_result
 from posttrain.rewards.grading.dispatch import dispatch
 from posttrain.rewards.grading.function import RewardFunction, ScoringFailure, reward_function
 from posttrain.rewards.grading.pending_scores import Inquiry, bounds_of, require_enforceable
-from posttrain.rewards.grading.score_cache import cache_for, may_be_cached
+from posttrain.rewards.grading.resources import Resources, default_resources
+from posttrain.rewards.grading.score_cache import may_be_cached
 
 __all__ = ["Journal", "OnError", "RewardFunction", "ScoringFailure", "grade", "reward_function"]
 
@@ -63,6 +64,7 @@ def grade(
     journal: Journal | None = None,
     step: int = 1,
     grading: GradingOptions = DEFAULTS,
+    resources: Resources | None = None,
 ) -> Grades:
     """Score every rollout with every function.
 
@@ -71,12 +73,13 @@ def grade(
     Weights are those of the step, and scores are clipped where a function's terms say so.
 
     `journal` is handed all scores before anything uses them, also when too many failures then stop the run.
+    `resources` are the session's; without a session the process's own are used, with default options.
     """
     require_different_names(functions)
     for function in functions:
         require_enforceable(function, grading)
     rows = [RolloutRow(group, rollout) for group in groups for rollout in group.rollouts]
-    inquiries = score_rows(rows, functions, on_error, grading)
+    inquiries = score_rows(rows, functions, on_error, grading, resources or default_resources())
     verdicts = [inquiry.verdicts for inquiry in inquiries]
     grades = as_grades(groups, functions, verdicts, step)
     grades = replace(grades, num_cached=sum(inquiry.num_cached for inquiry in inquiries))
@@ -103,7 +106,11 @@ def require_different_names(functions: Sequence[RewardFunction]) -> None:
 
 
 def score_rows(
-    rows: Sequence[RolloutRow], functions: Sequence[RewardFunction], on_error: OnError, grading: GradingOptions
+    rows: Sequence[RolloutRow],
+    functions: Sequence[RewardFunction],
+    on_error: OnError,
+    grading: GradingOptions,
+    resources: Resources,
 ) -> list[Inquiry]:
     """What each function says of each row: a score, or a failure that came back after every retry."""
     until = after(grading.seconds, f"grading.seconds = {grading.seconds:g} for all rewards of a batch were over")
@@ -114,9 +121,9 @@ def score_rows(
         for place in together:
             function = functions[place]
             seen = [row_for(row, i, function, verdicts, places) for i, row in enumerate(rows)]
-            cache = cache_for(grading) if may_be_cached(function) else None
+            cache = resources.caches.cache_for(grading) if may_be_cached(function) else None
             inquiries[place] = Inquiry(function, seen, bounds_of(function, len(rows), grading, until), cache)
-        call_with_retries([inquiries[place] for place in together], on_error)
+        call_with_retries([inquiries[place] for place in together], on_error, resources)
         for place in together:
             verdicts[place] = inquiries[place].conclude()
     return [inquiries[place] for place in range(len(functions))]
@@ -146,7 +153,7 @@ def row_for(
     return row
 
 
-def call_with_retries(inquiries: Sequence[Inquiry], on_error: OnError) -> None:
+def call_with_retries(inquiries: Sequence[Inquiry], on_error: OnError, resources: Resources) -> None:
     """Ask functions that wait for none of each other, and again where scoring failed while there is time."""
     for wait in (0.0, *RETRY_WAITS_SECONDS):
         still = [inquiry for inquiry in inquiries if inquiry.open]
@@ -154,28 +161,30 @@ def call_with_retries(inquiries: Sequence[Inquiry], on_error: OnError) -> None:
             break
         time.sleep(max(0.0, min(wait, max(inquiry.bounds.until.left() for inquiry in still))))
         calls = [inquiry.calls() for inquiry in still]
-        results = iter(dispatch([call for of_function in calls for call in of_function]))
+        results = iter(dispatch([call for of_function in calls for call in of_function], resources))
         for inquiry, of_function in zip(still, calls, strict=True):
             inquiry.take(
                 [
                     said
                     for call in of_function
-                    for said in checked_verdicts(call, read_result(call, next(results)), on_error)
+                    for said in checked_verdicts(call, read_result(call, next(results)), on_error, resources)
                 ]
             )
 
 
-def checked_verdicts(call: Call, answer: list[Verdict] | InvalidScore, on_error: OnError) -> list[Verdict]:
+def checked_verdicts(
+    call: Call, answer: list[Verdict] | InvalidScore, on_error: OnError, resources: Resources
+) -> list[Verdict]:
     """The verdicts of a call; a problem stops the run, or stays beside the row it belongs to."""
     if isinstance(answer, InvalidScore):
-        return bisect_failure(call, answer, on_error)
+        return bisect_failure(call, answer, on_error, resources)
     for row, said in zip(call.rows, answer, strict=True):
         if isinstance(said, InvalidScore) and on_error == "stop":
             raise run_error(call, said, row) from said.cause
     return answer
 
 
-def bisect_failure(call: Call, problem: InvalidScore, on_error: OnError) -> list[Verdict]:
+def bisect_failure(call: Call, problem: InvalidScore, on_error: OnError, resources: Resources) -> list[Verdict]:
     """Find the rows behind a problem of a whole call by calling again with each half of them.
 
     On "stop" this ends with the error at the first row found, or without a row where no half repeats the problem.
@@ -188,7 +197,7 @@ def bisect_failure(call: Call, problem: InvalidScore, on_error: OnError) -> list
     verdicts: list[Verdict] = []
     for half in (call.rows[:middle], call.rows[middle:]):
         again = replace(call, rows=half)
-        verdicts += checked_verdicts(again, read_result(again, dispatch([again])[0]), on_error)
+        verdicts += checked_verdicts(again, read_result(again, dispatch([again], resources)[0]), on_error, resources)
     if on_error == "stop":
         raise run_error(call, problem, None) from problem.cause
     return verdicts

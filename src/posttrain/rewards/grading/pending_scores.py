@@ -38,7 +38,7 @@ class Inquiry:
 
     def _look_up(self, cache: Cache) -> None:
         """Take from the cache what is there, and leave one of several equal rows to be asked about."""
-        keys = zip(self.rows, keys_of(self.function, list(self.rows.values())), strict=True)
+        keys = zip(self.rows, keys_of(self.function, list(self.rows.values()), cache.sandbox), strict=True)
         self.keys = {index: key for index, key in keys if key is not None}
         known = cache.known(self.keys.values())
         first: dict[bytes, int] = {}

@@ -15,7 +15,7 @@ from posttrain.rewards.grading.workers.worker import Lost, Worker
 from posttrain.rewards.grading.workers.worker_messages import NotWritable, dump, result_of, written
 
 
-class Pool:
+class WorkerPool:
     """The processes that call one function; open until closed, and again when it is asked again.  For one thread."""
 
     def __init__(self, home: Home, size: int) -> None:
@@ -47,7 +47,7 @@ class Pool:
 class Job:
     """Some calls of one function under the same bounds, and what they have come to."""
 
-    def __init__(self, pool: Pool, calls: Sequence[Call]) -> None:
+    def __init__(self, pool: WorkerPool, calls: Sequence[Call]) -> None:
         self.pool, self.calls = pool, calls
         self.results: list[Result] = [None] * len(calls)
         self.waiting = deque(range(len(calls)))
