@@ -18,7 +18,7 @@ from posttrain.rewards.grading.calls import NEVER, RolloutRow, read_result
 from posttrain.rewards.grading.dispatch import dispatch
 from posttrain.rewards.grading.function import RewardFunction, ScoringFailure
 from posttrain.rewards.grading.grade import DEFAULTS, checked_verdicts, grade
-from posttrain.rewards.grading.pending_scores import Inquiry, bounds_of
+from posttrain.rewards.grading.pending_scores import PendingScores, bounds_of
 from posttrain.rewards.grading.workers.worker_messages import NotWritable, written
 from posttrain.rewards.reward_registry import BUILT_IN, load_reward
 from posttrain.tasks.rows import read_rows
@@ -216,7 +216,7 @@ def tried(function: RewardFunction, example: AttackExample, answer: Answer) -> P
     group = Group(prompt=prompt, draw=0, rollouts=rollouts)
     began = time.perf_counter()
     try:
-        score = asked_once(function, group) if function.asking.workers else graded(function, example, group)
+        score = asked_once(function, group) if function.settings.workers else graded(function, example, group)
     except ScoringFailure as failure:
         return Payment(answer, example, None, time.perf_counter() - began, str(failure), lost=True)
     except UserError as error:
@@ -232,7 +232,7 @@ def graded(function: RewardFunction, example: AttackExample, group: Group) -> fl
 
 def asked_once(function: RewardFunction, group: Group) -> float:
     """The same from a function in a worker, without other tries: a deadline that has passed once is enough."""
-    inquiry = Inquiry(function, [RolloutRow(group, group.rollouts[0])], bounds_of(function, 1, DEFAULTS, NEVER))
+    inquiry = PendingScores(function, [RolloutRow(group, group.rollouts[0])], bounds_of(function, 1, DEFAULTS, NEVER))
     (call,) = inquiry.calls()
     (said,) = checked_verdicts(call, read_result(call, dispatch([call])[0]), "stop")
     if isinstance(said, Score):

@@ -93,7 +93,7 @@ def train(config: SftConfig, *, resume: bool = False) -> Path | None:
     The loss is the mean of -log π over completion tokens; prompts are read and not learned.
     """
     if not isinstance(config.task, CountdownOptions):
-        raise UserError("task.name = dataset: only countdown has demonstrators so far; use task.name = countdown.")
+        raise UserError("task: only countdown has demonstrators so far; use task.name = countdown.")
     if config.run.threads:
         torch.set_num_threads(config.run.threads)
     tokenizer = new_tokenizer()

@@ -3,7 +3,7 @@
 import atexit
 import functools
 
-from posttrain.rewards.grading.function import Home, RewardFunction
+from posttrain.rewards.grading.function import FunctionSource, RewardFunction
 from posttrain.rewards.grading.workers.worker_pool import Pool
 
 _open: list[Pool] = []
@@ -11,7 +11,7 @@ _open: list[Pool] = []
 
 def pool_for(function: RewardFunction) -> Pool:
     """The workers of a function; none is started before the first call."""
-    return shared_pool(function.name, function.found(), function.asking.workers)
+    return shared_pool(function.name, function.find_source(), function.settings.workers)
 
 
 def close_all() -> None:
@@ -25,7 +25,7 @@ atexit.register(close_all)
 
 
 @functools.cache
-def shared_pool(name: str, home: Home, size: int) -> Pool:
+def shared_pool(name: str, source: FunctionSource, size: int) -> Pool:
     """One pool for each reward: a function that is asked under two names has workers for each."""
-    _open.append(Pool(home, size))
+    _open.append(Pool(source, size))
     return _open[-1]
