@@ -1,8 +1,8 @@
 """Mistakes that a person would make in the maths and in the table of algorithms; some test must fail for each.
 
 tests/mutants.py changes every operator and number of the maths; this adds exchanged arguments, lost options, wrong
-defaults and guards left out, in the files of the algorithms, algorithms/table.py and binding.py.  Each is tried in a copy of
-the sources, with the tests of its file, by a child of one process that has already imported torch.
+defaults and guards left out, in the files of the algorithms, algorithms/table.py, binding.py and schemas.py.  Each is tried
+in a copy of the sources, with the tests of its file, by a child of one process that has already imported torch.
 """
 
 import contextlib
@@ -33,6 +33,7 @@ TESTS = {
         "laws/test_policy_gradients.py",
     ],
     "binding.py": ["closed_form/test_algorithms.py"],
+    "schemas.py": ["closed_form/test_algorithms.py"],
 }
 
 # (file, text, its replacement, which of its occurrences: 0 is the first)
@@ -184,11 +185,14 @@ MUTANTS: list[tuple[str, str, str, int]] = [
     ("algorithms/table.py", "token_weights=mean_over_sequences", "token_weights=mean_over_tokens", 0),
     ("algorithms/table.py", "token_weights=mean_over_tokens", "token_weights=mean_over_sequences", 1),
     ("algorithms/table.py", "        resample=resample,\n", "", 0),
-    ("binding.py", "if hint is float and type(value) is int:", "if hint is float and isinstance(value, int):", 0),
-    ("binding.py", "if type(value) is not hint", "if not isinstance(value, (hint, str))", 0),
-    ("binding.py", "best >= 0.6", "best >= 0.0", 0),
-    ("binding.py", "best >= 0.6", "best >= 0.9", 0),
-    ("binding.py", "max(closeness.values(), default=0)", "min(closeness.values(), default=0)", 0),
+    ("binding.py", "value is None and option.default is REQUIRED", "False", 0),
+    ("binding.py", 'raise UserError(f"{before}{error}") from None', "raise", 0),
+    ("schemas.py", "strict=True", "strict=False", 0),
+    ("schemas.py", 'ConfigDict(extra="forbid")', "ConfigDict()", 0),
+    ("schemas.py", "None if value is None else check(value)", "check(value)", 0),
+    ("schemas.py", "best >= 0.6", "best >= 0.0", 0),
+    ("schemas.py", "best >= 0.6", "best >= 0.9", 0),
+    ("schemas.py", "max(closeness.values(), default=0)", "min(closeness.values(), default=0)", 0),
 ]
 
 

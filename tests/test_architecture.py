@@ -33,6 +33,7 @@ LAYERS = [
     {"models"},
     {"advantages", "token_weights", "losses", "kl"},
     {"records", "binding"},
+    {"schemas"},
     {"options"},  # every options.py and *_options.py: plain settings, read without torch
     {"errors"},
 ]

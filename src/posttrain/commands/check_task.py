@@ -18,7 +18,7 @@ from posttrain.rewards.grading.calls import NEVER, RolloutRow, read_result
 from posttrain.rewards.grading.dispatch import dispatch
 from posttrain.rewards.grading.function import RewardFunction, ScoringFailure
 from posttrain.rewards.grading.grade import DEFAULTS, checked_verdicts, grade
-from posttrain.rewards.grading.pending_scores import Inquiry, bounds_of
+from posttrain.rewards.grading.pending_scores import PendingScores, bounds_of
 from posttrain.rewards.grading.resources import Resources
 from posttrain.rewards.grading.workers.worker_messages import NotWritable, written
 from posttrain.rewards.reward_registry import BUILT_IN, load_reward
@@ -218,7 +218,7 @@ def tried(function: RewardFunction, example: AttackExample, answer: Answer, reso
     group = Group(prompt=prompt, draw=0, rollouts=rollouts)
     began = time.perf_counter()
     try:
-        once = function.asking.workers
+        once = function.settings.workers
         score = asked_once(function, group, resources) if once else graded(function, example, group, resources)
     except ScoringFailure as failure:
         return Payment(answer, example, None, time.perf_counter() - began, str(failure), lost=True)
@@ -235,7 +235,7 @@ def graded(function: RewardFunction, example: AttackExample, group: Group, resou
 
 def asked_once(function: RewardFunction, group: Group, resources: Resources) -> float:
     """The same from a function in a worker, without other tries: a deadline that has passed once is enough."""
-    inquiry = Inquiry(function, [RolloutRow(group, group.rollouts[0])], bounds_of(function, 1, DEFAULTS, NEVER))
+    inquiry = PendingScores(function, [RolloutRow(group, group.rollouts[0])], bounds_of(function, 1, DEFAULTS, NEVER))
     (call,) = inquiry.calls()
     (said,) = checked_verdicts(call, read_result(call, dispatch([call], resources)[0]), "stop", resources)
     if isinstance(said, Score):

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import torch
 
@@ -15,7 +15,6 @@ from posttrain.generation.request import Request
 from posttrain.generation.streams import StreamKey
 from posttrain.models.policy import Policy, load_policy
 from posttrain.models.rendering import TokenizerRenderer
-from posttrain.options.reward import Terms
 from posttrain.rewards.grading.function import RewardFunction, reward_function
 from posttrain.rewards.grading.pending_scores import require_enforceable
 from posttrain.rewards.grading.resources import Resources
@@ -77,7 +76,7 @@ class Session:
             functions = self.task.reward_functions or self.rewards
             self.held_out = Questions(
                 prompts=self.task.held_out(),
-                judge=replace(functions[0], terms=Terms(where=functions[0].terms.where)),
+                judge=functions[0].unconditional(),
                 max_completion_tokens=self.config.rollout.max_completion_tokens,
                 seed=self.config.run.seed,
                 grading=self.config.grading,

@@ -100,7 +100,7 @@ def train(config: SftConfig, *, resume: bool = False) -> Path | None:
 def train_new_model(config: SftConfig, threads: ThreadClaim, *, resume: bool) -> Path | None:
     """The run, from its folder to its model."""
     if not isinstance(config.task, CountdownOptions):
-        raise UserError("task.name = dataset: only countdown has demonstrators so far; use task.name = countdown.")
+        raise UserError("task: only countdown has demonstrators so far; use task.name = countdown.")
     tokenizer = new_tokenizer()
     policy = as_policy(new_model(config.model, tokenizer, seed=config.run.seed), tokenizer)
     lessons = DemonstrationSet(

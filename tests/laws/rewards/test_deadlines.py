@@ -12,7 +12,6 @@ import pytest
 
 from posttrain.errors import RunError, UserError
 from posttrain.options.grading import GradingOptions
-from posttrain.options.reward import Asking, Terms
 from posttrain.rewards.grading.calls import NEVER, Bounds, after, sooner
 from posttrain.rewards.grading.grade import RewardFunction, ScoringFailure, grade, reward_function
 from posttrain.rewards.grading.resources import default_resources
@@ -129,7 +128,7 @@ def test_the_recipes_deadline_is_for_all_functions_together(tmp_path: Path) -> N
     async def behind(completions: list[str], base: list[float | None]) -> list[float]:
         return [1.0 for _ in completions]
 
-    waits = reward_function(behind, terms=Terms(of="one"))
+    waits = reward_function(behind, of="one")
     began = time.monotonic()
     seen: list[Any] = []
     with pytest.raises(RunError, match=r"reward 'one': .*grading.seconds = 0.6 for all rewards of a batch were over"):
@@ -161,13 +160,13 @@ def test_an_async_function_is_cancelled_at_its_deadline_row_by_row_or_for_all_of
         return [await slow("slow") for _ in completions]
 
     began = time.monotonic()
-    grades = grade([group(["slow"] + ["x"] * 19)], [reward_function(slow, asking=Asking(item_seconds=0.1))])
+    grades = grade([group(["slow"] + ["x"] * 19)], [reward_function(slow, item_seconds=0.1)])
     assert grades.scores[0, 0].isnan().tolist() == [True] + [False] * 19
     assert cancelled == ["slow"] * 3
     with pytest.raises(RunError, match=r"item_seconds = 0.05 for each of 4 completions"):
-        grade([group(["x"] * 4)], [reward_function(slow_for_all, asking=Asking(item_seconds=0.05))])
+        grade([group(["x"] * 4)], [reward_function(slow_for_all, item_seconds=0.05)])
     with pytest.raises(RunError, match=r"seconds = 0.1 for a batch"):
-        grade([group(["x"] * 4)], [reward_function(slow_for_all, asking=Asking(seconds=0.1))])
+        grade([group(["x"] * 4)], [reward_function(slow_for_all, seconds=0.1)])
     assert time.monotonic() - began < 10.0
     assert len(cancelled) == 3 + 3 + 1  # after the batch's deadline there is no other try
 
@@ -183,7 +182,7 @@ def test_an_async_function_that_will_not_be_cancelled_holds_nobody_up() -> None:
 
     began = time.monotonic()
     with pytest.raises(RunError, match="1 of 1"):
-        grade([group(["a"])], [reward_function(stubborn, asking=Asking(seconds=0.1))])
+        grade([group(["a"])], [reward_function(stubborn, seconds=0.1)])
     assert time.monotonic() - began < 1.0
 
 
@@ -195,7 +194,7 @@ def test_an_async_function_that_blocks_its_loop_is_told_what_to_do(monkeypatch: 
         return 1.0
 
     with pytest.raises(RunError, match=r"reward 'blocks': nothing can end it at its deadline.* give it workers"):
-        grade([group(["a"])], [reward_function(blocks, asking=Asking(seconds=0.1))])
+        grade([group(["a"])], [reward_function(blocks, seconds=0.1)])
 
 
 def test_an_async_function_in_a_worker_is_ended_even_if_it_blocks_its_loop(tmp_path: Path) -> None:
@@ -207,15 +206,15 @@ def test_an_async_function_in_a_worker_is_ended_even_if_it_blocks_its_loop(tmp_p
 
 
 @pytest.mark.parametrize(
-    ("asking", "grading", "says"),
+    ("settings", "grading", "says"),
     [
-        (Asking(item_seconds=1.0), GradingOptions(), "item_seconds = 1 cannot end reward 'plain'"),
-        (Asking(seconds=60.0), GradingOptions(), "seconds = 60 cannot end reward 'plain'"),
-        (Asking(), GradingOptions(seconds=60.0), "grading.seconds = 60 cannot end reward 'plain'"),
+        ({"item_seconds": 1.0}, GradingOptions(), "item_seconds = 1 cannot end reward 'plain'"),
+        ({"seconds": 60.0}, GradingOptions(), "seconds = 60 cannot end reward 'plain'"),
+        ({}, GradingOptions(seconds=60.0), "grading.seconds = 60 cannot end reward 'plain'"),
     ],
 )
 def test_a_limit_that_nothing_could_hold_a_function_to_is_refused(
-    asking: Asking, grading: GradingOptions, says: str
+    settings: dict[str, object], grading: GradingOptions, says: str
 ) -> None:
     def plain(completions: list[str]) -> list[float]:
         return [1.0 for _ in completions]
@@ -225,8 +224,8 @@ def test_a_limit_that_nothing_could_hold_a_function_to_is_refused(
 
     groups = [group(["a"])]
     with pytest.raises(UserError, match=re.escape(says) + ".* Give it `workers: 1` or more"):
-        grade(groups, [reward_function(plain, asking=asking)], grading=grading)
-    assert grade(groups, [reward_function(later, asking=asking)], grading=grading).scores.item() == 1.0
+        grade(groups, [reward_function(plain, **settings)], grading=grading)
+    assert grade(groups, [reward_function(later, **settings)], grading=grading).scores.item() == 1.0
 
 
 def test_what_is_known_to_come_back_may_stay_under_the_recipes_deadline_and_is_not_begun_after_it() -> None:

@@ -13,7 +13,7 @@ import torch
 
 from posttrain.errors import RunError
 from posttrain.rewards.grading.answers import Detailed, Graded
-from posttrain.rewards.grading.grade import RewardFunction, grade, reward_function
+from posttrain.rewards.grading.grade import grade, reward_function
 from posttrain.training.collector import choose, joined
 from tests.support.reward_rows import CHAT, Outcome, graded, group, scores
 
@@ -155,9 +155,9 @@ def test_outcomes_are_kept_by_prompt_and_rollout() -> None:
 
 def test_the_reward_is_the_weighted_sum_of_the_scores_that_exist() -> None:
     functions = [
-        RewardFunction(name="a", weight=2.0, call=lambda completions: [1.0, 1.0, None, None]),
-        RewardFunction(name="b", weight=-0.5, call=lambda completions: [3.0, None, 4.0, None]),
-        RewardFunction(name="watched", weight=0.0, call=lambda completions: [7.0, 7.0, 7.0, 7.0]),
+        reward_function(lambda completions: [1.0, 1.0, None, None], name="a", weight=2.0),
+        reward_function(lambda completions: [3.0, None, 4.0, None], name="b", weight=-0.5),
+        reward_function(lambda completions: [7.0, 7.0, 7.0, 7.0], name="watched", weight=0.0),
     ]
     rewards = grade([group(["w", "x", "y", "z"])], functions).rewards[0]
     # 2·1 - 0.5·3, 2·1, -0.5·4; the last is unscored, for a function of weight 0 only watches.

@@ -1,11 +1,12 @@
 """When a reward counts and how much: routing, gates, clips, schedules, and rewards that look at others."""
 
 import math
+import re
 
 import pytest
 
 from posttrain.errors import UserError
-from posttrain.options.reward import Terms
+from posttrain.options.reward import RewardSettings, RewardTerms
 from posttrain.rewards.grading.function import ScoringFailure, reward_function
 from posttrain.rewards.grading.grade import grade
 from tests.support.reward_rows import group
@@ -20,7 +21,7 @@ def says_yes(completions, **_):
 
 
 def test_a_reward_applies_to_the_rows_it_is_for_and_the_sum_is_over_what_applies() -> None:
-    routed = reward_function(length, terms=Terms(where={"kind": "long"}))
+    routed = reward_function(length, where={"kind": "long"})
     both = [group(["ab", "abc"], columns={"kind": kind}) for kind in ("long", "short")]
     rewards = grade(both, [routed, reward_function(says_yes)]).rewards
     assert rewards.tolist() == [[2.0, 3.0], [0.0, 0.0]]
@@ -36,7 +37,7 @@ def test_behind_a_shut_gate_a_reward_is_zero_and_is_not_asked() -> None:
         asked.extend(completions)
         return [5.0] * len(completions)
 
-    gated = reward_function(costly, terms=Terms(gate="says_yes"))
+    gated = reward_function(costly, gate="says_yes")
     # Listed before the reward that it waits for.
     grades = grade([group(["yes", "no"])], [gated, reward_function(says_yes, weight=0)])
     assert asked == ["yes"]
@@ -48,7 +49,7 @@ def test_a_gate_that_says_nothing_leaves_the_reward_out() -> None:
     def unsure(completions, **_):
         return [None for _ in completions]
 
-    gated = reward_function(length, terms=Terms(gate="unsure"))
+    gated = reward_function(length, gate="unsure")
     assert grade([group(["yes", "no"])], [gated, reward_function(unsure)]).rewards.isnan().all()
 
 
@@ -56,19 +57,19 @@ def test_a_reward_may_look_at_anothers_scores() -> None:
     def doubled(base, **_):
         return [None if score is None else 2 * score for score in base]
 
-    functions = [reward_function(doubled, terms=Terms(of="length")), reward_function(length, weight=0)]
+    functions = [reward_function(doubled, of="length"), reward_function(length, weight=0)]
     assert grade([group(["ab", "abc"])], functions).rewards.tolist() == [[4.0, 6.0]]
 
 
 def test_a_clip_bounds_the_sum_and_not_the_score() -> None:
-    clipped = reward_function(length, weight=2.0, terms=Terms(clip=(0.0, 2.5)))
+    clipped = reward_function(length, weight=2.0, clip=(0.0, 2.5))
     grades = grade([group(["a", "abcd"])], [clipped])
     assert grades.scores[0].tolist() == [[1.0, 4.0]]
     assert grades.rewards.tolist() == [[2.0, 5.0]]
 
 
 def test_a_weight_goes_in_a_line_and_stays() -> None:
-    scheduled = reward_function(length, weight=1.0, terms=Terms(weight_to=0.0, over_steps=4))
+    scheduled = reward_function(length, weight=1.0, weight_to=0.0, over_steps=4)
     at = {step: grade([group(["ab", "a"])], [scheduled], step=step).rewards[0, 0].item() for step in (1, 2, 3, 4)}
     assert at == {1: 2.0, 2: 1.5, 3: 1.0, 4: 0.5}
     assert grade([group(["ab", "a"])], [scheduled], step=5).rewards.isnan().all()  # weight 0 counts for nothing
@@ -81,7 +82,7 @@ def test_a_failure_behind_a_gate_is_retried_and_left_out() -> None:
         tries.append(len(completions))
         return [ScoringFailure("later") if len(tries) == 1 else 1.0 for _ in completions]
 
-    gated = reward_function(flaky, terms=Terms(gate="says_yes"))
+    gated = reward_function(flaky, gate="says_yes")
     grades = grade([group(["yes", "no"])], [reward_function(says_yes, weight=0), gated])
     assert tries == [1, 1]
     assert grades.rewards.tolist() == [[1.0, 0.0]]
@@ -90,12 +91,12 @@ def test_a_failure_behind_a_gate_is_retried_and_left_out() -> None:
 @pytest.mark.parametrize(
     ("functions", "says"),
     [
-        ([reward_function(length, terms=Terms(gate="nobody"))], "waits for a reward 'nobody'"),
-        ([reward_function(length, terms=Terms(of="length"))], "wait for each other"),
+        ([reward_function(length, gate="nobody")], "waits for a reward 'nobody'"),
+        ([reward_function(length, of="length")], "wait for each other"),
         (
             [
-                reward_function(length, terms=Terms(of="says_yes")),
-                reward_function(says_yes, terms=Terms(gate="length")),
+                reward_function(length, of="says_yes"),
+                reward_function(says_yes, gate="length"),
             ],
             "wait for each other",
         ),
@@ -118,4 +119,25 @@ def test_waiting_for_nobody_or_in_a_circle_is_refused(functions, says: str) -> N
 )
 def test_terms_without_sense_are_refused(options: dict[str, object]) -> None:
     with pytest.raises(UserError):
-        Terms(**options)
+        RewardTerms(**options)
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"gaet": "says_yes"}, "reward 'length'.gaet: no such field.  Did you mean `gate`?"),
+        ({"clip": 1.0}, "reward 'length'.clip = 1.0 should be a list"),
+        ({"weight": math.nan}, "reward 'length': weight = nan must be a finite number"),
+        ({"where": {"kind": object}}, "an option is plain data"),
+    ],
+)
+def test_settings_given_in_python_are_checked_as_a_recipe_s_are(settings: dict[str, object], says: str) -> None:
+    with pytest.raises(UserError, match=re.escape(says)):
+        reward_function(length, **settings)
+
+
+def test_an_unconditional_reward_keeps_its_rows_and_weight_and_waits_for_nothing() -> None:
+    scheduled = reward_function(
+        length, weight=2.0, where={"kind": "long"}, gate="g", clip=(0, 1), weight_to=0.0, over_steps=3, of="h"
+    )
+    assert scheduled.unconditional().settings == RewardSettings(weight=2.0, where={"kind": "long"})

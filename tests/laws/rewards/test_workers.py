@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from posttrain.errors import RunError, UserError
-from posttrain.options.reward import Asking, RewardOptions
+from posttrain.options.reward import RewardOptions
 from posttrain.rewards.grading.grade import grade, reward_function
 from posttrain.rewards.grading.resources import default_resources
 from posttrain.rewards.reward_registry import load_reward
@@ -192,7 +192,7 @@ def test_workers_keep_what_they_have_loaded_from_step_to_step_and_load_nothing_h
 def test_one_function_under_two_names_has_workers_for_each(tmp_path: Path) -> None:
     source = "import time\n\ndef mine(response):\n    time.sleep(0.01)\n    return float(response)\n"
     function = function_of(tmp_path, source, workers=2)
-    both = [function, replace(function, name="again", weight=10.0)]
+    both = [function, replace(function, name="again", settings=replace(function.settings, weight=10.0))]
     assert grade([group([str(n) for n in range(8)])], both).rewards.tolist() == [[11.0 * n for n in range(8)]]
 
 
@@ -214,7 +214,7 @@ def test_a_module_level_function_given_in_python_runs_in_workers_too(
 
     import rewards_by_name  # type: ignore[import-not-found]
 
-    function = reward_function(rewards_by_name.Kept.own, asking=Asking(workers=1))
+    function = reward_function(rewards_by_name.Kept.own, workers=1)
     assert grade([group(["a"])], [function]).scores.item() != os.getpid()
 
 
@@ -249,10 +249,10 @@ def shadowed(completions: list[str]) -> list[float]:  # type: ignore[no-redef]
     [lambda completions: [1.0], local(), Judge(), Judge().method, functools.partial(shadowed), hidden],
     ids=["lambda", "local", "object", "method", "partial", "shadowed"],
 )
-@pytest.mark.parametrize("asking", [Asking(workers=1), Asking(cache=True)], ids=["workers", "cache"])
-def test_a_function_that_no_name_leads_to_is_refused(call: Any, asking: Asking) -> None:
+@pytest.mark.parametrize("settings", [{"workers": 1}, {"cache": True}], ids=["workers", "cache"])
+def test_a_function_that_no_name_leads_to_is_refused(call: Any, settings: dict[str, object]) -> None:
     with pytest.raises(UserError, match=r"top of a file of its own|FILE\.py:FUNCTION"):
-        grade([group(["a"])], [reward_function(call, name="r", asking=asking)])
+        grade([group(["a"])], [reward_function(call, name="r", **settings)])
 
 
 def test_a_column_that_cannot_be_sent_is_named(tmp_path: Path) -> None:

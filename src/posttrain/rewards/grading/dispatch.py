@@ -17,7 +17,7 @@ def dispatch(calls: Sequence[Call], resources: Resources) -> list[Result]:
 
     Those in our process are made in their order; what turns out to be awaitable then runs beside the workers.
     """
-    results = [None if call.function.asking.workers else start_calls(call, resources) for call in calls]
+    results = [None if call.function.settings.workers else start_calls(call, resources) for call in calls]
     waiting = [index for index, result in enumerate(results) if inspect.isawaitable(result)]
     with start_async_calls([AsyncCall(calls[index], results[index]) for index in waiting]) as finished:
         for index, result in in_workers(calls, resources.workers):
@@ -42,7 +42,7 @@ def in_workers(calls: Sequence[Call], pools: WorkerPools) -> list[tuple[int, Res
     """What those calls come to that are made in workers, each with its place."""
     places: dict[str, list[int]] = {}
     for index, call in enumerate(calls):
-        if call.function.asking.workers:
+        if call.function.settings.workers:
             places.setdefault(call.function.name, []).append(index)
     jobs = [Job(pools.pool_for(calls[of[0]].function), [calls[index] for index in of]) for of in places.values()]
     have_done(jobs)

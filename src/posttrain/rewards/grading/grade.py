@@ -11,8 +11,9 @@ was sampled, tags kept, stop token removed.  A function with a parameter `respon
 may be `async` or return an awaitable: all of these run concurrently.
 
 **What goes wrong.**  An exception, a wrong length, NaN, inf or another type stops the run and names the completion
-(`on_error="none"`: scored as None and counted).  A `ScoringFailure` is tried again twice, then None and counted; more
-than 5% of them in one function's scores stop the run (`grading.max_failure_share`).
+(`rollout.on_reward_error: none`, here `on_error="none"`: scored as None and counted).  A `ScoringFailure` is tried
+again twice, then None and counted; more than 5% of them in one function's scores stop the run
+(`grading.max_failure_share`).
 
 **Where and for how long.**  In the trainer's process and without a limit, unless its options say otherwise
 (posttrain.options.reward): in `workers`, processes that a deadline or a crash ends without harm, and that call
@@ -31,13 +32,13 @@ from torch import Tensor
 
 from posttrain.errors import RunError, UserError
 from posttrain.options.grading import GradingOptions
-from posttrain.options.reward import Terms
+from posttrain.options.reward import RewardTerms
 from posttrain.records import Grades, Group
 from posttrain.rewards.grading.answers import UNSCORED, InvalidScore, NotAsked, Score, Verdict
 from posttrain.rewards.grading.calls import Call, RolloutRow, after, read_result, run_error
 from posttrain.rewards.grading.dispatch import dispatch
 from posttrain.rewards.grading.function import RewardFunction, ScoringFailure, reward_function
-from posttrain.rewards.grading.pending_scores import Inquiry, bounds_of, require_enforceable
+from posttrain.rewards.grading.pending_scores import PendingScores, bounds_of, require_enforceable
 from posttrain.rewards.grading.resources import Resources, default_resources
 from posttrain.rewards.grading.score_cache import may_be_cached
 
@@ -111,18 +112,18 @@ def score_rows(
     on_error: OnError,
     grading: GradingOptions,
     resources: Resources,
-) -> list[Inquiry]:
+) -> list[PendingScores]:
     """What each function says of each row: a score, or a failure that came back after every retry."""
     until = after(grading.seconds, f"grading.seconds = {grading.seconds:g} for all rewards of a batch were over")
     verdicts: list[list[Verdict]] = [[UNSCORED] * len(rows) for _ in functions]
-    inquiries: dict[int, Inquiry] = {}
+    inquiries: dict[int, PendingScores] = {}
     places = {function.name: place for place, function in enumerate(functions)}
     for together in dependency_rounds(functions):
         for place in together:
             function = functions[place]
             seen = [row_for(row, i, function, verdicts, places) for i, row in enumerate(rows)]
             cache = resources.caches.cache_for(grading) if may_be_cached(function) else None
-            inquiries[place] = Inquiry(function, seen, bounds_of(function, len(rows), grading, until), cache)
+            inquiries[place] = PendingScores(function, seen, bounds_of(function, len(rows), grading, until), cache)
         call_with_retries([inquiries[place] for place in together], on_error, resources)
         for place in together:
             verdicts[place] = inquiries[place].conclude()
@@ -137,7 +138,7 @@ def row_for(
     places: Mapping[str, int],
 ) -> RolloutRow | Score:
     """The row as the function is asked about it, or what is settled without asking."""
-    terms = function.terms
+    terms = function.settings
     if not terms.applies(row.group.prompt.columns):
         return UNSCORED
     if terms.gate:
@@ -153,7 +154,7 @@ def row_for(
     return row
 
 
-def call_with_retries(inquiries: Sequence[Inquiry], on_error: OnError, resources: Resources) -> None:
+def call_with_retries(inquiries: Sequence[PendingScores], on_error: OnError, resources: Resources) -> None:
     """Ask functions that wait for none of each other, and again where scoring failed while there is time."""
     for wait in (0.0, *RETRY_WAITS_SECONDS):
         still = [inquiry for inquiry in inquiries if inquiry.open]
@@ -212,7 +213,7 @@ def as_grades(
     said = [[one if isinstance(one, Score) else UNSCORED for one in column] for column in verdicts]
     values = torch.tensor([[one.value for one in column] for column in said], dtype=torch.float64)
     scores = values.reshape(len(functions), *shape)
-    at_step = [function.terms.weight_at(step, function.weight) for function in functions]
+    at_step = [function.settings.weight_at(step) for function in functions]
     weights = torch.tensor(at_step, dtype=torch.float64)[:, None, None]
     counted = ~scores.isnan() & (weights != 0)
     clipped = torch.stack([clip(column, function) for column, function in zip(scores, functions, strict=True)])
@@ -237,7 +238,7 @@ def grouped(column: Sequence[Told], size: int) -> tuple[tuple[Told, ...], ...]:
 
 def clip(scores: Float64[Tensor, "prompt group"], function: RewardFunction) -> Float64[Tensor, "prompt group"]:
     """A function's scores as they go into the sum."""
-    return scores if function.terms.clip is None else scores.clamp(*function.terms.clip)
+    return scores if function.settings.clip is None else scores.clamp(*function.settings.clip)
 
 
 def require_few_failures(function: RewardFunction, verdicts: Sequence[Verdict], share: float) -> None:
@@ -260,13 +261,13 @@ class Named(Protocol):
     def name(self) -> str: ...
 
     @property
-    def terms(self) -> Terms: ...
+    def settings(self) -> RewardTerms: ...
 
 
 def dependency_rounds(functions: Sequence[Named]) -> list[list[int]]:
     """The functions, by place, in rounds: each after those that its gate and `of` name."""
     names = [function.name for function in functions]
-    needs = [{name for name in (function.terms.gate, function.terms.of) if name} for function in functions]
+    needs = [{name for name in (function.settings.gate, function.settings.of) if name} for function in functions]
     for function, needed in zip(functions, needs, strict=True):
         for name in sorted(needed - set(names)):
             raise UserError(

@@ -172,7 +172,7 @@ class ScoreCaches:
 def may_be_cached(function: RewardFunction) -> bool:
     """Whether its scores may be remembered."""
     standing = as_standing(function.call)
-    return function.asking.cache if standing is None else standing.rows_stand_alone
+    return function.settings.cache if standing is None else standing.rows_stand_alone
 
 
 def as_standing(call: object) -> Cacheable | None:
@@ -211,7 +211,7 @@ def digest_of_columns(function: RewardFunction, wanted: Keywords, columns: Mappi
         try:
             digest.update(dump([name, written(columns[name])]) + b"\n")
         except NotWritable as error:
-            if not function.asking.cache:
+            if not function.settings.cache:
                 return None
             raise UserError(
                 f"reward {function.name!r} is to be cached, and the column {name!r} holds what cannot be compared:"
@@ -226,8 +226,8 @@ def identity(function: RewardFunction, sandbox: SandboxOptions) -> list[str]:
         place = replace(sandbox, at_once=0)  # how many run side by side decides no score
         modules = function.call.modules if isinstance(function.call, NeedsModules) else ()
         return [repr(function.call), repr(place), *versions(tuple(modules)), *package()]
-    home = function.found()
-    return [home.file, home.name, home.digest]
+    source = function.find_source()
+    return [source.file, source.name, source.digest]
 
 
 @functools.cache
