@@ -227,6 +227,15 @@ def test_pruning_keeps_the_newest_and_the_best(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["step-000005"]
 
 
+def test_the_newest_is_that_of_the_largest_step_however_names_are_sorted(tmp_path: Path) -> None:
+    fill(tmp_path, 999_998, 999_999, 1_000_000)  # by name the last one comes first
+    saved = load_latest(tmp_path)
+    assert saved is not None
+    assert saved.step == 1_000_000
+    prune(tmp_path, keep_last=2)
+    assert sorted(saved_steps(tmp_path)) == [999_999, 1_000_000]
+
+
 def test_a_checkpoint_that_is_being_removed_is_no_longer_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fill(tmp_path, 5, 10)
 

@@ -84,6 +84,7 @@ def test_every_part_of_the_name_gives_other_numbers() -> None:
 def test_where_a_request_starts_is_no_part_of_the_key() -> None:
     shifted = StreamKey(7, "rollout", 3, first_draw=5, first_sample=2, first_position=9)
     assert uniforms(shifted, 6, 1, 0, 8).tolist() == uniforms(KEY, 6, 1, 0, 8).tolist()
+    assert StreamKey(7, "rollout", 3, first_draw=0) == KEY
 
 
 def test_numbers_are_uniform_along_positions_draws_samples_and_steps() -> None:

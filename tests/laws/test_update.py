@@ -89,10 +89,10 @@ def test_on_policy_the_gradient_is_minus_the_advantage_weighted_score() -> None:
     assert metrics["clip_ratio/region_mean"] == 0
 
 
-@pytest.mark.parametrize("family", ["llama", "gpt2"])
-def test_off_policy_the_clipped_surrogate_is_differentiated(family: str) -> None:
+@pytest.mark.parametrize(("family", "shift"), [("llama", 0.5), ("gpt2", 0.5), ("llama", -0.5)])
+def test_off_policy_the_clipped_surrogate_is_differentiated(family: str, shift: float) -> None:
     policy, algorithm = tiny_policy(family), build_algorithm({"name": "grpo", "clip_low": 0.1, "clip_high": 0.3})
-    log_mu = behaviour(policy, shift=0.5)
+    log_mu = behaviour(policy, shift=shift)
     actual, metrics = gradient_of_update(
         policy, batch_of(sampled_by(log_mu), ADVANTAGES, algorithm), objective_of(algorithm)
     )
@@ -111,6 +111,9 @@ def test_off_policy_the_clipped_surrogate_is_differentiated(family: str) -> None
     assert metrics["ratio/min"] == pytest.approx(ratio.min().item())
     assert metrics["ratio/max"] == pytest.approx(ratio.max().item())
     assert metrics["kl_behaviour"] == pytest.approx((ratio - 1 - ratio.log()).mean().item())
+    gap = (own - log_mu).abs()
+    assert metrics["sampling/sampling_logp_difference/mean"] == pytest.approx(gap.mean().item())
+    assert metrics["sampling/sampling_logp_difference/max"] == pytest.approx(gap.max().item())
 
 
 def test_the_ratio_can_be_taken_to_the_reference() -> None:
@@ -164,6 +167,21 @@ def test_the_full_kl_in_the_loss_is_differentiated(family: str) -> None:
     assert metrics["loss"] == pytest.approx(expected.item(), rel=1e-12)
     assert metrics["kl"] == pytest.approx(term.mean().item(), rel=1e-12)
     assert relative_distance(actual, gradient_of(policy, expected)) <= 1e-12
+
+
+def test_a_kl_in_the_reward_is_reported_as_k3_and_is_no_term_of_the_loss() -> None:
+    policy, reference = tiny_policy(), tiny_policy(seed=1)
+    kl = {"coefficient": 0.3, "estimator": "k1", "place": "reward"}
+    log_mu, log_ref = behaviour(policy), behaviour(reference)
+    gradients = []
+    for term in (kl, None):
+        algorithm = build_algorithm({"name": "grpo", "kl": term})
+        batch = batch_of(sampled_by(log_mu), ADVANTAGES, algorithm, reference_logprobs=log_ref)
+        gradient, metrics = gradient_of_update(policy, batch, objective_of(algorithm))
+        gradients.append(gradient)
+        x = log_mu - log_ref
+        assert metrics["kl"] == pytest.approx((torch.exp(-x) - 1 + x).mean().item(), rel=1e-9)
+    assert torch.equal(*gradients)
 
 
 def test_a_kl_in_the_loss_acts_where_the_advantage_is_zero() -> None:
@@ -351,6 +369,7 @@ def test_the_learning_rate_rises_and_falls_as_stated() -> None:
     assert rates("cosine") == pytest.approx([0.5, 1.0, 1.5, 2.0, *cosine], abs=1e-15)
     assert learning_rate(OptimizerOptions(learning_rate=2.0, schedule="linear"), 0, 10) == 2.0
     assert learning_rate(OptimizerOptions(learning_rate=2.0, schedule="cosine"), 20, 10) == 0.0
+    assert learning_rate(OptimizerOptions(learning_rate=2.0, schedule="linear"), 1, 1) == 0.0
 
 
 def test_entropy_is_measured_when_asked_and_changes_no_gradient() -> None:

@@ -146,3 +146,11 @@ def test_functions_that_cannot_be_called_or_told_apart_are_refused() -> None:
         reward_function(dict)
     with pytest.raises(UserError, match="finite"):
         reward_function(len, weight=math.nan)
+
+
+def test_the_failure_that_is_told_is_the_last_one() -> None:
+    def failing(response: str) -> Any:
+        return ScoringFailure(f"error of {response}")
+
+    with pytest.raises(RunError, match=r"3 of 3 .* The last failure: error of c\."):
+        graded([group(["a", "b", "c"])], failing)

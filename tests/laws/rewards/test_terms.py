@@ -2,10 +2,12 @@
 
 import math
 import re
+import time
 
 import pytest
 
 from posttrain.errors import UserError
+from posttrain.options.grading import GradingOptions
 from posttrain.options.reward import RewardSettings, RewardTerms
 from posttrain.rewards.grading.function import ScoringFailure, reward_function
 from posttrain.rewards.grading.grade import grade
@@ -75,17 +77,56 @@ def test_a_weight_goes_in_a_line_and_stays() -> None:
     assert grade([group(["ab", "a"])], [scheduled], step=5).rewards.isnan().all()  # weight 0 counts for nothing
 
 
+@pytest.mark.parametrize(("first", "last"), [(1.0, 3.0), (2.0, -0.5)])
+def test_a_weight_that_has_arrived_goes_no_further(first: float, last: float) -> None:
+    scheduled = reward_function(length, weight=first, weight_to=last, over_steps=4)
+    for step, weight in ((1, first), (3, (first + last) / 2), (5, last), (6, last), (500, last)):
+        assert grade([group(["a", "ab"])], [scheduled], step=step).rewards.tolist() == [[weight, 2 * weight]]
+
+
+def test_a_reward_is_given_none_where_the_one_it_looks_at_said_nothing() -> None:
+    given: list[float | None] = []
+
+    def looking(base, **_):
+        given.extend(base)
+        return [1.0 for _ in base]
+
+    def seldom(completions, **_):
+        return [None if text == "b" else math.nan if text == "c" else 0.5 for text in completions]
+
+    functions = [reward_function(looking, of="seldom"), reward_function(seldom, weight=0)]
+    grade([group(["a", "b", "c"])], functions, on_error="none")
+    assert given == [0.5, None, None]
+
+
 def test_a_failure_behind_a_gate_is_retried_and_left_out() -> None:
-    tries: list[int] = []
+    tries, times = [], []
 
     def flaky(completions, **_):
         tries.append(len(completions))
+        times.append(time.monotonic())
         return [ScoringFailure("later") if len(tries) == 1 else 1.0 for _ in completions]
 
     gated = reward_function(flaky, gate="says_yes")
     grades = grade([group(["yes", "no"])], [reward_function(says_yes, weight=0), gated])
     assert tries == [1, 1]
+    assert times[1] - times[0] >= 0.5  # what failed is given time to recover
     assert grades.rewards.tolist() == [[1.0, 0.0]]
+
+
+def test_a_try_waits_its_time_although_another_reward_has_none_left() -> None:
+    times: list[float] = []
+
+    async def hurried(completions, **_):
+        return [ScoringFailure("later") for _ in completions]
+
+    def patient(completions, **_):
+        times.append(time.monotonic())
+        return [ScoringFailure("later") if len(times) == 1 else 1.0 for _ in completions]
+
+    functions = [reward_function(hurried, seconds=0.1, weight=0), reward_function(patient)]
+    grade([group(["a"])], functions, grading=GradingOptions(max_failure_share=1.0))
+    assert times[1] - times[0] >= 0.5
 
 
 @pytest.mark.parametrize(
@@ -111,6 +152,7 @@ def test_waiting_for_nobody_or_in_a_circle_is_refused(functions, says: str) -> N
     "options",
     [
         {"clip": (1.0, 0.0)},
+        {"clip": (1.0, 1.0)},
         {"clip": (0.0, math.inf)},
         {"weight_to": 1.0},
         {"over_steps": 3},
