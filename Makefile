@@ -23,7 +23,7 @@ test: .venv/.ok ## the whole test suite: no network, no GPU
 	$(BIN)/python -m pytest -n 2 --durations=10
 
 test-gymnasium: .venv/.ok .gymnasium-0.29/.ok ## the tests of inverse RL once more, on gymnasium 0.29
-	PYTHONPATH=.gymnasium-0.29 $(BIN)/python -m pytest -n 2 -k "irl or learned_environment"
+	PYTHONPATH=.gymnasium-0.29 $(BIN)/python -m pytest -n 2 -k irl
 
 soak: .venv/.ok ## a hundred thousand programs, and completions through workers, and what they leave behind
 	$(BIN)/python -m tests.soak --items 100000

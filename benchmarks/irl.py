@@ -31,13 +31,14 @@ from posttrain.irl.course import expert_policy, recover_reward  # noqa: E402
 from posttrain.irl.demonstrations import Demonstrations  # noqa: E402
 from posttrain.irl.episode_sampling import sample_demonstrations  # noqa: E402
 from posttrain.irl.feasibility import smallest_gap  # noqa: E402
+from posttrain.irl.features import LinearReward  # noqa: E402
 from posttrain.irl.finite_horizon import soft_finite_horizon  # noqa: E402
 from posttrain.irl.grids import IcyGridWorld, tiles  # noqa: E402
+from posttrain.irl.gymnasium_table import read_gymnasium  # noqa: E402
 from posttrain.irl.maxent import MaxEntIRL  # noqa: E402
 from posttrain.irl.mdp import TabularMDP  # noqa: E402
 from posttrain.irl.occupancies import occupancy  # noqa: E402
 from posttrain.irl.planning import Problem, soft_policy_iteration, value_iteration  # noqa: E402
-from posttrain.irl.rewards import LinearReward  # noqa: E402
 
 GOAL, SIDE_PRIZE = 24, 8
 Result = TypeVar("Result")
@@ -130,7 +131,7 @@ def exact() -> None:
 
     for name, options in (("FrozenLake", {"map_name": "8x8"}), ("CliffWalking", {}), ("Taxi", {})):
         known = max(env for env in gymnasium.registry if env.startswith(f"{name}-v"))
-        mdp, rng = TabularMDP.from_gymnasium(gymnasium.make(known, **options)), np.random.default_rng(0)
+        mdp, rng = read_gymnasium(gymnasium.make(known, **options)), np.random.default_rng(0)
         if name == "Taxi":
             features = np.stack([mdp.rewards == worth for worth in (-1, -10, 20)], axis=2).astype(float)
             reward, weights = LinearReward(features=features, on="state_action"), np.array([-2.0, -2.0, 4.0])

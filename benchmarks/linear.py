@@ -1,4 +1,4 @@
-"""Products of few rows with one matrix: torch's own against those of a matrix reordered once.
+"""Products of few rows with one matrix: torch's own against those of a matrix packed once.
 
     python benchmarks/linear.py
 
@@ -12,7 +12,7 @@ from time import perf_counter
 import torch
 import torch.nn.functional as F
 
-from posttrain.models.linear import Reordered, linear
+from posttrain.models.linear import PackedWeight, linear
 
 MATRICES = {"bundled": (160, 960), "100m": (896, 4864), "large-vocab head": (256, 151936)}
 """Inputs and outputs of the largest matrix of each."""
@@ -27,15 +27,15 @@ def main() -> None:
     torch.manual_seed(0)
     for name, (inputs, outputs) in MATRICES.items():
         weight = torch.randn(outputs, inputs)
-        if not Reordered.serves(weight):
-            raise SystemExit("This build of torch has no reordered products (oneDNN).")
-        reordered = Reordered(weight)
-        print(f"{name}, {inputs} -> {outputs}; reordering takes {milliseconds(lambda w=weight: Reordered(w)):.2f} ms")
+        if not PackedWeight.serves(weight):
+            raise SystemExit("This build of torch has no packed products (oneDNN).")
+        packed = PackedWeight(weight)
+        print(f"{name}, {inputs} -> {outputs}; packing takes {milliseconds(lambda w=weight: PackedWeight(w)):.2f} ms")
         for rows in ROWS:
             x = torch.randn(rows, inputs)
             own = milliseconds(lambda x=x, w=weight: F.linear(x, w))
-            ours = milliseconds(lambda x=x, w=reordered: linear(x, w))
-            print(f"  {rows:5d} rows  {own:8.3f} ms  reordered {ours:8.3f} ms  {ours / own:.2f}")
+            ours = milliseconds(lambda x=x, w=packed: linear(x, w))
+            print(f"  {rows:5d} rows  {own:8.3f} ms  packed {ours:8.3f} ms  {ours / own:.2f}")
 
 
 @torch.inference_mode()

@@ -17,11 +17,11 @@ from time import perf_counter
 from posttrain.rewards.countdown.grader import countdown
 from posttrain.rewards.format import strict_format
 from posttrain.rewards.maths.math_reward import MathsReward
-from posttrain.sandbox.backends import Bubblewrap
+from posttrain.sandbox.backends import Bubblewrap, CommandBackend
 from posttrain.sandbox.execution import Process, ServerOptions
 from posttrain.sandbox.modules import FEW, MANY
-from posttrain.sandbox.process_pool import Pool
-from posttrain.sandbox.replay_sandbox import Elsewhere
+from posttrain.sandbox.process_pool import ProcessPool
+from posttrain.sandbox.replay_sandbox import ReplaySandbox
 
 PROGRAM = "a, b = map(int, input().split())\nprint(a + b)\n"
 GIVEN = b"19 23\n"
@@ -53,7 +53,7 @@ def main() -> None:
 
 def in_bubblewrap(cores: int) -> float:
     """Programs in a second where every one gets a small system of its own; nothing is imported beforehand."""
-    with Elsewhere(Bubblewrap(), at_once=cores) as there:
+    with ReplaySandbox(CommandBackend(Bubblewrap()), at_once=cores) as there:
         there.probe()
         asked = [Process(kind="program", source=PROGRAM, stdin=GIVEN)] * 40
         return best(lambda: there.run(asked), len(asked))
@@ -64,7 +64,7 @@ def sandbox(modules: tuple[str, ...], cores: int, count: int) -> float:
     whole = os.sched_getaffinity(0)
     os.sched_setaffinity(0, set(sorted(whole)[:cores]))
     try:
-        with Pool(ServerOptions(modules=modules), at_once=2 * cores) as pool:
+        with ProcessPool(ServerOptions(modules=modules), at_once=2 * cores) as pool:
             asked = [Process(kind="program", source=PROGRAM, stdin=GIVEN)] * count
             outputs = {execution.stdout for execution in pool.run(asked)}
             assert outputs == {b"42\n"}, outputs

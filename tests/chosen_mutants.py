@@ -1,8 +1,8 @@
-"""Mistakes that a person would make in the maths and in the table of algorithms; some test must fail for each.
+"""Mistakes that a person would make in the maths, the table of algorithms and the loop; some test must fail for each.
 
 tests/mutants.py changes every operator and number of the maths; this adds exchanged arguments, lost options, wrong
-defaults and guards left out, in the files of the algorithms, algorithms/table.py and binding.py.  Each is tried in a copy of
-the sources, with the tests of its file, by a child of one process that has already imported torch.
+defaults and guards left out.  Each is tried in a copy of the sources, with the tests of its file, by a child of one
+process that has already imported torch.
 """
 
 import contextlib
@@ -33,6 +33,20 @@ TESTS = {
         "laws/test_policy_gradients.py",
     ],
     "binding.py": ["closed_form/test_algorithms.py"],
+    "schemas.py": ["closed_form/test_algorithms.py"],
+    "generation/sampling.py": ["laws/test_sampling.py"],
+    "models/decoder.py": ["laws/test_decoder.py"],
+    "models/logprobs.py": ["laws/test_logprobs.py"],
+    "rewards/grading/grade.py": ["laws/rewards/test_terms.py"],
+    "options/reward.py": ["laws/rewards/test_terms.py"],
+    "runs/checkpoint.py": ["engine/test_durable_writes.py", "engine/test_checkpoint.py"],
+    "training/collector.py": ["engine/test_passes.py"],
+    "training/evaluation.py": ["closed_form/test_evaluation.py"],
+    "runs/files.py": ["engine/test_durable_writes.py"],
+    "training/rl.py": ["end_to_end/test_run_moments.py"],
+    "runs/folder.py": ["engine/test_durable_writes.py"],
+    "training/state.py": ["closed_form/test_run_state.py"],
+    "training/update.py": ["laws/test_batch.py"],
 }
 
 # (file, text, its replacement, which of its occurrences: 0 is the first)
@@ -184,11 +198,59 @@ MUTANTS: list[tuple[str, str, str, int]] = [
     ("algorithms/table.py", "token_weights=mean_over_sequences", "token_weights=mean_over_tokens", 0),
     ("algorithms/table.py", "token_weights=mean_over_tokens", "token_weights=mean_over_sequences", 1),
     ("algorithms/table.py", "        resample=resample,\n", "", 0),
-    ("binding.py", "if hint is float and type(value) is int:", "if hint is float and isinstance(value, int):", 0),
-    ("binding.py", "if type(value) is not hint", "if not isinstance(value, (hint, str))", 0),
-    ("binding.py", "best >= 0.6", "best >= 0.0", 0),
-    ("binding.py", "best >= 0.6", "best >= 0.9", 0),
-    ("binding.py", "max(closeness.values(), default=0)", "min(closeness.values(), default=0)", 0),
+    ("binding.py", "value is None and option.default is REQUIRED", "False", 0),
+    ("binding.py", 'raise UserError(f"{before}{error}") from None', "raise", 0),
+    ("schemas.py", "strict=True", "strict=False", 0),
+    ("schemas.py", 'ConfigDict(extra="forbid")', "ConfigDict()", 0),
+    ("schemas.py", "None if value is None else check(value)", "check(value)", 0),
+    ("schemas.py", "best >= 0.6", "best >= 0.0", 0),
+    ("schemas.py", "best >= 0.6", "best >= 0.9", 0),
+    ("schemas.py", "max(closeness.values(), default=0)", "min(closeness.values(), default=0)", 0),
+    ("algorithms/table.py", 'self.kl is not None and self.kl.place == "loss"', "self.kl is not None", 0),
+    ("generation/sampling.py", "before < (", "before <= (", 0),
+    ("generation/sampling.py", "inside = torch.where(position < vocab, inside, 0.0)", "inside = inside + 0.0", 0),
+    ("generation/sampling.py", "probabilities >= sampling.min_p", "probabilities > sampling.min_p", 0),
+    ("models/decoder.py", 'config.hidden_act == "silu"', "True", 0),
+    ("models/decoder.py", 'getattr(config, "mlp_bias", False)', "False", 0),
+    ("models/decoder.py", 'kind == "full_attention"', "True", 0),
+    ("models/decoder.py", "self.eps: float = config.rms_norm_eps", "self.eps: float = 1e-6", 0),
+    ("models/logprobs.py", "logits.amax(dim=1, keepdim=True)", "logits[:, :1].clone()", 0),
+    (
+        "models/logprobs.py",
+        "torch.zeros_like(hidden, dtype=normalisers.dtype)",
+        "torch.zeros_like(hidden, dtype=head.dtype)",
+        0,
+    ),
+    (
+        "rewards/grading/grade.py",
+        "isinstance(base, Score) and not math.isnan(base.value)",
+        "isinstance(base, Score)",
+        0,
+    ),
+    (
+        "options/reward.py",
+        "min(1.0, max(0, step - 1) / self.over_steps)",
+        "max(0, step - 1) / self.over_steps",
+        0,
+    ),
+    ("runs/checkpoint.py", "sync_file(file)", "pass", 0),
+    ("runs/checkpoint.py", "sync_folder(folder)", "pass", 0),
+    ("runs/checkpoint.py", "sorted(steps)[-keep_last:]", "list(steps)[-keep_last:]", 0),
+    ("training/collector.py", "first.num_failures + second.num_failures", "first.num_failures", 0),
+    ("training/collector.py", "tuple(details[i] for i in rows)", "details[: len(rows)]", 0),
+    ("training/collector.py", "tuple(outcomes[i] for i in rows)", "outcomes[: len(rows)]", 0),
+    ("training/evaluation.py", "grades.scores[0] >= 1", "grades.scores[0] > 0", 0),
+    ("training/evaluation.py", "(*closing, *engine.policy.stop_ids)", "(*closing,)", 0),
+    ("runs/files.py", "os.fsync(file.fileno())", "pass", 0),
+    ("runs/files.py", "os.fsync(file.fileno())", "pass", 1),
+    ("runs/files.py", "os.fsync(file.fileno())", "pass", 2),
+    ("runs/files.py", "sync_folder(path.parent)", "pass", 0),
+    ("training/rl.py", "step % every == 0", "step % (every + 1) == 0", 0),
+    ("training/rl.py", "if due or stop or step == config.run.num_steps:", "if due or stop:", 0),
+    ("runs/folder.py", 'sync_folder(self.path / "rollouts")', "pass", 0),
+    ("runs/folder.py", "sync_folder(self.path)\n", "pass\n", 0),
+    ("training/state.py", "accuracy > self.best_accuracy", "accuracy >= self.best_accuracy", 0),
+    ("training/update.py", "total += loss.item()", "total = loss.item()", 0),
 ]
 
 

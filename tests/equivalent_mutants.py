@@ -19,7 +19,7 @@ BECAUSE: dict[str, list[tuple[str, str]]] = {
     ],
     "What is finite is never looked at again.": [
         (
-            "irl/rewards.py",
+            "irl/features.py",
             "stored = csr_array(np.where(np.isfinite(table), 1.0, table)) if isinstance(table, ndarray) else table",
         ),
     ],
@@ -52,6 +52,46 @@ BECAUSE: dict[str, list[tuple[str, str]]] = {
         ("irl/feasibility.py", "if not len(units) > 2000:"),
         ("irl/feasibility.py", "if len(units) < 2000:"),
         ("irl/feasibility.py", "if len(units) > 1:"),
+    ],
+    "Which of two ways is taken, for speed: each finds the same.": [
+        ("generation/sampling.py", "if weights.shape[1] <= SMALL_VOCAB and weights.device.type != 'cpu':"),
+        ("generation/sampling.py", "if sampling.top_k == 0 and sampling.top_p == 2:"),
+        ("generation/sampling.py", "if sampling.min_p >= 0:"),
+        ("training/optimizer.py", "… s=(options.beta1, options.beta2), fused=False) …"),
+    ],
+    "A run of no tokens has no weight, and is never hit.": [
+        ("generation/sampling.py", "if whole <= weights.shape[1]:"),
+    ],
+    "Any seed does.": [
+        ("training/evaluation.py", "rng = np.random.default_rng(1)"),
+    ],
+    "Both are empty.": [
+        ("batch.py", "none = slice(1, 0)"),
+    ],
+    "Gradients are added to zeros as to nothing.": [
+        ("training/update.py", "optimizer.zero_grad(set_to_none=False)"),
+    ],
+    "Only numbers are taken of it, and the backward pass has freed what its graph held.": [
+        ("training/update.py", "observed.logprobs.append(logprobs.clone().double().cpu())"),
+        (
+            "training/update.py",
+            "observed.clipped.append(algorithm.clipped(logprobs.clone(), denominator, here.advantages, here.rollout).cpu())",
+        ),
+        ("training/update.py", "observed.kl.append(term.clone().double().cpu())"),
+        ("training/update.py", "bad = (~torch.isfinite(losses.clone())).nonzero()"),
+    ],
+    "No token without an advantage is clipped.": [
+        (
+            "training/update.py",
+            "… atio/low_mean': (clipped & (advantages <= 0)).double().mean().item(), 'clip_ratio …",
+        ),
+        (
+            "training/update.py",
+            "… tio/high_mean': (clipped & (advantages >= 0)).double().mean().item(), 'clip_ratio …",
+        ),
+    ],
+    "It is read only where the number is greater.": [
+        ("batch.py", "same = i >= first and prompt == self.prompt_of[first]"),
     ],
     "Zeros are never stored.": [
         ("irl/mdp.py", "bad = np.flatnonzero(~(table.data > 0) | ~np.isfinite(table.data))"),

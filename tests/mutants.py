@@ -1,31 +1,32 @@
 """Change the maths by one operator, number, term or name at a time: some test must notice each change.
 
 `make mutants` runs it; a mutant that survives names a line that no test pins down.  Name files or folders to try those
-alone: `.venv/bin/python tests/mutants.py algorithms/losses.py irl/paths.py`.
+alone: `.venv/bin/python tests/mutants.py algorithms/losses.py irl/paths.py`.  All of them take hours: what was found is kept
+(`mutant_results.py`), so that a run that was interrupted goes on, and of a file that has not changed since only the
+survivors are tried again, unless `--again` is given.
 
 The tests of a group of files are collected once, and run once on the code as it is, which tells how long each takes and
 which functions it enters.  Each mutant is then tried in a fork, on the tests that enter the function it changes, until
 one fails or takes far longer than it did.  `mutations.py` says what is changed.
 """
 
+import argparse
 import ast
 import contextlib
 import gc
 import importlib
 import os
+import re
 import shutil
 import signal
 import sys
 import tempfile
 import time
-import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cache
-from multiprocessing import Pipe
 from pathlib import Path
 from types import CodeType, FrameType, FunctionType
-from typing import Generic, TypeVar
 
 os.environ["OMP_NUM_THREADS"] = "1"
 
@@ -34,6 +35,8 @@ import pytest
 import torch
 from _pytest.runner import runtestprotocol
 from equivalent_mutants import EQUIVALENT
+from mutant_forks import Fork
+from mutant_results import Results
 from mutations import PACKAGE, Mutant, mutants
 
 ROOT = Path(__file__).parents[1]
@@ -45,7 +48,9 @@ SLOW_SECONDS = 10
 PATIENCE = 5
 """A test that takes this many times as long as on the code as it is, and as many seconds more, has noticed."""
 
-T = TypeVar("T")
+TOLD = os.fdopen(os.dup(1), "w", buffering=1, encoding="utf-8")
+"""Where results are told: what tests and their child processes write goes nowhere."""
+TOOK_TOO_LONG = "a test that took too long"
 
 
 @dataclass(frozen=True)
@@ -62,6 +67,43 @@ GROUPS = [
         files=["algorithms/advantages.py", "algorithms/token_weights.py", "algorithms/losses.py", "algorithms/kl.py"],
         suites=["closed_form", "laws", "reference"],
         modules=[f"posttrain.{name}" for name in ("advantages", "token_weights", "losses", "kl", "algorithms")],
+    ),
+    Group(
+        files=["batch.py", "training/update.py", "training/optimizer.py"],
+        suites=["laws", "engine"],
+        modules=["posttrain.batch", "posttrain.training.update", "posttrain.training.optimizer"],
+    ),
+    Group(
+        files=["training/collector.py", "training/rl.py"],
+        suites=["closed_form", "laws", "engine", "end_to_end"],
+        modules=["posttrain.training.collector", "posttrain.training.rl", "posttrain.train"],
+    ),
+    Group(
+        files=["generation/sampling.py", "generation/streams.py"],
+        suites=["laws"],
+        modules=["posttrain.generation.sampling", "posttrain.generation.streams"],
+    ),
+    Group(files=["generation/decoding_rows.py"], suites=["engine"], modules=["posttrain.generation.engine"]),
+    Group(files=["training/metrics.py"], suites=["closed_form"], modules=["posttrain.training.metrics"]),
+    Group(files=["runs/alarms.py"], suites=["closed_form"], modules=["posttrain.runs.alarms"]),
+    Group(files=["training/evaluation.py"], suites=["closed_form"], modules=["posttrain.training.evaluation"]),
+    Group(
+        files=["rewards/grading/grade.py", "rewards/grading/grade.py", "options/reward.py"],
+        suites=["closed_form", "laws"],
+        modules=["posttrain.rewards.grading.grade", "posttrain.rewards.grading.grade", "posttrain.options.reward"],
+    ),
+    Group(
+        files=["models/logprobs.py", "models/packed.py", "models/fused.py", "models/decoder.py", "models/forward.py"],
+        suites=["laws", "engine"],
+        modules=[
+            *(f"posttrain.models.{name}" for name in ("logprobs", "packed", "fused", "decoder", "forward", "loading")),
+            "posttrain.training.update",
+        ],
+    ),
+    Group(
+        files=["runs/checkpoint.py", "runs/tensor_state.py", "runs/files.py", "training/state.py"],
+        suites=["closed_form", "engine"],
+        modules=[f"posttrain.training.{name}" for name in ("checkpoint", "tensor_state", "files", "state")],
     ),
     Group(
         files=["irl/*.py", "neural_irl.py", "irl_runs/environment.py", "irl_runs/measures.py"],
@@ -83,34 +125,6 @@ class Run:
 Items = dict[str, pytest.Item]
 Record = dict[str, Run]
 """By the test's id, as items are."""
-
-
-class Fork(Generic[T]):
-    """Work in a process of its own, on all that this one has loaded."""
-
-    def __init__(self, work: Callable[[], T]) -> None:
-        self.receiver, sender = Pipe(duplex=False)
-        self.process = os.fork()
-        if self.process == 0:
-            code = 1
-            try:
-                sender.send(work())
-                code = 0
-            except BaseException:
-                traceback.print_exc(file=sys.__stderr__)
-                raise
-            finally:
-                os._exit(code)
-        sender.close()
-
-    def result(self) -> T | None:
-        """What the work gave; None where it ran out of time."""
-        given = None
-        with contextlib.suppress(EOFError):
-            given = self.receiver.recv()
-        status = os.waitstatus_to_exitcode(os.waitpid(self.process, 0)[1])
-        assert status in (0, -signal.SIGALRM), f"a fork ended with {status}"
-        return given
 
 
 class Session:
@@ -143,6 +157,7 @@ def collect(files: list[str], work: Callable[[Items], None]) -> None:
     sys.dont_write_bytecode = True
     os.chdir(ROOT)
     with open(os.devnull, "w") as quiet, contextlib.redirect_stdout(quiet), contextlib.redirect_stderr(quiet):
+        os.dup2(quiet.fileno(), 1)
         pytest.main(["-s", "-q", "-p", "no:cacheprovider", "--assert=plain", *files], [Session(work)])
 
 
@@ -176,7 +191,7 @@ def recorded(items: Items) -> Record | None:
         failed = fails(item)
         sys.settrace(None)
         if failed:
-            print(f"{name} fails on the code as it is: mend that first.", file=sys.__stdout__, flush=True)
+            print(f"{name} fails on the code as it is: mend that first.", file=TOLD)
             return None
         ours = [code for code in codes if code.co_filename.startswith(f"{PACKAGE}{os.sep}")]
         entered = {function_at(str(Path(c.co_filename).relative_to(PACKAGE)), c.co_firstlineno) for c in ours}
@@ -246,73 +261,123 @@ def noticed_afresh(mutant: Mutant, tests: Record, folder: Path) -> str:
     return answers[0] if answers else "the import"
 
 
-def survivors_of(chosen: list[Mutant], items: Items) -> list[Mutant] | None:
-    """Try every mutant, telling of those that survive; None where the tests fail on the code as it is."""
-    for file in {mutant.file for mutant in chosen}:
-        importlib.import_module(".".join(["posttrain", *Path(file).with_suffix("").parts]).removesuffix(".__init__"))
-    live = [each for each in gc.get_objects() if isinstance(each, FunctionType)]
-    record = Fork(lambda: recorded(items)).result()
-    if record is None:
-        return None
+class Trial:
+    """The tests of a group on the code as it is, and on mutants."""
 
-    def try_out(mutant: Mutant, killers: list[str], folder: Path) -> str:
-        tests = tests_of(mutant, record, killers)
+    def __init__(self, files: Iterable[str], items: Items) -> None:
+        for file in files:
+            name = ".".join(["posttrain", *Path(file).with_suffix("").parts])
+            importlib.import_module(name.removesuffix(".__init__"))
+        self.items = items
+        self.live = [each for each in gc.get_objects() if isinstance(each, FunctionType)]
+        self.record = Fork(lambda: recorded(items)).result()
+
+    def noticed_by(self, mutant: Mutant, killers: list[str], folder: Path) -> str:
+        """Which test fails first, as in `noticed`."""
+        assert self.record is not None
+        tests = tests_of(mutant, self.record, killers)
         if not tests:
             return ""
-        if mutant.in_function and exchange(mutant, live):
-            return noticed(items, tests)
+        if mutant.in_function and exchange(mutant, self.live):
+            return noticed(self.items, tests)
         return noticed_afresh(mutant, tests, folder)
 
-    def survive(part: list[Mutant]) -> list[Mutant]:
-        alive: list[Mutant] = []
+    def try_all(self, part: list[Mutant], results: Results) -> None:
+        """Try mutants of one file, telling of those that survive."""
         killers: list[str] = []
         for mutant in part:
+            begun = time.monotonic()
             with tempfile.TemporaryDirectory() as folder:
-                noticed_by = Fork(lambda mutant=mutant, at=Path(folder): try_out(mutant, killers, at)).result()
-            if noticed_by:
-                killers[:] = [*(name for name in killers if name != noticed_by), noticed_by]
-            elif noticed_by is not None:  # nor has a test run out of time
-                alive.append(mutant)
+                name = Fork(lambda mutant=mutant, at=Path(folder): self.noticed_by(mutant, killers, at)).result()
+            if name:
+                killers[:] = [*(other for other in killers if other != name), name]
+            results.add(mutant, TOOK_TOO_LONG if name is None else name, time.monotonic() - begun)
+            if name == "":
                 told = f"SURVIVED {mutant.file}:{mutant.line}\n    {mutant.before}\n    {mutant.after}"
-                print(told, file=sys.__stdout__, flush=True)
+                print(told, file=TOLD)
+
+
+@dataclass(frozen=True)
+class Task:
+    """The mutants of a file: which are there, which are to be tried, and what is known of them."""
+
+    file: str
+    num_known: int
+    """Of those, listed as computing the same."""
+    chosen: list[Mutant]
+    waiting: list[Mutant]
+    results: Results
+
+    def report(self, seconds: float) -> int:
+        """Say how it went; how many survive."""
+        found = [self.results.of(mutant) for mutant in self.chosen]
+        alive = sum(result is None or not result.noticed_by for result in found)
+        spent = sum(result.seconds for result in found if result is not None)
+        print(
+            f"{self.file}: {len(self.chosen)} mutants, {alive} survive; {self.num_known} more are known to compute the "
+            f"same; {len(self.waiting)} tried now in {seconds:.0f} s; {spent:.0f} s of trying in all",
+            file=TOLD,
+        )
         return alive
 
-    workers = [Fork(lambda part=chosen[first::NUM_WORKERS]: survive(part)) for first in range(NUM_WORKERS)]
-    return [mutant for worker in workers for mutant in worker.result() or []]
+
+def task_of(file: str, *, again: bool) -> Task:
+    """What is to be done for a file; a survivor is tried again, for tests change too."""
+    found, results = list(mutants(file)), Results(file)
+    if again:
+        results.forget()
+    chosen = [mutant for mutant in found if (mutant.file, mutant.after) not in EQUIVALENT]
+    waiting = [mutant for mutant in chosen if (known := results.of(mutant)) is None or not known.noticed_by]
+    return Task(file, len(found) - len(chosen), chosen, waiting, results)
 
 
-def run_group(group: Group, names: list[str]) -> int:
-    """Whether any mutant of the group survived."""
+def try_group(tasks: list[Task], items: Items) -> bool:
+    """Try what waits, file by file; whether the tests pass on the code as it is."""
     begun = time.monotonic()
+    trial = Trial([task.file for task in tasks], items)
+    if trial.record is None:
+        return False
+    print(f"{len(items)} tests recorded in {time.monotonic() - begun:.0f} s", file=TOLD)
+    for task in tasks:
+        begun = time.monotonic()
+        parts = [task.waiting[first::NUM_WORKERS] for first in range(NUM_WORKERS)]
+        workers = [Fork(lambda part=part, task=task: trial.try_all(part, task.results)) for part in parts]
+        for worker in workers:
+            worker.result()
+        Task(task.file, task.num_known, task.chosen, task.waiting, Results(task.file)).report(time.monotonic() - begun)
+    return True
+
+
+def run_group(group: Group, names: list[str], *, again: bool) -> int:
+    """Whether any mutant of the group's files survives."""
     torch.set_num_threads(1)
     files = [str(path.relative_to(PACKAGE)) for pattern in group.files for path in sorted(PACKAGE.glob(pattern))]
-    found = [m for file in files for m in mutants(file) if not names or any(file.startswith(name) for name in names)]
-    if not found:
-        return 0
-    chosen = [mutant for mutant in found if (mutant.file, mutant.after) not in EQUIVALENT]
-    paths = [path for suite in group.suites for path in sorted((ROOT / "tests" / suite).rglob("test_*.py"))]
-    about = [path for path in paths if any(module in path.read_text(encoding="utf-8") for module in group.modules)]
-    found_alive: list[list[Mutant] | None] = []
-    collect([str(path) for path in about], lambda items: found_alive.append(survivors_of(chosen, items)))
-    survivors = found_alive[0] if found_alive else None
-    if survivors is None:
-        print(f"The tests of {', '.join(group.files)} fail on the code as it is, or cannot be collected.")
-        return 1
-    known = len(found) - len(chosen)
-    minutes = (time.monotonic() - begun) / 60
-    print(
-        f"{len(chosen)} mutants of {', '.join(group.files)}: {len(survivors)} survived; "
-        f"{known} more are known to compute the same; {minutes:.0f} minutes",
-        flush=True,
-    )
-    return 1 if survivors else 0
+    wanted = [file for file in files if not names or any(file.startswith(name) for name in names)]
+    tasks = [task_of(file, again=again) for file in wanted]
+    done: list[bool] = []
+    if waiting := [task for task in tasks if task.waiting]:
+        paths = [path for suite in group.suites for path in sorted((ROOT / "tests" / suite).rglob("test_*.py"))]
+        asked = re.compile("|".join(rf"{re.escape(module)}\b" for module in group.modules))
+        about = [str(path) for path in paths if asked.search(path.read_text(encoding="utf-8"))]
+        collect(about, lambda items: done.append(try_group(waiting, items)))
+        if done != [True]:
+            print(f"The tests of {', '.join(wanted)} fail on the code as it is, or cannot be collected.", file=TOLD)
+            return 1
+    survivors = [task_of(file, again=False).waiting for file in wanted]
+    return 1 if any(survivors) else 0
 
 
-def main(names: list[str]) -> int:
+def main() -> int:
     """Each group in a process of its own, for what has been imported stays."""
-    codes = [Fork(lambda group=group: run_group(group, names)).result() for group in GROUPS]
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", help="files or folders of src/posttrain; all if none")
+    parser.add_argument("--again", action="store_true", help="forget what is known of their mutants")
+    arguments = parser.parse_args()
+    codes = [
+        Fork(lambda group=group: run_group(group, arguments.names, again=arguments.again)).result() for group in GROUPS
+    ]
     return max(code or 0 for code in codes)
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())

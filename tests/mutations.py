@@ -2,7 +2,8 @@
 
 Three rules say what is not changed, or not in the usual way:
 
-- Annotations, docstrings, f-strings (what an error says), `strict=True` and the -1 of a `reshape` compute nothing.
+- Annotations, docstrings, f-strings (what an error says), `strict=True`, the -1 of a `reshape` and what a decorator
+  `dataclass` is told compute nothing.
 - A number below a thousandth or from a thousand on is a tolerance or a limit, and where exactly it lies is a choice: it
   is turned into the opposite of one.  A comparison with one is reversed; no number falls on its edge.
 - What computes the same in spite of a change is listed in `equivalent_mutants.py`, with the reason.
@@ -140,7 +141,10 @@ def says_nothing(node: ast.AST, parent: ast.AST) -> bool:
     """Whether this is the text of a message, or an argument that any value would do for."""
     if isinstance(node, ast.JoinedStr) or (isinstance(node, ast.keyword) and node.arg == "strict"):
         return True
-    return isinstance(parent, ast.Call) and ast.unparse(parent.func).endswith("reshape") and ast.unparse(node) == "-1"
+    if not isinstance(parent, ast.Call):
+        return False
+    function = ast.unparse(parent.func)
+    return function == "dataclass" or (function.endswith("reshape") and ast.unparse(node) == "-1")
 
 
 def put(at: tuple[ast.AST, str, int | None], node: ast.AST) -> None:

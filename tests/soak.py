@@ -20,9 +20,9 @@ from posttrain.rewards.grading.answers import Graded, Score
 from posttrain.rewards.grading.calls import Bounds, RolloutRow, calls_for, read_result
 from posttrain.rewards.grading.dispatch import dispatch
 from posttrain.rewards.grading.function import RewardFunction
-from posttrain.rewards.grading.workers import shared_workers as shared
+from posttrain.rewards.grading.resources import default_resources
 from posttrain.rewards.reward_registry import load_reward
-from posttrain.sandbox.sandboxes import sandbox_for
+from posttrain.sandbox.execution import ServerOptions
 
 ADD = {"kind": "calls", "entry": "add", "cases": [{"args": [1, 2], "expected": 3}]}
 SUM = {"kind": "stdio", "cases": [{"input": "1 2\n", "output": "3\n"}]}
@@ -117,7 +117,7 @@ def grade(reward: CodeReward, programs: list[tuple[str, dict[str, object]]], out
 
 def state() -> dict[str, int]:
     """What could grow."""
-    server = sandbox_for().opened().process.pid
+    server = default_resources().sandboxes.started_with(ServerOptions()).opened().process.pid
     return {
         "our descriptors": len(os.listdir("/proc/self/fd")),
         "server descriptors": len(os.listdir(f"/proc/{server}/fd")) if os.getuid() == 0 else 0,
@@ -158,7 +158,7 @@ def soak_workers(items: int, *, say: bool = False) -> dict[str, int]:
         alive = state_of_workers(function)
         ask(function, ["good"] * (items // 2), outcomes)
         after = state_of_workers(function)
-        shared.close_all()
+        default_resources().workers.close()
         time.sleep(0.2)
         assert len(children_of_ours()) <= children, (children, children_of_ours())
         assert not [pid for pid in os.listdir("/proc") if pid.isdecimal() and asleep(pid)], "a process is left"
@@ -179,7 +179,7 @@ def ask(function: RewardFunction, texts: list[str], outcomes: Counter[str]) -> N
     )
     group = Group(prompt=prompt, draw=0, rollouts=rollouts)
     calls = calls_for(function, [RolloutRow(group, rollout) for rollout in rollouts], Bounds(may_lose=len(texts)))
-    for call, result in zip(calls, dispatch(calls), strict=True):
+    for call, result in zip(calls, dispatch(calls, default_resources()), strict=True):
         verdicts = read_result(call, result)
         one = verdicts[0] if isinstance(verdicts, list) else verdicts
         outcomes[str(one.value) if isinstance(one, Score) else type(one).__name__] += 1
@@ -187,7 +187,7 @@ def ask(function: RewardFunction, texts: list[str], outcomes: Counter[str]) -> N
 
 def state_of_workers(function: RewardFunction) -> dict[str, int]:
     """What could grow; the workers have been replaced many times, and the number of them has not."""
-    workers = [worker.process.pid for worker in shared.pool_for(function).workers]
+    workers = [worker.process.pid for worker in default_resources().workers.pool_for(function).workers]
     return {
         "our descriptors": len(os.listdir("/proc/self/fd")) - len(workers),
         "children": len(children_of_ours()) - len(workers),

@@ -9,12 +9,12 @@ from typing import get_args
 
 import pytest
 
-from posttrain.options.reward import RewardOptions, Terms
+from posttrain.options.reward import RewardOptions, RewardTerms
 from posttrain.options.sandbox import SandboxOptions
 from posttrain.rewards.code.unit_tests import read_tests
 from posttrain.rewards.reward_registry import BUILT_IN
 from posttrain.runs import alarms
-from tests.pages import blocks, posttrain, programs, python, write_files
+from tests.support.pages import blocks, posttrain, programs, python, write_files
 
 DOCS = Path(__file__).parents[1] / "docs"
 PAGE = (DOCS / "rewards.md").read_text(encoding="utf-8")
@@ -85,7 +85,7 @@ def test_the_table_of_terms_is_that_of_the_code() -> None:
     section = PAGE.partition("## Several rewards")[2].partition("## ")[0]
     cells = [line.split("|")[1] for line in section.splitlines() if line.startswith("| `")]
     told = {name for cell in cells for name in re.findall(r"`(\w+)", cell)}
-    assert told == {"weight", *(each.name for each in dataclasses.fields(Terms))}
+    assert told == {each.name for each in dataclasses.fields(RewardTerms)}
     assert told <= {each.name for each in dataclasses.fields(RewardOptions)}
 
 

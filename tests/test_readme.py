@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from posttrain.algorithms.table import ALGORITHMS
-from tests.pages import blocks, commands, posttrain, programs, python, write_files
+from tests.support.pages import blocks, commands, posttrain, programs, python, write_files
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from posttrain import irl
-from tests.pages import blocks, commands, posttrain, programs, python
+from tests.support.pages import blocks, commands, posttrain, programs, python
 
 ROOT = Path(__file__).parents[1]
 HAS_ITS_OWN_TESTS = {"rewards.md"}

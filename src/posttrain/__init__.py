@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from posttrain.config import Config, IrlConfig, SftConfig, as_recipe, load_recipe
+    from posttrain.irl_runs.environment import LearnedReward
     from posttrain.irl_runs.run import recover
     from posttrain.rewards.grading.function import reward_function
     from posttrain.training.evaluate import evaluate
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Config",
     "IrlConfig",
+    "LearnedReward",
     "Run",
     "SftConfig",
     "as_recipe",
@@ -38,6 +40,7 @@ HOMES = {
     "SftConfig": "posttrain.config",
     "as_recipe": "posttrain.config",
     "load_recipe": "posttrain.config",
+    "LearnedReward": "posttrain.irl_runs.environment",
     "recover": "posttrain.irl_runs.run",
     "reward_function": "posttrain.rewards.grading.function",
     "Run": "posttrain.training.rl",

@@ -1,72 +1,180 @@
-"""Binds plain data from a recipe to a function or dataclass whose signature says what it takes.
+"""Binds plain data from a recipe to a function or class whose signature says what it takes.
 
 An algorithm is a function and its signature is its config schema: {"clip_high": 0.3} becomes dapo(clip_high=0.3).
-Every mistake is a `UserError` that says where, what was given and what would be right.
+A section of options is a dataclass, and its fields are the schema.  A function or class of the user's own is named in a
+recipe as FILE.py:NAME, and bound in the same way.
 """
 
 import difflib
+import hashlib
+import importlib.util
 import inspect
-import types
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import is_dataclass
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+import sys
+from collections.abc import Callable, Mapping
+from importlib.machinery import SourceFileLoader
+from pathlib import Path
+from types import ModuleType
+from typing import Any, TypeVar
 
 from posttrain.errors import UserError
+from posttrain.schemas import REQUIRED, Option, Schema, checked, checker, is_record, record_class
 
 Built = TypeVar("Built")
 
 
 def bind(target: Callable[..., Built], options: Mapping[str, object], *, where: str) -> Built:
     """Call `target` with `options`, having checked their names and types against its signature."""
-    parameters = inspect.signature(target).parameters
-    hints = get_type_hints(target)
-    for name in options:
-        if name not in parameters:
-            raise UserError(f"{where}.{name}: {unknown('option', name, parameters)}")
-    for name, parameter in parameters.items():
-        if parameter.default is parameter.empty and name not in options:
-            raise UserError(f"{where}.{name} is missing; it has no default.")
-    values = {name: _value(hints[name], value, f"{where}.{name}") for name, value in options.items()}
+    arguments = arguments_for(Schema(target), options, where=where)
     try:
-        return target(**values)
+        return target(**arguments)
     except UserError as error:
         raise UserError(f"{where}: {error}") from None
 
 
-def unknown(kind: str, name: object, known: Iterable[str]) -> str:
-    """The end of an error message about a name that does not exist: the nearest one that does, or all of them."""
-    closeness = {choice: difflib.SequenceMatcher(None, str(name), choice).ratio() for choice in known}
-    best = max(closeness.values(), default=0)
-    nearest = [f"`{choice}`" for choice, close in closeness.items() if close == best]
-    if best >= 0.6:
-        return f"no such {kind}. Did you mean {' or '.join(nearest)}?"
-    return f"no such {kind}. Choose from {', '.join(closeness) or 'none'}."
+def arguments_for(schema: Schema, options: object, *, where: str) -> dict[str, Any]:
+    """What the schema's target is to be called with for these options."""
+    record, mistakes = checked(record_class(schema), options)
+    if mistakes:
+        raise UserError("\n".join(mistake.line(where) for mistake in mistakes))
+    return arguments_of(record, where=where)
 
 
-def _value(hint: Any, value: object, where: str) -> object:
-    """`value` as an instance of the annotation `hint`, mappings turned into dataclasses."""
-    if get_origin(hint) in (Union, types.UnionType):
-        if value is None:
-            return None
-        (hint,) = (choice for choice in get_args(hint) if choice is not types.NoneType)
-    if is_dataclass(hint) and isinstance(hint, type):
-        if isinstance(value, hint):
-            return value
-        if not isinstance(value, Mapping):
-            fields = ", ".join(inspect.signature(hint).parameters)
-            raise UserError(f"{where} = {value!r}: this is a section with the fields {fields}.")
-        return bind(hint, value, where=where)
-    if get_origin(hint) is Literal:
-        if value not in get_args(hint):
-            raise UserError(f"{where} = {value!r}: {unknown('choice', value, get_args(hint))}")
-        return value
-    if get_origin(hint) is tuple:
-        if not isinstance(value, list | tuple):
-            raise UserError(f"{where} = {value!r}: this takes a list.")
-        return tuple(_value(get_args(hint)[0], item, f"{where}[{i}]") for i, item in enumerate(value))
-    if hint is float and type(value) is int:
-        return float(value)
-    if type(value) is not hint:  # not isinstance: True is no whole number
-        names = {float: "a number (1e-3 is text in YAML: write 1.0e-3)", int: "a whole number", bool: "true or false"}
-        raise UserError(f"{where} = {value!r}: this takes {names.get(hint, hint.__name__)}.")
-    return value
+def arguments_of(record: Any, *, where: str) -> dict[str, Any]:
+    """What the target of a record's schema is to be called with; records within it become what they are records of."""
+    arguments: dict[str, Any] = {}
+    for option in type(record).schema.own.values():
+        value = getattr(record, option.name)
+        if value is None and option.default is REQUIRED:
+            raise UserError(f"{where}.{option.name} is missing; it has no default")
+        arguments[option.name] = constructed(value, f"{where}.{option.name}.") if is_record(value) else value
+    return arguments
+
+
+def constructed(record: Any, before: str) -> Any:
+    """The object that a record is a record of; `before` is what its complaints begin with, such as `rollout.`."""
+    arguments = arguments_of(record, where=before.rstrip(":. "))
+    try:
+        return type(record).schema.target(**arguments)
+    except UserError as error:
+        raise UserError(f"{before}{error}") from None
+
+
+# What a recipe names as FILE.py:NAME
+
+OWN = {"algorithm": "function", "task": "class"}
+"""Sections that may name the user's own by `path: FILE.py:NAME`, and what must be there."""
+
+EXAMPLE = {"algorithm": "my_algorithm", "task": "MyTask"}
+
+
+def is_own(section: str, content: object) -> bool:
+    """Whether a section names something of the user's own.  A dataset's `path` stands beside the name of its task."""
+    return section in OWN and isinstance(content, Mapping) and "path" in content and "name" not in content
+
+
+def is_name_in_file(path: object) -> bool:
+    """Whether a value is FILE.py:NAME."""
+    file, _, name = path.rpartition(":") if isinstance(path, str) else ("", "", "")
+    return file.endswith(".py") and name.isidentifier()
+
+
+def own_target(section: str, path: object) -> Callable[..., Any]:
+    """The function or class of the user's own that a section names as FILE.py:NAME."""
+    noun = OWN[section]
+    if not is_name_in_file(path):
+        rows = "  For rows of a file give task.name = dataset as well." if section == "task" else ""
+        raise UserError(
+            f"{section}.path = {path} is not FILE.py:{noun.upper()}, such as mine.py:{EXAMPLE[section]}.{rows}"
+        )
+    target = object_in_file(str(path), where=section, noun=noun)
+    if not callable(target) or isinstance(target, type) != (noun == "class"):
+        kind = "class" if isinstance(target, type) else type(target).__name__
+        raise UserError(f"{section}: {path} is a {kind} and no {noun}")
+    return target
+
+
+def own_schema(section: str, path: object) -> Schema:
+    """What a recipe may say of it: a task is called as `Class(renderer, *, seed, **options)`, others by options alone.
+
+    Raises UserError where the signature cannot be called so, or has options that no recipe can say.
+    """
+    target = own_target(section, path)
+    leading = Option("path", str, path, f"A {OWN[section]} of your own, as FILE.py:{OWN[section].upper()}.")
+    first, given = (["renderer"], ["seed"]) if section == "task" else ([], [])
+    try:
+        signature = inspect.signature(target)
+        schema = Schema(target, (leading,), frozenset((*list(signature.parameters)[: len(first)], *given)))
+        checker(record_class(schema))
+        for name in schema.own.keys() & {"name", "path"}:
+            raise UserError(f"a recipe chooses by `{name}`, so that no option can be called that")
+        signature.bind(*first, **dict.fromkeys((*given, *schema.own)))
+    except (UserError, NameError, TypeError) as error:
+        form = "(renderer, *, seed, **options)" if first else "(**options)"
+        raise UserError(f"{section}: {path} cannot be called as {form}: {error}") from None
+    return schema
+
+
+def build_own(section: str, content: Mapping[str, object], *given: object, **named: object) -> object:
+    """What the user's own function or class makes of a section and of what it is given besides."""
+    schema = own_schema(section, content["path"])
+    arguments = arguments_for(schema, content, where=section)
+    try:
+        return schema.target(*given, **named, **arguments)
+    except UserError as error:
+        raise UserError(f"{section}: {error}") from None
+
+
+def object_in_file(path: str, *, where: str, noun: str = "function") -> object:
+    """What FILE.py:NAME names; `where` is the section of the recipe that messages begin with.
+
+    Raises UserError if there is no such file, if it cannot be imported, or if it holds no such name; `noun` says what
+    is looked for there.
+    """
+    file, _, name = path.rpartition(":")
+    module = module_from(Path(file), where)
+    if not hasattr(module, name):
+        own = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
+        near = difflib.get_close_matches(name, own, n=1)
+        hint = f"Did you mean `{near[0]}`?" if near else f"It defines {', '.join(own) or f'no {noun}'}."
+        raise UserError(f"{where}: {file} has no {noun} `{name}`. {hint}")
+    return getattr(module, name)
+
+
+def module_from(file: Path, where: str) -> ModuleType:
+    """Run a Python file of the user's as a module; it may import its neighbours, as a script may."""
+    if not file.is_file():
+        raise UserError(f"{where}: {file}: no such file. Paths are relative to the folder you run in.")
+    # One module for all that is named in a file until it changes, under a name that shadows no other module.
+    name = f"posttrain_file_of_user.{file.resolve()}@{digest_of(file)}"
+    if name in sys.modules:
+        return sys.modules[name]
+    spec = importlib.util.spec_from_file_location(name, file, loader=UncachedLoader(name, str(file)))
+    assert spec is not None, file
+    assert spec.loader is not None, file
+    module = importlib.util.module_from_spec(spec)
+    folder = str(file.resolve().parent)
+    if folder not in sys.path:
+        sys.path.append(folder)
+    sys.modules[name] = module  # where dataclasses look for the module of a class
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        del sys.modules[name]
+        raise UserError(f"{where}: {file} cannot be imported: {type(error).__name__}: {error}") from error
+    return module
+
+
+class UncachedLoader(SourceFileLoader):
+    """Runs a file as it is now: Python takes compiled code for current by whole seconds and by size."""
+
+    def path_stats(self, path: Any) -> Any:
+        """None, which keeps compiled code from being read and from being written."""
+        raise OSError(f"{path}: compiled anew each time")
+
+
+def digest_of(file: Path) -> str:
+    """The SHA-256 of a file's content; empty where there is no such file."""
+    try:
+        return hashlib.sha256(file.read_bytes()).hexdigest()
+    except OSError:
+        return ""

@@ -10,7 +10,6 @@ demonstrations were, and the network carries it on to its weights:
 With a network the problem is no longer convex, and the certificates of `MaxCausalEntIRL` are gone; the gap is not.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,13 +21,13 @@ from torch.nn import Module
 
 from posttrain.errors import UserError, require
 from posttrain.irl.causal import MaxCausalEntIRL
-from posttrain.irl.counting import check_whole, count, in_world, initial_histogram
+from posttrain.irl.counting import check_whole, discounted_counts, in_world, initial_histogram
 from posttrain.irl.demonstrations import Demonstrations
 from posttrain.irl.divergence import Divergence
+from posttrain.irl.features import LinearReward
 from posttrain.irl.mdp import TabularMDP
-from posttrain.irl.minimisers import Point
+from posttrain.irl.minimisers import Point, Watch
 from posttrain.irl.objectives import Dual, Plan
-from posttrain.irl.rewards import LinearReward
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,9 +74,12 @@ class NeuralIRL:
         inputs: Tensor,
         demonstrations: Demonstrations,
         *,
-        progress: Callable[[int, float], None] = lambda step, gap: None,
+        watch: Watch | None = None,
     ) -> NeuralFit:
-        """Train the network, in place, to map a row of inputs for each state to the reward of that state."""
+        """Train the network, in place, to map a row of inputs for each state to the reward of that state.
+
+        `watch` is shown the `gap` before each step.
+        """
         dual = self.state_dual(mdp, demonstrations)
         parameters = [parameter for parameter in network.parameters() if parameter.requires_grad]
         if not parameters:
@@ -89,10 +91,11 @@ class NeuralIRL:
             reward = network(inputs).reshape(-1)
             if reward.shape != (mdp.num_states,):
                 raise UserError(f"the network gives {reward.numel()} rewards for {mdp.num_states} states; use one each")
-            point = self.planned(dual, reward, plan, step)
+            point = self.dual_at(dual, reward, plan, step)
             plan = point.plan
             gaps.append(point.gradient_norm)
-            progress(step, gaps[-1])
+            if watch is not None:
+                watch({"gap": gaps[-1]})
             if gaps[-1] <= self.tolerance or step == self.num_steps - 1:
                 break
             optimizer.zero_grad()
@@ -106,9 +109,9 @@ class NeuralIRL:
         check_whole(known, mdp, discount=self.discount, horizon=self.horizon)
         features = LinearReward(features=eye_array(mdp.num_states, format="csr")).bound(mdp)
         setting = self.causal().setting(features, initial_histogram(known, mdp.num_states))
-        return Dual(setting, features.observed(count(known, mdp, discount=self.discount)))
+        return Dual(setting, features.observed(discounted_counts(known, mdp, discount=self.discount)))
 
-    def planned(self, dual: Dual, reward: Tensor, plan: Plan | None, step: int) -> Point[Plan]:
+    def dual_at(self, dual: Dual, reward: Tensor, plan: Plan | None, step: int) -> Point[Plan]:
         """The dual at the network's rewards."""
         rewards = reward.detach().cpu().double().numpy()
         if not np.isfinite(rewards).all():

@@ -43,7 +43,7 @@ class Rollout:
     """One completion exactly as it was sampled; later stages add columns, none writes here."""
 
     sample: int
-    """Index within the group, 0 .. group_size - 1."""
+    """Number within the group: 0 .. group_size - 1 where a request does not start with another."""
     tokens: tuple[int, ...]
     """Sampled tokens, the stop token included: the policy must be taught to stop."""
     logprobs: tuple[float, ...]

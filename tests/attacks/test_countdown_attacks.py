@@ -7,7 +7,7 @@ import pytest
 
 from posttrain.rewards.countdown.grader import countdown, countdown_last
 from posttrain.rewards.format import graded_format, last_format, strict_format
-from tests.attacks.corpus import built, read
+from tests.support.corpus import built, read
 
 ATTACKS = read("countdown.jsonl")
 GRADERS = {"strict": countdown, "last": countdown_last}

@@ -7,7 +7,7 @@ from typing import Any
 
 from posttrain.rewards.grading.answers import Graded
 from posttrain.rewards.maths.math_reward import MathsOutcome, MathsReward, quickly
-from tests.attacks.corpus import built, read
+from tests.support.corpus import built, read
 
 ITEMS = read("maths.jsonl")
 PAID = {"right": 1.0, "wrong": 0.0, "unscored": None}

@@ -13,9 +13,9 @@ import pytest
 
 from posttrain.errors import RunError
 from posttrain.rewards.grading.grade import grade
-from posttrain.rewards.grading.workers import shared_workers as shared
-from tests.laws.reward_rows import group
-from tests.laws.worker_rows import function_of
+from posttrain.rewards.grading.resources import default_resources
+from tests.support.reward_rows import group
+from tests.support.worker_rows import function_of
 
 ROOT = Path(__file__).parents[2]
 
@@ -88,7 +88,7 @@ from pathlib import Path
 from posttrain.rewards.loading import load_reward
 from posttrain.rewards.options import RewardOptions
 from posttrain.rewards.protocol import grade
-from tests.laws.reward_rows import group
+from tests.support.reward_rows import group
 
 if __name__ == "__main__":
     function = load_reward(RewardOptions(path=sys.argv[1] + ":mine", workers=2))
@@ -101,7 +101,7 @@ if __name__ == "__main__":
 def no_waiting(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr("posttrain.rewards.grading.grade.RETRY_WAITS_SECONDS", (0.0, 0.0))
     yield
-    shared.close_all()
+    default_resources().close()
 
 
 def alive(pid: int) -> bool:
@@ -172,7 +172,7 @@ def mine(response):
     return 0.5
 """
     assert grade([group(["a"])], [function_of(tmp_path, source, workers=1)]).scores.item() == 0.5
-    shared.close_all()
+    default_resources().close()
     seen = capfd.readouterr()
     assert "by a program" in seen.err
     assert seen.out == ""
@@ -185,11 +185,11 @@ def test_the_end_of_a_worker_is_the_end_of_what_it_has_started(tmp_path: Path) -
     left = pids(tmp_path)
     assert len(left) == 3  # one for each try
     assert within(5.0, lambda: not any(alive(pid) for both in left for pid in both))
-    # And a worker that is not at fault goes with close_all.
+    # And a worker that is not at fault goes with what holds it.
     grade([group(["a"])], [function])
     (both,) = set(pids(tmp_path)) - set(left)
     assert all(alive(pid) for pid in both)
-    shared.close_all()
+    default_resources().close()
     assert within(5.0, lambda: not any(alive(pid) for pid in both))
 
 

@@ -7,7 +7,7 @@ import torch
 
 from posttrain.records import Grades
 from posttrain.runs.alarms import AGAIN_AFTER, Alarm, alarms, repeated_share, transcript
-from tests.laws.reward_rows import group
+from tests.support.reward_rows import group
 
 CALM = {
     "reward": 0.2,

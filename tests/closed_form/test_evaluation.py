@@ -1,15 +1,22 @@
 """Held-out evaluation: its estimators against enumeration and repetition, and what is asked of every policy alike."""
 
+import copy
 from dataclasses import replace
+from enum import StrEnum
 from itertools import combinations
 
 import numpy as np
 import pytest
 import torch
+from tokenizers.processors import TemplateProcessing
 
-from posttrain.generation.engine import Engine
+from posttrain.generation.in_process import InProcessEngine
+from posttrain.generation.streams import StreamKey
+from posttrain.models.policy import as_policy
 from posttrain.models.rendering import TokenizerRenderer
 from posttrain.options.dataset import DatasetOptions
+from posttrain.records import Prompt
+from posttrain.rewards.grading.answers import Graded
 from posttrain.rewards.grading.function import reward_function
 from posttrain.tasks.dataset import DatasetTask
 from posttrain.training.evaluation import (
@@ -17,10 +24,12 @@ from posttrain.training.evaluation import (
     bootstrap_interval,
     brief_evaluation,
     full_evaluation,
+    never_giving_up,
+    num_completions,
     pass_at_k,
     sample_answers,
 )
-from tests.tiny import some_prompts, tiny_policy, tokenizer
+from tests.support.tiny import STOP_IDS, request, some_prompts, tiny_model, tiny_policy, tokenizer
 
 
 @pytest.mark.parametrize("k", [1, 2, 3, 5])
@@ -83,20 +92,21 @@ def test_the_same_seed_asks_every_policy_with_the_same_random_numbers() -> None:
     for uniform in (flat, also_flat):
         with torch.no_grad():
             uniform.head.zero_()
-    first = tokens(sample_answers(Engine(policy), QUESTIONS, samples=3))
-    assert tokens(sample_answers(Engine(policy, max_rows=2), QUESTIONS, samples=3)) == first
-    assert tokens(sample_answers(Engine(policy), replace(QUESTIONS, seed=4), samples=3)) != first
+    first = tokens(sample_answers(InProcessEngine(policy), QUESTIONS, samples=3))
+    assert tokens(sample_answers(InProcessEngine(policy, max_rows=2), QUESTIONS, samples=3)) == first
+    assert tokens(sample_answers(InProcessEngine(policy), replace(QUESTIONS, seed=4), samples=3)) != first
     # Two different models that find every token equally likely say the same, for all that differs is the streams.
-    said = tokens(sample_answers(Engine(flat), QUESTIONS, samples=3))
-    assert said == tokens(sample_answers(Engine(also_flat), QUESTIONS, samples=3)) != first
+    said = tokens(sample_answers(InProcessEngine(flat), QUESTIONS, samples=3))
+    assert said == tokens(sample_answers(InProcessEngine(also_flat), QUESTIONS, samples=3)) != first
 
 
 def test_an_evaluation_in_brief_is_the_beginning_of_the_full_one() -> None:
-    engine = Engine(tiny_policy())
-    full = sample_answers(engine, QUESTIONS, samples=8)
-    brief = brief_evaluation(engine, QUESTIONS, problems=3)
-    assert brief["eval/accuracy_sampled"] == full.correct[:3, 0].mean()
-    assert brief["eval/mean_length"] == np.mean([len(group.rollouts[0].tokens) for group in full.groups[:3]])
+    engine, questions = InProcessEngine(tiny_policy()), replace(QUESTIONS, prompts=some_prompts([3, 5, 2, 4] * 3))
+    full = sample_answers(engine, questions, samples=3)
+    brief = brief_evaluation(engine, questions, problems=9)
+    assert 0 < brief["eval/accuracy_sampled"] == full.correct[:9, 0].mean() < 1
+    assert brief["eval/accuracy_sampled_low"] < brief["eval/accuracy_sampled"] < brief["eval/accuracy_sampled_high"]
+    assert brief["eval/mean_length"] == np.mean([len(group.rollouts[0].tokens) for group in full.groups[:9]])
 
 
 def test_what_could_not_be_scored_is_neither_right_nor_wrong() -> None:
@@ -105,7 +115,7 @@ def test_what_could_not_be_scored_is_neither_right_nor_wrong() -> None:
             None if ids[0] % 3 == 0 else score for ids, score in zip(completion_ids, even(completion_ids), strict=True)
         ]
 
-    engine, questions = Engine(tiny_policy()), replace(QUESTIONS, judge=reward_function(seldom))
+    engine, questions = InProcessEngine(tiny_policy()), replace(QUESTIONS, judge=reward_function(seldom))
     results, groups = full_evaluation(engine, TASK, questions, samples=8)
     scores = [seldom([rollout.tokens for rollout in group.rollouts]) for group in groups]
     scored = [[score for score in row if score is not None] for row in scores]
@@ -131,7 +141,7 @@ def test_the_chance_that_one_of_k_is_right_is_of_scored_samples() -> None:
 
 
 def test_the_full_evaluation_reports_the_answers_it_got() -> None:
-    engine = Engine(tiny_policy())
+    engine = InProcessEngine(tiny_policy())
     results, groups = full_evaluation(engine, TASK, QUESTIONS, samples=8)
     right = np.array([even([rollout.tokens for rollout in group.rollouts]) for group in groups])
     assert 0 < right.mean() < 1
@@ -149,3 +159,99 @@ def test_the_full_evaluation_reports_the_answers_it_got() -> None:
     assert none["num_problems"] == 0
     assert none["accuracy_sampled"] is none["mean_length"] is None
     assert nobody == ()
+
+
+def test_a_score_of_one_or_more_is_right_and_part_of_one_is_wrong() -> None:
+    partial = iter([0.0, 0.999, 1.0, 2.5])
+    judge = reward_function(lambda completions: [next(partial) for _ in completions], name="partial")
+    answers = sample_answers(InProcessEngine(tiny_policy()), replace(QUESTIONS, judge=judge), samples=1)
+    assert answers.correct.tolist() == [[0.0], [0.0], [1.0], [1.0]]
+
+
+class Searching(DatasetTask):
+    """A search ends with `0` or a stop token; what went on to the token limit has found something."""
+
+    closing_tags = ("0",)
+
+    def found(self, prompt: Prompt, completion: str) -> bool:
+        said = tokenizer().encode(completion, add_special_tokens=False)
+        return len(said) == QUESTIONS.max_completion_tokens and "0" not in completion
+
+
+SEARCHING = Searching(
+    DatasetOptions(held_out_share=0.0),
+    TokenizerRenderer(tokenizer()),
+    seed=0,
+    prompts_per_step=1,
+    rows=[{"prompt": "?"}],
+)
+
+
+def test_a_policy_that_may_not_give_up_goes_on_to_the_limit() -> None:
+    engine = InProcessEngine(tiny_policy())
+    questions = replace(QUESTIONS, prompts=some_prompts([3] * 24))
+    free = sample_answers(engine, questions, samples=1).groups
+    (tag,) = tokenizer().encode("0", add_special_tokens=False)
+    said = [group.rollouts[0].tokens for group in free]
+    # Left alone it gives up in both ways.
+    assert any(tag in tokens for tokens in said)
+    assert any(tokens[-1] in STOP_IDS for tokens in said)
+    assert never_giving_up(engine, SEARCHING, questions) == 1.0
+    # A tag is one token also to a tokenizer that begins every text with a token of its own.
+    beginning = copy.deepcopy(tokenizer())
+    beginning.backend_tokenizer.post_processor = TemplateProcessing(
+        single="<|end|> $A", special_tokens=[("<|end|>", beginning.convert_tokens_to_ids("<|end|>"))]
+    )
+    assert len(beginning.encode("0")) == 2
+    assert never_giving_up(InProcessEngine(as_policy(tiny_model("qwen3"), beginning)), SEARCHING, questions) == 1.0
+
+
+def test_without_a_tag_of_one_token_or_without_problems_nobody_can_say_whether_it_gave_up() -> None:
+    engine = InProcessEngine(tiny_policy())
+    assert never_giving_up(engine, TASK, QUESTIONS) is None
+    assert never_giving_up(engine, SEARCHING, replace(QUESTIONS, prompts=[])) is None
+    longer = Searching(
+        DatasetOptions(held_out_share=0.0),
+        TokenizerRenderer(tokenizer()),
+        seed=0,
+        prompts_per_step=1,
+        rows=[{"prompt": "?"}],
+    )
+    longer.closing_tags = ("0", "00")
+    assert never_giving_up(engine, longer, QUESTIONS) is None
+
+
+@pytest.mark.parametrize("task", [TASK, SEARCHING], ids=["without_tags", "with_tags"])
+def test_a_full_evaluation_samples_as_many_completions_as_it_says(task: DatasetTask) -> None:
+    counted: list[int] = []
+    results, _ = full_evaluation(InProcessEngine(tiny_policy()), task, QUESTIONS, samples=3, advance=counted.append)
+    # Three at temperature 1 and a greedy one for each of four problems; with closing tags another.
+    assert sum(counted) == num_completions(task, QUESTIONS, samples=3) == (16 if task is TASK else 20)
+    assert ("accuracy_never_giving_up" in results) == (task is SEARCHING)
+
+
+class Verdict(StrEnum):
+    EVEN = "even"
+    BOTH = "both"
+    ODD = "odd"
+
+
+def test_the_shares_of_outcomes_are_of_the_completions_that_have_one() -> None:
+    told = iter([Verdict.ODD, Verdict.EVEN, None, Verdict.ODD, Verdict.ODD, Verdict.BOTH, Verdict.EVEN, None])
+
+    def judge(completions: list[str], **columns: object) -> list[object]:
+        verdicts = [next(told) for _ in completions]
+        return [None if verdict is None else Graded(float(verdict == Verdict.EVEN), verdict) for verdict in verdicts]
+
+    answers = sample_answers(
+        InProcessEngine(tiny_policy()), replace(QUESTIONS, judge=reward_function(judge)), samples=2
+    )
+    assert list(answers.outcomes.items()) == [("both", 1 / 6), ("even", 2 / 6), ("odd", 3 / 6)]
+    assert answers.num_unscored == 2
+    assert answers.rates.tolist() == [0.5, 0.0, 0.0, 1.0]  # of (odd, even), (none, odd), (odd, both), (even, none)
+
+
+def test_evaluation_has_streams_of_its_own_by_name() -> None:
+    engine = InProcessEngine(tiny_policy())
+    named = engine.rollout(QUESTIONS.prompts, request(2, 6, key=StreamKey(3, "evaluation", 0)))
+    assert tokens(sample_answers(engine, QUESTIONS, samples=2)) == [r.tokens for group in named for r in group.rollouts]

@@ -14,8 +14,7 @@ import torch
 from posttrain.algorithms.advantages import group_zscore
 from posttrain.algorithms.table import build_algorithm
 from posttrain.errors import UserError
-from posttrain.generation.engine import Engine
-from posttrain.models.forward import completion_hidden
+from posttrain.generation.in_process import InProcessEngine
 from posttrain.models.logprobs import token_logprobs
 from posttrain.models.policy import Policy
 from posttrain.models.rendering import TokenizerRenderer
@@ -25,7 +24,7 @@ from posttrain.options.training import UpdateOptions
 from posttrain.records import Group
 from posttrain.training.session import frozen_copy
 from posttrain.training.update import Objective, group_logprobs, update
-from tests.tiny import (
+from tests.support.tiny import (
     STOP_IDS,
     batch_of,
     gradient_of_update,
@@ -57,7 +56,7 @@ def true_logprobs(policy: Policy) -> torch.Tensor:
 
 
 def our_logprobs(policy: Policy) -> torch.Tensor:
-    hidden = completion_hidden(policy, [PROMPT], [COMPLETION], [0])
+    hidden = policy.forward.completion_hidden([PROMPT], [COMPLETION], [0])
     return token_logprobs(hidden, policy.head, torch.tensor(COMPLETION))
 
 
@@ -126,7 +125,7 @@ def test_3_the_prompts_length_is_no_index_into_a_left_padded_row(policy: Policy)
 
     # Ours knows no padding: beside a longer prompt the numbers stay what they are.
     longer = tuple(range(10))
-    hidden = completion_hidden(policy, [longer, PROMPT], [COMPLETION, COMPLETION], [0, 1])
+    hidden = policy.forward.completion_hidden([longer, PROMPT], [COMPLETION, COMPLETION], [0, 1])
     both = token_logprobs(hidden, policy.head, torch.tensor(COMPLETION * 2))
     assert_right(both[len(COMPLETION) :], policy)
 
@@ -202,7 +201,7 @@ def test_7_text_that_is_tokenised_apart_and_together_gives_other_tokens() -> Non
 
     # And what was sampled is trained on as it was sampled, not as its text would be tokenised.
     policy = tiny_policy("llama")
-    groups = Engine(policy).rollout(some_prompts([4] * 4), request(4, 8))
+    groups = InProcessEngine(policy).rollout(some_prompts([4] * 4), request(4, 8))
     batch = batch_of(groups, [[1.0] * 4] * 4, ON_POLICY)
     assert batch.completions == tuple(rollout.tokens for group in groups for rollout in group.rollouts)
     assert batch.prompts == tuple(group.prompt.tokens for group in groups)
@@ -242,7 +241,7 @@ def test_9_samples_of_a_cut_distribution_are_not_on_policy_under_the_full_one() 
     with pytest.raises(UserError, match=r"top_p = 0.9 samples from a cut distribution.*allow_cut_sampling"):
         RolloutOptions(top_p=0.9)
     assert RolloutOptions(top_p=0.9, allow_cut_sampling=True).sampling.cuts
-    (group,) = Engine(tiny_policy()).rollout(some_prompts([4]), request(6, 8, Sampling(top_p=0.9)))
+    (group,) = InProcessEngine(tiny_policy()).rollout(some_prompts([4]), request(6, 8, Sampling(top_p=0.9)))
     for rollout in group.rollouts:
         assert rollout.cut_logprobs is not None
         gain = [cut - own for own, cut in zip(rollout.logprobs, rollout.cut_logprobs, strict=True)]

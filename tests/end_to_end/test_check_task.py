@@ -15,9 +15,9 @@ import pytest
 from posttrain.cli import main
 from posttrain.commands.check_task import EXAMPLES, own_function, replayed
 from posttrain.rewards.attacks.cheap_attacks import Answer, AttackExample
-from posttrain.rewards.judge.judge_reward import SPENT
+from posttrain.rewards.grading.resources import Resources
 from posttrain.rewards.reward_registry import BUILT_IN
-from tests.end_to_end.misbehaving import endpoint, says
+from tests.support.faulty_endpoint import endpoint, says
 
 CAREFUL = """
 def solved(completions, answer, **columns):
@@ -95,7 +95,6 @@ def test_a_judge_is_tried_at_its_endpoint(score_of_wrong: int, code: int, capsys
         good = "3 * 8 = 24" in body["messages"][1]["content"]
         says(f'{{"score": {9 if good else score_of_wrong}}}')(body, connection)
 
-    SPENT.clear()
     with endpoint(judge) as at, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the canary warns of the one that likes everything
         assert main(["check-task", "judge", "--endpoint", at.url, "--model", "m"]) == code
@@ -136,7 +135,8 @@ def test_a_column_that_no_worker_can_be_told_is_checked_in_this_process(
     example = AttackExample("When?", {"day": date(2020, 1, 1)}, (Answer("then", "then", right=True),))
     function = own_function(f"{tmp_path}/mine.py:solved", [example], 1.0)
     assert "without a deadline" in capsys.readouterr().out
-    assert [paid.fine for paid in replayed(function, [example])] == [True]
+    with Resources() as resources:
+        assert [paid.fine for paid in replayed(function, [example], resources)] == [True]
 
 
 def test_lines_are_told_as_they_come(tmp_path: Path) -> None:

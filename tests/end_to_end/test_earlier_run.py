@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from tests.end_to_end.runs import command, metrics_of
+from tests.support.runs import command, metrics_of
 
 EARLIER = Path(__file__).parents[1] / "data" / "earlier_run"
 KEPT = ("reward", "loss", "grad_norm", "tokens/trained", "num_tokens", "entropy_estimate", "eval/accuracy_sampled")

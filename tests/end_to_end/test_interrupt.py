@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.end_to_end.runs import (
+from tests.support.runs import (
     Command,
     command,
     metrics_of,

@@ -18,9 +18,10 @@ from posttrain.options.new_model import NewModelOptions
 from posttrain.rewards.grading.answers import Graded
 from posttrain.rewards.grading.function import ScoringFailure
 from posttrain.rewards.grading.grade import grade, reward_function
+from posttrain.rewards.grading.resources import default_resources
 from posttrain.rewards.judge import judge_reward as judges
-from posttrain.rewards.judge.judge_reward import SPENT, JudgeOutcome, JudgeReward
-from tests.end_to_end.misbehaving import (
+from posttrain.rewards.judge.judge_reward import JudgeOutcome, JudgeReward
+from tests.support.faulty_endpoint import (
     Endpoint,
     drips,
     endless,
@@ -32,7 +33,7 @@ from tests.end_to_end.misbehaving import (
     status,
     truncated,
 )
-from tests.laws.reward_rows import group
+from tests.support.reward_rows import group
 
 SEVEN = says('It is mostly right.\n{"score": 7}')
 
@@ -41,7 +42,7 @@ SEVEN = says('It is mostly right.\n{"score": 7}')
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """No waiting between tries, and nothing spent by another test."""
     monkeypatch.setattr(judges, "backoff", lambda attempt: 0.0)
-    SPENT.clear()
+    default_resources().close()
 
 
 def judged(at: Endpoint, *texts: str, prompts: list[str] | None = None, **options: Any) -> list[Any]:

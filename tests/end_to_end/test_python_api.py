@@ -12,9 +12,8 @@ from pyarrow import parquet
 import posttrain
 from posttrain.errors import UserError
 from posttrain.models.new_model import new_tokenizer
-from posttrain.rewards.grading.function import RewardFunction
-from tests.end_to_end.dice import dice
-from tests.end_to_end.runs import require_same, save_tiny_model
+from tests.support.dice import dice
+from tests.support.runs import require_same, save_tiny_model
 
 TEMPLATE = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant: "
 
@@ -68,7 +67,7 @@ def test_functions_of_every_kind_add_up_with_their_weights(model: Path, tmp_path
     rewards = [
         patient,
         posttrain.reward_function(only_even, weight=0.5, name="even"),
-        RewardFunction(name="watched", call=dice, weight=0.0),
+        posttrain.reward_function(dice, name="watched", weight=0.0),
         never,
     ]
     run = posttrain.train(config_for(model, tmp_path / "run"), rows=ROWS, rewards=rewards)

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from tests.end_to_end.accidents import Accident
-from tests.end_to_end.runs import Ended, command, metrics_of, require_same, save_tiny_model, tiny_recipe
+from tests.support.accidents import Accident
+from tests.support.runs import Ended, command, metrics_of, require_same, save_tiny_model, tiny_recipe
 
 KILLED = -9
 

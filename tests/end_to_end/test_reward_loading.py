@@ -9,7 +9,7 @@ from posttrain.errors import UserError
 from posttrain.options.reward import RewardOptions
 from posttrain.rewards.grading.grade import grade
 from posttrain.rewards.reward_registry import BUILT_IN, load_reward
-from tests.laws.reward_rows import CHAT, group
+from tests.support.reward_rows import CHAT, group
 
 
 def from_file(tmp_path: Path, source: str, name: str, file: str = "my_rewards.py") -> RewardOptions:
@@ -33,6 +33,7 @@ WORTH: dict[str, tuple[dict[str, object], list[str], dict[str, object], list[flo
     "code": ({"cpu_seconds": 1.0}, [PROGRAM, "no"], PRINTS, [1.0, 0.0]),
     "code_course": ({}, ["<code>1 + 2</code>", "<code>1 +</code>"], {}, [1.0, 0.3]),
     "judge": ({"endpoint": "http://127.0.0.1:9/v1", "model": "j"}, ["", "Solution:"], {}, [0.0, 0.0]),
+    "math": ({"symbolic": False}, [r"it is \boxed{3.0}", "4"], {"answer": "3"}, [1.0, 0.0]),
     "maths": ({"symbolic": False}, [r"it is \boxed{3.0}", "4"], {"answer": "3"}, [1.0, 0.0]),
     "soft_overlong": ({"max_tokens": 2, "cache_tokens": 2}, ["a", "b"], {}, [-1.0, -1.0]),
     "cosine_length": ({"max_tokens": 4}, ["a", "b"], PUZZLE, [-0.75, -0.75]),
@@ -62,11 +63,11 @@ def test_every_built_in_name_grades_plain_text_and_conversations(name: str, mess
 @pytest.mark.parametrize(
     ("reward", "says"),
     [
-        ({"name": "repetition", "options": {"n_gram": 3}}, "repetition.n_gram: no such option. Did you mean `ngram`"),
-        ({"name": "repetition", "options": {"ngram": "3"}}, "ngram = '3': this takes a whole number"),
+        ({"name": "repetition", "options": {"n_gram": 3}}, "repetition.n_gram: no such field.  Did you mean `ngram`"),
+        ({"name": "repetition", "options": {"ngram": "3"}}, "ngram = '3' should be a whole number"),
         ({"name": "repetition", "options": {"ngram": 0}}, "ngram = 0 must be >= 1"),
         ({"name": "soft_overlong"}, "soft_overlong.max_tokens is missing"),
-        ({"name": "blocklist", "options": {"phrases": "bad"}}, "phrases = 'bad': this takes a list"),
+        ({"name": "blocklist", "options": {"phrases": "bad"}}, "phrases = 'bad' should be a list"),
         ({"name": "countdown", "options": {"mode": "last"}}, "countdown has no options"),
         ({"path": "mine.py:solved", "options": {"a": 1}}, "mine.py:solved takes none"),
     ],
@@ -120,6 +121,17 @@ def test_a_file_that_gives_no_function_is_one_clear_message(
 ) -> None:
     with pytest.raises(UserError, match=complaint):
         load_reward(from_file(tmp_path, source, name))
+
+
+def test_math_and_maths_are_one_reward_whose_scores_have_the_name_that_was_used() -> None:
+    functions = [load_reward(RewardOptions(name=name)) for name in ("math", "maths")]
+    assert functions[0].call == functions[1].call
+    grades = grade([group(["3", "4"], columns={"answer": "3"})], functions)
+    assert grades.names == ("math", "maths")
+    assert grades.scores.tolist() == [[[1.0, 0.0]], [[1.0, 0.0]]]
+    assert set(grades.outcomes) == {"math", "maths"}
+    with pytest.raises(UserError, match=r"no reward function `mth`. Did you mean `math`\?"):
+        load_reward(RewardOptions(name="mth"))
 
 
 def test_what_does_not_exist_is_one_clear_message(tmp_path: Path) -> None:

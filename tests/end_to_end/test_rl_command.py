@@ -10,8 +10,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from posttrain.cli import main
-from tests.end_to_end.accidents import Accident
-from tests.end_to_end.runs import Ended, command, metrics_of, save_tiny_model, start, tiny_recipe
+from tests.support.accidents import Accident
+from tests.support.runs import Ended, command, metrics_of, save_tiny_model, start, tiny_recipe
 
 
 @pytest.fixture(scope="module")

@@ -11,8 +11,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import posttrain
 from posttrain.training.session import open_session
-from tests.closed_form.test_metrics import documented
-from tests.end_to_end.runs import command, metrics_of, require_same, save_tiny_model, tiny_recipe
+from tests.support.pages import documented
+from tests.support.runs import command, metrics_of, require_same, save_tiny_model, tiny_recipe
 
 ROWS = [{"prompt": f"What is {i} + {i}? ", "answer": 2 * i} for i in range(30)]
 

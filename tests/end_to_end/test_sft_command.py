@@ -10,8 +10,8 @@ import yaml
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from posttrain.cli import main
-from tests.end_to_end.accidents import Accident
-from tests.end_to_end.runs import command, metrics_of
+from tests.support.accidents import Accident
+from tests.support.runs import command, metrics_of
 
 RECIPE: dict[str, dict[str, Any]] = {
     "model": {"hidden_size": 16, "mlp_size": 24, "num_layers": 1, "num_heads": 2, "num_kv_heads": 1},

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.end_to_end.runs import command, metrics_of, save_tiny_model, tiny_recipe, untimed
+from tests.support.runs import command, metrics_of, save_tiny_model, tiny_recipe, untimed
 
 
 @pytest.fixture(scope="module")

@@ -18,6 +18,7 @@ from posttrain.errors import RunError, UserError
 from posttrain.runs import checkpoint as checkpoints
 from posttrain.runs.checkpoint import load_latest, prune, restore_threads, save, saved_steps
 from posttrain.runs.tensor_state import module_tensors, optimizer_tensors, restore_module, restore_optimizer
+from posttrain.training.threads import claim_threads
 
 
 class Tied(torch.nn.Module):
@@ -226,6 +227,15 @@ def test_pruning_keeps_the_newest_and_the_best(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["step-000005"]
 
 
+def test_the_newest_is_that_of_the_largest_step_however_names_are_sorted(tmp_path: Path) -> None:
+    fill(tmp_path, 999_998, 999_999, 1_000_000)  # by name the last one comes first
+    saved = load_latest(tmp_path)
+    assert saved is not None
+    assert saved.step == 1_000_000
+    prune(tmp_path, keep_last=2)
+    assert sorted(saved_steps(tmp_path)) == [999_999, 1_000_000]
+
+
 def test_a_checkpoint_that_is_being_removed_is_no_longer_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fill(tmp_path, 5, 10)
 
@@ -249,11 +259,17 @@ def test_the_thread_count_is_restored_and_another_one_is_refused(tmp_path: Path)
         torch.set_num_threads(1)
         saved = load_latest(tmp_path)
         assert saved is not None
-        assert restore_threads(saved) == []
-        assert torch.get_num_threads() == 2
-        assert restore_threads(saved, requested=2) == []
-        with pytest.raises(UserError, match=r"run\.threads = 1, but .*step-000001 was made with 2") as error:
-            restore_threads(saved, requested=1)
+        with claim_threads(0) as no_wish:
+            assert restore_threads(saved, no_wish) == []
+            assert torch.get_num_threads() == 2
+        assert torch.get_num_threads() == 1
+        with claim_threads(2) as the_same:
+            assert restore_threads(saved, the_same) == []
+        with (
+            claim_threads(1) as another,
+            pytest.raises(UserError, match=r"run\.threads = 1, but .*step-000001 was made with 2") as error,
+        ):
+            restore_threads(saved, another)
         assert error.value.exit_code == 2
     finally:
         torch.set_num_threads(before)
@@ -266,8 +282,8 @@ def test_a_thread_count_that_cannot_be_had_stops_the_resumed_run(
     saved = load_latest(tmp_path)
     assert saved is not None
     monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
-    with pytest.raises(RunError, match="takes only 3"):
-        restore_threads(saved)
+    with claim_threads(0) as threads, pytest.raises(RunError, match="takes only 3"):
+        restore_threads(saved, threads)
 
 
 def test_another_version_of_torch_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -275,7 +291,8 @@ def test_another_version_of_torch_is_told(tmp_path: Path, monkeypatch: pytest.Mo
     saved = load_latest(tmp_path)
     assert saved is not None
     monkeypatch.setattr(checkpoints, "environment", lambda: {**saved.made_with, "torch": "9.9"})
-    (note,) = restore_threads(saved)
+    with claim_threads(0) as threads:
+        (note,) = restore_threads(saved, threads)
     assert "torch is 9.9 here" in note
 
 

@@ -5,14 +5,13 @@ Everything in float64, where equal means equal tokens and log-probs that differ 
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 
 import pytest
 import torch
 
 from posttrain.errors import RunError, UserError
-from posttrain.generation import engine as engine_module
-from posttrain.generation.engine import Engine
+from posttrain.generation import in_process as engine_module
+from posttrain.generation.in_process import InProcessEngine
 from posttrain.generation.slots import KeyValueSlots
 from posttrain.generation.static import StaticSteps
 from posttrain.generation.stepping import Prefilled, Steps
@@ -20,7 +19,7 @@ from posttrain.generation.streams import StreamKey, uniforms
 from posttrain.models.policy import Policy
 from posttrain.options.sampling import Sampling
 from posttrain.records import Finish, Group
-from tests.tiny import (
+from tests.support.tiny import (
     DECODERS,
     STOP_IDS,
     VOCAB,
@@ -89,9 +88,9 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> list[Watched]:
 # Cached = uncached.
 
 
-def engine_of(policy: Policy, path: str, max_rows: int = 256) -> Engine:
+def engine_of(policy: Policy, path: str, max_rows: int = 256) -> InProcessEngine:
     """An engine that samples through our decoder, through the model's own forward, or in steps of fixed shapes."""
-    engine = Engine(through_its_own_forward(policy) if path == "own_forward" else policy, max_rows=max_rows)
+    engine = InProcessEngine(through_its_own_forward(policy) if path == "own_forward" else policy, max_rows=max_rows)
     if path == "static":
         engine._steps = StaticSteps(policy)  # as on a GPU, but for the capture
     return engine
@@ -121,7 +120,9 @@ def test_each_token_is_the_one_that_an_uncached_model_would_have_drawn(
 @pytest.mark.parametrize("family", ["qwen3", "gpt2"])
 def test_greedy_takes_what_the_model_finds_likeliest_and_records_temperature_one(family: str) -> None:
     policy = tiny_policy(family)
-    (group,) = Engine(policy).rollout(some_prompts([5]), request(2, 10, Sampling(greedy=True, temperature=0.5)))
+    (group,) = InProcessEngine(policy).rollout(
+        some_prompts([5]), request(2, 10, Sampling(greedy=True, temperature=0.5))
+    )
     first, second = group.rollouts
     assert first.tokens == second.tokens
     for t, token in enumerate(first.tokens):
@@ -136,7 +137,7 @@ def test_greedy_takes_what_the_model_finds_likeliest_and_records_temperature_one
 @pytest.mark.parametrize("family", ["llama", "gpt2"])
 def test_a_completion_does_not_depend_on_its_batch_mates_or_their_order(family: str) -> None:
     policy, prompts = tiny_policy(family), some_prompts(LENGTHS)
-    engine = Engine(policy)
+    engine = InProcessEngine(policy)
     together = engine.rollout(prompts, request())
     for draw in (2, 0, 3, 1):  # each draw by itself, in another order
         alone = engine.rollout([prompts[draw]], request(key=StreamKey(0, "test", 1, first_draw=draw)))
@@ -151,7 +152,7 @@ def test_a_completion_does_not_depend_on_how_many_rows_are_decoded_side_by_side(
 ) -> None:
     # 4 prompts × 3: with few rows prompts wait, and groups are begun in one round and ended in another.
     policy, prompts = tiny_policy(family), some_prompts(LENGTHS)
-    expected = Engine(policy).rollout(prompts, request())
+    expected = InProcessEngine(policy).rollout(prompts, request())
     assert_same_rollouts(engine_of(policy, path, max_rows).rollout(prompts, request()), expected)
 
 
@@ -177,18 +178,18 @@ def test_an_engine_reads_the_weights_of_the_moment(path: str) -> None:
     before = engine.rollout(prompts, request())
     engine.policy.model.load_state_dict(changed.model.state_dict())
     after = engine.rollout(prompts, request())
-    assert_same_rollouts(after, Engine(changed).rollout(prompts, request()))
+    assert_same_rollouts(after, InProcessEngine(changed).rollout(prompts, request()))
     assert tokens_of(before) != tokens_of(after)
 
 
 def test_a_completion_does_not_depend_on_the_size_of_its_group() -> None:
-    engine, prompts = Engine(tiny_policy("qwen2"), max_rows=4), some_prompts(LENGTHS)
+    engine, prompts = InProcessEngine(tiny_policy("qwen2"), max_rows=4), some_prompts(LENGTHS)
     small, large = engine.rollout(prompts, request(2)), engine.rollout(prompts, request(6))
     assert tokens_of(small) == [group[:2] for group in tokens_of(large)]
 
 
 def test_a_longer_limit_only_adds_to_completions_that_were_cut() -> None:
-    engine, prompts = Engine(tiny_policy()), some_prompts(LENGTHS)
+    engine, prompts = InProcessEngine(tiny_policy()), some_prompts(LENGTHS)
     short, long = engine.rollout(prompts, request(limit=6)), engine.rollout(prompts, request(limit=20))
     assert [[tokens[:6] for tokens in group] for group in tokens_of(long)] == tokens_of(short)
     assert {r.finish for g in short for r in g.rollouts} == {Finish.LENGTH, Finish.STOP}
@@ -197,10 +198,10 @@ def test_a_longer_limit_only_adds_to_completions_that_were_cut() -> None:
 
 def test_a_small_prefill_changes_no_completion(monkeypatch: pytest.MonkeyPatch, watched: list[Watched]) -> None:
     policy, prompts = tiny_policy(), some_prompts(LENGTHS)
-    expected = Engine(policy).rollout(prompts, request())
+    expected = InProcessEngine(policy).rollout(prompts, request())
     assert len(watched[0].prefilled) == 1
     monkeypatch.setattr(engine_module, "PREFILL_TOKENS", 8)
-    assert_same_rollouts(Engine(policy).rollout(prompts, request()), expected)
+    assert_same_rollouts(InProcessEngine(policy).rollout(prompts, request()), expected)
     # 3 + 7 reaches 8, then 1 + 12 does.
     assert [[len(prompt) for prompt in call] for call in watched[1].prefilled] == [[3, 7], [1, 12]]
 
@@ -209,7 +210,7 @@ def test_a_small_prefill_changes_no_completion(monkeypatch: pytest.MonkeyPatch, 
 
 
 def test_the_same_key_gives_the_same_completions() -> None:
-    engine, prompts = Engine(tiny_policy()), some_prompts([4, 4])
+    engine, prompts = InProcessEngine(tiny_policy()), some_prompts([4, 4])
     assert engine.rollout(prompts, request()) == engine.rollout(prompts, request())
 
 
@@ -219,7 +220,7 @@ def test_the_same_key_gives_the_same_completions() -> None:
     ids=["seed", "purpose", "step", "draw"],
 )
 def test_another_seed_purpose_step_or_draw_gives_other_completions(key: StreamKey) -> None:
-    engine, prompts = Engine(tiny_policy()), some_prompts([4])
+    engine, prompts = InProcessEngine(tiny_policy()), some_prompts([4])
     ours, theirs = engine.rollout(prompts, request(8)), engine.rollout(prompts, request(8, key=key))
     # Eight completions each, all first tokens alike by chance: below (1/5)^8.
     assert tokens_of(ours) != tokens_of(theirs)
@@ -227,13 +228,15 @@ def test_another_seed_purpose_step_or_draw_gives_other_completions(key: StreamKe
 
 def test_samples_of_a_group_and_draws_of_one_prompt_differ() -> None:
     (prompt,) = some_prompts([4])
-    first, second = tokens_of(Engine(tiny_policy()).rollout([prompt, prompt], request(8)))
+    first, second = tokens_of(InProcessEngine(tiny_policy()).rollout([prompt, prompt], request(8)))
     assert len(set(first)) > 4
     assert first != second
 
 
 def test_draws_are_numbered_from_the_first_one() -> None:
-    groups = Engine(tiny_policy()).rollout(some_prompts([4, 2]), request(key=StreamKey(0, "test", 1, first_draw=7)))
+    groups = InProcessEngine(tiny_policy()).rollout(
+        some_prompts([4, 2]), request(key=StreamKey(0, "test", 1, first_draw=7))
+    )
     assert [group.draw for group in groups] == [7, 8]
     assert [[rollout.sample for rollout in group.rollouts] for group in groups] == [[0, 1, 2], [0, 1, 2]]
 
@@ -246,13 +249,13 @@ def test_every_prompt_goes_through_the_model_once_however_large_its_group(
     watched: list[Watched], max_rows: int
 ) -> None:
     prompts = some_prompts(LENGTHS)
-    Engine(tiny_policy(), max_rows=max_rows).rollout(prompts, request(4))
+    InProcessEngine(tiny_policy(), max_rows=max_rows).rollout(prompts, request(4))
     (steps,) = watched
     assert [prompt for call in steps.prefilled for prompt in call] == [prompt.tokens for prompt in prompts]
 
 
 def test_a_finished_row_leaves_before_the_next_step(watched: list[Watched]) -> None:
-    groups = Engine(tiny_policy()).rollout(some_prompts(LENGTHS), request(4))
+    groups = InProcessEngine(tiny_policy()).rollout(some_prompts(LENGTHS), request(4))
     lengths = [len(rollout.tokens) for group in groups for rollout in group.rollouts]
     # The prefill gives the first token; step t gives token t + 1 to the rows that have one.
     assert watched[0].rows == [sum(length > t for length in lengths) for t in range(1, max(lengths))]
@@ -260,7 +263,7 @@ def test_a_finished_row_leaves_before_the_next_step(watched: list[Watched]) -> N
 
 
 def test_waiting_completions_take_the_places_of_finished_ones(watched: list[Watched]) -> None:
-    groups = Engine(tiny_policy(), max_rows=4).rollout(some_prompts(LENGTHS), request(6))
+    groups = InProcessEngine(tiny_policy(), max_rows=4).rollout(some_prompts(LENGTHS), request(6))
     lengths = [len(rollout.tokens) for group in groups for rollout in group.rollouts]
     rows = watched[0].rows
     assert sum(rows) == sum(length - 1 for length in lengths)  # a token after the first is one row of one step
@@ -271,7 +274,7 @@ def test_waiting_completions_take_the_places_of_finished_ones(watched: list[Watc
 
 
 def test_large_batches_are_refilled_when_a_quarter_is_free(watched: list[Watched]) -> None:
-    Engine(tiny_policy(), max_rows=16).rollout(some_prompts([3] * 6), request(8))
+    InProcessEngine(tiny_policy(), max_rows=16).rollout(some_prompts([3] * 6), request(8))
     rows = watched[0].rows
     last_full = max(step for step, count in enumerate(rows) if count == 16)
     assert min(rows[:last_full]) == 13  # 12 would be a quarter free
@@ -284,7 +287,7 @@ def test_large_batches_are_refilled_when_a_quarter_is_free(watched: list[Watched
 def test_every_stop_token_of_the_model_ends_a_completion(family: str) -> None:
     policy = tiny_policy(family)
     assert policy.stop_ids == STOP_IDS
-    groups = Engine(policy).rollout(some_prompts([2] * 8), request(8, 30))
+    groups = InProcessEngine(policy).rollout(some_prompts([2] * 8), request(8, 30))
     seen = set()
     for rollout in (rollout for group in groups for rollout in group.rollouts):
         assert not set(rollout.tokens[:-1]) & set(STOP_IDS)
@@ -296,7 +299,7 @@ def test_every_stop_token_of_the_model_ends_a_completion(family: str) -> None:
 
 def test_the_stop_token_is_kept_among_the_tokens_and_left_out_of_the_text() -> None:
     policy = tiny_policy("gpt2")
-    groups = Engine(policy).rollout(some_prompts([2] * 4), request(6, 4))
+    groups = InProcessEngine(policy).rollout(some_prompts([2] * 4), request(6, 4))
     finishes = set()
     for rollout in (rollout for group in groups for rollout in group.rollouts):
         body = rollout.tokens[:-1] if rollout.finish is Finish.STOP else rollout.tokens
@@ -308,24 +311,24 @@ def test_the_stop_token_is_kept_among_the_tokens_and_left_out_of_the_text() -> N
 def test_a_completion_has_at_least_one_token_though_it_stops_at_once() -> None:
     policy = tiny_policy()
     suppressed = tuple(token for token in range(VOCAB) if token not in STOP_IDS)
-    (group,) = Engine(policy).rollout(some_prompts([3]), request(5, suppressed=suppressed))
+    (group,) = InProcessEngine(policy).rollout(some_prompts([3]), request(5, suppressed=suppressed))
     assert {len(rollout.tokens) for rollout in group.rollouts} == {1}
     assert {rollout.text for rollout in group.rollouts} == {""}
 
 
 def test_a_completion_of_one_token_is_possible() -> None:
-    groups = Engine(tiny_policy(), max_rows=2).rollout(some_prompts(LENGTHS), request(3, 1))
+    groups = InProcessEngine(tiny_policy(), max_rows=2).rollout(some_prompts(LENGTHS), request(3, 1))
     assert {len(rollout.tokens) for group in groups for rollout in group.rollouts} == {1}
 
 
 def test_no_prompts_make_no_groups() -> None:
-    assert Engine(tiny_policy()).rollout([], request()) == []
+    assert InProcessEngine(tiny_policy()).rollout([], request()) == []
 
 
 @pytest.mark.parametrize("family", ["qwen3", "gpt2"])
 def test_a_prompt_that_leaves_little_room_is_cut_at_the_context(family: str) -> None:
     policy = tiny_policy(family)  # a context of 64
-    groups = Engine(policy).rollout(some_prompts([60, 3, 63]), request(4, 12, suppressed=STOP_IDS))
+    groups = InProcessEngine(policy).rollout(some_prompts([60, 3, 63]), request(4, 12, suppressed=STOP_IDS))
     assert [{len(r.tokens) for r in group.rollouts} for group in groups] == [{4}, {12}, {1}]
     assert {r.finish for group in groups for r in group.rollouts} == {Finish.LENGTH}
 
@@ -333,12 +336,12 @@ def test_a_prompt_that_leaves_little_room_is_cut_at_the_context(family: str) -> 
 @pytest.mark.parametrize("length", [64, 65])
 def test_a_prompt_that_leaves_no_room_is_named(length: int) -> None:
     with pytest.raises(UserError, match=rf"prompt p1: {length} tokens leave no room in the model's context of 64"):
-        Engine(tiny_policy()).rollout(some_prompts([3, length]), request())
+        InProcessEngine(tiny_policy()).rollout(some_prompts([3, length]), request())
 
 
 def test_an_empty_prompt_is_named() -> None:
     with pytest.raises(UserError, match=r"prompt p0: 0 tokens.*at least 1 token"):
-        Engine(tiny_policy()).rollout(some_prompts([0, 3]), request())
+        InProcessEngine(tiny_policy()).rollout(some_prompts([0, 3]), request())
 
 
 def test_logits_that_are_no_numbers_stop_the_run() -> None:
@@ -346,7 +349,7 @@ def test_logits_that_are_no_numbers_stop_the_run() -> None:
     with torch.no_grad():
         policy.model.model.norm.weight[0] = math.nan
     with pytest.raises(RunError, match="NaN"):
-        Engine(policy).rollout(some_prompts([3]), request())
+        InProcessEngine(policy).rollout(some_prompts([3]), request())
 
 
 # How tokens are drawn.
@@ -355,7 +358,7 @@ def test_logits_that_are_no_numbers_stop_the_run() -> None:
 @pytest.mark.parametrize("sampling", [Sampling(top_k=3), Sampling(top_p=0.6, temperature=1.5), Sampling(min_p=0.3)])
 def test_under_a_cut_both_log_probs_are_recorded(sampling: Sampling) -> None:
     policy = tiny_policy("qwen2")
-    groups = Engine(policy).rollout(some_prompts([4, 2]), request(3, 6, sampling))
+    groups = InProcessEngine(policy).rollout(some_prompts([4, 2]), request(3, 6, sampling))
     for group in groups:
         for rollout in group.rollouts:
             assert rollout.cut_logprobs is not None
@@ -373,12 +376,12 @@ def test_under_a_cut_both_log_probs_are_recorded(sampling: Sampling) -> None:
 
 
 def test_without_a_cut_nothing_is_recorded_beside() -> None:
-    (group,) = Engine(tiny_policy()).rollout(some_prompts([4]), request())
+    (group,) = InProcessEngine(tiny_policy()).rollout(some_prompts([4]), request())
     assert {rollout.cut_logprobs for rollout in group.rollouts} == {None}
 
 
 def test_suppressed_tokens_never_appear() -> None:
-    engine, prompts, suppressed = Engine(tiny_policy()), some_prompts([4] * 4), (0, 9, 15, *STOP_IDS)
+    engine, prompts, suppressed = InProcessEngine(tiny_policy()), some_prompts([4] * 4), (0, 9, 15, *STOP_IDS)
     assert {0, 9, 15} & {t for g in tokens_of(engine.rollout(prompts, request(8))) for tokens in g for t in tokens}
     groups = engine.rollout(prompts, request(8, suppressed=suppressed))
     assert not set(suppressed) & {token for group in tokens_of(groups) for tokens in group for token in tokens}
@@ -390,11 +393,18 @@ def test_suppressed_tokens_never_appear() -> None:
 
 
 def test_every_rollout_says_which_weights_sampled_it() -> None:
-    (group,) = Engine(tiny_policy()).rollout(some_prompts([4]), replace(request(), weights_version=9))
-    assert {rollout.weights_version for rollout in group.rollouts} == {9}
+    engine, versions = InProcessEngine(tiny_policy()), [0, 9, 12]
+    seen = []
+    for following in [*versions[1:], None]:
+        (group,) = engine.rollout(some_prompts([4]), request())
+        seen.append(engine.weights_version)
+        assert {rollout.weights_version for rollout in group.rollouts} == {engine.weights_version}
+        if following is not None:
+            engine.load(engine.policy.model.state_dict(), following)
+    assert seen == versions
 
 
 def test_progress_is_told_of_every_completion() -> None:
     counts: list[int] = []
-    Engine(tiny_policy(), max_rows=3).rollout(some_prompts(LENGTHS), request(2), advance=counts.append)
+    InProcessEngine(tiny_policy(), max_rows=3).rollout(some_prompts(LENGTHS), request(2), advance=counts.append)
     assert counts == [1] * 8

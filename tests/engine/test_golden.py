@@ -1,6 +1,6 @@
 """Runs through the real loops in float64 whose numbers are kept: a change of numerics must be declared.
 
-golden.py says what takes part.  A change that is meant to leave numbers as they are must pass, though the calls that
+support/golden_runs.py says what takes part.  A change that is meant to leave numbers as they are must pass, though the calls that
 make the runs may change with the code.  One that is not writes them anew with
 
     .venv/bin/python -m tests.engine.test_golden
@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from tests.engine import golden
+from tests.support import golden_runs as golden
 
 GOLDEN = Path(__file__).parents[1] / "data" / "golden.json"
 

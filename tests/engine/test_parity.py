@@ -8,7 +8,7 @@ import torch
 from transformers import MistralConfig, MistralForCausalLM
 
 from posttrain.algorithms.table import build_algorithm
-from posttrain.generation.engine import Engine
+from posttrain.generation.in_process import InProcessEngine
 from posttrain.generation.streams import StreamKey
 from posttrain.models.policy import Policy, as_policy
 from posttrain.options.sampling import Sampling
@@ -16,7 +16,7 @@ from posttrain.options.training import UpdateOptions
 from posttrain.records import Group
 from posttrain.training.optimizer import new_optimizer
 from posttrain.training.update import Objective, group_logprobs, update
-from tests.tiny import (
+from tests.support.tiny import (
     DECODERS,
     FAMILIES,
     SHAPE,
@@ -48,7 +48,7 @@ def test_sampler_and_trainer_agree(
     family: str, temperature: float, dtype: torch.dtype, mean: float, largest: float
 ) -> None:
     policy = tiny_policy(family, dtype)
-    groups = Engine(policy).rollout(some_prompts(LENGTHS), request(4, 20, Sampling(temperature=temperature)))
+    groups = InProcessEngine(policy).rollout(some_prompts(LENGTHS), request(4, 20, Sampling(temperature=temperature)))
     gap = gaps(policy, groups, temperature)
     assert gap.mean() <= mean
     assert gap.max() <= largest
@@ -59,7 +59,7 @@ def test_in_bfloat16_they_agree_to_its_own_precision(family: str) -> None:
     # A bfloat16 product errs by 2^-9; through two layers log-probs of a few nats err by about a hundredth.
     policy = tiny_policy(family, torch.float32, compute="bfloat16")
     assert policy.compute_dtype == torch.bfloat16
-    groups = Engine(policy).rollout(some_prompts(LENGTHS), request(4, 20))
+    groups = InProcessEngine(policy).rollout(some_prompts(LENGTHS), request(4, 20))
     gap = gaps(policy, groups)
     assert gap.mean() <= 1e-2
     assert gap.max() <= 1e-1
@@ -68,14 +68,14 @@ def test_in_bfloat16_they_agree_to_its_own_precision(family: str) -> None:
 @pytest.mark.parametrize("family", DECODERS)
 def test_our_decoder_and_the_models_own_forward_agree(family: str) -> None:
     policy = tiny_policy(family)
-    groups = Engine(policy).rollout(some_prompts(LENGTHS), request(4, 20))
+    groups = InProcessEngine(policy).rollout(some_prompts(LENGTHS), request(4, 20))
     assert gaps(through_its_own_forward(policy), groups).max() <= 1e-12
 
 
 @pytest.mark.parametrize("family", ["qwen3", "gpt2"])
 def test_they_agree_after_updates_because_the_sampler_reads_the_weights_anew(family: str) -> None:
     policy, algorithm = tiny_policy(family, torch.float32), build_algorithm({"name": "grpo"})
-    engine, options = Engine(policy), UpdateOptions(learning_rate=1e-2)
+    engine, options = InProcessEngine(policy), UpdateOptions(learning_rate=1e-2)
     optimizer = new_optimizer(policy.model.parameters(), options)
     objective = Objective(algorithm=algorithm, temperature=1.0)
     stale = None
@@ -101,8 +101,8 @@ def test_they_agree_on_a_model_with_a_sliding_window_because_nothing_outgrows_it
             parameter.mul_(8)  # far from uniform, so that one token too many in the cache shows
     policy = as_policy(model, tokenizer())
     prompts = some_prompts((3, 9))
-    groups = Engine(policy).rollout(prompts, request(6, 40))
+    groups = InProcessEngine(policy).rollout(prompts, request(6, 40))
     assert gaps(policy, groups).max() <= 1e-4
-    groups = Engine(policy).rollout(prompts, request(6, 40, suppressed=STOP_IDS))
+    groups = InProcessEngine(policy).rollout(prompts, request(6, 40, suppressed=STOP_IDS))
     lengths = {len(group.prompt.tokens) + len(rollout.tokens) for group in groups for rollout in group.rollouts}
     assert lengths == {12}  # of a context of 64

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from enum import StrEnum
 
 import pytest
 import torch
@@ -9,19 +10,20 @@ import torch
 from posttrain.algorithms.table import build_algorithm
 from posttrain.batch import Judged
 from posttrain.config import Config
-from posttrain.generation.engine import Engine
+from posttrain.generation.in_process import InProcessEngine
 from posttrain.options.rollout import RolloutOptions
 from posttrain.options.training import RunOptions, UpdateOptions
 from posttrain.records import Grades, Group, Prompt
+from posttrain.rewards.grading.answers import Detailed
 from posttrain.rewards.grading.function import RewardFunction
-from posttrain.rewards.grading.grade import reward_function
+from posttrain.rewards.grading.grade import OnError, reward_function
 from posttrain.runs.clock import Clock
 from posttrain.training.collector import Collected, StepContext, collect
 from posttrain.training.optimizer import new_optimizer
 from posttrain.training.rl import batches, learn
 from posttrain.training.session import Session, frozen_copy
 from posttrain.training.state import RunState
-from tests.tiny import plain_logprobs, some_prompts, tiny_policy, weights
+from tests.support.tiny import plain_logprobs, some_prompts, tiny_policy, weights
 
 PLAIN_DAPO = {"name": "dapo", "overlong": None, "resample": None}
 
@@ -54,10 +56,15 @@ class Tokens:
         raise AssertionError("only asked where there are closing tags")
 
 
-def session_with(algorithm: Mapping[str, object] = PLAIN_DAPO, reward: object = even_tokens, **update: int) -> Session:
+def session_with(
+    algorithm: Mapping[str, object] = PLAIN_DAPO,
+    reward: object = even_tokens,
+    on_error: OnError = "stop",
+    **update: int,
+) -> Session:
     config = Config(
         algorithm=dict(algorithm),
-        rollout=RolloutOptions(prompts_per_step=5, group_size=4, max_completion_tokens=8),
+        rollout=RolloutOptions(prompts_per_step=5, group_size=4, max_completion_tokens=8, on_reward_error=on_error),
         update=UpdateOptions(learning_rate=1e-2, **update),
         run=RunOptions(num_steps=3),
     )
@@ -65,7 +72,7 @@ def session_with(algorithm: Mapping[str, object] = PLAIN_DAPO, reward: object = 
     return Session(
         config=config,
         policy=policy,
-        engine=Engine(policy),
+        engine=InProcessEngine(policy),
         optimizer=new_optimizer(policy.model.parameters(), config.update),
         algorithm=made,
         task=Tokens(),
@@ -254,3 +261,42 @@ def test_unscored_rollouts_take_no_part() -> None:
     # Centred over those that have a score.
     for advantages, seen in zip(judged.advantages, judged.scored, strict=True):
         assert advantages[seen].sum().item() == pytest.approx(0, abs=1e-12)
+
+
+@pytest.mark.parametrize(("place", "updates"), [("loss", 1), ("reward", 0)])
+def test_without_any_advantage_only_a_kl_in_the_loss_is_a_reason_to_update(place: str, updates: int) -> None:
+    session = session_with({"name": "rloo", "kl": {"coefficient": 0.5, "estimator": "k1", "place": place}})
+    session.reference = tiny_policy(seed=1)
+    collected = collected_by(session)
+    judged = replace(collected.judged, advantages=torch.zeros_like(collected.judged.advantages))
+    metrics = learn(session, 1, replace(collected, judged=judged), RunState(), Clock())
+    assert metrics["num_updates"] == updates
+
+
+class Said(StrEnum):
+    TOKENS = "tokens"
+
+
+def test_refilled_rounds_count_their_failures_and_keep_each_groups_details() -> None:
+    failed: list[int] = []
+
+    def telling(completion_ids: Sequence[Sequence[int]], flat: Sequence[bool], **columns: object) -> list[object]:
+        scores = even_first_half([], completion_ids, flat)
+        failed.extend(tokens[0] % 5 == 0 for tokens in completion_ids)
+        return [
+            float("nan") if tokens[0] % 5 == 0 else Detailed(score, Said.TOKENS, {"tokens": list(tokens)})
+            for tokens, score in zip(completion_ids, scores, strict=True)
+        ]
+
+    session = session_with({"name": "dapo", "overlong": None, "resample": {"max_rounds": 3}}, telling, on_error="none")
+    session.task = PartlyFlat()
+    collected = collected_by(session)
+    assert [group.draw for group in collected.judged.groups] == [1, 3, 4, 6, 7]
+    assert collected.grades.num_failures == sum(failed)
+    first_round = sum(failed[:20])  # five groups of four
+    assert 0 < first_round < sum(failed)
+    groups, grades, _ = collected.everything()
+    for group, details, outcomes in zip(groups, grades.details["telling"], grades.outcomes["telling"], strict=True):
+        wanted = [None if r.tokens[0] % 5 == 0 else {"tokens": list(r.tokens)} for r in group.rollouts]
+        assert list(details) == wanted
+        assert list(outcomes) == ["" if one is None else "tokens" for one in wanted]

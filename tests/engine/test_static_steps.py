@@ -5,8 +5,8 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from posttrain.generation import engine as engines
-from posttrain.generation.engine import Engine
+from posttrain.generation import in_process as engines
+from posttrain.generation.in_process import InProcessEngine
 from posttrain.generation.request import Request
 from posttrain.generation.static import StaticSteps
 from posttrain.generation.streams import StreamKey
@@ -37,19 +37,19 @@ def prompts() -> list[Prompt]:
 
 
 def sampled(policy: Policy, *, max_rows: int) -> list[tuple[int, ...]]:
-    groups = Engine(policy, max_rows=max_rows).rollout(prompts(), REQUEST)
+    groups = InProcessEngine(policy, max_rows=max_rows).rollout(prompts(), REQUEST)
     return [rollout.tokens for group in groups for rollout in group.rollouts]
 
 
 def test_fixed_weights_follow_the_policy_from_rollout_to_rollout(monkeypatch):
     subject = policy()
     monkeypatch.setattr(engines, "steps_for", StaticSteps)
-    engine = Engine(subject, max_rows=15)
+    engine = InProcessEngine(subject, max_rows=15)
     before = engine.rollout(prompts(), REQUEST)
     for parameter in subject.model.parameters():
         parameter.data.add_(0.3)
     after = engine.rollout(prompts(), REQUEST)
-    assert after == Engine(subject, max_rows=15).rollout(prompts(), REQUEST)
+    assert after == InProcessEngine(subject, max_rows=15).rollout(prompts(), REQUEST)
     assert after != before
 
 

@@ -7,10 +7,10 @@ from hypothesis import strategies as st
 
 from posttrain.algorithms.table import Algorithm, build_algorithm
 from posttrain.algorithms.token_weights import mean_over_tokens
-from posttrain.batch import Batch, Judged
+from posttrain.batch import Batch, Judged, everything
 from posttrain.records import Group
 from posttrain.training.update import Objective
-from tests.tiny import batch_of, gradient_of_update, relative_distance, tiny_policy, twin, written_group
+from tests.support.tiny import batch_of, gradient_of_update, relative_distance, tiny_policy, twin, written_group
 
 ALGORITHM = build_algorithm({"name": "dapo"})  # mean_over_tokens: 1 / number of tokens
 
@@ -137,6 +137,23 @@ def test_micro_batches_are_filled_before_the_next_is_begun() -> None:
     sizes = {budget: [len(m.completions) for m in batch.split(budget)] for budget in (17, 16, 9, 8, 5)}
     # 8: of group a 3 + 2 + 1, then 3 + 3; b fits whole.  5: 3 + 2 | 3 + 1 | 3 + 3 | 1 + 4 | 1 + 1 + 2
     assert sizes == {17: [6], 16: [3, 3], 9: [3, 3], 8: [2, 1, 3], 5: [1, 1, 1, 1, 2]}
+
+
+def test_some_completions_keep_their_prompts_in_order_and_all_begin_without_a_weight() -> None:
+    groups = [written_group((draw, 9), [(1,), (2,)], name=str(draw), draw=draw) for draw in range(17)]
+    whole = everything(groups)
+    chosen = whole.select([2, 3, 17, 32])  # of prompts 1, 8 and 16, which a set of numbers gives in another order
+    assert chosen.prompts == ((1, 9), (8, 9), (16, 9))
+    assert chosen.prompt_of == (0, 0, 1, 2)
+    for column in (whole.advantages, whole.token_weights):
+        assert column.tolist() == [0.0] * 34
+
+
+def test_every_micro_batch_has_the_whole_budget() -> None:
+    groups = [written_group((1, 2), [(3,), (4,)], name=str(draw), draw=draw) for draw in range(6)]  # of four tokens
+    batch = batch_of(groups, [[1, 2]] * 6, ALGORITHM)
+    assert [len(micro.prompts) for micro in batch.split(8)] == [2, 2, 2]
+    assert [len(micro.prompts) for micro in batch.split(12)] == [3, 3]
 
 
 @pytest.mark.parametrize("name", ["grpo", "gspo", "dapo"])

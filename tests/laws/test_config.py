@@ -122,7 +122,7 @@ def test_a_reward_says_all_of_itself_flat_in_the_recipe_and_its_name_comes_first
     item = "{path: 'mine.py:f', gate: g, clip: [0, 2], weight_to: 0.0, over_steps: 9, workers: 2, item_seconds: 3}"
     config = from_text(f"rewards: [{item}, {{name: graded_format}}]")
     first = config.rewards[0]
-    assert (first.gate, first.clip, first.weight_at(10, 1.0), first.workers, first.item_seconds) == (
+    assert (first.gate, first.clip, first.weight_at(10), first.workers, first.item_seconds) == (
         "g",
         (0, 2),
         0,

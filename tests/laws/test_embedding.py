@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from posttrain.models.embedding import embed
-from posttrain.models.gradients import written_in_place
+from posttrain.models.gradients import gradients_in_place
 from posttrain.models.logprobs import token_logprobs
 
 TOKENS = torch.tensor([3, 1, 3, 0, 6, 1, 1])
@@ -25,7 +25,7 @@ def table(padding: int | None = None) -> nn.Embedding:
 
 @pytest.fixture(autouse=True, params=[True, False], ids=["in_place", "returned"])
 def in_place(request: pytest.FixtureRequest) -> Iterator[bool]:
-    with written_in_place() if request.param else nullcontext():
+    with gradients_in_place() if request.param else nullcontext():
         yield request.param
 
 

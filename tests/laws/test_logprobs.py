@@ -1,5 +1,7 @@
 """Log-probs in chunks: the values and gradients of log_softmax and gather, without the memory of all logits."""
 
+import math
+
 import pytest
 import torch
 from torch.autograd import gradcheck
@@ -69,6 +71,16 @@ def test_their_gradients_are_finite_differences(
 ) -> None:
     hold_at_a_time(monkeypatch, 4 * VOCAB)
     assert gradcheck(lambda h, w: token_logprobs(h, w, targets, temperature=0.7), (hidden, head))
+
+
+@pytest.mark.usefixtures("tiles")
+def test_an_output_matrix_that_is_not_trained_changes_no_other_gradient(
+    hidden: torch.Tensor, head: torch.Tensor, targets: torch.Tensor
+) -> None:
+    weights = torch.linspace(-1, 2, ROWS, dtype=torch.float64)
+    (expected,) = torch.autograd.grad(weights @ token_logprobs(hidden, head, targets), hidden)
+    (actual,) = torch.autograd.grad(weights @ token_logprobs(hidden, head.detach(), targets), hidden)
+    assert torch.equal(actual, expected)
 
 
 @pytest.mark.usefixtures("tiles")
@@ -164,3 +176,26 @@ def test_the_bfloat16_gradient_of_the_full_kl_does_not_stand_still_over_many_chu
     slope = p * ((2 * p).log() - (p * (2 * p).log()).sum())
     assert head.grad is not None
     torch.testing.assert_close(head.grad.float()[:, 0], 2000 * slope, rtol=0.02, atol=0)
+
+
+def test_logits_that_would_overflow_in_float32_are_no_obstacle_wherever_the_largest_stands() -> None:
+    # exp(89) is beyond float32.  Of logits (0, 200, 199) the log-probs are -200 - x, -x, -1 - x with x = log(1 + e^-1).
+    hidden, head = torch.ones(3, 1), torch.tensor([[0.0], [200.0], [199.0]])
+    for order in ([0, 1, 2], [1, 2, 0], [2, 0, 1]):
+        actual = token_logprobs(hidden, head[order], torch.arange(3))
+        expected = torch.tensor([-200.0, 0.0, -1.0])[order] - math.log1p(math.exp(-1))
+        torch.testing.assert_close(actual, expected, rtol=0, atol=2e-5)
+
+
+def test_the_gradient_of_hidden_states_does_not_stand_still_over_a_large_bfloat16_vocabulary(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # From h = 0 every token has π = 2^-12, so d log π_0 / dh = W_0 - mean W = 2^-12 - 1 if W_0 = 0 and the others are 1
+    # Tiles of two tokens add -2^-11 each: in bfloat16 the sum stands still at -2^-3, where numbers are 2^-10 apart.
+    hold_at_a_time(monkeypatch, 2)
+    head = torch.ones(4096, 1, dtype=torch.bfloat16)
+    head[0] = 0
+    hidden = torch.zeros(1, 1, requires_grad=True)
+    token_logprobs(hidden, head, torch.tensor([0])).sum().backward()
+    assert hidden.grad is not None
+    assert hidden.grad.item() == pytest.approx(-(1 - 2**-12), rel=1e-6)

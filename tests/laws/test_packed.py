@@ -5,12 +5,12 @@ import random
 import pytest
 import torch
 
-from posttrain.models import packed
-from posttrain.models.forward import completion_hidden, plain_hidden, sequence_hidden, shared_hidden
+from posttrain.models import forward, packed
+from posttrain.models.forward import PlainForward, SharedPromptForward
 from posttrain.models.logprobs import token_logprobs
 from posttrain.models.packed import PackedLayout
 from posttrain.models.policy import Policy
-from tests.tiny import (
+from tests.support.tiny import (
     DECODERS,
     VOCAB,
     flat_gradient,
@@ -21,6 +21,7 @@ from tests.tiny import (
     twin,
 )
 
+CPU = torch.device("cpu")
 Tokens = tuple[int, ...]
 Rows = tuple[list[Tokens], list[Tokens], list[int]]
 
@@ -40,6 +41,24 @@ def some_rows(prompt_lengths: list[int], completion_lengths: list[list[int]], se
 ROWS = some_rows([5, 1, 17, 3], [[1, 4, 9, 2], [3, 1, 1], [12, 11, 1, 7], [6]])
 TOGETHER = torch.linspace(-1.0, 2.0, sum(len(tokens) for tokens in ROWS[1]), dtype=torch.float64)
 """A weight of its own for every completion token, so that a row out of place shows."""
+
+
+def shared_hidden(
+    policy: Policy, prompts: list[Tokens], completions: list[Tokens], prompt_of: list[int]
+) -> torch.Tensor:
+    assert isinstance(policy.forward, SharedPromptForward)
+    return forward.shared_hidden(policy.forward.decoder, prompts, completions, prompt_of)
+
+
+def sequence_hidden(policy: Policy, prompts: list[Tokens], completions: list[Tokens]) -> torch.Tensor:
+    assert isinstance(policy.forward, SharedPromptForward)
+    return forward.sequence_hidden(policy.forward.decoder, prompts, completions)
+
+
+def plain_hidden(
+    policy: Policy, prompts: list[Tokens], completions: list[Tokens], prompt_of: list[int]
+) -> torch.Tensor:
+    return PlainForward(policy.model, policy.compute_dtype).completion_hidden(prompts, completions, prompt_of)
 
 
 def loss(policy: Policy, hidden: torch.Tensor, completions: list[Tokens]) -> torch.Tensor:
@@ -89,7 +108,7 @@ def test_whole_sequences_give_the_loss_and_gradient_of_the_plain_model(family: s
 def test_padded_rows_give_the_loss_and_gradient_of_the_plain_model(family: str, dtype: torch.dtype) -> None:
     policy, bound = through_its_own_forward(tiny_policy(family, dtype)), BOUNDS[dtype]
     expected = hugging_face_loss(policy, ROWS)
-    actual = loss(policy, completion_hidden(policy, *ROWS), ROWS[1])
+    actual = loss(policy, policy.forward.completion_hidden(*ROWS), ROWS[1])
     assert actual.item() == pytest.approx(expected.item(), rel=bound)
     assert relative_distance(gradient(policy, actual), gradient(policy, expected)) <= bound
 
@@ -164,12 +183,12 @@ def test_positions_go_on_from_the_prompt() -> None:
     # Two roots of 3 and 2 tokens, then branches of 2, 0 and 1 tokens that continue roots 0, 1 and 1.
     layout = PackedLayout([3, 2], [2, 0, 1], [0, 1, 1])
     assert layout.num_tokens == 8
-    assert layout.positions.tolist() == [0, 1, 2, 0, 1, 3, 4, 2]
+    assert layout.indices(CPU).positions.tolist() == [0, 1, 2, 0, 1, 3, 4, 2]
 
 
 def test_every_token_has_one_slot_and_is_found_there() -> None:
     layout = PackedLayout([3, 20, 2], [2, 9, 1, 0, 10], [0, 1, 1, 2, 2])
-    token_of_slot, slot_of_token = layout.slots
-    assert token_of_slot[slot_of_token].tolist() == list(range(47))
+    indices = layout.indices(CPU)
+    assert indices.token_of_slot[indices.slot_of_token].tolist() == list(range(47))
     # 20 | 3 | 2 (2 is less than 3/4 of 3), then 10 and 9 together | 2 | 1: padding in one place only.
-    assert len(token_of_slot) == 20 + 3 + 2 + 2 * 10 + 2 + 1
+    assert len(indices.token_of_slot) == 20 + 3 + 2 + 2 * 10 + 2 + 1

@@ -279,3 +279,45 @@ def test_a_cuda_graph_draws_the_tokens_that_the_cpu_draws(sampling: Sampling) ->
     expected = sample(logits, uniform, sampling)
     assert sampled.tokens.tolist() == expected.tokens.tolist()
     torch.testing.assert_close(sampled.logprobs.cpu(), expected.logprobs, rtol=0, atol=1e-12)
+
+
+def test_the_cuts_have_edges_that_belong_to_one_side() -> None:
+    # All sums of these are exact.  The tokens before the second hold just 1/2, and 1/4 is just half of the likeliest.
+    probabilities = torch.tensor([[0.125, 0.5, 0.25, 0.125]], dtype=torch.float64)
+    for sampling, kept in (
+        (Sampling(top_p=0.5), [1]),  # 1/2 is enough
+        (Sampling(top_p=0.75), [1, 2]),
+        (Sampling(top_p=0.75 + 2**-50), [0, 1, 2]),  # of the two equals the first
+        (Sampling(min_p=0.5), [1, 2]),  # a half is not below a half
+        (Sampling(min_p=0.5 + 2**-50), [1]),
+        (Sampling(top_k=3), [0, 1, 2]),
+        (Sampling(top_k=1), [1]),
+    ):
+        assert keep(probabilities, sampling)[0].nonzero()[:, 0].tolist() == kept, sampling
+
+
+def test_top_k_keeps_its_tokens_however_small_they_are() -> None:
+    # Beside 1, none of the others moves a float64 sum.
+    probabilities = torch.tensor([[1e-21, 1.0, 1e-20, 1e-22]], dtype=torch.float64)
+    assert keep(probabilities, Sampling(top_k=3))[0].tolist() == [True, True, True, False]
+
+
+@pytest.mark.parametrize("vocab", [1, 2, 3, 5, 500, 513, 5_000])
+def test_the_last_token_is_drawn_at_the_end_and_no_other_when_it_holds_all(vocab: int) -> None:
+    weights = torch.zeros(3, vocab, dtype=torch.float64)
+    weights[0] = 1.0
+    weights[1:, -1] = 0.3
+    uniform = torch.tensor([LARGEST_UNIFORM, LARGEST_UNIFORM, 0.0], dtype=torch.float64)
+    for inverted in (invert, invert_by_blocks):
+        tokens, total = inverted(weights, uniform)
+        assert tokens.tolist() == [vocab - 1] * 3
+        torch.testing.assert_close(total, weights.sum(1), rtol=1e-15, atol=0)
+
+
+def test_a_uniform_that_rounding_lifts_to_the_total_draws_the_last_token_that_has_weight() -> None:
+    # 1 is no uniform number of ours, and what a target is where a product rounds up.
+    for vocab in (3, 500, 5_000):
+        weights = torch.full((2, vocab), 0.1, dtype=torch.float64)
+        weights[1, -1] = 0.0
+        tokens, _ = invert_by_blocks(weights, torch.ones(2, dtype=torch.float64))
+        assert tokens.tolist() == [vocab - 1, vocab - 2]

@@ -52,6 +52,13 @@ def test_any_position_is_reached_without_the_ones_before_it(start: int, count: i
     assert uniforms(KEY, 2, 1, start, count).tolist() == whole[start : start + count].tolist()
 
 
+@given(first=st.integers(0, 40), second=st.integers(1, 40))
+def test_a_second_turn_draws_the_numbers_behind_those_of_the_first(first: int, second: int) -> None:
+    whole = uniforms(KEY, 2, 1, 0, first + second).tolist()
+    assert uniforms(KEY, 2, 1, first, second).tolist() == whole[first:]
+    assert not set(whole[first:]) & set(whole[:first])
+
+
 @given(rows=st.lists(st.tuples(st.integers(0, 40), st.integers(0, 8)), min_size=1, max_size=6))
 def test_a_row_of_a_table_does_not_depend_on_the_other_rows(rows: list[tuple[int, int]]) -> None:
     table = uniform_table(KEY, rows, start=3, count=9)
@@ -74,9 +81,10 @@ def test_every_part_of_the_name_gives_other_numbers() -> None:
     assert (uniforms(StreamKey(1, "a", 11), 0, 0, 0, 8) != uniforms(StreamKey(11, "a", 1), 0, 0, 0, 8)).all()
 
 
-def test_a_first_draw_shifts_draws_and_leaves_the_numbers_alone() -> None:
-    shifted = StreamKey(7, "rollout", 3, first_draw=5)
+def test_where_a_request_starts_is_no_part_of_the_key() -> None:
+    shifted = StreamKey(7, "rollout", 3, first_draw=5, first_sample=2, first_position=9)
     assert uniforms(shifted, 6, 1, 0, 8).tolist() == uniforms(KEY, 6, 1, 0, 8).tolist()
+    assert StreamKey(7, "rollout", 3, first_draw=0) == KEY
 
 
 def test_numbers_are_uniform_along_positions_draws_samples_and_steps() -> None:

@@ -5,7 +5,7 @@ import torch
 
 from posttrain.models.policy import Policy
 from posttrain.training.supervised import Example, accumulate, completion_logprobs, mean_loss, microbatches
-from tests.tiny import flat_gradient, plain_logprobs, relative_distance, tiny_policy, twin
+from tests.support.tiny import flat_gradient, plain_logprobs, relative_distance, tiny_policy, twin
 
 EXAMPLES = [
     Example((1, 2, 3), (4, 5)),

@@ -15,11 +15,10 @@ from posttrain.errors import RunError
 from posttrain.models.policy import Policy
 from posttrain.options.training import OptimizerOptions, UpdateOptions
 from posttrain.records import Group
-from posttrain.training import update as update_module
 from posttrain.training.optimizer import apply_gradients, learning_rate, new_optimizer
 from posttrain.training.session import frozen_copy
 from posttrain.training.update import Objective, group_logprobs, update
-from tests.tiny import (
+from tests.support.tiny import (
     batch_of,
     gradient_of_update,
     plain_logprobs,
@@ -90,10 +89,10 @@ def test_on_policy_the_gradient_is_minus_the_advantage_weighted_score() -> None:
     assert metrics["clip_ratio/region_mean"] == 0
 
 
-@pytest.mark.parametrize("family", ["llama", "gpt2"])
-def test_off_policy_the_clipped_surrogate_is_differentiated(family: str) -> None:
+@pytest.mark.parametrize(("family", "shift"), [("llama", 0.5), ("gpt2", 0.5), ("llama", -0.5)])
+def test_off_policy_the_clipped_surrogate_is_differentiated(family: str, shift: float) -> None:
     policy, algorithm = tiny_policy(family), build_algorithm({"name": "grpo", "clip_low": 0.1, "clip_high": 0.3})
-    log_mu = behaviour(policy, shift=0.5)
+    log_mu = behaviour(policy, shift=shift)
     actual, metrics = gradient_of_update(
         policy, batch_of(sampled_by(log_mu), ADVANTAGES, algorithm), objective_of(algorithm)
     )
@@ -112,6 +111,9 @@ def test_off_policy_the_clipped_surrogate_is_differentiated(family: str) -> None
     assert metrics["ratio/min"] == pytest.approx(ratio.min().item())
     assert metrics["ratio/max"] == pytest.approx(ratio.max().item())
     assert metrics["kl_behaviour"] == pytest.approx((ratio - 1 - ratio.log()).mean().item())
+    gap = (own - log_mu).abs()
+    assert metrics["sampling/sampling_logp_difference/mean"] == pytest.approx(gap.mean().item())
+    assert metrics["sampling/sampling_logp_difference/max"] == pytest.approx(gap.max().item())
 
 
 def test_the_ratio_can_be_taken_to_the_reference() -> None:
@@ -167,6 +169,21 @@ def test_the_full_kl_in_the_loss_is_differentiated(family: str) -> None:
     assert relative_distance(actual, gradient_of(policy, expected)) <= 1e-12
 
 
+def test_a_kl_in_the_reward_is_reported_as_k3_and_is_no_term_of_the_loss() -> None:
+    policy, reference = tiny_policy(), tiny_policy(seed=1)
+    kl = {"coefficient": 0.3, "estimator": "k1", "place": "reward"}
+    log_mu, log_ref = behaviour(policy), behaviour(reference)
+    gradients = []
+    for term in (kl, None):
+        algorithm = build_algorithm({"name": "grpo", "kl": term})
+        batch = batch_of(sampled_by(log_mu), ADVANTAGES, algorithm, reference_logprobs=log_ref)
+        gradient, metrics = gradient_of_update(policy, batch, objective_of(algorithm))
+        gradients.append(gradient)
+        x = log_mu - log_ref
+        assert metrics["kl"] == pytest.approx((torch.exp(-x) - 1 + x).mean().item(), rel=1e-9)
+    assert torch.equal(*gradients)
+
+
 def test_a_kl_in_the_loss_acts_where_the_advantage_is_zero() -> None:
     policy, reference = tiny_policy(), tiny_policy(seed=1)
     algorithm = build_algorithm({"name": "dapo", "kl": {"coefficient": 0.3}})
@@ -186,15 +203,16 @@ def test_reference_log_probs_are_those_of_the_model_in_order(max_tokens: int) ->
 
 def test_reference_log_probs_keep_to_the_token_budget_also_within_a_group(monkeypatch: pytest.MonkeyPatch) -> None:
     sizes: list[int] = []
-    original = update_module.completion_hidden
+    policy = tiny_policy()
+    original = policy.forward.completion_hidden
 
-    def counted(policy, prompts, completions, prompt_of):
+    def counted(prompts, completions, prompt_of):
         sizes.append(sum(map(len, prompts)) + sum(map(len, completions)))
-        return original(policy, prompts, completions, prompt_of)
+        return original(prompts, completions, prompt_of)
 
-    monkeypatch.setattr(update_module, "completion_hidden", counted)
+    monkeypatch.setattr(policy.forward, "completion_hidden", counted)
     budget = max(len(group.prompt.tokens) + len(r.tokens) for group in GROUPS for r in group.rollouts)
-    group_logprobs(tiny_policy(), GROUPS, temperature=TEMPERATURE, max_tokens=budget)
+    group_logprobs(policy, GROUPS, temperature=TEMPERATURE, max_tokens=budget)
     assert max(sizes) <= budget
     assert len(sizes) > len(GROUPS)
 
@@ -351,6 +369,7 @@ def test_the_learning_rate_rises_and_falls_as_stated() -> None:
     assert rates("cosine") == pytest.approx([0.5, 1.0, 1.5, 2.0, *cosine], abs=1e-15)
     assert learning_rate(OptimizerOptions(learning_rate=2.0, schedule="linear"), 0, 10) == 2.0
     assert learning_rate(OptimizerOptions(learning_rate=2.0, schedule="cosine"), 20, 10) == 0.0
+    assert learning_rate(OptimizerOptions(learning_rate=2.0, schedule="linear"), 1, 1) == 0.0
 
 
 def test_entropy_is_measured_when_asked_and_changes_no_gradient() -> None:

@@ -7,7 +7,7 @@ from random import Random
 from statistics import fmean
 
 import posttrain
-from tests.end_to_end.runs import save_tiny_model
+from tests.support.runs import save_tiny_model
 
 
 def letters(completions: list[str]) -> list[float]:

@@ -6,7 +6,7 @@ from random import Random
 from statistics import fmean
 
 import posttrain
-from tests.end_to_end.runs import metrics_of, save_tiny_model
+from tests.support.runs import metrics_of, save_tiny_model
 
 ROWS = [{"prompt": f"{word} ", "number": number} for number, word in enumerate(["Use", "Make", "Add", "Stop"])]
 

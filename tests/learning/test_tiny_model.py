@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from posttrain.options.training import UpdateOptions
-from tests.tiny import tiny_policy
-from tests.toy import Toy, train_on
+from tests.support.tiny import tiny_policy
+from tests.support.toy import Toy, train_on
 
 
 def rewards(family: str, *, shuffled: bool, algorithm: str = "grpo", **update: int) -> list[float]:

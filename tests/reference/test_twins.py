@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from posttrain.algorithms import advantages, kl, losses, token_weights
 from posttrain.algorithms.losses import ClipRange
 from posttrain.algorithms.table import Overlong, overlong_punishment
-from tests.reference import twins
+from tests.support import twins
 
 SEEDS = st.integers(0, 2**32 - 1)
 

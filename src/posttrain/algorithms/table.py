@@ -22,8 +22,9 @@ from posttrain.algorithms.token_weights import (
     mean_over_tokens,
     sum_over_sequence,
 )
-from posttrain.binding import bind, unknown
+from posttrain.binding import bind, build_own, is_own
 from posttrain.errors import UserError
+from posttrain.schemas import unknown
 
 Weighting = Literal["mean_over_tokens", "mean_over_sequences", "sum_over_sequence", "constant_length"]
 
@@ -258,7 +259,18 @@ ALGORITHMS: Mapping[str, Callable[..., Algorithm]] = {
 
 
 def build_algorithm(config: Mapping[str, object]) -> Algorithm:
-    """The algorithm that a recipe's `algorithm` section describes: its name, and options of the function so named."""
+    """The algorithm that a recipe's `algorithm` section describes: its name, and options of the function so named.
+
+    A function of the user's own is named by `path`, as FILE.py:FUNCTION, instead.
+    """
+    if is_own("algorithm", config):
+        built = build_own("algorithm", config)
+        if not isinstance(built, Algorithm):
+            raise UserError(
+                f"algorithm: {config['path']} returned {built!r:.60} ({type(built).__name__}); return a"
+                " posttrain.algorithms.table.Algorithm, as the functions of that file do."
+            )
+        return built
     if "name" not in config:
         raise UserError(f"algorithm.name is missing. Choose from {', '.join(ALGORITHMS)}.")
     name = config["name"]

@@ -72,11 +72,11 @@ def configured(
 
 def variants(flags: Sequence[str]) -> RecipeLayer:
     """The task and algorithm that flags name: they decide which other flags there are."""
-    sections: dict[str, object] = {}
+    sections: dict[str, dict[str, object]] = {}
     for flag, after in zip_longest(flags, flags[1:], fillvalue=""):
         section, _, option = path_of(flag).partition(".")
-        if section in VARIANTS and option == "name":
-            sections[section] = {"name": flag.partition("=")[2] if "=" in flag else after}
+        if section in VARIANTS and option in ("name", "path"):
+            sections.setdefault(section, {})[option] = flag.partition("=")[2] if "=" in flag else after
     return RecipeLayer(where=COMMAND_LINE, sections=sections)
 
 

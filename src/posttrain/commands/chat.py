@@ -67,7 +67,7 @@ def typed(hint: str) -> Iterator[str]:
 def answer_all(config: ChatConfig, questions: "Sequence[str] | Iterator[str]", seed: int) -> None:
     """Load the model, then answer each question as it comes."""
     from posttrain.commands.typed_prompt import asked
-    from posttrain.generation.engine import Engine
+    from posttrain.generation.in_process import InProcessEngine
     from posttrain.generation.request import Request
     from posttrain.generation.streams import StreamKey
     from posttrain.models.policy import load_policy
@@ -76,7 +76,7 @@ def answer_all(config: ChatConfig, questions: "Sequence[str] | Iterator[str]", s
     from posttrain.runs.progress import visible
 
     policy = load_policy(config.model)
-    engine = Engine(policy)
+    engine = InProcessEngine(policy)
     for number, question in enumerate(questions):
         prompt = asked(question, policy.tokenizer)
         request = Request(

@@ -18,7 +18,8 @@ from posttrain.rewards.grading.calls import NEVER, RolloutRow, read_result
 from posttrain.rewards.grading.dispatch import dispatch
 from posttrain.rewards.grading.function import RewardFunction, ScoringFailure
 from posttrain.rewards.grading.grade import DEFAULTS, checked_verdicts, grade
-from posttrain.rewards.grading.pending_scores import Inquiry, bounds_of
+from posttrain.rewards.grading.pending_scores import PendingScores, bounds_of
+from posttrain.rewards.grading.resources import Resources
 from posttrain.rewards.grading.workers.worker_messages import NotWritable, written
 from posttrain.rewards.reward_registry import BUILT_IN, load_reward
 from posttrain.tasks.rows import read_rows
@@ -91,7 +92,8 @@ def main(arguments: Sequence[str]) -> int:
     flags = read_flags(given.flags)
     function, examples = found(given.positional[0], flags)
     print(f"{function.name}: {sum(len(example.answers) for example in examples)} answers", flush=True)
-    paid = replayed(function, examples)
+    with Resources() as resources:
+        paid = replayed(function, examples, resources)
     lost = {each.answer.label for each in paid if each.lost}
     if lost:
         print(f"not answered, and left out for the rows that follow: {', '.join(sorted(lost))}")
@@ -105,7 +107,7 @@ def main(arguments: Sequence[str]) -> int:
     return 1 if wrong else 0
 
 
-def replayed(function: RewardFunction, examples: Sequence[AttackExample]) -> list[Payment]:
+def replayed(function: RewardFunction, examples: Sequence[AttackExample], resources: Resources) -> list[Payment]:
     """What every answer is paid, told as it comes; an answer that ends in no time is not tried on the other rows."""
     paid: list[Payment] = []
     lost: set[str] = set()
@@ -113,7 +115,7 @@ def replayed(function: RewardFunction, examples: Sequence[AttackExample]) -> lis
         for answer in example.answers:
             if answer.label in lost:
                 continue
-            paid.append(twice_if_slow(function, example, answer))
+            paid.append(twice_if_slow(function, example, answer, resources))
             print(paid[-1].line(), flush=True)
             lost |= {answer.label} if paid[-1].lost else set()
     return paid
@@ -203,20 +205,21 @@ def from_rows(flags: dict[str, str]) -> list[AttackExample]:
     return examples
 
 
-def twice_if_slow(function: RewardFunction, example: AttackExample, answer: Answer) -> Payment:
+def twice_if_slow(function: RewardFunction, example: AttackExample, answer: Answer, resources: Resources) -> Payment:
     """What an answer is paid; slow ones once more, as the first may have started a sandbox or a worker."""
-    paid = tried(function, example, answer)
-    return tried(function, example, answer) if paid.slow and not paid.lost else paid
+    paid = tried(function, example, answer, resources)
+    return tried(function, example, answer, resources) if paid.slow and not paid.lost else paid
 
 
-def tried(function: RewardFunction, example: AttackExample, answer: Answer) -> Payment:
+def tried(function: RewardFunction, example: AttackExample, answer: Answer, resources: Resources) -> Payment:
     """What one answer is paid; a function that raises, or does not come back, is told as such."""
     prompt = Prompt(id="check", text=example.prompt, tokens=(0,), columns=dict(example.columns))
     rollouts = tuple(rollout_of(each, sample) for sample, each in enumerate((answer, *example.beside)))
     group = Group(prompt=prompt, draw=0, rollouts=rollouts)
     began = time.perf_counter()
     try:
-        score = asked_once(function, group) if function.asking.workers else graded(function, example, group)
+        once = function.settings.workers
+        score = asked_once(function, group, resources) if once else graded(function, example, group, resources)
     except ScoringFailure as failure:
         return Payment(answer, example, None, time.perf_counter() - began, str(failure), lost=True)
     except UserError as error:
@@ -224,17 +227,17 @@ def tried(function: RewardFunction, example: AttackExample, answer: Answer) -> P
     return Payment(answer, example, None if math.isnan(score) else score, time.perf_counter() - began)
 
 
-def graded(function: RewardFunction, example: AttackExample, group: Group) -> float:
+def graded(function: RewardFunction, example: AttackExample, group: Group, resources: Resources) -> float:
     """The score of the first of a group, as a step of training would have it."""
     watched = [load_reward(RewardOptions(name=example.of))] if example.of else []
-    return grade([group], [*watched, function]).scores[-1, 0, 0].item()
+    return grade([group], [*watched, function], resources=resources).scores[-1, 0, 0].item()
 
 
-def asked_once(function: RewardFunction, group: Group) -> float:
+def asked_once(function: RewardFunction, group: Group, resources: Resources) -> float:
     """The same from a function in a worker, without other tries: a deadline that has passed once is enough."""
-    inquiry = Inquiry(function, [RolloutRow(group, group.rollouts[0])], bounds_of(function, 1, DEFAULTS, NEVER))
+    inquiry = PendingScores(function, [RolloutRow(group, group.rollouts[0])], bounds_of(function, 1, DEFAULTS, NEVER))
     (call,) = inquiry.calls()
-    (said,) = checked_verdicts(call, read_result(call, dispatch([call])[0]), "stop")
+    (said,) = checked_verdicts(call, read_result(call, dispatch([call], resources)[0]), "stop", resources)
     if isinstance(said, Score):
         return said.value
     assert isinstance(said, ScoringFailure), said  # "stop" raises what else there is

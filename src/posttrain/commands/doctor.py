@@ -14,9 +14,9 @@ from posttrain.errors import RunError
 from posttrain.options.sandbox import SandboxOptions
 from posttrain.sandbox.fork_server import ServerLost
 from posttrain.sandbox.probes import Finding, SandboxUnavailable
-from posttrain.sandbox.process_pool import Pool
-from posttrain.sandbox.replay_sandbox import Elsewhere
-from posttrain.sandbox.sandboxes import place_for
+from posttrain.sandbox.process_pool import ProcessPool
+from posttrain.sandbox.replay_sandbox import ReplaySandbox
+from posttrain.sandbox.sandboxes import backend_for
 
 PROGRAM = CommandSpec(
     name="posttrain doctor [RECIPE.yaml ...]",
@@ -87,7 +87,7 @@ def sealed() -> bool:
     if sys.platform != "linux":
         print(f"  not on {sys.platform}: it needs seccomp, which is Linux.  Use sandbox.kind: container or remote.")
         return False
-    with Pool() as pool:
+    with ProcessPool() as pool:
         try:
             server = pool.opened()
         except SandboxUnavailable:
@@ -108,8 +108,8 @@ def sealed() -> bool:
 
 def elsewhere(options: SandboxOptions) -> bool:
     """Whether the place that was chosen is safe to use."""
-    with Elsewhere(place_for(options), at_once=os.cpu_count() or 1) as there:
-        print(f"sandbox      {there.place.name}")
+    with ReplaySandbox(backend_for(options), at_once=os.cpu_count() or 1) as there:
+        print(f"sandbox      {there.backend.name}")
         try:
             there.probe()
         except SandboxUnavailable as unavailable:

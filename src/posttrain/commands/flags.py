@@ -1,32 +1,40 @@
 """Flags with the dotted names of the recipe: `--rollout.group-size 16` is `rollout: {group_size: 16}`.
 
-tyro reads them and prints the help.  The classes it reads are made here from the option classes: the same fields, the
-values of the recipe as defaults, and the docstring under each field as help.  Only the flags that were given become a
-layer over the recipes, so that every value goes through the same checks wherever it came from.
+tyro reads them and prints the help, both from the records that recipes are checked against, which have the values of
+the recipe as defaults and the docstring under each field as help.  Only the flags that were given become a layer over
+the recipes, so that every value goes through the same checks wherever it came from.
 """
 
-import ast
 import contextlib
-import inspect
 import io
 import re
-import textwrap
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass, make_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass, make_dataclass, replace
 from difflib import get_close_matches
 from functools import partial
 from itertools import dropwhile, pairwise, takewhile
 from types import NoneType
-from typing import Annotated, Any, Literal, get_args, get_type_hints
+from typing import Annotated, Any, get_args, get_type_hints
 
 import tyro
 
-from posttrain.config.recipes import RecipeLayer
-from posttrain.config.schema import CLASSES, unwrapped
+from posttrain.binding import OWN
+from posttrain.config.recipes import RecipeLayer, parse_yaml, short_form
 from posttrain.errors import UserError
-from posttrain.options.reward import RewardOptions
+from posttrain.schemas import Option, Schema, as_record, is_record, record_class
 
 COMMAND_LINE = "command line"
+ANYTHING = Annotated[
+    Any,
+    tyro.constructors.PrimitiveConstructorSpec(
+        nargs=1,
+        metavar="VALUE",
+        instance_from_str=lambda words: parse_yaml(words[0]),
+        is_instance=lambda value: True,
+        str_from_instance=lambda value: [str(value)],
+    ),
+]
+"""Whatever a recipe could say in this place."""
 REWARDS_HELP = """Reward functions, each NAME or FILE.py:FUNCTION, with =WEIGHT where that is not 1; none means the
 task's own."""
 
@@ -141,88 +149,59 @@ def unboxed(text: str) -> str:
 
 def make_flags(sections: Mapping[str, Any], program: CommandSpec) -> Flags:
     """The flags that a command reads, with the values that the sections have so far as defaults."""
-    own = flag_class(program.switches, program, "")
-    unprefixed: Any = tyro.conf.OmitArgPrefixes
-    tree: list[Any] = [("command", unprefixed[own], field(default_factory=own))]
-    paths: dict[str, Any] = dict(get_type_hints(type(program.switches)))
+    own = as_record(record_class(Schema(type(program.switches))), program.switches)
+    tree: list[Any] = [("command", tyro.conf.OmitArgPrefixes[type(own)], own)]  # type: ignore[misc]
+    paths: dict[str, Any] = dict(get_type_hints(type(own)))
     nullable: list[str] = []
-    for name, value in sections.items():
+    for name, record in sections.items():
         if name == "rewards" and program.reads(name):
-            tree.append(
-                (name, Annotated[tuple[str, ...], tyro.conf.arg(help=REWARDS_HELP)], field(default=short_forms(value)))
-            )
-            paths[name] = tuple[str, ...]
-        elif is_dataclass(value):
-            made = flag_class(value, program, name)
-            if fields(made):
-                tree.append((name, made, field(default_factory=made)))
-            for path, annotation in leaves(name, type(value)):
-                if is_dataclass(unwrapped(annotation)):
+            rewards = tuple[str, ...]
+            tree.append((name, Annotated[rewards, tyro.conf.arg(help=REWARDS_HELP)], short_forms(record)))
+            paths[name] = rewards
+        elif is_record(record):
+            trimmed = read_part(record, program, name)
+            if fields(trimmed):
+                tree.append((name, type(trimmed), trimmed))
+            for path, annotation in leaves(name, type(trimmed)):
+                if is_dataclass(annotation):
                     nullable.append(path)
-                elif program.reads(path):
+                else:
                     paths[path] = annotation
-    return Flags(make_dataclass("Flags", tree, frozen=True), paths, nullable)
+    made = [
+        (name, annotation, field(default_factory=partial(lambda value: value, value)))
+        for name, annotation, value in tree
+    ]
+    return Flags(make_dataclass("Flags", made, frozen=True), paths, nullable)
 
 
-def short_forms(rewards: Sequence[RewardOptions]) -> tuple[str, ...]:
+def short_forms(rewards: Sequence[Any]) -> tuple[str, ...]:
     """Rewards as flags give them."""
-    return tuple(reward.short for reward in rewards)
+    return tuple(short_form(reward.name or reward.path, reward.weight) for reward in rewards)
 
 
-def flag_class(values: Any, program: CommandSpec, path: str) -> Any:
-    """A class with the fields of some options, their values as defaults and their docstrings as help.
+def read_part(record: Any, program: CommandSpec, path: str) -> Any:
+    """A record without the options that a command does not read; what may be null has its options all the same.
 
-    `values` is an options object; a section within a section that is null comes as its class.
+    Where something of the user's own may be named, there is a `path` to do it by; its options may be of any type.
     """
-    options = values if isinstance(values, type) else type(values)
-    hints, docs = get_type_hints(options), field_docs(options)
-    made: list[Any] = []
-    for each in fields(options):
-        current = default_of(each) if isinstance(values, type) else getattr(values, each.name)
-        annotation, inner = hints[each.name], unwrapped(hints[each.name])
-        if each.name == "name" and path in CLASSES:
-            annotation = Literal[tuple(CLASSES[path][1])]  # all that there is to choose from, not only what was chosen
-        if is_dataclass(inner):
-            nested = flag_class(inner if current is None else current, program, f"{path}.{each.name}")
-            made.append((each.name, nested, field(default_factory=nested)))
-        elif path == "" or program.reads(f"{path}.{each.name}"):
-            if current is None and NoneType not in get_args(annotation):
-                annotation = annotation | None
-            annotation = Annotated[annotation, tyro.conf.arg(help=docs.get(each.name))]
-            # By a factory, for a mapping is no default that a dataclass takes.
-            made.append((each.name, annotation, field(default_factory=partial(lambda value: value, current))))
-    return make_dataclass(options.__name__, made, frozen=True, kw_only=True, namespace={"__doc__": options.__doc__})
+    schema = type(record).schema
+    unread = {option.name for option in schema.options if not program.reads(f"{path}.{option.name}")}
+    leading = [replace(option, annotation=ANYTHING) for option in schema.options if option.annotation is Any]
+    if path in OWN and not hasattr(record, "path"):
+        leading.append(Option("path", str, "", f"A {OWN[path]} of your own in its place, as FILE.py:NAME."))
+    made = record_class(replace(schema, leading=(*schema.leading, *leading), left_out=schema.left_out | unread))
+    hints = get_type_hints(made)
+    values = {each.name: getattr(record, each.name) for each in fields(made) if hasattr(record, each.name)}
+    null = [name for name, value in values.items() if value is None and is_dataclass(hints[name])]
+    return made(**values | {name: hints[name]() for name in null})
 
 
-def default_of(option: Field[Any]) -> Any:
-    """A field's default; None where it has none."""
-    if option.default_factory is not MISSING:
-        return option.default_factory()
-    return None if option.default is MISSING else option.default
-
-
-def leaves(path: str, options: Any) -> Iterator[tuple[str, Any]]:
-    """Every dotted path below a section with its annotation, sections within it too."""
-    for name, annotation in get_type_hints(options).items():
+def leaves(path: str, record: Any) -> Iterator[tuple[str, Any]]:
+    """Every dotted path below a record class with its annotation, records within it too."""
+    for name, annotation in get_type_hints(record).items():
         yield f"{path}.{name}", annotation
-        if is_dataclass(unwrapped(annotation)):
-            yield from leaves(f"{path}.{name}", unwrapped(annotation))
-
-
-def field_docs(options: type) -> dict[str, str]:
-    """The docstring under each field of a class, on one line."""
-    docs: dict[str, str] = {}
-    for each in reversed(options.__mro__[:-1]):
-        try:
-            body = ast.parse(textwrap.dedent(inspect.getsource(each))).body[0]
-        except OSError:  # made while running: it has no source, and no docstrings
-            continue
-        statements = body.body if isinstance(body, ast.ClassDef) else []
-        for statement, after in pairwise(statements):
-            match statement, after:
-                case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
-                    docs[name] = " ".join(text.split())
-    return docs
+        if is_dataclass(annotation):
+            yield from leaves(f"{path}.{name}", annotation)
 
 
 def value_at(parsed: Any, path: str) -> Any:

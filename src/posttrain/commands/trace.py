@@ -43,7 +43,7 @@ def main(arguments: Sequence[str]) -> int:
     from posttrain.commands.trace_table import prompt_of, table
     from posttrain.training.session import open_session
 
-    session = open_session(config)
-    for line in table(session, prompt_of(session, text), switches.sample, switches.state_width):
-        print(line)
+    with open_session(config) as session:
+        for line in table(session, prompt_of(session, text), switches.sample, switches.state_width):
+            print(line)
     return 0

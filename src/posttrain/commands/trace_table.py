@@ -87,7 +87,7 @@ def judged(session: Session, group: Group, sample: int) -> tuple[Float64[Tensor,
     if not group.prompt.columns and not session.config.rewards:
         notes.append("No reward: the text is no problem of the task.  Name a reward that any text has: --rewards ...")
         return torch.full((1, len(group.rollouts)), torch.nan, dtype=torch.float64), notes
-    grades = grade([group], session.rewards, grading=session.config.grading)
+    grades = grade([group], session.rewards, grading=session.config.grading, resources=session.resources)
     got = " ".join(f"{value:.2f}" for value in grades.rewards[0].tolist())
     notes.append(f"rewards of the group: {got}; advantage by {session.algorithm.name}")
     notes += [f"{name}: {outcomes[0][sample]}" for name, outcomes in grades.outcomes.items()]

@@ -1,15 +1,16 @@
 """From recipe files, flags and Python overrides to one Config, or to one message that says what to mend and where."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, fields, is_dataclass
+from dataclasses import asdict, is_dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, TypeVar
 
 from posttrain.config.recipes import Merged, RecipeLayer, merge, read_recipe
-from posttrain.config.schema import Mistake, checked, names_at, required, section_names, section_type
-from posttrain.config.sections import COMMAND_OF, AnyConfig, Config
+from posttrain.config.schema import section_names, section_record
+from posttrain.config.sections import COMMAND_OF, AnyConfig, Config, section_of
 from posttrain.errors import UserError
+from posttrain.schemas import Mistake, checked, names_at
 
 Built = TypeVar("Built")
 
@@ -43,73 +44,45 @@ def kind_of(layers: Sequence[RecipeLayer]) -> type[AnyConfig]:
 def build(kind: type[Built], layers: Sequence[RecipeLayer]) -> Built:
     """The config that the layers, later ones overriding earlier, add up to."""
     merged = merge(layers)
-    sections = {name: strictly(merged, name, value) for name, value in structure(kind, merged).items()}
+    sections = structure(kind, merged)
     try:
-        return kind(**sections)
+        return kind(**{name: section_of(name, record) for name, record in sections.items()})
     except UserError as error:
         raise UserError(f"{blamed(merged, str(error))}: {error}") from None
 
 
 def structure(kind: type, merged: Merged) -> dict[str, Any]:
-    """Every section, its names and types checked and the rules between its fields not yet."""
+    """Every section as a record, its names and types checked and the rules between its fields not yet."""
     known = section_names(kind)
     complaints = [unknown_section(kind, merged, name) for name in merged.sections if name not in known]
-    values: dict[str, Any] = {}
+    records: dict[str, Any] = {}
     for name in known:
         content = merged.sections.get(name, [] if name == "rewards" else {})
         try:
-            options = section_type(kind, name, content)
+            records[name], mistakes = checked(section_record(kind, name, content), content)
         except UserError as error:
             complaints.append(f"{merged.where(f'{name}.name')}: {error}")
             continue
-        values[name], mistakes = checked(name, options, content)
-        complaints += [complaint(kind, merged, options, mistake) for mistake in mistakes]
+        complaints += [complaint(kind, merged, name, mistake) for mistake in mistakes]
     if complaints:
         raise UserError("\n".join(complaints))
-    return values
+    return records
 
 
-def strictly(merged: Merged, name: str, value: Any) -> Any:
-    """A section as an object of its own class, which holds its fields to the rules between them."""
-    try:
-        if name == "algorithm":
-            return asdict(value)
-        if name == "rewards":
-            return tuple(own_class(reward) for reward in value)
-        return own_class(value)
-    except UserError as error:
-        message = f"{name}: {error}" if name == "rewards" else f"{name}.{error}"
-        raise UserError(f"{blamed(merged, message)}: {message}") from None
-
-
-def own_class(value: Any) -> Any:
-    """The same fields in the class that the lenient one was made from."""
-    original = type(value).__mro__[1]
-    for name in required(original):
-        if getattr(value, name) is None:
-            raise UserError(f"{name} is missing; it has no default")
-    return original(**{each.name: getattr(value, each.name) for each in fields(value)})
-
-
-def complaint(kind: type, merged: Merged, options: Any, mistake: Mistake) -> str:
+def complaint(kind: type, merged: Merged, section: str, mistake: Mistake) -> str:
     """One mistake as one line: where, what, the rule, the remedy."""
-    path = ".".join(mistake.path)
-    line = f"{merged.where(path)}: {path}{mistake.says}"
-    if not mistake.unknown:
-        return line
-    *above, name = mistake.path
-    return f"{line}.  {remedy(kind, name, names_at(options, tuple(above[1:])))}"
+    where = merged.where(".".join((section, *mistake.path)))
+    if mistake.names and not get_close_matches(mistake.path[-1], mistake.names, n=1):
+        elsewhere = sections_with(kind, mistake.path[-1])
+        if elsewhere:
+            line = replace(mistake, names=()).line(section)
+            return f"{where}: {line}.  Did you mean `{elsewhere[0]}.{mistake.path[-1]}`?"
+    return f"{where}: {mistake.line(section)}"
 
 
-def remedy(kind: type, name: str, names: Sequence[str]) -> str:
-    """The nearest valid name, the section that has a field of this name, or all the names there are."""
-    near = get_close_matches(name, names, n=1)
-    if near:
-        return f"Did you mean `{near[0]}`?"
-    elsewhere = [section for section in section_names(kind) if name in names_at(section_type(kind, section, {}), ())]
-    if elsewhere:
-        return f"Did you mean `{elsewhere[0]}.{name}`?"
-    return f"There are: {', '.join(names)}."
+def sections_with(kind: type, name: str) -> list[str]:
+    """The sections that have an option of this name."""
+    return [section for section in section_names(kind) if name in names_at(section_record(kind, section, {}), ())]
 
 
 def unknown_section(kind: type, merged: Merged, name: str) -> str:
@@ -122,7 +95,7 @@ def unknown_section(kind: type, merged: Merged, name: str) -> str:
     for other, command in COMMAND_OF.items():
         if name in section_names(other):
             return f"{where} in `posttrain {COMMAND_OF[kind]}`; it belongs to `posttrain {command}`."
-    inside = [section for section in known if name in names_at(section_type(kind, section, {}), ())]
+    inside = sections_with(kind, name)
     return f"{where}.  Did you mean `{inside[0]}.{name}`?" if inside else f"{where}.  There are: {', '.join(known)}."
 
 

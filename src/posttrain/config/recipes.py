@@ -12,6 +12,7 @@ from pathlib import Path
 
 import yaml
 
+from posttrain.binding import is_name_in_file, is_own
 from posttrain.errors import UserError
 
 VARIANTS = ("task", "algorithm", "world", "demonstrations", "features", "method")
@@ -70,13 +71,19 @@ def overlay(origins: dict[str, str], path: str, before: object, value: object, w
 
 def renamed(section: str, before: Mapping[str, object], value: Mapping[str, object]) -> bool:
     """Whether a layer chooses another task or algorithm, whose options are not those of the one before."""
-    return section in VARIANTS and "name" in value and value["name"] != before.get("name")
+    return section in VARIANTS and variant(section, value) not in (None, variant(section, before))
+
+
+def variant(section: str, content: Mapping[str, object]) -> object:
+    """The name of the task or algorithm that a layer chooses, or FILE.py:NAME of the user's own; None if neither."""
+    own = is_own(section, content) and (section == "algorithm" or is_name_in_file(content["path"]))
+    return content["path"] if own else content.get("name")
 
 
 def spelled_out(section: str, value: object) -> object:
-    """The full form of what may be written short: `algorithm: dapo`, `rewards: [mine.py:solved, graded_format=0.2]`."""
+    """The full form of a short one: `algorithm: dapo`, `task: mine.py:Mine`, `rewards: [mine.py:solved, judge=0.2]`."""
     if section in VARIANTS and isinstance(value, str):
-        return {"name": value}
+        return {"path" if is_name_in_file(value) else "name": value}
     if section == "rewards":
         listed = [value] if isinstance(value, str | Mapping) else value
         if isinstance(listed, list | tuple):
@@ -96,6 +103,11 @@ def short_reward(text: str) -> dict[str, object]:
                 f"rewards: {text!r} gives the weight {weight!r}, which is no number; use NAME=0.5"
             ) from None
     return reward
+
+
+def short_form(source: str, weight: float) -> str:
+    """A reward's name or path and its weight, as `short_reward` reads them."""
+    return source if weight == 1 else f"{source}={weight}"
 
 
 # Files

@@ -6,8 +6,9 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
+from posttrain.binding import arguments_of, constructed
 from posttrain.config.recipes import to_yaml
-from posttrain.config.schema import algorithm_names, algorithm_type, checked, chosen
+from posttrain.config.schema import section_record
 from posttrain.errors import UserError
 from posttrain.options.countdown import CountdownOptions
 from posttrain.options.demonstrator import Demonstrator
@@ -37,6 +38,7 @@ from posttrain.options.training import (
     SftOptions,
     UpdateOptions,
 )
+from posttrain.schemas import checked
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,12 +46,12 @@ class Config:
     """Everything that decides a reinforcement-learning run; the same config gives the same run."""
 
     model: ModelOptions = field(default_factory=ModelOptions)
-    task: TaskOptions = field(default_factory=CountdownOptions)
-    """Where prompts come from; its class depends on the task."""
+    task: TaskOptions | Mapping[str, object] = field(default_factory=CountdownOptions)
+    """Where prompts come from; its class depends on the task.  Of a class of your own, its path and options."""
     rewards: tuple[RewardOptions, ...] = ()
     """What completions are scored by; none means the task's own."""
     algorithm: Mapping[str, object] = field(default_factory=lambda: {"name": "grpo"})
-    """Name and options of a function in posttrain/algorithms.py; options that are left out are filled in."""
+    """Name of a function in posttrain/algorithms.py, or path of your own, and its options; all are filled in."""
     grading: GradingOptions = field(default_factory=GradingOptions)
     sandbox: SandboxOptions = field(default_factory=SandboxOptions)
     rollout: RolloutOptions = field(default_factory=RolloutOptions)
@@ -61,7 +63,9 @@ class Config:
 
     def __post_init__(self) -> None:
         # In full, so that the file saved with a run says all that it depends on.
-        object.__setattr__(self, "algorithm", spelled_out_algorithm(self.algorithm))
+        object.__setattr__(self, "algorithm", spelled_out("algorithm", self.algorithm))
+        if isinstance(self.task, Mapping):
+            object.__setattr__(self, "task", spelled_out("task", self.task))
         self.require_room(1)
         if self.update.minibatches_per_epoch > self.rollout.prompts_per_step:
             raise UserError(
@@ -88,10 +92,11 @@ class Config:
     def _require_use_for_reference(self) -> None:
         from posttrain.algorithms.table import build_algorithm
 
-        if not build_algorithm(self.algorithm).uses_reference and self.reference != ReferenceOptions():
+        algorithm = build_algorithm(self.algorithm)
+        if not algorithm.uses_reference and self.reference != ReferenceOptions():
             raise UserError(
                 f"reference.refresh_every = {self.reference.refresh_every} refreshes a reference that"
-                f" {self.algorithm['name']} does without.  Leave it out, or give the algorithm a KL term, such as"
+                f" {algorithm.name} does without.  Leave it out, or give the algorithm a KL term, such as"
                 " algorithm.kl.coefficient = 0.001."
             )
 
@@ -166,17 +171,22 @@ COMMAND_OF: dict[type[AnyConfig], str] = {Config: "rl", SftConfig: "sft", IrlCon
 """The command that reads each kind of recipe."""
 
 
-def spelled_out_algorithm(given: Mapping[str, object]) -> dict[str, object]:
-    """An `algorithm` section with every option that it leaves out."""
-    options, mistakes = checked(
-        "algorithm", algorithm_type(chosen("algorithm", given, "grpo", algorithm_names())), given
-    )
-    if mistakes:  # build_algorithm says it in full
-        from posttrain.algorithms.table import build_algorithm
+def spelled_out(section: str, given: Mapping[str, object]) -> Any:
+    """A section that Python code gives as a mapping, with every option that it leaves out."""
+    record, mistakes = checked(section_record(Config, section, given), given)
+    if mistakes:
+        raise UserError("\n".join(mistake.line(section) for mistake in mistakes))
+    return section_of(section, record)
 
-        build_algorithm(given)
-        raise UserError(f"{'.'.join(mistakes[0].path)}{mistakes[0].says}")
-    return asdict(options)
+
+def section_of(name: str, record: Any) -> Any:
+    """What a config holds of a section: an object of its own class, which has rules, or a mapping."""
+    if name == "rewards":
+        return tuple(constructed(each, "rewards: ") for each in record)
+    if name == "algorithm" or type(record).schema.is_own:
+        arguments_of(record, where=name)
+        return plain(asdict(record))
+    return constructed(record, f"{name}.")
 
 
 def as_recipe(config: AnyConfig) -> str:

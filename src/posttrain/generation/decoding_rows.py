@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Bool, Int64
+from jaxtyping import Bool, Float64, Int64
 from torch import Tensor
 
 from posttrain.generation.request import Request
@@ -38,22 +38,76 @@ class Finished:
     stopped: bool
 
 
-class Rows:
-    """The rows being decoded, as tensors with one entry a row."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Columns:
+    """What is known of the rows being decoded, one entry a row; entries are written as tokens are sampled."""
 
-    def __init__(self, policy: Policy, steps: Steps, request: Request, prompts: Sequence[Prompt]) -> None:
+    count: Int64[Tensor, " row"]
+    """Tokens sampled so far."""
+    limit: Int64[Tensor, " row"]
+    """Tokens after which the completion is cut off."""
+    uniforms: Float64[Tensor, "row position"]
+    """The uniform number that each token is drawn with."""
+    tokens: Int64[Tensor, "row position"]
+    logprobs: Float64[Tensor, "row position"]
+    cut_logprobs: Float64[Tensor, "row position"]
+
+    @staticmethod
+    def empty(width: int, device: torch.device) -> "Columns":
+        """No rows, of completions of up to `width` tokens."""
+        return Columns(
+            count=torch.zeros(0, dtype=torch.long, device=device),
+            limit=torch.zeros(0, dtype=torch.long, device=device),
+            uniforms=torch.zeros(0, width, dtype=torch.float64, device=device),
+            tokens=torch.zeros(0, width, dtype=torch.long, device=device),
+            logprobs=torch.zeros(0, width, dtype=torch.float64, device=device),
+            cut_logprobs=torch.zeros(0, width, dtype=torch.float64, device=device),
+        )
+
+    def add(self, limit: Int64[Tensor, " new"], uniforms: Float64[Tensor, "new position"]) -> "Columns":
+        """These rows and new ones behind them, which have no token yet."""
+
+        def with_zeros(values: Tensor) -> Tensor:
+            return torch.cat([values, values.new_zeros(len(limit), *values.shape[1:])])
+
+        return Columns(
+            count=with_zeros(self.count),
+            limit=torch.cat([self.limit, limit]),
+            uniforms=torch.cat([self.uniforms, uniforms]),
+            tokens=with_zeros(self.tokens),
+            logprobs=with_zeros(self.logprobs),
+            cut_logprobs=with_zeros(self.cut_logprobs),
+        )
+
+    def keep(self, source: Int64[Tensor, " moved"], target: Int64[Tensor, " moved"], num_left: int) -> "Columns":
+        """The first `num_left` rows, after those at `source` have taken the places at `target`."""
+
+        def kept(values: Tensor) -> Tensor:
+            values[target] = values[source]
+            return values[:num_left]
+
+        return Columns(
+            count=kept(self.count),
+            limit=kept(self.limit),
+            uniforms=kept(self.uniforms),
+            tokens=kept(self.tokens),
+            logprobs=kept(self.logprobs),
+            cut_logprobs=kept(self.cut_logprobs),
+        )
+
+
+class Rows:
+    """The rows being decoded side by side."""
+
+    def __init__(
+        self, policy: Policy, steps: Steps, request: Request, prompts: Sequence[Prompt], *, weights_version: int
+    ) -> None:
         device = policy.device
         self.policy, self.steps, self.request, self.prompts = policy, steps, request, prompts
-        self.slots = steps.slots()
+        self.weights_version, self.slots = weights_version, steps.slots()
         self.stop_ids = torch.tensor(policy.stop_ids, device=device)
         self.names: list[tuple[int, int]] = []  # (prompt, sample) of each row
-        self.count = torch.zeros(0, dtype=torch.long, device=device)  # tokens sampled so far
-        self.limit = torch.zeros(0, dtype=torch.long, device=device)
-        width = request.max_completion_tokens
-        self.uniforms = torch.zeros(0, width, dtype=torch.float64, device=device)
-        self.tokens = torch.zeros(0, width, dtype=torch.long, device=device)
-        self.logprobs = torch.zeros(0, width, dtype=torch.float64, device=device)
-        self.cut_logprobs = torch.zeros(0, width, dtype=torch.float64, device=device)
+        self.columns = Columns.empty(request.max_completion_tokens, device)
         self.finished: list[Finished] = []
 
     @property
@@ -62,56 +116,55 @@ class Rows:
 
     def add(self, rows: Sequence[tuple[Pending, int]]) -> None:
         """Start completions of prefilled prompts: cache, uniform numbers and a first token each."""
-        device, width = self.policy.device, self.tokens.shape[1]
-        before, key = self.num_rows, self.request.key
+        device, before, key = self.policy.device, self.num_rows, self.request.key
         logits = []
         for prefilled, members in _by_prefill(rows):
             at = torch.tensor([item.row for item, _ in members], device=device)
             self.slots.add(prefilled.cached.index_select(2, at), prefilled.lengths.index_select(0, at))
             logits.append(prefilled.logits.index_select(0, at))
-        names = [(item.index, sample) for item, sample in rows]
-        table = uniform_table(key, [(key.first_draw + i, s) for i, s in names], start=0, count=width)
+        names = [(item.index, key.first_sample + sample) for item, sample in rows]
+        width = self.request.max_completion_tokens
+        table = uniform_table(key, [(key.first_draw + i, s) for i, s in names], start=key.first_position, count=width)
         self.names += names
-        self.uniforms = torch.cat([self.uniforms, torch.from_numpy(table).to(device)])
-        for name in ("tokens", "logprobs", "cut_logprobs"):
-            rows_of = getattr(self, name)
-            setattr(self, name, torch.cat([rows_of, rows_of.new_zeros(len(rows), width)]))
-        self.count = torch.cat([self.count, self.count.new_zeros(len(rows))])
-        self.limit = torch.cat([self.limit, torch.tensor([item.limit for item, _ in rows], device=device)])
+        limit = torch.tensor([item.limit for item, _ in rows], device=device)
+        self.columns = self.columns.add(limit, torch.from_numpy(table).to(device))
         self._sample(torch.cat(logits), torch.arange(before, self.num_rows, device=device))
 
     def decode(self) -> None:
         """One more token for every row."""
-        rows = torch.arange(self.num_rows, device=self.count.device)
-        last = self.tokens[rows, self.count - 1]
+        columns = self.columns
+        rows = torch.arange(self.num_rows, device=columns.count.device)
+        last = columns.tokens[rows, columns.count - 1]
         self._sample(self.steps.step(last, self.slots), rows)
 
     def _sample(self, logits: Tensor, rows: Int64[Tensor, " row"]) -> None:
-        at = self.count[rows]
+        columns = self.columns
+        at = columns.count[rows]
         if self.request.suppressed:
             logits = logits.index_fill(1, torch.tensor(self.request.suppressed, device=logits.device), -torch.inf)
-        drawn = sample(logits, self.uniforms[rows, at], self.request.sampling)
-        self.tokens[rows, at] = drawn.tokens
-        self.logprobs[rows, at] = drawn.logprobs.double()
+        drawn = sample(logits, columns.uniforms[rows, at], self.request.sampling)
+        columns.tokens[rows, at] = drawn.tokens
+        columns.logprobs[rows, at] = drawn.logprobs.double()
         if drawn.cut_logprobs is not None:
-            self.cut_logprobs[rows, at] = drawn.cut_logprobs.double()
-        self.count[rows] += 1
+            columns.cut_logprobs[rows, at] = drawn.cut_logprobs.double()
+        columns.count[rows] += 1
         stopped = torch.isin(drawn.tokens, self.stop_ids)
-        done = stopped | (at + 1 >= self.limit[rows])
+        done = stopped | (at + 1 >= columns.limit[rows])
         if bool(done.any()):
             self._retire(rows[done], stopped[done])
 
     def _retire(self, rows: Int64[Tensor, " done"], stopped: Bool[Tensor, " done"]) -> None:
         """Take finished rows out; the last rows move into the gaps, so the batch stays dense."""
+        kept = self.columns
         # A NaN stays NaN in the sum; one look at all rows instead of one each.
         require_finite(
-            self.logprobs[rows].sum(dim=1), row_name=lambda i: f"prompt {self.prompts[self.names[int(rows[i])][0]].id}"
+            kept.logprobs[rows].sum(dim=1), row_name=lambda i: f"prompt {self.prompts[self.names[int(rows[i])][0]].id}"
         )
-        columns = [values[rows].tolist() for values in (self.tokens, self.logprobs, self.cut_logprobs, self.count)]
-        for row, stop, tokens, logprobs, cut, length in zip(rows.tolist(), stopped.tolist(), *columns, strict=True):
+        lists = [values[rows].tolist() for values in (kept.tokens, kept.logprobs, kept.cut_logprobs, kept.count)]
+        for row, stop, tokens, logprobs, cut, length in zip(rows.tolist(), stopped.tolist(), *lists, strict=True):
             index, number = self.names[row]
-            kept = cut[:length] if self.request.sampling.cuts else None
-            self.finished.append(Finished(index, number, tokens[:length], logprobs[:length], kept, stop))
+            under_cut = cut[:length] if self.request.sampling.cuts else None
+            self.finished.append(Finished(index, number, tokens[:length], logprobs[:length], under_cut, stop))
         gone = set(rows.tolist())
         left = self.num_rows - len(gone)
         source = [row for row in range(left, self.num_rows) if row not in gone]
@@ -119,10 +172,7 @@ class Rows:
         from_rows = torch.tensor(source, dtype=torch.long, device=rows.device)
         to_rows = torch.tensor(target, dtype=torch.long, device=rows.device)
         self.slots.move(from_rows, to_rows, left)
-        for name in ("uniforms", "tokens", "logprobs", "cut_logprobs", "count", "limit"):
-            values = getattr(self, name)
-            values[to_rows] = values[from_rows]
-            setattr(self, name, values[:left])
+        self.columns = kept.keep(from_rows, to_rows, left)
         for moved, hole in zip(source, target, strict=True):
             self.names[hole] = self.names[moved]
         del self.names[left:]
@@ -142,7 +192,7 @@ class Rows:
                     cut_logprobs=None if item.cut_logprobs is None else tuple(item.cut_logprobs),
                     finish=Finish.STOP if item.stopped else Finish.LENGTH,
                     text=text,
-                    weights_version=self.request.weights_version,
+                    weights_version=self.weights_version,
                 ),
             )
 

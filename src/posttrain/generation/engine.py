@@ -1,36 +1,55 @@
-"""The in-process sampler: many completions side by side, from the trainer's own weights.
+"""What a run asks of whatever samples its completions: one of ours, or an object of your own.
 
-Each prompt goes through the model once, however many completions it gets.  A row that finishes leaves the batch at
-once and a waiting one takes its place.  A completion is a function of its prompt, the weights and its own
-stream of uniform numbers, so neither batch-mates nor their order nor `max_rows` change it.
+`generation.in_process` samples in this process from the trainer's own weights.  An engine elsewhere (a server, other
+machines) is any object with the members below; it inherits nothing.
 """
 
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-
-import torch
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from posttrain.errors import UserError
-from posttrain.generation.decoding_rows import Pending, Rows
 from posttrain.generation.request import Request
-from posttrain.generation.static import StaticSteps
-from posttrain.generation.stepping import DecoderSteps, ModelSteps, Steps
-from posttrain.models.policy import Policy
-from posttrain.records import Group, Prompt, Rollout
+from posttrain.records import Group, Prompt
 
-PREFILL_TOKENS = 16384
-"""Prompt tokens that go through the model at once."""
-REFILL_SHARE = 4
-"""Waiting rows are let in once one row in this many is free."""
+if TYPE_CHECKING:
+    from torch import Tensor
+    from transformers import PreTrainedTokenizerBase
 
 
-class Engine:
+@runtime_checkable
+class Engine(Protocol):
     """Samples groups of completions from a policy."""
 
-    def __init__(self, policy: Policy, *, max_rows: int = 256) -> None:
-        self.policy = policy
-        self.max_rows = max_rows
-        self._steps: Steps | None = None
+    @property
+    def tokenizer(self) -> "PreTrainedTokenizerBase":
+        """What prompts were rendered with and completions are decoded with."""
+        ...
+
+    @property
+    def stop_ids(self) -> tuple[int, ...]:
+        """Every token that ends a completion."""
+        ...
+
+    @property
+    def reproducible(self) -> bool:
+        """Whether a completion is a function of its prompt, the weights and the request's stream of uniform numbers.
+
+        An engine that draws with random numbers of its own says False; its rollouts still carry their log-probs.
+        """
+        ...
+
+    @property
+    def weights_version(self) -> int:
+        """The version that was loaded last: optimiser updates behind the weights.  Every rollout carries its own."""
+        ...
+
+    def load(self, weights: "Mapping[str, Tensor]", version: int) -> None:
+        """Sample from these weights from now on: the policy's `state_dict`, which goes on changing after the call."""
+        ...
+
+    def room(self, prompt: Prompt) -> int:
+        """Tokens that the context leaves for a completion of this prompt; below 1 where the prompt fills it."""
+        ...
 
     def rollout(
         self,
@@ -45,87 +64,34 @@ class Engine:
         `advance` is told of completions that are done; what `before_token` raises ends the sampling.
         Raises UserError where a prompt leaves no room in the model's context, and RunError on non-finite logits.
         """
-        if self._steps is None:
-            self._steps = steps_for(self.policy)
-        steps = self._steps
-        limits = [min(request.max_completion_tokens, self.require_room(prompt)) for prompt in prompts]
-        found: list[list[Rollout]] = [[] for _ in prompts]
-        steps.refresh()
-        try:
-            schedule = Schedule(Rows(self.policy, steps, request, prompts), limits, self.max_rows)
-            for index, rollout in schedule.completions(before_token):
-                found[index].append(rollout)
-                advance(1)
-        finally:
-            steps.release()
-        return [
-            Group(
-                prompt=prompt,
-                draw=request.key.first_draw + index,
-                rollouts=tuple(sorted(rollouts, key=lambda rollout: rollout.sample)),
-            )
-            for index, (prompt, rollouts) in enumerate(zip(prompts, found, strict=True))
-        ]
-
-    def require_room(self, prompt: Prompt) -> int:
-        """Tokens that the model's context leaves for a completion of this prompt; UserError where there is none."""
-        room = self.policy.max_positions - len(prompt.tokens)
-        if room < 1 or not prompt.tokens:
-            raise UserError(
-                f"prompt {prompt.id}: {len(prompt.tokens)} tokens"
-                + (f" leave no room in the model's context of {self.policy.max_positions}." if prompt.tokens else ".")
-                + "  Every prompt needs at least 1 token, and 1 less than the context.  Shorten or drop this row."
-            )
-        return room
+        ...
 
 
-class Schedule:
-    """Which completions are decoded when: as many rows at a time as there is room for, prompts in order."""
-
-    def __init__(self, rows: Rows, limits: Sequence[int], max_rows: int) -> None:
-        self.rows, self.limits, self.max_rows = rows, limits, max_rows
-        self.waiting = deque(range(len(rows.prompts)))
-        """Prompts that have not been through the model."""
-        self.pending: deque[Pending] = deque()
-        """Prompts that have, and whose group is not complete."""
-
-    @torch.inference_mode()
-    def completions(self, before_token: Callable[[], None]) -> Iterator[tuple[int, Rollout]]:
-        """Finished completions as they come, each with the index of its prompt."""
-        while self.waiting or self.pending or self.rows.num_rows:
-            before_token()
-            free = self.max_rows - self.rows.num_rows
-            enough = free * REFILL_SHARE >= self.max_rows or not self.rows.num_rows
-            if (self.waiting or self.pending) and enough:
-                self._admit(free)
-            else:
-                self.rows.decode()
-            yield from self.rows.take_finished()
-
-    def _admit(self, free: int) -> None:
-        """Fill free rows: first with what is left of prompts that are prefilled, then with new prompts."""
-        group_size, prompts = self.rows.request.group_size, self.rows.prompts
-        wanted = -(-(free - sum(group_size - item.started for item in self.pending)) // group_size)
-        chosen: list[int] = []
-        tokens = 0
-        while self.waiting and len(chosen) < wanted and (not chosen or tokens < PREFILL_TOKENS):
-            chosen.append(self.waiting.popleft())
-            tokens += len(prompts[chosen[-1]].tokens)
-        if chosen:
-            prefilled = self.rows.steps.prefill([prompts[index].tokens for index in chosen])
-            self.pending.extend(Pending(prefilled, row, index, self.limits[index]) for row, index in enumerate(chosen))
-        starting: list[tuple[Pending, int]] = []
-        while self.pending and len(starting) < free:
-            item = self.pending[0]
-            starting.append((item, item.started))
-            item.started += 1
-            if item.started == group_size:
-                self.pending.popleft()
-        self.rows.add(starting)
+MEMBERS = tuple(sorted(name for name in vars(Engine) if not name.startswith("_")))
+"""What an engine has."""
 
 
-def steps_for(policy: Policy) -> Steps:
-    """The forward pass that suits the model and its device: ours where the family has one, captured on CUDA."""
-    if policy.decoder is None:
-        return ModelSteps(policy)
-    return StaticSteps(policy) if policy.device.type == "cuda" else DecoderSteps(policy)
+def require_engine(candidate: object) -> Engine:
+    """The object as an engine; UserError with what it lacks where it is none."""
+    if isinstance(candidate, type):
+        raise UserError(f"engine: {candidate.__name__} is a class; give an object of it")
+    missing = [name for name in MEMBERS if not hasattr(candidate, name)]
+    if missing or not isinstance(candidate, Engine):
+        raise UserError(
+            f"engine: a {type(candidate).__name__} is no engine, for it has no {', '.join(missing)}."
+            f"  An engine has {', '.join(MEMBERS)}; see posttrain.generation.engine.Engine."
+        )
+    return candidate
+
+
+def require_room_for(prompt: Prompt, engine: Engine) -> int:
+    """Tokens that the context leaves for a completion of this prompt; UserError where there is none."""
+    room = engine.room(prompt)
+    if room < 1 or not prompt.tokens:
+        context = room + len(prompt.tokens)
+        raise UserError(
+            f"prompt {prompt.id}: {len(prompt.tokens)} tokens"
+            + (f" leave no room in the model's context of {context}." if prompt.tokens else ".")
+            + "  Every prompt needs at least 1 token, and 1 less than the context.  Shorten or drop this row."
+        )
+    return room

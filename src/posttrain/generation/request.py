@@ -18,5 +18,3 @@ class Request:
     key: StreamKey
     suppressed: tuple[int, ...] = ()
     """Tokens that are never sampled; for studies of a policy, not for training: log-probs are those among the rest."""
-    weights_version: int = 0
-    """Recorded with every rollout: optimiser updates behind the weights."""

@@ -112,7 +112,7 @@ def invert_by_blocks(
     inside = weights.gather(1, position.clamp(max=vocab - 1)).double()
     inside = torch.where(position < vocab, inside, 0.0)
     offset = first_exceeding(inside, inside.cumsum(dim=1), target - (at(cumulative, block) - at(sums, block)))
-    return at(position, offset).clamp(max=vocab - 1), total
+    return at(position, offset), total
 
 
 def block_sums(weights: Float[Tensor, "row vocab"], size: int) -> Float64[Tensor, "row block"]:

@@ -1,6 +1,6 @@
 """The two forward passes of sampling: prompts once each, then one token a row at a time.
 
-`DecoderSteps` runs the decoder that the trainer runs; `ModelSteps` runs any Hugging Face causal model's own forward.
+`DecoderSteps` runs the decoder of the shared-prompt forward pass; `ModelSteps` is plain, the model's own forward.
 Both fill the same cache, in inference mode.
 """
 
@@ -16,6 +16,7 @@ from transformers import Cache, DynamicCache
 
 from posttrain.generation.slots import KeyValueSlots
 from posttrain.models.decoder import DecoderLayer, inference_layer
+from posttrain.models.forward import SharedPromptForward
 from posttrain.models.linear import Weight, for_inference, linear
 from posttrain.models.packed import PackedAttention, PackedLayout
 from posttrain.models.policy import Policy
@@ -63,8 +64,8 @@ class DecoderSteps:
     """Sampling through `models.decoder`, with every layer's weights made ready once for the whole rollout."""
 
     def __init__(self, policy: Policy) -> None:
-        assert policy.decoder is not None
-        self.policy, self.decoder, self.device = policy, policy.decoder, policy.device
+        assert isinstance(policy.forward, SharedPromptForward)
+        self.policy, self.decoder, self.device = policy, policy.forward.decoder, policy.device
         self.layers: list[DecoderLayer] = []
         self.head: Weight = policy.head
         self.cos, self.sin = self.decoder.angles(torch.arange(policy.max_positions, device=policy.device))
@@ -84,10 +85,10 @@ class DecoderSteps:
 
     def prefill(self, prompts: Sequence[Sequence[int]]) -> Prefilled:
         """Run whole prompts, packed without padding."""
-        layout = PackedLayout([len(prompt) for prompt in prompts]).to(self.device)
-        capture = _Capture(layout)
+        layout = PackedLayout([len(prompt) for prompt in prompts])
+        capture = _Capture(layout, self.device)
         tokens = torch.tensor([token for prompt in prompts for token in prompt], device=self.device)
-        positions = layout.positions.to(self.device)
+        positions = capture.attention.indices.positions
         ends = torch.tensor(layout.root_starts, device=self.device) + torch.tensor(
             layout.root_lengths, device=self.device
         )
@@ -114,8 +115,8 @@ class DecoderSteps:
 class _Capture:
     """Attention over whole prompts that keeps each layer's keys and values."""
 
-    def __init__(self, layout: PackedLayout) -> None:
-        self.attention = PackedAttention(layout)
+    def __init__(self, layout: PackedLayout, device: torch.device) -> None:
+        self.attention = PackedAttention(layout, device)
         self.kept: list[tuple[Tensor, Tensor]] = []
 
     def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:

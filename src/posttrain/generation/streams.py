@@ -25,6 +25,11 @@ class StreamKey:
     first_draw: int = 0
     """Draw number of the first prompt of a batch.  It shifts draws and is no part of the key, so that
     prompt 3 of one batch and prompt 0 of a refill with `first_draw=3` are the same draw."""
+    first_sample: int = 0
+    """Sample number of the first completion of each group; it shifts samples in the same way."""
+    first_position: int = 0
+    """Position of the first token.  A completion that continues, such as the second turn of a conversation, starts
+    behind the tokens that its stream has drawn before; from 0 it would draw their numbers again."""
 
 
 def philox_key(key: StreamKey) -> UInt64[ndarray, " 2"]:

@@ -12,12 +12,14 @@ and in log space; neural rewards are in `posttrain.neural_irl`, which needs torc
 from posttrain.irl.causal import MaxCausalEntIRL
 from posttrain.irl.comparison import epic_distance, expected_value_difference, policy_divergence, transfer_loss
 from posttrain.irl.demonstrations import Demonstrations, Episode
-from posttrain.irl.divergence import Divergence
+from posttrain.irl.divergence import ConvergenceWarning, Divergence
 from posttrain.irl.episode_sampling import sample_demonstrations
 from posttrain.irl.feasibility import smallest_gap
+from posttrain.irl.features import LinearReward
 from posttrain.irl.finite_horizon import soft_finite_horizon
 from posttrain.irl.fitting import Fit
 from posttrain.irl.grids import GridWorld, IcyGridWorld, tiles
+from posttrain.irl.gymnasium_table import read_gymnasium
 from posttrain.irl.maxent import MaxEntIRL, PathFit
 from posttrain.irl.mdp import TabularMDP
 from posttrain.irl.occupancies import finite_occupancy, occupancy
@@ -30,10 +32,10 @@ from posttrain.irl.planning import (
     value_iteration,
 )
 from posttrain.irl.preferences import fit_jointly
-from posttrain.irl.rewards import LinearReward
 from posttrain.irl.uncertainty import confidence_intervals, identifiability
 
 __all__ = [
+    "ConvergenceWarning",
     "Demonstrations",
     "Divergence",
     "Episode",
@@ -56,6 +58,7 @@ __all__ = [
     "identifiability",
     "occupancy",
     "policy_divergence",
+    "read_gymnasium",
     "sample_demonstrations",
     "smallest_gap",
     "soft_finite_horizon",

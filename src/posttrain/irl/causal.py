@@ -8,16 +8,23 @@ from typing import Literal
 import numpy as np
 
 from posttrain.errors import UserError, require
-from posttrain.irl.counting import action_counts, check_horizon, check_whole, count, in_world, initial_histogram
+from posttrain.irl.counting import (
+    action_counts,
+    check_horizon,
+    check_whole,
+    discounted_counts,
+    in_world,
+    initial_histogram,
+)
 from posttrain.irl.demonstrations import Demonstrations
-from posttrain.irl.divergence import Divergence
+from posttrain.irl.divergence import ConvergenceWarning, Divergence
 from posttrain.irl.feasibility import feasible_start, smallest_gap
-from posttrain.irl.fitting import Fit, fitted
+from posttrain.irl.features import Features, LinearReward, Weights, check_moments
+from posttrain.irl.fitting import Fit, fit_of_descent
 from posttrain.irl.mdp import TabularMDP
-from posttrain.irl.minimisers import Descent, Rescaled, minimise_lbfgs, minimise_newton, rescaled
-from posttrain.irl.objectives import Dual, Likelihood, Plan, PlannedObjective, Setting
+from posttrain.irl.minimisers import Descent, RescaledObjective, Watch, minimise_lbfgs, minimise_newton, rescaled_point
+from posttrain.irl.objectives import Dual, Likelihood, Plan, PlannedObjective, Setting, WatchedObjective
 from posttrain.irl.planning import check_discount
-from posttrain.irl.rewards import Features, LinearReward, Weights, check_moments
 
 QUICK_PAIRS = 5_000
 """Pairs of state and action up to which a warning waits for the least gap of any policy."""
@@ -54,7 +61,9 @@ class MaxCausalEntIRL:
         require(self.max_iterations >= 0, self, "max_iterations", "is negative; use a number >= 0")
         check_discount(self.discount)
 
-    def fit(self, mdp: TabularMDP, reward: LinearReward, demonstrations: Demonstrations) -> Fit:
+    def fit(
+        self, mdp: TabularMDP, reward: LinearReward, demonstrations: Demonstrations, *, watch: Watch | None = None
+    ) -> Fit:
         """The weights under which soft planning behaves as demonstrated, starting where the demonstrations start.
 
         The likelihood is minimised from the weights that the dual starts from.  From the dual's minimum it would be led
@@ -64,19 +73,30 @@ class MaxCausalEntIRL:
         setting = self.setting(features, initial_histogram(known, mdp.num_states))
         if self.objective == "dual":
             check_whole(known, mdp, discount=self.discount, horizon=self.horizon)
-        moments = features.observed(count(known, mdp, discount=self.discount))
+        moments = features.observed(discounted_counts(known, mdp, discount=self.discount))
         actions = self.action_counts(known, mdp)
         objective = Dual(setting, moments) if self.objective == "dual" else Likelihood(setting, actions)
-        return self.told(fitted(self.minimise(objective), objective, moments, actions, len(known)))
+        fit = fit_of_descent(self.minimise(objective, watch), objective, moments, actions, len(known))
+        warn_unless_converged(fit)
+        return fit
 
-    def fit_moments(self, mdp: TabularMDP, reward: LinearReward, moments: Weights | Sequence[float]) -> Fit:
+    def fit_moments(
+        self,
+        mdp: TabularMDP,
+        reward: LinearReward,
+        moments: Weights | Sequence[float],
+        *,
+        watch: Watch | None = None,
+    ) -> Fit:
         """The same from exact features of a policy, per episode from the world's own start: the dual only."""
         if self.objective != "dual":
             raise UserError("objective = 'likelihood' needs demonstrations, not moments; use objective='dual'")
         features, moments = reward.bound(mdp), np.asarray(moments, dtype=np.float64)
         check_moments(features, moments)
         dual = Dual(self.setting(features, mdp.start), moments)
-        return self.told(fitted(self.minimise(dual), dual, moments, None, 0))
+        fit = fit_of_descent(self.minimise(dual, watch), dual, moments, None, 0)
+        warn_unless_converged(fit)
+        return fit
 
     def setting(self, features: Features, start: Weights) -> Setting:
         return Setting(
@@ -91,28 +111,29 @@ class MaxCausalEntIRL:
     def action_counts(self, known: Demonstrations, mdp: TabularMDP) -> np.ndarray:
         """Undiscounted, for every decision is as telling as any other."""
         if self.horizon is None:
-            return count(known, mdp, discount=1.0).acting
+            return discounted_counts(known, mdp, discount=1.0).acting
         check_horizon(known, self.horizon, "demonstration")
         return action_counts(known, mdp, horizon=self.horizon)
 
-    def minimise(self, objective: PlannedObjective) -> Descent[Plan]:
+    def minimise(self, objective: PlannedObjective, watch: Watch | None) -> Descent[Plan]:
         """From weights with finite values, by the solver of these settings, with features in units of their size."""
         minimise = minimise_newton if self.solver == "newton" else minimise_lbfgs
+        watched = objective if watch is None else WatchedObjective(objective, watch)
         units = objective.setting.features.units
-        start, scaled = rescaled(feasible_start(objective), units), Rescaled(objective, units)
+        start, scaled = rescaled_point(feasible_start(watched), units), RescaledObjective(watched, units)
         found = minimise(scaled, start, tolerance=self.tolerance, max_iterations=self.max_iterations)
-        return replace(found, point=rescaled(found.point, 1 / units))
-
-    def told(self, fit: Fit) -> Fit:
-        """The same fit, with a warning where it has not converged; without penalty that says what was possible."""
-        if not fit.converged:
-            largest = f"its largest gradient is {fit.history[-1][1]:.3g} after {fit.num_iterations} iterations"
-            remedy = "raise max_iterations, tolerance or l2" if self.l2 else f"{possible(fit)}; use l2 > 0"
-            warnings.warn(f"the fit has not converged: {largest}; {remedy}", stacklevel=3)
-        return fit
+        return replace(found, point=rescaled_point(found.point, 1 / units))
 
 
-def possible(fit: Fit) -> str:
+def warn_unless_converged(fit: Fit) -> None:
+    """Warn whoever called the fit where it has not converged; without penalty that says what was possible."""
+    if not fit.converged:
+        largest = f"its largest gradient is {fit.history[-1][1]:.3g} after {fit.num_iterations} iterations"
+        remedy = "raise max_iterations, tolerance or l2" if fit.setting.l2 else f"{gap_report(fit)}; use l2 > 0"
+        warnings.warn(f"the fit has not converged: {largest}; {remedy}", ConvergenceWarning, stacklevel=3)
+
+
+def gap_report(fit: Fit) -> str:
     """Of a fit without penalty: how near it is to what was asked for, and how near any policy can come.
 
     Where the linear program would take long, or there is a horizon, duality tells: g(θ) is the most that any policy has

@@ -82,7 +82,7 @@ def epic_distance(reward: OutcomeReward, other: OutcomeReward, *, discount: floa
     ):
         raise UserError(f"the rewards have the shapes {reward.shape} and {other.shape}: give them the same states")
     if first.ndim != second.ndim:
-        first, second = (whatever_follows(given) for given in (first, second))
+        first, second = (per_outcome(given) for given in (first, second))
     spreads = [canonical_product(given, given, discount) ** 0.5 for given in (first, second)]
     if min(spreads) <= 1e-12:
         raise UserError("a reward is a constant up to potential shaping: it has no EPIC distance to anything")
@@ -104,13 +104,13 @@ def unit_reward(reward: OutcomeReward) -> OutcomeReward:
     return wide / max(float(np.abs(wide).max()), 1e-300)
 
 
-def whatever_follows(reward: OutcomeReward) -> OutcomeReward:
-    """r(s,a) as r(s,a,s')."""
+def per_outcome(reward: OutcomeReward) -> OutcomeReward:
+    """A reward of pairs as one of outcomes: r(s,a,s') = r(s,a), whatever follows."""
     return reward if reward.ndim == 3 else np.repeat(reward[:, :, None], len(reward), axis=2)
 
 
 def canonical_product(first: OutcomeReward, second: OutcomeReward, discount: float) -> float:
-    """The covariance of two rewards' C.
+    """The covariance of two rewards, each shaped canonically (C of `epic_distance`).
 
     Where neither depends on s', C is r(s,a) - m(s) plus γ m(s'), and the two parts are independent: nothing is as
     large as states × states.

@@ -10,7 +10,7 @@ from numpy import ndarray
 from posttrain.errors import UserError
 from posttrain.irl.demonstrations import Demonstrations
 from posttrain.irl.mdp import TabularMDP
-from posttrain.irl.pattern import added_up
+from posttrain.irl.pattern import sums_at
 
 UNSEEN = 0.01
 """Share of the discounted weight of an episode that truncation may hide without a word."""
@@ -41,7 +41,7 @@ def visit_totals(demonstrations: Demonstrations, num_states: int) -> Float[ndarr
     return np.bincount(demonstrations.states, minlength=num_states) / len(demonstrations)
 
 
-def count(demonstrations: Demonstrations, mdp: TabularMDP, *, discount: float) -> Counts:
+def discounted_counts(demonstrations: Demonstrations, mdp: TabularMDP, *, discount: float) -> Counts:
     """Visits as planning pays for them: at each action, and at the end in a terminal state.
 
     The last state of a truncated episode is not counted, since nothing was done there.
@@ -51,9 +51,9 @@ def count(demonstrations: Demonstrations, mdp: TabularMDP, *, discount: float) -
     pairs = visits.states[acting] * mdp.num_actions + visits.actions
     ending = np.where(mdp.terminal[visits.states[~acting]], weights[~acting], 0.0)
     return Counts(
-        acting=added_up(pairs, weights[acting], mdp.num_states * mdp.num_actions).reshape(-1, mdp.num_actions),
-        ending=added_up(visits.states[~acting], ending, mdp.num_states),
-        entered=added_up(visits.states[visits.visit_times > 0], weights[acting], mdp.num_states),
+        acting=sums_at(pairs, weights[acting], mdp.num_states * mdp.num_actions).reshape(-1, mdp.num_actions),
+        ending=sums_at(visits.states[~acting], ending, mdp.num_states),
+        entered=sums_at(visits.states[visits.visit_times > 0], weights[acting], mdp.num_states),
     )
 
 

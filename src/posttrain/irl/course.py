@@ -21,8 +21,8 @@ from scipy.sparse import csr_array
 from posttrain.errors import UserError
 from posttrain.irl.counting import initial_histogram, visit_totals
 from posttrain.irl.demonstrations import Demonstrations
+from posttrain.irl.features import LinearReward
 from posttrain.irl.mdp import TabularMDP
-from posttrain.irl.rewards import LinearReward
 
 EARLY = 1e-6
 """The backward sweep stops once no Z changes by more."""
@@ -35,7 +35,7 @@ Terminal = Int[ndarray, " terminal"]
 
 
 @dataclass(frozen=True, eq=False)
-class Recovered:
+class CourseFit:
     """What the course's algorithm ends with."""
 
     weights: Float[ndarray, " feature"]
@@ -131,7 +131,7 @@ def recover_reward(
     *,
     step_size: float = 0.2,
     tolerance: float = 1e-4,
-) -> Recovered:
+) -> CourseFit:
     """Exponentiated gradient on the weights, from 1, until no weight moves by more than `tolerance`.
 
     ω ← ω · exp(α_t (μ_E - μ_ω)),   α_t = step_size / (1 + t)
@@ -154,7 +154,7 @@ def recover_reward(
         history.append((float(np.abs(difference).max()), float(np.abs(updated - weights).max())))
         weights = updated
     visitations = visits(weights)
-    return Recovered(
+    return CourseFit(
         weights=weights,
         visitations=visitations,
         gap=float(np.abs(demonstrated - features.T @ visitations).max()),

@@ -12,9 +12,9 @@ import numpy as np
 from jaxtyping import Float
 from numpy import ndarray
 
+from posttrain.irl.features import Features, dense
 from posttrain.irl.finite_horizon import FinitePlan
 from posttrain.irl.planning import Policy, SoftPlan
-from posttrain.irl.rewards import Features, dense
 
 BLOCK = 4096
 """States whose dQ are held at once."""

@@ -133,7 +133,9 @@ class Demonstrations:
         ended = [bool(terminated)] * len(listed) if isinstance(terminated, bool | np.bool_) else list(terminated)
         if len(ended) != len(listed):
             raise UserError(f"`terminated` has {len(ended)} flags for {len(listed)} demonstrations")
-        return Demonstrations.from_episodes(chained(i, steps, bool(ended[i])) for i, steps in enumerate(listed))
+        return Demonstrations.from_episodes(
+            episode_of_transitions(i, steps, bool(ended[i])) for i, steps in enumerate(listed)
+        )
 
     @staticmethod
     def from_minari(episodes: Iterable[MinariEpisode]) -> "Demonstrations":
@@ -160,7 +162,7 @@ class Demonstrations:
         return Demonstrations.from_episodes(
             Episode(trajectory.obs, trajectory.acts, terminated=not cut, truncated=cut)
             for trajectory in trajectories
-            for cut in [cut_off(trajectory, time_limit)]
+            for cut in [is_truncated(trajectory, time_limit)]
         )
 
     @staticmethod
@@ -179,8 +181,8 @@ class Demonstrations:
             states=whole_numbers(arrays["states"], "state"),
             actions=whole_numbers(arrays["actions"], "action"),
             lengths=whole_numbers(arrays["lengths"], "length"),
-            terminated=flags(arrays["terminated"], "terminated"),
-            truncated=flags(arrays["truncated"], "truncated"),
+            terminated=truth_values(arrays["terminated"], "terminated"),
+            truncated=truth_values(arrays["truncated"], "truncated"),
         )
 
     def save(self, path: Path | str) -> None:
@@ -237,7 +239,7 @@ def whole_numbers(numbers: Sequence[int] | ndarray, what: str, episode: int | No
     return whole
 
 
-def flags(numbers: ndarray, name: str) -> Bool[ndarray, " episode"]:
+def truth_values(numbers: ndarray, name: str) -> Bool[ndarray, " episode"]:
     """The same as truth values; refuses what is neither."""
     if numbers.ndim != 1 or numbers.dtype.kind not in "biuf" or not np.isin(numbers, (0, 1)).all():
         raise UserError(
@@ -247,14 +249,14 @@ def flags(numbers: ndarray, name: str) -> Bool[ndarray, " episode"]:
     return numbers.astype(bool)
 
 
-def cut_off(trajectory: ImitationTrajectory, time_limit: int | None) -> bool:
+def is_truncated(trajectory: ImitationTrajectory, time_limit: int | None) -> bool:
     """Whether someone stopped watching, or a time limit was reached."""
     if not trajectory.terminal or len(trajectory.acts) == time_limit:
         return True
     return trajectory.infos is not None and bool(trajectory.infos[-1].get("TimeLimit.truncated", False))
 
 
-def chained(index: int, steps: Sequence[Sequence[int]], terminated: bool) -> Episode:
+def episode_of_transitions(index: int, steps: Sequence[Sequence[int]], terminated: bool) -> Episode:
     """An episode from its transitions, each of which must begin where the one before ended."""
     if not steps:
         raise UserError(f"demonstration {index} has no transitions: leave it out")

@@ -5,10 +5,10 @@ from scipy.sparse import block_array, csr_array, diags_array, eye_array, hstack
 
 from posttrain.errors import UserError
 from posttrain.irl.divergence import Divergence
+from posttrain.irl.features import Weights, check_moments
 from posttrain.irl.mdp import reachable, state_graph
 from posttrain.irl.minimisers import Point
 from posttrain.irl.objectives import Plan, PlannedObjective, Setting
-from posttrain.irl.rewards import Weights, check_moments
 
 MARGIN = 0.1
 """Cost of a step beyond the entropy that it adds, as a share of that: values at the start are far from infinite."""

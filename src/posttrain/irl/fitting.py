@@ -6,10 +6,10 @@ import numpy as np
 from jaxtyping import Float
 from numpy import ndarray
 
+from posttrain.irl.features import Weights
 from posttrain.irl.minimisers import Descent, Point
-from posttrain.irl.objectives import Informed, Plan, Setting, log_likelihood
+from posttrain.irl.objectives import InformativeObjective, Plan, Setting, log_likelihood
 from posttrain.irl.planning import Reward, SoftPlan
-from posttrain.irl.rewards import Weights
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -42,7 +42,7 @@ class Fit:
     Infinite for the likelihood, which is not convex, and with l2 = 0.  The dual then has another certificate: the
     policy is the one of most entropy for moments that differ by the gap.
     """
-    objective: Informed
+    objective: InformativeObjective
     """What was minimised, with its data."""
     point: Point[Plan]
     """The objective there, with its Hessian."""
@@ -62,10 +62,14 @@ class Fit:
         return len(self.history) - 1
 
 
-def fitted(
-    descent: Descent[Plan], objective: Informed, moments: Weights, actions: ndarray | None, num_demonstrations: int
+def fit_of_descent(
+    descent: Descent[Plan],
+    objective: InformativeObjective,
+    moments: Weights,
+    actions: ndarray | None,
+    num_demonstrations: int,
 ) -> Fit:
-    """Read everything off the last point."""
+    """The fit that a minimisation ended with, everything in it read off the last point."""
     point, setting = descent.point, objective.setting
     plan = point.plan
     visits = plan.visits(setting.sources())

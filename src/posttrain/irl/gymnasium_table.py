@@ -21,7 +21,7 @@ Outcome = tuple[float, int, float, bool]
 
 
 @dataclass
-class Reading:
+class TableContents:
     """What has been read of a table so far: one line per outcome, and by which pair each state was first entered."""
 
     lines: list[tuple[int, int, int, float, float]] = field(default_factory=list)
@@ -31,8 +31,13 @@ class Reading:
     ending: dict[int, str] = field(default_factory=dict)
 
 
-def read_table(env: object) -> TabularMDP:
-    """The reachable part of the table; states are numbered anew, in the environment's order."""
+def read_gymnasium(env: object) -> TabularMDP:
+    """The world of an environment such as FrozenLake, CliffWalking or Taxi, from its transition table `P`.
+
+    Only what can be reached from the start; states are numbered anew, in the environment's order.  Time limits are
+    wrappers and not in the table.  Raises UserError, naming state and action, where there is no table, or none that can
+    be read as a world.
+    """
     bare = getattr(env, "unwrapped", env)
     table, start = getattr(bare, "P", None), getattr(bare, "initial_state_distrib", None)
     name = type(bare).__name__
@@ -50,48 +55,48 @@ def read_table(env: object) -> TabularMDP:
     if start.ndim != 1:
         raise UserError(f"{name}: `initial_state_distrib` has the shape {start.shape}; give a probability per state")
     check_start(start)
-    reading = read_reachable(numbered(table), start)
-    clash = sorted(reading.ending.keys() & reading.going_on.keys())
+    contents = read_reachable(as_mapping(table), start)
+    clash = sorted(contents.ending.keys() & contents.going_on.keys())
     if clash:
         state = clash[0]
         raise UserError(
-            f"{name}: state {state} ends the episode when entered {reading.ending[state]}, and does not when entered "
-            f"{reading.going_on[state]}. Here an end is a property of the state entered, so this table cannot be read: "
-            "give the environment a state of its own for each way to end"
+            f"{name}: state {state} ends the episode when entered {contents.ending[state]}, and does not when entered "
+            f"{contents.going_on[state]}. Here an end is a property of the state entered, so this table cannot be "
+            "read: give the environment a state of its own for each way to end"
         )
-    return renumbered(reading, start)
+    return mdp_of_table(contents, start)
 
 
-def read_reachable(table: Mapping[int, object], start: Float[ndarray, " state"]) -> Reading:
+def read_reachable(table: Mapping[int, object], start: Float[ndarray, " state"]) -> TableContents:
     """Follow every outcome of positive probability from the start, and never on from one that ends the episode."""
     waiting = [int(state) for state in np.flatnonzero(start)]
-    reading = Reading(going_on=dict.fromkeys(waiting, "at the start"))
+    contents = TableContents(going_on=dict.fromkeys(waiting, "at the start"))
     while waiting:
         state = waiting.pop()
-        for action, outcomes in actions_of(table, state, reading).items():
+        for action, outcomes in read_actions(table, state, contents).items():
             for probability, following, reward, ends in read_outcomes(outcomes, f"P[{state}][{action}]", len(start)):
-                reading.lines.append((state, action, following, probability, reward))
-                entered = reading.ending if ends else reading.going_on
+                contents.lines.append((state, action, following, probability, reward))
+                entered = contents.ending if ends else contents.going_on
                 if following not in entered:
                     entered[following] = f"from state {state} by action {action}"
                     if not ends:
                         waiting.append(following)
-    return reading
+    return contents
 
 
-def actions_of(table: Mapping[int, object], state: int, reading: Reading) -> Mapping[int, object]:
+def read_actions(table: Mapping[int, object], state: int, contents: TableContents) -> Mapping[int, object]:
     """What each action may lead to in a state; all states have as many as the first that is read."""
     entry = table.get(state)
     if not isinstance(entry, Mapping | Sequence) or not len(entry):
         raise UserError(
-            f"state {state} is entered {reading.going_on[state]}, and P has no actions there: "
+            f"state {state} is entered {contents.going_on[state]}, and P has no actions there: "
             "list what each of them may lead to"
         )
-    actions = numbered(entry)
-    reading.num_actions = reading.num_actions or len(actions)
-    if set(actions) != set(range(reading.num_actions)):
+    actions = as_mapping(entry)
+    contents.num_actions = contents.num_actions or len(actions)
+    if set(actions) != set(range(contents.num_actions)):
         raise UserError(
-            f"P[{state}] has the actions {', '.join(map(str, actions))}, where 0 to {reading.num_actions - 1} are "
+            f"P[{state}] has the actions {', '.join(map(str, actions))}, where 0 to {contents.num_actions - 1} are "
             "expected: give every state the same, numbered from 0; one without effect may lead back to its state"
         )
     return actions
@@ -123,16 +128,16 @@ def read_outcomes(outcomes: object, where: str, num_states: int) -> Iterable[Out
         yield outcome
 
 
-def numbered(entries: Mapping[int, object] | Sequence[object]) -> Mapping[int, object]:
+def as_mapping(entries: Mapping[int, object] | Sequence[object]) -> Mapping[int, object]:
     """A dictionary as it is; the entries of a list by their places."""
     return entries if isinstance(entries, Mapping) else dict(enumerate(entries))
 
 
-def renumbered(reading: Reading, start: Float[ndarray, " state"]) -> TabularMDP:
-    """The lines as a world."""
-    num_actions = reading.num_actions
-    states = np.array(sorted(reading.going_on.keys() | reading.ending.keys()), dtype=np.int64)
-    lines = np.array(reading.lines).reshape(-1, 5)
+def mdp_of_table(contents: TableContents, start: Float[ndarray, " state"]) -> TabularMDP:
+    """The world that the lines of a table make, rewards averaged over what may follow."""
+    num_actions = contents.num_actions
+    states = np.array(sorted(contents.going_on.keys() | contents.ending.keys()), dtype=np.int64)
+    lines = np.array(contents.lines).reshape(-1, 5)
     source, following = np.searchsorted(states, lines[:, 0]), np.searchsorted(states, lines[:, 2])
     rows = source * num_actions + lines[:, 1].astype(np.int64)
     shape = (len(states) * num_actions, len(states))
@@ -140,7 +145,7 @@ def renumbered(reading: Reading, start: Float[ndarray, " state"]) -> TabularMDP:
         transitions=csr_array((lines[:, 3], (rows, following)), shape=shape),
         num_actions=num_actions,
         start=start[states],
-        terminal=np.isin(states, list(reading.ending)),
+        terminal=np.isin(states, list(contents.ending)),
         rewards=np.bincount(rows, lines[:, 3] * lines[:, 4], minlength=shape[0]).reshape(-1, num_actions),
         states=states,
     )

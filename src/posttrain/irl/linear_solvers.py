@@ -50,10 +50,10 @@ def solver(matrix: csc_array, *, wide: bool) -> Solver:
     Raises Divergence where it is singular, which needs discount 1 and a policy that some states never leave; a wide one
     is found to be so only when it is solved.
     """
-    return Iterated(matrix) if wide else factorised(matrix)
+    return IterativeSolver(matrix) if wide else lu_factors(matrix)
 
 
-def factorised(matrix: csc_array) -> SuperLU:
+def lu_factors(matrix: csc_array) -> SuperLU:
     """LU factors of an M-matrix."""
     try:
         return splu(matrix, permc_spec="MMD_AT_PLUS_A", diag_pivot_thresh=0.0, options={"SymmetricMode": True})
@@ -62,7 +62,7 @@ def factorised(matrix: csc_array) -> SuperLU:
 
 
 @dataclass(frozen=True, eq=False)
-class Iterated:
+class IterativeSolver:
     """A system that is solved by iteration, and by factors only where that does not settle."""
 
     matrix: csc_array
@@ -82,7 +82,7 @@ class Iterated:
                 f"the linear system of a policy of {left.shape[0]} states did not settle in {ROUNDS} times "
                 f"{MAX_ITERATIONS} iterations, and its factors would be too large to try"
             )
-        return factorised(left)
+        return lu_factors(left)
 
     def solve(self, right: ndarray, trans: Direction = "N") -> ndarray:
         """For one right-hand side, or for each column of several.
@@ -92,12 +92,12 @@ class Iterated:
         table, solution = self.rows if trans == "N" else self.matrix.T, np.empty(right.shape)
         columns, solved = right.reshape(len(right), -1), solution.reshape(len(right), -1)
         for place, column in enumerate(columns.T):
-            found = settled(table, column)
+            found = bicgstab_solution(table, column)
             solved[:, place] = self.factors.solve(column, trans) if found is None else found
         return solution
 
 
-def settled(table: csr_array, right: ndarray) -> ndarray | None:
+def bicgstab_solution(table: csr_array, right: ndarray) -> ndarray | None:
     """The solution for one right-hand side; None where no iteration settles.
 
     BiCGSTAB looks at what is left over along a direction of its own, which is the right-hand side: of an episode that

@@ -7,21 +7,21 @@ from scipy.sparse import csc_array, csr_array
 
 from posttrain.irl.linear_solvers import Solver, solver
 from posttrain.irl.mdp import TabularMDP, reachable
-from posttrain.irl.pattern import added_up
+from posttrain.irl.pattern import sums_at
 
 
-def merged(mdp: TabularMDP, policy: Float[ndarray, "state action"]) -> Float[ndarray, " entry"]:
+def policy_entries(mdp: TabularMDP, policy: Float[ndarray, "state action"]) -> Float[ndarray, " entry"]:
     """P_π(s'|s) = Σ_a π(a|s) P(s'|s,a), in the order of the pattern."""
     where, table = mdp.pattern, mdp.transitions
     weights = np.repeat(policy.ravel(), np.diff(table.indptr))
     weights *= table.data
-    return added_up(where.slot, weights, len(where.indices))
+    return sums_at(where.slot, weights, len(where.indices))
 
 
 def next_state_table(mdp: TabularMDP, policy: Float[ndarray, "state action"]) -> csr_array:
     """P_π as a matrix, one row per state."""
     where, size = mdp.pattern, mdp.num_states
-    return csc_array((merged(mdp, policy), where.indices, where.indptr), shape=(size, size)).tocsr()
+    return csc_array((policy_entries(mdp, policy), where.indices, where.indptr), shape=(size, size)).tocsr()
 
 
 def always_ends(mdp: TabularMDP, policy: Float[ndarray, "state action"]) -> bool:
@@ -31,10 +31,10 @@ def always_ends(mdp: TabularMDP, policy: Float[ndarray, "state action"]) -> bool
     return bool(reachable(edges.T.tocsr(), mdp.terminal).all())
 
 
-def system(mdp: TabularMDP, policy: Float[ndarray, "state action"], discount: float) -> Solver:
+def policy_system(mdp: TabularMDP, policy: Float[ndarray, "state action"], discount: float) -> Solver:
     """I - γ P_π, to be solved."""
     where, size = mdp.pattern, mdp.num_states
-    entries = merged(mdp, policy)
+    entries = policy_entries(mdp, policy)
     entries *= -discount
     entries[where.diagonal] += 1
     return solver(csc_array((entries, where.indices, where.indptr), shape=(size, size)), wide=mdp.wide)

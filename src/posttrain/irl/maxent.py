@@ -12,18 +12,27 @@ from typing import Literal
 import numpy as np
 
 from posttrain.errors import UserError, require
-from posttrain.irl.counting import check_whole, count, in_world, initial_histogram
+from posttrain.irl.counting import check_whole, discounted_counts, in_world, initial_histogram
 from posttrain.irl.curvature import Matrix
 from posttrain.irl.demonstrations import Demonstrations
-from posttrain.irl.divergence import Divergence
+from posttrain.irl.divergence import ConvergenceWarning, Divergence
 from posttrain.irl.feasibility import constant_cost
+from posttrain.irl.features import Features, LinearReward, Weights, dense
 from posttrain.irl.mdp import TabularMDP
-from posttrain.irl.minimisers import ARMIJO, SMALLEST_STEP, Descent, Point, Rescaled, minimise_newton, rescaled
+from posttrain.irl.minimisers import (
+    ARMIJO,
+    SMALLEST_STEP,
+    Descent,
+    Point,
+    RescaledObjective,
+    Watch,
+    minimise_newton,
+    rescaled_point,
+)
 from posttrain.irl.objectives import Setting
 from posttrain.irl.occupancies import occupancy_from
 from posttrain.irl.paths import PathPlan, PerState, executed_slopes, path_curvature, path_partition
 from posttrain.irl.planning import Policy
-from posttrain.irl.rewards import Features, LinearReward, Weights, dense
 
 PATIENCE = 15
 """Steps in which the way to algorithm 1's zero must shorten by half."""
@@ -39,6 +48,7 @@ class PathDual:
     start: PerState
     moments: Weights
     l2: float
+    watch: Watch | None = None
 
     def at(self, weights: Weights, guess: PathPlan | None = None) -> Point[PathPlan]:
         """g, ∇g = E_q[φ] - μ + l2 θ, and ∇²g."""
@@ -50,13 +60,16 @@ class PathDual:
         def bend() -> Matrix:
             return path_curvature(plan, dense(self.features.table), visits) + self.l2 * np.eye(len(weights))
 
-        return Point(
+        point = Point(
             weights=weights,
             plan=plan,
             value=float(self.start @ plan.values - weights @ self.moments + self.l2 / 2 * weights @ weights),
             gradient=np.asarray(self.features.table.T @ visits) - self.moments + self.l2 * weights,
             bend=bend,
         )
+        if self.watch is not None:
+            self.watch(point.numbers)
+        return point
 
     def algorithm1(self, point: Point[PathPlan]) -> Weights:
         """What algorithm 1 of the paper calls the gradient: visits of the policy under the true dynamics."""
@@ -125,7 +138,9 @@ class MaxEntIRL:
         require(self.tolerance > 0, self, "tolerance", "is never reached; use a number > 0")
         require(self.max_iterations >= 0, self, "max_iterations", "is negative; use a number >= 0")
 
-    def fit(self, mdp: TabularMDP, reward: LinearReward, demonstrations: Demonstrations) -> PathFit:
+    def fit(
+        self, mdp: TabularMDP, reward: LinearReward, demonstrations: Demonstrations, *, watch: Watch | None = None
+    ) -> PathFit:
         """The weights of the path distribution that matches the demonstrations, given where each starts."""
         known = in_world(demonstrations, mdp)
         check_whole(known, mdp, discount=1.0, horizon=None)
@@ -133,28 +148,25 @@ class MaxEntIRL:
         if not features.per_state:
             raise UserError(f"on = {reward.on!r}: the path model has features of states; use on='state'")
         starts = initial_histogram(known, mdp.num_states)
-        dual = self.dual(features, starts, features.observed(count(known, mdp, discount=1.0)))
+        dual = PathDual(
+            features, starts, features.observed(discounted_counts(known, mdp, discount=1.0)), self.l2, watch
+        )
         first = dual.at(self.feasible_weights(features, starts))
         if self.gradient == "tilted":
-            scaled, start = Rescaled(dual, features.units), rescaled(first, features.units)
+            scaled, start = RescaledObjective(dual, features.units), rescaled_point(first, features.units)
             found = minimise_newton(scaled, start, tolerance=self.tolerance, max_iterations=self.max_iterations)
-            found = replace(found, point=rescaled(found.point, 1 / features.units))
+            found = replace(found, point=rescaled_point(found.point, 1 / features.units))
         else:
-            found = self.seek_zero(dual, first)
-        return self.told(path_fit(dual, found))
-
-    def told(self, fit: PathFit) -> PathFit:
-        """The same fit, with a warning where it has not converged."""
+            found = self.find_zero(dual, first)
+        fit = path_fit_of_descent(dual, found)
         if not fit.converged:
             warnings.warn(
                 f"the fit has not converged: its largest gradient is {fit.history[-1][1]:.3g} after "
                 f"{fit.num_iterations} iterations; use a larger l2, or raise max_iterations or tolerance",
-                stacklevel=3,
+                ConvergenceWarning,
+                stacklevel=2,
             )
         return fit
-
-    def dual(self, features: Features, start: PerState, moments: Weights) -> PathDual:
-        return PathDual(features, start, moments, self.l2)
 
     def feasible_weights(self, features: Features, start: PerState) -> Weights:
         """Weights under which every step costs more than the log of its ways, if the features can say so; else 0."""
@@ -162,21 +174,21 @@ class MaxEntIRL:
         cost = constant_cost(setting)
         return np.zeros(features.num_features) if cost is None else cost
 
-    def seek_zero(self, dual: PathDual, first: Point[PathPlan]) -> Descent[PathPlan]:
+    def find_zero(self, dual: PathDual, first: Point[PathPlan]) -> Descent[PathPlan]:
         """Newton's method on algorithm 1's direction; where that leads nowhere, by way of a stronger penalty's zero."""
-        found = self.follow(dual, first)
+        found = self.newton_zero(dual, first)
         if found.converged or not 0 < dual.l2 < STRONG:
             return found
         stronger = replace(dual, l2=4 * dual.l2)
-        on_the_way = self.seek_zero(stronger, stronger.at(first.weights))
-        return self.follow(dual, dual.at(on_the_way.point.weights)) if on_the_way.converged else found
+        on_the_way = self.find_zero(stronger, stronger.at(first.weights))
+        return self.newton_zero(dual, dual.at(on_the_way.point.weights)) if on_the_way.converged else found
 
-    def follow(self, dual: PathDual, first: Point[PathPlan]) -> Descent[PathPlan]:
+    def newton_zero(self, dual: PathDual, first: Point[PathPlan]) -> Descent[PathPlan]:
         """Newton's method for as long as its steps bring it nearer to zero, and by half in every `PATIENCE` of them."""
         point, direction, units = first, dual.algorithm1(first), dual.features.units
         history = [(first.value, float(np.abs(direction / units).max()))]
         while history[-1][1] > self.tolerance and len(history) <= self.max_iterations:
-            found = nearer(dual, point, direction)
+            found = backtracking_step(dual, point, direction)
             stalled = len(history) > PATIENCE and history[-1][1] > history[-1 - PATIENCE][1] / 2
             if found is None or stalled:
                 break
@@ -185,7 +197,9 @@ class MaxEntIRL:
         return Descent(point=point, converged=history[-1][1] <= self.tolerance, history=tuple(history))
 
 
-def nearer(dual: PathDual, point: Point[PathPlan], direction: Weights) -> tuple[Point[PathPlan], Weights] | None:
+def backtracking_step(
+    dual: PathDual, point: Point[PathPlan], direction: Weights
+) -> tuple[Point[PathPlan], Weights] | None:
     """The first point on the way back from a Newton step at which algorithm 1's direction is shorter; None without."""
     units = dual.features.units  # in which nothing is flat for its unit
     step = np.linalg.lstsq(dual.algorithm1_slopes(point) / np.outer(units, units), -direction / units, rcond=None)[0]
@@ -204,8 +218,8 @@ def nearer(dual: PathDual, point: Point[PathPlan], direction: Weights) -> tuple[
     return None
 
 
-def path_fit(dual: PathDual, found: Descent[PathPlan]) -> PathFit:
-    """Read everything off the last point."""
+def path_fit_of_descent(dual: PathDual, found: Descent[PathPlan]) -> PathFit:
+    """The fit that a minimisation ended with, everything in it read off the last point."""
     point = found.point
     features, policy = dual.features, point.plan.policy()
     visits = occupancy_from(features.mdp, policy, dual.start, discount=1.0)

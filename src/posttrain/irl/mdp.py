@@ -31,7 +31,10 @@ Ends = Iterable[int] | ndarray
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class TabularMDP:
-    """Transition probabilities, where episodes start and where they end; use a `from_...` method to make one."""
+    """Transition probabilities, where episodes start and where they end.
+
+    Make one by `from_sparse` or `from_dense`; `posttrain.irl.read_gymnasium` reads one off an environment.
+    """
 
     transitions: csr_array
     """P(s'|s,a) in row s · num_actions + a and column s'; the rows of terminal states are empty."""
@@ -89,16 +92,6 @@ class TabularMDP:
         num_states, num_actions, _ = table.shape
         flat = csr_array(table.reshape(num_states * num_actions, num_states))
         return TabularMDP.from_sparse(flat, num_actions=num_actions, start=start, terminal=terminal)
-
-    @staticmethod
-    def from_gymnasium(env: object) -> "TabularMDP":
-        """From the transition table `P` of an environment such as FrozenLake, CliffWalking or Taxi.
-
-        See `gymnasium_table` for what is read and what is refused.  Time limits are wrappers and not in the table.
-        """
-        from posttrain.irl.gymnasium_table import read_table
-
-        return read_table(env)
 
     @property
     def num_states(self) -> int:
@@ -219,19 +212,19 @@ def check_rows(mdp: TabularMDP) -> None:
     if bad.size:
         row = int(np.searchsorted(table.indptr, bad[0], side="right")) - 1
         raise UserError(
-            f"transitions: {pair(mdp, row)} reach state {mdp.states[table.indices[bad[0]]]} "
+            f"transitions: {row_name(mdp, row)} reach state {mdp.states[table.indices[bad[0]]]} "
             f"with probability {table.data[bad[0]]}; use numbers from 0 to 1"
         )
     sums = table @ np.ones(mdp.num_states)
     wrong = np.flatnonzero((np.abs(sums - 1) > SUM_TOLERANCE) & ~np.repeat(mdp.terminal, mdp.num_actions))
     if wrong.size:
         raise UserError(
-            f"transitions: the probabilities of {pair(mdp, int(wrong[0]))} add up to {sums[wrong[0]]:.9g}, not to 1"
+            f"transitions: the probabilities of {row_name(mdp, int(wrong[0]))} add up to {sums[wrong[0]]:.9g}, not to 1"
             f"{f' (nor in {wrong.size - 1} more rows)' if wrong.size > 1 else ''}; {SUM_REMEDY}"
         )
 
 
-def pair(mdp: TabularMDP, row: int) -> str:
+def row_name(mdp: TabularMDP, row: int) -> str:
     """How an error names a row of the table."""
     state, action = divmod(row, mdp.num_actions)
     return f"state {mdp.states[state]}, action {action} (row {row})"

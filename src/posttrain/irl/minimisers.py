@@ -4,7 +4,7 @@ Where the weights make no finite values the objective counts as +∞, and the st
 """
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Generic, Protocol, TypeVar, runtime_checkable
@@ -13,10 +13,16 @@ import numpy as np
 
 from posttrain.irl.curvature import Matrix
 from posttrain.irl.divergence import Divergence
-from posttrain.irl.rewards import Weights
+from posttrain.irl.features import Weights
 
 PlanT = TypeVar("PlanT")
 """What an objective plans at some weights, and plans from at others near by."""
+
+Watch = Callable[[Mapping[str, float]], None]
+"""Is called with the numbers of each evaluation while a fit goes on, also of steps that are tried in vain.
+
+What it raises ends the fit.
+"""
 
 ARMIJO = 1e-4
 """The share of the promised decrease that a step must bring."""
@@ -58,6 +64,11 @@ class Point(Generic[PlanT]):
         """What a record of a minimisation keeps of a point, whose factors may take a gigabyte."""
         return self.value, self.gradient_norm
 
+    @property
+    def numbers(self) -> Mapping[str, float]:
+        """What a `Watch` is shown of a point."""
+        return {"objective": self.value, "largest_gradient": self.gradient_norm}
+
 
 @runtime_checkable
 class Objective(Protocol[PlanT]):
@@ -78,7 +89,7 @@ class Descent(Generic[PlanT]):
 
 
 @dataclass(frozen=True, eq=False)
-class Rescaled(Generic[PlanT]):
+class RescaledObjective(Generic[PlanT]):
     """An objective of weights times `units`: with features in units of their size no direction is flat for its unit."""
 
     objective: Objective[PlanT]
@@ -86,10 +97,10 @@ class Rescaled(Generic[PlanT]):
 
     def at(self, weights: Weights, guess: PlanT | None = None) -> Point[PlanT]:
         """The objective of the weights / units."""
-        return rescaled(self.objective.at(weights / self.units, guess), self.units)
+        return rescaled_point(self.objective.at(weights / self.units, guess), self.units)
 
 
-def rescaled(point: Point[PlanT], units: Weights) -> Point[PlanT]:
+def rescaled_point(point: Point[PlanT], units: Weights) -> Point[PlanT]:
     """A point in weights times units."""
     return Point(
         weights=point.weights * units,
@@ -118,14 +129,14 @@ def minimise_newton(
             break
         while radius > SMALLEST_STEP:
             step = trusted_step(point, radius, tolerance)
-            candidate, size = attempt(objective, point, step), float(np.linalg.norm(step))
+            candidate, size = evaluate_step(objective, point, step), float(np.linalg.norm(step))
             promised = -float(point.gradient @ step + step @ point.hessian @ step / 2)
             gained = -np.inf if candidate is None else (point.value - candidate.value) / max(promised, 1e-300)
             if gained < 1 / 4:
                 radius = size / 4
             elif gained > 3 / 4 and size > 0.9 * radius:
                 radius *= 4
-            if candidate is not None and acceptable(point, candidate, step, -promised):
+            if candidate is not None and sufficient_decrease(point, candidate, step, -promised):
                 point = candidate
                 history.append(point.measure)
                 break
@@ -208,14 +219,14 @@ def line_search(objective: Objective[PlanT], point: Point[PlanT], step: Weights)
     slope = float(point.gradient @ step)
     length = 1.0
     while slope < 0 and length >= SMALLEST_STEP:
-        candidate = attempt(objective, point, length * step)
-        if candidate is not None and acceptable(point, candidate, step, length * slope):
+        candidate = evaluate_step(objective, point, length * step)
+        if candidate is not None and sufficient_decrease(point, candidate, step, length * slope):
             return candidate
         length /= 2
     return None
 
 
-def attempt(objective: Objective[PlanT], point: Point[PlanT], step: Weights) -> Point[PlanT] | None:
+def evaluate_step(objective: Objective[PlanT], point: Point[PlanT], step: Weights) -> Point[PlanT] | None:
     """The objective after a step, or None where it is infinite."""
     try:
         return objective.at(point.weights + step, point.plan)
@@ -223,7 +234,7 @@ def attempt(objective: Objective[PlanT], point: Point[PlanT], step: Weights) -> 
         return None
 
 
-def acceptable(point: Point[PlanT], candidate: Point[PlanT], step: Weights, change: float) -> bool:
+def sufficient_decrease(point: Point[PlanT], candidate: Point[PlanT], step: Weights, change: float) -> bool:
     """Whether a step lowers the objective by enough of the `change` that was promised.
 
     Near the minimum a value no longer shows in its last digits what the gradient still does.  There the slope along the

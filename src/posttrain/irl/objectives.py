@@ -18,10 +18,10 @@ from numpy import ndarray
 
 from posttrain.irl.curvature import Matrix, curvature, expected_from
 from posttrain.irl.demonstrations import Demonstrations
+from posttrain.irl.features import Features, Weights
 from posttrain.irl.finite_horizon import FinitePlan, soft_finite_horizon
-from posttrain.irl.minimisers import Objective, Point
+from posttrain.irl.minimisers import Objective, Point, Watch
 from posttrain.irl.planning import Problem, SoftPlan, soft_policy_iteration
-from posttrain.irl.rewards import Features, Weights
 
 Plan = SoftPlan | FinitePlan
 
@@ -77,8 +77,26 @@ class PlannedObjective(Objective[Plan], Protocol):
     def setting(self) -> Setting: ...
 
 
+@dataclass(frozen=True, eq=False)
+class WatchedObjective:
+    """An objective whose evaluations are shown to a `watch`."""
+
+    objective: PlannedObjective
+    watch: Watch
+
+    @property
+    def setting(self) -> Setting:
+        return self.objective.setting
+
+    def at(self, weights: Weights, guess: Plan | None = None) -> Point[Plan]:
+        """The objective there, once it was shown."""
+        point = self.objective.at(weights, guess)
+        self.watch(point.numbers)
+        return point
+
+
 @runtime_checkable
-class Informed(PlannedObjective, Protocol):
+class InformativeObjective(PlannedObjective, Protocol):
     """An objective that can say what its data tell of the weights."""
 
     @property

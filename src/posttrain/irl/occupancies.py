@@ -6,7 +6,7 @@ from numpy import ndarray
 
 from posttrain.errors import UserError
 from posttrain.irl.divergence import Divergence
-from posttrain.irl.linear_systems import next_state_table, system
+from posttrain.irl.linear_systems import next_state_table, policy_system
 from posttrain.irl.mdp import SUM_TOLERANCE, TabularMDP, reachable
 from posttrain.irl.planning import UNBOUNDED, Policy, check_discount
 
@@ -25,20 +25,20 @@ def occupancy(mdp: TabularMDP, policy: Policy, *, discount: float) -> Float[ndar
 def occupancy_from(
     mdp: TabularMDP, policy: Policy, start: Float[ndarray, " state"], *, discount: float
 ) -> Float[ndarray, " state"]:
-    """The same for episodes that start elsewhere."""
+    """Expected visits of each state in episodes that start elsewhere than the world's."""
     check_discount(discount)
     check_policy(mdp, policy)
     if discount == 1:
-        visited = ending(mdp, policy, start)
+        visited = visited_states(mdp, policy, start)
         # Elsewhere it may go round for ever, and the matrix be singular.
         policy = np.where(visited[:, None], policy, 0.0)
     try:
-        visits: ndarray = system(mdp, policy, discount).solve(start, "T")
+        visits: ndarray = policy_system(mdp, policy, discount).solve(start, "T")
     except Divergence as error:
         said = f"occupancy diverges at discount {discount}: {error}"
         raise Divergence(f"{said}. Use a lower discount or a horizon") from error
     if not np.abs(visits).max() < UNBOUNDED:
-        raise too_long(discount)
+        raise infinite_occupancy(discount)
     return visits
 
 
@@ -66,7 +66,7 @@ def finite_occupancy(
     return visits
 
 
-def ending(mdp: TabularMDP, policy: Policy, start: Float[ndarray, " state"]) -> Bool[ndarray, " state"]:
+def visited_states(mdp: TabularMDP, policy: Policy, start: Float[ndarray, " state"]) -> Bool[ndarray, " state"]:
     """The states that a policy visits; refuses one that may go on for ever from any of them."""
     edges = next_state_table(mdp, policy)
     edges.eliminate_zeros()
@@ -80,7 +80,7 @@ def ending(mdp: TabularMDP, policy: Policy, start: Float[ndarray, " state"]) -> 
     return visited
 
 
-def too_long(discount: float) -> Divergence:
+def infinite_occupancy(discount: float) -> Divergence:
     """The error for a policy that hardly ever ends an episode."""
     return Divergence(
         f"occupancy diverges at discount {discount}: an episode of this policy visits some state {UNBOUNDED:.0e} times "

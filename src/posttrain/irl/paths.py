@@ -22,9 +22,9 @@ from scipy.sparse import csr_array
 from posttrain.irl.curvature import BLOCK, Matrix
 from posttrain.irl.divergence import Divergence
 from posttrain.irl.linear_solvers import Solver
-from posttrain.irl.linear_systems import resolvent, system
+from posttrain.irl.linear_systems import policy_system, resolvent
 from posttrain.irl.mdp import TabularMDP
-from posttrain.irl.planning import MAX_SOLVES, UNBOUNDED, Policy, arrived, check_reward
+from posttrain.irl.planning import MAX_SOLVES, UNBOUNDED, Policy, check_reward, newton_converged
 
 PerState = Float[ndarray, " state"]
 
@@ -79,7 +79,7 @@ def path_partition(mdp: TabularMDP, reward: PerState, *, guess: PerState | None 
     reward, choices = reward.astype(np.float64), merged_choices(mdp)
     if guess is not None:
         try:
-            return newton(mdp, choices, reward, np.where(mdp.terminal, reward, guess))
+            return solve_partition(mdp, choices, reward, np.where(mdp.terminal, reward, guess))
         except Divergence:
             pass  # the uniform choice cannot mislead
     lost = mdp.never_ending()
@@ -90,31 +90,31 @@ def path_partition(mdp: TabularMDP, reward: PerState, *, guess: PerState | None 
     try:
         first = resolvent(uniform, wide=mdp.wide).solve(worth)
     except Divergence as error:
-        raise infinite(reward) from error
-    return newton(mdp, choices, reward, first)
+        raise infinite_partition(reward) from error
+    return solve_partition(mdp, choices, reward, first)
 
 
-def newton(mdp: TabularMDP, choices: csr_array, reward: PerState, values: PerState) -> PathPlan:
+def solve_partition(mdp: TabularMDP, choices: csr_array, reward: PerState, values: PerState) -> PathPlan:
     """V ← V + (I - q)⁻¹ (T V - V), where T V is the right-hand side of its equation."""
     before, scale = np.inf, max(float(np.abs(reward).max()), float(np.log(mdp.num_actions)), 1e-300)
     for _ in range(MAX_SOLVES):
-        updated, following = tilted(choices, reward, values)
+        updated, following = tilted_dynamics(choices, reward, values)
         try:
             onwards = resolvent(following, wide=mdp.wide)
             left_over = updated - values
             step = onwards.solve(left_over)
         except Divergence as error:
-            raise infinite(reward) from error
+            raise infinite_partition(reward) from error
         values = values + step
         moved, largest = float(np.abs(step).max()), float(np.abs(values).max())
         if not largest < UNBOUNDED * scale:
             break
-        if arrived(left_over, moved, before, largest=largest, scale=scale):
+        if newton_converged(left_over, moved, before, largest=largest, scale=scale):
             if not onwards.solve(np.ones(len(values))).max() < UNBOUNDED:
                 break
             return PathPlan(mdp=mdp, values=values, following=following, system=onwards)
         before = moved
-    raise infinite(reward)
+    raise infinite_partition(reward)
 
 
 def merged_choices(mdp: TabularMDP) -> csr_array:
@@ -126,7 +126,7 @@ def merged_choices(mdp: TabularMDP) -> csr_array:
     return choices
 
 
-def tilted(choices: csr_array, reward: PerState, values: PerState) -> tuple[PerState, csr_array]:
+def tilted_dynamics(choices: csr_array, reward: PerState, values: PerState) -> tuple[PerState, csr_array]:
     """The right-hand side of V's equation, and q; in terminal states V is the reward."""
     going_on = np.flatnonzero(np.diff(choices.indptr))
     first = choices.indptr[going_on]
@@ -163,7 +163,7 @@ def executed_slopes(plan: PathPlan, features: Float[ndarray, "state feature"], s
     ψ is what follows in the world and χ = ∂V/∂θ what follows on the model's own paths, on which s' is tilted by Z(s').
     """
     mdp, policy, outcomes = plan.mdp, plan.policy(), tilted_outcomes(plan)
-    executed = system(mdp, policy, 1.0)
+    executed = policy_system(mdp, policy, 1.0)
     flow = executed.solve(start, "T")[:, None] * policy
     real, hoped = executed.solve(features), plan.system.solve(features)
     total = np.zeros((features.shape[1], features.shape[1]))
@@ -177,7 +177,7 @@ def executed_slopes(plan: PathPlan, features: Float[ndarray, "state feature"], s
     return total
 
 
-def infinite(reward: PerState) -> Divergence:
+def infinite_partition(reward: PerState) -> Divergence:
     """The error for rewards that pay for going round and round."""
     return Divergence(
         f"the partition function over paths is infinite (or too near it for double precision) at rewards from "

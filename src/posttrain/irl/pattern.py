@@ -36,7 +36,7 @@ class Pattern:
         )
 
 
-def added_up(
+def sums_at(
     places: Int[ndarray, " entry"], weights: Float[ndarray, " entry"], num_places: int
 ) -> Float[ndarray, " place"]:
     """The sum of the weights at each place."""

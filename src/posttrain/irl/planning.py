@@ -24,7 +24,7 @@ from numpy import ndarray
 from posttrain.errors import UserError
 from posttrain.irl.divergence import Divergence
 from posttrain.irl.linear_solvers import Solver
-from posttrain.irl.linear_systems import always_ends, system
+from posttrain.irl.linear_systems import always_ends, policy_system
 from posttrain.irl.mdp import TabularMDP, reachable, state_graph
 
 TOLERANCE = 1e-12
@@ -43,7 +43,7 @@ Policy = Float[ndarray, "state action"]
 
 
 @dataclass
-class Watch:
+class StallDetector:
     """Notices sweeps that lead nowhere: over 2·S of them and more, changes have not shrunk as they would by the end."""
 
     num_states: int
@@ -137,7 +137,7 @@ class Problem:
     def solve(self, policy: Policy, right: Float[ndarray, " state"]) -> tuple[Solver, Float[ndarray, " state"]]:
         """The policy's linear system, and its solution for a right-hand side."""
         try:
-            forwards = system(self.mdp, policy, self.discount)
+            forwards = policy_system(self.mdp, policy, self.discount)
             return forwards, forwards.solve(right)
         except Divergence as error:
             raise self.diverged(str(error)) from error
@@ -175,7 +175,7 @@ def value_iteration(
     if not tolerance >= 0:
         raise UserError(f"tolerance = {tolerance}: use a number >= 0")
     steps, ends = per_action(mdp, reward), at_ends(mdp, reward)
-    values, watch = ends, Watch(mdp.num_states)
+    values, detector = ends, StallDetector(mdp.num_states)
     for sweep in range(1, MAX_SWEEPS + 1):
         q = steps + discount * (mdp.transitions @ values).reshape(steps.shape)
         updated = np.where(mdp.terminal, ends, reduce(np.maximum, q.T))
@@ -183,12 +183,12 @@ def value_iteration(
         values = updated
         if change <= max(tolerance, ROUNDING * largest):
             return values
-        if watch.stuck(change):
+        if detector.stuck(change):
             break
         best = greedy_policy(mdp, q) if sweep % LEAP == 0 else None
         if best is not None and (discount < 1 or always_ends(mdp, best)):
             with suppress(Divergence):  # then sweeps go on
-                values = system(mdp, best, discount).solve(ends + (best * steps).sum(axis=1))
+                values = policy_system(mdp, best, discount).solve(ends + (best * steps).sum(axis=1))
     raise Divergence(
         f"value iteration does not settle at discount {discount} (and temperature 0): a sweep still changes "
         f"a value by {change:.3g}. Use a lower discount, or a world in which every paid loop ends"
@@ -218,7 +218,7 @@ def soft_value_iteration(problem: Problem, *, tolerance: float = TOLERANCE) -> S
     is their geometric sum.
     """
     problem.check_ends()
-    values, before, watch = problem.end_values, 0.0, Watch(problem.mdp.num_states)
+    values, before, detector = problem.end_values, 0.0, StallDetector(problem.mdp.num_states)
     for _ in range(MAX_SWEEPS):
         updated, policy = problem.sweep(values)
         change = float(np.abs(updated - values).max())
@@ -230,7 +230,7 @@ def soft_value_iteration(problem: Problem, *, tolerance: float = TOLERANCE) -> S
         if settled or change <= ROUNDING * largest:
             forwards, _ = problem.solve(policy, values)
             return SoftPlan(problem=problem, values=values, policy=policy, system=forwards)
-        if watch.stuck(change):
+        if detector.stuck(change):
             break
         before = change
     raise Divergence(
@@ -249,7 +249,7 @@ def soft_policy_iteration(problem: Problem, *, guess: Float[ndarray, " state"] |
     """
     if guess is not None:
         try:
-            return newton(problem, np.where(problem.mdp.terminal, problem.end_values, guess))
+            return solve_soft_values(problem, np.where(problem.mdp.terminal, problem.end_values, guess))
         except Divergence:
             pass  # a guess may mislead at discount 1; the uniform policy cannot
     problem.check_ends()
@@ -257,10 +257,10 @@ def soft_policy_iteration(problem: Problem, *, guess: Float[ndarray, " state"] |
     uniform = np.full((mdp.num_states, mdp.num_actions), 1 / mdp.num_actions)
     worth = problem.step_rewards.mean(axis=1) + problem.temperature * np.log(mdp.num_actions)
     values = np.where(mdp.terminal, problem.end_values, worth)
-    return newton(problem, problem.solve(uniform, values)[1])
+    return solve_soft_values(problem, problem.solve(uniform, values)[1])
 
 
-def newton(problem: Problem, values: Float[ndarray, " state"]) -> SoftPlan:
+def solve_soft_values(problem: Problem, values: Float[ndarray, " state"]) -> SoftPlan:
     """The iteration above, until it no longer moves; the system of its last step is that of the plan."""
     before = np.inf
     for _ in range(MAX_SOLVES):
@@ -271,7 +271,7 @@ def newton(problem: Problem, values: Float[ndarray, " state"]) -> SoftPlan:
         largest, moved = float(np.abs(values).max()), float(np.abs(step).max())
         if not largest < UNBOUNDED * problem.scale:
             break
-        if arrived(left_over, moved, before, largest=largest, scale=problem.scale):
+        if newton_converged(left_over, moved, before, largest=largest, scale=problem.scale):
             if problem.discount == 1 and not forwards.solve(np.ones(len(values))).max() < UNBOUNDED:
                 break
             return SoftPlan(problem=problem, values=values, policy=policy, system=forwards)
@@ -279,7 +279,9 @@ def newton(problem: Problem, values: Float[ndarray, " state"]) -> SoftPlan:
     raise problem.diverged(f"values reach {largest:.3g} and episodes hardly ever end")
 
 
-def arrived(left_over: Float[ndarray, " state"], moved: float, before: float, *, largest: float, scale: float) -> bool:
+def newton_converged(
+    left_over: Float[ndarray, " state"], moved: float, before: float, *, largest: float, scale: float
+) -> bool:
     """Whether Newton's method has nothing more to gain: it moved values by `moved` and, the last time, by `before`.
 
     A step may be no more than the rounding of a small remainder, made large by episodes that are long.

@@ -22,19 +22,19 @@ from jaxtyping import Float
 from numpy import ndarray
 
 from posttrain.errors import UserError
-from posttrain.irl.causal import MaxCausalEntIRL
-from posttrain.irl.counting import check_horizon, check_whole, count, in_world, initial_histogram
+from posttrain.irl.causal import MaxCausalEntIRL, warn_unless_converged
+from posttrain.irl.counting import check_horizon, check_whole, discounted_counts, in_world, initial_histogram
 from posttrain.irl.curvature import Matrix
 from posttrain.irl.demonstrations import Demonstrations
-from posttrain.irl.fitting import Fit, fitted
+from posttrain.irl.features import LinearReward, Weights
+from posttrain.irl.fitting import Fit, fit_of_descent
 from posttrain.irl.mdp import TabularMDP
-from posttrain.irl.minimisers import Point
+from posttrain.irl.minimisers import Point, Watch
 from posttrain.irl.objectives import Dual, Plan, Setting
-from posttrain.irl.rewards import LinearReward, Weights
 
 
 @dataclass(frozen=True, eq=False)
-class Joint:
+class JointObjective:
     """The objective above."""
 
     dual: Dual
@@ -91,6 +91,8 @@ def fit_jointly(
     reward: LinearReward,
     demonstrations: Demonstrations,
     comparisons: tuple[Demonstrations, Demonstrations],
+    *,
+    watch: Watch | None = None,
 ) -> Fit:
     """Weights for which the demonstrations and the comparisons are both likely.
 
@@ -102,7 +104,7 @@ def fit_jointly(
     features, known = reward.bound(mdp), in_world(demonstrations, mdp)
     check_whole(known, mdp, discount=irl.discount, horizon=irl.horizon)
     setting = irl.setting(features, initial_histogram(known, mdp.num_states))
-    moments = features.observed(count(known, mdp, discount=irl.discount))
+    moments = features.observed(discounted_counts(known, mdp, discount=irl.discount))
     preferred, others = (in_world(episodes, mdp) for episodes in comparisons)
     if len(preferred) != len(others):
         raise UserError(f"{len(preferred)} preferred episodes for {len(others)} others: give them in pairs")
@@ -116,5 +118,7 @@ def fit_jointly(
     for side, episodes in (("preferred", preferred), ("other", others)):
         check_horizon(episodes, irl.horizon, f"the {side} episode of comparison")
     differences = features.per_episode(preferred, irl.discount) - features.per_episode(others, irl.discount)
-    joint = Joint(Dual(setting, moments), differences, len(known))
-    return irl.told(fitted(irl.minimise(joint), joint, moments, irl.action_counts(known, mdp), len(known)))
+    joint = JointObjective(Dual(setting, moments), differences, len(known))
+    fit = fit_of_descent(irl.minimise(joint, watch), joint, moments, irl.action_counts(known, mdp), len(known))
+    warn_unless_converged(fit)
+    return fit

@@ -12,11 +12,11 @@ from jaxtyping import Bool, Float
 from numpy import ndarray
 
 from posttrain.errors import UserError
-from posttrain.irl.counting import count, in_world
+from posttrain.irl.counting import discounted_counts, in_world
 from posttrain.irl.curvature import Matrix
 from posttrain.irl.demonstrations import Demonstrations
+from posttrain.irl.features import Weights
 from posttrain.irl.fitting import Fit
-from posttrain.irl.rewards import Weights
 
 NO_CURVATURE = 1e-13
 """Curvature below this share of the largest counts as none."""
@@ -78,21 +78,21 @@ def confidence_intervals(fit: Fit, demonstrations: Demonstrations, *, level: flo
     """
     if not 0 < level < 1:
         raise UserError(f"level = {level}: use a probability, such as 0.95")
-    report, known = identifiability(fit), the_fitted(demonstrations, fit)
+    report, known = identifiability(fit), fitted_demonstrations(demonstrations, fit)
     spread = fit.objective.scatter(fit.point, known)
-    bend = inverse(fit, report)
+    bend = inverse_hessian(fit, report)
     deviation = np.sqrt(np.maximum(np.diag(bend @ spread @ bend), 0) / len(known))
     reach = np.where(report.identified, NormalDist().inv_cdf((1 + level) / 2) * deviation, np.inf)
     return Intervals(low=fit.weights - reach, high=fit.weights + reach)
 
 
-def the_fitted(demonstrations: Demonstrations, fit: Fit) -> Demonstrations:
+def fitted_demonstrations(demonstrations: Demonstrations, fit: Fit) -> Demonstrations:
     """The same in the world of the fit; refuses others than those that were fitted, where it was not exact moments."""
     features = fit.setting.features
     known = in_world(demonstrations, features.mdp)
     if not fit.num_demonstrations:
         return known
-    moments = features.observed(count(known, features.mdp, discount=fit.setting.discount))
+    moments = features.observed(discounted_counts(known, features.mdp, discount=fit.setting.discount))
     same = np.allclose(moments, fit.moments, rtol=1e-9, atol=1e-12 * features.largest)
     if len(known) != fit.num_demonstrations or not same:
         raise UserError(
@@ -102,7 +102,7 @@ def the_fitted(demonstrations: Demonstrations, fit: Fit) -> Demonstrations:
     return known
 
 
-def inverse(fit: Fit, report: Identifiability) -> Matrix:
+def inverse_hessian(fit: Fit, report: Identifiability) -> Matrix:
     """H⁻¹, zero along what neither data nor penalty determine; each weight in its own unit, which may be any."""
     hessian, units = fit.point.hessian, fit.setting.features.units
     least = NO_CURVATURE * max(float(report.curvatures[0]), 1e-300) * units**2

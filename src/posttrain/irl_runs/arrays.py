@@ -11,24 +11,24 @@ from posttrain.irl.array_files import read_file
 
 def read_arrays(path: Path, where: str, *, needed: Sequence[str], known: Sequence[str] = ()) -> dict[str, ndarray]:
     """The arrays of an .npz file that are needed, and those of the other known ones that it holds."""
-    found = content(path, where, [*needed, *known])
+    found = stored_arrays(path, where, [*needed, *known])
     if isinstance(found, ndarray):
         raise UserError(f"{where} = {path}: holds one array without a name; give an .npz file, as np.savez writes it")
     missing = [name for name in needed if name not in found]
     if missing:
         raise UserError(f"{where} = {path}: it holds no array {missing[0]!r}; it needs {', '.join(needed)}")
-    return {name: numbers(array, f"{where} = {path}: the array {name!r}") for name, array in found.items()}
+    return {name: real_numbers(array, f"{where} = {path}: the array {name!r}") for name, array in found.items()}
 
 
 def read_array(path: Path, where: str) -> ndarray:
     """The array of an .npy file."""
-    found = content(path, where, [])
+    found = stored_arrays(path, where, [])
     if not isinstance(found, ndarray):
         raise UserError(f"{where} = {path}: holds several arrays; give an .npy file with one")
-    return numbers(found, f"{where} = {path}: the array")
+    return real_numbers(found, f"{where} = {path}: the array")
 
 
-def content(path: Path, where: str, names: Sequence[str]) -> ndarray | dict[str, ndarray]:
+def stored_arrays(path: Path, where: str, names: Sequence[str]) -> ndarray | dict[str, ndarray]:
     """The array of an .npy file, or those of an .npz file that have one of the names."""
     try:
         return read_file(path, names=names)
@@ -36,8 +36,8 @@ def content(path: Path, where: str, names: Sequence[str]) -> ndarray | dict[str,
         raise UserError(f"{where} = {error}") from error
 
 
-def numbers(array: ndarray, what: str) -> ndarray:
-    """The same, once it is found to hold real numbers."""
+def real_numbers(array: ndarray, what: str) -> ndarray:
+    """The array, unless it holds anything but real numbers."""
     if array.dtype.kind not in "biuf":
         raise UserError(f"{what} holds no real numbers")
     return array

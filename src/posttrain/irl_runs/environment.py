@@ -114,7 +114,7 @@ class TabularEnvironment(gymnasium.Env[Any, Any]):
         return int(self.mdp.states[self._state]), {}
 
     def step(self, action: int) -> tuple[int, float, bool, bool, dict[str, Any]]:
-        """Act."""
+        """Act; pays the world's own reward for it."""
         if self._state < 0 or self.mdp.terminal[self._state]:
             raise UserError("the episode is over, or has not begun: call reset() first")
         chosen = index(action)

@@ -27,7 +27,7 @@ COURSE_TOLERANCE = 1e-4
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Demonstrated:
+class ExpertEpisodes:
     """Episodes, and the expert behind them where the world's rewards are known."""
 
     episodes: Demonstrations
@@ -38,12 +38,12 @@ class Demonstrated:
     """At which the expert values the future."""
 
 
-def make_demonstrations(options: DemonstrationOptions, world: World) -> Demonstrated:
+def make_expert_episodes(options: DemonstrationOptions, world: World) -> ExpertEpisodes:
     """Read or sample the demonstrations of a recipe."""
     if isinstance(options, RecordedOptions):
         arrays = read_arrays(Path(options.path), "demonstrations.path", needed=FIELDS)
         episodes = Demonstrations.from_arrays(arrays)
-        return Demonstrated(episodes=episodes, reward=world.rewards, policy=None, discount=options.discount)
+        return ExpertEpisodes(episodes=episodes, reward=world.rewards, policy=None, discount=options.discount)
     if world.rewards is None:
         raise UserError(
             "demonstrations.name = sampled: this world names no rewards for an expert to be after.  Add `rewards` to"
@@ -57,7 +57,7 @@ def make_demonstrations(options: DemonstrationOptions, world: World) -> Demonstr
         rng=np.random.default_rng(options.seed),
         max_steps=options.max_steps,
     )
-    return Demonstrated(episodes=episodes, reward=reward, policy=policy, discount=options.discount)
+    return ExpertEpisodes(episodes=episodes, reward=reward, policy=policy, discount=options.discount)
 
 
 def expert(options: SampledOptions, world: World, rewards: Reward) -> tuple[Policy, Reward]:

@@ -1,4 +1,4 @@
-"""The optional libraries of inverse RL: asked for where they are needed, and told how to get."""
+"""The optional libraries of inverse RL: one that is missing is named before anything begins, with how to install it."""
 
 from importlib import import_module
 

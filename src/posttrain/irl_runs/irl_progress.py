@@ -12,7 +12,8 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
 from posttrain.config import IrlConfig
-from posttrain.irl_runs.expert_episodes import Demonstrated
+from posttrain.irl.divergence import ConvergenceWarning
+from posttrain.irl_runs.expert_episodes import ExpertEpisodes
 from posttrain.irl_runs.worlds import World
 
 PLAIN_SECONDS = 5.0
@@ -33,7 +34,7 @@ RESULTS = (
 """Key in summary.json, label and meaning of the numbers that are printed at the end."""
 
 
-class Teller:
+class IrlProgress:
     """Shows stages as they go, and warnings as lines.  A context manager: leaving it gives the terminal back."""
 
     def __init__(self, console: Console | None = None, clock: Callable[[], float] = time.monotonic) -> None:
@@ -49,8 +50,9 @@ class Teller:
         self._bars = Progress(*columns, console=self._console, transient=True) if live else None
         self._warnings = warnings.catch_warnings()
 
-    def __enter__(self) -> "Teller":
+    def __enter__(self) -> "IrlProgress":
         self._warnings.__enter__()
+        warnings.simplefilter("ignore", ConvergenceWarning)  # `finish` says it, with the options of the recipe
         warnings.showwarning = lambda message, *_, **__: self.note(f"Warning: {message}")
         if self._bars is not None:
             self._bars.start()
@@ -65,12 +67,12 @@ class Teller:
 
     @contextmanager
     def stage(self, name: str) -> Iterator[Callable[[Mapping[str, float]], None]]:
-        """Show a stage; the caller is given `tell(numbers)`, to be called at each evaluation."""
+        """Show a stage; the caller is given a `watch(numbers)`, to be called at each evaluation."""
         bar = None if self._bars is None else self._bars.add_task(name, total=None, tail="")
         began = spoke = self._clock()
         count = 0
 
-        def tell(numbers: Mapping[str, float]) -> None:
+        def watch(numbers: Mapping[str, float]) -> None:
             nonlocal count, spoke
             count += 1
             said = f"evaluation {count}  " + "  ".join(
@@ -83,15 +85,15 @@ class Teller:
                 self.note(f"{name}: {said}")
 
         try:
-            yield tell
+            yield watch
         finally:
             if self._bars is not None and bar is not None:
                 self._bars.remove_task(bar)
         self.note(f"{name}: done in {self._clock() - began:.1f} s")
 
-    def plan(self, config: IrlConfig, world: World, demonstrated: Demonstrated, num_features: int) -> None:
+    def start(self, config: IrlConfig, world: World, expert: ExpertEpisodes, num_features: int) -> None:
         """Say what is fitted to what."""
-        lengths = demonstrated.episodes.lengths
+        lengths = expert.episodes.lengths
         for line in (
             f"world           {config.world.name}, {world.mdp.num_states:,} states, {world.mdp.num_actions} actions",
             f"demonstrations  {len(lengths):,} episodes, {lengths.mean():.1f} steps each",
@@ -101,7 +103,7 @@ class Teller:
         ):
             self.note(line)
 
-    def result(self, summary: Mapping[str, object], folder: Path) -> None:
+    def finish(self, summary: Mapping[str, object], folder: Path) -> None:
         """Say what came out."""
         for key, label, meaning in RESULTS:
             value = summary.get(key)

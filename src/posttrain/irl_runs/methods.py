@@ -1,4 +1,4 @@
-"""The `method` section: three ways from demonstrations to a reward, and one record of what each found."""
+"""The `method` section: three ways from demonstrations to a reward, and one record of what came out."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -14,15 +14,15 @@ from posttrain.irl.course import feature_expectations, local_action_probabilitie
 from posttrain.irl.demonstrations import Demonstrations
 from posttrain.irl.divergence import Divergence
 from posttrain.irl.feasibility import smallest_gap
+from posttrain.irl.features import LinearReward, Weights, dense
 from posttrain.irl.fitting import Fit
 from posttrain.irl.grids import tiles
-from posttrain.irl.maxent import PathFit
+from posttrain.irl.maxent import MaxEntIRL, PathFit
+from posttrain.irl.minimisers import Watch
 from posttrain.irl.objectives import Setting
 from posttrain.irl.planning import Reward
-from posttrain.irl.rewards import LinearReward, Weights, dense
 from posttrain.irl.uncertainty import identifiability
 from posttrain.irl_runs.arrays import read_array
-from posttrain.irl_runs.told import Tell, ToldIRL, ToldPathIRL
 from posttrain.irl_runs.worlds import World
 from posttrain.options.irl_method import (
     CausalOptions,
@@ -39,8 +39,8 @@ AnyPolicy = Float[ndarray, "*horizon state action"]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Found:
-    """What a method found."""
+class RecoveredReward:
+    """What a method ended with; the same record whatever the method."""
 
     weights: Weights
     reward: Reward
@@ -64,7 +64,7 @@ class Found:
 
 
 def linear_reward(options: FeatureOptions, world: World) -> LinearReward:
-    """The features of a recipe."""
+    """The reward model of a recipe: a weight for each of its features."""
     num_states = world.mdp.num_states
     match options:
         case TileFeatures():
@@ -77,66 +77,71 @@ def linear_reward(options: FeatureOptions, world: World) -> LinearReward:
     return LinearReward(features=eye_array(num_states).tocsr() if num_states > 1000 else np.eye(num_states))
 
 
-def find(
-    options: MethodOptions, world: World, reward: LinearReward, demonstrations: Demonstrations, tell: Tell
-) -> Found:
-    """Find the reward by the method of a recipe."""
+def fit_reward(
+    options: MethodOptions,
+    world: World,
+    reward: LinearReward,
+    demonstrations: Demonstrations,
+    watch: Watch | None = None,
+) -> RecoveredReward:
+    """Find the reward by the method of a recipe; the course's algorithm shows nothing to a `watch`."""
     match options:
         case CourseOptions():
-            return by_course(options, world, reward, demonstrations)
+            return fit_course(options, world, reward, demonstrations)
         case PathOptions():
-            return by_paths(options, world, reward, demonstrations, tell)
+            return fit_maxent(options, world, reward, demonstrations, watch)
         case CausalOptions():
-            return by_causal_entropy(options, world, reward, demonstrations, tell)
+            return fit_causal(options, world, reward, demonstrations, watch)
 
 
-def by_course(options: CourseOptions, world: World, reward: LinearReward, demonstrations: Demonstrations) -> Found:
-    """The course's algorithm, on the grid that goes on after its ends."""
+def fit_course(
+    options: CourseOptions, world: World, reward: LinearReward, demonstrations: Demonstrations
+) -> RecoveredReward:
+    """Run the course's algorithm, on the grid that goes on after its ends."""
     grid, features = world.endless, dense(reward.bound(world.mdp).table)
     assert grid is not None, "IrlConfig sees to that"
     known = in_world(demonstrations, world.mdp)
     check_whole(known, world.mdp, discount=1.0, horizon=None)
-    found = recover_reward(
+    taught = recover_reward(
         grid.mdp, features, grid.ends, known, step_size=options.step_size, tolerance=options.tolerance
     )
-    worth = features @ found.weights
+    worth = features @ taught.weights
     shares = local_action_probabilities(grid.mdp, grid.ends, worth)
     # Where no path reaches an end within its sweeps the algorithm has no policy: any will do.
     policy = np.where(shares.sum(axis=1, keepdims=True) > 0, shares, 1 / grid.mdp.num_actions)
-    return Found(
-        weights=found.weights,
+    return RecoveredReward(
+        weights=taught.weights,
         reward=worth,
         policy=policy,
-        expected=features.T @ found.visitations,
+        expected=features.T @ taught.visitations,
         moments=feature_expectations(features, known),
         converged=True,  # by its own rule: the step has shrunk
-        curve=tuple({"gap": gap, "largest_step": step} for gap, step in found.history),
-        measures={"expected_path_states": float(found.visitations.sum())},
-        setting=undiscounted(world, reward, known),
+        curve=tuple({"gap": gap, "largest_step": step} for gap, step in taught.history),
+        measures={"expected_path_states": float(taught.visitations.sum())},
+        setting=undiscounted_setting(world, reward, known),
     )
 
 
-def by_paths(
-    options: PathOptions, world: World, reward: LinearReward, demonstrations: Demonstrations, tell: Tell
-) -> Found:
-    """The path model of 2008."""
-    irl = ToldPathIRL(
+def fit_maxent(
+    options: PathOptions, world: World, reward: LinearReward, demonstrations: Demonstrations, watch: Watch | None
+) -> RecoveredReward:
+    """Fit the path model of 2008 by `MaxEntIRL`."""
+    irl = MaxEntIRL(
         gradient=options.gradient,
         l2=options.l2,
         tolerance=options.tolerance,
         max_iterations=options.max_iterations,
-        tell=tell,
     )
-    fit = irl.fit(world.mdp, reward, demonstrations)
-    setting = undiscounted(world, reward, in_world(demonstrations, world.mdp))
-    return read_off(fit, measures={"executed_gap": fit.executed_gap}, setting=setting)
+    fit = irl.fit(world.mdp, reward, demonstrations, watch=watch)
+    setting = undiscounted_setting(world, reward, in_world(demonstrations, world.mdp))
+    return reward_of_fit(fit, measures={"executed_gap": fit.executed_gap}, setting=setting)
 
 
-def by_causal_entropy(
-    options: CausalOptions, world: World, reward: LinearReward, demonstrations: Demonstrations, tell: Tell
-) -> Found:
-    """Maximum causal entropy."""
-    irl = ToldIRL(
+def fit_causal(
+    options: CausalOptions, world: World, reward: LinearReward, demonstrations: Demonstrations, watch: Watch | None
+) -> RecoveredReward:
+    """Fit maximum causal entropy by `MaxCausalEntIRL`."""
+    irl = MaxCausalEntIRL(
         objective=options.objective,
         discount=options.discount,
         temperature=options.temperature,
@@ -145,54 +150,53 @@ def by_causal_entropy(
         solver=options.solver,
         tolerance=options.tolerance,
         max_iterations=options.max_iterations,
-        tell=tell,
     )
-    fit = irl.fit(world.mdp, reward, demonstrations)
-    return read_off(fit, measures=measures_of(fit), setting=fit.setting if options.horizon is None else None)
+    fit = irl.fit(world.mdp, reward, demonstrations, watch=watch)
+    return reward_of_fit(fit, measures=fit_measures(fit), setting=fit.setting if options.horizon is None else None)
 
 
-def read_off(fit: Fit | PathFit, *, measures: Mapping[str, object], setting: Setting | None) -> Found:
+def reward_of_fit(fit: Fit | PathFit, *, measures: Mapping[str, object], setting: Setting | None) -> RecoveredReward:
     """The same record of a fit, whatever was fitted."""
-    return Found(
+    return RecoveredReward(
         weights=fit.weights,
         reward=fit.reward,
         policy=fit.policy,
         expected=fit.expected,
         moments=fit.moments,
         converged=fit.converged,
-        curve=curve_of(fit.history),
+        curve=fit_curve(fit.history),
         measures=measures,
         setting=setting,
     )
 
 
-def undiscounted(world: World, reward: LinearReward, known: Demonstrations) -> Setting:
+def undiscounted_setting(world: World, reward: LinearReward, known: Demonstrations) -> Setting:
     """What bounds the gap of a method that counts whole episodes."""
     return MaxCausalEntIRL().setting(reward.bound(world.mdp), start_histogram(world.mdp.num_states, known))
 
 
-def measures_of(fit: Fit) -> dict[str, object]:
-    """What a causal fit tells of itself."""
-    told = identifiability(fit)
+def fit_measures(fit: Fit) -> dict[str, object]:
+    """What a causal fit knows of itself: rounding, likelihood, distance from the minimum, what is identified."""
+    identified = identifiability(fit)
     return {
         "gap_error": fit.gap_error,
         "log_likelihood": fit.log_likelihood,
         "suboptimality": fit.suboptimality,
-        "identified_combinations": told.rank,
-        "identified_weights": int(told.identified.sum()),
+        "identified_combinations": identified.rank,
+        "identified_weights": int(identified.identified.sum()),
     }
 
 
-def curve_of(history: tuple[tuple[float, float], ...]) -> tuple[Mapping[str, float], ...]:
-    """A solver's record as metrics."""
+def fit_curve(history: tuple[tuple[float, float], ...]) -> tuple[Mapping[str, float], ...]:
+    """A solver's history as the lines of metrics.jsonl."""
     return tuple({"objective": value, "largest_gradient": gradient} for value, gradient in history)
 
 
-def least_gap(found: Found) -> float | None:
+def least_gap(recovered: RecoveredReward) -> float | None:
     """The least gap that any policy can reach; None where no linear program tells."""
-    if found.setting is None:
+    if recovered.setting is None:
         return None
     try:
-        return smallest_gap(found.setting, found.moments)
+        return smallest_gap(recovered.setting, recovered.moments)
     except Divergence:
         return None

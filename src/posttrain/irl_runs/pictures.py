@@ -13,9 +13,9 @@ from numpy import ndarray
 
 from posttrain.irl.mdp import TabularMDP
 from posttrain.irl.planning import Policy, Reward
-from posttrain.irl_runs.expert_episodes import Demonstrated
-from posttrain.irl_runs.measures import demonstrated_visits, visits_of
-from posttrain.irl_runs.methods import AnyPolicy, Found
+from posttrain.irl_runs.expert_episodes import ExpertEpisodes
+from posttrain.irl_runs.measures import demonstrated_visits, expected_visits
+from posttrain.irl_runs.methods import AnyPolicy, RecoveredReward
 from posttrain.irl_runs.worlds import Layout, World
 
 if TYPE_CHECKING:
@@ -30,17 +30,20 @@ MOST_ARROWS = 25
 BLUE, ORANGE, RED = "#2f6db3", "#e0862b", "#c8473f"
 
 
-def draw_all(folder: Path, world: World, demonstrated: Demonstrated, found: Found) -> None:
+def draw_all(folder: Path, world: World, expert: ExpertEpisodes, recovered: RecoveredReward) -> None:
     """Draw rewards.png, policy.png, visits.png and convergence.png."""
     folder.mkdir(exist_ok=True)
-    draw_rewards(folder / "rewards.png", world, {"expert": world.rewards, "learned": found.reward})
-    learned = "learned policy" if found.policy.ndim == 2 else "learned policy, first step"
+    draw_rewards(folder / "rewards.png", world, {"expert": world.rewards, "learned": recovered.reward})
+    learned = "learned policy" if recovered.policy.ndim == 2 else "learned policy, first step"
     draw_policies(
-        folder / "policy.png", world, {"expert policy": demonstrated.policy, learned: first_step(found.policy)}
+        folder / "policy.png", world, {"expert policy": expert.policy, learned: _first_step(recovered.policy)}
     )
-    visits = {"demonstrated": demonstrated_visits(world, demonstrated), "policy": visits_of(world.mdp, found.policy)}
+    visits = {
+        "demonstrated": demonstrated_visits(world, expert),
+        "policy": expected_visits(world.mdp, recovered.policy),
+    }
     draw_visits(folder / "visits.png", world, visits)
-    draw_convergence(folder / "convergence.png", found.curve)
+    draw_convergence(folder / "convergence.png", recovered.curve)
 
 
 def draw_rewards(picture: Path, world: World, rewards: Mapping[str, Reward | None]) -> None:
@@ -49,17 +52,17 @@ def draw_rewards(picture: Path, world: World, rewards: Mapping[str, Reward | Non
     Each panel has a scale of its own: rewards that differ by shaping or scale make the same policy.
     """
     known = {name: reward for name, reward in rewards.items() if reward is not None}
-    figure, panels = sheet(len(known), world.layout)
+    figure, panels = panels_in_a_row(len(known), world.layout)
     for axes, (name, reward) in zip(panels, known.items(), strict=True):
         title = f"{name} reward" if reward.ndim == 1 else f"{name} reward, mean of actions"
-        map_or_line(figure, axes, world, per_state(reward), title)
-    save(figure, picture)
+        map_or_line(figure, axes, world, _per_state(reward), title)
+    _save_figure(figure, picture)
 
 
 def draw_policies(picture: Path, world: World, policies: Mapping[str, Policy | None]) -> None:
     """Where each policy goes: on a map, arrows of the mean step; else the probability of each action."""
     known = {name: policy for name, policy in policies.items() if policy is not None}
-    figure, panels = sheet(len(known), world.layout)
+    figure, panels = panels_in_a_row(len(known), world.layout)
     for axes, (name, policy) in zip(panels, known.items(), strict=True):
         if world.layout is not None:
             arrows(axes, world.mdp, world.layout, policy)
@@ -70,35 +73,35 @@ def draw_policies(picture: Path, world: World, policies: Mapping[str, Policy | N
             axes.set(xlabel="state", ylabel="action", yticks=range(policy.shape[1]))
             figure.colorbar(image, ax=axes, shrink=0.8, label="probability")
         axes.set_title(name, loc="left", fontsize=11)
-    save(figure, picture)
+    _save_figure(figure, picture)
 
 
 def draw_visits(picture: Path, world: World, visits: Mapping[str, PerState | None]) -> None:
     """Expected visits of each state in an episode, all on one scale."""
     known = {name: seen for name, seen in visits.items() if seen is not None}
-    figure, panels = sheet(len(known), world.layout)
+    figure, panels = panels_in_a_row(len(known), world.layout)
     most = max(float(seen.max()) for seen in known.values())
     for axes, (name, seen) in zip(panels, known.items(), strict=True):
         map_or_line(figure, axes, world, seen, f"visits, {name}", limits=(0.0, most))
-    save(figure, picture)
+    _save_figure(figure, picture)
 
 
 def draw_convergence(picture: Path, curve: Sequence[Mapping[str, float]]) -> None:
     """What falls from iteration to iteration, on a logarithmic scale: gradients, gaps, steps."""
-    figure, (axes,) = sheet(1)
+    figure, (axes,) = panels_in_a_row(1)
     falling = [name for name in curve[0] if name != "objective"]
     for name, colour in zip(falling, (BLUE, ORANGE), strict=False):
         heights = np.array([numbers[name] for numbers in curve])
         axes.plot(np.where(heights > 0, heights, np.nan), color=colour, marker=".", label=name.replace("_", " "))
     axes.set_yscale("log")
     axes.set(xlabel="iteration")
-    whole_numbers(axes.xaxis)
+    _integer_ticks(axes.xaxis)
     axes.grid(alpha=0.25)
     axes.legend(frameon=False)
-    save(figure, picture)
+    _save_figure(figure, picture)
 
 
-def sheet(num_panels: int, layout: Layout | None = None) -> "tuple[Figure, list[Axes]]":
+def panels_in_a_row(num_panels: int, layout: Layout | None = None) -> "tuple[Figure, list[Axes]]":
     """A figure with panels side by side, as high as a map needs it."""
     from matplotlib.figure import Figure
 
@@ -107,8 +110,7 @@ def sheet(num_panels: int, layout: Layout | None = None) -> "tuple[Figure, list[
     return figure, list(figure.subplots(1, num_panels, squeeze=False)[0])
 
 
-def save(figure: "Figure", picture: Path) -> None:
-    """Write a figure."""
+def _save_figure(figure: "Figure", picture: Path) -> None:
     figure.savefig(picture, dpi=110, bbox_inches="tight")
 
 
@@ -121,7 +123,7 @@ def map_or_line(
     *,
     limits: tuple[float, float] | None = None,
 ) -> None:
-    """A number for each state."""
+    """A number for each state: as a map where the world lies on a page, else over the numbers of its states."""
     axes.set_title(title, loc="left", fontsize=11)
     if world.layout is None:
         axes.plot(world.mdp.states, worth, ".", color=BLUE, markersize=4)
@@ -135,12 +137,12 @@ def map_or_line(
     image = axes.imshow(
         on_page(world.mdp, world.layout, worth), cmap="viridis", vmin=low, vmax=high, interpolation="nearest"
     )
-    face(axes, world.mdp, world.layout)
+    frame_map(axes, world.mdp, world.layout)
     figure.colorbar(image, ax=axes, shrink=0.8)
 
 
 def on_page(mdp: TabularMDP, layout: Layout, worth: PerState) -> Float[ndarray, "height width"]:
-    """A number for each place; NaN where no state can be."""
+    """A number for each place of a map; NaN where no state can be."""
     page = np.full(layout.height * layout.width, np.nan)
     page[mdp.states] = worth
     return page.reshape(layout.height, layout.width)
@@ -153,7 +155,7 @@ def by_number(mdp: TabularMDP, policy: Policy) -> Float[ndarray, "action number"
     return page.T
 
 
-def face(axes: "Axes", mdp: TabularMDP, layout: Layout) -> None:
+def frame_map(axes: "Axes", mdp: TabularMDP, layout: Layout) -> None:
     """Turn the page the right way up and mark where episodes end."""
     y, x = np.divmod(mdp.states[mdp.terminal], layout.width)
     if len(x):
@@ -161,15 +163,14 @@ def face(axes: "Axes", mdp: TabularMDP, layout: Layout) -> None:
         axes.plot(x, y, "x", color=RED, markersize=size, markeredgewidth=1.5, clip_on=False, label="ends an episode")
         axes.legend(loc="upper right", bbox_to_anchor=(1.02, -0.08), frameon=False, fontsize=9, handletextpad=0)
     axes.set(xlabel="x", ylabel="y")
-    whole_numbers(axes.xaxis, axes.yaxis)
+    _integer_ticks(axes.xaxis, axes.yaxis)
     axes.set_xlim(-0.5, layout.width - 0.5)
     bottom, top = -0.5, layout.height - 0.5
     axes.set_ylim((bottom, top) if layout.upwards else (top, bottom))
     axes.set_aspect("equal")
 
 
-def whole_numbers(*axes: "Axis") -> None:
-    """Ticks for what is counted."""
+def _integer_ticks(*axes: "Axis") -> None:
     from matplotlib.ticker import MaxNLocator
 
     for axis in axes:
@@ -191,15 +192,13 @@ def arrows(axes: "Axes", mdp: TabularMDP, layout: Layout, policy: Policy) -> Non
         for column in (x, y, moves[:, 0], moves[:, 1])
     ]
     axes.quiver(*mean, angles="xy", scale_units="xy", scale=1.2 / width, pivot="mid", color=BLUE, width=0.006)
-    face(axes, mdp, layout)
+    frame_map(axes, mdp, layout)
 
 
-def per_state(reward: Reward) -> PerState:
-    """A reward of actions as their mean."""
+def _per_state(reward: Reward) -> PerState:
     worth: PerState = reward if reward.ndim == 1 else reward.mean(axis=1)
     return worth
 
 
-def first_step(policy: AnyPolicy) -> Policy:
-    """A policy that depends on time, as it is at first."""
+def _first_step(policy: AnyPolicy) -> Policy:
     return policy if policy.ndim == 2 else policy[0]

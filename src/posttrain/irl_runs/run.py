@@ -11,11 +11,11 @@ import numpy as np
 from posttrain.config import IrlConfig
 from posttrain.irl.counting import in_world
 from posttrain.irl.demonstrations import FIELDS
-from posttrain.irl_runs.expert_episodes import Demonstrated, make_demonstrations
-from posttrain.irl_runs.irl_folder import begin, claimed, write_arrays, write_curve, write_summary
-from posttrain.irl_runs.irl_progress import Teller
-from posttrain.irl_runs.measures import demonstrated_visits, measured, visits_of
-from posttrain.irl_runs.methods import Found, find, least_gap, linear_reward
+from posttrain.irl_runs.expert_episodes import ExpertEpisodes, make_expert_episodes
+from posttrain.irl_runs.irl_folder import IrlFolder, claim_folder, saved_recipe
+from posttrain.irl_runs.irl_progress import IrlProgress
+from posttrain.irl_runs.measures import demonstrated_visits, expected_visits, policy_measures
+from posttrain.irl_runs.methods import RecoveredReward, fit_reward, least_gap, linear_reward
 from posttrain.irl_runs.worlds import World, make_world
 from posttrain.runs.clock import Clock
 from posttrain.runs.summary import peak_memory_bytes
@@ -25,78 +25,78 @@ PACKAGES = ("posttrain", "numpy", "scipy", "gymnasium")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Recovery:
+class IrlRun:
     """A finished run."""
 
     folder: Path
     world: World
-    demonstrated: Demonstrated
-    found: Found
+    expert: ExpertEpisodes
+    recovered: RecoveredReward
     summary: Mapping[str, object]
     """The content of summary.json."""
 
 
-def recover(config: IrlConfig) -> Recovery:
+def recover(config: IrlConfig) -> IrlRun:
     """Find the reward behind demonstrations; `posttrain irl` in Python."""
     clock = Clock()
-    with claimed(config) as folder, Teller() as teller:
+    with claim_folder(config) as folder, IrlProgress() as progress:
         with clock("world"):
             world = make_world(config.world)
-        with clock("demonstrations"), teller.stage("demonstrations"):
-            demonstrated = make_demonstrations(config.demonstrations, world)
-            in_world(demonstrated.episodes, world.mdp)  # for its errors, before anything long begins
+        with clock("demonstrations"), progress.stage("demonstrations"):
+            expert = make_expert_episodes(config.demonstrations, world)
+            in_world(expert.episodes, world.mdp)  # for its errors, before anything long begins
             features = linear_reward(config.features, world)
             num_features = features.bound(world.mdp).num_features
-        teller.plan(config, world, demonstrated, num_features)
-        with clock("fit"), teller.stage("fit") as tell:
-            found = find(config.method, world, features, demonstrated.episodes, tell)
-        with clock("measures"), teller.stage("measures"):
-            numbers = measured(world, demonstrated, found)
-            numbers["least_gap"] = least_gap(found) if config.run.least_gap else None
-        begin(folder, config)  # only now: neither a mistake nor an interruption costs an earlier run
-        keep(folder, world, demonstrated, found)
+        progress.start(config, world, expert, num_features)
+        with clock("fit"), progress.stage("fit") as watch:
+            recovered = fit_reward(config.method, world, features, expert.episodes, watch)
+        with clock("measures"), progress.stage("measures"):
+            numbers = policy_measures(world, expert, recovered)
+            numbers["least_gap"] = least_gap(recovered) if config.run.least_gap else None
+        folder.begin(saved_recipe(config))  # only now: neither a mistake nor an interruption costs an earlier run
+        write_results(folder, world, expert, recovered)
         if config.run.plots:
-            with clock("plots"), teller.stage("plots"):
-                draw(folder, world, demonstrated, found)
-        summary = summarised(config, world, demonstrated, found, {**numbers, **found.measures})
+            with clock("plots"), progress.stage("plots"):
+                draw_pictures(folder.path, world, expert, recovered)
+        summary = run_summary(config, world, expert, recovered, {**numbers, **recovered.measures})
         summary |= {"seconds": {**clock.seconds, "total": clock.total}, "peak_memory_bytes": peak_memory_bytes()}
-        write_summary(folder, summary)
-        teller.result(summary, folder)
-    return Recovery(folder=folder, world=world, demonstrated=demonstrated, found=found, summary=summary)
+        folder.write_summary(summary)
+        progress.finish(summary, folder.path)
+    return IrlRun(folder=folder.path, world=world, expert=expert, recovered=recovered, summary=summary)
 
 
-def keep(folder: Path, world: World, demonstrated: Demonstrated, found: Found) -> None:
-    """Write what was found."""
-    write_curve(folder, found.curve)
-    episodes = demonstrated.episodes
-    write_arrays(folder, "demonstrations.npz", {name: getattr(episodes, name) for name in FIELDS})
-    visits = visits_of(world.mdp, found.policy)
+def write_results(folder: IrlFolder, world: World, expert: ExpertEpisodes, recovered: RecoveredReward) -> None:
+    """Write the curve of the fit, the episodes, and the reward with its policy and visits."""
+    folder.write_curve(recovered.curve)
+    episodes = expert.episodes
+    folder.write_arrays("demonstrations.npz", {name: getattr(episodes, name) for name in FIELDS})
+    visits = expected_visits(world.mdp, recovered.policy)
     arrays = {
-        "weights": found.weights,
-        "reward": found.reward,
-        "policy": found.policy,
-        "expected": found.expected,
-        "moments": found.moments,
+        "weights": recovered.weights,
+        "reward": recovered.reward,
+        "policy": recovered.policy,
+        "expected": recovered.expected,
+        "moments": recovered.moments,
         "states": world.mdp.states,
-        "demonstrated_visits": demonstrated_visits(world, demonstrated),
+        "demonstrated_visits": demonstrated_visits(world, expert),
     }
     arrays |= {} if visits is None else {"visits": visits}
-    arrays |= {} if demonstrated.reward is None else {"expert_reward": np.asarray(demonstrated.reward)}
-    write_arrays(folder, "reward.npz", arrays)
+    arrays |= {} if expert.reward is None else {"expert_reward": np.asarray(expert.reward)}
+    folder.write_arrays("reward.npz", arrays)
 
 
-def draw(folder: Path, world: World, demonstrated: Demonstrated, found: Found) -> None:
-    """Write the pictures."""
+def draw_pictures(folder: Path, world: World, expert: ExpertEpisodes, recovered: RecoveredReward) -> None:
+    """Draw into plots/; matplotlib is loaded only here."""
     from posttrain.irl_runs.pictures import draw_all
 
-    draw_all(folder / "plots", world, demonstrated, found)
+    draw_all(folder / "plots", world, expert, recovered)
 
 
-def summarised(
-    config: IrlConfig, world: World, demonstrated: Demonstrated, found: Found, numbers: Mapping[str, object]
+def run_summary(
+    config: IrlConfig, world: World, expert: ExpertEpisodes, recovered: RecoveredReward, numbers: Mapping[str, object]
 ) -> dict[str, object]:
     """The content of summary.json, but for what the clock says."""
-    mdp, lengths = world.mdp, demonstrated.episodes.lengths
+    mdp, lengths = world.mdp, expert.episodes.lengths
     return {
         "method": config.method.name,
         "world": {
@@ -109,17 +109,17 @@ def summarised(
             "episodes": len(lengths),
             "steps": int(lengths.sum()),
             "steps_per_episode": float(lengths.mean()),
-            "terminated": int(demonstrated.episodes.terminated.sum()),
+            "terminated": int(expert.episodes.terminated.sum()),
         },
-        "features": len(found.weights),
-        "iterations": len(found.curve) - (0 if config.method.name == "course" else 1),
-        "converged": found.converged,
+        "features": len(recovered.weights),
+        "iterations": len(recovered.curve) - (0 if config.method.name == "course" else 1),
+        "converged": recovered.converged,
         **numbers,
-        "versions": versions(),
+        "versions": package_versions(),
     }
 
 
-def versions() -> dict[str, str | None]:
+def package_versions() -> dict[str, str | None]:
     """Python's version and those of the packages that numbers depend on; null for those that are not there."""
     found: dict[str, str | None] = {"python": platform.python_version()}
     for name in PACKAGES:

@@ -12,6 +12,7 @@ from scipy.sparse import csr_array
 
 from posttrain.errors import UserError
 from posttrain.irl.grids import MOVES, IcyGridWorld, neighbours, tiles
+from posttrain.irl.gymnasium_table import read_gymnasium
 from posttrain.irl.mdp import TabularMDP
 from posttrain.irl.planning import Reward, check_reward
 from posttrain.irl_runs.arrays import read_arrays
@@ -77,7 +78,7 @@ def make_world(options: WorldOptions) -> World:
 
 
 def icy_grid(options: IcyGridOptions) -> World:
-    """A grid and its ground."""
+    """An icy grid with its ends, what its ground is worth, and the same grid without ends."""
     size, num_states = options.size, options.size**2
     ends = np.unique(np.array(options.ends, dtype=np.int64) % num_states)
     starts = np.array(options.starts, dtype=np.int64) % num_states
@@ -97,7 +98,7 @@ def icy_grid(options: IcyGridOptions) -> World:
 
 
 def ground(options: IcyGridOptions) -> Float[ndarray, " state"]:
-    """What being in each state is worth."""
+    """What being in each state of an icy grid is worth: ground and terrain, or a reward of its own."""
     num_states = options.size**2
     worth = np.full(num_states, options.ground)
     if options.terrain:
@@ -122,7 +123,7 @@ def gymnasium_world(options: GymnasiumOptions) -> World:
         raise UserError(
             f"world.env = {options.env}: gymnasium.make({options.env!r}{', ' if given else ''}{given}) fails: {error}"
         ) from error
-    mdp, layout = TabularMDP.from_gymnasium(env), layout_of(env.unwrapped)
+    mdp, layout = read_gymnasium(env), layout_of(env.unwrapped)
     env.close()
     return World(mdp=mdp, rewards=mdp.rewards, layout=layout)
 
@@ -146,7 +147,7 @@ def table_world(options: TableOptions) -> World:
         known=("transitions", *SPARSE_TABLE, "rewards"),
     )
     try:
-        mdp = table(arrays)
+        mdp = mdp_of_arrays(arrays)
         if "rewards" not in arrays:
             return World(mdp=mdp, rewards=None)
         rewards = arrays["rewards"].astype(np.float64)
@@ -156,7 +157,7 @@ def table_world(options: TableOptions) -> World:
     return World(mdp=replace(mdp, rewards=rewards) if rewards.ndim == 2 else mdp, rewards=rewards)
 
 
-def table(arrays: Mapping[str, ndarray]) -> TabularMDP:
+def mdp_of_arrays(arrays: Mapping[str, ndarray]) -> TabularMDP:
     """The transitions of a file, dense or sparse."""
     start, terminal = arrays["start"], arrays["terminal"].ravel()
     if "transitions" in arrays:

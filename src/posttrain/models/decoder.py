@@ -17,9 +17,6 @@ from posttrain.models.embedding import embed
 from posttrain.models.fused import rms_norm, rotate, swiglu
 from posttrain.models.linear import Weight, for_inference, linear
 
-FAMILIES = ("llama", "qwen2", "qwen3")
-"""`config.model_type` of the families whose layers this file reproduces."""
-
 Attend = Callable[
     [int, Float[Tensor, "token heads width"], Float[Tensor, "token kv width"], Float[Tensor, "token kv width"]],
     Float[Tensor, "token heads width"],
@@ -50,7 +47,7 @@ def inference_layer(layer: DecoderLayer) -> DecoderLayer:
 
 
 class Decoder:
-    """The forward pass of a supported model; see `supports`.
+    """The forward pass of a model that `models.architectures` does not refuse.
 
     Matrix products and attention run in `compute_dtype`; the residual stream, norms and rotary angles in the weights'.
     """
@@ -64,18 +61,6 @@ class Decoder:
         self.head_width: int = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         self.num_layers: int = config.num_hidden_layers
         self.eps: float = config.rms_norm_eps
-
-    @staticmethod
-    def supports(model: PreTrainedModel) -> bool:
-        """Whether this forward pass equals the model's own: a known family, plain linear layers, full attention."""
-        config = model.config
-        return (
-            config.model_type in FAMILIES
-            and config.hidden_act == "silu"
-            and not getattr(config, "mlp_bias", False)
-            and all(kind == "full_attention" for kind in getattr(config, "layer_types", None) or ())
-            and all(type(module) is nn.Linear for module in model.modules() if isinstance(module, nn.Linear))
-        )
 
     def layers(self) -> list[DecoderLayer]:
         """Weights ready for use.  Joined by differentiable concatenation, so gradients reach the model's own."""

@@ -16,7 +16,7 @@ _IN_PLACE = ContextVar("in_place", default=False)
 
 
 @contextmanager
-def written_in_place() -> Iterator[None]:
+def gradients_in_place() -> Iterator[None]:
     """Have operations of `models/` add to `parameter.grad` in their backward pass, where they can, and return nothing.
 
     For forward passes that end in `Tensor.backward`, where the sum is the same in whichever order they run;
@@ -30,8 +30,11 @@ def written_in_place() -> Iterator[None]:
 
 
 @dataclass(frozen=True, slots=True)
-class Unseen:
-    """A parameter that autograd is not shown: tensors among a function's arguments get a place in the graph."""
+class InPlaceGradient:
+    """Where the gradient of a parameter goes that autograd is not shown.
+
+    A record, for tensors among a function's arguments would get a place in the graph.
+    """
 
     parameter: Tensor
 
@@ -42,7 +45,7 @@ class Unseen:
         return self.parameter.grad
 
 
-def unseen(weight: Tensor) -> Unseen | None:
+def in_place_gradient(weight: Tensor) -> InPlaceGradient | None:
     """The parameter if its gradient is to be written in place, or None."""
     wanted = _IN_PLACE.get() and torch.is_grad_enabled() and weight.requires_grad
-    return Unseen(weight) if wanted and isinstance(weight, nn.Parameter) else None
+    return InPlaceGradient(weight) if wanted and isinstance(weight, nn.Parameter) else None

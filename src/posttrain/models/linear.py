@@ -1,4 +1,4 @@
-"""Products with weight matrices, and matrices reordered for the many small ones of decoding on a CPU."""
+"""Products with weight matrices, and matrices packed for the many small ones of decoding on a CPU."""
 
 from bisect import bisect_left
 
@@ -14,8 +14,8 @@ USUAL_ROWS = 32
 """Rows of a product that the order is chosen for; it serves others as well."""
 
 
-class Reordered:
-    """A float32 matrix in the order in which oneDNN reads it, so that no product has to reorder it first.
+class PackedWeight:
+    """A float32 matrix packed in the order in which oneDNN reads it, so that no product has to reorder it first.
 
     At 32 rows a product takes 40 % of the time, at 1,200 rows 85 % (benchmarks/linear.py).  For inference: the copy
     does not follow its weight.
@@ -48,18 +48,18 @@ class Reordered:
         return out[:rows]
 
 
-Weight = Tensor | Reordered
+Weight = Tensor | PackedWeight
 
 
 def linear(
     x: Float[Tensor, "row inputs"], weight: Weight, bias: Float[Tensor, " outputs"] | None = None
 ) -> Float[Tensor, "row outputs"]:
     """x · Wᵀ + bias, whichever way the matrix is kept."""
-    if isinstance(weight, Reordered):
+    if isinstance(weight, PackedWeight):
         return weight.product(x, bias)
     return F.linear(x, weight, bias)
 
 
 def for_inference(weight: Tensor) -> Weight:
     """The matrix as its products are quickest while it stays as it is."""
-    return Reordered(weight) if Reordered.serves(weight) else weight
+    return PackedWeight(weight) if PackedWeight.serves(weight) else weight

@@ -9,7 +9,7 @@ from torch.autograd.function import FunctionCtx
 from torch.utils.checkpoint import checkpoint
 
 from posttrain.algorithms.kl import full
-from posttrain.models.gradients import Unseen, unseen
+from posttrain.models.gradients import InPlaceGradient, in_place_gradient
 
 TILE_ELEMENTS = 1 << 20
 """Logits that a CPU holds at a time: 4 MiB in float32, which its cache keeps between two operations."""
@@ -26,7 +26,12 @@ class _TokenLogprobs(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: FunctionCtx, hidden: Tensor, head: Tensor, targets: Tensor, temperature: float, kept: Unseen | None
+        ctx: FunctionCtx,
+        hidden: Tensor,
+        head: Tensor,
+        targets: Tensor,
+        temperature: float,
+        kept: InPlaceGradient | None,
     ) -> Tensor:
         picked = hidden.new_zeros(len(targets), dtype=torch.promote_types(hidden.dtype, torch.float32))
         normalisers = torch.empty_like(picked)
@@ -49,10 +54,12 @@ class _TokenLogprobs(torch.autograd.Function):
     def backward(ctx: FunctionCtx, grad: Tensor) -> tuple[Tensor, Tensor | None, None, None, None]:
         hidden, head, targets, normalisers = ctx.saved_tensors  # type: ignore[attr-defined]
         temperature: float = ctx.temperature  # type: ignore[attr-defined]
-        kept: Unseen | None = ctx.kept  # type: ignore[attr-defined]
+        kept: InPlaceGradient | None = ctx.kept  # type: ignore[attr-defined]
         # Added up over tiles in float32: in bfloat16 the sum soon stands still, its next number 2^-8 away.
         grad_hidden = torch.zeros_like(hidden, dtype=normalisers.dtype)
-        grad_head = torch.zeros_like(head, dtype=normalisers.dtype) if kept is None else kept.gradient()
+        grad_head = None if kept is None else kept.gradient()
+        if ctx.needs_input_grad[1]:  # type: ignore[attr-defined]
+            grad_head = torch.zeros_like(head, dtype=normalisers.dtype)
         for rows, columns in _tiles(len(targets), head):
             inputs, tile = hidden[rows].to(head.dtype), _Tile(rows, columns[0], like=normalisers)
             for vocab in columns:
@@ -63,8 +70,9 @@ class _TokenLogprobs(torch.autograd.Function):
                 slope.scatter_add_(1, place[:, None], (grad[rows] * inside)[:, None])
                 slope = (slope if temperature == 1.0 else slope.div_(temperature)).to(head.dtype)
                 _add_product(grad_hidden[rows], slope, head[vocab])
-                _add_product(grad_head[vocab], slope.T, inputs)
-        returned = grad_head.to(head.dtype) if kept is None else None
+                if grad_head is not None:
+                    _add_product(grad_head[vocab], slope.T, inputs)
+        returned = grad_head.to(head.dtype) if grad_head is not None and kept is None else None
         return grad_hidden.to(hidden.dtype), returned, None, None, None
 
 
@@ -99,7 +107,7 @@ def token_logprobs(
     grow with rows × vocabulary, and the output matrix is read, and its gradient written, once for thousands of rows.
     `temperature` is the one that sampled.
     """
-    kept = unseen(head) if hidden.requires_grad else None
+    kept = in_place_gradient(head) if hidden.requires_grad else None
     shown = head if kept is None else head.detach()
     return _TokenLogprobs.apply(hidden, shown, targets, temperature, kept)  # type: ignore[no-any-return, no-untyped-call]
 

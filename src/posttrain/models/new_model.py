@@ -10,6 +10,7 @@ import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedModel, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
+from posttrain.models.construction import ONE_AT_A_TIME
 from posttrain.options.new_model import NewModelOptions
 
 TAGS = ("<think>", "</think>", "<answer>", "</answer>")
@@ -69,7 +70,7 @@ def new_model(options: NewModelOptions, tokenizer: PreTrainedTokenizerFast, *, s
         pad_token_id=tokenizer.pad_token_id,
         dtype=torch.float32,
     )
-    with torch.random.fork_rng(devices=[]):
+    with ONE_AT_A_TIME, torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = cast(PreTrainedModel, Qwen3ForCausalLM(config))
     return model

@@ -7,7 +7,6 @@ except inside attention, where sequences of like length share a padded bucket.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
 import torch
 import torch.nn.functional as F
@@ -19,7 +18,7 @@ BUCKET_FILL = 0.75
 """A bucket takes sequences down to this share of its longest one."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Bucket:
     """Sequences that share one padded attention call."""
 
@@ -27,13 +26,40 @@ class Bucket:
     """Branches (or roots) in the bucket, longest first."""
     width: int
     """Length of the longest, in tokens; the others are padded to it."""
-    mask: Bool[Tensor, "member 1 width keys"] | None
-    """Which keys (the root's tokens, then the branch's own) each query sees; None means plain causal attention."""
 
     @property
     def num_slots(self) -> int:
         """Padded positions."""
         return len(self.members) * self.width
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BranchIndices:
+    """What attention of one bucket of branches looks up."""
+
+    roots: Int64[Tensor, " member"]
+    """The root that each member continues."""
+    mask: Bool[Tensor, "member 1 width keys"]
+    """Which keys (the root's tokens, then the branch's own) each query sees."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PackedIndices:
+    """What attention over a layout looks up, on the device where it runs.
+
+    A *slot* is a padded position; slots are counted through all buckets, those of roots first.
+    """
+
+    positions: Int64[Tensor, " token"]
+    """Position of each packed token in its own sequence, its root's tokens counted."""
+    token_of_slot: Int64[Tensor, " slot"]
+    """Packed token of each slot; a padding slot repeats its sequence's first: masked as a key, dropped as a query."""
+    slot_of_token: Int64[Tensor, " token"]
+    """Where each packed token is among the slots."""
+    row_of_root: Int64[Tensor, " root"]
+    """Row of each root among the rows of all root buckets."""
+    branches: tuple[BranchIndices, ...]
+    """One for each branch bucket."""
 
 
 class PackedLayout:
@@ -47,31 +73,35 @@ class PackedLayout:
     ) -> None:
         self.root_lengths, self.branch_lengths = list(root_lengths), list(branch_lengths)
         self.branch_root = list(branch_root)
+        assert all(self.root_lengths), "a root has a token at least"
         self.num_root_tokens = sum(self.root_lengths)
         self.num_tokens = self.num_root_tokens + sum(self.branch_lengths)
         self.root_starts = _starts(self.root_lengths, 0)
         self.branch_starts = _starts(self.branch_lengths, self.num_root_tokens)
-        self.root_buckets = [Bucket(members, width, None) for members, width in _like_lengths(self.root_lengths)]
-        self.branch_buckets = [
-            Bucket(members, width, self._branch_mask(members, width))
-            for members, width in _like_lengths(self.branch_lengths)
-        ]
+        self.root_buckets = _like_lengths(self.root_lengths)
+        self.branch_buckets = _like_lengths(self.branch_lengths)
 
-    @cached_property
-    def positions(self) -> Int64[Tensor, " token"]:
-        """Position of each packed token in its own sequence, its root's tokens counted."""
+    def indices(self, device: torch.device) -> PackedIndices:
+        """The layout's index tensors, made for a device."""
+        token_of_slot, slot_of_token = self._slots()
+        order = [member for bucket in self.root_buckets for member in bucket.members]
+        return PackedIndices(
+            positions=self._positions().to(device),
+            token_of_slot=token_of_slot.to(device),
+            slot_of_token=slot_of_token.to(device),
+            row_of_root=torch.tensor(order).argsort().to(device),
+            branches=tuple(self._branch_indices(bucket, device) for bucket in self.branch_buckets),
+        )
+
+    def _positions(self) -> Int64[Tensor, " token"]:
         parts = [torch.arange(length) for length in self.root_lengths]
         for length, root in zip(self.branch_lengths, self.branch_root, strict=True):
             offset = self.root_lengths[root]
             parts.append(torch.arange(offset, offset + length))
         return torch.cat(parts)
 
-    @cached_property
-    def slots(self) -> tuple[Int64[Tensor, " slot"], Int64[Tensor, " token"]]:
-        """Packed token of each padded slot of all buckets in order, and padded slot of each packed token.
-
-        A padding slot repeats its sequence's first token: masked as a key, dropped as a query.
-        """
+    def _slots(self) -> tuple[Int64[Tensor, " slot"], Int64[Tensor, " token"]]:
+        """Packed token of each slot, and slot of each packed token."""
         token_of_slot: list[Tensor] = []
         slot_of_token = torch.empty(self.num_tokens, dtype=torch.long)
         first_slot = 0
@@ -89,38 +119,15 @@ class PackedLayout:
                     first_slot += bucket.width
         return torch.cat(token_of_slot), slot_of_token
 
-    @cached_property
-    def root_places(self) -> dict[int, tuple[int, int]]:
-        """Root -> (its bucket, its row in that bucket)."""
-        return {
-            member: (index, row)
-            for index, bucket in enumerate(self.root_buckets)
-            for row, member in enumerate(bucket.members)
-        }
-
-    def _branch_mask(self, members: Sequence[int], width: int) -> Bool[Tensor, "member 1 width keys"]:
-        root_lengths = torch.tensor([self.root_lengths[self.branch_root[member]] for member in members])
+    def _branch_indices(self, bucket: Bucket, device: torch.device) -> BranchIndices:
+        members, width = bucket.members, bucket.width
+        roots = [self.branch_root[member] for member in members]
+        root_lengths = torch.tensor([self.root_lengths[root] for root in roots])
         longest = max(self.root_lengths)
         sees_root = torch.arange(longest) < root_lengths[:, None]  # [member longest]
         causal = torch.ones(width, width, dtype=torch.bool).tril()
-        return torch.cat(
-            [
-                sees_root[:, None, None, :].expand(-1, 1, width, -1),
-                causal.expand(len(members), 1, width, width),
-            ],
-            dim=3,
-        )
-
-    def to(self, device: torch.device) -> "PackedLayout":
-        """The layout with its index tensors on another device."""
-        if device.type != "cpu":
-            self.__dict__["positions"] = self.positions.to(device)
-            self.__dict__["slots"] = tuple(index.to(device) for index in self.slots)
-            self.branch_buckets = [
-                Bucket(bucket.members, bucket.width, None if bucket.mask is None else bucket.mask.to(device))
-                for bucket in self.branch_buckets
-            ]
-        return self
+        parts = [sees_root[:, None, None, :].expand(-1, 1, width, -1), causal.expand(len(members), 1, width, width)]
+        return BranchIndices(roots=torch.tensor(roots).to(device), mask=torch.cat(parts, dim=3).to(device))
 
 
 class _Rearrange(torch.autograd.Function):
@@ -156,8 +163,8 @@ class _Unpad(torch.autograd.Function):
 class PackedAttention:
     """Causal attention inside each root, and of each branch over its root and itself."""
 
-    def __init__(self, layout: PackedLayout) -> None:
-        self.layout = layout
+    def __init__(self, layout: PackedLayout, device: torch.device) -> None:
+        self.layout, self.indices = layout, layout.indices(device)
 
     def __call__(
         self,
@@ -167,11 +174,10 @@ class PackedAttention:
         value: Float[Tensor, "token kv_heads width"],
     ) -> Float[Tensor, "token heads width"]:
         """Scaled dot-product attention, softmax(q·kᵀ/√width)·v, within each sequence of the layout."""
-        layout = self.layout
-        token_of_slot, slot_of_token = layout.slots
+        layout, at = self.layout, self.indices
         heads, kv_heads, width = query.shape[1], key.shape[1], query.shape[2]
         packed = torch.cat([query.flatten(1), key.flatten(1), value.flatten(1)], dim=1)  # [token qkv]
-        padded: Tensor = _Rearrange.apply(packed, token_of_slot, slot_of_token)  # type: ignore[no-untyped-call]
+        padded: Tensor = _Rearrange.apply(packed, at.token_of_slot, at.slot_of_token)  # type: ignore[no-untyped-call]
         buckets = [*layout.root_buckets, *layout.branch_buckets]
         parts = padded.split([bucket.num_slots for bucket in buckets])
         split_heads = [
@@ -184,30 +190,23 @@ class PackedAttention:
         out = [attend(q, k, v, None) for q, k, v in split_heads[:num_roots]]
         if layout.branch_buckets:
             root_key, root_value = self._roots([kv[1:] for kv in split_heads[:num_roots]])
-            for bucket, (q, k, v) in zip(layout.branch_buckets, split_heads[num_roots:], strict=True):
-                roots = torch.tensor([layout.branch_root[member] for member in bucket.members], device=q.device)
-                keys = torch.cat([root_key.index_select(0, roots), k], dim=2)
-                values = torch.cat([root_value.index_select(0, roots), v], dim=2)
-                out.append(attend(q, keys, values, bucket.mask))
+            for (q, k, v), branch in zip(split_heads[num_roots:], at.branches, strict=True):
+                keys = torch.cat([root_key.index_select(0, branch.roots), k], dim=2)
+                values = torch.cat([root_value.index_select(0, branch.roots), v], dim=2)
+                out.append(attend(q, keys, values, branch.mask))
         slots = torch.cat([o.transpose(1, 2).reshape(-1, heads * width) for o in out])
-        packed_out: Tensor = _Unpad.apply(slots, slot_of_token)  # type: ignore[no-untyped-call]
+        packed_out: Tensor = _Unpad.apply(slots, at.slot_of_token)  # type: ignore[no-untyped-call]
         return packed_out.view(-1, heads, width)
 
     def _roots(self, keys_values: list[tuple[Tensor, ...]]) -> tuple[Tensor, Tensor]:
         """Keys and values of all roots in order, padded to the longest."""
         longest = max(self.layout.root_lengths)
-        order = [0] * len(self.layout.root_lengths)
-        row = 0
-        for bucket in self.layout.root_buckets:
-            for member in bucket.members:
-                order[member] = row
-                row += 1
-        index = torch.tensor(order, device=keys_values[0][0].device)
         keys, values = (
             torch.cat([F.pad(kv[which], (0, 0, 0, longest - kv[which].shape[2])) for kv in keys_values])
             for which in (0, 1)
         )
-        return keys.index_select(0, index), values.index_select(0, index)
+        rows = self.indices.row_of_root
+        return keys.index_select(0, rows), values.index_select(0, rows)
 
 
 def attend(
@@ -233,8 +232,8 @@ def _starts(lengths: Sequence[int], first: int) -> list[int]:
     return starts
 
 
-def _like_lengths(lengths: Sequence[int]) -> list[tuple[tuple[int, ...], int]]:
-    """Non-empty sequences in groups of like length, longest first: (members, longest length)."""
+def _like_lengths(lengths: Sequence[int]) -> list[Bucket]:
+    """Non-empty sequences in groups of like length, longest first."""
     order = sorted((i for i, length in enumerate(lengths) if length), key=lambda i: -lengths[i])
     buckets: list[list[int]] = []
     for i in order:
@@ -242,4 +241,4 @@ def _like_lengths(lengths: Sequence[int]) -> list[tuple[tuple[int, ...], int]]:
             buckets[-1].append(i)
         else:
             buckets.append([i])
-    return [(tuple(bucket), lengths[bucket[0]]) for bucket in buckets]
+    return [Bucket(tuple(bucket), lengths[bucket[0]]) for bucket in buckets]

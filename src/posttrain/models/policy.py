@@ -1,16 +1,21 @@
 """A policy: a causal language model, its tokenizer and its stop tokens, from a folder or from the package."""
 
-from dataclasses import dataclass
+import copy
+import sys
+from dataclasses import dataclass, replace
 from importlib.resources import files
 from pathlib import Path
-from typing import cast
+from typing import Literal, cast
 
 import torch
+from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
 from posttrain.errors import UserError
-from posttrain.models.decoder import Decoder
+from posttrain.models.architectures import alteration, full_name, shared_prompt_refusal
+from posttrain.models.construction import ONE_AT_A_TIME
+from posttrain.models.forward import ForwardPass, PlainForward, SharedPromptForward
 from posttrain.options.model import BUNDLED, ModelOptions
 
 
@@ -24,8 +29,10 @@ class Policy:
     """Every token that ends a completion: the model may name several."""
     compute_dtype: torch.dtype
     """Arithmetic of matrix products and attention; weights and sums stay float32."""
-    decoder: Decoder | None
-    """Our own forward pass, where the family has one; None means the model's."""
+    forward: ForwardPass
+    """How hidden states are computed, for losses as for sampling."""
+    forward_reason: str | None
+    """Why that is the model's own forward pass and not the quicker shared-prompt one; None where it is that one."""
 
     @property
     def device(self) -> torch.device:
@@ -34,10 +41,16 @@ class Policy:
 
     @property
     def max_positions(self) -> int:
-        """Longest prompt and completion together, in tokens; no more than a sliding window, which our cache lacks."""
+        """Longest prompt and completion together, in tokens.
+
+        No more than a sliding window, which our cache lacks, nor than the length beyond which `longrope` changes the
+        angles of all positions, those of cached keys too.
+        """
         config = self.model.config
         kinds, window = getattr(config, "layer_types", None), getattr(config, "sliding_window", None)
-        context = int(config.max_position_embeddings)
+        context, rope = int(config.max_position_embeddings), getattr(config, "rope_parameters", None) or {}
+        if rope.get("rope_type") == "longrope":
+            context = min(context, int(rope["original_max_position_embeddings"]))
         if window is None or (kinds is not None and "sliding_attention" not in kinds):
             return context
         return min(context, int(window))
@@ -47,6 +60,11 @@ class Policy:
         """The output matrix, [vocab hidden], in `compute_dtype`: logits = hidden @ headᵀ."""
         return cast(torch.Tensor, self.model.get_output_embeddings().weight).to(self.compute_dtype)
 
+    def copy(self) -> "Policy":
+        """The policy with weights of its own, through the same forward pass."""
+        model, forward = copy.deepcopy((self.model, self.forward))
+        return replace(self, model=model, forward=forward)
+
 
 def load_policy(options: ModelOptions) -> Policy:
     """Load a model folder.  Raises UserError where it is missing or holds no causal language model."""
@@ -55,7 +73,8 @@ def load_policy(options: ModelOptions) -> Policy:
     folder = bundled_folder() if options.path == BUNDLED else Path(options.path)
     try:
         config = AutoConfig.from_pretrained(folder)
-        model = AutoModelForCausalLM.from_pretrained(folder, config=config, dtype=torch.float32)
+        with ONE_AT_A_TIME:
+            model = AutoModelForCausalLM.from_pretrained(folder, config=config, dtype=torch.float32)
         tokenizer = AutoTokenizer.from_pretrained(folder)
     except (OSError, ValueError, KeyError) as error:
         raise UserError(
@@ -66,18 +85,57 @@ def load_policy(options: ModelOptions) -> Policy:
     return as_policy(model, tokenizer, dtype=options.dtype)
 
 
-def as_policy(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, dtype: str = "float32") -> Policy:
-    """A model in memory as a policy, in eval mode: dropout is off when sampling and when updating."""
-    compute_dtype = torch.bfloat16 if dtype == "bfloat16" else model.dtype
+def as_policy(
+    model: PreTrainedModel | nn.Module,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    dtype: str = "float32",
+    forward: Literal["auto", "plain"] = "auto",
+) -> Policy:
+    """A model object of your own as a policy, for training, sampling and evaluation from Python.
+
+    Any causal language model of transformers, with or without an adapter; a `PeftModel` gives its base model, which
+    holds the adapter's layers.  Parameters that require a gradient are what is trained.  Adapters and hooks belong into
+    the model before this call.  `dtype="bfloat16"` is autocast over the weights as they are, and `forward="plain"` the
+    model's own forward pass where the quicker shared-prompt one would do.  The model is put into eval mode: dropout is
+    off when sampling and when updating.  Raises UserError for a model whose logits are not hidden @ headᵀ.
+    """
+    model = without_wrapper(model)
     require_plain_head(model)
     model.eval()
+    compute_dtype = torch.bfloat16 if dtype == "bfloat16" else model.dtype
+    reason = "the plain forward pass was asked for" if forward == "plain" else shared_prompt_refusal(model)
+    chosen = SharedPromptForward if reason is None else PlainForward
     return Policy(
         model=model,
         tokenizer=tokenizer,
         stop_ids=stop_ids(model, tokenizer),
         compute_dtype=compute_dtype,
-        decoder=Decoder(model, compute_dtype) if Decoder.supports(model) else None,
+        forward=chosen(model, compute_dtype),
+        forward_reason=reason,
     )
+
+
+def without_wrapper(model: nn.Module) -> PreTrainedModel:
+    """The transformers model inside a `PeftModel`, adapter layers included; any other transformers model as it is.
+
+    Raises UserError for wrappers other than LoRA's, which may do more than to call that model.
+    """
+    peft = sys.modules.get("peft")  # whoever has such a model has imported it
+    if peft is not None and isinstance(model, peft.PeftModel):
+        for config in model.peft_config.values():
+            if config.peft_type != "LORA" or getattr(config, "alora_invocation_tokens", None) is not None:
+                raise UserError(
+                    f"model: a PeftModel of type {config.peft_type} may do more than its layers do, so only plain LoRA"
+                    " is unwrapped.  If the adapter's layers are the whole of it, give `model.get_base_model()`."
+                )
+        model = model.get_base_model()
+    if not isinstance(model, PreTrainedModel):
+        raise UserError(
+            f"model: a {type(model).__name__} is no model of transformers.  Give one as `AutoModelForCausalLM` makes"
+            " it, with or without an adapter of peft."
+        )
+    return model
 
 
 def require_plain_head(model: PreTrainedModel) -> None:
@@ -88,6 +146,11 @@ def require_plain_head(model: PreTrainedModel) -> None:
             raise UserError(f"model: {option} in its config changes the logits, which is not supported yet.")
     if head is None or getattr(head, "bias", None) is not None:
         raise UserError("model: its output layer is not one matrix without bias, which is not supported yet.")
+    if type(head) is not nn.Linear or alteration(head) is not None:
+        raise UserError(
+            f"model: its output layer {alteration(head) or f'is a {full_name(type(head))}, not torch.nn.Linear'}, which"
+            " is not supported yet.  Leave the output layer out of the adapter's target_modules and modules_to_save."
+        )
 
 
 def stop_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:

@@ -8,8 +8,8 @@ from posttrain.errors import UserError, require
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asking:
-    """What a recipe may say of the asking of a reward function.
+class CallOptions:
+    """In which process a reward function is called, for how long, and whether twice.
 
     In workers, a function of lists is called once for each prompt, with that prompt's completions, however many workers
     there are; one that compares completions of different prompts has to stay in the trainer's process.
@@ -36,9 +36,11 @@ class Asking:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Terms:
-    """What a recipe may say of a reward beside its name, options and weight."""
+class RewardTerms:
+    """When a reward counts, and how much."""
 
+    weight: float = 1.0
+    """What its scores are multiplied by in the sum; 0 reports them and trains on none of them."""
     where: Mapping[str, object] = field(default_factory=dict)
     """Columns and the values that a row must have there, such as `{kind: code}`; the reward applies to no other row."""
     gate: str = ""
@@ -53,6 +55,7 @@ class Terms:
     """Steps from the first weight to `weight_to`."""
 
     def __post_init__(self) -> None:
+        require(math.isfinite(self.weight), self, "weight", "must be a finite number")
         if self.clip is not None:
             ordered = self.clip[0] < self.clip[1] and all(math.isfinite(bound) for bound in self.clip)
             require(ordered, self, "clip", "must be two finite bounds, the lower one first")
@@ -60,12 +63,12 @@ class Terms:
         require(paired and self.over_steps >= 0, self, "over_steps", "goes with weight_to: give both, or neither")
         require(self.weight_to is None or math.isfinite(self.weight_to), self, "weight_to", "is no finite number")
 
-    def weight_at(self, step: int, weight: float) -> float:
+    def weight_at(self, step: int) -> float:
         """The weight in a step; steps count from 1."""
         if self.weight_to is None:
-            return weight
+            return self.weight
         share = min(1.0, max(0, step - 1) / self.over_steps)
-        return weight + share * (self.weight_to - weight)
+        return self.weight + share * (self.weight_to - self.weight)
 
     def applies(self, columns: Mapping[str, object]) -> bool:
         """Whether a row with these columns is one of those meant."""
@@ -73,22 +76,27 @@ class Terms:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RewardOptions(Asking, Terms):
-    """One reward function, its weight in the sum, its terms, and how it is asked."""
+class RewardSettings(CallOptions, RewardTerms):
+    """All that is said of a reward function beside which one it is: when it counts, and how it is called."""
+
+    def __post_init__(self) -> None:
+        RewardTerms.__post_init__(self)
+        CallOptions.__post_init__(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RewardOptions(RewardSettings):
+    """One reward function, by name or by path, and its settings."""
 
     name: str = ""
     """A reward function of this package, by name."""
     path: str = ""
     """A function of your own, as FILE.py:FUNCTION; give either this or `name`."""
-    weight: float = 1.0
-    """What its scores are multiplied by in the sum; 0 reports them and trains on none of them."""
-
     options: Mapping[str, object] = field(default_factory=dict)
     """Options of a reward of this package that has some, such as `{max_tokens: 400, cache_tokens: 100}`."""
 
     def __post_init__(self) -> None:
-        Terms.__post_init__(self)
-        Asking.__post_init__(self)
+        super().__post_init__()
         if self.path and self.options:
             raise UserError(f"options = {dict(self.options)} are for rewards of this package; {self.path} takes none")
         if (self.name == "") == (self.path == ""):
@@ -100,13 +108,6 @@ class RewardOptions(Asking, Terms):
         file, colon, function = self.path.rpartition(":")
         holds = self.path == "" or (colon == ":" and file.endswith(".py") and function.isidentifier())
         require(holds, self, "path", "is not FILE.py:FUNCTION, such as my_rewards.py:solved")
-        require(abs(self.weight) < float("inf"), self, "weight", "is no finite number")
         for option in ("workers", "cache"):
             own = self.path != "" or not getattr(self, option)
             require(own, self, option, f"is for functions of your own; {self.name} sees to it by itself")
-
-    @property
-    def short(self) -> str:
-        """The short form that recipes and `--rewards` take: `graded_format`, `my_rewards.py:solved=0.5`."""
-        source = self.name or self.path
-        return source if self.weight == 1 else f"{source}={self.weight}"

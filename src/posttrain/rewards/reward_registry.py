@@ -2,18 +2,13 @@
 
 import difflib
 import importlib
-import importlib.util
-import sys
 from collections.abc import Callable
-from importlib.machinery import SourceFileLoader
 from pathlib import Path
-from types import ModuleType
-from typing import Any
 
-from posttrain.binding import bind
+from posttrain.binding import bind, object_in_file
 from posttrain.errors import UserError
 from posttrain.options.reward import RewardOptions
-from posttrain.rewards.grading.function import RewardFunction, digest_of, home_in_file
+from posttrain.rewards.grading.function import RewardFunction, source_in_file
 
 BUILT_IN = {
     "countdown": "posttrain.rewards.countdown.grader:countdown",
@@ -25,6 +20,7 @@ BUILT_IN = {
     "code": "posttrain.rewards.code.code_reward:CodeReward",
     "code_course": "posttrain.rewards.code.code_reward:code_course",
     "judge": "posttrain.rewards.judge.judge_reward:JudgeReward",
+    "math": "posttrain.rewards.maths.math_reward:MathsReward",
     "maths": "posttrain.rewards.maths.math_reward:MathsReward",
     **{
         name: f"posttrain.rewards.shaping:{kind}"
@@ -53,8 +49,7 @@ def load_reward(options: RewardOptions) -> RewardFunction:
     if options.path:
         file, _, _ = options.path.rpartition(":")
         call, name = function_in_file(options.path)
-        home = home_in_file(Path(file), name)
-        return RewardFunction(name=name, call=call, weight=options.weight, terms=options, asking=options, home=home)
+        return RewardFunction(name=name, call=call, settings=options, source=source_in_file(Path(file), name))
     if options.name not in BUILT_IN:
         near = difflib.get_close_matches(options.name, BUILT_IN, n=1)
         hint = f"Did you mean `{near[0]}`?" if near else f"There are {', '.join(BUILT_IN)}."
@@ -67,19 +62,11 @@ def load_reward(options: RewardOptions) -> RewardFunction:
         call = bind(call, options.options, where=f"rewards: {options.name}")
     elif options.options:
         raise UserError(f"rewards: {options.name} has no options, but is given {dict(options.options)}")
-    return RewardFunction(
-        name=options.name,
-        call=call,
-        weight=options.weight,
-        text_only=True,
-        terms=options,
-        asking=options,
-        bounded=True,
-    )
+    return RewardFunction(name=options.name, call=call, settings=options, text_only=True, bounded=True)
 
 
 def function_at(place: str, name: str) -> object:
-    """The function of a home, in another process than the one that made the home."""
+    """The function of a source, in another process than the one that made the source."""
     if place.endswith(".py"):
         return function_in_file(f"{place}:{name}")[0]
     try:
@@ -94,48 +81,10 @@ def function_at(place: str, name: str) -> object:
 def function_in_file(path: str) -> tuple[Callable[..., object], str]:
     """The function that FILE.py:FUNCTION names, and its name."""
     file, _, name = path.rpartition(":")
-    module = module_from(Path(file))
-    if not hasattr(module, name):
-        own = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
-        near = difflib.get_close_matches(name, own, n=1)
-        hint = f"Did you mean `{near[0]}`?" if near else f"It defines {', '.join(own) or 'no function'}."
-        raise UserError(f"rewards: {file} has no function `{name}`. {hint}")
-    call = getattr(module, name)
+    call = object_in_file(path, where="rewards")
     if not callable(call) or isinstance(call, type):
         raise UserError(
             f"rewards: `{name}` in {file} is a {type(call).__name__} and cannot score completions; name a function, or"
             " an object with a __call__ method"
         )
     return call, name
-
-
-class AsWritten(SourceFileLoader):
-    """Runs a file as it is now: Python takes compiled code for current by whole seconds and by size."""
-
-    def path_stats(self, path: Any) -> Any:
-        """None, which keeps compiled code from being read and from being written."""
-        raise OSError(f"{path}: compiled anew each time")
-
-
-def module_from(file: Path) -> ModuleType:
-    """Run a Python file of the user's as a module; it may import its neighbours, as a script may."""
-    if not file.is_file():
-        raise UserError(f"rewards: {file}: no such file. Paths are relative to the folder you run in.")
-    # One module for all functions of a file until the file changes, under a name that shadows no other module.
-    name = f"posttrain_rewards_of_user.{file.resolve()}@{digest_of(file)}"
-    if name in sys.modules:
-        return sys.modules[name]
-    spec = importlib.util.spec_from_file_location(name, file, loader=AsWritten(name, str(file)))
-    assert spec is not None, file
-    assert spec.loader is not None, file
-    module = importlib.util.module_from_spec(spec)
-    folder = str(file.resolve().parent)
-    if folder not in sys.path:
-        sys.path.append(folder)
-    sys.modules[name] = module  # where dataclasses look for the module of a class
-    try:
-        spec.loader.exec_module(module)
-    except Exception as error:
-        del sys.modules[name]
-        raise UserError(f"rewards: {file} cannot be imported: {type(error).__name__}: {error}") from error
-    return module

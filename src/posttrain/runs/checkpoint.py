@@ -23,6 +23,7 @@ from torch import Tensor
 
 from posttrain.errors import RunError, UserError
 from posttrain.runs.files import TEMPORARY, sync_folder, write_atomically, writing
+from posttrain.training.threads import ThreadClaim
 
 Tensors = Mapping[str, Tensor]
 
@@ -166,18 +167,18 @@ def environment() -> dict[str, object]:
     }
 
 
-def restore_threads(checkpoint: Checkpoint, requested: int = 0) -> list[str]:
+def restore_threads(checkpoint: Checkpoint, threads: ThreadClaim) -> list[str]:
     """Compute with as many threads as the checkpoint was made with; returns notes on why bits may still differ.
 
-    `requested` is the thread count that the user asks for, 0 for no wish.
+    `threads` is what the session needs so far; from here on it needs that number.
     """
     recorded = int(str(checkpoint.made_with["threads"]))
-    if requested not in (0, recorded):
+    if threads.count not in (0, recorded):
         raise UserError(
-            f"run.threads = {requested}, but {checkpoint.path} was made with {recorded} threads, and other sums would "
-            f"not give the same bits.  Resume with run.threads = {recorded} or leave it out."
+            f"run.threads = {threads.count}, but {checkpoint.path} was made with {recorded} threads, and other sums"
+            f" would not give the same bits.  Resume with run.threads = {recorded} or leave it out."
         )
-    torch.set_num_threads(recorded)
+    threads.take(recorded, f"{checkpoint.path} was made with {recorded} threads")
     now = environment()
     if now["threads"] != recorded:
         raise RunError(

@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 
-from posttrain.sandbox.backends import Place
+from posttrain.sandbox.backends import Backend
 from posttrain.sandbox.execution import Execution, Exit, Limits
 from posttrain.sandbox.probes import Finding, Passes, Probe, said
 
@@ -101,14 +101,14 @@ class Bait:
         return lambda execution: said("refused")(execution) and what not in self.touched
 
 
-def probes(bait: Bait, place: Place) -> list[Probe]:
+def probes(bait: Bait, backend: Backend) -> list[Probe]:
     """All probes, with this bait; what a program may do to its own machine is tried only where that is this one."""
     tried = [*of_bait(bait), *OF_LIMITS, *WORKING]
-    if place.here:
+    if backend.here:
         tried += OF_A_MACHINE
-    if not place.bounded_as_a_whole:
+    if not backend.bounded_as_a_whole:
         tried += OF_THE_WHOLE
-    return [replace(probe, remedy=place.remedy) for probe in tried]
+    return [replace(probe, remedy=backend.remedy) for probe in tried]
 
 
 def of_bait(bait: Bait) -> list[Probe]:

@@ -8,9 +8,8 @@ import sys
 import tempfile
 import threading
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import IO, Protocol
 
@@ -25,7 +24,7 @@ BOOTSTRAP = "import os,sys;n=int(sys.argv[1]);b=b''\nwhile len(b)<n:b+=os.read(0
 """Reads the run's text from standard input, and leaves what follows to the program."""
 
 
-class Place(Protocol):
+class Backend(Protocol):
     """Somewhere that runs a text once."""
 
     name: str
@@ -48,53 +47,63 @@ class Place(Protocol):
         ...
 
 
-class Commands(ABC):
-    """A place that is reached by starting a command on this machine."""
+class Launcher(Protocol):
+    """How a command is started for a run on this machine, and what is known of it while it runs."""
 
     name: str
-    conditions = Conditions()
-    here, bounded_as_a_whole, tells_cpu = True, False, False
+    conditions: Conditions
+    bounded_as_a_whole: bool
+    tells_cpu: bool
     remedy: str
     start_seconds: float
-    """What the place itself may take beyond the program's time."""
+    """What starting may take beyond the program's time."""
 
-    def __init__(self) -> None:
-        self.live: dict[subprocess.Popen[bytes], ReplayRun] = {}
-        self.lock = threading.Lock()
-
-    @abstractmethod
     def command(self, run: ReplayRun, arguments: Sequence[str], passed: Sequence[int]) -> list[str]:
         """What to start, ending in an interpreter with these arguments; `passed` are descriptors that it is handed."""
+        ...
 
-    @contextmanager
-    def passed(self) -> Iterator[tuple[int, ...]]:
+    def passed(self) -> AbstractContextManager[tuple[int, ...]]:
         """Descriptors that the command needs besides the usual three."""
-        yield ()
+        ...
 
-    @abstractmethod
     def environment(self, run: ReplayRun) -> dict[str, str]:
         """The environment of the command."""
+        ...
 
     def cpu_seconds(self, pid: int, seen: dict[int, float]) -> float:
         """Processor time that a run has used so far; 0 where it cannot be seen.  `seen` is what each process had."""
-        return 0.0
+        ...
 
-    def removed(self, run: ReplayRun) -> None:  # noqa: B027  # most have nothing to do
+    def removed(self, run: ReplayRun) -> None:
         """See to it that nothing of a run is left where ending the command does not end it."""
+        ...
+
+
+class CommandBackend:
+    """A backend that starts a command on this machine for every run."""
+
+    here = True
+
+    def __init__(self, launcher: Launcher) -> None:
+        self.launcher = launcher
+        self.name, self.conditions, self.remedy = launcher.name, launcher.conditions, launcher.remedy
+        self.bounded_as_a_whole, self.tells_cpu = launcher.bounded_as_a_whole, launcher.tells_cpu
+        self.live: dict[subprocess.Popen[bytes], ReplayRun] = {}
+        self.lock = threading.Lock()
 
     def run(self, run: ReplayRun) -> Ended:
         text = run.text.encode("ascii")
         began = time.monotonic()
         arguments = ["-s", "-S", "-B", "-c", BOOTSTRAP, str(len(text))]
-        with given_as_file(text + run.stdin) as given, self.passed() as passed:
+        with given_as_file(text + run.stdin) as given, self.launcher.passed() as passed:
             try:
                 process = subprocess.Popen(
-                    self.command(run, arguments, passed),
+                    self.launcher.command(run, arguments, passed),
                     pass_fds=passed,
                     stdin=given,
                     stdout=subprocess.PIPE,
                     stderr=subprocess.PIPE,
-                    env=self.environment(run),
+                    env=self.launcher.environment(run),
                     start_new_session=True,
                 )
             except OSError as error:
@@ -106,7 +115,7 @@ class Commands(ABC):
         finally:
             with self.lock:
                 self.live.pop(process, None)
-            self.removed(run)
+            self.launcher.removed(run)
 
     def watched(self, run: ReplayRun, process: "subprocess.Popen[bytes]", began: float) -> Ended:
         """Hold a process to its wall clock and its output, and wait for its end."""
@@ -114,10 +123,10 @@ class Commands(ABC):
         assert process.stderr is not None
         most = run.limits.output_bytes
         stdout, stderr = Kept(process.stdout, most + 1), Kept(process.stderr, run.limits.error_bytes + READ_BYTES)
-        until = began + run.limits.wall_seconds + self.start_seconds
+        until = began + run.limits.wall_seconds + self.launcher.start_seconds
         stopped, cpu_seconds, seen = None, 0.0, dict[int, float]()
         while (status := process.poll()) is None:
-            cpu_seconds = max(cpu_seconds, self.cpu_seconds(process.pid, seen))
+            cpu_seconds = max(cpu_seconds, self.launcher.cpu_seconds(process.pid, seen))
             if stopped is None:
                 if stdout.full:
                     stopped = Exit.OUTPUT_LIMIT
@@ -127,7 +136,7 @@ class Commands(ABC):
                     stopped = Exit.WALL_LIMIT
                 if stopped is not None:
                     process.kill()
-                    self.removed(run)
+                    self.launcher.removed(run)
             time.sleep(POLL_SECONDS)
         return Ended(
             status=status,
@@ -144,7 +153,7 @@ class Commands(ABC):
             live = dict(self.live)
         for process, run in live.items():
             process.kill()
-            self.removed(run)
+            self.launcher.removed(run)
 
 
 @contextmanager
@@ -206,11 +215,11 @@ def hash_seed(run: ReplayRun) -> dict[str, str]:
 UNSHARED = ("--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts", "--unshare-cgroup-try")
 
 
-class Bubblewrap(Commands):
+class Bubblewrap:
     """Namespaces of its own for every run: files that come and go with it, no network, processes it may start."""
 
     name = "bubblewrap"
-    tells_cpu = True
+    bounded_as_a_whole, tells_cpu = False, True
     start_seconds = 5.0
     remedy = (
         "bubblewrap >= 0.8 must be installed and allowed to make namespaces; Ubuntu >= 23.10 restricts them with"
@@ -218,12 +227,12 @@ class Bubblewrap(Commands):
     )
 
     def __init__(self, path: Sequence[str] = ()) -> None:
-        super().__init__()
         # Root makes the namespaces itself and gives itself up inside: as root a program's processes are not counted.
         self.conditions = Conditions(path=path, gives_up_root=os.geteuid() == 0)
 
     @contextmanager
     def passed(self) -> Iterator[tuple[int, ...]]:
+        """The filter of system calls."""
         with given_as_file(filter_bytes()) as file:
             yield (file.fileno(),)
 
@@ -266,6 +275,9 @@ class Bubblewrap(Commands):
         # What ignores the end of its children is not told of their time; what they had when they were seen is kept.
         return max(known, sum(seen.values()))
 
+    def removed(self, run: ReplayRun) -> None:
+        """Nothing is left: what runs dies with its parent."""
+
 
 def processes_below(pid: int) -> Iterator[tuple[int, float, float]]:
     """A process and all that it has started, with processor seconds: its own, and of children that it waited for."""
@@ -281,14 +293,14 @@ def processes_below(pid: int) -> Iterator[tuple[int, float, float]]:
         yield from processes_below(int(child))
 
 
-class Container(Commands):
+class Container:
     """A container for every run, by docker, podman or a command that takes the same arguments."""
 
-    bounded_as_a_whole = True
+    conditions = Conditions()
+    bounded_as_a_whole, tells_cpu = True, False
     start_seconds = 30.0
 
     def __init__(self, command: str, image: str) -> None:
-        super().__init__()
         self.program, self.image = shlex.split(command), image
         self.name = f"{command} ({image})"
         self.remedy = f"`{command} run --rm {image} python3 -c pass` must work, and the image must have Python >= 3.10"
@@ -317,6 +329,14 @@ class Container(Commands):
     def environment(self, run: ReplayRun) -> dict[str, str]:
         """Ours, which the command needs to find its service; the container sees nothing of it."""
         return dict(os.environ)
+
+    def passed(self) -> AbstractContextManager[tuple[int, ...]]:
+        """None."""
+        return nullcontext(())
+
+    def cpu_seconds(self, pid: int, seen: dict[int, float]) -> float:
+        """The container's processes are not seen from here."""
+        return 0.0
 
     def removed(self, run: ReplayRun) -> None:
         """Ending the command leaves the container running: it is ended by name."""

@@ -11,7 +11,7 @@ from posttrain.sandbox.execution import Execution, Exit, Process, ServerOptions
 from posttrain.sandbox.fork_server import ForkServerClient, ServerLost
 from posttrain.sandbox.inside import wire
 from posttrain.sandbox.probes import Finding, findings, processes, require_passed
-from posttrain.sandbox.sandboxed_process import Running
+from posttrain.sandbox.sandboxed_process import SandboxedProcess
 
 TICK_SECONDS = 0.02
 """How often limits are looked at."""
@@ -19,7 +19,7 @@ SERVER_PATIENCE_SECONDS = 5.0
 """How long the server may take to end a process before it is taken for lost."""
 
 
-class Pool:
+class ProcessPool:
     """A fork-server and the processes that it has running; open until closed.  For one thread."""
 
     def __init__(
@@ -36,14 +36,14 @@ class Pool:
         self.selector = selectors.DefaultSelector()
         self.found: list[Finding] = []
         """What the probes found when the server was started."""
-        self.running: dict[int, Running] = {}
+        self.running: dict[int, SandboxedProcess] = {}
         self.owner: dict[int, Conversation] = {}
         self._number = 0
         self._looked = 0.0
         if server is not None:
             self._take(server)
 
-    def __enter__(self) -> "Pool":
+    def __enter__(self) -> "ProcessPool":
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -69,12 +69,12 @@ class Pool:
         """The server, started and probed.  Raises SandboxUnavailable where a probe was not refused."""
         return self._ready()
 
-    def start(self, conversation: Conversation, asked: Process) -> Running:
+    def start(self, conversation: Conversation, asked: Process) -> SandboxedProcess:
         """Start a process for a conversation."""
         server = self._ready()
         self._number += 1
         number = self._number
-        process = Running(
+        process = SandboxedProcess(
             number, asked, lambda process, payload: conversation.message(self, process, payload), self.end
         )
         self.running[number], self.owner[number] = process, conversation
@@ -89,7 +89,7 @@ class Pool:
         self._watch(process.channel.fileno(), lambda: process.read_channel())
         return process
 
-    def end(self, process: Running, why: Exit = Exit.ENDED) -> None:
+    def end(self, process: SandboxedProcess, why: Exit = Exit.ENDED) -> None:
         """End a process; `ended` follows."""
         if process.condemned is not None:
             return
@@ -203,7 +203,7 @@ class Pool:
             self._forget(process)
             conversation.ended(self, process, process.execution(Exit.LOST))
 
-    def _forget(self, process: Running) -> None:
+    def _forget(self, process: SandboxedProcess) -> None:
         for descriptor in (process.output, process.errors, process.channel.fileno()):
             if descriptor in self.selector.get_map():
                 self.selector.unregister(descriptor)
@@ -212,7 +212,7 @@ class Pool:
 
 def probed(server: ForkServerClient, options: ServerOptions) -> list[Finding]:
     """Try the probes in a server's children."""
-    pool = Pool(options, server=server)
+    pool = ProcessPool(options, server=server)
     singles = [Single(process) for process in processes()]
     try:
         pool.converse(singles)

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from posttrain.sandbox.backend_probes import Bait, Finding, probes
-from posttrain.sandbox.backends import Place, lost
+from posttrain.sandbox.backends import Backend, lost
 from posttrain.sandbox.conversation import Conversation, run
 from posttrain.sandbox.execution import Execution, Exit, Process
 from posttrain.sandbox.inside.frames import MAX_BYTES
@@ -31,7 +31,7 @@ NEVER_RAN = Execution(
 class Repeated:
     """A process, as the runs that stand for it."""
 
-    def __init__(self, sandbox: "Elsewhere", conversation: Conversation, asked: Process) -> None:
+    def __init__(self, sandbox: "ReplaySandbox", conversation: Conversation, asked: Process) -> None:
         self.sandbox, self.conversation, self.asked = sandbox, conversation, asked
         self.messages = [asked.source.encode("utf-8", "surrogatepass")]
         self.delivered = 0
@@ -44,7 +44,7 @@ class Repeated:
 
     def allow(self, cpu_seconds: float) -> None:
         """A run repeats what was done before: it may take as long as that took, and as the new part may."""
-        before = self.latest.cpu_seconds if self.sandbox.place.tells_cpu else self.allowed
+        before = self.latest.cpu_seconds if self.sandbox.backend.tells_cpu else self.allowed
         self.allowed = before + cpu_seconds
 
     def rest(self) -> None:
@@ -63,14 +63,14 @@ class Repeated:
         """It is not run again, and a run that is under way is not waited for."""
         self.sandbox.finish(self, replace(self.latest, exit=why))
 
-    def as_run(self, place: Place) -> ReplayRun:
+    def as_run(self, backend: Backend) -> ReplayRun:
         """The next run."""
         limits, kind = self.asked.limits, self.asked.kind
         if kind in ("calls", "tests"):
             cpu_seconds = min(self.allowed, limits.cpu_seconds) if self.allowed else limits.cpu_seconds
             limits = replace(limits, cpu_seconds=cpu_seconds, output_bytes=SAID_BYTES)
         told = ReplayResult(messages=self.messages, stdin=self.asked.stdin, delivered=self.delivered, seed=self.seed)
-        return written(kind, told, limits, place.conditions)
+        return written(kind, told, limits, backend.conditions)
 
     def take(self, execution: Execution) -> list[bytes]:
         """What a run said for the first time."""
@@ -108,11 +108,11 @@ class Event:
     by_itself: bool
 
 
-class Elsewhere:
+class ReplaySandbox:
     """A sandbox over a place that runs a text once; for one thread."""
 
-    def __init__(self, place: Place, *, at_once: int, probed: bool = False) -> None:
-        self.place, self.at_once, self.probed = place, at_once, probed
+    def __init__(self, backend: Backend, *, at_once: int, probed: bool = False) -> None:
+        self.backend, self.at_once, self.probed = backend, at_once, probed
         self.events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self.alive: dict[Repeated, None] = {}
         self.to_run: list[Repeated] = []
@@ -121,7 +121,7 @@ class Elsewhere:
         self.found: list[Finding] = []
         """What the probes found, once they were tried."""
 
-    def __enter__(self) -> "Elsewhere":
+    def __enter__(self) -> "ReplaySandbox":
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -135,15 +135,15 @@ class Elsewhere:
         """Try the place, once, before anything else is run there.  Raises SandboxUnavailable."""
         if self.probed:
             return
-        trusted = Elsewhere(self.place, at_once=self.at_once, probed=True)
+        trusted = ReplaySandbox(self.backend, at_once=self.at_once, probed=True)
         (first,) = trusted.run([Process(kind="program", source="print(1)")])
         if first.exit is Exit.LOST:
             reason = first.stderr.decode("utf-8", "replace").strip()[-1000:]
             raise SandboxUnavailable(
-                f"sandbox: {self.place.name} does not work: {reason}\n  Remedy: {self.place.remedy}."
+                f"sandbox: {self.backend.name} does not work: {reason}\n  Remedy: {self.backend.remedy}."
             )
         with Bait() as bait:
-            tried = probes(bait, self.place)
+            tried = probes(bait, self.backend)
             executions = trusted.run(Process(kind="program", source=each.source, limits=each.limits) for each in tried)
         self.found = [Finding(each, execution) for each, execution in zip(tried, executions, strict=True)]
         require_passed(self.found)
@@ -193,7 +193,7 @@ class Elsewhere:
     def launch(self) -> None:
         """Start what is to run, each run in a thread of its own."""
         for process in self.to_run:
-            arguments = (process, process.as_run(self.place), self.events)
+            arguments = (process, process.as_run(self.backend), self.events)
             threading.Thread(target=self.run_once, args=arguments, daemon=True).start()
             self.under_way += 1
         self.to_run.clear()
@@ -201,7 +201,7 @@ class Elsewhere:
     def run_once(self, process: Repeated, made: ReplayRun, events: "queue.SimpleQueue[Event]") -> None:
         """One run, in its thread; whatever happens, its end is told."""
         try:
-            ended = self.place.run(made)
+            ended = self.backend.run(made)
         except Exception as error:  # noqa: BLE001  # the place's own fault, which says nothing about the program
             ended = lost(f"{type(error).__name__}: {error}", 0.0)
         events.put(Event(process, read(made, ended), by_itself=True))
@@ -230,4 +230,4 @@ class Elsewhere:
         self.to_run.clear()
         self.under_way = 0
         self.events = queue.SimpleQueue()
-        self.place.stop()
+        self.backend.stop()

@@ -21,15 +21,15 @@ STARVED_SHARE = 0.25
 """A process that waited for a processor for this share of its time was short of one, not idle."""
 
 
-class Running:
+class SandboxedProcess:
     """A process that has been asked for."""
 
     def __init__(
         self,
         number: int,
         asked: Process,
-        on_message: Callable[["Running", bytes], None],
-        on_end: Callable[["Running", Exit], None],
+        on_message: Callable[["SandboxedProcess", bytes], None],
+        on_end: Callable[["SandboxedProcess", Exit], None],
     ) -> None:
         self.number, self.asked, self.on_message, self.on_end = number, asked, on_message, on_end
         self.began = time.monotonic()

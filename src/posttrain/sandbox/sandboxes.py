@@ -1,7 +1,5 @@
-"""The process's own sandboxes: one for all rewards that ask for the same."""
+"""The sandboxes of a session: one for all rewards that ask for the same."""
 
-import atexit
-import functools
 import os
 import sys
 import sysconfig
@@ -10,46 +8,77 @@ from collections.abc import Mapping, Sequence
 
 from posttrain.errors import UserError
 from posttrain.options.sandbox import SandboxOptions
-from posttrain.sandbox.backends import Bubblewrap, Container, Place
+from posttrain.sandbox.backends import Backend, Bubblewrap, CommandBackend, Container
 from posttrain.sandbox.conversation import Sandbox
 from posttrain.sandbox.execution import ServerOptions
 from posttrain.sandbox.modules import MANY
 from posttrain.sandbox.probes import SandboxUnavailable
-from posttrain.sandbox.process_pool import Pool
+from posttrain.sandbox.process_pool import ProcessPool
 from posttrain.sandbox.remote import Remote
-from posttrain.sandbox.replay_sandbox import Elsewhere
-
-_chosen = SandboxOptions()
-_open: list[Sandbox] = []
+from posttrain.sandbox.replay_sandbox import ReplaySandbox
 
 
-def choose(options: SandboxOptions) -> None:
-    """Use these options for every sandbox that is opened from now on; warn where they are none at all."""
-    global _chosen  # one process, one machine, one sandbox
-    if options != _chosen:
-        close_all()
-    _chosen = options
-    if options.kind == "none":
-        warnings.warn(
-            "sandbox.kind = none: programs that the model writes run as you, with your files and your network",
-            stacklevel=2,
-        )
+class Sandboxes:
+    """Sandboxes with the same options, opened when first needed; for one thread at a time."""
 
+    def __init__(self, options: SandboxOptions | None = None) -> None:
+        self.options = options or SandboxOptions()
+        self._pools: dict[ServerOptions, ProcessPool] = {}
+        self._replaying: dict[tuple[str, ...], ReplaySandbox] = {}
+        """By the folders with modules that a backend shows."""
+        if self.options.kind == "none":
+            warnings.warn(
+                "sandbox.kind = none: programs that the model writes run as you, with your files and your network",
+                stacklevel=2,
+            )
 
-def chosen() -> SandboxOptions:
-    """The options that are in use."""
-    return _chosen
+    def __enter__(self) -> "Sandboxes":
+        return self
 
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
-def sandbox_for(modules: tuple[str, ...] = ()) -> Sandbox:
-    """Where programs of this process are run that import these modules besides the usual ones."""
-    if _chosen.kind in ("sealed", "none"):
+    def importing(self, modules: tuple[str, ...] = ()) -> Sandbox:
+        """Where programs are run that import these modules besides the usual ones."""
         path = site_packages() if modules else ()
-        pool = shared_pool(ServerOptions(modules=(*MANY, *modules), path=path, sealed=_chosen.kind == "sealed"))
+        if self.options.kind not in ("sealed", "none"):
+            return self._over_backend(path)
+        pool = self.started_with(
+            ServerOptions(modules=(*MANY, *modules), path=path, sealed=self.options.kind == "sealed")
+        )
         if modules:
             require_imported(modules, pool.opened().missing)
         return pool
-    return shared_elsewhere(site_packages() if modules else ())
+
+    def started_with(self, server: ServerOptions) -> ProcessPool:
+        """The pool of a fork-server that is started in this way, sealed where this says so whatever the options say."""
+        if server not in self._pools:
+            require_linux()
+            self._pools[server] = ProcessPool(server, at_once=self.options.at_once or None)
+        return self._pools[server]
+
+    def close(self) -> None:
+        """End every fork-server and whatever runs elsewhere; the next program starts another."""
+        while self._pools:
+            self._pools.popitem()[1].close()
+        while self._replaying:
+            self._replaying.popitem()[1].close()
+
+    def _over_backend(self, path: tuple[str, ...]) -> ReplaySandbox:
+        """The sandbox over the backend that the options name."""
+        if path not in self._replaying:
+            at_once = self.options.at_once or os.cpu_count() or 1
+            self._replaying[path] = ReplaySandbox(backend_for(self.options, path), at_once=at_once)
+        return self._replaying[path]
+
+
+def require_linux() -> None:
+    """Refuse the sealed kind where there is none."""
+    if sys.platform != "linux":
+        raise SandboxUnavailable(
+            f"sandbox: the sealed fork-server needs Linux, and this is {sys.platform}.  Set sandbox.kind: container,"
+            " with docker or podman installed, or sandbox.kind: remote with the url of a service."
+        )
 
 
 def require_imported(modules: Sequence[str], missing: Mapping[str, str]) -> None:
@@ -61,49 +90,12 @@ def require_imported(modules: Sequence[str], missing: Mapping[str, str]) -> None
             )
 
 
-def pool_with(server: ServerOptions) -> Sandbox:
-    """The sandbox of a fork-server that is prepared in its own way, and sealed whatever a recipe says."""
-    return shared_pool(server)
-
-
-def close_all() -> None:
-    """End every fork-server of this process and whatever runs elsewhere; the next program starts another."""
-    shared_pool.cache_clear()
-    shared_elsewhere.cache_clear()
-    while _open:
-        _open.pop().close()
-
-
-atexit.register(close_all)
-
-
-@functools.cache
-def shared_pool(server: ServerOptions) -> Pool:
-    """One pool for each way to start a server."""
-    if sys.platform != "linux":
-        raise SandboxUnavailable(
-            f"sandbox: the sealed fork-server needs Linux, and this is {sys.platform}.  Set sandbox.kind: container,"
-            " with docker or podman installed, or sandbox.kind: remote with the url of a service."
-        )
-    pool = Pool(server, at_once=_chosen.at_once or None)
-    _open.append(pool)
-    return pool
-
-
-@functools.cache
-def shared_elsewhere(path: tuple[str, ...]) -> Elsewhere:
-    """One sandbox over the place that was chosen."""
-    sandbox = Elsewhere(place_for(_chosen, path), at_once=_chosen.at_once or os.cpu_count() or 1)
-    _open.append(sandbox)
-    return sandbox
-
-
-def place_for(options: SandboxOptions, path: Sequence[str] = ()) -> Place:
-    """The place that these options name."""
+def backend_for(options: SandboxOptions, path: Sequence[str] = ()) -> Backend:
+    """The backend that these options name."""
     if options.kind == "bubblewrap":
-        return Bubblewrap(path)
+        return CommandBackend(Bubblewrap(path))
     if options.kind == "container":
-        return Container(options.command, options.image)
+        return CommandBackend(Container(options.command, options.image))
     return Remote(options.url)
 
 

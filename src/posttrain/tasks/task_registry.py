@@ -2,6 +2,9 @@
 
 from collections.abc import Mapping, Sequence
 
+from typing_extensions import get_protocol_members
+
+from posttrain.binding import build_own
 from posttrain.errors import UserError
 from posttrain.options.countdown import CountdownOptions
 from posttrain.options.dataset import ProgramsOptions
@@ -13,14 +16,23 @@ from posttrain.tasks.programs.programs_task import ProgramsTask
 
 
 def load_task(
-    options: TaskOptions,
+    options: TaskOptions | Mapping[str, object],
     renderer: PromptRenderer,
     *,
     seed: int,
     prompts_per_step: int,
     rows: Sequence[Mapping[str, object]] | None = None,
 ) -> Task:
-    """The task that the options describe; `rows`, given by a Python caller, stand for a dataset's file."""
+    """The task that the options describe; `rows`, given by a Python caller, stand for a dataset's file.
+
+    Of a task of the user's own the options are a mapping: `path`, FILE.py:CLASS, and what else the class takes.
+    """
+    if isinstance(options, Mapping):
+        if rows is not None:
+            raise UserError(
+                f"rows: the task is {options['path']}, which makes its own prompts.  Use task.name = dataset."
+            )
+        return own_task(options, renderer, seed=seed)
     if isinstance(options, CountdownOptions):
         if rows is not None:
             raise UserError("rows: the task is countdown, which makes its own problems.  Use task.name = dataset.")
@@ -28,3 +40,14 @@ def load_task(
     if isinstance(options, ProgramsOptions):
         return ProgramsTask(options, renderer, seed=seed, prompts_per_step=prompts_per_step, rows=rows)
     return DatasetTask(options, renderer, seed=seed, prompts_per_step=prompts_per_step, rows=rows)
+
+
+def own_task(options: Mapping[str, object], renderer: PromptRenderer, *, seed: int) -> Task:
+    """An object of the user's class."""
+    task = build_own("task", options, renderer, seed=seed)
+    if not isinstance(task, Task):
+        missing = sorted(name for name in get_protocol_members(Task) if not hasattr(task, name))
+        raise UserError(
+            f"task: {options['path']} lacks {', '.join(missing)}; posttrain.tasks.base.Task says what each is."
+        )
+    return task

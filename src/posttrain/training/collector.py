@@ -78,7 +78,8 @@ def collect(session: Session, moment: StepContext) -> Collected:
 def sampled(session: Session, moment: StepContext, draws: range) -> tuple[list[Group], Grades]:
     """The groups of some draws of a step, and their grades."""
     with moment.clock("rollout"):
-        request = session.request(moment.step, first_draw=draws.start, weights_version=moment.weights_version)
+        session.engine.load(session.policy.model.state_dict(), moment.weights_version)
+        request = session.request(moment.step, first_draw=draws.start)
         groups = session.engine.rollout(session.task.prompts(moment.step, draws), request)
     with moment.clock("grade"):
         grades = grade(
@@ -88,6 +89,7 @@ def sampled(session: Session, moment: StepContext, draws: range) -> tuple[list[G
             journal=moment.journal,
             step=moment.step,
             grading=session.config.grading,
+            resources=session.resources,
         )
         return groups, grades
 

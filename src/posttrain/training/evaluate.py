@@ -24,10 +24,10 @@ def evaluate(
     """
     config = config or Config()
     config = replace(config, model=replace(config.model, path=str(model)))
-    session = open_session(config, rewards=rewards, rows=rows)
-    questions, samples = session.questions(), config.evaluation.samples
-    if progress is None:
-        return full_evaluation(session.engine, session.task, questions, samples=samples)[0]
-    total = num_completions(session.task, questions, samples=samples)
-    with progress.stage("completions of held-out problems", total) as advance:
-        return full_evaluation(session.engine, session.task, questions, samples=samples, advance=advance)[0]
+    with open_session(config, rewards=rewards, rows=rows) as session:
+        questions, samples = session.questions(), config.evaluation.samples
+        if progress is None:
+            return full_evaluation(session.engine, session.task, questions, samples=samples)[0]
+        total = num_completions(session.task, questions, samples=samples)
+        with progress.stage("completions of held-out problems", total) as advance:
+            return full_evaluation(session.engine, session.task, questions, samples=samples, advance=advance)[0]

@@ -17,6 +17,7 @@ from posttrain.options.grading import GradingOptions
 from posttrain.options.sampling import Sampling
 from posttrain.records import Group, Prompt
 from posttrain.rewards.grading.grade import RewardFunction, grade
+from posttrain.rewards.grading.resources import Resources
 from posttrain.runs.summary import HELD_OUT
 from posttrain.tasks.base import Task
 
@@ -35,6 +36,8 @@ class Questions:
     max_completion_tokens: int
     seed: int
     grading: GradingOptions = field(default_factory=GradingOptions)
+    resources: Resources | None = None
+    """Those of the session, if there is one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +88,7 @@ def sample_answers(
         suppressed=suppressed,
     )
     groups = engine.rollout(questions.prompts, request, advance=advance)
-    grades = grade(groups, [questions.judge], grading=questions.grading)
+    grades = grade(groups, [questions.judge], grading=questions.grading, resources=questions.resources)
     told = Counter(outcome for rows in grades.outcomes.values() for row in rows for outcome in row if outcome)
     return Answers(
         groups=tuple(groups),
@@ -159,14 +162,12 @@ def never_giving_up(
 
     Tells learning to search better from learning not to give up.  None where the task cannot say.
     """
-    tokenizer = engine.policy.tokenizer
+    tokenizer = engine.tokenizer
     encoded = [tokenizer.encode(tag, add_special_tokens=False) for tag in task.closing_tags]
     if not questions.prompts or not encoded or any(len(tokens) != 1 for tokens in encoded):
         return None
     closing = [tokens[0] for tokens in encoded]
-    answers = sample_answers(
-        engine, questions, samples=1, suppressed=(*closing, *engine.policy.stop_ids), advance=advance
-    )
+    answers = sample_answers(engine, questions, samples=1, suppressed=(*closing, *engine.stop_ids), advance=advance)
     return float(np.mean([task.found(group.prompt, group.rollouts[0].text) for group in answers.groups]))
 
 

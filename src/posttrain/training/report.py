@@ -77,7 +77,7 @@ def plan(session: Session, timing: Timing | None = None) -> list[str]:
         f"model      {config.model.path}, {millions:.2f} M parameters, {config.model.dtype} on {session.policy.device}",
         f"task       {session.task.name}, {len(session.questions().prompts)} held-out problems",
         f"algorithm  {session.algorithm.name}, learning rate {config.update.learning_rate:g}",
-        f"rewards    {', '.join(f'{item.name} × {item.weight:g}' for item in session.rewards)}",
+        f"rewards    {', '.join(f'{item.name} × {item.settings.weight:g}' for item in session.rewards)}",
         (
             f"one step   {rollout.prompts_per_step} prompts × {rollout.group_size} completions{share}"
             f" (limit {rollout.max_completion_tokens})"

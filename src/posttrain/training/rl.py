@@ -60,9 +60,14 @@ def train(
     `rewards` are functions of your own and `rows` your own prompts, for callers in Python.  With `resume` the run
     in `config.run.folder` goes on from its last checkpoint, to the same bits as if it had never stopped.
     """
-    session = open_session(config, rewards=rewards, rows=rows)
+    with open_session(config, rewards=rewards, rows=rows) as session:
+        return train_session(session, resume=resume)
+
+
+def train_session(session: Session, *, resume: bool) -> Run:
+    """The run of a session, from its folder to its summary."""
     require_room(session)
-    options = config.run
+    config, options = session.config, session.config.run
     if resume:
         folder = RunFolder.resume(options.folder)
     else:
@@ -328,7 +333,7 @@ def resumed(session: Session, folder: RunFolder) -> tuple[RunState, list[str]]:
     if saved is None:
         folder.cut_after(-1)
         return RunState(), ["No checkpoint yet: the run starts again."]
-    notes = checkpoint.restore_threads(saved, session.config.run.threads)
+    notes = checkpoint.restore_threads(saved, session.threads)
     state = restore(session, saved)
     folder.cut_after(state.step)
     finished = state.step >= session.config.run.num_steps
@@ -338,7 +343,7 @@ def resumed(session: Session, folder: RunFolder) -> tuple[RunState, list[str]]:
 
 def show_plan(config: Config, *, rows: Rows | None = None) -> None:
     """Print what a run would be, with the seconds of one timed step, and train nothing."""
-    session = open_session(config, rows=rows)
-    require_room(session)
-    for line in report.plan(session, report.timed_step(session)):
-        print(line)
+    with open_session(config, rows=rows) as session:
+        require_room(session)
+        for line in report.plan(session, report.timed_step(session)):
+            print(line)

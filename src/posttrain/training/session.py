@@ -1,28 +1,29 @@
 """Everything that a reinforcement-learning run works with, made from its config."""
 
-import copy
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from contextlib import ExitStack
+from dataclasses import dataclass, field
 
 import torch
 
 from posttrain.algorithms.table import Algorithm, build_algorithm
 from posttrain.config import Config
 from posttrain.errors import UserError
-from posttrain.generation.engine import Engine
+from posttrain.generation.engine import Engine, require_room_for
+from posttrain.generation.in_process import InProcessEngine
 from posttrain.generation.request import Request
 from posttrain.generation.streams import StreamKey
-from posttrain.models.policy import Policy, as_policy, load_policy
+from posttrain.models.policy import Policy, load_policy
 from posttrain.models.rendering import TokenizerRenderer
-from posttrain.options.reward import Terms
 from posttrain.rewards.grading.function import RewardFunction, reward_function
 from posttrain.rewards.grading.pending_scores import require_enforceable
+from posttrain.rewards.grading.resources import Resources
 from posttrain.rewards.reward_registry import load_reward
-from posttrain.sandbox.sandboxes import choose
 from posttrain.tasks.base import Task
 from posttrain.tasks.task_registry import load_task
 from posttrain.training.evaluation import Questions
 from posttrain.training.optimizer import new_optimizer
+from posttrain.training.threads import ThreadClaim, claim_threads
 
 Rows = Sequence[Mapping[str, object]]
 Rewards = Sequence[Callable[..., object] | RewardFunction]
@@ -31,7 +32,7 @@ Rewards = Sequence[Callable[..., object] | RewardFunction]
 
 @dataclass(slots=True)
 class Session:
-    """What the stages of a step share.  Only `reference` is replaced during a run."""
+    """What the stages of a step share; open until closed.  Only `reference` is replaced during a run."""
 
     config: Config
     policy: Policy
@@ -41,10 +42,25 @@ class Session:
     task: Task
     rewards: tuple[RewardFunction, ...]
     reference: Policy | None
+    resources: Resources = field(default_factory=Resources)
+    """What scoring keeps open, and what it remembers."""
+    threads: ThreadClaim = field(default_factory=ThreadClaim)
+    """The number of threads that the session needs, if it needs one."""
     held_out: Questions | None = None
     """Made when first asked for."""
 
-    def request(self, step: int, *, first_draw: int = 0, purpose: str = "rollout", weights_version: int = 0) -> Request:
+    def __enter__(self) -> "Session":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End what the session has started (the processes of its rewards, its caches), and release its threads."""
+        self.threads.release()
+        self.resources.close()
+
+    def request(self, step: int, *, first_draw: int = 0, purpose: str = "rollout") -> Request:
         """What a training step samples."""
         options = self.config.rollout
         return Request(
@@ -52,7 +68,6 @@ class Session:
             max_completion_tokens=options.max_completion_tokens,
             sampling=options.sampling,
             key=StreamKey(self.config.run.seed, purpose, step, first_draw),
-            weights_version=weights_version,
         )
 
     def questions(self) -> Questions:
@@ -61,10 +76,11 @@ class Session:
             functions = self.task.reward_functions or self.rewards
             self.held_out = Questions(
                 prompts=self.task.held_out(),
-                judge=replace(functions[0], terms=Terms(where=functions[0].terms.where)),
+                judge=functions[0].unconditional(),
                 max_completion_tokens=self.config.rollout.max_completion_tokens,
                 seed=self.config.run.seed,
                 grading=self.config.grading,
+                resources=self.resources,
             )
         return self.held_out
 
@@ -80,9 +96,18 @@ class Session:
 
 def open_session(config: Config, *, rewards: Rewards = (), rows: Rows | None = None) -> Session:
     """Load the model and make everything else.  `rewards` and `rows` come from Python callers and go first."""
-    if config.run.threads:
-        torch.set_num_threads(config.run.threads)
-    choose(config.sandbox)
+    with ExitStack() as opened:
+        threads = opened.enter_context(claim_threads(config.run.threads))
+        resources = opened.enter_context(Resources(config.sandbox))
+        session = assembled(config, rewards, rows, resources, threads)
+        opened.pop_all()  # from here on it is the session that closes them
+    return session
+
+
+def assembled(
+    config: Config, rewards: Rewards, rows: Rows | None, resources: Resources, threads: ThreadClaim
+) -> Session:
+    """A session of these parts and of what the config describes."""
     policy = load_policy(config.model)
     task = load_task(
         config.task,
@@ -105,12 +130,14 @@ def open_session(config: Config, *, rewards: Rewards = (), rows: Rows | None = N
     return Session(
         config=config,
         policy=policy,
-        engine=Engine(policy, max_rows=config.rollout.max_rows),
+        engine=InProcessEngine(policy, max_rows=config.rollout.max_rows),
         optimizer=new_optimizer(policy.model.parameters(), config.update),
         algorithm=algorithm,
         task=task,
         rewards=rewards_used,
         reference=frozen_copy(policy) if algorithm.uses_reference else None,
+        resources=resources,
+        threads=threads,
     )
 
 
@@ -118,12 +145,12 @@ def require_room(session: Session) -> None:
     """Refuse a prompt that leaves no room for a completion, in the model's context or in a micro-batch."""
     prompts = [*session.task.longest_prompts(), *session.questions().prompts]
     for prompt in prompts:
-        session.engine.require_room(prompt)
+        require_room_for(prompt, session.engine)
     session.config.require_room(max(len(prompt.tokens) for prompt in prompts))
 
 
 def frozen_copy(policy: Policy) -> Policy:
     """The policy as it is now, for a KL term to compare with; its weights take no gradient."""
-    model = copy.deepcopy(policy.model).requires_grad_(False)
-    dtype = "bfloat16" if policy.compute_dtype == torch.bfloat16 else "float32"
-    return as_policy(model, policy.tokenizer, dtype=dtype)
+    made = policy.copy()
+    made.model.requires_grad_(False)
+    return made

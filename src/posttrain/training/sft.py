@@ -28,6 +28,7 @@ from posttrain.tasks.countdown.demonstrator import demonstrate
 from posttrain.tasks.countdown.problems import held_out_problems
 from posttrain.training.optimizer import apply_gradients, learning_rate, new_optimizer
 from posttrain.training.supervised import Example, accumulate, mean_loss
+from posttrain.training.threads import ThreadClaim, claim_threads
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,10 +93,14 @@ def train(config: SftConfig, *, resume: bool = False) -> Path | None:
 
     The loss is the mean of -log π over completion tokens; prompts are read and not learned.
     """
+    with claim_threads(config.run.threads) as threads:
+        return train_new_model(config, threads, resume=resume)
+
+
+def train_new_model(config: SftConfig, threads: ThreadClaim, *, resume: bool) -> Path | None:
+    """The run, from its folder to its model."""
     if not isinstance(config.task, CountdownOptions):
-        raise UserError("task.name = dataset: only countdown has demonstrators so far; use task.name = countdown.")
-    if config.run.threads:
-        torch.set_num_threads(config.run.threads)
+        raise UserError("task: only countdown has demonstrators so far; use task.name = countdown.")
     tokenizer = new_tokenizer()
     policy = as_policy(new_model(config.model, tokenizer, seed=config.run.seed), tokenizer)
     lessons = DemonstrationSet(
@@ -110,14 +115,16 @@ def train(config: SftConfig, *, resume: bool = False) -> Path | None:
     else:
         folder = new_folder(config)
     with folder:
-        return fit(config, lessons, folder, resume=resume)
+        return fit(config, lessons, folder, threads, resume=resume)
 
 
-def fit(config: SftConfig, lessons: DemonstrationSet, folder: RunFolder, *, resume: bool) -> Path | None:
+def fit(
+    config: SftConfig, lessons: DemonstrationSet, folder: RunFolder, threads: ThreadClaim, *, resume: bool
+) -> Path | None:
     """The loop: a batch of demonstrations, its gradient, a step; measured and saved every so often."""
     policy, options, num_steps = lessons.policy, config.sft, config.run.num_steps
     optimizer = new_optimizer(policy.model.parameters(), options)
-    state, notes = restored(config, policy, optimizer, folder) if resume else (SftState(), [])
+    state, notes = restored(policy, optimizer, folder, threads) if resume else (SftState(), [])
     held_out = lessons.held_out(options.eval_size)
     progress = Progress(num_steps, first_step=state.step + 1)
     with progress, interruptible() as interruption:
@@ -189,14 +196,14 @@ def save(
 
 
 def restored(
-    config: SftConfig, policy: Policy, optimizer: torch.optim.Optimizer, folder: RunFolder
+    policy: Policy, optimizer: torch.optim.Optimizer, folder: RunFolder, threads: ThreadClaim
 ) -> tuple[SftState, list[str]]:
     """The state of the last checkpoint, with what was logged after it cut away, and what to tell of it."""
     saved = checkpoint.load_latest(folder.checkpoints)
     if saved is None:
         folder.cut_after(-1)
         return SftState(), ["No checkpoint yet: the run starts again."]
-    notes = checkpoint.restore_threads(saved, config.run.threads)
+    notes = checkpoint.restore_threads(saved, threads)
     restore_module(policy.model, saved.tensors["policy"])
     restore_optimizer(optimizer, saved.tensors["optimizer"], saved.state["optimizer"])  # type: ignore[arg-type]
     folder.cut_after(saved.step)

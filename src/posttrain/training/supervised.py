@@ -7,8 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from posttrain.models.forward import completion_hidden
-from posttrain.models.gradients import written_in_place
+from posttrain.models.gradients import gradients_in_place
 from posttrain.models.logprobs import token_logprobs
 from posttrain.models.policy import Policy
 
@@ -28,8 +27,8 @@ class Example:
 
 def completion_logprobs(policy: Policy, examples: Sequence[Example]) -> Float[Tensor, " token"]:
     """log π of every completion token of the examples, in order, in nats."""
-    hidden = completion_hidden(
-        policy, [e.prompt for e in examples], [e.completion for e in examples], range(len(examples))
+    hidden = policy.forward.completion_hidden(
+        [e.prompt for e in examples], [e.completion for e in examples], range(len(examples))
     )
     targets = torch.tensor([token for e in examples for token in e.completion], device=hidden.device)
     return token_logprobs(hidden, policy.head, targets)
@@ -43,7 +42,7 @@ def accumulate(policy: Policy, examples: Sequence[Example], tokens_per_microbatc
     count = sum(len(example.completion) for example in examples)
     total = 0.0
     for micro in microbatches(examples, tokens_per_microbatch):
-        with written_in_place():
+        with gradients_in_place():
             loss = -completion_logprobs(policy, micro).sum() / count
         loss.backward()
         total += loss.item()

@@ -15,8 +15,7 @@ from posttrain.algorithms.table import Algorithm
 from posttrain.algorithms.terms import Need, TokenView, total_loss
 from posttrain.batch import Batch, completions_of
 from posttrain.errors import RunError
-from posttrain.models.forward import completion_hidden
-from posttrain.models.gradients import written_in_place
+from posttrain.models.gradients import gradients_in_place
 from posttrain.models.logprobs import full_kl, token_entropies, token_logprobs
 from posttrain.models.policy import Policy
 from posttrain.options.training import UpdateOptions
@@ -104,8 +103,8 @@ def micro_loss(policy: Policy, micro: Batch, objective: Objective, observed: Obs
 
 def token_view(policy: Policy, micro: Batch, objective: Objective) -> TokenView:
     """The micro-batch's tokens with all that the objective's terms need of them."""
-    with written_in_place():
-        hidden = completion_hidden(policy, micro.prompts, micro.completions, micro.prompt_of)
+    with gradients_in_place():
+        hidden = policy.forward.completion_hidden(micro.prompts, micro.completions, micro.prompt_of)
         logprobs = token_logprobs(hidden, policy.head, micro.tokens.to(hidden.device), temperature=objective.temperature)
     needs, temperature = objective.needs, objective.temperature
     divergence = entropies = None
@@ -140,7 +139,7 @@ def observe(observed: Observed, objective: Objective, view: TokenView) -> None:
 def reference_hidden(objective: Objective, micro: Batch) -> tuple[Tensor, Tensor]:
     """The reference's hidden states and output matrix for the full KL."""
     assert objective.reference is not None
-    hidden = completion_hidden(objective.reference, micro.prompts, micro.completions, micro.prompt_of)
+    hidden = objective.reference.forward.completion_hidden(micro.prompts, micro.completions, micro.prompt_of)
     return hidden, objective.reference.head
 
 
@@ -193,7 +192,7 @@ def group_logprobs(
     """log-probs of every completion token of the groups under another policy, in order, in nats."""
     parts: list[Tensor] = []
     for micro in completions_of(groups).split(max_tokens):
-        hidden = completion_hidden(policy, micro.prompts, micro.completions, micro.prompt_of)
+        hidden = policy.forward.completion_hidden(micro.prompts, micro.completions, micro.prompt_of)
         logprobs = token_logprobs(hidden, policy.head, micro.tokens.to(hidden.device), temperature=temperature)
         parts.append(logprobs.double().cpu())
     return torch.cat(parts)

@@ -12,7 +12,7 @@ from typing import Any
 
 from posttrain.commands.serving.http_requests import BadRequest, CompletionRequest, json_object, read
 from posttrain.errors import RunError, UserError
-from posttrain.generation.engine import Engine
+from posttrain.generation.in_process import InProcessEngine
 from posttrain.generation.request import Request
 from posttrain.generation.streams import StreamKey
 from posttrain.models.policy import Policy
@@ -29,7 +29,7 @@ class Service:
 
     def __init__(self, policy: Policy, name: str, seconds: float) -> None:
         self.policy, self.name, self.seconds = policy, name, seconds
-        self.engine, self.renderer = Engine(policy), TokenizerRenderer(policy.tokenizer)
+        self.engine, self.renderer = InProcessEngine(policy), TokenizerRenderer(policy.tokenizer)
         self.lock = threading.Lock()
 
     def models(self) -> dict[str, Any]:

@@ -179,6 +179,7 @@ EXAMPLES: dict[str, AttackExample] = {
     "strict_format": FORMAT,
     "last_format": FORMAT,
     "graded_format": FORMAT,
+    "math": MATHS,
     "maths": MATHS,
     "code": replace(CODE, options={"cpu_seconds": 0.5}),  # tricks that hang are over soon, also on a busy machine
 }

@@ -17,9 +17,10 @@ stopped: a program that holds the expected outputs by heart, where the prompt sh
 tests do not test.  `code_course` can be had with `<code>0</code>`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
 from typing import ClassVar, Literal
 
 from posttrain.errors import require
@@ -28,9 +29,10 @@ from posttrain.rewards.code.unit_test_runs import JUDGINGS, ProgramResult, TestO
 from posttrain.rewards.code.unit_tests import read_tests
 from posttrain.rewards.grading.answers import Detailed, Graded
 from posttrain.rewards.grading.function import ScoringFailure
+from posttrain.rewards.grading.resources import Resources, default_resources
 from posttrain.sandbox.conversation import run
 from posttrain.sandbox.execution import Execution, Exit, Limits, Process
-from posttrain.sandbox.sandboxes import sandbox_for
+from posttrain.sandbox.sandboxes import Sandboxes
 
 
 class CodeOutcome(StrEnum):
@@ -79,12 +81,31 @@ class CodeReward:
         tests: Sequence[object],
         **_columns: object,
     ) -> list[Graded | ScoringFailure]:
+        return self.scores(
+            default_resources().sandboxes, completions=completions, finish_reasons=finish_reasons, tests=tests
+        )
+
+    def with_resources(self, resources: Resources) -> Callable[..., list[Graded | ScoringFailure]]:
+        """The same in a session's sandboxes."""
+        return partial(self.scores, resources.sandboxes)
+
+    def scores(
+        self,
+        sandboxes: Sandboxes,
+        /,
+        *,
+        completions: Sequence[str],
+        finish_reasons: Sequence[str],
+        tests: Sequence[object],
+        **_columns: object,
+    ) -> list[Graded | ScoringFailure]:
+        """A score for each completion, or what kept it from having one."""
         found: list[Graded | UnitTestRun] = [
             self.prepared(text, finish == "length", column)
             for text, finish, column in zip(completions, finish_reasons, tests, strict=True)
         ]
-        judged = iter(self.judge([item for item in found if isinstance(item, UnitTestRun)]))
-        return [self.graded(next(judged)) if isinstance(item, UnitTestRun) else item for item in found]
+        results = iter(self.results(sandboxes, [item for item in found if not isinstance(item, Graded)]))
+        return [item if isinstance(item, Graded) else self.graded(next(results)) for item in found]
 
     def prepared(self, text: str, cut_off: bool, column: object) -> Graded | UnitTestRun:
         """A program ready to be run, or the verdict where there is nothing to run."""
@@ -97,33 +118,33 @@ class CodeReward:
         limits = Limits(cpu_seconds=self.cpu_seconds, memory_bytes=self.memory_mib << 20)
         return JUDGINGS[type(tests)](source, tests, limits, stop_at_failure=self.score == "binary")
 
-    def judge(self, judgings: Sequence[UnitTestRun]) -> list[UnitTestRun]:
+    def results(self, sandboxes: Sandboxes, judgings: Sequence[UnitTestRun]) -> list[ProgramResult]:
         """Run them all; what hit a wall limit for want of a processor once more, alone."""
         if not judgings:
             return []
-        sandbox = sandbox_for(self.modules)
+        sandbox = sandboxes.importing(self.modules)
         sandbox.converse(judgings)
         finished = []
         for judging in judgings:
-            if judging.judged.starved:
+            if judging.result.starved:
                 judging = judging.afresh()  # in its place
                 sandbox.converse([judging])
-            finished.append(judging)
+            finished.append(judging.result)
         return finished
 
-    def graded(self, judging: UnitTestRun) -> Graded | ScoringFailure:
+    def graded(self, result: ProgramResult) -> Graded | ScoringFailure:
         """The score of a program's results."""
-        judged = judging.judged
-        if judged.lost:
+        if result.lost:
             return ScoringFailure("the sandbox lost a process that it was running")
-        assert len(judged.outcomes) == judging.count > 0, judged
-        passed = sum(outcome is TestOutcome.PASSED for outcome in judged.outcomes)
-        if passed == len(judged.outcomes):
-            return Detailed(1.0, CodeOutcome.PASSED, details_of(judged))
-        failed = next(outcome for outcome in judged.outcomes if outcome is not TestOutcome.PASSED)
-        score = passed / len(judged.outcomes) if self.score == "fraction" else 0.0
-        score = max(score, self.syntax_credit if judged.compiled else 0.0)
-        return Detailed(score, CodeOutcome(failed), details_of(judged))
+        assert result.complete, result
+        assert result.count > 0, result
+        passed = sum(outcome is TestOutcome.PASSED for outcome in result.outcomes)
+        if passed == len(result.outcomes):
+            return Detailed(1.0, CodeOutcome.PASSED, details_of(result))
+        failed = next(outcome for outcome in result.outcomes if outcome is not TestOutcome.PASSED)
+        score = passed / len(result.outcomes) if self.score == "fraction" else 0.0
+        score = max(score, self.syntax_credit if result.compiled else 0.0)
+        return Detailed(score, CodeOutcome(failed), details_of(result))
 
 
 UNWANTED = ("import os", "import sys", "import subprocess", "eval(", "exec(", "open(")
@@ -147,21 +168,37 @@ COURSE_SCORES = {
 }
 
 
-def code_course(*, completions: Sequence[str], **_columns: object) -> list[Graded | ScoringFailure]:
+@dataclass(frozen=True)
+class CourseReward:
     """Reward function: the course's variant, which rewards a tagged block of Python whatever it does."""
-    sources = [course_source(text) for text in completions]
-    wanted = [source for source in sources if source is not None and not unwanted(source)]
-    asked = [Process(kind="syntax", source=source) for source in wanted]
-    executions = iter(run(sandbox_for(), asked) if asked else [])
-    graded: list[Graded | ScoringFailure] = []
-    for source in sources:
-        if source is None:
-            graded.append(worth(CourseOutcome.NO_CODE))
-        elif unwanted(source):
-            graded.append(worth(CourseOutcome.UNWANTED))
-        else:
-            graded.append(course_graded(next(executions)))
-    return graded
+
+    def __call__(self, *, completions: Sequence[str], **_columns: object) -> list[Graded | ScoringFailure]:
+        return self.scores(default_resources().sandboxes, completions=completions)
+
+    def with_resources(self, resources: Resources) -> Callable[..., list[Graded | ScoringFailure]]:
+        """The same in a session's sandboxes."""
+        return partial(self.scores, resources.sandboxes)
+
+    def scores(
+        self, sandboxes: Sandboxes, /, *, completions: Sequence[str], **_columns: object
+    ) -> list[Graded | ScoringFailure]:
+        """A score for each completion, or what kept it from having one."""
+        sources = [course_source(text) for text in completions]
+        wanted = [source for source in sources if source is not None and not unwanted(source)]
+        asked = [Process(kind="syntax", source=source) for source in wanted]
+        executions = iter(run(sandboxes.importing(), asked) if asked else [])
+        graded: list[Graded | ScoringFailure] = []
+        for source in sources:
+            if source is None:
+                graded.append(worth(CourseOutcome.NO_CODE))
+            elif unwanted(source):
+                graded.append(worth(CourseOutcome.UNWANTED))
+            else:
+                graded.append(course_graded(next(executions)))
+        return graded
+
+
+code_course = CourseReward()
 
 
 def course_source(text: str) -> str | None:
@@ -188,12 +225,12 @@ def worth(outcome: CourseOutcome) -> Graded:
     return Graded(COURSE_SCORES[outcome], outcome)
 
 
-def details_of(judged: ProgramResult) -> dict[str, object]:
+def details_of(result: ProgramResult) -> dict[str, object]:
     """Outcome and processor seconds of each test, and the largest memory of any process."""
     return {
         "tests": [
             {"outcome": str(outcome), "cpu_seconds": round(seconds, 4)}
-            for outcome, seconds in zip(judged.outcomes, judged.cpu_seconds, strict=True)
+            for outcome, seconds in zip(result.outcomes, result.cpu_seconds, strict=True)
         ],
-        "memory_bytes": judged.memory_bytes,
+        "memory_bytes": result.memory_bytes,
     }

@@ -5,14 +5,14 @@ for asserts in a second process that the program cannot reach: its ending well s
 """
 
 import json
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from typing import Protocol
 
 from posttrain.errors import UserError
 from posttrain.rewards.code.unit_tests import AssertTests, CallCase, CallTests, StdioTests, same_output, same_value
-from posttrain.sandbox.conversation import Sandbox, Started
+from posttrain.sandbox.conversation import Conversation, Sandbox, Started
 from posttrain.sandbox.execution import Execution, Exit, Limits, Process
 from posttrain.sandbox.inside import plain
 from posttrain.sandbox.inside.frames import MAX_BYTES
@@ -53,8 +53,12 @@ def ending(execution: Execution) -> TestOutcome:
 
 @dataclass(slots=True)
 class ProgramResult:
-    """A program's results, test by test."""
+    """A program's results, test by test, as they come in."""
 
+    count: int
+    """Tests that there are."""
+    stop_at_failure: bool
+    """Whether the first failure leaves the other tests NOT_RUN."""
     outcomes: list[TestOutcome] = field(default_factory=list)
     cpu_seconds: list[float] = field(default_factory=list)
     memory_bytes: int = 0
@@ -65,106 +69,102 @@ class ProgramResult:
     starved: bool = False
     """A wall limit hit while the machine was short of processors: to be done again, alone."""
 
-
-class UnitTestRun(ABC):
-    """A conversation that fills in `judged`."""
-
-    def __init__(self, source: str, count: int, limits: Limits, *, stop_at_failure: bool) -> None:
-        self.source, self.count, self.limits, self.stop_at_failure = source, count, limits, stop_at_failure
-        self.judged = ProgramResult()
-
-    @abstractmethod
-    def afresh(self) -> "UnitTestRun":
-        """The same to be done, with nothing done of it."""
-
-    @abstractmethod
-    def begin(self, sandbox: Sandbox) -> None:
-        """Start what the next test needs."""
-
-    @abstractmethod
-    def message(self, sandbox: Sandbox, process: Started, payload: bytes) -> None:
-        """A process has said something."""
-
-    @abstractmethod
-    def ended(self, sandbox: Sandbox, process: Started, execution: Execution) -> None:
-        """A process is over."""
-
     @property
     def at(self) -> int:
         """The test that is next, or running."""
-        return len(self.judged.outcomes)
+        return len(self.outcomes)
+
+    @property
+    def complete(self) -> bool:
+        """Whether every test has its outcome."""
+        return self.at == self.count
 
     def record(self, outcome: TestOutcome, cpu_seconds: float) -> bool:
         """Note a test's result; whether there is another to run."""
-        self.judged.outcomes.append(outcome)
-        self.judged.cpu_seconds.append(cpu_seconds)
+        self.outcomes.append(outcome)
+        self.cpu_seconds.append(cpu_seconds)
         if outcome is not TestOutcome.PASSED and self.stop_at_failure:
             self.fill(TestOutcome.NOT_RUN)
-        return self.at < self.count
+        return not self.complete
 
     def fill(self, outcome: TestOutcome) -> None:
         """The same result for all tests that are left."""
         left = self.count - self.at
-        self.judged.outcomes += [outcome] * left
-        self.judged.cpu_seconds += [0.0] * left
+        self.outcomes += [outcome] * left
+        self.cpu_seconds += [0.0] * left
 
     def note(self, execution: Execution) -> None:
         """What the end of any process adds."""
-        self.judged.memory_bytes = max(self.judged.memory_bytes, execution.memory_bytes)
-        self.judged.compiled |= execution.compiled
-        self.judged.lost |= execution.exit is Exit.LOST
-        self.judged.starved |= execution.starved
+        self.memory_bytes = max(self.memory_bytes, execution.memory_bytes)
+        self.compiled |= execution.compiled
+        self.lost |= execution.exit is Exit.LOST
+        self.starved |= execution.starved
 
 
-class StdioJudging(UnitTestRun):
+class UnitTestRun(Conversation, Protocol):
+    """A conversation that fills in `result`."""
+
+    @property
+    def result(self) -> ProgramResult:
+        """What has come of the program so far."""
+        ...
+
+    def afresh(self) -> "UnitTestRun":
+        """The same to be done, with nothing done of it."""
+        ...
+
+
+class StdioJudging:
     """A whole program, once for each test."""
 
     def __init__(self, source: str, tests: StdioTests, limits: Limits, *, stop_at_failure: bool) -> None:
-        super().__init__(source, len(tests.cases), limits, stop_at_failure=stop_at_failure)
+        self.source, self.limits = source, limits
+        self.result = ProgramResult(len(tests.cases), stop_at_failure)
         self.tests, self.cases = tests, tests.cases
 
     def afresh(self) -> "StdioJudging":
-        return StdioJudging(self.source, self.tests, self.limits, stop_at_failure=self.stop_at_failure)
+        return StdioJudging(self.source, self.tests, self.limits, stop_at_failure=self.result.stop_at_failure)
 
     def begin(self, sandbox: Sandbox) -> None:
-        given = self.cases[self.at].given.encode("utf-8", "surrogatepass")
+        given = self.cases[self.result.at].given.encode("utf-8", "surrogatepass")
         sandbox.start(self, Process(kind="program", source=self.source, stdin=given, limits=self.limits))
 
     def message(self, sandbox: Sandbox, process: Started, payload: bytes) -> None:
         """Programs have nothing to say but their output."""
 
     def ended(self, sandbox: Sandbox, process: Started, execution: Execution) -> None:
-        self.note(execution)
-        if self.judged.lost:
+        self.result.note(execution)
+        if self.result.lost:
             return
         if not execution.compiled:
-            self.fill(ending(execution))
+            self.result.fill(ending(execution))
             return
         if not execution.succeeded:
             outcome = ending(execution)
         else:
-            right = same_output(execution.stdout.decode("utf-8", "replace"), self.cases[self.at].printed)
+            right = same_output(execution.stdout.decode("utf-8", "replace"), self.cases[self.result.at].printed)
             outcome = TestOutcome.PASSED if right else TestOutcome.WRONG
-        if self.record(outcome, execution.cpu_seconds):
+        if self.result.record(outcome, execution.cpu_seconds):
             self.begin(sandbox)
 
 
-class CallsJudging(UnitTestRun):
+class CallsJudging:
     """A program whose function is called once for each test; a process that dies is replaced for the tests left."""
 
     def __init__(self, source: str, tests: CallTests, limits: Limits, *, stop_at_failure: bool) -> None:
-        super().__init__(source, len(tests.cases), limits, stop_at_failure=stop_at_failure)
+        self.source, self.limits = source, limits
+        self.result = ProgramResult(len(tests.cases), stop_at_failure)
         self.tests = tests
         self.used = 0.0  # processor time when the running test began
         self.loaded = False
         self.asked = True  # an answer is due
 
     def afresh(self) -> "CallsJudging":
-        return CallsJudging(self.source, self.tests, self.limits, stop_at_failure=self.stop_at_failure)
+        return CallsJudging(self.source, self.tests, self.limits, stop_at_failure=self.result.stop_at_failure)
 
     def begin(self, sandbox: Sandbox) -> None:
         self.loaded, self.asked, self.used = False, True, 0.0
-        in_all = (self.count - self.at + 1) * self.limits.cpu_seconds
+        in_all = (self.result.count - self.result.at + 1) * self.limits.cpu_seconds
         process = sandbox.start(self, candidate(self.source, self.limits, in_all))
         process.allow(self.limits.cpu_seconds)
 
@@ -177,22 +177,22 @@ class CallsJudging(UnitTestRun):
         if not self.loaded:
             self.loaded = True
             if said is not TestOutcome.PASSED:  # its own source failed: so would every call
-                self.fill(said)
+                self.result.fill(said)
         else:
             now = process.cpu_seconds()
             late = now - self.used > self.limits.cpu_seconds  # as nobody saw in time, where the machine was busy
             outcome = TestOutcome.TIME_LIMIT if late else self.compared(said, detail)
-            self.record(outcome, now - self.used)
+            self.result.record(outcome, now - self.used)
             self.used = now
-        if self.at < self.count:
-            self.call(process, self.tests.cases[self.at])
+        if not self.result.complete:
+            self.call(process, self.tests.cases[self.result.at])
         else:
             process.end()
 
     def compared(self, said: TestOutcome, detail: object) -> TestOutcome:
         if said is not TestOutcome.PASSED:
             return said
-        right = same_value(detail, self.tests.cases[self.at].expected, self.tests.tolerance)
+        right = same_value(detail, self.tests.cases[self.result.at].expected, self.tests.tolerance)
         return TestOutcome.PASSED if right else TestOutcome.WRONG
 
     def call(self, process: Started, case: CallCase) -> None:
@@ -201,21 +201,22 @@ class CallsJudging(UnitTestRun):
         process.send(written(self.tests.entry, case))
 
     def ended(self, sandbox: Sandbox, process: Started, execution: Execution) -> None:
-        self.note(execution)
-        if self.judged.lost or self.at == self.count:
+        self.result.note(execution)
+        if self.result.lost or self.result.complete:
             return
         outcome = ending(execution)
         if not self.loaded:
-            self.fill(outcome)
-        elif self.record(outcome, max(0.0, execution.cpu_seconds - self.used)):
+            self.result.fill(outcome)
+        elif self.result.record(outcome, max(0.0, execution.cpu_seconds - self.used)):
             self.begin(sandbox)
 
 
-class AssertsJudging(UnitTestRun):
+class AssertsJudging:
     """Two processes: the program, and the tests, whose calls are carried from the one to the other and back."""
 
     def __init__(self, source: str, tests: AssertTests, limits: Limits, *, stop_at_failure: bool) -> None:
-        super().__init__(source, len(tests.tests), limits, stop_at_failure=stop_at_failure)
+        self.source, self.limits = source, limits
+        self.result = ProgramResult(len(tests.tests), stop_at_failure)
         self.tests = tests
         self.program: Started | None = None
         self.tester: Started | None = None
@@ -225,10 +226,10 @@ class AssertsJudging(UnitTestRun):
         self.used = 0.0  # processor time when the running test began
 
     def afresh(self) -> "AssertsJudging":
-        return AssertsJudging(self.source, self.tests, self.limits, stop_at_failure=self.stop_at_failure)
+        return AssertsJudging(self.source, self.tests, self.limits, stop_at_failure=self.result.stop_at_failure)
 
     def begin(self, sandbox: Sandbox) -> None:
-        in_all = (self.count + 1) * self.limits.cpu_seconds
+        in_all = (self.result.count + 1) * self.limits.cpu_seconds
         self.program = sandbox.start(self, candidate(self.source, self.limits, in_all))
         self.program.allow(self.limits.cpu_seconds)
 
@@ -250,27 +251,27 @@ class AssertsJudging(UnitTestRun):
             self.reply(reply_of(said, detail))
         elif said is TestOutcome.PASSED:
             names = {"entry": self.tests.entry, "setup": self.tests.setup, "tests": self.tests.tests}
-            in_all = (self.count + 1) * self.limits.cpu_seconds
+            in_all = (self.result.count + 1) * self.limits.cpu_seconds
             asked = Process(kind="tests", source=json.dumps(names), limits=with_time(self.limits, in_all))
             self.used = self.cpu_seconds()
             self.tester = sandbox.start(self, asked)
         else:  # its own source failed
-            self.fill(said)
+            self.result.fill(said)
             self.finish()
 
     def from_tester(self, payload: bytes) -> None:
-        if self.tester is None or self.at == self.count:  # it has been told to end, and went on until it heard
+        if self.tester is None or self.result.complete:  # it has been told to end, and went on until it heard
             return
         try:
             kind, said = json.loads(payload)  # our own code wrote it
         except ValueError:  # and the place it ran in broke it off
-            self.judged.lost = True
+            self.result.lost = True
             self.finish()
             return
         if kind == "result":
             before, self.used = self.used, self.cpu_seconds()
             self.tester.allow(self.limits.cpu_seconds)
-            if not self.record(self.told(said), max(0.0, self.used - before)):
+            if not self.result.record(self.told(said), max(0.0, self.used - before)):
                 self.finish()
         elif self.ending is not None or self.program is None:
             self.reply(GONE)
@@ -304,16 +305,16 @@ class AssertsJudging(UnitTestRun):
                 process.end()
 
     def ended(self, sandbox: Sandbox, process: Started, execution: Execution) -> None:
-        self.note(execution)
+        self.result.note(execution)
         if process is self.program:
             self.ending, self.of_ended = ending(execution), execution.cpu_seconds
             if self.tester is None:
-                self.fill(self.ending)
-            elif self.at < self.count:
+                self.result.fill(self.ending)
+            elif not self.result.complete:
                 self.reply(GONE)  # it was in a call, or will hear it at the next
-        elif self.at < self.count and not self.judged.lost:
+        elif not self.result.complete and not self.result.lost:
             # The tests did not come to their end: their own loop, or a program that answers without end.
-            self.fill(ending(execution))
+            self.result.fill(ending(execution))
             self.finish()
 
 

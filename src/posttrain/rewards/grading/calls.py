@@ -97,7 +97,7 @@ class Call:
 
     def deadline(self) -> Deadline:
         """When it has to be done, if it begins now."""
-        each, rows = self.function.asking.item_seconds, len(self.rows)
+        each, rows = self.function.settings.item_seconds, len(self.rows)
         of = "" if rows == 1 else f" for each of {rows} completions"
         return sooner(after(each * rows, f"it took longer than item_seconds = {each:g}{of}"), self.bounds.until)
 
@@ -111,7 +111,7 @@ def calls_for(function: RewardFunction, rows: Sequence[RolloutRow], bounds: Boun
     wanted = keywords(function)
     if wanted.one_by_one:
         return [Call(function, (row,), wanted, bounds) for row in rows]
-    if function.asking.workers:
+    if function.settings.workers:
         prompts = itertools.groupby(rows, key=lambda row: id(row.group))
         return [Call(function, tuple(of_prompt), wanted, bounds) for _, of_prompt in prompts]
     return [Call(function, tuple(rows), wanted, bounds)] if rows else []
@@ -138,7 +138,7 @@ def standard(rows: Sequence[RolloutRow], function: RewardFunction) -> dict[str, 
         "completions": [completion_of(row, function) for row in rows],
         "completion_ids": [list(row.rollout.tokens) for row in rows],
         "finish_reasons": [row.rollout.finish for row in rows],
-        **({"base": [row.base for row in rows]} if function.terms.of else {}),
+        **({"base": [row.base for row in rows]} if function.settings.of else {}),
     }
 
 
@@ -151,7 +151,7 @@ def single(row: RolloutRow, function: RewardFunction) -> dict[str, object]:
         "prompt": prompt_of(row, function),
         "response": row.text,
         "finish_reason": row.rollout.finish,
-        **({"base": row.base} if function.terms.of else {}),
+        **({"base": row.base} if function.settings.of else {}),
     }
 
 
@@ -213,7 +213,8 @@ def run_error(call: Call, problem: InvalidScore, row: RolloutRow | None) -> RunE
     return RunError(
         f"{where}, prompt {row.group.prompt.id!r}, sample {row.rollout.sample}: {problem.text}"
         f"\n    The completion: {excerpt(row.text)}"
-        '\n    To go on without such scores use on_error="none": they are then left out and counted.'
+        '\n    To go on without such scores set rollout.on_reward_error = none, or grade(on_error="none") in'
+        " Python: they are then left out and counted."
     )
 
 

@@ -7,43 +7,44 @@ from posttrain.rewards.grading.answers import FunctionRaised, NotAsked, invoke
 from posttrain.rewards.grading.async_calls import AsyncCall, start_async_calls
 from posttrain.rewards.grading.calls import Call, Result, arguments_of
 from posttrain.rewards.grading.function import ScoringFailure
-from posttrain.rewards.grading.workers.shared_workers import pool_for
+from posttrain.rewards.grading.resources import Resources, bound
+from posttrain.rewards.grading.workers.shared_workers import WorkerPools
 from posttrain.rewards.grading.workers.worker_pool import Job, have_done
 
 
-def dispatch(calls: Sequence[Call]) -> list[Result]:
-    """What the calls come to.
+def dispatch(calls: Sequence[Call], resources: Resources) -> list[Result]:
+    """What the calls come to, on a session's resources.
 
     Those in our process are made in their order; what turns out to be awaitable then runs beside the workers.
     """
-    results = [None if call.function.asking.workers else start_calls(call) for call in calls]
+    results = [None if call.function.settings.workers else start_calls(call, resources) for call in calls]
     waiting = [index for index, result in enumerate(results) if inspect.isawaitable(result)]
     with start_async_calls([AsyncCall(calls[index], results[index]) for index in waiting]) as finished:
-        for index, result in in_workers(calls):
+        for index, result in in_workers(calls, resources.workers):
             results[index] = result
         for index, result in zip(waiting, finished(), strict=True):
             results[index] = result
     return results
 
 
-def start_calls(call: Call) -> Result:
+def start_calls(call: Call, resources: Resources) -> Result:
     """The call's result, its awaitable, or what it raised."""
     if call.bounds.until.passed:
         return NotAsked(call.bounds.until.says)
     arguments = arguments_of(call)
     try:
-        return invoke(call.function.call, arguments)
+        return invoke(bound(call.function.call, resources), arguments)
     except (ScoringFailure, FunctionRaised) as failure:
         return failure
 
 
-def in_workers(calls: Sequence[Call]) -> list[tuple[int, Result]]:
+def in_workers(calls: Sequence[Call], pools: WorkerPools) -> list[tuple[int, Result]]:
     """What those calls come to that are made in workers, each with its place."""
     places: dict[str, list[int]] = {}
     for index, call in enumerate(calls):
-        if call.function.asking.workers:
+        if call.function.settings.workers:
             places.setdefault(call.function.name, []).append(index)
-    jobs = [Job(pool_for(calls[of[0]].function), [calls[index] for index in of]) for of in places.values()]
+    jobs = [Job(pools.pool_for(calls[of[0]].function), [calls[index] for index in of]) for of in places.values()]
     have_done(jobs)
     return [
         (index, result)

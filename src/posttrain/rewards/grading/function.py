@@ -1,20 +1,19 @@
 """What a reward function is, and what it asks to be called with."""
 
 import functools
-import hashlib
 import inspect
-import math
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from posttrain.binding import bind, digest_of
 from posttrain.errors import RunError, UserError
-from posttrain.options.reward import Asking, Terms
+from posttrain.options.reward import RewardSettings
 
 
 @dataclass(frozen=True, slots=True)
-class Home:
+class FunctionSource:
     """A name in a file or in a module."""
 
     place: str
@@ -35,22 +34,14 @@ class Home:
             )
 
 
-def home_in_file(file: Path, name: str) -> Home:
-    """The home of a function that a recipe names as FILE.py:FUNCTION."""
-    return Home(place=str(file.resolve()), name=name, file=str(file.resolve()), digest=digest_of(file))
-
-
-def digest_of(file: Path) -> str:
-    """The SHA-256 of a file's content; empty where there is no such file."""
-    try:
-        return hashlib.sha256(file.read_bytes()).hexdigest()
-    except OSError:
-        return ""
+def source_in_file(file: Path, name: str) -> FunctionSource:
+    """The source of a function that a recipe names as FILE.py:FUNCTION."""
+    return FunctionSource(place=str(file.resolve()), name=name, file=str(file.resolve()), digest=digest_of(file))
 
 
 @functools.cache  # as it was when first asked for: a file may change after its function has been imported
-def home_of(call: Callable[..., object], reward: str) -> Home:
-    """The home of a function that Python code handed over.  Raises UserError where no name leads back to it."""
+def source_of(call: Callable[..., object], reward: str) -> FunctionSource:
+    """The source of a function that Python code handed over.  Raises UserError where no name leads back to it."""
     remedy = (
         "  Write it as a `def` at the top of a file of its own and import it from there, or name it in the recipe as"
         " FILE.py:FUNCTION."
@@ -68,7 +59,7 @@ def home_of(call: Callable[..., object], reward: str) -> Home:
         found = getattr(found, part, None)
     if found is not call or file is None:
         raise UserError(f"reward {reward!r}: {module}:{name} is not this function.{remedy}")
-    return Home(place=module, name=name, file=file, digest=digest_of(Path(file)))
+    return FunctionSource(place=module, name=name, file=file, digest=digest_of(Path(file)))
 
 
 class ScoringFailure(Exception):
@@ -81,22 +72,18 @@ class ScoringFailure(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RewardFunction:
-    """A callable under a name and a weight; posttrain.rewards.grading.grade says how it is called."""
+    """A callable under a name, and its settings; posttrain.rewards.grading.grade says how it is called."""
 
     name: str
     """Its scores are logged under this name."""
     call: Callable[..., object]
-    weight: float = 1.0
-    """What its scores are multiplied by in the sum; 0 reports them and trains on none of them."""
+    settings: RewardSettings = field(default_factory=RewardSettings)
+    """When it counts and how much, in which process it is called and for how long."""
     text_only: bool = False
     """Give it prompts and completions as text also where the prompt is a conversation."""
-    terms: Terms = field(default_factory=Terms)
-    """When it counts, and how much."""
-    asking: Asking = field(default_factory=Asking)
-    """In which process it is called, and for how long."""
     bounded: bool = False
     """It is known to come back: it takes linear time, or has limits of its own."""
-    home: Home | None = None
+    source: FunctionSource | None = None
     """Where it was loaded from, if it was."""
 
     def __post_init__(self) -> None:
@@ -105,12 +92,15 @@ class RewardFunction:
                 f"reward {self.name!r}: {self.call!r} cannot score completions. Give a function, or an object with a"
                 " __call__ method (an instance, not its class)."
             )
-        if not math.isfinite(self.weight):
-            raise UserError(f"reward {self.name!r}: weight = {self.weight} must be a finite number")
 
-    def found(self) -> Home:
+    def find_source(self) -> FunctionSource:
         """Where another process finds it by name.  Raises UserError where none can."""
-        return self.home or home_of(self.call, self.name)
+        return self.source or source_of(self.call, self.name)
+
+    def unconditional(self) -> "RewardFunction":
+        """The same for the same rows, whatever other rewards say, and with neither clip nor schedule."""
+        plain = replace(self.settings, gate="", of="", clip=None, weight_to=None, over_steps=0)
+        return replace(self, settings=plain)
 
     @property
     def is_async(self) -> bool:
@@ -127,12 +117,16 @@ def reward_function(
     name: str = "",
     weight: float = 1.0,
     text_only: bool = False,
-    terms: Terms | None = None,
-    asking: Asking | None = None,
+    **settings: object,
 ) -> RewardFunction:
-    """A callable as a reward function, by default under its own name: `__name__`, or the class of an object."""
-    named, terms, asking = name or own_name(call), terms or Terms(), asking or Asking()
-    return RewardFunction(name=named, call=call, weight=weight, text_only=text_only, terms=terms, asking=asking)
+    """A callable as a reward function, by default under its own name: `__name__`, or the class of an object.
+
+    `settings` are what a recipe says of a reward beside its name and weight, the fields of
+    posttrain.options.reward.RewardSettings: `gate="solved"`, `clip=(0, 1)`, `workers=2`.
+    """
+    named = name or own_name(call)
+    made = bind(RewardSettings, {"weight": weight, **settings}, where=f"reward {named!r}")
+    return RewardFunction(name=named, call=call, settings=made, text_only=text_only)
 
 
 def own_name(call: object) -> str:

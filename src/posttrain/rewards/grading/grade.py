@@ -11,8 +11,9 @@ was sampled, tags kept, stop token removed.  A function with a parameter `respon
 may be `async` or return an awaitable: all of these run concurrently.
 
 **What goes wrong.**  An exception, a wrong length, NaN, inf or another type stops the run and names the completion
-(`on_error="none"`: scored as None and counted).  A `ScoringFailure` is tried again twice, then None and counted; more
-than 5% of them in one function's scores stop the run (`grading.max_failure_share`).
+(`rollout.on_reward_error: none`, here `on_error="none"`: scored as None and counted).  A `ScoringFailure` is tried
+again twice, then None and counted; more than 5% of them in one function's scores stop the run
+(`grading.max_failure_share`).
 
 **Where and for how long.**  In the trainer's process and without a limit, unless its options say otherwise
 (posttrain.options.reward): in `workers`, processes that a deadline or a crash ends without harm, and that call
@@ -31,14 +32,15 @@ from torch import Tensor
 
 from posttrain.errors import RunError, UserError
 from posttrain.options.grading import GradingOptions
-from posttrain.options.reward import Terms
+from posttrain.options.reward import RewardTerms
 from posttrain.records import Grades, Group
 from posttrain.rewards.grading.answers import UNSCORED, InvalidScore, NotAsked, Score, Verdict
 from posttrain.rewards.grading.calls import Call, RolloutRow, after, read_result, run_error
 from posttrain.rewards.grading.dispatch import dispatch
 from posttrain.rewards.grading.function import RewardFunction, ScoringFailure, reward_function
-from posttrain.rewards.grading.pending_scores import Inquiry, bounds_of, require_enforceable
-from posttrain.rewards.grading.score_cache import cache_for, may_be_cached
+from posttrain.rewards.grading.pending_scores import PendingScores, bounds_of, require_enforceable
+from posttrain.rewards.grading.resources import Resources, default_resources
+from posttrain.rewards.grading.score_cache import may_be_cached
 
 __all__ = ["Journal", "OnError", "RewardFunction", "ScoringFailure", "grade", "reward_function"]
 
@@ -63,6 +65,7 @@ def grade(
     journal: Journal | None = None,
     step: int = 1,
     grading: GradingOptions = DEFAULTS,
+    resources: Resources | None = None,
 ) -> Grades:
     """Score every rollout with every function.
 
@@ -71,12 +74,13 @@ def grade(
     Weights are those of the step, and scores are clipped where a function's terms say so.
 
     `journal` is handed all scores before anything uses them, also when too many failures then stop the run.
+    `resources` are the session's; without a session the process's own are used, with default options.
     """
     require_different_names(functions)
     for function in functions:
         require_enforceable(function, grading)
     rows = [RolloutRow(group, rollout) for group in groups for rollout in group.rollouts]
-    inquiries = score_rows(rows, functions, on_error, grading)
+    inquiries = score_rows(rows, functions, on_error, grading, resources or default_resources())
     verdicts = [inquiry.verdicts for inquiry in inquiries]
     grades = as_grades(groups, functions, verdicts, step)
     grades = replace(grades, num_cached=sum(inquiry.num_cached for inquiry in inquiries))
@@ -103,20 +107,24 @@ def require_different_names(functions: Sequence[RewardFunction]) -> None:
 
 
 def score_rows(
-    rows: Sequence[RolloutRow], functions: Sequence[RewardFunction], on_error: OnError, grading: GradingOptions
-) -> list[Inquiry]:
+    rows: Sequence[RolloutRow],
+    functions: Sequence[RewardFunction],
+    on_error: OnError,
+    grading: GradingOptions,
+    resources: Resources,
+) -> list[PendingScores]:
     """What each function says of each row: a score, or a failure that came back after every retry."""
     until = after(grading.seconds, f"grading.seconds = {grading.seconds:g} for all rewards of a batch were over")
     verdicts: list[list[Verdict]] = [[UNSCORED] * len(rows) for _ in functions]
-    inquiries: dict[int, Inquiry] = {}
+    inquiries: dict[int, PendingScores] = {}
     places = {function.name: place for place, function in enumerate(functions)}
     for together in dependency_rounds(functions):
         for place in together:
             function = functions[place]
             seen = [row_for(row, i, function, verdicts, places) for i, row in enumerate(rows)]
-            cache = cache_for(grading) if may_be_cached(function) else None
-            inquiries[place] = Inquiry(function, seen, bounds_of(function, len(rows), grading, until), cache)
-        call_with_retries([inquiries[place] for place in together], on_error)
+            cache = resources.caches.cache_for(grading) if may_be_cached(function) else None
+            inquiries[place] = PendingScores(function, seen, bounds_of(function, len(rows), grading, until), cache)
+        call_with_retries([inquiries[place] for place in together], on_error, resources)
         for place in together:
             verdicts[place] = inquiries[place].conclude()
     return [inquiries[place] for place in range(len(functions))]
@@ -130,7 +138,7 @@ def row_for(
     places: Mapping[str, int],
 ) -> RolloutRow | Score:
     """The row as the function is asked about it, or what is settled without asking."""
-    terms = function.terms
+    terms = function.settings
     if not terms.applies(row.group.prompt.columns):
         return UNSCORED
     if terms.gate:
@@ -146,7 +154,7 @@ def row_for(
     return row
 
 
-def call_with_retries(inquiries: Sequence[Inquiry], on_error: OnError) -> None:
+def call_with_retries(inquiries: Sequence[PendingScores], on_error: OnError, resources: Resources) -> None:
     """Ask functions that wait for none of each other, and again where scoring failed while there is time."""
     for wait in (0.0, *RETRY_WAITS_SECONDS):
         still = [inquiry for inquiry in inquiries if inquiry.open]
@@ -154,28 +162,30 @@ def call_with_retries(inquiries: Sequence[Inquiry], on_error: OnError) -> None:
             break
         time.sleep(max(0.0, min(wait, max(inquiry.bounds.until.left() for inquiry in still))))
         calls = [inquiry.calls() for inquiry in still]
-        results = iter(dispatch([call for of_function in calls for call in of_function]))
+        results = iter(dispatch([call for of_function in calls for call in of_function], resources))
         for inquiry, of_function in zip(still, calls, strict=True):
             inquiry.take(
                 [
                     said
                     for call in of_function
-                    for said in checked_verdicts(call, read_result(call, next(results)), on_error)
+                    for said in checked_verdicts(call, read_result(call, next(results)), on_error, resources)
                 ]
             )
 
 
-def checked_verdicts(call: Call, answer: list[Verdict] | InvalidScore, on_error: OnError) -> list[Verdict]:
+def checked_verdicts(
+    call: Call, answer: list[Verdict] | InvalidScore, on_error: OnError, resources: Resources
+) -> list[Verdict]:
     """The verdicts of a call; a problem stops the run, or stays beside the row it belongs to."""
     if isinstance(answer, InvalidScore):
-        return bisect_failure(call, answer, on_error)
+        return bisect_failure(call, answer, on_error, resources)
     for row, said in zip(call.rows, answer, strict=True):
         if isinstance(said, InvalidScore) and on_error == "stop":
             raise run_error(call, said, row) from said.cause
     return answer
 
 
-def bisect_failure(call: Call, problem: InvalidScore, on_error: OnError) -> list[Verdict]:
+def bisect_failure(call: Call, problem: InvalidScore, on_error: OnError, resources: Resources) -> list[Verdict]:
     """Find the rows behind a problem of a whole call by calling again with each half of them.
 
     On "stop" this ends with the error at the first row found, or without a row where no half repeats the problem.
@@ -188,7 +198,7 @@ def bisect_failure(call: Call, problem: InvalidScore, on_error: OnError) -> list
     verdicts: list[Verdict] = []
     for half in (call.rows[:middle], call.rows[middle:]):
         again = replace(call, rows=half)
-        verdicts += checked_verdicts(again, read_result(again, dispatch([again])[0]), on_error)
+        verdicts += checked_verdicts(again, read_result(again, dispatch([again], resources)[0]), on_error, resources)
     if on_error == "stop":
         raise run_error(call, problem, None) from problem.cause
     return verdicts
@@ -203,7 +213,7 @@ def as_grades(
     said = [[one if isinstance(one, Score) else UNSCORED for one in column] for column in verdicts]
     values = torch.tensor([[one.value for one in column] for column in said], dtype=torch.float64)
     scores = values.reshape(len(functions), *shape)
-    at_step = [function.terms.weight_at(step, function.weight) for function in functions]
+    at_step = [function.settings.weight_at(step) for function in functions]
     weights = torch.tensor(at_step, dtype=torch.float64)[:, None, None]
     counted = ~scores.isnan() & (weights != 0)
     clipped = torch.stack([clip(column, function) for column, function in zip(scores, functions, strict=True)])
@@ -228,7 +238,7 @@ def grouped(column: Sequence[Told], size: int) -> tuple[tuple[Told, ...], ...]:
 
 def clip(scores: Float64[Tensor, "prompt group"], function: RewardFunction) -> Float64[Tensor, "prompt group"]:
     """A function's scores as they go into the sum."""
-    return scores if function.terms.clip is None else scores.clamp(*function.terms.clip)
+    return scores if function.settings.clip is None else scores.clamp(*function.settings.clip)
 
 
 def require_few_failures(function: RewardFunction, verdicts: Sequence[Verdict], share: float) -> None:
@@ -251,13 +261,13 @@ class Named(Protocol):
     def name(self) -> str: ...
 
     @property
-    def terms(self) -> Terms: ...
+    def settings(self) -> RewardTerms: ...
 
 
 def dependency_rounds(functions: Sequence[Named]) -> list[list[int]]:
     """The functions, by place, in rounds: each after those that its gate and `of` name."""
     names = [function.name for function in functions]
-    needs = [{name for name in (function.terms.gate, function.terms.of) if name} for function in functions]
+    needs = [{name for name in (function.settings.gate, function.settings.of) if name} for function in functions]
     for function, needed in zip(functions, needs, strict=True):
         for name in sorted(needed - set(names)):
             raise UserError(

@@ -10,7 +10,7 @@ from posttrain.rewards.grading.function import RewardFunction, ScoringFailure
 from posttrain.rewards.grading.score_cache import Cache, keys_of
 
 
-class Inquiry:
+class PendingScores:
     """The rows that a function is asked about in a round, and its verdicts on them."""
 
     def __init__(
@@ -38,7 +38,7 @@ class Inquiry:
 
     def _look_up(self, cache: Cache) -> None:
         """Take from the cache what is there, and leave one of several equal rows to be asked about."""
-        keys = zip(self.rows, keys_of(self.function, list(self.rows.values())), strict=True)
+        keys = zip(self.rows, keys_of(self.function, list(self.rows.values()), cache.sandbox), strict=True)
         self.keys = {index: key for index, key in keys if key is not None}
         known = cache.known(self.keys.values())
         first: dict[bytes, int] = {}
@@ -81,20 +81,22 @@ class Inquiry:
 
 def bounds_of(function: RewardFunction, num_rows: int, grading: GradingOptions, until: Deadline) -> Bounds:
     """The bounds of a function whose round begins now; `until` is when all functions have to be done."""
-    own = after(function.asking.seconds, f"the reward's seconds = {function.asking.seconds:g} for a batch were over")
+    own = after(
+        function.settings.seconds, f"the reward's seconds = {function.settings.seconds:g} for a batch were over"
+    )
     return Bounds(until=sooner(own, until), may_lose=grading.max_failure_share * num_rows)
 
 
 def require_enforceable(function: RewardFunction, grading: GradingOptions) -> None:
     """Refuse limits that nothing could hold a function to, and workers or a cache where it has no name to go by."""
-    asking = function.asking
-    if asking.workers or asking.cache:
-        function.found()
-    if asking.workers or function.is_async:
+    settings = function.settings
+    if settings.workers or settings.cache:
+        function.find_source()
+    if settings.workers or function.is_async:
         return
     who = f"cannot end reward {function.name!r}, a plain function in the trainer's process"
     remedy = "Give it `workers: 1` or more, or make it an `async def`."
-    for name, value in (("item_seconds", asking.item_seconds), ("seconds", asking.seconds)):
+    for name, value in (("item_seconds", settings.item_seconds), ("seconds", settings.seconds)):
         if value:
             raise UserError(f"{name} = {value:g} {who}.  {remedy}")
     if grading.seconds and not function.bounded:

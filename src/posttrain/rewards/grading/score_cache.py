@@ -2,7 +2,7 @@
 
 Only for rewards that score each completion by itself: those of this package that say so (`Standing`), and functions for
 which a recipe says `cache: true`.  A key is the SHA-256 of the reward's name, of what decides its scores (its options,
-the source that it is made of, the sandbox that is chosen and the versions of the modules that programs may import
+the source that it is made of, the sandbox that is used and the versions of the modules that programs may import
 there) and of all the arguments that it is given for the row.  Only scores are remembered: no failure and no mistake.
 An image or a service that changes behind its name is not noticed.
 """
@@ -22,11 +22,11 @@ from typing import Protocol, runtime_checkable
 
 from posttrain.errors import RunError, UserError
 from posttrain.options.grading import GradingOptions
+from posttrain.options.sandbox import SandboxOptions
 from posttrain.rewards.grading.answers import Score
 from posttrain.rewards.grading.calls import WITHHELD, RolloutRow, completion_of, prompt_of
 from posttrain.rewards.grading.function import Keywords, RewardFunction, keywords
 from posttrain.rewards.grading.workers.worker_messages import NotWritable, dump, written
-from posttrain.sandbox import sandboxes as shared
 
 FORMAT = 1
 """Of the file; another one is refused."""
@@ -57,8 +57,10 @@ class NeedsModules(Protocol):
 class Cache:
     """Scores by key, the oldest forgotten first; open until closed."""
 
-    def __init__(self, entries: int, file: str = "") -> None:
+    def __init__(self, entries: int, file: str = "", *, sandbox: SandboxOptions | None = None) -> None:
+        """`sandbox` is where the programs run whose scores it is asked for."""
         self.entries, self.file = entries, str(Path(file).absolute()) if file else ""
+        self.sandbox = sandbox or SandboxOptions()
         with self._told():
             self.database = sqlite3.connect(
                 self.file or ":memory:", timeout=LOCK_SECONDS, isolation_level=None, check_same_thread=False
@@ -146,28 +148,31 @@ def seal(key: bytes, said: str) -> bytes:
     return hashlib.sha256(key + said.encode()).digest()[:8]
 
 
-_open: dict[GradingOptions, Cache] = {}
+class ScoreCaches:
+    """The caches of a session, opened when first needed."""
 
+    def __init__(self, sandbox: SandboxOptions) -> None:
+        self.sandbox = sandbox
+        self._opened: dict[GradingOptions, Cache] = {}
 
-def cache_for(grading: GradingOptions) -> Cache | None:
-    """The cache that a recipe asks for, opened when it is first asked for and kept until `close_all`."""
-    if not grading.cache_entries:
-        return None
-    if grading not in _open:
-        _open[grading] = Cache(grading.cache_entries, grading.cache_file)
-    return _open[grading]
+    def cache_for(self, grading: GradingOptions) -> Cache | None:
+        """The cache that a recipe asks for, if any."""
+        if not grading.cache_entries:
+            return None
+        if grading not in self._opened:
+            self._opened[grading] = Cache(grading.cache_entries, grading.cache_file, sandbox=self.sandbox)
+        return self._opened[grading]
 
-
-def close_all() -> None:
-    """Close every cache; what is in memory alone is forgotten."""
-    while _open:
-        _open.popitem()[1].close()
+    def close(self) -> None:
+        """Close every cache; what is in memory alone is forgotten."""
+        while self._opened:
+            self._opened.popitem()[1].close()
 
 
 def may_be_cached(function: RewardFunction) -> bool:
     """Whether its scores may be remembered."""
     standing = as_standing(function.call)
-    return function.asking.cache if standing is None else standing.rows_stand_alone
+    return function.settings.cache if standing is None else standing.rows_stand_alone
 
 
 def as_standing(call: object) -> Cacheable | None:
@@ -175,12 +180,12 @@ def as_standing(call: object) -> Cacheable | None:
     return call if isinstance(call, Cacheable) else None
 
 
-def keys_of(function: RewardFunction, rows: Sequence[RolloutRow]) -> list[bytes | None]:
+def keys_of(function: RewardFunction, rows: Sequence[RolloutRow], sandbox: SandboxOptions) -> list[bytes | None]:
     """The key of each row: equal for rows of which the function is told the same, None where they cannot be compared.
 
-    Raises UserError where that is a row of a function that a recipe wants remembered.
+    `sandbox` is where programs run.  Raises UserError where that is a row of a function that a recipe wants remembered.
     """
-    source, wanted = identity(function), keywords(function)
+    source, wanted = identity(function, sandbox), keywords(function)
     everywhere = {name: None for row in rows for name in row.group.prompt.columns if name not in WITHHELD}
     columns: dict[int, str | None] = {}
     keys: list[bytes | None] = []
@@ -206,7 +211,7 @@ def digest_of_columns(function: RewardFunction, wanted: Keywords, columns: Mappi
         try:
             digest.update(dump([name, written(columns[name])]) + b"\n")
         except NotWritable as error:
-            if not function.asking.cache:
+            if not function.settings.cache:
                 return None
             raise UserError(
                 f"reward {function.name!r} is to be cached, and the column {name!r} holds what cannot be compared:"
@@ -215,14 +220,14 @@ def digest_of_columns(function: RewardFunction, wanted: Keywords, columns: Mappi
     return digest.hexdigest()
 
 
-def identity(function: RewardFunction) -> list[str]:
+def identity(function: RewardFunction, sandbox: SandboxOptions) -> list[str]:
     """What decides a function's scores beside its arguments."""
     if as_standing(function.call) is not None:
-        place = replace(shared.chosen(), at_once=0)  # how many run side by side decides no score
+        place = replace(sandbox, at_once=0)  # how many run side by side decides no score
         modules = function.call.modules if isinstance(function.call, NeedsModules) else ()
         return [repr(function.call), repr(place), *versions(tuple(modules)), *package()]
-    home = function.found()
-    return [home.file, home.name, home.digest]
+    source = function.find_source()
+    return [source.file, source.name, source.digest]
 
 
 @functools.cache

@@ -19,9 +19,10 @@ import random
 import re
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import partial
 from itertools import combinations
 from pathlib import Path
 from typing import Any, Literal
@@ -30,6 +31,7 @@ from urllib.parse import urlsplit
 from posttrain.errors import RunError, UserError, require
 from posttrain.rewards.grading.answers import Graded
 from posttrain.rewards.grading.function import ScoringFailure
+from posttrain.rewards.grading.resources import Resources, default_resources
 from posttrain.rewards.judge.judge_prompts import (
     NoVerdict,
     forges_a_verdict,
@@ -92,7 +94,7 @@ class JudgeReward:
     max_tokens: int = 512
     """Longest reply."""
     token_budget: int = 0
-    """Tokens of all calls, as the endpoint counts them, after which the run stops; 0 sets no limit."""
+    """Tokens of all calls of a session, as the endpoint counts them, after which the run stops; 0 sets no limit."""
     canary_every: int = 100
     """Verdicts between two looks at whether the judge still judges; 0 never looks."""
 
@@ -115,16 +117,26 @@ class JudgeReward:
     async def __call__(
         self, *, prompts: Sequence[str], completions: Sequence[str], **_columns: object
     ) -> list[Graded | ScoringFailure]:
+        return await self.with_resources(default_resources())(prompts=prompts, completions=completions)
+
+    def with_resources(self, resources: Resources) -> Callable[..., Awaitable[list[Graded | ScoringFailure]]]:
+        """The same with a session's budget."""
+        return partial(self.scores, resources.memory(self, JudgeBudget))
+
+    async def scores(
+        self, budget: "JudgeBudget", /, *, prompts: Sequence[str], completions: Sequence[str], **_columns: object
+    ) -> list[Graded | ScoringFailure]:
+        """A score for each completion, or what kept it from having one."""
         parts = [judged_part(text, self.part) for text in completions]
         early = [settled_early(part) for part in parts]
         open_rows = [index for index, verdict in enumerate(early) if verdict is None]
-        async with JudgeBatch(self) as bench:
+        async with JudgeBatch(self, budget) as batch:
             if self.compare == "rubric":
-                scores = await bench.scores([(prompts[i], parts[i]) for i in open_rows])
+                scores = await batch.scores([(prompts[i], parts[i]) for i in open_rows])
             else:
-                scores = await bench.shares([(prompts[i], parts[i]) for i in open_rows])
+                scores = await batch.shares([(prompts[i], parts[i]) for i in open_rows])
         found = dict(zip(open_rows, scores, strict=True))
-        outcome = JudgeOutcome.DOUBTED if bench.spent.doubted else JudgeOutcome.JUDGED
+        outcome = JudgeOutcome.DOUBTED if budget.doubted else JudgeOutcome.JUDGED
         return [verdict if verdict is not None else told(found[i], outcome) for i, verdict in enumerate(early)]
 
     def key(self) -> str:
@@ -168,7 +180,7 @@ def told(score: float | ScoringFailure, outcome: JudgeOutcome) -> Graded | Scori
 
 @dataclass
 class JudgeBudget:
-    """What an endpoint's judge has used in this process, over all batches."""
+    """What a judge has used in a session, over all batches."""
 
     tokens: int = 0
     verdicts: int = 0
@@ -177,14 +189,12 @@ class JudgeBudget:
     """Whether the last canaries found that it does not tell bad from good."""
 
 
-SPENT: dict[tuple[str, str], JudgeBudget] = {}
-
-
 @dataclass
 class JudgeBatch:
     """One batch before the judge: its connection, its limits, and when it has to be done."""
 
     reward: JudgeReward
+    spent: JudgeBudget
     client: Any = None
     slots: asyncio.Semaphore = field(init=False)
     deadline: float = 0.0
@@ -209,10 +219,6 @@ class JudgeBatch:
 
     async def __aexit__(self, *_: object) -> None:
         await self.client.aclose()
-
-    @property
-    def spent(self) -> JudgeBudget:
-        return SPENT.setdefault((self.reward.endpoint, self.reward.model), JudgeBudget())
 
     async def scores(self, rows: Sequence[tuple[str, str]]) -> list[float | ScoringFailure]:
         """Each candidate by itself."""

@@ -28,14 +28,15 @@ tests/attacks/maths.jsonl has every miss that is known.
 
 import re
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import ClassVar
 
 from posttrain.rewards.grading.answers import Graded
 from posttrain.rewards.grading.function import ScoringFailure
+from posttrain.rewards.grading.resources import Resources, default_resources
 from posttrain.rewards.maths.exact_numbers import MAX_CHARACTERS, Exact, exact
 from posttrain.rewards.maths.last_number import AS_HYPHEN, last_number
 from posttrain.rewards.maths.math_verify_guards import (
@@ -88,6 +89,30 @@ class MathsReward:
         ground_truth: Sequence[object] | None = None,
         **_columns: object,
     ) -> list[Graded | ScoringFailure]:
+        return self.scores(
+            default_resources(),
+            completions=completions,
+            finish_reasons=finish_reasons,
+            answer=answer,
+            ground_truth=ground_truth,
+        )
+
+    def with_resources(self, resources: Resources) -> Callable[..., list[Graded | ScoringFailure]]:
+        """The same in a session's sandboxes; a session names each unreadable answer once."""
+        return partial(self.scores, resources)
+
+    def scores(
+        self,
+        resources: Resources,
+        /,
+        *,
+        completions: Sequence[str],
+        finish_reasons: Sequence[str],
+        answer: Sequence[object] | None = None,
+        ground_truth: Sequence[object] | None = None,
+        **_columns: object,
+    ) -> list[Graded | ScoringFailure]:
+        """A score for each completion, or what kept it from having one."""
         golds = gold_column(answer, ground_truth, len(completions))
         rows = list(zip(completions, finish_reasons, golds, strict=True))
         first = [quickly(text, finish == "length", gold) for text, finish, gold in rows]
@@ -98,10 +123,10 @@ class MathsReward:
                 for q in questions
             ]
         else:
-            said = compare(questions, cpu_seconds=self.cpu_seconds) if questions else []
+            said = compare(questions, resources.sandboxes, cpu_seconds=self.cpu_seconds) if questions else []
         answers = iter(said)
         graded = [slowly(next(answers), item) if isinstance(item, Question) else item for item in first]
-        name_unreadable(graded, golds)
+        name_unreadable(graded, golds, resources.memory(self, set[str]))
         return graded
 
 
@@ -201,13 +226,9 @@ def slowly(said: ComparisonResult, question: Question) -> Graded | ScoringFailur
     return Graded(0.0, MathsOutcome.UNREADABLE)
 
 
-NAMED: set[str] = set()
-"""Gold answers that a warning has named."""
-
-
-def name_unreadable(graded: Sequence[Graded | ScoringFailure], golds: Sequence[str | None]) -> None:
-    """Warn, once for each, of gold answers that cannot be read."""
+def name_unreadable(graded: Sequence[Graded | ScoringFailure], golds: Sequence[str | None], named: set[str]) -> None:
+    """Warn of gold answers that cannot be read, but for those that were named before, to which it adds them."""
     for verdict_, gold in zip(graded, golds, strict=True):
-        if isinstance(verdict_, Graded) and verdict_.outcome is MathsOutcome.NO_GOLD and gold and gold not in NAMED:
-            NAMED.add(gold)
+        if isinstance(verdict_, Graded) and verdict_.outcome is MathsOutcome.NO_GOLD and gold and gold not in named:
+            named.add(gold)
             warnings.warn(f"reward maths: the gold answer {gold[:200]!r} cannot be read; not scored", stacklevel=2)

@@ -13,7 +13,7 @@ from posttrain.sandbox.conversation import Sandbox, Started
 from posttrain.sandbox.execution import Execution, Exit, Limits, Process, ServerOptions
 from posttrain.sandbox.inside import plain
 from posttrain.sandbox.modules import FEW
-from posttrain.sandbox.sandboxes import pool_with, site_packages
+from posttrain.sandbox.sandboxes import Sandboxes, site_packages
 
 MEMORY_BYTES = 512 << 20
 TOGETHER = 8
@@ -92,24 +92,24 @@ class Comparing:
             self.begin(sandbox)
 
 
-def compare(questions: Sequence[Question], *, cpu_seconds: float) -> list[ComparisonResult]:
+def compare(questions: Sequence[Question], sandboxes: Sandboxes, *, cpu_seconds: float) -> list[ComparisonResult]:
     """An answer for every question, each asked once."""
     different = list(dict.fromkeys(questions))
     parts = [different[start : start + TOGETHER] for start in range(0, len(different), TOGETHER)]
     conversations = [Comparing(part, cpu_seconds) for part in parts]
-    pool_with_maths().converse(conversations)
+    sandbox_with_maths(sandboxes).converse(conversations)
     answers = {
         question: said for talk in conversations for question, said in zip(talk.questions, talk.said, strict=True)
     }
     return [answers[question] for question in questions]
 
 
-def pool_with_maths() -> Sandbox:
-    """The sandbox with math-verify imported and warmed up."""
+def sandbox_with_maths(sandboxes: Sandboxes) -> Sandbox:
+    """The sealed one with math-verify imported and warmed up."""
     if importlib.util.find_spec("math_verify") is None:
         raise UserError(
             "reward maths: answers that are no plain numbers need math-verify, which is not installed.\n"
             "    `pip install posttrain[math]`, or set the reward's option symbolic: false to leave such answers out."
         )
     prepare = PREPARE.read_text(encoding="utf-8")
-    return pool_with(ServerOptions(modules=FEW, path=site_packages(), prepare=prepare))
+    return sandboxes.started_with(ServerOptions(modules=FEW, path=site_packages(), prepare=prepare))

@@ -1,31 +1,21 @@
-"""The workers of this process: one pool for each function that asks for some, kept from step to step."""
+"""The workers of a session: one pool for each function that asks for some, kept from step to step."""
 
-import atexit
-import functools
-
-from posttrain.rewards.grading.function import Home, RewardFunction
-from posttrain.rewards.grading.workers.worker_pool import Pool
-
-_open: list[Pool] = []
+from posttrain.rewards.grading.function import FunctionSource, RewardFunction
+from posttrain.rewards.grading.workers.worker_pool import WorkerPool
 
 
-def pool_for(function: RewardFunction) -> Pool:
-    """The workers of a function; none is started before the first call."""
-    return shared_pool(function.name, function.found(), function.asking.workers)
+class WorkerPools:
+    """A pool for each reward, opened when first needed: a function that is asked under two names has two."""
 
+    def __init__(self) -> None:
+        self._opened: dict[tuple[str, FunctionSource, int], WorkerPool] = {}
 
-def close_all() -> None:
-    """End every worker of this process; the next call starts others."""
-    shared_pool.cache_clear()
-    while _open:
-        _open.pop().close()
+    def pool_for(self, function: RewardFunction) -> WorkerPool:
+        """The workers of a function; none is started before the first call."""
+        source, size = function.find_source(), function.settings.workers
+        return self._opened.setdefault((function.name, source, size), WorkerPool(source, size))
 
-
-atexit.register(close_all)
-
-
-@functools.cache
-def shared_pool(name: str, home: Home, size: int) -> Pool:
-    """One pool for each reward: a function that is asked under two names has workers for each."""
-    _open.append(Pool(home, size))
-    return _open[-1]
+    def close(self) -> None:
+        """End every worker; the next call starts others."""
+        while self._opened:
+            self._opened.popitem()[1].close()

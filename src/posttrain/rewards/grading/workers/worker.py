@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from posttrain.rewards.grading.calls import Deadline, after
-from posttrain.rewards.grading.function import Home
+from posttrain.rewards.grading.function import FunctionSource
 from posttrain.rewards.grading.workers.worker_messages import dump
 
 ROOT = Path(__file__).parents[4]
@@ -31,7 +31,7 @@ class Lost(Exception):
 class Worker:
     """A process that calls one function; at most one call is with it."""
 
-    def __init__(self, home: Home) -> None:
+    def __init__(self, source: FunctionSource) -> None:
         self.ready = False
         """Whether it has loaded the function."""
         self.idle = False
@@ -55,7 +55,7 @@ class Worker:
         finally:
             theirs.close()
         self.socket.setblocking(False)
-        self.send({"place": home.place, "name": home.name, "path": sys.path})
+        self.send({"place": source.place, "name": source.name, "path": sys.path})
 
     def fileno(self) -> int:
         return self.socket.fileno()

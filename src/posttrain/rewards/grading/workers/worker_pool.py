@@ -10,16 +10,16 @@ from typing import Any
 from posttrain.errors import RunError, UserError
 from posttrain.rewards.grading.answers import NotAsked
 from posttrain.rewards.grading.calls import NEVER, Call, Result, arguments_of
-from posttrain.rewards.grading.function import Home, ScoringFailure
+from posttrain.rewards.grading.function import FunctionSource, ScoringFailure
 from posttrain.rewards.grading.workers.worker import Lost, Worker
 from posttrain.rewards.grading.workers.worker_messages import NotWritable, dump, result_of, written
 
 
-class Pool:
+class WorkerPool:
     """The processes that call one function; open until closed, and again when it is asked again.  For one thread."""
 
-    def __init__(self, home: Home, size: int) -> None:
-        self.home, self.size = home, size
+    def __init__(self, source: FunctionSource, size: int) -> None:
+        self.source, self.size = source, size
         self.workers: list[Worker] = []
 
     def idle(self, wanted: int) -> Worker | None:
@@ -29,8 +29,8 @@ class Pool:
                 return worker
             self.drop(worker)  # killed between two batches: nobody's call is lost
         while len(self.workers) < min(self.size, wanted):
-            self.home.require_unchanged()
-            self.workers.append(Worker(self.home))
+            self.source.require_unchanged()
+            self.workers.append(Worker(self.source))
         return None
 
     def drop(self, worker: Worker) -> int:
@@ -47,7 +47,7 @@ class Pool:
 class Job:
     """Some calls of one function under the same bounds, and what they have come to."""
 
-    def __init__(self, pool: Pool, calls: Sequence[Call]) -> None:
+    def __init__(self, pool: WorkerPool, calls: Sequence[Call]) -> None:
         self.pool, self.calls = pool, calls
         self.results: list[Result] = [None] * len(calls)
         self.waiting = deque(range(len(calls)))
@@ -109,7 +109,7 @@ class Job:
     def lose(self, worker: Worker, why: str) -> None:
         """Write down that the call with a worker came to nothing."""
         if not worker.ready:
-            raise RunError(f"reward {self.name!r}: {why}, before its worker had loaded {self.pool.home.file}")
+            raise RunError(f"reward {self.name!r}: {why}, before its worker had loaded {self.pool.source.file}")
         index = self.under_way.pop(worker)
         self.results[index] = ScoringFailure(why)
         self.rows_lost += len(self.calls[index].rows)

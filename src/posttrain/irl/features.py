@@ -1,0 +1,152 @@
+"""Rewards linear in features, r = θ · φ: of the state one is in, of the action too, or of the state entered."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from jaxtyping import Float
+from numpy import ndarray
+from scipy.sparse import csr_array, issparse
+
+from posttrain.errors import UserError
+from posttrain.irl.counting import Counts
+from posttrain.irl.demonstrations import Demonstrations
+from posttrain.irl.mdp import TabularMDP
+from posttrain.irl.planning import Policy, Reward
+
+Place = Literal["state", "state_action", "next_state"]
+Weights = Float[ndarray, " feature"]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class LinearReward:
+    """Features of a world, and what they are features of."""
+
+    features: ndarray | csr_array
+    """A row for each state; for "state_action" a row s · A + a for each pair, or axes (state, action, feature)."""
+    on: Place = "state"
+    """"state": earned on acting there, and on arriving in a terminal state.  "next_state": earned on every arrival."""
+
+    def bound(self, mdp: TabularMDP) -> "Features":
+        """The features as planning in this world uses them, checked."""
+        if self.on not in ("state", "state_action", "next_state"):
+            raise UserError(f"on = {self.on!r}: use 'state', 'state_action' or 'next_state'")
+        table = self.features
+        if issparse(table):
+            table = csr_array(table, dtype=np.float64)
+        else:
+            table = np.asarray(table, dtype=np.float64)
+            if self.on == "state_action" and table.shape[:2] == (mdp.num_states, mdp.num_actions) and table.ndim == 3:
+                table = table.reshape(mdp.num_states * mdp.num_actions, -1)
+        rows = mdp.num_states * (mdp.num_actions if self.on == "state_action" else 1)
+        if table.ndim != 2 or table.shape[0] != rows or table.shape[1] < 1:
+            raise UserError(
+                f"features on {self.on} have the shape {table.shape}; use {rows} rows, one for each "
+                f"{'pair of state and action' if self.on == 'state_action' else 'state'}, and a column for each feature"
+            )
+        check_finite(table)
+        entered = None
+        if self.on == "next_state":
+            entered, table = table, mdp.transitions @ table
+        return Features(mdp=mdp, table=table, per_state=self.on == "state", entered=entered)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Features:
+    """Features of a step: φ(s), the same for every action, or φ(s,a), which may be expected over what follows."""
+
+    mdp: TabularMDP
+    table: ndarray | csr_array
+    """A row for each state if `per_state`, else a row s · A + a for each pair."""
+    per_state: bool
+    entered: ndarray | csr_array | None
+    """φ(s') where features are of the next state: demonstrations are counted with these, not with their expectation."""
+
+    @property
+    def num_features(self) -> int:
+        return int(self.table.shape[1])
+
+    def rewards(self, weights: Weights) -> Reward:
+        """r = θ · φ."""
+        worth: ndarray = self.table @ weights
+        return worth if self.per_state else worth.reshape(self.mdp.num_states, self.mdp.num_actions)
+
+    def totals(self, acting: Policy, ending: Float[ndarray, " state"]) -> Weights:
+        """Features summed over visits: acting[s,a] of each pair, ending[s] of each terminal state."""
+        visits = acting.sum(axis=1) + ending if self.per_state else acting.ravel()
+        return np.asarray(self.table.T @ visits)
+
+    def observed(self, counts: Counts) -> Weights:
+        """Features summed over demonstrations, per episode."""
+        if self.entered is not None:
+            return np.asarray(self.entered.T @ counts.entered)
+        return self.totals(counts.acting, counts.ending)
+
+    def per_episode(self, known: Demonstrations, discount: float) -> Float[ndarray, "episode feature"]:
+        """What `observed` averages, for each episode by itself."""
+        acting, num_actions = known.acting, self.mdp.num_actions
+        if self.entered is not None:
+            table, used, rows = self.entered, acting, known.states[known.visit_times > 0]
+        elif self.per_state:
+            used = acting | self.mdp.terminal[known.states]
+            table, rows = self.table, known.states[used]
+        else:
+            table, used, rows = self.table, acting, known.states[acting] * num_actions + known.actions
+        episode = np.repeat(np.arange(len(known)), known.lengths + 1)
+        weights = discount ** known.visit_times.astype(np.float64)
+        visits = csr_array((weights[used], (episode[used], rows)), shape=(len(known), table.shape[0]))
+        return dense(visits @ table)
+
+    def averaged(self, policy: Policy) -> Float[ndarray, "state feature"]:
+        """φ_π(s) = Σ_a π(a|s) φ(s,a); in terminal states what arriving there counts."""
+        if self.per_state:
+            return dense(self.table)
+        size, num_actions = policy.shape
+        weights = np.where(self.mdp.terminal[:, None], 0.0, policy).ravel()
+        indptr = np.arange(0, size * num_actions + 1, num_actions)
+        mixture = csr_array((weights, np.arange(size * num_actions), indptr), shape=(size, size * num_actions))
+        return dense(mixture @ self.table)
+
+    def block(self, first: int, last: int) -> Float[ndarray, "state action feature"]:
+        """φ of the states from `first` up to `last`; one action stands for all where features are of the state."""
+        if self.per_state:
+            return dense(self.table[first:last])[:, None, :]
+        num_actions = self.mdp.num_actions
+        rows = dense(self.table[first * num_actions : last * num_actions])
+        return rows.reshape(last - first, num_actions, -1)
+
+    @property
+    def largest(self) -> float:
+        return float(abs(self.table).max())
+
+    @property
+    def units(self) -> Weights:
+        """The largest entry of each column, in size, to the nearest power of 2; 1 for a column of zeros."""
+        columns = abs(self.table).max(axis=0)
+        largest: Weights = columns if isinstance(columns, ndarray) else columns.toarray()
+        return np.exp2(np.round(np.log2(np.where(largest > 0, largest, 1.0))))
+
+
+def dense(table: ndarray | csr_array) -> ndarray:
+    """A table as an array, its zeros written out."""
+    if isinstance(table, ndarray):
+        return table
+    full: ndarray = table.toarray()
+    return full
+
+
+def check_moments(features: Features, moments: Weights) -> None:
+    """Refuse what are no features of an episode."""
+    if moments.shape != (features.num_features,) or not np.all(np.isfinite(moments)):
+        raise UserError(f"moments {moments} must be {features.num_features} finite numbers, one for each feature")
+
+
+def check_finite(table: ndarray | csr_array) -> None:
+    """Refuse NaN and infinity, naming row and column."""
+    stored = csr_array(np.where(np.isfinite(table), 0.0, table)) if isinstance(table, ndarray) else table
+    bad = np.flatnonzero(~np.isfinite(stored.data))
+    if bad.size:
+        row = int(np.searchsorted(stored.indptr, bad[0], side="right")) - 1
+        raise UserError(
+            f"features: row {row}, column {stored.indices[bad[0]]} is {stored.data[bad[0]]}; use finite numbers"
+        )

@@ -1,0 +1,83 @@
+"""What scoring keeps open from batch to batch, and what it remembers: owned by a session, and ended with it.
+
+A session makes its own from its config and hands it to `grade`; a reward that needs some of it says so by
+`NeedsResources` and is bound to them when it is called.  So two sessions in one process, one after the other or side by
+side in threads, share nothing.  What is called outside any session (a plain `CodeReward()(...)`, `grade` without
+resources) works with `default_resources()`, which no session uses or changes.
+"""
+
+import functools
+import weakref
+from collections.abc import Callable, Hashable
+from contextlib import ExitStack
+from typing import Protocol, TypeVar, cast, runtime_checkable
+
+from posttrain.options.sandbox import SandboxOptions
+from posttrain.rewards.grading.score_cache import ScoreCaches
+from posttrain.rewards.grading.workers.shared_workers import WorkerPools
+from posttrain.sandbox.sandboxes import Sandboxes
+
+Kept = TypeVar("Kept")
+
+
+class Resources:
+    """Sandboxes, workers, caches of scores, and what rewards remember; nothing is opened before it is needed.
+
+    For one thread at a time.  What is open is closed by `close`, at the end of a `with`, when nobody holds this any
+    longer, and at the exit of the process.
+    """
+
+    def __init__(self, sandbox: SandboxOptions | None = None) -> None:
+        self.sandboxes = Sandboxes(sandbox)
+        self.workers = WorkerPools()
+        self.caches = ScoreCaches(self.sandboxes.options)
+        self._memory: dict[tuple[Hashable, Callable[[], object]], object] = {}
+        weakref.finalize(self, close_all, self.sandboxes, self.workers, self.caches)
+
+    def __enter__(self) -> "Resources":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def memory(self, reward: Hashable, kind: Callable[[], Kept]) -> Kept:
+        """What a reward remembers from batch to batch, made by `kind` when first asked for; equal rewards share it."""
+        return cast(Kept, self._memory.setdefault((reward, kind), kind()))
+
+    def close(self) -> None:
+        """End every process, let go of every file and forget; what is used again is opened again."""
+        self._memory.clear()
+        close_all(self.sandboxes, self.workers, self.caches)
+
+
+class Closable(Protocol):
+    """Something that can be open."""
+
+    def close(self) -> None: ...
+
+
+def close_all(*opened: Closable) -> None:
+    """Close each, whatever befalls the others."""
+    with ExitStack() as stack:
+        for each in opened:
+            stack.callback(each.close)
+
+
+@runtime_checkable
+class NeedsResources(Protocol):
+    """A reward that runs programs, or remembers something from batch to batch."""
+
+    def with_resources(self, resources: Resources) -> Callable[..., object]:
+        """The reward as it is called in a session: with the same arguments, on the session's resources."""
+        ...
+
+
+def bound(call: Callable[..., object], resources: Resources) -> Callable[..., object]:
+    """A reward on these resources, where it needs any."""
+    return call.with_resources(resources) if isinstance(call, NeedsResources) else call
+
+
+@functools.cache
+def default_resources() -> Resources:
+    """Those of whoever scores outside any session: with default options, one for the process and for one thread."""
+    return Resources()

@@ -1,0 +1,273 @@
+"""What may be said in a recipe of a function or class: its signature, read once into a record class.
+
+A record has the names, types, defaults and meanings of the options and no rules.  pydantic checks recipes against it
+and flags are made of it; the rules between options wait until the function or class itself is called, when every source
+has been heard.
+"""
+
+import ast
+import difflib
+import inspect
+import json
+import re
+import textwrap
+import types
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass, make_dataclass
+from enum import Enum
+from functools import cache, partial
+from itertools import pairwise
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+
+from posttrain.errors import UserError
+
+REQUIRED = inspect.Parameter.empty
+"""In place of a default: there is none."""
+
+
+@dataclass(frozen=True)
+class Option:
+    """One option of a function or class."""
+
+    name: str
+    annotation: Any
+    default: Any = REQUIRED
+    meaning: str = ""
+    """The docstring under the field, on one line."""
+
+
+@dataclass(frozen=True)
+class Schema:
+    """What may be said in a recipe of a function or class."""
+
+    target: Callable[..., Any]
+    leading: tuple[Option, ...] = ()
+    """How the target was chosen: an option `name` or `path`, which comes first and may take the place of its own."""
+    left_out: frozenset[str] = frozenset()
+    """Parameters that no recipe gives."""
+
+    @property
+    def is_own(self) -> bool:
+        """Whether the target is the user's own, named by its path."""
+        return any(option.name == "path" for option in self.leading)
+
+    @property
+    def options(self) -> list[Option]:
+        """All options, in order."""
+        leading = {option.name: option for option in self.leading if option.name not in self.left_out}
+        return [*({**leading, **self.own, **leading}).values()]
+
+    @property
+    def own(self) -> dict[str, Option]:
+        """The options that the target itself takes, by name."""
+        return {option.name: option for option in options_of(self.target) if option.name not in self.left_out}
+
+
+@dataclass(frozen=True)
+class Mistake:
+    """Something that a schema does not allow."""
+
+    path: tuple[str, ...]
+    """From the place where the options stand, downwards."""
+    says: str
+    """How a message goes on after the path."""
+    names: tuple[str, ...] = ()
+    """The names that exist there, where the mistake is another."""
+
+    def line(self, where: str) -> str:
+        """The mistake and its remedy, of options that stand at `where`."""
+        remedy = f".  {did_you_mean(self.path[-1], self.names)}" if self.names else ""
+        return f"{'.'.join((where, *self.path))}{self.says}{remedy}"
+
+
+def options_of(target: Any) -> list[Option]:
+    """The options of a dataclass are its fields; those of a function or other class, its parameters by keyword.
+
+    A parameter whose default cannot be written in a recipe, such as a function, is left to its default.
+    """
+    if is_dataclass(target) and isinstance(target, type):
+        hints, docs = get_type_hints(target), field_docs(target)
+        return [
+            Option(each.name, hints[each.name], default_of(each), docs.get(each.name, ""))
+            for each in fields(target)
+            if each.init
+        ]
+    return [
+        Option(each.name, Any if each.annotation is each.empty else each.annotation, each.default)
+        for each in inspect.signature(target, eval_str=True).parameters.values()
+        if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)
+        and (each.default is REQUIRED or is_plain(each.default))
+    ]
+
+
+def default_of(option: Any) -> Any:
+    """The default of a dataclass's field."""
+    if option.default_factory is not MISSING:
+        return option.default_factory()
+    return REQUIRED if option.default is MISSING else option.default
+
+
+def is_plain(value: object) -> bool:
+    """Whether a recipe can say a value."""
+    if isinstance(value, list | tuple):
+        return all(is_plain(item) for item in value)
+    return value is None or isinstance(value, str | int | float | Enum | Mapping) or is_instance(value)
+
+
+def is_instance(value: object) -> bool:
+    """Whether a value is an object of a dataclass."""
+    return is_dataclass(value) and not isinstance(value, type)
+
+
+def is_record(value: object) -> bool:
+    """Whether a value is an object of a class that `record_class` made."""
+    return is_instance(value) and hasattr(type(value), "schema")
+
+
+@cache
+def record_class(schema: Schema) -> Any:
+    """A frozen dataclass of the schema's options without their rules; an option without a default is None at first.
+
+    An option that is a dataclass, or None, has a record of that in its place.
+    """
+    from pydantic import ConfigDict, WrapValidator
+    from typing_extensions import Doc
+
+    made: list[Any] = []
+    for option in schema.options:
+        annotation, default, inner = option.annotation, option.default, unwrapped(option.annotation)
+        if isinstance(inner, type) and is_dataclass(inner) and get_origin(annotation) is not tuple:
+            within = record_class(Schema(inner))
+            null = WrapValidator(lambda value, check: None if value is None else check(value))
+            annotation = within if inner is annotation else Annotated[within, null]
+            default = as_record(within, default) if is_instance(default) else default
+        if default is REQUIRED:
+            annotation, default = annotation | None, None
+        # By a factory, for a mapping is no default that a dataclass takes.
+        factory = field(default_factory=partial(lambda value: value, default))
+        annotation = Annotated[annotation, Doc(option.meaning)] if option.meaning else annotation
+        made.append((option.name, annotation, factory))
+    target = schema.target
+    namespace = {"__doc__": target.__doc__, "__pydantic_config__": ConfigDict(extra="forbid"), "schema": schema}
+    return make_dataclass(target.__name__, made, frozen=True, kw_only=True, namespace=namespace)
+
+
+def as_record(record: Any, value: Any) -> Any:
+    """An object's fields in a record class made of its class."""
+    return record(**{each.name: getattr(value, each.name) for each in fields(record)})
+
+
+def unwrapped(annotation: Any) -> Any:
+    """`X` of `X | None` and of `tuple[X, ...]`; other types as they are."""
+    arguments = [each for each in get_args(annotation) if each not in (types.NoneType, Ellipsis)]
+    if get_origin(annotation) is not Literal and len(arguments) == 1:
+        return unwrapped(arguments[0])
+    return annotation
+
+
+@cache
+def field_docs(options: type) -> dict[str, str]:
+    """The docstring under each field of a class, on one line."""
+    docs: dict[str, str] = {}
+    for each in reversed(options.__mro__[:-1]):
+        try:
+            body = ast.parse(textwrap.dedent(inspect.getsource(each))).body[0]
+        except OSError:  # made while running: it has no source, and no docstrings
+            continue
+        statements = body.body if isinstance(body, ast.ClassDef) else []
+        for statement, after in pairwise(statements):
+            match statement, after:
+                case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
+                    docs[name] = " ".join(text.split())
+    return docs
+
+
+# Checking content against a record class
+
+
+@cache
+def checker(annotation: Any) -> Any:
+    """What pydantic makes of a record class, or of a tuple of them."""
+    from pydantic import TypeAdapter
+    from pydantic.errors import PydanticUserError
+
+    try:
+        return TypeAdapter(annotation)
+    except PydanticUserError as error:
+        says = str(error).partition(". ")[0]
+        raise UserError(f"{annotation.__name__} has an option of a type that no recipe can say: {says}") from None
+
+
+def checked(annotation: Any, content: object) -> tuple[Any, list[Mistake]]:
+    """The content as a record, or a tuple of records, and what is wrong with it.
+
+    Through JSON, because pydantic is strict there and still makes tuples of lists: "8" and true are no numbers.
+    """
+    from pydantic import ValidationError
+
+    try:
+        return checker(annotation).validate_json(json.dumps(content, default=spoken), strict=True), []
+    except ValidationError as errors:
+        return None, [mistake(annotation, error) for error in errors.errors(include_url=False)]
+
+
+def spoken(value: Any) -> object:
+    """What Python code may write in a section and JSON has no word for."""
+    if is_instance(value):
+        return asdict(value)
+    if isinstance(value, Path):
+        return str(value)
+    raise UserError(f"{value!r} ({type(value).__name__}): an option is plain data: a number, text, a list, a mapping")
+
+
+def mistake(annotation: Any, error: Any) -> Mistake:
+    """What pydantic found, in our words."""
+    path = tuple(str(part) for part in error["loc"])
+    match error["type"]:
+        case "unexpected_keyword_argument":
+            return Mistake(path, ": no such field", names=(*names_at(annotation, path[:-1]),))
+        case "dataclass_type":
+            names = ", ".join(names_at(annotation, path))
+            rule = f"should be a mapping of names to values: {names}"
+        case "tuple_type":
+            rule = "should be a list"
+        case "literal_error":
+            expected = error["ctx"]["expected"]
+            near = difflib.get_close_matches(str(error["input"]), re.findall(r"'(.*?)'", expected), n=1)
+            rule = f"should be {expected}" + (f".  Did you mean `{near[0]}`?" if near else "")
+        case _:
+            rule = error["msg"].replace("Input should", "should").replace("a valid integer", "a whole number")
+    return Mistake(path, f" = {shown(error['input'])} {rule.replace('a valid ', 'a ')}")
+
+
+def shown(value: object) -> str:
+    """A given value on one line; a long one cut."""
+    text = "null" if value is None else str(value).lower() if isinstance(value, bool) else repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def names_at(annotation: Any, path: tuple[str, ...]) -> list[str]:
+    """The names that exist where a path leads, from a record class down."""
+    inner = unwrapped(annotation)
+    for part in path:
+        if is_dataclass(inner) and not part.isdigit():  # a digit is a place in a list
+            inner = unwrapped(get_type_hints(inner).get(part))
+    return [each.name for each in fields(inner)] if is_dataclass(inner) else []
+
+
+def did_you_mean(name: str, names: Iterable[str]) -> str:
+    """The end of a message about a name that does not exist: the nearest one that does, or all of them."""
+    names = [*names]
+    near = difflib.get_close_matches(name, names, n=1)
+    return f"Did you mean `{near[0]}`?" if near else f"There are: {', '.join(names)}."
+
+
+def unknown(kind: str, name: object, known: Iterable[str]) -> str:
+    """The same of the name of a variant, where several may be as near."""
+    closeness = {choice: difflib.SequenceMatcher(None, str(name), choice).ratio() for choice in known}
+    best = max(closeness.values(), default=0)
+    nearest = [f"`{choice}`" for choice, close in closeness.items() if close == best]
+    if best >= 0.6:
+        return f"no such {kind}. Did you mean {' or '.join(nearest)}?"
+    return f"no such {kind}. Choose from {', '.join(closeness) or 'none'}."

@@ -1,0 +1,155 @@
+"""Files of a person's own, of every wrong kind: worlds, demonstrations and features, each refused by what is wrong."""
+
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy.sparse import csr_array
+
+from posttrain.errors import UserError
+from posttrain.irl.counting import in_world
+from posttrain.irl.grids import IcyGridWorld
+from posttrain.irl_runs.expert_episodes import make_expert_episodes
+from posttrain.irl_runs.methods import linear_reward
+from posttrain.irl_runs.worlds import World, table_world
+from posttrain.options.irl_method import FileFeatures
+from posttrain.options.irl_world import RecordedOptions, TableOptions
+
+GRID = World(mdp=IcyGridWorld(3), rewards=None)
+# Two states and an end; action 0 goes on, action 1 stays with probability .7 (state 0) or ends.
+TRANSITIONS = np.array([[[0, 1, 0], [0.7, 0, 0.3]], [[0.5, 0.5, 0], [0, 0, 1]], [[0, 0, 1], [0, 0, 1]]])
+ROWS = csr_array(TRANSITIONS.reshape(6, 3))
+DENSE = {"transitions": TRANSITIONS, "start": [1.0, 0, 0], "terminal": [2]}
+SPARSE = {"data": ROWS.data, "indices": ROWS.indices, "indptr": ROWS.indptr, "start": [1.0, 0, 0], "terminal": [2]}
+# 0 →+x 1 →+x 2 →+y 5 →+y 8, the end.
+SHOWN = {"states": [0, 1, 2, 5, 8], "actions": [0, 0, 2, 2], "lengths": [4], "terminated": [True], "truncated": [False]}
+
+
+@pytest.mark.parametrize("terminal", [[2], [2.0], 2, [False, False, True]])
+@pytest.mark.parametrize("table", [DENSE, SPARSE])
+def test_the_ends_of_a_world_are_numbers_of_states_or_a_flag_for_each(table: dict, terminal: object, tmp_path) -> None:
+    np.savez(tmp_path / "world.npz", **{**table, "terminal": terminal})
+    mdp = table_world(TableOptions(path=str(tmp_path / "world.npz"))).mdp
+    assert mdp.terminal.tolist() == [False, False, True]
+    assert mdp.transitions.toarray()[:4].tolist() == TRANSITIONS.reshape(6, 3)[:4].tolist()
+    assert mdp.transitions.nnz == 6
+
+
+@pytest.mark.parametrize(
+    ("table", "change", "message"),
+    [
+        (DENSE, {"start": ["a", "b", "c"]}, "the array 'start' holds no real numbers"),
+        (DENSE, {"start": 0}, r"start has the shape \(\): give one probability for each of 3 states"),
+        (DENSE, {"start": [[1.0, 0, 0]]}, r"start has the shape \(1, 3\)"),
+        (DENSE, {"terminal": [1.5]}, "terminal state 1.5 does not exist"),
+        (DENSE, {"terminal": [True, False]}, "terminal has 2 flags: give one for each of 3 states"),
+        (DENSE, {"transitions": TRANSITIONS + 0j}, "the array 'transitions' holds no real numbers"),
+        (
+            DENSE,
+            {"transitions": TRANSITIONS.astype(object)},
+            "not a file of numpy arrays, or a damaged one .Object arrays cannot",
+        ),
+        (DENSE, {"transitions": TRANSITIONS.reshape(6, 3)}, "not .state action next.: check the layout"),
+        (DENSE, {"transitions": TRANSITIONS / 2}, r"state 0, action 0 \(row 0\) add up to 0.5"),
+        (DENSE, {"rewards": [1.0, 2.0]}, r"the reward has the shape \(2,\); use \(3,\)"),
+        (DENSE, {"rewards": [1.0, np.nan, 2.0]}, "the reward of state 1 is nan"),
+        (DENSE, {"rewards": ["a", "b", "c"]}, "the array 'rewards' holds no real numbers"),
+        (SPARSE, {"indices": ROWS.indices + 100_000_000}, "the sparse table is malformed"),
+        (SPARSE, {"indices": ROWS.indices - 1}, "the sparse table is malformed"),
+        (SPARSE, {"indices": ROWS.indices + 0.5}, "the array 'indices' holds float64; give whole numbers"),
+        (SPARSE, {"indptr": ROWS.indptr[::-1]}, "the sparse table is malformed"),
+        (SPARSE, {"data": ROWS.data[:-1]}, "the sparse table is malformed"),
+        (SPARSE, {"indptr": ROWS.indptr[:-1]}, "5 rows and 3 columns"),
+    ],
+)
+def test_a_file_that_is_no_world_is_refused_naming_the_file(table: dict, change: dict, message: str, tmp_path) -> None:
+    np.savez(tmp_path / "world.npz", **{**table, **change})
+    with pytest.raises(UserError, match=rf"world\.path = .*world\.npz: .*{message}"):
+        table_world(TableOptions(path=str(tmp_path / "world.npz")))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"states": [0, 1, np.nan, 5, 8]}, "each state must be one whole number, .* entry 2 is nan"),
+        ({"states": [0, 1, np.inf, 5, 8]}, "each state must be one whole number, .* entry 2 is inf"),
+        ({"states": ["0", "1", "2", "5", "8"]}, "the array 'states' holds no real numbers"),
+        ({"states": np.eye(9)[[0, 1, 2, 5, 8]]}, r"they have the shape \(5, 9\)"),
+        ({"lengths": 4}, r"each length must be one whole number; .* the shape \(\)"),
+        ({"lengths": [-1]}, "demonstration 0: its length is -1"),
+        (
+            {"terminated": [[True]]},
+            r"`terminated` must be one true or false for each episode; it has the shape \(1, 1\)",
+        ),
+        ({"terminated": True}, r"`terminated` must be one true or false .* the shape \(\)"),
+        ({"terminated": ["False"]}, "the array 'terminated' holds no real numbers"),
+        ({"truncated": [np.nan]}, "`truncated` must be one true or false for each episode"),
+        ({"states": [0, 1, 2, 4, 8]}, "demonstration 0, step 2: action 2 in state 2 never leads to state 4"),
+        ({"states": [0, 1, 2, 5, 9]}, "demonstration 0, step 4: there is no state 9"),
+        ({"actions": [0, 0, 2, 4]}, "demonstration 0, step 3: there is no action 4"),
+    ],
+)
+def test_a_file_that_holds_no_demonstrations_is_refused_naming_the_row(change: dict, message: str, tmp_path) -> None:
+    np.savez(tmp_path / "shown.npz", **{**SHOWN, **change})
+
+    def read() -> None:
+        made = make_expert_episodes(RecordedOptions(path=str(tmp_path / "shown.npz")), GRID)
+        in_world(made.episodes, GRID.mdp)
+
+    with pytest.raises(UserError, match=message):
+        read()
+
+
+@pytest.mark.parametrize(
+    ("table", "message"),
+    [
+        (np.full((9, 2), "a"), "features.path = .*: the array holds no real numbers"),
+        (np.eye(9) * 1j, "features.path = .*: the array holds no real numbers"),
+        (np.ones(9), r"features on state have the shape \(9,\); use 9 rows"),
+        (np.ones((8, 2)), r"features on state have the shape \(8, 2\); use 9 rows"),
+        (np.where(np.eye(9) == 1, np.nan, 0), "features: row 0, column 0 is nan"),
+    ],
+)
+def test_a_file_that_holds_no_features_is_refused_naming_the_row(table: np.ndarray, message: str, tmp_path) -> None:
+    np.save(tmp_path / "features.npy", table)
+    with pytest.raises(UserError, match=message):
+        linear_reward(FileFeatures(path=str(tmp_path / "features.npy")), GRID).bound(GRID.mdp)
+
+
+def torn(path: Path) -> None:
+    np.savez(path, **SHOWN)
+    path.write_bytes(path.read_bytes()[:900])
+
+
+def flipped(path: Path) -> None:
+    np.savez(path, **SHOWN)
+    content = bytearray(path.read_bytes())
+    content[60:80] = bytes(20)
+    path.write_bytes(content)
+
+
+def letters(path: Path) -> None:
+    with zipfile.ZipFile(path, "w") as archive:
+        for name in SHOWN:
+            archive.writestr(name, "dear reader")
+
+
+BROKEN: list[tuple[Callable[[Path], object], str]] = [
+    (lambda path: None, "there is no such file"),
+    (lambda path: path.mkdir(), "cannot be read: Is a directory"),
+    (lambda path: path.write_bytes(b""), "not a file of numpy arrays"),
+    (lambda path: path.write_bytes(b"PK\x03\x04 and then nothing"), "not a file of numpy arrays"),
+    (torn, "not a file of numpy arrays"),
+    (flipped, "not a file of numpy arrays, or a damaged one .Bad CRC-32"),
+    (letters, "not a file of numpy arrays, but an archive of something else"),
+]
+
+
+@pytest.mark.parametrize(("spoil", "message"), BROKEN)
+def test_a_file_that_cannot_be_read_is_a_mistake_with_its_name(spoil, message: str, tmp_path) -> None:
+    path = tmp_path / "shown.npz"
+    spoil(path)
+    with pytest.raises(UserError, match=rf"demonstrations\.path = .*shown\.npz: {message}"):
+        make_expert_episodes(RecordedOptions(path=str(path)), GRID)

@@ -1,0 +1,137 @@
+"""Pictures of worlds and what was recovered: everything in its place, nothing cut off."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from matplotlib.figure import Figure
+from matplotlib.image import imread
+from matplotlib.quiver import Quiver
+
+from posttrain.irl.grids import MOVES
+from posttrain.irl_runs.pictures import (
+    arrows,
+    by_number,
+    draw_convergence,
+    draw_policies,
+    draw_rewards,
+    draw_visits,
+    map_or_line,
+    on_page,
+)
+from posttrain.irl_runs.worlds import World, make_world
+from posttrain.options.irl_world import GymnasiumOptions, IcyGridOptions
+from tests.support.irl_worlds import newest
+
+
+def drawn_arrows(world: World, policy: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Where arrows stand, and what they point at."""
+    axes = Figure().subplots()
+    assert world.layout is not None
+    arrows(axes, world.mdp, world.layout, policy)
+    (quiver,) = [each for each in axes.collections if isinstance(each, Quiver)]
+    return np.column_stack([quiver.X, quiver.Y]), np.column_stack([quiver.U, quiver.V])
+
+
+def test_an_arrow_is_the_mean_step_of_its_state() -> None:
+    world = make_world(IcyGridOptions(size=3))
+    policy = np.tile([0.5, 0.0, 0.25, 0.25], (9, 1))  # +x half of the time, else up or down
+    places, steps = drawn_arrows(world, policy)
+    assert places.tolist() == [[x, y] for y in range(3) for x in range(3)][:8], "none at the goal"
+    assert np.allclose(steps, [0.5, 0.0])
+    assert MOVES[0] == (1, 0)
+
+
+def test_on_a_large_map_an_arrow_is_the_mean_of_a_block_without_its_ends() -> None:
+    world = make_world(IcyGridOptions(size=50, ends=(0,), starts=(1,)))
+    policy = np.tile([1.0, 0, 0, 0], (2500, 1))
+    policy[50] = [0, 0, 1.0, 0]  # the state above the end goes up
+    places, steps = drawn_arrows(world, policy)
+    assert len(places) == 25 * 25
+    # The first block holds states 0, 1, 50 and 51; the mean is over the last three: two go right and one up.
+    assert places[0] == pytest.approx([(1 + 0 + 1) / 3, (0 + 1 + 1) / 3])
+    assert steps[0] == pytest.approx([2 / 3, 1 / 3])
+    assert np.allclose(steps[1:], [1, 0])
+
+
+def test_a_map_puts_each_state_in_its_place_and_leaves_gaps_blank() -> None:
+    world = make_world(GymnasiumOptions(env="FrozenLake-v1", options={"map_name": "4x4", "is_slippery": False}))
+    assert world.layout is not None
+    page = on_page(world.mdp, world.layout, world.mdp.states.astype(float))
+    assert page.shape == (4, 4)
+    assert np.array_equal(page[np.isfinite(page)], np.sort(world.mdp.states))
+    assert page[3, 3] == 15, "the present, lower right"
+    figure = Figure()
+    axes = figure.subplots()
+    map_or_line(figure, axes, world, np.arange(world.mdp.num_states, dtype=float), "rewards")
+    assert axes.get_ylim() == (3.5, -0.5), "its first row is on top"
+    grid = make_world(IcyGridOptions(size=3))
+    axes = figure.subplots()
+    map_or_line(figure, axes, grid, np.arange(9.0), "rewards")
+    assert axes.get_ylim() == (-0.5, 2.5), "the course's first row is at the bottom"
+
+
+def test_worlds_that_are_no_grids_are_drawn_by_number(tmp_path: Path) -> None:
+    world = make_world(GymnasiumOptions(env=newest("Taxi")))
+    assert world.layout is None
+    figure = Figure()
+    axes = figure.subplots()
+    map_or_line(figure, axes, world, world.mdp.rewards.mean(axis=1), "rewards")
+    (line,) = axes.lines
+    assert np.array_equal(line.get_xdata(), world.mdp.states)
+    draw_rewards(tmp_path / "rewards.png", world, {"expert": None, "learned": world.mdp.rewards})
+    curve = [{"objective": 2.0, "largest_gradient": 1.0}, {"objective": 1.0, "largest_gradient": 0.0}]
+    draw_convergence(tmp_path / "curve.png", curve)
+    assert all((tmp_path / name).stat().st_size > 5000 for name in ("rewards.png", "curve.png"))
+
+
+def test_a_policy_of_a_world_that_is_no_grid_stands_under_the_environment_s_numbers() -> None:
+    mdp = make_world(GymnasiumOptions(env=newest("Taxi"))).mdp
+    policy = np.random.default_rng(0).dirichlet(np.ones(6), mdp.num_states)
+    page = by_number(mdp, policy)
+    assert page.shape == (6, 500)
+    acting = np.flatnonzero(~mdp.terminal)
+    assert np.array_equal(page[:, mdp.states[acting]].T, policy[acting])
+    assert np.isnan(page).all(axis=0).sum() == 500 - len(acting), "blank where none can be, or nothing is done"
+
+
+def margins(picture: Path) -> np.ndarray:
+    """The outermost pixels."""
+    pixels = imread(picture)[:, :, :3]
+    return np.concatenate([pixels[0], pixels[-1], pixels[:, 0], pixels[:, -1]])
+
+
+def test_nothing_of_a_picture_is_cut_off_whatever_the_shape_of_the_map(tmp_path: Path) -> None:
+    for world in (
+        make_world(GymnasiumOptions(env=newest("CliffWalking"))),  # 4 × 12
+        make_world(IcyGridOptions(size=60)),
+        make_world(GymnasiumOptions(env=newest("Taxi"))),
+    ):
+        uniform = np.full((world.mdp.num_states, world.mdp.num_actions), 1 / world.mdp.num_actions)
+        numbers = np.arange(world.mdp.num_states, dtype=float) * 1e3
+        draw_policies(tmp_path / "policy.png", world, {"expert policy": uniform, "learned policy": uniform})
+        draw_rewards(tmp_path / "rewards.png", world, {"expert": world.mdp.rewards, "learned": numbers})
+        draw_visits(tmp_path / "visits.png", world, {"demonstrated": numbers, "policy": numbers})
+        for name in ("policy.png", "rewards.png", "visits.png"):
+            assert np.all(margins(tmp_path / name) == 1), f"{name} is white at its edges"
+
+
+def test_the_largest_and_the_smallest_number_of_a_line_are_seen_whole() -> None:
+    world = make_world(GymnasiumOptions(env=newest("Taxi")))
+    axes = Figure().subplots()
+    map_or_line(axes.figure, axes, world, np.linspace(0, 2, world.mdp.num_states), "visits", limits=(0.0, 2.0))
+    low, high = axes.get_ylim()
+    assert low < 0
+    assert high > 2
+
+
+def test_an_end_in_a_corner_of_a_large_map_is_marked_in_full_and_explained() -> None:
+    world = make_world(IcyGridOptions(size=100))
+    axes = Figure().subplots()
+    map_or_line(axes.figure, axes, world, np.zeros(10_000), "rewards")
+    (mark,) = axes.lines
+    assert mark.get_xydata().tolist() == [[99, 99]]
+    assert not mark.get_clip_on()
+    assert mark.get_markersize() >= 5, "points, whatever the size of the map"
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["ends an episode"]
+    assert (axes.get_xlabel(), axes.get_ylabel()) == ("x", "y")

@@ -1,0 +1,264 @@
+"""The reward for mathematical answers: where the answer is, what is exact, what is refused."""
+
+import warnings
+
+import pytest
+
+from posttrain.rewards.maths import symbolic as maths_slowly
+from posttrain.rewards.maths.math_reward import MathsOutcome, MathsReward, answer_in, last_boxed
+from posttrain.rewards.maths.math_verify_guards import as_asked, other_letters, refused, tower, without_dollars
+from posttrain.rewards.maths.symbolic import ComparisonResult, Question
+from tests.support.timing import LINEAR, time_ratio
+
+CORRECT, WRONG, REFUSED = MathsOutcome.CORRECT, MathsOutcome.WRONG, MathsOutcome.REFUSED
+QUICK = MathsReward(symbolic=False)
+
+
+def outcome(text: str, gold: object, *, finish: str = "stop") -> tuple[float | None, str]:
+    (graded,) = QUICK(completions=[text], finish_reasons=[finish], answer=[gold])
+    return graded
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (r"<think>\boxed{1}</think> so \boxed{2} and \boxed{3}", "3"),
+        (r"\boxed{\frac{1}{2}} <answer>5</answer>", r"\frac{1}{2}"),
+        (r"\boxed{1} then \boxed{2", "1"),
+        (r"\boxed {7}", "7"),
+        (r"\boxed{\{1, 2\}}", r"\{1, 2\}"),
+        (r"\boxed{a\}b}", r"a\}b"),
+        ("<answer>4</answer> <answer>5</answer> 6", "5"),
+        ("it is 3, or rather -4.5", "-4.5"),
+        ("about 1,234 of them", "1,234"),
+        ("half: 1/2", "1/2"),
+        ("<think>9</think>", None),
+        (r"<think>so \boxed{5} and", None),
+        ("4 <think>or 5", "4"),
+        ("no number", None),
+        ("", None),
+    ],
+)
+def test_where_the_answer_is(text: str, expected: str | None) -> None:
+    assert answer_in(text) == expected
+
+
+@pytest.mark.parametrize(
+    ("answer", "gold", "expected"),
+    [
+        ("5", "5", CORRECT),
+        ("5.0", "5", CORRECT),
+        ("x = 5", "5", CORRECT),
+        ("5", "x=5", CORRECT),
+        (r"\frac{3}{4}", "0.75", CORRECT),
+        ("0.3333", "1/3", WRONG),
+        ("0.50000049", "0.5", WRONG),
+        (r"100\%", "100", WRONG),
+        (r"100\%", "1", CORRECT),
+        ("9=5", "5", REFUSED),
+        ("1=2=5", "5", REFUSED),
+        ("x=4=5", "5", REFUSED),
+        ("5 = x", "5", REFUSED),
+        ("x > 5", "5", REFUSED),
+        ("5, 6", "5", WRONG),
+        (r"5 \text{ or } 6", "5", REFUSED),
+        (r"\pm 5", "5", REFUSED),
+        ("9^{9^{9^{9}}}", "5", REFUSED),
+        ("2^{99999}", "5", REFUSED),
+        ("99999!", "5", REFUSED),
+        ("5" * 2000, "5", REFUSED),
+    ],
+)
+def test_what_an_answer_earns(answer: str, gold: str, expected: MathsOutcome) -> None:
+    assert outcome(rf"\boxed{{{answer}}}", gold) == (float(expected is CORRECT), expected)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("it is 12", None),  # the next token could have been a digit
+        (r"it is \boxed{12", None),
+        (r"it is \boxed{12} which", "12"),
+        ("<answer>12</answer> 1", "12"),
+    ],
+)
+def test_of_a_text_that_was_cut_off_no_last_number_is_read(text: str, expected: str | None) -> None:
+    assert answer_in(text, cut_off=True) == expected
+
+
+@pytest.mark.parametrize(
+    ("answer", "gold"),
+    [
+        (r"x ≈ \sqrt{2}", r"\sqrt{2}"),
+        (r"\sqrt{2} \mod 3", r"\sqrt{2}"),
+        (r"\sqrt{2} $ 3", r"\sqrt{2}"),
+        (r"[\sqrt{2}, \sqrt{2}]", r"\sqrt{2}"),
+        (r"\{\sqrt{2}\}", r"\sqrt{2}"),
+        (r"\sqrt{2}", r"\{\sqrt{2}\}"),
+        (r"0.3\ldots", "0.3"),
+        (r"3 \boxed x+1", "x+1"),
+        (r"\sqrt{2} e 3", r"\sqrt{2}"),
+        (r"5 \text{ m}", r"5 \text{ cm}"),
+        ("5 m", "5 cm"),
+        (r"\sqrt{2} \text{vs} {\sqrt{3}}", r"\sqrt{2}"),
+        (r"\sqrt{2} \text{maybe} {3}", r"\sqrt{2}"),
+        (r"\sqrt{2} \text{3}", r"\sqrt{2}"),
+        ("9^{9^{9}}", "x^2"),
+        ("e^{x^{y^z}}", "e^{x^2}"),
+        ("2^{9999}", r"\sqrt{2}"),
+        ("(10^6)!", r"\sqrt{2}"),
+        ("((9!)!)!", r"\sqrt{2}"),
+        ("(" * 12 + r"\sqrt{2}" + ")" * 12, r"\sqrt{2}"),
+    ],
+)
+def test_what_math_verify_would_take_or_not_come_back_from_is_refused(answer: str, gold: str) -> None:
+    assert refused(answer, gold)
+
+
+@pytest.mark.parametrize(
+    ("answer", "gold"),
+    [
+        ("y^3 x^2", "x^2 y^3"),
+        ("e^{x^2}", "e^{x^{2}}"),
+        ("4^{1012}", "2^{2024}"),
+        (r"x_1 = \sqrt{2}", r"\sqrt{2}"),
+        (r"\theta = \sqrt{2}", r"\sqrt{2}"),
+        (r"1{,}234\sqrt{2}", r"1234\sqrt{2}"),
+        (r"\sqrt{2} \text{ cm}^2", r"\sqrt{2}"),
+        (r"5 \text{ hours}", r"5 \text{ hour}"),
+        (r"3 \cdot 4", "12"),
+        (r"\text{yes}", r"\text{yes}"),
+        (r"(\sqrt{2}, 1)", r"(1, \sqrt{2})"),
+        (r"1, 2, \ldots, n", r"1, 2, \ldots, n"),
+        ("(n+1)!", "(n+1) n!"),
+        ("(" * 11 + r"\sqrt{2}" + ")" * 11, r"\sqrt{2}"),
+    ],
+)
+def test_what_may_be_right_is_asked_about(answer: str, gold: str) -> None:
+    assert not refused(answer, gold)
+    assert not other_letters(answer, gold)
+
+
+def test_letters_that_the_gold_answer_lacks_are_no_units() -> None:
+    assert other_letters("2x d", "2x")
+    assert other_letters(r"\text{yes} d", r"\text{yes}")
+    assert not other_letters("y = 2x", "2x")
+    assert not other_letters(r"\sqrt{2} d", r"\sqrt{2}")  # a gold value may have been asked for in days
+    assert not other_letters(r"\mathbb{R}", r"(-\infty, \infty)")
+
+
+@pytest.mark.parametrize(
+    ("text", "height"),
+    [
+        ("5", 0),
+        ("x^2 y^3", 1),
+        ("e^x e^y", 1),
+        ("e^{x^2}", 2),
+        ("9^9^9", 2),
+        ("9^{9^{9^9}}", 3),
+        (r"9^{\left(9^{9}\right)}", 2),
+        (r"9^\left(9^9\right)", 2),
+        ("9**9**9", 2),
+        ("(9^9)^9", 1),
+        ("9^(9^9)", 2),
+    ],
+)
+def test_how_many_powers_stand_on_each_other(text: str, height: int) -> None:
+    assert tower(text) == height
+
+
+def test_how_math_verify_is_asked() -> None:
+    assert as_asked("1.50x + .5") == r"\frac{150}{100}x + \frac{5}{10}"
+    assert as_asked(r"45\degree, 45^\degree, 45°") == r"45^\circ, 45^\circ, 45^\circ"
+    assert as_asked("5.") == "5."
+    assert as_asked("1.2.3") == "1.2.3"
+    assert without_dollars(r"$$\sqrt{2}$$") == r"\sqrt{2}"
+    assert without_dollars(r"\$5x") == "5x"
+    assert without_dollars("$1$ and 2") == "$1$ and 2"
+
+
+def test_what_is_missing_has_a_name() -> None:
+    assert outcome("", "5") == (0.0, MathsOutcome.NO_ANSWER)
+    assert outcome("well", "5", finish="length") == (0.0, MathsOutcome.TRUNCATED)
+    assert outcome("5", None) == (None, MathsOutcome.NO_GOLD)
+    assert outcome(r"\boxed{\sqrt{2}}", "2") == (0.0, MathsOutcome.UNREADABLE)
+
+
+def test_a_gold_answer_that_cannot_be_read_is_not_scored_and_named_once() -> None:
+    gold = r"\sqrt{777}"
+    with pytest.warns(UserWarning, match=r"sqrt\{777\}.*not scored"):
+        assert outcome("5", gold) == (None, MathsOutcome.NO_GOLD)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        outcome("5", gold)
+
+
+def test_ground_truth_is_another_name_of_the_column() -> None:
+    (graded,) = QUICK(completions=["5"], finish_reasons=["stop"], ground_truth=[5])
+    assert graded == (1.0, CORRECT)
+
+
+@pytest.mark.parametrize("piece", [r"\boxed{", "{", "<answer>", "1,", "\\", "-"])
+def test_hostile_text_takes_linear_time(piece: str) -> None:
+    assert time_ratio(lambda text: outcome(text, "5"), piece) < LINEAR
+    assert last_boxed(piece * 1000) is None
+
+
+SLOW = MathsReward(cpu_seconds=1.0)
+
+
+@pytest.mark.parametrize(
+    ("answer", "gold", "expected"),
+    [
+        (r"\sqrt{8}", r"2\sqrt{2}", CORRECT),
+        ("x^2+2x+1", "(x+1)^2", CORRECT),
+        (r"\frac{\pi}{2}", r"\pi/2", CORRECT),
+        (r"x+\sqrt{3}", r"\sqrt{3}+x", CORRECT),
+        ("x", "y", WRONG),
+        (r"\sqrt{7}", r"\sqrt{8}", WRONG),
+        (r"(-\infty, 2)", r"(-\infty, 2]", WRONG),
+        ("2^{10}", "1024", CORRECT),
+        ("1.4142135623730951", r"\sqrt{2}", WRONG),
+        (r"(1.41421356, 1)", r"(\sqrt{2}, 1)", WRONG),
+        ("1.5x", r"\frac{3}{2}x", CORRECT),
+        (r"45\degree", r"45^\circ", CORRECT),
+        ("x^2y^3", "y^3x^2", CORRECT),
+    ],
+)
+def test_what_is_no_plain_number_is_compared_in_the_sandbox(answer: str, gold: str, expected: MathsOutcome) -> None:
+    (found,) = SLOW(completions=[rf"\boxed{{{answer}}}"], finish_reasons=["stop"], answer=[gold])
+    assert found == (float(expected is CORRECT), expected)
+
+
+def test_a_comparison_that_does_not_end_is_killed_and_the_others_of_its_process_are_answered() -> None:
+    endless = r"\boxed{x^{999}+(x+1)^{998}-(x-1)^{997}\cdot(x+2)^{996}}"  # expanding it takes longer than anybody waits
+    texts = [r"\boxed{\sqrt{8}}", endless, r"\boxed{\sqrt{18}}"]
+    golds = [r"2\sqrt{2}", r"(x^{333}+1)^{3}+(x+1)^{998}+1", r"3\sqrt{2}"]
+    found = SLOW(completions=texts, finish_reasons=["stop"] * 3, answer=golds)
+    assert [found[0], found[2]] == [(1.0, CORRECT)] * 2
+    assert found[1] in [(0.0, MathsOutcome.TIME_LIMIT), (0.0, WRONG)]
+
+
+def test_of_questions_that_share_a_process_only_the_one_that_hangs_or_crashes_is_lost(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    source = """
+import os
+def compare(gold, answer):
+    while answer == "hang":
+        pass
+    if answer == "crash":
+        os.abort()
+    return "same" if gold == answer else "different"
+"""
+    monkeypatch.setattr(maths_slowly, "SOURCE", source)
+    asked = [Question("a", answer) for answer in ("a", "hang", "b", "crash", "a", "c")]
+    said = maths_slowly.compare(asked, cpu_seconds=0.3)
+    assert said == [
+        ComparisonResult.SAME,
+        ComparisonResult.TIME_LIMIT,
+        ComparisonResult.DIFFERENT,
+        ComparisonResult.UNREADABLE,
+        ComparisonResult.SAME,
+        ComparisonResult.DIFFERENT,
+    ]

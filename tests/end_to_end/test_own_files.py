@@ -1,0 +1,269 @@
+"""An algorithm and a task from a file of the user's own: chosen, checked, printed and run as the package's own are."""
+
+import json
+from pathlib import Path
+
+import pytest
+from tests.end_to_end.runs import metrics_of, save_tiny_model
+
+from posttrain.algorithms.losses import ClipRange
+from posttrain.algorithms.table import KlTerm, build_algorithm
+from posttrain.cli import main
+from posttrain.config import Config, as_recipe, build, load_recipe
+from posttrain.config.recipes import RecipeLayer, parse_yaml
+from posttrain.errors import UserError
+from posttrain.tasks.task_registry import load_task
+
+MINE = '''
+from typing import Annotated, Literal
+import torch
+from posttrain.algorithms import Algorithm, KlTerm, grpo
+from posttrain.errors import UserError
+from posttrain.rewards.function import reward_function
+
+made = []
+
+def narrow(*, width: float = 0.1, side: Literal["low", "high"] = "low", kl: KlTerm | None = None, free=3, base=grpo):
+    """A clip of one width."""
+    if width > 1:
+        raise UserError(f"width = {width}: use at most 1")
+    made.append(free)
+    return base(clip_low=width, clip_high=width, kl=kl)
+
+def pulled(*, kl: KlTerm | None = KlTerm(coefficient=0.5, estimator="k1")):
+    return grpo(kl=kl)
+
+def no_algorithm():
+    return 5
+
+def by_position(width, /):
+    return grpo()
+
+def of_a_tensor(*, weights: torch.Tensor):
+    return grpo()
+
+def of_no_known_type(*, width: "Width" = 1):
+    return grpo()
+
+def called_by_name(*, name: str = "x"):
+    return grpo()
+
+def says(completions, want, **columns):
+    return [float(letter in text) for text, letter in zip(completions, want)]
+
+class Letters:
+    """Say a letter."""
+
+    name = "letters"
+    closing_tags = ()
+
+    def __init__(self, renderer, *, seed, letters: str = "abc", size: int = 4, level=None):
+        if size < 1:
+            raise UserError(f"size = {size}: use >= 1")
+        self.renderer, self.seed, self.letters, self.size, self.level = renderer, seed, letters, size, level
+        self.reward_functions = (reward_function(says),)
+
+    def one(self, number):
+        letter = self.letters[number % len(self.letters)]
+        return self.renderer.render(f"Say {letter}.", id=f"letter/{number}", prefill="", columns={"want": letter})
+
+    def prompts(self, step, draws):
+        return [self.one(10 * step + draw + self.seed) for draw in draws]
+
+    def held_out(self):
+        return [self.one(number) for number in range(self.size)]
+
+    def longest_prompts(self):
+        return self.held_out()
+
+    def statistics(self, groups):
+        return {}
+
+    def found(self, prompt, completion):
+        return False
+
+class Bare:
+    name = "bare"
+
+    def __init__(self, renderer, *, seed):
+        pass
+
+class WithoutSeed:
+    def __init__(self, renderer, size=1):
+        pass
+'''
+
+
+@pytest.fixture(autouse=True)
+def in_a_folder_with_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("mine.py").write_text(MINE)
+
+
+def from_text(text: str) -> Config:
+    sections = parse_yaml(text)
+    assert isinstance(sections, dict)
+    return build(Config, [RecipeLayer(where="test", sections=sections)])
+
+
+def resolved(capsys: pytest.CaptureFixture[str], *argv: str) -> dict:
+    assert main(["config", *argv]) == 0
+    sections = parse_yaml(capsys.readouterr().out)
+    assert isinstance(sections, dict)
+    return sections
+
+
+def test_the_signature_of_the_function_is_the_schema_of_the_section() -> None:
+    config = from_text("algorithm: {path: 'mine.py:narrow', width: 0.3, kl: {coefficient: 1}}")
+    kl = {"coefficient": 1.0, "estimator": "k3", "place": "loss"}
+    # `base` is none of the options: its default is a function, which no recipe can say.
+    spelled = {"path": "mine.py:narrow", "width": 0.3, "side": "low", "kl": kl, "free": 3}
+    assert config.algorithm == spelled
+    built = build_algorithm(config.algorithm)
+    assert (built.clip, built.kl) == (ClipRange(low=0.3, high=0.3), KlTerm(coefficient=1.0))
+    pulled = from_text("algorithm: 'mine.py:pulled'").algorithm
+    assert pulled["kl"] == {"coefficient": 0.5, "estimator": "k1", "place": "loss"}
+    assert build_algorithm(pulled).kl == KlTerm(coefficient=0.5, estimator="k1")
+    assert build_algorithm({"path": "mine.py:pulled", "kl": None}).kl is None
+
+
+def test_recipe_flags_and_python_say_the_same_and_the_printed_recipe_says_it_again(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    recipe = "{algorithm: {path: 'mine.py:narrow', width: 0.3, free: [1, x]}, task: {path: 'mine.py:Letters', size: 2}}"
+    config = from_text(recipe)
+    Path("recipe.yaml").write_text(recipe)
+    assert config.task == {"path": "mine.py:Letters", "letters": "abc", "size": 2, "level": None}
+    flags = "--algorithm.path mine.py:narrow --algorithm.width 0.3 --algorithm.free [1,x]"
+    by_flags = resolved(capsys, *flags.split(), "--task.path=mine.py:Letters", "--task.size", "2")
+    assert by_flags == resolved(capsys, "recipe.yaml") == parse_yaml(as_recipe(config))
+    algorithm = {"path": "mine.py:narrow", "width": 0.3, "free": [1, "x"]}
+    assert load_recipe(algorithm=algorithm, task={"path": "mine.py:Letters", "size": 2}) == config
+    assert Config(algorithm=algorithm, task={"path": "mine.py:Letters", "size": 2}) == config
+    assert load_recipe(algorithm="mine.py:narrow") == from_text("algorithm: {path: 'mine.py:narrow'}")
+    assert from_text(as_recipe(config)) == config
+
+
+def test_choosing_another_one_starts_its_options_afresh(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("own.yaml").write_text("{algorithm: {path: 'mine.py:narrow', width: 0.3}, task: 'mine.py:Letters'}")
+    Path("named.yaml").write_text("{algorithm: {name: grpo, clip_low: 0.1}, task: {name: dataset, path: rows.jsonl}}")
+    to_named = resolved(capsys, "own.yaml", "--algorithm.name", "grpo", "--task.name", "countdown")
+    assert to_named["algorithm"] == Config().algorithm
+    assert to_named["task"]["name"] == "countdown"
+    to_own = resolved(capsys, "named.yaml", "--algorithm.path", "mine.py:narrow", "--task.path", "mine.py:Letters")
+    assert to_own["algorithm"]["width"] == 0.1
+    assert to_own["task"] == {"path": "mine.py:Letters", "letters": "abc", "size": 4, "level": None}
+    # The rows of a dataset are a path too, and no other task.
+    assert resolved(capsys, "named.yaml", "--task.path", "other.jsonl")["task"]["name"] == "dataset"
+
+
+MISTAKES = {
+    "an unknown option": ("algorithm: {path: 'mine.py:narrow', widht: 1}", "algorithm.widht: no such field.  Did you"),
+    "a wrong type": ("algorithm: {path: 'mine.py:narrow', width: x}", "algorithm.width = 'x' should be a number"),
+    "a wrong choice": (
+        "algorithm: {path: 'mine.py:narrow', side: lo}",
+        "should be 'low' or 'high'.  Did you mean `low`?",
+    ),
+    "a rule of its own": ("algorithm: {path: 'mine.py:narrow', width: 2}", "algorithm: width = 2.0: use at most 1"),
+    "a missing file": ("algorithm: {path: 'other.py:narrow'}", "algorithm: other.py: no such file."),
+    "a missing name": ("algorithm: {path: 'mine.py:narow'}", "mine.py has no function `narow`. Did you mean `narrow`?"),
+    "no name": ("algorithm: {path: mine.py}", "algorithm.path = mine.py is not FILE.py:FUNCTION, such as"),
+    "a class": ("algorithm: {path: 'mine.py:Letters'}", "algorithm: mine.py:Letters is a class and no function"),
+    "what returns no algorithm": (
+        "algorithm: 'mine.py:no_algorithm'",
+        "mine.py:no_algorithm returned 5 (int); return a",
+    ),
+    "parameters by position": (
+        "algorithm: 'mine.py:by_position'",
+        "cannot be called as (**options): missing a required",
+    ),
+    "a type without words": (
+        "algorithm: 'mine.py:of_a_tensor'",
+        "of_a_tensor has an option of a type that no recipe can",
+    ),
+    "a name without meaning": ("algorithm: 'mine.py:of_no_known_type'", "name 'Width' is not defined"),
+    "an option called name": ("algorithm: 'mine.py:called_by_name'", "a recipe chooses by `name`"),
+    "both": (
+        "algorithm: {name: grpo, path: 'mine.py:narrow'}",
+        "algorithm has either a name or a path, and is given both",
+    ),
+    "an option of a task": (
+        "task: {path: 'mine.py:Letters', sise: 2}",
+        "task.sise: no such field.  Did you mean `size`?",
+    ),
+    "a type of a task": ("task: {path: 'mine.py:Letters', size: x}", "task.size = 'x' should be a whole number"),
+    "what a task is given": ("task: {path: 'mine.py:Letters', seed: 2}", "task.seed: no such field"),
+    "a missing class": (
+        "task: {path: 'mine.py:Leters'}",
+        "task: mine.py has no class `Leters`. Did you mean `Letters`?",
+    ),
+    "a function": ("task: {path: 'mine.py:narrow'}", "task: mine.py:narrow is a function and no class"),
+    "a class without seed": (
+        "task: {path: 'mine.py:WithoutSeed'}",
+        "cannot be called as (renderer, *, seed, **options)",
+    ),
+    "rows without the name": ("task: {path: rows.jsonl}", "For rows of a file give task.name = dataset as well."),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_is_told_as_for_what_comes_with_the_package(mistake: str, capsys: pytest.CaptureFixture[str]) -> None:
+    recipe, says = MISTAKES[mistake]
+    Path("recipe.yaml").write_text(recipe)
+    assert main(["config", "recipe.yaml"]) == 2
+    told = capsys.readouterr().err
+    assert says in told
+    assert told.startswith("posttrain: recipe.yaml: ")
+    assert "Traceback" not in told
+
+
+def test_the_help_shows_the_options_of_ones_own(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["rl", "--algorithm.path", "mine.py:narrow", "--task.path", "mine.py:Letters", "--help"]) == 0
+    words = " ".join(capsys.readouterr().out.replace("│", " ").split())
+    for says in (
+        "A clip of one width.",
+        "--algorithm.width FLOAT (default: 0.1)",
+        "--algorithm.free VALUE (default: 3)",
+    ):
+        assert says in words
+    for says in ("--algorithm.kl.coefficient", "Say a letter.", "--task.letters STR (default: abc)"):
+        assert says in words
+    assert "--task.seed" not in words
+
+
+class Renderer:
+    """What a task renders with, of no use here."""
+
+    def render(self, *arguments: object, **named: object) -> None: ...
+
+
+def test_a_class_that_is_no_task_is_told_what_it_lacks() -> None:
+    with pytest.raises(UserError, match=r"task: mine\.py:Bare lacks .*held_out, .*prompts, reward_functions"):
+        load_task({"path": "mine.py:Bare"}, Renderer(), seed=0, prompts_per_step=1)
+    with pytest.raises(UserError, match=r"task: size = 0: use >= 1"):
+        load_task({"path": "mine.py:Letters", "size": 0}, Renderer(), seed=0, prompts_per_step=1)
+    with pytest.raises(UserError, match=r"rows: the task is mine\.py:Letters, which makes its own prompts"):
+        load_task({"path": "mine.py:Letters"}, Renderer(), seed=0, prompts_per_step=1, rows=[{"prompt": "x"}])
+    made = load_task({"path": "mine.py:Letters", "size": 3}, Renderer(), seed=7, prompts_per_step=1)
+    assert (made.seed, made.size, made.name) == (7, 3, "letters")
+
+
+def test_a_run_with_both_can_be_planned_and_its_saved_recipe_runs_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    save_tiny_model(tmp_path / "model")
+    sections = {
+        "model": {"path": "model"},
+        "task": {"path": "mine.py:Letters", "letters": "xy"},
+        "algorithm": {"path": "mine.py:narrow", "width": 0.5},
+        "rollout": {"prompts_per_step": 2, "group_size": 2, "max_completion_tokens": 6},
+        "evaluation": {"samples": 1, "brief_problems": 2},
+        "run": {"folder": "first", "num_steps": 1, "threads": 1},
+    }
+    Path("recipe.yaml").write_text(json.dumps(sections))
+    assert main(["rl", "recipe.yaml", "--dry-run"]) == 0
+    assert "letters, 4 held-out problems" in capsys.readouterr().out
+    assert main(["rl", "recipe.yaml"]) == 0
+    assert "path: mine.py:Letters" in Path("first/config.yaml").read_text()
+    assert main(["rl", "first/config.yaml", "--run.folder", "again"]) == 0
+    assert metrics_of(Path("first")) == metrics_of(Path("again"))

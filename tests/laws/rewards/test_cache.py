@@ -1,0 +1,381 @@
+"""Nothing is asked twice, nothing that went wrong is remembered, and no file makes a score out of nothing."""
+
+import math
+import sqlite3
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+
+from posttrain.errors import RunError, UserError
+from posttrain.options.grading import GradingOptions
+from posttrain.options.reward import RewardOptions
+from posttrain.options.sandbox import SandboxOptions
+from posttrain.records import Finish, Group
+from posttrain.rewards.code.code_reward import CodeReward
+from posttrain.rewards.grading import score_cache as cache
+from posttrain.rewards.grading.answers import Score
+from posttrain.rewards.grading.function import RewardFunction
+from posttrain.rewards.grading.grade import grade, reward_function
+from posttrain.rewards.grading.resources import default_resources
+from posttrain.rewards.grading.score_cache import Cache, may_be_cached
+from posttrain.rewards.judge.judge_reward import JudgeReward
+from posttrain.rewards.maths.math_reward import MathsReward
+from posttrain.rewards.reward_registry import load_reward
+from tests.support.reward_rows import CHAT, group
+from tests.support.worker_rows import function_of
+
+# What was asked is in ASKED of the function's module, which lives in the test's own process.
+SOURCE = """
+from posttrain.rewards.function import ScoringFailure
+from posttrain.rewards.graded import Graded
+from enum import StrEnum
+
+class How(StrEnum):
+    FINE = "fine"
+
+ASKED = []
+
+def one(response, answer=None, base=None, finish_reason=None, prompt=None):
+    ASKED.append(response)
+    if response == "none":
+        return None
+    return ScoringFailure("error 500") if response == "fail" else Graded(0.1 * len(response), How.FINE)
+
+def many(completions, **columns):
+    ASKED.extend(completions)
+    return [0.1 * len(text) for text in completions]
+
+def bare(completions):
+    ASKED.extend(completions)
+    return [1.0 for text in completions]
+
+def raises(response):
+    ASKED.append(response)
+    return 1 / 0
+"""
+
+
+@pytest.fixture(autouse=True)
+def afresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr("posttrain.rewards.grading.grade.RETRY_WAITS_SECONDS", (0.0, 0.0))
+    default_resources().close()
+    yield
+    default_resources().close()
+
+
+def asked(function: RewardFunction) -> list[str]:
+    """What the function was asked since this was last looked at."""
+    seen: list[str] = function.call.__globals__["ASKED"]
+    said = list(seen)
+    seen.clear()
+    return said
+
+
+@pytest.mark.parametrize("name", ["one", "many"])
+def test_a_completion_is_asked_about_once_in_a_batch_and_never_again(tmp_path: Path, name: str) -> None:
+    function = function_of(tmp_path, SOURCE, name, cache=True)
+    groups = [group(["a", "bb", "a"]), group(["ccc", "bb", "a"])]
+    groups[0] = with_finish(groups[0])
+    groups[1] = replace(with_finish(groups[1]), prompt=groups[0].prompt)
+    first = grade(groups, [function])
+    assert asked(function) == ["a", "bb", "ccc"]
+    assert first.num_cached == 3
+    second = grade(groups, [function])
+    assert asked(function) == []
+    assert second.num_cached == 6
+    assert second.scores.tolist() == first.scores.tolist() == [[[0.1, 0.2, 0.1], [0.1 * 3, 0.2, 0.1]]]
+    assert second.outcomes == first.outcomes
+
+
+def with_finish(group_: Group) -> Group:
+    """The group with rollouts that differ in their text alone."""
+    alike = (replace(rollout, finish=Finish.STOP, tokens=(1, 2)) for rollout in group_.rollouts)
+    return replace(group_, rollouts=tuple(alike))
+
+
+def test_without_the_promise_or_with_no_room_nothing_is_remembered(tmp_path: Path) -> None:
+    groups = [with_finish(group(["a", "a"]))]
+    for options, grading in (({}, GradingOptions()), ({"cache": True}, GradingOptions(cache_entries=0))):
+        function = function_of(tmp_path, SOURCE, "one", **options)
+        for _ in range(2):
+            assert grade(groups, [function], grading=grading).num_cached == 0
+        assert asked(function) == ["a"] * 4
+
+
+DIFFERENT = {
+    "text": lambda each: replace(each, rollouts=(replace(each.rollouts[0], text="b"),)),
+    "finish": lambda each: replace(each, rollouts=(replace(each.rollouts[0], finish=Finish.LENGTH),)),
+    "prompt": lambda each: replace(each, prompt=replace(each.prompt, text="2 + 2?")),
+    "messages": lambda each: replace(each, prompt=replace(each.prompt, messages=CHAT)),
+    "prefill": lambda each: replace(each, prompt=replace(each.prompt, prefill="1 + 1?")),
+    "column": lambda each: replace(each, prompt=replace(each.prompt, columns={"answer": 2})),
+    "type of a column": lambda each: replace(each, prompt=replace(each.prompt, columns={"answer": 1.0})),
+    "bool for a number": lambda each: replace(each, prompt=replace(each.prompt, columns={"answer": True})),
+    "missing column": lambda each: replace(each, prompt=replace(each.prompt, columns={})),
+}
+
+
+@pytest.mark.parametrize("what", DIFFERENT)
+@pytest.mark.parametrize("name", ["one", "many"])
+def test_whatever_a_function_is_told_tells_rows_apart(tmp_path: Path, name: str, what: str) -> None:
+    function = function_of(tmp_path, SOURCE, name, cache=True)
+    row = with_finish(group(["a"], columns={"answer": 1}))
+    grade([row], [function])
+    asked(function)
+    assert grade([row], [function]).num_cached == 1
+    assert grade([DIFFERENT[what](row)], [function]).num_cached == 0
+    assert len(asked(function)) == 1
+
+
+def test_what_a_function_is_not_told_tells_no_rows_apart(tmp_path: Path) -> None:
+    row = with_finish(group(["a"], columns={"answer": 1}))
+    others = replace(row, prompt=replace(row.prompt, columns={"answer": 2, "more": 3}))
+    retokenised = replace(row, rollouts=(replace(row.rollouts[0], tokens=(7,)),))
+    bare = function_of(tmp_path, SOURCE, "bare", cache=True)
+    grade([row], [bare])
+    assert grade([others], [bare]).num_cached == grade([retokenised], [bare]).num_cached == 1
+    # One that takes everything is told the token ids too.
+    many = function_of(tmp_path, SOURCE, "many", cache=True)
+    grade([row], [many])
+    assert grade([retokenised], [many]).num_cached == 0
+
+
+def test_another_rewards_score_that_a_function_looks_at_tells_rows_apart(tmp_path: Path) -> None:
+    function = function_of(tmp_path, SOURCE, "one", cache=True, of="length")
+    row = with_finish(group(["a"]))
+    for value, known in ((1.0, 0), (2.0, 0), (1.0, 1)):
+        other = reward_function(lambda completions, value=value: [value for _ in completions], name="length")
+        assert grade([row], [function, other]).num_cached == known
+
+
+def test_failures_and_mistakes_are_asked_about_again_and_none_is_remembered(tmp_path: Path) -> None:
+    function = function_of(tmp_path, SOURCE, "one", cache=True)
+    groups = [with_finish(group(["fail", "none", "fail"]))]
+    grading = GradingOptions(max_failure_share=1.0)
+    first = grade(groups, [function], grading=grading)
+    assert asked(function) == ["fail", "none", "fail", "fail"]  # the equal one shares the fate of the first
+    assert (first.num_failures, first.num_cached) == (2, 1)
+    second = grade(groups, [function], grading=grading)
+    assert asked(function) == ["fail"] * 3
+    assert second.scores.isnan().all()
+    raises = function_of(tmp_path, SOURCE, "raises", cache=True)
+    for _ in range(2):
+        assert grade(groups, [raises], on_error="none", grading=grading).num_failures == 3
+        assert asked(raises) == ["fail", "none"]
+
+
+def test_a_changed_file_another_function_and_other_options_have_scores_of_their_own(tmp_path: Path) -> None:
+    row = [with_finish(group(["a"], columns={"answer": "a"}))]
+    grade(row, [function_of(tmp_path, SOURCE, "many", cache=True)])
+    assert grade(row, [function_of(tmp_path, SOURCE, "bare", cache=True)]).num_cached == 0
+    changed = function_of(tmp_path, SOURCE.replace("0.1", "0.7"), "many", cache=True)
+    grades = grade(row, [changed])
+    assert (grades.num_cached, grades.scores.item()) == (0, 0.7)
+    maths = [load_reward(RewardOptions(name="maths", options=options)) for options in ({}, {"symbolic": False})]
+    numbers = [with_finish(group(["3"], columns={"answer": "3"}))]
+    assert [grade(numbers, [each]).num_cached for each in (*maths, *maths)] == [0, 0, 1, 1]
+
+
+def test_workers_are_not_asked_about_what_is_known(tmp_path: Path) -> None:
+    function = function_of(tmp_path, SOURCE, "one", cache=True, workers=1)
+    groups = [with_finish(group(["a", "bb", "a"]))]
+    first = grade(groups, [function])
+    default_resources().workers.close()
+    (tmp_path / "my_rewards.py").unlink()  # no worker could be started now
+    assert grade(groups, [function]).scores.tolist() == first.scores.tolist()
+
+
+def test_which_rewards_may_be_remembered() -> None:
+    judge = {"endpoint": "http://127.0.0.1:9/v1", "model": "j"}
+    named = {name: load_reward(RewardOptions(name=name)) for name in ("code", "maths", "countdown", "graded_format")}
+    assert {name: may_be_cached(function) for name, function in named.items()} == {
+        "code": True,
+        "maths": True,
+        "countdown": False,  # quicker than a look into the cache
+        "graded_format": False,
+    }
+    for compare, remembered in (("rubric", True), ("pairs", False)):
+        function = load_reward(RewardOptions(name="judge", options=judge | {"compare": compare}))
+        assert may_be_cached(function) is remembered
+    told_apart = [CodeReward(), MathsReward(), JudgeReward(**judge), JudgeReward(**judge, rubric="Is it short?")]
+    assert len({tuple(cache.identity(reward_function(each), SandboxOptions())) for each in told_apart}) == 4
+
+
+@dataclass(frozen=True)
+class Unsure:
+    """A reward of our own kind whose rows hold what cannot be compared."""
+
+    rows_stand_alone: ClassVar[bool] = True
+
+    def __call__(self, completions: list[str], when: Any) -> list[float]:
+        return [1.0 for _ in completions]
+
+
+def test_rows_that_cannot_be_compared_are_asked_about_or_named_where_a_recipe_wants_them_remembered(
+    tmp_path: Path,
+) -> None:
+    groups = [group(["a", "a"], columns={"when": {1}})]
+    for _ in range(2):
+        assert grade(groups, [reward_function(Unsure())]).num_cached == 0
+    with pytest.raises(UserError, match="'many' is to be cached, and the column 'when' holds what cannot be compared"):
+        grade(groups, [function_of(tmp_path, SOURCE, "many", cache=True)])
+
+
+def test_a_cache_that_fails_keeps_no_score_from_the_journal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cache, "LOCK_SECONDS", 0.1)
+    grading = GradingOptions(cache_file=str(tmp_path / "scores.db"))
+    function = function_of(tmp_path, SOURCE, "one", cache=True)
+    grade([with_finish(group(["a"]))], [function], grading=grading)
+    holder = sqlite3.connect(tmp_path / "scores.db", isolation_level=None)
+    holder.execute("BEGIN IMMEDIATE")  # others may read
+    seen: list[Any] = []
+    with pytest.raises(RunError, match="another process has been writing to it"):
+        grade(
+            [with_finish(group(["bb"]))],
+            [function],
+            grading=grading,
+            journal=lambda groups, grades: seen.append(grades.scores.item()),
+        )
+    assert seen == [0.2]
+    holder.close()
+
+
+# The file.
+
+
+def test_a_file_is_shared_from_run_to_run_and_side_by_side(tmp_path: Path) -> None:
+    function = function_of(tmp_path, SOURCE, "one", cache=True)
+    grading = GradingOptions(cache_file=str(tmp_path / "scores.db"))
+    groups = [with_finish(group(["a", "none", "bb"]))]
+    first = grade(groups, [function], grading=grading)
+    beside = Cache(100, str(tmp_path / "scores.db"))  # another run has it open at the same time
+    default_resources().caches.close()
+    second = grade(groups, [function], grading=grading)
+    assert second.num_cached == 3
+    torch_rows = [first.scores.nan_to_num(-7.0).tolist(), second.scores.nan_to_num(-7.0).tolist()]
+    assert torch_rows[0] == torch_rows[1] == [[[0.1, -7.0, 0.2]]]
+    beside.remember({b"k": Score(0.5, "x")})
+    assert Cache(100, str(tmp_path / "scores.db")).known([b"k", b"l"]) == {b"k": Score(0.5, "x")}
+    beside.close()
+
+
+def test_the_oldest_scores_are_forgotten_first(tmp_path: Path) -> None:
+    for file in ("", str(tmp_path / "scores.db")):
+        few = Cache(3, file)
+        for number in range(5):
+            few.remember({b"%d" % number: Score(float(number))})
+        assert sorted(few.known([b"%d" % number for number in range(5)])) == [b"2", b"3", b"4"]
+        few.remember({b"3": Score(9.0)})  # known already: what was said first stands
+        assert few.known([b"2", b"3"]) == {b"2": Score(2.0), b"3": Score(3.0)}
+        few.close()
+
+
+def test_a_score_comes_back_to_the_last_bit() -> None:
+    kept = Cache(10)
+    for value in (0.1 + 0.2, 5e-324, -1.7976931348623157e308, 1e16, -0.0):
+        kept.remember({repr(value).encode(): Score(value, "é")})
+        assert math.copysign(1, kept.known([repr(value).encode()])[repr(value).encode()].value) == math.copysign(
+            1, value
+        )
+        assert kept.known([repr(value).encode()]) == {repr(value).encode(): Score(value, "é")}
+    kept.remember({b"none": Score(math.nan, "")})
+    assert math.isnan(kept.known([b"none"])[b"none"].value)
+
+
+def filled(folder: Path) -> Path:
+    file = folder / "scores.db"
+    kept = Cache(1000, str(file))
+    kept.remember({b"%d" % number: Score(float(number)) for number in range(500)})
+    kept.close()
+    return file
+
+
+def test_a_file_that_is_no_cache_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "text").write_text("no database, and much longer than the header of one would be. " * 20)
+    with pytest.raises(
+        RunError, match=r"cache_file = .*text: file is not a database\.  Remove the file or name another"
+    ):
+        Cache(10, str(tmp_path / "text"))
+    other = sqlite3.connect(tmp_path / "other.db")
+    other.execute("CREATE TABLE scores (key, said, seal)")
+    other.commit()
+    other.close()
+    with pytest.raises(RunError, match="no cache of scores, or one of another version"):
+        Cache(10, str(tmp_path / "other.db"))
+    with pytest.raises(RunError, match="unable to open database file"):
+        Cache(10, str(tmp_path / "no_such_folder" / "scores.db"))
+
+
+@pytest.mark.parametrize("damage", ["cut", "noise", "said", "swapped"])
+def test_a_damaged_file_ends_the_run_and_never_gives_a_wrong_score(tmp_path: Path, damage: str) -> None:
+    file = filled(tmp_path)
+    content = bytearray(file.read_bytes())
+    if damage == "cut":
+        file.write_bytes(content[: len(content) // 2])
+    elif damage == "noise":
+        content[1000:-1000] = bytes(i % 251 for i in range(len(content) - 2000))
+        file.write_bytes(content)
+    else:
+        database = sqlite3.connect(file)
+        others = "(SELECT said, seal FROM scores WHERE key = x'3132')"
+        says = "said = '[9.0, \"\"]'" if damage == "said" else f"(said, seal) = {others}"
+        database.execute(f"UPDATE scores SET {says} WHERE key = x'37'")
+        database.commit()
+        database.close()
+    with pytest.raises(RunError, match=r"cache_file = .*scores\.db: .*Remove the file or name another"):
+        read_all(file)
+
+
+def read_all(file: Path) -> None:
+    """Look every score up by itself, and find each that is told to be the one written."""
+    kept = Cache(1000, str(file))
+    for number in range(500):
+        key = b"%d" % number
+        assert kept.known([key]).get(key, Score(float(number))) == Score(float(number))
+
+
+def test_every_flipped_byte_of_a_file_leaves_each_score_right_unknown_or_refused(tmp_path: Path) -> None:
+    file = tmp_path / "scores.db"
+    kept = Cache(1000, str(file))
+    truth = {b"%d" % number: Score(number + 0.5, "fine") for number in range(3)}
+    kept.remember(truth)
+    kept.close()
+    content = file.read_bytes()
+    told = refused = 0
+    for place in range(0, len(content), 37):
+        file.write_bytes(content[:place] + bytes([content[place] ^ 0x41]) + content[place + 1 :])
+        try:
+            damaged = Cache(1000, str(file))
+        except RunError:
+            refused += 1
+            continue
+        try:
+            said = damaged.known(truth)
+            assert said.items() <= truth.items(), place
+            told += 1
+        except RunError:
+            refused += 1
+        finally:
+            damaged.close()
+    assert told > 0
+    assert refused > 0
+
+
+def test_a_file_that_another_process_holds_is_told_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = filled(tmp_path)
+    monkeypatch.setattr(cache, "LOCK_SECONDS", 0.1)
+    kept = Cache(1000, str(file))
+    holder = sqlite3.connect(file, isolation_level=None)
+    holder.execute("BEGIN EXCLUSIVE")
+    with pytest.raises(RunError, match=r"scores\.db: another process has been writing to it for 0.1 s"):
+        kept.known([b"1"])
+    with pytest.raises(RunError, match="another process has been writing to it"):
+        kept.remember({b"new": Score(1.0)})
+    holder.execute("ROLLBACK")
+    holder.close()
+    assert kept.known([b"1", b"new"]) == {b"1": Score(1.0)}
+    kept.remember({b"new": Score(1.0)})  # and it goes on
+    kept.close()

@@ -1,0 +1,296 @@
+"""Deadlines for a completion, for a function and for all of them: what is late is left out, and nothing takes hours."""
+
+import asyncio
+import math
+import re
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from posttrain.errors import RunError, UserError
+from posttrain.options.grading import GradingOptions
+from posttrain.rewards.grading.calls import NEVER, Bounds, after, sooner
+from posttrain.rewards.grading.grade import RewardFunction, ScoringFailure, grade, reward_function
+from posttrain.rewards.grading.resources import default_resources
+from tests.support.reward_rows import group
+from tests.support.worker_rows import function_of
+
+HANGS = """
+import pathlib
+
+def one(response, log=None):
+    with open(pathlib.Path(__file__).with_name("log"), "a") as file:
+        file.write(response + "\\n")
+    while response.startswith("hang"):
+        pass
+    return len(response)
+
+def many(completions):
+    while "hang" in completions:
+        pass
+    return [len(text) for text in completions]
+"""
+
+
+@pytest.fixture(autouse=True)
+def no_waiting(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr("posttrain.rewards.grading.grade.RETRY_WAITS_SECONDS", (0.0, 0.0))
+    yield
+    default_resources().close()
+
+
+def log(folder: Path) -> list[str]:
+    return (folder / "log").read_text().splitlines()
+
+
+def test_one_completion_that_hangs_is_tried_three_times_and_costs_nobody_else_a_score(tmp_path: Path) -> None:
+    function = function_of(tmp_path, HANGS, "one", workers=2, item_seconds=0.6)
+    texts = ["x" * (1 + i % 7) for i in range(40)]
+    texts[3] = "hang"
+    grades = grade([group(texts)], [function])
+    expected = [math.nan if text == "hang" else float(len(text)) for text in texts]
+    assert grades.scores[0, 0].tolist() == pytest.approx(expected, nan_ok=True)
+    assert grades.num_failures == 1
+    assert sorted(log(tmp_path)) == sorted([*texts, "hang", "hang"])
+
+
+def test_a_call_with_a_whole_prompts_completions_has_as_many_times_the_seconds(tmp_path: Path) -> None:
+    function = function_of(tmp_path, HANGS, "many", workers=2, item_seconds=0.3)
+    groups = [group(["a", "hang"], id="bad"), *(group(["bb", "c"], id=str(i)) for i in range(19))]
+    began = time.monotonic()
+    grades = grade(groups, [function])  # 2 of 40 = 5%
+    assert grades.scores[0].isnan().tolist() == [[True, True]] + [[False, False]] * 19
+    assert time.monotonic() - began > 3 * 2 * 0.3  # three tries, for two completions each
+    with pytest.raises(RunError, match=r"3 of 3 .* longer than item_seconds = 0.1 for each of 3 completions"):
+        grade([group(["a", "hang", "c"])], [function_of(tmp_path, HANGS, "many", workers=2, item_seconds=0.1)])
+
+
+def test_a_function_that_always_hangs_is_given_up_on_without_asking_about_every_completion(tmp_path: Path) -> None:
+    function = function_of(tmp_path, HANGS, "one", workers=1, item_seconds=0.3)
+    texts = [f"hang {i}" for i in range(40)]
+    with pytest.raises(RunError, match=r"40 of 40 .* up to 3 times; at most 5% .* longer than item_seconds = 0.3\."):
+        grade([group(texts)], [function])
+    # Two of forty may fail, so the third that is lost ends a try: three tries of three; those never asked go first.
+    assert log(tmp_path) == texts[:9]
+
+
+def test_a_slow_spell_is_survived(tmp_path: Path) -> None:
+    """Lost completions end a try; in the next one all the others have their turn first."""
+    source = HANGS.replace(
+        'response.startswith("hang")', 'response.startswith("hang") and len(list(open(file.name))) <= 3'
+    )
+    function = function_of(tmp_path, source, "one", workers=1, item_seconds=0.5)
+    texts = [f"hang {i:02}" for i in range(40)]
+    assert grade([group(texts)], [function]).scores.tolist() == [[[7.0] * 40]]
+    assert log(tmp_path) == texts[:3] + texts[3:] + texts[:3]
+
+
+def test_the_batch_deadline_covers_every_retry(tmp_path: Path) -> None:
+    function = function_of(tmp_path, HANGS, "one", workers=1, item_seconds=0.3, seconds=0.7)
+    began = time.monotonic()
+    with pytest.raises(RunError, match="20 of 20"):
+        grade([group(["hang"] * 20)], [function])
+    assert 0.7 <= time.monotonic() - began < 0.7 + 2.0
+    assert 1 <= len(log(tmp_path)) <= 3
+    with pytest.raises(RunError, match=r"The last failure: the reward's seconds = 0.2 for a batch were over"):
+        grade([group(["hang"])], [function_of(tmp_path, HANGS, "one", workers=1, seconds=0.2)])
+
+
+def test_what_waits_when_the_batch_deadline_passes_is_not_begun(tmp_path: Path) -> None:
+    function = function_of(tmp_path, HANGS, "one", workers=1, seconds=0.3)
+    began = time.monotonic()
+    grades = grade([group(["hang"] * 300)], [function], grading=GradingOptions(max_failure_share=1.0))
+    assert grades.num_failures == 300
+    assert time.monotonic() - began < 0.3 + 3.0  # to start 300 workers and end them would take half a minute
+
+
+def test_retries_end_with_the_batch_deadline_for_failures_of_the_functions_own(tmp_path: Path) -> None:
+    source = """
+import time
+from posttrain.rewards.function import ScoringFailure
+
+def mine(response):
+    time.sleep(0.3)
+    return ScoringFailure("error 500")
+"""
+    began = time.monotonic()
+    with pytest.raises(RunError, match="1 of 1"):
+        grade([group(["a"])], [function_of(tmp_path, source, workers=1, seconds=0.4)])
+    assert time.monotonic() - began < 0.4 + 2.0
+
+
+def test_the_recipes_deadline_is_for_all_functions_together(tmp_path: Path) -> None:
+    hangs = function_of(tmp_path, HANGS, "one", workers=1)
+
+    async def behind(completions: list[str], base: list[float | None]) -> list[float]:
+        return [1.0 for _ in completions]
+
+    waits = reward_function(behind, of="one")
+    began = time.monotonic()
+    seen: list[Any] = []
+    with pytest.raises(RunError, match=r"reward 'one': .*grading.seconds = 0.6 for all rewards of a batch were over"):
+        grade(
+            [group(["a", "hang"])],
+            [hangs, waits],
+            grading=GradingOptions(seconds=0.6),
+            journal=lambda groups, grades: seen.append(grades.scores),
+        )
+    assert time.monotonic() - began < 0.6 + 2.0
+    # What was in time is kept, and what was to come after the deadline was never asked.
+    assert seen[0].isnan().tolist() == [[[False, True]], [[True, True]]]
+    allowed = grade([group(["a", "hang"])], [hangs], grading=GradingOptions(seconds=0.6, max_failure_share=0.5))
+    assert allowed.scores[0].isnan().tolist() == [[False, True]]
+
+
+def test_an_async_function_is_cancelled_at_its_deadline_row_by_row_or_for_all_of_its_rows() -> None:
+    cancelled: list[str] = []
+
+    async def slow(response: str) -> float:
+        try:
+            await asyncio.sleep(60 if response == "slow" else 0)
+        except asyncio.CancelledError:
+            cancelled.append(response)
+            raise
+        return 1.0
+
+    async def slow_for_all(completions: list[str]) -> list[float]:
+        return [await slow("slow") for _ in completions]
+
+    began = time.monotonic()
+    grades = grade([group(["slow"] + ["x"] * 19)], [reward_function(slow, item_seconds=0.1)])
+    assert grades.scores[0, 0].isnan().tolist() == [True] + [False] * 19
+    assert cancelled == ["slow"] * 3
+    with pytest.raises(RunError, match=r"item_seconds = 0.05 for each of 4 completions"):
+        grade([group(["x"] * 4)], [reward_function(slow_for_all, item_seconds=0.05)])
+    with pytest.raises(RunError, match=r"seconds = 0.1 for a batch"):
+        grade([group(["x"] * 4)], [reward_function(slow_for_all, seconds=0.1)])
+    assert time.monotonic() - began < 10.0
+    assert len(cancelled) == 3 + 3 + 1  # after the batch's deadline there is no other try
+
+
+def test_an_async_function_that_will_not_be_cancelled_holds_nobody_up() -> None:
+    async def stubborn(response: str) -> float:
+        for _ in range(10):
+            try:
+                await asyncio.sleep(0.2)
+            except asyncio.CancelledError:
+                continue
+        raise RuntimeError("nobody is left to hear this")
+
+    began = time.monotonic()
+    with pytest.raises(RunError, match="1 of 1"):
+        grade([group(["a"])], [reward_function(stubborn, seconds=0.1)])
+    assert time.monotonic() - began < 1.0
+
+
+def test_an_async_function_that_blocks_its_loop_is_told_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("posttrain.rewards.grading.async_calls.GRACE_SECONDS", 0.1)
+
+    async def blocks(response: str) -> float:
+        time.sleep(1.0)
+        return 1.0
+
+    with pytest.raises(RunError, match=r"reward 'blocks': nothing can end it at its deadline.* give it workers"):
+        grade([group(["a"])], [reward_function(blocks, seconds=0.1)])
+
+
+def test_an_async_function_in_a_worker_is_ended_even_if_it_blocks_its_loop(tmp_path: Path) -> None:
+    source = "import time\n\nasync def mine(response):\n    time.sleep(60)\n"
+    began = time.monotonic()
+    with pytest.raises(RunError, match=r"longer than item_seconds = 0\.2"):
+        grade([group(["a"])], [function_of(tmp_path, source, workers=1, item_seconds=0.2)])
+    assert time.monotonic() - began < 10.0
+
+
+@pytest.mark.parametrize(
+    ("settings", "grading", "says"),
+    [
+        ({"item_seconds": 1.0}, GradingOptions(), "item_seconds = 1 cannot end reward 'plain'"),
+        ({"seconds": 60.0}, GradingOptions(), "seconds = 60 cannot end reward 'plain'"),
+        ({}, GradingOptions(seconds=60.0), "grading.seconds = 60 cannot end reward 'plain'"),
+    ],
+)
+def test_a_limit_that_nothing_could_hold_a_function_to_is_refused(
+    settings: dict[str, object], grading: GradingOptions, says: str
+) -> None:
+    def plain(completions: list[str]) -> list[float]:
+        return [1.0 for _ in completions]
+
+    async def later(completions: list[str]) -> list[float]:
+        return plain(completions)
+
+    groups = [group(["a"])]
+    with pytest.raises(UserError, match=re.escape(says) + ".* Give it `workers: 1` or more"):
+        grade(groups, [reward_function(plain, **settings)], grading=grading)
+    assert grade(groups, [reward_function(later, **settings)], grading=grading).scores.item() == 1.0
+
+
+def test_what_is_known_to_come_back_may_stay_under_the_recipes_deadline_and_is_not_begun_after_it() -> None:
+    begun: list[str] = []
+
+    def bounded(response: str) -> float:
+        begun.append(response)
+        time.sleep(0.2)
+        return 1.0
+
+    function = RewardFunction(name="bounded", call=bounded, bounded=True)
+    with pytest.raises(RunError, match="3 of 4"):
+        grade([group(["a", "b", "c", "d"])], [function], grading=GradingOptions(seconds=0.1))
+    assert begun == ["a"]
+
+
+def test_after_the_deadline_there_is_no_other_try_and_the_failure_is_told_as_it_was() -> None:
+    tries: list[str] = []
+
+    def bounded(response: str) -> Any:
+        tries.append(response)
+        time.sleep(0.2)
+        return ScoringFailure("error 500")
+
+    function = RewardFunction(name="bounded", call=bounded, bounded=True)
+    with pytest.raises(RunError, match=r"1 of 1 .* The last failure: error 500"):
+        grade([group(["a"])], [function], grading=GradingOptions(seconds=0.1))
+    assert tries == ["a"]
+
+
+@pytest.mark.parametrize(("share", "fails"), [(0.0, 1), (0.25, 2), (0.5, 3)])
+def test_how_much_may_fail_is_the_recipes_to_say(share: float, fails: int) -> None:
+    def judge(response: str) -> Any:
+        return ScoringFailure("error 500") if response == "bad" else 1.0
+
+    def texts(bad: int) -> list[str]:
+        return ["bad"] * bad + ["ok"] * (4 - bad)
+
+    grading = GradingOptions(max_failure_share=share)
+    with pytest.raises(RunError, match=f"{fails} of 4 .* at most {100 * share:g}% .*grading.max_failure_share"):
+        grade([group(texts(fails))], [reward_function(judge)], grading=grading)
+    assert grade([group(texts(fails - 1))], [reward_function(judge)], grading=grading).num_failures == fails - 1
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"max_failure_share": 1.5}, "max_failure_share = 1.5 is no share"),
+        ({"seconds": -1.0}, "seconds = -1.0 is no number of seconds"),
+        ({"cache_entries": -1}, "cache_entries = -1 is no number of scores"),
+        (
+            {"cache_entries": 0, "cache_file": "scores.db"},
+            "cache_file = scores.db is never used with cache_entries = 0",
+        ),
+    ],
+)
+def test_grading_options_that_make_no_sense_are_refused(options: dict[str, Any], says: str) -> None:
+    with pytest.raises(UserError, match=re.escape(says)):
+        GradingOptions(**options)
+
+
+def test_the_sooner_of_two_deadlines_holds_and_zero_sets_none() -> None:
+    assert after(0.0, "x") is NEVER
+    soon, late = after(1.0, "soon"), after(2.0, "late")
+    assert sooner(late, NEVER, soon) is soon
+    assert not NEVER.passed
+    assert after(-1.0, "x").passed
+    assert Bounds().until is NEVER

@@ -1,0 +1,257 @@
+"""How reward functions are called, and what they may return."""
+
+import asyncio
+import functools
+import math
+from collections.abc import Callable, Sequence
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from posttrain.errors import RunError
+from posttrain.rewards.grading.answers import Detailed, Graded
+from posttrain.rewards.grading.grade import grade, reward_function
+from posttrain.training.collector import choose, joined
+from tests.support.reward_rows import CHAT, Outcome, graded, group, scores
+
+# What a function is given.
+
+
+def test_a_function_with_kwargs_is_given_everything_by_keyword_and_in_lists() -> None:
+    seen = {}
+
+    def everything(**kwargs: Any) -> list[float]:
+        seen.update(kwargs)
+        return [0.0] * 4
+
+    graded([group(["a", "b"], columns={"answer": 2}), group(["c", "d"], columns={"answer": 3})], everything)
+    assert seen == {
+        "prompts": ["1 + 1?"] * 4,
+        "completions": ["a", "b", "c", "d"],
+        "completion_ids": [[0, 9], [1, 9], [0, 9], [1, 9]],
+        "finish_reasons": ["length", "stop", "length", "stop"],
+        "answer": [2, 2, 3, 3],
+    }
+
+
+def test_a_function_without_kwargs_is_given_what_it_names_and_no_more() -> None:
+    def right(completions: list[str], answer: list[str], strict: bool = True) -> list[float]:
+        assert strict
+        return [float(text == wanted) for text, wanted in zip(completions, answer, strict=True)]
+
+    assert scores([group(["2", "3"], columns={"answer": "2", "unused": 0})], right) == [[1.0, 0.0]]
+
+
+def test_a_column_that_only_some_rows_have_is_none_in_the_others() -> None:
+    def hinted(completions: list[str], hint: list[str | None]) -> list[float]:
+        assert hint == ["x", None]
+        return [0, 0]
+
+    graded([group(["a"], columns={"hint": "x"}), group(["b"])], hinted)
+
+
+def test_the_columns_prompt_and_completion_are_withheld_and_completions_are_what_was_sampled() -> None:
+    def told(**kwargs: Any) -> list[float]:
+        assert not {"prompt", "completion"} & kwargs.keys()
+        return [float(kwargs["completions"] == ["a"])]
+
+    columns = {"prompt": "x", "completion": "y", "completions": "z"}
+    assert scores([group(["a"], columns=columns)], told) == [[1.0]]
+
+
+def test_a_conversation_is_given_as_messages() -> None:
+    def chat(prompts: list[Any], completions: list[Any]) -> list[float]:
+        assert prompts == [[{"role": "user", "content": "1 + 1?"}]]
+        assert completions == [[{"role": "assistant", "content": "<think>two"}]]
+        return [1]
+
+    assert scores([group(["two"], prefill="<think>", messages=CHAT)], chat) == [[1.0]]
+
+
+def test_a_function_of_text_only_is_given_text_for_a_conversation_too() -> None:
+    def text(prompts: list[str], completions: list[str]) -> list[float]:
+        assert prompts == ["1 + 1?"]
+        return [float(completions == ["<think>two"])]
+
+    groups = [group(["two"], prefill="<think>", messages=CHAT)]
+    assert grade(groups, [reward_function(text, text_only=True)]).rewards.tolist() == [[1.0]]
+
+
+def test_a_plain_prompt_and_its_completion_join_to_the_whole_text_with_the_prefill_once() -> None:
+    def joined(prompts: list[str], completions: list[str]) -> list[float]:
+        return [float(prompts[0] + completions[0] == "1 + 1?<think>two")]
+
+    assert scores([group(["two"], prefill="<think>")], joined) == [[1.0]]
+
+
+@pytest.mark.parametrize("column", ["ground_truth", "answer"])
+def test_a_function_of_one_response_and_its_ground_truth_is_called_row_by_row(column: str) -> None:
+    def right(response: str, ground_truth: str) -> float:
+        return float(response == ground_truth)
+
+    groups = [group(["2", "3"], columns={column: "2"}), group(["2", "3"], columns={column: "3"})]
+    assert scores(groups, right) == [[1.0, 0.0], [0.0, 1.0]]
+
+
+def test_a_function_of_one_response_gets_columns_and_the_text_of_a_conversation() -> None:
+    def right(response: str, numbers: list[int], finish_reason: str) -> float:
+        return len(response) + sum(numbers) + 100 * (finish_reason == "stop")
+
+    # 3 letters + (1 + 2), and 100 for the one that stopped.
+    assert scores([group(["abc", "abc"], columns={"numbers": [1, 2]}, messages=CHAT)], right) == [[6.0, 106.0]]
+
+
+def test_a_function_that_changes_its_arguments_changes_no_problem_and_no_other_row() -> None:
+    def consuming(completions: list[str], numbers: list[list[int]]) -> list[float]:
+        for given in numbers:
+            given.remove(1)
+        return [len(given) for given in numbers]
+
+    groups = [group(["a", "b"], columns={"numbers": [1, 1, 2]})]
+    assert scores(groups, consuming) == [[2.0, 2.0]]
+    assert groups[0].prompt.columns["numbers"] == [1, 1, 2]
+
+
+def test_partials_and_objects_are_functions_too_and_have_names() -> None:
+    class Judge:
+        def __call__(self, completions: list[str]) -> list[float]:
+            return [3.0 for _ in completions]
+
+    def power(completions: list[str], base: int) -> list[float]:
+        return [base ** len(text) for text in completions]
+
+    result = graded([group(["abc"])], functools.partial(power, base=2), Judge())
+    assert result.names == ("power", "Judge")
+    assert result.rewards.item() == 11.0  # 2³ + 3
+
+
+# What it may return.
+
+
+def test_every_kind_of_number_is_a_score_and_none_is_none() -> None:
+    values = [1, True, 0.5, np.float32(0.25), np.bool_(True), torch.tensor(2.0), np.array([3]), Fraction(1, 4), None]
+    assert scores([group(["x"] * 9)], lambda completions: values) == [[1, 1, 0.5, 0.25, 1, 2, 3, 0.25, None]]
+
+
+def test_arrays_tensors_tuples_and_generators_are_lists_of_scores() -> None:
+    groups = [group(["a", "b"])]
+    assert scores(groups, lambda completions: np.array([1.0, 2.0])) == [[1, 2]]
+    assert scores(groups, lambda completions: torch.tensor([[1.0], [2.0]])) == [[1, 2]]
+    assert scores(groups, lambda completions: (1, 2)) == [[1, 2]]
+    assert scores(groups, lambda completions: (len(text) for text in completions)) == [[1, 1]]
+
+
+def test_outcomes_are_kept_by_prompt_and_rollout() -> None:
+    def verdicts(completions: list[str]) -> list[Graded]:
+        return [Graded(1.0, Outcome.RIGHT) if text == "2" else Graded(None, Outcome.WRONG) for text in completions]
+
+    result = graded([group(["2", "3"]), group(["4", "2"])], verdicts)
+    assert result.outcomes == {"verdicts": (("right", "wrong"), ("wrong", "right"))}
+    assert result.scores.isnan().tolist() == [[[False, True], [True, False]]]
+
+
+def test_the_reward_is_the_weighted_sum_of_the_scores_that_exist() -> None:
+    functions = [
+        reward_function(lambda completions: [1.0, 1.0, None, None], name="a", weight=2.0),
+        reward_function(lambda completions: [3.0, None, 4.0, None], name="b", weight=-0.5),
+        reward_function(lambda completions: [7.0, 7.0, 7.0, 7.0], name="watched", weight=0.0),
+    ]
+    rewards = grade([group(["w", "x", "y", "z"])], functions).rewards[0]
+    # 2·1 - 0.5·3, 2·1, -0.5·4; the last is unscored, for a function of weight 0 only watches.
+    torch.testing.assert_close(rewards, torch.tensor([0.5, 2.0, -2.0, math.nan], dtype=torch.float64), equal_nan=True)
+
+
+def test_the_journal_gets_the_scores() -> None:
+    groups, seen = [group(["a", "b"])], []
+    graded(groups, lambda completions: [1.0, 2.0], journal=lambda groups, grades: seen.append((groups, grades)))
+    assert seen[0][0] is groups
+    assert seen[0][1].scores.tolist() == [[[1.0, 2.0]]]
+
+
+def test_no_groups_make_no_scores() -> None:
+    assert graded([], lambda completions: []).scores.shape == (1, 0, 0)
+
+
+# Asynchronous functions.
+
+
+def meeting(parties: int) -> Callable[..., Any]:
+    """An async function that returns only when as many calls of it as there are parties are under way."""
+    arrived: list[str] = []
+
+    async def meet(response: str) -> float:
+        arrived.append(response)
+        for _ in range(1_000):
+            if len(arrived) == parties:
+                return float(len(response))
+            await asyncio.sleep(0.001)
+        raise TimeoutError("alone")
+
+    return meet
+
+
+def test_async_functions_run_at_the_same_time() -> None:
+    assert scores([group(["a", "bb", "ccc"])], meeting(3)) == [[1.0, 2.0, 3.0]]
+
+
+def test_an_async_call_method_and_a_plain_function_that_returns_an_awaitable_are_awaited() -> None:
+    class Judge:
+        async def __call__(self, completions: list[str]) -> list[float]:
+            await asyncio.sleep(0)
+            return [1.0] * len(completions)
+
+    judge = Judge()
+
+    def wrapped(completions: list[str]) -> Any:
+        return judge(completions)
+
+    result = graded([group(["a", "b"])], judge, wrapped)
+    assert result.rewards.tolist() == [[2.0, 2.0]]
+
+
+def test_async_functions_of_all_steps_share_one_event_loop() -> None:
+    loops = []
+
+    async def remember(completions: list[str]) -> list[float]:
+        loops.append(asyncio.get_running_loop())
+        return [0.0]
+
+    for _ in range(2):
+        graded([group(["a"])], remember)
+    assert loops[0] is loops[1]
+
+
+def test_scoring_works_inside_a_running_event_loop_and_a_function_may_start_one_itself() -> None:
+    async def score(completions: list[str]) -> list[float]:
+        return [1.0]
+
+    async def notebook() -> list[list[float | None]]:
+        return scores([group(["a"])], score)
+
+    def blocking(completions: list[str]) -> list[float]:
+        return asyncio.run(score(completions))
+
+    assert asyncio.run(notebook()) == [[1.0]]
+    assert scores([group(["a"])], blocking) == [[1.0]]
+
+
+def test_what_a_function_tells_of_some_groups_only_survives_joining_and_choosing() -> None:
+    def some(*, completions: Sequence[str], **_: object) -> list[Graded | None]:
+        return [Detailed(1.0, Outcome.RIGHT, {"n": 1}) if "x" in text else None for text in completions]
+
+    told, silent = graded([group(["x", "x"])], some), graded([group(["a", "b"]), group(["c", "d"])], some)
+    for both in (joined(told, silent), choose(joined(silent, told), [2, 0, 1])):
+        assert both.outcomes == {"some": (("right", "right"), ("", ""), ("", ""))}
+        assert both.details == {"some": (({"n": 1}, {"n": 1}), (None, None), (None, None))}
+    assert joined(silent, silent).outcomes == {}
+
+
+def test_details_that_are_no_json_are_refused() -> None:
+    def bad(*, completions: Sequence[str], **_: object) -> list[Graded]:
+        return [Detailed(1.0, Outcome.RIGHT, {"n": object()}) for _ in completions]
+
+    with pytest.raises(RunError, match="details that are no JSON"):
+        graded([group(["x", "x"])], bad)

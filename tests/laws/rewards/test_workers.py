@@ -1,0 +1,313 @@
+"""A function in workers scores as it does in the trainer's process, and what may not run there is refused by name."""
+
+import functools
+import re
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from posttrain.errors import RunError, UserError
+from posttrain.options.reward import RewardOptions
+from posttrain.rewards.grading.grade import grade, reward_function
+from posttrain.rewards.grading.resources import default_resources
+from posttrain.rewards.reward_registry import load_reward
+from tests.support.reward_rows import CHAT, group
+from tests.support.worker_rows import function_of, told
+
+FUNCTIONS = """
+import asyncio, enum, fractions, json, sys, zlib
+from posttrain.errors import RunError
+from posttrain.rewards.function import ScoringFailure
+from posttrain.rewards.graded import Graded
+
+class How(enum.StrEnum):
+    SHORT = "short"
+    LONG = "long"
+
+def digest(value):
+    return zlib.crc32(json.dumps(value, default=str).encode())
+
+def everything(**columns):
+    return [digest([[k, v[i]] for k, v in sorted(columns.items())]) for i in range(len(columns["prompts"]))]
+
+def compares(prompts, completions):
+    most = {}
+    for prompt, text in zip(prompts, completions):
+        most[prompt] = max(most.get(prompt, 0), len(text))
+    return [len(text) / most[prompt] for prompt, text in zip(prompts, completions)]
+
+def one(response, ground_truth, numbers, finish_reason, prompt):
+    return digest([response, ground_truth, numbers, finish_reason, prompt])
+
+def says(response, ground_truth):
+    return response == ground_truth
+
+def kinds(completions, numbers):
+    return [[type(x).__name__ for x in given] == ["int", "float", "bool", "NoneType", "str", "tuple"] and
+            given[5] == (1, {2: "two", "2": [3]}) for given in numbers]
+
+async def later(completions):
+    await asyncio.sleep(0.001)
+    return [len(text) for text in completions]
+
+class Later:
+    async def __call__(self, response):
+        await asyncio.sleep(0.001)
+        return Graded(None if response == "a" else 0.1, How.SHORT if len(response) < 2 else How.LONG)
+
+later_one = Later()
+
+def numbers_of_all_kinds(response):
+    return {"a": True, "bb": fractions.Fraction(1, 3), "ccc": None, "d": 10**20}[response]
+
+def graded(completions):
+    return (Graded(0.1 * len(text), How.LONG) if len(text) > 1 else None for text in completions)
+
+def arrays(completions):
+    import numpy
+    return numpy.array([len(text) for text in completions], dtype=numpy.float32)
+
+def wrong_length(completions):
+    return [1.0]
+
+def single(completions):
+    return 1.0
+
+def text(completions):
+    return [1.0] + ["good"] * (len(completions) - 1)
+
+def not_finite(response):
+    return float("nan") if response == "bb" else 1.0
+
+def too_large(response):
+    return 10**400 if response == "bb" else 1.0
+
+def raises(completions):
+    return [1 / (text != "bb") for text in completions]
+
+async def raises_later(response):
+    return 1 / (response != "bb")
+
+def fails(completions):
+    raise ScoringFailure("error 500")
+
+def fails_for_one(completions):
+    return [ScoringFailure("error 500") if text == "bb" else 1.0 for text in completions]
+
+def stops(response):
+    raise RunError("no key: set one")
+
+def heavy(response):
+    return bool({"torch", "numpy", "transformers"} & set(sys.modules))
+
+def prints(response):
+    print("garbage" * 1000)
+    sys.stdout.flush()
+    return 1.0
+"""
+WORKING = ["everything", "compares", "one", "says", "kinds", "later", "later_one", "numbers_of_all_kinds", "graded"]
+FAILING = ["wrong_length", "single", "text", "not_finite", "too_large", "raises", "raises_later", "fails", "stops"]
+NUMBERS = [1, 1.5, True, None, "é\ud800\n", (1, {2: "two", "2": [3]})]
+
+
+@pytest.fixture(autouse=True)
+def no_waiting(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr("posttrain.rewards.grading.grade.RETRY_WAITS_SECONDS", (0.0, 0.0))
+    yield
+    default_resources().close()
+
+
+def rows(**chat: Any) -> list[Any]:
+    columns = {"answer": "bb", "numbers": NUMBERS, "withheld": {"a": [1.0]}}
+    return [
+        group(["a", "bb"], columns=columns, **chat),
+        group(["ccc", "d"], id="q", columns=columns | {"answer": "d"}, prefill="<think>" if not chat else ""),
+    ]
+
+
+@pytest.mark.parametrize("name", [*WORKING, "arrays", "prints"])
+@pytest.mark.parametrize("chat", [{}, {"messages": CHAT}], ids=["plain", "chat"])
+def test_a_function_in_workers_scores_as_it_does_here(tmp_path: Path, name: str, chat: dict[str, Any]) -> None:
+    here = function_of(tmp_path, FUNCTIONS, name)
+    there = function_of(tmp_path, FUNCTIONS, name, workers=2)
+    if name in ("compares", "numbers_of_all_kinds"):  # their keys are texts
+        chat, groups = {}, [group(["a", "bb", "ccc", "d"])]
+    else:
+        groups = rows(**chat)
+    expected = told(groups, here)
+    assert not isinstance(expected, str), expected
+    assert told(groups, there) == expected
+
+
+@pytest.mark.parametrize("name", FAILING)
+@pytest.mark.parametrize("on_error", ["stop", "none"])
+def test_what_goes_wrong_in_a_worker_is_told_as_if_it_had_gone_wrong_here(
+    tmp_path: Path, name: str, on_error: str
+) -> None:
+    groups = [group(["a", "bb", "ccc"])]
+    here = told(groups, function_of(tmp_path, FUNCTIONS, name), on_error=on_error)
+    there = told(groups, function_of(tmp_path, FUNCTIONS, name, workers=2), on_error=on_error)
+    assert there == here
+    assert isinstance(here, str) or here[2] > 0  # it did go wrong
+
+
+def test_a_score_that_a_worker_could_not_get_is_tried_again_and_left_out(tmp_path: Path) -> None:
+    groups = [group(["a"] * 19 + ["bb"])]
+    assert told(groups, function_of(tmp_path, FUNCTIONS, "fails_for_one", workers=1))[2] == 1
+
+
+def test_an_exception_in_a_worker_keeps_its_traceback(tmp_path: Path) -> None:
+    function = function_of(tmp_path, FUNCTIONS, "raises", workers=1)
+    with pytest.raises(RunError, match="sample 1: raised ZeroDivisionError: division by zero") as caught:
+        grade([group(["a", "bb"])], [function])
+    assert type(caught.value.__cause__).__name__ == "ZeroDivisionError"
+    assert 'return [1 / (text != "bb")' in caught.value.__cause__.__notes__[0]
+
+
+def test_a_function_of_lists_is_never_asked_about_part_of_a_prompts_completions(tmp_path: Path) -> None:
+    source = (
+        "def mine(completions, prompts):\n    return [len(completions) + 100 * len(set(prompts))] * len(completions)\n"
+    )
+    groups = [group(["x"] * size, id=str(size)) for size in (3, 3, 3, 3, 3)]
+    scores = [
+        grade(groups, [function_of(tmp_path, source, workers=workers, item_seconds=seconds)]).scores.unique().tolist()
+        for workers, seconds in ((1, 0.0), (2, 0.0), (3, 9.0))
+    ]
+    assert scores == [[103.0]] * 3  # whatever the workers and the deadline
+
+
+def test_workers_keep_what_they_have_loaded_from_step_to_step_and_load_nothing_heavy(tmp_path: Path) -> None:
+    source = "import os\n\ndef mine(response):\n    return os.getpid()\n"
+    function = function_of(tmp_path, source, workers=2)
+    groups = [group(["a", "b", "c", "d"])]
+    first, second = (set(grade(groups, [function]).scores.flatten().tolist()) for _ in range(2))
+    assert len(first | second) <= 2
+    assert grade(groups, [function_of(tmp_path, FUNCTIONS, "heavy", workers=1)]).scores.sum() == 0
+
+
+def test_one_function_under_two_names_has_workers_for_each(tmp_path: Path) -> None:
+    source = "import time\n\ndef mine(response):\n    time.sleep(0.01)\n    return float(response)\n"
+    function = function_of(tmp_path, source, workers=2)
+    both = [function, replace(function, name="again", settings=replace(function.settings, weight=10.0))]
+    assert grade([group([str(n) for n in range(8)])], both).rewards.tolist() == [[11.0 * n for n in range(8)]]
+
+
+def test_a_reward_in_workers_may_look_at_another_and_wait_behind_a_gate(tmp_path: Path) -> None:
+    source = "def mine(completions, base):\n    return [10 * each for each in base]\n"
+    function = function_of(tmp_path, source, workers=1, of="length", gate="length")
+    length = reward_function(lambda completions: [len(text) for text in completions], name="length", weight=0)
+    assert grade([group(["", "bb"])], [function, length]).scores[0].tolist() == [[0.0, 20.0]]
+
+
+def test_a_module_level_function_given_in_python_runs_in_workers_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "rewards_by_name.py").write_text(
+        "import os\n\nclass Kept:\n    @staticmethod\n    def own(response):\n        return os.getpid()\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    import os
+
+    import rewards_by_name  # type: ignore[import-not-found]
+
+    function = reward_function(rewards_by_name.Kept.own, workers=1)
+    assert grade([group(["a"])], [function]).scores.item() != os.getpid()
+
+
+class Judge:
+    def __call__(self, completions: list[str]) -> list[float]:
+        return [1.0 for _ in completions]
+
+    def method(self, completions: list[str]) -> list[float]:
+        return [1.0 for _ in completions]
+
+
+def local() -> Any:
+    def inner(completions: list[str]) -> list[float]:
+        return [1.0 for _ in completions]
+
+    return inner
+
+
+def shadowed(completions: list[str]) -> list[float]:
+    return [0.0 for _ in completions]
+
+
+hidden = shadowed
+
+
+def shadowed(completions: list[str]) -> list[float]:  # type: ignore[no-redef]
+    return [1.0 for _ in completions]
+
+
+@pytest.mark.parametrize(
+    "call",
+    [lambda completions: [1.0], local(), Judge(), Judge().method, functools.partial(shadowed), hidden],
+    ids=["lambda", "local", "object", "method", "partial", "shadowed"],
+)
+@pytest.mark.parametrize("settings", [{"workers": 1}, {"cache": True}], ids=["workers", "cache"])
+def test_a_function_that_no_name_leads_to_is_refused(call: Any, settings: dict[str, object]) -> None:
+    with pytest.raises(UserError, match=r"top of a file of its own|FILE\.py:FUNCTION"):
+        grade([group(["a"])], [reward_function(call, name="r", **settings)])
+
+
+def test_a_column_that_cannot_be_sent_is_named(tmp_path: Path) -> None:
+    function = function_of(tmp_path, "def mine(completions, when):\n    return [0.0]\n", workers=1)
+    with pytest.raises(UserError, match=r"column 'when' holds what cannot be sent to one: a value of type set"):
+        grade([group(["a"], columns={"when": {1}})], [function])
+    with pytest.raises(UserError, match="column 'when' holds what cannot be sent"):
+        grade([group(["a"], columns={"when": 10**5000})], [function])
+
+
+def test_a_file_that_changes_during_a_run_is_not_taken_up_by_the_next_worker(tmp_path: Path) -> None:
+    function = function_of(tmp_path, "def mine(response):\n    return 1.0\n", workers=1)
+    grade([group(["a"])], [function])
+    (tmp_path / "my_rewards.py").write_text("def mine(response):\n    return 2.0\n")
+    assert grade([group(["a"])], [function]).scores.item() == 1.0  # the worker that runs has the old one
+    default_resources().close()
+    with pytest.raises(RunError, match=r"my_rewards\.py has changed since `mine` was loaded"):
+        grade([group(["a"])], [function])
+
+
+def test_a_file_that_loads_here_and_not_in_a_worker_stops_the_run(tmp_path: Path) -> None:
+    source = "import sys\nassert 'torch' in sys.modules, 'only here'\n\ndef mine(response):\n    return 1.0\n"
+    with pytest.raises(RunError, match=r"reward 'mine': in a worker, .*AssertionError: only here"):
+        grade([group(["a"])], [function_of(tmp_path, source, workers=1)])
+    ends = "import os, sys\nif 'torch' not in sys.modules:\n    os._exit(3)\n\ndef mine(response):\n    return 1.0\n"
+    with pytest.raises(RunError, match=r"its worker exited with 3, before its worker had loaded .*my_rewards\.py"):
+        grade([group(["a"])], [function_of(tmp_path, ends, workers=1)])
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"workers": -1}, "workers = -1 is no number of processes"),
+        ({"item_seconds": -1.0}, "item_seconds = -1.0 is no number of seconds"),
+        ({"seconds": float("inf")}, "seconds = inf is no number of seconds"),
+        ({"item_seconds": 3.0, "seconds": 2.0}, "item_seconds = 3.0 is more than seconds = 2.0 allows"),
+    ],
+)
+def test_options_that_make_no_sense_are_refused(options: dict[str, Any], says: str) -> None:
+    with pytest.raises(UserError, match=re.escape(says)):
+        RewardOptions(path="mine.py:mine", **options)
+
+
+@pytest.mark.parametrize("options", [{"workers": 1}, {"cache": True}])
+def test_rewards_of_this_package_see_to_themselves(options: dict[str, Any]) -> None:
+    with pytest.raises(UserError, match="is for functions of your own; code sees to it by itself"):
+        RewardOptions(name="code", **options)
+    assert load_reward(RewardOptions(name="code")).bounded
+
+
+def test_a_call_to_a_worker_costs_little(tmp_path: Path) -> None:
+    """It takes about 0.2 ms; a poll that sleeps between looks, or a process for each call, would take 10 and more."""
+    function = function_of(tmp_path, "def mine(response):\n    return 1.0\n", workers=1)
+    groups = [group(["a"] * 500)]
+    grade(groups, [function])
+    began = time.perf_counter()
+    grade(groups, [function])
+    assert time.perf_counter() - began < 500 * 0.01

@@ -1,0 +1,250 @@
+"""The shared-prompt forward pass is used where it computes what the model computes, and nowhere else."""
+
+import re
+from collections.abc import Callable
+from types import MethodType
+
+import peft
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils import parametrize
+from transformers import PreTrainedModel, Qwen3ForCausalLM
+
+from posttrain.errors import UserError
+from posttrain.generation.in_process import InProcessEngine
+from posttrain.models.forward import PlainForward, SharedPromptForward
+from posttrain.models.policy import Policy, as_policy
+from posttrain.training.update import group_logprobs
+from tests.support.tiny import CLASSES, DECODERS, SHAPE, plain_logprobs, request, some_prompts, tiny_model, tokenizer
+
+PROMPTS = [(3, 9, 4), (1,)]
+COMPLETIONS = [tuple(range(1, 20)), (7, 2), (5, 5, 8)]
+PROMPT_OF = [0, 0, 1]
+pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")  # transformers to peft
+
+
+def model_of(family: str, **config: object) -> PreTrainedModel:
+    """The library's own model, weights wide enough that every layer matters."""
+    model_class, config_class, extra = CLASSES[family]
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model: PreTrainedModel = model_class(config_class(**{**SHAPE, **extra, **config})).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(8 if parameter.ndim > 1 else 1)
+    return model
+
+
+def largest_gap(policy: Policy) -> float:
+    """Between the hidden states of the policy's forward pass and of the model on one unpadded row at a time."""
+    actual = policy.forward.completion_hidden(PROMPTS, COMPLETIONS, PROMPT_OF)
+    model = policy.model.base_model
+    rows = [(PROMPTS[p], tokens) for p, tokens in zip(PROMPT_OF, COMPLETIONS, strict=True)]
+    expected = [
+        model(input_ids=torch.tensor([[*prompt, *tokens[:-1]]])).last_hidden_state[0, len(prompt) - 1 :]
+        for prompt, tokens in rows
+    ]
+    return (actual - torch.cat(expected)).abs().max().item()
+
+
+ROPES: dict[str, dict[str, object]] = {
+    "default": {},
+    "linear": {"factor": 4.0},
+    "dynamic": {"factor": 4.0},
+    "yarn": {"factor": 4.0, "original_max_position_embeddings": 16},
+    "llama3": {
+        "factor": 4.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 16,
+    },
+}
+VARIANTS: dict[str, dict[str, object]] = {
+    **{name: {"rope_parameters": {"rope_type": name, "rope_theta": 100.0, **more}} for name, more in ROPES.items()},
+    "attention_bias": {"attention_bias": True},
+    "attention_dropout": {"attention_dropout": 0.5},  # off in eval mode, in which a policy's model is
+    "untied": {"tie_word_embeddings": False},
+    "one_head_each": {"num_key_value_heads": 4},
+    "eager": {"attn_implementation": "eager"},
+}
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("family", DECODERS)
+def test_what_is_not_refused_computes_what_the_model_computes(family: str, variant: str) -> None:
+    policy = as_policy(model_of(family, **VARIANTS[variant]), tokenizer())
+    assert policy.forward_reason is None
+    assert isinstance(policy.forward, SharedPromptForward)
+    assert largest_gap(policy) <= 2e-5  # float32
+
+
+# What is refused, and what is said of it.
+
+
+class Halved(nn.Linear):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) / 2
+
+
+class Scaled(Qwen3ForCausalLM):
+    pass
+
+
+class Marked(torch.Tensor):
+    """A weight that is more than its numbers, as those of quantised and sharded models are."""
+
+
+def with_adapter(model: PreTrainedModel) -> None:
+    peft.inject_adapter_in_model(peft.LoraConfig(r=2, target_modules=["v_proj"]), model)
+
+
+def with_another_kind_of_adapter(model: PreTrainedModel) -> None:
+    peft.inject_adapter_in_model(peft.IA3Config(target_modules=["down_proj"], feedforward_modules=["down_proj"]), model)
+
+
+def with_a_subclass(model: PreTrainedModel) -> None:
+    model.model.layers[1].mlp.up_proj.__class__ = Halved
+
+
+def with_a_model_class_of_its_own(model: PreTrainedModel) -> None:
+    model.__class__ = Scaled
+
+
+def with_another_module(model: PreTrainedModel) -> None:
+    model.model.layers[0].mlp.act_fn = nn.GELU()
+
+
+def with_a_hook(model: PreTrainedModel) -> None:
+    model.model.layers[1].register_forward_hook(lambda module, inputs, output: 2 * output)
+
+
+def with_a_pre_hook(model: PreTrainedModel) -> None:
+    model.model.norm.register_forward_pre_hook(lambda module, inputs: (2 * inputs[0],))
+
+
+def with_another_forward(model: PreTrainedModel) -> None:
+    norm = model.model.layers[0].input_layernorm
+    norm.forward = MethodType(lambda self, x: x, norm)
+
+
+def with_a_parametrised_weight(model: PreTrainedModel) -> None:
+    parametrize.register_parametrization(model.model.layers[0].self_attn.q_proj, "weight", nn.Tanh())
+
+
+def with_a_weight_of_another_type(model: PreTrainedModel) -> None:
+    projection = model.model.layers[1].self_attn.k_proj
+    projection.weight = nn.Parameter(projection.weight.detach().as_subclass(Marked))
+
+
+REFUSED: dict[Callable[[PreTrainedModel], None], str] = {
+    with_adapter: r"layers\.0\.self_attn\.v_proj is a peft\.tuners\.lora\.layer\.Linear",
+    with_another_kind_of_adapter: r"layers\.0\.mlp\.down_proj is a peft\.tuners\.ia3\.layer\.Linear",
+    with_a_subclass: r"layers\.1\.mlp\.up_proj is a \S*Halved, which is no layer of the qwen3 family",
+    with_a_model_class_of_its_own: r"the model is a \S*Scaled",
+    with_another_module: r"layers\.0\.mlp\.act_fn is a torch\.nn\.modules\.activation\.GELU",
+    with_a_hook: r"layers\.1 has a hook",
+    with_a_pre_hook: r"norm has a hook",
+    with_another_forward: r"layers\.0\.input_layernorm has a forward function put in place of its class's own",
+    with_a_parametrised_weight: r"layers\.0\.self_attn\.q_proj is a torch\.nn\.utils\.parametrize\.ParametrizedLinear",
+    with_a_weight_of_another_type: r"layers\.1\.self_attn\.k_proj has a weight of type \S*Marked",
+}
+
+
+@pytest.mark.parametrize("change", REFUSED, ids=lambda change: change.__name__)
+def test_a_model_that_was_changed_is_refused_with_the_place_and_runs_as_it_is(
+    change: Callable[[PreTrainedModel], None],
+) -> None:
+    model = model_of("qwen3")
+    change(model)
+    policy = as_policy(model, tokenizer())
+    assert policy.forward_reason is not None
+    assert re.match(REFUSED[change], policy.forward_reason), policy.forward_reason
+    assert isinstance(policy.forward, PlainForward)
+    assert largest_gap(policy) <= 2e-5
+
+
+CONFIGS: dict[str, tuple[str, dict[str, object]]] = {
+    "its activation is gelu, not silu": ("qwen3", {"hidden_act": "gelu"}),
+    "its MLP layers have biases": ("llama", {"mlp_bias": True}),
+    "a layer's attention is sliding_attention, not full_attention": (
+        "qwen2",
+        {"use_sliding_window": True, "sliding_window": 64, "max_window_layers": 1},
+    ),
+}
+
+
+@pytest.mark.parametrize("reason", CONFIGS)
+def test_a_family_with_other_layers_is_refused(reason: str) -> None:
+    family, config = CONFIGS[reason]
+    policy = as_policy(model_of(family, **config), tokenizer())
+    assert policy.forward_reason == reason
+    assert largest_gap(policy) <= 2e-5
+
+
+def test_another_family_is_refused_by_name() -> None:
+    reason = as_policy(tiny_model("gpt2"), tokenizer()).forward_reason
+    assert reason == "its family is gpt2, which is none of llama, qwen2, qwen3"
+
+
+def test_the_plain_pass_can_be_asked_for() -> None:
+    policy = as_policy(model_of("qwen3"), tokenizer(), forward="plain")
+    assert isinstance(policy.forward, PlainForward)
+    assert policy.forward_reason == "the plain forward pass was asked for"
+    assert largest_gap(policy) <= 2e-5
+
+
+@pytest.mark.parametrize("chosen", ["auto", "plain"])
+def test_a_copy_takes_the_same_pass_over_weights_of_its_own(chosen: str) -> None:
+    policy = as_policy(model_of("qwen3"), tokenizer(), forward=chosen)
+    copied, before = policy.copy(), policy.forward.completion_hidden(PROMPTS, COMPLETIONS, PROMPT_OF)
+    with torch.no_grad():
+        policy.model.model.norm.weight.mul_(2)
+    assert type(copied.forward) is type(policy.forward)
+    assert torch.equal(copied.forward.completion_hidden(PROMPTS, COMPLETIONS, PROMPT_OF), before)
+    assert not torch.equal(policy.forward.completion_hidden(PROMPTS, COMPLETIONS, PROMPT_OF), before)
+
+
+@pytest.mark.parametrize("chosen", ["auto", "plain"])
+def test_nothing_outgrows_the_length_at_which_longrope_changes_every_angle(chosen: str) -> None:
+    # Beyond it angles depend on the longest row beside a row, and the cache holds keys of other angles.
+    rope = {"rope_type": "longrope", "rope_theta": 100.0, "short_factor": [1.0, 1.5], "long_factor": [3.0, 9.0]}
+    model = model_of("llama", rope_parameters={**rope, "original_max_position_embeddings": 16})
+    policy = as_policy(model, tokenizer(), forward=chosen)
+    groups = InProcessEngine(policy).rollout(some_prompts((3, 9)), request(4, 30))
+    lengths = [len(group.prompt.tokens) + len(rollout.tokens) for group in groups for rollout in group.rollouts]
+    assert max(lengths) == 16
+    rows = [(group.prompt.tokens, rollout.tokens) for group in groups for rollout in group.rollouts]
+    expected = torch.cat([plain_logprobs(model, *row) for row in rows]).double()
+    sampled = torch.tensor([p for group in groups for r in group.rollouts for p in r.logprobs], dtype=torch.float64)
+    trained = group_logprobs(policy, groups, temperature=1.0, max_tokens=1000)
+    torch.testing.assert_close(sampled, expected, rtol=0, atol=1e-4)
+    torch.testing.assert_close(trained, expected, rtol=0, atol=1e-4)
+
+
+# What is no policy at all.
+
+
+def test_an_adapter_on_the_output_layer_is_an_error_because_logits_are_taken_from_its_matrix() -> None:
+    model = model_of("qwen3", tie_word_embeddings=False)
+    peft.inject_adapter_in_model(peft.LoraConfig(r=2, target_modules=["q_proj", "lm_head"]), model)
+    with pytest.raises(UserError, match=r"output layer is a peft\.tuners\.lora\.layer\.Linear, not torch\.nn\.Linear"):
+        as_policy(model, tokenizer())
+
+
+def test_a_hook_on_the_output_layer_is_an_error_because_that_layer_is_not_called() -> None:
+    model = model_of("qwen3")
+    model.lm_head.register_forward_hook(lambda module, inputs, output: output / 2)
+    with pytest.raises(UserError, match="its output layer has a hook, which is not supported"):
+        as_policy(model, tokenizer())
+
+
+def test_a_wrapper_that_does_more_than_its_layers_is_an_error() -> None:
+    config = peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=2)
+    with pytest.raises(UserError, match="PROMPT_TUNING may do more than its layers do"):
+        as_policy(peft.get_peft_model(model_of("qwen3"), config), tokenizer())
+
+
+def test_a_module_that_is_no_model_of_transformers_is_an_error() -> None:
+    with pytest.raises(UserError, match="a Linear is no model of transformers"):
+        as_policy(nn.Linear(2, 2), tokenizer())

@@ -1,0 +1,130 @@
+"""A network learns the reward of demonstrations, and generalises it to states where it has seen nobody."""
+
+import numpy as np
+import pytest
+import torch
+
+from posttrain.irl.episode_sampling import sample_demonstrations
+from posttrain.irl.grids import IcyGridWorld
+from posttrain.irl.planning import Problem, soft_policy_iteration
+from posttrain.neural_irl import NeuralIRL
+from tests.support.irl_worlds import random_world, slopes
+
+
+def fitted(*, shuffled: bool):
+    """A 5 × 5 grid whose reward falls with the distance from a spot, shown to the network as coordinates."""
+    world = IcyGridWorld(5, slip=0.2, terminal=())
+    y, x = np.divmod(np.arange(25), 5)
+    reward = -((x - 3.0) ** 2 + (y - 1.0) ** 2) / 4
+    policy = soft_policy_iteration(Problem(mdp=world, reward=reward, discount=0.9)).policy
+    walks = sample_demonstrations(world, policy, num_episodes=60, rng=np.random.default_rng(0), max_steps=60)
+    torch.manual_seed(0)
+    network = torch.nn.Sequential(torch.nn.Linear(2, 32), torch.nn.Tanh(), torch.nn.Linear(32, 1)).double()
+    inputs = torch.tensor(np.stack([x, y], axis=1) / 4)
+    if shuffled:
+        inputs = inputs[torch.tensor(np.random.default_rng(1).permutation(25))]
+    fit = NeuralIRL(discount=0.9, num_steps=300).fit(world, network, inputs, walks)
+    return reward, policy, fit
+
+
+def test_a_network_learns_where_the_demonstrator_wants_to_be() -> None:
+    reward, policy, fit = fitted(shuffled=False)
+    assert fit.gaps[-1] < 0.1 * fit.gaps[0]
+    assert np.corrcoef(fit.reward, reward)[0, 1] > 0.9
+    assert np.abs(fit.policy - policy).mean() < 0.03
+
+
+def test_from_inputs_that_say_nothing_it_learns_no_such_thing() -> None:
+    reward, policy, fit = fitted(shuffled=True)
+    assert np.corrcoef(fit.reward, reward)[0, 1] < 0.75
+    assert np.abs(fit.policy - policy).mean() > 0.06
+
+
+@pytest.mark.parametrize(("horizon", "temperature"), [(None, 0.5), (9, 2.0)])
+def test_the_networks_gradient_is_that_of_the_dual(horizon, temperature) -> None:
+    """Central differences in every parameter.  Fitting for two steps takes one, whose gradient the network keeps."""
+    rng = np.random.default_rng(0)
+    mdp = random_world(rng)
+    walks = sample_demonstrations(
+        mdp, rng.dirichlet(np.ones(3), 6), num_episodes=30, rng=rng, max_steps=horizon or 1000
+    )
+    irl = NeuralIRL(discount=0.9, horizon=horizon, temperature=temperature, num_steps=2)
+    dual = irl.state_dual(mdp, walks)
+    torch.manual_seed(0)
+    network = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Tanh(), torch.nn.Linear(4, 1)).double()
+    inputs = torch.randn(6, 3, dtype=torch.float64)
+
+    def value(parameters: np.ndarray) -> np.ndarray:
+        torch.nn.utils.vector_to_parameters(torch.tensor(parameters), network.parameters())
+        with torch.no_grad():
+            return np.array(dual.at(network(inputs).reshape(-1).numpy()).value)
+
+    before = torch.nn.utils.parameters_to_vector(network.parameters()).detach().numpy().copy()
+    expected = slopes(value, before)
+    value(before)
+    irl.fit(mdp, network, inputs, walks)
+    taken = np.concatenate([parameter.grad.numpy().ravel() for parameter in network.parameters()])
+    np.testing.assert_allclose(taken, expected, rtol=0, atol=1e-6 * np.abs(expected).max())
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"discount": 1.5}, "discount = 1.5"),
+        ({"temperature": 0.0}, "temperature = 0.0"),
+        ({"horizon": 0}, "horizon = 0"),
+        ({"tolerance": -1.0}, "tolerance = -1.0"),
+    ],
+)
+def test_settings_of_no_problem_are_refused_at_once(given, message) -> None:
+    with pytest.raises(ValueError, match=message):
+        NeuralIRL(**given)
+
+
+def test_a_network_that_gives_no_reward_for_each_state_is_refused() -> None:
+    world = IcyGridWorld(3, terminal=())
+    walks = sample_demonstrations(
+        world, np.full((9, 4), 0.25), num_episodes=1, rng=np.random.default_rng(0), max_steps=3
+    )
+    with pytest.raises(ValueError, match="gives 18 rewards for 9 states"):
+        NeuralIRL(discount=0.1).fit(world, torch.nn.Linear(2, 2), torch.zeros(9, 2), walks)
+    with pytest.raises(ValueError, match="no parameter that requires a gradient"):
+        NeuralIRL(discount=0.1).fit(world, torch.nn.Flatten(0), torch.zeros(9, 1), walks)
+
+
+@pytest.mark.filterwarnings("ignore:.* demonstrations are truncated")
+def test_it_stops_at_the_last_step_or_at_the_tolerance_and_shows_each_to_who_watches() -> None:
+    world = IcyGridWorld(3, terminal=())
+    walks = sample_demonstrations(
+        world, np.full((9, 4), 0.25), num_episodes=5, rng=np.random.default_rng(0), max_steps=9
+    )
+    network, seen = torch.nn.Linear(9, 1, bias=False).double(), []
+    inputs = torch.eye(9, dtype=torch.float64)
+    fit = NeuralIRL(discount=0.9, num_steps=4, tolerance=1e-12).fit(
+        world, network, inputs, walks, watch=lambda numbers: seen.append(numbers)
+    )
+    assert seen == [{"gap": gap} for gap in fit.gaps.tolist()]
+    assert len(seen) == 4
+    assert fit.reward.tolist() == network.weight.flatten().tolist(), "those of the policy, not of a step further"
+    assert len(NeuralIRL(discount=0.9, num_steps=4, tolerance=100.0).fit(world, network, inputs, walks).gaps) == 1
+    numbers = torch.nn.Embedding(9, 1).double()
+    torch.nn.init.constant_(numbers.weight[3], np.nan)
+    with pytest.raises(ValueError, match="step 0: the network's reward of state 3 is not finite"):
+        NeuralIRL(discount=0.9).fit(world, numbers, torch.arange(9), walks)
+
+
+@pytest.mark.filterwarnings("ignore:.* demonstrations are truncated")
+def test_a_reward_for_each_state_moves_by_its_own_visits() -> None:
+    """With one free number per state Adam's first step is ± the learning rate: up where demonstrations were oftener."""
+    world = IcyGridWorld(3, terminal=())
+    walks = sample_demonstrations(
+        world, np.full((9, 4), 0.25), num_episodes=5, rng=np.random.default_rng(0), max_steps=9
+    )
+    network = torch.nn.Linear(9, 1, bias=False).double()
+    torch.nn.init.zeros_(network.weight)
+    irl = NeuralIRL(discount=0.9, num_steps=2, learning_rate=0.05, weight_decay=0.0)
+    fit = irl.fit(world, network, torch.eye(9, dtype=torch.float64), walks)
+    dual = irl.state_dual(world, walks)
+    np.testing.assert_allclose(fit.reward, -0.05 * np.sign(dual.at(np.zeros(9)).gradient), rtol=1e-5)
+    with pytest.raises(ValueError, match="demonstration 0 was truncated"):
+        NeuralIRL(discount=1.0).state_dual(world, walks)

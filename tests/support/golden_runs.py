@@ -1,0 +1,191 @@
+"""Runs whose numbers are kept, through the real loops in float64: what golden.json holds is made here.
+
+Two runs by reward go through `train` from the first evaluation to the last: one with the KL in the loss, full metrics and
+a moving reference, one with the KL in the reward, dynamic sampling, length punishment and a probe of its task.  Both take
+two epochs of two mini-batches each step, and neither scores every rollout.  A third is supervised.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+import torch
+from torch import Tensor
+
+from posttrain.config import Config, SftConfig
+from posttrain.models.rendering import TokenizerRenderer
+from posttrain.options.countdown import CountdownOptions
+from posttrain.options.demonstrator import Demonstrator
+from posttrain.options.model import ModelOptions
+from posttrain.options.rollout import RolloutOptions
+from posttrain.options.training import (
+    CheckpointOptions,
+    EvaluationOptions,
+    ReferenceOptions,
+    RunOptions,
+    SftOptions,
+    UpdateOptions,
+)
+from posttrain.records import Group, Prompt
+from posttrain.rewards.grading.function import reward_function
+from posttrain.runs.folder import RunFolder
+from posttrain.tasks.countdown.countdown_task import CountdownTask
+from posttrain.training import rl, session, sft
+from tests.support import tiny
+from tests.support.tiny import some_prompts, tiny_policy, tokenizer
+
+UNSCORED = 7
+"""A completion that begins with this token is scored by no function."""
+NUM_STEPS = 6
+LENGTHS = [3, 6, 1, 4]
+
+
+def mostly_even(completion_ids: Sequence[Sequence[int]], **columns: object) -> list[float | None]:
+    """1 for a completion most of whose tokens are even."""
+    return [
+        None if ids[0] == UNSCORED else float(sum(t % 2 == 0 for t in ids) > len(ids) / 2) for ids in completion_ids
+    ]
+
+
+def variety(completion_ids: Sequence[Sequence[int]], **columns: object) -> list[float | None]:
+    """Share of a completion's tokens that are different."""
+    return [None if ids[0] == UNSCORED else len(set(ids)) / len(ids) for ids in completion_ids]
+
+
+class TokenTask:
+    """Prompts of random tokens; a probe says how often a completion that may not say `0` has its first tokens again."""
+
+    name = "tokens"
+    closing_tags: tuple[str, ...] = ("0",)
+    reward_functions = ()
+
+    def prompts(self, step: int, draws: range) -> list[Prompt]:
+        return [some_prompts([LENGTHS[draw % 4]], seed=100 * step + draw)[0] for draw in draws]
+
+    def held_out(self) -> list[Prompt]:
+        return some_prompts([2, 5, 3], seed=7)
+
+    def longest_prompts(self) -> list[Prompt]:
+        return some_prompts(LENGTHS, seed=8)
+
+    def statistics(self, groups: Sequence[Group]) -> dict[str, float]:
+        longest = [max(len(rollout.tokens) for rollout in group.rollouts) for group in groups]
+        return {"longest": sum(longest) / len(longest)}
+
+    def found(self, prompt: Prompt, completion: str) -> bool:
+        return completion.count(completion[:1]) > 1
+
+
+def config(folder: Path, **sections: Any) -> Config:
+    """A recipe of six steps, each of 4 × 4 completions and four updates."""
+    return Config(
+        model=ModelOptions(),
+        rollout=RolloutOptions(
+            prompts_per_step=4, group_size=4, max_completion_tokens=10, temperature=0.9, max_rows=12
+        ),
+        update=UpdateOptions(
+            learning_rate=1e-2,
+            warmup_steps=3,
+            schedule="cosine",
+            weight_decay=0.1,
+            tokens_per_microbatch=60,
+            epochs_per_step=2,
+            minibatches_per_epoch=2,
+            measure_entropy=True,
+        ),
+        evaluation=EvaluationOptions(every_steps=2, samples=8, brief_problems=2),
+        checkpoint=CheckpointOptions(every_steps=0),
+        run=RunOptions(folder=str(folder), num_steps=NUM_STEPS, threads=1),
+        **sections,
+    )
+
+
+RUNS: Mapping[str, dict[str, Any]] = {
+    "kl_in_the_loss": {
+        "algorithm": {"name": "grpo", "kl": {"coefficient": 0.05}},
+        "reference": ReferenceOptions(refresh_every=4),
+    },
+    "kl_in_the_reward": {
+        "algorithm": {
+            "name": "dapo",
+            "kl": {"coefficient": 0.05, "estimator": "k1", "place": "reward"},
+            "overlong": {"buffer": 0.3, "penalty": 0.5},
+        }
+    },
+}
+REWARDS = {"kl_in_the_loss": [(mostly_even, 1.0), (variety, 0.5)], "kl_in_the_reward": [(mostly_even, 1.0)]}
+
+
+def run_by_reward(name: str, folder: Path) -> dict[str, Any]:
+    """Everything in the run's folder that is a number and no time, and its last weights."""
+    policy = tiny_policy()
+    with pytest.MonkeyPatch().context() as patch:
+        patch.setattr(session, "load_policy", lambda options: policy)
+        patch.setattr(session, "load_task", lambda *arguments, **options: TokenTask())
+        functions = [reward_function(call, weight=weight) for call, weight in REWARDS[name]]
+        run = rl.train(config(folder, **RUNS[name]), rewards=functions)
+    kept = {key: run.summary[key] for key in ("before", "after", "tokens")}
+    return {**kept, "metrics": metrics(folder), "rollouts": rollouts(folder), "weights": checksum(policy.model)}
+
+
+def supervised_run(folder: Path) -> dict[str, Any]:
+    """Four steps on demonstrations of Countdown, with held-out ones."""
+    with pytest.MonkeyPatch().context() as patch:
+        patch.setitem(tiny.SHAPE, "vocab_size", len(tokenizer()))
+        patch.setitem(tiny.SHAPE, "max_position_embeddings", 160)
+        policy = tiny_policy()
+    options = CountdownOptions()
+    lessons = sft.DemonstrationSet(
+        policy=policy,
+        task=CountdownTask(options, TokenizerRenderer(tokenizer()), seed=0),
+        demonstrator=Demonstrator(give_up=0.9, max_tries=1),
+        seed=0,
+        num_different=0,
+    )
+    recipe = SftConfig(
+        sft=SftOptions(
+            learning_rate=1e-2,
+            warmup_steps=2,
+            tokens_per_batch=200,
+            tokens_per_microbatch=100,
+            eval_every=2,
+            eval_size=3,
+        ),
+        run=RunOptions(folder=str(folder), num_steps=4, threads=1),
+    )
+    with RunFolder.create(folder, "{}") as opened:
+        sft.fit(recipe, lessons, opened, resume=False)
+    summary = json.loads((folder / "summary.json").read_text())
+    kept = {key: summary[key] for key in ("eval_loss", "best_eval_loss", "tokens", "examples")}
+    return {**kept, "metrics": metrics(folder), "weights": checksum(policy.model)}
+
+
+def metrics(folder: Path) -> list[dict[str, Any]]:
+    """The lines of metrics.jsonl without what the clock says."""
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    timed = ("step_time", "tokens_per_second", "seconds/")
+    return [{name: value for name, value in line.items() if not name.startswith(timed)} for line in lines]
+
+
+def rollouts(folder: Path) -> list[dict[str, Any]]:
+    """What the rollout files say of rewards and advantages, step by step."""
+    columns = ["draw", "sample", "tokens", "reward", "advantage"]
+    files = sorted((folder / "rollouts").glob("*.parquet"))
+    return [pq.read_table(file, columns=columns).to_pydict() for file in files]
+
+
+def checksum(model: Any) -> list[float]:
+    """Two numbers that no exchange of weights leaves alone."""
+    final: Tensor = torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
+    return [final.norm().item(), (final @ torch.linspace(-1, 1, len(final), dtype=torch.float64)).item()]
+
+
+def all_runs(folder: Path) -> dict[str, Any]:
+    """Every run by its name."""
+    return {
+        **{name: run_by_reward(name, folder / name) for name in RUNS},
+        "supervised": supervised_run(folder / "supervised"),
+    }

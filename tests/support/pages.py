@@ -1,0 +1,61 @@
+"""Pages whose blocks are programs, files and commands: reading them, and running what they say."""
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+METRICS_PAGE = Path(__file__).parents[2] / "docs" / "metrics.md"
+
+Block = tuple[str, str, str]
+"""Language, the file that it is given as (or nothing), and text."""
+
+
+def blocks(page: str) -> list[Block]:
+    """The fenced blocks of a page."""
+    return re.findall(r"^```(\w+)(?: (\S+))?\n(.*?)^```$", page, flags=re.MULTILINE | re.DOTALL)
+
+
+def programs(found: Sequence[Block]) -> list[str]:
+    """The blocks of Python that are no files."""
+    return [text for language, name, text in found if language == "python" and not name]
+
+
+def commands(page: str) -> list[str]:
+    """The lines that are typed."""
+    return [line.removeprefix("$ ") for line in re.findall(r"^\$ .*$", page, flags=re.MULTILINE)]
+
+
+def write_files(found: Sequence[Block], folder: Path) -> None:
+    """Write the files that a page gives, under the names it gives them."""
+    for _, name, text in found:
+        if name:
+            (folder / name).write_text(text, encoding="utf-8")
+
+
+def python(arguments: Sequence[str], folder: Path) -> subprocess.CompletedProcess[str]:
+    """Run Python in a folder, with room for wide lines."""
+    environment = {**os.environ, "COLUMNS": "200"}
+    return subprocess.run(
+        [sys.executable, *arguments],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+
+
+def posttrain(arguments: Sequence[str], folder: Path) -> subprocess.CompletedProcess[str]:
+    """Run the command."""
+    return python(["-m", "posttrain.cli", *arguments], folder)
+
+
+def documented(name: str) -> bool:
+    """Whether a table row of docs/metrics.md names this metric; `<fn>` stands for one part of a name."""
+    names = re.findall(r"^\| `([^`]+)`", METRICS_PAGE.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    patterns = [re.sub(r"<\w+>", "[^/]+", re.escape(row).replace(r"\<", "<").replace(r"\>", ">")) for row in names]
+    return any(re.fullmatch(pattern, name) for pattern in patterns)

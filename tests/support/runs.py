@@ -1,0 +1,163 @@
+"""Runs of a very small model through the real command, each in a process of its own, and what two runs must share.
+
+The processes are forked from one that has loaded torch and transformers already, and has done nothing else: a run then
+takes a second instead of five.  `python -m posttrain` itself is tested in test_rl_command.py.
+"""
+
+import json
+import multiprocessing
+import os
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from posttrain.models.new_model import new_model, new_tokenizer
+from posttrain.options.new_model import NewModelOptions
+from tests.support.accidents import Accident, arrange
+
+SHAPE = NewModelOptions(hidden_size=16, mlp_size=24, num_layers=1, num_heads=2, num_kv_heads=1, max_positions=96)
+NO_ACCIDENT = Accident()
+PRELOADED = ["posttrain.training.rl", "posttrain.training.sft", "posttrain.runs.curves", "posttrain.commands.rl"]
+
+
+def save_tiny_model(folder: Path, *, seed: int = 0) -> Path:
+    """A random one-layer model with the tokenizer of the bundled one."""
+    tokenizer = new_tokenizer()
+    new_model(SHAPE, tokenizer, seed=seed).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def tiny_recipe(folder: Path, **sections: Any) -> Path:
+    """A recipe of four quick steps of the model beside the folder: `folder/recipe.yaml`, which writes `folder/run`."""
+    folder.mkdir(exist_ok=True)
+    shutil.copy(Path(__file__).with_name("dice.py"), folder)
+    content: dict[str, Any] = {
+        "model": {"path": str(folder.parent / "model")},
+        "task": {"name": "countdown", "held_out_size": 4},
+        "algorithm": {"name": "grpo"},
+        "rollout": {"prompts_per_step": 4, "group_size": 4, "max_completion_tokens": 6},
+        "update": {"learning_rate": 1e-2, "tokens_per_microbatch": 256},
+        "evaluation": {"every_steps": 2, "samples": 2, "brief_problems": 3},
+        "checkpoint": {"every_steps": 2},
+        "run": {"folder": str(folder / "run"), "num_steps": 4, "threads": 1},
+    }
+    for name, options in sections.items():
+        content[name] = {**content[name], **options} if name in content else options
+    path = folder / "recipe.yaml"
+    path.write_text(yaml.safe_dump({"rewards": [{"path": f"{folder}/dice.py:dice"}], **content}))
+    return path
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a command ended: its exit code (minus the signal that killed it), and what it printed."""
+
+    code: int
+    out: str
+    err: str
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command that is running."""
+
+    process: BaseProcess
+    log: Path
+
+    def ended(self, timeout: float = 300) -> Ended:
+        """Wait for it."""
+        self.process.join(timeout)
+        assert self.process.exitcode is not None, f"still running after {timeout} s: {self.log.read_text()}"
+        return Ended(self.process.exitcode, self.log.read_text(), self.log.with_suffix(".err").read_text())
+
+    def wait_until(self, happened: Callable[[], bool], timeout: float = 300) -> None:
+        """Look many times a second."""
+        deadline = time.monotonic() + timeout
+        while not happened():
+            assert self.process.is_alive(), f"ended too early: {self.log.read_text()}"
+            assert time.monotonic() < deadline, f"never happened: {self.log.read_text()}"
+            time.sleep(0.002)
+
+    def signal(self, number: int) -> None:
+        """Send it a signal."""
+        assert self.process.pid is not None
+        os.kill(self.process.pid, number)
+
+
+def start(*argv: object, folder: Path, accident: Accident = NO_ACCIDENT) -> Command:
+    """Begin `posttrain ARGV` in a folder."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(PRELOADED)
+    log = folder / f"log-{len(list(folder.glob('log-*.out')))}.out"
+    arguments = [str(each) for each in argv]
+    process = context.Process(target=run_command, args=(arguments, str(folder), str(log), accident), daemon=True)
+    process.start()
+    return Command(process, log)
+
+
+def command(*argv: object, folder: Path, accident: Accident = NO_ACCIDENT) -> Ended:
+    """`posttrain ARGV`, run to its end."""
+    return start(*argv, folder=folder, accident=accident).ended()
+
+
+def run_command(argv: Sequence[str], folder: str, log: str, accident: Accident) -> None:
+    """In the new process: what `python -m posttrain` does."""
+    from posttrain.cli import main
+
+    for descriptor, path in ((1, log), (2, log.removesuffix(".out") + ".err")):
+        os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND), descriptor)
+    os.chdir(folder)
+    arrange(accident)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where the tests run in the background
+    code = main(argv)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    sys.exit(code)
+
+
+def untimed(record: Mapping[str, Any]) -> dict[str, Any]:
+    """A metrics line without what the clock decides: docs/metrics.md names these."""
+    timed = ("step_time", "tokens_per_second", "seconds/")
+    return {name: value for name, value in record.items() if not name.startswith(timed)}
+
+
+def metrics_of(run: Path) -> list[dict[str, Any]]:
+    """The metrics of every step, without the timed ones."""
+    return [untimed(json.loads(line)) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+def contents(run: Path) -> dict[str, Any]:
+    """All in a run folder that must not depend on interruptions; files as bytes."""
+    found: dict[str, Any] = {"metrics": metrics_of(run)}
+    files = [path for path in sorted(run.rglob("*")) if path.is_file()]
+    for path in files:
+        name = path.relative_to(run).as_posix()
+        if path.suffix in (".safetensors", ".parquet") or name == "scores.jsonl":
+            found[name] = path.read_bytes()
+        elif name == "summary.json":
+            summary = json.loads(path.read_bytes())
+            found[name] = {key: summary[key] for key in ("before", "after", "tokens", "versions", "device")}
+        elif path.name == "state.json":
+            state = json.loads(path.read_bytes())
+            state["run"].pop("seconds")
+            found[name] = state
+        else:
+            found[name] = "is there"  # names the folder, or holds times
+    return found
+
+
+def require_same(run: Path, other: Path) -> None:
+    """Two run folders must hold the same, bit for bit."""
+    mine, theirs = contents(run), contents(other)
+    assert mine.keys() == theirs.keys()
+    for name in mine:
+        assert mine[name] == theirs[name], name

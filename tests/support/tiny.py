@@ -1,0 +1,248 @@
+"""Tiny random models of every family, exact in float64, and what the tests of sampling and training say about them.
+
+Hugging Face computes norms and rotary angles in float32 whatever the model's type; here both are replaced by float64
+ones, so that in float64 two ways to compute a number differ by rounding alone.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cache
+from types import MethodType
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from transformers import (
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
+
+from posttrain.algorithms.table import Algorithm
+from posttrain.batch import Batch, Judged, collate
+from posttrain.generation.request import Request
+from posttrain.generation.streams import StreamKey
+from posttrain.models.forward import SharedPromptForward
+from posttrain.models.new_model import new_tokenizer
+from posttrain.models.policy import Policy, as_policy
+from posttrain.options.sampling import Sampling
+from posttrain.options.training import UpdateOptions
+from posttrain.records import Finish, Group, Prompt, Rollout
+from posttrain.training.update import Objective, update
+
+VOCAB, STOP_IDS = 24, (5, 11)
+DECODERS = ("qwen3", "llama", "qwen2")
+FAMILIES = (*DECODERS, "gpt2")
+
+SHAPE = {
+    "vocab_size": VOCAB,
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+    "bos_token_id": None,
+    "eos_token_id": list(STOP_IDS),
+    "pad_token_id": None,
+}
+CLASSES = {
+    "qwen3": (Qwen3ForCausalLM, Qwen3Config, {"head_dim": 8, "tie_word_embeddings": True}),  # 4 × 8 is not 16
+    "llama": (LlamaForCausalLM, LlamaConfig, {"attention_bias": True}),
+    "qwen2": (Qwen2ForCausalLM, Qwen2Config, {}),
+}
+
+
+class ExactRotary(nn.Module):
+    """Rotary angles in the model's own type: position · θ^(-2i/width), θ = 10,000."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.width = width
+
+    def forward(self, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
+        rates = 10_000.0 ** (-torch.arange(0, self.width, 2, dtype=torch.float64) / self.width)
+        angles = (position_ids[..., None].double() * rates).repeat(1, 1, 2)
+        return angles.cos().to(x.dtype), angles.sin().to(x.dtype)
+
+
+def exact_norm(self: nn.Module, x: Tensor) -> Tensor:
+    """RMSNorm without the detour through float32."""
+    return self.weight * x * torch.rsqrt(x.square().mean(-1, keepdim=True) + self.variance_epsilon)
+
+
+def tiny_model(
+    family: str, dtype: torch.dtype = torch.float64, *, seed: int = 0, exact: bool = True
+) -> PreTrainedModel:
+    """Weights are uniform numbers from numpy, the same on every machine; no norm is 1 and no bias 0.
+
+    Without `exact` norms and rotary angles are the library's own, through float32.
+    """
+    if family == "gpt2":
+        config = GPT2Config(
+            vocab_size=VOCAB,
+            n_embd=16,
+            n_layer=2,
+            n_head=4,
+            n_positions=64,
+            eos_token_id=list(STOP_IDS),
+            bos_token_id=0,
+        )
+        model: PreTrainedModel = GPT2LMHeadModel(config)
+    else:
+        model_class, config_class, extra = CLASSES[family]
+        model = model_class(config_class(**SHAPE, **extra))
+        if exact:
+            model.model.rotary_emb = ExactRotary(getattr(model.config, "head_dim", None) or 16 // 4)
+            for module in model.modules():
+                if type(module).__name__.endswith("RMSNorm"):
+                    module.forward = MethodType(exact_norm, module)
+    random = np.random.Generator(np.random.Philox(seed))
+    model = model.to(dtype)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            numbers = torch.from_numpy(random.random(parameter.shape) * 2 - 1)
+            centre = 1.0 if "norm.weight" in name or ".ln_" in name else 0.0
+            parameter.copy_(centre + 0.35 * numbers)
+    return model
+
+
+@cache
+def tokenizer() -> PreTrainedTokenizerFast:
+    """Ids below VOCAB are <|end|>, <|pad|> and single characters; that of the model's stop ids are not special."""
+    made = new_tokenizer()
+    made.eos_token = None
+    return made
+
+
+def tiny_policy(
+    family: str = "qwen3", dtype: torch.dtype = torch.float64, *, seed: int = 0, compute: str = "float32"
+) -> Policy:
+    """As the library makes it; `compute="bfloat16"` is its mixed precision."""
+    policy = as_policy(tiny_model(family, dtype, seed=seed), tokenizer(), dtype=compute)
+    if family not in DECODERS:
+        return policy
+    # The exact norms are none of the family's layers, and are refused as they should be; here we know what they do.
+    return replace(policy, forward=SharedPromptForward(policy.model, policy.compute_dtype), forward_reason=None)
+
+
+def twin(policy: Policy) -> Policy:
+    """A copy that can be trained apart."""
+    return policy.copy()
+
+
+def through_its_own_forward(policy: Policy) -> Policy:
+    """The same weights through the plain forward pass: what any model gets that the shared-prompt one does not know."""
+    return as_policy(twin(policy).model, policy.tokenizer, forward="plain")
+
+
+def some_prompts(lengths: Sequence[int], *, seed: int = 1) -> list[Prompt]:
+    """Prompts of random tokens, of given lengths."""
+    random = np.random.Generator(np.random.Philox(seed))
+    return [
+        Prompt(id=f"p{i}", text="", tokens=tuple(random.integers(VOCAB, size=length).tolist()))
+        for i, length in enumerate(lengths)
+    ]
+
+
+def request(
+    group_size: int = 3,
+    limit: int = 12,
+    sampling: Sampling | None = None,
+    *,
+    key: StreamKey | None = None,
+    suppressed: tuple[int, ...] = (),
+) -> Request:
+    return Request(
+        group_size=group_size,
+        max_completion_tokens=limit,
+        sampling=sampling or Sampling(),
+        key=key or StreamKey(0, "test", 1),
+        suppressed=suppressed,
+    )
+
+
+@torch.no_grad()
+def next_logprobs(model: PreTrainedModel, prefix: Sequence[int], temperature: float = 1.0) -> Tensor:
+    """log π of every token after a prefix: one plain call of the Hugging Face model, no cache, no padding."""
+    logits = model(input_ids=torch.tensor([list(prefix)]), use_cache=False).logits[0, -1]
+    return torch.log_softmax(logits.double() / temperature, dim=-1)
+
+
+def plain_logprobs(
+    model: PreTrainedModel, prompt: Sequence[int], completion: Sequence[int], temperature: float = 1.0
+) -> Tensor:
+    """log π of each completion token, with gradients: one unpadded row through the Hugging Face model."""
+    row = torch.tensor([[*prompt, *completion]])
+    logits = model(input_ids=row, use_cache=False).logits[0, len(prompt) - 1 : -1] / temperature
+    return torch.log_softmax(logits, dim=-1).gather(1, torch.tensor(completion)[:, None])[:, 0]
+
+
+def written_group(
+    prompt: Sequence[int], completions: Sequence[Sequence[int]], *, name: str = "p", draw: int = 0
+) -> Group:
+    """A group of given completions whose behaviour log-probs are made up: -1, -1.1, -1.2, ..."""
+    rollouts = tuple(
+        Rollout(
+            sample=i,
+            tokens=tuple(tokens),
+            logprobs=tuple(-1 - 0.1 * t for t in range(len(tokens))),
+            finish=Finish.STOP,
+            text="",
+        )
+        for i, tokens in enumerate(completions)
+    )
+    return Group(prompt=Prompt(id=name, text="", tokens=tuple(prompt)), draw=draw, rollouts=rollouts)
+
+
+def batch_of(
+    groups: Sequence[Group], advantages: Sequence[Sequence[float]], algorithm: Algorithm, **options: object
+) -> Batch:
+    """The batch of scored groups with given advantages."""
+    numbers = torch.tensor(advantages, dtype=torch.float64)
+    scored = options.pop("scored", torch.ones_like(numbers, dtype=torch.bool))
+    reference = options.pop("reference_logprobs", None)
+    judged = Judged(groups=groups, advantages=numbers, scored=scored, reference_logprobs=reference)
+    keep = {"keep_zero_advantages": algorithm.kl is not None and algorithm.kl.place == "loss", **options}
+    return collate(judged, algorithm.token_weights, max_completion_tokens=16, **keep)
+
+
+def gradient_of_update(
+    policy: Policy, batch: Batch, objective: Objective, *, tokens_per_microbatch: int = 10_000
+) -> tuple[Tensor, dict[str, float]]:
+    """The whole gradient that an update applies, as one vector, and the update's metrics; the policy stays as it is.
+
+    A step of gradient descent at rate 1 without clipping moves the weights by exactly that.
+    """
+    moved = twin(policy)
+    optimizer = torch.optim.SGD(moved.model.parameters(), lr=1.0)
+    options = UpdateOptions(max_grad_norm=float("inf"), tokens_per_microbatch=tokens_per_microbatch)
+    metrics = update(moved, optimizer, batch, objective, options, 1.0)
+    return weights(policy) - weights(moved), metrics
+
+
+def weights(policy: Policy) -> Tensor:
+    """All parameters as one vector."""
+    return torch.cat([parameter.detach().double().flatten() for parameter in policy.model.parameters()])
+
+
+def flat_gradient(policy: Policy) -> Tensor:
+    """The gradients of all parameters as one vector, zero where there is none."""
+    return torch.cat(
+        [
+            (torch.zeros_like(parameter) if parameter.grad is None else parameter.grad).double().flatten()
+            for parameter in policy.model.parameters()
+        ]
+    )
+
+
+def relative_distance(actual: Tensor, expected: Tensor) -> float:
+    """‖a - e‖ / ‖e‖."""
+    return ((actual - expected).norm() / expected.norm()).item()

@@ -1,0 +1,123 @@
+"""No circle of imports: whatever a module needs can be read, tested and moved before the module itself.
+
+Imports inside functions count as well as those at the top: they put a circle off until somebody calls the function, and
+a reader goes round it all the same.  So do those for type checkers alone.
+"""
+
+import ast
+import sys
+from collections import deque
+from collections.abc import Iterator, Mapping
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parents[1] / "src" / "posttrain"
+
+Imports = Mapping[str, Mapping[str, int]]
+"""For each module those that it imports, with the line that first does."""
+
+
+def modules_of(package: Path) -> dict[str, Path]:
+    """Every module by its dotted name; a package has the name of its folder."""
+    files: dict[str, Path] = {}
+    for path in sorted(package.rglob("*.py")):
+        parts = path.relative_to(package.parent).with_suffix("").parts
+        files[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return files
+
+
+def names_imported(path: Path) -> Iterator[tuple[str, int]]:
+    """What a file imports, at whatever depth, with its line; `from a import b` may mean `a.b` or `a`, so it is both."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, node.lineno) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}:{node.lineno}: write imports in full"
+            yield from ((f"{node.module}.{alias.name}", node.lineno) for alias in node.names)
+
+
+def import_graph(package: Path) -> Imports:
+    """Who imports whom among the modules of a package.
+
+    A name without dots can be a neighbour in the same folder: the files that run inside the sandbox are alone there.
+    """
+    files = modules_of(package)
+    graph: dict[str, dict[str, int]] = {module: {} for module in files}
+    for module, path in files.items():
+        for name, line in names_imported(path):
+            first = name.partition(".")[0]
+            neighbour = f"{module.rpartition('.')[0]}.{first}"
+            known = {package.name, *sys.stdlib_module_names}
+            candidates = [name, name.rpartition(".")[0]] if first in known else [neighbour]
+            imported = next((each for each in candidates if each in files), None)
+            if imported is not None:
+                graph[module].setdefault(imported, line)
+    return graph
+
+
+def shortest_way_back(graph: Imports, module: str) -> list[str] | None:
+    """The fewest imports that lead from a module to itself: the modules on the way, this one first and last."""
+    before: dict[str, str] = {}
+    waiting = deque([module])
+    while waiting:
+        here = waiting.popleft()
+        for imported in graph[here]:
+            if imported not in before:
+                before[imported] = here
+                waiting.append(imported)
+    if module not in before:
+        return None
+    way = [module, before[module]]
+    while way[-1] != module:
+        way.append(before[way[-1]])
+    return way[::-1]
+
+
+def circles(graph: Imports) -> Iterator[str]:
+    """The circles, as `a:3 -> b:7 -> a` with the line of each import; those that share a module count as one."""
+    shown: set[str] = set()
+    for module in graph:
+        way = shortest_way_back(graph, module)
+        if way is not None and not shown.intersection(way):
+            shown.update(way)
+            steps = [f"{here}:{graph[here][there]}" for here, there in pairwise(way)]
+            yield " -> ".join([*steps, way[-1]])
+
+
+def test_no_module_of_the_package_imports_itself_by_way_of_others() -> None:
+    found = list(circles(import_graph(PACKAGE)))
+    assert not found, "circles of imports:\n" + "\n".join(found)
+
+
+def test_the_graph_has_the_imports_of_the_whole_package() -> None:
+    """Else the test above would pass on nothing: three imports, one of each kind."""
+    graph = import_graph(PACKAGE)
+    assert "posttrain.errors" in graph["posttrain.irl.mdp"]  # at the top
+    assert "posttrain.irl.feasibility" in graph["posttrain.irl"]  # by a package
+    inside = {module for module in graph if ".inside." in module}
+    assert any(inside & graph[module].keys() for module in inside)  # by a name without dots
+
+
+@pytest.mark.parametrize(
+    ("files", "circle"),
+    [
+        ({"a": "from own.b import x", "b": "from own.c import y", "c": ""}, None),
+        ({"a": "import os", "b": "import sys"}, None),
+        ({"a": "from own.b import x", "b": "\n\nfrom own.a import y"}, "own.a:1 -> own.b:3 -> own.a"),
+        ({"a": "from own import b", "b": "def f():\n    import own.a"}, "own.a:1 -> own.b:2 -> own.a"),
+        ({"a": "import b", "b": "from a import x"}, "own.a:1 -> own.b:1 -> own.a"),
+        ({"__init__": "from own.b import x", "b": "from own import x"}, "own:1 -> own.b:1 -> own"),
+        (
+            {"a": "from own.b import x", "b": "from own.c import x", "c": "from own.a import x"},
+            "own.a:1 -> own.b:1 -> own.c:1 -> own.a",
+        ),
+    ],
+)
+def test_a_circle_is_found_wherever_it_hides(files: dict[str, str], circle: str | None, tmp_path: Path) -> None:
+    package = tmp_path / "own"
+    package.mkdir()
+    for name, text in files.items():
+        (package / f"{name}.py").write_text(text)
+    assert list(circles(import_graph(package))) == ([] if circle is None else [circle])

@@ -1,0 +1,120 @@
+"""Nothing that a session sets outlives it: what a module keeps for the whole process is listed here with its reason."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.test_architecture import SOURCES, each_source, module_name, syntax
+
+KEPT_FOR_THE_PROCESS = {
+    "posttrain.rewards.grading.async_calls.shared_loop": "clients that a user's async function keeps belong to the loop they were"
+    " made in; it runs whatever it is given, and no setting reaches it",
+    "posttrain.rewards.grading.resources.default_resources": "for rewards that are called outside any session, with default"
+    " options; a session has resources of its own",
+    "posttrain.rewards.grading.score_cache.package": "a digest of this package's files, which do not change while it runs",
+    "posttrain.sandbox.replay_script.texts": "sources of this package, which do not change while it runs",
+    "posttrain.rewards.grading.workers.worker_main.loop": "in a worker, which is a process of one function",
+    "posttrain.training.threads._PROCESS": "torch's number of threads is the process's, and this is how sessions agree",
+}
+CHANGES = {"add", "append", "appendleft", "clear", "discard", "extend", "insert", "pop", "popitem", "remove"}
+CHANGES |= {"setdefault", "update"}
+MAKES_A_CONTAINER = {"dict", "list", "set", "defaultdict", "deque", "Counter", "OrderedDict", "WeakSet", "local"}
+
+
+FUNCTIONS = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+def module_names(module: ast.Module) -> dict[str, ast.expr | None]:
+    """The names that a module binds at its top level, with what it binds them to."""
+    bound: dict[str, ast.expr | None] = {}
+    for node in module.body:
+        if isinstance(node, ast.Assign | ast.AnnAssign):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            found = [each for target in targets for each in ast.walk(target)]
+            bound |= {each.id: node.value for each in found if isinstance(each, ast.Name)}
+    return bound
+
+
+def is_empty_container(value: ast.expr | None) -> bool:
+    """Whether it is `{}`, `[]`, `set()` or the like."""
+    if isinstance(value, ast.Call):
+        return ast.unparse(value.func) in MAKES_A_CONTAINER and not value.args
+    return isinstance(value, ast.Dict | ast.List) and not ast.unparse(value).strip("{[]}")
+
+
+def changed_in_functions(module: ast.Module) -> Iterator[tuple[int, str]]:
+    """Names that functions change and do not bind: `X.append(...)`, `X[...] = ...`, `X.field = ...`, `del X[...]`."""
+    for function in (node for node in ast.walk(module) if isinstance(node, FUNCTIONS)):
+        own = {argument.arg for argument in ast.walk(function) if isinstance(argument, ast.arg)}
+        own |= {
+            each.id for each in ast.walk(function) if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Store)
+        }
+        for node in ast.walk(function):
+            if isinstance(node, ast.Call):
+                changes = isinstance(node.func, ast.Attribute) and node.func.attr in CHANGES
+                places = [node.func] if changes else []
+            else:
+                stores = isinstance(getattr(node, "ctx", None), ast.Store | ast.Del)
+                places = [node] if isinstance(node, ast.Attribute | ast.Subscript) and stores else []
+            for place in places:
+                if isinstance(place.value, ast.Name) and place.value.id not in own:
+                    yield node.lineno, place.value.id
+
+
+def kept(path: Path) -> Iterator[str]:
+    """Objects with a state of their own that a module holds, and cached results of functions without arguments."""
+    module = syntax(path)
+    for node in module.body:
+        if isinstance(node, ast.FunctionDef):
+            cached = any("cache" in ast.unparse(decorator) for decorator in node.decorator_list)
+            if cached and not ast.unparse(node.args):
+                yield f"{module_name(path)}.{node.name}"
+    classes = {node.name: node for node in module.body if isinstance(node, ast.ClassDef)}
+    for name, value in module_names(module).items():
+        made = classes.get(ast.unparse(value.func)) if isinstance(value, ast.Call) else None
+        if made and any(isinstance(each, ast.FunctionDef) and each.name == "__init__" for each in made.body):
+            yield f"{module_name(path)}.{name}"
+
+
+@each_source
+def test_no_function_rebinds_a_name_of_its_module(path: Path) -> None:
+    for node in ast.walk(syntax(path)):
+        assert not isinstance(node, ast.Global), f"{path}:{node.lineno}: global {', '.join(node.names)}"
+
+
+@each_source
+def test_no_module_has_a_container_that_is_filled_while_it_runs(path: Path) -> None:
+    names = module_names(syntax(path))
+    empty = [name for name, value in names.items() if is_empty_container(value)]
+    assert empty == [], f"{path}: empty, so they are there to be filled: give them to who owns what they hold"
+    for line, name in changed_in_functions(syntax(path)):
+        assert name not in names, f"{path}:{line}: changes {name} of the module: give it to who owns it"
+
+
+def test_what_is_kept_for_the_process_is_what_is_listed_with_a_reason() -> None:
+    assert {name for path in SOURCES for name in kept(path)} == set(KEPT_FOR_THE_PROCESS)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "SPENT: dict[str, int] = {}",
+        "_open = list()",
+        "SEEN = {0}\ndef see(x):\n    SEEN.add(x)",
+        "TABLE = {0: 1}\ndef put(x):\n    TABLE[x] = 1",
+        "TABLE = {0: 1}\ndef drop(x):\n    del TABLE[x]",
+        "STATE = make()\ndef put(x):\n    STATE.chosen = x",
+    ],
+)
+def test_state_of_a_module_is_found(source: str) -> None:
+    module = ast.parse(source)
+    names = module_names(module)
+    changed = {name for _, name in changed_in_functions(module)} & names.keys()
+    assert changed or any(is_empty_container(value) for value in names.values())
+
+
+def test_a_local_name_is_no_state_of_a_module() -> None:
+    module = ast.parse("NAMES = (1,)\ndef f(given):\n    NAMES = [2]\n    NAMES.append(given)\n    given.append(3)")
+    assert list(changed_in_functions(module)) == []
