@@ -126,7 +126,7 @@ def test_a_file_that_gives_no_function_is_one_clear_message(
 def test_math_and_maths_are_one_reward_whose_scores_have_the_name_that_was_used() -> None:
     functions = [load_reward(RewardOptions(name=name)) for name in ("math", "maths")]
     assert functions[0].call == functions[1].call
-    grades = grade([group(["3", "4"], columns={"answer": "3"})], functions)
+    grades = grade([group([r"\boxed{3}", r"\boxed{4}"], columns={"answer": "3"})], functions)
     assert grades.names == ("math", "maths")
     assert grades.scores.tolist() == [[[1.0, 0.0]], [[1.0, 0.0]]]
     assert set(grades.outcomes) == {"math", "maths"}

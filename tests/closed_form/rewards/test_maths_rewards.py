@@ -8,6 +8,7 @@ from posttrain.rewards.maths import symbolic as maths_slowly
 from posttrain.rewards.maths.math_reward import MathsOutcome, MathsReward, answer_in, last_boxed
 from posttrain.rewards.maths.math_verify_guards import as_asked, other_letters, refused, tower, without_dollars
 from posttrain.rewards.maths.symbolic import ComparisonResult, Question
+from posttrain.sandbox.sandboxes import Sandboxes
 from tests.support.timing import LINEAR, time_ratio
 
 CORRECT, WRONG, REFUSED = MathsOutcome.CORRECT, MathsOutcome.WRONG, MathsOutcome.REFUSED
@@ -253,7 +254,8 @@ def compare(gold, answer):
 """
     monkeypatch.setattr(maths_slowly, "SOURCE", source)
     asked = [Question("a", answer) for answer in ("a", "hang", "b", "crash", "a", "c")]
-    said = maths_slowly.compare(asked, cpu_seconds=0.3)
+    with Sandboxes() as sandboxes:
+        said = maths_slowly.compare(asked, sandboxes, cpu_seconds=0.3)
     assert said == [
         ComparisonResult.SAME,
         ComparisonResult.TIME_LIMIT,
