@@ -16,7 +16,7 @@ KEPT_FOR_THE_PROCESS = {
     "posttrain.rewards.grading.score_cache.package": "a digest of this package's files, which do not change while it runs",
     "posttrain.sandbox.replay_script.texts": "sources of this package, which do not change while it runs",
     "posttrain.rewards.grading.workers.worker_main.loop": "in a worker, which is a process of one function",
-    "posttrain.training.threads._PROCESS": "torch's number of threads is the process's, and this is how sessions agree",
+    "posttrain.runs.threads._PROCESS": "torch's number of threads is the process's, and this is how sessions agree",
 }
 CHANGES = {"add", "append", "appendleft", "clear", "discard", "extend", "insert", "pop", "popitem", "remove"}
 CHANGES |= {"setdefault", "update"}

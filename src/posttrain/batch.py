@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Float64, Int64
@@ -32,8 +33,11 @@ class TokenColumns:
 
     def map(self, change: Callable[[Tensor], Tensor]) -> "TokenColumns":
         """Every column that is there, changed in the same way."""
-        columns = {each.name: getattr(self, each.name) for each in fields(self)}
-        return TokenColumns(**{name: None if column is None else change(column) for name, column in columns.items()})
+        columns: dict[str, Any] = {}
+        for each in fields(self):
+            column = getattr(self, each.name)
+            columns[each.name] = None if column is None else change(column)
+        return TokenColumns(**columns)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,12 +131,10 @@ class CreditedGroups:
             parts = column.split(sizes)
             return torch.cat([parts[row] for row in rows])
 
-        return replace(
-            self,
-            groups=[self.groups[row] for row in rows],
-            scored=self.scored[rows],
-            **{name: of_rows(getattr(self, name)) for name in ("advantages", "reference_logprobs", "values", "returns")},
-        )
+        columns: dict[str, Any] = {
+            name: of_rows(getattr(self, name)) for name in ("advantages", "reference_logprobs", "values", "returns")
+        }
+        return CreditedGroups(groups=[self.groups[row] for row in rows], scored=self.scored[rows], **columns)
 
 
 def collate(

@@ -4,10 +4,12 @@ Every record is frozen: a later stage adds a record of its own, none writes into
 Records are plain data, so that a stage may move to another process.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from typing import Any
 
+import torch
 from jaxtyping import Float64
 from torch import Tensor
 
@@ -89,3 +91,36 @@ class Grades:
     """Scores that are missing because scoring itself failed, not because the function does not apply."""
     num_cached: int = 0
     """Scores that were known from an equal completion, and for which no function was asked."""
+
+    def select(self, rows: Sequence[int]) -> "Grades":
+        """Those of some groups; what is counted of all of them goes with it."""
+        chosen = list(rows)
+        return replace(
+            self,
+            scores=self.scores[:, chosen],
+            rewards=self.rewards[chosen],
+            outcomes={name: tuple(outcomes[i] for i in chosen) for name, outcomes in self.outcomes.items()},
+            details={name: tuple(details[i] for i in chosen) for name, details in self.details.items()},
+        )
+
+    def joined(self, other: "Grades") -> "Grades":
+        """Those of two lists of groups, one after the other."""
+        return Grades(
+            names=self.names,
+            scores=torch.cat([self.scores, other.scores], dim=1),
+            rewards=torch.cat([self.rewards, other.rewards]),
+            outcomes=_appended([(self, self.outcomes), (other, other.outcomes)], blank=""),
+            details=_appended([(self, self.details), (other, other.details)], blank=None),
+            num_failures=self.num_failures + other.num_failures,
+            num_cached=self.num_cached + other.num_cached,
+        )
+
+
+def _appended(parts: Sequence[tuple[Grades, Mapping[str, Any]]], *, blank: object) -> dict[str, Any]:
+    """What functions said of some groups and then of others; a function may have said nothing of some of them."""
+    speaking = [name for name in parts[0][0].names if any(name in of_part for _, of_part in parts)]
+    nothing = [((blank,) * grades.rewards.shape[1],) * grades.rewards.shape[0] for grades, _ in parts]
+    return {
+        name: tuple(row for (_, of_part), none in zip(parts, nothing, strict=True) for row in of_part.get(name, none))
+        for name in speaking
+    }

@@ -18,7 +18,7 @@ from posttrain.errors import RunError, UserError
 from posttrain.runs import checkpoint as checkpoints
 from posttrain.runs.checkpoint import load_latest, prune, restore_threads, save, saved_steps
 from posttrain.runs.tensor_state import module_tensors, optimizer_tensors, restore_module, restore_optimizer
-from posttrain.training.threads import claim_threads
+from posttrain.runs.threads import claim_threads
 
 
 class Tied(torch.nn.Module):

@@ -11,7 +11,7 @@ import torch
 
 from posttrain.runs.checkpoint import save
 from posttrain.runs.files import append_lines, cut_lines_after, write_atomically
-from posttrain.runs.folder import RunFolder
+from posttrain.runs.run_folder import RunFolder
 
 
 class Disk:

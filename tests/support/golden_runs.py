@@ -31,9 +31,11 @@ from posttrain.options.training import (
 )
 from posttrain.records import Group, Prompt
 from posttrain.rewards.grading.function import reward_function
-from posttrain.runs.folder import RunFolder
+from posttrain.runs.run_folder import RunFolder
+from posttrain.runs.threads import claim_threads
+from posttrain.tasks.base import Probe, Reading, Task
 from posttrain.tasks.countdown.countdown_task import CountdownTask
-from posttrain.training import rl, session, sft
+from posttrain.training import rl, sft
 from tests.support import tiny
 from tests.support.tiny import some_prompts, tiny_policy, tokenizer
 
@@ -55,12 +57,10 @@ def variety(completion_ids: Sequence[Sequence[int]], **columns: object) -> list[
     return [None if ids[0] == UNSCORED else len(set(ids)) / len(ids) for ids in completion_ids]
 
 
-class TokenTask:
-    """Prompts of random tokens; a probe says how often a completion that may not say `0` has its first tokens again."""
+class TokenTask(Task):
+    """Prompts of random tokens; a probe says how often a completion that may not say `0` has its first token again."""
 
     name = "tokens"
-    closing_tags: tuple[str, ...] = ("0",)
-    reward_functions = ()
 
     def prompts(self, step: int, draws: range) -> list[Prompt]:
         return [some_prompts([LENGTHS[draw % 4]], seed=100 * step + draw)[0] for draw in draws]
@@ -71,12 +71,25 @@ class TokenTask:
     def longest_prompts(self) -> list[Prompt]:
         return some_prompts(LENGTHS, seed=8)
 
-    def statistics(self, groups: Sequence[Group]) -> dict[str, float]:
-        longest = [max(len(rollout.tokens) for rollout in group.rollouts) for group in groups]
-        return {"longest": sum(longest) / len(longest)}
+    def probes(self) -> Mapping[str, Probe]:
+        longest = Probe(readings={"longest": Reading("longest completion", digits=1)}, measure=longest_of)
+        again = Probe(
+            readings={"accuracy_never_giving_up": Reading("first token again")},
+            measure=first_again,
+            suppressed=("0",),
+            endless=True,
+        )
+        return {"longest": longest, "again": again}
 
-    def found(self, prompt: Prompt, completion: str) -> bool:
-        return completion.count(completion[:1]) > 1
+
+def longest_of(groups: Sequence[Group]) -> dict[str, float]:
+    longest = [max(len(rollout.tokens) for rollout in group.rollouts) for group in groups]
+    return {"longest": sum(longest) / len(longest)}
+
+
+def first_again(groups: Sequence[Group]) -> dict[str, float]:
+    texts = [group.rollouts[0].text for group in groups]
+    return {"accuracy_never_giving_up": sum(text.count(text[:1]) > 1 for text in texts) / len(texts)}
 
 
 def config(folder: Path, **sections: Any) -> Config:
@@ -122,11 +135,8 @@ REWARDS = {"kl_in_the_loss": [(mostly_even, 1.0), (variety, 0.5)], "kl_in_the_re
 def run_by_reward(name: str, folder: Path) -> dict[str, Any]:
     """Everything in the run's folder that is a number and no time, and its last weights."""
     policy = tiny_policy()
-    with pytest.MonkeyPatch().context() as patch:
-        patch.setattr(session, "load_policy", lambda options: policy)
-        patch.setattr(session, "load_task", lambda *arguments, **options: TokenTask())
-        functions = [reward_function(call, weight=weight) for call, weight in REWARDS[name]]
-        run = rl.train(config(folder, **RUNS[name]), rewards=functions)
+    functions = [reward_function(call, weight=weight) for call, weight in REWARDS[name]]
+    run = rl.train(config(folder, **RUNS[name]), policy=policy, task=TokenTask(), rewards=functions)
     kept = {key: run.summary[key] for key in ("before", "after", "tokens")}
     return {**kept, "metrics": metrics(folder), "rollouts": rollouts(folder), "weights": checksum(policy.model)}
 
@@ -138,7 +148,7 @@ def supervised_run(folder: Path) -> dict[str, Any]:
         patch.setitem(tiny.SHAPE, "max_position_embeddings", 160)
         policy = tiny_policy()
     options = CountdownOptions()
-    lessons = sft.DemonstrationSet(
+    demonstrations = sft.DemonstrationSet(
         policy=policy,
         task=CountdownTask(options, TokenizerRenderer(tokenizer()), seed=0),
         demonstrator=Demonstrator(give_up=0.9, max_tries=1),
@@ -156,8 +166,7 @@ def supervised_run(folder: Path) -> dict[str, Any]:
         ),
         run=RunOptions(folder=str(folder), num_steps=4, threads=1),
     )
-    with RunFolder.create(folder, "{}") as opened:
-        sft.fit(recipe, lessons, opened, resume=False)
+    sft.fit(recipe, demonstrations, RunFolder.create(folder, "{}"), claim_threads(1), resume=False)
     summary = json.loads((folder / "summary.json").read_text())
     kept = {key: summary[key] for key in ("eval_loss", "best_eval_loss", "tokens", "examples")}
     return {**kept, "metrics": metrics(folder), "weights": checksum(policy.model)}

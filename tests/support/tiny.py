@@ -25,8 +25,10 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
+from posttrain.algorithms.credit import Evidence
 from posttrain.algorithms.table import Algorithm
-from posttrain.batch import Batch, Judged, collate
+from posttrain.algorithms.terms import TokenView, total_loss
+from posttrain.batch import Batch, CreditedGroups, TokenColumns, collate
 from posttrain.generation.request import Request
 from posttrain.generation.streams import StreamKey
 from posttrain.models.forward import SharedPromptForward
@@ -36,6 +38,7 @@ from posttrain.options.sampling import Sampling
 from posttrain.options.training import UpdateOptions
 from posttrain.records import Finish, Group, Prompt, Rollout
 from posttrain.training.update import Objective, update
+from posttrain.training.update_metrics import update_metrics
 
 VOCAB, STOP_IDS = 24, (5, 11)
 DECODERS = ("qwen3", "llama", "qwen2")
@@ -209,9 +212,30 @@ def batch_of(
     numbers = torch.tensor(advantages, dtype=torch.float64)
     scored = options.pop("scored", torch.ones_like(numbers, dtype=torch.bool))
     reference = options.pop("reference_logprobs", None)
-    judged = Judged(groups=groups, advantages=numbers, scored=scored, reference_logprobs=reference)
-    keep = {"keep_zero_advantages": algorithm.kl is not None and algorithm.kl.place == "loss", **options}
-    return collate(judged, algorithm.token_weights, max_completion_tokens=16, **keep)
+    lengths = torch.tensor([len(rollout.tokens) for group in groups for rollout in group.rollouts])
+    credited = CreditedGroups(
+        groups=groups,
+        advantages=numbers.flatten().repeat_interleave(lengths),
+        scored=scored,
+        reference_logprobs=reference,
+    )
+    keep = {"keep_zero_advantages": algorithm.keeps_zero_advantages, **options}
+    return collate(credited, algorithm.token_weights, max_completion_tokens=16, **keep)
+
+
+def advantage(algorithm: Algorithm, rewards: Tensor) -> Tensor:
+    """What the algorithm makes of rewards, [prompt group], where every completion has one token."""
+    ones = torch.ones(rewards.shape, dtype=torch.long)
+    evidence = Evidence(rewards=rewards.double(), scores=rewards.double()[None], lengths=ones, max_completion_tokens=16)
+    return algorithm.credit(evidence).advantages.view_as(rewards)
+
+
+def token_loss(
+    algorithm: Algorithm, logprobs: Tensor, behaviour: Tensor, advantages: Tensor, rollout: Tensor
+) -> Tensor:
+    """The algorithm's loss of every token, [token], without a KL term."""
+    columns = TokenColumns(advantages=advantages, weights=torch.ones_like(advantages), behaviour_logprobs=behaviour)
+    return total_loss(algorithm.terms[:1], TokenView(logprobs=logprobs, rollout=rollout, columns=columns))
 
 
 def gradient_of_update(
@@ -224,8 +248,8 @@ def gradient_of_update(
     moved = twin(policy)
     optimizer = torch.optim.SGD(moved.model.parameters(), lr=1.0)
     options = UpdateOptions(max_grad_norm=float("inf"), tokens_per_microbatch=tokens_per_microbatch)
-    metrics = update(moved, optimizer, batch, objective, options, 1.0)
-    return weights(policy) - weights(moved), metrics
+    report = update(moved, optimizer, batch, objective, options, 1.0)
+    return weights(policy) - weights(moved), update_metrics([report])
 
 
 def weights(policy: Policy) -> Tensor:

@@ -13,10 +13,11 @@ from posttrain.models.policy import Policy
 from posttrain.options.sampling import Sampling
 from posttrain.options.training import UpdateOptions
 from posttrain.records import Group
+from posttrain.training.learner import frozen_copy
 from posttrain.training.optimizer import learning_rate, new_optimizer
-from posttrain.training.session import frozen_copy
 from posttrain.training.update import Objective, group_logprobs, update
-from tests.support.tiny import batch_of, request, some_prompts
+from posttrain.training.update_metrics import update_metrics
+from tests.support.tiny import advantage, batch_of, request, some_prompts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +58,7 @@ def train_on(toy: Toy, policy: Policy) -> Iterator[dict[str, float]]:
         log_ref = None
         if reference is not None:
             log_ref = group_logprobs(reference, groups, temperature=toy.temperature, max_tokens=100)
-        batch = batch_of(groups, algorithm.advantage(rewards).tolist(), algorithm, reference_logprobs=log_ref)
+        batch = batch_of(groups, advantage(algorithm, rewards).tolist(), algorithm, reference_logprobs=log_ref)
         rate = learning_rate(toy.update, step, toy.num_steps)
-        taken = update(policy, optimizer, batch, objective, toy.update, rate) if batch.completions else {}
-        yield {"reward": earned, **taken}
+        taken = [update(policy, optimizer, batch, objective, toy.update, rate)] if batch.completions else []
+        yield {"reward": earned, **update_metrics(taken)}

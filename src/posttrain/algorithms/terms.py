@@ -149,7 +149,9 @@ def needs_of(terms: Iterable[LossTerm]) -> frozenset[Need]:
 
 def total_loss(terms: Iterable[LossTerm], view: TokenView) -> Float[Tensor, " token"]:
     """Σ_k c_k L_k of every token."""
-    losses = [term.per_token(view) if term.coefficient == 1 else term.coefficient * term.per_token(view) for term in terms]
+    losses = [
+        term.per_token(view) if term.coefficient == 1 else term.coefficient * term.per_token(view) for term in terms
+    ]
     total = losses[0]
     for more in losses[1:]:
         total = total + more

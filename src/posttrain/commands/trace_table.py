@@ -2,20 +2,19 @@
 
 The state is the text so far, the action is the next token, the transition appends it, and the reward comes with the
 last action: all of it is what the graders give the whole completion.  The advantage is how much better that was than
-what the completion's siblings got, and every token of a completion has the same.
+what the completion's siblings got; most algorithms give every token of a completion the same.
 """
 
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float64
-from torch import Tensor
 
 from posttrain.commands.typed_prompt import asked
 from posttrain.errors import UserError
-from posttrain.records import Group, Prompt
-from posttrain.rewards.grading.grade import grade
+from posttrain.records import Grades, Group, Prompt
+from posttrain.runs.clock import Clock
 from posttrain.runs.progress import visible
+from posttrain.training.collector import Collected
 from posttrain.training.session import Session
 
 
@@ -41,11 +40,12 @@ def prompt_of(session: Session, text: str) -> Prompt:
 
 def table(session: Session, prompt: Prompt, sample: int, width: int) -> list[str]:
     """The rollout as lines of text."""
-    [group] = session.engine.rollout([prompt], session.request(0, purpose="trace"))
-    rewards, notes = judged(session, group, sample)
-    advantages = session.algorithm.advantage(rewards)
-    rows = steps(session, group, sample, rewards[0, sample].item())
-    advantage = advantages[0, sample].item()
+    [group] = session.engine.rollout([prompt], session.collector.request(0, purpose="trace"))
+    grades, notes = judged(session, group, sample)
+    credited = session.learner.credit(Collected(step=0, groups=[group], grades=grades), Clock())
+    rows = steps(session, group, sample, grades.rewards[0, sample].item())
+    first = sum(len(rollout.tokens) for rollout in group.rollouts[:sample])
+    advantages = credited.groups.advantages[first : first + len(rows)].tolist()
     actions = min(16, max(len("action"), *(len(row.action) for row in rows)))
     lines = [
         f"prompt: {prompt.text!r}",
@@ -54,7 +54,7 @@ def table(session: Session, prompt: Prompt, sample: int, width: int) -> list[str
     for t, row in enumerate(rows):
         lines.append(
             f"{t:>4}  {row.state[-width:]:{width}}  {row.action:{actions}}  {row.logprob:8.3f}  {row.reward:6.2f}"
-            f"  {advantage:+9.3f}"
+            f"  {advantages[t]:+9.3f}"
         )
     return [*lines, "", *notes]
 
@@ -79,16 +79,17 @@ def on_one_line(text: str) -> str:
     return visible(text).replace("\n", "⏎").replace("\t", "⇥")
 
 
-def judged(session: Session, group: Group, sample: int) -> tuple[Float64[Tensor, "prompt group"], list[str]]:
-    """The rewards of the group, and in words what became of one completion."""
+def judged(session: Session, group: Group, sample: int) -> tuple[Grades, list[str]]:
+    """The grades of the group, and in words what became of one completion."""
     rollout = group.rollouts[sample]
     length, total = len(rollout.tokens), sum(rollout.logprobs)
     notes = [f"log-prob of the completion: {total:.3f} nats over {length} tokens; it ended by {rollout.finish}"]
     if not group.prompt.columns and not session.config.rewards:
         notes.append("No reward: the text is no problem of the task.  Name a reward that any text has: --rewards ...")
-        return torch.full((1, len(group.rollouts)), torch.nan, dtype=torch.float64), notes
-    grades = grade([group], session.rewards, grading=session.config.grading, resources=session.resources)
+        unscored = torch.full((1, len(group.rollouts)), torch.nan, dtype=torch.float64)
+        return Grades(names=("none",), scores=unscored[None], rewards=unscored), notes
+    grades = session.collector.grade([group])
     got = " ".join(f"{value:.2f}" for value in grades.rewards[0].tolist())
     notes.append(f"rewards of the group: {got}; advantage by {session.algorithm.name}")
     notes += [f"{name}: {outcomes[0][sample]}" for name, outcomes in grades.outcomes.items()]
-    return grades.rewards, notes
+    return grades, notes

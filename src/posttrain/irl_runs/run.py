@@ -12,12 +12,13 @@ from posttrain.config import IrlConfig
 from posttrain.irl.counting import in_world
 from posttrain.irl.demonstrations import FIELDS
 from posttrain.irl_runs.expert_episodes import ExpertEpisodes, make_expert_episodes
-from posttrain.irl_runs.irl_folder import IrlFolder, claim_folder, saved_recipe
+from posttrain.irl_runs.irl_folder import IrlFolder, claim_folder
 from posttrain.irl_runs.irl_progress import IrlProgress
 from posttrain.irl_runs.measures import demonstrated_visits, expected_visits, policy_measures
 from posttrain.irl_runs.methods import RecoveredReward, fit_reward, least_gap, linear_reward
 from posttrain.irl_runs.worlds import World, make_world
 from posttrain.runs.clock import Clock
+from posttrain.runs.folder import saved_recipe
 from posttrain.runs.summary import peak_memory_bytes
 
 PACKAGES = ("posttrain", "numpy", "scipy", "gymnasium")

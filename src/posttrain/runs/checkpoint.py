@@ -23,7 +23,7 @@ from torch import Tensor
 
 from posttrain.errors import RunError, UserError
 from posttrain.runs.files import TEMPORARY, sync_folder, write_atomically, writing
-from posttrain.training.threads import ThreadClaim
+from posttrain.runs.threads import ThreadClaim
 
 Tensors = Mapping[str, Tensor]
 

@@ -1,94 +1,110 @@
-"""The folder that a run leaves behind; nothing in it needs posttrain to be read.
+"""The folder of a run of any kind: one writer, claimed before anything is spent, begun when there is something to show.
 
-    config.yaml        the resolved configuration; running it again gives the same run
-    metrics.jsonl      one line per step; step 0 is the state before training
-    scores.jsonl       every score, on the disk before it is used
-    rollouts/          step-000012.parquet: every completion of a finished step, with what became of it
-    checkpoints/       step-000012/: see checkpoint.py
-    summary.json       what came out: see summary.py
-    model/             a plain `from_pretrained` folder
-    curves.png         see curves.py
-
-Whatever a call writes is on the disk (fsync) when the call returns.
+Torch-free.  Whatever a call writes is on the disk (fsync) when the call returns.
 """
 
 import json
-import math
 import os
 import shutil
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
+from typing import Any, ClassVar, Self
 
-from jaxtyping import Float64
-from torch import Tensor
-
-from posttrain.config import Config, SftConfig, as_recipe
+from posttrain.config import AnyConfig, as_recipe
 from posttrain.errors import UserError
-from posttrain.records import Grades, Group
-from posttrain.runs.files import TEMPORARY, append_lines, cut_lines_after, sync_folder, write_atomically, writing
-from posttrain.runs.lock import lock_folder, refuse_foreign_folder
-from posttrain.runs.rollout_file import parquet_bytes
-
-JOURNALS = ("metrics.jsonl", "scores.jsonl", "alarms.jsonl")
-"""Files that grow by lines, each line with its step."""
-CONTENTS = (
-    *JOURNALS,
-    "summary.json",
-    "curves.png",
-    "rollouts",
-    "checkpoints",
-    "model",
-    "config.yaml",  # last: a folder that is half cleared can still be told from someone else's
-)
-"""What overwriting removes; anything else in the folder stays."""
+from posttrain.runs.files import append_lines, sync_folder, write_atomically, writing
+from posttrain.runs.lock import LOCK, lock_folder, refuse_foreign_folder
 
 
-class RunFolder:
-    """The one writer of a run folder; a context manager, whose exit lets the next writer in."""
+class Folder:
+    """The one writer of the folder of a run of any kind; a context manager, whose exit lets the next writer in.
 
-    def __init__(self, path: Path, lock: int) -> None:
-        """Use `create` or `resume`."""
+    Claimed before anything is spent and begun when the run has something to show: until then what the folder holds is
+    still there, and a folder that was made for a run which never began is gone again.
+    """
+
+    contents: ClassVar[tuple[str, ...]]
+    """What overwriting removes, config.yaml last; anything else in the folder stays."""
+    journals: ClassVar[tuple[str, ...]] = ()
+    """Files that grow by lines."""
+    folders: ClassVar[tuple[str, ...]] = ()
+
+    def __init__(self, path: Path, lock: int, *, begun: bool, new: bool = False) -> None:
+        """Use `claim`, `create` or `resume`."""
         self.path = path
-        self._lock = lock
+        self._lock, self._begun, self._new = lock, begun, new
+        self._held: list[tuple[str, Sequence[Mapping[str, object]]]] = []
+        """Journal lines from before the folder was begun."""
 
     @classmethod
-    def create(cls, path: str | Path, config_yaml: str, *, overwrite: bool = False) -> "RunFolder":
-        """Start a run in a new or empty folder, or in place of an old run that `overwrite` gives up."""
+    def claim(cls, path: str | Path, *, overwrite: bool = False) -> Self:
+        """Become the writer of a folder that is new, empty, or holds an old run that `overwrite` gives up."""
         path = Path(path)
         refuse_foreign_folder(path)
+        new = not path.exists()
         with writing(path, path):
             path.mkdir(parents=True, exist_ok=True)
-        run = cls(path, lock_folder(path))
+        folder = cls(path, lock_folder(path), begun=False, new=new)
         try:
-            if holds_steps(path) and not overwrite:
-                raise UserError(
-                    f"{path}: this folder already holds a run.  Continue it with --resume {path}, replace it with "
-                    "--run.overwrite, or choose another folder with --run.folder."
-                )
-            with writing(path, path):
-                run._begin(config_yaml)
+            cls.refuse_other_runs(path, overwrite=overwrite)
         except BaseException:
-            run.close()
+            folder.close()
             raise
-        return run
+        return folder
 
     @classmethod
-    def resume(cls, path: str | Path) -> "RunFolder":
-        """Become the writer of a run that ended or was killed; `cut_after` comes next."""
-        path = Path(path)
-        if not (path / "config.yaml").is_file():
-            raise UserError(f"--resume {path}: not a run folder, for it has no config.yaml.  Name the folder of a run.")
-        return cls(path, lock_folder(path))
+    def create(cls, path: str | Path, config_yaml: str, *, overwrite: bool = False) -> Self:
+        """Claim a folder and begin at once."""
+        folder = cls.claim(path, overwrite=overwrite)
+        try:
+            folder.begin(config_yaml)
+        except BaseException:
+            folder.close()
+            raise
+        return folder
+
+    @classmethod
+    def refuse_other_runs(cls, path: Path, *, overwrite: bool) -> None:
+        """Raise UserError where the folder holds a run that is not to be given up."""
+        if holds_steps(path) and not overwrite:
+            raise UserError(
+                f"{path}: this folder already holds a run.  Continue it with --resume {path}, replace it with "
+                "--run.overwrite, or choose another folder with --run.folder."
+            )
+
+    def begin(self, config_yaml: str) -> None:
+        """Clear what an earlier run left, lay out the new one, and write what was journalled so far."""
+        with writing(self.path, self.path):
+            for name in self.contents:
+                if (self.path / name).is_dir():
+                    shutil.rmtree(self.path / name)
+                else:
+                    (self.path / name).unlink(missing_ok=True)
+            write_atomically(self.path / "config.yaml", config_yaml.encode())
+            for name in self.folders:
+                (self.path / name).mkdir()
+            for name in self.journals:
+                (self.path / name).touch()
+            sync_folder(self.path)
+        self._begun = True
+        held, self._held = self._held, []
+        for name, records in held:
+            self._append(name, records)
 
     def close(self) -> None:
         """Let another writer in.  Closing twice does nothing."""
         if self._lock >= 0:
+            if self._new and not self._begun:
+                (self.path / LOCK).unlink(missing_ok=True)
+                with suppress(OSError):  # somebody put something there meanwhile
+                    self.path.rmdir()
             os.close(self._lock)
             self._lock = -1
 
-    def __enter__(self) -> "RunFolder":
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(
@@ -96,120 +112,27 @@ class RunFolder:
     ) -> None:
         self.close()
 
-    @property
-    def checkpoints(self) -> Path:
-        """Where checkpoint.py saves to and loads from."""
-        return self.path / "checkpoints"
-
-    @property
-    def config_yaml(self) -> str:
-        """The configuration that the run was started with."""
-        return (self.path / "config.yaml").read_text(encoding="utf-8")
-
-    def replace_config(self, config_yaml: str) -> None:
-        """Save a configuration in place of the one there, whole or not at all."""
-        path = self.path / "config.yaml"
-        with writing(path, self.path):
-            write_atomically(path, config_yaml.encode())
-
-    def append_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Add a step's line to metrics.jsonl.  JSON has no NaN or infinity: they are written as null and counted."""
-        finite = {name: value if math.isfinite(value) else None for name, value in metrics.items()}
-        num_non_finite = sum(value is None for value in finite.values())
-        self._append("metrics.jsonl", [{"step": step, **finite, "num_non_finite": num_non_finite}])
-
-    def journal_scores(self, step: int, groups: Sequence[Group], grades: Grades) -> None:
-        """Put every score on the disk before it is used, a line per group; null where a function gave none."""
-        lines: list[Mapping[str, object]] = []
-        scores = grades.scores.tolist()
-        for row, group in enumerate(groups):
-            by_function = dict(zip(grades.names, (column[row] for column in scores), strict=True))
-            details = {name: list(of_group[row]) for name, of_group in grades.details.items()}
-            lines.append(
-                {
-                    "step": step,
-                    "draw": group.draw,
-                    "prompt_id": group.prompt.id,
-                    "scores": {name: [None if math.isnan(s) else s for s in row] for name, row in by_function.items()},
-                    "outcomes": {name: list(outcomes[row]) for name, outcomes in grades.outcomes.items()},
-                    **({"details": details} if details else {}),
-                }
-            )
-        self._append("scores.jsonl", lines)
-
-    def write_rollouts(
-        self, step: int, groups: Sequence[Group], grades: Grades, advantages: Float64[Tensor, "prompt group"]
-    ) -> Path:
-        """Write every completion of a finished step, whole or not at all; an advantage of NaN means: took no part."""
-        path = self.path / "rollouts" / f"step-{step:06d}.parquet"
-        content = parquet_bytes(step, groups, grades, advantages)
-        with writing(path, self.path):
-            write_atomically(path, content)
-        return path
-
-    def metrics(self) -> list[dict[str, int | float | None]]:
-        """The lines of metrics.jsonl so far."""
-        return [json.loads(line) for line in (self.path / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
-
-    def append_alarm(self, step: int, name: str, says: str, transcript: str) -> None:
-        """Add a line to alarms.jsonl."""
-        self._append("alarms.jsonl", [{"step": step, "alarm": name, "says": says, "transcript": transcript}])
-
-    def raised(self) -> dict[str, int]:
-        """The step at which each alarm was raised last."""
-        file = self.path / "alarms.jsonl"
-        lines = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()] if file.exists() else []
-        return {line["alarm"]: line["step"] for line in lines}
-
     def write_summary(self, summary: Mapping[str, object]) -> None:
         """Replace summary.json."""
         path = self.path / "summary.json"
         with writing(path, self.path):
             write_atomically(path, (json.dumps(summary, indent=2, allow_nan=False) + "\n").encode())
 
-    def cut_after(self, step: int) -> None:
-        """Forget what was written after `step`, so that a resumed run does not tell it twice; -1 forgets everything."""
-        with writing(self.path, self.path):
-            for name in JOURNALS:
-                (self.path / name).touch()
-                cut_lines_after(self.path / name, step)
-            (self.path / "rollouts").mkdir(exist_ok=True)
-            for file in (self.path / "rollouts").iterdir():
-                if file.name.startswith(TEMPORARY) or rollout_step(file) > step:
-                    file.unlink()
-            sync_folder(self.path / "rollouts")
-
-    def _begin(self, config_yaml: str) -> None:
-        """Clear what an earlier run left, and lay out the new one."""
-        for name in CONTENTS:
-            if (self.path / name).is_dir():
-                shutil.rmtree(self.path / name)
-            else:
-                (self.path / name).unlink(missing_ok=True)
-        write_atomically(self.path / "config.yaml", config_yaml.encode())
-        for name in ("rollouts", "checkpoints"):
-            (self.path / name).mkdir()
-        for name in JOURNALS:
-            (self.path / name).touch()
-        sync_folder(self.path)
-
     def _append(self, name: str, records: Sequence[Mapping[str, object]]) -> None:
+        if not self._begun:
+            self._held.append((name, records))
+            return
         with writing(self.path / name, self.path):
             append_lines(self.path / name, [json.dumps(record, allow_nan=False) for record in records])
 
 
-def new_folder(config: Config | SftConfig) -> RunFolder:
-    """The folder of a new run.  Its saved recipe never says `overwrite`: running that must not delete this run."""
-    saved = replace(config, run=replace(config.run, overwrite=False))
-    return RunFolder.create(config.run.folder, as_recipe(saved), overwrite=config.run.overwrite)
+def saved_recipe(config: AnyConfig) -> str:
+    """The recipe as a run's folder keeps it.  It never says `overwrite`: running it must not delete this run."""
+    kept: Any = config  # each kind has a `run` of its own class
+    return as_recipe(replace(kept, run=replace(kept.run, overwrite=False)))
 
 
 def holds_steps(path: Path) -> bool:
     """Whether a run got anywhere; one that a mistake in its recipe ended before is no loss."""
     journals = (path / "metrics.jsonl", path / "scores.jsonl")
     return any(journal.exists() and journal.stat().st_size for journal in journals)
-
-
-def rollout_step(file: Path) -> int:
-    """The step that a rollout file belongs to."""
-    return int(file.stem.removeprefix("step-"))

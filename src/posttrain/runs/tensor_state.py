@@ -62,7 +62,8 @@ def restore_optimizer(optimizer: Optimizer, tensors: Tensors, state: Mapping[str
             "the optimiser's parameter groups are not those of the checkpoint: it was made by another recipe."
         )
     restored = [
-        {name: like(saved[name], current.get(name)) for name in saved}
+        # What an earlier version did not save stays as it is.
+        current | {name: like(saved[name], current.get(name)) for name in saved}
         for saved, current in zip(groups, live, strict=True)
     ]
     optimizer.load_state_dict({"state": entries, "param_groups": restored})

@@ -1,6 +1,7 @@
 """What a task is: where prompts come from, what is held out, and what earns reward."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 from posttrain.records import Group, Prompt
@@ -8,6 +9,9 @@ from posttrain.rewards.grading.function import RewardFunction
 
 DRAWS_PER_STEP = 2**20
 """Room for draws within one step: draw d of step s is problem s · DRAWS_PER_STEP + d, whatever the step's size."""
+
+FIRST_PROMPTS = 64
+"""Prompts whose length stands for that of all, where a task knows no better."""
 
 Messages = Sequence[Mapping[str, str]]
 """Chat turns, each with `role` and `content`."""
@@ -22,18 +26,53 @@ class PromptRenderer(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """How a number of a probe is shown."""
+
+    label: str
+    """What the end of a run and `posttrain eval` call it."""
+    digits: int = 3
+    """Digits after the decimal point."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Probe:
+    """Something that only one task can tell of a policy, as data: evaluation runs it and reports print it.
+
+    Without `suppressed` and `endless` it reads the sampled completions of the evaluation, else one completion more for
+    each held-out problem.
+    """
+
+    readings: Mapping[str, Reading]
+    """Name in summary.json -> how it is shown."""
+    measure: Callable[[Sequence[Group]], Mapping[str, float]]
+    """Groups of completions to a number for each of the readings."""
+    suppressed: tuple[str, ...] = ()
+    """Texts of one token each that may not be sampled; where one is no single token, the probe is left out."""
+    endless: bool = False
+    """Whether no completion may stop before the token limit."""
+
+    @property
+    def samples_anew(self) -> bool:
+        """Whether it needs completions of its own."""
+        return bool(self.suppressed) or self.endless
+
+
 @runtime_checkable
 class Task(Protocol):
-    """Where prompts come from and what earns reward.  Made from (options, renderer, seed=)."""
+    """Where prompts come from and what earns reward.
+
+    A class of your own inherits this one, for what it has a default for: `Class(renderer, *, seed, **options)` where a
+    recipe names it as `task: {path: FILE.py:CLASS}`, anything where it is handed over as an object.
+    """
 
     name: str
-    reward_functions: tuple[RewardFunction, ...]
-    """The task's own, which a recipe may replace."""
-    closing_tags: tuple[str, ...]
-    """Tokens with which a completion ends its search; without them it cannot give up.  Empty: no such notion."""
+    reward_functions: Sequence[RewardFunction] = ()
+    """The task's own, which a recipe may replace; the first one judges held-out completions."""
 
     def prompts(self, step: int, draws: range) -> list[Prompt]:
-        """The training prompts with these draw numbers: a function of (seed, step, draw)."""
+        """The training prompts with these draw numbers: a function of (seed, step, draw).  Steps count from 1."""
         ...
 
     def held_out(self) -> list[Prompt]:
@@ -42,12 +81,8 @@ class Task(Protocol):
 
     def longest_prompts(self) -> list[Prompt]:
         """Training prompts among which the longest is likely to be, so that a run can refuse it before it starts."""
-        ...
+        return self.prompts(1, range(FIRST_PROMPTS))
 
-    def statistics(self, groups: Sequence[Group]) -> dict[str, float]:
-        """What the task can tell of completions besides their scores."""
-        ...
-
-    def found(self, prompt: Prompt, completion: str) -> bool:
-        """Whether a completion comes upon a solution at any point; only asked where there are closing tags."""
-        ...
+    def probes(self) -> Mapping[str, Probe]:
+        """What else to measure of a policy, by name; nothing unless a task says so."""
+        return {}

@@ -24,23 +24,21 @@ from numpy import ndarray
 
 from posttrain.errors import UserError
 from posttrain.options.dataset import DatasetOptions
-from posttrain.records import Group, Prompt
+from posttrain.records import Prompt
 from posttrain.rewards.grading.function import RewardFunction
-from posttrain.tasks.base import Messages, PromptRenderer
+from posttrain.tasks.base import Messages, PromptRenderer, Task
 from posttrain.tasks.rows import MEMORY, DatasetRow, read_rows, require_column, rows_of
 
 LONG_ROWS = 64
 """Rows, of those with the most text, whose tokens are counted before a run starts."""
 
 
-class DatasetTask:
+class DatasetTask(Task):
     """Rows of a file, or of a list given as `rows`, as the options say."""
 
     name = "dataset"
     reward_functions: tuple[RewardFunction, ...] = ()
     """None of its own: the recipe names them."""
-    closing_tags: tuple[str, ...] = ()
-    """None: how a completion ends its search is known to the rows' author alone."""
 
     def __init__(
         self,
@@ -90,14 +88,6 @@ class DatasetTask:
         return self.renderer.render(
             content(row, self.options), id=row.where, prefill=self.options.prefill, columns=columns
         )
-
-    def statistics(self, groups: Sequence[Group]) -> dict[str, float]:
-        """Nothing is known of completions but their scores."""
-        return {}
-
-    def found(self, prompt: Prompt, completion: str) -> bool:
-        """Not asked: there are no closing tags."""
-        raise NotImplementedError
 
 
 def row_number(draw: int, *, seed: int, step: int, size: int, num_rows: int) -> int:

@@ -44,10 +44,17 @@ def load_task(
 
 def own_task(options: Mapping[str, object], renderer: PromptRenderer, *, seed: int) -> Task:
     """An object of the user's class."""
-    task = build_own("task", options, renderer, seed=seed)
-    if not isinstance(task, Task):
-        missing = sorted(name for name in get_protocol_members(Task) if not hasattr(task, name))
+    return require_task(build_own("task", options, renderer, seed=seed), f"task: {options['path']}")
+
+
+def require_task(candidate: object, where: str) -> Task:
+    """The object as a task; UserError with what it lacks where it is none."""
+    if isinstance(candidate, type):
+        raise UserError(f"{where}: {candidate.__name__} is a class; give an object of it")
+    if not isinstance(candidate, Task):
+        missing = sorted(name for name in get_protocol_members(Task) if not hasattr(candidate, name))
         raise UserError(
-            f"task: {options['path']} lacks {', '.join(missing)}; posttrain.tasks.base.Task says what each is."
+            f"{where} lacks {', '.join(missing)}; inherit from posttrain.Task, which says what each is and has defaults"
+            " for some."
         )
-    return task
+    return candidate

@@ -6,7 +6,7 @@ from pathlib import Path
 from posttrain.config import Config
 from posttrain.runs.progress import Progress
 from posttrain.training.evaluation import full_evaluation, num_completions
-from posttrain.training.session import Rewards, Rows, open_session
+from posttrain.training.session import Own, Rewards, Rows, open_session
 
 
 def evaluate(
@@ -24,10 +24,11 @@ def evaluate(
     """
     config = config or Config()
     config = replace(config, model=replace(config.model, path=str(model)))
-    with open_session(config, rewards=rewards, rows=rows) as session:
+    with open_session(config, Own(rewards=rewards, rows=rows)) as session:
+        session.load_weights()
         questions, samples = session.questions(), config.evaluation.samples
         if progress is None:
-            return full_evaluation(session.engine, session.task, questions, samples=samples)[0]
-        total = num_completions(session.task, questions, samples=samples)
+            return full_evaluation(session.engine, questions, samples=samples)[0]
+        total = num_completions(questions, samples=samples)
         with progress.stage("completions of held-out problems", total) as advance:
-            return full_evaluation(session.engine, session.task, questions, samples=samples, advance=advance)[0]
+            return full_evaluation(session.engine, questions, samples=samples, advance=advance)[0]

@@ -19,7 +19,7 @@ from posttrain.records import Group, Prompt
 from posttrain.rewards.grading.grade import RewardFunction, grade
 from posttrain.rewards.grading.resources import Resources
 from posttrain.runs.summary import HELD_OUT
-from posttrain.tasks.base import Task
+from posttrain.tasks.base import Probe
 
 RESAMPLES = 2000
 """Bootstrap resamples behind an interval."""
@@ -38,6 +38,8 @@ class Questions:
     grading: GradingOptions = field(default_factory=GradingOptions)
     resources: Resources | None = None
     """Those of the session, if there is one."""
+    probes: Mapping[str, Probe] = field(default_factory=dict)
+    """What the task has measured besides, in a full evaluation."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,20 +75,13 @@ def sample_answers(
     *,
     samples: int,
     greedy: bool = False,
-    suppressed: tuple[int, ...] = (),
     advance: Advance = lambda count: None,
 ) -> Answers:
     """Sample every held-out prompt at temperature 1, or greedily, and judge the completions.
 
     Streams are evaluation's own: the same seed asks every policy with the same uniform numbers.
     """
-    request = Request(
-        group_size=samples,
-        max_completion_tokens=questions.max_completion_tokens,
-        sampling=Sampling(greedy=greedy),
-        key=StreamKey(questions.seed, "evaluation", 0),
-        suppressed=suppressed,
-    )
+    request = evaluation_request(questions, samples=samples, greedy=greedy)
     groups = engine.rollout(questions.prompts, request, advance=advance)
     grades = grade(groups, [questions.judge], grading=questions.grading, resources=questions.resources)
     told = Counter(outcome for rows in grades.outcomes.values() for row in rows for outcome in row if outcome)
@@ -97,8 +92,18 @@ def sample_answers(
     )
 
 
+def evaluation_request(questions: Questions, *, samples: int, greedy: bool = False) -> Request:
+    """What an evaluation samples: with the same uniform numbers of every policy."""
+    return Request(
+        group_size=samples,
+        max_completion_tokens=questions.max_completion_tokens,
+        sampling=Sampling(greedy=greedy),
+        key=StreamKey(questions.seed, "evaluation", 0),
+    )
+
+
 def full_evaluation(
-    engine: Engine, task: Task, questions: Questions, *, samples: int, advance: Advance = lambda count: None
+    engine: Engine, questions: Questions, *, samples: int, advance: Advance = lambda count: None
 ) -> tuple[dict[str, object], tuple[Group, ...]]:
     """Every held-out number of summary.json, and the sampled answers that they come from.
 
@@ -114,27 +119,25 @@ def full_evaluation(
         "samples_per_problem": samples,
         "num_unscored": sampled.num_unscored + greedy.num_unscored,
         **unmeasured,
-        **measured("accuracy_sampled", sampled.rates),
-        **measured("accuracy_greedy", greedy.rates),
+        **with_interval("accuracy_sampled", sampled.rates),
+        **with_interval("accuracy_greedy", greedy.rates),
         "mean_length": sampled.mean_length,
         "outcomes": dict(sampled.outcomes),
-        **task.statistics(sampled.groups),
+        **with_interval("pass_at_8", pass_at_k(sampled.correct, 8)),
     }
-    forced = never_giving_up(engine, task, questions, advance=advance)
-    if forced is not None:
-        results["accuracy_never_giving_up"] = forced
-    results |= measured("pass_at_8", pass_at_k(sampled.correct, 8))
+    for probe in questions.probes.values():
+        results |= probe_results(engine, questions, probe, sampled.groups, advance)
     return results, sampled.groups
 
 
-def measured(name: str, values: Float64[ndarray, " problem"]) -> dict[str, object]:
+def with_interval(name: str, values: Float64[ndarray, " problem"]) -> dict[str, object]:
     """A mean over problems with its interval, where there are any."""
     return {name: float(values.mean()), f"{name}_interval": bootstrap_interval(values)} if len(values) else {}
 
 
-def num_completions(task: Task, questions: Questions, *, samples: int) -> int:
+def num_completions(questions: Questions, *, samples: int) -> int:
     """Completions that a full evaluation samples."""
-    return len(questions.prompts) * (samples + 1 + bool(task.closing_tags))
+    return len(questions.prompts) * (samples + 1 + sum(probe.samples_anew for probe in questions.probes.values()))
 
 
 def brief_evaluation(engine: Engine, questions: Questions, *, problems: int) -> dict[str, float]:
@@ -155,20 +158,19 @@ def brief_evaluation(engine: Engine, questions: Questions, *, problems: int) -> 
     }
 
 
-def never_giving_up(
-    engine: Engine, task: Task, questions: Questions, *, advance: Advance = lambda count: None
-) -> float | None:
-    """How often the policy finds an answer when it may not stop searching before the token limit.
-
-    Tells learning to search better from learning not to give up.  None where the task cannot say.
-    """
-    tokenizer = engine.tokenizer
-    encoded = [tokenizer.encode(tag, add_special_tokens=False) for tag in task.closing_tags]
-    if not questions.prompts or not encoded or any(len(tokens) != 1 for tokens in encoded):
-        return None
-    closing = [tokens[0] for tokens in encoded]
-    answers = sample_answers(engine, questions, samples=1, suppressed=(*closing, *engine.stop_ids), advance=advance)
-    return float(np.mean([task.found(group.prompt, group.rollouts[0].text) for group in answers.groups]))
+def probe_results(
+    engine: Engine, questions: Questions, probe: Probe, sampled: Sequence[Group], advance: Advance
+) -> Mapping[str, float]:
+    """The numbers of one of the task's probes; none where its texts are no single tokens of this tokenizer."""
+    if not probe.samples_anew:
+        return probe.measure(sampled)
+    encoded = [engine.tokenizer.encode(text, add_special_tokens=False) for text in probe.suppressed]
+    if any(len(tokens) != 1 for tokens in encoded):
+        return {}
+    suppressed = [tokens[0] for tokens in encoded]
+    request = evaluation_request(questions, samples=1)
+    request = replace(request, suppressed=(*suppressed, *(engine.stop_ids if probe.endless else ())))
+    return probe.measure(engine.rollout(questions.prompts, request, advance=advance))
 
 
 def pass_at_k(correct: Float64[ndarray, "prompt sample"], k: int) -> Float64[ndarray, " measured"]:

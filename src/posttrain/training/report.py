@@ -1,80 +1,46 @@
 """What a run says in words: its plan before, what came out after, and the files that keep it."""
 
 import signal
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import zip_longest
 from pathlib import Path
 from textwrap import wrap
 from typing import cast
 
-import torch
-
-from posttrain.batch import collate
-from posttrain.runs.clock import Clock
 from posttrain.runs.curves import draw_curves
 from posttrain.runs.files import write_atomically, writing
 from posttrain.runs.summary import HELD_OUT, build_summary
-from posttrain.training.collector import StepContext, collect
+from posttrain.tasks.base import Probe, Reading
+from posttrain.training.collector import Collected
 from posttrain.training.session import Session
 from posttrain.training.state import RunState
-from posttrain.training.update import Objective, Observed, micro_loss
 
 SHOWN = 3
 """Held-out problems whose completions are shown before and after."""
 COLUMN = 46
 """Characters of a transcript's column."""
-TIMED_STEP = 0
-"""The step number of the trial behind the plan's timing; real steps count from 1."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Timing:
-    """One trial step, which changes no weight."""
+def plan(
+    session: Session, first: Collected | None = None, seconds: float = 0.0, *, whole_step: bool = False
+) -> list[str]:
+    """What the run is about to do; where a step was collected, how long that took and how long its completions are.
 
-    seconds: float
-    tokens: int
-    """Completion tokens that it sampled."""
-
-
-def timed_step(session: Session) -> Timing:
-    """Sample, grade and differentiate one step's batch, and throw the gradient away.
-
-    Rewards are called as in a step, so that a mistake in one of them shows before anything is trained.
+    With `whole_step` the seconds have its gradient in them too, and the time of all steps is told.
     """
-    clock, options = Clock(), session.config
-    moment = StepContext(step=TIMED_STEP, weights_version=0, clock=clock, journal=lambda groups, grades: None)
-    judged = collect(session, moment).judged
-    with clock("update"):
-        batch = collate(
-            judged,
-            session.algorithm.token_weights,
-            max_completion_tokens=options.rollout.max_completion_tokens,
-            keep_zero_advantages=session.algorithm.keeps_zero_advantages,
-        )
-        objective = Objective(
-            algorithm=session.algorithm, temperature=options.rollout.temperature, reference=session.reference
-        )
-        for micro in batch.split(options.update.tokens_per_microbatch):
-            micro_loss(session.policy, micro, objective, Observed()).backward()
-        session.policy.model.zero_grad(set_to_none=True)
-        if session.policy.device.type == "cuda":
-            torch.cuda.synchronize(session.policy.device)
-    tokens = sum(len(rollout.tokens) for group in judged.groups for rollout in group.rollouts)
-    return Timing(seconds=clock.total, tokens=tokens)
-
-
-def plan(session: Session, timing: Timing | None = None) -> list[str]:
-    """What the run is about to do, and how long it takes where a step was timed."""
     config, model = session.config, session.policy.model
     rollout, millions = config.rollout, sum(parameter.numel() for parameter in model.parameters()) / 1e6
-    share, pace = "", ""
-    if timing is not None:
-        share = f", at first {timing.tokens / rollout.rollouts_per_step:.0f} tokens each"
-        total = timing.seconds * config.run.num_steps / 60
-        pace = f", about {timing.seconds:.1f} s each as completions are now: {total:.1f} min"
-    return [
+    share = pace = ""
+    if first is not None:
+        share = f", at first {first.num_completion_tokens / rollout.rollouts_per_step:.0f} tokens each"
+        pace = f", {seconds:.1f} s to sample and score the first"
+        if whole_step:
+            total = seconds * config.run.num_steps / 60
+            pace = f", about {seconds:.1f} s each as completions are now: {total:.1f} min"
+    reason = session.policy.forward_reason
+    lines = [
         f"model      {config.model.path}, {millions:.2f} M parameters, {config.model.dtype} on {session.policy.device}",
+        *([f"           by the model's own forward pass: {reason}"] if reason else []),
         f"task       {session.task.name}, {len(session.questions().prompts)} held-out problems",
         f"algorithm  {session.algorithm.name}, learning rate {config.update.learning_rate:g}",
         f"rewards    {', '.join(f'{item.name} × {item.settings.weight:g}' for item in session.rewards)}",
@@ -85,13 +51,14 @@ def plan(session: Session, timing: Timing | None = None) -> list[str]:
         f"steps      {config.run.num_steps}{pace}",
         f"folder     {config.run.folder}",
     ]
+    return lines
 
 
-def held_out_metrics(results: Mapping[str, object]) -> dict[str, float]:
+def held_out_metrics(results: Mapping[str, object], probes: Mapping[str, Probe]) -> dict[str, float]:
     """Full held-out results under the names of docs/metrics.md."""
     metrics: dict[str, float] = {}
-    if "format_rate" in results:
-        metrics["eval/format_rate"] = cast(float, results["format_rate"])
+    for name in (name for probe in probes.values() for name in probe.readings if name in results):
+        metrics[f"eval/{name}"] = cast(float, results[name])
     if results["mean_length"] is not None:
         metrics["eval/mean_length"] = cast(float, results["mean_length"])
     for name in HELD_OUT:
@@ -127,7 +94,10 @@ def write_results(session: Session, folder: Path, state: RunState, after: Mappin
 def model_card(session: Session, state: RunState, summary: Mapping[str, object]) -> str:
     """What the model folder says of itself."""
     config = session.config
-    lines = "\n".join(f"| {label} | {before} | {after} |" for label, before, after in comparison(summary))
+    lines = "\n".join(
+        f"| {label} | {before} | {after} |"
+        for label, before, after in comparison(summary, session.task.probes().values())
+    )
     return (
         f"---\nlibrary_name: transformers\ntags: [posttrain, {session.algorithm.name}]\n---\n\n"
         f"# {Path(config.run.folder).name}\n\n"
@@ -138,47 +108,45 @@ def model_card(session: Session, state: RunState, summary: Mapping[str, object])
     )
 
 
-def comparison(summary: Mapping[str, object]) -> list[tuple[str, str, str]]:
-    """Rows (what, before, after) of the held-out results."""
+def comparison(summary: Mapping[str, object], probes: Iterable[Probe] = ()) -> list[tuple[str, str, str]]:
+    """Rows (what, before, after) of the held-out results, those of a task's probes last."""
     before, after = (cast(Mapping[str, object], summary[when]) for when in ("before", "after"))
-    labels = {
-        "accuracy_sampled": "accuracy, sampled at temperature 1",
-        "accuracy_greedy": "accuracy, greedy",
-        "pass_at_8": "pass@8",
-        "mean_length": "mean length, tokens",
-        "format_rate": "format rate",
-        "tries_per_completion": "tries per completion",
-        "success_per_try": "success per try",
-        "success_of_first_try": "success of first tries",
-        "accuracy_never_giving_up": "accuracy if never allowed to give up",
+    readings = {
+        "accuracy_sampled": Reading("accuracy, sampled at temperature 1"),
+        "accuracy_greedy": Reading("accuracy, greedy"),
+        "pass_at_8": Reading("pass@8"),
+        "mean_length": Reading("mean length, tokens", digits=1),
+        **{name: reading for probe in probes for name, reading in probe.readings.items()},
     }
     return [
-        (label, shown(before, name), shown(after, name))
-        for name, label in labels.items()
+        (reading.label, shown(before, name, reading), shown(after, name, reading))
+        for name, reading in readings.items()
         if before.get(name) is not None and after.get(name) is not None
     ]
 
 
-def shown(results: Mapping[str, object], name: str) -> str:
+def shown(results: Mapping[str, object], name: str, reading: Reading) -> str:
     """One result, with its 95% interval where it has one."""
     value = cast(float, results[name])
     interval = cast("Sequence[float] | None", results.get(f"{name}_interval"))
-    form = "{:.1f}" if name in ("mean_length", "tries_per_completion") else "{:.3f}"
-    return form.format(value) + (f" [{interval[0]:.3f}, {interval[1]:.3f}]" if interval else "")
+    return f"{value:.{reading.digits}f}" + (f" [{interval[0]:.3f}, {interval[1]:.3f}]" if interval else "")
 
 
 def closing_lines(
-    folder: Path, summary: Mapping[str, object], before: Sequence[Sequence[str]], after: Sequence[Sequence[str]]
+    folder: Path,
+    summary: Mapping[str, object],
+    transcripts: tuple[Sequence[Sequence[str]], Sequence[Sequence[str]]],
+    probes: Iterable[Probe],
 ) -> list[str]:
     """The end of a run: numbers before and after, transcripts side by side, where things are and what to do next."""
-    rows = [("held-out", "before", "after"), *comparison(summary)]
+    rows = [("held-out", "before", "after"), *comparison(summary, probes)]
     table = [f"{label:<38}{left:<24}{right}" for label, left, right in rows]
-    transcripts = [line for b, a in zip(before, after, strict=True) for line in side_by_side(b[0], b[1], a[1])]
+    pairs = [line for b, a in zip(*transcripts, strict=True) for line in side_by_side(b[0], b[1], a[1])]
     return [
         "",
         *table,
         "",
-        *transcripts,
+        *pairs,
         f"run folder   {folder}  (summary.json, metrics.jsonl, rollouts/, curves.png)",
         f"ask it       posttrain chat {folder / 'model'}",
         f"measure it   posttrain eval {folder / 'model'}",

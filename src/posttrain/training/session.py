@@ -1,51 +1,74 @@
-"""Everything that a reinforcement-learning run works with, made from its config."""
+"""Everything that a run by reward works with, made from its config and from what a caller brings."""
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
-
-import torch
+from dataclasses import dataclass
 
 from posttrain.algorithms.table import Algorithm, build_algorithm
 from posttrain.config import Config
 from posttrain.errors import UserError
-from posttrain.generation.engine import Engine, require_room_for
+from posttrain.generation.engine import Engine, require_engine, require_room_for
 from posttrain.generation.in_process import InProcessEngine
-from posttrain.generation.request import Request
-from posttrain.generation.streams import StreamKey
 from posttrain.models.policy import Policy, load_policy
 from posttrain.models.rendering import TokenizerRenderer
 from posttrain.rewards.grading.function import RewardFunction, reward_function
 from posttrain.rewards.grading.pending_scores import require_enforceable
 from posttrain.rewards.grading.resources import Resources
 from posttrain.rewards.reward_registry import load_reward
+from posttrain.runs.threads import ThreadClaim, claim_threads
 from posttrain.tasks.base import Task
-from posttrain.tasks.task_registry import load_task
+from posttrain.tasks.task_registry import load_task, require_task
+from posttrain.training.collector import Collector, CollectorSettings
 from posttrain.training.evaluation import Questions
-from posttrain.training.optimizer import new_optimizer
-from posttrain.training.threads import ThreadClaim, claim_threads
+from posttrain.training.learner import Learner, LearnerSettings
+from posttrain.training.state import TrainedByReward
 
 Rows = Sequence[Mapping[str, object]]
 Rewards = Sequence[Callable[..., object] | RewardFunction]
 """Functions, or what `reward_function` makes of one: with a name and a weight of its own."""
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, kw_only=True)
+class Own:
+    """What a caller in Python brings in place of what the config describes."""
+
+    policy: Policy | None = None
+    task: Task | None = None
+    engine: Engine | None = None
+    algorithm: Algorithm | None = None
+    rewards: Rewards = ()
+    """They go before those of the config."""
+    rows: Rows | None = None
+    """In place of a dataset's file."""
+
+    def __post_init__(self) -> None:
+        for name, kind, remedy in (
+            ("policy", Policy, "make one of a model and its tokenizer with posttrain.as_policy"),
+            ("algorithm", Algorithm, "such as posttrain.algorithms.table.grpo()"),
+        ):
+            value = getattr(self, name)
+            if value is not None and not isinstance(value, kind):
+                raise UserError(f"{name}: {value!r:.60} ({type(value).__name__}) is no {kind.__name__}; {remedy}.")
+
+
+@dataclass(slots=True, kw_only=True)
 class Session:
-    """What the stages of a step share; open until closed.  Only `reference` is replaced during a run."""
+    """The stages of a step and what else a run needs; open until closed."""
 
     config: Config
     policy: Policy
     engine: Engine
-    optimizer: torch.optim.Optimizer
     algorithm: Algorithm
     task: Task
     rewards: tuple[RewardFunction, ...]
-    reference: Policy | None
-    resources: Resources = field(default_factory=Resources)
+    resources: Resources
     """What scoring keeps open, and what it remembers."""
-    threads: ThreadClaim = field(default_factory=ThreadClaim)
+    threads: ThreadClaim
     """The number of threads that the session needs, if it needs one."""
+    collector: Collector
+    learner: Learner
+    trained: TrainedByReward
+    """The learner with the counters of its run."""
     held_out: Questions | None = None
     """Made when first asked for."""
 
@@ -60,15 +83,9 @@ class Session:
         self.threads.release()
         self.resources.close()
 
-    def request(self, step: int, *, first_draw: int = 0, purpose: str = "rollout") -> Request:
-        """What a training step samples."""
-        options = self.config.rollout
-        return Request(
-            group_size=options.group_size,
-            max_completion_tokens=options.max_completion_tokens,
-            sampling=options.sampling,
-            key=StreamKey(self.config.run.seed, purpose, step, first_draw),
-        )
+    def load_weights(self) -> None:
+        """Have the engine sample from the weights as they are now."""
+        self.engine.load(self.learner.weights(), self.learner.num_updates)
 
     def questions(self) -> Questions:
         """The held-out problems, judged by the task's own measure where it has one, else by the first reward."""
@@ -81,64 +98,92 @@ class Session:
                 seed=self.config.run.seed,
                 grading=self.config.grading,
                 resources=self.resources,
+                probes=self.task.probes(),
             )
         return self.held_out
 
-    def update_index(self, step: int) -> int:
-        """Number of the step's first update in the learning-rate schedule; steps count from 1."""
-        return (step - 1) * self.updates_per_step
 
-    @property
-    def updates_per_step(self) -> int:
-        """Optimiser updates of a step in which every group is informative."""
-        return self.config.update.epochs_per_step * self.config.update.minibatches_per_epoch
-
-
-def open_session(config: Config, *, rewards: Rewards = (), rows: Rows | None = None) -> Session:
-    """Load the model and make everything else.  `rewards` and `rows` come from Python callers and go first."""
+def open_session(config: Config, own: Own = Own()) -> Session:
+    """Load the model and make everything else, but for what the caller brings."""
     with ExitStack() as opened:
         threads = opened.enter_context(claim_threads(config.run.threads))
         resources = opened.enter_context(Resources(config.sandbox))
-        session = assembled(config, rewards, rows, resources, threads)
+        session = assembled(config, own, resources, threads)
         opened.pop_all()  # from here on it is the session that closes them
     return session
 
 
-def assembled(
-    config: Config, rewards: Rewards, rows: Rows | None, resources: Resources, threads: ThreadClaim
-) -> Session:
+def assembled(config: Config, own: Own, resources: Resources, threads: ThreadClaim) -> Session:
     """A session of these parts and of what the config describes."""
-    policy = load_policy(config.model)
-    task = load_task(
+    policy = own.policy or load_policy(config.model)
+    task = task_of(config, own, policy)
+    algorithm = own.algorithm or build_algorithm(config.algorithm)
+    engine = InProcessEngine(policy, max_rows=config.rollout.max_rows)
+    chosen_engine = engine if own.engine is None else require_engine(own.engine)
+    rewards = rewards_of(config, own, task)
+    collector = Collector(
+        task,
+        chosen_engine,
+        rewards,
+        CollectorSettings(
+            rollout=config.rollout, grading=config.grading, seed=config.run.seed, resample=algorithm.resample
+        ),
+        resources=resources,
+    )
+    learner = Learner(
+        policy,
+        algorithm,
+        LearnerSettings(
+            update=config.update,
+            max_completion_tokens=config.rollout.max_completion_tokens,
+            temperature=config.rollout.temperature,
+            seed=config.run.seed,
+            num_steps=config.run.num_steps,
+            refresh_reference_every=config.reference.refresh_every,
+        ),
+    )
+    return Session(
+        config=config,
+        policy=policy,
+        engine=chosen_engine,
+        algorithm=algorithm,
+        task=task,
+        rewards=rewards,
+        resources=resources,
+        threads=threads,
+        collector=collector,
+        learner=learner,
+        trained=TrainedByReward(learner),
+    )
+
+
+def task_of(config: Config, own: Own, policy: Policy) -> Task:
+    """The caller's task, or that of the config."""
+    if own.task is not None:
+        if own.rows is not None:
+            raise UserError("rows: a task is given as well, which makes its own prompts.  Give one of them.")
+        return require_task(own.task, "task")
+    return load_task(
         config.task,
         TokenizerRenderer(policy.tokenizer),
         seed=config.run.seed,
         prompts_per_step=config.rollout.prompts_per_step,
-        rows=rows,
+        rows=own.rows,
     )
-    algorithm = build_algorithm(config.algorithm)
-    own = (each if isinstance(each, RewardFunction) else reward_function(each) for each in rewards)
-    chosen = (*own, *(load_reward(item) for item in config.rewards))
-    if not chosen and not task.reward_functions:
+
+
+def rewards_of(config: Config, own: Own, task: Task) -> tuple[RewardFunction, ...]:
+    """The caller's rewards and those of the config, or else the task's own."""
+    given = (each if isinstance(each, RewardFunction) else reward_function(each) for each in own.rewards)
+    rewards = (*given, *(load_reward(item) for item in config.rewards)) or tuple(task.reward_functions)
+    if not rewards:
         raise UserError(
             "rewards: the task has no reward function of its own, and none is given."
             "  Name one under `rewards`, such as my_rewards.py:solved."
         )
-    rewards_used = chosen or task.reward_functions
-    for function in rewards_used:
+    for function in rewards:
         require_enforceable(function, config.grading)
-    return Session(
-        config=config,
-        policy=policy,
-        engine=InProcessEngine(policy, max_rows=config.rollout.max_rows),
-        optimizer=new_optimizer(policy.model.parameters(), config.update),
-        algorithm=algorithm,
-        task=task,
-        rewards=rewards_used,
-        reference=frozen_copy(policy) if algorithm.uses_reference else None,
-        resources=resources,
-        threads=threads,
-    )
+    return rewards
 
 
 def require_room(session: Session) -> None:
@@ -147,10 +192,3 @@ def require_room(session: Session) -> None:
     for prompt in prompts:
         require_room_for(prompt, session.engine)
     session.config.require_room(max(len(prompt.tokens) for prompt in prompts))
-
-
-def frozen_copy(policy: Policy) -> Policy:
-    """The policy as it is now, for a KL term to compare with; its weights take no gradient."""
-    made = policy.copy()
-    made.model.requires_grad_(False)
-    return made

@@ -1,11 +1,10 @@
 """Supervised warm-up: a small model from nothing, on demonstrations of its task that never repeat."""
 
-import time
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from random import Random
-
-import torch
 
 from posttrain.config import SftConfig
 from posttrain.errors import RunError, UserError
@@ -14,21 +13,29 @@ from posttrain.models.policy import Policy, as_policy
 from posttrain.models.rendering import TokenizerRenderer
 from posttrain.options.countdown import CountdownOptions
 from posttrain.options.demonstrator import Demonstrator
+from posttrain.options.training import SftOptions
 from posttrain.records import Prompt
-from posttrain.runs import checkpoint
+from posttrain.runs.checkpoint import Checkpoint
 from posttrain.runs.curves import draw_curves
 from posttrain.runs.files import writing
-from posttrain.runs.folder import RunFolder, new_folder
-from posttrain.runs.interruption import interruptible
-from posttrain.runs.progress import Progress
+from posttrain.runs.folder import saved_recipe
+from posttrain.runs.harness import Harness, HarnessOptions
+from posttrain.runs.reports import StepReport
+from posttrain.runs.run_folder import RunFolder
 from posttrain.runs.summary import peak_memory_bytes, versions
-from posttrain.runs.tensor_state import module_tensors, optimizer_tensors, restore_module, restore_optimizer
+from posttrain.runs.tensor_state import (
+    Tensors,
+    module_tensors,
+    optimizer_tensors,
+    restore_module,
+    restore_optimizer,
+)
+from posttrain.runs.threads import ThreadClaim, claim_threads
 from posttrain.tasks.countdown.countdown_task import CountdownTask
 from posttrain.tasks.countdown.demonstrator import demonstrate
 from posttrain.tasks.countdown.problems import held_out_problems
-from posttrain.training.optimizer import apply_gradients, learning_rate, new_optimizer
+from posttrain.training.optimizer import POLICY, apply_gradients, learning_rate, new_optimizer
 from posttrain.training.supervised import Example, accumulate, mean_loss
-from posttrain.training.threads import ThreadClaim, claim_threads
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,6 +95,53 @@ class SftState:
         self.best_eval_loss = loss if self.best_eval_loss is None else min(loss, self.best_eval_loss)
 
 
+class TrainedBySupervision:
+    """A policy, its optimiser and the counters of its run."""
+
+    def __init__(self, policy: Policy, options: SftOptions) -> None:
+        self.policy, self.options, self.run = policy, options, SftState()
+        self.optimizer = new_optimizer(policy.model.parameters(), options)
+
+    @property
+    def step(self) -> int:
+        """Steps finished."""
+        return self.run.step
+
+    def learn(self, batch: Sequence[Example], step: int, num_steps: int) -> dict[str, float]:
+        """Take one optimiser step on a batch of demonstrations; returns its metrics."""
+        loss = accumulate(self.policy, batch, self.options.tokens_per_microbatch)
+        rate = learning_rate(self.options, step - 1, num_steps)
+        grad_norm = apply_gradients(self.optimizer, rate, self.options.max_grad_norm)[POLICY]
+        if not math.isfinite(grad_norm):
+            raise RunError(f"loss {loss}, gradient norm {grad_norm}; lower sft.learning_rate.")
+        self.run.step = step
+        self.run.next_example += len(batch)
+        self.run.num_tokens += sum(example.num_inputs for example in batch)
+        num_tokens = float(self.run.num_tokens)
+        return {"loss": loss, "grad_norm": grad_norm, "learning_rate": rate, "num_tokens": num_tokens}
+
+    def tensors(self) -> Mapping[str, Tensors]:
+        """All tensors that the next step reads."""
+        return {"policy": module_tensors(self.policy.model), "optimizer": optimizer_tensors(self.optimizer)[0]}
+
+    def state(self) -> Mapping[str, object]:
+        """Whatever else it reads, as plain data."""
+        return {"run": asdict(self.run), "optimizer": optimizer_tensors(self.optimizer)[1]}
+
+    def add_seconds(self, seconds: Mapping[str, float]) -> None:
+        """Count the time of a step."""
+        self.run.seconds += sum(seconds.values())
+
+    def restore(self, saved: Checkpoint) -> None:
+        """Be as the checkpoint was."""
+        optimizer, run = saved.state["optimizer"], saved.state["run"]
+        assert isinstance(optimizer, Mapping)
+        assert isinstance(run, Mapping)
+        restore_module(self.policy.model, saved.tensors["policy"])
+        restore_optimizer(self.optimizer, saved.tensors["optimizer"], optimizer)
+        self.run = SftState(**run)
+
+
 def train(config: SftConfig, *, resume: bool = False) -> Path | None:
     """Train a new model on demonstrations and save it to RUN/model; returns that folder, or None if interrupted.
 
@@ -103,61 +157,53 @@ def train_new_model(config: SftConfig, threads: ThreadClaim, *, resume: bool) ->
         raise UserError("task: only countdown has demonstrators so far; use task.name = countdown.")
     tokenizer = new_tokenizer()
     policy = as_policy(new_model(config.model, tokenizer, seed=config.run.seed), tokenizer)
-    lessons = DemonstrationSet(
+    demonstrations = DemonstrationSet(
         policy=policy,
         task=CountdownTask(config.task, TokenizerRenderer(tokenizer), seed=config.run.seed),
         demonstrator=config.demonstrator,
         seed=config.run.seed,
         num_different=config.sft.num_demonstrations,
     )
-    if resume:
-        folder = RunFolder.resume(config.run.folder)
-    else:
-        folder = new_folder(config)
-    with folder:
-        return fit(config, lessons, folder, threads, resume=resume)
+    folder = (
+        RunFolder.resume(config.run.folder)
+        if resume
+        else RunFolder.create(config.run.folder, saved_recipe(config), overwrite=config.run.overwrite)
+    )
+    return fit(config, demonstrations, folder, threads, resume=resume)
 
 
 def fit(
-    config: SftConfig, lessons: DemonstrationSet, folder: RunFolder, threads: ThreadClaim, *, resume: bool
+    config: SftConfig, demonstrations: DemonstrationSet, folder: RunFolder, threads: ThreadClaim, *, resume: bool
 ) -> Path | None:
     """The loop: a batch of demonstrations, its gradient, a step; measured and saved every so often."""
-    policy, options, num_steps = lessons.policy, config.sft, config.run.num_steps
-    optimizer = new_optimizer(policy.model.parameters(), options)
-    state, notes = restored(policy, optimizer, folder, threads) if resume else (SftState(), [])
-    held_out = lessons.held_out(options.eval_size)
-    progress = Progress(num_steps, first_step=state.step + 1)
-    with progress, interruptible() as interruption:
-        progress.start([*plan(config, policy, len(held_out)), *notes])
-        while state.step < num_steps and not interruption:
-            began = time.monotonic()
-            batch = lessons.batch(state.next_example, options.tokens_per_batch)
-            loss = accumulate(policy, batch, options.tokens_per_microbatch)
-            rate = learning_rate(options, state.step, num_steps)
-            grad_norm = apply_gradients(optimizer, rate, options.max_grad_norm)
-            if not grad_norm < float("inf"):
-                raise RunError(
-                    f"step {state.step + 1}: loss {loss}, gradient norm {grad_norm}; lower sft.learning_rate."
+    policy, options, num_steps = demonstrations.policy, config.sft, config.run.num_steps
+    trained = TrainedBySupervision(policy, options)
+    held_out = demonstrations.held_out(options.eval_size)
+    harness_options = HarnessOptions(run=config.run, checkpoint=config.checkpoint, time_by_stage=False)
+    with Harness(folder, trained, harness_options) as harness:
+        notes = harness.resume(threads) if resume else []
+        harness.start([*plan(config, policy, len(held_out)), *notes])
+        with harness.naming_the_step():
+            for step in harness.steps():
+                with harness.clock("update"):
+                    batch = demonstrations.batch(trained.run.next_example, options.tokens_per_batch)
+                    metrics = trained.learn(batch, step, num_steps)
+                if step % options.eval_every == 0 or step == num_steps:
+                    with harness.clock("evaluate"):
+                        metrics["eval/loss"] = mean_loss(policy, held_out, options.tokens_per_microbatch)
+                    trained.run.saw_evaluation(metrics["eval/loss"])
+                tokens = sum(example.num_inputs for example in batch)
+                loss = metrics.get("eval/loss")
+                harness.record(
+                    StepReport(step=step, metrics=metrics, num_tokens=tokens), score=None if loss is None else -loss
                 )
-            state.step += 1
-            state.next_example += len(batch)
-            tokens = sum(example.num_inputs for example in batch)
-            state.num_tokens += tokens
-            metrics = {"loss": loss, "grad_norm": grad_norm, "learning_rate": rate}
-            metrics["num_tokens"] = float(state.num_tokens)
-            if state.step % options.eval_every == 0 or state.step == num_steps:
-                metrics["eval/loss"] = mean_loss(policy, held_out, options.tokens_per_microbatch)
-                state.saw_evaluation(metrics["eval/loss"])
-            seconds = time.monotonic() - began
-            state.seconds += seconds
-            metrics |= {"step_time": seconds, "tokens_per_second": tokens / seconds}
-            folder.append_metrics(state.step, metrics)
-            progress.step(state.step, metrics)
-            every = config.checkpoint.every_steps
-            if interruption or state.step == num_steps or (every and state.step % every == 0):
-                save(config, policy, optimizer, folder, state, eval_loss=metrics.get("eval/loss"))
-        progress.finish(closing(config, policy, folder, state))
-    return folder.path / "model" if state.step >= num_steps else None
+        finished = trained.step >= num_steps
+        if finished:
+            write_model(policy, folder.path)
+        harness.end(
+            summary_of(trained.run) if finished else {}, last_lines(folder.path, trained.run, finished=finished)
+        )
+    return folder.path / "model" if finished else None
 
 
 def plan(config: SftConfig, policy: Policy, num_held_out: int) -> list[str]:
@@ -173,66 +219,35 @@ def plan(config: SftConfig, policy: Policy, num_held_out: int) -> list[str]:
     ]
 
 
-def save(
-    config: SftConfig,
-    policy: Policy,
-    optimizer: torch.optim.Optimizer,
-    folder: RunFolder,
-    state: SftState,
-    *,
-    eval_loss: float | None,
-) -> None:
-    """Save all that the next step reads; the best checkpoint is the one whose held-out loss is lowest."""
-    tensors, options = optimizer_tensors(optimizer)
-    checkpoint.save(
-        folder.checkpoints,
-        state.step,
-        {"policy": module_tensors(policy.model), "optimizer": tensors},
-        {"run": asdict(state), "optimizer": options},
-        score=None if eval_loss is None else -eval_loss,
-    )
-    keep = config.checkpoint
-    checkpoint.prune(folder.checkpoints, keep_last=keep.keep_last, keep_best=int(keep.keep_best))
+def write_model(policy: Policy, folder: Path) -> None:
+    """Save the model and curves of a finished run."""
+    with writing(folder / "model", folder):
+        policy.model.save_pretrained(folder / "model")
+        policy.tokenizer.save_pretrained(folder / "model")
+    with writing(folder / "curves.png", folder):
+        draw_curves(folder / "metrics.jsonl", folder / "curves.png", title=folder.name)
 
 
-def restored(
-    policy: Policy, optimizer: torch.optim.Optimizer, folder: RunFolder, threads: ThreadClaim
-) -> tuple[SftState, list[str]]:
-    """The state of the last checkpoint, with what was logged after it cut away, and what to tell of it."""
-    saved = checkpoint.load_latest(folder.checkpoints)
-    if saved is None:
-        folder.cut_after(-1)
-        return SftState(), ["No checkpoint yet: the run starts again."]
-    notes = checkpoint.restore_threads(saved, threads)
-    restore_module(policy.model, saved.tensors["policy"])
-    restore_optimizer(optimizer, saved.tensors["optimizer"], saved.state["optimizer"])  # type: ignore[arg-type]
-    folder.cut_after(saved.step)
-    return SftState(**saved.state["run"]), [f"Resumed after step {saved.step}.", *notes]  # type: ignore[arg-type]
+def summary_of(state: SftState) -> dict[str, object]:
+    """The content of summary.json."""
+    return {
+        "eval_loss": state.eval_loss,
+        "best_eval_loss": state.best_eval_loss,
+        "seconds": state.seconds,
+        "tokens": state.num_tokens,
+        "examples": state.next_example,
+        "peak_memory_bytes": peak_memory_bytes(),
+        "versions": versions(),
+    }
 
 
-def closing(config: SftConfig, policy: Policy, folder: RunFolder, state: SftState) -> list[str]:
-    """Save the model of a finished run; the last lines of the output."""
-    if state.step < config.run.num_steps:
-        return [f"stopped after step {state.step}; go on with   posttrain sft --resume {folder.path}"]
-    with writing(folder.path / "model", folder.path):
-        policy.model.save_pretrained(folder.path / "model")
-        policy.tokenizer.save_pretrained(folder.path / "model")
-    with writing(folder.path / "curves.png", folder.path):
-        draw_curves(folder.path / "metrics.jsonl", folder.path / "curves.png", title=folder.path.name)
-    folder.write_summary(
-        {
-            "eval_loss": state.eval_loss,
-            "best_eval_loss": state.best_eval_loss,
-            "seconds": state.seconds,
-            "tokens": state.num_tokens,
-            "examples": state.next_example,
-            "peak_memory_bytes": peak_memory_bytes(),
-            "versions": versions(),
-        }
-    )
+def last_lines(folder: Path, state: SftState, *, finished: bool) -> list[str]:
+    """The end of the output."""
+    if not finished:
+        return [f"stopped after step {state.step}; go on with   posttrain sft --resume {folder}"]
     lowest = "" if state.eval_loss == state.best_eval_loss else f"  (at its lowest {state.best_eval_loss:.4f})"
     return [
         f"held-out loss {state.eval_loss:.4f} nats/token after {state.num_tokens / 1e6:.1f} M tokens{lowest}",
-        f"model        {folder.path / 'model'}",
-        f"measure it   posttrain eval {folder.path / 'model'}",
+        f"model        {folder / 'model'}",
+        f"measure it   posttrain eval {folder / 'model'}",
     ]

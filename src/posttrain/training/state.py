@@ -1,13 +1,11 @@
-"""What a run remembers between steps, besides weights: saved with every checkpoint and read back on resume."""
+"""What a run by reward remembers between steps, besides weights: saved with every checkpoint and read back on resume."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 
-from posttrain.runs import checkpoint
 from posttrain.runs.checkpoint import Checkpoint
-from posttrain.runs.folder import RunFolder
-from posttrain.runs.tensor_state import module_tensors, optimizer_tensors, restore_module, restore_optimizer
-from posttrain.training.session import Session, frozen_copy
+from posttrain.runs.tensor_state import Tensors
+from posttrain.training.learner import Learner
 
 
 @dataclass(slots=True, kw_only=True)
@@ -38,26 +36,39 @@ class RunState:
         else:
             self.evaluations_since_best += 1
 
-
-def save_checkpoint(folder: RunFolder, session: Session, state: RunState, *, score: float | None = None) -> None:
-    """Save all that the next step reads; on the disk when this returns."""
-    optimizer, options = optimizer_tensors(session.optimizer)
-    tensors = {"policy": module_tensors(session.policy.model), "optimizer": optimizer}
-    if session.reference is not None and session.config.reference.refresh_every:
-        tensors["reference"] = module_tensors(session.reference.model)
-    checkpoint.save(folder.checkpoints, state.step, tensors, {"run": asdict(state), "optimizer": options}, score=score)
-    keep = session.config.checkpoint
-    checkpoint.prune(folder.checkpoints, keep_last=keep.keep_last, keep_best=int(keep.keep_best))
+    def add_seconds(self, seconds: Mapping[str, float]) -> None:
+        """Count the time of stages."""
+        self.seconds = {
+            stage: self.seconds.get(stage, 0.0) + seconds.get(stage, 0.0) for stage in {**self.seconds, **seconds}
+        }
 
 
-def restore(session: Session, saved: Checkpoint) -> RunState:
-    """Put a checkpoint's weights and optimiser state back; returns what the run remembered."""
-    restore_module(session.policy.model, saved.tensors["policy"])
-    optimizer, run = saved.state["optimizer"], saved.state["run"]
-    assert isinstance(optimizer, Mapping)
-    assert isinstance(run, Mapping)
-    restore_optimizer(session.optimizer, saved.tensors["optimizer"], optimizer)
-    if "reference" in saved.tensors:
-        session.reference = frozen_copy(session.policy)
-        restore_module(session.reference.model, saved.tensors["reference"])
-    return RunState(**run)
+class TrainedByReward:
+    """A learner and the counters of its run, as the harness saves and restores them."""
+
+    def __init__(self, learner: Learner) -> None:
+        self.learner, self.run = learner, RunState()
+
+    @property
+    def step(self) -> int:
+        """Steps finished."""
+        return self.run.step
+
+    def tensors(self) -> Mapping[str, Tensors]:
+        """All tensors that the next step reads."""
+        return self.learner.tensors()
+
+    def state(self) -> Mapping[str, object]:
+        """Whatever else it reads, as plain data."""
+        return {"run": asdict(self.run), "optimizer": self.learner.optimizer_state()}
+
+    def add_seconds(self, seconds: Mapping[str, float]) -> None:
+        """Count the time of a step, by stage."""
+        self.run.add_seconds(seconds)
+
+    def restore(self, saved: Checkpoint) -> None:
+        """Be as the checkpoint was."""
+        run = saved.state["run"]
+        assert isinstance(run, Mapping)
+        self.run = RunState(**run)
+        self.learner.restore(saved, num_updates=self.run.num_updates)

@@ -105,7 +105,9 @@ def token_view(policy: Policy, micro: Batch, objective: Objective) -> TokenView:
     """The micro-batch's tokens with all that the objective's terms need of them."""
     with gradients_in_place():
         hidden = policy.forward.completion_hidden(micro.prompts, micro.completions, micro.prompt_of)
-        logprobs = token_logprobs(hidden, policy.head, micro.tokens.to(hidden.device), temperature=objective.temperature)
+        logprobs = token_logprobs(
+            hidden, policy.head, micro.tokens.to(hidden.device), temperature=objective.temperature
+        )
     needs, temperature = objective.needs, objective.temperature
     divergence = entropies = None
     if Need.FULL_KL in needs:

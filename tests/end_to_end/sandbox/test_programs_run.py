@@ -13,7 +13,7 @@ from posttrain.options.sandbox import SandboxOptions
 from posttrain.rewards.code.code_reward import CodeReward
 from posttrain.rewards.grading.grade import grade, reward_function
 from posttrain.rewards.grading.resources import Resources
-from posttrain.runs.folder import RunFolder
+from posttrain.runs.run_folder import RunFolder
 from posttrain.sandbox import process_pool as pools
 from posttrain.sandbox.conversation import run
 from posttrain.sandbox.execution import Process, ServerOptions

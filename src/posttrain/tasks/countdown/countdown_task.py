@@ -11,7 +11,7 @@ full, hacks and all.  The rule that the prompt states (`numbers`) is the rule th
 applies.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from posttrain.options.countdown import CountdownOptions
 from posttrain.records import Finish, Group, Prompt
@@ -19,7 +19,7 @@ from posttrain.rewards.countdown.grader import Countdown, countdown, countdown_l
 from posttrain.rewards.format import FormatOutcome, structure
 from posttrain.rewards.grading.function import RewardFunction
 from posttrain.rewards.tags import THINK
-from posttrain.tasks.base import DRAWS_PER_STEP, Messages, PromptRenderer
+from posttrain.tasks.base import DRAWS_PER_STEP, Messages, Probe, PromptRenderer, Reading, Task
 from posttrain.tasks.countdown.problems import COURSE, Difficulty, held_out_problems, training_problem
 from posttrain.tasks.countdown.search import search, search_statistics
 
@@ -34,11 +34,20 @@ RULES = {
 }
 
 
-class CountdownTask:
+CLOSING_TAGS = ("</think>", "<answer>", "</answer>")
+"""Tokens with which a completion ends its search; without them it cannot give up."""
+
+SEARCH_READINGS = {
+    "tries_per_completion": Reading("tries per completion", digits=1),
+    "success_per_try": Reading("success per try"),
+    "success_of_first_try": Reading("success of first tries"),
+}
+
+
+class CountdownTask(Task):
     """Countdown as the options say; training problems also depend on the run's seed, held-out ones do not."""
 
     name = "countdown"
-    closing_tags: tuple[str, ...] = ("</think>", "<answer>", "</answer>")
 
     def __init__(self, options: CountdownOptions, renderer: PromptRenderer, *, seed: int) -> None:
         self.options = options
@@ -76,7 +85,18 @@ class CountdownTask:
             content, id=id, prefill=THINK if self.options.prefill_think else "", columns=columns
         )
 
-    def statistics(self, groups: Sequence[Group]) -> dict[str, float]:
+    def probes(self) -> Mapping[str, Probe]:
+        """Format and search, read from the sampled completions; and what is found by who may not stop searching."""
+        shape = Probe(readings={"format_rate": Reading("format rate"), **SEARCH_READINGS}, measure=self._statistics)
+        never_giving_up = Probe(
+            readings={"accuracy_never_giving_up": Reading("accuracy if never allowed to give up")},
+            measure=found_share,
+            suppressed=CLOSING_TAGS,
+            endless=True,
+        )
+        return {"search": shape, "never_giving_up": never_giving_up}
+
+    def _statistics(self, groups: Sequence[Group]) -> dict[str, float]:
         """Format rate, and tries per completion and successes per try: searching longer told from searching better."""
         rollouts = [(group, rollout) for group in groups for rollout in group.rollouts]
         mode = self.options.format_mode
@@ -88,9 +108,14 @@ class CountdownTask:
         searches = [search(puzzle(group.prompt), group.graded_text(rollout)) for group, rollout in rollouts]
         return {"format_rate": sum(formatted) / len(formatted), **search_statistics(searches)}
 
-    def found(self, prompt: Prompt, completion: str) -> bool:
-        """Whether some try of a completion solves the problem."""
-        return search(puzzle(prompt), completion).successes > 0
+
+def found_share(groups: Sequence[Group]) -> dict[str, float]:
+    """How often some try of a completion solves the problem: what is left when nobody gives up.
+
+    Tells learning to search better from learning not to give up.
+    """
+    solved = [search(puzzle(group.prompt), group.rollouts[0].text).successes > 0 for group in groups]
+    return {"accuracy_never_giving_up": sum(solved) / len(solved)}
 
 
 def puzzle(prompt: Prompt) -> Countdown:

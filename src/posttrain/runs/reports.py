@@ -1,0 +1,75 @@
+"""What a run tells its watchers: records of a step, an evaluation, a checkpoint and the end."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from jaxtyping import Float64
+from torch import Tensor
+
+from posttrain.records import Grades, Group
+
+Metrics = Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepReport:
+    """One finished step."""
+
+    step: int
+    """Counted from 1; 0 is the state before training."""
+    metrics: Metrics
+    """Under the names of docs/metrics.md; watchers before this one have added theirs."""
+    seconds: Metrics = field(default_factory=dict)
+    """Wall time by stage."""
+    num_tokens: int = 0
+    """Tokens that the step's speed is told in."""
+    groups: Sequence[Group] = ()
+    """The groups that were trained on; none in a supervised run."""
+    grades: Grades | None = None
+    """What the rewards said of them."""
+    advantages: Float64[Tensor, "prompt group"] | None = None
+    replaced: Sequence[tuple[Sequence[Group], Grades]] = ()
+    """Groups that dynamic sampling set aside."""
+
+    def all_rollouts(self) -> tuple[list[Group], Grades, Float64[Tensor, "prompt group"]]:
+        """The groups trained on, then those set aside, whose advantages are NaN."""
+        assert self.grades is not None, "a step without rollouts"
+        assert self.advantages is not None
+        groups, grades, advantages = list(self.groups), self.grades, self.advantages
+        for more_groups, more_grades in self.replaced:
+            groups += more_groups
+            grades = grades.joined(more_grades)
+            advantages = torch.cat([advantages, torch.full_like(more_grades.rewards, torch.nan)])
+        return groups, grades, advantages
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvaluationReport:
+    """One measurement on held-out data."""
+
+    step: int
+    results: Mapping[str, object]
+    """As in summary.json where it is a full one, else metrics."""
+    groups: Sequence[Group] = ()
+    """The sampled completions."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointReport:
+    """One checkpoint on the disk."""
+
+    step: int
+    path: Path
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndReport:
+    """The end of a run."""
+
+    step: int
+    folder: Path
+    summary: Mapping[str, object]
+    """The content of summary.json; empty where the run was interrupted."""
+    interrupted: bool = False

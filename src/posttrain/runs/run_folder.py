@@ -1,0 +1,145 @@
+"""The folder that a run leaves behind; nothing in it needs posttrain to be read.
+
+    config.yaml        the resolved configuration; running it again gives the same run
+    metrics.jsonl      one line per step; step 0 is the state before training
+    scores.jsonl       every score, on the disk before it is used
+    rollouts/          step-000012.parquet: every completion of a finished step, with what became of it
+    checkpoints/       step-000012/: see checkpoint.py
+    summary.json       what came out: see summary.py
+    model/             a plain `from_pretrained` folder
+    curves.png         see curves.py
+
+Whatever a call writes is on the disk (fsync) when the call returns.
+"""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from jaxtyping import Float64
+from torch import Tensor
+
+from posttrain.config import Config, SftConfig
+from posttrain.errors import UserError
+from posttrain.records import Grades, Group
+from posttrain.runs.files import TEMPORARY, cut_lines_after, sync_folder, write_atomically, writing
+from posttrain.runs.folder import Folder
+from posttrain.runs.lock import lock_folder
+from posttrain.runs.rollout_file import parquet_bytes
+
+JOURNALS = ("metrics.jsonl", "scores.jsonl", "alarms.jsonl")
+"""Files that grow by lines, each line with its step."""
+CONTENTS = (
+    *JOURNALS,
+    "summary.json",
+    "curves.png",
+    "rollouts",
+    "checkpoints",
+    "model",
+    "config.yaml",  # last: a folder that is half cleared can still be told from someone else's
+)
+"""What overwriting removes; anything else in the folder stays."""
+
+
+class RunFolder(Folder):
+    """The folder of a run that trains a model."""
+
+    contents = CONTENTS
+    journals = JOURNALS
+    folders = ("rollouts", "checkpoints")
+
+    @classmethod
+    def resume(cls, path: str | Path) -> "RunFolder":
+        """Become the writer of a run that ended or was killed; `cut_after` comes next."""
+        path = Path(path)
+        if not (path / "config.yaml").is_file():
+            raise UserError(f"--resume {path}: not a run folder, for it has no config.yaml.  Name the folder of a run.")
+        return cls(path, lock_folder(path), begun=True)
+
+    @property
+    def checkpoints(self) -> Path:
+        """Where checkpoint.py saves to and loads from."""
+        return self.path / "checkpoints"
+
+    @property
+    def config_yaml(self) -> str:
+        """The configuration that the run was started with."""
+        return (self.path / "config.yaml").read_text(encoding="utf-8")
+
+    def replace_config(self, config_yaml: str) -> None:
+        """Save a configuration in place of the one there, whole or not at all."""
+        path = self.path / "config.yaml"
+        with writing(path, self.path):
+            write_atomically(path, config_yaml.encode())
+
+    def append_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Add a step's line to metrics.jsonl.  JSON has no NaN or infinity: they are written as null and counted."""
+        finite = {name: value if math.isfinite(value) else None for name, value in metrics.items()}
+        num_non_finite = sum(value is None for value in finite.values())
+        self._append("metrics.jsonl", [{"step": step, **finite, "num_non_finite": num_non_finite}])
+
+    def journal_scores(self, step: int, groups: Sequence[Group], grades: Grades) -> None:
+        """Put every score on the disk before it is used, a line per group; null where a function gave none."""
+        lines: list[Mapping[str, object]] = []
+        scores = grades.scores.tolist()
+        for row, group in enumerate(groups):
+            by_function = dict(zip(grades.names, (column[row] for column in scores), strict=True))
+            details = {name: list(of_group[row]) for name, of_group in grades.details.items()}
+            lines.append(
+                {
+                    "step": step,
+                    "draw": group.draw,
+                    "prompt_id": group.prompt.id,
+                    "scores": {name: [None if math.isnan(s) else s for s in row] for name, row in by_function.items()},
+                    "outcomes": {name: list(outcomes[row]) for name, outcomes in grades.outcomes.items()},
+                    **({"details": details} if details else {}),
+                }
+            )
+        self._append("scores.jsonl", lines)
+
+    def write_rollouts(
+        self, step: int, groups: Sequence[Group], grades: Grades, advantages: Float64[Tensor, "prompt group"]
+    ) -> Path:
+        """Write every completion of a finished step, whole or not at all; an advantage of NaN means: took no part."""
+        path = self.path / "rollouts" / f"step-{step:06d}.parquet"
+        content = parquet_bytes(step, groups, grades, advantages)
+        with writing(path, self.path):
+            write_atomically(path, content)
+        return path
+
+    def metrics(self) -> list[dict[str, int | float | None]]:
+        """The lines of metrics.jsonl so far."""
+        return [json.loads(line) for line in (self.path / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+
+    def append_alarm(self, step: int, name: str, says: str, transcript: str) -> None:
+        """Add a line to alarms.jsonl."""
+        self._append("alarms.jsonl", [{"step": step, "alarm": name, "says": says, "transcript": transcript}])
+
+    def raised(self) -> dict[str, int]:
+        """The step at which each alarm was raised last."""
+        file = self.path / "alarms.jsonl"
+        lines = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()] if file.exists() else []
+        return {line["alarm"]: line["step"] for line in lines}
+
+    def cut_after(self, step: int) -> None:
+        """Forget what was written after `step`, so that a resumed run does not tell it twice; -1 forgets everything."""
+        with writing(self.path, self.path):
+            for name in JOURNALS:
+                (self.path / name).touch()
+                cut_lines_after(self.path / name, step)
+            (self.path / "rollouts").mkdir(exist_ok=True)
+            for file in (self.path / "rollouts").iterdir():
+                if file.name.startswith(TEMPORARY) or rollout_step(file) > step:
+                    file.unlink()
+            sync_folder(self.path / "rollouts")
+
+
+def claim_folder(config: Config | SftConfig) -> RunFolder:
+    """The folder of a new run, claimed and not begun."""
+    return RunFolder.claim(config.run.folder, overwrite=config.run.overwrite)
+
+
+def rollout_step(file: Path) -> int:
+    """The step that a rollout file belongs to."""
+    return int(file.stem.removeprefix("step-"))

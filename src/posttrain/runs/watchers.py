@@ -1,0 +1,115 @@
+"""Who watches a run: journals, alarms, the display, and whatever a user adds, all in the same way."""
+
+import math
+
+from posttrain.runs.alarms import Line, alarms, transcript
+from posttrain.runs.progress import Progress
+from posttrain.runs.reports import CheckpointReport, EndReport, EvaluationReport, Metrics, StepReport
+from posttrain.runs.run_folder import RunFolder
+
+
+class Watcher:
+    """Is called as a run goes on; override what you want to see.
+
+    Watchers see a step one after the other, those of a user last.  What one raises ends the run.
+    """
+
+    stage: str | None = None
+    """The stage of the step's time that `on_step` counts as, if it is one."""
+
+    def on_step(self, report: StepReport) -> Metrics | None:
+        """A step has finished.  What this returns is added to the step's metrics for the watchers after it."""
+        return None
+
+    def on_evaluation(self, report: EvaluationReport) -> None:
+        """Held-out data has been measured."""
+
+    def on_save(self, report: CheckpointReport) -> None:
+        """A checkpoint is on the disk."""
+
+    def on_end(self, report: EndReport) -> None:
+        """The run has ended, by itself or because it was interrupted; not called after an error."""
+
+
+class RolloutFiles(Watcher):
+    """Writes every completion of a finished step to rollouts/."""
+
+    stage = "save"
+
+    def __init__(self, folder: RunFolder) -> None:
+        self.folder = folder
+
+    def on_step(self, report: StepReport) -> None:
+        """Those trained on and those set aside."""
+        if report.grades is not None:
+            self.folder.write_rollouts(report.step, *report.all_rollouts())
+
+
+class Alarms(Watcher):
+    """Tells of what looks wrong in a step, once in a while; its metric is how many alarms that were."""
+
+    def __init__(self, folder: RunFolder, progress: Progress) -> None:
+        self.folder, self.progress = folder, progress
+        self.history: list[Line] = list(folder.metrics())
+        self.raised = folder.raised()
+
+    def on_step(self, report: StepReport) -> Metrics | None:
+        """Compare the step with those before it."""
+        if report.grades is None:
+            return None
+        numbers = {name: value if math.isfinite(value) else None for name, value in report.metrics.items()}
+        self.history.append({"step": report.step, **numbers})
+        found = alarms(self.history, self.raised)
+        for alarm in found:
+            shown = transcript(alarm, report.groups, report.grades)
+            self.raised[alarm.name] = report.step
+            self.folder.append_alarm(report.step, alarm.name, alarm.says, shown)
+            indented = shown.replace("\n", "\n    ")
+            self.progress.note(f"ALARM, step {report.step}, {alarm.name}: {alarm.says}.  For instance:\n    {indented}")
+        return {"num_alarms": float(len(found))}
+
+
+class StepTimes(Watcher):
+    """Adds what the clock says of a step to its metrics."""
+
+    def __init__(self, *, by_stage: bool) -> None:
+        self.by_stage = by_stage
+
+    def on_step(self, report: StepReport) -> Metrics:
+        """Seconds in all and by stage, and tokens per second."""
+        total = sum(report.seconds.values())
+        stages = {f"seconds/{stage}": value for stage, value in report.seconds.items()} if self.by_stage else {}
+        return {"step_time": total, "tokens_per_second": report.num_tokens / total, **stages}
+
+
+class MetricsJournal(Watcher):
+    """Keeps a step's metrics as a line of metrics.jsonl."""
+
+    def __init__(self, folder: RunFolder) -> None:
+        self.folder = folder
+
+    def on_step(self, report: StepReport) -> None:
+        """On the disk before the next step begins."""
+        self.folder.append_metrics(report.step, report.metrics)
+
+
+class StepDisplay(Watcher):
+    """Shows a step on the screen."""
+
+    def __init__(self, progress: Progress) -> None:
+        self.progress = progress
+
+    def on_step(self, report: StepReport) -> None:
+        """The numbers that matter."""
+        self.progress.step(report.step, report.metrics)
+
+
+def built_in_watchers(folder: RunFolder, progress: Progress, *, by_stage: bool) -> list[Watcher]:
+    """Those of every run, in their order: each adds to the metrics that the next ones see."""
+    return [
+        RolloutFiles(folder),
+        Alarms(folder, progress),
+        StepTimes(by_stage=by_stage),
+        MetricsJournal(folder),
+        StepDisplay(progress),
+    ]

@@ -1,0 +1,211 @@
+"""The second half of a step: credit → batches → loss → updates, by what owns the policy, its optimiser and reference."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from random import Random
+
+import torch
+from jaxtyping import Float64
+from torch import Tensor
+
+from posttrain.algorithms import kl
+from posttrain.algorithms.credit import Evidence, mean_of_rollouts
+from posttrain.algorithms.table import Algorithm
+from posttrain.algorithms.terms import Need
+from posttrain.batch import Batch, CreditedGroups, collate
+from posttrain.errors import UserError
+from posttrain.models.policy import Policy
+from posttrain.options.training import UpdateOptions
+from posttrain.runs.checkpoint import Checkpoint
+from posttrain.runs.clock import Clock
+from posttrain.runs.tensor_state import (
+    Tensors,
+    module_tensors,
+    optimizer_tensors,
+    restore_module,
+    restore_optimizer,
+)
+from posttrain.training.collector import Collected
+from posttrain.training.optimizer import learning_rate, new_optimizer
+from posttrain.training.update import Objective, Observed, group_logprobs, micro_loss, update
+from posttrain.training.update_metrics import UpdateReport
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LearnerSettings:
+    """What a recipe says of the second half of a step."""
+
+    update: UpdateOptions
+    max_completion_tokens: int
+    temperature: float = 1.0
+    """The one that sampled: log-probs are taken at it."""
+    seed: int = 0
+    """Of the order of groups in mini-batches."""
+    num_steps: int = 100
+    """Steps of the whole run, which the learning rate's schedule ends with."""
+    refresh_reference_every: int = 0
+    """Steps after which the reference is taken from the policy again; 0 keeps the first."""
+
+    @property
+    def updates_per_step(self) -> int:
+        """Optimiser updates of a step in which every group is informative."""
+        return self.update.epochs_per_step * self.update.minibatches_per_epoch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Credited:
+    """Collected groups with what the algorithm makes of them."""
+
+    collected: Collected
+    groups: CreditedGroups
+    advantages: Float64[Tensor, "prompt group"]
+    """One number for each completion: the mean over its tokens."""
+
+
+class Learner:
+    """Owns what is trained: the policy, its optimiser, and the reference that a KL compares with."""
+
+    def __init__(self, policy: Policy, algorithm: Algorithm, settings: LearnerSettings) -> None:
+        """Raises UserError where the algorithm needs what the policy does not have."""
+        if Need.VALUES in algorithm.needs:
+            raise UserError(f"algorithm {algorithm.name}: a term needs values, and the policy has no value head.")
+        self.policy, self.algorithm, self.settings = policy, algorithm, settings
+        self.optimizer: torch.optim.Optimizer = new_optimizer(policy.model.parameters(), settings.update)
+        self.reference = frozen_copy(policy) if algorithm.uses_reference else None
+        self.num_updates = 0
+        """Optimiser updates behind the policy's weights: their version."""
+
+    def credit(self, collected: Collected, clock: Clock) -> Credited:
+        """The algorithm's advantages, and returns, for every token of the groups."""
+        groups, grades = collected.groups, collected.grades
+        reference = self.reference_logprobs(collected, clock)
+        lengths = torch.tensor([[len(rollout.tokens) for rollout in group.rollouts] for group in groups])
+        credit = self.algorithm.credit(
+            Evidence(
+                rewards=grades.rewards,
+                scores=grades.scores,
+                lengths=lengths,
+                max_completion_tokens=self.settings.max_completion_tokens,
+                token_rewards=self._penalties(collected, reference),
+            )
+        )
+        credited = CreditedGroups(
+            groups=groups,
+            scored=~grades.rewards.isnan(),
+            advantages=credit.advantages,
+            reference_logprobs=reference,
+            returns=credit.returns,
+        )
+        return Credited(collected=collected, groups=credited, advantages=mean_of_rollouts(credit.advantages, lengths))
+
+    def reference_logprobs(self, collected: Collected, clock: Clock) -> Float64[Tensor, " token"] | None:
+        """log-probs of every completion token under the reference; None where nothing needs them."""
+        if self.reference is None or Need.REFERENCE_LOGPROBS not in self.algorithm.needs:
+            return None
+        with clock("reference"):
+            budget, temperature = self.settings.update.tokens_per_microbatch, self.settings.temperature
+            return group_logprobs(self.reference, collected.groups, temperature=temperature, max_tokens=budget)
+
+    def _penalties(
+        self, collected: Collected, reference: Float64[Tensor, " token"] | None
+    ) -> Float64[Tensor, " token"] | None:
+        """What a KL in the reward takes off each token."""
+        penalty = self.algorithm.kl_penalty
+        if penalty is None:
+            return None
+        assert reference is not None, "a need that was not met"
+        rollouts = [rollout for group in collected.groups for rollout in group.rollouts]
+        behaviour = torch.tensor([lp for rollout in rollouts for lp in rollout.logprobs], dtype=torch.float64)
+        return -penalty.coefficient * kl.ESTIMATORS[penalty.estimator](behaviour, reference)
+
+    def learn(self, credited: Credited, clock: Clock) -> list[UpdateReport]:
+        """Take the step's updates: passes over its groups, one update per mini-batch."""
+        settings, step = self.settings, credited.collected.step
+        num_updates = settings.num_steps * settings.updates_per_step
+        reports: list[UpdateReport] = []
+        for index, batch in enumerate(self.batches(credited, clock)):
+            if not batch.completions:
+                continue  # nothing to learn from; a zero gradient would still move AdamW's weights
+            rate = learning_rate(settings.update, (step - 1) * settings.updates_per_step + index, num_updates)
+            with clock("update"):
+                reports.append(update(self.policy, self.optimizer, batch, self.objective(), settings.update, rate))
+            self.num_updates += 1
+        every = settings.refresh_reference_every
+        if self.reference is not None and every and step % every == 0:
+            self.reference = frozen_copy(self.policy)
+        return reports
+
+    def objective(self) -> Objective:
+        """What an update minimises, besides its batch."""
+        return Objective(
+            algorithm=self.algorithm,
+            temperature=self.settings.temperature,
+            reference=self.reference,
+            measure_entropy=self.settings.update.measure_entropy,
+        )
+
+    def batches(self, credited: Credited, clock: Clock) -> Iterator[Batch]:
+        """The batch of each update: whole groups, every epoch in an order of its own, weights fixed on each."""
+        groups, options, step = credited.groups, self.settings.update, credited.collected.step
+        num_groups, parts = len(groups.groups), options.minibatches_per_epoch
+        for epoch in range(options.epochs_per_step):
+            order = list(range(num_groups))
+            if parts > 1:
+                Random(f"{self.settings.seed} minibatches {step} {epoch}").shuffle(order)
+            for part in range(parts):
+                rows = sorted(order[part * num_groups // parts : (part + 1) * num_groups // parts])
+                with clock("collate"):
+                    batch = collate(
+                        groups.select(rows),
+                        self.algorithm.token_weights,
+                        max_completion_tokens=self.settings.max_completion_tokens,
+                        keep_zero_advantages=self.algorithm.keeps_zero_advantages,
+                    )
+                yield batch
+
+    def differentiate(self, credited: Credited, clock: Clock) -> None:
+        """Compute the gradient of the step's first update and throw it away: what an update costs, without one."""
+        batch = next(self.batches(credited, clock))
+        with clock("update"):
+            for micro in batch.split(self.settings.update.tokens_per_microbatch):
+                micro_loss(self.policy, micro, self.objective(), Observed()).backward()
+            self.policy.model.zero_grad(set_to_none=True)
+            if self.policy.device.type == "cuda":
+                torch.cuda.synchronize(self.policy.device)
+
+    def weights(self) -> Mapping[str, Tensor]:
+        """The policy's weights by name, as an engine elsewhere loads them; they go on changing."""
+        weights: Mapping[str, Tensor] = self.policy.model.state_dict()
+        return weights
+
+    def tensors(self) -> dict[str, Tensors]:
+        """All tensors that the next step reads; the reference only where it is no longer the model of the recipe."""
+        saved: dict[str, Tensors] = {
+            "policy": module_tensors(self.policy.model),
+            "optimizer": optimizer_tensors(self.optimizer)[0],
+        }
+        if self.reference is not None and self.settings.refresh_reference_every:
+            saved["reference"] = module_tensors(self.reference.model)
+        return saved
+
+    def optimizer_state(self) -> dict[str, object]:
+        """What of the optimiser is no tensor."""
+        return optimizer_tensors(self.optimizer)[1]
+
+    def restore(self, saved: Checkpoint, *, num_updates: int) -> None:
+        """Put a checkpoint's weights and optimiser state back."""
+        restore_module(self.policy.model, saved.tensors["policy"])
+        optimizer = saved.state["optimizer"]
+        assert isinstance(optimizer, Mapping)
+        restore_optimizer(self.optimizer, saved.tensors["optimizer"], optimizer)
+        if "reference" in saved.tensors:
+            self.reference = frozen_copy(self.policy)
+            restore_module(self.reference.model, saved.tensors["reference"])
+        self.num_updates = num_updates
+
+
+def frozen_copy(policy: Policy) -> Policy:
+    """The policy as it is now, for a KL term to compare with; its weights take no gradient."""
+    made = policy.copy()
+    made.model.requires_grad_(False)
+    return made
