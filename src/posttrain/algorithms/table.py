@@ -25,7 +25,7 @@ from posttrain.algorithms.losses import (
 from posttrain.algorithms.token_weights import constant_length, mean_over_sequences, mean_over_tokens, sum_over_sequence
 from posttrain.binding import bind, build_own, is_own
 from posttrain.errors import UserError
-from posttrain.schemas import unknown
+from posttrain.schemas import did_you_mean
 
 RatioTo = Literal["behaviour", "reference"]
 Weighting = Literal["mean_over_tokens", "mean_over_sequences", "sum_over_sequence", "constant_length"]
@@ -38,6 +38,7 @@ class KlTerm:
     coefficient: float
     """Weight of the KL, in units of reward (or of advantage, in the loss) per nat."""
     estimator: Literal["k1", "k2", "k3", "full"] = "k3"
+    """k1, k2, k3: from the token that was sampled.  full: the KL of the whole distribution there, in the loss only."""
     place: Literal["loss", "reward"] = "loss"
     """loss: a term per token with the token's weight.  reward: each rollout's total, taken off before advantages."""
 
@@ -318,9 +319,9 @@ def build_algorithm(config: Mapping[str, object]) -> Algorithm:
             )
         return built
     if "name" not in config:
-        raise UserError(f"algorithm.name is missing. Choose from {', '.join(ALGORITHMS)}.")
+        raise UserError(f"algorithm.name is missing.  There are: {', '.join(ALGORITHMS)}.")
     name = config["name"]
     if not isinstance(name, str) or name not in ALGORITHMS:
-        raise UserError(f"algorithm.name = {name!r}: {unknown('algorithm', name, ALGORITHMS)}")
+        raise UserError(f"algorithm.name = {name!r}: no such algorithm.  {did_you_mean(name, ALGORITHMS)}")
     options = {key: value for key, value in config.items() if key != "name"}
     return bind(ALGORITHMS[name], options, where="algorithm")
