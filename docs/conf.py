@@ -1,9 +1,16 @@
 """How the documentation is built: Sphinx, furo, Markdown through myst-nb, and the API from the docstrings."""
 
 import re
+import sys
 from importlib.metadata import version as installed_version
 from itertools import groupby
 from operator import itemgetter
+from pathlib import Path
+
+sys.path.append(str(Path(__file__).parent))
+import options_reference
+
+options_reference.write()
 
 project = "posttrain"
 author = "the posttrain authors"

@@ -5,7 +5,6 @@ A section of options is a dataclass, and its fields are the schema.  A function 
 recipe as FILE.py:NAME, and bound in the same way.
 """
 
-import difflib
 import hashlib
 import importlib.util
 import inspect
@@ -17,7 +16,7 @@ from types import ModuleType
 from typing import Any, TypeVar
 
 from posttrain.errors import UserError
-from posttrain.schemas import REQUIRED, Option, Schema, checked, checker, is_record, record_class
+from posttrain.schemas import REQUIRED, Option, Schema, checker, did_you_mean, is_record, record_class, record_of
 
 Built = TypeVar("Built")
 
@@ -33,10 +32,7 @@ def bind(target: Callable[..., Built], options: Mapping[str, object], *, where: 
 
 def arguments_for(schema: Schema, options: object, *, where: str) -> dict[str, Any]:
     """What the schema's target is to be called with for these options."""
-    record, mistakes = checked(record_class(schema), options)
-    if mistakes:
-        raise UserError("\n".join(mistake.line(where) for mistake in mistakes))
-    return arguments_of(record, where=where)
+    return arguments_of(record_of(record_class(schema), options, where=where), where=where)
 
 
 def arguments_of(record: Any, *, where: str) -> dict[str, Any]:
@@ -134,9 +130,7 @@ def object_in_file(path: str, *, where: str, noun: str = "function") -> object:
     module = module_from(Path(file), where)
     if not hasattr(module, name):
         own = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
-        near = difflib.get_close_matches(name, own, n=1)
-        hint = f"Did you mean `{near[0]}`?" if near else f"It defines {', '.join(own) or f'no {noun}'}."
-        raise UserError(f"{where}: {file} has no {noun} `{name}`. {hint}")
+        raise UserError(f"{where}: {file} has no {noun} `{name}`.  {did_you_mean(name, own)}")
     return getattr(module, name)
 
 

@@ -34,7 +34,7 @@ class Option:
     annotation: Any
     default: Any = REQUIRED
     meaning: str = ""
-    """The docstring under the field, on one line."""
+    """The docstring under the field, or the `Doc` of a parameter, on one line."""
 
 
 @dataclass(frozen=True)
@@ -84,21 +84,20 @@ class Mistake:
 def options_of(target: Any) -> list[Option]:
     """The options of a dataclass are its fields; those of a function or other class, its parameters by keyword.
 
-    A parameter whose default cannot be written in a recipe, such as a function, is left to its default.
+    A parameter whose default cannot be written in a recipe, such as a function, is left to its default.  One without
+    annotation takes any plain value; `Annotated[float, Doc("...")]` says what it means.
     """
-    if is_dataclass(target) and isinstance(target, type):
-        hints, docs = get_type_hints(target), field_docs(target)
-        return [
-            Option(each.name, hints[each.name], default_of(each), docs.get(each.name, ""))
-            for each in fields(target)
-            if each.init
-        ]
-    return [
-        Option(each.name, Any if each.annotation is each.empty else each.annotation, each.default)
-        for each in inspect.signature(target, eval_str=True).parameters.values()
-        if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)
-        and (each.default is REQUIRED or is_plain(each.default))
-    ]
+    if isinstance(target, type) and is_dataclass(target):
+        hints, docs, own = get_type_hints(target), field_docs(target), [each for each in fields(target) if each.init]
+        return [Option(each.name, hints[each.name], default_of(each), docs.get(each.name, "")) for each in own]
+    options = []
+    for each in inspect.signature(target, eval_str=True).parameters.values():
+        by_keyword = each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)
+        if by_keyword and (each.default is REQUIRED or is_plain(each.default)):
+            said = [part.documentation for part in get_args(each.annotation) if hasattr(part, "documentation")]
+            annotation = Any if each.annotation is each.empty else each.annotation
+            options.append(Option(each.name, annotation, each.default, " ".join(said)))
+    return options
 
 
 def default_of(option: Any) -> Any:
@@ -159,7 +158,9 @@ def as_record(record: Any, value: Any) -> Any:
 
 
 def unwrapped(annotation: Any) -> Any:
-    """`X` of `X | None` and of `tuple[X, ...]`; other types as they are."""
+    """`X` of `X | None`, of `tuple[X, ...]` and of `Annotated[X, ...]`; other types as they are."""
+    if get_origin(annotation) is Annotated:
+        return unwrapped(get_args(annotation)[0])
     arguments = [each for each in get_args(annotation) if each not in (types.NoneType, Ellipsis)]
     if get_origin(annotation) is not Literal and len(arguments) == 1:
         return unwrapped(arguments[0])
@@ -212,6 +213,14 @@ def checked(annotation: Any, content: object) -> tuple[Any, list[Mistake]]:
         return None, [mistake(annotation, error) for error in errors.errors(include_url=False)]
 
 
+def record_of(annotation: Any, content: object, *, where: str) -> Any:
+    """The content as a record.  Raises UserError with all that is wrong with it, as options at `where`."""
+    record, mistakes = checked(annotation, content)
+    if mistakes:
+        raise UserError("\n".join(mistake.line(where) for mistake in mistakes))
+    return record
+
+
 def spoken(value: Any) -> object:
     """What Python code may write in a section and JSON has no word for."""
     if is_instance(value):
@@ -256,18 +265,9 @@ def names_at(annotation: Any, path: tuple[str, ...]) -> list[str]:
     return [each.name for each in fields(inner)] if is_dataclass(inner) else []
 
 
-def did_you_mean(name: str, names: Iterable[str]) -> str:
-    """The end of a message about a name that does not exist: the nearest one that does, or all of them."""
-    names = [*names]
-    near = difflib.get_close_matches(name, names, n=1)
-    return f"Did you mean `{near[0]}`?" if near else f"There are: {', '.join(names)}."
-
-
-def unknown(kind: str, name: object, known: Iterable[str]) -> str:
-    """The same of the name of a variant, where several may be as near."""
+def did_you_mean(name: object, known: Iterable[str]) -> str:
+    """The end of a message about a name that does not exist: the nearest one that does, or those, or all there are."""
     closeness = {choice: difflib.SequenceMatcher(None, str(name), choice).ratio() for choice in known}
     best = max(closeness.values(), default=0)
     nearest = [f"`{choice}`" for choice, close in closeness.items() if close == best]
-    if best >= 0.6:
-        return f"no such {kind}. Did you mean {' or '.join(nearest)}?"
-    return f"no such {kind}. Choose from {', '.join(closeness) or 'none'}."
+    return f"Did you mean {' or '.join(nearest)}?" if best >= 0.6 else f"There are: {', '.join(closeness) or 'none'}."

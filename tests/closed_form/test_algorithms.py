@@ -202,9 +202,9 @@ def test_the_same_options_build_the_same_function_as_calling_it() -> None:
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        ({}, "algorithm.name is missing. Choose from reinforce, rloo, grpo, dr_grpo, dapo, gspo, cispo."),
-        ({"name": "gpro"}, "algorithm.name = 'gpro': no such algorithm. Did you mean `grpo` or `gspo`?"),
-        ({"name": "q_learning"}, "algorithm.name = 'q_learning': no such algorithm. Choose from reinforce, rloo, grpo"),
+        ({}, "algorithm.name is missing.  There are: reinforce, rloo, grpo, dr_grpo, dapo, gspo, cispo."),
+        ({"name": "gpro"}, "algorithm.name = 'gpro': no such algorithm.  Did you mean `grpo` or `gspo`?"),
+        ({"name": "q_learning"}, "algorithm.name = 'q_learning': no such algorithm.  There are: reinforce, rloo, grpo"),
         ({"name": 3}, "algorithm.name = 3: no such algorithm."),
         ({"name": ["grpo"]}, "algorithm.name = ['grpo']: no such algorithm."),
         ({"name": "grpo", "clip_hi": 0.3}, "algorithm.clip_hi: no such field.  Did you mean `clip_high`?"),

@@ -17,13 +17,16 @@ from posttrain.tasks.task_registry import load_task
 MINE = '''
 from typing import Annotated, Literal
 import torch
+from typing_extensions import Doc
 from posttrain.algorithms import Algorithm, KlTerm, grpo
 from posttrain.errors import UserError
 from posttrain.rewards.function import reward_function
 
 made = []
 
-def narrow(*, width: float = 0.1, side: Literal["low", "high"] = "low", kl: KlTerm | None = None, free=3, base=grpo):
+def narrow(*, width: float = 0.1, side: Literal["low", "high"] = "low",
+           kl: Annotated[KlTerm | None, Doc("A pull.")] = None,
+           free=3, base=grpo, times: Annotated[int, Doc("How often.")] = 1):
     """A clip of one width."""
     if width > 1:
         raise UserError(f"width = {width}: use at most 1")
@@ -117,7 +120,7 @@ def test_the_signature_of_the_function_is_the_schema_of_the_section() -> None:
     config = from_text("algorithm: {path: 'mine.py:narrow', width: 0.3, kl: {coefficient: 1}}")
     kl = {"coefficient": 1.0, "estimator": "k3", "place": "loss"}
     # `base` is none of the options: its default is a function, which no recipe can say.
-    spelled = {"path": "mine.py:narrow", "width": 0.3, "side": "low", "kl": kl, "free": 3}
+    spelled = {"path": "mine.py:narrow", "width": 0.3, "side": "low", "kl": kl, "free": 3, "times": 1}
     assert config.algorithm == spelled
     built = build_algorithm(config.algorithm)
     assert (built.clip, built.kl) == (ClipRange(low=0.3, high=0.3), KlTerm(coefficient=1.0))
@@ -166,7 +169,10 @@ MISTAKES = {
     ),
     "a rule of its own": ("algorithm: {path: 'mine.py:narrow', width: 2}", "algorithm: width = 2.0: use at most 1"),
     "a missing file": ("algorithm: {path: 'other.py:narrow'}", "algorithm: other.py: no such file."),
-    "a missing name": ("algorithm: {path: 'mine.py:narow'}", "mine.py has no function `narow`. Did you mean `narrow`?"),
+    "a missing name": (
+        "algorithm: {path: 'mine.py:narow'}",
+        "mine.py has no function `narow`.  Did you mean `narrow`?",
+    ),
     "no name": ("algorithm: {path: mine.py}", "algorithm.path = mine.py is not FILE.py:FUNCTION, such as"),
     "a class": ("algorithm: {path: 'mine.py:Letters'}", "algorithm: mine.py:Letters is a class and no function"),
     "what returns no algorithm": (
@@ -195,7 +201,7 @@ MISTAKES = {
     "what a task is given": ("task: {path: 'mine.py:Letters', seed: 2}", "task.seed: no such field"),
     "a missing class": (
         "task: {path: 'mine.py:Leters'}",
-        "task: mine.py has no class `Leters`. Did you mean `Letters`?",
+        "task: mine.py has no class `Leters`.  Did you mean `Letters`?",
     ),
     "a function": ("task: {path: 'mine.py:narrow'}", "task: mine.py:narrow is a function and no class"),
     "a class without seed": (
@@ -224,6 +230,7 @@ def test_the_help_shows_the_options_of_ones_own(capsys: pytest.CaptureFixture[st
         "A clip of one width.",
         "--algorithm.width FLOAT (default: 0.1)",
         "--algorithm.free VALUE (default: 3)",
+        "--algorithm.times INT How often. (default: 1)",
     ):
         assert says in words
     for says in ("--algorithm.kl.coefficient", "Say a letter.", "--task.letters STR (default: abc)"):

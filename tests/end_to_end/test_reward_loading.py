@@ -108,8 +108,8 @@ def test_two_functions_of_one_file_share_its_module_and_a_changed_file_is_read_a
 @pytest.mark.parametrize(
     ("source", "name", "complaint"),
     [
-        ("def solved(completions): return []\n", "solve", r"has no function `solve`. Did you mean `solved`\?"),
-        ("x = 1\n", "solved", "It defines no function"),
+        ("def solved(completions): return []\n", "solve", r"has no function `solve`.  Did you mean `solved`\?"),
+        ("x = 1\n", "solved", "There are: none"),
         ("solved = 3\n", "solved", "is a int and cannot score"),
         ("class solved: pass\n", "solved", "is a type and cannot score"),
         ("def solved(:\n", "solved", "cannot be imported: SyntaxError"),
@@ -137,5 +137,5 @@ def test_math_and_maths_are_one_reward_whose_scores_have_the_name_that_was_used(
 def test_what_does_not_exist_is_one_clear_message(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no such file"):
         load_reward(RewardOptions(path=f"{tmp_path}/none.py:solved"))
-    with pytest.raises(UserError, match=r"no reward function `countdwn`. Did you mean `countdown`\?"):
+    with pytest.raises(UserError, match=r"no reward function `countdwn`.  Did you mean `countdown`\?"):
         load_reward(RewardOptions(name="countdwn"))

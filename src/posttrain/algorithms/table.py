@@ -24,7 +24,7 @@ from posttrain.algorithms.token_weights import (
 )
 from posttrain.binding import bind, build_own, is_own
 from posttrain.errors import UserError
-from posttrain.schemas import unknown
+from posttrain.schemas import did_you_mean
 
 Weighting = Literal["mean_over_tokens", "mean_over_sequences", "sum_over_sequence", "constant_length"]
 
@@ -272,9 +272,9 @@ def build_algorithm(config: Mapping[str, object]) -> Algorithm:
             )
         return built
     if "name" not in config:
-        raise UserError(f"algorithm.name is missing. Choose from {', '.join(ALGORITHMS)}.")
+        raise UserError(f"algorithm.name is missing.  There are: {', '.join(ALGORITHMS)}.")
     name = config["name"]
     if not isinstance(name, str) or name not in ALGORITHMS:
-        raise UserError(f"algorithm.name = {name!r}: {unknown('algorithm', name, ALGORITHMS)}")
+        raise UserError(f"algorithm.name = {name!r}: no such algorithm.  {did_you_mean(name, ALGORITHMS)}")
     options = {key: value for key, value in config.items() if key != "name"}
     return bind(ALGORITHMS[name], options, where="algorithm")

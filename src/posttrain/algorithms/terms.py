@@ -73,6 +73,7 @@ class KlTerm:
     coefficient: float
     """Weight of the KL, in units of reward (or of advantage, in the loss) per nat."""
     estimator: Literal["k1", "k2", "k3", "full"] = "k3"
+    """k1, k2, k3: from the token that was sampled.  full: the KL of the whole distribution there, in the loss only."""
     place: Literal["loss", "reward"] = "loss"
     """loss: a term per token with the token's weight.  reward: taken off each token's reward before advantages."""
 

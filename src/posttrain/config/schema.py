@@ -15,7 +15,7 @@ from posttrain.options.irl_method import FEATURE_OPTIONS, METHOD_OPTIONS
 from posttrain.options.irl_world import DEMONSTRATION_OPTIONS, WORLD_OPTIONS
 from posttrain.options.reward import RewardOptions
 from posttrain.options.task import TASK_OPTIONS
-from posttrain.schemas import Option, Schema, record_class, unknown
+from posttrain.schemas import Option, Schema, did_you_mean, record_class
 
 CLASSES: dict[str, tuple[str, Mapping[str, type]]] = {
     "task": ("countdown", TASK_OPTIONS),
@@ -51,7 +51,7 @@ def section_schema(kind: type, section: str, content: object) -> Schema:
     if section in OWN and "name" in given and is_name_in_file(given.get("path")):
         raise UserError(f"{section} has either a name or a path, and is given both: {name} and {given['path']}")
     if not isinstance(name, str) or name not in variants:
-        raise UserError(f"{section}.name = {name}: {unknown(section, name, variants)}")
+        raise UserError(f"{section}.name = {name}: no such {section}.  {did_you_mean(name, variants)}")
     return Schema(variants[name], (Option("name", Literal[tuple(variants)], name, f"Which {section} this is."),))
 
 

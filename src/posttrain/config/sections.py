@@ -38,7 +38,7 @@ from posttrain.options.training import (
     SftOptions,
     UpdateOptions,
 )
-from posttrain.schemas import checked
+from posttrain.schemas import record_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -173,10 +173,7 @@ COMMAND_OF: dict[type[AnyConfig], str] = {Config: "rl", SftConfig: "sft", IrlCon
 
 def spelled_out(section: str, given: Mapping[str, object]) -> Any:
     """A section that Python code gives as a mapping, with every option that it leaves out."""
-    record, mistakes = checked(section_record(Config, section, given), given)
-    if mistakes:
-        raise UserError("\n".join(mistake.line(section) for mistake in mistakes))
-    return section_of(section, record)
+    return section_of(section, record_of(section_record(Config, section, given), given, where=section))
 
 
 def section_of(name: str, record: Any) -> Any:

@@ -1,6 +1,5 @@
 """From the name or path in a recipe to a reward function."""
 
-import difflib
 import importlib
 from collections.abc import Callable
 from pathlib import Path
@@ -9,6 +8,7 @@ from posttrain.binding import bind, object_in_file
 from posttrain.errors import UserError
 from posttrain.options.reward import RewardOptions
 from posttrain.rewards.grading.function import RewardFunction, source_in_file
+from posttrain.schemas import did_you_mean
 
 BUILT_IN = {
     "countdown": "posttrain.rewards.countdown.grader:countdown",
@@ -51,10 +51,9 @@ def load_reward(options: RewardOptions) -> RewardFunction:
         call, name = function_in_file(options.path)
         return RewardFunction(name=name, call=call, settings=options, source=source_in_file(Path(file), name))
     if options.name not in BUILT_IN:
-        near = difflib.get_close_matches(options.name, BUILT_IN, n=1)
-        hint = f"Did you mean `{near[0]}`?" if near else f"There are {', '.join(BUILT_IN)}."
         raise UserError(
-            f"rewards: no reward function `{options.name}`. {hint} A function of your own is given as FILE.py:FUNCTION."
+            f"rewards: no reward function `{options.name}`.  {did_you_mean(options.name, BUILT_IN)}"
+            "  A function of your own is given as FILE.py:FUNCTION."
         )
     module, _, function = BUILT_IN[options.name].partition(":")
     call = getattr(importlib.import_module(module), function)

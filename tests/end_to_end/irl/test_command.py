@@ -206,7 +206,7 @@ def test_a_run_is_replaced_only_when_told_and_never_by_a_mistake(capsys: pytest.
 
 
 MISTAKES = {
-    "an unknown method": ("--method.name courze", "no such method. Did you mean `course`?"),
+    "an unknown method": ("--method.name courze", "no such method.  Did you mean `course`?"),
     "an option of another method": ("--method.name course --method.l2 1", "--method.l2: no such flag."),
     "a state that does not exist": ("--world.ends 99", "world.ends: there is no state 99; use 0 to 24, or -25 to -1"),
     "a start that is an end": ("--world.starts -1", "world.starts: state 24 ends an episode"),
