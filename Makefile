@@ -49,7 +49,7 @@ docs: .venv/.ok ## the documentation, in docs/_build; a warning is an error
 bench: .venv/.ok ## speed and memory beside TRL, which gets an environment of its own
 	$(BIN)/python benchmarks/vs_trl.py
 
-mutants: .venv/.ok ## change one operator or number of the maths at a time: the tests must notice each
+mutants: .venv/.ok ## change one operator or number at a time: the tests must notice each (hours; goes on where it stopped)
 	$(BIN)/python tests/mutants.py
 	$(BIN)/python tests/chosen_mutants.py
 
@@ -59,7 +59,7 @@ constraints: .venv/.ok ## resolve every dependency anew into constraints.txt
 	    --constraints - --custom-compile-command 'make constraints' --no-annotate --output-file constraints.txt pyproject.toml
 
 clean: ## remove what make made; runs/ stays
-	rm -rf .venv .venv-trl .venv-imitation .gymnasium-0.29 dist docs/_build docs/api docs/reference .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-trl .venv-imitation .gymnasium-0.29 .mutants dist docs/_build docs/api docs/reference .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 # .ok is written last and removed first, so that a half-made environment is made again and never used.
 .venv/.ok: pyproject.toml constraints.txt

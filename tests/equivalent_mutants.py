@@ -62,6 +62,78 @@ BECAUSE: dict[str, list[tuple[str, str]]] = {
     "A run of no tokens has no weight, and is never hit.": [
         ("generation/sampling.py", "if whole <= weights.shape[1]:"),
     ],
+    "Both parts name the same functions.": [
+        (
+            "training/collector.py",
+            "told = [name for name in parts[1][0].names if any((name in of_part for _, of_part in parts))]",
+        ),
+    ],
+    "At step 0, or without lengths, there is nothing to compare with.": [
+        ("runs/alarms.py", "step = int(history[-1]['step'] or 1)"),
+        ("runs/alarms.py", "first, recent = (fmean(lengths[:HALF] or [1.0]), fmean(lengths[-RECENT:] or [0.0]))"),
+        ("runs/alarms.py", "first, recent = (fmean(lengths[:HALF] or [0.0]), fmean(lengths[-RECENT:] or [1.0]))"),
+    ],
+    "A completion has a token at least, and eight times that is more than 1.": [
+        ("runs/alarms.py", "drifted = recent >= DRIFT_FACTOR * first > 1"),
+    ],
+    "An outcome is a word: its name is never split.": [
+        ("runs/alarms.py", "_, function, outcome = name.split('/', 3)"),
+        ("runs/alarms.py", "_, _, function, outcome = name.split('/', 4)"),
+    ],
+    "How far lines are indented.": [
+        ("runs/checkpoint.py", "write_atomically(path / 'manifest.json', json.dumps(manifest, indent=3).encode())"),
+    ],
+    "Only numbers are taken of it.": [
+        ("runs/tensor_state.py", "named[name] = tensor.clone()"),
+        (
+            "runs/checkpoint.py",
+            "save_file({name: tensor.clone().contiguous() for name, tensor in named.items()}, file)",
+        ),
+    ],
+    "It is looked up by name.": [
+        (
+            "runs/checkpoint.py",
+            "… {file.stem: load_file(file) for file in path.glob('*.safetensors')}, state=json.loads((path / 'state.json …",
+        ),
+    ],
+    "Whatever is left is removed in the end.": [
+        ("runs/checkpoint.py", "no shutil.rmtree(doomed)"),
+    ],
+    "The first part of a vocabulary begins at 0.": [
+        ("models/logprobs.py", "self.room = like.new_empty((rows.stop - rows.start) * vocab.stop)"),
+        ("models/logprobs.py", "self.room = like.new_empty((rows.stop - rows.start) * (vocab.stop + vocab.start))"),
+    ],
+    "It copies the output matrix, which costs memory, and computes the same.": [
+        ("models/logprobs.py", "shown = head if kept is None else head.clone()"),
+    ],
+    "How large a tile is, below its limit: for speed.": [
+        ("models/logprobs.py", "for rows in _slices(num_rows, min(TILE_ROWS, elements // vocab)):"),
+        ("models/logprobs.py", "yield (rows, _slices(vocab, elements // (rows.stop + rows.start)))"),
+        ("models/logprobs.py", "yield (rows, _slices(vocab, elements // rows.stop))"),
+        ("models/logprobs.py", "for rows in _slices(num_rows, max(TILE_ROWS, elements % vocab)):"),
+    ],
+    "It has no entries.": [
+        ("generation/decoding_rows.py", "self.count = torch.ones(0, dtype=torch.long, device=device)"),
+        ("generation/decoding_rows.py", "self.limit = torch.ones(0, dtype=torch.long, device=device)"),
+        ("generation/decoding_rows.py", "self.uniforms = torch.ones(0, width, dtype=torch.float64, device=device)"),
+        ("generation/decoding_rows.py", "self.tokens = torch.ones(0, width, dtype=torch.long, device=device)"),
+        ("generation/decoding_rows.py", "self.logprobs = torch.ones(0, width, dtype=torch.float64, device=device)"),
+        ("generation/decoding_rows.py", "self.cut_logprobs = torch.ones(0, width, dtype=torch.float64, device=device)"),
+    ],
+    "A row too many holds zeros as a new one does, and goes with the first that ends.": [
+        ("generation/decoding_rows.py", "self.tokens = torch.zeros(1, width, dtype=torch.long, device=device)"),
+        ("generation/decoding_rows.py", "self.logprobs = torch.zeros(1, width, dtype=torch.float64, device=device)"),
+        (
+            "generation/decoding_rows.py",
+            "self.cut_logprobs = torch.zeros(1, width, dtype=torch.float64, device=device)",
+        ),
+    ],
+    "No row looks at another, so that it does not matter which fills a gap.": [
+        ("generation/decoding_rows.py", "target = [row for row in gone if row < left]"),
+    ],
+    "One n-gram repeats nothing.": [
+        ("runs/alarms.py", "if count <= 1:"),
+    ],
     "Any seed does.": [
         ("training/evaluation.py", "rng = np.random.default_rng(1)"),
     ],

@@ -255,6 +255,7 @@ def noticed_afresh(mutant: Mutant, tests: Record, folder: Path) -> str:
     (copy / "assets").symlink_to(PACKAGE / "assets")
     (copy / mutant.file).write_text(mutant.source, encoding="utf-8")
     sys.path.insert(0, str(folder))
+    os.environ["PYTHONPATH"] = str(folder)  # for the processes that tests start
     answers: list[str] = []
     files = sorted({name.split("::")[0] for name in tests})
     collect(files, lambda items: answers.append(noticed(items, tests)))

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from tests.end_to_end.runs import metrics_of, save_tiny_model
+from tests.support.runs import metrics_of, save_tiny_model
 
 from posttrain.algorithms.losses import ClipRange
 from posttrain.algorithms.table import KlTerm, build_algorithm

@@ -149,6 +149,9 @@ def test_an_optimizer_of_another_recipe_is_refused() -> None:
     tensors, options = optimizer_tensors(optimizer)
     with pytest.raises(RunError, match=r"`0\.exp_avg` has shape \[5, 3\] here and \[5, 4\]"):
         restore_optimizer(adam(narrow), tensors, options)
+    more = {f"{index}.exp_avg": torch.zeros(1) for index in (6, 5, 4, 3)}  # of three parameters
+    with pytest.raises(RunError, match=r"`3\.exp_avg` has no counterpart in the one of the optimiser here"):
+        restore_optimizer(optimizer, {**tensors, **more}, options)
     with pytest.raises(RunError, match="parameter groups"):
         restore_optimizer(torch.optim.AdamW(wide.parameters()), tensors, options)
 
@@ -193,6 +196,14 @@ def test_a_damaged_checkpoint_is_named_together_with_the_last_good_one(tmp_path:
     flip_bit(tmp_path / "step-000015" / "policy.safetensors")
     harm(tmp_path / "step-000020" / file)
     with pytest.raises(RunError, match=f"step-000020/{file}: .*{told}.*good checkpoint is .*step-000010: remove"):
+        load_latest(tmp_path)
+
+
+def test_the_last_good_checkpoint_is_the_newest_that_is_whole(tmp_path: Path) -> None:
+    fill(tmp_path, 30, 5, 20, 10, 15)
+    assert list(saved_steps(tmp_path)) == [5, 10, 15, 20, 30]
+    flip_bit(tmp_path / "step-000030" / "state.json")
+    with pytest.raises(RunError, match=r"good checkpoint is .*step-000020: remove"):
         load_latest(tmp_path)
 
 
@@ -247,8 +258,9 @@ def test_a_checkpoint_that_is_being_removed_is_no_longer_one(tmp_path: Path, mon
         prune(tmp_path, keep_last=1)
     monkeypatch.undo()
     assert list(saved_steps(tmp_path)) == [10]
+    fill(tmp_path, 15)
     prune(tmp_path, keep_last=1)
-    assert [path.name for path in tmp_path.iterdir()] == ["step-000010"]
+    assert [path.name for path in tmp_path.iterdir()] == ["step-000015"]
 
 
 def test_the_thread_count_is_restored_and_another_one_is_refused(tmp_path: Path) -> None:
@@ -343,6 +355,20 @@ def test_a_process_killed_at_any_moment_of_saving_leaves_a_checkpoint_to_go_on_f
         assert saved.step in (reported[-1], reported[-1] + 1)  # renamed, but not yet told
         assert torch.all(saved.tensors["policy"]["w"] == saved.step)
         assert saved.state == {"step": saved.step}
+
+
+def test_the_manifest_says_its_format_and_lists_files_in_order(tmp_path: Path) -> None:
+    stems = ["zeta", "policy", "alpha", "optimizer", "beta"]
+    save(tmp_path, 3, {stem: {"w": torch.ones(1)} for stem in stems}, {}, score=0.25)
+    manifest = json.loads((tmp_path / "step-000003" / "manifest.json").read_text())
+    assert (manifest["format"], manifest["step"], manifest["score"]) == (1, 3, 0.25)
+    assert list(manifest["files"]) == sorted([*(f"{stem}.safetensors" for stem in stems), "state.json"])
+
+
+def test_a_state_that_json_cannot_hold_is_refused_and_leaves_nothing(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        save(tmp_path, 3, {}, {"best": float("nan")})
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_the_manifest_can_be_checked_without_posttrain(tmp_path: Path) -> None:

@@ -55,6 +55,7 @@ def test_a_file_that_is_written_whole_is_safe_and_is_renamed_only_when_its_conte
     rename = os.replace
 
     def watched(source: Path, target: Path) -> None:
+        assert Path(source) == tmp_path / ".tmp-file"  # of its own: several files may be written at a time
         at_rename.append(disk.contents.get(os.stat(source).st_ino))
         rename(source, target)
 
@@ -110,3 +111,14 @@ def test_a_run_folder_is_safe_from_its_beginning_and_after_a_cut(tmp_path: Path,
         (path / "rollouts" / "step-000002.parquet").write_bytes(b"of a step that was lost")
         run.cut_after(1)
         assert disk.names[path / "rollouts"] == {}
+
+
+def test_no_file_stays_open(tmp_path: Path) -> None:
+    def num_open() -> int:
+        return len(list(Path("/proc/self/fd").iterdir()))
+
+    before = num_open()
+    for _ in range(3):
+        write_atomically(tmp_path / "file", b"content")
+        append_lines(tmp_path / "lines", ["{}"])
+    assert num_open() == before

@@ -50,7 +50,7 @@ def hold_at_a_time(monkeypatch: pytest.MonkeyPatch, elements: int) -> None:
 
 
 @pytest.mark.usefixtures("tiles")
-@pytest.mark.parametrize("temperature", [1.0, 0.5])
+@pytest.mark.parametrize("temperature", [1.0, 0.5, 2.0])
 def test_log_probs_and_their_gradients_are_those_of_log_softmax(
     hidden: torch.Tensor, head: torch.Tensor, targets: torch.Tensor, temperature: float
 ) -> None:
@@ -84,7 +84,7 @@ def test_an_output_matrix_that_is_not_trained_changes_no_other_gradient(
 
 
 @pytest.mark.usefixtures("tiles")
-@pytest.mark.parametrize("temperature", [1.0, 0.5])
+@pytest.mark.parametrize("temperature", [1.0, 0.5, 2.0])
 def test_the_full_kl_and_its_gradient_are_those_of_the_sum(
     hidden: torch.Tensor, head: torch.Tensor, temperature: float
 ) -> None:
@@ -104,7 +104,7 @@ def test_the_full_kl_and_its_gradient_are_those_of_the_sum(
 
 
 @pytest.mark.usefixtures("tiles")
-@pytest.mark.parametrize("temperature", [1.0, 0.5])
+@pytest.mark.parametrize("temperature", [1.0, 0.5, 2.0])
 def test_entropy_is_minus_the_expected_log_prob(hidden: torch.Tensor, head: torch.Tensor, temperature: float) -> None:
     policy = torch.softmax(hidden @ head.T / temperature, -1)
     actual = token_entropies(hidden, head, temperature=temperature)
@@ -127,9 +127,13 @@ class Largest(TorchDispatchMode):
         return out
 
 
-def test_the_logits_of_all_rows_are_never_held_forward_or_backward(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("tile_rows", [8, 4096])
+def test_the_logits_of_all_rows_are_never_held_forward_or_backward(
+    monkeypatch: pytest.MonkeyPatch, tile_rows: int
+) -> None:
     rows, vocab, width = 64, 300, 3
     hold_at_a_time(monkeypatch, 8 * vocab)
+    monkeypatch.setattr(logprobs, "TILE_ROWS", tile_rows)
     hidden, head = random(rows, width, seed=0), random(vocab, width, seed=1)
     targets = torch.arange(rows)
     for compute in (
@@ -142,6 +146,13 @@ def test_the_logits_of_all_rows_are_never_held_forward_or_backward(monkeypatch: 
     with Largest() as seen:
         token_entropies(hidden, head)
     assert seen.elements == 8 * vocab
+
+
+def test_where_not_even_a_row_fits_one_is_held_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    hold_at_a_time(monkeypatch, 1)
+    with Largest() as seen:
+        token_entropies(random(64, 1, seed=0), random(300, 1, seed=1))
+    assert seen.elements == 300
 
 
 def test_bfloat16_logits_are_normalised_in_float32() -> None:

@@ -4,6 +4,7 @@ import asyncio
 import functools
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
@@ -247,6 +248,10 @@ def test_what_a_function_tells_of_some_groups_only_survives_joining_and_choosing
         assert both.outcomes == {"some": (("right", "right"), ("", ""), ("", ""))}
         assert both.details == {"some": (({"n": 1}, {"n": 1}), (None, None), (None, None))}
     assert joined(silent, silent).outcomes == {}
+    many = graded([group(["a", "b"])] * 3, some)
+    assert joined(told, many).outcomes == {"some": (("right", "right"), *((("", ""),) * 3))}
+    cached = joined(replace(told, num_cached=2, num_failures=1), replace(silent, num_cached=5, num_failures=3))
+    assert (cached.num_cached, cached.num_failures) == (7, 4)
 
 
 def test_details_that_are_no_json_are_refused() -> None:
