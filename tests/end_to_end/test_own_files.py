@@ -4,7 +4,6 @@ import json
 from pathlib import Path
 
 import pytest
-from tests.support.runs import metrics_of, save_tiny_model
 
 from posttrain.algorithms.losses import ClipRange
 from posttrain.algorithms.table import KlTerm, build_algorithm
@@ -13,6 +12,7 @@ from posttrain.config import Config, as_recipe, build, load_recipe
 from posttrain.config.recipes import RecipeLayer, parse_yaml
 from posttrain.errors import UserError
 from posttrain.tasks.task_registry import load_task
+from tests.support.runs import metrics_of, save_tiny_model
 
 MINE = '''
 from typing import Annotated, Literal
