@@ -5,7 +5,9 @@ import math
 import pytest
 import torch
 
-from posttrain.algorithms.kl import ESTIMATORS, full, k1, k2, k3, sequence_total
+from posttrain.algorithms.credit import Evidence
+from posttrain.algorithms.kl import ESTIMATORS, k1, k2, k3
+from posttrain.models.logprobs import distribution_kl
 
 
 def logs(*probabilities: float) -> torch.Tensor:
@@ -40,29 +42,39 @@ def test_the_full_divergence_sums_over_the_vocabulary() -> None:
     policy = torch.stack([logs(0.5, 0.5), torch.tensor([60.0, 0.0], dtype=torch.float64)])
     reference = torch.stack([logs(0.25, 0.75), logs(0.9, 0.1)])
     expected = [0.5 * LN2 + 0.5 * math.log(2 / 3), -math.log(0.9)]
-    assert full(policy, reference).tolist() == pytest.approx(expected, rel=1e-14)
+    assert distribution_kl(policy, reference).tolist() == pytest.approx(expected, rel=1e-14)
 
 
 def test_the_full_divergence_takes_logits_as_they_are() -> None:
     # Softmax forgets a constant added to all logits.
     policy, reference = torch.stack([logs(0.5, 0.5)]), torch.stack([logs(0.25, 0.75)])
-    torch.testing.assert_close(full(policy + 3, reference - 5), full(policy, reference), rtol=1e-14, atol=0)
+    torch.testing.assert_close(
+        distribution_kl(policy + 3, reference - 5), distribution_kl(policy, reference), rtol=1e-14, atol=0
+    )
+
+
+def evidence(token_rewards: torch.Tensor, lengths: list[list[int]]) -> Evidence:
+    """Rollouts of which nothing is known but what their tokens earn."""
+    shape = torch.tensor(lengths)
+    rewards = torch.zeros(shape.shape, dtype=torch.float64)
+    return Evidence(
+        rewards=rewards, scores=rewards[None], lengths=shape, max_completion_tokens=9, token_rewards=token_rewards
+    )
 
 
 def test_a_rollout_adds_up_its_own_tokens() -> None:
-    per_token = torch.tensor([1.0, 10.0, 2.0, 100.0, 4.0], dtype=torch.float64)
-    totals = sequence_total(per_token, torch.tensor([2, 0, 2, 3, 2]), num_rollouts=5)
-    assert totals.tolist() == [10, 0, 7, 100, 0]
+    # Two groups of two completions of 1, 3, 1 and 2 tokens.
+    per_token = torch.tensor([10.0, 1.0, 2.0, 4.0, 100.0, 20.0, 30.0], dtype=torch.float64)
+    assert evidence(per_token, [[1, 3], [1, 2]]).token_reward_totals.tolist() == [[10, 7], [100, 50]]
 
 
 def test_k1_of_a_completion_is_its_log_ratio() -> None:
     # π(y) = .5 · .2 = .1, ref(y) = .25 · .8 = .2.
     per_token = k1(logs(0.5, 0.2), logs(0.25, 0.8))
-    total = sequence_total(per_token, torch.tensor([0, 0]), num_rollouts=1)
-    assert total.item() == pytest.approx(math.log(0.1 / 0.2), rel=1e-14)
+    assert evidence(per_token, [[2]]).token_reward_totals.item() == pytest.approx(math.log(0.1 / 0.2), rel=1e-14)
 
 
 def test_at_the_reference_every_estimate_is_zero() -> None:
     same = logs(0.3, 0.7)
-    for estimate in (k1(same, same), k2(same, same), k3(same, same), full(same[None], same[None])):
+    for estimate in (k1(same, same), k2(same, same), k3(same, same), distribution_kl(same[None], same[None])):
         assert torch.all(estimate == 0)

@@ -7,7 +7,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from posttrain.algorithms.kl import ESTIMATORS, full, k1, k2, k3
+from posttrain.algorithms.kl import ESTIMATORS, k1, k2, k3
+from posttrain.models.logprobs import distribution_kl
 
 LOGITS = st.lists(st.floats(-3, 3), min_size=2, max_size=6)
 
@@ -39,7 +40,7 @@ def test_in_expectation_k1_and_k3_and_the_full_sum_are_the_divergence(case) -> N
     expected = divergence(log_p, log_q)
     assert_same((log_p.exp() * k1(log_p, log_q)).sum(), expected)
     assert_same((log_p.exp() * k3(log_p, log_q)).sum(), expected)
-    assert_same(full(logits[None], reference[None])[0], expected)
+    assert_same(distribution_kl(logits[None], reference[None])[0], expected)
 
 
 @given(policies())
@@ -67,7 +68,7 @@ def test_in_the_loss_k1_has_no_gradient_k2_and_full_that_of_the_divergence_and_k
     assert_same(gradient((sampled * k1(log_p, log_q)).sum(), logits), torch.zeros_like(logits))
     assert_same(gradient((sampled * k2(log_p, log_q)).sum(), logits), reverse)
     assert_same(gradient((sampled * k3(log_p, log_q)).sum(), logits), forward)
-    assert_same(gradient(full(logits[None], reference[None]).sum(), logits), reverse)
+    assert_same(gradient(distribution_kl(logits[None], reference[None]).sum(), logits), reverse)
 
 
 def in_reward(name: str, log_p: torch.Tensor, log_q: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:

@@ -10,7 +10,7 @@ import math
 import pytest
 import torch
 
-from posttrain.algorithms.kl import k1, sequence_total
+from posttrain.algorithms.kl import k1
 from posttrain.algorithms.table import Algorithm, build_algorithm
 
 POLICY = torch.tensor([0.4, -0.3, 0.9], dtype=torch.float64)
@@ -157,7 +157,7 @@ def test_k1_in_the_reward_gives_the_gradient_of_the_divergence_between_whole_com
     mine, theirs = tree.token_logprobs(), reference.token_logprobs()
     rollout = torch.arange(len(COMPLETIONS)).repeat_interleave(torch.tensor([len(tokens) for tokens in COMPLETIONS]))
     estimate = k1(torch.cat(mine).detach(), torch.cat(theirs).detach())
-    penalties = sequence_total(estimate, rollout, num_rollouts=len(COMPLETIONS))
+    penalties = torch.zeros(len(COMPLETIONS), dtype=estimate.dtype).index_add(0, rollout, estimate)
     log_chance = torch.stack([tokens.sum() for tokens in mine])
     log_reference = torch.stack([tokens.sum() for tokens in theirs])
     objective = log_chance.exp() @ (tree.rewards - 0.3 * (log_chance - log_reference))

@@ -6,7 +6,7 @@ With x = log π(y) - log ref(y) for a token y sampled from π, given its prefix:
     k1 = x         KL(π‖ref)                   0                              ∇KL(π‖ref)
     k2 = x²/2      KL(π‖ref) + O(x³)           ∇KL(π‖ref)                     ∇E[k2] - ∇KL(π‖ref) = O(x²)
     k3 = e⁻ˣ-1+x   KL(π‖ref)                   ∇KL(ref‖π)                     ∇KL(π‖ref) - ∇KL(ref‖π) = O(x²)
-    full           KL(π‖ref), no variance      ∇KL(π‖ref)                     not offered
+    full           KL(π‖ref), no variance      ∇KL(π‖ref)                     not offered; models/logprobs.py has it
 
 "In the loss" differentiates the formula at the sampled token; "in the reward" multiplies its value by ∇log π(y).
 So k1 belongs in the reward (in the loss it is noise around zero), k2 and full in the loss; k3 in the loss, GRPO's
@@ -23,7 +23,7 @@ Schulman 2020, "Approximating KL divergence" (joschu.net/blog/kl-approx.html), n
 from collections.abc import Callable, Mapping
 
 import torch
-from jaxtyping import Float, Int64
+from jaxtyping import Float
 from torch import Tensor
 
 
@@ -46,25 +46,5 @@ def k3(logprobs: Float[Tensor, " token"], reference_logprobs: Float[Tensor, " to
     return torch.expm1(toward_reference) - toward_reference
 
 
-def full(
-    logits: Float[Tensor, "token vocab"], reference_logits: Float[Tensor, "token vocab"]
-) -> Float[Tensor, " token"]:
-    """The divergence itself, summed over the vocabulary at each position instead of estimated from one token.
-
-        KL(π‖ref) = Σ_v π(v) (log π(v) - log ref(v))
-
-    Both logits come already divided by the sampling temperature.  Costs the reference's logits, not just log-probs.
-    """
-    logprobs, reference_logprobs = logits.log_softmax(dim=-1), reference_logits.log_softmax(dim=-1)
-    return (logprobs.exp() * (logprobs - reference_logprobs)).sum(dim=-1)
-
-
 ESTIMATORS: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {"k1": k1, "k2": k2, "k3": k3}
 """The estimators that need no more than the log-prob of the sampled token."""
-
-
-def sequence_total(
-    per_token: Float[Tensor, " token"], rollout: Int64[Tensor, " token"], *, num_rollouts: int
-) -> Float[Tensor, " rollout"]:
-    """What a rollout's tokens add up to: coefficient × this is what a KL term in the reward takes off."""
-    return per_token.new_zeros(num_rollouts).index_add(0, rollout, per_token)

@@ -8,7 +8,6 @@ from torch import Tensor
 from torch.autograd.function import FunctionCtx
 from torch.utils.checkpoint import checkpoint
 
-from posttrain.algorithms.kl import full
 from posttrain.models.gradients import InPlaceGradient, in_place_gradient
 
 TILE_ELEMENTS = 1 << 20
@@ -124,6 +123,19 @@ def token_entropies(
     return entropies
 
 
+def distribution_kl(
+    logits: Float[Tensor, "token vocab"], reference_logits: Float[Tensor, "token vocab"]
+) -> Float[Tensor, " token"]:
+    """The divergence itself, summed over the vocabulary at each position instead of estimated from one token.
+
+        KL(π‖ref) = Σ_v π(v) (log π(v) - log ref(v))
+
+    Both logits come already divided by the sampling temperature.  Costs the reference's logits, not just log-probs.
+    """
+    logprobs, reference_logprobs = logits.log_softmax(dim=-1), reference_logits.log_softmax(dim=-1)
+    return (logprobs.exp() * (logprobs - reference_logprobs)).sum(dim=-1)
+
+
 def full_kl(
     hidden: Float[Tensor, "token hidden"],
     head: Float[Tensor, "vocab hidden"],
@@ -141,7 +153,7 @@ def full_kl(
 
     def chunk(hidden: Tensor, head: Tensor, reference_hidden: Tensor) -> Tensor:
         reference_logits = _logits(reference_hidden, reference[1], temperature)
-        return full(_logits(hidden, head.to(dtype), temperature), reference_logits)
+        return distribution_kl(_logits(hidden, head.to(dtype), temperature), reference_logits)
 
     parts = [
         checkpoint(chunk, hidden[rows], wide, reference[0][rows], use_reentrant=False)
