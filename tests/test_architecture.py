@@ -15,33 +15,36 @@ from tests.mutations import mutants
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "posttrain"
 
-# A module may import from its own package and from the rows below its own.  "" is posttrain/__init__.py.
+# A module may import from its own package and from the rows below its own; packages of one row leave each other alone.
+# "" is posttrain/__init__.py.
 LAYERS = [
     {"__main__"},
-    {"cli"},
-    {"commands"},
-    {"", "trl"},
-    {"neural_irl", "recovery"},  # users of the classical irl/, which stands alone: torch rewards, and `posttrain irl`
-    {"training"},
-    {"config"},
-    {"recipes"},
-    {"algorithms"},
-    {"tasks"},
+    {"cli", ""},
+    {"commands", "trl"},
+    {"training", "irl_runs", "neural_irl"},  # irl_runs and neural_irl are users of irl/, which stands alone
+    {"runs"},
+    {"generation", "tasks", "config"},
     {"rewards"},
-    {"batch"},
-    {"generation"},
-    {"models"},
-    {"advantages", "token_weights", "losses", "kl"},
+    {"models", "algorithms"},
+    {"sandbox", "batch"},
+    {"options"},  # plain settings, read without torch
     {"records", "binding"},
     {"schemas"},
-    {"options"},  # every options.py and *_options.py: plain settings, read without torch
     {"errors"},
 ]
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
-PUBLIC = {"grade"}
+ORDER = " > ".join(", ".join(sorted(name or "__init__" for name in names)) for names in LAYERS)
+"""The order of imports in words; `python -m tests.test_architecture` prints it."""
+MAY_IMPORT_IRL = {"irl_runs", "neural_irl", ""}
+ENTRY_POINTS = {"posttrain.training.rl.train", "posttrain.rewards.grading.grade.grade"}
 """Functions that people call with keywords of their choice, and that may therefore take more than six arguments."""
+FILES_IN_A_PACKAGE = 14
+LARGE_PACKAGES = {"options", "irl", "runs"}
+"""Packages that are a list of like things, and may hold more files; CONTRIBUTING says why."""
+NAMED_AFTER_WHAT_THEY_SERVE = {"commands", "options"}
+"""Folders whose files are named after what a command runs or what a section configures."""
 HEAVY = {"torch", "transformers", "jaxtyping", "numpy", "matplotlib", "pyarrow"}
-RUNS_PROGRAMS = SOURCE / "rewards" / "sandbox" / "inside" / "running.py"
+RUNS_PROGRAMS = SOURCE / "sandbox" / "inside" / "runner.py"
 """The one file that runs what a model wrote: in the sandbox's own interpreter, in a process that is sealed."""
 UNSAFE_MODULES = {"pickle", "cPickle", "dill", "cloudpickle", "marshal", "shelve", "joblib"}
 
@@ -60,10 +63,7 @@ def syntax(path: Path) -> ast.Module:
 
 def unit(module: str) -> str:
     """The row entry that a dotted module of ours belongs to: `posttrain.training.update` -> `training`."""
-    parts = module.split(".")[1:]
-    if parts and (parts[-1] == "options" or parts[-1].endswith("_options")):
-        return "options"
-    return parts[0] if parts else ""
+    return [*module.split("."), ""][1]
 
 
 def module_name(path: Path) -> str:
@@ -114,18 +114,43 @@ def test_imports_point_down_the_list(path: Path) -> None:
     mine = unit(module)
     if mine == "irl":
         return  # a rule of its own, below
-    assert mine in LEVEL, f"{module}: {mine!r} has no place in LAYERS yet"
+    assert mine in LEVEL, f"{module}: {mine!r} has no place in the order yet: {ORDER}"
     for line, imported in imports(path):
         if imported.split(".")[0] != "posttrain":
             continue
         theirs = unit(imported)
         if theirs == "irl":
-            assert mine in {"cli", "commands", "", "neural_irl", "recovery"}, (
-                f"{path}:{line}: {mine} may not import irl"
-            )
+            assert mine in MAY_IMPORT_IRL, f"{path}:{line}: {mine} may not import irl"
             continue
-        assert theirs in LEVEL, f"{path}:{line}: {imported} has no place in LAYERS"
-        assert theirs == mine or LEVEL[theirs] > LEVEL[mine], f"{path}:{line}: {mine} may not import {imported}"
+        assert theirs in LEVEL, f"{path}:{line}: {imported} has no place in the order yet: {ORDER}"
+        below = theirs == mine or LEVEL[theirs] > LEVEL[mine]
+        assert below, f"{path}:{line}: {mine or '__init__'} may not import {imported}.  The order is {ORDER}"
+
+
+@pytest.mark.parametrize("folder", sorted({path.parent for path in SOURCES}), ids=lambda path: path.name)
+def test_a_folder_holds_no_more_than_one_can_take_in(folder: Path) -> None:
+    files = [path for path in folder.glob("*.py") if path.name != "__init__.py"]
+    if folder.relative_to(SOURCE).as_posix() not in LARGE_PACKAGES:
+        assert len(files) <= FILES_IN_A_PACKAGE, f"{folder}: {len(files)} files, the limit is {FILES_IN_A_PACKAGE}"
+
+
+def test_no_two_files_have_one_name() -> None:
+    """Apart from those that are named after what they command or configure."""
+    homes: dict[str, list[str]] = {}
+    for path in SOURCES:
+        where = path.relative_to(SOURCE)
+        if path.stem != "__init__" and where.parts[0] not in NAMED_AFTER_WHAT_THEY_SERVE:
+            homes.setdefault(path.stem, []).append(where.as_posix())
+    assert {stem: files for stem, files in homes.items() if len(files) > 1} == {}
+
+
+def test_no_two_classes_have_one_name() -> None:
+    homes: dict[str, list[str]] = {}
+    for path in SOURCES:
+        for node in syntax(path).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                homes.setdefault(node.name, []).append(path.relative_to(SOURCE).as_posix())
+    assert {name: files for name, files in homes.items() if len(files) > 1} == {}
 
 
 def test_classical_irl_stands_alone() -> None:
@@ -172,9 +197,8 @@ def test_a_function_takes_at_most_six_arguments(path: Path) -> None:
         arguments = [*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs]
         names = [argument.arg for argument in arguments if argument.arg not in {"self", "cls"}]
         where = f"{path}:{function.lineno}: {function.name}"
-        assert len(names) <= 6 or function.name in PUBLIC, (
-            f"{where} takes {len(names)} arguments ({', '.join(names)}): it wants a record"
-        )
+        entry = f"{module_name(path)}.{function.name}" in ENTRY_POINTS
+        assert len(names) <= 6 or entry, f"{where} takes {len(names)} arguments ({', '.join(names)}): it wants a record"
 
 
 @each_file
@@ -220,3 +244,7 @@ def test_a_mutant_that_is_called_equivalent_is_one_that_is_made(file: str) -> No
     """Else its line has changed, and the reason may no longer hold."""
     made = {mutant.after for mutant in mutants(file)}
     assert {line for name, line in EQUIVALENT if name == file} <= made
+
+
+if __name__ == "__main__":
+    print(ORDER.replace(" > ", "\n  > "))

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from posttrain.records import Grades, Group
-from posttrain.runs.alarms import EXCERPT, Alarm, Evaluated, alarms, bar, evaluated, shares, transcript
+from posttrain.runs.alarms import EXCERPT, Alarm, PastEvaluation, alarms, bar, evaluation_at, shares, transcript
 from tests.closed_form.test_alarms import CALM, history, measured, names
 from tests.support.reward_rows import group
 
@@ -75,7 +75,7 @@ def test_an_evaluation_goes_with_the_five_steps_that_lead_to_it() -> None:
     lines: list[dict[str, Any]] = [{"step": step, "reward": float(step), **measured(0.5)} for step in range(20)]
 
     def rewards(at: int, lines: Sequence[dict[str, Any]] = lines) -> list[float]:
-        found = evaluated(lines, at)
+        found = evaluation_at(lines, at)
         assert found is not None
         assert found.within == 0.0  # as no step tells a deviation
         return found.rewards
@@ -84,12 +84,12 @@ def test_an_evaluation_goes_with_the_five_steps_that_lead_to_it() -> None:
     assert rewards(6) == [2, 3, 4, 5, 6]
     assert rewards(19) == [15, 16, 17, 18, 19]
     assert rewards(0, lines[:3]) == [1, 2]
-    assert evaluated(lines[:2], 0) is None  # one reward has no spread
+    assert evaluation_at(lines[:2], 0) is None  # one reward has no spread
 
 
 def test_the_least_change_of_the_reward_that_is_no_chance_is_of_both_spreads() -> None:
-    def with_rewards(rewards: list[float], within: float) -> Evaluated:
-        return Evaluated(accuracy=0.5, low=0.4, high=0.6, rewards=rewards, within=within)
+    def with_rewards(rewards: list[float], within: float) -> PastEvaluation:
+        return PastEvaluation(accuracy=0.5, low=0.4, high=0.6, rewards=rewards, within=within)
 
     # Deviations of 1 and 2, or a quarter of the spread within groups before.
     assert bar(with_rewards([0.0, 2.0], 4.0), with_rewards([0.0, 4.0], 100.0)) == 3.0

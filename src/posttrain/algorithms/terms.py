@@ -126,13 +126,13 @@ def kl_term(term: KlTerm) -> LossTerm:
     full = term.estimator == "full"
     return LossTerm(
         name="kl",
-        per_token=full_kl if full else partial(estimated_kl, estimator=term.estimator),
+        per_token=given_full_kl if full else partial(estimated_kl, estimator=term.estimator),
         coefficient=term.coefficient,
         needs=frozenset({Need.FULL_KL if full else Need.REFERENCE_LOGPROBS}),
     )
 
 
-def full_kl(view: TokenView) -> Float[Tensor, " token"]:
+def given_full_kl(view: TokenView) -> Float[Tensor, " token"]:
     """The KL of whole distributions, as it was computed with the log-probs."""
     assert view.full_kl is not None, "a need that was not met"
     return view.full_kl

@@ -71,7 +71,7 @@ class Point(Generic[PlanT]):
 
 
 @runtime_checkable
-class Objective(Protocol[PlanT]):
+class DifferentiableObjective(Protocol[PlanT]):
     """What is minimised."""
 
     def at(self, weights: Weights, guess: PlanT | None = None) -> Point[PlanT]:
@@ -92,7 +92,7 @@ class Descent(Generic[PlanT]):
 class RescaledObjective(Generic[PlanT]):
     """An objective of weights times `units`: with features in units of their size no direction is flat for its unit."""
 
-    objective: Objective[PlanT]
+    objective: DifferentiableObjective[PlanT]
     units: Weights
 
     def at(self, weights: Weights, guess: PlanT | None = None) -> Point[PlanT]:
@@ -112,7 +112,7 @@ def rescaled_point(point: Point[PlanT], units: Weights) -> Point[PlanT]:
 
 
 def minimise_newton(
-    objective: Objective[PlanT], start: Point[PlanT], *, tolerance: float, max_iterations: int
+    objective: DifferentiableObjective[PlanT], start: Point[PlanT], *, tolerance: float, max_iterations: int
 ) -> Descent[PlanT]:
     """Newton's method in a trust region (Nocedal & Wright 2006, ch. 4).
 
@@ -176,7 +176,7 @@ def trusted_step(point: Point[PlanT], radius: float, tolerance: float) -> Weight
 
 
 def minimise_lbfgs(
-    objective: Objective[PlanT], start: Point[PlanT], *, tolerance: float, max_iterations: int
+    objective: DifferentiableObjective[PlanT], start: Point[PlanT], *, tolerance: float, max_iterations: int
 ) -> Descent[PlanT]:
     """Limited-memory BFGS (Nocedal & Wright 2006, ch. 7): needs gradients only, so thousands of weights."""
     point, history, pairs = start, [start.measure], deque[tuple[Weights, Weights]](maxlen=MEMORY)
@@ -214,7 +214,7 @@ def lbfgs_step(gradient: Weights, pairs: deque[tuple[Weights, Weights]]) -> Weig
     return full
 
 
-def line_search(objective: Objective[PlanT], point: Point[PlanT], step: Weights) -> Point[PlanT] | None:
+def line_search(objective: DifferentiableObjective[PlanT], point: Point[PlanT], step: Weights) -> Point[PlanT] | None:
     """The first point on the way back from a full step that lowers the objective enough."""
     slope = float(point.gradient @ step)
     length = 1.0
@@ -226,7 +226,7 @@ def line_search(objective: Objective[PlanT], point: Point[PlanT], step: Weights)
     return None
 
 
-def evaluate_step(objective: Objective[PlanT], point: Point[PlanT], step: Weights) -> Point[PlanT] | None:
+def evaluate_step(objective: DifferentiableObjective[PlanT], point: Point[PlanT], step: Weights) -> Point[PlanT] | None:
     """The objective after a step, or None where it is infinite."""
     try:
         return objective.at(point.weights + step, point.plan)

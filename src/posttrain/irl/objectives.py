@@ -20,7 +20,7 @@ from posttrain.irl.curvature import Matrix, curvature, expected_from
 from posttrain.irl.demonstrations import Demonstrations
 from posttrain.irl.features import Features, Weights
 from posttrain.irl.finite_horizon import FinitePlan, soft_finite_horizon
-from posttrain.irl.minimisers import Objective, Point, Watch
+from posttrain.irl.minimisers import DifferentiableObjective, Point, Watch
 from posttrain.irl.planning import Problem, SoftPlan, soft_policy_iteration
 
 Plan = SoftPlan | FinitePlan
@@ -70,7 +70,7 @@ class Setting:
 
 
 @runtime_checkable
-class PlannedObjective(Objective[Plan], Protocol):
+class PlannedObjective(DifferentiableObjective[Plan], Protocol):
     """An objective with a setting in which a start can be sought."""
 
     @property

@@ -137,7 +137,7 @@ def no_signal(history: Sequence[Line]) -> Alarm | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Evaluated:
+class PastEvaluation:
     """An evaluation along the way, with the rewards of the steps that lead to it."""
 
     accuracy: float
@@ -148,14 +148,14 @@ class Evaluated:
     """Deviation of the reward within a group, on average."""
 
 
-def evaluated(history: Sequence[Line], at: int) -> Evaluated | None:
+def evaluation_at(history: Sequence[Line], at: int) -> PastEvaluation | None:
     """The evaluation in a line, if there is one; that before training goes with the first steps."""
     accuracy, low, high = (history[at].get(f"eval/accuracy_sampled{end}") for end in ("", "_low", "_high"))
     lines = history[max(1, at - HALF + 1) : max(HALF, at) + 1]
     rewards = known(lines, "reward")
     if accuracy is None or low is None or high is None or len(rewards) < 2:
         return None
-    return Evaluated(accuracy, low, high, rewards, fmean(known(lines, "reward_std") or [0.0]))
+    return PastEvaluation(accuracy, low, high, rewards, fmean(known(lines, "reward_std") or [0.0]))
 
 
 def reward_alone(history: Sequence[Line]) -> Alarm | None:
@@ -164,9 +164,9 @@ def reward_alone(history: Sequence[Line]) -> Alarm | None:
     A rise counts that exceeds the spread over steps and a quarter of the spread within groups; a fall of accuracy
     counts where the intervals do not overlap.
     """
-    last = evaluated(history, len(history) - 1)
+    last = evaluation_at(history, len(history) - 1)
     far = range(len(history) - HALF if len(history) > WINDOW else 0)
-    earlier = [found for at in far if (found := evaluated(history, at)) is not None]
+    earlier = [found for at in far if (found := evaluation_at(history, at)) is not None]
     if last is None or not earlier:
         return None
     first, best = earlier[0], max(earlier, key=lambda found: found.low)
@@ -180,12 +180,12 @@ def reward_alone(history: Sequence[Line]) -> Alarm | None:
     return Alarm("reward alone", f"{rewards}, held-out accuracy from {since.accuracy:.3f} to {last.accuracy:.3f}")
 
 
-def rise(before: Evaluated, now: Evaluated) -> float:
+def rise(before: PastEvaluation, now: PastEvaluation) -> float:
     """By how much the reward rose."""
     return fmean(now.rewards) - fmean(before.rewards)
 
 
-def bar(before: Evaluated, now: Evaluated) -> float:
+def bar(before: PastEvaluation, now: PastEvaluation) -> float:
     """The least change of the reward that is no chance."""
     return max(LEAST_RISE * before.within, pstdev(before.rewards) + pstdev(now.rewards))
 

@@ -17,7 +17,7 @@ from types import TracebackType
 
 from posttrain.sandbox.backends import Backend
 from posttrain.sandbox.execution import Execution, Exit, Limits
-from posttrain.sandbox.probes import Finding, Passes, Probe, said
+from posttrain.sandbox.probes import EscapeProbe, Finding, Passes, said
 
 __all__ = ["Bait", "Finding", "probes"]
 
@@ -101,7 +101,7 @@ class Bait:
         return lambda execution: said("refused")(execution) and what not in self.touched
 
 
-def probes(bait: Bait, backend: Backend) -> list[Probe]:
+def probes(bait: Bait, backend: Backend) -> list[EscapeProbe]:
     """All probes, with this bait; what a program may do to its own machine is tried only where that is this one."""
     tried = [*of_bait(bait), *OF_LIMITS, *WORKING]
     if backend.here:
@@ -111,7 +111,7 @@ def probes(bait: Bait, backend: Backend) -> list[Probe]:
     return [replace(probe, remedy=backend.remedy) for probe in tried]
 
 
-def of_bait(bait: Bait) -> list[Probe]:
+def of_bait(bait: Bait) -> list[EscapeProbe]:
     """Programs that reach for what is on this machine."""
     secret, folder, victim = str(bait.path / "secret"), str(bait.path), bait.victim.pid
     tcp, udp = bait.tcp.getsockname(), bait.udp.getsockname()
@@ -132,23 +132,23 @@ def of_bait(bait: Bait) -> list[Probe]:
     return [attempt(name, action, bait.untouched(taken)) for name, (taken, action) in actions.items()]
 
 
-def attempt(name: str, action: str, passes: Passes = said("refused")) -> Probe:  # noqa: B008  # a function, made once
+def attempt(name: str, action: str, passes: Passes = said("refused")) -> EscapeProbe:  # noqa: B008  # a function, made once
     """A probe that tries one expression."""
-    return Probe(name, f"{ATTEMPT}\nattempt(lambda: {action})\n", passes, "", limits=LIMITS)
+    return EscapeProbe(name, f"{ATTEMPT}\nattempt(lambda: {action})\n", passes, "", limits=LIMITS)
 
 
-def works(name: str, action: str) -> Probe:
+def works(name: str, action: str) -> EscapeProbe:
     """A probe of what must be allowed."""
     return replace(attempt(name, action, said("open")), verb="allowed")
 
 
-def limit(name: str, source: str, *ends: Exit) -> Probe:
+def limit(name: str, source: str, *ends: Exit) -> EscapeProbe:
     """A probe that runs into a limit, in one of these ways."""
-    return Probe(name, source, lambda execution: execution.exit in ends, "", limits=LIMITS)
+    return EscapeProbe(name, source, lambda execution: execution.exit in ends, "", limits=LIMITS)
 
 
 OF_LIMITS = (
-    Probe(
+    EscapeProbe(
         "use more memory than its limit",
         "try:\n    x = bytearray(1 << 30)\nexcept MemoryError:\n    print('refused')\nelse:\n    print('open')",
         lambda execution: said("refused")(execution) or execution.exit is Exit.SIGNALLED,
@@ -165,7 +165,7 @@ WORKING = (
 OF_A_MACHINE = (
     attempt("be root", "__import__('os').setuid(0)"),
     attempt("mount", f"{LIBC}.mount(b'none', b'/tmp', b'tmpfs', 0, None) == 0"),
-    Probe("start processes without end", FORKS, said("refused"), "", limits=LIMITS),
+    EscapeProbe("start processes without end", FORKS, said("refused"), "", limits=LIMITS),
 )
 OF_THE_WHOLE = (
     attempt("make a namespace of its own", f"{LIBC}.unshare(0x10000000) == 0"),

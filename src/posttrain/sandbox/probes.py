@@ -31,7 +31,7 @@ def call(number, *arguments):
 
 
 @dataclass(frozen=True, slots=True)
-class Probe:
+class EscapeProbe:
     """Something that a program must not be able to do, or must be."""
 
     name: str
@@ -57,9 +57,9 @@ def stopped_by(limit: Exit) -> Passes:
 FILTER = "seccomp filters must be available (kernel >= 3.17 with CONFIG_SECCOMP_FILTER) and allowed to this process"
 
 
-def attempt(name: str, action: str, remedy: str = FILTER) -> Probe:
+def attempt(name: str, action: str, remedy: str = FILTER) -> EscapeProbe:
     """A probe that tries one expression."""
-    return Probe(name, f"{PREAMBLE}\nattempt(lambda: {action})\n", said("refused"), remedy)
+    return EscapeProbe(name, f"{PREAMBLE}\nattempt(lambda: {action})\n", said("refused"), remedy)
 
 
 PROBES = (
@@ -78,21 +78,23 @@ PROBES = (
         "trace the parent", "call({'x86_64': 101, 'aarch64': 117}[os.uname().machine], 0x4206, os.getppid(), 0, 0)"
     ),
     attempt("make a namespace", "call({'x86_64': 272, 'aarch64': 97}[os.uname().machine], 0x10000000)"),
-    Probe(
+    EscapeProbe(
         "see an environment that is not its own",
         "import os; print('open' if set(os.environ) - {'PATH', 'LANG', 'MALLOC_ARENA_MAX', 'OMP_NUM_THREADS',"
         " 'OPENBLAS_NUM_THREADS', 'LC_CTYPE'} else 'refused')",
         said("refused"),
         "the fork-server must be started with an environment from scratch",
     ),
-    Probe(
+    EscapeProbe(
         "use more memory than its limit",
         "try:\n    x = bytearray(1 << 30)\nexcept MemoryError:\n    print('refused')\nelse:\n    print('open')",
         said("refused"),
         "RLIMIT_AS must hold",
     ),
-    Probe("use more time than its limit", "while True: pass", stopped_by(Exit.CPU_LIMIT), "process clocks must work"),
-    Probe(
+    EscapeProbe(
+        "use more time than its limit", "while True: pass", stopped_by(Exit.CPU_LIMIT), "process clocks must work"
+    ),
+    EscapeProbe(
         "print more than its limit",
         "import sys\nwhile True: sys.stdout.write('x' * 65536)",
         stopped_by(Exit.OUTPUT_LIMIT),
@@ -105,7 +107,7 @@ PROBES = (
 class Finding:
     """What one probe found."""
 
-    probe: Probe
+    probe: EscapeProbe
     execution: Execution
 
     @property

@@ -172,13 +172,13 @@ def evaluate_before(session: Session, harness: Harness, state: RunState) -> None
     """Measure the policy that training starts from, and save it as step 0."""
     clock = Clock()
     with clock("evaluate"):
-        state.before, state.transcripts = evaluated(session, harness, "before training")
+        state.before, state.transcripts = measure_held_out(session, harness, "before training")
     state.seconds = dict(clock.seconds)
     harness.folder.append_metrics(0, report.held_out_metrics(state.before, session.task.probes()))
     harness.save()
 
 
-def evaluated(session: Session, harness: Harness, when: str) -> tuple[dict[str, object], list[list[str]]]:
+def measure_held_out(session: Session, harness: Harness, when: str) -> tuple[dict[str, object], list[list[str]]]:
     """The full evaluation, and the first sampled completions of the problems that the end shows."""
     options, questions = session.config.evaluation, session.questions()
     total = num_completions(questions, samples=options.samples)
@@ -193,7 +193,7 @@ def conclude(session: Session, harness: Harness, state: RunState) -> Run:
     """Measure what training made of the policy, save the model, and say what came out."""
     clock = Clock()
     with clock("evaluate"):
-        after, transcripts = evaluated(session, harness, "after training")
+        after, transcripts = measure_held_out(session, harness, "after training")
     state.add_seconds(clock.seconds)
     folder = harness.folder.path
     summary = report.write_results(session, folder, state, after)
