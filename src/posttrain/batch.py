@@ -142,8 +142,9 @@ def collate(
 ) -> Batch:
     """The batch of one update.
 
-    Weights are computed on every rollout given; then those without weight are left out, and those all of whose advantages
-    are exactly 0 too, unless another loss term (`keep_zero_advantages`) acts on them: neither can change the gradient.
+    Weights are computed on every rollout given; then those without weight are left out, and those all of whose
+    advantages are exactly 0 too, unless another loss term (`keep_zero_advantages`) acts on them: neither can change
+    the gradient.
     """
     batch = completions_of(credited.groups)
     lengths = torch.tensor(batch.lengths)

@@ -1,7 +1,7 @@
 """Runs through the real loops in float64 whose numbers are kept: a change of numerics must be declared.
 
-support/golden_runs.py says what takes part.  A change that is meant to leave numbers as they are must pass, though the calls that
-make the runs may change with the code.  One that is not writes them anew with
+support/golden_runs.py says what takes part.  A change that is meant to leave numbers as they are must pass, though the
+calls that make the runs may change with the code.  One that is not writes them anew with
 
     .venv/bin/python -m tests.engine.test_golden
 

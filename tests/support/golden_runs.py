@@ -1,8 +1,8 @@
 """Runs whose numbers are kept, through the real loops in float64: what golden.json holds is made here.
 
-Two runs by reward go through `train` from the first evaluation to the last: one with the KL in the loss, full metrics and
-a moving reference, one with the KL in the reward, dynamic sampling, length punishment and a probe of its task.  Both take
-two epochs of two mini-batches each step, and neither scores every rollout.  A third is supervised.
+Two runs by reward go through `train` from the first evaluation to the last: one with the KL in the loss, full metrics
+and a moving reference, one with the KL in the reward, dynamic sampling, length punishment and a probe of its task.
+Both take two epochs of two mini-batches each step, and neither scores every rollout.  A third is supervised.
 """
 
 import json

@@ -1,7 +1,8 @@
 """Credit per token: from what is known of a step's rollouts to advantages, and to returns where there are values.
 
-Tokens of all completions lie one after the other, group after group, as in a batch.  A rule that gives one advantage to a
-whole completion is lifted by `per_rollout`; a rule that looks at tokens reads the token columns of the evidence itself.
+Tokens of all completions lie one after the other, group after group, as in a batch.  A rule that gives one advantage
+to a whole completion is lifted by `per_rollout`; a rule that looks at tokens reads the token columns of the evidence
+itself.
 """
 
 from collections.abc import Callable

@@ -152,7 +152,7 @@ class RatioStatistics:
 
 
 def ratio_statistics(log_ratio: Float[Tensor, " token"]) -> RatioStatistics:
-    """Summary of the ratios of one update as sums, so that several are divided once: a mean of means would be another."""
+    """Ratios of one update as sums, so that several are divided once: a mean of means would be another number."""
     ratio = log_ratio.double().exp()
     return RatioStatistics(
         num_tokens=len(ratio),

@@ -1,6 +1,7 @@
 """Loss terms: the loss of an update is Σ_t w_t Σ_k c_k L_k(t), a sum of named terms, each of which says what it needs.
 
-Whoever computes the update reads `needs` and hands over a `TokenView` that has it; it asks nothing else of an algorithm.
+Whoever computes the update reads `needs` and hands over a `TokenView` that has it; it asks nothing else of an
+algorithm.
 """
 
 from collections.abc import Callable, Iterable

@@ -35,7 +35,8 @@ class Fit:
     converged: bool
     """Whether the gradient fell to the tolerance.  If not, and l2 = 0, no weights may match these moments."""
     history: tuple[tuple[float, float], ...]
-    """DifferentiableObjective and largest gradient entry, features in units of their size, at the start and after each iteration."""
+    """Objective and largest gradient entry, features in units of their size, at the start and after
+    each iteration."""
     suboptimality: float
     """A convex objective is at most this far above its minimum, (‖∇‖ + rounding)²/(2·l2).
 

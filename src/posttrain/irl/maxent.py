@@ -100,7 +100,8 @@ class PathFit:
     converged: bool
     """Whether the gradient that is followed fell to the tolerance."""
     history: tuple[tuple[float, float], ...]
-    """DifferentiableObjective and largest entry of the gradient that is followed, at the start and after each iteration."""
+    """Objective and largest entry of the gradient that is followed, at the start and after each
+    iteration."""
 
     @property
     def num_iterations(self) -> int:

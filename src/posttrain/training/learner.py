@@ -1,4 +1,4 @@
-"""The second half of a step: credit → batches → loss → updates, by what owns the policy, its optimiser and reference."""
+"""The second half of a step: credit → batches → loss → updates, by the owner of policy, optimiser and reference."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""What a run by reward remembers between steps, besides weights: saved with every checkpoint and read back on resume."""
+"""What a run by reward remembers between steps besides weights, saved with every checkpoint and read on resume."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field

@@ -1,8 +1,8 @@
 """Answers that a reward should pay and answers that it should not: what `posttrain check-task` replays.
 
 Every reward of this package that knows right from wrong has examples here, those that shape in
-posttrain.rewards.attacks.shaping_attacks; for a function of your own there are attacks that fit any task.  tests/attacks/ has
-the full corpora.
+posttrain.rewards.attacks.shaping_attacks; for a function of your own there are attacks that fit any task.
+tests/attacks/ has the full corpora.
 """
 
 from collections import Counter

@@ -1,8 +1,8 @@
 """Rewards for programs: run in the sandbox against a row's tests.
 
-**What is run.**  The last closed Python fence or `<code>…</code>` outside of `<think>` (posttrain.rewards.code.program_text),
-on the row's `tests` (posttrain.rewards.code.unit_tests): standard input and output, calls of a function, or asserts.  A row
-without tests is not scored.
+**What is run.**  The last closed Python fence or `<code>…</code>` outside of `<think>`
+(posttrain.rewards.code.program_text), on the row's `tests` (posttrain.rewards.code.unit_tests): standard input and
+output, calls of a function, or asserts.  A row without tests is not scored.
 
 **What earns what.**  `code` gives 1 where every test passes, else 0; with `score: fraction` the share of tests that
 pass; with `syntax_credit` that much to a program that compiles and passes nothing.  `code_course` is the course's own

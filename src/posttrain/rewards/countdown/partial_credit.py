@@ -1,7 +1,7 @@
 """Countdown with credit for coming near: an option, for tasks that are too hard to be solved by chance.
 
-**What earns what.**  CORRECT is worth 1 as in posttrain.rewards.countdown.grader.  WRONG_VALUE, with the numbers used as the
-rule says, is worth `credit · max(0, 1 - |value - target| / max(target, 1))`.  Everything else is 0.
+**What earns what.**  CORRECT is worth 1 as in posttrain.rewards.countdown.grader.  WRONG_VALUE, with the numbers used
+as the rule says, is worth `credit · max(0, 1 - |value - target| / max(target, 1))`.  Everything else is 0.
 
 **Known hacks.**  Near is cheaper than right: with a large credit a policy learns to add the numbers up, which is often
 near, and stops searching as soon as a try is close.  Its reward rises while its accuracy does not: watch the held-out

@@ -4,8 +4,8 @@
 what the bundled model was trained on.  `r1` is a system and a user message that ask for `<think>…</think>
 <answer>…</answer>` and state the rule in words.  Either may begin the answer with `<think>`.
 
-**What earns what.**  1 for a right expression in the right structure, else 0: posttrain.rewards.countdown.grader says it in
-full, hacks and all.  The rule that the prompt states (`numbers`) is the rule that is graded.
+**What earns what.**  1 for a right expression in the right structure, else 0: posttrain.rewards.countdown.grader says
+it in full, hacks and all.  The rule that the prompt states (`numbers`) is the rule that is graded.
 
 **Where problems come from.**  posttrain.tasks.countdown.problems makes them; nothing is downloaded and no licence
 applies.

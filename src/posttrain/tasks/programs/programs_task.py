@@ -6,7 +6,8 @@
 
 **Which problems are trained on.**  As in posttrain.tasks.dataset: whole rows are held out, by a hash of the prompt.
 
-**Known hacks.**  Those of posttrain.rewards.code.code_reward.  Tests that are shown in a prompt can be learned by heart.
+**Known hacks.**  Those of posttrain.rewards.code.code_reward.  Tests that are shown in a prompt can be learned by
+heart.
 """
 
 from collections.abc import Mapping, Sequence
