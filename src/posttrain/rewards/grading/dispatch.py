@@ -19,6 +19,8 @@ def dispatch(calls: Sequence[Call], resources: Resources) -> list[Result]:
     """
     results = [None if call.function.settings.workers else start_calls(call, resources) for call in calls]
     waiting = [index for index, result in enumerate(results) if inspect.isawaitable(result)]
+    if not waiting and not any(call.function.settings.workers for call in calls):
+        return results
     with start_async_calls([AsyncCall(calls[index], results[index]) for index in waiting]) as finished:
         for index, result in in_workers(calls, resources.workers):
             results[index] = result
