@@ -1,16 +1,19 @@
 """A run of inverse RL, from its config to its folder: world, demonstrations, features, fit, measures, pictures."""
 
 import platform
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
+from itertools import count
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from posttrain.config import IrlConfig
 from posttrain.irl.counting import in_world
 from posttrain.irl.demonstrations import FIELDS
+from posttrain.irl.minimisers import Watch
 from posttrain.irl_runs.expert_episodes import ExpertEpisodes, make_expert_episodes
 from posttrain.irl_runs.irl_folder import IrlFolder, claim_folder
 from posttrain.irl_runs.irl_progress import IrlProgress
@@ -20,6 +23,9 @@ from posttrain.irl_runs.worlds import World, make_world
 from posttrain.runs.clock import Clock
 from posttrain.runs.folder import saved_recipe
 from posttrain.runs.summary import peak_memory_bytes
+
+if TYPE_CHECKING:
+    from posttrain.runs.watchers import Watcher
 
 PACKAGES = ("posttrain", "numpy", "scipy", "gymnasium")
 """What a run's numbers can depend on."""
@@ -37,8 +43,12 @@ class IrlRun:
     """The content of summary.json."""
 
 
-def recover(config: IrlConfig) -> IrlRun:
-    """Find the reward behind demonstrations; `posttrain irl` in Python."""
+def recover(config: IrlConfig, *, watchers: Sequence["Watcher"] = ()) -> IrlRun:
+    """Find the reward behind demonstrations; `posttrain irl` in Python.
+
+    `watchers` are those of any run: `on_step` with the numbers of each evaluation of the fit, counted from 1, and
+    `on_end` with the summary.
+    """
     clock = Clock()
     with claim_folder(config) as folder, IrlProgress() as progress:
         with clock("world"):
@@ -50,7 +60,8 @@ def recover(config: IrlConfig) -> IrlRun:
             num_features = features.bound(world.mdp).num_features
         progress.start(config, world, expert, num_features)
         with clock("fit"), progress.stage("fit") as watch:
-            recovered = fit_reward(config.method, world, features, expert.episodes, watch)
+            seen = watched_by(watchers, watch) if watchers else watch
+            recovered = fit_reward(config.method, world, features, expert.episodes, seen)
         with clock("measures"), progress.stage("measures"):
             numbers = policy_measures(world, expert, recovered)
             numbers["least_gap"] = least_gap(recovered) if config.run.least_gap else None
@@ -62,8 +73,33 @@ def recover(config: IrlConfig) -> IrlRun:
         summary = run_summary(config, world, expert, recovered, {**numbers, **recovered.measures})
         summary |= {"seconds": {**clock.seconds, "total": clock.total}, "peak_memory_bytes": peak_memory_bytes()}
         folder.write_summary(summary)
+        if watchers:
+            tell_the_end(watchers, len(recovered.curve), folder.path, summary)
         progress.finish(summary, folder.path)
     return IrlRun(folder=folder.path, world=world, expert=expert, recovered=recovered, summary=summary)
+
+
+def watched_by(watchers: Sequence["Watcher"], watch: Watch) -> Watch:
+    """Watch each evaluation of a fit, and have a user's watchers see it too."""
+    from posttrain.runs.reports import StepReport  # it loads torch, which inverse RL does without
+
+    counter = count(1)
+
+    def both(numbers: Mapping[str, float]) -> None:
+        watch(numbers)
+        report = StepReport(step=next(counter), metrics=dict(numbers))
+        for watcher in watchers:
+            watcher.on_step(report)
+
+    return both
+
+
+def tell_the_end(watchers: Sequence["Watcher"], step: int, folder: Path, summary: Mapping[str, object]) -> None:
+    """Hand the summary to a user's watchers."""
+    from posttrain.runs.reports import EndReport
+
+    for watcher in watchers:
+        watcher.on_end(EndReport(step=step, folder=folder, summary=summary))
 
 
 def write_results(folder: IrlFolder, world: World, expert: ExpertEpisodes, recovered: RecoveredReward) -> None:
