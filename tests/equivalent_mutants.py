@@ -112,6 +112,24 @@ BECAUSE: dict[str, list[tuple[str, str]]] = {
         ("models/logprobs.py", "yield (rows, _slices(vocab, elements // rows.stop))"),
         ("models/logprobs.py", "for rows in _slices(num_rows, max(TILE_ROWS, elements % vocab)):"),
     ],
+    "What is on the CPU already stays as it is.": [
+        ("models/packed.py", "if not device.type != 'cpu':"),
+        ("models/packed.py", "if device.type == 'cpu':"),
+        ("models/packed.py", "no self.__dict__['positions'] = self.positions.to(device)"),
+        ("models/packed.py", "no self.__dict__['slots'] = tuple((index.to(device) for index in self.slots))"),
+        (
+            "models/packed.py",
+            "… t(bucket.members, bucket.width, None if not bucket.mask is None else bucket.mask.to( …",
+        ),
+        ("models/packed.py", "index = torch.tensor(order, device=keys_values[0][1].device)"),
+    ],
+    "Every place is written.": [
+        ("models/packed.py", "order = [1] * len(self.layout.root_lengths)"),
+    ],
+    "Grouped heads are repeated ones.": [
+        ("models/packed.py", "if mask is not None or query.is_cuda:"),
+        ("models/packed.py", "if not (mask is not None and query.is_cuda):"),
+    ],
     "It has no entries.": [
         ("generation/decoding_rows.py", "self.count = torch.ones(0, dtype=torch.long, device=device)"),
         ("generation/decoding_rows.py", "self.limit = torch.ones(0, dtype=torch.long, device=device)"),

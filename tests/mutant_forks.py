@@ -3,13 +3,14 @@
 import contextlib
 import os
 import signal
-import sys
 import traceback
 from collections.abc import Callable
 from multiprocessing import Pipe
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
+ERRORS = os.fdopen(os.dup(2), "w", buffering=1, encoding="utf-8")
+"""Where a mistake of our own is told, whatever becomes of descriptor 2."""
 
 
 class Fork(Generic[T]):
@@ -24,7 +25,7 @@ class Fork(Generic[T]):
                 sender.send(work())
                 code = 0
             except BaseException:
-                traceback.print_exc(file=sys.__stderr__)
+                traceback.print_exc(file=ERRORS)
                 raise
             finally:
                 os._exit(code)

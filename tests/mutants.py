@@ -157,7 +157,8 @@ def collect(files: list[str], work: Callable[[Items], None]) -> None:
     sys.dont_write_bytecode = True
     os.chdir(ROOT)
     with open(os.devnull, "w") as quiet, contextlib.redirect_stdout(quiet), contextlib.redirect_stderr(quiet):
-        os.dup2(quiet.fileno(), 1)
+        for descriptor in (1, 2):
+            os.dup2(quiet.fileno(), descriptor)
         pytest.main(["-s", "-q", "-p", "no:cacheprovider", "--assert=plain", *files], [Session(work)])
 
 
