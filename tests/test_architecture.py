@@ -38,6 +38,8 @@ ORDER = " > ".join(", ".join(sorted(name or "__init__" for name in names)) for n
 MAY_IMPORT_IRL = {"irl_runs", "neural_irl", ""}
 ENTRY_POINTS = {"posttrain.training.rl.train", "posttrain.rewards.grading.grade.grade"}
 """Functions that people call with keywords of their choice, and that may therefore take more than six arguments."""
+TRIVIAL_STATEMENTS = 2
+"""Statements of a function that needs no docstring."""
 FILES_IN_A_PACKAGE = 14
 LARGE_PACKAGES = {"options", "irl", "runs"}
 """Packages that are a list of like things, and may hold more files; CONTRIBUTING says why."""
@@ -187,6 +189,15 @@ def test_a_function_fits_on_a_screen(path: Path) -> None:
         num_lines = function.end_lineno - function.lineno + 1
         where = f"{path}:{function.lineno}: {function.name}"
         assert num_lines <= 60, f"{where} has {num_lines} lines, the limit is 60; 35 is usual"
+
+
+@each_source
+def test_a_public_function_says_what_it_is_for(path: Path) -> None:
+    """Unless it is private, or so short that a sentence would say it again."""
+    for node in syntax(path).body:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and not node.name.startswith("_"):
+            trivial = len(node.body) <= TRIVIAL_STATEMENTS
+            assert trivial or ast.get_docstring(node), f"{path}:{node.lineno}: {node.name} says nothing of itself"
 
 
 @each_source

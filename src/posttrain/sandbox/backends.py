@@ -350,5 +350,4 @@ class Container:
 
 
 def named(run: ReplayRun) -> str:
-    """The container's name."""
     return f"posttrain-{run.mark}"

@@ -148,14 +148,12 @@ def stops_in(stop: object) -> tuple[str, ...]:
 
 
 def whole(value: object, name: str) -> int:
-    """A whole number."""
     if isinstance(value, bool) or not isinstance(value, int):
         raise BadRequest(f"{name} = {brief(value)}: must be a whole number")
     return value
 
 
 def number(value: object, name: str) -> float:
-    """A number."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise BadRequest(f"{name} = {brief(value)}: must be a number")
     try:

@@ -80,7 +80,6 @@ def say(mark: str, word: str) -> None:
 
 
 def write(descriptor: int, left: bytes) -> None:
-    """All of it."""
     while left:
         left = left[os.write(descriptor, left) :]
 
