@@ -23,11 +23,19 @@ from posttrain.runs.checkpoint import Checkpoint
 from posttrain.runs.clock import Clock
 from posttrain.runs.interruption import Interruption, interruptible
 from posttrain.runs.progress import Progress
-from posttrain.runs.reports import CheckpointReport, EndReport, EvaluationReport, StepReport
+from posttrain.runs.reports import CheckpointReport, EndReport, EvaluationReport, Metrics, StepReport
 from posttrain.runs.run_folder import RunFolder
 from posttrain.runs.tensor_state import Tensors
 from posttrain.runs.threads import ThreadClaim
-from posttrain.runs.watchers import Watcher, built_in_watchers
+from posttrain.runs.watchers import (
+    Alarms,
+    CheckpointWriter,
+    MetricsJournal,
+    RolloutFiles,
+    StepDisplay,
+    StepTimes,
+    Watcher,
+)
 
 
 class Trained(Protocol):
@@ -55,6 +63,11 @@ class Trained(Protocol):
         ...
 
 
+def no_score(metrics: Metrics) -> float | None:
+    """No checkpoint is better than another."""
+    return None
+
+
 @dataclass(frozen=True, kw_only=True)
 class HarnessOptions:
     """What a recipe says of every run."""
@@ -65,6 +78,8 @@ class HarnessOptions:
     """Whether metrics tell the seconds of each stage."""
     watchers: Sequence[Watcher] = ()
     """A user's own, who see each step after the built-in ones."""
+    score: Callable[[Metrics], float | None] = no_score
+    """What of a step's metrics tells the best checkpoint: higher is better, None says nothing."""
     stop_early: Callable[[], bool] = bool
     """Whether the run has gone on for long enough although there are steps left."""
 
@@ -113,9 +128,24 @@ class Harness:
             self.options.run.num_steps, first_step=self.trained.step + 1, time_limit_seconds=self.time_limit_seconds
         )
         self._open.enter_context(self.progress)
-        own = built_in_watchers(self.folder, self.progress, by_stage=self.options.time_by_stage)
-        self.watchers = [*own, *self.options.watchers]
+        self.watchers = [*self.built_in_watchers(), *self.options.watchers]
         self.progress.start(plan)
+
+    def built_in_watchers(self) -> list[Watcher]:
+        """Those of every run, in their order: each adds to the metrics that the next ones see."""
+        return [
+            RolloutFiles(self.folder),
+            Alarms(self.folder, self.progress),
+            StepTimes(self.trained.add_seconds, by_stage=self.options.time_by_stage),
+            MetricsJournal(self.folder),
+            StepDisplay(self.progress),
+            CheckpointWriter(
+                self.options.checkpoint,
+                last_step=self.options.run.num_steps,
+                stopping=lambda: self.stopping,
+                save=lambda report: self.save(score=self.options.score(report.metrics)),
+            ),
+        ]
 
     def steps(self) -> Iterator[int]:
         """The numbers of the steps that are left: until the last, the time limit, an early stop or a signal."""
@@ -138,19 +168,14 @@ class Harness:
             left = f"\n    The last good checkpoint is {saved[max(saved)]}." if saved else ""
             raise RunError(f"step {self.trained.step + 1}: {error}{left}") from error
 
-    def record(self, report: StepReport, *, score: float | None = None) -> None:
-        """Hand a finished step to the watchers, and save it where that is due; `score` is what the best is told by."""
+    def record(self, report: StepReport) -> None:
+        """Hand a finished step to the watchers, one after the other."""
         metrics = dict(report.metrics)
         for watcher in self.watchers:
             with self.clock(watcher.stage) if watcher.stage else nullcontext():
                 more = watcher.on_step(replace(report, metrics=dict(metrics), seconds=dict(self.clock.seconds)))
             metrics |= more or {}
-        self.trained.add_seconds(self.clock.seconds)
         self.clock = Clock()
-        options, step = self.options.checkpoint, report.step
-        due = bool(options.every_steps) and step % options.every_steps == 0
-        if due or step == self.options.run.num_steps or self.stopping:
-            self.save(score=score)
 
     def evaluated(self, report: EvaluationReport) -> None:
         """Hand an evaluation to the watchers."""

@@ -1,7 +1,9 @@
 """Who watches a run: journals, alarms, the display, and whatever a user adds, all in the same way."""
 
 import math
+from collections.abc import Callable
 
+from posttrain.options.training import CheckpointOptions
 from posttrain.runs.alarms import Line, alarms, transcript
 from posttrain.runs.progress import Progress
 from posttrain.runs.reports import CheckpointReport, EndReport, EvaluationReport, Metrics, StepReport
@@ -70,13 +72,14 @@ class Alarms(Watcher):
 
 
 class StepTimes(Watcher):
-    """Adds what the clock says of a step to its metrics."""
+    """Adds what the clock says of a step to its metrics, and to the time of the run."""
 
-    def __init__(self, *, by_stage: bool) -> None:
-        self.by_stage = by_stage
+    def __init__(self, add_seconds: Callable[[Metrics], None], *, by_stage: bool) -> None:
+        self.add_seconds, self.by_stage = add_seconds, by_stage
 
     def on_step(self, report: StepReport) -> Metrics:
         """Seconds in all and by stage, and tokens per second."""
+        self.add_seconds(report.seconds)
         total = sum(report.seconds.values())
         stages = {f"seconds/{stage}": value for stage, value in report.seconds.items()} if self.by_stage else {}
         return {"step_time": total, "tokens_per_second": report.num_tokens / total, **stages}
@@ -104,12 +107,21 @@ class StepDisplay(Watcher):
         self.progress.step(report.step, report.metrics)
 
 
-def built_in_watchers(folder: RunFolder, progress: Progress, *, by_stage: bool) -> list[Watcher]:
-    """Those of every run, in their order: each adds to the metrics that the next ones see."""
-    return [
-        RolloutFiles(folder),
-        Alarms(folder, progress),
-        StepTimes(by_stage=by_stage),
-        MetricsJournal(folder),
-        StepDisplay(progress),
-    ]
+class CheckpointWriter(Watcher):
+    """Saves a step where that is due: every so many steps, at the last one, and where the run stops."""
+
+    def __init__(
+        self,
+        options: CheckpointOptions,
+        *,
+        last_step: int,
+        stopping: Callable[[], bool],
+        save: Callable[[StepReport], None],
+    ) -> None:
+        self.options, self.last_step, self.stopping, self.save = options, last_step, stopping, save
+
+    def on_step(self, report: StepReport) -> None:
+        """After everything else of the step is on the disk."""
+        every = self.options.every_steps
+        if (every and report.step % every == 0) or report.step == self.last_step or self.stopping():
+            self.save(report)

@@ -76,6 +76,7 @@ def train_session(session: Session, watchers: Sequence[Watcher], *, resume: bool
         run=config.run,
         checkpoint=config.checkpoint,
         watchers=watchers,
+        score=lambda metrics: metrics.get("eval/accuracy_sampled"),
         stop_early=lambda: out_of_patience(config, session.trained.run),
     )
     with Harness(folder, session.trained, options) as harness:
@@ -111,8 +112,7 @@ def take_steps(session: Session, harness: Harness, first: Collected | None) -> N
         session.load_weights()
         count_step(state, collected, updates, learner.num_updates)
         evaluation = evaluate_when_due(session, harness)
-        finished = step_report(state, credited, updates, evaluation)
-        harness.record(finished, score=evaluation.get("eval/accuracy_sampled"))
+        harness.record(step_report(state, credited, updates, evaluation))
         first = None
 
 

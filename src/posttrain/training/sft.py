@@ -179,7 +179,9 @@ def fit(
     policy, options, num_steps = demonstrations.policy, config.sft, config.run.num_steps
     trained = TrainedBySupervision(policy, options)
     held_out = demonstrations.held_out(options.eval_size)
-    harness_options = HarnessOptions(run=config.run, checkpoint=config.checkpoint, time_by_stage=False)
+    harness_options = HarnessOptions(
+        run=config.run, checkpoint=config.checkpoint, time_by_stage=False, score=lower_loss
+    )
     with Harness(folder, trained, harness_options) as harness:
         notes = harness.resume(threads) if resume else []
         harness.start([*plan(config, policy, len(held_out)), *notes])
@@ -193,10 +195,7 @@ def fit(
                         metrics["eval/loss"] = mean_loss(policy, held_out, options.tokens_per_microbatch)
                     trained.run.saw_evaluation(metrics["eval/loss"])
                 tokens = sum(example.num_inputs for example in batch)
-                loss = metrics.get("eval/loss")
-                harness.record(
-                    StepReport(step=step, metrics=metrics, num_tokens=tokens), score=None if loss is None else -loss
-                )
+                harness.record(StepReport(step=step, metrics=metrics, num_tokens=tokens))
         finished = trained.step >= num_steps
         if finished:
             write_model(policy, folder.path)
@@ -204,6 +203,12 @@ def fit(
             summary_of(trained.run) if finished else {}, last_lines(folder.path, trained.run, finished=finished)
         )
     return folder.path / "model" if finished else None
+
+
+def lower_loss(metrics: Mapping[str, float]) -> float | None:
+    """The best checkpoint is the one whose held-out loss is lowest."""
+    loss = metrics.get("eval/loss")
+    return None if loss is None else -loss
 
 
 def plan(config: SftConfig, policy: Policy, num_held_out: int) -> list[str]:
