@@ -97,6 +97,8 @@ class Harness:
         limit = options.run.time_limit_minutes
         self.time_limit_seconds = None if limit is None else 60 * limit
         self._deadline = None if limit is None else time.monotonic() + 60 * limit
+        self.stopping = False
+        """Whether the run ends after the step that is going on."""
         self._open = ExitStack()
 
     def __enter__(self) -> Self:
@@ -142,21 +144,25 @@ class Harness:
             CheckpointWriter(
                 self.options.checkpoint,
                 last_step=self.options.run.num_steps,
-                stopping=lambda: self.stopping,
+                stopping=self.decide_to_stop,
                 save=lambda report: self.save(score=self.options.score(report.metrics)),
             ),
         ]
 
     def steps(self) -> Iterator[int]:
         """The numbers of the steps that are left: until the last, the time limit, an early stop or a signal."""
+        self.decide_to_stop()  # already: a resumed run may have nothing left to do
         while self.trained.step < self.options.run.num_steps and not self.stopping:
             yield self.trained.step + 1
 
-    @property
-    def stopping(self) -> bool:
-        """Whether no further step is to be taken, whatever is left."""
+    def decide_to_stop(self) -> bool:
+        """Whether no further step is to be taken, whatever is left.
+
+        Decided once a step, when its checkpoint is due or not: a run that ended later would end without one.
+        """
         passed = self._deadline is not None and time.monotonic() >= self._deadline
-        return bool(self.interruption) or passed or self.options.stop_early()
+        self.stopping = bool(self.interruption) or passed or self.options.stop_early()
+        return self.stopping
 
     @contextmanager
     def naming_the_step(self) -> Iterator[None]:

@@ -123,5 +123,6 @@ class CheckpointWriter(Watcher):
     def on_step(self, report: StepReport) -> None:
         """After everything else of the step is on the disk."""
         every = self.options.every_steps
-        if (every and report.step % every == 0) or report.step == self.last_step or self.stopping():
+        stops = self.stopping()
+        if stops or (every and report.step % every == 0) or report.step == self.last_step:
             self.save(report)
