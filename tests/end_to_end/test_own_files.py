@@ -4,22 +4,25 @@ import json
 from pathlib import Path
 
 import pytest
-from tests.end_to_end.runs import metrics_of, save_tiny_model
+import torch
 
-from posttrain.algorithms.losses import ClipRange
-from posttrain.algorithms.table import KlTerm, build_algorithm
+from posttrain.algorithms.table import Algorithm, build_algorithm
 from posttrain.cli import main
 from posttrain.config import Config, as_recipe, build, load_recipe
 from posttrain.config.recipes import RecipeLayer, parse_yaml
 from posttrain.errors import UserError
 from posttrain.tasks.task_registry import load_task
+from tests.support.runs import metrics_of, save_tiny_model
+from tests.support.tiny import token_loss
 
 MINE = '''
 from typing import Annotated, Literal
 import torch
-from posttrain.algorithms import Algorithm, KlTerm, grpo
+from posttrain.algorithms.table import grpo
+from posttrain.algorithms.terms import KlTerm
 from posttrain.errors import UserError
-from posttrain.rewards.function import reward_function
+from posttrain.rewards.grading.function import reward_function
+from posttrain.tasks.base import Probe, Reading, Task
 
 made = []
 
@@ -51,11 +54,10 @@ def called_by_name(*, name: str = "x"):
 def says(completions, want, **columns):
     return [float(letter in text) for text, letter in zip(completions, want)]
 
-class Letters:
+class Letters(Task):
     """Say a letter."""
 
     name = "letters"
-    closing_tags = ()
 
     def __init__(self, renderer, *, seed, letters: str = "abc", size: int = 4, level=None):
         if size < 1:
@@ -73,14 +75,12 @@ class Letters:
     def held_out(self):
         return [self.one(number) for number in range(self.size)]
 
-    def longest_prompts(self):
-        return self.held_out()
+    def probes(self):
+        return {"vowels": Probe(readings={"vowel_share": Reading("share of vowels")}, measure=vowels)}
 
-    def statistics(self, groups):
-        return {}
-
-    def found(self, prompt, completion):
-        return False
+def vowels(groups):
+    text = "".join(rollout.text for group in groups for rollout in group.rollouts)
+    return {"vowel_share": sum(letter in "aeiou" for letter in text) / max(len(text), 1)}
 
 class Bare:
     name = "bare"
@@ -120,11 +120,18 @@ def test_the_signature_of_the_function_is_the_schema_of_the_section() -> None:
     spelled = {"path": "mine.py:narrow", "width": 0.3, "side": "low", "kl": kl, "free": 3}
     assert config.algorithm == spelled
     built = build_algorithm(config.algorithm)
-    assert (built.clip, built.kl) == (ClipRange(low=0.3, high=0.3), KlTerm(coefficient=1.0))
+    assert [term.coefficient for term in built.terms] == [1.0, 1.0]
+    assert largest_gain(built) == pytest.approx(1.3)
     pulled = from_text("algorithm: 'mine.py:pulled'").algorithm
     assert pulled["kl"] == {"coefficient": 0.5, "estimator": "k1", "place": "loss"}
-    assert build_algorithm(pulled).kl == KlTerm(coefficient=0.5, estimator="k1")
-    assert build_algorithm({"path": "mine.py:pulled", "kl": None}).kl is None
+    assert [(term.name, term.coefficient) for term in build_algorithm(pulled).terms] == [("policy", 1.0), ("kl", 0.5)]
+    assert len(build_algorithm({"path": "mine.py:pulled", "kl": None}).terms) == 1
+
+
+def largest_gain(algorithm: Algorithm) -> float:
+    """What a token of advantage 1 gains where its ratio, e, is beyond any bound: the upper end of the clip."""
+    ones = torch.ones(1, dtype=torch.float64)
+    return -token_loss(algorithm, ones, 0 * ones, ones, torch.zeros(1, dtype=torch.int64)).item()
 
 
 def test_recipe_flags_and_python_say_the_same_and_the_printed_recipe_says_it_again(
