@@ -76,6 +76,8 @@ class Harness:
         self.folder, self.trained, self.options = folder, trained, options
         self.clock = Clock()
         """Of the step that is going on."""
+        self.step = 0
+        """The one that is going on, or was last."""
         self.interruption = Interruption()
         self.progress = Progress(options.run.num_steps)
         self.watchers: list[Watcher] = list(options.watchers)
@@ -120,7 +122,8 @@ class Harness:
     def steps(self) -> Iterator[int]:
         """The numbers of the steps that are left: until the last, the time limit, an early stop or a signal."""
         while self.trained.step < self.options.run.num_steps and not self.stopping:
-            yield self.trained.step + 1
+            self.step = self.trained.step + 1
+            yield self.step
 
     @property
     def stopping(self) -> bool:
@@ -136,7 +139,7 @@ class Harness:
         except RunError as error:
             saved = checkpoint.saved_steps(self.folder.checkpoints)
             left = f"\n    The last good checkpoint is {saved[max(saved)]}." if saved else ""
-            raise RunError(f"step {self.trained.step + 1}: {error}{left}") from error
+            raise RunError(f"step {self.step}: {error}{left}") from error
 
     def record(self, report: StepReport, *, score: float | None = None) -> None:
         """Hand a finished step to the watchers, and save it where that is due; `score` is what the best is told by."""

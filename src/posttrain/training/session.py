@@ -57,6 +57,8 @@ class Session:
 
     config: Config
     policy: Policy
+    model_name: str
+    """What plans and model cards call the policy's model."""
     engine: Engine
     algorithm: Algorithm
     task: Task
@@ -145,6 +147,7 @@ def assembled(config: Config, own: Own, resources: Resources, threads: ThreadCla
     return Session(
         config=config,
         policy=policy,
+        model_name=config.model.path if own.policy is None else own.policy.model.name_or_path or "a model object",
         engine=chosen_engine,
         algorithm=algorithm,
         task=task,
