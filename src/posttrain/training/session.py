@@ -44,7 +44,7 @@ class Own:
     def __post_init__(self) -> None:
         for name, kind, remedy in (
             ("policy", Policy, "make one of a model and its tokenizer with posttrain.as_policy"),
-            ("algorithm", Algorithm, "such as posttrain.algorithms.table.grpo()"),
+            ("algorithm", Algorithm, "give an object, such as what posttrain.algorithms.table.grpo() returns"),
         ):
             value = getattr(self, name)
             if value is not None and not isinstance(value, kind):
