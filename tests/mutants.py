@@ -64,14 +64,20 @@ class Group:
 
 GROUPS = [
     Group(
-        files=["algorithms/advantages.py", "algorithms/token_weights.py", "algorithms/losses.py", "algorithms/kl.py"],
+        files=["algorithms/*.py"],
         suites=["closed_form", "laws", "reference"],
-        modules=[f"posttrain.{name}" for name in ("advantages", "token_weights", "losses", "kl", "algorithms")],
+        modules=["posttrain.algorithms"],
     ),
     Group(
-        files=["batch.py", "training/update.py", "training/optimizer.py"],
-        suites=["laws", "engine"],
-        modules=["posttrain.batch", "posttrain.training.update", "posttrain.training.optimizer"],
+        files=[
+            "batch.py",
+            *(f"training/{name}.py" for name in ("update", "update_metrics", "optimizer", "learner")),
+        ],
+        suites=["closed_form", "laws", "engine"],
+        modules=[
+            "posttrain.batch",
+            *(f"posttrain.training.{name}" for name in ("update", "update_metrics", "optimizer", "learner")),
+        ],
     ),
     Group(
         files=["training/collector.py", "training/rl.py"],
@@ -83,27 +89,34 @@ GROUPS = [
         suites=["laws"],
         modules=["posttrain.generation.sampling", "posttrain.generation.streams"],
     ),
-    Group(files=["generation/decoding_rows.py"], suites=["engine"], modules=["posttrain.generation.engine"]),
+    Group(
+        files=["generation/decoding_rows.py", "generation/in_process.py"],
+        suites=["engine"],
+        modules=["posttrain.generation.in_process"],
+    ),
     Group(files=["training/metrics.py"], suites=["closed_form"], modules=["posttrain.training.metrics"]),
     Group(files=["runs/alarms.py"], suites=["closed_form"], modules=["posttrain.runs.alarms"]),
     Group(files=["training/evaluation.py"], suites=["closed_form"], modules=["posttrain.training.evaluation"]),
     Group(
-        files=["rewards/grading/grade.py", "rewards/grading/grade.py", "options/reward.py"],
+        files=["rewards/grading/grade.py", "options/reward.py"],
         suites=["closed_form", "laws"],
-        modules=["posttrain.rewards.grading.grade", "posttrain.rewards.grading.grade", "posttrain.options.reward"],
+        modules=["posttrain.rewards.grading.grade", "posttrain.options.reward"],
     ),
     Group(
-        files=["models/logprobs.py", "models/packed.py", "models/fused.py", "models/decoder.py", "models/forward.py"],
+        files=[f"models/{name}.py" for name in ("logprobs", "packed", "fused", "decoder", "forward")],
         suites=["laws", "engine"],
         modules=[
-            *(f"posttrain.models.{name}" for name in ("logprobs", "packed", "fused", "decoder", "forward", "loading")),
+            *(f"posttrain.models.{name}" for name in ("logprobs", "packed", "fused", "decoder", "forward", "policy")),
             "posttrain.training.update",
         ],
     ),
     Group(
         files=["runs/checkpoint.py", "runs/tensor_state.py", "runs/files.py", "training/state.py"],
         suites=["closed_form", "engine"],
-        modules=[f"posttrain.training.{name}" for name in ("checkpoint", "tensor_state", "files", "state")],
+        modules=[
+            *(f"posttrain.runs.{name}" for name in ("checkpoint", "tensor_state", "files")),
+            "posttrain.training.state",
+        ],
     ),
     Group(
         files=["irl/*.py", "neural_irl.py", "irl_runs/environment.py", "irl_runs/measures.py"],
