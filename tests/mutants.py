@@ -1,9 +1,9 @@
 """Change the maths by one operator, number, term or name at a time: some test must notice each change.
 
 `make mutants` runs it; a mutant that survives names a line that no test pins down.  Name files or folders to try those
-alone: `.venv/bin/python tests/mutants.py algorithms/losses.py irl/paths.py`.  All of them take hours: what was found is kept
-(`mutant_results.py`), so that a run that was interrupted goes on, and of a file that has not changed since only the
-survivors are tried again, unless `--again` is given.
+alone: `.venv/bin/python tests/mutants.py algorithms/losses.py irl/paths.py`.  All of them take hours: what was found is
+kept (`mutant_results.py`), so that a run that was interrupted goes on, and of a file that has not changed since only
+the survivors are tried again, unless `--again` is given.
 
 The tests of a group of files are collected once, and run once on the code as it is, which tells how long each takes and
 which functions it enters.  Each mutant is then tried in a fork, on the tests that enter the function it changes, until
