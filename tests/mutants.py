@@ -1,9 +1,9 @@
 """Change the maths by one operator, number, term or name at a time: some test must notice each change.
 
 `make mutants` runs it; a mutant that survives names a line that no test pins down.  Name files or folders to try those
-alone: `.venv/bin/python tests/mutants.py algorithms/losses.py irl/paths.py`.  All of them take hours: what was found
-is kept (`mutant_results.py`), so that a run that was interrupted goes on, and of a file that has not changed since
-only the survivors are tried again, unless `--again` is given.
+alone: `.venv/bin/python tests/mutants.py algorithms/losses.py irl/paths.py`.  All of them take hours: what was found is
+kept (`mutant_results.py`), so that a run that was interrupted goes on, and of a file that has not changed since only
+the survivors are tried again, unless `--again` is given.
 
 The tests of a group of files are collected once, and run once on the code as it is, which tells how long each takes and
 which functions it enters.  Each mutant is then tried in a fork, on the tests that enter the function it changes, until
@@ -170,8 +170,7 @@ def collect(files: list[str], work: Callable[[Items], None]) -> None:
     sys.dont_write_bytecode = True
     os.chdir(ROOT)
     with open(os.devnull, "w") as quiet, contextlib.redirect_stdout(quiet), contextlib.redirect_stderr(quiet):
-        for descriptor in (1, 2):
-            os.dup2(quiet.fileno(), descriptor)
+        os.dup2(quiet.fileno(), 1)
         pytest.main(["-s", "-q", "-p", "no:cacheprovider", "--assert=plain", *files], [Session(work)])
 
 
@@ -269,7 +268,6 @@ def noticed_afresh(mutant: Mutant, tests: Record, folder: Path) -> str:
     (copy / "assets").symlink_to(PACKAGE / "assets")
     (copy / mutant.file).write_text(mutant.source, encoding="utf-8")
     sys.path.insert(0, str(folder))
-    os.environ["PYTHONPATH"] = str(folder)  # for the processes that tests start
     answers: list[str] = []
     files = sorted({name.split("::")[0] for name in tests})
     collect(files, lambda items: answers.append(noticed(items, tests)))
