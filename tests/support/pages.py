@@ -29,10 +29,20 @@ def commands(page: str) -> list[str]:
 
 
 def write_files(found: Sequence[Block], folder: Path) -> None:
-    """Write the files that a page gives, under the names it gives them."""
-    for _, name, text in found:
-        if name:
-            (folder / name).write_text(text, encoding="utf-8")
+    """Write the files that a page gives, under the names it gives them; the blocks of one name are its parts."""
+    for name in dict.fromkeys(name for _, name, _ in found if name):
+        parts = [after_patch(text) if language == "diff" else text for language, each, text in found if each == name]
+        (folder / name).write_text("\n\n".join(parts), encoding="utf-8")
+
+
+def before_patch(text: str) -> str:
+    """What a block of `diff` that shows a whole file was made from."""
+    return "".join(line[1:] for line in text.splitlines(keepends=True) if line[0] in " -")
+
+
+def after_patch(text: str) -> str:
+    """What it makes of it."""
+    return "".join(line[1:] for line in text.splitlines(keepends=True) if line[0] in " +")
 
 
 def python(arguments: Sequence[str], folder: Path) -> subprocess.CompletedProcess[str]:
