@@ -1,9 +1,12 @@
-"""The guides say what is so: the file of one's own runs in a recipe and from Python, and quoted code is the source's."""
+"""The guides say what is so: a file of one's own runs in a recipe and from Python, and quoted code is the source."""
 
+import ast
 import csv
+import importlib
 import json
 import re
 import shlex
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 
 import pytest
@@ -17,7 +20,8 @@ from posttrain.generation.engine import MEMBERS
 from tests.support.pages import before_patch, blocks, posttrain, programs, python, write_files
 from tests.support.runs import command, save_tiny_model
 
-GUIDES = Path(__file__).parents[1] / "docs" / "guides"
+ROOT = Path(__file__).parents[1]
+GUIDES = ROOT / "docs" / "guides"
 PAGE = (GUIDES / "your_own.md").read_text(encoding="utf-8")
 BLOCKS = blocks(PAGE)
 PARTS = [text for _, name, text in BLOCKS if name == "mine.py"]
@@ -26,12 +30,14 @@ COMMANDS, (MISTAKE,) = [
     [text for language, _, text in BLOCKS if language == "console" and bool(text.count("\nposttrain:")) == says]
     for says in (False, True)
 ]
+WALK = (GUIDES / "one_step.md").read_text(encoding="utf-8")
+QUOTED = [(name, text) for _, name, text in blocks(WALK) if name]
 TYPED = [line.removeprefix("$ posttrain ") for text in COMMANDS for line in text.splitlines()]
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder outside the checkout with the files that the page gives, and a tiny model under the name it has there."""
+    """A folder outside the checkout with the files that the page gives, and a tiny model by the name it has there."""
     folder = tmp_path_factory.mktemp("own")
     write_files(BLOCKS, folder)
     (folder / "before.yaml").write_text(before_patch(RECIPE))
@@ -122,3 +128,68 @@ def test_an_option_of_the_file_has_its_type_checked(folder: Path, monkeypatch: p
     monkeypatch.chdir(folder)
     with pytest.raises(UserError, match=r"task.num_digits = 'x' should be a whole number"):
         load_recipe("mine.yaml", task={"num_digits": "x"})
+
+
+@pytest.mark.parametrize(("file", "text"), QUOTED, ids=[name for name, _ in QUOTED])
+def test_quoted_code_is_the_text_of_the_source(file: str, text: str) -> None:
+    assert f"\n{text}" in (ROOT / file).read_text(encoding="utf-8")
+
+
+def test_the_walk_begins_with_the_whole_loop() -> None:
+    file, text = QUOTED[0]
+    source = (ROOT / file).read_text(encoding="utf-8")
+    (loop,) = (node for node in ast.parse(source).body if getattr(node, "name", "") == "take_steps")
+    assert text.rstrip() == ast.get_source_segment(source, loop)
+    assert len(text.splitlines()) <= 20  # a screen, read in one go
+
+
+def test_every_call_of_the_loop_is_explained() -> None:
+    loop = ast.parse(QUOTED[0][1])
+    called = {node.func for node in ast.walk(loop) if isinstance(node, ast.Call)}
+    names = {call.attr if isinstance(call, ast.Attribute) else call.id for call in called} - {"get"}
+    told = WALK.partition("## Line by line")[2].partition("## What each stage")[0]
+    headings = " ".join(re.findall(r"\*\*(.*?)\*\*", told))
+    assert {name for name in names if not re.search(rf"\b{name}\b", headings)} == set()
+
+
+def test_a_record_has_the_fields_that_the_walk_names() -> None:
+    section = WALK.partition("## What each stage")[2].partition("## Where each")[0]
+    rows = [line.split("|")[1:4] for line in section.splitlines() if "{py:class}" in line]
+    assert len(rows) == 10
+    for records, _, has in rows:
+        classes = [attribute(path) for path in re.findall(r"\{py:class\}`~([\w.]+)`", records)]
+        known = {each.name for record in classes if is_dataclass(record) for each in fields(record)}
+        known |= {name for record in classes for name in getattr(record, "_fields", ())}
+        assert set(re.findall(r"`(\w+)`", has)) <= known, records
+
+
+@pytest.mark.parametrize("page", sorted(GUIDES.glob("*.md")), ids=lambda page: page.stem)
+def test_everything_that_a_guide_refers_to_is_there(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    for path in re.findall(r"\{py:\w+\}`~?([\w.]+)`", text):
+        assert attribute(path) is not None
+    for link in re.findall(r"\]\(([^)#:]+)[^)]*\)", text):
+        assert (page.parent / link).is_file(), link
+
+
+def attribute(path: str) -> object:
+    """What a dotted name leads to."""
+    parts = path.split(".")
+    for end in range(len(parts), 0, -1):
+        try:
+            found: object = importlib.import_module(".".join(parts[:end]))
+        except ModuleNotFoundError:
+            continue
+        for part in parts[end:]:
+            found = getattr(found, part)
+        return found
+    raise AssertionError(path)
+
+
+def test_the_step_by_hand_prints_what_stands_under_it(tmp_path: Path) -> None:
+    (program,) = programs(blocks(WALK))
+    (printed,) = (text for language, _, text in blocks(WALK) if language == "text")
+    done = python(["-c", program], tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == printed
+    assert list(tmp_path.iterdir()) == []
