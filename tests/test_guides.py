@@ -2,7 +2,6 @@
 
 import ast
 import csv
-import importlib
 import json
 import re
 import shlex
@@ -17,7 +16,7 @@ from posttrain.binding import module_from
 from posttrain.config import load_recipe
 from posttrain.errors import UserError
 from posttrain.generation.engine import MEMBERS
-from tests.support.pages import before_patch, blocks, posttrain, programs, python, write_files
+from tests.support.pages import attribute, before_patch, blocks, posttrain, programs, python, write_files
 from tests.support.runs import command, save_tiny_model
 
 ROOT = Path(__file__).parents[1]
@@ -170,20 +169,6 @@ def test_everything_that_a_guide_refers_to_is_there(page: Path) -> None:
         assert attribute(path) is not None
     for link in re.findall(r"\]\(([^)#:]+)[^)]*\)", text):
         assert (page.parent / link).is_file(), link
-
-
-def attribute(path: str) -> object:
-    """What a dotted name leads to."""
-    parts = path.split(".")
-    for end in range(len(parts), 0, -1):
-        try:
-            found: object = importlib.import_module(".".join(parts[:end]))
-        except ModuleNotFoundError:
-            continue
-        for part in parts[end:]:
-            found = getattr(found, part)
-        return found
-    raise AssertionError(path)
 
 
 def test_the_step_by_hand_prints_what_stands_under_it(tmp_path: Path) -> None:

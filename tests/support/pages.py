@@ -1,5 +1,6 @@
 """Pages whose blocks are programs, files and commands: reading them, and running what they say."""
 
+import importlib
 import os
 import re
 import subprocess
@@ -69,3 +70,17 @@ def documented(name: str) -> bool:
     names = re.findall(r"^\| `([^`]+)`", METRICS_PAGE.read_text(encoding="utf-8"), flags=re.MULTILINE)
     patterns = [re.sub(r"<\w+>", "[^/]+", re.escape(row).replace(r"\<", "<").replace(r"\>", ">")) for row in names]
     return any(re.fullmatch(pattern, name) for pattern in patterns)
+
+
+def attribute(path: str) -> object:
+    """What a dotted name leads to."""
+    parts = path.split(".")
+    for end in range(len(parts), 0, -1):
+        try:
+            found: object = importlib.import_module(".".join(parts[:end]))
+        except ModuleNotFoundError:
+            continue
+        for part in parts[end:]:
+            found = getattr(found, part)
+        return found
+    raise AssertionError(f"{path}: no such module")
