@@ -16,38 +16,44 @@ PAGES = sorted([*PROSE, *DOCS, ROOT / "docs" / "api.rst", *ROOT.glob("recipes/*.
 PATH = re.compile(r"(?<![\w./*{-])((?:[\w.-]+/)*[\w-]+\.(?:py|md|yaml|png|safetensors))(?![\w*])")
 FOLDER = re.compile(r"(?<![\w./])((?:src|tests|docs|recipes|benchmarks)/(?:[\w.-]+/)*)(?![\w*])")
 DOTTED = re.compile(r"\bposttrain(?:\.[A-Za-z_]\w*)+")
-OF_A_RUN = {"config.yaml", "model.safetensors", "policy.safetensors", "curves.png", "README.md", "SKILL.md"}
+EXAMPLE = re.compile(r"(?:^|/)(?:FILE|RECIPE|mine|my_\w+|program)\.(?:py|yaml)$")
+OF_A_RUN = re.compile(
+    r"(?:config\.yaml|(?:model|policy)\.safetensors|(?:curves|convergence|policy|rewards|visits)\.png|README\.md|posttrain\.lock)$"
+)
 """Files of a run folder or of a model."""
-EXAMPLE = re.compile(r"(?:^|/)(?:FILE|mine|my_\w+|recipe|a|b|x)\.(?:py|yaml)$")
 
+FOLDERS = [ROOT / name for name in ("src", "tests", "docs", "recipes", "benchmarks")]
+NAMES = {path.name for path in (*ROOT.iterdir(), *(path for folder in FOLDERS for path in folder.rglob("*")))}
 each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
-NAMES = {path.name for folder in ("src", "tests", "docs", "recipes", "benchmarks") for path in (ROOT / folder).rglob("*")}
-
-
-def said(page: Path) -> str:
-    """The page's text; of a program its comments and docstrings are enough, and code does no harm."""
-    return page.read_text(encoding="utf-8")
 
 
 @each_page
 def test_a_file_that_is_named_is_there(page: Path) -> None:
-    text = said(page)
+    text = page.read_text(encoding="utf-8")
     given = {name for _, name, _ in blocks(text)} if page.suffix == ".md" else set()
     for path in PATH.findall(text):
-        if path in given or path in OF_A_RUN or EXAMPLE.search(path):
-            continue
-        bases = (ROOT, ROOT / "docs", ROOT / "src", SOURCE, page.parent)
-        there = any((base / path).exists() for base in bases) if "/" in path else path in NAMES
-        assert there, path
+        if path not in given and not OF_A_RUN.search(path) and not EXAMPLE.search(path):
+            bases = (ROOT, ROOT / "docs", ROOT / "src", SOURCE, page.parent)
+            assert any((base / path).exists() for base in bases) if "/" in path else path in NAMES, path
 
 
 @each_page
 def test_a_folder_that_is_named_is_there(page: Path) -> None:
-    for path in FOLDER.findall(said(page)):
+    for path in FOLDER.findall(page.read_text(encoding="utf-8")):
         assert (ROOT / path).is_dir(), path
 
 
 @each_page
 def test_a_module_that_is_named_is_there(page: Path) -> None:
-    for name in DOTTED.findall(said(page)):
-        assert attribute(name) is not None
+    for name in DOTTED.findall(page.read_text(encoding="utf-8")):
+        assert OF_A_RUN.search(name) or attribute(name) is not None
+
+
+def test_what_was_moved_is_found_missing() -> None:
+    """Else the patterns might match nothing at all."""
+    text = "training/gone.py beside `src/posttrain/gone/`, docs/algorithms/gone.md and {py:mod}`posttrain.gone.module`"
+    assert PATH.findall(text) == ["training/gone.py", "docs/algorithms/gone.md"]
+    assert FOLDER.findall(text) == ["src/posttrain/gone/"]
+    assert DOTTED.findall(text) == ["posttrain.gone.module"]
+    with pytest.raises((AssertionError, AttributeError)):
+        attribute("posttrain.gone.module")
