@@ -1,5 +1,6 @@
 """A page that names a file or a module names one that is there; CHANGELOG.md alone may name what was."""
 
+import ast
 import re
 from pathlib import Path
 
@@ -57,3 +58,14 @@ def test_what_was_moved_is_found_missing() -> None:
     assert DOTTED.findall(text) == ["posttrain.gone.module"]
     with pytest.raises((AssertionError, AttributeError)):
         attribute("posttrain.gone.module")
+
+
+@pytest.mark.parametrize("page", ["CONTRIBUTING.md", "docs/decisions/013-layout-and-contracts.md"])
+def test_the_order_of_packages_is_the_one_that_imports_are_held_to(page: str) -> None:
+    """`LAYERS` of test_architecture.py, but for what is not there yet; "" is `__init__`."""
+    (printed,) = (text for _, _, text in blocks((ROOT / page).read_text(encoding="utf-8")) if " > errors" in text)
+    rules = ast.parse((ROOT / "tests" / "test_architecture.py").read_text(encoding="utf-8"))
+    (layers,) = (node.value for node in rules.body if ast.unparse(node).startswith("LAYERS = "))
+    rows = [{name or "__init__" for name in names} for names in ast.literal_eval(layers)]
+    there = {path.stem for path in SOURCE.iterdir()}
+    assert [set(re.findall(r"\w+", row)) for row in printed.split(">")] == [row & there for row in rows]

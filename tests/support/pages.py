@@ -19,6 +19,20 @@ def blocks(page: str) -> list[Block]:
     return re.findall(r"^```(\w+)(?: (\S+))?\n(.*?)^```$", page, flags=re.MULTILINE | re.DOTALL)
 
 
+def attribute(path: str) -> object:
+    """What a dotted name leads to."""
+    parts = path.split(".")
+    for end in range(len(parts), 0, -1):
+        try:
+            found: object = importlib.import_module(".".join(parts[:end]))
+        except ModuleNotFoundError:
+            continue
+        for part in parts[end:]:
+            found = getattr(found, part)
+        return found
+    raise AssertionError(f"{path}: no such module")
+
+
 def programs(found: Sequence[Block]) -> list[str]:
     """The blocks of Python that are no files."""
     return [text for language, name, text in found if language == "python" and not name]
@@ -70,17 +84,3 @@ def documented(name: str) -> bool:
     names = re.findall(r"^\| `([^`]+)`", METRICS_PAGE.read_text(encoding="utf-8"), flags=re.MULTILINE)
     patterns = [re.sub(r"<\w+>", "[^/]+", re.escape(row).replace(r"\<", "<").replace(r"\>", ">")) for row in names]
     return any(re.fullmatch(pattern, name) for pattern in patterns)
-
-
-def attribute(path: str) -> object:
-    """What a dotted name leads to."""
-    parts = path.split(".")
-    for end in range(len(parts), 0, -1):
-        try:
-            found: object = importlib.import_module(".".join(parts[:end]))
-        except ModuleNotFoundError:
-            continue
-        for part in parts[end:]:
-            found = getattr(found, part)
-        return found
-    raise AssertionError(f"{path}: no such module")
