@@ -1,5 +1,6 @@
 """Pages whose blocks are programs, files and commands: reading them, and running what they say."""
 
+import importlib
 import os
 import re
 import subprocess
@@ -18,6 +19,20 @@ def blocks(page: str) -> list[Block]:
     return re.findall(r"^```(\w+)(?: (\S+))?\n(.*?)^```$", page, flags=re.MULTILINE | re.DOTALL)
 
 
+def attribute(path: str) -> object:
+    """What a dotted name leads to."""
+    parts = path.split(".")
+    for end in range(len(parts), 0, -1):
+        try:
+            found: object = importlib.import_module(".".join(parts[:end]))
+        except ModuleNotFoundError:
+            continue
+        for part in parts[end:]:
+            found = getattr(found, part)
+        return found
+    raise AssertionError(f"{path}: no such module")
+
+
 def programs(found: Sequence[Block]) -> list[str]:
     """The blocks of Python that are no files."""
     return [text for language, name, text in found if language == "python" and not name]
@@ -29,10 +44,20 @@ def commands(page: str) -> list[str]:
 
 
 def write_files(found: Sequence[Block], folder: Path) -> None:
-    """Write the files that a page gives, under the names it gives them."""
-    for _, name, text in found:
-        if name:
-            (folder / name).write_text(text, encoding="utf-8")
+    """Write the files that a page gives, under the names it gives them; the blocks of one name are its parts."""
+    for name in dict.fromkeys(name for _, name, _ in found if name):
+        parts = [after_patch(text) if language == "diff" else text for language, each, text in found if each == name]
+        (folder / name).write_text("\n\n".join(parts), encoding="utf-8")
+
+
+def before_patch(text: str) -> str:
+    """What a block of `diff` that shows a whole file was made from."""
+    return "".join(line[1:] for line in text.splitlines(keepends=True) if line[0] in " -")
+
+
+def after_patch(text: str) -> str:
+    """What it makes of it."""
+    return "".join(line[1:] for line in text.splitlines(keepends=True) if line[0] in " +")
 
 
 def python(arguments: Sequence[str], folder: Path) -> subprocess.CompletedProcess[str]:

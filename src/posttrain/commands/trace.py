@@ -1,4 +1,4 @@
-"""`posttrain trace`: one rollout shown token by token; tracing.py says what is in the table."""
+"""`posttrain trace`: one rollout shown token by token; trace_table.py says what is in the table."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -51,7 +51,7 @@ class Config:
     rewards: tuple[RewardOptions, ...] = ()
     """What completions are scored by; none means the task's own."""
     algorithm: Mapping[str, object] = field(default_factory=lambda: {"name": "grpo"})
-    """Name of a function in posttrain/algorithms.py, or path of your own, and its options; all are filled in."""
+    """Name of a function in posttrain/algorithms/table.py, or path of your own, and its options; all are filled in."""
     grading: GradingOptions = field(default_factory=GradingOptions)
     sandbox: SandboxOptions = field(default_factory=SandboxOptions)
     rollout: RolloutOptions = field(default_factory=RolloutOptions)

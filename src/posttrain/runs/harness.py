@@ -1,7 +1,7 @@
 """What holds a run together, whichever loop it is of: folder, resume and cut, clock, checkpoints, signals, watchers.
 
 with Harness(folder, trained, options) as harness:
-    harness.begin(recipe)                 or  harness.resume(threads)
+    harness.resume(threads)               where the run goes on from a checkpoint
     harness.start(plan)
     for step in harness.steps():
         ...                               the step's work, its stages timed by harness.clock

@@ -1,0 +1,180 @@
+"""The guides say what is so: a file of one's own runs in a recipe and from Python, and quoted code is the source."""
+
+import ast
+import csv
+import json
+import re
+import shlex
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+
+import pytest
+import torch
+
+from posttrain.algorithms.credit import Evidence
+from posttrain.binding import module_from
+from posttrain.config import load_recipe
+from posttrain.errors import UserError
+from posttrain.generation.engine import MEMBERS
+from tests.support.pages import attribute, before_patch, blocks, posttrain, programs, python, write_files
+from tests.support.runs import command, save_tiny_model
+
+ROOT = Path(__file__).parents[1]
+GUIDES = ROOT / "docs" / "guides"
+PAGE = (GUIDES / "your_own.md").read_text(encoding="utf-8")
+BLOCKS = blocks(PAGE)
+PARTS = [text for _, name, text in BLOCKS if name == "mine.py"]
+(RECIPE,) = (text for language, _, text in BLOCKS if language == "diff")
+COMMANDS, (MISTAKE,) = [
+    [text for language, _, text in BLOCKS if language == "console" and bool(text.count("\nposttrain:")) == says]
+    for says in (False, True)
+]
+WALK = (GUIDES / "one_step.md").read_text(encoding="utf-8")
+QUOTED = [(name, text) for _, name, text in blocks(WALK) if name]
+TYPED = [line.removeprefix("$ posttrain ") for text in COMMANDS for line in text.splitlines()]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder outside the checkout with the files that the page gives, and a tiny model by the name it has there."""
+    folder = tmp_path_factory.mktemp("own")
+    write_files(BLOCKS, folder)
+    (folder / "before.yaml").write_text(before_patch(RECIPE))
+    save_tiny_model(folder / "MODEL")
+    return folder
+
+
+def test_every_part_of_the_file_is_below_thirty_lines() -> None:
+    assert len(PARTS) == 4
+    assert max(len(part.splitlines()) for part in PARTS) < 30
+
+
+@pytest.mark.parametrize("typed", [typed for typed in TYPED if typed.startswith("rl") and "--help" not in typed])
+def test_a_command_trains_with_what_the_file_defines(typed: str, folder: Path) -> None:
+    small = ["--model.path", "MODEL", "--run.overwrite", "--run.threads", "1"]
+    ended = command(*shlex.split(typed), *small, folder=folder)
+    assert ended.code == 0, ended.err
+    assert "task       largest, 16 held-out problems" in ended.out
+    assert "rewards    near × 1" in ended.out
+    if "--dry-run" not in typed:
+        words = shlex.split(typed)
+        run = Path(words[words.index("--run.folder") + 1] if "--run.folder" in words else "runs/mine")
+        steps = [json.loads(line) for line in (folder / run / "metrics.jsonl").read_text().splitlines()]
+        assert [step["step"] for step in steps] == [0, 1, 2, 3]
+        assert ("entropy_bonus" in steps[-1]) == ("fading" not in typed)
+
+
+def test_the_help_shows_the_options_of_ones_own(folder: Path) -> None:
+    (typed,) = (typed for typed in TYPED if "--help" in typed)
+    done = posttrain(shlex.split(typed), folder)
+    assert done.returncode == 0, done.stderr
+    for flag in ("--algorithm.entropy-bonus", "--algorithm.clip", "--task.num-digits"):
+        assert flag in done.stdout
+
+
+def test_the_recipe_before_and_after_are_recipes(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
+    before, after = load_recipe("before.yaml"), load_recipe("mine.yaml")
+    assert before.algorithm["name"] == "grpo"
+    assert after.algorithm == {"path": "mine.py:ranked", "clip": 0.3, "entropy_bonus": 0.01}
+    assert after.task == {"path": "mine.py:Largest", "num_digits": 3}
+    assert [reward.path for reward in after.rewards] == ["mine.py:near"]
+
+
+def test_a_mistake_is_told_as_shown(folder: Path) -> None:
+    typed, says = MISTAKE.splitlines()
+    done = posttrain(shlex.split(typed)[2:], folder)
+    assert done.returncode == 2
+    assert done.stderr.strip() == says
+
+
+def test_the_same_from_python_with_a_watcher(folder: Path) -> None:
+    (program,) = programs(BLOCKS)
+    done = python(["-c", program], folder)
+    assert done.returncode == 0, done.stderr
+    assert (folder / "runs/objects/model/model.safetensors").is_file()
+    rows = list(csv.DictReader((folder / "rewards.csv").open()))
+    metrics = [json.loads(line) for line in (folder / "runs/objects/metrics.jsonl").read_text().splitlines()]
+    assert [(row["step"], row["reward"]) for row in rows] == [
+        (str(line["step"]), f"{line['reward']:.4f}") for line in metrics[1:]
+    ]
+
+
+def test_the_advantages_are_those_that_its_docstrings_say(folder: Path) -> None:
+    mine = module_from(folder / "mine.py", "test")
+    nan = float("nan")
+    # 1 beats 0 and 0.5; 0.5 beats 0 and is beaten once; what is not scored neither beats nor is beaten: of 3 siblings.
+    rewards = torch.tensor([[0.0, 1.0, 0.5, nan]], dtype=torch.float64)
+    assert mine.wins(rewards)[0].tolist() == pytest.approx([-2 / 3, 2 / 3, 0, 0])
+    assert mine.wins(torch.full((2, 5), 0.9, dtype=torch.float64)).tolist() == [[0] * 5] * 2
+    evidence = Evidence(
+        rewards=torch.tensor([[0.0, 1.0]], dtype=torch.float64),
+        scores=torch.zeros(1, 1, 2, dtype=torch.float64),
+        lengths=torch.tensor([[1, 3]]),
+        max_completion_tokens=3,
+    )
+    credited = mine.fading(half_life=1).credit(evidence).advantages
+    assert credited.tolist() == [-1, 1, 0.5, 0.25]  # half as much with every token
+
+
+def test_the_table_of_an_engine_has_its_members() -> None:
+    cells = re.findall(r"^\| (`.*?) \|", PAGE.partition("**An engine**")[2], flags=re.MULTILINE)
+    named = {name for cell in cells for name in re.findall(r"`(\w+)", cell)}
+    assert named == set(MEMBERS)
+
+
+def test_an_option_of_the_file_has_its_type_checked(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
+    with pytest.raises(UserError, match=r"task.num_digits = 'x' should be a whole number"):
+        load_recipe("mine.yaml", task={"num_digits": "x"})
+
+
+@pytest.mark.parametrize(("file", "text"), QUOTED, ids=[name for name, _ in QUOTED])
+def test_quoted_code_is_the_text_of_the_source(file: str, text: str) -> None:
+    assert f"\n{text}" in (ROOT / file).read_text(encoding="utf-8")
+
+
+def test_the_walk_begins_with_the_whole_loop() -> None:
+    file, text = QUOTED[0]
+    source = (ROOT / file).read_text(encoding="utf-8")
+    (loop,) = (node for node in ast.parse(source).body if getattr(node, "name", "") == "take_steps")
+    assert text.rstrip() == ast.get_source_segment(source, loop)
+    assert len(text.splitlines()) <= 20  # a screen, read in one go
+
+
+def test_every_call_of_the_loop_is_explained() -> None:
+    loop = ast.parse(QUOTED[0][1])
+    called = {node.func for node in ast.walk(loop) if isinstance(node, ast.Call)}
+    names = {call.attr if isinstance(call, ast.Attribute) else call.id for call in called} - {"get"}
+    told = WALK.partition("## Line by line")[2].partition("## What each stage")[0]
+    headings = " ".join(re.findall(r"\*\*(.*?)\*\*", told))
+    assert {name for name in names if not re.search(rf"\b{name}\b", headings)} == set()
+
+
+def test_a_record_has_the_fields_that_the_walk_names() -> None:
+    section = WALK.partition("## What each stage")[2].partition("## Where each")[0]
+    rows = [line.split("|")[1:4] for line in section.splitlines() if "{py:class}" in line]
+    assert len(rows) == 10
+    for records, _, has in rows:
+        classes = [attribute(path) for path in re.findall(r"\{py:class\}`~([\w.]+)`", records)]
+        known = {each.name for record in classes if is_dataclass(record) for each in fields(record)}
+        known |= {name for record in classes for name in getattr(record, "_fields", ())}
+        assert set(re.findall(r"`(\w+)`", has)) <= known, records
+
+
+@pytest.mark.parametrize("page", sorted(GUIDES.glob("*.md")), ids=lambda page: page.stem)
+def test_everything_that_a_guide_refers_to_is_there(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    for path in re.findall(r"\{py:\w+\}`~?([\w.]+)`", text):
+        assert attribute(path) is not None
+    for link in re.findall(r"\]\(([^)#:]+)[^)]*\)", text):
+        assert (page.parent / link).is_file(), link
+
+
+def test_the_step_by_hand_prints_what_stands_under_it(tmp_path: Path) -> None:
+    (program,) = programs(blocks(WALK))
+    (printed,) = (text for language, _, text in blocks(WALK) if language == "text")
+    done = python(["-c", program], tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == printed
+    assert list(tmp_path.iterdir()) == []

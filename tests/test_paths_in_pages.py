@@ -1,0 +1,71 @@
+"""A page that names a file or a module names one that is there; CHANGELOG.md alone may name what was."""
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.support.pages import attribute, blocks
+
+ROOT = Path(__file__).parents[1]
+SOURCE = ROOT / "src" / "posttrain"
+PROSE = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *ROOT.glob("benchmarks/*.md"), *ROOT.glob("tests/**/*.md")]
+DOCS = [path for path in (*ROOT.glob("docs/*.md"), *ROOT.glob("docs/*/*.md")) if path.name != "changelog.md"]
+PAGES = sorted([*PROSE, *DOCS, ROOT / "docs" / "api.rst", *ROOT.glob("recipes/*.yaml"), *SOURCE.rglob("*.py")])
+
+PATH = re.compile(r"(?<![\w./*{-])((?:[\w.-]+/)*[\w-]+\.(?:py|md|yaml|png|safetensors))(?![\w*])")
+FOLDER = re.compile(r"(?<![\w./])((?:src|tests|docs|recipes|benchmarks)/(?:[\w.-]+/)*)(?![\w*])")
+DOTTED = re.compile(r"\bposttrain(?:\.[A-Za-z_]\w*)+")
+EXAMPLE = re.compile(r"(?:^|/)(?:FILE|RECIPE|mine|my_\w+|program)\.(?:py|yaml)$")
+OF_A_RUN = re.compile(
+    r"(?:config\.yaml|(?:model|policy)\.safetensors|(?:curves|convergence|policy|rewards|visits)\.png|README\.md|posttrain\.lock)$"
+)
+"""Files of a run folder or of a model."""
+
+FOLDERS = [ROOT / name for name in ("src", "tests", "docs", "recipes", "benchmarks")]
+NAMES = {path.name for path in (*ROOT.iterdir(), *(path for folder in FOLDERS for path in folder.rglob("*")))}
+each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+
+
+@each_page
+def test_a_file_that_is_named_is_there(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    given = {name for _, name, _ in blocks(text)} if page.suffix == ".md" else set()
+    for path in PATH.findall(text):
+        if path not in given and not OF_A_RUN.search(path) and not EXAMPLE.search(path):
+            bases = (ROOT, ROOT / "docs", ROOT / "src", SOURCE, page.parent)
+            assert any((base / path).exists() for base in bases) if "/" in path else path in NAMES, path
+
+
+@each_page
+def test_a_folder_that_is_named_is_there(page: Path) -> None:
+    for path in FOLDER.findall(page.read_text(encoding="utf-8")):
+        assert (ROOT / path).is_dir(), path
+
+
+@each_page
+def test_a_module_that_is_named_is_there(page: Path) -> None:
+    for name in DOTTED.findall(page.read_text(encoding="utf-8")):
+        assert OF_A_RUN.search(name) or attribute(name) is not None
+
+
+def test_what_was_moved_is_found_missing() -> None:
+    """Else the patterns might match nothing at all."""
+    text = "training/gone.py beside `src/posttrain/gone/`, docs/algorithms/gone.md and {py:mod}`posttrain.gone.module`"
+    assert PATH.findall(text) == ["training/gone.py", "docs/algorithms/gone.md"]
+    assert FOLDER.findall(text) == ["src/posttrain/gone/"]
+    assert DOTTED.findall(text) == ["posttrain.gone.module"]
+    with pytest.raises((AssertionError, AttributeError)):
+        attribute("posttrain.gone.module")
+
+
+@pytest.mark.parametrize("page", ["CONTRIBUTING.md", "docs/decisions/013-layout-and-contracts.md"])
+def test_the_order_of_packages_is_the_one_that_imports_are_held_to(page: str) -> None:
+    """`LAYERS` of test_architecture.py, but for what is not there yet; "" is `__init__`."""
+    (printed,) = (text for _, _, text in blocks((ROOT / page).read_text(encoding="utf-8")) if " > errors" in text)
+    rules = ast.parse((ROOT / "tests" / "test_architecture.py").read_text(encoding="utf-8"))
+    (layers,) = (node.value for node in rules.body if ast.unparse(node).startswith("LAYERS = "))
+    rows = [{name or "__init__" for name in names} for names in ast.literal_eval(layers)]
+    there = {path.stem for path in SOURCE.iterdir()}
+    assert [set(re.findall(r"\w+", row)) for row in printed.split(">")] == [row & there for row in rows]
