@@ -62,12 +62,6 @@ BECAUSE: dict[str, list[tuple[str, str]]] = {
     "A run of no tokens has no weight, and is never hit.": [
         ("generation/sampling.py", "if whole <= weights.shape[1]:"),
     ],
-    "Both parts name the same functions.": [
-        (
-            "training/collector.py",
-            "told = [name for name in parts[1][0].names if any((name in of_part for _, of_part in parts))]",
-        ),
-    ],
     "At step 0, or without lengths, there is nothing to compare with.": [
         ("runs/alarms.py", "step = int(history[-1]['step'] or 1)"),
         ("runs/alarms.py", "first, recent = (fmean(lengths[:HALF] or [1.0]), fmean(lengths[-RECENT:] or [0.0]))"),
@@ -112,39 +106,9 @@ BECAUSE: dict[str, list[tuple[str, str]]] = {
         ("models/logprobs.py", "yield (rows, _slices(vocab, elements // rows.stop))"),
         ("models/logprobs.py", "for rows in _slices(num_rows, max(TILE_ROWS, elements % vocab)):"),
     ],
-    "What is on the CPU already stays as it is.": [
-        ("models/packed.py", "if not device.type != 'cpu':"),
-        ("models/packed.py", "if device.type == 'cpu':"),
-        ("models/packed.py", "no self.__dict__['positions'] = self.positions.to(device)"),
-        ("models/packed.py", "no self.__dict__['slots'] = tuple((index.to(device) for index in self.slots))"),
-        (
-            "models/packed.py",
-            "… t(bucket.members, bucket.width, None if not bucket.mask is None else bucket.mask.to( …",
-        ),
-        ("models/packed.py", "index = torch.tensor(order, device=keys_values[0][1].device)"),
-    ],
-    "Every place is written.": [
-        ("models/packed.py", "order = [1] * len(self.layout.root_lengths)"),
-    ],
     "Grouped heads are repeated ones.": [
         ("models/packed.py", "if mask is not None or query.is_cuda:"),
         ("models/packed.py", "if not (mask is not None and query.is_cuda):"),
-    ],
-    "It has no entries.": [
-        ("generation/decoding_rows.py", "self.count = torch.ones(0, dtype=torch.long, device=device)"),
-        ("generation/decoding_rows.py", "self.limit = torch.ones(0, dtype=torch.long, device=device)"),
-        ("generation/decoding_rows.py", "self.uniforms = torch.ones(0, width, dtype=torch.float64, device=device)"),
-        ("generation/decoding_rows.py", "self.tokens = torch.ones(0, width, dtype=torch.long, device=device)"),
-        ("generation/decoding_rows.py", "self.logprobs = torch.ones(0, width, dtype=torch.float64, device=device)"),
-        ("generation/decoding_rows.py", "self.cut_logprobs = torch.ones(0, width, dtype=torch.float64, device=device)"),
-    ],
-    "A row too many holds zeros as a new one does, and goes with the first that ends.": [
-        ("generation/decoding_rows.py", "self.tokens = torch.zeros(1, width, dtype=torch.long, device=device)"),
-        ("generation/decoding_rows.py", "self.logprobs = torch.zeros(1, width, dtype=torch.float64, device=device)"),
-        (
-            "generation/decoding_rows.py",
-            "self.cut_logprobs = torch.zeros(1, width, dtype=torch.float64, device=device)",
-        ),
     ],
     "No row looks at another, so that it does not matter which fills a gap.": [
         ("generation/decoding_rows.py", "target = [row for row in gone if row < left]"),
