@@ -22,7 +22,7 @@ FUNCTIONS = """
 import asyncio, enum, fractions, json, sys, zlib
 from posttrain.errors import RunError
 from posttrain.rewards.grading.function import ScoringFailure
-from posttrain.rewards.graded import Graded
+from posttrain.rewards.grading.answers import Graded
 
 class How(enum.StrEnum):
     SHORT = "short"
