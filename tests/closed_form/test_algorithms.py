@@ -1,13 +1,18 @@
 """The algorithm table: what each name stands for, what each option changes, and how mistakes are answered."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 
-from posttrain.algorithms.advantages import group_centred
+from posttrain.algorithms.advantages import group_centred, group_zscore
+from posttrain.algorithms.credit import Evidence, mean_of_rollouts
 from posttrain.algorithms.table import ALGORITHMS, Overlong, Resample, build_algorithm, overlong_punishment
+from posttrain.algorithms.terms import KlTerm, Need, TokenView, total_loss
+from posttrain.batch import TokenColumns
 from posttrain.errors import UserError
+from tests.support.tiny import advantage, token_loss
 
 REWARDS = torch.tensor([[1, 0, 0, 0], [2, 4, 2, 4]], dtype=torch.float64)
 LENGTHS = torch.tensor([1, 3, 4])
@@ -21,7 +26,7 @@ def gradient(config: dict[str, object], ratios: list[float], advantages: list[fl
     """dL/dlogπ of tokens that are rollout 0 all together, at the given ratios to the denominator."""
     logprobs = values(*ratios).log().requires_grad_()
     zeros = torch.zeros(len(ratios), dtype=torch.int64)
-    build_algorithm(config).token_loss(logprobs, zeros.double(), values(*advantages), zeros).sum().backward()
+    token_loss(build_algorithm(config), logprobs, zeros.double(), values(*advantages), zeros).sum().backward()
     return logprobs.grad.tolist()
 
 
@@ -49,7 +54,7 @@ ZSCORED = [[ROOT3, -1 / ROOT3, -1 / ROOT3, -1 / ROOT3], [-1, 1, -1, 1]]  # devia
     ids=str,
 )
 def test_the_advantage_of_an_algorithm(config, expected) -> None:
-    advantages = build_algorithm(config).advantage(REWARDS)
+    advantages = advantage(build_algorithm(config), REWARDS)
     torch.testing.assert_close(advantages, torch.tensor(expected).double(), rtol=1e-6, atol=1e-12)
 
 
@@ -129,13 +134,34 @@ def test_the_token_weights_of_an_algorithm(config, expected) -> None:
     assert weights.tolist() == pytest.approx(by_hand[expected], rel=1e-14)
 
 
+def tokens_seen(ratios: list[float], advantages: list[float], reference: list[float] | None = None) -> TokenView:
+    """Tokens of one completion, at these ratios to behaviour log-probs of 0."""
+    columns = TokenColumns(
+        advantages=values(*advantages),
+        weights=torch.ones(len(ratios), dtype=torch.float64),
+        behaviour_logprobs=torch.zeros(len(ratios), dtype=torch.float64),
+        reference_logprobs=None if reference is None else values(*reference),
+    )
+    rollout = torch.zeros(len(ratios), dtype=torch.int64)
+    return TokenView(logprobs=values(*ratios).log(), rollout=rollout, columns=columns)
+
+
 def test_clipped_tokens_are_those_of_the_algorithms_own_range_and_level() -> None:
-    arguments = values(1.25, 0.7).log(), values(0, 0), values(1, -1), torch.tensor([0, 0])
-    assert build_algorithm({"name": "grpo"}).clipped(*arguments).tolist() == [True, True]
-    assert build_algorithm({"name": "dapo"}).clipped(*arguments).tolist() == [False, True]
+    def clipped(name: str) -> list[bool]:
+        (policy,) = build_algorithm({"name": name}).terms
+        return policy.clipped(tokens_seen([1.25, 0.7], [1, -1])).tolist()
+
+    assert clipped("grpo") == [True, True]
+    assert clipped("dapo") == [False, True]
     # √(1.25 · .7) = .935: below 1 - 3e-4, which the second token favours and the first does not.
-    assert build_algorithm({"name": "gspo"}).clipped(*arguments).tolist() == [False, True]
-    assert build_algorithm({"name": "rloo"}).clipped(*arguments).tolist() == [False, False]
+    assert clipped("gspo") == [False, True]
+    assert clipped("rloo") == [False, False]
+
+
+def credit(config: dict[str, object], rewards: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+    """The advantage of each completion, [prompt group], under a limit of 100 tokens."""
+    evidence = Evidence(rewards=rewards, scores=rewards[None], lengths=lengths, max_completion_tokens=100)
+    return mean_of_rollouts(build_algorithm(config).credit(evidence).advantages, lengths)
 
 
 def test_overlong_completions_lose_reward_over_the_last_stretch() -> None:
@@ -143,7 +169,7 @@ def test_overlong_completions_lose_reward_over_the_last_stretch() -> None:
     rewards = torch.tensor([[1, 1, 1], [0, math.nan, 0]], dtype=torch.float64)
     lengths = torch.tensor([[10, 80, 85], [90, 95, 100]])
     expected = torch.tensor([[1, 1, 0.75], [-0.5, math.nan, -1]], dtype=torch.float64)
-    shaped = build_algorithm({"name": "dapo"}).shape_reward(rewards, lengths, max_completion_tokens=100)
+    shaped = overlong_punishment(rewards, lengths, max_completion_tokens=100, overlong=Overlong())
     torch.testing.assert_close(shaped, expected, rtol=1e-12, atol=1e-12, equal_nan=True)
     harsher = overlong_punishment(
         rewards, lengths, max_completion_tokens=100, overlong=Overlong(buffer=0.2, penalty=2.0)
@@ -152,51 +178,79 @@ def test_overlong_completions_lose_reward_over_the_last_stretch() -> None:
     assert shaped.dtype == rewards.dtype
 
 
+def test_dapo_standardises_the_rewards_that_its_punishment_leaves() -> None:
+    # Limit 100, buffer .2: 85 tokens cost 1/4, 90 cost 1/2, 100 cost 1.
+    rewards = torch.tensor([[2, 1, 1], [0, math.nan, 0.5]], dtype=torch.float64)
+    lengths = torch.tensor([[10, 80, 85], [90, 95, 100]])
+    left = torch.tensor([[2, 1, 0.75], [-0.5, math.nan, -0.5]], dtype=torch.float64)
+    torch.testing.assert_close(credit({"name": "dapo"}, rewards, lengths), group_zscore(left), rtol=1e-12, atol=1e-12)
+
+
 def test_a_wider_buffer_starts_earlier() -> None:
-    # Limit 100, buffer .5: at 75 tokens, half of it.
-    algorithm = build_algorithm({"name": "dapo", "overlong": {"buffer": 0.5}})
-    shaped = algorithm.shape_reward(
-        torch.ones(1, 2, dtype=torch.float64), torch.tensor([[50, 75]]), max_completion_tokens=100
-    )
-    assert shaped.tolist() == [[1, 0.5]]
+    # Limit 100, buffer .5: at 75 tokens, half of it.  Of 1, .5 and 0 the deviation is √(1/6).
+    config = {"name": "dapo", "overlong": {"buffer": 0.5}}
+    advantages = credit(config, torch.tensor([[1.0, 1, 0]]).double(), torch.tensor([[50, 75, 50]]))
+    assert advantages[0].tolist() == pytest.approx([math.sqrt(1.5), 0, -math.sqrt(1.5)], abs=1e-12)
 
 
 def test_only_dapo_resamples_and_shapes_and_can_be_told_not_to() -> None:
+    def shapes(config: dict[str, object]) -> bool:
+        rewards = torch.tensor([[1.0, 0, 0]]).double()
+        short, long = (credit(config, rewards, torch.tensor([[10, 10, last]])) for last in (10, 100))
+        return not torch.equal(short, long)
+
     for name in ALGORITHMS:
         algorithm = build_algorithm({"name": name})
         assert algorithm.name == name
         assert (algorithm.resample == Resample(max_rounds=3)) == (name == "dapo")
-        assert (algorithm.shape_reward is not None) == (name == "dapo")
+        assert shapes({"name": name}) == (name == "dapo")
     assert build_algorithm({"name": "dapo", "resample": None}).resample is None
-    assert build_algorithm({"name": "dapo", "overlong": None}).shape_reward is None
+    assert not shapes({"name": "dapo", "overlong": None})
     assert build_algorithm({"name": "dapo", "resample": {"max_rounds": 7}}).resample == Resample(max_rounds=7)
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_a_reference_is_kept_only_for_a_kl_term_or_a_ratio_to_it(name) -> None:
-    assert not build_algorithm({"name": name}).uses_reference
+    plain = build_algorithm({"name": name})
+    assert not plain.uses_reference
+    assert plain.kl_penalty is None
     with_kl = build_algorithm({"name": name, "kl": {"coefficient": 0.1, "estimator": "k1", "place": "reward"}})
     assert with_kl.uses_reference
-    assert (with_kl.kl.coefficient, with_kl.kl.estimator, with_kl.kl.place) == (0.1, "k1", "reward")
+    assert with_kl.kl_penalty == KlTerm(coefficient=0.1, estimator="k1", place="reward")
+    assert len(with_kl.terms) == 1
+    assert build_algorithm({"name": name, "kl": {"coefficient": 0.1}}).uses_reference
 
 
 @pytest.mark.parametrize("name", ["grpo", "dr_grpo", "dapo", "gspo", "cispo"])
 def test_the_ratio_is_to_the_behaviour_policy_unless_the_recipe_says_reference(name) -> None:
-    assert build_algorithm({"name": name}).ratio_to == "behaviour"
-    algorithm = build_algorithm({"name": name, "ratio_to": "reference"})
-    assert algorithm.ratio_to == "reference"
-    assert algorithm.uses_reference
+    # Ratio 1.0002 to the behaviour and 1.0003 to the reference, inside every clip range: the slope is -ρ.
+    for choice, ratio in (({}, 1.0002), ({"ratio_to": "behaviour"}, 1.0002), ({"ratio_to": "reference"}, 1.0003)):
+        algorithm = build_algorithm({"name": name, **choice})
+        assert algorithm.uses_reference == (choice == {"ratio_to": "reference"})
+        logprobs = values(1.0002).log().requires_grad_()
+        seen = tokens_seen([1.0002], [1], reference=[math.log(1.0002) - math.log(1.0003)])
+        total_loss(algorithm.terms, replace(seen, logprobs=logprobs)).sum().backward()
+        assert logprobs.grad.item() == pytest.approx(-ratio, rel=1e-12)
 
 
 def test_the_kl_term_is_k3_in_the_loss_by_default() -> None:
-    kl = build_algorithm({"name": "grpo", "kl": {"coefficient": 1}}).kl
-    assert (kl.coefficient, kl.estimator, kl.place) == (1.0, "k3", "loss")
+    algorithm = build_algorithm({"name": "grpo", "kl": {"coefficient": 1}})
+    assert algorithm.kl_penalty is None
+    _, kl = algorithm.terms
+    assert (kl.name, kl.coefficient) == ("kl", 1.0)
+    # At x = log 2: e^-x - 1 + x.
+    assert kl.per_token(tokens_seen([2], [1], reference=[0])).item() == pytest.approx(math.log(2) - 0.5, rel=1e-12)
 
 
 def test_the_same_options_build_the_same_function_as_calling_it() -> None:
-    built = build_algorithm({"name": "dr_grpo", "clip_low": 0.1})
-    assert built == ALGORITHMS["dr_grpo"](clip_low=0.1)
-    assert built.advantage is group_centred
+    built, called = build_algorithm({"name": "dr_grpo", "clip_low": 0.1}), ALGORITHMS["dr_grpo"](clip_low=0.1)
+    assert (built.name, built.resample, built.kl_penalty) == (called.name, called.resample, called.kl_penalty)
+    assert built.token_weights is called.token_weights
+    seen = tokens_seen([0.85, 1.1], [-1, -1])  # the first is below 1 - .1, and not below 1 - .2
+    assert (
+        total_loss(built.terms, seen).tolist() == total_loss(called.terms, seen).tolist() == pytest.approx([0.9, 1.1])
+    )
+    assert torch.equal(advantage(built, REWARDS), group_centred(REWARDS))
 
 
 @pytest.mark.parametrize(
@@ -240,12 +294,22 @@ def test_a_mistake_is_answered_with_where_what_and_the_remedy(config, message) -
     assert message in str(error.value)
 
 
-@pytest.mark.parametrize("place", ["loss", "reward"])
 @pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
-def test_every_one_token_estimator_can_stand_in_either_place(estimator, place) -> None:
-    kl = build_algorithm({"name": "rloo", "kl": {"coefficient": 1, "estimator": estimator, "place": place}}).kl
-    assert (kl.estimator, kl.place) == (estimator, place)
+def test_every_one_token_estimator_can_stand_in_either_place(estimator) -> None:
+    kl = {"coefficient": 1, "estimator": estimator}
+    in_reward = build_algorithm({"name": "rloo", "kl": {**kl, "place": "reward"}})
+    assert in_reward.kl_penalty == KlTerm(coefficient=1.0, estimator=estimator, place="reward")
+    assert [term.name for term in in_reward.terms] == ["policy"]
+    in_loss = build_algorithm({"name": "rloo", "kl": {**kl, "place": "loss"}})
+    assert in_loss.kl_penalty is None
+    seen = tokens_seen([2], [1], reference=[0])
+    by_hand = {"k1": math.log(2), "k2": math.log(2) ** 2 / 2, "k3": math.log(2) - 0.5}
+    assert in_loss.terms[1].per_token(seen).item() == pytest.approx(by_hand[estimator], rel=1e-12)
 
 
 def test_the_full_divergence_can_stand_in_the_loss() -> None:
-    assert build_algorithm({"name": "rloo", "kl": {"coefficient": 1, "estimator": "full"}}).kl.place == "loss"
+    algorithm = build_algorithm({"name": "rloo", "kl": {"coefficient": 1, "estimator": "full"}})
+    assert algorithm.kl_penalty is None
+    assert algorithm.terms[1].needs == algorithm.needs == {Need.FULL_KL}
+    whole = values(0.125)
+    assert algorithm.terms[1].per_token(replace(tokens_seen([2], [1]), full_kl=whole)) is whole

@@ -1,6 +1,7 @@
 """Held-out evaluation: its estimators against enumeration and repetition, and what is asked of every policy alike."""
 
 import copy
+from collections.abc import Sequence
 from dataclasses import replace
 from enum import StrEnum
 from itertools import combinations
@@ -10,21 +11,19 @@ import pytest
 import torch
 from tokenizers.processors import TemplateProcessing
 
+from posttrain.generation.engine import Engine
 from posttrain.generation.in_process import InProcessEngine
 from posttrain.generation.streams import StreamKey
 from posttrain.models.policy import as_policy
-from posttrain.models.rendering import TokenizerRenderer
-from posttrain.options.dataset import DatasetOptions
-from posttrain.records import Prompt
+from posttrain.records import Group
 from posttrain.rewards.grading.answers import Graded
 from posttrain.rewards.grading.function import reward_function
-from posttrain.tasks.dataset import DatasetTask
+from posttrain.tasks.base import Probe, Reading
 from posttrain.training.evaluation import (
     Questions,
     bootstrap_interval,
     brief_evaluation,
     full_evaluation,
-    never_giving_up,
     num_completions,
     pass_at_k,
     sample_answers,
@@ -74,15 +73,6 @@ def even(completion_ids: list[list[int]]) -> list[float]:
 QUESTIONS = Questions(prompts=some_prompts([3, 5, 2, 4]), judge=reward_function(even), max_completion_tokens=6, seed=3)
 
 
-TASK = DatasetTask(
-    DatasetOptions(held_out_share=0.0),
-    TokenizerRenderer(tokenizer()),
-    seed=0,
-    prompts_per_step=1,
-    rows=[{"prompt": "?"}],
-)
-
-
 def tokens(answers: object) -> list[tuple[int, ...]]:
     return [rollout.tokens for group in answers.groups for rollout in group.rollouts]
 
@@ -116,7 +106,7 @@ def test_what_could_not_be_scored_is_neither_right_nor_wrong() -> None:
         ]
 
     engine, questions = InProcessEngine(tiny_policy()), replace(QUESTIONS, judge=reward_function(seldom))
-    results, groups = full_evaluation(engine, TASK, questions, samples=8)
+    results, groups = full_evaluation(engine, questions, samples=8)
     scores = [seldom([rollout.tokens for rollout in group.rollouts]) for group in groups]
     scored = [[score for score in row if score is not None] for row in scores]
     assert 0 < sum(map(len, scored)) < 32
@@ -127,7 +117,7 @@ def test_what_could_not_be_scored_is_neither_right_nor_wrong() -> None:
     assert results["pass_at_8"] == (pytest.approx(np.mean([any(row) for row in full])) if full else None)
 
     nothing = replace(QUESTIONS, judge=reward_function(lambda completions: [None] * len(completions), name="none"))
-    results, _ = full_evaluation(engine, TASK, nothing, samples=8)
+    results, _ = full_evaluation(engine, nothing, samples=8)
     assert results["accuracy_sampled"] is results["accuracy_greedy"] is results["pass_at_8"] is None
     assert results["num_unscored"] == 36
     assert brief_evaluation(engine, nothing, problems=3) == {"eval/num_unscored": 3}
@@ -142,7 +132,7 @@ def test_the_chance_that_one_of_k_is_right_is_of_scored_samples() -> None:
 
 def test_the_full_evaluation_reports_the_answers_it_got() -> None:
     engine = InProcessEngine(tiny_policy())
-    results, groups = full_evaluation(engine, TASK, QUESTIONS, samples=8)
+    results, groups = full_evaluation(engine, QUESTIONS, samples=8)
     right = np.array([even([rollout.tokens for rollout in group.rollouts]) for group in groups])
     assert 0 < right.mean() < 1
     assert results["accuracy_sampled"] == right.mean()
@@ -153,9 +143,9 @@ def test_the_full_evaluation_reports_the_answers_it_got() -> None:
         engine, replace(QUESTIONS, seed=99), samples=1, greedy=True
     )  # no seed changes the likeliest token
     assert results["accuracy_greedy"] == greedy.correct.mean()
-    few, _ = full_evaluation(engine, TASK, QUESTIONS, samples=2)
+    few, _ = full_evaluation(engine, QUESTIONS, samples=2)
     assert few["pass_at_8"] is None
-    none, nobody = full_evaluation(engine, TASK, replace(QUESTIONS, prompts=[]), samples=8)
+    none, nobody = full_evaluation(engine, replace(QUESTIONS, prompts=[]), samples=8)
     assert none["num_problems"] == 0
     assert none["accuracy_sampled"] is none["mean_length"] is None
     assert nobody == ()
@@ -168,23 +158,26 @@ def test_a_score_of_one_or_more_is_right_and_part_of_one_is_wrong() -> None:
     assert answers.correct.tolist() == [[0.0], [0.0], [1.0], [1.0]]
 
 
-class Searching(DatasetTask):
+def found_share(groups: Sequence[Group]) -> dict[str, float]:
     """A search ends with `0` or a stop token; what went on to the token limit has found something."""
-
-    closing_tags = ("0",)
-
-    def found(self, prompt: Prompt, completion: str) -> bool:
-        said = tokenizer().encode(completion, add_special_tokens=False)
-        return len(said) == QUESTIONS.max_completion_tokens and "0" not in completion
+    said = [rollout.tokens for group in groups for rollout in group.rollouts]
+    (tag,) = tokenizer().encode("0", add_special_tokens=False)
+    lasting = [len(ids) == QUESTIONS.max_completion_tokens and not {tag, *STOP_IDS} & {*ids} for ids in said]
+    return {"accuracy_never_giving_up": sum(lasting) / len(lasting)}
 
 
-SEARCHING = Searching(
-    DatasetOptions(held_out_share=0.0),
-    TokenizerRenderer(tokenizer()),
-    seed=0,
-    prompts_per_step=1,
-    rows=[{"prompt": "?"}],
+NEVER_GIVING_UP = Probe(
+    readings={"accuracy_never_giving_up": Reading("accuracy if never allowed to give up")},
+    measure=found_share,
+    suppressed=("0",),
+    endless=True,
 )
+
+
+def never_giving_up(engine: Engine, questions: Questions, probe: Probe = NEVER_GIVING_UP) -> float | None:
+    """The probe's number in a full evaluation; None where it is not there."""
+    results, _ = full_evaluation(engine, replace(questions, probes={"never_giving_up": probe}), samples=1)
+    return results.get("accuracy_never_giving_up")
 
 
 def test_a_policy_that_may_not_give_up_goes_on_to_the_limit() -> None:
@@ -196,38 +189,47 @@ def test_a_policy_that_may_not_give_up_goes_on_to_the_limit() -> None:
     # Left alone it gives up in both ways.
     assert any(tag in tokens for tokens in said)
     assert any(tokens[-1] in STOP_IDS for tokens in said)
-    assert never_giving_up(engine, SEARCHING, questions) == 1.0
+    assert never_giving_up(engine, questions) == 1.0
     # A tag is one token also to a tokenizer that begins every text with a token of its own.
     beginning = copy.deepcopy(tokenizer())
     beginning.backend_tokenizer.post_processor = TemplateProcessing(
         single="<|end|> $A", special_tokens=[("<|end|>", beginning.convert_tokens_to_ids("<|end|>"))]
     )
     assert len(beginning.encode("0")) == 2
-    assert never_giving_up(InProcessEngine(as_policy(tiny_model("qwen3"), beginning)), SEARCHING, questions) == 1.0
+    assert never_giving_up(InProcessEngine(as_policy(tiny_model("qwen3"), beginning)), questions) == 1.0
 
 
 def test_without_a_tag_of_one_token_or_without_problems_nobody_can_say_whether_it_gave_up() -> None:
     engine = InProcessEngine(tiny_policy())
-    assert never_giving_up(engine, TASK, QUESTIONS) is None
-    assert never_giving_up(engine, SEARCHING, replace(QUESTIONS, prompts=[])) is None
-    longer = Searching(
-        DatasetOptions(held_out_share=0.0),
-        TokenizerRenderer(tokenizer()),
-        seed=0,
-        prompts_per_step=1,
-        rows=[{"prompt": "?"}],
-    )
-    longer.closing_tags = ("0", "00")
-    assert never_giving_up(engine, longer, QUESTIONS) is None
+    results, _ = full_evaluation(engine, QUESTIONS, samples=1)
+    assert "accuracy_never_giving_up" not in results
+    assert never_giving_up(engine, replace(QUESTIONS, prompts=[])) is None
+    assert never_giving_up(engine, QUESTIONS, replace(NEVER_GIVING_UP, suppressed=("0", "00"))) is None
 
 
-@pytest.mark.parametrize("task", [TASK, SEARCHING], ids=["without_tags", "with_tags"])
-def test_a_full_evaluation_samples_as_many_completions_as_it_says(task: DatasetTask) -> None:
+@pytest.mark.parametrize("probes", [{}, {"never_giving_up": NEVER_GIVING_UP}], ids=["without_tags", "with_tags"])
+def test_a_full_evaluation_samples_as_many_completions_as_it_says(probes: dict[str, Probe]) -> None:
     counted: list[int] = []
-    results, _ = full_evaluation(InProcessEngine(tiny_policy()), task, QUESTIONS, samples=3, advance=counted.append)
+    questions = replace(QUESTIONS, probes=probes)
+    results, _ = full_evaluation(InProcessEngine(tiny_policy()), questions, samples=3, advance=counted.append)
     # Three at temperature 1 and a greedy one for each of four problems; with closing tags another.
-    assert sum(counted) == num_completions(task, QUESTIONS, samples=3) == (16 if task is TASK else 20)
-    assert ("accuracy_never_giving_up" in results) == (task is SEARCHING)
+    assert sum(counted) == num_completions(questions, samples=3) == (20 if probes else 16)
+    assert ("accuracy_never_giving_up" in results) == bool(probes)
+
+
+def test_a_probe_that_suppresses_nothing_reads_the_sampled_completions() -> None:
+    seen: list[Sequence[Group]] = []
+
+    def watching(groups: Sequence[Group]) -> dict[str, float]:
+        seen.append(groups)
+        return {"number": 2.5}
+
+    questions = replace(QUESTIONS, probes={"some": Probe(readings={"number": Reading("a number")}, measure=watching)})
+    counted: list[int] = []
+    results, groups = full_evaluation(InProcessEngine(tiny_policy()), questions, samples=3, advance=counted.append)
+    assert seen == [groups]
+    assert results["number"] == 2.5
+    assert sum(counted) == num_completions(questions, samples=3) == 16
 
 
 class Verdict(StrEnum):

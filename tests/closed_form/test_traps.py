@@ -22,10 +22,11 @@ from posttrain.options.rollout import RolloutOptions
 from posttrain.options.sampling import Sampling
 from posttrain.options.training import UpdateOptions
 from posttrain.records import Group
-from posttrain.training.session import frozen_copy
+from posttrain.training.learner import frozen_copy
 from posttrain.training.update import Objective, group_logprobs, update
 from tests.support.tiny import (
     STOP_IDS,
+    advantage,
     batch_of,
     gradient_of_update,
     next_logprobs,
@@ -219,7 +220,7 @@ def test_8_a_mask_by_token_id_hides_a_stop_token_that_is_the_padding_too() -> No
     policy = tiny_policy()
     batch = batch_of([sampled_group(policy)], [[1.0]], ON_POLICY)
     assert batch.tokens[-1] == stop
-    assert batch.token_weights.tolist() == [1 / 4] * 4
+    assert batch.columns.weights.tolist() == [1 / 4] * 4
     moved = twin(policy)
     update(moved, torch.optim.SGD(moved.model.parameters()), batch, OBJECTIVE, UpdateOptions(), 0.05)
     assert our_logprobs(moved)[-1] > our_logprobs(policy)[-1]
@@ -256,7 +257,7 @@ def test_12_the_deviation_and_the_denominator_are_named_choices() -> None:
     assert group_zscore(rewards)[0].tolist() == pytest.approx([1.0] * 4 + [-1.0] * 4)
     sample = group_zscore(rewards, deviation="sample")[0].tolist()
     assert sample == pytest.approx([0.5 / math.sqrt(2 / 7)] * 4 + [-0.5 / math.sqrt(2 / 7)] * 4)
-    assert torch.equal(build_algorithm({"name": "grpo"}).advantage(rewards), group_zscore(rewards))
+    assert torch.equal(advantage(build_algorithm({"name": "grpo"}), rewards), group_zscore(rewards))
 
     # One token; π = e^-1, μ = e^-1.1, ref = e^-1.4: the ratio is e^.1 to μ and e^.4 to the reference.  Advantage -1
     # bounds neither from above.
@@ -265,9 +266,13 @@ def test_12_the_deviation_and_the_denominator_are_named_choices() -> None:
     group = written_group(PROMPT, [COMPLETION[:1]])
     group = replace(group, rollouts=(replace(group.rollouts[0], logprobs=(own - 0.1,)),))
     log_ref = torch.tensor([own - 0.4], dtype=torch.float64)
-    for ratio_to, expected in (("behaviour", math.exp(0.1)), ("reference", math.exp(0.4))):
-        algorithm = build_algorithm({"name": "grpo", "ratio_to": ratio_to})
+    choices = (
+        ({}, math.exp(0.1)),
+        ({"ratio_to": "behaviour"}, math.exp(0.1)),
+        ({"ratio_to": "reference"}, math.exp(0.4)),
+    )
+    for choice, expected in choices:
+        algorithm = build_algorithm({"name": "grpo", **choice})
         batch = batch_of([group], [[-1.0]], algorithm, reference_logprobs=log_ref)
         _, metrics = gradient_of_update(policy, batch, Objective(algorithm=algorithm, temperature=1.0))
         assert metrics["loss"] == pytest.approx(expected, rel=1e-10)
-    assert build_algorithm({"name": "grpo"}).ratio_to == "behaviour"

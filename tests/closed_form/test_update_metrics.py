@@ -1,44 +1,80 @@
-"""A step's metrics from the reports of several updates, worked out by hand: sums over tokens, divided once."""
+"""A step's metrics from the reports of its updates: sums over tokens are added up and divided once."""
 
-from posttrain.training.update_metrics import FIRST_ALONE, UpdateReport, update_metrics
+import pytest
+
+from posttrain.training.update_metrics import UpdateReport, update_metrics
+
+# One update of one token and one of three.
+FIRST = UpdateReport(
+    loss=1.0,
+    grad_norms={"policy": 2.0, "value_head": 0.5},
+    learning_rate=0.1,
+    num_micro_batches=1,
+    num_tokens=1,
+    sums={"sampling/sampling_logp_difference/mean": 0.25, "ratio/mean": 1.0, "kl": 8.0, "clip_ratio/low_mean": 1.0},
+    ratio_range=(0.9, 1.0),
+    largest_gap=0.25,
+)
+SECOND = UpdateReport(
+    loss=4.0,
+    grad_norms={"policy": 3.0, "value_head": 1.5},
+    learning_rate=0.05,
+    num_micro_batches=2,
+    num_tokens=3,
+    sums={"sampling/sampling_logp_difference/mean": 9.0, "ratio/mean": 6.0, "kl": 12.0, "clip_ratio/low_mean": 0.0},
+    ratio_range=(0.5, 4.0),
+    largest_gap=5.0,
+)
 
 
-def report(num_tokens: int, gap: float, kl: float, lowest: float, highest: float) -> UpdateReport:
-    return UpdateReport(
-        loss=kl,
-        grad_norms={"policy": 10 * kl, "critic": kl},
-        learning_rate=num_tokens / 1000,
-        num_micro_batches=num_tokens // 4,
-        num_tokens=num_tokens,
-        sums={FIRST_ALONE: gap, "kl": kl},
-        ratio_range=(lowest, highest),
-        largest_gap=gap / 2,
-    )
-
-
-FIRST, SECOND = report(4, 1.0, 2.0, 0.5, 1.5), report(12, 30.0, 10.0, 0.75, 3.0)
-
-
-def test_means_are_over_the_tokens_of_all_updates_and_the_gap_over_those_of_the_first() -> None:
+def test_means_over_tokens_are_over_those_of_all_updates_together() -> None:
     metrics = update_metrics([FIRST, SECOND])
-    assert metrics["kl"] == 12 / 16  # a mean of means would be (2 / 4 + 10 / 12) / 2 = 2 / 3
-    assert metrics["tokens/trained"] == 16
-    assert metrics[FIRST_ALONE] == 1 / 4
-    assert metrics["sampling/sampling_logp_difference/max"] == 1 / 2
+    assert metrics["tokens/trained"] == 4
+    # (8 + 12) / 4, where the mean of the two means is (8 + 4) / 2; and (1 + 6) / 4, (1 + 0) / 4.
+    assert metrics["kl"] == 5
+    assert metrics["ratio/mean"] == 1.75
+    assert metrics["clip_ratio/low_mean"] == 0.25
 
 
-def test_extremes_are_over_all_updates_in_whatever_order_they_came() -> None:
-    for reports in ([FIRST, SECOND], [SECOND, FIRST]):
-        metrics = update_metrics(reports)
-        assert (metrics["ratio/min"], metrics["ratio/max"]) == (0.5, 3.0)
-
-
-def test_loss_and_norms_are_means_over_updates_passes_add_up_and_the_rate_is_the_last_one() -> None:
+def test_what_is_no_mean_over_tokens_is_taken_as_it_should_be() -> None:
     metrics = update_metrics([FIRST, SECOND])
-    assert (metrics["loss"], metrics["grad_norm"], metrics["grad_norm/critic"]) == (6, 60, 6)
-    assert metrics["num_micro_batches"] == 1 + 3
-    assert metrics["learning_rate"] == 12 / 1000
+    assert (metrics["ratio/min"], metrics["ratio/max"]) == (0.5, 4)
+    assert metrics["loss"] == 2.5  # over updates, as the norms
+    assert (metrics["grad_norm"], metrics["grad_norm/value_head"]) == (2.5, 1)
+    assert "grad_norm/policy" not in metrics
+    assert metrics["learning_rate"] == 0.05  # the last
+    assert metrics["num_micro_batches"] == 3
 
 
-def test_a_step_without_an_update_has_no_such_metrics() -> None:
+def test_the_gap_between_sampler_and_trainer_is_that_of_the_first_update() -> None:
+    # Only there have both the same weights.
+    metrics = update_metrics([FIRST, SECOND])
+    assert metrics["sampling/sampling_logp_difference/mean"] == 0.25
+    assert metrics["sampling/sampling_logp_difference/max"] == 0.25
+    turned = update_metrics([SECOND, FIRST])
+    assert turned["sampling/sampling_logp_difference/mean"] == 3  # 9 / 3
+    assert turned["sampling/sampling_logp_difference/max"] == 5
+    assert turned["kl"] == metrics["kl"]
+
+
+@pytest.mark.parametrize("cut", [1, 2, 3])
+def test_how_the_tokens_are_dealt_out_to_updates_changes_no_mean(cut: int) -> None:
+    numbers = [0.5, 2.0, 8.0, 1.5]
+    reports = [
+        UpdateReport(
+            loss=0.0,
+            grad_norms={"policy": 1.0},
+            learning_rate=0.1,
+            num_micro_batches=1,
+            num_tokens=len(part),
+            sums={"sampling/sampling_logp_difference/mean": 0.0, "entropy": sum(part)},
+            ratio_range=(1.0, 1.0),
+            largest_gap=0.0,
+        )
+        for part in (numbers[:cut], numbers[cut:])
+    ]
+    assert update_metrics(reports)["entropy"] == 3  # 12 / 4
+
+
+def test_a_step_without_an_update_has_none() -> None:
     assert update_metrics([]) == {}

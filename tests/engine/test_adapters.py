@@ -14,8 +14,8 @@ from posttrain.algorithms.table import build_algorithm
 from posttrain.generation.in_process import InProcessEngine
 from posttrain.models.policy import Policy, as_policy
 from posttrain.options.training import UpdateOptions
+from posttrain.training.learner import frozen_copy
 from posttrain.training.optimizer import new_optimizer
-from posttrain.training.session import frozen_copy
 from posttrain.training.update import Objective, group_logprobs, update
 from tests.support.tiny import batch_of, plain_logprobs, request, some_prompts, tiny_model, tokenizer
 

@@ -328,7 +328,7 @@ def test_a_full_disk_during_a_save_keeps_the_checkpoint_before_it(
 SAVE_FOR_EVER = """
 import itertools, sys, torch
 from pathlib import Path
-from posttrain.training.checkpoint import prune, save
+from posttrain.runs.checkpoint import prune, save
 folder = Path(sys.argv[1])
 torch.set_num_threads(1)
 for step in itertools.count(1):

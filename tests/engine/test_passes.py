@@ -1,127 +1,79 @@
 """From the groups of a step to its updates: rewards, refills, several passes, mini-batches, steps without a signal."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from enum import StrEnum
 
 import pytest
 import torch
 
-from posttrain.algorithms.table import build_algorithm
-from posttrain.batch import Judged
-from posttrain.config import Config
-from posttrain.generation.in_process import InProcessEngine
-from posttrain.options.rollout import RolloutOptions
-from posttrain.options.training import RunOptions, UpdateOptions
-from posttrain.records import Grades, Group, Prompt
+from posttrain.records import Prompt
 from posttrain.rewards.grading.answers import Detailed
-from posttrain.rewards.grading.function import RewardFunction
-from posttrain.rewards.grading.grade import OnError, reward_function
 from posttrain.runs.clock import Clock
-from posttrain.training.collector import Collected, StepContext, collect
-from posttrain.training.optimizer import new_optimizer
-from posttrain.training.rl import batches, learn
-from posttrain.training.session import Session, frozen_copy
-from posttrain.training.state import RunState
-from tests.support.tiny import plain_logprobs, some_prompts, tiny_policy, weights
-
-PLAIN_DAPO = {"name": "dapo", "overlong": None, "resample": None}
+from posttrain.runs.reports import StepReport
+from posttrain.training.learner import Credited
+from tests.support.stages import Stages, Tokens, even_tokens, stages_with
+from tests.support.tiny import plain_logprobs, tiny_policy, weights
 
 
-def even_tokens(completion_ids: Sequence[Sequence[int]], **columns: object) -> list[float]:
-    return [float(sum(token % 2 == 0 for token in tokens)) for tokens in completion_ids]
-
-
-class Tokens:
-    """Random prompts, scored by the number of even tokens that follow."""
-
-    name = "tokens"
-    reward_functions: tuple[RewardFunction, ...] = (reward_function(even_tokens),)
-    closing_tags: tuple[str, ...] = ()
-
-    def prompts(self, step: int, draws: range) -> list[Prompt]:
-        made = some_prompts([3 + draw % 4 for draw in range(draws.stop)], seed=step)
-        return [replace(made[draw], id=f"draw {draw}") for draw in draws]
-
-    def held_out(self) -> list[Prompt]:
-        return []
-
-    def longest_prompts(self) -> list[Prompt]:
-        return self.prompts(0, range(4))
-
-    def statistics(self, groups: Sequence[Group]) -> dict[str, float]:
-        return {}
-
-    def found(self, prompt: Prompt, completion: str) -> bool:
-        raise AssertionError("only asked where there are closing tags")
-
-
-def session_with(
-    algorithm: Mapping[str, object] = PLAIN_DAPO,
-    reward: object = even_tokens,
-    on_error: OnError = "stop",
-    **update: int,
-) -> Session:
-    config = Config(
-        algorithm=dict(algorithm),
-        rollout=RolloutOptions(prompts_per_step=5, group_size=4, max_completion_tokens=8, on_reward_error=on_error),
-        update=UpdateOptions(learning_rate=1e-2, **update),
-        run=RunOptions(num_steps=3),
-    )
-    policy, made = tiny_policy(), build_algorithm(config.algorithm)
-    return Session(
-        config=config,
-        policy=policy,
-        engine=InProcessEngine(policy),
-        optimizer=new_optimizer(policy.model.parameters(), config.update),
-        algorithm=made,
-        task=Tokens(),
-        rewards=(reward_function(reward),),
-        reference=frozen_copy(policy) if made.uses_reference else None,
-    )
-
-
-def collected_by(session: Session, step: int = 1) -> Collected:
-    return collect(
-        session, StepContext(step=step, weights_version=0, clock=Clock(), journal=lambda groups, grades: None)
-    )
-
-
-def prompts_of(session: Session, collected: Collected, step: int = 1) -> list[list[str]]:
+def prompts_of(stages: Stages, credited: Credited, step: int = 1) -> list[list[str]]:
     """The prompts of each update's batch; where an advantage is 0 completions may be missing, never all here."""
-    found = batches(session, step, collected, Clock())
+    found = stages.learner.batches(in_step(credited, step), Clock())
     return [sorted({name for name, _ in batch.names}) for batch in found]
+
+
+def in_step(credited: Credited, step: int) -> Credited:
+    """The same groups as if another step had collected them."""
+    return replace(credited, collected=replace(credited.collected, step=step))
+
+
+def without_advantage(credited: Credited) -> Credited:
+    return replace(credited, groups=replace(credited.groups, advantages=torch.zeros_like(credited.groups.advantages)))
+
+
+def reported(credited: Credited) -> StepReport:
+    """What the watchers of a run would see."""
+    collected = credited.collected
+    return StepReport(
+        step=collected.step,
+        metrics={},
+        groups=collected.groups,
+        grades=collected.grades,
+        advantages=credited.advantages,
+        replaced=collected.replaced,
+    )
 
 
 # Passes and mini-batches.
 
 
 def test_every_pass_goes_through_all_groups_once_in_whole_groups_and_its_own_order() -> None:
-    session = session_with(epochs_per_step=3, minibatches_per_epoch=2)
-    collected = collected_by(session)
-    everything = sorted(group.prompt.id for group in collected.judged.groups)
-    parts = prompts_of(session, collected)
+    stages = stages_with(epochs_per_step=3, minibatches_per_epoch=2)
+    credited = stages.credited()
+    everything = sorted(group.prompt.id for group in credited.groups.groups)
+    parts = prompts_of(stages, credited)
     assert [len(part) for part in parts] == [2, 3] * 3  # five groups in two parts
     for first, second in zip(parts[::2], parts[1::2], strict=True):
         assert sorted(first + second) == everything
     assert len({tuple(part) for part in parts[::2]}) > 1
-    assert prompts_of(session, collected) == parts  # a function of seed, step and pass
-    assert prompts_of(session, collected, step=2) != parts
+    assert prompts_of(stages, credited) == parts  # a function of seed, step and pass
+    assert prompts_of(stages, credited, step=2) != parts
 
 
 def test_each_mini_batch_has_weights_of_its_own() -> None:
-    session = session_with(minibatches_per_epoch=2)
-    collected = collected_by(session)
-    lengths = {group.prompt.id: sum(len(r.tokens) for r in group.rollouts) for group in collected.judged.groups}
-    for batch in batches(session, 1, collected, Clock()):
+    stages = stages_with(minibatches_per_epoch=2)
+    credited = stages.credited()
+    lengths = {group.prompt.id: sum(len(r.tokens) for r in group.rollouts) for group in credited.groups.groups}
+    for batch in stages.learner.batches(credited, Clock()):
         num_tokens = sum(lengths[name] for name in {name for name, _ in batch.names})
-        torch.testing.assert_close(batch.token_weights, torch.full_like(batch.token_weights, 1 / num_tokens))
+        torch.testing.assert_close(batch.columns.weights, torch.full_like(batch.columns.weights, 1 / num_tokens))
 
 
 def test_one_update_a_step_sees_ratios_of_one_and_several_do_not() -> None:
-    once = learn_in(session_with())
-    again = learn_in(session_with(epochs_per_step=2))
-    halves = learn_in(session_with(minibatches_per_epoch=2))
+    once, again, halves = (
+        stages.learn(stages.credited())
+        for stages in (stages_with(), stages_with(epochs_per_step=2), stages_with(minibatches_per_epoch=2))
+    )
     assert (once["num_updates"], again["num_updates"], halves["num_updates"]) == (1, 2, 2)
     assert once["ratio/max"] == pytest.approx(1, abs=1e-12)
     assert again["ratio/max"] > 1.01
@@ -130,17 +82,13 @@ def test_one_update_a_step_sees_ratios_of_one_and_several_do_not() -> None:
     assert max(m["sampling/sampling_logp_difference/max"] for m in (once, again, halves)) < 1e-12
 
 
-def learn_in(session: Session) -> dict[str, float]:
-    return learn(session, 1, collected_by(session), RunState(), Clock())
-
-
 def test_the_schedule_counts_updates_not_steps() -> None:
     # Two updates a step for three steps, warm-up over four of them: step 2 ends with the fourth, at the full rate.
-    session = session_with(minibatches_per_epoch=2, warmup_steps=4)
-    collected, state = collected_by(session), RunState()
-    assert learn(session, 1, collected, state, Clock())["learning_rate"] == pytest.approx(1e-2 * 2 / 4)
-    assert learn(session, 2, collected, state, Clock())["learning_rate"] == pytest.approx(1e-2)
-    assert state.num_updates == 4
+    stages = stages_with(minibatches_per_epoch=2, warmup_steps=4)
+    credited = stages.credited()
+    assert stages.learn(credited)["learning_rate"] == pytest.approx(1e-2 * 2 / 4)
+    assert stages.learn(in_step(credited, 2))["learning_rate"] == pytest.approx(1e-2)
+    assert stages.learner.num_updates == 4
 
 
 # The reference.
@@ -148,25 +96,27 @@ def test_the_schedule_counts_updates_not_steps() -> None:
 
 def test_the_reference_is_run_only_where_its_log_probs_are_read() -> None:
     for term, wanted in (({"estimator": "k3"}, True), ({"estimator": "full"}, False)):
-        session = session_with({"name": "grpo", "kl": {"coefficient": 0.1, **term}})
-        assert (collected_by(session).judged.reference_logprobs is not None) == wanted
-        assert learn_in(session)["kl"] == pytest.approx(0, abs=1e-12)
+        stages = stages_with({"name": "grpo", "kl": {"coefficient": 0.1, **term}})
+        credited = stages.credited()
+        assert (credited.groups.reference_logprobs is not None) == wanted
+        assert stages.learn(credited)["kl"] == pytest.approx(0, abs=1e-12)
 
 
 # Without a signal.
 
 
 def test_a_step_without_a_signal_moves_no_weight_although_the_optimiser_has_momentum() -> None:
-    session, state = session_with(), RunState()
-    learn(session, 1, collected_by(session), state, Clock())
-    before, moments = weights(session.policy), [s["exp_avg"].clone() for s in session.optimizer.state.values()]
-    collected = collected_by(session, step=2)
-    judged = replace(collected.judged, advantages=torch.zeros_like(collected.judged.advantages))
-    metrics = learn(session, 2, replace(collected, judged=judged), state, Clock())
-    assert torch.equal(weights(session.policy), before)
-    assert all(torch.equal(s["exp_avg"], m) for s, m in zip(session.optimizer.state.values(), moments, strict=True))
+    stages = stages_with()
+    stages.learn(stages.credited())
+    before, moments = weights(stages.policy), [s["exp_avg"].clone() for s in stages.learner.optimizer.state.values()]
+    credited = stages.credited(step=2)
+    metrics = stages.learn(without_advantage(credited))
+    assert torch.equal(weights(stages.policy), before)
+    assert all(
+        torch.equal(s["exp_avg"], m) for s, m in zip(stages.learner.optimizer.state.values(), moments, strict=True)
+    )
     assert metrics["num_updates"] == 0
-    assert state.num_updates == 1
+    assert stages.learner.num_updates == 1
     assert "loss" not in metrics
 
 
@@ -174,34 +124,34 @@ def test_a_step_without_a_signal_moves_no_weight_although_the_optimiser_has_mome
 
 
 def test_a_kl_in_the_reward_is_taken_off_before_advantages() -> None:
-    session = session_with({"name": "rloo", "kl": {"coefficient": 0.5, "estimator": "k1", "place": "reward"}})
-    session.reference = tiny_policy(seed=1)
-    collected = collected_by(session)
-    for group, advantages in zip(collected.judged.groups, collected.judged.advantages, strict=True):
+    stages = stages_with({"name": "rloo", "kl": {"coefficient": 0.5, "estimator": "k1", "place": "reward"}})
+    stages.learner.reference = tiny_policy(seed=1)
+    credited = stages.credited()
+    for group, advantages in zip(credited.groups.groups, credited.advantages, strict=True):
         totals = []
         for rollout in group.rollouts:
-            log_ref = plain_logprobs(session.reference.model, group.prompt.tokens, rollout.tokens).sum().item()
+            log_ref = plain_logprobs(stages.learner.reference.model, group.prompt.tokens, rollout.tokens).sum().item()
             totals.append(even_tokens([rollout.tokens])[0] - 0.5 * (sum(rollout.logprobs) - log_ref))
         others = [(sum(totals) - own) / 3 for own in totals]
         expected = [own - other for own, other in zip(totals, others, strict=True)]
         assert advantages.tolist() == pytest.approx(expected, abs=1e-10)
     # It acts through the advantage alone: no term in the loss, and no rollout is kept for it.
-    assert "kl" in learn(session, 1, collected, RunState(), Clock())  # reported all the same
+    assert "kl" in stages.learn(credited)  # reported all the same
 
 
 def test_long_completions_are_punished_in_the_reward() -> None:
     # Limit 8, buffer half of it: a completion of n > 4 tokens loses 2 (n - 4) / 4.
-    session = session_with({"name": "dapo", "overlong": {"buffer": 0.5, "penalty": 2.0}, "resample": None})
-    collected = collected_by(session)
+    stages = stages_with({"name": "dapo", "overlong": {"buffer": 0.5, "penalty": 2.0}, "resample": None})
+    credited = stages.credited()
     rewards = [
         [even_tokens([r.tokens])[0] - 2 * max(0, len(r.tokens) - 4) / 4 for r in group.rollouts]
-        for group in collected.judged.groups
+        for group in credited.groups.groups
     ]
     expected = torch.tensor(rewards, dtype=torch.float64)
     expected = (expected - expected.mean(1, keepdim=True)) / expected.std(1, correction=0, keepdim=True)
-    torch.testing.assert_close(collected.judged.advantages, expected, rtol=0, atol=1e-9)
-    plain = torch.tensor([[even_tokens([r.tokens])[0] for r in g.rollouts] for g in collected.judged.groups])
-    torch.testing.assert_close(collected.grades.rewards, plain.double())  # what is logged is the reward
+    torch.testing.assert_close(credited.advantages, expected, rtol=0, atol=1e-9)
+    plain = torch.tensor([[even_tokens([r.tokens])[0] for r in g.rollouts] for g in credited.groups.groups])
+    torch.testing.assert_close(credited.collected.grades.rewards, plain.double())  # what is logged is the reward
 
 
 def even_first_half(prompts: Sequence[str], completion_ids: Sequence[Sequence[int]], flat: Sequence[bool],
@@ -219,57 +169,56 @@ class PartlyFlat(Tokens):
 
 
 def test_groups_without_a_signal_make_room_for_further_draws() -> None:
-    session = session_with({"name": "dapo", "overlong": None, "resample": {"max_rounds": 3}}, even_first_half)
-    session.task = PartlyFlat()
-    collected = collected_by(session)
+    stages = stages_with(
+        {"name": "dapo", "overlong": None, "resample": {"max_rounds": 3}}, even_first_half, task=PartlyFlat()
+    )
+    credited = stages.credited()
     # Draws 0 to 4, of which 0 and 2 are flat; then 5 and 6, of which 5 is; then 7.
-    assert [group.draw for group in collected.judged.groups] == [1, 3, 4, 6, 7]
-    assert [[group.draw for group in groups] for groups, _ in collected.replaced] == [[0, 2], [5]]
-    assert (collected.judged.advantages != 0).any(dim=1).all()
-    kept = [[even_tokens([r.tokens])[0] for r in group.rollouts] for group in collected.judged.groups]
-    assert collected.grades.rewards.tolist() == kept
-    groups, grades, advantages = collected.everything()
+    assert [group.draw for group in credited.groups.groups] == [1, 3, 4, 6, 7]
+    assert [[group.draw for group in groups] for groups, _ in credited.collected.replaced] == [[0, 2], [5]]
+    assert (credited.advantages != 0).any(dim=1).all()
+    kept = [[even_tokens([r.tokens])[0] for r in group.rollouts] for group in credited.groups.groups]
+    assert credited.collected.grades.rewards.tolist() == kept
+    groups, grades, advantages = reported(credited).all_rollouts()
     assert [group.draw for group in groups] == [1, 3, 4, 6, 7, 0, 2, 5]
     assert grades.rewards[5:].tolist() == [[1.0] * 4] * 3
     assert advantages.isnan().any(dim=1).tolist() == [False] * 5 + [True] * 3
-    weighted = sum(len(batch.tokens) for batch in batches(session, 1, collected, Clock()))
-    assert weighted <= sum(len(r.tokens) for group in collected.judged.groups for r in group.rollouts)
+    weighted = sum(len(batch.tokens) for batch in stages.learner.batches(credited, Clock()))
+    assert weighted <= sum(len(r.tokens) for group in credited.groups.groups for r in group.rollouts)
 
 
 def test_refilling_stops_after_its_rounds() -> None:
-    session = session_with(
+    stages = stages_with(
         {"name": "dapo", "overlong": None, "resample": {"max_rounds": 2}}, lambda completions: [1.0] * len(completions)
     )
-    collected = collected_by(session)
-    assert [len(groups) for groups, _ in collected.replaced] == [5, 5]
-    assert [group.draw for group in collected.judged.groups] == [10, 11, 12, 13, 14]
-    assert learn(session, 1, collected, RunState(), Clock())["num_updates"] == 0
+    credited = stages.credited()
+    assert [len(groups) for groups, _ in credited.collected.replaced] == [5, 5]
+    assert [group.draw for group in credited.groups.groups] == [10, 11, 12, 13, 14]
+    assert stages.learn(credited)["num_updates"] == 0
 
 
 def test_unscored_rollouts_take_no_part() -> None:
     def sometimes(completion_ids: Sequence[Sequence[int]], **columns: object) -> list[float | None]:
         return [None if tokens[0] % 3 == 0 else even_tokens([tokens])[0] for tokens in completion_ids]
 
-    collected = collected_by(session_with(reward=sometimes))
-    judged: Judged = collected.judged
-    grades: Grades = collected.grades
-    unscored = torch.tensor([[r.tokens[0] % 3 == 0 for r in group.rollouts] for group in judged.groups])
+    credited = stages_with(reward=sometimes).credited()
+    groups, grades = credited.groups, credited.collected.grades
+    unscored = torch.tensor([[r.tokens[0] % 3 == 0 for r in group.rollouts] for group in groups.groups])
     assert 0 < unscored.sum() < unscored.numel()
-    assert torch.equal(judged.scored, ~unscored)
+    assert torch.equal(groups.scored, ~unscored)
     assert torch.equal(grades.rewards.isnan(), unscored)
-    assert (judged.advantages[unscored] == 0).all()
+    assert (credited.advantages[unscored] == 0).all()
     # Centred over those that have a score.
-    for advantages, seen in zip(judged.advantages, judged.scored, strict=True):
+    for advantages, seen in zip(credited.advantages, groups.scored, strict=True):
         assert advantages[seen].sum().item() == pytest.approx(0, abs=1e-12)
 
 
 @pytest.mark.parametrize(("place", "updates"), [("loss", 1), ("reward", 0)])
 def test_without_any_advantage_only_a_kl_in_the_loss_is_a_reason_to_update(place: str, updates: int) -> None:
-    session = session_with({"name": "rloo", "kl": {"coefficient": 0.5, "estimator": "k1", "place": place}})
-    session.reference = tiny_policy(seed=1)
-    collected = collected_by(session)
-    judged = replace(collected.judged, advantages=torch.zeros_like(collected.judged.advantages))
-    metrics = learn(session, 1, replace(collected, judged=judged), RunState(), Clock())
+    stages = stages_with({"name": "rloo", "kl": {"coefficient": 0.5, "estimator": "k1", "place": place}})
+    stages.learner.reference = tiny_policy(seed=1)
+    credited = stages.credited()
+    metrics = stages.learn(without_advantage(credited))
     assert metrics["num_updates"] == updates
 
 
@@ -288,14 +237,15 @@ def test_refilled_rounds_count_their_failures_and_keep_each_groups_details() -> 
             for tokens, score in zip(completion_ids, scores, strict=True)
         ]
 
-    session = session_with({"name": "dapo", "overlong": None, "resample": {"max_rounds": 3}}, telling, on_error="none")
-    session.task = PartlyFlat()
-    collected = collected_by(session)
-    assert [group.draw for group in collected.judged.groups] == [1, 3, 4, 6, 7]
-    assert collected.grades.num_failures == sum(failed)
+    stages = stages_with(
+        {"name": "dapo", "overlong": None, "resample": {"max_rounds": 3}}, telling, task=PartlyFlat(), on_error="none"
+    )
+    credited = stages.credited()
+    assert [group.draw for group in credited.groups.groups] == [1, 3, 4, 6, 7]
+    assert credited.collected.grades.num_failures == sum(failed)
     first_round = sum(failed[:20])  # five groups of four
     assert 0 < first_round < sum(failed)
-    groups, grades, _ = collected.everything()
+    groups, grades, _ = reported(credited).all_rollouts()
     for group, details, outcomes in zip(groups, grades.details["telling"], grades.outcomes["telling"], strict=True):
         wanted = [None if r.tokens[0] % 5 == 0 else {"tokens": list(r.tokens)} for r in group.rollouts]
         assert list(details) == wanted

@@ -103,7 +103,7 @@ def test_resuming_what_is_no_run_folder_is_a_usage_error(tmp_path: Path) -> None
 
 HOLD = """
 import sys, time
-from posttrain.training.run_folder import RunFolder
+from posttrain.runs.run_folder import RunFolder
 run = RunFolder.create(sys.argv[1], "")
 print("locked", flush=True)
 time.sleep(60)

@@ -5,8 +5,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from posttrain.algorithms.kl import ESTIMATORS
 from posttrain.algorithms.table import ALGORITHMS, Algorithm, build_algorithm
+from tests.support.tiny import advantage, token_loss
 
 each_algorithm = pytest.mark.parametrize("name", ALGORITHMS)
 LIMIT = 12
@@ -30,16 +30,14 @@ class Update:
         """The update's loss, summed over micro-batches of rollouts, and its gradient with respect to log π."""
         scored = ~self.rewards.reshape(-1).isnan()
         weights = algorithm.token_weights(self.lengths, scored, max_completion_tokens=LIMIT)
-        advantages = algorithm.advantage(self.rewards).reshape(-1)
+        advantages = advantage(algorithm, self.rewards).reshape(-1)
         logprobs = self.logprobs.clone().requires_grad_()
         total = torch.zeros((), dtype=torch.float64)
         for rollouts in batches:
             tokens = torch.cat([torch.nonzero(self.rollout == rollout)[:, 0] for rollout in rollouts])
             mine = self.rollout[tokens]
-            loss = algorithm.token_loss(logprobs[tokens], self.behaviour[tokens], advantages[mine], mine)
-            if algorithm.kl is not None:
-                estimate = ESTIMATORS[algorithm.kl.estimator](logprobs[tokens], self.reference[tokens])
-                loss = loss + algorithm.kl.coefficient * estimate
+            given = (logprobs[tokens], self.behaviour[tokens], advantages[mine], mine)
+            loss = token_loss(algorithm, *given, reference=self.reference[tokens])
             total = total + (weights[mine] * loss).sum()
         total.backward()
         return total.detach(), logprobs.grad
@@ -70,7 +68,7 @@ def test_neither_micro_batches_nor_the_order_of_rollouts_change_the_update(name,
 @given(update=UPDATES)
 def test_leaving_out_rollouts_without_advantage_changes_no_gradient(name, update) -> None:
     algorithm = build_algorithm({"name": name})
-    kept = torch.nonzero(algorithm.advantage(update.rewards).reshape(-1))[:, 0]
+    kept = torch.nonzero(advantage(algorithm, update.rewards).reshape(-1))[:, 0]
     whole = update.loss_and_gradient(algorithm, [torch.arange(len(update.lengths))])
     if len(kept):
         assert_same(update.loss_and_gradient(algorithm, [kept]), whole)

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from posttrain.algorithms.table import Algorithm, build_algorithm
 from posttrain.algorithms.token_weights import mean_over_tokens
-from posttrain.batch import Batch, Judged, everything
+from posttrain.batch import Batch, CreditedGroups, completions_of
 from posttrain.records import Group
 from posttrain.training.update import Objective
 from tests.support.tiny import batch_of, gradient_of_update, relative_distance, tiny_policy, twin, written_group
@@ -30,7 +30,7 @@ def rows_of(batch: Batch) -> list[tuple[tuple[int, ...], tuple[int, ...], tuple[
         assert tuple(batch.tokens[here].tolist()) == completion
         assert len(set(batch.rollout[here].tolist())) == 1
         start = here.stop
-        columns = (batch.advantages[here].tolist(), batch.behaviour_logprobs[here].tolist())
+        columns = (batch.columns.advantages[here].tolist(), batch.columns.behaviour_logprobs[here].tolist())
         rows.append((batch.prompts[prompt], completion, name, *columns))
     assert start == len(batch.tokens)
     assert batch.rollout.unique_consecutive().tolist() == list(range(len(rows)))
@@ -48,8 +48,8 @@ def test_every_token_carries_what_its_rollout_was_given() -> None:
         ((10,), (16, 17), ("b", 2), [6, 6], [-1, -1.1]),
     ]
     assert batch.prompts == ((1, 2, 3), (10,))
-    assert batch.token_weights.tolist() == [1 / 13] * 13
-    assert batch.reference_logprobs.tolist() == list(range(13))
+    assert batch.columns.weights.tolist() == [1 / 13] * 13
+    assert batch.columns.reference_logprobs.tolist() == list(range(13))
 
 
 def test_rollouts_without_advantage_are_left_out_and_the_others_keep_their_weights_and_reference() -> None:
@@ -59,8 +59,8 @@ def test_rollouts_without_advantage_are_left_out_and_the_others_keep_their_weigh
         (("a", 1), [2]),
         (("b", 2), [-1] * 2),
     ]
-    assert batch.token_weights.tolist() == [1 / 13] * 3
-    assert batch.reference_logprobs.tolist() == [2, 11, 12]
+    assert batch.columns.weights.tolist() == [1 / 13] * 3
+    assert batch.columns.reference_logprobs.tolist() == [2, 11, 12]
 
 
 def test_another_term_of_the_loss_keeps_rollouts_without_advantage() -> None:
@@ -73,13 +73,13 @@ def test_unscored_rollouts_have_no_weight_and_are_not_counted(keep: bool) -> Non
     scored = torch.tensor([[True, True, False], [True, False, True]])
     batch = batch_of(GROUPS, [[1, 2, 0], [3, 0, 4]], ALGORITHM, scored=scored, keep_zero_advantages=keep)
     assert batch.names == (("a", 0), ("a", 1), ("b", 0), ("b", 2))
-    assert batch.token_weights.tolist() == [1 / 9] * 9  # 2 + 1 + 4 + 2
+    assert batch.columns.weights.tolist() == [1 / 9] * 9  # 2 + 1 + 4 + 2
 
 
 def test_without_any_advantage_nothing_is_left() -> None:
     batch = batch_of(GROUPS, [[0, 0, 0], [0, 0, 0]], ALGORITHM)
     assert batch.completions == batch.prompts == ()
-    assert len(batch.tokens) == len(batch.token_weights) == 0
+    assert len(batch.tokens) == len(batch.columns.weights) == 0
     assert list(batch.split(100)) == []
 
 
@@ -120,7 +120,7 @@ def test_micro_batches_hold_every_completion_once_within_the_budget(
     batch = batch_of(groups, advantages, ALGORITHM)
     micro_batches = list(batch.split(budget))
     assert [row for micro in micro_batches for row in rows_of(micro)] == rows_of(batch)
-    assert torch.equal(torch.cat([micro.token_weights for micro in micro_batches]), batch.token_weights)
+    assert torch.equal(torch.cat([micro.columns.weights for micro in micro_batches]), batch.columns.weights)
     for micro in micro_batches:
         cost = sum(map(len, micro.prompts)) + len(micro.tokens)
         assert cost <= budget or len(micro.completions) == 1  # one that is too long stands alone
@@ -141,11 +141,11 @@ def test_micro_batches_are_filled_before_the_next_is_begun() -> None:
 
 def test_some_completions_keep_their_prompts_in_order_and_all_begin_without_a_weight() -> None:
     groups = [written_group((draw, 9), [(1,), (2,)], name=str(draw), draw=draw) for draw in range(17)]
-    whole = everything(groups)
+    whole = completions_of(groups)
     chosen = whole.select([2, 3, 17, 32])  # of prompts 1, 8 and 16, which a set of numbers gives in another order
     assert chosen.prompts == ((1, 9), (8, 9), (16, 9))
     assert chosen.prompt_of == (0, 0, 1, 2)
-    for column in (whole.advantages, whole.token_weights):
+    for column in (whole.columns.advantages, whole.columns.weights):
         assert column.tolist() == [0.0] * 34
 
 
@@ -170,18 +170,18 @@ def test_how_a_batch_is_split_changes_no_gradient(name: str, budget: int) -> Non
 
 
 def test_some_groups_take_their_reference_with_them() -> None:
-    judged = judged_groups(GROUPS)
-    chosen = judged.select([1, 0])
+    credited = credited_groups(GROUPS)
+    chosen = credited.select([1, 0])
     assert [group.prompt.id for group in chosen.groups] == ["b", "a"]
-    assert chosen.advantages.tolist() == [[4, 5, 6], [1, 2, 3]]
+    assert chosen.advantages.tolist() == [4, 4, 4, 4, 5, 6, 6, 1, 1, 2, 3, 3, 3]
     assert chosen.scored.tolist() == [[True, False, True], [True, True, True]]
     assert chosen.reference_logprobs.tolist() == [6, 7, 8, 9, 10, 11, 12, 0, 1, 2, 3, 4, 5]
 
 
-def judged_groups(groups: list[Group]) -> Judged:
-    return Judged(
+def credited_groups(groups: list[Group]) -> CreditedGroups:
+    return CreditedGroups(
         groups=groups,
-        advantages=torch.tensor([[1.0, 2, 3], [4, 5, 6]]).double(),
+        advantages=torch.tensor([1.0, 1, 2, 3, 3, 3, 4, 4, 4, 4, 5, 6, 6]).double(),
         scored=torch.tensor([[True, True, True], [True, False, True]]),
         reference_logprobs=torch.arange(13.0).double(),
     )

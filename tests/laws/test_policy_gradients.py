@@ -12,6 +12,7 @@ import torch
 
 from posttrain.algorithms.kl import k1
 from posttrain.algorithms.table import Algorithm, build_algorithm
+from tests.support.tiny import advantage, token_loss
 
 POLICY = torch.tensor([0.4, -0.3, 0.9], dtype=torch.float64)
 BEHAVIOUR = torch.tensor([0.1, 0.5, -0.2], dtype=torch.float64)
@@ -35,8 +36,8 @@ def expected_gradient(algorithm: Algorithm, rewards: torch.Tensor, behaviour: to
     expected = torch.zeros((), dtype=torch.float64)
     for sampled in itertools.product(range(3), repeat=GROUP_SIZE):
         tokens = torch.tensor(sampled)
-        advantages = algorithm.advantage(rewards[tokens][None])[0]
-        loss = algorithm.token_loss(log_pi[tokens], log_mu[tokens], advantages, rollout)
+        advantages = advantage(algorithm, rewards[tokens][None])[0]
+        loss = token_loss(algorithm, log_pi[tokens], log_mu[tokens], advantages, rollout)
         expected = expected + log_mu[tokens].sum().exp() * (weights * loss).sum()
     expected.backward()
     return logits.grad
@@ -133,9 +134,9 @@ def gradient_over_pairs(algorithm: Algorithm, tree: Tree, rewards: torch.Tensor)
         lengths = torch.tensor([len(COMPLETIONS[i]), len(COMPLETIONS[j])])
         rollout = torch.arange(2).repeat_interleave(lengths)
         weights = algorithm.token_weights(lengths, both_scored, max_completion_tokens=LIMIT)
-        advantages = algorithm.advantage(rewards[[i, j]][None])[0]
+        advantages = advantage(algorithm, rewards[[i, j]][None])[0]
         tokens = torch.cat([logprobs[i], logprobs[j]])
-        loss = algorithm.token_loss(tokens, tokens.detach(), advantages[rollout], rollout)
+        loss = token_loss(algorithm, tokens, tokens.detach(), advantages[rollout], rollout)
         expected = expected + chance[i] * chance[j] * (weights[rollout] * loss).sum()
     return torch.autograd.grad(expected, tree.logits)[0]
 

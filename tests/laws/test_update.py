@@ -15,8 +15,8 @@ from posttrain.errors import RunError
 from posttrain.models.policy import Policy
 from posttrain.options.training import OptimizerOptions, UpdateOptions
 from posttrain.records import Group
+from posttrain.training.learner import frozen_copy
 from posttrain.training.optimizer import apply_gradients, learning_rate, new_optimizer
-from posttrain.training.session import frozen_copy
 from posttrain.training.update import Objective, group_logprobs, update
 from tests.support.tiny import (
     batch_of,
@@ -302,8 +302,8 @@ def test_a_loss_that_is_no_number_stops_before_the_step_and_names_the_completion
     # Nor does anything of it reach the next update.
     sound = batch_of(sampled_by(behaviour(policy)), ADVANTAGES, algorithm)
     alone, _ = gradient_of_update(twin(policy), sound, objective_of(algorithm))
-    metrics = update(policy, optimizer, sound, objective_of(algorithm), options, 1e-2)
-    assert metrics["grad_norm"] == pytest.approx(alone.norm().item(), rel=1e-12)
+    report = update(policy, optimizer, sound, objective_of(algorithm), options, 1e-2)
+    assert report.grad_norms["policy"] == pytest.approx(alone.norm().item(), rel=1e-12)
 
 
 def test_a_gradient_that_is_no_number_stops_before_the_step() -> None:
@@ -312,7 +312,7 @@ def test_a_gradient_that_is_no_number_stops_before_the_step() -> None:
     before = weights(policy)
     parameter = policy.model.model.norm.weight
     parameter.register_hook(lambda grad: grad * math.inf)
-    with pytest.raises(RunError, match=r"gradient's norm is (inf|nan) although the loss is"):
+    with pytest.raises(RunError, match=r"gradient's norm \(policy\) is (inf|nan) although the loss is"):
         update(policy, optimizer, batch, objective_of(algorithm), options, 1e-2)
     assert torch.equal(weights(policy), before)
 
@@ -325,8 +325,8 @@ def test_gradients_are_cleared_so_that_each_update_is_its_own() -> None:
     assert all(parameter.grad is None for parameter in policy.model.parameters())
     batch = batch_of(sampled_by(behaviour(policy)), ADVANTAGES, algorithm)
     alone, _ = gradient_of_update(policy, batch, objective_of(algorithm))
-    metrics = update(policy, optimizer, batch, objective_of(algorithm), options, 1e-2)
-    assert metrics["grad_norm"] == pytest.approx(alone.norm().item(), rel=1e-12)
+    report = update(policy, optimizer, batch, objective_of(algorithm), options, 1e-2)
+    assert report.grad_norms["policy"] == pytest.approx(alone.norm().item(), rel=1e-12)
 
 
 @pytest.mark.parametrize("limit", [0.01, 1e9])
@@ -336,12 +336,12 @@ def test_a_long_gradient_is_scaled_to_the_limit_and_its_norm_before_that_is_repo
     whole, _ = gradient_of_update(policy, batch, objective_of(algorithm))
     moved = twin(policy)
     optimizer = torch.optim.SGD(moved.model.parameters(), lr=123.0)
-    metrics = update(moved, optimizer, batch, objective_of(algorithm), UpdateOptions(max_grad_norm=limit), 0.5)
-    assert metrics["grad_norm"] == pytest.approx(whole.norm().item(), rel=1e-12)
+    report = update(moved, optimizer, batch, objective_of(algorithm), UpdateOptions(max_grad_norm=limit), 0.5)
+    assert report.grad_norms["policy"] == pytest.approx(whole.norm().item(), rel=1e-12)
     expected = 0.5 * whole * min(1.0, limit / whole.norm().item())
     # torch divides by the norm plus 1e-6.
     assert relative_distance(weights(policy) - weights(moved), expected) <= 1e-4
-    assert metrics["learning_rate"] == 0.5
+    assert report.learning_rate == 0.5
 
 
 def test_decay_shrinks_matrices_and_no_norm_or_bias() -> None:

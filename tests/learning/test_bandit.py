@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from posttrain.algorithms.table import Algorithm, build_algorithm
+from tests.support.tiny import advantage, token_loss
 
 NUM_PROMPTS, GROUP_SIZE, LENGTH, VOCABULARY = 12, 16, 2, 4
 NUM_STEPS, EPOCHS_PER_STEP = 40, 4
@@ -37,7 +38,7 @@ def columns(
     rollout = torch.arange(count).repeat_interleave(LENGTH)
     scored = torch.ones(count, dtype=torch.bool)
     weights = algorithm.token_weights(torch.full((count,), LENGTH), scored, max_completion_tokens=LENGTH)
-    advantages = algorithm.advantage(rewards).reshape(-1)
+    advantages = advantage(algorithm, rewards).reshape(-1)
     return logprobs.reshape(-1), advantages[rollout], rollout, weights[rollout]
 
 
@@ -56,7 +57,7 @@ def chance_of_the_target(config: dict[str, object], seed: int, shuffle_rewards: 
         for _ in range(EPOCHS_PER_STEP):
             logprobs, advantages, rollout, weights = columns(algorithm, logits, tokens, rewards)
             behaviour = logprobs.detach() if behaviour is None else behaviour
-            loss = (weights * algorithm.token_loss(logprobs, behaviour, advantages, rollout)).sum()
+            loss = (weights * token_loss(algorithm, logprobs, behaviour, advantages, rollout)).sum()
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()

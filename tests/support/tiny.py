@@ -231,11 +231,22 @@ def advantage(algorithm: Algorithm, rewards: Tensor) -> Tensor:
 
 
 def token_loss(
-    algorithm: Algorithm, logprobs: Tensor, behaviour: Tensor, advantages: Tensor, rollout: Tensor
+    algorithm: Algorithm,
+    logprobs: Tensor,
+    behaviour: Tensor,
+    advantages: Tensor,
+    rollout: Tensor,
+    *,
+    reference: Tensor | None = None,
 ) -> Tensor:
-    """The algorithm's loss of every token, [token], without a KL term."""
-    columns = TokenColumns(advantages=advantages, weights=torch.ones_like(advantages), behaviour_logprobs=behaviour)
-    return total_loss(algorithm.terms[:1], TokenView(logprobs=logprobs, rollout=rollout, columns=columns))
+    """The algorithm's loss of every token, [token], all its terms together."""
+    columns = TokenColumns(
+        advantages=advantages,
+        weights=torch.ones_like(advantages),
+        behaviour_logprobs=behaviour,
+        reference_logprobs=reference,
+    )
+    return total_loss(algorithm.terms, TokenView(logprobs=logprobs, rollout=rollout, columns=columns))
 
 
 def gradient_of_update(

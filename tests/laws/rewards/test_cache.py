@@ -29,8 +29,8 @@ from tests.support.worker_rows import function_of
 
 # What was asked is in ASKED of the function's module, which lives in the test's own process.
 SOURCE = """
-from posttrain.rewards.function import ScoringFailure
-from posttrain.rewards.graded import Graded
+from posttrain.rewards.grading.function import ScoringFailure
+from posttrain.rewards.grading.answers import Graded
 from enum import StrEnum
 
 class How(StrEnum):

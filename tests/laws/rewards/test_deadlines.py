@@ -110,7 +110,7 @@ def test_what_waits_when_the_batch_deadline_passes_is_not_begun(tmp_path: Path) 
 def test_retries_end_with_the_batch_deadline_for_failures_of_the_functions_own(tmp_path: Path) -> None:
     source = """
 import time
-from posttrain.rewards.function import ScoringFailure
+from posttrain.rewards.grading.function import ScoringFailure
 
 def mine(response):
     time.sleep(0.3)

@@ -15,7 +15,6 @@ import torch
 from posttrain.errors import RunError
 from posttrain.rewards.grading.answers import Detailed, Graded
 from posttrain.rewards.grading.grade import grade, reward_function
-from posttrain.training.collector import choose, joined
 from tests.support.reward_rows import CHAT, Outcome, graded, group, scores
 
 # What a function is given.
@@ -244,13 +243,13 @@ def test_what_a_function_tells_of_some_groups_only_survives_joining_and_choosing
         return [Detailed(1.0, Outcome.RIGHT, {"n": 1}) if "x" in text else None for text in completions]
 
     told, silent = graded([group(["x", "x"])], some), graded([group(["a", "b"]), group(["c", "d"])], some)
-    for both in (joined(told, silent), choose(joined(silent, told), [2, 0, 1])):
+    for both in (told.joined(silent), silent.joined(told).select([2, 0, 1])):
         assert both.outcomes == {"some": (("right", "right"), ("", ""), ("", ""))}
         assert both.details == {"some": (({"n": 1}, {"n": 1}), (None, None), (None, None))}
-    assert joined(silent, silent).outcomes == {}
+    assert silent.joined(silent).outcomes == {}
     many = graded([group(["a", "b"])] * 3, some)
-    assert joined(told, many).outcomes == {"some": (("right", "right"), *((("", ""),) * 3))}
-    cached = joined(replace(told, num_cached=2, num_failures=1), replace(silent, num_cached=5, num_failures=3))
+    assert told.joined(many).outcomes == {"some": (("right", "right"), *((("", ""),) * 3))}
+    cached = replace(told, num_cached=2, num_failures=1).joined(replace(silent, num_cached=5, num_failures=3))
     assert (cached.num_cached, cached.num_failures) == (7, 4)
 
 

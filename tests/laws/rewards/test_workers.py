@@ -21,8 +21,8 @@ from tests.support.worker_rows import function_of, told
 FUNCTIONS = """
 import asyncio, enum, fractions, json, sys, zlib
 from posttrain.errors import RunError
-from posttrain.rewards.function import ScoringFailure
-from posttrain.rewards.graded import Graded
+from posttrain.rewards.grading.function import ScoringFailure
+from posttrain.rewards.grading.answers import Graded
 
 class How(enum.StrEnum):
     SHORT = "short"

@@ -1,0 +1,207 @@
+"""Credit per token: rules for whole completions are lifted unchanged, and a rule of one's own reaches the gradient."""
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from posttrain.algorithms import advantages
+from posttrain.algorithms.credit import Credit, Evidence, mean_of_rollouts
+from posttrain.algorithms.kl import k1, k2, k3, sequence_total
+from posttrain.algorithms.losses import UNBOUNDED, weighted_policy_gradient
+from posttrain.algorithms.table import ALGORITHMS, Algorithm, Overlong, build_algorithm, overlong_punishment
+from posttrain.algorithms.terms import KlTerm, policy_term
+from posttrain.algorithms.token_weights import mean_over_tokens
+from posttrain.runs.clock import Clock
+from posttrain.training.learner import Credited
+from tests.support.stages import Stages, even_tokens, stages_with
+from tests.support.tiny import gradient_of_update, plain_logprobs, relative_distance, tiny_policy
+
+LIMIT = 12
+RULES = {
+    "reinforce": advantages.raw,
+    "rloo": advantages.leave_one_out,
+    "grpo": advantages.group_zscore,
+    "dr_grpo": advantages.group_centred,
+    "dapo": advantages.group_zscore,
+    "gspo": advantages.group_zscore,
+    "cispo": advantages.group_zscore,
+}
+
+
+def some_evidence(seed: int, num_prompts: int, group_size: int, *, token_rewards: bool) -> Evidence:
+    """Random rewards, some of them missing, and lengths."""
+    rng = torch.Generator().manual_seed(seed)
+    shape = (num_prompts, group_size)
+    rewards = torch.randint(0, 3, shape, generator=rng).double()
+    rewards = torch.where(torch.rand(shape, generator=rng) < 0.15, torch.nan, rewards)
+    lengths = torch.randint(1, LIMIT + 1, shape, generator=rng)
+    earned = torch.randn(int(lengths.sum()), generator=rng, dtype=torch.float64) if token_rewards else None
+    return Evidence(
+        rewards=rewards, scores=rewards[None], lengths=lengths, max_completion_tokens=LIMIT, token_rewards=earned
+    )
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+@settings(max_examples=30)
+@given(seed=st.integers(0, 2**31), shape=st.tuples(st.integers(1, 3), st.integers(2, 5)), token_rewards=st.booleans())
+def test_every_algorithm_of_the_table_gives_all_tokens_of_a_completion_its_advantage(
+    name: str, seed: int, shape: tuple[int, int], token_rewards: bool
+) -> None:
+    evidence = some_evidence(seed, *shape, token_rewards=token_rewards)
+    credit = build_algorithm({"name": name}).credit(evidence)
+    rewards, lengths = evidence.rewards, evidence.lengths.flatten().tolist()
+    if name == "dapo":
+        rewards = overlong_punishment(rewards, evidence.lengths, max_completion_tokens=LIMIT, overlong=Overlong())
+    if evidence.token_rewards is not None:
+        totals = [math.fsum(part.tolist()) for part in evidence.token_rewards.split(lengths)]
+        rewards = rewards + torch.tensor(totals, dtype=torch.float64).view(shape)
+    parts = credit.advantages.split(lengths)
+    assert all((part == part[0]).all() for part in parts)
+    given_to_each = torch.stack([part[0] for part in parts]).view(shape)
+    torch.testing.assert_close(given_to_each, RULES[name](rewards), rtol=1e-9, atol=1e-9)
+    assert (given_to_each[evidence.rewards.isnan()] == 0).all()
+    assert credit.returns is None
+
+
+# A rule of a user's own.
+
+PENALTY = KlTerm(coefficient=0.3, estimator="k1", place="reward")
+
+
+def reward_to_go(evidence: Evidence) -> Credit:
+    """A_t = r + Σ_{s ≥ t} r_s of each completion; the returns are those sums alone."""
+    parts = evidence.token_rewards.split(evidence.lengths.flatten().tolist())
+    to_go = torch.cat([part.flip(0).cumsum(0).flip(0) for part in parts])
+    return Credit(evidence.rewards.flatten()[evidence.rollout] + to_go, returns=to_go)
+
+
+OWN = Algorithm(
+    name="reward to go",
+    credit=reward_to_go,
+    terms=(policy_term(weighted_policy_gradient, clip=UNBOUNDED),),
+    token_weights=mean_over_tokens,
+    kl_penalty=PENALTY,
+)
+TEMPERATURE = 0.8
+
+
+def own_stages(**update: int) -> Stages:
+    stages = stages_with(OWN, temperature=TEMPERATURE, **update)
+    stages.learner.reference = tiny_policy(seed=1)
+    return stages
+
+
+def written_out(stages: Stages, credited: Credited) -> dict[tuple[str, int], tuple[list[float], list[float]]]:
+    """Advantages and returns of the tokens of each completion, summed up one by one."""
+    of_each: dict[tuple[str, int], tuple[list[float], list[float]]] = {}
+    for group in credited.groups.groups:
+        for rollout in group.rollouts:
+            model = stages.learner.reference.model
+            log_ref = plain_logprobs(model, group.prompt.tokens, rollout.tokens, TEMPERATURE).tolist()
+            earned = [-0.3 * (own - other) for own, other in zip(rollout.logprobs, log_ref, strict=True)]
+            returns = [math.fsum(earned[t:]) for t in range(len(earned))]
+            (reward,) = even_tokens([rollout.tokens])
+            of_each[group.prompt.id, rollout.sample] = ([reward + to_go for to_go in returns], returns)
+    return of_each
+
+
+def test_a_users_rule_per_token_is_what_the_update_differentiates() -> None:
+    stages = own_stages()
+    credited = stages.credited()
+    expected = written_out(stages, credited)
+    (batch,) = stages.learner.batches(credited, Clock())
+    actual, _ = gradient_of_update(stages.policy, batch, stages.learner.objective())
+
+    # Every ratio is 1: the loss is that of REINFORCE, L = -(1/n) Σ_t A_t log π(y_t).
+    loss, count = torch.zeros((), dtype=torch.float64), 0
+    for group in credited.groups.groups:
+        for rollout in group.rollouts:
+            own = plain_logprobs(stages.policy.model, group.prompt.tokens, rollout.tokens, TEMPERATURE)
+            gains, _ = expected[group.prompt.id, rollout.sample]
+            loss = loss - torch.tensor(gains, dtype=torch.float64) @ own
+            count += len(gains)
+    parts = torch.autograd.grad(loss / count, list(stages.policy.model.parameters()))
+    assert relative_distance(actual, torch.cat([part.flatten() for part in parts])) <= 1e-10
+
+
+@pytest.mark.parametrize("parts", [1, 2])
+def test_the_returns_of_a_users_rule_arrive_beside_their_tokens(parts: int) -> None:
+    stages = own_stages(minibatches_per_epoch=parts)
+    credited = stages.credited()
+    expected = written_out(stages, credited)
+    seen = []
+    for batch in stages.learner.batches(credited, Clock()):
+        gains = [number for name in batch.names for number in expected[name][0]]
+        returns = [number for name in batch.names for number in expected[name][1]]
+        assert batch.columns.advantages.tolist() == pytest.approx(gains, abs=1e-10)
+        assert batch.columns.returns.tolist() == pytest.approx(returns, abs=1e-10)
+        seen += batch.names
+    assert sorted(seen) == sorted(expected)
+
+
+def test_what_is_shown_of_a_completion_is_the_mean_of_its_tokens_advantages() -> None:
+    stages = own_stages()
+    credited = stages.credited()
+    expected = written_out(stages, credited)
+    for group, row in zip(credited.groups.groups, credited.advantages, strict=True):
+        means = [sum(gains) / len(gains) for gains, _ in (expected[group.prompt.id, r.sample] for r in group.rollouts)]
+        assert row.tolist() == pytest.approx(means, abs=1e-10)
+
+
+# One number for a completion.
+
+
+@given(
+    numbers=st.lists(st.lists(st.floats(-1e6, 1e6), min_size=3, max_size=3), min_size=1, max_size=4),
+    lengths=st.lists(st.integers(1, 40), min_size=12, max_size=12),
+)
+@example(numbers=[[0.1, -0.1, 0.7]], lengths=[3] * 12)  # in float64 the plain mean of three 0.1 is 0.10000000000000002
+def test_the_mean_of_equal_numbers_is_that_number(numbers: list[list[float]], lengths: list[int]) -> None:
+    each = torch.tensor(numbers, dtype=torch.float64)
+    sizes = torch.tensor(lengths[: each.numel()]).view(each.shape)
+    assert torch.equal(mean_of_rollouts(each.flatten().repeat_interleave(sizes.flatten()), sizes), each)
+
+
+def test_the_mean_of_different_numbers_is_over_the_completions_own_tokens() -> None:
+    tokens = torch.tensor([1.0, 2, 6, 5, -1, 1]).double()
+    lengths = torch.tensor([[3, 1], [1, 1]])
+    assert mean_of_rollouts(tokens, lengths).tolist() == [[3, 5], [-1, 1]]
+
+
+# A KL in the reward.
+
+
+@pytest.mark.parametrize(("estimator", "function"), [("k1", k1), ("k2", k2), ("k3", k3)])
+def test_a_kl_taken_off_token_by_token_adds_up_to_that_of_the_completion(estimator: str, function: object) -> None:
+    algorithm = build_algorithm({"name": "rloo", "kl": {"coefficient": 0.7, "estimator": estimator, "place": "reward"}})
+    seen: list[Evidence] = []
+
+    def watching(evidence: Evidence) -> Credit:
+        seen.append(evidence)
+        return algorithm.credit(evidence)
+
+    stages = stages_with(replace(algorithm, credit=watching), temperature=TEMPERATURE)
+    stages.learner.reference = tiny_policy(seed=1)
+    credited = stages.credited()
+    rows = [(group.prompt.tokens, r) for group in credited.groups.groups for r in group.rollouts]
+    model = stages.learner.reference.model
+    log_ref = torch.cat([plain_logprobs(model, prompt, r.tokens, TEMPERATURE).detach() for prompt, r in rows])
+    log_mu = torch.tensor([number for _, r in rows for number in r.logprobs], dtype=torch.float64)
+    owner = torch.arange(len(rows)).repeat_interleave(torch.tensor([len(r.tokens) for _, r in rows]))
+    of_each = sequence_total(function(log_mu, log_ref), owner, num_rollouts=len(rows)).view(5, 4)
+
+    (evidence,) = seen
+    rewards = torch.tensor([even_tokens([r.tokens])[0] for _, r in rows], dtype=torch.float64).view(5, 4)
+    assert torch.equal(evidence.rewards, rewards)
+    torch.testing.assert_close(evidence.token_reward_totals, -0.7 * of_each, rtol=1e-10, atol=1e-10)
+    expected = advantages.leave_one_out(rewards - 0.7 * of_each)
+    torch.testing.assert_close(credited.advantages, expected, rtol=1e-10, atol=1e-10)
+
+
+def test_without_token_rewards_their_totals_are_nothing() -> None:
+    evidence = some_evidence(3, 2, 4, token_rewards=False)
+    assert evidence.token_reward_totals.tolist() == [[0.0] * 4] * 2

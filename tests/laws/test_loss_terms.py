@@ -1,0 +1,231 @@
+"""The loss is a sum of terms, each of which says what it needs; nothing else is computed, nobody asks for a name."""
+
+import ast
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from posttrain.algorithms.table import ALGORITHMS, Algorithm, build_algorithm
+from posttrain.algorithms.terms import LossTerm, Need, TokenView
+from posttrain.errors import UserError
+from posttrain.models.policy import Policy
+from posttrain.training import learner as learner_module
+from posttrain.training import update as update_module
+from posttrain.training.update import Objective
+from tests.support.stages import PLAIN_DAPO, stages_with
+from tests.support.tiny import batch_of, gradient_of_update, relative_distance, tiny_policy, written_group
+
+GROUPS = [
+    written_group((1, 2, 3), [(4, 5), (6,), (7, 8, 9, 5)], name="a"),
+    written_group((10, 11), [(12, 13, 14), (15, 11), (16,)], name="b", draw=1),
+]
+ADVANTAGES = [[1.0, -0.5, 0.25], [-1.0, 0.5, 2.0]]
+REFERENCE = torch.linspace(-4, -1, 13, dtype=torch.float64)
+
+
+def pull_upwards(view: TokenView) -> Tensor:
+    """A term of one's own: log π is drawn towards -1."""
+    return (view.logprobs + 1).square()
+
+
+OWN_TERM = LossTerm(name="pull", per_token=pull_upwards, coefficient=0.25)
+
+
+def with_terms(algorithm: Algorithm, *terms: LossTerm) -> Algorithm:
+    return replace(algorithm, terms=terms)
+
+
+def gradient(policy: Policy, algorithm: Algorithm, reference: Policy) -> tuple[Tensor, dict[str, float]]:
+    batch = batch_of(GROUPS, ADVANTAGES, algorithm, reference_logprobs=REFERENCE)
+    return gradient_of_update(policy, batch, Objective(algorithm=algorithm, temperature=0.8, reference=reference))
+
+
+@pytest.mark.parametrize("name", ["grpo", "gspo", "cispo"])
+def test_the_gradient_of_a_sum_of_terms_is_the_sum_of_their_gradients(name: str) -> None:
+    policy, reference = tiny_policy(), tiny_policy(seed=1)
+    algorithm = build_algorithm({"name": name, "kl": {"coefficient": 0.3}})
+    (full,) = build_algorithm({"name": name, "kl": {"coefficient": 0.7, "estimator": "full"}}).terms[1:]
+    terms = (*algorithm.terms, replace(full, name="full"), OWN_TERM)
+    together, metrics = gradient(policy, with_terms(algorithm, *terms), reference)
+    alone = [gradient(policy, with_terms(algorithm, term), reference) for term in terms]
+    assert all(part.norm() > 1e-3 for part, _ in alone)
+    assert relative_distance(together, sum(part for part, _ in alone)) <= 1e-12
+    assert metrics["loss"] == pytest.approx(sum(of_one["loss"] for _, of_one in alone), abs=1e-12)
+
+
+def test_a_coefficient_multiplies_its_term_alone() -> None:
+    policy, reference = tiny_policy(), tiny_policy(seed=1)
+    algorithm = build_algorithm({"name": "rloo"})
+    plain, _ = gradient(policy, with_terms(algorithm, *algorithm.terms), reference)
+    once, _ = gradient(policy, with_terms(algorithm, replace(OWN_TERM, coefficient=1.0)), reference)
+    both, metrics = gradient(policy, with_terms(algorithm, *algorithm.terms, OWN_TERM), reference)
+    assert relative_distance(both, plain + 0.25 * once) <= 1e-12
+    # Reported as it is, before its coefficient.
+    _, of_once = gradient(policy, with_terms(algorithm, replace(OWN_TERM, coefficient=1.0)), reference)
+    assert metrics["pull"] == of_once["pull"]
+
+
+def test_a_term_that_acts_without_advantage_keeps_completions_and_one_that_does_not_lets_them_go() -> None:
+    algorithm = build_algorithm({"name": "grpo"})
+    assert not algorithm.keeps_zero_advantages
+    assert with_terms(algorithm, *algorithm.terms, OWN_TERM).keeps_zero_advantages
+    vanishing = replace(OWN_TERM, vanishes_without_advantage=True)
+    assert not with_terms(algorithm, *algorithm.terms, vanishing).keeps_zero_advantages
+
+
+# What is needed decides what is computed.
+
+
+@pytest.fixture
+def passes(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """Counts the passes over the output layer beside log-probs, and those of the reference."""
+    calls: Counter[str] = Counter()
+
+    def counted(module: object, name: str) -> None:
+        original = getattr(module, name)
+
+        def call(*arguments: object, **options: object) -> object:
+            calls[name] += 1
+            return original(*arguments, **options)
+
+        monkeypatch.setattr(module, name, call)
+
+    counted(update_module, "full_kl")
+    counted(update_module, "token_entropies")
+    counted(update_module, "reference_hidden")
+    counted(learner_module, "group_logprobs")
+    return calls
+
+
+KL = {"coefficient": 0.1}
+NEEDED = [
+    (PLAIN_DAPO, {}),
+    ({**PLAIN_DAPO, "kl": KL}, {"group_logprobs": 1}),
+    ({**PLAIN_DAPO, "kl": {**KL, "place": "reward"}}, {"group_logprobs": 1}),
+    ({**PLAIN_DAPO, "ratio_to": "reference"}, {"group_logprobs": 1}),
+    ({**PLAIN_DAPO, "kl": {**KL, "estimator": "full"}}, {"full_kl": 1, "reference_hidden": 1}),
+]
+
+
+@pytest.mark.parametrize(("config", "expected"), NEEDED, ids=str)
+def test_only_what_a_term_needs_is_computed(config, expected, passes: Counter[str]) -> None:
+    stages = stages_with(config)
+    assert (stages.learner.reference is not None) == bool(expected)
+    if not expected:  # not even where there is one
+        stages.learner.reference = tiny_policy(seed=1)
+    stages.learn(stages.credited())
+    assert passes == expected
+
+
+def test_entropies_are_computed_where_a_term_or_the_recipe_asks_for_them(passes: Counter[str]) -> None:
+    algorithm = build_algorithm(PLAIN_DAPO)
+    wanting = replace(OWN_TERM, needs=frozenset({Need.ENTROPY}))
+    for made, options, expected in (
+        (algorithm, {}, 0),
+        (algorithm, {"measure_entropy": True}, 1),
+        (with_terms(algorithm, *algorithm.terms, wanting), {}, 1),
+    ):
+        passes.clear()
+        stages = stages_with(made, **options)
+        stages.learn(stages.credited())
+        assert passes["token_entropies"] == expected
+
+
+def test_a_term_sees_what_it_needs_and_nothing_that_nobody_needs() -> None:
+    seen: list[TokenView] = []
+
+    def watching(view: TokenView) -> Tensor:
+        seen.append(view)
+        return view.logprobs
+
+    policy, reference = tiny_policy(), tiny_policy(seed=1)
+    algorithm = build_algorithm({"name": "rloo"})
+    for need in (None, Need.FULL_KL, Need.ENTROPY):
+        seen.clear()
+        needs = frozenset() if need is None else frozenset({need})
+        term = LossTerm(name="watching", per_token=watching, needs=needs, reported=False)
+        gradient(policy, with_terms(algorithm, term), reference)
+        assert len(seen) == 1
+        assert (seen[0].full_kl is not None) == (need is Need.FULL_KL)
+        assert (seen[0].entropies is not None) == (need is Need.ENTROPY)
+        assert seen[0].values is None
+
+
+@pytest.mark.xfail(
+    strict=True, raises=RuntimeError, reason="token_entropies has no gradient: a term of it changes nothing"
+)
+def test_a_term_of_the_entropy_is_differentiated() -> None:
+    policy, algorithm = tiny_policy(), build_algorithm({"name": "dapo"})
+    bonus = LossTerm(
+        name="entropy_bonus",
+        per_token=lambda view: -view.entropies,
+        coefficient=0.1,
+        needs=frozenset({Need.ENTROPY}),
+    )
+    actual, _ = gradient(policy, with_terms(algorithm, bonus), tiny_policy(seed=1))
+    rows = [(group.prompt.tokens, rollout.tokens) for group in GROUPS for rollout in group.rollouts]
+    logits = [policy.model(input_ids=torch.tensor([[*p, *c]])).logits[0, len(p) - 1 : -1] for p, c in rows]
+    logprobs = torch.log_softmax(torch.cat(logits) / 0.8, dim=-1)
+    loss = 0.1 * (logprobs.exp() * logprobs).sum(-1).mean()
+    parts = torch.autograd.grad(loss, list(policy.model.parameters()))
+    assert relative_distance(actual, torch.cat([part.flatten() for part in parts])) <= 1e-10
+
+
+def test_values_are_refused_where_nothing_can_give_them() -> None:
+    algorithm = build_algorithm(PLAIN_DAPO)
+    wanting = replace(OWN_TERM, needs=frozenset({Need.VALUES}))
+    with pytest.raises(UserError, match=r"algorithm dapo: a term needs values, and the policy has no value head"):
+        stages_with(with_terms(algorithm, wanting))
+
+
+# The update does not know which algorithm runs.
+
+
+def asks_which_algorithm(source: str) -> list[str]:
+    """The places where code, but for the text of a message, reads a name of an algorithm or states one."""
+    return [ast.unparse(node) for node in outside_of_messages(ast.parse(source)) if names_one(node)]
+
+
+def outside_of_messages(node: ast.AST) -> Iterator[ast.AST]:
+    yield node
+    for child in ast.iter_child_nodes(node):
+        if not isinstance(child, ast.JoinedStr):
+            yield from outside_of_messages(child)
+
+
+def names_one(node: ast.AST) -> bool:
+    match node:
+        case ast.Attribute(attr="name", value=owner):
+            return "algorithm" in ast.unparse(owner)
+        case ast.Constant(value=str(text)):
+            return text in ALGORITHMS
+        case ast.Name(id=name) | ast.alias(name=name):
+            return name in ALGORITHMS
+        case ast.Attribute(attr=name):
+            return name in ALGORITHMS
+    return False
+
+
+@pytest.mark.parametrize("module", [update_module, learner_module], ids=["update", "learner"])
+def test_no_line_of_the_update_asks_which_algorithm_runs(module: object) -> None:
+    assert asks_which_algorithm(Path(module.__file__).read_text(encoding="utf-8")) == []
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "x = objective.algorithm.name == y",
+        "if kind == 'grpo': pass",
+        "from posttrain.algorithms.table import gspo",
+        "table.dapo()",
+        "match self.algorithm.name:\n    case y: pass",
+    ],
+)
+def test_a_line_that_does_would_be_noticed(line: str) -> None:
+    assert asks_which_algorithm(line)
+    assert not asks_which_algorithm("raise ValueError(f'algorithm {algorithm.name}: no values')")
