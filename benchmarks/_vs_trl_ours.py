@@ -16,53 +16,44 @@ from posttrain.options.model import ModelOptions
 from posttrain.options.rollout import RolloutOptions
 from posttrain.options.training import RunOptions, UpdateOptions
 from posttrain.runs.clock import Clock
-from posttrain.training.collector import Collected, StepContext, collect
+from posttrain.training.collector import Collected, no_journal
 from posttrain.training.metrics import step_metrics
-from posttrain.training.rl import learn
-from posttrain.training.session import Session, open_session
-from posttrain.training.state import RunState
+from posttrain.training.session import Own, Session, open_session
+from posttrain.training.update_metrics import update_metrics
 
 
 def main() -> None:
     job, wire = Job.read(sys.argv[1]), Wire()
     session = opened(job)
-    state = RunState()
     first = session.task.prompts(1, range(job.prompts_per_step))
     wire.ready([prompt.tokens for prompt in sorted(first, key=lambda prompt: prompt.text)], ["torch", "transformers"])
-    while state.step < job.steps and wire.wait():
-        steps = Steps(session, state)
-        watch = Stopwatch()
-        steps.take()
+    for step in range(1, job.steps + 1):
+        if not wire.wait():
+            break
+        clock, watch = Clock(), Stopwatch()
+        collected = take_step(session, step, clock)
         took = watch.read()
-        assert steps.collected is not None
-        rollouts = [rollout for group in steps.collected.judged.groups for rollout in group.rollouts]
+        rollouts = [rollout for group in collected.groups for rollout in group.rollouts]
         wire.report(
             took,
             [len(rollout.tokens) for rollout in rollouts],
-            steps.collected.grades.rewards.flatten().tolist(),
-            **{f"seconds_{stage}": value for stage, value in steps.clock.seconds.items()},
+            collected.grades.rewards.flatten().tolist(),
+            **{f"seconds_{stage}": value for stage, value in clock.seconds.items()},
             **({"peak_device_mib": torch.cuda.max_memory_allocated() / MIB} if job.device == "cuda" else {}),
         )
 
 
-class Steps:
-    """One step as `posttrain.training.rl.steps` takes it."""
-
-    def __init__(self, session: Session, state: RunState) -> None:
-        self.session, self.state, self.clock = session, state, Clock()
-        self.collected: Collected | None = None
-
-    def take(self) -> None:
-        session, state, step = self.session, self.state, self.state.step + 1
-        moment = StepContext(
-            step=step, weights_version=state.num_updates, clock=self.clock, journal=lambda groups, grades: None
-        )
-        collected = collect(session, moment)
-        step_metrics(collected.judged.groups, collected.grades, collected.judged.advantages)
-        learn(session, step, collected, state, self.clock)
-        if session.policy.device.type == "cuda":
-            torch.cuda.synchronize()
-        state.step, self.collected = step, collected
+def take_step(session: Session, step: int, clock: Clock) -> Collected:
+    """One step as `posttrain.training.rl.take_steps` takes it."""
+    collected = session.collector.collect(step, no_journal, clock)
+    credited = session.learner.credit(collected, clock)
+    updates = session.learner.learn(credited, clock)
+    session.load_weights()
+    step_metrics(collected.groups, collected.grades, credited.advantages)
+    update_metrics(updates)
+    if session.policy.device.type == "cuda":
+        torch.cuda.synchronize()
+    return collected
 
 
 def opened(job: Job) -> Session:
@@ -81,7 +72,7 @@ def opened(job: Job) -> Session:
     )
     # A random model's prompts are the same in every step, which a dataset of just these rows gives.
     rows = None if job.countdown else job.rows[: job.prompts_per_step]
-    return open_session(config, rewards=[hash_reward] if job.reward == "hash" else [], rows=rows)
+    return open_session(config, Own(rewards=[hash_reward] if job.reward == "hash" else [], rows=rows))
 
 
 def hash_reward(completion_ids: Sequence[Sequence[int]]) -> list[float]:

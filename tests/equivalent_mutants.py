@@ -162,22 +162,22 @@ BECAUSE: dict[str, list[tuple[str, str]]] = {
         ("training/update.py", "optimizer.zero_grad(set_to_none=False)"),
     ],
     "Only numbers are taken of it, and the backward pass has freed what its graph held.": [
-        ("training/update.py", "observed.logprobs.append(logprobs.clone().double().cpu())"),
+        ("training/update.py", "detached = replace(view, logprobs=view.logprobs.clone())"),
+        ("training/update.py", "observed.entropies.append(view.entropies.clone().double().cpu())"),
         (
             "training/update.py",
-            "observed.clipped.append(algorithm.clipped(logprobs.clone(), denominator, here.advantages, here.rollout).cpu())",
+            "observed.terms.setdefault(term.name, []).append(term.per_token(detached).clone().double().cpu())",
         ),
-        ("training/update.py", "observed.kl.append(term.clone().double().cpu())"),
         ("training/update.py", "bad = (~torch.isfinite(losses.clone())).nonzero()"),
     ],
     "No token without an advantage is clipped.": [
         (
             "training/update.py",
-            "… atio/low_mean': (clipped & (advantages <= 0)).double().mean().item(), 'clip_ratio …",
+            "… atio/low_mean': (clipped & (advantages <= 0)).double().sum().item(), 'clip_ratio/ …",
         ),
         (
             "training/update.py",
-            "… tio/high_mean': (clipped & (advantages >= 0)).double().mean().item(), 'clip_ratio …",
+            "… tio/high_mean': (clipped & (advantages >= 0)).double().sum().item(), 'clip_ratio/ …",
         ),
     ],
     "It is read only where the number is greater.": [

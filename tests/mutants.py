@@ -1,9 +1,9 @@
 """Change the maths by one operator, number, term or name at a time: some test must notice each change.
 
 `make mutants` runs it; a mutant that survives names a line that no test pins down.  Name files or folders to try those
-alone: `.venv/bin/python tests/mutants.py algorithms/losses.py irl/paths.py`.  All of them take hours: what was found
-is kept (`mutant_results.py`), so that a run that was interrupted goes on, and of a file that has not changed since
-only the survivors are tried again, unless `--again` is given.
+alone: `.venv/bin/python tests/mutants.py algorithms/losses.py irl/paths.py`.  All of them take hours: what was found is
+kept (`mutant_results.py`), so that a run that was interrupted goes on, and of a file that has not changed since only
+the survivors are tried again, unless `--again` is given.
 
 The tests of a group of files are collected once, and run once on the code as it is, which tells how long each takes and
 which functions it enters.  Each mutant is then tried in a fork, on the tests that enter the function it changes, until
@@ -64,14 +64,20 @@ class Group:
 
 GROUPS = [
     Group(
-        files=["algorithms/advantages.py", "algorithms/token_weights.py", "algorithms/losses.py", "algorithms/kl.py"],
+        files=["algorithms/*.py"],
         suites=["closed_form", "laws", "reference"],
-        modules=[f"posttrain.{name}" for name in ("advantages", "token_weights", "losses", "kl", "algorithms")],
+        modules=["posttrain.algorithms"],
     ),
     Group(
-        files=["batch.py", "training/update.py", "training/optimizer.py"],
-        suites=["laws", "engine"],
-        modules=["posttrain.batch", "posttrain.training.update", "posttrain.training.optimizer"],
+        files=[
+            "batch.py",
+            *(f"training/{name}.py" for name in ("update", "update_metrics", "optimizer", "learner")),
+        ],
+        suites=["closed_form", "laws", "engine"],
+        modules=[
+            "posttrain.batch",
+            *(f"posttrain.training.{name}" for name in ("update", "update_metrics", "optimizer", "learner")),
+        ],
     ),
     Group(
         files=["training/collector.py", "training/rl.py"],
@@ -83,27 +89,34 @@ GROUPS = [
         suites=["laws"],
         modules=["posttrain.generation.sampling", "posttrain.generation.streams"],
     ),
-    Group(files=["generation/decoding_rows.py"], suites=["engine"], modules=["posttrain.generation.engine"]),
+    Group(
+        files=["generation/decoding_rows.py", "generation/in_process.py"],
+        suites=["engine"],
+        modules=["posttrain.generation.in_process"],
+    ),
     Group(files=["training/metrics.py"], suites=["closed_form"], modules=["posttrain.training.metrics"]),
     Group(files=["runs/alarms.py"], suites=["closed_form"], modules=["posttrain.runs.alarms"]),
     Group(files=["training/evaluation.py"], suites=["closed_form"], modules=["posttrain.training.evaluation"]),
     Group(
-        files=["rewards/grading/grade.py", "rewards/grading/grade.py", "options/reward.py"],
+        files=["rewards/grading/grade.py", "options/reward.py"],
         suites=["closed_form", "laws"],
-        modules=["posttrain.rewards.grading.grade", "posttrain.rewards.grading.grade", "posttrain.options.reward"],
+        modules=["posttrain.rewards.grading.grade", "posttrain.options.reward"],
     ),
     Group(
-        files=["models/logprobs.py", "models/packed.py", "models/fused.py", "models/decoder.py", "models/forward.py"],
+        files=[f"models/{name}.py" for name in ("logprobs", "packed", "fused", "decoder", "forward")],
         suites=["laws", "engine"],
         modules=[
-            *(f"posttrain.models.{name}" for name in ("logprobs", "packed", "fused", "decoder", "forward", "loading")),
+            *(f"posttrain.models.{name}" for name in ("logprobs", "packed", "fused", "decoder", "forward", "policy")),
             "posttrain.training.update",
         ],
     ),
     Group(
         files=["runs/checkpoint.py", "runs/tensor_state.py", "runs/files.py", "training/state.py"],
         suites=["closed_form", "engine"],
-        modules=[f"posttrain.training.{name}" for name in ("checkpoint", "tensor_state", "files", "state")],
+        modules=[
+            *(f"posttrain.runs.{name}" for name in ("checkpoint", "tensor_state", "files")),
+            "posttrain.training.state",
+        ],
     ),
     Group(
         files=["irl/*.py", "neural_irl.py", "irl_runs/environment.py", "irl_runs/measures.py"],
@@ -157,8 +170,7 @@ def collect(files: list[str], work: Callable[[Items], None]) -> None:
     sys.dont_write_bytecode = True
     os.chdir(ROOT)
     with open(os.devnull, "w") as quiet, contextlib.redirect_stdout(quiet), contextlib.redirect_stderr(quiet):
-        for descriptor in (1, 2):
-            os.dup2(quiet.fileno(), descriptor)
+        os.dup2(quiet.fileno(), 1)
         pytest.main(["-s", "-q", "-p", "no:cacheprovider", "--assert=plain", *files], [Session(work)])
 
 
@@ -256,7 +268,6 @@ def noticed_afresh(mutant: Mutant, tests: Record, folder: Path) -> str:
     (copy / "assets").symlink_to(PACKAGE / "assets")
     (copy / mutant.file).write_text(mutant.source, encoding="utf-8")
     sys.path.insert(0, str(folder))
-    os.environ["PYTHONPATH"] = str(folder)  # for the processes that tests start
     answers: list[str] = []
     files = sorted({name.split("::")[0] for name in tests})
     collect(files, lambda items: answers.append(noticed(items, tests)))

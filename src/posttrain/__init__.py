@@ -5,27 +5,40 @@
     posttrain.evaluate(run.model_folder, config, rows=..., rewards=[solved])
 
 `solved(completions, answer, **columns)` gets lists and returns one number, or None, for each completion;
-`posttrain.reward_function(solved, weight=0.5)` gives it a weight.  Importing this module loads nothing heavy: each name
-is loaded when it is first used.
+`posttrain.reward_function(solved, weight=0.5)` gives it a weight.  A model object is given as
+`train(config, policy=posttrain.as_policy(model, tokenizer))`; `Task`, `Engine`, `Algorithm` and `Watcher` say what an
+object of your own has to be.  Importing this module loads nothing heavy: each name is loaded when it is first used.
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from posttrain.algorithms.table import Algorithm
     from posttrain.config import Config, IrlConfig, SftConfig, as_recipe, load_recipe
+    from posttrain.generation.engine import Engine
     from posttrain.irl_runs.environment import LearnedReward
     from posttrain.irl_runs.run import recover
+    from posttrain.models.policy import as_policy
     from posttrain.rewards.grading.function import reward_function
+    from posttrain.runs.watchers import Watcher
+    from posttrain.tasks.base import Probe, Reading, Task
     from posttrain.training.evaluate import evaluate
     from posttrain.training.rl import Run, train
 
 __all__ = [
+    "Algorithm",
     "Config",
+    "Engine",
     "IrlConfig",
     "LearnedReward",
+    "Probe",
+    "Reading",
     "Run",
     "SftConfig",
+    "Task",
+    "Watcher",
+    "as_policy",
     "as_recipe",
     "evaluate",
     "load_recipe",
@@ -35,14 +48,21 @@ __all__ = [
 ]
 
 HOMES = {
+    "Algorithm": "posttrain.algorithms.table",
     "Config": "posttrain.config",
     "IrlConfig": "posttrain.config",
     "SftConfig": "posttrain.config",
     "as_recipe": "posttrain.config",
     "load_recipe": "posttrain.config",
+    "Engine": "posttrain.generation.engine",
     "LearnedReward": "posttrain.irl_runs.environment",
     "recover": "posttrain.irl_runs.run",
+    "as_policy": "posttrain.models.policy",
     "reward_function": "posttrain.rewards.grading.function",
+    "Watcher": "posttrain.runs.watchers",
+    "Probe": "posttrain.tasks.base",
+    "Reading": "posttrain.tasks.base",
+    "Task": "posttrain.tasks.base",
     "Run": "posttrain.training.rl",
     "train": "posttrain.training.rl",
     "evaluate": "posttrain.training.evaluate",

@@ -20,7 +20,7 @@ def test_a_function_in_workers_leaves_nothing_behind_and_every_outcome_comes_as_
     assert outcomes == {
         "4.0": 480 * 4 + 100 + 1000,  # the length of "good", of which there are more at the end
         "6.0": (5 + 2) * 4,  # and of "prints" and "starts"
-        "Problem": 10 * 4,
+        "InvalidScore": 10 * 4,
         "ScoringFailure": (2 + 1) * 4,
     }
     assert sum(COMPLETIONS.values()) == 500

@@ -85,9 +85,9 @@ def mine(response):
 TRAINER = """
 import sys
 from pathlib import Path
-from posttrain.rewards.loading import load_reward
-from posttrain.rewards.options import RewardOptions
-from posttrain.rewards.protocol import grade
+from posttrain.options.reward import RewardOptions
+from posttrain.rewards.grading.grade import grade
+from posttrain.rewards.reward_registry import load_reward
 from tests.support.reward_rows import group
 
 if __name__ == "__main__":

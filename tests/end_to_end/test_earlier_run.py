@@ -1,5 +1,4 @@
-"""A run folder that an earlier layout of the code wrote is read, measured and continued: data/earlier_run, of four
-steps.
+"""A run folder of an earlier layout of the code is read, measured and continued: data/earlier_run, of four steps.
 
 It was made by `posttrain rl` with the recipe in run/config.yaml; steps-5-and-6.jsonl is what the same program logged
 when the same recipe ran for six steps without a stop.
@@ -41,10 +40,8 @@ def test_it_is_resumed_to_the_numbers_of_a_run_that_never_stopped(earlier: Path)
 
 
 def test_its_model_is_measured(earlier: Path) -> None:
-    ended = command(
-        "eval", "run/model", "--task.held-out-size", 4, "--rollout.max-completion-tokens", 6, "--output",
-        "measured.json", folder=earlier,
-    )  # fmt: skip
+    flags = ("--task.held-out-size", 4, "--rollout.max-completion-tokens", 6, "--output", "measured.json")
+    ended = command("eval", "run/model", *flags, folder=earlier)
     assert ended.code == 0, ended.err
     kept = json.loads((earlier / "run" / "summary.json").read_text())["after"]
     measured = json.loads((earlier / "measured.json").read_text())

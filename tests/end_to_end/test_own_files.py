@@ -1,26 +1,35 @@
 """An algorithm and a task from a file of the user's own: chosen, checked, printed and run as the package's own are."""
 
 import json
+import re
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+from pyarrow import parquet
 
-from posttrain.algorithms.losses import ClipRange
-from posttrain.algorithms.table import KlTerm, build_algorithm
+from posttrain.algorithms.table import Algorithm, build_algorithm
 from posttrain.cli import main
 from posttrain.config import Config, as_recipe, build, load_recipe
 from posttrain.config.recipes import RecipeLayer, parse_yaml
 from posttrain.errors import UserError
 from posttrain.tasks.task_registry import load_task
+from tests.support import dice
 from tests.support.runs import metrics_of, save_tiny_model
+from tests.support.tiny import token_loss
 
 MINE = '''
+from dataclasses import replace
 from typing import Annotated, Literal
 import torch
 from typing_extensions import Doc
-from posttrain.algorithms import Algorithm, KlTerm, grpo
+from posttrain.algorithms.credit import per_rollout
+from posttrain.algorithms.table import grpo
+from posttrain.algorithms.terms import KlTerm
 from posttrain.errors import UserError
-from posttrain.rewards.function import reward_function
+from posttrain.rewards.grading.function import reward_function
+from posttrain.tasks.base import Probe, Reading, Task
 
 made = []
 
@@ -35,6 +44,11 @@ def narrow(*, width: float = 0.1, side: Literal["low", "high"] = "low",
 
 def pulled(*, kl: KlTerm | None = KlTerm(coefficient=0.5, estimator="k1")):
     return grpo(kl=kl)
+
+def signs(*, size: float = 1.0):
+    """Only on which side of its group's mean a reward is."""
+    rule = per_rollout(lambda rewards: size * (rewards - rewards.mean(dim=1, keepdim=True)).sign())
+    return replace(grpo(), name="signs", credit=rule)
 
 def no_algorithm():
     return 5
@@ -54,11 +68,10 @@ def called_by_name(*, name: str = "x"):
 def says(completions, want, **columns):
     return [float(letter in text) for text, letter in zip(completions, want)]
 
-class Letters:
+class Letters(Task):
     """Say a letter."""
 
     name = "letters"
-    closing_tags = ()
 
     def __init__(self, renderer, *, seed, letters: str = "abc", size: int = 4, level=None):
         if size < 1:
@@ -76,14 +89,12 @@ class Letters:
     def held_out(self):
         return [self.one(number) for number in range(self.size)]
 
-    def longest_prompts(self):
-        return self.held_out()
+    def probes(self):
+        return {"vowels": Probe(readings={"vowel_share": Reading("share of vowels")}, measure=vowels)}
 
-    def statistics(self, groups):
-        return {}
-
-    def found(self, prompt, completion):
-        return False
+def vowels(groups):
+    text = "".join(rollout.text for group in groups for rollout in group.rollouts)
+    return {"vowel_share": sum(letter in "aeiou" for letter in text) / max(len(text), 1)}
 
 class Bare:
     name = "bare"
@@ -123,11 +134,18 @@ def test_the_signature_of_the_function_is_the_schema_of_the_section() -> None:
     spelled = {"path": "mine.py:narrow", "width": 0.3, "side": "low", "kl": kl, "free": 3, "times": 1}
     assert config.algorithm == spelled
     built = build_algorithm(config.algorithm)
-    assert (built.clip, built.kl) == (ClipRange(low=0.3, high=0.3), KlTerm(coefficient=1.0))
+    assert [term.coefficient for term in built.terms] == [1.0, 1.0]
+    assert largest_gain(built) == pytest.approx(1.3)
     pulled = from_text("algorithm: 'mine.py:pulled'").algorithm
     assert pulled["kl"] == {"coefficient": 0.5, "estimator": "k1", "place": "loss"}
-    assert build_algorithm(pulled).kl == KlTerm(coefficient=0.5, estimator="k1")
-    assert build_algorithm({"path": "mine.py:pulled", "kl": None}).kl is None
+    assert [(term.name, term.coefficient) for term in build_algorithm(pulled).terms] == [("policy", 1.0), ("kl", 0.5)]
+    assert len(build_algorithm({"path": "mine.py:pulled", "kl": None}).terms) == 1
+
+
+def largest_gain(algorithm: Algorithm) -> float:
+    """What a token of advantage 1 gains where its ratio, e, is beyond any bound: the upper end of the clip."""
+    ones = torch.ones(1, dtype=torch.float64)
+    return -token_loss(algorithm, ones, 0 * ones, ones, torch.zeros(1, dtype=torch.int64)).item()
 
 
 def test_recipe_flags_and_python_say_the_same_and_the_printed_recipe_says_it_again(
@@ -255,22 +273,76 @@ def test_a_class_that_is_no_task_is_told_what_it_lacks() -> None:
     assert (made.seed, made.size, made.name) == (7, 3, "letters")
 
 
-def test_a_run_with_both_can_be_planned_and_its_saved_recipe_runs_again(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+@pytest.fixture
+def recipe(tmp_path: Path) -> dict[str, Any]:
+    """A step of a tiny model on the file's task."""
     save_tiny_model(tmp_path / "model")
-    sections = {
+    return {
         "model": {"path": "model"},
         "task": {"path": "mine.py:Letters", "letters": "xy"},
-        "algorithm": {"path": "mine.py:narrow", "width": 0.5},
         "rollout": {"prompts_per_step": 2, "group_size": 2, "max_completion_tokens": 6},
         "evaluation": {"samples": 1, "brief_problems": 2},
         "run": {"folder": "first", "num_steps": 1, "threads": 1},
     }
+
+
+def test_a_run_with_both_can_be_planned_and_its_saved_recipe_runs_again(
+    recipe: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    sections = {**recipe, "algorithm": {"path": "mine.py:narrow", "width": 0.5}}
     Path("recipe.yaml").write_text(json.dumps(sections))
     assert main(["rl", "recipe.yaml", "--dry-run"]) == 0
     assert "letters, 4 held-out problems" in capsys.readouterr().out
+    assert not Path("first").exists()
     assert main(["rl", "recipe.yaml"]) == 0
     assert "path: mine.py:Letters" in Path("first/config.yaml").read_text()
+    label = re.search(r"^share of vowels +(\S+) +(\S+)$", capsys.readouterr().out, flags=re.MULTILINE)
+    assert label is not None
+    summary = json.loads(Path("first/summary.json").read_text())
+    assert list(label.groups()) == [f"{summary[when]['vowel_share']:.3f}" for when in ("before", "after")]
     assert main(["rl", "first/config.yaml", "--run.folder", "again"]) == 0
     assert metrics_of(Path("first")) == metrics_of(Path("again"))
+
+
+def test_credit_of_ones_own_is_what_a_run_trains_with(
+    recipe: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("recipe.yaml").write_text(json.dumps(recipe))
+    algorithm = ("--algorithm.path", "mine.py:signs", "--algorithm.size", "0.5", "--rollout.group-size", "4")
+    Path("dice.py").write_text(Path(dice.__file__).read_text())
+    assert main(["rl", "recipe.yaml", *algorithm, "--rewards", "dice.py:dice"]) == 0
+    assert "algorithm  signs, learning rate" in capsys.readouterr().out
+    rows = parquet.read_table("first/rollouts/step-000001.parquet").to_pylist()
+    rewards = torch.tensor([row["reward"] for row in rows]).view(2, 4)
+    expected = 0.5 * (rewards - rewards.mean(dim=1, keepdim=True)).sign()
+    assert {0.5, -0.5} <= set(expected.flatten().tolist()), "of no use: nothing to tell apart"
+    assert [row["advantage"] for row in rows] == expected.flatten().tolist()
+
+
+AT_THE_RUN = {
+    "what is no task": (
+        {"task": "mine.py:Bare"},
+        "task: mine.py:Bare lacks held_out, longest_prompts, probes, prompts",
+    ),
+    "a rule of the task": ({"task": {"path": "mine.py:Letters", "size": 0}}, "task: size = 0: use >= 1"),
+    "a wrong option": (
+        {"task": {"path": "mine.py:Letters", "sise": 0}},
+        "task.sise: no such field.  Did you mean `size`",
+    ),
+    "a missing function": ({"algorithm": "mine.py:sings"}, "mine.py has no function `sings`. Did you mean `signs`?"),
+}
+
+
+@pytest.mark.parametrize("mistake", AT_THE_RUN)
+@pytest.mark.parametrize("flags", [(), ("--dry-run",)], ids=["run", "plan"])
+def test_a_mistake_ends_a_run_before_it_leaves_anything(
+    mistake: str, flags: tuple[str, ...], recipe: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    sections, says = AT_THE_RUN[mistake]
+    Path("recipe.yaml").write_text(json.dumps({**recipe, **sections}))
+    assert main(["rl", "recipe.yaml", *flags]) == 2
+    told = capsys.readouterr()
+    assert told.err.startswith("posttrain: ")
+    assert says in told.err
+    assert "Traceback" not in told.err
+    assert not Path("first").exists()

@@ -1,7 +1,10 @@
 """From Python: own rows and own functions, of every kind that the reward protocol knows."""
 
+import ast
 import asyncio
 import json
+import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -61,6 +64,33 @@ def only_even(answer: Sequence[int], **columns: object) -> list[float | None]:
 
 def never(completions: Sequence[str], **columns: object) -> list[None]:
     return [None] * len(completions)
+
+
+def test_every_public_name_is_loaded_from_its_home_when_it_is_first_used() -> None:
+    assert sorted(posttrain.HOMES) == sorted(posttrain.__all__) == sorted(dir(posttrain))
+    for name in posttrain.__all__:
+        defined = getattr(posttrain, name)
+        assert defined.__name__ == name
+        assert f"{defined.__module__}.".startswith(f"{posttrain.HOMES[name]}.")  # there, or in its package
+    with pytest.raises(AttributeError, match="has no attribute 'trian'"):
+        _ = posttrain.trian
+    for_type_checkers = {
+        alias.name: str(node.module)
+        for node in ast.walk(ast.parse(Path(posttrain.__file__).read_text(encoding="utf-8")))
+        if isinstance(node, ast.ImportFrom) and str(node.module).startswith("posttrain.")
+        for alias in node.names
+    }
+    assert for_type_checkers == posttrain.HOMES
+
+
+def test_importing_the_package_loads_nothing_heavy_and_a_light_name_nothing_but_its_own() -> None:
+    program = (
+        "import sys, posttrain; heavy = {'torch', 'transformers', 'numpy', 'pydantic'};"
+        " print(*sorted(heavy & set(sys.modules))); posttrain.reward_function;"
+        " print('transformers' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.split("\n")[:2] == ["", "False"]
 
 
 def test_functions_of_every_kind_add_up_with_their_weights(model: Path, tmp_path: Path) -> None:
@@ -188,7 +218,7 @@ def test_a_resumed_run_calls_the_rewards_for_its_own_steps_only(model, tmp_path)
         return [float(len(text)) for text in completions]
 
     posttrain.train(config_for(model, tmp_path / "run"), rows=ROWS, rewards=[counted])
-    assert asked == [12, 12], "one trial step, whose seconds the plan shows, and one step"
+    assert asked == [12], "one step, which is collected once"
     longer = config_for(model, tmp_path / "run", run={"num_steps": 2})
     posttrain.train(longer, rows=ROWS, rewards=[counted], resume=True)
-    assert asked == [12, 12, 12]
+    assert asked == [12, 12]

@@ -23,7 +23,7 @@ DYNAMIC_SAMPLING: dict[str, Mapping[str, Any]] = {"algorithm": {"name": "dapo", 
 
 MOMENTS = [
     "os.rename checkpoints/.tmp-step-000000 1",  # no checkpoint yet
-    "dice call 3",  # the trial step, step 1, step 2
+    "dice call 2",  # step 1, step 2
     "os.rename rollouts/.tmp-step-000002.parquet 1",
     "open checkpoints/.tmp-step-000003/.tmp-manifest.json 1",  # three steps are lost with it
     "open metrics.jsonl 6",  # one more step is not logged, whose completions are

@@ -112,8 +112,8 @@ def test_a_reward_function_that_fails_stops_the_run_and_names_the_completion(fau
     body, says = FAULTS[fault]
     recipe = tiny_recipe(place, rewards=[{"path": f"{place}/bad.py:bad"}], checkpoint={"every_steps": 1})
     source = "calls = []\n\ndef bad(completions, **columns):\n    scores = [0.0] * len(completions)\n"
-    # The third step fails, of which the trial is one; a call of fewer completions looks for the culprit.
-    source += f"    calls.append(1)\n    if len(calls) < 3:\n        return scores\n    {body}\n"
+    # The second step fails; a call of fewer completions looks for the culprit.
+    source += f"    calls.append(1)\n    if len(calls) < 2:\n        return scores\n    {body}\n"
     (place / "bad.py").write_text(source)
     ended = in_this_process(capsys, "rl", recipe)
     require_one_message(ended, 1, "step 2: reward 'bad'", says, "last good checkpoint is", "step-000001")

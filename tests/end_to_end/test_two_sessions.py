@@ -29,7 +29,7 @@ from posttrain.rewards.grading.resources import Resources, default_resources
 from posttrain.rewards.judge.judge_reward import JudgeReward
 from posttrain.rewards.reward_registry import load_reward
 from posttrain.runs.threads import claim_threads
-from posttrain.training.session import open_session
+from posttrain.training.session import Own, open_session
 from tests.end_to_end.test_python_api import config_for
 from tests.support.faulty_endpoint import Endpoint, endpoint, says
 from tests.support.reward_rows import group
@@ -156,7 +156,7 @@ def test_a_reward_that_is_called_outside_any_session_is_out_of_reach_of_sessions
 
     first = outside()
     assert first[0] == 0.0
-    with open_session(config(model, tmp_path / "run", OPEN), rows=ROWS) as session:
+    with open_session(config(model, tmp_path / "run", OPEN), Own(rows=ROWS)) as session:
         rows = [group([READS], columns={"tests": PRINTS_ONE})]
         assert grade(rows, session.rewards, resources=session.resources).rewards.item() == 1.0
         assert outside() == first
@@ -184,9 +184,9 @@ def test_what_is_open_is_closed_when_nobody_holds_it_and_when_the_process_ends(t
     gc.collect()
     assert servers() == before
     program = f"""
-from posttrain.rewards.resources import Resources, default_resources
-from posttrain.rewards.sandbox.pool import ProcessPool
-from posttrain.rewards.workers.pool import WorkerPool
+from posttrain.rewards.grading.resources import Resources, default_resources
+from posttrain.rewards.grading.workers.worker_pool import WorkerPool
+from posttrain.sandbox.process_pool import ProcessPool
 from tests.support.worker_rows import function_of
 from pathlib import Path
 for kind in (ProcessPool, WorkerPool):
@@ -283,7 +283,7 @@ def test_a_second_session_that_wants_another_number_of_threads_is_refused_until_
     before = torch.get_num_threads()
 
     def session(threads: int) -> Any:
-        return open_session(config_for(model, tmp_path, run={"threads": threads}), rows=ROWS, rewards=[len_of])
+        return open_session(config_for(model, tmp_path, run={"threads": threads}), Own(rows=ROWS, rewards=[len_of]))
 
     with session(2) as first:
         assert torch.get_num_threads() == 2
@@ -303,7 +303,7 @@ def test_a_second_session_that_wants_another_number_of_threads_is_refused_until_
 def test_a_session_that_cannot_be_opened_holds_no_threads_back(model: Path, tmp_path: Path) -> None:
     before = torch.get_num_threads()
     with pytest.raises(UserError, match="the task has no reward function"):
-        open_session(config_for(model, tmp_path, run={"threads": before + 1}), rows=ROWS)
+        open_session(config_for(model, tmp_path, run={"threads": before + 1}), Own(rows=ROWS))
     assert torch.get_num_threads() == before
 
 

@@ -5,7 +5,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 METRICS_PAGE = Path(__file__).parents[2] / "docs" / "metrics.md"
@@ -79,8 +79,17 @@ def posttrain(arguments: Sequence[str], folder: Path) -> subprocess.CompletedPro
     return python(["-m", "posttrain.cli", *arguments], folder)
 
 
-def documented(name: str) -> bool:
-    """Whether a table row of docs/metrics.md names this metric; `<fn>` stands for one part of a name."""
+def documented(name: str, *, probes: Collection[str] = ()) -> bool:
+    """Whether a table row of docs/metrics.md names this metric.
+
+    `<fn>` stands for one part of a name, and `<probe>` for what the probes of a task of one's own read.
+    """
     names = re.findall(r"^\| `([^`]+)`", METRICS_PAGE.read_text(encoding="utf-8"), flags=re.MULTILINE)
-    patterns = [re.sub(r"<\w+>", "[^/]+", re.escape(row).replace(r"\<", "<").replace(r"\>", ">")) for row in names]
-    return any(re.fullmatch(pattern, name) for pattern in patterns)
+    return any(re.fullmatch(pattern_of(row, probes), name) for row in names)
+
+
+def pattern_of(row: str, probes: Collection[str]) -> str:
+    """The names that a row stands for."""
+    read = "|".join(map(re.escape, probes)) or "(?!)"  # without a probe, no name
+    holes = {part: f"(?:{read})" if part == "<probe>" else "[^/]+" for part in re.findall(r"<\w+>", row)}
+    return "".join(holes.get(part) or re.escape(part) for part in re.split(r"(<\w+>)", row))

@@ -49,6 +49,10 @@ def recover(config: IrlConfig, *, watchers: Sequence["Watcher"] = ()) -> IrlRun:
     `watchers` are those of any run: `on_step` with the numbers of each evaluation of the fit, counted from 1, and
     `on_end` with the summary.
     """
+    if watchers:
+        from posttrain.runs.watchers import require_watchers  # it loads torch, which inverse RL does without
+
+        require_watchers(watchers)
     clock = Clock()
     with claim_folder(config) as folder, IrlProgress() as progress:
         with clock("world"):
@@ -81,7 +85,7 @@ def recover(config: IrlConfig, *, watchers: Sequence["Watcher"] = ()) -> IrlRun:
 
 def watched_by(watchers: Sequence["Watcher"], watch: Watch) -> Watch:
     """Watch each evaluation of a fit, and have a user's watchers see it too."""
-    from posttrain.runs.reports import StepReport  # it loads torch, which inverse RL does without
+    from posttrain.runs.reports import StepReport
 
     counter = count(1)
 

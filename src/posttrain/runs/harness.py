@@ -91,6 +91,8 @@ class Harness:
         self.folder, self.trained, self.options = folder, trained, options
         self.clock = Clock()
         """Of the step that is going on."""
+        self.step = 0
+        """The one that is going on, or was last."""
         self.interruption = Interruption()
         self.progress = Progress(options.run.num_steps)
         self.watchers: list[Watcher] = list(options.watchers)
@@ -153,7 +155,8 @@ class Harness:
         """The numbers of the steps that are left: until the last, the time limit, an early stop or a signal."""
         self.decide_to_stop()  # already: a resumed run may have nothing left to do
         while self.trained.step < self.options.run.num_steps and not self.stopping:
-            yield self.trained.step + 1
+            self.step = self.trained.step + 1
+            yield self.step
 
     def decide_to_stop(self) -> bool:
         """Whether no further step is to be taken, whatever is left.
@@ -172,7 +175,7 @@ class Harness:
         except RunError as error:
             saved = checkpoint.saved_steps(self.folder.checkpoints)
             left = f"\n    The last good checkpoint is {saved[max(saved)]}." if saved else ""
-            raise RunError(f"step {self.trained.step + 1}: {error}{left}") from error
+            raise RunError(f"step {self.step}: {error}{left}") from error
 
     def record(self, report: StepReport) -> None:
         """Hand a finished step to the watchers, one after the other."""

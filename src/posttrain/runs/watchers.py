@@ -1,8 +1,9 @@
 """Who watches a run: journals, alarms, the display, and whatever a user adds, all in the same way."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
+from posttrain.errors import UserError
 from posttrain.options.training import CheckpointOptions
 from posttrain.runs.alarms import Line, alarms, transcript
 from posttrain.runs.progress import Progress
@@ -31,6 +32,18 @@ class Watcher:
 
     def on_end(self, report: EndReport) -> None:
         """The run has ended, by itself or because it was interrupted; not called after an error."""
+
+
+def require_watchers(candidates: Iterable[object]) -> None:
+    """Raise UserError where one of a user's watchers is none."""
+    for each in candidates:
+        if isinstance(each, type):
+            raise UserError(f"watchers: {each.__name__} is a class; give an object of it")
+        if not isinstance(each, Watcher):
+            raise UserError(
+                f"watchers: {each!r:.60} ({type(each).__name__}) is no Watcher; inherit from posttrain.Watcher, which"
+                " says what each of its methods is called for."
+            )
 
 
 class RolloutFiles(Watcher):

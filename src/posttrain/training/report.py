@@ -28,8 +28,9 @@ def plan(
 
     With `whole_step` the seconds have its gradient in them too, and the time of all steps is told.
     """
-    config, model = session.config, session.policy.model
-    rollout, millions = config.rollout, sum(parameter.numel() for parameter in model.parameters()) / 1e6
+    config, rollout = session.config, session.config.rollout
+    policy, dtype = session.policy, str(session.policy.compute_dtype).removeprefix("torch.")
+    millions = sum(parameter.numel() for parameter in policy.model.parameters()) / 1e6
     share = pace = ""
     if first is not None:
         share = f", at first {first.num_completion_tokens / rollout.rollouts_per_step:.0f} tokens each"
@@ -37,9 +38,9 @@ def plan(
         if whole_step:
             total = seconds * config.run.num_steps / 60
             pace = f", about {seconds:.1f} s each as completions are now: {total:.1f} min"
-    reason = session.policy.forward_reason
+    reason = policy.forward_reason
     lines = [
-        f"model      {config.model.path}, {millions:.2f} M parameters, {config.model.dtype} on {session.policy.device}",
+        f"model      {session.model_name}, {millions:.2f} M parameters, {dtype} on {policy.device}",
         *([f"           by the model's own forward pass: {reason}"] if reason else []),
         f"task       {session.task.name}, {len(session.questions().prompts)} held-out problems",
         f"algorithm  {session.algorithm.name}, learning rate {config.update.learning_rate:g}",
@@ -101,7 +102,7 @@ def model_card(session: Session, state: RunState, summary: Mapping[str, object])
     return (
         f"---\nlibrary_name: transformers\ntags: [posttrain, {session.algorithm.name}]\n---\n\n"
         f"# {Path(config.run.folder).name}\n\n"
-        f"{config.model.path}, trained with posttrain: {session.algorithm.name} on {session.task.name} for"
+        f"{session.model_name}, trained with posttrain: {session.algorithm.name} on {session.task.name} for"
         f" {state.step} steps of {config.rollout.prompts_per_step} × {config.rollout.group_size}"
         " rollouts.\n\n"
         f"| held-out | before | after |\n|---|---|---|\n{lines}\n\nThe recipe is `config.yaml` in the run folder.\n"

@@ -16,7 +16,7 @@ from posttrain.runs.folder import saved_recipe
 from posttrain.runs.harness import Harness, HarnessOptions
 from posttrain.runs.reports import EvaluationReport, StepReport
 from posttrain.runs.run_folder import RunFolder, claim_folder
-from posttrain.runs.watchers import Watcher
+from posttrain.runs.watchers import Watcher, require_watchers
 from posttrain.tasks.base import Task
 from posttrain.training import report
 from posttrain.training.collector import Collected, no_journal
@@ -63,6 +63,7 @@ def train(
     had never stopped.
     """
     own = Own(policy=policy, task=task, engine=engine, algorithm=algorithm, rewards=rewards, rows=rows)
+    require_watchers(watchers)
     with open_session(config, own) as session:
         require_room(session)
         return train_session(session, watchers, resume=resume)

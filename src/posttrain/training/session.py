@@ -44,7 +44,7 @@ class Own:
     def __post_init__(self) -> None:
         for name, kind, remedy in (
             ("policy", Policy, "make one of a model and its tokenizer with posttrain.as_policy"),
-            ("algorithm", Algorithm, "such as posttrain.algorithms.table.grpo()"),
+            ("algorithm", Algorithm, "give an object, such as what posttrain.algorithms.table.grpo() returns"),
         ):
             value = getattr(self, name)
             if value is not None and not isinstance(value, kind):
@@ -57,6 +57,8 @@ class Session:
 
     config: Config
     policy: Policy
+    model_name: str
+    """What plans and model cards call the policy's model."""
     engine: Engine
     algorithm: Algorithm
     task: Task
@@ -145,6 +147,7 @@ def assembled(config: Config, own: Own, resources: Resources, threads: ThreadCla
     return Session(
         config=config,
         policy=policy,
+        model_name=config.model.path if own.policy is None else own.policy.model.name_or_path or "a model object",
         engine=chosen_engine,
         algorithm=algorithm,
         task=task,

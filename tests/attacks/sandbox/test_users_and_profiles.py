@@ -14,17 +14,17 @@ ROOT = Path(__file__).parents[3]
 INSIDE = Path(inside.__file__).parent
 
 RUN = """
-from posttrain.rewards.sandbox.pool import ProcessPool
-from posttrain.rewards.sandbox.records import Process
+from posttrain.sandbox.process_pool import ProcessPool
+from posttrain.sandbox.execution import Process
 with ProcessPool() as pool:
     (execution,) = pool.run([Process(kind="program", source="import os; print(os.getuid(), sum(range(10)))")])
     print(execution.stdout.decode().strip(), all(finding.passed for finding in pool.found))
 """
 
 IN_BUBBLEWRAP = """
-from posttrain.rewards.sandbox.elsewhere import ReplaySandbox
-from posttrain.rewards.sandbox.places import Bubblewrap, CommandBackend
-from posttrain.rewards.sandbox.probes import SandboxUnavailable
+from posttrain.sandbox.replay_sandbox import ReplaySandbox
+from posttrain.sandbox.backends import Bubblewrap, CommandBackend
+from posttrain.sandbox.probes import SandboxUnavailable
 with ReplaySandbox(CommandBackend(Bubblewrap()), at_once=2) as there:
     try:
         there.probe()

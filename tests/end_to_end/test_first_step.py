@@ -1,0 +1,121 @@
+"""Step 1 is collected first, and once: a mistake in a reward shows before anything is measured or given up."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyarrow import parquet
+
+import posttrain
+from posttrain.cli import main
+from posttrain.errors import UserError
+from tests.end_to_end.test_own_objects import Counts, Sums, config, policy_of
+from tests.support.dice import dice
+from tests.support.runs import metrics_of, save_tiny_model, tiny_recipe
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny_model(tmp_path_factory.mktemp("first") / "model")
+
+
+def mistaken(completions: Sequence[str], **columns: object) -> list[float]:
+    raise ZeroDivisionError("no divisor")
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    """All content but that of the lock, which every writer renews."""
+    found = (path for path in folder.rglob("*") if path.is_file() and path.name != ".posttrain.lock")
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in found}
+
+
+class Run:
+    """A run whose objects can be looked at."""
+
+    def __init__(self, model: Path, folder: Path, **sections: Any) -> None:
+        self.policy = policy_of(model)
+        self.engine = Counts(self.policy)
+        self.config = config(folder, 2, **sections)
+
+    def train(self, *rewards: Any, **how: Any) -> posttrain.Run:
+        objects = {"policy": self.policy, "task": Sums(self.policy), "engine": self.engine}
+        return posttrain.train(self.config, **objects, rewards=rewards, **how)
+
+
+def test_a_mistake_in_a_reward_shows_before_anything_is_measured_and_leaves_no_folder(
+    model: Path, tmp_path: Path
+) -> None:
+    run = Run(model, tmp_path / "deep" / "run")
+    with pytest.raises(UserError, match=r"reward 'mistaken'.*raised ZeroDivisionError: no divisor"):
+        run.train(mistaken)
+    assert run.engine.sampled == [("rollout", 1, 0)]
+    assert not (tmp_path / "deep" / "run").exists()
+
+
+def test_what_a_folder_held_already_stays_where_a_run_does_not_begin(model: Path, tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    with pytest.raises(UserError, match="no divisor"):
+        Run(model, tmp_path / "run").train(mistaken)
+    assert files(tmp_path / "run") == {}
+
+
+def test_a_mistake_in_a_reward_does_not_cost_the_run_that_is_overwritten(model: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    Run(model, folder).train(dice)
+    earlier = files(folder)
+    assert {"summary.json", "scores.jsonl", "model/model.safetensors"} <= earlier.keys()
+    with pytest.raises(UserError, match="no divisor"):
+        Run(model, folder, run={"folder": str(folder), "num_steps": 2, "overwrite": True}).train(mistaken)
+    assert files(folder) == earlier
+    # And it can still go on.
+    longer = Run(model, folder, run={"folder": str(folder), "num_steps": 3, "threads": 1})
+    assert longer.train(dice, resume=True).summary["after"]
+    assert [line["step"] for line in metrics_of(folder)] == [0, 1, 2, 3]
+
+
+def test_by_the_command_a_mistake_is_one_message_and_the_earlier_run_stays(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    place = tmp_path / "place"
+    recipe = tiny_recipe(place, model={"path": str(model)}, run={"num_steps": 1})
+    assert main(["rl", str(recipe)]) == 0
+    earlier = files(place / "run")
+    (place / "mine.py").write_text(
+        "def mine(completions, **columns):\n    return [float('nan') for _ in completions]\n"
+    )
+    capsys.readouterr()
+    assert main(["rl", str(recipe), "--rewards", f"{place}/mine.py:mine", "--run.overwrite"]) == 1
+    told = capsys.readouterr()
+    assert told.err.startswith("posttrain: reward 'mine', prompt 'train/1048576', sample 0: returned nan.")
+    assert told.out == "", "not even the plan"
+    assert files(place / "run") == earlier
+
+
+@pytest.mark.parametrize("algorithm", ["grpo", "dapo"])
+def test_every_completion_is_scored_once_and_the_first_scores_are_those_of_step_1(
+    algorithm: str, model: Path, tmp_path: Path
+) -> None:
+    calls: list[int] = []
+
+    def counted(completions: Sequence[str], **columns: object) -> list[float]:
+        calls.append(len(completions))
+        return dice(list(completions))
+
+    uncached = {"algorithm": {"name": algorithm}, "grading": {"cache_entries": 0}}
+    run = Run(model, tmp_path / "run", **uncached).train(dice, counted)  # the first one judges held-out problems too
+    tables = [parquet.read_table(file).to_pylist() for file in sorted((run.folder / "rollouts").iterdir())]
+    assert sum(calls) == sum(len(table) for table in tables)
+    journal = [json.loads(line) for line in (run.folder / "scores.jsonl").read_text().splitlines()]
+    of_first = [line for line in journal if line["step"] == 1]
+    assert of_first == journal[: len(of_first)]
+    by_name = {line["prompt_id"]: line["scores"]["counted"] for line in of_first}
+    rows = {row["prompt_id"]: row for row in tables[0]}
+    assert by_name.keys() == rows.keys()
+    for row in tables[0]:
+        assert by_name[row["prompt_id"]][row["sample"]] == row["score/counted"]
+    if algorithm == "grpo":
+        assert calls == [12, 12], "one call for each of the two steps"
+    else:
+        assert sum(calls) > 24, "of no use: no group was replaced"

@@ -1,0 +1,229 @@
+"""`posttrain.train` with objects of one's own in place of what the config describes, and what is said of wrong ones."""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from pyarrow import parquet
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+import posttrain
+from posttrain.algorithms.credit import Credit, Evidence
+from posttrain.algorithms.table import grpo
+from posttrain.errors import UserError
+from posttrain.generation.in_process import InProcessEngine
+from posttrain.generation.request import Request
+from posttrain.models.policy import Policy
+from posttrain.models.rendering import TokenizerRenderer
+from posttrain.records import Group, Prompt
+from tests.end_to_end.test_python_api import config_for
+from tests.support.dice import dice
+from tests.support.runs import require_same, save_tiny_model
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny_model(tmp_path_factory.mktemp("objects") / "model")
+
+
+def policy_of(model: Path) -> Policy:
+    """A new object each time: training changes it."""
+    return posttrain.as_policy(AutoModelForCausalLM.from_pretrained(model), AutoTokenizer.from_pretrained(model))
+
+
+class Sums(posttrain.Task):
+    """A task of no more than a name, prompts and held-out prompts."""
+
+    name = "sums"
+
+    def __init__(self, policy: Policy) -> None:
+        self.renderer = TokenizerRenderer(policy.tokenizer)
+        self.drawn: list[tuple[int, range]] = []
+
+    def prompt(self, number: int, where: str) -> Prompt:
+        text = f"{number}+{number}="
+        return self.renderer.render(text, id=f"{where}/{number}", prefill="", columns={"answer": 2 * number})
+
+    def prompts(self, step: int, draws: range) -> list[Prompt]:
+        self.drawn.append((step, draws))
+        return [self.prompt(10 * step + draw, "train") for draw in draws]
+
+    def held_out(self) -> list[Prompt]:
+        return [self.prompt(number, "held-out") for number in range(3)]
+
+
+class Counts:
+    """An engine elsewhere, as far as a run can tell: it inherits nothing, and notes how it is used."""
+
+    def __init__(self, policy: Policy) -> None:
+        self.inner = InProcessEngine(policy)
+        self.loaded: list[tuple[int, torch.Tensor]] = []
+        """Each version, and the norms' weights of it."""
+        self.sampled: list[tuple[str, int, int]] = []
+        """Purpose, step and version of each call."""
+
+    tokenizer = property(lambda self: self.inner.tokenizer)
+    stop_ids = property(lambda self: self.inner.stop_ids)
+    reproducible = True
+    weights_version = property(lambda self: self.inner.weights_version)
+
+    def load(self, weights: Mapping[str, torch.Tensor], version: int) -> None:
+        self.loaded.append((version, weights["model.norm.weight"].clone()))
+        self.inner.load(weights, version)
+
+    def room(self, prompt: Prompt) -> int:
+        return self.inner.room(prompt)
+
+    def rollout(self, prompts: Sequence[Prompt], request: Request, **how: Callable[..., None]) -> list[Group]:
+        self.sampled.append((request.key.purpose, request.key.step, self.weights_version))
+        return self.inner.rollout(prompts, request, **how)
+
+    @property
+    def versions(self) -> list[int]:
+        return [version for version, _ in self.loaded]
+
+
+def config(folder: Path, num_steps: int = 3, **sections: Any) -> posttrain.Config:
+    """Everything that is an object below is what the config would get wrong."""
+    given: dict[str, Any] = {
+        "task": {"name": "countdown"},
+        "evaluation": {"every_steps": 0, "samples": 1},
+        "run": {"folder": str(folder), "num_steps": num_steps, "threads": 1},
+    }
+    given = {**given, **sections}
+    made = config_for(folder / "no such model", folder, **{k: v for k, v in given.items() if k != "task"})
+    return replace(made, task=posttrain.load_recipe(task=given["task"]).task)
+
+
+def rewarded_by_answer(completions: Sequence[str], answer: Sequence[int], **columns: object) -> list[float]:
+    return [score + number for score, number in zip(dice(list(completions)), answer, strict=True)]
+
+
+def upside_down(evidence: Evidence) -> Credit:
+    """What is below its group's mean is made likelier, by its whole distance."""
+    above = evidence.rewards - evidence.rewards.mean(dim=1, keepdim=True)
+    return Credit(-above.flatten().repeat_interleave(evidence.lengths.flatten()))
+
+
+def test_a_run_is_made_of_the_objects_that_it_is_given(model: Path, tmp_path: Path) -> None:
+    policy = policy_of(model)
+    task, engine = Sums(policy), Counts(policy)
+    algorithm = replace(grpo(), name="upside-down", credit=upside_down)
+    before = policy.model.get_parameter("model.norm.weight").detach().clone()
+    run = posttrain.train(
+        config(tmp_path / "run"),
+        policy=policy,
+        task=task,
+        engine=engine,
+        algorithm=algorithm,
+        rewards=[rewarded_by_answer],
+    )
+    assert [(step, len(draws)) for step, draws in task.drawn if len(draws) == 3] == [(1, 3), (2, 3), (3, 3)]
+    assert [call for call in engine.sampled if call[0] != "evaluation"] == [("rollout", 1, 0)] + [
+        ("rollout", step, step - 1) for step in (2, 3)
+    ]
+    for step in (1, 2, 3):
+        rows = parquet.read_table(run.folder / "rollouts" / f"step-{step:06d}.parquet").to_pylist()
+        assert {row["prompt_id"] for row in rows} == {f"train/{10 * step + draw}" for draw in range(3)}
+        rewards = torch.tensor([row["reward"] for row in rows], dtype=torch.float64).view(3, 4)
+        expected = rewards.mean(dim=1, keepdim=True) - rewards
+        assert torch.tensor([row["advantage"] for row in rows]).view(3, 4).tolist() == expected.tolist()
+    after = policy.model.get_parameter("model.norm.weight")
+    assert not torch.equal(before, after)
+    saved = AutoModelForCausalLM.from_pretrained(run.model_folder).get_parameter("model.norm.weight")
+    assert torch.equal(saved, after)
+    assert "upside-down on sums for 3 steps" in (run.model_folder / "README.md").read_text()
+
+
+def test_the_engine_is_given_the_weights_of_every_update_and_those_of_the_checkpoint_on_resume(
+    model: Path, tmp_path: Path
+) -> None:
+    updates = {"epochs_per_step": 2, "learning_rate": 1e-2}
+    policy = policy_of(model)
+    first = Counts(policy)
+    made = config(tmp_path / "run", 2, update=updates)
+    posttrain.train(made, policy=policy, task=Sums(policy), engine=first, rewards=[rewarded_by_answer])
+    # Two updates in each step: versions 0, 2 and 4.
+    assert first.versions == [0, 2, 4]
+    assert torch.equal(first.loaded[-1][1], policy.model.get_parameter("model.norm.weight"))
+    again = policy_of(model)
+    second = Counts(again)
+    longer = config(tmp_path / "run", 3, update=updates)
+    posttrain.train(longer, policy=again, task=Sums(again), engine=second, rewards=[rewarded_by_answer], resume=True)
+    assert second.versions == [4, 6]
+    assert torch.equal(second.loaded[0][1], first.loaded[-1][1])
+    rows = parquet.read_table(tmp_path / "run" / "rollouts" / "step-000003.parquet").to_pylist()
+    assert {row["weights_version"] for row in rows} == {4}
+
+
+def test_a_policy_object_and_an_engine_around_ours_give_the_bits_of_the_folder_and_of_ours(
+    model: Path, tmp_path: Path
+) -> None:
+    rows = [{"prompt": f"{n}+{n}=", "answer": 2 * n} for n in range(9)]
+
+    def run(name: str, path: Path, **objects: Any) -> Path:
+        made = config_for(path, tmp_path / name / "run", run={"folder": str(tmp_path / name / "run"), "num_steps": 2})
+        return posttrain.train(made, rows=rows, rewards=[dice], **objects).folder
+
+    policy = policy_of(model)
+    require_same(run("a", model), run("b", tmp_path / "none", policy=policy, engine=Counts(policy)))
+
+
+class Silent:
+    """Has some of what a task has, and some of what an engine has."""
+
+    name = "silent"
+    stop_ids = (0,)
+
+    def prompts(self, step: int, draws: range) -> list[Prompt]:
+        return []
+
+
+WRONG: dict[str, tuple[str, object, str]] = {
+    "a name for a policy": ("policy", "my-model", "policy: 'my-model' (str) is no Policy; make one of a model and its"),
+    "a class for a policy": ("policy", Policy, "posttrain.as_policy"),
+    "a class for a task": ("task", Sums, "task: Sums is a class; give an object of it"),
+    "half a task": ("task", Silent(), "task lacks held_out, longest_prompts, probes, reward_functions; inherit from"),
+    "a name for a task": ("task", "countdown", "inherit from posttrain.Task"),
+    "a class for an engine": ("engine", Counts, "engine: Counts is a class; give an object of it"),
+    "half an engine": (
+        "engine",
+        Silent(),
+        "for it has no load, reproducible, rollout, room, tokenizer, weights_version",
+    ),
+    "a function for an algorithm": (
+        "algorithm",
+        grpo,
+        "is no Algorithm; give an object, such as what posttrain.algorithms.table.grpo()",
+    ),
+    "a name for an algorithm": ("algorithm", "grpo", "algorithm: 'grpo' (str) is no Algorithm"),
+    "a class for an algorithm": ("algorithm", posttrain.Algorithm, "(type) is no Algorithm"),
+    "a function for a watcher": (
+        "watchers",
+        [print],
+        "watchers: <built-in function print> (builtin_function_or_method) is no Watcher; inherit",
+    ),
+    "a class for a watcher": ("watchers", [posttrain.Watcher], "watchers: Watcher is a class; give an object of it"),
+}
+
+
+@pytest.mark.parametrize("mistake", WRONG)
+def test_a_wrong_object_is_told_with_what_it_lacks(mistake: str, model: Path, tmp_path: Path) -> None:
+    argument, wrong, says = WRONG[mistake]
+    policy = policy_of(model)
+    right: dict[str, Any] = {"policy": policy, "task": Sums(policy), "rewards": [rewarded_by_answer]}
+    with pytest.raises(UserError, match=re.escape(says)):
+        posttrain.train(config(tmp_path / "run"), **{**right, argument: wrong})
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_task_of_ones_own_takes_no_rows_and_needs_a_reward(model: Path, tmp_path: Path) -> None:
+    policy = policy_of(model)
+    with pytest.raises(UserError, match="rows: a task is given as well, which makes its own prompts"):
+        posttrain.train(config(tmp_path / "run"), policy=policy, task=Sums(policy), rows=[{"prompt": "x"}])
+    with pytest.raises(UserError, match="rewards: the task has no reward function of its own, and none is given"):
+        posttrain.train(config(tmp_path / "run"), policy=policy, task=Sums(policy))

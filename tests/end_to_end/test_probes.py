@@ -1,0 +1,164 @@
+"""What only one task can tell of a policy: its probes are measured, kept and shown by code that does not know them."""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import pytest
+
+import posttrain
+from posttrain.models.policy import Policy
+from posttrain.models.rendering import TokenizerRenderer
+from posttrain.options.countdown import CountdownOptions
+from posttrain.records import Finish, Group
+from posttrain.runs.reports import EvaluationReport
+from posttrain.tasks.countdown.countdown_task import CountdownTask
+from tests.end_to_end.test_own_objects import Counts, Sums, config, policy_of
+from tests.support.dice import dice
+from tests.support.pages import documented
+from tests.support.runs import command, metrics_of, save_tiny_model, tiny_recipe
+
+LIMIT = 5
+"""Tokens of a completion."""
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny_model(tmp_path_factory.mktemp("probes") / "model")
+
+
+def even_share(groups: Sequence[Group]) -> float:
+    tokens = [token for group in groups for rollout in group.rollouts for token in rollout.tokens]
+    return sum(token % 2 == 0 for token in tokens) / len(tokens)
+
+
+class Probed(Sums):
+    """Sums with a probe of each kind; what they were given is kept."""
+
+    def __init__(self, policy: Policy) -> None:
+        super().__init__(policy)
+        self.read: list[Sequence[Group]] = []
+        self.sampled: list[Sequence[Group]] = []
+
+    def probes(self) -> Mapping[str, posttrain.Probe]:
+        return {
+            "even": posttrain.Probe(
+                readings={"even_share": posttrain.Reading("even token ids"), "num_read": posttrain.Reading("read", 0)},
+                measure=self.even,
+            ),
+            "endless": posttrain.Probe(
+                readings={"endless_length": posttrain.Reading("length without an end", digits=2)},
+                measure=self.length,
+                suppressed=("0",),
+                endless=True,
+            ),
+            "of no token": posttrain.Probe(
+                readings={"never": posttrain.Reading("never")}, measure=self.length, suppressed=("no single token",)
+            ),
+        }
+
+    def even(self, groups: Sequence[Group]) -> dict[str, float]:
+        self.read.append(groups)
+        return {"even_share": even_share(groups), "num_read": float(len(groups))}
+
+    def length(self, groups: Sequence[Group]) -> dict[str, float]:
+        self.sampled.append(groups)
+        lengths = [len(rollout.tokens) for group in groups for rollout in group.rollouts]
+        return {"endless_length": sum(lengths) / len(lengths)}
+
+
+class Keeps(posttrain.Watcher):
+    """The completions of every full evaluation."""
+
+    def __init__(self) -> None:
+        self.groups: list[Sequence[Group]] = []
+
+    def on_evaluation(self, report: EvaluationReport) -> None:
+        if report.groups:
+            self.groups.append(report.groups)
+
+
+@pytest.fixture(scope="module")
+def probed(model: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[posttrain.Run, Probed, Keeps, Counts]:
+    policy = policy_of(model)
+    task, keeps, engine = Probed(policy), Keeps(), Counts(policy)
+    made = config(
+        tmp_path_factory.mktemp("run") / "run", 2, evaluation={"every_steps": 1, "samples": 3, "brief_problems": 2}
+    )
+    run = posttrain.train(made, policy=policy, task=task, engine=engine, rewards=[dice], watchers=[keeps])
+    return run, task, keeps, engine
+
+
+def test_a_probe_reads_the_sampled_completions_before_and_after(
+    probed: tuple[posttrain.Run, Probed, Keeps, Counts],
+) -> None:
+    run, task, keeps, _ = probed
+    summary = json.loads((run.folder / "summary.json").read_text())
+    assert len(task.read) == len(keeps.groups) == 2  # before and after, and no evaluation in brief
+    for when, read, sampled in zip(("before", "after"), task.read, keeps.groups, strict=True):
+        assert list(read) == list(sampled)
+        assert [len(group.rollouts) for group in read] == [3, 3, 3]
+        assert summary[when]["even_share"] == even_share(read)
+        assert summary[when]["num_read"] == 3
+        assert summary[when]["endless_length"] == LIMIT
+        assert "never" not in summary[when]
+
+
+def test_a_probe_with_texts_that_may_not_be_sampled_has_completions_of_its_own_without_them(
+    probed: tuple[posttrain.Run, Probed, Keeps, Counts],
+) -> None:
+    _, task, _, engine = probed
+    (zero,) = engine.tokenizer.encode("0", add_special_tokens=False)
+    assert len(task.sampled) == 2, "that of two tokens has none"
+    for groups in task.sampled:
+        assert [group.prompt.id for group in groups] == ["held-out/0", "held-out/1", "held-out/2"]
+        for rollout in (rollout for group in groups for rollout in group.rollouts):
+            assert (len(rollout.tokens), rollout.finish) == (LIMIT, Finish.LENGTH)
+            assert not {zero, *engine.stop_ids} & set(rollout.tokens)
+
+
+def test_readings_are_metrics_of_step_0_and_the_page_of_metrics_names_them(
+    probed: tuple[posttrain.Run, Probed, Keeps, Counts],
+) -> None:
+    run, task, _, _ = probed
+    first, *others = metrics_of(run.folder)
+    readings = {name for probe in task.probes().values() for name in probe.readings}
+    assert first["eval/even_share"] == run.summary["before"]["even_share"]
+    assert first["eval/endless_length"] == LIMIT
+    assert [name for name in first if not documented(name, probes=readings)] == []
+    assert {name for name in first if not documented(name)} == {
+        "eval/even_share",
+        "eval/num_read",
+        "eval/endless_length",
+    }
+    assert not [name for line in others for name in line if name.removeprefix("eval/") in readings]
+
+
+def test_the_end_of_a_run_and_the_model_card_show_readings_by_their_labels(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    policy = policy_of(model)
+    run = posttrain.train(config(tmp_path / "run", 1), policy=policy, task=Probed(policy), rewards=[dice])
+    printed = capsys.readouterr().out
+    card = (run.model_folder / "README.md").read_text()
+    before, after = (run.summary[when] for when in ("before", "after"))
+    for label, name, digits in (
+        ("even token ids", "even_share", 3),
+        ("read", "num_read", 0),
+        ("length without an end", "endless_length", 2),
+    ):
+        cells = [f"{results[name]:.{digits}f}" for results in (before, after)]
+        assert f"| {label} | {cells[0]} | {cells[1]} |" in card
+        assert re.search(rf"^{label} +{re.escape(cells[0])} +{re.escape(cells[1])}$", printed, flags=re.MULTILINE)
+    assert "never" not in printed + card
+
+
+def test_every_probe_of_countdown_is_on_the_page_of_metrics(model: Path, tmp_path: Path) -> None:
+    recipe = tiny_recipe(tmp_path / "place", model={"path": str(model)}, run={"num_steps": 1})
+    assert command("rl", recipe, folder=tmp_path / "place").code == 0
+    first, *_ = metrics_of(tmp_path / "place" / "run")
+    assert {"eval/format_rate", "eval/accuracy_never_giving_up"} <= first.keys()
+    countdown = CountdownTask(CountdownOptions(), TokenizerRenderer(policy_of(model).tokenizer), seed=0)
+    readings = {f"eval/{name}" for probe in countdown.probes().values() for name in probe.readings}
+    assert [name for name in {*first, *readings} if not documented(name)] == []

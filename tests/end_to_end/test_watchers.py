@@ -1,0 +1,200 @@
+"""A user's own watchers see all that a run does, after the built-in ones, and may end it."""
+
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from pyarrow import parquet
+
+import posttrain
+from posttrain.errors import RunError
+from posttrain.runs.reports import CheckpointReport, EndReport, EvaluationReport, StepReport
+from tests.end_to_end.test_python_api import config_for
+from tests.support.dice import dice
+from tests.support.runs import save_tiny_model
+
+ROWS = [{"prompt": f"Throw {n}. "} for n in range(24)]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny_model(tmp_path_factory.mktemp("watchers") / "model")
+
+
+class Notes(posttrain.Watcher):
+    """Keeps every report, and adds a metric."""
+
+    def __init__(self) -> None:
+        self.steps: list[StepReport] = []
+        self.evaluations: list[EvaluationReport] = []
+        self.saves: list[tuple[int, bool]] = []
+        self.ends: list[EndReport] = []
+
+    def on_step(self, report: StepReport) -> dict[str, float]:
+        self.steps.append(report)
+        return {"own/tripled": 3 * report.metrics["reward"]}
+
+    def on_evaluation(self, report: EvaluationReport) -> None:
+        self.evaluations.append(report)
+
+    def on_save(self, report: CheckpointReport) -> None:
+        self.saves.append((report.step, (report.path / "policy.safetensors").is_file()))
+
+    def on_end(self, report: EndReport) -> None:
+        self.ends.append(report)
+
+
+def config(model: Path, folder: Path, num_steps: int = 3, **sections: Any) -> posttrain.Config:
+    given: dict[str, Any] = {
+        "task": {"held_out_share": 0.3, "held_out_size": 3},
+        "evaluation": {"every_steps": 2, "samples": 2},
+        "checkpoint": {"every_steps": 2},
+        "run": {"folder": str(folder), "num_steps": num_steps, "threads": 1},
+    }
+    return config_for(model, folder, **{**given, **sections})
+
+
+@pytest.fixture(scope="module")
+def watched(model: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[posttrain.Run, Notes, Notes]:
+    """A run of three steps and its two watchers, in their order."""
+    first, second = Notes(), Notes()
+    made = config(model, tmp_path_factory.mktemp("run") / "run")
+    return posttrain.train(made, rows=ROWS, rewards=[dice], watchers=[first, second]), first, second
+
+
+def lines(run: posttrain.Run) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run.folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_a_step_has_the_metrics_of_its_line_in_the_journal(watched: tuple[posttrain.Run, Notes, Notes]) -> None:
+    run, first, _ = watched
+    assert [report.step for report in first.steps] == [1, 2, 3]
+    for report, line in zip(first.steps, lines(run)[1:], strict=True):
+        assert {"step": report.step, "num_non_finite": 0, **report.metrics} == line
+
+
+def test_a_step_has_the_groups_grades_and_advantages_of_its_rollout_file(
+    watched: tuple[posttrain.Run, Notes, Notes],
+) -> None:
+    run, first, _ = watched
+    for report in first.steps:
+        rows = parquet.read_table(run.folder / "rollouts" / f"step-{report.step:06d}.parquet").to_pylist()
+        assert report.grades is not None
+        assert report.advantages is not None
+        tokens = [list(rollout.tokens) for group in report.groups for rollout in group.rollouts]
+        assert tokens == [row["tokens"] for row in rows]
+        assert report.grades.rewards.flatten().tolist() == [row["reward"] for row in rows]
+        assert report.advantages.flatten().tolist() == [row["advantage"] for row in rows]
+        assert report.num_tokens == sum(map(len, tokens))
+        assert {"rollout", "grade", "collate", "update", "save"} <= report.seconds.keys()
+
+
+def test_what_a_watcher_returns_is_seen_by_those_after_it_and_is_not_in_the_journal(
+    watched: tuple[posttrain.Run, Notes, Notes],
+) -> None:
+    run, first, second = watched
+    for before, after in zip(first.steps, second.steps, strict=True):
+        assert "own/tripled" not in before.metrics
+        assert after.metrics == {**before.metrics, "own/tripled": 3 * before.metrics["reward"]}
+    assert all("own/tripled" not in line for line in lines(run))
+
+
+def test_evaluations_are_those_of_the_summary_and_of_the_journal(watched: tuple[posttrain.Run, Notes, Notes]) -> None:
+    run, first, _ = watched
+    assert [report.step for report in first.evaluations] == [0, 2, 3]
+    before, on_the_way, after = first.evaluations
+    saved = json.loads((run.folder / "summary.json").read_text())
+    assert [json.loads(json.dumps(report.results)) for report in (before, after)] == [saved["before"], saved["after"]]
+    assert [len(group.rollouts) for group in after.groups] == [2, 2, 2]
+    assert on_the_way.results.items() <= lines(run)[2].items()
+    assert "eval/accuracy_sampled" in on_the_way.results
+
+
+def test_checkpoints_are_on_the_disk_when_they_are_told_and_the_end_has_the_summary(
+    watched: tuple[posttrain.Run, Notes, Notes],
+) -> None:
+    run, first, _ = watched
+    assert first.saves == [(0, True), (2, True), (3, True)]
+    (end,) = first.ends
+    assert (end.step, end.folder, end.interrupted) == (3, run.folder, False)
+    assert end.summary == run.summary
+    assert json.loads((run.folder / "summary.json").read_text()) == json.loads(json.dumps(end.summary))
+
+
+def test_a_watcher_of_a_resumed_run_sees_the_steps_that_are_left(model: Path, tmp_path: Path) -> None:
+    posttrain.train(config(model, tmp_path / "run", 1), rows=ROWS, rewards=[dice])
+    notes = Notes()
+    posttrain.train(config(model, tmp_path / "run", 3), rows=ROWS, rewards=[dice], watchers=[notes], resume=True)
+    assert [report.step for report in notes.steps] == [2, 3]
+    assert [report.step for report in notes.evaluations] == [2, 3]
+
+
+def test_groups_that_dynamic_sampling_sets_aside_are_told_apart(model: Path, tmp_path: Path) -> None:
+    def same(completions: list[str], prompts: list[str]) -> list[float]:
+        """Half of the prompts tell nothing."""
+        return [float(ord(prompt[-3]) % 2 and score) for prompt, score in zip(prompts, dice(completions), strict=True)]
+
+    notes = Notes()
+    made = config(model, tmp_path / "run", 2, algorithm={"name": "dapo", "resample": {"max_rounds": 3}})
+    posttrain.train(made, rows=ROWS, rewards=[same], watchers=[notes])
+    assert any(report.replaced for report in notes.steps)
+    for report in notes.steps:
+        groups, grades, advantages = report.all_rollouts()
+        aside = [group for more, _ in report.replaced for group in more]
+        assert groups == [*report.groups, *aside]
+        assert len(aside) == report.metrics["num_replaced_groups"]
+        assert grades.rewards.shape == advantages.shape == (len(groups), 4)
+        assert not torch.isnan(advantages[:3]).any()
+        assert torch.isnan(advantages[3:]).all()
+
+
+class Stops(Notes):
+    """Raises in step 2."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__()
+        self.error = error
+
+    def on_step(self, report: StepReport) -> dict[str, float]:
+        if report.step == 2:
+            raise self.error
+        return super().on_step(report)
+
+
+def test_what_a_watcher_raises_ends_the_run_which_can_go_on_without_it(model: Path, tmp_path: Path) -> None:
+    stops = Stops(LookupError("enough"))
+    made = config(model, tmp_path / "run", 3, checkpoint={"every_steps": 1})
+    with pytest.raises(LookupError, match="enough"):
+        posttrain.train(made, rows=ROWS, rewards=[dice], watchers=[stops])
+    assert [report.step for report in stops.steps] == [1]
+    assert stops.ends == []
+    assert not (tmp_path / "run" / "summary.json").exists()
+    notes = Notes()
+    posttrain.train(made, rows=ROWS, rewards=[dice], watchers=[notes], resume=True)
+    assert [report.step for report in notes.steps] == [2, 3]
+
+
+def test_an_error_for_the_user_names_the_step_that_was_watched_and_the_last_checkpoint(
+    model: Path, tmp_path: Path
+) -> None:
+    made = config(model, tmp_path / "run", 3, checkpoint={"every_steps": 1})
+    with pytest.raises(RunError, match=r"^step 2: the tracker is full\n.*last good checkpoint is .*step-000001"):
+        posttrain.train(made, rows=ROWS, rewards=[dice], watchers=[Stops(RunError("the tracker is full"))])
+
+
+def test_an_interrupted_run_tells_its_end_without_a_summary(model: Path, tmp_path: Path) -> None:
+    class Interrupts(Notes):
+        def on_step(self, report: StepReport) -> dict[str, float]:
+            os.kill(os.getpid(), signal.SIGTERM)
+            return super().on_step(report)
+
+    notes = Interrupts()
+    run = posttrain.train(config(model, tmp_path / "run"), rows=ROWS, rewards=[dice], watchers=[notes])
+    assert run.interrupted
+    (end,) = notes.ends
+    assert (end.step, end.summary, end.interrupted) == (1, {}, True)
+    assert notes.saves == [(0, True), (1, True)]
