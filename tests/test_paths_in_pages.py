@@ -50,6 +50,18 @@ def test_a_module_that_is_named_is_there(page: Path) -> None:
         assert OF_A_RUN.search(name) or attribute(name) is not None
 
 
+def test_what_the_changelog_says_a_module_is_called_now_is_there() -> None:
+    """The first column is what was, and only the first name of a cell is written in full."""
+    text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    rows = [line.split("|")[2:3] for line in text.splitlines() if line.startswith("  | `posttrain")]
+    assert len(rows) > 10
+    for (now,) in rows:
+        package = ""
+        for name in re.findall(r"`([\w.]+)`", now):
+            package = package if name.startswith(".") else name.rpartition(".")[0]
+            assert attribute(package + name if name.startswith(".") else name) is not None
+
+
 def test_what_was_moved_is_found_missing() -> None:
     """Else the patterns might match nothing at all."""
     text = "training/gone.py beside `src/posttrain/gone/`, docs/algorithms/gone.md and {py:mod}`posttrain.gone.module`"
