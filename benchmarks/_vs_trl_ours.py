@@ -16,9 +16,9 @@ from posttrain.options.model import ModelOptions
 from posttrain.options.rollout import RolloutOptions
 from posttrain.options.training import RunOptions, UpdateOptions
 from posttrain.runs.clock import Clock
-from posttrain.training.collector import Collected, no_journal
+from posttrain.training.collector import CollectedStep, no_journal
 from posttrain.training.metrics import step_metrics
-from posttrain.training.session import Own, Session, open_session
+from posttrain.training.session import CallerObjects, Session, open_session
 from posttrain.training.update_metrics import update_metrics
 
 
@@ -43,7 +43,7 @@ def main() -> None:
         )
 
 
-def take_step(session: Session, step: int, clock: Clock) -> Collected:
+def take_step(session: Session, step: int, clock: Clock) -> CollectedStep:
     """One step as `posttrain.training.rl.take_steps` takes it."""
     collected = session.collector.collect(step, no_journal, clock)
     credited = session.learner.credit(collected, clock)
@@ -72,7 +72,7 @@ def opened(job: Job) -> Session:
     )
     # A random model's prompts are the same in every step, which a dataset of just these rows gives.
     rows = None if job.countdown else job.rows[: job.prompts_per_step]
-    return open_session(config, Own(rewards=[hash_reward] if job.reward == "hash" else [], rows=rows))
+    return open_session(config, CallerObjects(rewards=[hash_reward] if job.reward == "hash" else [], rows=rows))
 
 
 def hash_reward(completion_ids: Sequence[Sequence[int]]) -> list[float]:

@@ -11,6 +11,7 @@ import pytest
 import torch
 from tokenizers.processors import TemplateProcessing
 
+from posttrain.errors import UserError
 from posttrain.generation.engine import Engine
 from posttrain.generation.in_process import InProcessEngine
 from posttrain.generation.streams import StreamKey
@@ -257,3 +258,15 @@ def test_evaluation_has_streams_of_its_own_by_name() -> None:
     engine = InProcessEngine(tiny_policy())
     named = engine.rollout(QUESTIONS.prompts, request(2, 6, key=StreamKey(3, "evaluation", 0)))
     assert tokens(sample_answers(engine, QUESTIONS, samples=2)) == [r.tokens for group in named for r in group.rollouts]
+
+
+@pytest.mark.parametrize(
+    ("measured", "message"),
+    [({"mean_length": 1.0}, "mean_length, which evaluation has already"), ({"other": 1.0}, "its readings are mine")],
+)
+def test_a_probe_gives_its_readings_and_nothing_that_is_measured_anyway(
+    measured: dict[str, float], message: str
+) -> None:
+    probe = Probe(readings={"mine": Reading("mine")}, measure=lambda groups: measured)
+    with pytest.raises(UserError, match=message):
+        full_evaluation(InProcessEngine(tiny_policy()), replace(QUESTIONS, probes={"p": probe}), samples=1)

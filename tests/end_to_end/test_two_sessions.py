@@ -29,7 +29,7 @@ from posttrain.rewards.grading.resources import Resources, default_resources
 from posttrain.rewards.judge.judge_reward import JudgeReward
 from posttrain.rewards.reward_registry import load_reward
 from posttrain.runs.threads import claim_threads
-from posttrain.training.session import Own, open_session
+from posttrain.training.session import CallerObjects, open_session
 from tests.end_to_end.test_python_api import config_for
 from tests.support.faulty_endpoint import Endpoint, endpoint, says
 from tests.support.reward_rows import group
@@ -156,7 +156,7 @@ def test_a_reward_that_is_called_outside_any_session_is_out_of_reach_of_sessions
 
     first = outside()
     assert first[0] == 0.0
-    with open_session(config(model, tmp_path / "run", OPEN), Own(rows=ROWS)) as session:
+    with open_session(config(model, tmp_path / "run", OPEN), CallerObjects(rows=ROWS)) as session:
         rows = [group([READS], columns={"tests": PRINTS_ONE})]
         assert grade(rows, session.rewards, resources=session.resources).rewards.item() == 1.0
         assert outside() == first
@@ -283,7 +283,9 @@ def test_a_second_session_that_wants_another_number_of_threads_is_refused_until_
     before = torch.get_num_threads()
 
     def session(threads: int) -> Any:
-        return open_session(config_for(model, tmp_path, run={"threads": threads}), Own(rows=ROWS, rewards=[len_of]))
+        return open_session(
+            config_for(model, tmp_path, run={"threads": threads}), CallerObjects(rows=ROWS, rewards=[len_of])
+        )
 
     with session(2) as first:
         assert torch.get_num_threads() == 2
@@ -303,7 +305,7 @@ def test_a_second_session_that_wants_another_number_of_threads_is_refused_until_
 def test_a_session_that_cannot_be_opened_holds_no_threads_back(model: Path, tmp_path: Path) -> None:
     before = torch.get_num_threads()
     with pytest.raises(UserError, match="the task has no reward function"):
-        open_session(config_for(model, tmp_path, run={"threads": before + 1}), Own(rows=ROWS))
+        open_session(config_for(model, tmp_path, run={"threads": before + 1}), CallerObjects(rows=ROWS))
     assert torch.get_num_threads() == before
 
 

@@ -14,7 +14,7 @@ from posttrain.generation import in_process as engine_module
 from posttrain.generation.in_process import InProcessEngine
 from posttrain.generation.slots import KeyValueSlots
 from posttrain.generation.static import StaticSteps
-from posttrain.generation.stepping import Prefilled, Steps
+from posttrain.generation.stepping import PrefilledPrompts, Steps
 from posttrain.generation.streams import StreamKey, uniforms
 from posttrain.models.policy import Policy
 from posttrain.options.sampling import Sampling
@@ -62,7 +62,7 @@ class Watched:
     def slots(self) -> KeyValueSlots:
         return self.steps.slots()
 
-    def prefill(self, prompts: Sequence[Sequence[int]]) -> Prefilled:
+    def prefill(self, prompts: Sequence[Sequence[int]]) -> PrefilledPrompts:
         self.prefilled.append([tuple(prompt) for prompt in prompts])
         return self.steps.prefill(prompts)
 

@@ -8,30 +8,30 @@ import pytest
 import torch
 
 from posttrain.records import Prompt
-from posttrain.rewards.grading.answers import Detailed
+from posttrain.rewards.grading.answers import DetailedGrade
 from posttrain.runs.clock import Clock
 from posttrain.runs.reports import StepReport
-from posttrain.training.learner import Credited
+from posttrain.training.learner import CreditedStep
 from tests.support.stages import Stages, Tokens, even_tokens, stages_with
 from tests.support.tiny import plain_logprobs, tiny_policy, weights
 
 
-def prompts_of(stages: Stages, credited: Credited, step: int = 1) -> list[list[str]]:
+def prompts_of(stages: Stages, credited: CreditedStep, step: int = 1) -> list[list[str]]:
     """The prompts of each update's batch; where an advantage is 0 completions may be missing, never all here."""
     found = stages.learner.batches(in_step(credited, step), Clock())
     return [sorted({name for name, _ in batch.names}) for batch in found]
 
 
-def in_step(credited: Credited, step: int) -> Credited:
+def in_step(credited: CreditedStep, step: int) -> CreditedStep:
     """The same groups as if another step had collected them."""
     return replace(credited, collected=replace(credited.collected, step=step))
 
 
-def without_advantage(credited: Credited) -> Credited:
+def without_advantage(credited: CreditedStep) -> CreditedStep:
     return replace(credited, groups=replace(credited.groups, advantages=torch.zeros_like(credited.groups.advantages)))
 
 
-def reported(credited: Credited) -> StepReport:
+def reported(credited: CreditedStep) -> StepReport:
     """What the watchers of a run would see."""
     collected = credited.collected
     return StepReport(
@@ -233,7 +233,7 @@ def test_refilled_rounds_count_their_failures_and_keep_each_groups_details() -> 
         scores = even_first_half([], completion_ids, flat)
         failed.extend(tokens[0] % 5 == 0 for tokens in completion_ids)
         return [
-            float("nan") if tokens[0] % 5 == 0 else Detailed(score, Said.TOKENS, {"tokens": list(tokens)})
+            float("nan") if tokens[0] % 5 == 0 else DetailedGrade(score, Said.TOKENS, {"tokens": list(tokens)})
             for tokens, score in zip(completion_ids, scores, strict=True)
         ]
 

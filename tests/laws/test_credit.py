@@ -16,7 +16,7 @@ from posttrain.algorithms.table import ALGORITHMS, Algorithm, Overlong, build_al
 from posttrain.algorithms.terms import KlTerm, policy_term
 from posttrain.algorithms.token_weights import mean_over_tokens
 from posttrain.runs.clock import Clock
-from posttrain.training.learner import Credited
+from posttrain.training.learner import CreditedStep
 from tests.support.stages import Stages, even_tokens, stages_with
 from tests.support.tiny import gradient_of_update, plain_logprobs, relative_distance, tiny_policy
 
@@ -95,7 +95,7 @@ def own_stages(**update: int) -> Stages:
     return stages
 
 
-def written_out(stages: Stages, credited: Credited) -> dict[tuple[str, int], tuple[list[float], list[float]]]:
+def written_out(stages: Stages, credited: CreditedStep) -> dict[tuple[str, int], tuple[list[float], list[float]]]:
     """Advantages and returns of the tokens of each completion, summed up one by one."""
     of_each: dict[tuple[str, int], tuple[list[float], list[float]]] = {}
     for group in credited.groups.groups:

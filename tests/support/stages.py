@@ -12,8 +12,8 @@ from posttrain.records import Prompt
 from posttrain.rewards.grading.grade import OnError, reward_function
 from posttrain.runs.clock import Clock
 from posttrain.tasks.base import Task
-from posttrain.training.collector import Collected, Collector, CollectorSettings, no_journal
-from posttrain.training.learner import Credited, Learner, LearnerSettings
+from posttrain.training.collector import CollectedStep, Collector, CollectorSettings, no_journal
+from posttrain.training.learner import CreditedStep, Learner, LearnerSettings
 from posttrain.training.update_metrics import update_metrics
 from tests.support.tiny import some_prompts, tiny_policy
 
@@ -50,13 +50,13 @@ class Stages:
     def policy(self) -> Policy:
         return self.learner.policy
 
-    def collected(self, step: int = 1) -> Collected:
+    def collected(self, step: int = 1) -> CollectedStep:
         return self.collector.collect(step, no_journal, Clock())
 
-    def credited(self, step: int = 1) -> Credited:
+    def credited(self, step: int = 1) -> CreditedStep:
         return self.learner.credit(self.collected(step), Clock())
 
-    def learn(self, credited: Credited) -> dict[str, float]:
+    def learn(self, credited: CreditedStep) -> dict[str, float]:
         """Take the updates; their metrics, and how many there were."""
         reports = self.learner.learn(credited, Clock())
         return {**update_metrics(reports), "num_updates": len(reports)}

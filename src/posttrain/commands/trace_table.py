@@ -14,7 +14,7 @@ from posttrain.errors import UserError
 from posttrain.records import Grades, Group, Prompt
 from posttrain.runs.clock import Clock
 from posttrain.runs.progress import visible
-from posttrain.training.collector import Collected
+from posttrain.training.collector import CollectedStep
 from posttrain.training.session import Session
 
 
@@ -42,7 +42,7 @@ def table(session: Session, prompt: Prompt, sample: int, width: int) -> list[str
     """The rollout as lines of text."""
     [group] = session.engine.rollout([prompt], session.collector.request(0, purpose="trace"))
     grades, notes = judged(session, group, sample)
-    credited = session.learner.credit(Collected(step=0, groups=[group], grades=grades), Clock())
+    credited = session.learner.credit(CollectedStep(step=0, groups=[group], grades=grades), Clock())
     rows = steps(session, group, sample, grades.rewards[0, sample].item())
     first = sum(len(rollout.tokens) for rollout in group.rollouts[:sample])
     advantages = credited.groups.advantages[first : first + len(rows)].tolist()

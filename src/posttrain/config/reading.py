@@ -6,7 +6,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, TypeVar
 
-from posttrain.config.recipes import Merged, RecipeLayer, merge, read_recipe
+from posttrain.config.recipes import MergedRecipe, RecipeLayer, merge, read_recipe
 from posttrain.config.schema import section_names, section_record
 from posttrain.config.sections import COMMAND_OF, AnyConfig, Config, section_of
 from posttrain.errors import UserError
@@ -51,7 +51,7 @@ def build(kind: type[Built], layers: Sequence[RecipeLayer]) -> Built:
         raise UserError(f"{blamed(merged, str(error))}: {error}") from None
 
 
-def structure(kind: type, merged: Merged) -> dict[str, Any]:
+def structure(kind: type, merged: MergedRecipe) -> dict[str, Any]:
     """Every section as a record, its names and types checked and the rules between its fields not yet."""
     known = section_names(kind)
     complaints = [unknown_section(kind, merged, name) for name in merged.sections if name not in known]
@@ -69,7 +69,7 @@ def structure(kind: type, merged: Merged) -> dict[str, Any]:
     return records
 
 
-def complaint(kind: type, merged: Merged, section: str, mistake: Mistake) -> str:
+def complaint(kind: type, merged: MergedRecipe, section: str, mistake: Mistake) -> str:
     """One mistake as one line: where, what, the rule, the remedy."""
     where = merged.where(".".join((section, *mistake.path)))
     if mistake.names and not get_close_matches(mistake.path[-1], mistake.names, n=1):
@@ -85,7 +85,7 @@ def sections_with(kind: type, name: str) -> list[str]:
     return [section for section in section_names(kind) if name in names_at(section_record(kind, section, {}), ())]
 
 
-def unknown_section(kind: type, merged: Merged, name: str) -> str:
+def unknown_section(kind: type, merged: MergedRecipe, name: str) -> str:
     """A line about a section that this kind of recipe does not have."""
     known = section_names(kind)
     where = f"{merged.where(name)}: {name}: no such section"
@@ -99,7 +99,7 @@ def unknown_section(kind: type, merged: Merged, name: str) -> str:
     return f"{where}.  Did you mean `{inside[0]}.{name}`?" if inside else f"{where}.  There are: {', '.join(known)}."
 
 
-def blamed(merged: Merged, message: str) -> str:
+def blamed(merged: MergedRecipe, message: str) -> str:
     """The source to look at first: the one that set the first option, or else section, that the message names."""
     words = [word.strip(".,:`()") for word in message.split()]
     named = [word for word in words if "." in word and word in merged.origins]

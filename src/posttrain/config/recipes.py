@@ -29,7 +29,7 @@ class RecipeLayer:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Merged:
+class MergedRecipe:
     """The layers laid over each other, left to right."""
 
     sections: dict[str, object] = field(default_factory=dict)
@@ -43,9 +43,9 @@ class Merged:
         return self.origins.get(path, "defaults")
 
 
-def merge(layers: Iterable[RecipeLayer]) -> Merged:
+def merge(layers: Iterable[RecipeLayer]) -> MergedRecipe:
     """Later layers override earlier ones option by option; a section that changes its `name` starts afresh."""
-    merged = Merged()
+    merged = MergedRecipe()
     for layer in layers:
         for section, given in layer.sections.items():
             # `update:` with every line below it commented out is an empty section.

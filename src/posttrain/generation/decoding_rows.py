@@ -9,17 +9,17 @@ from torch import Tensor
 
 from posttrain.generation.request import Request
 from posttrain.generation.sampling import require_finite, sample
-from posttrain.generation.stepping import Prefilled, Steps
+from posttrain.generation.stepping import PrefilledPrompts, Steps
 from posttrain.generation.streams import uniform_table
 from posttrain.models.policy import Policy
 from posttrain.records import Finish, Prompt, Rollout
 
 
 @dataclass(slots=True)
-class Pending:
+class PendingPrompt:
     """A prefilled prompt some of whose completions have not started."""
 
-    prefilled: Prefilled
+    prefilled: PrefilledPrompts
     row: int
     index: int
     limit: int
@@ -27,7 +27,7 @@ class Pending:
 
 
 @dataclass(slots=True)
-class Finished:
+class FinishedRow:
     """A completion that has ended, its stop token included."""
 
     index: int
@@ -108,13 +108,13 @@ class Rows:
         self.stop_ids = torch.tensor(policy.stop_ids, device=device)
         self.names: list[tuple[int, int]] = []  # (prompt, sample) of each row
         self.columns = Columns.empty(request.max_completion_tokens, device)
-        self.finished: list[Finished] = []
+        self.finished: list[FinishedRow] = []
 
     @property
     def num_rows(self) -> int:
         return len(self.names)
 
-    def add(self, rows: Sequence[tuple[Pending, int]]) -> None:
+    def add(self, rows: Sequence[tuple[PendingPrompt, int]]) -> None:
         """Start completions of prefilled prompts: cache, uniform numbers and a first token each."""
         device, before, key = self.policy.device, self.num_rows, self.request.key
         logits = []
@@ -164,7 +164,7 @@ class Rows:
         for row, stop, tokens, logprobs, cut, length in zip(rows.tolist(), stopped.tolist(), *lists, strict=True):
             index, number = self.names[row]
             under_cut = cut[:length] if self.request.sampling.cuts else None
-            self.finished.append(Finished(index, number, tokens[:length], logprobs[:length], under_cut, stop))
+            self.finished.append(FinishedRow(index, number, tokens[:length], logprobs[:length], under_cut, stop))
         gone = set(rows.tolist())
         left = self.num_rows - len(gone)
         source = [row for row in range(left, self.num_rows) if row not in gone]
@@ -198,10 +198,10 @@ class Rows:
 
 
 def _by_prefill(
-    rows: Sequence[tuple[Pending, int]],
-) -> Iterator[tuple[Prefilled, list[tuple[Pending, int]]]]:
+    rows: Sequence[tuple[PendingPrompt, int]],
+) -> Iterator[tuple[PrefilledPrompts, list[tuple[PendingPrompt, int]]]]:
     """Rows in order, in runs that share one prefill."""
-    run: list[tuple[Pending, int]] = []
+    run: list[tuple[PendingPrompt, int]] = []
     for row in rows:
         if run and run[0][0].prefilled is not row[0].prefilled:
             yield run[0][0].prefilled, run

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from posttrain.generation.decoding_rows import Pending, Rows
+from posttrain.generation.decoding_rows import PendingPrompt, Rows
 from posttrain.generation.engine import require_room_for
 from posttrain.generation.request import Request
 from posttrain.generation.static import StaticSteps
@@ -96,7 +96,7 @@ class Schedule:
         self.rows, self.limits, self.max_rows = rows, limits, max_rows
         self.waiting = deque(range(len(rows.prompts)))
         """Prompts that have not been through the model."""
-        self.pending: deque[Pending] = deque()
+        self.pending: deque[PendingPrompt] = deque()
         """Prompts that have, and whose group is not complete."""
 
     @torch.inference_mode()
@@ -123,8 +123,10 @@ class Schedule:
             tokens += len(prompts[chosen[-1]].tokens)
         if chosen:
             prefilled = self.rows.steps.prefill([prompts[index].tokens for index in chosen])
-            self.pending.extend(Pending(prefilled, row, index, self.limits[index]) for row, index in enumerate(chosen))
-        starting: list[tuple[Pending, int]] = []
+            self.pending.extend(
+                PendingPrompt(prefilled, row, index, self.limits[index]) for row, index in enumerate(chosen)
+            )
+        starting: list[tuple[PendingPrompt, int]] = []
         while self.pending and len(starting) < free:
             item = self.pending[0]
             starting.append((item, item.started))

@@ -26,7 +26,7 @@ MIN_LOGIT = -3.0e38
 
 
 @dataclass(frozen=True, slots=True)
-class Prefilled:
+class PrefilledPrompts:
     """Prompts that went through the model once: what their completions start from."""
 
     logits: Float[Tensor, "prompt vocab"]
@@ -51,7 +51,7 @@ class Steps(Protocol):
         """An empty cache for one rollout."""
         ...
 
-    def prefill(self, prompts: Sequence[Sequence[int]]) -> Prefilled:
+    def prefill(self, prompts: Sequence[Sequence[int]]) -> PrefilledPrompts:
         """Run whole prompts."""
         ...
 
@@ -83,7 +83,7 @@ class DecoderSteps:
         """An empty cache for one rollout."""
         return KeyValueSlots()
 
-    def prefill(self, prompts: Sequence[Sequence[int]]) -> Prefilled:
+    def prefill(self, prompts: Sequence[Sequence[int]]) -> PrefilledPrompts:
         """Run whole prompts, packed without padding."""
         layout = PackedLayout([len(prompt) for prompt in prompts])
         capture = _Capture(layout, self.device)
@@ -93,7 +93,7 @@ class DecoderSteps:
             layout.root_lengths, device=self.device
         )
         angles = self.cos[positions], self.sin[positions]
-        return Prefilled(
+        return PrefilledPrompts(
             logits=self._logits(self.decoder.run(tokens, angles, capture, self.layers, wanted=ends - 1)),
             cached=capture.padded(),
             lengths=torch.tensor(layout.root_lengths, device=self.device),
@@ -171,7 +171,7 @@ class ModelSteps:
         """An empty cache for one rollout."""
         return KeyValueSlots()
 
-    def prefill(self, prompts: Sequence[Sequence[int]]) -> Prefilled:
+    def prefill(self, prompts: Sequence[Sequence[int]]) -> PrefilledPrompts:
         """Run whole prompts, padded on the right: causal attention then needs no mask."""
         lengths = torch.tensor([len(prompt) for prompt in prompts], device=self.policy.device)
         time = int(lengths.max())
@@ -185,7 +185,7 @@ class ModelSteps:
         cached = torch.stack(
             [torch.stack([getattr(layer, kept) for layer in cache.layers]) for kept in ("keys", "values")]
         )
-        return Prefilled(logits=self._logits(last), cached=cached, lengths=lengths)
+        return PrefilledPrompts(logits=self._logits(last), cached=cached, lengths=lengths)
 
     def step(self, tokens: Int64[Tensor, " row"], slots: KeyValueSlots) -> Float[Tensor, "row vocab"]:
         """Run one more token of each row."""

@@ -38,7 +38,7 @@ from posttrain.runs.watchers import (
 )
 
 
-class Trained(Protocol):
+class TrainedState(Protocol):
     """What is trained, as far as checkpoints ask."""
 
     @property
@@ -87,7 +87,7 @@ class HarnessOptions:
 class Harness:
     """One run, from its folder to its end.  A context manager: leaving it gives folder, signals and terminal back."""
 
-    def __init__(self, folder: RunFolder, trained: Trained, options: HarnessOptions) -> None:
+    def __init__(self, folder: RunFolder, trained: TrainedState, options: HarnessOptions) -> None:
         self.folder, self.trained, self.options = folder, trained, options
         self.clock = Clock()
         """Of the step that is going on."""

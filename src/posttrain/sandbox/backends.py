@@ -15,7 +15,7 @@ from typing import IO, Protocol
 
 from posttrain.sandbox.execution import Exit
 from posttrain.sandbox.fork_server import ENVIRONMENT
-from posttrain.sandbox.replay_script import FILE_BYTES, PROCESSES, START_CPU_SECONDS, Conditions, Ended, ReplayRun
+from posttrain.sandbox.replay_script import FILE_BYTES, PROCESSES, START_CPU_SECONDS, Conditions, ReplayRun, RunEnd
 from posttrain.sandbox.seccomp_denylist import filter_bytes
 
 POLL_SECONDS = 0.005
@@ -38,7 +38,7 @@ class Backend(Protocol):
     remedy: str
     """What to do where it lets something through."""
 
-    def run(self, run: ReplayRun) -> Ended:
+    def run(self, run: ReplayRun) -> RunEnd:
         """Run it, from any thread."""
         ...
 
@@ -91,7 +91,7 @@ class CommandBackend:
         self.live: dict[subprocess.Popen[bytes], ReplayRun] = {}
         self.lock = threading.Lock()
 
-    def run(self, run: ReplayRun) -> Ended:
+    def run(self, run: ReplayRun) -> RunEnd:
         text = run.text.encode("ascii")
         began = time.monotonic()
         arguments = ["-s", "-S", "-B", "-c", BOOTSTRAP, str(len(text))]
@@ -117,7 +117,7 @@ class CommandBackend:
                 self.live.pop(process, None)
             self.launcher.removed(run)
 
-    def watched(self, run: ReplayRun, process: "subprocess.Popen[bytes]", began: float) -> Ended:
+    def watched(self, run: ReplayRun, process: "subprocess.Popen[bytes]", began: float) -> RunEnd:
         """Hold a process to its wall clock and its output, and wait for its end."""
         assert process.stdout is not None
         assert process.stderr is not None
@@ -138,7 +138,7 @@ class CommandBackend:
                     process.kill()
                     self.launcher.removed(run)
             time.sleep(POLL_SECONDS)
-        return Ended(
+        return RunEnd(
             status=status,
             stdout=stdout.taken(),
             stderr=stderr.taken(),
@@ -200,9 +200,9 @@ def overloaded() -> bool:
     return hasattr(os, "getloadavg") and os.getloadavg()[0] > (os.cpu_count() or 1)
 
 
-def lost(reason: str, wall_seconds: float) -> Ended:
+def lost(reason: str, wall_seconds: float) -> RunEnd:
     """A run that never was."""
-    return Ended(
+    return RunEnd(
         status=-1, stdout=b"", stderr=reason.encode("utf-8", "replace"), wall_seconds=wall_seconds, stopped=Exit.LOST
     )
 

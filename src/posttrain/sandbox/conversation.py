@@ -10,7 +10,7 @@ from typing import Protocol
 from posttrain.sandbox.execution import Execution, Exit, Process
 
 
-class Started(Protocol):
+class StartedProcess(Protocol):
     """A process that has been asked for."""
 
     def allow(self, cpu_seconds: float) -> None:
@@ -41,11 +41,11 @@ class Conversation(Protocol):
         """Start the first process or processes."""
         ...
 
-    def message(self, sandbox: "Sandbox", process: Started, payload: bytes) -> None:
+    def message(self, sandbox: "Sandbox", process: StartedProcess, payload: bytes) -> None:
         """A process has said something."""
         ...
 
-    def ended(self, sandbox: "Sandbox", process: Started, execution: Execution) -> None:
+    def ended(self, sandbox: "Sandbox", process: StartedProcess, execution: Execution) -> None:
         """A process is over."""
         ...
 
@@ -53,7 +53,7 @@ class Conversation(Protocol):
 class Sandbox(Protocol):
     """Runs programs that a model wrote; for one thread."""
 
-    def start(self, conversation: Conversation, asked: Process) -> Started:
+    def start(self, conversation: Conversation, asked: Process) -> StartedProcess:
         """Start a process for a conversation."""
         ...
 
@@ -76,10 +76,10 @@ class Single:
     def begin(self, sandbox: Sandbox) -> None:
         sandbox.start(self, self.asked)
 
-    def message(self, sandbox: Sandbox, process: Started, payload: bytes) -> None:
+    def message(self, sandbox: Sandbox, process: StartedProcess, payload: bytes) -> None:
         """It has nothing to say that counts."""
 
-    def ended(self, sandbox: Sandbox, process: Started, execution: Execution) -> None:
+    def ended(self, sandbox: Sandbox, process: StartedProcess, execution: Execution) -> None:
         self.execution = execution
 
 

@@ -13,7 +13,7 @@ from typing import IO, Any
 
 from posttrain.sandbox.backends import lost
 from posttrain.sandbox.execution import Exit
-from posttrain.sandbox.replay_script import Conditions, Ended, ReplayRun
+from posttrain.sandbox.replay_script import Conditions, ReplayRun, RunEnd
 
 TRIES = 3
 TRY_AGAIN = {408, 425, 429, 500, 502, 503, 504}
@@ -44,7 +44,7 @@ class Remote:
     def stop(self) -> None:
         """Requests that are under way end by themselves, at their time limit."""
 
-    def run(self, run: ReplayRun) -> Ended:
+    def run(self, run: ReplayRun) -> RunEnd:
         began = time.monotonic()
         body = {
             "code": run.text,
@@ -86,7 +86,7 @@ def read_within(response: IO[bytes], until: float) -> bytes:
     return bytes(content)
 
 
-def read_reply(reply: dict[str, Any], wall_seconds: float) -> Ended:
+def read_reply(reply: dict[str, Any], wall_seconds: float) -> RunEnd:
     """How a run ended, by the service's word."""
     result = reply.get("run_result")
     if reply["status"] == "SandboxError" or result is None:
@@ -94,7 +94,7 @@ def read_reply(reply: dict[str, Any], wall_seconds: float) -> Ended:
     stdout = (result.get("stdout") or "").encode("utf-8", "surrogatepass")
     timed_out = result["status"] == "TimeLimitExceeded"
     stopped = Exit.WALL_LIMIT if timed_out else Exit.OUTPUT_LIMIT if len(stdout) >= OUTPUT_KEPT else None
-    return Ended(
+    return RunEnd(
         status=-9 if timed_out else int(result["return_code"]),
         stdout=stdout,
         stderr=(result.get("stderr") or "").encode("utf-8", "surrogatepass"),

@@ -28,7 +28,7 @@ NEVER_RAN = Execution(
 )
 
 
-class Repeated:
+class RepeatedRun:
     """A process, as the runs that stand for it."""
 
     def __init__(self, sandbox: "ReplaySandbox", conversation: Conversation, asked: Process) -> None:
@@ -103,7 +103,7 @@ def message(line: bytes) -> bytes:
 class Event:
     """A run is over, or a process was ended."""
 
-    process: Repeated
+    process: RepeatedRun
     execution: Execution
     by_itself: bool
 
@@ -114,8 +114,8 @@ class ReplaySandbox:
     def __init__(self, backend: Backend, *, at_once: int, probed: bool = False) -> None:
         self.backend, self.at_once, self.probed = backend, at_once, probed
         self.events: queue.SimpleQueue[Event] = queue.SimpleQueue()
-        self.alive: dict[Repeated, None] = {}
-        self.to_run: list[Repeated] = []
+        self.alive: dict[RepeatedRun, None] = {}
+        self.to_run: list[RepeatedRun] = []
         self.under_way = 0
         """Runs that have not ended."""
         self.found: list[Finding] = []
@@ -173,18 +173,18 @@ class ReplaySandbox:
         self.under_way -= event.by_itself
         return event
 
-    def start(self, conversation: Conversation, asked: Process) -> Repeated:
-        process = Repeated(self, conversation, asked)
+    def start(self, conversation: Conversation, asked: Process) -> RepeatedRun:
+        process = RepeatedRun(self, conversation, asked)
         self.alive[process] = None
         self.to_run.append(process)
         return process
 
-    def again(self, process: Repeated) -> None:
+    def again(self, process: RepeatedRun) -> None:
         """Have a process run once more, now that there is a message more for it."""
         if process in self.alive:
             self.to_run.append(process)
 
-    def finish(self, process: Repeated, execution: Execution) -> None:
+    def finish(self, process: RepeatedRun, execution: Execution) -> None:
         """Have a process be over."""
         if process in self.alive and not process.over:
             process.over = True
@@ -198,7 +198,7 @@ class ReplaySandbox:
             self.under_way += 1
         self.to_run.clear()
 
-    def run_once(self, process: Repeated, made: ReplayRun, events: "queue.SimpleQueue[Event]") -> None:
+    def run_once(self, process: RepeatedRun, made: ReplayRun, events: "queue.SimpleQueue[Event]") -> None:
         """One run, in its thread; whatever happens, its end is told."""
         try:
             ended = self.backend.run(made)

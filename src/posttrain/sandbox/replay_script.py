@@ -55,7 +55,7 @@ class Conditions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ended:
+class RunEnd:
     """How a run ended."""
 
     status: int
@@ -118,7 +118,7 @@ def modules() -> dict[str, str]:
     return {name: texts()[name] for name in MODULES}
 
 
-def read(run: ReplayRun, ended: Ended) -> Execution:
+def read(run: ReplayRun, ended: RunEnd) -> Execution:
     """What a run's end says."""
     before, ready, stderr = ended.stderr.partition(run.mark.encode() + b" ready\n")
     if not ready:

@@ -14,6 +14,9 @@ from posttrain.tasks.countdown.countdown_task import CountdownTask
 from posttrain.tasks.dataset import DatasetTask
 from posttrain.tasks.programs.programs_task import ProgramsTask
 
+WITHOUT_DEFAULT = ("prompts", "held_out")
+"""What a class that inherits from Task still has to say."""
+
 
 def load_task(
     options: TaskOptions | Mapping[str, object],
@@ -51,8 +54,9 @@ def require_task(candidate: object, where: str) -> Task:
     """The object as a task; UserError with what it lacks where it is none."""
     if isinstance(candidate, type):
         raise UserError(f"{where}: {candidate.__name__} is a class; give an object of it")
-    if not isinstance(candidate, Task):
-        missing = sorted(name for name in get_protocol_members(Task) if not hasattr(candidate, name))
+    inherited = [name for name in WITHOUT_DEFAULT if getattr(type(candidate), name, None) is getattr(Task, name)]
+    if not isinstance(candidate, Task) or inherited:
+        missing = sorted({name for name in get_protocol_members(Task) if not hasattr(candidate, name)} | {*inherited})
         raise UserError(
             f"{where} lacks {', '.join(missing)}; inherit from posttrain.Task, which says what each is and has defaults"
             " for some."

@@ -37,7 +37,7 @@ class CollectorSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Collected:
+class CollectedStep:
     """The groups that a step trains on, and what the rewards said of them."""
 
     step: int
@@ -67,12 +67,12 @@ class Collector:
         self.task, self.engine, self.rewards, self.settings = task, engine, tuple(rewards), settings
         self.resources = resources
 
-    def collect(self, step: int, journal: Journal, clock: Clock) -> Collected:
+    def collect(self, step: int, journal: Journal, clock: Clock) -> CollectedStep:
         """Sample and grade the step's groups; every score goes to the journal before it is used."""
         groups, grades = self._sampled(step, range(self.settings.rollout.prompts_per_step), journal, clock)
         if self.settings.resample is None:
-            return Collected(step=step, groups=groups, grades=grades)
-        return self._refilled(Collected(step=step, groups=groups, grades=grades), journal, clock)
+            return CollectedStep(step=step, groups=groups, grades=grades)
+        return self._refilled(CollectedStep(step=step, groups=groups, grades=grades), journal, clock)
 
     def request(self, step: int, *, first_draw: int = 0, purpose: str = "rollout") -> Request:
         """What a training step samples; each purpose has random streams of its own."""
@@ -103,7 +103,7 @@ class Collector:
         with clock("grade"):
             return groups, self.grade(groups, step=step, journal=journal)
 
-    def _refilled(self, first: Collected, journal: Journal, clock: Clock) -> Collected:
+    def _refilled(self, first: CollectedStep, journal: Journal, clock: Clock) -> CollectedStep:
         """Put other prompts' groups in place of those whose rewards are all equal, for a stated number of rounds.
 
         What is uninformative after the last round stays, so that a step always has its full number of groups.
@@ -123,4 +123,4 @@ class Collector:
             replaced.append(([groups[i] for i in out], grades.select(out)))
             groups = [groups[i] for i in kept] + new_groups
             grades = grades.select(kept).joined(new_grades)
-        return Collected(step=first.step, groups=groups, grades=grades, replaced=replaced)
+        return CollectedStep(step=first.step, groups=groups, grades=grades, replaced=replaced)

@@ -6,7 +6,7 @@ from pathlib import Path
 from posttrain.config import Config
 from posttrain.runs.progress import Progress
 from posttrain.training.evaluation import full_evaluation, num_completions
-from posttrain.training.session import Own, Rewards, Rows, open_session
+from posttrain.training.session import CallerObjects, Rewards, Rows, open_session
 
 
 def evaluate(
@@ -24,7 +24,7 @@ def evaluate(
     """
     config = config or Config()
     config = replace(config, model=replace(config.model, path=str(model)))
-    with open_session(config, Own(rewards=rewards, rows=rows)) as session:
+    with open_session(config, CallerObjects(rewards=rewards, rows=rows)) as session:
         session.load_weights()
         questions, samples = session.questions(), config.evaluation.samples
         if progress is None:

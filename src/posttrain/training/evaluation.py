@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Float64
 from numpy import ndarray
 
+from posttrain.errors import UserError
 from posttrain.generation.engine import Engine
 from posttrain.generation.request import Request
 from posttrain.generation.streams import StreamKey
@@ -125,9 +126,28 @@ def full_evaluation(
         "outcomes": dict(sampled.outcomes),
         **with_interval("pass_at_8", pass_at_k(sampled.correct, 8)),
     }
-    for probe in questions.probes.values():
-        results |= probe_results(engine, questions, probe, sampled.groups, advance)
+    for name, probe in questions.probes.items():
+        results |= checked_readings(
+            name, probe, probe_results(engine, questions, probe, sampled.groups, advance), results
+        )
     return results, sampled.groups
+
+
+def checked_readings(
+    name: str, probe: Probe, numbers: Mapping[str, float], results: Mapping[str, object]
+) -> Mapping[str, float]:
+    """The numbers of a probe, which are all of its readings or none, and none that has a name of ours."""
+    taken = sorted(numbers.keys() & results.keys())
+    if taken:
+        raise UserError(
+            f"task: probe {name!r} gives {', '.join(taken)}, which evaluation has already; name it otherwise"
+        )
+    if numbers and numbers.keys() != probe.readings.keys():
+        raise UserError(
+            f"task: probe {name!r} measured {', '.join(sorted(numbers))}, but its readings are"
+            f" {', '.join(sorted(probe.readings))}; they must be the same"
+        )
+    return numbers
 
 
 def with_interval(name: str, values: Float64[ndarray, " problem"]) -> dict[str, object]:

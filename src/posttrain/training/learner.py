@@ -25,9 +25,9 @@ from posttrain.runs.tensor_state import (
     restore_module,
     restore_optimizer,
 )
-from posttrain.training.collector import Collected
+from posttrain.training.collector import CollectedStep
 from posttrain.training.optimizer import learning_rate, new_optimizer
-from posttrain.training.update import Objective, Observed, group_logprobs, micro_loss, update
+from posttrain.training.update import Objective, Observations, group_logprobs, micro_loss, update
 from posttrain.training.update_metrics import UpdateReport
 
 
@@ -53,10 +53,10 @@ class LearnerSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Credited:
+class CreditedStep:
     """Collected groups with what the algorithm makes of them."""
 
-    collected: Collected
+    collected: CollectedStep
     groups: CreditedGroups
     advantages: Float64[Tensor, "prompt group"]
     """One number for each completion: the mean over its tokens."""
@@ -75,7 +75,7 @@ class Learner:
         self.num_updates = 0
         """Optimiser updates behind the policy's weights: their version."""
 
-    def credit(self, collected: Collected, clock: Clock) -> Credited:
+    def credit(self, collected: CollectedStep, clock: Clock) -> CreditedStep:
         """The algorithm's advantages, and returns, for every token of the groups."""
         groups, grades = collected.groups, collected.grades
         reference = self.reference_logprobs(collected, clock)
@@ -96,9 +96,11 @@ class Learner:
             reference_logprobs=reference,
             returns=credit.returns,
         )
-        return Credited(collected=collected, groups=credited, advantages=mean_of_rollouts(credit.advantages, lengths))
+        return CreditedStep(
+            collected=collected, groups=credited, advantages=mean_of_rollouts(credit.advantages, lengths)
+        )
 
-    def reference_logprobs(self, collected: Collected, clock: Clock) -> Float64[Tensor, " token"] | None:
+    def reference_logprobs(self, collected: CollectedStep, clock: Clock) -> Float64[Tensor, " token"] | None:
         """log-probs of every completion token under the reference; None where nothing needs them."""
         if self.reference is None or Need.REFERENCE_LOGPROBS not in self.algorithm.needs:
             return None
@@ -107,7 +109,7 @@ class Learner:
             return group_logprobs(self.reference, collected.groups, temperature=temperature, max_tokens=budget)
 
     def _penalties(
-        self, collected: Collected, reference: Float64[Tensor, " token"] | None
+        self, collected: CollectedStep, reference: Float64[Tensor, " token"] | None
     ) -> Float64[Tensor, " token"] | None:
         """What a KL in the reward takes off each token."""
         penalty = self.algorithm.kl_penalty
@@ -118,7 +120,7 @@ class Learner:
         behaviour = torch.tensor([lp for rollout in rollouts for lp in rollout.logprobs], dtype=torch.float64)
         return -penalty.coefficient * kl.ESTIMATORS[penalty.estimator](behaviour, reference)
 
-    def learn(self, credited: Credited, clock: Clock) -> list[UpdateReport]:
+    def learn(self, credited: CreditedStep, clock: Clock) -> list[UpdateReport]:
         """Take the step's updates: passes over its groups, one update per mini-batch."""
         settings, step = self.settings, credited.collected.step
         num_updates = settings.num_steps * settings.updates_per_step
@@ -144,7 +146,7 @@ class Learner:
             measure_entropy=self.settings.update.measure_entropy,
         )
 
-    def batches(self, credited: Credited, clock: Clock) -> Iterator[Batch]:
+    def batches(self, credited: CreditedStep, clock: Clock) -> Iterator[Batch]:
         """The batch of each update: whole groups, every epoch in an order of its own, weights fixed on each."""
         groups, options, step = credited.groups, self.settings.update, credited.collected.step
         num_groups, parts = len(groups.groups), options.minibatches_per_epoch
@@ -163,12 +165,12 @@ class Learner:
                     )
                 yield batch
 
-    def differentiate(self, credited: Credited, clock: Clock) -> None:
+    def differentiate(self, credited: CreditedStep, clock: Clock) -> None:
         """Compute the gradient of the step's first update and throw it away: what an update costs, without one."""
         batch = next(self.batches(credited, clock))
         with clock("update"):
             for micro in batch.split(self.settings.update.tokens_per_microbatch):
-                micro_loss(self.policy, micro, self.objective(), Observed()).backward()
+                micro_loss(self.policy, micro, self.objective(), Observations()).backward()
             self.policy.model.zero_grad(set_to_none=True)
             if self.policy.device.type == "cuda":
                 torch.cuda.synchronize(self.policy.device)

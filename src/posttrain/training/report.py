@@ -11,7 +11,7 @@ from posttrain.runs.curves import draw_curves
 from posttrain.runs.files import write_atomically, writing
 from posttrain.runs.summary import HELD_OUT, build_summary
 from posttrain.tasks.base import Probe, Reading
-from posttrain.training.collector import Collected
+from posttrain.training.collector import CollectedStep
 from posttrain.training.session import Session
 from posttrain.training.state import RunState
 
@@ -22,7 +22,7 @@ COLUMN = 46
 
 
 def plan(
-    session: Session, first: Collected | None = None, seconds: float = 0.0, *, whole_step: bool = False
+    session: Session, first: CollectedStep | None = None, seconds: float = 0.0, *, whole_step: bool = False
 ) -> list[str]:
     """What the run is about to do; where a step was collected, how long that took and how long its completions are.
 

@@ -19,11 +19,11 @@ from posttrain.runs.run_folder import RunFolder, claim_folder
 from posttrain.runs.watchers import Watcher, require_watchers
 from posttrain.tasks.base import Task
 from posttrain.training import report
-from posttrain.training.collector import Collected, no_journal
+from posttrain.training.collector import CollectedStep, no_journal
 from posttrain.training.evaluation import brief_evaluation, full_evaluation, num_completions
-from posttrain.training.learner import Credited
+from posttrain.training.learner import CreditedStep
 from posttrain.training.metrics import step_metrics, step_tokens
-from posttrain.training.session import Own, Rewards, Rows, Session, open_session, require_room
+from posttrain.training.session import CallerObjects, Rewards, Rows, Session, open_session, require_room
 from posttrain.training.state import RunState
 from posttrain.training.update_metrics import UpdateReport, update_metrics
 
@@ -62,7 +62,7 @@ def train(
     each step.  With `resume` the run in `config.run.folder` goes on from its last checkpoint, to the same bits as if it
     had never stopped.
     """
-    own = Own(policy=policy, task=task, engine=engine, algorithm=algorithm, rewards=rewards, rows=rows)
+    own = CallerObjects(policy=policy, task=task, engine=engine, algorithm=algorithm, rewards=rewards, rows=rows)
     require_watchers(watchers)
     with open_session(config, own) as session:
         require_room(session)
@@ -102,7 +102,7 @@ def train_session(session: Session, watchers: Sequence[Watcher], *, resume: bool
         return conclude(session, harness, state)
 
 
-def take_steps(session: Session, harness: Harness, first: Collected | None) -> None:
+def take_steps(session: Session, harness: Harness, first: CollectedStep | None) -> None:
     """Take the steps that are left; `first` is what the first of them has collected already."""
     collector, learner = session.collector, session.learner
     journal, state = harness.folder.journal_scores, session.trained.run
@@ -117,7 +117,7 @@ def take_steps(session: Session, harness: Harness, first: Collected | None) -> N
         first = None
 
 
-def count_step(state: RunState, collected: Collected, updates: Sequence[UpdateReport], num_updates: int) -> None:
+def count_step(state: RunState, collected: CollectedStep, updates: Sequence[UpdateReport], num_updates: int) -> None:
     """Add a step to the run's counters."""
     state.step, state.num_updates = collected.step, num_updates
     state.num_tokens += step_tokens(collected.groups)
@@ -126,7 +126,7 @@ def count_step(state: RunState, collected: Collected, updates: Sequence[UpdateRe
 
 
 def step_report(
-    state: RunState, credited: Credited, updates: Sequence[UpdateReport], evaluation: Mapping[str, float]
+    state: RunState, credited: CreditedStep, updates: Sequence[UpdateReport], evaluation: Mapping[str, float]
 ) -> StepReport:
     """What the watchers are told of a step."""
     collected = credited.collected
@@ -235,7 +235,7 @@ def lasting(config: Config) -> Config:
 
 def show_plan(config: Config, *, rows: Rows | None = None) -> None:
     """Print what a run would be, with the seconds of one step whose gradient is thrown away, and train nothing."""
-    with open_session(config, Own(rows=rows)) as session:
+    with open_session(config, CallerObjects(rows=rows)) as session:
         require_room(session)
         session.load_weights()
         clock = Clock()

@@ -29,7 +29,7 @@ Rewards = Sequence[Callable[..., object] | RewardFunction]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Own:
+class CallerObjects:
     """What a caller in Python brings in place of what the config describes."""
 
     policy: Policy | None = None
@@ -105,7 +105,7 @@ class Session:
         return self.held_out
 
 
-def open_session(config: Config, own: Own = Own()) -> Session:
+def open_session(config: Config, own: CallerObjects = CallerObjects()) -> Session:
     """Load the model and make everything else, but for what the caller brings."""
     with ExitStack() as opened:
         threads = opened.enter_context(claim_threads(config.run.threads))
@@ -115,7 +115,7 @@ def open_session(config: Config, own: Own = Own()) -> Session:
     return session
 
 
-def assembled(config: Config, own: Own, resources: Resources, threads: ThreadClaim) -> Session:
+def assembled(config: Config, own: CallerObjects, resources: Resources, threads: ThreadClaim) -> Session:
     """A session of these parts and of what the config describes."""
     policy = own.policy or load_policy(config.model)
     task = task_of(config, own, policy)
@@ -160,7 +160,7 @@ def assembled(config: Config, own: Own, resources: Resources, threads: ThreadCla
     )
 
 
-def task_of(config: Config, own: Own, policy: Policy) -> Task:
+def task_of(config: Config, own: CallerObjects, policy: Policy) -> Task:
     """The caller's task, or that of the config."""
     if own.task is not None:
         if own.rows is not None:
@@ -175,7 +175,7 @@ def task_of(config: Config, own: Own, policy: Policy) -> Task:
     )
 
 
-def rewards_of(config: Config, own: Own, task: Task) -> tuple[RewardFunction, ...]:
+def rewards_of(config: Config, own: CallerObjects, task: Task) -> tuple[RewardFunction, ...]:
     """The caller's rewards and those of the config, or else the task's own."""
     given = (each if isinstance(each, RewardFunction) else reward_function(each) for each in own.rewards)
     rewards = (*given, *(load_reward(item) for item in config.rewards)) or tuple(task.reward_functions)

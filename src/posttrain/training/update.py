@@ -43,7 +43,7 @@ class Objective:
 
 
 @dataclass(slots=True)
-class Observed:
+class Observations:
     """What the micro-batches of an update saw, token by token; its report is made of it at the end."""
 
     logprobs: list[Tensor] = field(default_factory=list)
@@ -69,7 +69,7 @@ def update(
     """
     optimizer.zero_grad(set_to_none=True)  # an update that failed may have left some of its gradient
     total = 0.0
-    observed = Observed()
+    observed = Observations()
     micro_batches = list(batch.split(options.tokens_per_microbatch))
     for micro in micro_batches:
         loss = micro_loss(policy, micro, objective, observed)
@@ -91,7 +91,7 @@ def update(
 REMEDY = "No step was taken.  Start again with a lower update.learning_rate."
 
 
-def micro_loss(policy: Policy, micro: Batch, objective: Objective, observed: Observed) -> Float[Tensor, ""]:
+def micro_loss(policy: Policy, micro: Batch, objective: Objective, observed: Observations) -> Float[Tensor, ""]:
     """The micro-batch's share of the update's loss, for `backward` alone; see `models.gradients`."""
     view = token_view(policy, micro, objective)
     terms = objective.algorithm.terms
@@ -123,7 +123,7 @@ def token_view(policy: Policy, micro: Batch, objective: Objective) -> TokenView:
     )
 
 
-def observe(observed: Observed, objective: Objective, view: TokenView) -> None:
+def observe(observed: Observations, objective: Objective, view: TokenView) -> None:
     """Keep what metrics are made of."""
     detached = replace(view, logprobs=view.logprobs.detach())
     observed.logprobs.append(detached.logprobs.double().cpu())
@@ -155,7 +155,7 @@ def require_finite_losses(losses: Float[Tensor, " token"], micro: Batch) -> None
         )
 
 
-def token_totals(micro_batches: Sequence[Batch], observed: Observed) -> dict[str, Any]:
+def token_totals(micro_batches: Sequence[Batch], observed: Observations) -> dict[str, Any]:
     """Sums and extremes over all tokens of the update, in the order that the micro-batches saw them."""
     logprobs = torch.cat(observed.logprobs)
     behaviour = torch.cat([micro.columns.behaviour_logprobs for micro in micro_batches])

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from posttrain.errors import RunError
-from posttrain.rewards.grading.answers import Detailed, Graded
+from posttrain.rewards.grading.answers import DetailedGrade, Graded
 from posttrain.rewards.grading.grade import grade, reward_function
 from tests.support.reward_rows import CHAT, Outcome, graded, group, scores
 
@@ -240,7 +240,7 @@ def test_scoring_works_inside_a_running_event_loop_and_a_function_may_start_one_
 
 def test_what_a_function_tells_of_some_groups_only_survives_joining_and_choosing() -> None:
     def some(*, completions: Sequence[str], **_: object) -> list[Graded | None]:
-        return [Detailed(1.0, Outcome.RIGHT, {"n": 1}) if "x" in text else None for text in completions]
+        return [DetailedGrade(1.0, Outcome.RIGHT, {"n": 1}) if "x" in text else None for text in completions]
 
     told, silent = graded([group(["x", "x"])], some), graded([group(["a", "b"]), group(["c", "d"])], some)
     for both in (told.joined(silent), silent.joined(told).select([2, 0, 1])):
@@ -255,7 +255,7 @@ def test_what_a_function_tells_of_some_groups_only_survives_joining_and_choosing
 
 def test_details_that_are_no_json_are_refused() -> None:
     def bad(*, completions: Sequence[str], **_: object) -> list[Graded]:
-        return [Detailed(1.0, Outcome.RIGHT, {"n": object()}) for _ in completions]
+        return [DetailedGrade(1.0, Outcome.RIGHT, {"n": object()}) for _ in completions]
 
     with pytest.raises(RunError, match="details that are no JSON"):
         graded([group(["x", "x"])], bad)

@@ -27,7 +27,7 @@ from posttrain.errors import require
 from posttrain.rewards.code.program_text import CODE, END_CODE, program_in
 from posttrain.rewards.code.unit_test_runs import JUDGINGS, ProgramResult, TestOutcome, UnitTestRun
 from posttrain.rewards.code.unit_tests import read_tests
-from posttrain.rewards.grading.answers import Detailed, Graded
+from posttrain.rewards.grading.answers import DetailedGrade, Graded
 from posttrain.rewards.grading.function import ScoringFailure
 from posttrain.rewards.grading.resources import Resources, default_resources
 from posttrain.sandbox.conversation import run
@@ -140,11 +140,11 @@ class CodeReward:
         assert result.count > 0, result
         passed = sum(outcome is TestOutcome.PASSED for outcome in result.outcomes)
         if passed == len(result.outcomes):
-            return Detailed(1.0, CodeOutcome.PASSED, details_of(result))
+            return DetailedGrade(1.0, CodeOutcome.PASSED, details_of(result))
         failed = next(outcome for outcome in result.outcomes if outcome is not TestOutcome.PASSED)
         score = passed / len(result.outcomes) if self.score == "fraction" else 0.0
         score = max(score, self.syntax_credit if result.compiled else 0.0)
-        return Detailed(score, CodeOutcome(failed), details_of(result))
+        return DetailedGrade(score, CodeOutcome(failed), details_of(result))
 
 
 UNWANTED = ("import os", "import sys", "import subprocess", "eval(", "exec(", "open(")

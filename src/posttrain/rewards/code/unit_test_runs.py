@@ -12,7 +12,7 @@ from typing import Protocol
 
 from posttrain.errors import UserError
 from posttrain.rewards.code.unit_tests import AssertTests, CallCase, CallTests, StdioTests, same_output, same_value
-from posttrain.sandbox.conversation import Conversation, Sandbox, Started
+from posttrain.sandbox.conversation import Conversation, Sandbox, StartedProcess
 from posttrain.sandbox.execution import Execution, Exit, Limits, Process
 from posttrain.sandbox.inside import plain
 from posttrain.sandbox.inside.frames import MAX_BYTES
@@ -114,7 +114,7 @@ class UnitTestRun(Conversation, Protocol):
         ...
 
 
-class StdioJudging:
+class StdioTestRun:
     """A whole program, once for each test."""
 
     def __init__(self, source: str, tests: StdioTests, limits: Limits, *, stop_at_failure: bool) -> None:
@@ -122,17 +122,17 @@ class StdioJudging:
         self.result = ProgramResult(len(tests.cases), stop_at_failure)
         self.tests, self.cases = tests, tests.cases
 
-    def afresh(self) -> "StdioJudging":
-        return StdioJudging(self.source, self.tests, self.limits, stop_at_failure=self.result.stop_at_failure)
+    def afresh(self) -> "StdioTestRun":
+        return StdioTestRun(self.source, self.tests, self.limits, stop_at_failure=self.result.stop_at_failure)
 
     def begin(self, sandbox: Sandbox) -> None:
         given = self.cases[self.result.at].given.encode("utf-8", "surrogatepass")
         sandbox.start(self, Process(kind="program", source=self.source, stdin=given, limits=self.limits))
 
-    def message(self, sandbox: Sandbox, process: Started, payload: bytes) -> None:
+    def message(self, sandbox: Sandbox, process: StartedProcess, payload: bytes) -> None:
         """Programs have nothing to say but their output."""
 
-    def ended(self, sandbox: Sandbox, process: Started, execution: Execution) -> None:
+    def ended(self, sandbox: Sandbox, process: StartedProcess, execution: Execution) -> None:
         self.result.note(execution)
         if self.result.lost:
             return
@@ -148,7 +148,7 @@ class StdioJudging:
             self.begin(sandbox)
 
 
-class CallsJudging:
+class CallTestRun:
     """A program whose function is called once for each test; a process that dies is replaced for the tests left."""
 
     def __init__(self, source: str, tests: CallTests, limits: Limits, *, stop_at_failure: bool) -> None:
@@ -159,8 +159,8 @@ class CallsJudging:
         self.loaded = False
         self.asked = True  # an answer is due
 
-    def afresh(self) -> "CallsJudging":
-        return CallsJudging(self.source, self.tests, self.limits, stop_at_failure=self.result.stop_at_failure)
+    def afresh(self) -> "CallTestRun":
+        return CallTestRun(self.source, self.tests, self.limits, stop_at_failure=self.result.stop_at_failure)
 
     def begin(self, sandbox: Sandbox) -> None:
         self.loaded, self.asked, self.used = False, True, 0.0
@@ -168,7 +168,7 @@ class CallsJudging:
         process = sandbox.start(self, candidate(self.source, self.limits, in_all))
         process.allow(self.limits.cpu_seconds)
 
-    def message(self, sandbox: Sandbox, process: Started, payload: bytes) -> None:
+    def message(self, sandbox: Sandbox, process: StartedProcess, payload: bytes) -> None:
         if not self.asked:  # it writes to the channel by itself; `ended` says what follows from that
             process.end()
             return
@@ -195,12 +195,12 @@ class CallsJudging:
         right = same_value(detail, self.tests.cases[self.result.at].expected, self.tests.tolerance)
         return TestOutcome.PASSED if right else TestOutcome.WRONG
 
-    def call(self, process: Started, case: CallCase) -> None:
+    def call(self, process: StartedProcess, case: CallCase) -> None:
         self.asked = True
         process.allow(self.limits.cpu_seconds)
         process.send(written(self.tests.entry, case))
 
-    def ended(self, sandbox: Sandbox, process: Started, execution: Execution) -> None:
+    def ended(self, sandbox: Sandbox, process: StartedProcess, execution: Execution) -> None:
         self.result.note(execution)
         if self.result.lost or self.result.complete:
             return
@@ -211,29 +211,29 @@ class CallsJudging:
             self.begin(sandbox)
 
 
-class AssertsJudging:
+class AssertTestRun:
     """Two processes: the program, and the tests, whose calls are carried from the one to the other and back."""
 
     def __init__(self, source: str, tests: AssertTests, limits: Limits, *, stop_at_failure: bool) -> None:
         self.source, self.limits = source, limits
         self.result = ProgramResult(len(tests.tests), stop_at_failure)
         self.tests = tests
-        self.program: Started | None = None
-        self.tester: Started | None = None
+        self.program: StartedProcess | None = None
+        self.tester: StartedProcess | None = None
         self.ending: TestOutcome | None = None  # how the program's process ended, once it has
         self.asked = True  # an answer of the program's is due
         self.of_ended = 0.0  # processor time of the program's process, once it has ended
         self.used = 0.0  # processor time when the running test began
 
-    def afresh(self) -> "AssertsJudging":
-        return AssertsJudging(self.source, self.tests, self.limits, stop_at_failure=self.result.stop_at_failure)
+    def afresh(self) -> "AssertTestRun":
+        return AssertTestRun(self.source, self.tests, self.limits, stop_at_failure=self.result.stop_at_failure)
 
     def begin(self, sandbox: Sandbox) -> None:
         in_all = (self.result.count + 1) * self.limits.cpu_seconds
         self.program = sandbox.start(self, candidate(self.source, self.limits, in_all))
         self.program.allow(self.limits.cpu_seconds)
 
-    def message(self, sandbox: Sandbox, process: Started, payload: bytes) -> None:
+    def message(self, sandbox: Sandbox, process: StartedProcess, payload: bytes) -> None:
         if process is self.program:
             self.from_program(sandbox, payload)
         else:
@@ -304,7 +304,7 @@ class AssertsJudging:
             if process is not None:
                 process.end()
 
-    def ended(self, sandbox: Sandbox, process: Started, execution: Execution) -> None:
+    def ended(self, sandbox: Sandbox, process: StartedProcess, execution: Execution) -> None:
         self.result.note(execution)
         if process is self.program:
             self.ending, self.of_ended = ending(execution), execution.cpu_seconds
@@ -369,7 +369,7 @@ def reply_of(said: TestOutcome, detail: object) -> list[object]:
 
 
 JUDGINGS: dict[type, Callable[..., UnitTestRun]] = {
-    StdioTests: StdioJudging,
-    CallTests: CallsJudging,
-    AssertTests: AssertsJudging,
+    StdioTests: StdioTestRun,
+    CallTests: CallTestRun,
+    AssertTests: AssertTestRun,
 }

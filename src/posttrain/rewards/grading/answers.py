@@ -38,7 +38,7 @@ class InvalidScore:
     cause: BaseException | None = None
 
 
-class NotAsked(ScoringFailure):
+class NoTimeToAsk(ScoringFailure):
     """There was no time left to ask, or too much had gone wrong before."""
 
 
@@ -47,7 +47,7 @@ UNSCORED = Score(math.nan)
 
 
 @dataclass(frozen=True, slots=True)
-class Answered:
+class WorkerAnswer:
     """What a call came to where its verdicts have been read already, in a worker."""
 
     verdicts: list[Verdict] | InvalidScore
@@ -81,7 +81,7 @@ def verdict(value: object) -> Verdict:
     """The score that one returned value stands for."""
     outcome, details = "", None
     if isinstance(value, Graded):
-        details = value.details if isinstance(value, Detailed) else None
+        details = value.details if isinstance(value, DetailedGrade) else None
         outcome, value = str(value.outcome), value.score
         if not (details is None or is_json(details)):
             return InvalidScore(f"returned details that are no JSON: {shown(details)}")
@@ -129,19 +129,19 @@ class Graded(NamedTuple):
     """Its rate is a metric, so that a parser's mistake shows as a jump in one outcome and not as a silent zero."""
 
 
-class Detailed(Graded):
+class DetailedGrade(Graded):
     """A verdict with more to say of it; in all else it is one without."""
 
     details: Mapping[str, object]
     """Plain JSON: goes into the run's scores.jsonl and nowhere else."""
 
-    def __new__(cls, score: float | None, outcome: StrEnum, details: Mapping[str, object]) -> "Detailed":
+    def __new__(cls, score: float | None, outcome: StrEnum, details: Mapping[str, object]) -> "DetailedGrade":
         made = super().__new__(cls, score, outcome)
         made.details = details
         return made
 
 
-class FunctionRaised(Exception):
+class FunctionError(Exception):
     """A reward function raised its `__cause__`."""
 
 
@@ -153,7 +153,7 @@ def invoke(call: Callable[..., object], arguments: Mapping[str, object]) -> obje
     except (ScoringFailure, RunError):
         raise  # a RunError is for the person: no row is at fault, and no score may stand in for it
     except Exception as error:
-        raise FunctionRaised from error
+        raise FunctionError from error
 
 
 def as_raised(result: object) -> object:
@@ -161,7 +161,7 @@ def as_raised(result: object) -> object:
     if isinstance(result, RunError):
         raise result
     if isinstance(result, BaseException) and not isinstance(result, ScoringFailure):
-        failed = FunctionRaised()
+        failed = FunctionError()
         failed.__cause__ = result
         return failed
     return result

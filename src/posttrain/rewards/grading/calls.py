@@ -12,10 +12,10 @@ from posttrain.errors import RunError, UserError
 from posttrain.records import Group, Rollout
 from posttrain.rewards.grading.answers import (
     EXCERPT,
-    Answered,
-    FunctionRaised,
+    FunctionError,
     InvalidScore,
     Verdict,
+    WorkerAnswer,
     raised,
     verdicts_in,
 )
@@ -102,7 +102,7 @@ class Call:
         return sooner(after(each * rows, f"it took longer than item_seconds = {each:g}{of}"), self.bounds.until)
 
 
-Result = object | FunctionRaised | ScoringFailure | Answered
+Result = object | FunctionError | ScoringFailure | WorkerAnswer
 """What a call returned, or what became of it."""
 
 
@@ -195,11 +195,11 @@ def require_known(call: Call, offered: Set[str]) -> None:
 
 def read_result(call: Call, result: Result) -> list[Verdict] | InvalidScore:
     """One verdict per row of the call, or what is wrong with all of them together."""
-    if isinstance(result, Answered):
+    if isinstance(result, WorkerAnswer):
         return result.verdicts
     if isinstance(result, ScoringFailure):
         return [result] * len(call.rows)
-    if isinstance(result, FunctionRaised):
+    if isinstance(result, FunctionError):
         assert result.__cause__ is not None
         return raised(result.__cause__)
     return verdicts_in(result, one_by_one=call.wanted.one_by_one, count=len(call.rows))

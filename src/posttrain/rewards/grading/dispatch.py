@@ -3,7 +3,7 @@
 import inspect
 from collections.abc import Sequence
 
-from posttrain.rewards.grading.answers import FunctionRaised, NotAsked, invoke
+from posttrain.rewards.grading.answers import FunctionError, NoTimeToAsk, invoke
 from posttrain.rewards.grading.async_calls import AsyncCall, start_async_calls
 from posttrain.rewards.grading.calls import Call, Result, arguments_of
 from posttrain.rewards.grading.function import ScoringFailure
@@ -32,11 +32,11 @@ def dispatch(calls: Sequence[Call], resources: Resources) -> list[Result]:
 def start_calls(call: Call, resources: Resources) -> Result:
     """The call's result, its awaitable, or what it raised."""
     if call.bounds.until.passed:
-        return NotAsked(call.bounds.until.says)
+        return NoTimeToAsk(call.bounds.until.says)
     arguments = arguments_of(call)
     try:
         return invoke(bound(call.function.call, resources), arguments)
-    except (ScoringFailure, FunctionRaised) as failure:
+    except (ScoringFailure, FunctionError) as failure:
         return failure
 
 

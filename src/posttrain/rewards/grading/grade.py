@@ -34,7 +34,7 @@ from posttrain.errors import RunError, UserError
 from posttrain.options.grading import GradingOptions
 from posttrain.options.reward import RewardTerms
 from posttrain.records import Grades, Group
-from posttrain.rewards.grading.answers import UNSCORED, InvalidScore, NotAsked, Score, Verdict
+from posttrain.rewards.grading.answers import UNSCORED, InvalidScore, NoTimeToAsk, Score, Verdict
 from posttrain.rewards.grading.calls import Call, RolloutRow, after, read_result, run_error
 from posttrain.rewards.grading.dispatch import dispatch
 from posttrain.rewards.grading.function import RewardFunction, ScoringFailure, reward_function
@@ -245,7 +245,7 @@ def require_few_failures(function: RewardFunction, verdicts: Sequence[Verdict], 
     """Stop where so many scores failed that what is left may be a biased selection."""
     failures = [said for said in verdicts if isinstance(said, ScoringFailure)]
     if len(failures) > share * len(verdicts):
-        last = next((said for said in reversed(failures) if not isinstance(said, NotAsked)), failures[-1])
+        last = next((said for said in reversed(failures) if not isinstance(said, NoTimeToAsk)), failures[-1])
         raise RunError(
             f"reward {function.name!r}: scoring failed for {len(failures)} of {len(verdicts)} completions, each tried"
             f" up to {1 + len(RETRY_WAITS_SECONDS)} times; at most {100 * share:g}% may fail in a step"
@@ -254,7 +254,7 @@ def require_few_failures(function: RewardFunction, verdicts: Sequence[Verdict], 
 
 
 @runtime_checkable
-class Named(Protocol):
+class NamedFunction(Protocol):
     """A reward function, as far as ordering asks."""
 
     @property
@@ -264,7 +264,7 @@ class Named(Protocol):
     def settings(self) -> RewardTerms: ...
 
 
-def dependency_rounds(functions: Sequence[Named]) -> list[list[int]]:
+def dependency_rounds(functions: Sequence[NamedFunction]) -> list[list[int]]:
     """The functions, by place, in rounds: each after those that its gate and `of` name."""
     names = [function.name for function in functions]
     needs = [{name for name in (function.settings.gate, function.settings.of) if name} for function in functions]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from posttrain.errors import UserError
 from posttrain.sandbox import inside
-from posttrain.sandbox.conversation import Sandbox, Started
+from posttrain.sandbox.conversation import Sandbox, StartedProcess
 from posttrain.sandbox.execution import Execution, Exit, Limits, Process, ServerOptions
 from posttrain.sandbox.inside import plain
 from posttrain.sandbox.modules import FEW
@@ -41,7 +41,7 @@ class Question:
     answer: str
 
 
-class Comparing:
+class AnswerComparison:
     """A conversation that has some questions answered by one process; one that dies is replaced for those left.
 
     What is compared is text that is parsed and never run, so questions may share a process as programs may not.
@@ -64,7 +64,7 @@ class Comparing:
         """Questions without an answer."""
         return len(self.questions) - len(self.said)
 
-    def message(self, sandbox: Sandbox, process: Started, payload: bytes) -> None:
+    def message(self, sandbox: Sandbox, process: StartedProcess, payload: bytes) -> None:
         """Ready, or an answer: our own code speaks there."""
         kind, first, *_ = json.loads(payload)
         if self.loaded:
@@ -78,7 +78,7 @@ class Comparing:
         process.allow(self.cpu_seconds)
         process.send(plain.dump(["compare", [question.gold, question.answer], {}]))
 
-    def ended(self, sandbox: Sandbox, process: Started, execution: Execution) -> None:
+    def ended(self, sandbox: Sandbox, process: StartedProcess, execution: Execution) -> None:
         """Its end is the answer to the question that it was at, unless it had none left."""
         if not self.left:
             return
@@ -96,7 +96,7 @@ def compare(questions: Sequence[Question], sandboxes: Sandboxes, *, cpu_seconds:
     """An answer for every question, each asked once."""
     different = list(dict.fromkeys(questions))
     parts = [different[start : start + TOGETHER] for start in range(0, len(different), TOGETHER)]
-    conversations = [Comparing(part, cpu_seconds) for part in parts]
+    conversations = [AnswerComparison(part, cpu_seconds) for part in parts]
     sandbox_with_maths(sandboxes).converse(conversations)
     answers = {
         question: said for talk in conversations for question, said in zip(talk.questions, talk.said, strict=True)

@@ -20,7 +20,7 @@ MAX_BYTES = 4 << 20
 """Longest message; a longer one ends the conversation."""
 
 
-class Closed(Exception):
+class ChannelClosed(Exception):
     """The other side is gone, or does not keep to the format."""
 
 
@@ -44,7 +44,7 @@ class Descriptor:
 def send(channel: "Channel", payload: bytes, *, most: int = MAX_BYTES) -> None:
     """Send one message."""
     if len(payload) > most:
-        raise Closed
+        raise ChannelClosed
     channel.sendall(len(payload).to_bytes(4, "little") + payload)
 
 
@@ -52,7 +52,7 @@ def receive(channel: "Channel", *, most: int = MAX_BYTES) -> bytes:
     """Wait for one message."""
     length = int.from_bytes(exactly(channel, 4), "little")
     if length > most:
-        raise Closed
+        raise ChannelClosed
     return exactly(channel, length)
 
 
@@ -62,7 +62,7 @@ def exactly(channel: "Channel", count: int) -> bytes:
     while count:
         part = channel.recv(min(count, 1 << 16))
         if not part:
-            raise Closed
+            raise ChannelClosed
         parts.append(part)
         count -= len(part)
     return b"".join(parts)

@@ -19,7 +19,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from posttrain.errors import RunError, UserError
-from posttrain.rewards.grading.answers import FunctionRaised, as_raised, invoke, verdicts_in
+from posttrain.rewards.grading.answers import FunctionError, as_raised, invoke, verdicts_in
 from posttrain.rewards.grading.function import ScoringFailure
 from posttrain.rewards.grading.workers.worker_messages import MOST_BYTES, dump, value_of, verdicts_written
 from posttrain.rewards.reward_registry import function_at
@@ -50,7 +50,7 @@ def main() -> None:
         frames.send(channel, dump({"ready": os.getpid()}))
         while True:
             frames.send(channel, dump(answer(call, receive(channel))), most=MOST_BYTES)
-    except (frames.Closed, ConnectionError):
+    except (frames.ChannelClosed, ConnectionError):
         os._exit(0)  # whatever threads the function has started
 
 
@@ -67,13 +67,13 @@ def answer(call: Callable[..., object], request: dict[str, Any]) -> dict[str, ob
         result = invoke(call, arguments)
         if inspect.isawaitable(result):
             result = as_raised(awaited(result))
-    except (ScoringFailure, FunctionRaised) as failure:
+    except (ScoringFailure, FunctionError) as failure:
         result = failure
     except RunError as error:
         return {"stop": str(error)}
     if isinstance(result, ScoringFailure):
         return {"failure": str(result)}
-    if isinstance(result, FunctionRaised):
+    if isinstance(result, FunctionError):
         cause = result.__cause__
         trace = "".join(traceback.format_exception(cause))
         return {"raised": [type(cause).__name__, str(cause)[:LONGEST_TEXT], trace[-LONGEST_TEXT:]]}

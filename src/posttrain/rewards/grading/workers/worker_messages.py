@@ -8,7 +8,7 @@ import json
 from typing import Any
 
 from posttrain.errors import RunError
-from posttrain.rewards.grading.answers import Answered, FunctionRaised, InvalidScore, Score, Verdict
+from posttrain.rewards.grading.answers import FunctionError, InvalidScore, Score, Verdict, WorkerAnswer
 from posttrain.rewards.grading.function import ScoringFailure
 
 MOST_BYTES = 1 << 30
@@ -87,17 +87,17 @@ def verdict_of(written: list[Any]) -> Verdict:
     raise AssertionError(written)
 
 
-def result_of(answer: dict[str, Any]) -> Answered | FunctionRaised | ScoringFailure:
+def result_of(answer: dict[str, Any]) -> WorkerAnswer | FunctionError | ScoringFailure:
     """What a call came to, as if it had been made here.  Raises RunError where the function did."""
     match answer:
         case {"verdicts": verdicts}:
-            return Answered([verdict_of(verdict) for verdict in verdicts])
+            return WorkerAnswer([verdict_of(verdict) for verdict in verdicts])
         case {"problem": text}:
-            return Answered(InvalidScore(text))
+            return WorkerAnswer(InvalidScore(text))
         case {"failure": text}:
             return ScoringFailure(text)
         case {"raised": [name, text, trace]}:
-            failed = FunctionRaised()
+            failed = FunctionError()
             failed.__cause__ = type(name, (RaisedInWorker,), {})(text)
             failed.__cause__.add_note(trace)
             return failed

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from posttrain.errors import RunError, UserError
-from posttrain.rewards.grading.answers import NotAsked
+from posttrain.rewards.grading.answers import NoTimeToAsk
 from posttrain.rewards.grading.calls import NEVER, Call, Result, arguments_of
 from posttrain.rewards.grading.function import FunctionSource, ScoringFailure
 from posttrain.rewards.grading.workers.worker import Lost, Worker
@@ -63,7 +63,7 @@ class Job:
         while self.waiting:
             excuse = self.excuse()
             if excuse:
-                self.results[self.waiting.popleft()] = NotAsked(excuse)
+                self.results[self.waiting.popleft()] = NoTimeToAsk(excuse)
                 continue
             worker = self.pool.idle(len(self.waiting) + len(self.under_way))
             if worker is None:
