@@ -22,6 +22,8 @@ OF_A_RUN = re.compile(
     r"(?:config\.yaml|(?:model|policy)\.safetensors|(?:curves|convergence|policy|rewards|visits)\.png|README\.md|posttrain\.lock)$"
 )
 """Files of a run folder or of a model."""
+MADE = {"reference/options.md", "docs/reference/options.md"}
+"""Made with the documentation, and kept nowhere."""
 
 FOLDERS = [ROOT / name for name in ("src", "tests", "docs", "recipes", "benchmarks")]
 NAMES = {path.name for path in (*ROOT.iterdir(), *(path for folder in FOLDERS for path in folder.rglob("*")))}
@@ -31,9 +33,9 @@ each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relativ
 @each_page
 def test_a_file_that_is_named_is_there(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
-    given = {name for _, name, _ in blocks(text)} if page.suffix == ".md" else set()
+    given = {name for _, name, _ in blocks(text)}
     for path in PATH.findall(text):
-        if path not in given and not OF_A_RUN.search(path) and not EXAMPLE.search(path):
+        if path not in given | MADE and not OF_A_RUN.search(path) and not EXAMPLE.search(path):
             bases = (ROOT, ROOT / "docs", ROOT / "src", SOURCE, page.parent)
             assert any((base / path).exists() for base in bases) if "/" in path else path in NAMES, path
 
