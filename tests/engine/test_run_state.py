@@ -9,7 +9,7 @@ import torch
 from posttrain.options.training import CheckpointOptions, ReferenceOptions
 from posttrain.runs.checkpoint import load_latest, saved_steps
 from posttrain.runs.clock import Clock
-from posttrain.runs.folder import RunFolder
+from posttrain.runs.run_folder import RunFolder
 from posttrain.runs.tensor_state import like
 from posttrain.training.rl import learn
 from posttrain.training.session import Session, frozen_copy

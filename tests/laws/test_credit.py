@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from posttrain.algorithms import advantages
 from posttrain.algorithms.credit import Credit, Evidence, mean_of_rollouts
-from posttrain.algorithms.kl import k1, k2, k3, sequence_total
+from posttrain.algorithms.kl import k1, k2, k3
 from posttrain.algorithms.losses import UNBOUNDED, weighted_policy_gradient
 from posttrain.algorithms.table import ALGORITHMS, Algorithm, Overlong, build_algorithm, overlong_punishment
 from posttrain.algorithms.terms import KlTerm, policy_term
@@ -192,7 +192,7 @@ def test_a_kl_taken_off_token_by_token_adds_up_to_that_of_the_completion(estimat
     log_ref = torch.cat([plain_logprobs(model, prompt, r.tokens, TEMPERATURE).detach() for prompt, r in rows])
     log_mu = torch.tensor([number for _, r in rows for number in r.logprobs], dtype=torch.float64)
     owner = torch.arange(len(rows)).repeat_interleave(torch.tensor([len(r.tokens) for _, r in rows]))
-    of_each = sequence_total(function(log_mu, log_ref), owner, num_rollouts=len(rows)).view(5, 4)
+    of_each = log_mu.new_zeros(len(rows)).index_add(0, owner, function(log_mu, log_ref)).view(5, 4)
 
     (evidence,) = seen
     rewards = torch.tensor([even_tokens([r.tokens])[0] for _, r in rows], dtype=torch.float64).view(5, 4)
