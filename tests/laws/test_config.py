@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -20,6 +21,7 @@ from posttrain.options.model import ModelOptions
 from posttrain.options.reward import RewardOptions
 from posttrain.options.rollout import RolloutOptions
 from posttrain.options.training import EvaluationOptions, RunOptions, UpdateOptions
+from tests.support.tiny import token_loss
 
 PROGRAM = CommandSpec(name="posttrain rl", description="")
 POSITIVE = st.floats(1e-12, 1e3)
@@ -167,7 +169,16 @@ def test_the_algorithm_section_is_spelled_out_and_builds_the_same_algorithm(name
     config = from_text(f"algorithm: {name}")
     assert len(config.algorithm) > 2
     spelled, short = build_algorithm(config.algorithm), build_algorithm({"name": name})
-    assert (spelled.name, spelled.clip, spelled.kl, spelled.resample) == (name, short.clip, short.kl, short.resample)
+    assert (spelled.name, spelled.kl_penalty, spelled.resample) == (name, short.kl_penalty, short.resample)
+    assert spelled.token_weights is short.token_weights
+    # Ratios from far below every clip range to far above it, each in a completion of its own.
+    ratios, advantages = torch.linspace(-2, 2, 4001).double(), torch.ones(4001).double()
+    for sign in (1, -1):
+        losses = [
+            token_loss(each, ratios, torch.zeros_like(ratios), sign * advantages, torch.arange(4001))
+            for each in (spelled, short)
+        ]
+        assert torch.equal(*losses)
 
 
 def test_the_python_api_says_what_a_recipe_says() -> None:
