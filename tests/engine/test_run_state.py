@@ -6,29 +6,30 @@ from pathlib import Path
 import pytest
 import torch
 
-from posttrain.options.training import CheckpointOptions, ReferenceOptions
+from posttrain.options.training import CheckpointOptions, RunOptions
 from posttrain.runs.checkpoint import load_latest, saved_steps
-from posttrain.runs.clock import Clock
+from posttrain.runs.harness import Harness, HarnessOptions
 from posttrain.runs.run_folder import RunFolder
 from posttrain.runs.tensor_state import like
-from posttrain.training.rl import learn
-from posttrain.training.session import Session, frozen_copy
-from posttrain.training.state import RunState, restore, save_checkpoint
-from tests.engine.test_passes import collected_by, session_with
+from posttrain.training.learner import Learner, frozen_copy
+from posttrain.training.state import RunState, TrainedByReward
+from tests.support.stages import Stages, stages_with
 from tests.support.tiny import tiny_policy, weights
 
 WITH_KL = {"name": "grpo", "kl": {"coefficient": 0.1}}
 
 
-def session_of(refresh_every: int) -> Session:
+def stages_of(refresh_every: int) -> Stages:
     """Policy, optimiser and reference are all of a seed that training has not touched."""
-    session = session_with(WITH_KL)
-    session.config = replace(
-        session.config,
-        reference=ReferenceOptions(refresh_every=refresh_every),
-        checkpoint=CheckpointOptions(keep_last=2, keep_best=False),
-    )
-    return session
+    made = stages_with(WITH_KL)
+    settings = replace(made.learner.settings, refresh_reference_every=refresh_every)
+    return replace(made, learner=Learner(made.policy, made.learner.algorithm, settings))
+
+
+def saved_by(trained: TrainedByReward, folder: RunFolder) -> None:
+    """As a run saves a step."""
+    options = HarnessOptions(run=RunOptions(), checkpoint=CheckpointOptions(keep_last=2, keep_best=False))
+    Harness(folder, trained, options).save(score=0.5)
 
 
 def test_nothing_has_happened_at_first() -> None:
@@ -40,38 +41,40 @@ def test_nothing_has_happened_at_first() -> None:
 
 @pytest.mark.parametrize("refresh_every", [0, 2])
 def test_a_saved_run_goes_on_from_its_weights_momentum_counts_and_reference(tmp_path: Path, refresh_every: int) -> None:
-    session, state = session_of(refresh_every), RunState()
+    stages = stages_of(refresh_every)
+    trained = TrainedByReward(stages.learner)
     with RunFolder.create(tmp_path / "run", "") as folder:
         for step in (1, 2, 3):
-            learn(session, step, collected_by(session, step), state, Clock())
-            state.step = step
-            if step == 2:
-                session.reference = frozen_copy(session.policy)
-            save_checkpoint(folder, session, state, score=0.5)
+            stages.learn(stages.credited(step))
+            trained.run.step, trained.run.num_updates = step, stages.learner.num_updates
+            saved_by(trained, folder)
         assert sorted(saved_steps(folder.checkpoints)) == [2, 3]  # as many as are to be kept
         saved = load_latest(folder.checkpoints)
     assert saved is not None
     # A reference that never changes is the model that training started from: no need to save it.
     assert ("reference" in saved.tensors) == bool(refresh_every)
-    resumed = session_of(refresh_every)
-    assert restore(resumed, saved) == state
-    assert torch.equal(weights(resumed.policy), weights(session.policy))
-    assert resumed.reference is not None
-    expected = session.reference if refresh_every else tiny_policy()
+    again = stages_of(refresh_every)
+    resumed = TrainedByReward(again.learner)
+    resumed.restore(saved)
+    assert resumed.run == trained.run
+    assert (resumed.step, again.learner.num_updates) == (3, 3)
+    assert torch.equal(weights(again.policy), weights(stages.policy))
+    assert again.learner.reference is not None
+    expected = stages.learner.reference if refresh_every else tiny_policy()
     assert expected is not None
-    assert torch.equal(weights(resumed.reference), weights(expected))
+    assert torch.equal(weights(again.learner.reference), weights(expected))
     # What comes next is the same to the bit, momentum and all.
-    for one in (session, resumed):
-        one.reference = frozen_copy(tiny_policy())
-        learn(one, 4, collected_by(one, 4), RunState(), Clock())
-    assert torch.equal(weights(resumed.policy), weights(session.policy))
+    for one in (stages, again):
+        one.learner.reference = frozen_copy(tiny_policy())
+        one.learn(one.credited(4))
+    assert torch.equal(weights(again.policy), weights(stages.policy))
 
 
 def test_without_a_reference_none_is_saved(tmp_path: Path) -> None:
-    session = session_of(2)
-    session.reference = None
+    stages = stages_of(2)
+    stages.learner.reference = None
     with RunFolder.create(tmp_path / "run", "") as folder:
-        save_checkpoint(folder, session, RunState())
+        saved_by(TrainedByReward(stages.learner), folder)
         saved = load_latest(folder.checkpoints)
     assert saved is not None
     assert set(saved.tensors) == {"policy", "optimizer"}

@@ -111,16 +111,23 @@ def token_logprobs(
     return _TokenLogprobs.apply(hidden, shown, targets, temperature, kept)  # type: ignore[no-any-return, no-untyped-call]
 
 
-@torch.no_grad()
 def token_entropies(
     hidden: Float[Tensor, "token hidden"], head: Float[Tensor, "vocab hidden"], *, temperature: float = 1.0
 ) -> Float[Tensor, " token"]:
-    """Entropy -Σ_v π log π of each row's next-token distribution, in nats; a metric, without gradient."""
-    entropies = hidden.new_empty(len(hidden), dtype=torch.promote_types(hidden.dtype, torch.float32))
-    for rows in _chunks(len(hidden), head):
-        logprobs = torch.log_softmax(_logits(hidden[rows], head, temperature), dim=-1)
-        entropies[rows] = -(logprobs.exp() * logprobs).sum(-1)
-    return entropies
+    """Entropy -Σ_v π log π of each row's next-token distribution, in nats, a chunk of rows in memory at a time.
+
+    Chunks are recomputed in the backward pass.
+    """
+    dtype = head.dtype
+    wide = head.to(torch.promote_types(dtype, torch.float32))
+
+    def chunk(hidden: Tensor, head: Tensor) -> Tensor:
+        logprobs = torch.log_softmax(_logits(hidden, head.to(dtype), temperature), dim=-1)
+        return -(logprobs.exp() * logprobs).sum(-1)
+
+    return torch.cat(
+        [checkpoint(chunk, hidden[rows], wide, use_reentrant=False) for rows in _chunks(len(hidden), head)]
+    )
 
 
 def distribution_kl(

@@ -113,7 +113,8 @@ def token_view(policy: Policy, micro: Batch, objective: Objective) -> TokenView:
     if Need.FULL_KL in needs:
         divergence = full_kl(hidden, policy.head, reference_hidden(objective, micro), temperature=temperature)
     if Need.ENTROPY in needs:
-        entropies = token_entropies(hidden, policy.head, temperature=temperature)
+        with torch.set_grad_enabled(torch.is_grad_enabled() and Need.ENTROPY in objective.algorithm.needs):
+            entropies = token_entropies(hidden, policy.head, temperature=temperature)
     return TokenView(
         logprobs=logprobs,
         rollout=micro.rollout.to(logprobs.device),
