@@ -56,7 +56,7 @@ WINDOW = {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 
         (qwen2, {"hidden_act": "relu"}, False),
         (qwen2, WINDOW, False),
     ],
-    ids=str,
+    ids=lambda value: getattr(value, "__name__", str(value)),  # an address would differ between workers
 )
 def test_whatever_a_config_says_log_probs_are_those_of_the_models_own_forward(
     make: Callable[..., PreTrainedModel], options: dict[str, object], ours: bool
