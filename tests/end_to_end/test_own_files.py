@@ -145,7 +145,8 @@ def test_the_signature_of_the_function_is_the_schema_of_the_section() -> None:
 def largest_gain(algorithm: Algorithm) -> float:
     """What a token of advantage 1 gains where its ratio, e, is beyond any bound: the upper end of the clip."""
     ones = torch.ones(1, dtype=torch.float64)
-    return -token_loss(algorithm, ones, 0 * ones, ones, torch.zeros(1, dtype=torch.int64)).item()
+    first = torch.zeros(1, dtype=torch.int64)
+    return -token_loss(algorithm, ones, 0 * ones, ones, first, reference=ones).item()
 
 
 def test_recipe_flags_and_python_say_the_same_and_the_printed_recipe_says_it_again(
@@ -329,7 +330,7 @@ AT_THE_RUN = {
         {"task": {"path": "mine.py:Letters", "sise": 0}},
         "task.sise: no such field.  Did you mean `size`",
     ),
-    "a missing function": ({"algorithm": "mine.py:sings"}, "mine.py has no function `sings`. Did you mean `signs`?"),
+    "a missing function": ({"algorithm": "mine.py:sings"}, "mine.py has no function `sings`.  Did you mean `signs`?"),
 }
 
 

@@ -130,7 +130,7 @@ def test_math_and_maths_are_one_reward_whose_scores_have_the_name_that_was_used(
     assert grades.names == ("math", "maths")
     assert grades.scores.tolist() == [[[1.0, 0.0]], [[1.0, 0.0]]]
     assert set(grades.outcomes) == {"math", "maths"}
-    with pytest.raises(UserError, match=r"no reward function `mth`. Did you mean `math`\?"):
+    with pytest.raises(UserError, match=r"no reward function `mth`.  Did you mean `math`\?"):
         load_reward(RewardOptions(name="mth"))
 
 

@@ -77,7 +77,7 @@ class HarnessOptions:
     time_by_stage: bool = True
     """Whether metrics tell the seconds of each stage."""
     watchers: Sequence[Watcher] = ()
-    """A user's own, who see each step after the built-in ones."""
+    """A user's own, who see each step after the built-in ones, and before it is saved."""
     score: Callable[[Metrics], float | None] = no_score
     """What of a step's metrics tells the best checkpoint: higher is better, None says nothing."""
     stop_early: Callable[[], bool] = bool
@@ -132,24 +132,28 @@ class Harness:
             self.options.run.num_steps, first_step=self.trained.step + 1, time_limit_seconds=self.time_limit_seconds
         )
         self._open.enter_context(self.progress)
-        self.watchers = [*self.built_in_watchers(), *self.options.watchers]
+        # Checkpoints last: a step that a watcher could not take in is taken again by the run that is resumed.
+        self.watchers = [*self.built_in_watchers(), *self.options.watchers, self.checkpoint_writer()]
         self.progress.start(plan)
 
     def built_in_watchers(self) -> list[Watcher]:
-        """Those of every run, in their order: each adds to the metrics that the next ones see."""
+        """Those of every run but the last, in their order: each adds to the metrics that the next ones see."""
         return [
             RolloutFiles(self.folder),
             Alarms(self.folder, self.progress),
             StepTimes(self.trained.add_seconds, by_stage=self.options.time_by_stage),
             MetricsJournal(self.folder),
             StepDisplay(self.progress),
-            CheckpointWriter(
-                self.options.checkpoint,
-                last_step=self.options.run.num_steps,
-                stopping=self.decide_to_stop,
-                save=lambda report: self.save(score=self.options.score(report.metrics)),
-            ),
         ]
+
+    def checkpoint_writer(self) -> CheckpointWriter:
+        """Who saves a step once all others have seen it."""
+        return CheckpointWriter(
+            self.options.checkpoint,
+            last_step=self.options.run.num_steps,
+            stopping=self.decide_to_stop,
+            save=lambda report: self.save(score=self.options.score(report.metrics)),
+        )
 
     def steps(self) -> Iterator[int]:
         """The numbers of the steps that are left: until the last, the time limit, an early stop or a signal."""

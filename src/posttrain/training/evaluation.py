@@ -136,16 +136,17 @@ def full_evaluation(
 def checked_readings(
     name: str, probe: Probe, numbers: Mapping[str, float], results: Mapping[str, object]
 ) -> Mapping[str, float]:
-    """The numbers of a probe, which are all of its readings or none, and none that has a name of ours."""
+    """The numbers of a probe: only its readings, of which some may not be defined, and none with a name of ours."""
     taken = sorted(numbers.keys() & results.keys())
     if taken:
         raise UserError(
             f"task: probe {name!r} gives {', '.join(taken)}, which evaluation has already; name it otherwise"
         )
-    if numbers and numbers.keys() != probe.readings.keys():
+    unknown = sorted(numbers.keys() - probe.readings.keys())
+    if unknown:
         raise UserError(
-            f"task: probe {name!r} measured {', '.join(sorted(numbers))}, but its readings are"
-            f" {', '.join(sorted(probe.readings))}; they must be the same"
+            f"task: probe {name!r} measured {', '.join(unknown)}, but its readings are"
+            f" {', '.join(sorted(probe.readings))}; add what is missing there"
         )
     return numbers
 
