@@ -8,6 +8,7 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -76,9 +77,10 @@ def servers() -> set[str]:
     """The fork-servers that are children of this process."""
     found = set()
     for task in Path("/proc/self/task").iterdir():
-        for pid in (task / "children").read_text().split():
-            if b"sandbox/inside/main.py" in Path(f"/proc/{pid}/cmdline").read_bytes():
-                found.add(pid)
+        with suppress(FileNotFoundError):  # a thread or a process that has ended meanwhile
+            for pid in (task / "children").read_text().split():
+                if b"sandbox/inside/main.py" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                    found.add(pid)
     return found
 
 

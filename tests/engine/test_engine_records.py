@@ -1,12 +1,14 @@
 """What the engine records beside tokens: log-probs under a cut, versions of the weights, progress."""
 
 import math
+from collections.abc import Sequence
 
 import pytest
 import torch
 
 from posttrain.generation.in_process import InProcessEngine
 from posttrain.options.sampling import Sampling
+from posttrain.records import Group
 from tests.support.tiny import (
     STOP_IDS,
     next_logprobs,
@@ -17,6 +19,10 @@ from tests.support.tiny import (
 
 ROUNDING = 1e-12
 LENGTHS = (3, 7, 1, 12)
+
+
+def tokens_of(groups: Sequence[Group]) -> list[list[tuple[int, ...]]]:
+    return [[rollout.tokens for rollout in group.rollouts] for group in groups]
 
 
 @pytest.mark.parametrize("sampling", [Sampling(top_k=3), Sampling(top_p=0.6, temperature=1.5), Sampling(min_p=0.3)])

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from posttrain.errors import RunError
-from posttrain.generation.engine import Engine
+from posttrain.generation.in_process import InProcessEngine
 from posttrain.records import Prompt
 from tests.support.tiny import STOP_IDS, request, tiny_policy
 
@@ -20,4 +20,4 @@ def test_logits_that_are_no_numbers_are_told_with_the_prompt_that_gave_them(limi
     # No other token than these two, so that the good one stays good.
     others = tuple(token for token in range(24) if token not in {1, 2})
     with pytest.raises(RunError, match=r"^prompt bad: the model gave logits that are NaN"):
-        Engine(policy).rollout(prompts, request(2, limit, suppressed=(*others, *STOP_IDS)))
+        InProcessEngine(policy).rollout(prompts, request(2, limit, suppressed=(*others, *STOP_IDS)))

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from posttrain.algorithms import advantages, kl, losses, token_weights
 from posttrain.algorithms.losses import ClipRange
 from posttrain.algorithms.table import Overlong, overlong_punishment
+from posttrain.models.logprobs import distribution_kl
 from tests.support import twins
 
 SEEDS = st.integers(0, 2**32 - 1)
@@ -84,7 +85,9 @@ def test_kl_estimators(estimator: str, seed: int) -> None:
 def test_full_kl(seed: int) -> None:
     rng = np.random.default_rng(seed)
     logits, reference = rng.normal(0, 3, size=(2, rng.integers(1, 5), rng.integers(2, 9)))
-    assert_twin(kl.full(torch.from_numpy(logits), torch.from_numpy(reference)), twins.full_kl(logits, reference))
+    assert_twin(
+        distribution_kl(torch.from_numpy(logits), torch.from_numpy(reference)), twins.full_kl(logits, reference)
+    )
 
 
 @pytest.mark.parametrize("rule", ["mean_over_tokens", "mean_over_sequences", "sum_over_sequence", "constant_length"])
