@@ -32,10 +32,10 @@ def bind(target: Callable[..., Built], options: Mapping[str, object], *, where: 
 
 def arguments_for(schema: Schema, options: object, *, where: str) -> dict[str, Any]:
     """What the schema's target is to be called with for these options."""
-    return arguments_of(record_of(record_class(schema), options, where=where), where=where)
+    return call_arguments(record_of(record_class(schema), options, where=where), where=where)
 
 
-def arguments_of(record: Any, *, where: str) -> dict[str, Any]:
+def call_arguments(record: Any, *, where: str) -> dict[str, Any]:
     """What the target of a record's schema is to be called with; records within it become what they are records of."""
     arguments: dict[str, Any] = {}
     for option in type(record).schema.own.values():
@@ -48,7 +48,7 @@ def arguments_of(record: Any, *, where: str) -> dict[str, Any]:
 
 def constructed(record: Any, before: str) -> Any:
     """The object that a record is a record of; `before` is what its complaints begin with, such as `rollout.`."""
-    arguments = arguments_of(record, where=before.rstrip(":. "))
+    arguments = call_arguments(record, where=before.rstrip(":. "))
     try:
         return type(record).schema.target(**arguments)
     except UserError as error:

@@ -247,10 +247,10 @@ def mistake(annotation: Any, error: Any) -> Mistake:
             rule = f"should be {expected}" + (f".  Did you mean `{near[0]}`?" if near else "")
         case _:
             rule = error["msg"].replace("Input should", "should").replace("a valid integer", "a whole number")
-    return Mistake(path, f" = {shown(error['input'])} {rule.replace('a valid ', 'a ')}")
+    return Mistake(path, f" = {value_excerpt(error['input'])} {rule.replace('a valid ', 'a ')}")
 
 
-def shown(value: object) -> str:
+def value_excerpt(value: object) -> str:
     """A given value on one line; a long one cut."""
     text = "null" if value is None else str(value).lower() if isinstance(value, bool) else repr(value)
     return text if len(text) <= 60 else f"{text[:57]}..."

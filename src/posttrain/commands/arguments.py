@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from posttrain.commands.flags import COMMAND_LINE, CommandSpec, path_of, read_flags
 from posttrain.config import build
-from posttrain.config.reading import structure
+from posttrain.config.reading import checked_sections
 from posttrain.config.recipes import VARIANTS, RecipeLayer, merge, read_recipe
 from posttrain.errors import UserError
 
@@ -65,7 +65,7 @@ def configured(
 ) -> tuple[Built, Any]:
     """The config of some layers under the flags, and the command's own switches."""
     layers = [*layers, variants(flags)]
-    content = structure(kind, merge(layers))
+    content = checked_sections(kind, merge(layers))
     given, switches = read_flags(flags, program, content)
     return build(kind, [*layers, given]), switches
 
@@ -112,7 +112,7 @@ def resumed(kind: type[Built], folder: str, arguments: SplitArguments, program: 
     return configured(kind, [read_recipe(str(file)), here], arguments.flags, program)
 
 
-def value_of(flag: str, arguments: SplitArguments) -> str:
+def switch_value(flag: str, arguments: SplitArguments) -> str:
     """The value of a switch that decides how the rest is read; empty where it is not given."""
     for each, after in zip_longest(arguments.flags, arguments.flags[1:], fillvalue=""):
         if each == f"--{flag}":

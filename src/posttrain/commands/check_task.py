@@ -20,7 +20,7 @@ from posttrain.rewards.grading.function import RewardFunction, ScoringFailure
 from posttrain.rewards.grading.grade import DEFAULTS, checked_verdicts, grade
 from posttrain.rewards.grading.pending_scores import PendingScores, bounds_of
 from posttrain.rewards.grading.resources import Resources
-from posttrain.rewards.grading.workers.worker_messages import NotWritable, written
+from posttrain.rewards.grading.workers.worker_messages import NotWritable, to_json
 from posttrain.rewards.reward_registry import BUILT_IN, load_reward
 from posttrain.tasks.rows import read_rows
 
@@ -89,7 +89,7 @@ def main(arguments: Sequence[str]) -> int:
     given = split_arguments(arguments)
     if len(given.positional) != 1:
         raise UserError(f"check-task takes one reward, task or FILE.py:FUNCTION\n{HELP}")
-    flags = read_flags(given.flags)
+    flags = read_switches(given.flags)
     function, examples = found(given.positional[0], flags)
     print(f"{function.name}: {sum(len(example.answers) for example in examples)} answers", flush=True)
     with Resources() as resources:
@@ -121,7 +121,7 @@ def replayed(function: RewardFunction, examples: Sequence[AttackExample], resour
     return paid
 
 
-def read_flags(flags: Sequence[str]) -> dict[str, str]:
+def read_switches(flags: Sequence[str]) -> dict[str, str]:
     """The values of `--rows FILE` and the like."""
     values: dict[str, str] = {}
     left = list(flags)
@@ -167,7 +167,7 @@ def own_function(path: str, examples: Sequence[AttackExample], seconds: float) -
     """A function of the user's, in a worker that a deadline ends; here where a column cannot be sent to one."""
     try:
         for example in examples:
-            written(dict(example.columns))
+            to_json(dict(example.columns))
     except NotWritable as error:
         print(f"without a deadline, as a column cannot be sent to another process: {error}")
         return load_reward(RewardOptions(path=path))
@@ -235,8 +235,8 @@ def graded(function: RewardFunction, example: AttackExample, group: Group, resou
 
 def asked_once(function: RewardFunction, group: Group, resources: Resources) -> float:
     """The same from a function in a worker, without other tries: a deadline that has passed once is enough."""
-    inquiry = PendingScores(function, [RolloutRow(group, group.rollouts[0])], bounds_of(function, 1, DEFAULTS, NEVER))
-    (call,) = inquiry.calls()
+    pending = PendingScores(function, [RolloutRow(group, group.rollouts[0])], bounds_of(function, 1, DEFAULTS, NEVER))
+    (call,) = pending.calls()
     (said,) = checked_verdicts(call, read_result(call, dispatch([call], resources)[0]), "stop", resources)
     if isinstance(said, Score):
         return said.value

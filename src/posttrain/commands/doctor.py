@@ -103,7 +103,7 @@ def sealed() -> bool:
             print(f"  layers     resource limits, Landlock ({landlock}), seccomp; programs run as {user}")
             for name, reason in server.missing.items():
                 print(f"  missing    module {name}: {reason}")
-        return shown(pool.found)
+        return print_findings(pool.found)
 
 
 def elsewhere(options: SandboxOptions) -> bool:
@@ -115,10 +115,10 @@ def elsewhere(options: SandboxOptions) -> bool:
         except SandboxUnavailable as unavailable:
             if not there.found:
                 print(f"  {unavailable}")
-        return shown(there.found)
+        return print_findings(there.found)
 
 
-def shown(found: Sequence[Finding]) -> bool:
+def print_findings(found: Sequence[Finding]) -> bool:
     """Print what the probes found; whether all of them passed."""
     for finding in found:
         print(f"  {finding.line()}")

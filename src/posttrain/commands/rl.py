@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from posttrain.commands.arguments import INTERRUPTED, configured, recipe_layers, resumed, split_arguments, value_of
+from posttrain.commands.arguments import INTERRUPTED, configured, recipe_layers, resumed, split_arguments, switch_value
 from posttrain.commands.flags import CommandSpec
 from posttrain.config import Config
 
@@ -29,7 +29,7 @@ PROGRAM = CommandSpec(
 def main(arguments: Sequence[str]) -> int:
     """Train, or show what training would be."""
     given = split_arguments(arguments)
-    folder = value_of("resume", given)
+    folder = switch_value("resume", given)
     if folder:
         config, switches = resumed(Config, folder, given, PROGRAM)
     else:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from posttrain.commands.arguments import INTERRUPTED, configured, recipe_layers, resumed, split_arguments, value_of
+from posttrain.commands.arguments import INTERRUPTED, configured, recipe_layers, resumed, split_arguments, switch_value
 from posttrain.commands.flags import CommandSpec
 from posttrain.config import SftConfig
 
@@ -26,7 +26,7 @@ PROGRAM = CommandSpec(
 def main(arguments: Sequence[str]) -> int:
     """Train."""
     given = split_arguments(arguments)
-    folder = value_of("resume", given)
+    folder = switch_value("resume", given)
     if folder:
         config, _ = resumed(SftConfig, folder, given, PROGRAM)
     else:

@@ -40,10 +40,10 @@ def main(arguments: Sequence[str]) -> int:
             f"command line: --sample {switches.sample}: a group has rollout.group_size ="
             f" {config.rollout.group_size} completions; use 0 to {config.rollout.group_size - 1}"
         )
-    from posttrain.commands.trace_table import prompt_of, table
+    from posttrain.commands.trace_table import prompt_to_trace, table
     from posttrain.training.session import open_session
 
     with open_session(config) as session:
-        for line in table(session, prompt_of(session, text), switches.sample, switches.state_width):
+        for line in table(session, prompt_to_trace(session, text), switches.sample, switches.state_width):
             print(line)
     return 0

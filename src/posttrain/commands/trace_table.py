@@ -28,7 +28,7 @@ class TraceRow:
     reward: float
 
 
-def prompt_of(session: Session, text: str) -> Prompt:
+def prompt_to_trace(session: Session, text: str) -> Prompt:
     """A held-out problem by number, or the text itself."""
     if not text.isascii() or not text.isdigit():
         return asked(text, session.policy.tokenizer)
@@ -43,7 +43,7 @@ def table(session: Session, prompt: Prompt, sample: int, width: int) -> list[str
     [group] = session.engine.rollout([prompt], session.collector.request(0, purpose="trace"))
     grades, notes = judged(session, group, sample)
     credited = session.learner.credit(CollectedStep(step=0, groups=[group], grades=grades), Clock())
-    rows = steps(session, group, sample, grades.rewards[0, sample].item())
+    rows = action_table(session, group, sample, grades.rewards[0, sample].item())
     first = sum(len(rollout.tokens) for rollout in group.rollouts[:sample])
     advantages = credited.groups.advantages[first : first + len(rows)].tolist()
     actions = min(16, max(len("action"), *(len(row.action) for row in rows)))
@@ -59,7 +59,7 @@ def table(session: Session, prompt: Prompt, sample: int, width: int) -> list[str
     return [*lines, "", *notes]
 
 
-def steps(session: Session, group: Group, sample: int, reward: float) -> list[TraceRow]:
+def action_table(session: Session, group: Group, sample: int, reward: float) -> list[TraceRow]:
     """Every action of one completion; the last one earns the reward."""
     rollout, tokenizer = group.rollouts[sample], session.policy.tokenizer
     last = len(rollout.tokens) - 1

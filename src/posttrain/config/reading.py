@@ -23,11 +23,13 @@ def load_recipe(*recipes: str | Path, **sections: object) -> AnyConfig:
         load_recipe("countdown-tiny", run={"num_steps": 20}, algorithm={"name": "dapo"})
     """
     layers = [read_recipe(str(recipe)) for recipe in recipes]
-    layers.append(RecipeLayer(where="load_recipe", sections={name: given(value) for name, value in sections.items()}))
+    layers.append(
+        RecipeLayer(where="load_recipe", sections={name: as_mapping(value) for name, value in sections.items()})
+    )
     return build(kind_of(layers), layers)
 
 
-def given(section: object) -> object:
+def as_mapping(section: object) -> object:
     """A section as Python code gives it: a mapping, or an options object."""
     return asdict(section) if is_dataclass(section) and not isinstance(section, type) else section
 
@@ -44,14 +46,14 @@ def kind_of(layers: Sequence[RecipeLayer]) -> type[AnyConfig]:
 def build(kind: type[Built], layers: Sequence[RecipeLayer]) -> Built:
     """The config that the layers, later ones overriding earlier, add up to."""
     merged = merge(layers)
-    sections = structure(kind, merged)
+    sections = checked_sections(kind, merged)
     try:
         return kind(**{name: section_of(name, record) for name, record in sections.items()})
     except UserError as error:
         raise UserError(f"{blamed(merged, str(error))}: {error}") from None
 
 
-def structure(kind: type, merged: MergedRecipe) -> dict[str, Any]:
+def checked_sections(kind: type, merged: MergedRecipe) -> dict[str, Any]:
     """Every section as a record, its names and types checked and the rules between its fields not yet."""
     known = section_names(kind)
     complaints = [unknown_section(kind, merged, name) for name in merged.sections if name not in known]

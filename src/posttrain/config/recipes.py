@@ -49,7 +49,7 @@ def merge(layers: Iterable[RecipeLayer]) -> MergedRecipe:
     for layer in layers:
         for section, given in layer.sections.items():
             # `update:` with every line below it commented out is an empty section.
-            value = {} if given is None else spelled_out(section, given)
+            value = {} if given is None else full_form(section, given)
             before = merged.sections.get(section)
             if isinstance(before, dict) and isinstance(value, dict) and renamed(section, before, value):
                 before = None
@@ -80,7 +80,7 @@ def variant(section: str, content: Mapping[str, object]) -> object:
     return content["path"] if own else content.get("name")
 
 
-def spelled_out(section: str, value: object) -> object:
+def full_form(section: str, value: object) -> object:
     """The full form of a short one: `algorithm: dapo`, `task: mine.py:Mine`, `rewards: [mine.py:solved, judge=0.2]`."""
     if section in VARIANTS and isinstance(value, str):
         return {"path" if is_name_in_file(value) else "name": value}

@@ -6,7 +6,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from posttrain.binding import arguments_of, constructed
+from posttrain.binding import call_arguments, constructed
 from posttrain.config.recipes import to_yaml
 from posttrain.config.schema import section_record
 from posttrain.errors import UserError
@@ -63,9 +63,9 @@ class Config:
 
     def __post_init__(self) -> None:
         # In full, so that the file saved with a run says all that it depends on.
-        object.__setattr__(self, "algorithm", spelled_out("algorithm", self.algorithm))
+        object.__setattr__(self, "algorithm", full_section("algorithm", self.algorithm))
         if isinstance(self.task, Mapping):
-            object.__setattr__(self, "task", spelled_out("task", self.task))
+            object.__setattr__(self, "task", full_section("task", self.task))
         self.require_room(1)
         if self.update.minibatches_per_epoch > self.rollout.prompts_per_step:
             raise UserError(
@@ -171,7 +171,7 @@ COMMAND_OF: dict[type[AnyConfig], str] = {Config: "rl", SftConfig: "sft", IrlCon
 """The command that reads each kind of recipe."""
 
 
-def spelled_out(section: str, given: Mapping[str, object]) -> Any:
+def full_section(section: str, given: Mapping[str, object]) -> Any:
     """A section that Python code gives as a mapping, with every option that it leaves out."""
     return section_of(section, record_of(section_record(Config, section, given), given, where=section))
 
@@ -181,7 +181,7 @@ def section_of(name: str, record: Any) -> Any:
     if name == "rewards":
         return tuple(constructed(each, "rewards: ") for each in record)
     if name == "algorithm" or type(record).schema.is_own:
-        arguments_of(record, where=name)
+        call_arguments(record, where=name)
         return plain(asdict(record))
     return constructed(record, f"{name}.")
 

@@ -43,7 +43,7 @@ def sample(logits: Float[Tensor, "row vocab"], uniform: Float64[Tensor, " row"],
     rows_at_once = max(1, ENTRIES_AT_ONCE // logits.shape[1])
     if logits.device.type == "cpu" and len(logits) > rows_at_once:
         pieces = zip(logits.split(rows_at_once), uniform.split(rows_at_once), strict=True)
-        return joined([sample(*piece, sampling) for piece in pieces])
+        return joined_rows([sample(*piece, sampling) for piece in pieces])
     scale = sampling.recorded_temperature
     work_type = torch.promote_types(logits.dtype, torch.float32)
     probabilities = torch.softmax(logits if scale == 1 else logits / scale, dim=-1, dtype=work_type)
@@ -58,7 +58,7 @@ def sample(logits: Float[Tensor, "row vocab"], uniform: Float64[Tensor, " row"],
     return SampledTokens(tokens, logprobs, log_share(probabilities, tokens, kept))
 
 
-def joined(parts: list[SampledTokens]) -> SampledTokens:
+def joined_rows(parts: list[SampledTokens]) -> SampledTokens:
     """Rows that were sampled a few at a time."""
     cut = [part.cut_logprobs for part in parts if part.cut_logprobs is not None]
     return SampledTokens(

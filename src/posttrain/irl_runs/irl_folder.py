@@ -78,7 +78,7 @@ class IrlFolder(Folder):
             write_atomically(self.path / name, content.getvalue())
 
 
-def claim_folder(config: IrlConfig) -> IrlFolder:
+def claim_irl_folder(config: IrlConfig) -> IrlFolder:
     """Claim the folder that a recipe names."""
     return IrlFolder.claim(config.run.folder, overwrite=config.run.overwrite)
 

@@ -15,7 +15,7 @@ from posttrain.irl.counting import in_world
 from posttrain.irl.demonstrations import FIELDS
 from posttrain.irl.minimisers import Watch
 from posttrain.irl_runs.expert_episodes import ExpertEpisodes, make_expert_episodes
-from posttrain.irl_runs.irl_folder import IrlFolder, claim_folder
+from posttrain.irl_runs.irl_folder import IrlFolder, claim_irl_folder
 from posttrain.irl_runs.irl_progress import IrlProgress
 from posttrain.irl_runs.measures import demonstrated_visits, expected_visits, policy_measures
 from posttrain.irl_runs.methods import RecoveredReward, fit_reward, least_gap, linear_reward
@@ -54,7 +54,7 @@ def recover(config: IrlConfig, *, watchers: Sequence["Watcher"] = ()) -> IrlRun:
 
         require_watchers(watchers)
     clock = Clock()
-    with claim_folder(config) as folder, IrlProgress() as progress:
+    with claim_irl_folder(config) as folder, IrlProgress() as progress:
         with clock("world"):
             world = make_world(config.world)
         with clock("demonstrations"), progress.stage("demonstrations"):
@@ -70,7 +70,7 @@ def recover(config: IrlConfig, *, watchers: Sequence["Watcher"] = ()) -> IrlRun:
             numbers = policy_measures(world, expert, recovered)
             numbers["least_gap"] = least_gap(recovered) if config.run.least_gap else None
         folder.begin(saved_recipe(config))  # only now: neither a mistake nor an interruption costs an earlier run
-        write_results(folder, world, expert, recovered)
+        write_irl_results(folder, world, expert, recovered)
         if config.run.plots:
             with clock("plots"), progress.stage("plots"):
                 draw_pictures(folder.path, world, expert, recovered)
@@ -106,7 +106,7 @@ def tell_the_end(watchers: Sequence["Watcher"], step: int, folder: Path, summary
         watcher.on_end(EndReport(step=step, folder=folder, summary=summary))
 
 
-def write_results(folder: IrlFolder, world: World, expert: ExpertEpisodes, recovered: RecoveredReward) -> None:
+def write_irl_results(folder: IrlFolder, world: World, expert: ExpertEpisodes, recovered: RecoveredReward) -> None:
     """Write the curve of the fit, the episodes, and the reward with its policy and visits."""
     folder.write_curve(recovered.curve)
     episodes = expert.episodes

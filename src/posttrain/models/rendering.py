@@ -44,7 +44,7 @@ class TokenizerRenderer:
         """
         if isinstance(content, str):
             return self._prompt(content, None, id=id, prefill=prefill, columns=columns or {})
-        messages = checked(content, id)
+        messages = checked_messages(content, id)
         if messages[-1]["role"] == "assistant":
             prefill = messages.pop()["content"] + prefill
         return self._prompt(self._templated(messages, id), messages, id=id, prefill=prefill, columns=columns or {})
@@ -112,7 +112,7 @@ def opening_tokens(tokenizer: PreTrainedTokenizerBase) -> list[int]:
     return []
 
 
-def checked(content: Sequence[object], id: str) -> list[dict[str, str]]:
+def checked_messages(content: Sequence[object], id: str) -> list[dict[str, str]]:
     """The messages, each of them known to have a role and a text."""
     messages = []
     for number, message in enumerate(content):

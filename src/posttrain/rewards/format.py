@@ -37,7 +37,7 @@ SCORES = {
 }
 
 
-def structure(text: str, mode: FormatMode, *, cut_off: bool) -> FormatOutcome:
+def format_outcome(text: str, mode: FormatMode, *, cut_off: bool) -> FormatOutcome:
     """Whether the text has the structure; the answer may be anything without a tag."""
     if answer_text(text, mode) is not None:
         return FormatOutcome.FORMATTED
@@ -56,21 +56,21 @@ def arithmetic_structure(text: str, *, cut_off: bool) -> FormatOutcome:
 def strict_format(*, completions: Sequence[str], finish_reasons: Sequence[str], **_columns: object) -> list[Graded]:
     """Reward function: 1 where the whole text has the structure."""
     rows = zip(completions, finish_reasons, strict=True)
-    return scored(structure(text, "strict", cut_off=finish == "length") for text, finish in rows)
+    return format_grades(format_outcome(text, "strict", cut_off=finish == "length") for text, finish in rows)
 
 
 def last_format(*, completions: Sequence[str], finish_reasons: Sequence[str], **_columns: object) -> list[Graded]:
     """Reward function: 1 where the text ends in the structure."""
     rows = zip(completions, finish_reasons, strict=True)
-    return scored(structure(text, "last", cut_off=finish == "length") for text, finish in rows)
+    return format_grades(format_outcome(text, "last", cut_off=finish == "length") for text, finish in rows)
 
 
 def graded_format(*, completions: Sequence[str], finish_reasons: Sequence[str], **_columns: object) -> list[Graded]:
     """Reward function: 1 for the structure around arithmetic, 0.5 around other text, else 0."""
     rows = zip(completions, finish_reasons, strict=True)
-    return scored(arithmetic_structure(text, cut_off=finish == "length") for text, finish in rows)
+    return format_grades(arithmetic_structure(text, cut_off=finish == "length") for text, finish in rows)
 
 
-def scored(outcomes: Iterable[FormatOutcome]) -> list[Graded]:
+def format_grades(outcomes: Iterable[FormatOutcome]) -> list[Graded]:
     """Each outcome with what it is worth."""
     return [Graded(SCORES[outcome], outcome) for outcome in outcomes]

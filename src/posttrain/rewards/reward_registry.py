@@ -29,7 +29,7 @@ BUILT_IN = {
             "cosine_length": "CosineLength",
             "group_length": "GroupLength",
             "repetition": "Repetition",
-            "truncated": "Truncated",
+            "truncated": "TruncationPenalty",
             "blocklist": "Blocklist",
             "refusal": "Refusal",
             "copied_prompt": "CopiedPrompt",

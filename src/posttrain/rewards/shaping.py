@@ -131,7 +131,7 @@ class Repetition:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Truncated:
+class TruncationPenalty:
     """`value` for a completion that the length limit cut off, else 0."""
 
     value: float = -1.0

@@ -100,10 +100,10 @@ def load_latest(folder: Path) -> Checkpoint | None:
             else "No other checkpoint of this run is good: start it anew with --run.overwrite."
         )
         raise RunError(f"{wrong}.  {remedy}")
-    return load(path)
+    return load_checkpoint(path)
 
 
-def load(path: Path) -> Checkpoint:
+def load_checkpoint(path: Path) -> Checkpoint:
     """Read a checkpoint that was found undamaged."""
     manifest = json.loads((path / "manifest.json").read_bytes())
     return Checkpoint(

@@ -120,9 +120,9 @@ def stack(axes: "Axes", records: Records, names: Sequence[str]) -> None:
     """Areas on top of each other; a metric that a step did not bring is 0 there."""
     if not records or not names:
         return
-    steps = [number(record["step"]) for record in records]
+    steps = [plot_number(record["step"]) for record in records]
     # `step`: a stage that runs in some steps only shows as a bar of its own height, not as a slope.
-    layers = [[number(record.get(name, 0.0)) for record in records] for name in names]
+    layers = [[plot_number(record.get(name, 0.0)) for record in records] for name in names]
     if len(steps) == 1:  # an area needs two ends
         steps, layers = [steps[0], steps[0] + 1], [[layer[0], layer[0]] for layer in layers]
     labels = [name.rsplit("/", 1)[1].replace("_", " ") for name in names]
@@ -147,11 +147,13 @@ def dress(axes: "Axes", title: str, unit: str) -> None:
 
 def series(records: Records, name: str) -> tuple[list[float], list[float]]:
     """Steps and values of a metric, at the steps that have one."""
-    points = [(number(record["step"]), number(record[name])) for record in records if record.get(name) is not None]
+    points = [
+        (plot_number(record["step"]), plot_number(record[name])) for record in records if record.get(name) is not None
+    ]
     return [step for step, _ in points], [value for _, value in points]
 
 
-def number(value: object) -> float:
+def plot_number(value: object) -> float:
     """A JSON number; null, which stands for what was not finite, leaves a gap."""
     return float(value) if isinstance(value, int | float) else nan
 

@@ -122,7 +122,10 @@ class CommandBackend:
         assert process.stdout is not None
         assert process.stderr is not None
         most = run.limits.output_bytes
-        stdout, stderr = Kept(process.stdout, most + 1), Kept(process.stderr, run.limits.error_bytes + READ_BYTES)
+        stdout, stderr = (
+            BoundedPipeReader(process.stdout, most + 1),
+            BoundedPipeReader(process.stderr, run.limits.error_bytes + READ_BYTES),
+        )
         until = began + run.limits.wall_seconds + self.launcher.start_seconds
         stopped, cpu_seconds, seen = None, 0.0, dict[int, float]()
         while (status := process.poll()) is None:
@@ -170,7 +173,7 @@ def given_as_file(content: bytes) -> Iterator[IO[bytes]]:
             yield reader
 
 
-class Kept:
+class BoundedPipeReader:
     """What a pipe carries, read by a thread of its own, up to a limit; beyond it is read and dropped."""
 
     def __init__(self, pipe: IO[bytes], most: int) -> None:

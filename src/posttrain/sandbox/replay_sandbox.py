@@ -18,7 +18,7 @@ from posttrain.sandbox.conversation import Conversation, run
 from posttrain.sandbox.execution import Execution, Exit, Process
 from posttrain.sandbox.inside.frames import MAX_BYTES
 from posttrain.sandbox.probes import SandboxUnavailable, require_passed
-from posttrain.sandbox.replay_script import ReplayResult, ReplayRun, read, written
+from posttrain.sandbox.replay_script import ReplayResult, ReplayRun, execution_of, replay_run
 
 SAID_BYTES = 4 * MAX_BYTES
 """Room for the longest message of a run in base64, and for many short ones."""
@@ -70,7 +70,7 @@ class RepeatedRun:
             cpu_seconds = min(self.allowed, limits.cpu_seconds) if self.allowed else limits.cpu_seconds
             limits = replace(limits, cpu_seconds=cpu_seconds, output_bytes=SAID_BYTES)
         told = ReplayResult(messages=self.messages, stdin=self.asked.stdin, delivered=self.delivered, seed=self.seed)
-        return written(kind, told, limits, backend.conditions)
+        return replay_run(kind, told, limits, backend.conditions)
 
     def take(self, execution: Execution) -> list[bytes]:
         """What a run said for the first time."""
@@ -204,7 +204,7 @@ class ReplaySandbox:
             ended = self.backend.run(made)
         except Exception as error:  # noqa: BLE001  # the place's own fault, which says nothing about the program
             ended = lost(f"{type(error).__name__}: {error}", 0.0)
-        events.put(Event(process, read(made, ended), by_itself=True))
+        events.put(Event(process, execution_of(made, ended), by_itself=True))
 
     def hear(self, event: Event) -> None:
         """Deal with what has happened."""

@@ -82,7 +82,7 @@ class ReplayResult:
     seed: int | None = None
 
 
-def written(kind: Kind, told: ReplayResult, limits: Limits, conditions: Conditions) -> ReplayRun:
+def replay_run(kind: Kind, told: ReplayResult, limits: Limits, conditions: Conditions) -> ReplayRun:
     """A run of a program."""
     run = ReplayRun(text="", stdin=told.stdin, limits=limits, mark=secrets.token_hex(8), seed=told.seed)
     job = {
@@ -118,7 +118,7 @@ def modules() -> dict[str, str]:
     return {name: texts()[name] for name in MODULES}
 
 
-def read(run: ReplayRun, ended: RunEnd) -> Execution:
+def execution_of(run: ReplayRun, ended: RunEnd) -> Execution:
     """What a run's end says."""
     before, ready, stderr = ended.stderr.partition(run.mark.encode() + b" ready\n")
     if not ready:

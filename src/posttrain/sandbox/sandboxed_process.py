@@ -120,7 +120,7 @@ class SandboxedProcess:
 
     def read_output(self) -> bool:
         """Take standard output, up to the limit; False at the end, or beyond it."""
-        part = read(self.output)
+        part = read_pipe(self.output)
         if part is None:
             return True
         room = self.asked.limits.output_bytes - len(self.stdout)
@@ -130,7 +130,7 @@ class SandboxedProcess:
 
     def read_errors(self) -> bool:
         """Take standard error and drop what is beyond the limit; False at the end."""
-        part = read(self.errors)
+        part = read_pipe(self.errors)
         if part is None:
             return True
         self.stderr += part[: max(0, self.asked.limits.error_bytes - len(self.stderr))]
@@ -224,7 +224,7 @@ def readable(content: bytes) -> int:
         os.close(writer)
 
 
-def read(descriptor: int) -> bytes | None:
+def read_pipe(descriptor: int) -> bytes | None:
     """What is there; empty at the end, None where nothing is there yet."""
     try:
         return os.read(descriptor, READ_BYTES)

@@ -53,7 +53,7 @@ class DatasetTask(Task):
         self.renderer = renderer
         self.seed = seed
         self.prompts_per_step = prompts_per_step
-        everything = self.prepared(read(options) if rows is None else rows_of(rows, MEMORY))
+        everything = self.prepared(configured_rows(options) if rows is None else rows_of(rows, MEMORY))
         require_column(everything, options.prompt_column)
         apart = self.prepared(read_rows(options.held_out_path)) if options.held_out_path else None
         self.training_rows, self.held_out_rows = split(everything, apart, options)
@@ -136,7 +136,7 @@ def content(row: DatasetRow, options: DatasetOptions) -> str | Messages:
     return [{"role": "system", "content": options.system}, *messages]
 
 
-def read(options: DatasetOptions) -> list[DatasetRow]:
+def configured_rows(options: DatasetOptions) -> list[DatasetRow]:
     """The rows of the options' file."""
     if not options.path:
         raise UserError("task.path is missing: name the file of rows, such as `path: rows.jsonl`")

@@ -21,7 +21,7 @@ COLUMN = 46
 """Characters of a transcript's column."""
 
 
-def plan(
+def plan_lines(
     session: Session, first: CollectedStep | None = None, seconds: float = 0.0, *, whole_step: bool = False
 ) -> list[str]:
     """What the run is about to do; where a step was collected, how long that took and how long its completions are.
@@ -120,13 +120,13 @@ def comparison(summary: Mapping[str, object], probes: Iterable[Probe] = ()) -> l
         **{name: reading for probe in probes for name, reading in probe.readings.items()},
     }
     return [
-        (reading.label, shown(before, name, reading), shown(after, name, reading))
+        (reading.label, result_text(before, name, reading), result_text(after, name, reading))
         for name, reading in readings.items()
         if before.get(name) is not None and after.get(name) is not None
     ]
 
 
-def shown(results: Mapping[str, object], name: str, reading: Reading) -> str:
+def result_text(results: Mapping[str, object], name: str, reading: Reading) -> str:
     """One result, with its 95% interval where it has one."""
     value = cast(float, results[name])
     interval = cast("Sequence[float] | None", results.get(f"{name}_interval"))

@@ -91,7 +91,7 @@ def train_session(session: Session, watchers: Sequence[Watcher], *, resume: bool
             first = session.collector.collect(1, folder.journal_scores, harness.clock)
         if not resume:
             folder.begin(saved_recipe(config))
-        harness.start([*report.plan(session, first, harness.clock.total), *notes])
+        harness.start([*report.plan_lines(session, first, harness.clock.total), *notes])
         if not state.before:
             evaluate_before(session, harness, state)
         with harness.naming_the_step():
@@ -241,5 +241,5 @@ def show_plan(config: Config, *, rows: Rows | None = None) -> None:
         clock = Clock()
         collected = session.collector.collect(1, no_journal, clock)
         session.learner.differentiate(session.learner.credit(collected, clock), clock)
-        for line in report.plan(session, collected, clock.total, whole_step=True):
+        for line in report.plan_lines(session, collected, clock.total, whole_step=True):
             print(line)

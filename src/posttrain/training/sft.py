@@ -184,7 +184,7 @@ def fit(
     )
     with Harness(folder, trained, harness_options) as harness:
         notes = harness.resume(threads) if resume else []
-        harness.start([*plan(config, policy, len(held_out)), *notes])
+        harness.start([*sft_plan_lines(config, policy, len(held_out)), *notes])
         with harness.naming_the_step():
             for step in harness.steps():
                 with harness.clock("update"):
@@ -211,7 +211,7 @@ def lower_loss(metrics: Mapping[str, float]) -> float | None:
     return None if loss is None else -loss
 
 
-def plan(config: SftConfig, policy: Policy, num_held_out: int) -> list[str]:
+def sft_plan_lines(config: SftConfig, policy: Policy, num_held_out: int) -> list[str]:
     """What the run is about to do."""
     millions = sum(parameter.numel() for parameter in policy.model.parameters()) / 1e6
     options = config.sft

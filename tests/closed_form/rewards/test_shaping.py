@@ -14,7 +14,7 @@ from posttrain.rewards.shaping import (
     Refusal,
     Repetition,
     SoftOverlong,
-    Truncated,
+    TruncationPenalty,
 )
 
 
@@ -50,7 +50,7 @@ def test_repetition_counts_ngrams_that_were_there_before() -> None:
 
 
 def test_truncated_and_period_count() -> None:
-    assert Truncated(value=-0.5)(finish_reasons=["stop", "length"]) == [0, -0.5]
+    assert TruncationPenalty(value=-0.5)(finish_reasons=["stop", "length"]) == [0, -0.5]
     assert PeriodCount(most=4)(completions=["", "a.", "....", "......", "。"]) == [0, 0.25, 1, 1, 0]
 
 

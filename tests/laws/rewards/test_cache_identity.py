@@ -34,6 +34,6 @@ def test_a_score_with_another_version_of_a_module_is_not_taken(monkeypatch: pyte
     before = cache.identity(function, SandboxOptions())
     assert sum(each.startswith("numpy==") for each in before) == 1
     monkeypatch.setattr("importlib.metadata.version", lambda name: "0.0")
-    cache.versions.cache_clear()
+    cache.installed_versions.cache_clear()
     assert cache.identity(function, SandboxOptions()) != before
-    cache.versions.cache_clear()
+    cache.installed_versions.cache_clear()

@@ -69,7 +69,7 @@ def rule(machine: str, number: int, arguments: list[int]) -> int:
 
 @pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
 def test_every_call_gets_the_verdict_of_the_rules(machine: str) -> None:
-    steps, draw = compiled.assembled(machine), random.Random(5)
+    steps, draw = compiled.filter_program(machine), random.Random(5)
     seen = set()
     for number in [*range(600), 0x40000000, 0x40000001, 0x7FFFFFFF, 0xFFFFFFFF]:
         for _ in range(60):
@@ -83,7 +83,7 @@ def test_every_call_gets_the_verdict_of_the_rules(machine: str) -> None:
 
 @pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
 def test_a_call_of_another_machine_kills(machine: str) -> None:
-    steps = compiled.assembled(machine)
+    steps = compiled.filter_program(machine)
     for other in (0, 0x40000003, 0xC0000028, 0xC00000B7 if machine == "x86_64" else 0xC000003E):
         assert verdict(steps, other, syscalls.NUMBERS[machine]["getpid"], [0] * 6) == KILL
 

@@ -56,26 +56,28 @@ def json_object(text: bytes) -> dict[str, Any]:
     return found
 
 
-def read(body: Mapping[str, Any], policy: Policy, renderer: TokenizerRenderer, *, chat: bool) -> CompletionRequest:
+def read_completion_request(
+    body: Mapping[str, Any], policy: Policy, renderer: TokenizerRenderer, *, chat: bool
+) -> CompletionRequest:
     """Check a request.  Raises Refused."""
     if body.get("stream"):
         raise BadRequest("stream: answers are given whole here; leave it out")
     if body.get("echo") or body.get("suffix"):
         raise BadRequest("echo and suffix are not known here; leave them out")
-    asked_tokens = given(body, "max_completion_tokens", given(body, "max_tokens", 512 if chat else 16))
-    count, seed = whole(given(body, "n", 1), "n"), body.get("seed")
+    asked_tokens = value_or(body, "max_completion_tokens", value_or(body, "max_tokens", 512 if chat else 16))
+    count, seed = whole(value_or(body, "n", 1), "n"), body.get("seed")
     contents = [messages_in(body.get("messages"))] if chat else prompts_in(body.get("prompt"))
     if count < 1 or count * len(contents) > MAX_COMPLETIONS:
         raise BadRequest(f"n = {count} for {len(contents)} prompts: must be 1 to {MAX_COMPLETIONS} completions in all")
     try:
-        prompts = [prompt_of(content, f"request {i}", policy, renderer) for i, content in enumerate(contents)]
+        prompts = [prompt_in(content, f"request {i}", policy, renderer) for i, content in enumerate(contents)]
         room = max(policy.max_positions - len(prompt.tokens) for prompt in prompts)
         options = SamplingOptions(
             max_completion_tokens=min(whole(asked_tokens, "max_tokens"), max(1, room)),
-            temperature=number(given(body, "temperature", 1.0), "temperature"),
-            top_p=number(given(body, "top_p", 1.0), "top_p"),
-            top_k=whole(given(body, "top_k", 0), "top_k"),
-            min_p=number(given(body, "min_p", 0.0), "min_p"),
+            temperature=number_in(value_or(body, "temperature", 1.0), "temperature"),
+            top_p=number_in(value_or(body, "top_p", 1.0), "top_p"),
+            top_k=whole(value_or(body, "top_k", 0), "top_k"),
+            min_p=number_in(value_or(body, "min_p", 0.0), "min_p"),
         )
     except UserError as error:
         raise BadRequest(str(error)) from error
@@ -85,7 +87,7 @@ def read(body: Mapping[str, Any], policy: Policy, renderer: TokenizerRenderer, *
     )
 
 
-def given(body: Mapping[str, Any], name: str, default: object) -> object:
+def value_or(body: Mapping[str, Any], name: str, default: object) -> object:
     """What is given by a name; null is as if it were left out."""
     value = body.get(name)
     return default if value is None else value
@@ -125,7 +127,7 @@ def messages_in(messages: object) -> list[dict[str, str]]:
     return [{"role": message["role"], "content": message["content"]} for message in messages]
 
 
-def prompt_of(
+def prompt_in(
     content: str | list[int] | list[dict[str, str]], id: str, policy: Policy, renderer: TokenizerRenderer
 ) -> Prompt:
     """Text or messages as the model reads them; token ids as they are."""
@@ -153,7 +155,7 @@ def whole(value: object, name: str) -> int:
     return value
 
 
-def number(value: object, name: str) -> float:
+def number_in(value: object, name: str) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise BadRequest(f"{name} = {brief(value)}: must be a number")
     try:

@@ -10,7 +10,7 @@ from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from posttrain.commands.serving.http_requests import BadRequest, CompletionRequest, json_object, read
+from posttrain.commands.serving.http_requests import BadRequest, CompletionRequest, json_object, read_completion_request
 from posttrain.errors import RunError, UserError
 from posttrain.generation.in_process import InProcessEngine
 from posttrain.generation.request import Request
@@ -38,7 +38,7 @@ class Service:
 
     def completions(self, body: dict[str, Any], *, chat: bool) -> dict[str, Any]:
         """The answer to a request for completions."""
-        asked = read(body, self.policy, self.renderer, chat=chat)
+        asked = read_completion_request(body, self.policy, self.renderer, chat=chat)
         groups = self.sampled(asked)
         choices = [
             self.choice(index, group, sample, asked, chat=chat)

@@ -89,7 +89,7 @@ def thought(answer: str, thinking: str = "3 + 4 + 5 = 12") -> str:
     return f"<think>{thinking}</think>\n<answer>{answer}</answer>"
 
 
-def fenced(source: str) -> str:
+def in_fence(source: str) -> str:
     """A program in a fence."""
     return f"```python\n{source}\n```"
 
@@ -157,18 +157,21 @@ CODE = AttackExample(
         }
     },
     (
-        Answer("a right program", fenced("def add(a, b):\n    return a + b"), right=True),
-        Answer("a constant", fenced("def add(a, b):\n    return 3")),
+        Answer("a right program", in_fence("def add(a, b):\n    return a + b"), right=True),
+        Answer("a constant", in_fence("def add(a, b):\n    return 3")),
         Answer(
             "a result that equals everything",
-            fenced("class E(int):\n    def __eq__(self, other):\n        return True\ndef add(a, b):\n    return E()"),
+            in_fence(
+                "class E(int):\n    def __eq__(self, other):\n        return True\ndef add(a, b):\n    return E()"
+            ),
         ),
-        Answer("leaving with success", fenced("import os\ndef add(a, b):\n    os._exit(0)")),
-        Answer("an endless loop", fenced("def add(a, b):\n    while True:\n        pass")),
+        Answer("leaving with success", in_fence("import os\ndef add(a, b):\n    os._exit(0)")),
+        Answer("an endless loop", in_fence("def add(a, b):\n    while True:\n        pass")),
         Answer(
-            "reading the tests", fenced("import sys\ndef add(a, b):\n    return sys._getframe(1).f_locals['expected']")
+            "reading the tests",
+            in_fence("import sys\ndef add(a, b):\n    return sys._getframe(1).f_locals['expected']"),
         ),
-        Answer("a program in the thinking", f"<think>{fenced('def add(a, b): return a + b')}</think>"),
+        Answer("a program in the thinking", f"<think>{in_fence('def add(a, b): return a + b')}</think>"),
         Answer("a program that is not closed", "```python\ndef add(a, b):\n    return a + b\n"),
     ),
 )

@@ -4,7 +4,7 @@ A penalty has no notion of right: a "right" answer is one that goes free, a tric
 cannot see, saying nothing above all, is marked as known.
 """
 
-from posttrain.rewards.attacks.cheap_attacks import COUNTDOWN, Answer, AttackExample, fenced, thought
+from posttrain.rewards.attacks.cheap_attacks import COUNTDOWN, Answer, AttackExample, in_fence, thought
 
 FREE = -1e-9
 """A penalty that is above this is none."""
@@ -124,7 +124,7 @@ SHAPING: dict[str, AttackExample] = {
         {},
         (
             Answer("a tagged program", "<code>def add(a, b):\n    return a + b</code>", right=True),
-            Answer("a program without the tags", fenced("def add(a, b):\n    return a + b")),
+            Answer("a program without the tags", in_fence("def add(a, b):\n    return a + b")),
             Answer("tags that are not closed", "<code>def add(a, b):\n    return a + b"),
             Answer("a word that it refuses", "<code>import os</code>"),
             Answer("another one", "<code>eval('1')</code>"),

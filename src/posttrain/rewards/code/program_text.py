@@ -22,7 +22,7 @@ def program_in(text: str) -> str | None:
     """The program's source, or None where there is none or it is too long."""
     found: str | None = None
     for part in outside_thinking(text):
-        programs = [*fenced(part), *tagged(part)]
+        programs = [*closed_fences(part), *tagged(part)]
         if programs:
             found = max(programs)[1]  # the one that ends last
     return found if found is not None and len(found) <= MAX_CHARACTERS else None
@@ -42,7 +42,7 @@ def outside_thinking(text: str) -> Iterator[str]:
         at = end + len(END_THINK)
 
 
-def fenced(text: str) -> Iterator[tuple[int, str]]:
+def closed_fences(text: str) -> Iterator[tuple[int, str]]:
     """Closed Python fences as (where they end, what they hold)."""
     opened: re.Match[str] | None = None
     for fence in FENCE.finditer(text):

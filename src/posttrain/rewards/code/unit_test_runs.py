@@ -173,7 +173,7 @@ class CallTestRun:
             process.end()
             return
         self.asked = False
-        said, detail = answer(payload)
+        said, detail = call_result(payload)
         if not self.loaded:
             self.loaded = True
             if said is not TestOutcome.PASSED:  # its own source failed: so would every call
@@ -198,7 +198,7 @@ class CallTestRun:
     def call(self, process: StartedProcess, case: CallCase) -> None:
         self.asked = True
         process.allow(self.limits.cpu_seconds)
-        process.send(written(self.tests.entry, case))
+        process.send(call_message(self.tests.entry, case))
 
     def ended(self, sandbox: Sandbox, process: StartedProcess, execution: Execution) -> None:
         self.result.note(execution)
@@ -246,7 +246,7 @@ class AssertTestRun:
         self.asked = False
         if self.program is not None:
             self.program.rest()  # until the next call, the tests may take their time
-        said, detail = answer(payload)
+        said, detail = call_result(payload)
         if self.tester is not None:
             self.reply(reply_of(said, detail))
         elif said is TestOutcome.PASSED:
@@ -318,7 +318,7 @@ class AssertTestRun:
             self.finish()
 
 
-def written(entry: str, case: CallCase) -> bytes:
+def call_message(entry: str, case: CallCase) -> bytes:
     """A call as a message.  Raises UserError where its arguments cannot cross."""
     try:
         message = plain.dump([entry, list(case.arguments), dict(case.named)])
@@ -342,7 +342,7 @@ def with_time(limits: Limits, cpu_seconds: float) -> Limits:
     return replace(limits, cpu_seconds=cpu_seconds)
 
 
-def answer(payload: bytes) -> tuple[TestOutcome, object]:
+def call_result(payload: bytes) -> tuple[TestOutcome, object]:
     """What a program's process says of a call, read as what a hostile program may have written itself.
 
     PASSED here means that there is a value; whether it is right, others decide.

@@ -87,7 +87,9 @@ def read_tests(column: object) -> Tests:
 
 def stdio_tests(given: Any) -> StdioTests:
     """Tests of what a program prints."""
-    return StdioTests(tuple(StdioCase(text(case["input"]), text(case["output"])) for case in given["cases"]))
+    return StdioTests(
+        tuple(StdioCase(must_be_text(case["input"]), must_be_text(case["output"])) for case in given["cases"])
+    )
 
 
 def call_tests(given: Any) -> CallTests:
@@ -95,20 +97,22 @@ def call_tests(given: Any) -> CallTests:
     cases = tuple(
         CallCase(tuple(case.get("args", ())), dict(case.get("kwargs", {})), case["expected"]) for case in given["cases"]
     )
-    return CallTests(text(given["entry"]), cases, float(given.get("tolerance", 0.0)))
+    return CallTests(must_be_text(given["entry"]), cases, float(given.get("tolerance", 0.0)))
 
 
 def assert_tests(given: Any) -> AssertTests:
     """Statements about functions."""
     entry = given["entry"]
-    names = (entry,) if isinstance(entry, str) else tuple(text(name) for name in entry)
-    return AssertTests(names, text(given.get("setup", "")), tuple(text(test) for test in given["tests"]))
+    names = (entry,) if isinstance(entry, str) else tuple(must_be_text(name) for name in entry)
+    return AssertTests(
+        names, must_be_text(given.get("setup", "")), tuple(must_be_text(test) for test in given["tests"])
+    )
 
 
 READERS: dict[str, Callable[[Any], Tests]] = {"stdio": stdio_tests, "calls": call_tests, "asserts": assert_tests}
 
 
-def text(value: object) -> str:
+def must_be_text(value: object) -> str:
     """The value, which must be text."""
     if not isinstance(value, str):
         raise TypeError(f"{value!r} should be text")

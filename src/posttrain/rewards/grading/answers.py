@@ -66,25 +66,27 @@ class Array(Protocol):
 def verdicts_in(result: object, *, one_by_one: bool, count: int) -> list[Verdict] | InvalidScore:
     """One verdict for each of `count` completions, or what is wrong with the result as a whole."""
     if one_by_one:
-        return [verdict(result)]
+        return [read_score(result)]
     if isinstance(result, Graded | str | bytes | Mapping) or not isinstance(result, Iterable):
-        return InvalidScore(f"returned {shown(result)} for {count} completions; it must return a list of scores")
+        return InvalidScore(
+            f"returned {value_and_type(result)} for {count} completions; it must return a list of scores"
+        )
     if isinstance(result, Array) and len(result.shape) == 0:
         return InvalidScore(f"returned a single number for {count} completions; it must return a list of scores")
     values = list(result)
     if len(values) != count:
         return InvalidScore(f"returned {len(values)} scores for {count} completions; it must return one for each")
-    return [verdict(value) for value in values]
+    return [read_score(value) for value in values]
 
 
-def verdict(value: object) -> Verdict:
+def read_score(value: object) -> Verdict:
     """The score that one returned value stands for."""
     outcome, details = "", None
     if isinstance(value, Graded):
         details = value.details if isinstance(value, DetailedGrade) else None
         outcome, value = str(value.outcome), value.score
         if not (details is None or is_json(details)):
-            return InvalidScore(f"returned details that are no JSON: {shown(details)}")
+            return InvalidScore(f"returned details that are no JSON: {value_and_type(details)}")
     if value is None:
         return Score(math.nan, outcome, details)
     if isinstance(value, ScoringFailure):
@@ -92,7 +94,7 @@ def verdict(value: object) -> Verdict:
     if isinstance(value, Array) and math.prod(value.shape) == 1:
         value = value.item()
     if not isinstance(value, Real):
-        return InvalidScore(f"returned {shown(value)}. {RULE}")
+        return InvalidScore(f"returned {value_and_type(value)}. {RULE}")
     try:
         number = float(value)
     except OverflowError as error:
@@ -114,7 +116,7 @@ def raised(cause: BaseException) -> InvalidScore:
     return InvalidScore(f"raised {type(cause).__name__}: {str(cause)[:EXCERPT]}", cause)
 
 
-def shown(value: object) -> str:
+def value_and_type(value: object) -> str:
     """A value of the wrong kind, in few words."""
     text = repr(value)
     return f"{text if len(text) <= 60 else text[:60] + '…'} ({type(value).__name__})"

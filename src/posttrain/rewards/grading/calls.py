@@ -117,7 +117,7 @@ def calls_for(function: RewardFunction, rows: Sequence[RolloutRow], bounds: Boun
     return [Call(function, tuple(rows), wanted, bounds)] if rows else []
 
 
-def arguments_of(call: Call) -> dict[str, object]:
+def reward_arguments(call: Call) -> dict[str, object]:
     """The arguments that the function's signature asks for; every one is made anew for this call."""
     wanted = call.wanted
     if wanted.one_by_one:

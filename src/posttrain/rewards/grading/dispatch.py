@@ -5,9 +5,9 @@ from collections.abc import Sequence
 
 from posttrain.rewards.grading.answers import FunctionError, NoTimeToAsk, invoke
 from posttrain.rewards.grading.async_calls import AsyncCall, start_async_calls
-from posttrain.rewards.grading.calls import Call, Result, arguments_of
+from posttrain.rewards.grading.calls import Call, Result, reward_arguments
 from posttrain.rewards.grading.function import ScoringFailure
-from posttrain.rewards.grading.resources import Resources, bound
+from posttrain.rewards.grading.resources import Resources, bind_resources
 from posttrain.rewards.grading.workers.shared_workers import WorkerPools
 from posttrain.rewards.grading.workers.worker_pool import Job, have_done
 
@@ -33,9 +33,9 @@ def start_calls(call: Call, resources: Resources) -> Result:
     """The call's result, its awaitable, or what it raised."""
     if call.bounds.until.passed:
         return NoTimeToAsk(call.bounds.until.says)
-    arguments = arguments_of(call)
+    arguments = reward_arguments(call)
     try:
-        return invoke(bound(call.function.call, resources), arguments)
+        return invoke(bind_resources(call.function.call, resources), arguments)
     except (ScoringFailure, FunctionError) as failure:
         return failure
 

@@ -80,14 +80,14 @@ def grade(
     for function in functions:
         require_enforceable(function, grading)
     rows = [RolloutRow(group, rollout) for group in groups for rollout in group.rollouts]
-    inquiries = score_rows(rows, functions, on_error, grading, resources or default_resources())
-    verdicts = [inquiry.verdicts for inquiry in inquiries]
+    pending = score_rows(rows, functions, on_error, grading, resources or default_resources())
+    verdicts = [waiting.verdicts for waiting in pending]
     grades = as_grades(groups, functions, verdicts, step)
-    grades = replace(grades, num_cached=sum(inquiry.num_cached for inquiry in inquiries))
+    grades = replace(grades, num_cached=sum(waiting.num_cached for waiting in pending))
     if journal is not None:
         journal(groups, grades)
-    for inquiry in inquiries:
-        inquiry.remember()  # after the journal, which a cache that fails must not keep a score from
+    for waiting in pending:
+        waiting.remember()  # after the journal, which a cache that fails must not keep a score from
     for function, column in zip(functions, verdicts, strict=True):
         require_few_failures(function, column, grading.max_failure_share)
     return grades
@@ -116,18 +116,18 @@ def score_rows(
     """What each function says of each row: a score, or a failure that came back after every retry."""
     until = after(grading.seconds, f"grading.seconds = {grading.seconds:g} for all rewards of a batch were over")
     verdicts: list[list[Verdict]] = [[UNSCORED] * len(rows) for _ in functions]
-    inquiries: dict[int, PendingScores] = {}
+    pending: dict[int, PendingScores] = {}
     places = {function.name: place for place, function in enumerate(functions)}
     for together in dependency_rounds(functions):
         for place in together:
             function = functions[place]
             seen = [row_for(row, i, function, verdicts, places) for i, row in enumerate(rows)]
             cache = resources.caches.cache_for(grading) if may_be_cached(function) else None
-            inquiries[place] = PendingScores(function, seen, bounds_of(function, len(rows), grading, until), cache)
-        call_with_retries([inquiries[place] for place in together], on_error, resources)
+            pending[place] = PendingScores(function, seen, bounds_of(function, len(rows), grading, until), cache)
+        call_with_retries([pending[place] for place in together], on_error, resources)
         for place in together:
-            verdicts[place] = inquiries[place].conclude()
-    return [inquiries[place] for place in range(len(functions))]
+            verdicts[place] = pending[place].conclude()
+    return [pending[place] for place in range(len(functions))]
 
 
 def row_for(
@@ -154,17 +154,17 @@ def row_for(
     return row
 
 
-def call_with_retries(inquiries: Sequence[PendingScores], on_error: OnError, resources: Resources) -> None:
+def call_with_retries(pending: Sequence[PendingScores], on_error: OnError, resources: Resources) -> None:
     """Ask functions that wait for none of each other, and again where scoring failed while there is time."""
     for wait in (0.0, *RETRY_WAITS_SECONDS):
-        still = [inquiry for inquiry in inquiries if inquiry.open]
+        still = [waiting for waiting in pending if waiting.open]
         if not still:
             break
-        time.sleep(max(0.0, min(wait, max(inquiry.bounds.until.left() for inquiry in still))))
-        calls = [inquiry.calls() for inquiry in still]
+        time.sleep(max(0.0, min(wait, max(waiting.bounds.until.left() for waiting in still))))
+        calls = [waiting.calls() for waiting in still]
         results = iter(dispatch([call for of_function in calls for call in of_function], resources))
-        for inquiry, of_function in zip(still, calls, strict=True):
-            inquiry.take(
+        for waiting, of_function in zip(still, calls, strict=True):
+            waiting.take(
                 [
                     said
                     for call in of_function

@@ -72,7 +72,7 @@ class NeedsResources(Protocol):
         ...
 
 
-def bound(call: Callable[..., object], resources: Resources) -> Callable[..., object]:
+def bind_resources(call: Callable[..., object], resources: Resources) -> Callable[..., object]:
     """A reward on these resources, where it needs any."""
     return call.with_resources(resources) if isinstance(call, NeedsResources) else call
 

@@ -26,7 +26,7 @@ from posttrain.options.sandbox import SandboxOptions
 from posttrain.rewards.grading.answers import Score
 from posttrain.rewards.grading.calls import WITHHELD, RolloutRow, completion_of, prompt_of
 from posttrain.rewards.grading.function import Keywords, RewardFunction, keywords
-from posttrain.rewards.grading.workers.worker_messages import NotWritable, dump, written
+from posttrain.rewards.grading.workers.worker_messages import NotWritable, dump, to_json
 
 FORMAT = 1
 """Of the file; another one is refused."""
@@ -198,7 +198,7 @@ def keys_of(function: RewardFunction, rows: Sequence[RolloutRow], sandbox: Sandb
         own: list[object] = [prompt_of(row, function), completion_of(row, function), row.rollout.finish, row.base]
         if wanted.wants("completion_ids"):
             own.append(list(row.rollout.tokens))
-        content = dump([function.name, source, of_columns, written(own)])
+        content = dump([function.name, source, of_columns, to_json(own)])
         keys.append(None if of_columns is None else hashlib.sha256(content).digest())
     return keys
 
@@ -209,7 +209,7 @@ def digest_of_columns(function: RewardFunction, wanted: Keywords, columns: Mappi
     digest = hashlib.sha256()
     for name in sorted(name for name in columns if wanted.wants(name) or name in truth):
         try:
-            digest.update(dump([name, written(columns[name])]) + b"\n")
+            digest.update(dump([name, to_json(columns[name])]) + b"\n")
         except NotWritable as error:
             if not function.settings.cache:
                 return None
@@ -225,13 +225,13 @@ def identity(function: RewardFunction, sandbox: SandboxOptions) -> list[str]:
     if as_standing(function.call) is not None:
         place = replace(sandbox, at_once=0)  # how many run side by side decides no score
         modules = function.call.modules if isinstance(function.call, NeedsModules) else ()
-        return [repr(function.call), repr(place), *versions(tuple(modules)), *package()]
+        return [repr(function.call), repr(place), *installed_versions(tuple(modules)), *package()]
     source = function.find_source()
     return [source.file, source.name, source.digest]
 
 
 @functools.cache
-def versions(modules: tuple[str, ...]) -> tuple[str, ...]:
+def installed_versions(modules: tuple[str, ...]) -> tuple[str, ...]:
     """NAME==VERSION of what is installed behind modules; nothing for those of Python itself."""
     if not modules:
         return ()

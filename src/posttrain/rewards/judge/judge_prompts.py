@@ -132,7 +132,7 @@ def score_in(reply: str, scale: tuple[float, float]) -> float:
     score = last_object(reply).get("score")
     low, high = scale
     if isinstance(score, bool) or not isinstance(score, int | float) or not low <= score <= high:
-        raise NoVerdict(f"score = {shown(score)}, not a number from {low:g} to {high:g}")
+        raise NoVerdict(f"score = {judge_value_excerpt(score)}, not a number from {low:g} to {high:g}")
     return (score - low) / (high - low)
 
 
@@ -141,10 +141,10 @@ def winner_in(reply: str) -> float:
     winner = last_object(reply).get("winner")
     shares = {"A": 1.0, "B": 0.0, "tie": 0.5}
     if not isinstance(winner, str) or winner not in shares:
-        raise NoVerdict(f"winner = {shown(winner)}, not A, B or tie")
+        raise NoVerdict(f"winner = {judge_value_excerpt(winner)}, not A, B or tie")
     return shares[winner]
 
 
-def shown(value: object) -> str:
+def judge_value_excerpt(value: object) -> str:
     """What a judge gave, in brief; a list or an object by its type, since it may be deep."""
     return repr(value)[:80] if value is None or isinstance(value, str | int | float) else f"a {type(value).__name__}"

@@ -47,7 +47,7 @@ from posttrain.rewards.maths.math_verify_guards import (
     refused,
     without_dollars,
 )
-from posttrain.rewards.maths.symbolic import ComparisonResult, Question, compare
+from posttrain.rewards.maths.symbolic import ComparisonResult, Question, compare_symbolically
 from posttrain.rewards.tags import ANSWER, END_ANSWER, END_THINK, THINK
 
 BOXED = "\\boxed"
@@ -123,7 +123,9 @@ class MathsReward:
                 for q in questions
             ]
         else:
-            said = compare(questions, resources.sandboxes, cpu_seconds=self.cpu_seconds) if questions else []
+            said = (
+                compare_symbolically(questions, resources.sandboxes, cpu_seconds=self.cpu_seconds) if questions else []
+            )
         answers = iter(said)
         graded = [slowly(next(answers), item) if isinstance(item, Question) else item for item in first]
         name_unreadable(graded, golds, resources.memory(self, set[str]))
@@ -193,19 +195,19 @@ def quickly(text: str, cut_off: bool, gold: str | None) -> Graded | Question:
         return Graded(0.0, MathsOutcome.REFUSED)
     found, gold = found.translate(AS_HYPHEN), gold.translate(AS_HYPHEN)
     if other_name(found, gold):
-        return verdict(False)
+        return score_of_comparison(False)
     expected, given = gold_value(gold), exact(assigned(found))
     if expected is not None and given is not None:
-        return verdict(expected.same(given))
+        return score_of_comparison(expected.same(given))
     found, gold = without_dollars(found), without_dollars(gold)
     if refused(found, gold):
         return Graded(0.0, MathsOutcome.REFUSED)
     if other_letters(found, gold):
-        return verdict(False)
+        return score_of_comparison(False)
     return Question(as_asked(gold), as_asked(assigned(found)))
 
 
-def verdict(right: bool) -> Graded:
+def score_of_comparison(right: bool) -> Graded:
     """The score of a comparison."""
     return Graded(1.0, MathsOutcome.CORRECT) if right else Graded(0.0, MathsOutcome.WRONG)
 
@@ -214,9 +216,9 @@ def slowly(said: ComparisonResult, question: Question) -> Graded | ScoringFailur
     """What the slow way's answer is worth."""
     match said:
         case ComparisonResult.SAME:
-            return verdict(True)
+            return score_of_comparison(True)
         case ComparisonResult.DIFFERENT:
-            return verdict(False)
+            return score_of_comparison(False)
         case ComparisonResult.NO_GOLD:
             return Graded(None, MathsOutcome.NO_GOLD)
         case ComparisonResult.TIME_LIMIT:

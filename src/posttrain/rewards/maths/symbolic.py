@@ -92,7 +92,9 @@ class AnswerComparison:
             self.begin(sandbox)
 
 
-def compare(questions: Sequence[Question], sandboxes: Sandboxes, *, cpu_seconds: float) -> list[ComparisonResult]:
+def compare_symbolically(
+    questions: Sequence[Question], sandboxes: Sandboxes, *, cpu_seconds: float
+) -> list[ComparisonResult]:
     """An answer for every question, each asked once."""
     different = list(dict.fromkeys(questions))
     parts = [different[start : start + TOGETHER] for start in range(0, len(different), TOGETHER)]

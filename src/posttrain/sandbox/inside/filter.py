@@ -43,7 +43,7 @@ class Filter:
     """The assembled filter of this machine, patched with a process id and installed as it is."""
 
     def __init__(self, machine: str) -> None:
-        steps = assembled(machine)
+        steps = filter_program(machine)
         self._own = [index for index, step in enumerate(steps) if step[3] == OWN_PID]
         self._steps = (Instruction * len(steps))(*[Instruction(*step[:3], step[3] & 0xFFFFFFFF) for step in steps])
         self._program = Program(len(steps), self._steps)
@@ -57,7 +57,7 @@ class Filter:
         return self._address
 
 
-def assembled(machine: str) -> list[Step]:
+def filter_program(machine: str) -> list[Step]:
     """All instructions.
 
     The number of a call is searched for by halving: the kernel walks the filter for every number there is, each time
@@ -72,7 +72,7 @@ def assembled(machine: str) -> list[Step]:
     code.add("", (LOAD, 0, 0, 4))
     code.add("", JUMP_EQUAL, ARCHITECTURES[machine], "number", "kill")
     code.add("number", (LOAD, 0, 0, 0))
-    search(code, "search", runs(verdicts, X32_BIT if machine == "x86_64" else None))
+    binary_search(code, "search", runs(verdicts, X32_BIT if machine == "x86_64" else None))
     for name, steps in checks.items():
         for index, step in enumerate(steps):
             code.add(f"check {name}" if index == 0 else "", step)
@@ -96,7 +96,7 @@ def runs(verdicts: dict[int, str], absent_from: int | None) -> list[Run]:
     return [run for index, run in enumerate(named) if index == 0 or run[1] != named[index - 1][1]]
 
 
-def search(code: "Code", label: str, among: list[Run]) -> None:
+def binary_search(code: "Code", label: str, among: list[Run]) -> None:
     """Instructions that go to the label of the run that the number lies in."""
     middle = len(among) // 2
     sides = []
@@ -105,7 +105,7 @@ def search(code: "Code", label: str, among: list[Run]) -> None:
     code.add(label, JUMP_AT_LEAST, among[middle][0], sides[1], sides[0])
     for name, part in zip(sides, (among[:middle], among[middle:]), strict=True):
         if len(part) > 1:
-            search(code, name, part)
+            binary_search(code, name, part)
 
 
 class Code:

@@ -41,7 +41,7 @@ FILE_BYTES, UNSEALED_FILE_BYTES = 0, 1 << 24
 DESCRIPTORS = 64
 
 
-class Sealing:
+class Seal:
     """What can be made before a process is forked: the filter and the Landlock ruleset's parameters."""
 
     def __init__(self, *, sealed: bool) -> None:

@@ -29,7 +29,7 @@ sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 
 import runner
 import wire
-from lockdown import Sealing
+from lockdown import Seal
 
 del sys.path[0]
 
@@ -43,8 +43,8 @@ NOT_SEALED = 97
 class ForkServer:
     """Children by job, and the jobs that are to start."""
 
-    def __init__(self, control: socket.socket, sealing: Sealing) -> None:
-        self.control, self.sealing = control, sealing
+    def __init__(self, control: socket.socket, seal: Seal) -> None:
+        self.control, self.seal = control, seal
         self.channel = runner.frames.Descriptor(3)
         self.fork = ctypes.PyDLL(None).fork
         self.jobs: dict[int, int] = {}  # pid -> job
@@ -96,7 +96,7 @@ class ForkServer:
                 os.dup2(descriptor, place)
             os.closerange(4, 1 << 16)
             _, _, kind, cpu_seconds, memory_bytes = request
-            self.sealing.seal(cpu_seconds, memory_bytes)
+            self.seal.seal(cpu_seconds, memory_bytes)
             status = runner.run(wire.KINDS[kind], self.channel)
         except BaseException as error:  # noqa: BLE001  # nothing may unwind into the server's own frames
             os.write(2, f"{type(error).__name__}: {error}\n".encode("utf-8", "backslashreplace"))
@@ -160,7 +160,7 @@ def main() -> None:
     signal.set_wakeup_fd(woken, warn_on_full_buffer=False)
     prepare(asked["prepare"])
     sys.path[:] = before
-    server = ForkServer(control, Sealing(sealed=asked["sealed"]))
+    server = ForkServer(control, Seal(sealed=asked["sealed"]))
     kept = os.dup(2)
     runner.open_streams()
     for descriptor, end in ((0, null), (1, null), (2, kept)):
@@ -169,8 +169,8 @@ def main() -> None:
     forget_exit_functions()
     gc.collect()
     gc.freeze()
-    server.sealing.confine(asked["uid"])
-    control.send(json.dumps({"ready": os.getpid(), "landlock": server.sealing.landlock, "missing": missing}).encode())
+    server.seal.confine(asked["uid"])
+    control.send(json.dumps({"ready": os.getpid(), "landlock": server.seal.landlock, "missing": missing}).encode())
     server.serve(wake)
 
 

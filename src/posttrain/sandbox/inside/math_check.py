@@ -34,7 +34,7 @@ PAIRS = (
 )
 
 
-def read(text: str) -> list[object]:
+def parse_text(text: str) -> list[object]:
     """What math-verify makes of a text."""
     found: list[object] = math_verify.parse(
         f"${text}$", extraction_config=LATEX, parsing_timeout=None, fallback_mode="no_fallback"
@@ -44,10 +44,10 @@ def read(text: str) -> list[object]:
 
 def compare(gold: str, answer: str) -> str:
     """Whether an answer says the same as the gold one: same, different, unreadable or no_gold."""
-    expected = read(gold)
+    expected = parse_text(gold)
     if not expected:
         return "no_gold"
-    given = read(answer)
+    given = parse_text(answer)
     if not given:
         return "unreadable"
     return "same" if math_verify.verify(expected, given, timeout_seconds=None, strict=True) else "different"

@@ -84,7 +84,7 @@ def write(descriptor: int, left: bytes) -> None:
         left = left[os.write(descriptor, left) :]
 
 
-def bound(limits: "dict[str, int]") -> None:
+def set_limits(limits: "dict[str, int]") -> None:
     """Resource limits, for this process and all that it starts; nothing raises them again."""
     import resource
 
@@ -143,7 +143,7 @@ def main(modules: "dict[str, str]", job: "dict[str, Any]") -> None:
     sys.path += job["path"]
     if job["uid"] is not None:
         become(job["uid"])
-    bound(job["limits"])
+    set_limits(job["limits"])
     for stream in (sys.stdin, sys.stdout, sys.stderr):
         stream.reconfigure(encoding="utf-8")  # type: ignore[union-attr]  # they are text streams
     say(job["mark"], "ready")

@@ -91,13 +91,13 @@ def program(compiled: types.CodeType, channel: "frames.Channel") -> int:
 def calls(compiled: types.CodeType, channel: "frames.Channel") -> int:
     """A program whose functions are called from outside, with plain data and for plain data."""
     module = fresh_main()
-    answer(channel, attempt(lambda: execute(compiled, module)))
+    send_answer(channel, call_answer(lambda: execute(compiled, module)))
     while True:
         try:
             name, arguments, named = plain.load(frames.receive(channel))
         except frames.Closed:
             return flushed(0)
-        answer(channel, attempt(lambda: find(module, name)(*arguments, **named)))  # noqa: B023  # called at once
+        send_answer(channel, call_answer(lambda: find(module, name)(*arguments, **named)))  # noqa: B023  # called at once
 
 
 def find(module: types.ModuleType, name: str) -> Callable[..., object]:
@@ -112,7 +112,7 @@ def find(module: types.ModuleType, name: str) -> Callable[..., object]:
     return method
 
 
-def attempt(action: Callable[[], object]) -> list[object]:
+def call_answer(action: Callable[[], object]) -> list[object]:
     """["value", its plain form] or ["error", type, message]."""
     try:
         return ["value", plain.dump(action()).decode("utf-8", "surrogatepass")]
@@ -122,7 +122,7 @@ def attempt(action: Callable[[], object]) -> list[object]:
         return ["error", type(error).__name__[:100], str(error)[:MAX_MESSAGE]]
 
 
-def answer(channel: "frames.Channel", said: list[object]) -> None:
+def send_answer(channel: "frames.Channel", said: list[object]) -> None:
     """Tell what a call came to."""
     frames.send(channel, json.dumps(said).encode())
 
@@ -136,9 +136,9 @@ def tests(source: str, channel: "frames.Channel") -> int:
     module = fresh_main()
     for name in job["entry"]:
         setattr(module, name, proxy(name, channel))
-    prepared = attempt(lambda: execute(job["setup"], module))
+    prepared = call_answer(lambda: execute(job["setup"], module))
     for test in job["tests"]:
-        result = attempt(lambda: execute(test, module)) if prepared[0] == "value" else prepared  # noqa: B023
+        result = call_answer(lambda: execute(test, module)) if prepared[0] == "value" else prepared  # noqa: B023
         frames.send(channel, json.dumps(["result", result]).encode())
     return flushed(0)
 

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from posttrain.options.countdown import CountdownOptions
 from posttrain.records import Finish, Group, Prompt
 from posttrain.rewards.countdown.grader import Countdown, countdown, countdown_last
-from posttrain.rewards.format import FormatOutcome, structure
+from posttrain.rewards.format import FormatOutcome, format_outcome
 from posttrain.rewards.grading.function import RewardFunction
 from posttrain.rewards.tags import THINK
 from posttrain.tasks.base import DRAWS_PER_STEP, Messages, Probe, PromptRenderer, Reading, Task
@@ -101,11 +101,11 @@ class CountdownTask(Task):
         rollouts = [(group, rollout) for group in groups for rollout in group.rollouts]
         mode = self.options.format_mode
         formatted = [
-            structure(group.graded_text(rollout), mode, cut_off=rollout.finish == Finish.LENGTH)
+            format_outcome(group.graded_text(rollout), mode, cut_off=rollout.finish == Finish.LENGTH)
             == FormatOutcome.FORMATTED
             for group, rollout in rollouts
         ]
-        searches = [search(puzzle(group.prompt), group.graded_text(rollout)) for group, rollout in rollouts]
+        searches = [search(puzzle_behind(group.prompt), group.graded_text(rollout)) for group, rollout in rollouts]
         return {"format_rate": sum(formatted) / len(formatted), **search_statistics(searches)}
 
 
@@ -114,11 +114,11 @@ def found_share(groups: Sequence[Group]) -> dict[str, float]:
 
     Tells learning to search better from learning not to give up.
     """
-    solved = [search(puzzle(group.prompt), group.rollouts[0].text).successes > 0 for group in groups]
+    solved = [search(puzzle_behind(group.prompt), group.rollouts[0].text).successes > 0 for group in groups]
     return {"accuracy_never_giving_up": sum(solved) / len(solved)}
 
 
-def puzzle(prompt: Prompt) -> Countdown:
+def puzzle_behind(prompt: Prompt) -> Countdown:
     """The problem behind a prompt that this task made."""
     columns = prompt.columns
     return Countdown(columns["numbers"], columns["target"], columns["rule"])  # type: ignore[arg-type]

@@ -75,7 +75,7 @@ def ratio(numerator: int, denominator: int) -> Rational:
     return numerator // common, denominator // common
 
 
-def steps(x: Rational, y: Rational) -> Iterator[tuple[Operator, bool, Rational]]:
+def operations(x: Rational, y: Rational) -> Iterator[tuple[Operator, bool, Rational]]:
     """Everything that one operation makes of two values: operator, whether y comes first, result."""
     (a, b), (c, d) = x, y
     yield "+", False, ratio(a * d + c * b, b * d)
@@ -97,7 +97,7 @@ def values(numbers: Numbers) -> frozenset[Rational]:
     if len(numbers) == 1:
         return frozenset([(numbers[0], 1)])
     pairs = ((x, y) for large, small in splits(numbers) for x in values(large) for y in values(small))
-    return frozenset(result for x, y in pairs for _, _, result in steps(x, y))
+    return frozenset(result for x, y in pairs for _, _, result in operations(x, y))
 
 
 @lru_cache(maxsize=4096)
@@ -174,7 +174,7 @@ def expressions(numbers: Numbers) -> Mapping[Rational, Texts]:
         return {(numbers[0], 1): {str(numbers[0]): Combination(str(numbers[0]))}}
     found: dict[Rational, dict[str, Combination]] = {}
     for result, operator, firsts, seconds in combinations_of_parts(numbers):
-        found.setdefault(result, {}).update(joined(operator, firsts, seconds))
+        found.setdefault(result, {}).update(join_pairs(operator, firsts, seconds))
     return found
 
 
@@ -185,7 +185,7 @@ def expressions_worth(numbers: Numbers, target: Rational) -> Texts:
     found: dict[str, Combination] = {}
     for result, operator, firsts, seconds in combinations_of_parts(numbers):
         if result == target:
-            found.update(joined(operator, firsts, seconds))
+            found.update(join_pairs(operator, firsts, seconds))
     return found
 
 
@@ -194,11 +194,11 @@ def combinations_of_parts(numbers: Numbers) -> Iterator[tuple[Rational, Operator
     for large, small in splits(numbers):
         for x, of_x in expressions(large).items():
             for y, of_y in expressions(small).items():
-                for operator, y_first, result in steps(x, y):
+                for operator, y_first, result in operations(x, y):
                     yield (result, operator, of_y, of_x) if y_first else (result, operator, of_x, of_y)
 
 
-def joined(operator: Operator, firsts: Texts, seconds: Texts) -> dict[str, Combination]:
+def join_pairs(operator: Operator, firsts: Texts, seconds: Texts) -> dict[str, Combination]:
     """Each expression of one side with each of the other."""
     terms = (join(first, operator, second) for first in firsts.values() for second in seconds.values())
     return {term.text: term for term in terms}

@@ -4,7 +4,7 @@ A row's columns say which layout it is:
 
 - our own: `prompt`, `tests`;
 - HumanEval: `prompt` (the start of a function), `entry_point`, `test` (a function `check` of asserts);
-- MBPP: `text` or `prompt`, `test_list`, and `test_setup_code` or `test_imports`;
+- MBPP: `joined_lines` or `prompt`, `test_list`, and `test_setup_code` or `test_imports`;
 - APPS, TACO: `question` or `prompt`, `input_output` (JSON with `inputs`, `outputs`, and `fn_name` where a function is
   asked for);
 - CodeContests: `description`, and `public_tests`, `private_tests`, `generated_tests`, each with `input` and `output`.
@@ -99,7 +99,10 @@ def input_output(given: Mapping[str, Any]) -> dict[str, Any]:
     if given.get("fn_name"):
         cases = [{"args": list(arguments), "expected": expected} for arguments, expected in pairs]
         return {"kind": "calls", "entry": given["fn_name"], "cases": cases}
-    return {"kind": "stdio", "cases": [{"input": text(given), "output": text(wanted)} for given, wanted in pairs]}
+    return {
+        "kind": "stdio",
+        "cases": [{"input": joined_lines(given), "output": joined_lines(wanted)} for given, wanted in pairs],
+    }
 
 
 def contest(columns: Mapping[str, Any]) -> dict[str, Any]:
@@ -109,6 +112,6 @@ def contest(columns: Mapping[str, Any]) -> dict[str, Any]:
     return {"kind": "stdio", "cases": [{"input": given, "output": wanted} for given, wanted in pairs]}
 
 
-def text(value: Any) -> str:
+def joined_lines(value: Any) -> str:
     """Text, or lines of it."""
     return value if isinstance(value, str) else "\n".join(map(str, value)) + "\n"

@@ -21,7 +21,7 @@ from typing import Any
 from posttrain.errors import RunError, UserError
 from posttrain.rewards.grading.answers import FunctionError, as_raised, invoke, verdicts_in
 from posttrain.rewards.grading.function import ScoringFailure
-from posttrain.rewards.grading.workers.worker_messages import MOST_BYTES, dump, value_of, verdicts_written
+from posttrain.rewards.grading.workers.worker_messages import MOST_BYTES, dump, from_json, verdicts_written
 from posttrain.rewards.reward_registry import function_at
 from posttrain.sandbox.inside import frames
 
@@ -62,7 +62,7 @@ def receive(channel: socket.socket) -> dict[str, Any]:
 
 def answer(call: Callable[..., object], request: dict[str, Any]) -> dict[str, object]:
     """What a call comes to."""
-    arguments = {name: value_of(written) for name, written in request["arguments"].items()}
+    arguments = {name: from_json(written) for name, written in request["arguments"].items()}
     try:
         result = invoke(call, arguments)
         if inspect.isawaitable(result):

@@ -32,28 +32,28 @@ def dump(message: object) -> bytes:
         raise NotWritable(str(error)) from error
 
 
-def written(value: Any) -> Any:
+def to_json(value: Any) -> Any:
     """A value in terms of JSON, a tuple told from a list and a key 1 from a key "1"."""
     if isinstance(value, SCALARS):
         return value
     if type(value) is list:
-        return [written(item) for item in value]
+        return [to_json(item) for item in value]
     if type(value) is tuple:
-        return {"tuple": [written(item) for item in value]}
+        return {"tuple": [to_json(item) for item in value]}
     if type(value) is dict:
-        return {"dict": [[written(key), written(item)] for key, item in value.items()]}
+        return {"dict": [[to_json(key), to_json(item)] for key, item in value.items()]}
     raise NotWritable(f"a value of type {type(value).__name__}")
 
 
-def value_of(written: Any) -> Any:
-    """What `written` wrote."""
+def from_json(written: Any) -> Any:
+    """What `to_json` wrote."""
     if isinstance(written, list):
-        return [value_of(item) for item in written]
+        return [from_json(item) for item in written]
     if isinstance(written, dict):
         ((kind, parts),) = written.items()
         if kind == "tuple":
-            return tuple(value_of(item) for item in parts)
-        return {value_of(key): value_of(item) for key, item in parts}
+            return tuple(from_json(item) for item in parts)
+        return {from_json(key): from_json(item) for key, item in parts}
     return written
 
 

@@ -9,10 +9,10 @@ from typing import Any
 
 from posttrain.errors import RunError, UserError
 from posttrain.rewards.grading.answers import NoTimeToAsk
-from posttrain.rewards.grading.calls import NEVER, Call, Result, arguments_of
+from posttrain.rewards.grading.calls import NEVER, Call, Result, reward_arguments
 from posttrain.rewards.grading.function import FunctionSource, ScoringFailure
 from posttrain.rewards.grading.workers.worker import Lost, Worker
-from posttrain.rewards.grading.workers.worker_messages import NotWritable, dump, result_of, written
+from posttrain.rewards.grading.workers.worker_messages import NotWritable, dump, result_of, to_json
 
 
 class WorkerPool:
@@ -154,9 +154,9 @@ def wait(jobs: Sequence[Job]) -> None:
 def payload(call: Call) -> bytes:
     """A call as its worker is told of it.  Raises UserError where a column cannot be told."""
     arguments = {}
-    for name, value in arguments_of(call).items():
+    for name, value in reward_arguments(call).items():
         try:
-            arguments[name] = written(value)
+            arguments[name] = to_json(value)
             dump(arguments[name])
         except NotWritable as error:
             raise UserError(
