@@ -174,6 +174,10 @@ class Comparison:
                 worker.close()
 
     def start(self, side: str, line: Line) -> "Worker":
+        return Worker(self.command(side, line), environment(self.options), self.folder / f"{side}.log")
+
+    def command(self, side: str, line: Line) -> list[str]:
+        """What starts a side's process: interpreter, script, and the file that says what to do."""
         options, shape = self.options, self.shape
         job = Job(
             model=str(self.model if line.exact_tokens is None else self.endless),
@@ -195,8 +199,7 @@ class Comparison:
         path = self.folder / f"{side}.json"
         path.write_text(json.dumps(asdict(job)), encoding="utf-8")
         python = sys.executable if side == "ours" else str(self.trl)
-        command = [python, str(HERE / f"_vs_trl_{side}.py"), str(path)]
-        return Worker(command, environment(options), self.folder / f"{side}.log")
+        return [python, str(HERE / f"_vs_trl_{side}.py"), str(path)]
 
 
 class Worker:
