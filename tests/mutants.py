@@ -344,7 +344,7 @@ def task_of(file: str, *, again: bool) -> Task:
     return Task(file, len(found) - len(chosen), chosen, waiting, results)
 
 
-def try_group(tasks: list[Task], items: Items) -> bool:
+def try_group(tasks: list[Task], items: Items, num_workers: int) -> bool:
     """Try what waits, file by file; whether the tests pass on the code as it is."""
     begun = time.monotonic()
     trial = Trial([task.file for task in tasks], items)
@@ -353,7 +353,7 @@ def try_group(tasks: list[Task], items: Items) -> bool:
     print(f"{len(items)} tests recorded in {time.monotonic() - begun:.0f} s", file=TOLD)
     for task in tasks:
         begun = time.monotonic()
-        parts = [task.waiting[first::NUM_WORKERS] for first in range(NUM_WORKERS)]
+        parts = [task.waiting[first::num_workers] for first in range(num_workers)]
         workers = [Fork(lambda part=part, task=task: trial.try_all(part, task.results)) for part in parts]
         for worker in workers:
             worker.result()
@@ -361,18 +361,19 @@ def try_group(tasks: list[Task], items: Items) -> bool:
     return True
 
 
-def run_group(group: Group, names: list[str], *, again: bool) -> int:
+def run_group(group: Group, arguments: argparse.Namespace) -> int:
     """Whether any mutant of the group's files survives."""
     torch.set_num_threads(1)
+    names: list[str] = arguments.names
     files = [str(path.relative_to(PACKAGE)) for pattern in group.files for path in sorted(PACKAGE.glob(pattern))]
     wanted = [file for file in files if not names or any(file.startswith(name) for name in names)]
-    tasks = [task_of(file, again=again) for file in wanted]
+    tasks = [task_of(file, again=arguments.again) for file in wanted]
     done: list[bool] = []
     if waiting := [task for task in tasks if task.waiting]:
         paths = [path for suite in group.suites for path in sorted((ROOT / "tests" / suite).rglob("test_*.py"))]
         asked = re.compile("|".join(rf"{re.escape(module)}\b" for module in group.modules))
         about = [str(path) for path in paths if asked.search(path.read_text(encoding="utf-8"))]
-        collect(about, lambda items: done.append(try_group(waiting, items)))
+        collect(about, lambda items: done.append(try_group(waiting, items, arguments.workers)))
         if done != [True]:
             print(f"The tests of {', '.join(wanted)} fail on the code as it is, or cannot be collected.", file=TOLD)
             return 1
@@ -385,10 +386,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", help="files or folders of src/posttrain; all if none")
     parser.add_argument("--again", action="store_true", help="forget what is known of their mutants")
+    parser.add_argument("--workers", type=int, default=NUM_WORKERS, help="mutants that are tried side by side")
     arguments = parser.parse_args()
-    codes = [
-        Fork(lambda group=group: run_group(group, arguments.names, again=arguments.again)).result() for group in GROUPS
-    ]
+    codes = [Fork(lambda group=group: run_group(group, arguments)).result() for group in GROUPS]
     return max(code or 0 for code in codes)
 
 
