@@ -8,7 +8,6 @@ from posttrain.algorithms.table import Algorithm, build_algorithm
 from posttrain.config import Config
 from posttrain.errors import UserError
 from posttrain.generation.engine import Engine, require_engine, require_room_for
-from posttrain.generation.in_process import InProcessEngine
 from posttrain.models.policy import Policy, load_policy
 from posttrain.models.rendering import TokenizerRenderer
 from posttrain.rewards.grading.function import RewardFunction, reward_function
@@ -21,6 +20,7 @@ from posttrain.tasks.task_registry import load_task, require_task
 from posttrain.training.collector import Collector, CollectorSettings
 from posttrain.training.evaluation import Questions
 from posttrain.training.learner import Learner, LearnerSettings
+from posttrain.training.parity import PROMPT_TOKENS, engine_in_parity
 from posttrain.training.state import TrainedByReward
 
 Rows = Sequence[Mapping[str, object]]
@@ -120,12 +120,16 @@ def assembled(config: Config, own: CallerObjects, resources: Resources, threads:
     policy = own.policy or load_policy(config.model)
     task = task_of(config, own, policy)
     algorithm = own.algorithm or build_algorithm(config.algorithm)
-    engine = InProcessEngine(policy, max_rows=config.rollout.max_rows)
-    chosen_engine = engine if own.engine is None else require_engine(own.engine)
+    if own.engine is None:
+        longest = config.rollout.max_completion_tokens + PROMPT_TOKENS
+        engine: Engine = engine_in_parity(policy, max_rows=config.rollout.max_rows, longest=longest)
+        policy = engine.policy
+    else:
+        engine = require_engine(own.engine)
     rewards = rewards_of(config, own, task)
     collector = Collector(
         task,
-        chosen_engine,
+        engine,
         rewards,
         CollectorSettings(
             rollout=config.rollout, grading=config.grading, seed=config.run.seed, resample=algorithm.resample
@@ -148,7 +152,7 @@ def assembled(config: Config, own: CallerObjects, resources: Resources, threads:
         config=config,
         policy=policy,
         model_name=config.model.path if own.policy is None else own.policy.model.name_or_path or "a model object",
-        engine=chosen_engine,
+        engine=engine,
         algorithm=algorithm,
         task=task,
         rewards=rewards,
