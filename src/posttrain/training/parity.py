@@ -10,9 +10,10 @@ import random
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cache
+from typing import cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from posttrain.errors import UserError
 from posttrain.generation.engine import Engine
@@ -98,7 +99,7 @@ def largest_gap(engine: InProcessEngine, longest: int) -> float:
 def probe_prompts(policy: Policy, longest: int) -> Iterator[Prompt]:
     """Prompts of tokens drawn at random, one of them as long as the run or the model's context allows."""
     dice = random.Random(0)
-    vocabulary = policy.model.get_input_embeddings().weight.shape[0]  # type: ignore[union-attr]
+    vocabulary = len(cast(nn.Embedding, policy.model.get_input_embeddings()).weight)
     most = max(1, min(longest, policy.max_positions) - COMPLETION_TOKENS)
     for length in sorted({min(each, most) for each in (*SHORT_PROMPTS, most)}):
         tokens = tuple(dice.randrange(vocabulary) for _ in range(length))

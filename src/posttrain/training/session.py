@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from typing import cast
 
 from posttrain.algorithms.table import Algorithm, build_algorithm
 from posttrain.config import Config
@@ -122,8 +123,8 @@ def assembled(config: Config, own: CallerObjects, resources: Resources, threads:
     algorithm = own.algorithm or build_algorithm(config.algorithm)
     if own.engine is None:
         longest = config.rollout.max_completion_tokens + PROMPT_TOKENS
-        engine: Engine = engine_in_parity(policy, max_rows=config.rollout.max_rows, longest=longest)
-        policy = engine.policy
+        tried = engine_in_parity(policy, max_rows=config.rollout.max_rows, longest=longest)
+        engine, policy = cast(Engine, tried), tried.policy
     else:
         engine = require_engine(own.engine)
     rewards = rewards_of(config, own, task)
