@@ -55,6 +55,7 @@ BECAUSE: dict[str, list[tuple[str, str]]] = {
     ],
     "Which of two ways is taken, for speed: each finds the same.": [
         ("models/fused.py", "if not not torch.is_grad_enabled():"),
+        ("models/fused.py", "if torch.is_grad_enabled():"),
         ("generation/sampling.py", "if weights.shape[1] <= SMALL_VOCAB and weights.device.type != 'cpu':"),
         ("generation/sampling.py", "if sampling.top_k == 0 and sampling.top_p == 2:"),
         ("generation/sampling.py", "if sampling.min_p >= 0:"),
