@@ -68,9 +68,9 @@ def test_a_command_trains_with_what_the_file_defines(typed: str, folder: Path) -
 def test_the_help_shows_the_options_of_ones_own(folder: Path) -> None:
     (typed,) = (typed for typed in TYPED if "--help" in typed)
     done = posttrain(shlex.split(typed), folder)
-    assert done.returncode == 0, done.stderr
+    assert done.code == 0, done.err
     for flag in ("--algorithm.entropy-bonus", "--algorithm.clip", "--task.num-digits"):
-        assert flag in done.stdout
+        assert flag in done.out
 
 
 def test_the_recipe_before_and_after_are_recipes(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -85,14 +85,14 @@ def test_the_recipe_before_and_after_are_recipes(folder: Path, monkeypatch: pyte
 def test_a_mistake_is_told_as_shown(folder: Path) -> None:
     typed, says = MISTAKE.splitlines()
     done = posttrain(shlex.split(typed)[2:], folder)
-    assert done.returncode == 2
-    assert done.stderr.strip() == says
+    assert done.code == 2
+    assert done.err.strip() == says
 
 
 def test_the_same_from_python_with_a_watcher(folder: Path) -> None:
     (program,) = programs(BLOCKS)
-    done = python(["-c", program], folder)
-    assert done.returncode == 0, done.stderr
+    done = python(program, folder)
+    assert done.code == 0, done.err
     assert (folder / "runs/objects/model/model.safetensors").is_file()
     rows = list(csv.DictReader((folder / "rewards.csv").open()))
     metrics = [json.loads(line) for line in (folder / "runs/objects/metrics.jsonl").read_text().splitlines()]
@@ -183,7 +183,7 @@ def test_everything_that_a_guide_refers_to_is_there(page: Path) -> None:
 def test_the_step_by_hand_prints_what_stands_under_it(tmp_path: Path) -> None:
     (program,) = programs(blocks(WALK))
     (printed,) = (text for language, _, text in blocks(WALK) if language == "text")
-    done = python(["-c", program], tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout == printed
+    done = python(program, tmp_path)
+    assert done.code == 0, done.err
+    assert done.out == printed
     assert list(tmp_path.iterdir()) == []
