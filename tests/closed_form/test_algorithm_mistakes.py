@@ -117,10 +117,10 @@ def flat(evidence: Evidence) -> Tensor:
 
 
 CREDITS = {
-    "a tensor": (flat, r"its credit rule returned a tensor \[\d+\] of float64; return a\s.*Credit\(advantages\)"),
+    "a tensor": (flat, r"its credit rule returned a tensor \[\d+\] of float64; return a.*Credit\(advantages\)"),
     "one for each completion": (
         lambda evidence: Credit(evidence.rewards.flatten()),
-        r"returned a tensor \[20\] of float64 as advantages; .* one number for each of the \d+ completion tok.*per_rollout",
+        r"returned a tensor \[20\] of float64 as advantages; .* one number for each of the \d+ comp.*per_rollout",
     ),
     "of two dimensions": (
         lambda evidence: Credit(flat(evidence)[:, None]),

@@ -15,6 +15,7 @@ from posttrain.algorithms.table import ALGORITHMS, Algorithm, build_algorithm
 from posttrain.algorithms.terms import LossTerm, Need, TokenView, policy_term
 from posttrain.errors import UserError
 from posttrain.models.policy import Policy
+from posttrain.records import Rollout
 from posttrain.training import learner as learner_module
 from posttrain.training import update as update_module
 from posttrain.training.update import Objective
@@ -96,8 +97,8 @@ def test_the_kl_of_the_package_has_the_name_that_it_had_beside_a_users_own() -> 
     policy, reference = tiny_policy(), tiny_policy(seed=1)
     algorithm = build_algorithm({"name": "rloo", "kl": {"coefficient": 0.3}})
     _, plain = gradient(policy, algorithm, reference)
-    (policy_alone, kl) = algorithm.terms
-    _, metrics = gradient(policy, with_terms(algorithm, policy_alone, kl, replace(OWN_TERM, name="my kl")), reference)
+    more = with_terms(algorithm, *algorithm.terms, replace(OWN_TERM, name="my kl"))
+    _, metrics = gradient(policy, more, reference)
     assert metrics["kl"] == plain["kl"] > 0.01
     assert metrics["loss/my kl"] != metrics["kl"]
     assert [name for name in plain if name.startswith("loss/")] == []
@@ -105,14 +106,12 @@ def test_the_kl_of_the_package_has_the_name_that_it_had_beside_a_users_own() -> 
 
 def test_a_token_is_clipped_where_any_of_two_policy_terms_clips_it() -> None:
     policy, algorithm = tiny_policy(), build_algorithm({"name": "dapo"})
-    # log μ is -0.1 or -9, so that every ratio is far below 1 or far above it; of the 13 tokens these are of each kind.
-    groups = [
-        replace(
-            group,
-            rollouts=tuple(replace(r, logprobs=(-0.1, -9.0, -0.1, -9.0)[: len(r.tokens)]) for r in group.rollouts),
-        )
-        for group in GROUPS
-    ]
+
+    def at_other_ratios(rollout: Rollout) -> Rollout:
+        """log μ is -0.1 or -9 in turn: every ratio is far below 1 or far above it."""
+        return replace(rollout, logprobs=(-0.1, -9.0, -0.1, -9.0)[: len(rollout.tokens)])
+
+    groups = [replace(group, rollouts=tuple(map(at_other_ratios, group.rollouts))) for group in GROUPS]
     narrow, wide = (
         policy_term(clipped_surrogate, clip=ClipRange(low=low, high=high), name=name)
         for name, low, high in (("lower", 0.5, 1e9), ("upper", 1.0, 0.5))

@@ -79,11 +79,7 @@ def one_for_each(lengths: torch.Tensor, scored: torch.Tensor, *, max_completion_
     return torch.arange(1, len(lengths) + 1, dtype=torch.float64)
 
 
-def without_advantage(credited: CreditedGroups, num_tokens: int) -> CreditedGroups:
-    """So many of the first tokens have no advantage."""
-    advantages = credited.columns.advantages.clone()
-    advantages[:num_tokens] = 0
-    advantages[num_tokens:] += 1000
+def with_advantages(credited: CreditedGroups, advantages: Tensor) -> CreditedGroups:
     return replace(credited, columns=replace(credited.columns, advantages=advantages))
 
 
@@ -91,8 +87,11 @@ def without_advantage(credited: CreditedGroups, num_tokens: int) -> CreditedGrou
 def test_a_batch_has_every_column_that_its_groups_have(rows: list[int]) -> None:
     credited = credited_groups().select(rows)
     # The first completion has no advantage, and is left out of every column.
-    credited = without_advantage(credited, len(credited.groups[0].rollouts[0].tokens))
-    batch = collate(credited, one_for_each, max_completion_tokens=9, keep_zero_advantages=False)
+    advantages = credited.columns.advantages + 1000
+    advantages[: len(credited.groups[0].rollouts[0].tokens)] = 0
+    batch = collate(
+        with_advantages(credited, advantages), one_for_each, max_completion_tokens=9, keep_zero_advantages=False
+    )
     left = [r.tokens for group in credited.groups for r in group.rollouts][1:]
     assert batch.completions == tuple(left)
     weights = torch.arange(2.0, len(left) + 2).repeat_interleave(torch.tensor([len(tokens) for tokens in left]))
@@ -104,7 +103,7 @@ def test_a_batch_has_every_column_that_its_groups_have(rows: list[int]) -> None:
 
 
 def test_a_batch_with_nothing_left_has_its_columns_all_the_same() -> None:
-    credited = without_advantage(credited_groups(), NUM_TOKENS)
+    credited = with_advantages(credited_groups(), torch.zeros(NUM_TOKENS, dtype=torch.float64))
     batch = collate(credited, one_for_each, max_completion_tokens=9, keep_zero_advantages=False)
     assert [len(getattr(batch.columns, name)) for name in COLUMNS] == [0] * len(COLUMNS)
 
@@ -117,10 +116,8 @@ def test_a_term_sees_every_column_in_the_precision_and_on_the_device_of_its_log_
         seen.append(view.columns)
         return view.logprobs
 
-    algorithm = replace(
-        build_algorithm({"name": "dapo"}), terms=(LossTerm(name="w", per_token=watching, reported=False),)
-    )
-    policy = tiny_policy(dtype=torch.float32)
+    terms = (LossTerm(name="watching", per_token=watching, reported=False),)
+    algorithm, policy = replace(build_algorithm({"name": "dapo"}), terms=terms), tiny_policy(dtype=torch.float32)
     batch = collate(credited_groups(), one_for_each, max_completion_tokens=9, keep_zero_advantages=False)
     batch = replace(batch, columns=batch.columns.map(lambda column: column / 1000))  # ratios that float32 can hold
     gradient_of_update(policy, batch, Objective(algorithm=algorithm, temperature=1.0), tokens_per_microbatch=budget)
@@ -133,13 +130,9 @@ def test_a_term_sees_every_column_in_the_precision_and_on_the_device_of_its_log_
     assert {getattr(moved, name).device.type for name in COLUMNS} == {"meta"}
 
 
-@given(
-    advantages=st.lists(st.sampled_from([0.0, 0.0, 0.5, -0.5]), min_size=NUM_TOKENS, max_size=NUM_TOKENS),
-)
+@given(advantages=st.lists(st.sampled_from([0.0, 0.0, 0.5, -0.5]), min_size=NUM_TOKENS, max_size=NUM_TOKENS))
 def test_a_rollout_is_informed_by_any_of_its_tokens_even_where_they_add_up_to_nothing(advantages: list[float]) -> None:
-    credited = credited_groups()
-    columns = replace(credited.columns, advantages=torch.tensor(advantages, dtype=torch.float64))
-    credited = replace(credited, columns=columns)
+    credited = with_advantages(credited_groups(), torch.tensor(advantages, dtype=torch.float64))
     numbers = iter(advantages)
     parts = [[[next(numbers) for _ in range(length)] for length in lengths] for lengths in LENGTHS]
     expected = [[any(part) for part in group] for group in parts]

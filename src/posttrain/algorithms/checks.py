@@ -66,8 +66,9 @@ def require_weights(weights: object, lengths: Tensor, rule: object, *, owner: st
             f"{where} returned {described(weights)}; return a floating-point tensor of one number for each of the"
             f" {len(lengths)} rollouts, which all of its tokens then have."
         )
-    if not bool((torch.isfinite(weights) & (weights >= 0)).all()):
-        bad = int((~(torch.isfinite(weights) & (weights >= 0))).nonzero()[0, 0])
+    sound = torch.isfinite(weights) & (weights >= 0)
+    if not bool(sound.all()):
+        bad = int((~sound).nonzero()[0, 0])
         raise RunError(
             f"{where} gave rollout {bad} of {len(lengths)} the weight {weights[bad].item()}; a weight is a finite"
             " number, 0 or more, and 0 where a rollout is not scored."
