@@ -141,7 +141,7 @@ def test_a_run_is_made_of_the_objects_that_it_is_given(model: Path, tmp_path: Pa
 
 def test_a_mistake_in_an_algorithm_is_told_with_the_step_and_what_is_left(model: Path, tmp_path: Path) -> None:
     policy = policy_of(model)
-    said = r"^step 0: algorithm grpo: its credit rule returned a tensor .*\n.*The last good checkpoint is .*step-0"
+    said = r"^step 1: algorithm grpo: its credit rule returned a tensor .*\n.*The last good checkpoint is .*step-000000"
     with pytest.raises(RunError, match=said):
         posttrain.train(
             config(tmp_path / "run", 1),
