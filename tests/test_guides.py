@@ -62,7 +62,7 @@ def test_a_command_trains_with_what_the_file_defines(typed: str, folder: Path) -
         run = Path(words[words.index("--run.folder") + 1] if "--run.folder" in words else "runs/mine")
         steps = [json.loads(line) for line in (folder / run / "metrics.jsonl").read_text().splitlines()]
         assert [step["step"] for step in steps] == [0, 1, 2, 3]
-        assert ("entropy_bonus" in steps[-1]) == ("fading" not in typed)
+        assert ("loss/entropy_bonus" in steps[-1]) == ("fading" not in typed)
 
 
 def test_the_help_shows_the_options_of_ones_own(folder: Path) -> None:

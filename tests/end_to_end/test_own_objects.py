@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 import posttrain
 from posttrain.algorithms.credit import Credit, Evidence
 from posttrain.algorithms.table import grpo
-from posttrain.errors import UserError
+from posttrain.errors import RunError, UserError
 from posttrain.generation.in_process import InProcessEngine
 from posttrain.generation.request import Request
 from posttrain.models.policy import Policy
@@ -137,6 +137,19 @@ def test_a_run_is_made_of_the_objects_that_it_is_given(model: Path, tmp_path: Pa
     saved = AutoModelForCausalLM.from_pretrained(run.model_folder).get_parameter("model.norm.weight")
     assert torch.equal(saved, after)
     assert "upside-down on sums for 3 steps" in (run.model_folder / "README.md").read_text()
+
+
+def test_a_mistake_in_an_algorithm_is_told_with_the_step_and_what_is_left(model: Path, tmp_path: Path) -> None:
+    policy = policy_of(model)
+    said = r"^step 1: algorithm grpo: its credit rule returned a tensor .*\n.*The last good checkpoint is .*step-000000"
+    with pytest.raises(RunError, match=said):
+        posttrain.train(
+            config(tmp_path / "run", 1),
+            policy=policy,
+            task=Sums(policy),
+            algorithm=replace(grpo(), credit=lambda evidence: evidence.rewards),
+            rewards=[rewarded_by_answer],
+        )
 
 
 def test_the_engine_is_given_the_weights_of_every_update_and_those_of_the_checkpoint_on_resume(

@@ -45,7 +45,7 @@ def table(session: Session, prompt: Prompt, sample: int, width: int) -> list[str
     credited = session.learner.credit(CollectedStep(step=0, groups=[group], grades=grades), Clock())
     rows = action_table(session, group, sample, grades.rewards[0, sample].item())
     first = sum(len(rollout.tokens) for rollout in group.rollouts[:sample])
-    advantages = credited.groups.advantages[first : first + len(rows)].tolist()
+    advantages = credited.groups.columns.advantages[first : first + len(rows)].tolist()
     actions = min(16, max(len("action"), *(len(row.action) for row in rows)))
     lines = [
         f"prompt: {prompt.text!r}",

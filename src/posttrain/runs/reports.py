@@ -30,6 +30,7 @@ class StepReport:
     grades: Grades | None = None
     """What the rewards said of them."""
     advantages: Float64[Tensor, "prompt group"] | None = None
+    """Of each completion, the mean over its tokens where an algorithm tells them apart."""
     replaced: Sequence[tuple[Sequence[Group], Grades]] = ()
     """Groups that dynamic sampling set aside."""
 

@@ -109,7 +109,8 @@ def take_steps(session: Session, harness: Harness, first: CollectedStep | None) 
     for step in harness.steps():
         collected = first or collector.collect(step, journal, harness.clock)  # prompts, rollouts, grades
         credited = learner.credit(collected, harness.clock)  # reference log-probs, advantages
-        updates = learner.learn(credited, harness.clock)  # batches, losses, updates
+        batches = learner.batches(credited, harness.clock)  # token weights, fixed on each whole update
+        updates = learner.learn(batches, step, harness.clock)  # losses, updates
         session.load_weights()
         count_step(state, collected, updates, learner.num_updates)
         evaluation = evaluate_when_due(session, harness)
@@ -131,7 +132,7 @@ def step_report(
     """What the watchers are told of a step."""
     collected = credited.collected
     metrics = {
-        **step_metrics(collected.groups, collected.grades, credited.advantages),
+        **step_metrics(collected.groups, collected.grades, credited.groups.informed),
         **update_metrics(updates),
         "num_updates": float(len(updates)),
         "num_groups": float(len(collected.groups)),
@@ -240,6 +241,7 @@ def show_plan(config: Config, *, rows: Rows | None = None) -> None:
         session.load_weights()
         clock = Clock()
         collected = session.collector.collect(1, no_journal, clock)
-        session.learner.differentiate(session.learner.credit(collected, clock), clock)
+        first, *_ = session.learner.batches(session.learner.credit(collected, clock), clock)
+        session.learner.differentiate(first, clock)
         for line in report.plan_lines(session, collected, clock.total, whole_step=True):
             print(line)
