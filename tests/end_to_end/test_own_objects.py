@@ -20,6 +20,8 @@ from posttrain.generation.request import Request
 from posttrain.models.policy import Policy
 from posttrain.models.rendering import TokenizerRenderer
 from posttrain.records import Group, Prompt
+from posttrain.training.rl import show_plan
+from posttrain.training.session import CallerObjects
 from tests.end_to_end.test_python_api import config_for
 from tests.support.dice import dice
 from tests.support.runs import require_same, save_tiny_model
@@ -240,3 +242,58 @@ def test_a_task_of_ones_own_takes_no_rows_and_needs_a_reward(model: Path, tmp_pa
         posttrain.train(config(tmp_path / "run"), policy=policy, task=Sums(policy), rows=[{"prompt": "x"}])
     with pytest.raises(UserError, match="rewards: the task has no reward function of its own, and none is given"):
         posttrain.train(config(tmp_path / "run"), policy=policy, task=Sums(policy))
+
+
+def test_an_evaluation_takes_the_objects_of_a_run_and_gives_its_numbers(model: Path, tmp_path: Path) -> None:
+    def objects() -> dict[str, Any]:
+        policy = policy_of(model)
+        algorithm = replace(grpo(), name="upside-down", credit=upside_down)
+        return {"policy": policy, "task": Sums(policy), "engine": Counts(policy), "algorithm": algorithm}
+
+    made = config(tmp_path / "run", 1, evaluation={"every_steps": 0, "samples": 8})
+    of_run = objects()
+    run = posttrain.train(made, **of_run, rewards=[dice])
+    fresh = objects()
+    before = posttrain.evaluate(config=made, **fresh, rewards=[dice])
+    assert {call[0] for call in fresh["engine"].sampled} == {"evaluation"}
+    assert fresh["engine"].versions == [0]
+    numbers = ("num_problems", "accuracy_sampled", "accuracy_greedy", "pass_at_8", "mean_length")
+    assert {name: before[name] for name in numbers} == {name: run.summary["before"][name] for name in numbers}
+    assert before["num_problems"] == 3
+    # The trained object, and the folder that it was saved to.
+    after = posttrain.evaluate(config=made, **of_run, rewards=[dice])
+    others = {name: each for name, each in fresh.items() if name != "policy"}
+    of_folder = posttrain.evaluate(run.model_folder, made, **{**others, "engine": None}, rewards=[dice])
+    assert after == of_folder
+    assert {name: after[name] for name in numbers} == {name: run.summary["after"][name] for name in numbers}
+
+
+def test_an_evaluation_is_of_one_model(model: Path, tmp_path: Path) -> None:
+    policy = policy_of(model)
+    with pytest.raises(UserError, match=r"^evaluate: neither is given\.  Name the folder of a model, or give policy="):
+        posttrain.evaluate(config=config(tmp_path / "run"), task=Sums(policy), rewards=[dice])
+    with pytest.raises(UserError, match=r"^evaluate: model = .*model is given and a policy object as well"):
+        posttrain.evaluate(model, config(tmp_path / "run"), policy=policy, task=Sums(policy), rewards=[dice])
+    with pytest.raises(UserError, match="task lacks held_out"):
+        posttrain.evaluate(model, config(tmp_path / "run"), task=Silent(), rewards=[dice])  # type: ignore[arg-type]
+
+
+def test_an_evaluation_asks_nothing_of_the_reference(model: Path, tmp_path: Path) -> None:
+    made = config(tmp_path / "run", reference={"refresh_every": 1})
+    policy = policy_of(model)
+    assert posttrain.evaluate(config=made, policy=policy, task=Sums(policy), rewards=[dice])["num_problems"] == 3
+
+
+def test_a_plan_is_made_of_the_objects_that_it_is_given(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    policy = policy_of(model)
+    algorithm = replace(grpo(), name="upside-down")
+    own = CallerObjects(policy=policy, task=Sums(policy), algorithm=algorithm, rewards=[rewarded_by_answer])
+    show_plan(config(tmp_path / "run"), own)
+    printed = capsys.readouterr().out
+    for line in ("task       sums, 3 held-out", "algorithm  upside-down,", "rewards    rewarded_by_answer × 1"):
+        assert line in printed
+    with pytest.raises(UserError, match="refreshes a reference that upside-down does without"):
+        show_plan(config(tmp_path / "run", reference={"refresh_every": 1}), own)
+    assert not (tmp_path / "run").exists()

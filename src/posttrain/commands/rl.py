@@ -34,7 +34,7 @@ def main(arguments: Sequence[str]) -> int:
         config, switches = resumed(Config, folder, given, PROGRAM)
     else:
         config, switches = configured(Config, recipe_layers(given.positional), given.flags, PROGRAM)
-    config.model.require_folder()
+        config.model.require_folder()
     from posttrain.training.rl import show_plan, train
 
     if switches.dry_run:

@@ -11,7 +11,7 @@ from jaxtyping import Float64
 from numpy import ndarray
 
 from posttrain.errors import UserError
-from posttrain.generation.engine import Engine
+from posttrain.generation.engine import Engine, sample_groups
 from posttrain.generation.request import Request
 from posttrain.generation.streams import StreamKey
 from posttrain.options.grading import GradingOptions
@@ -83,7 +83,7 @@ def sample_answers(
     Streams are evaluation's own: the same seed asks every policy with the same uniform numbers.
     """
     request = evaluation_request(questions, samples=samples, greedy=greedy)
-    groups = engine.rollout(questions.prompts, request, advance=advance)
+    groups = sample_groups(engine, questions.prompts, request, advance=advance)
     grades = grade(groups, [questions.judge], grading=questions.grading, resources=questions.resources)
     told = Counter(outcome for rows in grades.outcomes.values() for row in rows for outcome in row if outcome)
     return Answers(
@@ -191,7 +191,7 @@ def probe_results(
     suppressed = [tokens[0] for tokens in encoded]
     request = evaluation_request(questions, samples=1)
     request = replace(request, suppressed=(*suppressed, *(engine.stop_ids if probe.endless else ())))
-    return probe.measure(engine.rollout(questions.prompts, request, advance=advance))
+    return probe.measure(sample_groups(engine, questions.prompts, request, advance=advance))
 
 
 def pass_at_k(correct: Float64[ndarray, "prompt sample"], k: int) -> Float64[ndarray, " measured"]:

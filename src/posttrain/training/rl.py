@@ -16,6 +16,7 @@ from posttrain.runs.folder import saved_recipe
 from posttrain.runs.harness import Harness, HarnessOptions
 from posttrain.runs.reports import EvaluationReport, StepReport
 from posttrain.runs.run_folder import RunFolder, claim_folder
+from posttrain.runs.run_inputs import RunInputs, require_same_inputs
 from posttrain.runs.watchers import Watcher, require_watchers
 from posttrain.tasks.base import Task
 from posttrain.training import report
@@ -23,7 +24,16 @@ from posttrain.training.collector import CollectedStep, no_journal
 from posttrain.training.evaluation import brief_evaluation, full_evaluation, num_completions
 from posttrain.training.learner import CreditedStep
 from posttrain.training.metrics import step_metrics, step_tokens
-from posttrain.training.session import CallerObjects, Rewards, Rows, Session, open_session, require_room
+from posttrain.training.session import (
+    NOTHING_BROUGHT,
+    CallerObjects,
+    Rewards,
+    Rows,
+    Session,
+    inputs_of,
+    open_session,
+    require_room,
+)
 from posttrain.training.state import RunState
 from posttrain.training.update_metrics import UpdateReport, update_metrics
 
@@ -64,12 +74,15 @@ def train(
     """
     own = CallerObjects(policy=policy, task=task, engine=engine, algorithm=algorithm, rewards=rewards, rows=rows)
     require_watchers(watchers)
+    if resume:
+        require_same_inputs(Path(config.run.folder), inputs_of(config, own))
     with open_session(config, own) as session:
+        config.require_use_for_reference(session.algorithm)
         require_room(session)
-        return train_session(session, watchers, resume=resume)
+        return train_session(session, inputs_of(config, own), watchers, resume=resume)
 
 
-def train_session(session: Session, watchers: Sequence[Watcher], *, resume: bool) -> Run:
+def train_session(session: Session, inputs: RunInputs, watchers: Sequence[Watcher], *, resume: bool) -> Run:
     """The run of a session, from its folder to its summary."""
     config, state = session.config, session.trained.run
     folder = RunFolder.resume(config.run.folder) if resume else claim_folder(config)
@@ -81,19 +94,19 @@ def train_session(session: Session, watchers: Sequence[Watcher], *, resume: bool
         stop_early=lambda: out_of_patience(config, session.trained.run),
     )
     with Harness(folder, session.trained, options) as harness:
-        if resume:
-            continue_recipe(folder, config)
-        notes = harness.resume(session.threads) if resume else []
+        notes = go_on(session, harness) if resume else []
         state, first = session.trained.run, None
         session.load_weights()
         if not state.before:
             # Before anything is measured or an earlier run is given up: a mistake in a reward shows now.
             first = session.collector.collect(1, folder.journal_scores, harness.clock)
-        if not resume:
-            folder.begin(saved_recipe(config))
         harness.start([*report.plan_lines(session, first, harness.clock.total), *notes])
         if not state.before:
-            evaluate_before(session, harness, state)
+            measure_before(session, harness)
+            if not resume:  # only now: nor does a mistake in the evaluation cost an earlier run
+                folder.begin(saved_recipe(config))
+            folder.write_inputs(inputs)
+            save_before(session, harness)
         with harness.naming_the_step():
             take_steps(session, harness, first)
         if harness.interruption.signal is not None:
@@ -170,13 +183,18 @@ def out_of_patience(config: Config, state: RunState) -> bool:
     return patience is not None and state.evaluations_since_best >= patience
 
 
-def evaluate_before(session: Session, harness: Harness, state: RunState) -> None:
-    """Measure the policy that training starts from, and save it as step 0."""
-    clock = Clock()
+def measure_before(session: Session, harness: Harness) -> None:
+    """Measure the policy that training starts from."""
+    clock, state = Clock(), session.trained.run
     with clock("evaluate"):
         state.before, state.transcripts = measure_held_out(session, harness, "before training")
     state.seconds = dict(clock.seconds)
-    harness.folder.append_metrics(0, report.held_out_metrics(state.before, session.task.probes()))
+
+
+def save_before(session: Session, harness: Harness) -> None:
+    """Save the policy that training starts from, and what was measured of it, as step 0."""
+    results, probes = session.trained.run.before, session.task.probes()
+    harness.folder.append_metrics(0, report.held_out_metrics(results, probes))
     harness.save()
 
 
@@ -202,6 +220,18 @@ def conclude(session: Session, harness: Harness, state: RunState) -> Run:
     probes = session.task.probes().values()
     harness.end(summary, report.closing_lines(folder, summary, (state.transcripts, transcripts), probes))
     return Run(folder=folder, summary=summary)
+
+
+def go_on(session: Session, harness: Harness) -> list[str]:
+    """Be as the run's last checkpoint was; returns what to tell of it."""
+    continue_recipe(harness.folder, session.config)
+    notes = harness.resume(session.threads)
+    if not session.engine.reproducible:
+        notes.append(
+            f"Engine {type(session.engine).__name__} draws random numbers of its own (reproducible = False): from here"
+            " on the steps are not those, bit for bit, of a run that never stopped."
+        )
+    return notes
 
 
 def continue_recipe(folder: RunFolder, config: Config) -> None:
@@ -234,9 +264,10 @@ def lasting(config: Config) -> Config:
     return replace(config, run=run, checkpoint=CheckpointOptions())
 
 
-def show_plan(config: Config, *, rows: Rows | None = None) -> None:
+def show_plan(config: Config, own: CallerObjects = NOTHING_BROUGHT) -> None:
     """Print what a run would be, with the seconds of one step whose gradient is thrown away, and train nothing."""
-    with open_session(config, CallerObjects(rows=rows)) as session:
+    with open_session(config, own) as session:
+        config.require_use_for_reference(session.algorithm)
         require_room(session)
         session.load_weights()
         clock = Clock()

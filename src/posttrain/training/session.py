@@ -2,19 +2,21 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import cast
 
 from posttrain.algorithms.table import Algorithm, build_algorithm
 from posttrain.config import Config
-from posttrain.errors import UserError
+from posttrain.errors import RunError, UserError
 from posttrain.generation.engine import Engine, require_engine, require_room_for
 from posttrain.models.policy import Policy, load_policy
 from posttrain.models.rendering import TokenizerRenderer
+from posttrain.options.reward import RewardSettings
 from posttrain.rewards.grading.function import RewardFunction, reward_function
 from posttrain.rewards.grading.pending_scores import require_enforceable
 from posttrain.rewards.grading.resources import Resources
 from posttrain.rewards.reward_registry import load_reward
+from posttrain.runs.run_inputs import RunInput, RunInputs, class_name, code_input, named_files, rows_input, sha256_of
 from posttrain.runs.threads import ThreadClaim, claim_threads
 from posttrain.tasks.base import Task
 from posttrain.tasks.task_registry import load_task, require_task
@@ -27,6 +29,10 @@ from posttrain.training.state import TrainedByReward
 Rows = Sequence[Mapping[str, object]]
 Rewards = Sequence[Callable[..., object] | RewardFunction]
 """Functions, or what `reward_function` makes of one: with a name and a weight of its own."""
+
+
+SOME_WEIGHTS = 64
+"""Of each parameter, to tell two policies of one shape from each other."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +56,10 @@ class CallerObjects:
             value = getattr(self, name)
             if value is not None and not isinstance(value, kind):
                 raise UserError(f"{name}: {value!r:.60} ({type(value).__name__}) is no {kind.__name__}; {remedy}.")
+
+
+NOTHING_BROUGHT = CallerObjects()
+"""Of a command, all is in the config."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -87,8 +97,14 @@ class Session:
         self.resources.close()
 
     def load_weights(self) -> None:
-        """Have the engine sample from the weights as they are now."""
-        self.engine.load(self.learner.weights(), self.learner.num_updates)
+        """Have the engine sample from the weights as they are now.  Raises RunError where it holds on to others."""
+        version = self.learner.num_updates
+        self.engine.load(self.learner.weights(), version)
+        if self.engine.weights_version != version:
+            raise RunError(
+                f"engine {type(self.engine).__name__}: weights_version = {self.engine.weights_version} after"
+                f" load(weights, {version}).  It is the version that was loaded last."
+            )
 
     def questions(self) -> Questions:
         """The held-out problems, judged by the task's own measure where it has one, else by the first reward."""
@@ -106,7 +122,7 @@ class Session:
         return self.held_out
 
 
-def open_session(config: Config, own: CallerObjects = CallerObjects()) -> Session:
+def open_session(config: Config, own: CallerObjects = NOTHING_BROUGHT) -> Session:
     """Load the model and make everything else, but for what the caller brings."""
     with ExitStack() as opened:
         threads = opened.enter_context(claim_threads(config.run.threads))
@@ -182,8 +198,7 @@ def task_of(config: Config, own: CallerObjects, policy: Policy) -> Task:
 
 def rewards_of(config: Config, own: CallerObjects, task: Task) -> tuple[RewardFunction, ...]:
     """The caller's rewards and those of the config, or else the task's own."""
-    given = (each if isinstance(each, RewardFunction) else reward_function(each) for each in own.rewards)
-    rewards = (*given, *(load_reward(item) for item in config.rewards)) or tuple(task.reward_functions)
+    rewards = (*given_rewards(own), *(load_reward(item) for item in config.rewards)) or tuple(task.reward_functions)
     if not rewards:
         raise UserError(
             "rewards: the task has no reward function of its own, and none is given."
@@ -192,6 +207,50 @@ def rewards_of(config: Config, own: CallerObjects, task: Task) -> tuple[RewardFu
     for function in rewards:
         require_enforceable(function, config.grading)
     return rewards
+
+
+def given_rewards(own: CallerObjects) -> tuple[RewardFunction, ...]:
+    """The caller's rewards, each with a name and settings."""
+    return tuple(each if isinstance(each, RewardFunction) else reward_function(each) for each in own.rewards)
+
+
+def inputs_of(config: Config, own: CallerObjects) -> RunInputs:
+    """What a run is made of beside its config: the caller's objects, and files whose place none of them takes."""
+    objects: dict[str, RunInput] = {}
+    if own.policy is not None:
+        objects["policy"] = policy_input(own.policy, config, own)
+    if own.task is not None:
+        objects["task"] = RunInput(f"{class_name(own.task)} ({getattr(own.task, 'name', '')})")
+    if own.engine is not None:
+        draws = "" if getattr(own.engine, "reproducible", True) else ", with random numbers of its own"
+        objects["engine"] = RunInput(class_name(own.engine) + draws)
+    if own.algorithm is not None:
+        objects["algorithm"] = code_input(own.algorithm.name, own.algorithm)
+    for index, reward in enumerate(given_rewards(own)):
+        settings = {
+            each.name: getattr(reward.settings, each.name)
+            for each in fields(reward.settings)
+            if getattr(reward.settings, each.name) != getattr(RewardSettings(), each.name)
+        }
+        said = ", ".join(f"{name} = {value}" for name, value in settings.items())
+        objects[f"rewards[{index}]"] = code_input(f"{reward.name} ({said})" if said else reward.name, reward.call)
+    if own.rows is not None:
+        objects["rows"] = rows_input(own.rows)
+    unused = {"task.path"} if own.rows is not None else set()
+    unused |= {"task.path", "task.held_out_path"} if own.task is not None else set()
+    unused |= {"algorithm.path"} if own.algorithm is not None else set()
+    return RunInputs(objects=objects, files={k: v for k, v in named_files(config).items() if k not in unused})
+
+
+def policy_input(policy: Policy, config: Config, own: CallerObjects) -> RunInput:
+    """A policy by its shape; where its weights are the reference of a KL, which no checkpoint holds, by those too."""
+    parameters = [*policy.model.parameters()]
+    what = f"{class_name(policy.model)} of {sum(each.numel() for each in parameters)} parameters"
+    algorithm = own.algorithm or build_algorithm(config.algorithm)
+    if not algorithm.uses_reference or config.reference.refresh_every:
+        return RunInput(what)
+    some = [each.detach().flatten()[:SOME_WEIGHTS].double().tolist() for each in parameters]
+    return RunInput(what, sha256_of(repr(some)))
 
 
 def require_room(session: Session) -> None:
