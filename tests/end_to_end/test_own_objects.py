@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import peft
 import pytest
 import torch
 from pyarrow import parquet
@@ -20,6 +21,7 @@ from posttrain.generation.request import Request
 from posttrain.models.policy import Policy
 from posttrain.models.rendering import TokenizerRenderer
 from posttrain.records import Group, Prompt
+from posttrain.training.session import CallerObjects, open_session
 from tests.end_to_end.test_python_api import config_for
 from tests.support.dice import dice
 from tests.support.runs import require_same, save_tiny_model
@@ -227,3 +229,35 @@ def test_a_task_of_ones_own_takes_no_rows_and_needs_a_reward(model: Path, tmp_pa
         posttrain.train(config(tmp_path / "run"), policy=policy, task=Sums(policy), rows=[{"prompt": "x"}])
     with pytest.raises(UserError, match="rewards: the task has no reward function of its own, and none is given"):
         posttrain.train(config(tmp_path / "run"), policy=policy, task=Sums(policy))
+
+
+def adapted(policy: Policy) -> None:
+    """Put an adapter into a policy's model, as `peft.inject_adapter_in_model` is called."""
+    config = peft.LoraConfig(r=2, target_modules=["q_proj"], init_lora_weights=False)
+    peft.inject_adapter_in_model(config, policy.model)
+
+
+def test_an_adapter_that_comes_after_its_policy_is_refused_before_anything_is_written(
+    model: Path, tmp_path: Path
+) -> None:
+    policy = policy_of(model)
+    task, engine = Sums(policy), Counts(policy)
+    adapted(policy)
+    with pytest.raises(UserError, match=r"policy: its model has changed .*q_proj is a peft.*posttrain\.as_policy"):
+        posttrain.train(config(tmp_path / "run"), policy=policy, task=task, engine=engine, rewards=[dice])
+    assert engine.versions == []
+    assert not (tmp_path / "run").exists()
+
+
+def test_an_adapter_that_comes_later_is_refused_when_an_engine_elsewhere_is_given_the_weights(
+    model: Path, tmp_path: Path
+) -> None:
+    policy = policy_of(model)
+    engine = Counts(policy)
+    own = CallerObjects(policy=policy, task=Sums(policy), engine=engine, rewards=[dice])
+    with open_session(config(tmp_path / "run"), own) as session:
+        session.load_weights()
+        adapted(policy)
+        with pytest.raises(UserError, match="policy: its model has changed since"):
+            session.load_weights()
+    assert engine.versions == [0]

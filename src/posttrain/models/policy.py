@@ -60,6 +60,21 @@ class Policy:
         """The output matrix, [vocab hidden], in `compute_dtype`: logits = hidden @ headᵀ."""
         return cast(torch.Tensor, self.model.get_output_embeddings().weight).to(self.compute_dtype)
 
+    def require_as_made(self) -> None:
+        """Raise UserError where the model has got an adapter or a hook since, which the policy would run without.
+
+        Asked where a session is made, before every rollout and with every step's weights: milliseconds each time.
+        """
+        found = shared_prompt_refusal(self.model) if type(self.forward) is SharedPromptForward else None
+        if found is None and any(module.training for module in self.model.modules()):
+            found = "it has layers in training mode, whose dropout would be on"
+        if found is not None:
+            raise UserError(
+                f"policy: its model has changed since the policy was made of it: {found}.  Adapters and hooks come"
+                " first; then make the policy, anew with posttrain.as_policy(policy.model, policy.tokenizer)."
+            )
+        require_plain_head(self.model)
+
     def copy(self) -> "Policy":
         """The policy with weights of its own, through the same forward pass."""
         model, forward = copy.deepcopy((self.model, self.forward))
@@ -96,9 +111,11 @@ def as_policy(
 
     Any causal language model of transformers, with or without an adapter; a `PeftModel` gives its base model, which
     holds the adapter's layers.  Parameters that require a gradient are what is trained.  Adapters and hooks belong into
-    the model before this call.  `dtype="bfloat16"` is autocast over the weights as they are, and `forward="plain"` the
-    model's own forward pass where the quicker shared-prompt one would do.  The model is put into eval mode: dropout is
-    off when sampling and when updating.  Raises UserError for a model whose logits are not hidden @ headᵀ.
+    the model before this call; a run refuses those that come later.  `dtype="bfloat16"` is autocast over the weights as
+    they are, and `forward="plain"` the model's own forward pass where the quicker shared-prompt one would do.  The
+    model is put into eval mode: dropout is off when sampling and when updating.
+
+    Raises UserError for a model whose logits are not hidden @ headᵀ.
     """
     model = without_wrapper(model)
     require_plain_head(model)

@@ -87,6 +87,7 @@ class Session:
 
     def load_weights(self) -> None:
         """Have the engine sample from the weights as they are now."""
+        self.policy.require_as_made()  # an engine elsewhere does not see it
         self.engine.load(self.learner.weights(), self.learner.num_updates)
 
     def questions(self) -> Questions:
@@ -118,6 +119,7 @@ def open_session(config: Config, own: CallerObjects = CallerObjects()) -> Sessio
 def assembled(config: Config, own: CallerObjects, resources: Resources, threads: ThreadClaim) -> Session:
     """A session of these parts and of what the config describes."""
     policy = own.policy or load_policy(config.model)
+    policy.require_as_made()
     task = task_of(config, own, policy)
     algorithm = own.algorithm or build_algorithm(config.algorithm)
     engine = InProcessEngine(policy, max_rows=config.rollout.max_rows)
