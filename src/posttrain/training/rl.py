@@ -175,7 +175,7 @@ def evaluate_before(session: Session, harness: Harness, state: RunState) -> None
     with clock("evaluate"):
         state.before, state.transcripts = measure_held_out(session, harness, "before training")
     state.seconds = dict(clock.seconds)
-    harness.folder.append_metrics(0, report.held_out_metrics(state.before, session.task.probes()))
+    harness.folder.append_metrics(0, report.held_out_metrics(state.before, session.questions().probes))
     harness.save()
 
 
@@ -198,7 +198,7 @@ def conclude(session: Session, harness: Harness, state: RunState) -> Run:
     state.add_seconds(clock.seconds)
     folder = harness.folder.path
     summary = report.write_results(session, folder, state, after)
-    probes = session.task.probes().values()
+    probes = session.questions().probes.values()
     harness.end(summary, report.closing_lines(folder, summary, (state.transcripts, transcripts), probes))
     return Run(folder=folder, summary=summary)
 

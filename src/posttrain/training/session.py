@@ -11,11 +11,18 @@ from posttrain.generation.engine import Engine, require_engine, require_room_for
 from posttrain.generation.in_process import InProcessEngine
 from posttrain.models.policy import Policy, load_policy
 from posttrain.models.rendering import TokenizerRenderer
-from posttrain.rewards.grading.function import RewardFunction, reward_function
+from posttrain.rewards.grading.function import RewardFunction
 from posttrain.rewards.grading.pending_scores import require_enforceable
 from posttrain.rewards.grading.resources import Resources
 from posttrain.rewards.reward_registry import load_reward
 from posttrain.runs.threads import ThreadClaim, claim_threads
+from posttrain.tasks.answers_of_task import (
+    as_reward_functions,
+    held_out_prompts,
+    longest_prompts,
+    task_probes,
+    task_rewards,
+)
 from posttrain.tasks.base import Task
 from posttrain.tasks.task_registry import load_task, require_task
 from posttrain.training.collector import Collector, CollectorSettings
@@ -93,15 +100,16 @@ class Session:
     def questions(self) -> Questions:
         """The held-out problems, judged by the task's own measure where it has one, else by the first reward."""
         if self.held_out is None:
-            functions = self.task.reward_functions or self.rewards
+            functions = task_rewards(self.task) or self.rewards
             self.held_out = Questions(
-                prompts=self.task.held_out(),
+                task=self.task.name,
+                prompts=held_out_prompts(self.task),
                 judge=functions[0].unconditional(),
                 max_completion_tokens=self.config.rollout.max_completion_tokens,
                 seed=self.config.run.seed,
                 grading=self.config.grading,
                 resources=self.resources,
-                probes=self.task.probes(),
+                probes=task_probes(self.task),
             )
         return self.held_out
 
@@ -179,8 +187,8 @@ def task_of(config: Config, own: CallerObjects, policy: Policy) -> Task:
 
 def rewards_of(config: Config, own: CallerObjects, task: Task) -> tuple[RewardFunction, ...]:
     """The caller's rewards and those of the config, or else the task's own."""
-    given = (each if isinstance(each, RewardFunction) else reward_function(each) for each in own.rewards)
-    rewards = (*given, *(load_reward(item) for item in config.rewards)) or tuple(task.reward_functions)
+    given = as_reward_functions(own.rewards, "rewards")
+    rewards = (*given, *(load_reward(item) for item in config.rewards)) or task_rewards(task)
     if not rewards:
         raise UserError(
             "rewards: the task has no reward function of its own, and none is given."
@@ -193,7 +201,7 @@ def rewards_of(config: Config, own: CallerObjects, task: Task) -> tuple[RewardFu
 
 def require_room(session: Session) -> None:
     """Refuse a prompt that leaves no room for a completion, in the model's context or in a micro-batch."""
-    prompts = [*session.task.longest_prompts(), *session.questions().prompts]
+    prompts = [*longest_prompts(session.task), *session.questions().prompts]
     for prompt in prompts:
         require_room_for(prompt, session.engine)
     session.config.require_room(max(len(prompt.tokens) for prompt in prompts))
