@@ -63,10 +63,10 @@ def train(
     had never stopped.
     """
     own = CallerObjects(policy=policy, task=task, engine=engine, algorithm=algorithm, rewards=rewards, rows=rows)
-    require_watchers(watchers)
+    watching = require_watchers(watchers)
     with open_session(config, own) as session:
         require_room(session)
-        return train_session(session, watchers, resume=resume)
+        return train_session(session, watching, resume=resume)
 
 
 def train_session(session: Session, watchers: Sequence[Watcher], *, resume: bool) -> Run:
@@ -157,9 +157,9 @@ def evaluate_when_due(session: Session, harness: Harness) -> Mapping[str, float]
         return {}
     with harness.clock("evaluate"):
         metrics = brief_evaluation(session.engine, session.questions(), problems=options.brief_problems)
+        harness.evaluated(EvaluationReport(step=state.step, results=metrics))
     if "eval/accuracy_sampled" in metrics:
         state.saw_evaluation(metrics["eval/accuracy_sampled"])
-    harness.evaluated(EvaluationReport(step=state.step, results=metrics))
     return metrics
 
 
