@@ -2,6 +2,8 @@
 
 import copy
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from importlib.resources import files
 from pathlib import Path
@@ -84,11 +86,10 @@ class Policy:
 def load_policy(options: ModelOptions) -> Policy:
     """Load a model folder.  Raises UserError where it is missing or holds no causal language model."""
     options.require_folder()
-    transformers_logging.disable_progress_bar()  # it would write over ours
     folder = bundled_folder() if options.path == BUNDLED else Path(options.path)
     try:
         config = AutoConfig.from_pretrained(folder)
-        with ONE_AT_A_TIME:
+        with ONE_AT_A_TIME, without_progress_bars():  # they would write over ours
             model = AutoModelForCausalLM.from_pretrained(folder, config=config, dtype=torch.float32)
         tokenizer = AutoTokenizer.from_pretrained(folder)
     except (OSError, ValueError, KeyError) as error:
@@ -98,6 +99,18 @@ def load_policy(options: ModelOptions) -> Policy:
         ) from error
     cast(torch.nn.Module, model).to(chosen_device(options.device))
     return as_policy(model, tokenizer, dtype=options.dtype)
+
+
+@contextmanager
+def without_progress_bars() -> Iterator[None]:
+    """Have transformers show none meanwhile; held by one at a time, for they are the process's."""
+    shown = transformers_logging.is_progress_bar_enabled()
+    transformers_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            transformers_logging.enable_progress_bar()
 
 
 def as_policy(
