@@ -16,9 +16,11 @@ from posttrain.algorithms.credit import Evidence
 from posttrain.binding import module_from
 from posttrain.config import load_recipe
 from posttrain.errors import UserError
-from posttrain.generation.engine import MEMBERS
+from posttrain.generation.engine import MEMBERS, require_engine
+from posttrain.generation.in_process import InProcessEngine
 from tests.support.pages import attribute, before_patch, blocks, posttrain, programs, python, write_files
 from tests.support.runs import command, save_tiny_model
+from tests.support.tiny import request, some_prompts, tiny_policy
 
 ROOT = Path(__file__).parents[1]
 GUIDES = ROOT / "docs" / "guides"
@@ -122,6 +124,24 @@ def test_the_table_of_an_engine_has_its_members() -> None:
     cells = re.findall(r"^\| (`.*?) \|", PAGE.partition("**An engine**")[2], flags=re.MULTILINE)
     named = {name for cell in cells for name in re.findall(r"`(\w+)", cell)}
     assert named == set(MEMBERS)
+
+
+def test_the_engine_of_the_page_samples_what_ours_does_and_counts(folder: Path) -> None:
+    (text,) = (text for _, name, text in BLOCKS if name == "engine.py")
+    assert len(text.splitlines()) <= 25
+    policy = tiny_policy()
+    ours = InProcessEngine(policy)
+    engine = require_engine(module_from(folder / "engine.py", "test").CountingEngine(ours))
+    engine.load(policy.model.state_dict(), 3)
+    counts: list[int] = []
+    prompts = some_prompts([2, 5])
+    groups = engine.rollout(prompts, request(), advance=counts.append)
+    assert groups == ours.rollout(prompts, request())
+    rollouts = [rollout for group in groups for rollout in group.rollouts]
+    assert engine.num_tokens == sum(len(rollout.tokens) for rollout in rollouts) > 0
+    assert sum(counts) == len(rollouts)
+    assert {rollout.weights_version for rollout in rollouts} == {engine.weights_version} == {3}
+    assert engine.room(prompts[0]) == ours.room(prompts[0])
 
 
 def test_an_option_of_the_file_has_its_type_checked(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

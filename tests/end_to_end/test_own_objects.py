@@ -6,10 +6,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import peft
 import pytest
 import torch
 from pyarrow import parquet
 from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers.utils import logging as transformers_logging
 
 import posttrain
 from posttrain.algorithms.credit import Credit, Evidence
@@ -17,11 +19,12 @@ from posttrain.algorithms.table import grpo
 from posttrain.errors import RunError, UserError
 from posttrain.generation.in_process import InProcessEngine
 from posttrain.generation.request import Request
-from posttrain.models.policy import Policy
+from posttrain.models.policy import Policy, load_policy
 from posttrain.models.rendering import TokenizerRenderer
+from posttrain.options.model import ModelOptions
 from posttrain.records import Group, Prompt
 from posttrain.training.rl import show_plan
-from posttrain.training.session import CallerObjects
+from posttrain.training.session import CallerObjects, open_session
 from tests.end_to_end.test_python_api import config_for
 from tests.support.dice import dice
 from tests.support.runs import require_same, save_tiny_model
@@ -297,3 +300,46 @@ def test_a_plan_is_made_of_the_objects_that_it_is_given(
     with pytest.raises(UserError, match="refreshes a reference that upside-down does without"):
         show_plan(config(tmp_path / "run", reference={"refresh_every": 1}), own)
     assert not (tmp_path / "run").exists()
+
+
+def adapted(policy: Policy) -> None:
+    """Put an adapter into a policy's model, as `peft.inject_adapter_in_model` is called."""
+    config = peft.LoraConfig(r=2, target_modules=["q_proj"], init_lora_weights=False)
+    peft.inject_adapter_in_model(config, policy.model)
+
+
+def test_an_adapter_that_comes_after_its_policy_is_refused_before_anything_is_written(
+    model: Path, tmp_path: Path
+) -> None:
+    policy = policy_of(model)
+    task, engine = Sums(policy), Counts(policy)
+    adapted(policy)
+    with pytest.raises(UserError, match=r"policy: its model has changed .*q_proj is a peft.*posttrain\.as_policy"):
+        posttrain.train(config(tmp_path / "run"), policy=policy, task=task, engine=engine, rewards=[dice])
+    assert engine.versions == []
+    assert not (tmp_path / "run").exists()
+
+
+def test_an_adapter_that_comes_later_is_refused_when_an_engine_elsewhere_is_given_the_weights(
+    model: Path, tmp_path: Path
+) -> None:
+    policy = policy_of(model)
+    engine = Counts(policy)
+    own = CallerObjects(policy=policy, task=Sums(policy), engine=engine, rewards=[dice])
+    with open_session(config(tmp_path / "run"), own) as session:
+        session.load_weights()
+        adapted(policy)
+        with pytest.raises(UserError, match="policy: its model has changed since"):
+            session.load_weights()
+    assert engine.versions == [0]
+
+
+@pytest.mark.parametrize("shown", [True, False])
+def test_loading_a_policy_leaves_the_progress_bars_of_transformers_as_they_were(shown: bool, model: Path) -> None:
+    before = transformers_logging.is_progress_bar_enabled()
+    (transformers_logging.enable_progress_bar if shown else transformers_logging.disable_progress_bar)()
+    try:
+        load_policy(ModelOptions(path=str(model)))
+        assert transformers_logging.is_progress_bar_enabled() == shown
+    finally:
+        (transformers_logging.enable_progress_bar if before else transformers_logging.disable_progress_bar)()

@@ -133,7 +133,11 @@ def tiny_policy(
     if family not in DECODERS:
         return policy
     # The exact norms are none of the family's layers, and are refused as they should be; here we know what they do.
-    return replace(policy, forward=SharedPromptForward(policy.model, policy.compute_dtype), forward_reason=None)
+    return replace(policy, forward=TrustedForward(policy.model, policy.compute_dtype), forward_reason=None)
+
+
+class TrustedForward(SharedPromptForward):
+    """For models that are known to be right with it, so that nothing is asked of their layers again."""
 
 
 def twin(policy: Policy) -> Policy:

@@ -32,7 +32,7 @@ def prompt_to_trace(session: Session, text: str) -> Prompt:
     """A held-out problem by number, or the text itself."""
     if not text.isascii() or not text.isdigit():
         return asked(text, session.policy.tokenizer)
-    problems = session.task.held_out()
+    problems = session.questions().prompts
     if int(text) >= len(problems):
         raise UserError(f"command line: PROMPT {text}: there are {len(problems)} held-out problems, numbered from 0")
     return problems[int(text)]

@@ -97,7 +97,7 @@ def model_card(session: Session, state: RunState, summary: Mapping[str, object])
     config = session.config
     lines = "\n".join(
         f"| {label} | {before} | {after} |"
-        for label, before, after in comparison(summary, session.task.probes().values())
+        for label, before, after in comparison(summary, session.questions().probes.values())
     )
     return (
         f"---\nlibrary_name: transformers\ntags: [posttrain, {session.algorithm.name}]\n---\n\n"

@@ -73,13 +73,13 @@ def train(
     had never stopped.
     """
     own = CallerObjects(policy=policy, task=task, engine=engine, algorithm=algorithm, rewards=rewards, rows=rows)
-    require_watchers(watchers)
+    watching = require_watchers(watchers)
     if resume:
         require_same_inputs(Path(config.run.folder), inputs_of(config, own))
     with open_session(config, own) as session:
         config.require_use_for_reference(session.algorithm)
         require_room(session)
-        return train_session(session, inputs_of(config, own), watchers, resume=resume)
+        return train_session(session, inputs_of(config, own), watching, resume=resume)
 
 
 def train_session(session: Session, inputs: RunInputs, watchers: Sequence[Watcher], *, resume: bool) -> Run:
@@ -171,9 +171,9 @@ def evaluate_when_due(session: Session, harness: Harness) -> Mapping[str, float]
         return {}
     with harness.clock("evaluate"):
         metrics = brief_evaluation(session.engine, session.questions(), problems=options.brief_problems)
+        harness.evaluated(EvaluationReport(step=state.step, results=metrics))
     if "eval/accuracy_sampled" in metrics:
         state.saw_evaluation(metrics["eval/accuracy_sampled"])
-    harness.evaluated(EvaluationReport(step=state.step, results=metrics))
     return metrics
 
 
@@ -193,8 +193,7 @@ def measure_before(session: Session, harness: Harness) -> None:
 
 def save_before(session: Session, harness: Harness) -> None:
     """Save the policy that training starts from, and what was measured of it, as step 0."""
-    results, probes = session.trained.run.before, session.task.probes()
-    harness.folder.append_metrics(0, report.held_out_metrics(results, probes))
+    harness.folder.append_metrics(0, report.held_out_metrics(session.trained.run.before, session.questions().probes))
     harness.save()
 
 
@@ -217,7 +216,7 @@ def conclude(session: Session, harness: Harness, state: RunState) -> Run:
     state.add_seconds(clock.seconds)
     folder = harness.folder.path
     summary = report.write_results(session, folder, state, after)
-    probes = session.task.probes().values()
+    probes = session.questions().probes.values()
     harness.end(summary, report.closing_lines(folder, summary, (state.transcripts, transcripts), probes))
     return Run(folder=folder, summary=summary)
 

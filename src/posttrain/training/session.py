@@ -12,12 +12,19 @@ from posttrain.generation.engine import Engine, require_engine, require_room_for
 from posttrain.models.policy import Policy, load_policy
 from posttrain.models.rendering import TokenizerRenderer
 from posttrain.options.reward import RewardSettings
-from posttrain.rewards.grading.function import RewardFunction, reward_function
+from posttrain.rewards.grading.function import RewardFunction
 from posttrain.rewards.grading.pending_scores import require_enforceable
 from posttrain.rewards.grading.resources import Resources
 from posttrain.rewards.reward_registry import load_reward
 from posttrain.runs.run_inputs import RunInput, RunInputs, class_name, code_input, named_files, rows_input, sha256_of
 from posttrain.runs.threads import ThreadClaim, claim_threads
+from posttrain.tasks.answers_of_task import (
+    as_reward_functions,
+    held_out_prompts,
+    longest_prompts,
+    task_probes,
+    task_rewards,
+)
 from posttrain.tasks.base import Task
 from posttrain.tasks.task_registry import load_task, require_task
 from posttrain.training.collector import Collector, CollectorSettings
@@ -98,6 +105,7 @@ class Session:
 
     def load_weights(self) -> None:
         """Have the engine sample from the weights as they are now.  Raises RunError where it holds on to others."""
+        self.policy.require_as_made()  # an engine elsewhere does not see it
         version = self.learner.num_updates
         self.engine.load(self.learner.weights(), version)
         if self.engine.weights_version != version:
@@ -109,15 +117,16 @@ class Session:
     def questions(self) -> Questions:
         """The held-out problems, judged by the task's own measure where it has one, else by the first reward."""
         if self.held_out is None:
-            functions = self.task.reward_functions or self.rewards
+            functions = task_rewards(self.task) or self.rewards
             self.held_out = Questions(
-                prompts=self.task.held_out(),
+                task=self.task.name,
+                prompts=held_out_prompts(self.task),
                 judge=functions[0].unconditional(),
                 max_completion_tokens=self.config.rollout.max_completion_tokens,
                 seed=self.config.run.seed,
                 grading=self.config.grading,
                 resources=self.resources,
-                probes=self.task.probes(),
+                probes=task_probes(self.task),
             )
         return self.held_out
 
@@ -135,6 +144,7 @@ def open_session(config: Config, own: CallerObjects = NOTHING_BROUGHT) -> Sessio
 def assembled(config: Config, own: CallerObjects, resources: Resources, threads: ThreadClaim) -> Session:
     """A session of these parts and of what the config describes."""
     policy = own.policy or load_policy(config.model)
+    policy.require_as_made()
     task = task_of(config, own, policy)
     algorithm = own.algorithm or build_algorithm(config.algorithm)
     if own.engine is None:
@@ -198,7 +208,7 @@ def task_of(config: Config, own: CallerObjects, policy: Policy) -> Task:
 
 def rewards_of(config: Config, own: CallerObjects, task: Task) -> tuple[RewardFunction, ...]:
     """The caller's rewards and those of the config, or else the task's own."""
-    rewards = (*given_rewards(own), *(load_reward(item) for item in config.rewards)) or tuple(task.reward_functions)
+    rewards = (*given_rewards(own), *(load_reward(item) for item in config.rewards)) or task_rewards(task)
     if not rewards:
         raise UserError(
             "rewards: the task has no reward function of its own, and none is given."
@@ -211,7 +221,7 @@ def rewards_of(config: Config, own: CallerObjects, task: Task) -> tuple[RewardFu
 
 def given_rewards(own: CallerObjects) -> tuple[RewardFunction, ...]:
     """The caller's rewards, each with a name and settings."""
-    return tuple(each if isinstance(each, RewardFunction) else reward_function(each) for each in own.rewards)
+    return as_reward_functions(own.rewards, "rewards")
 
 
 def inputs_of(config: Config, own: CallerObjects) -> RunInputs:
@@ -255,7 +265,7 @@ def policy_input(policy: Policy, config: Config, own: CallerObjects) -> RunInput
 
 def require_room(session: Session) -> None:
     """Refuse a prompt that leaves no room for a completion, in the model's context or in a micro-batch."""
-    prompts = [*session.task.longest_prompts(), *session.questions().prompts]
+    prompts = [*longest_prompts(session.task), *session.questions().prompts]
     for prompt in prompts:
         require_room_for(prompt, session.engine)
     session.config.require_room(max(len(prompt.tokens) for prompt in prompts))
