@@ -5,6 +5,23 @@ and a seed is the process's as well: two sessions that open at once in threads w
 """
 
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from transformers.utils import logging as transformers_logging
 
 ONE_AT_A_TIME = threading.RLock()
 """Held while a model is made or loaded."""
+
+
+@contextmanager
+def without_progress_bars() -> Iterator[None]:
+    """Load or save a model one at a time, without transformers' progress bars, which would write over ours."""
+    with ONE_AT_A_TIME:
+        shown = transformers_logging.is_progress_bar_enabled()
+        transformers_logging.disable_progress_bar()
+        try:
+            yield
+        finally:
+            if shown:
+                transformers_logging.enable_progress_bar()

@@ -2,8 +2,6 @@
 
 import copy
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from importlib.resources import files
 from pathlib import Path
@@ -12,11 +10,10 @@ from typing import Literal, cast
 import torch
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
-from transformers.utils import logging as transformers_logging
 
 from posttrain.errors import UserError
 from posttrain.models.architectures import alteration, full_name, shared_prompt_refusal
-from posttrain.models.construction import ONE_AT_A_TIME
+from posttrain.models.construction import without_progress_bars
 from posttrain.models.forward import ForwardPass, PlainForward, SharedPromptForward
 from posttrain.options.model import BUNDLED, ModelOptions
 
@@ -89,7 +86,7 @@ def load_policy(options: ModelOptions) -> Policy:
     folder = bundled_folder() if options.path == BUNDLED else Path(options.path)
     try:
         config = AutoConfig.from_pretrained(folder)
-        with ONE_AT_A_TIME, without_progress_bars():  # they would write over ours
+        with without_progress_bars():
             model = AutoModelForCausalLM.from_pretrained(folder, config=config, dtype=torch.float32)
         tokenizer = AutoTokenizer.from_pretrained(folder)
     except (OSError, ValueError, KeyError) as error:
@@ -99,18 +96,6 @@ def load_policy(options: ModelOptions) -> Policy:
         ) from error
     cast(torch.nn.Module, model).to(chosen_device(options.device))
     return as_policy(model, tokenizer, dtype=options.dtype)
-
-
-@contextmanager
-def without_progress_bars() -> Iterator[None]:
-    """Have transformers show none meanwhile; held by one at a time, for they are the process's."""
-    shown = transformers_logging.is_progress_bar_enabled()
-    transformers_logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if shown:
-            transformers_logging.enable_progress_bar()
 
 
 def as_policy(

@@ -7,6 +7,7 @@ from pathlib import Path
 from textwrap import wrap
 from typing import cast
 
+from posttrain.models.construction import without_progress_bars
 from posttrain.runs.curves import draw_curves
 from posttrain.runs.files import write_atomically, writing
 from posttrain.runs.summary import HELD_OUT, build_summary
@@ -83,7 +84,7 @@ def write_results(session: Session, folder: Path, state: RunState, after: Mappin
         tokens={"completion": state.completion_tokens, "trained": state.trained_tokens, "all": state.num_tokens},
         device=str(session.policy.device),
     )
-    with writing(folder / "model", folder):
+    with writing(folder / "model", folder), without_progress_bars():
         session.policy.model.save_pretrained(folder / "model")
         session.policy.tokenizer.save_pretrained(folder / "model")
         write_atomically(folder / "model" / "README.md", model_card(session, state, summary).encode())

@@ -8,6 +8,7 @@ from random import Random
 
 from posttrain.config import SftConfig
 from posttrain.errors import RunError, UserError
+from posttrain.models.construction import without_progress_bars
 from posttrain.models.new_model import new_model, new_tokenizer
 from posttrain.models.policy import Policy, as_policy
 from posttrain.models.rendering import TokenizerRenderer
@@ -174,28 +175,27 @@ def train_new_model(
         if resume
         else RunFolder.create(config.run.folder, saved_recipe(config), overwrite=config.run.overwrite)
     )
-    options = HarnessOptions(
-        run=config.run, checkpoint=config.checkpoint, time_by_stage=False, watchers=watchers, score=lower_loss
-    )
-    return fit(config, demonstrations, folder, options, threads if resume else None)
+    return fit(config, demonstrations, folder, threads, watchers=watchers, resume=resume)
 
 
 def fit(
     config: SftConfig,
     demonstrations: DemonstrationSet,
     folder: RunFolder,
-    harness_options: HarnessOptions,
-    resumed: ThreadClaim | None,
+    threads: ThreadClaim,
+    *,
+    watchers: Sequence[Watcher] = (),
+    resume: bool,
 ) -> Path | None:
-    """The loop: a batch of demonstrations, its gradient, a step; measured and saved every so often.
-
-    A run that is `resumed` claims the threads that it had.
-    """
+    """The loop: a batch of demonstrations, its gradient, a step; measured and saved every so often."""
     policy, options, num_steps = demonstrations.policy, config.sft, config.run.num_steps
     trained = TrainedBySupervision(policy, options)
     held_out = demonstrations.held_out(options.eval_size)
+    harness_options = HarnessOptions(
+        run=config.run, checkpoint=config.checkpoint, time_by_stage=False, watchers=watchers, score=lower_loss
+    )
     with Harness(folder, trained, harness_options) as harness:
-        notes = harness.resume(resumed) if resumed else []
+        notes = harness.resume(threads) if resume else []
         harness.start([*sft_plan_lines(config, policy, len(held_out)), *notes])
         with harness.naming_the_step():
             for step in harness.steps():
@@ -239,7 +239,7 @@ def sft_plan_lines(config: SftConfig, policy: Policy, num_held_out: int) -> list
 
 def write_model(policy: Policy, folder: Path) -> None:
     """Save the model and curves of a finished run."""
-    with writing(folder / "model", folder):
+    with writing(folder / "model", folder), without_progress_bars():
         policy.model.save_pretrained(folder / "model")
         policy.tokenizer.save_pretrained(folder / "model")
     with writing(folder / "curves.png", folder):
