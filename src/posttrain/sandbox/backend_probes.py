@@ -167,7 +167,12 @@ WORKING = (
 )
 OF_A_MACHINE = (
     attempt("be root", "__import__('os').setuid(0)"),
-    attempt("mount", f"{LIBC}.mount(b'none', b'/tmp', b'tmpfs', 0, None) == 0"),
+    # On a folder of its own, and undone: where a backend keeps nobody in, this is the machine itself.
+    attempt(
+        "mount",
+        "__import__('os').makedirs('mounted', exist_ok=True) is None"
+        f" and {LIBC}.mount(b'none', b'mounted', b'tmpfs', 0, None) == 0 and {LIBC}.umount(b'mounted') == 0",
+    ),
     EscapeProbe("start processes without end", FORKS, said("refused"), "", limits=LIMITS),
 )
 OF_THE_WHOLE = (
