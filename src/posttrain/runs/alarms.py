@@ -53,6 +53,7 @@ def alarms(history: Sequence[Line], raised: Mapping[str, int]) -> list[Alarm]:
         length(history),
         repetition(history),
         no_signal(history),
+        sampler_gap(history),
         reward_alone(history),
     ]
     return [
@@ -134,6 +135,15 @@ def no_signal(history: Sequence[Line]) -> Alarm | None:
     told = "not scored" if reward is None else f"{reward:.3f} on average"
     says = f"in {WINDOW} steps {fmean(silent):.0%} of the groups had rewards that do not differ; they are {told}"
     return Alarm("no signal", says)
+
+
+def sampler_gap(history: Sequence[Line]) -> Alarm | None:
+    """Sampler and trainer give the same token different log-probs, by more than their arithmetic explains."""
+    gap, limit = (history[-1].get(f"sampling/sampling_logp_difference/{name}") for name in ("max", "limit"))
+    if gap is None or limit is None or gap <= limit:
+        return None
+    says = f"a token's log-prob is {gap:.2g} nats apart in sampler and trainer, where rounding explains {limit:g}"
+    return Alarm("sampler gap", says)
 
 
 @dataclass(frozen=True, slots=True)

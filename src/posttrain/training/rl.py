@@ -9,6 +9,7 @@ from posttrain.config import Config, as_recipe, build
 from posttrain.config.recipes import RecipeLayer, parse_yaml
 from posttrain.errors import UserError
 from posttrain.generation.engine import Engine
+from posttrain.generation.parity import gap_limit_metric
 from posttrain.models.policy import Policy
 from posttrain.options.training import CheckpointOptions
 from posttrain.runs.clock import Clock
@@ -17,6 +18,7 @@ from posttrain.runs.harness import Harness, HarnessOptions
 from posttrain.runs.reports import EvaluationReport, StepReport
 from posttrain.runs.run_folder import RunFolder, claim_folder
 from posttrain.runs.run_inputs import RunInputs, require_same_inputs
+from posttrain.runs.sampler_guard import SamplerGuard
 from posttrain.runs.watchers import Watcher, require_watchers
 from posttrain.tasks.base import Task
 from posttrain.training import report
@@ -90,6 +92,7 @@ def train_session(session: Session, inputs: RunInputs, watchers: Sequence[Watche
         run=config.run,
         checkpoint=config.checkpoint,
         watchers=watchers,
+        guards=[SamplerGuard()],
         score=lambda metrics: metrics.get("eval/accuracy_sampled"),
         stop_early=lambda: out_of_patience(config, session.trained.run),
     )
@@ -127,7 +130,7 @@ def take_steps(session: Session, harness: Harness, first: CollectedStep | None) 
         session.load_weights()
         count_step(state, collected, updates, learner.num_updates)
         evaluation = evaluate_when_due(session, harness)
-        harness.record(step_report(state, credited, updates, evaluation))
+        harness.record(step_report(session, credited, updates, evaluation))
         first = None
 
 
@@ -140,17 +143,19 @@ def count_step(state: RunState, collected: CollectedStep, updates: Sequence[Upda
 
 
 def step_report(
-    state: RunState, credited: CreditedStep, updates: Sequence[UpdateReport], evaluation: Mapping[str, float]
+    session: Session, credited: CreditedStep, updates: Sequence[UpdateReport], evaluation: Mapping[str, float]
 ) -> StepReport:
     """What the watchers are told of a step."""
     collected = credited.collected
+    gap_limit = gap_limit_metric(session.policy, session.engine) if updates else {}
     metrics = {
         **step_metrics(collected.groups, collected.grades, credited.groups.informed),
         **update_metrics(updates),
+        **gap_limit,
         "num_updates": float(len(updates)),
         "num_groups": float(len(collected.groups)),
         "num_replaced_groups": float(sum(len(groups) for groups, _ in collected.replaced)),
-        "num_tokens": float(state.num_tokens),
+        "num_tokens": float(session.trained.run.num_tokens),
         **evaluation,
     }
     return StepReport(

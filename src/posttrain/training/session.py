@@ -9,6 +9,7 @@ from posttrain.algorithms.table import Algorithm, build_algorithm
 from posttrain.config import Config
 from posttrain.errors import RunError, UserError
 from posttrain.generation.engine import Engine, require_engine, require_room_for
+from posttrain.generation.parity import PROMPT_TOKENS, engine_in_parity
 from posttrain.models.policy import Policy, load_policy
 from posttrain.models.rendering import TokenizerRenderer
 from posttrain.options.reward import RewardSettings
@@ -30,7 +31,6 @@ from posttrain.tasks.task_registry import load_task, require_task
 from posttrain.training.collector import Collector, CollectorSettings
 from posttrain.training.evaluation import Questions
 from posttrain.training.learner import Learner, LearnerSettings
-from posttrain.training.parity import PROMPT_TOKENS, engine_in_parity
 from posttrain.training.state import TrainedByReward
 
 Rows = Sequence[Mapping[str, object]]

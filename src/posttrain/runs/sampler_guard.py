@@ -1,0 +1,31 @@
+"""The end of a run whose sampler and trainer do not agree."""
+
+from posttrain.errors import RunError
+from posttrain.runs.reports import StepReport
+from posttrain.runs.watchers import Watcher
+
+STEPS_APART = 3
+"""Steps in a row beyond the limit that end a run."""
+GAP, GAP_LIMIT = "sampling/sampling_logp_difference/max", "sampling/sampling_logp_difference/limit"
+"""Metrics."""
+
+
+class SamplerGuard(Watcher):
+    """Ends a run whose sampler and trainer have disagreed for too long: what it trains on is not what it sampled."""
+
+    def __init__(self) -> None:
+        self.steps_apart = 0
+        """In a row; the steps before a resume are not counted."""
+
+    def on_step(self, report: StepReport) -> None:
+        """One step apart may be chance, and is an alarm."""
+        gap, limit = report.metrics.get(GAP), report.metrics.get(GAP_LIMIT)
+        if gap is None:  # nothing was trained on
+            return
+        self.steps_apart = self.steps_apart + 1 if limit is not None and gap > limit else 0
+        if self.steps_apart >= STEPS_APART:
+            raise RunError(
+                f"for {STEPS_APART} steps in a row the sampler's log-probs and the trainer's differ by more than"
+                f" {limit:g} nats under the same weights, now by {gap:.2g} ({GAP}): the update learns from ratios that"
+                " mean nothing.  Set model.dtype to float32, or take another model."
+            )
