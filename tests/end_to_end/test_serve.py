@@ -10,9 +10,11 @@ from http.client import HTTPConnection
 from typing import Any
 
 import pytest
+import torch
 
 from posttrain.cli import main
 from posttrain.commands.serving.http_server import HttpServer, serving
+from posttrain.commands.serving.token_logprobs import added_texts
 from posttrain.models.policy import load_policy
 from posttrain.options.model import ModelOptions
 
@@ -66,10 +68,10 @@ def test_completions_are_counted_seeded_and_cut_at_stop_texts(server: HttpServer
         ("/v1/completions", {"prompt": QUESTION, "max_tokens": "many"}, "max_tokens = 'many'"),
         ("/v1/completions", {"prompt": QUESTION, "temperature": -1}, "temperature = -1"),
         ("/v1/completions", {"prompt": QUESTION, "n": 1000}, "n = 1000"),
-        ("/v1/completions", {"prompt": QUESTION, "stream": True}, "stream"),
-        ("/v1/completions", {"prompt": "x" * 5000}, "leave no room"),
+        ("/v1/completions", {"prompt": "x" * 5000}, "context of 1024; send at most 1023"),
         ("/v1/chat/completions", {"messages": []}, "messages"),
-        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "hello"}]}, "chat template"),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x" * 5000}]}, "send at most 1023"),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}] * 2}, "knows single questions"),
         ("/v1/completions", [1], "JSON object"),
         ("/v1/completions", {"prompt": []}, "prompt"),
         ("/v1/completions", {"prompt": ""}, "prompt"),
@@ -100,7 +102,13 @@ def test_completions_are_counted_seeded_and_cut_at_stop_texts(server: HttpServer
         ("/v1/chat/completions", {"messages": [1]}, "messages[0]"),
         ("/v1/chat/completions", {"messages": [{"role": "user"}]}, "messages[0].content = null"),
         ("/v1/chat/completions", {"messages": [{"role": 5, "content": "a"}]}, "messages[0].role = 5"),
-        ("/v1/chat/completions", {"messages": [{"role": "user", "content": [{}]}]}, "messages[0].content = a list"),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": [{}]}]}, "messages[0].content[0]"),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": []}]}, "messages[0].content = a list"),
+        (
+            "/v1/chat/completions",
+            {"messages": [{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "image_url"}]}]},
+            "messages[0].content[1] has the type 'image_url': a part must be a text",
+        ),
         ("/v1/chat/completions", {"messages": [{"role": "a", "content": "a", "tool_calls": 5}]}, "tool_calls"),
         ("/v1/chat/completions", {"messages": [{"role": "user", "content": "\ud800"}]}, "surrogate"),
     ],
@@ -109,6 +117,192 @@ def test_a_bad_request_is_told_what_is_wrong(server: HttpServer, path: str, body
     code, answer = asked(server, path, body)
     assert code == 400
     assert says in answer["error"]["message"]
+
+
+CHAT = {"messages": [{"role": "user", "content": QUESTION}]}
+
+
+@pytest.mark.parametrize(
+    ("path", "field"),
+    [
+        (path, field)
+        for path in ("/v1/completions", "/v1/chat/completions")
+        for field in [
+            {"stream": True},
+            {"stream_options": {"include_usage": True}},
+            {"tools": [{"type": "function", "function": {"name": "f"}}]},
+            {"tool_choice": "required"},
+            {"functions": [{"name": "f"}]},
+            {"function_call": {"name": "f"}},
+            {"response_format": {"type": "json_object"}},
+            {"logit_bias": {"50256": -100}},
+            {"presence_penalty": 0.5},
+            {"frequency_penalty": -0.5},
+            {"best_of": 3, "n": 2},
+            {"echo": True},
+            {"suffix": "end"},
+            {"modalities": ["text", "audio"]},
+            {"audio": {"voice": "alloy"}},
+            {"reasoning_effort": "high"},
+            {"verbosity": "low"},
+            {"service_tier": "flex"},
+            {"store": True},
+            {"web_search_options": {}},
+            {"repetition_penalty": 1.1},
+        ]
+    ],
+)
+def test_what_is_not_done_is_refused_by_its_name(server: HttpServer, path: str, field: dict[str, Any]) -> None:
+    body = {"prompt": QUESTION} if path == "/v1/completions" else CHAT
+    code, answer = asked(server, path, {**body, "max_tokens": 1, **field})
+    assert code == 400
+    assert answer["error"]["message"].startswith(next(iter(field)) + " = ")
+
+
+def test_a_misspelt_field_is_told_the_nearest_and_those_of_the_other_path_are_unknown(server: HttpServer) -> None:
+    code, answer = asked(server, "/v1/completions", {"prompt": QUESTION, "temprature": 0.5})
+    assert (code, answer["error"]["message"].endswith("Did you mean `temperature`?")) == (400, True)
+    for path, body, other in (
+        ("/v1/completions", {"prompt": QUESTION, **CHAT}, "messages"),
+        ("/v1/chat/completions", {**CHAT, "prompt": QUESTION}, "prompt"),
+    ):
+        assert asked(server, path, body)[1]["error"]["message"].startswith(f"{other} = ")
+
+
+NOTHING = {
+    **dict.fromkeys(["stream_options", "tool_choice", "suffix", "audio", "store", "anything"]),
+    **{"stream": False, "echo": False, "tools": [], "functions": [], "function_call": "auto", "logit_bias": {}},
+    **{"response_format": {"type": "text"}, "presence_penalty": 0, "frequency_penalty": 0.0, "best_of": 1},
+    **{"user": "me", "metadata": {"a": "b"}, "parallel_tool_calls": True, "service_tier": "auto", "logprobs": None},
+}
+
+
+def test_values_that_ask_for_nothing_and_fields_that_change_nothing_are_taken(server: HttpServer) -> None:
+    rest = {"max_tokens": 8, "seed": 3}
+    plain = asked(server, "/v1/completions", {"prompt": QUESTION, **rest})[1]["choices"]
+    assert asked(server, "/v1/completions", {"prompt": QUESTION, **rest, **NOTHING})[1]["choices"] == plain
+    chat = {**CHAT, **rest, **NOTHING, "logprobs": False, "top_logprobs": 0, "store": False}
+    assert asked(server, "/v1/chat/completions", chat)[0] == 200
+    assert asked(server, "/v1/completions", {"prompt": QUESTION, "n": 3, "best_of": 3, **rest})[0] == 200
+
+
+def test_a_chat_with_the_bundled_model_puts_the_question_as_it_was_trained_to_read_it(server: HttpServer) -> None:
+    rest = {"max_tokens": 40, "seed": 7}
+    parts = [{"type": "text", "text": QUESTION[:9]}, {"type": "text", "text": QUESTION[9:]}]
+    said = asked(server, "/v1/completions", {"prompt": QUESTION + "\n", **rest})[1]["choices"][0]["text"]
+    for content in (QUESTION, QUESTION + "\n", parts):
+        code, answer = asked(
+            server, "/v1/chat/completions", {"messages": [{"role": "user", "content": content}], **rest}
+        )
+        assert (code, answer["choices"][0]["message"]["content"]) == (200, said)
+
+
+def test_another_model_than_the_served_one_is_not_found(server: HttpServer) -> None:
+    body = {"prompt": QUESTION, "max_tokens": 1}
+    assert asked(server, "/v1/completions", {**body, "model": "bundled"})[0] == 200
+    code, answer = asked(server, "/v1/completions", {**body, "model": "gpt-4"})
+    assert (code, "`bundled` is the one model here" in answer["error"]["message"]) == (404, True)
+    code, answer = asked(server, "/v1/models/bundled")
+    assert (code, answer["id"]) == (200, "bundled")
+    assert asked(server, "/v1/models/gpt-4")[0] == 404
+    with serving(load_policy(ModelOptions()), name="runs/a run/model") as made:
+        threading.Thread(target=made.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
+        assert asked(made, "/v1/models/runs%2Fa%20run/model")[1]["id"] == "runs/a run/model"
+        made.shutdown()
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "allow"),
+    [
+        *((method, "/v1/completions", "POST") for method in ("GET", "HEAD", "PUT", "PATCH", "DELETE", "OPTIONS")),
+        ("PUT", "/v1/chat/completions", "POST"),
+        ("POST", "/v1/models", "GET"),
+        ("HEAD", "/v1/models/bundled", "GET"),
+        ("DELETE", "/health", "GET"),
+    ],
+)
+def test_another_method_is_told_the_one_that_is_taken(server: HttpServer, method: str, path: str, allow: str) -> None:
+    with closing(HTTPConnection("127.0.0.1", server.server_port, timeout=30)) as connection:
+        connection.request(method, path)
+        response = connection.getresponse()
+        assert (response.status, response.getheader("Allow")) == (405, allow)
+        body = response.read()
+    assert body == b"" if method == "HEAD" else f"this path takes {allow}" in json.loads(body)["error"]["message"]
+
+
+def test_what_is_no_method_is_answered_in_json(server: HttpServer) -> None:
+    with closing(HTTPConnection("127.0.0.1", server.server_port, timeout=30)) as connection:
+        connection.request("BREW", "/v1/completions")
+        response = connection.getresponse()
+        assert response.status == 501
+        assert "BREW" in json.loads(response.read())["error"]["message"]
+
+
+def test_a_stop_text_ends_the_sampling_too(server: HttpServer) -> None:
+    body = {"prompt": QUESTION + "\n", "max_tokens": 60, "seed": 5, "n": 4}
+    whole = asked(server, "/v1/completions", body)[1]
+    for stop in ("=", ["\n</think>", ",2"], "no such text"):
+        cut = asked(server, "/v1/completions", {**body, "stop": stop})[1]
+        texts = [choice["text"] for choice in whole["choices"]]
+        for each in [stop] if isinstance(stop, str) else stop:
+            texts = [text.partition(each)[0] for text in texts]
+        assert [choice["text"] for choice in cut["choices"]] == texts
+        if stop != "no such text":
+            # A token or two behind each text is the end of the stop text.
+            characters = sum(map(len, texts))
+            assert cut["usage"]["completion_tokens"] <= characters + 4 * 9 < whole["usage"]["completion_tokens"]
+
+
+def test_log_probs_are_those_of_the_sampled_tokens(server: HttpServer) -> None:
+    policy = load_policy(ModelOptions())
+    body = {"prompt": QUESTION + "\n", "max_tokens": 30, "seed": 5, "logprobs": 0}
+    (choice,) = asked(server, "/v1/completions", body)[1]["choices"]
+    found = choice["logprobs"]
+    assert "".join(found["tokens"]) == choice["text"]
+    shown = zip(found["text_offset"], found["tokens"], strict=True)
+    assert [choice["text"][at : at + len(token)] for at, token in shown] == found["tokens"]
+    ids = policy.tokenizer(choice["text"], add_special_tokens=False)["input_ids"]
+    start = policy.tokenizer(body["prompt"], add_special_tokens=False)["input_ids"]
+    assert found["tokens"] == [policy.tokenizer.decode([each]) for each in ids]  # the bundled model's text is ASCII
+    with torch.no_grad():
+        logits = policy.model(torch.tensor([start + ids])).logits[0, len(start) - 1 : -1]
+    expected = torch.log_softmax(logits, dim=-1).gather(1, torch.tensor(ids)[:, None])[:, 0]
+    assert found["token_logprobs"] == pytest.approx(expected.tolist(), abs=1e-4)
+
+    cut = asked(server, "/v1/completions", {**body, "stop": "="})[1]["choices"][0]
+    shown = len(cut["logprobs"]["tokens"])
+    assert "".join(cut["logprobs"]["tokens"]) == cut["text"]
+    assert cut["logprobs"]["token_logprobs"] == found["token_logprobs"][:shown]
+
+    chat = {**CHAT, "max_tokens": 30, "seed": 5, "logprobs": True}
+    content = asked(server, "/v1/chat/completions", chat)[1]["choices"][0]["logprobs"]["content"]
+    assert [each["token"] for each in content] == found["tokens"]
+    assert [each["logprob"] for each in content] == found["token_logprobs"]
+    assert [bytes(each["bytes"]).decode() for each in content] == found["tokens"]
+
+
+@pytest.mark.parametrize(
+    ("path", "field", "says"),
+    [
+        ("/v1/completions", {"logprobs": 3}, "logprobs = 3: the log-probs of other tokens"),
+        ("/v1/completions", {"logprobs": True}, "logprobs = True: must be a whole number"),
+        ("/v1/chat/completions", {"logprobs": 1}, "logprobs = 1: must be true or false"),
+        ("/v1/chat/completions", {"logprobs": True, "top_logprobs": 2}, "top_logprobs = 2: the log-probs of other"),
+    ],
+)
+def test_log_probs_of_other_tokens_are_refused(server: HttpServer, path: str, field: dict[str, Any], says: str) -> None:
+    body = {"prompt": QUESTION} if path == "/v1/completions" else CHAT
+    code, answer = asked(server, path, {**body, **field})
+    assert (code, answer["error"]["message"].startswith(says)) == (400, True)
+
+
+def test_a_character_of_several_tokens_comes_with_its_last() -> None:
+    tokenizer = load_policy(ModelOptions()).tokenizer  # bytes: é is two tokens, 😀 four
+    ids = tokenizer("a é😀b", add_special_tokens=False)["input_ids"]
+    texts = added_texts(tokenizer, ids)
+    assert "".join(texts) == "a é😀b"
+    assert sum(text == "" for text in texts) == len(ids) - len("a é😀b")
+    assert "".join(added_texts(tokenizer, ids[:-2])) == tokenizer.decode(ids[:-2])  # ends inside of 😀
 
 
 def test_token_ids_are_a_prompt_as_their_text_is(server: HttpServer) -> None:

@@ -58,7 +58,7 @@ def main(arguments: Sequence[str]) -> int:
     from posttrain.models.policy import load_policy
 
     policy, seconds = load_policy(config.model), min(switches.seconds, threading.TIMEOUT_MAX)
-    with serving(policy, name=model, host=switches.host, port=switches.port, seconds=seconds) as server:
+    with serving(policy, name=model.rstrip("/"), host=switches.host, port=switches.port, seconds=seconds) as server:
         print(f"{model} at http://{switches.host}:{server.server_port}/v1   (Ctrl-C ends it)", flush=True)
         server.serve_forever()
     return 0

@@ -33,6 +33,8 @@ class Policy:
     """How hidden states are computed, for losses as for sampling."""
     forward_reason: str | None
     """Why that is the model's own forward pass and not the quicker shared-prompt one; None where it is that one."""
+    stored_dtype: torch.dtype | None = None
+    """The type of the weights in the folder that they were loaded from, and are saved in; None means as they are."""
 
     @property
     def device(self) -> torch.device:
@@ -69,10 +71,12 @@ class Policy:
 def load_policy(options: ModelOptions) -> Policy:
     """Load a model folder.  Raises UserError where it is missing or holds no causal language model."""
     options.require_folder()
+    device = chosen_device(options.device)
     transformers_logging.disable_progress_bar()  # it would write over ours
     folder = bundled_folder() if options.path == BUNDLED else Path(options.path)
     try:
         config = AutoConfig.from_pretrained(folder)
+        stored = config.dtype
         with ONE_AT_A_TIME:
             model = AutoModelForCausalLM.from_pretrained(folder, config=config, dtype=torch.float32)
         tokenizer = AutoTokenizer.from_pretrained(folder)
@@ -81,8 +85,8 @@ def load_policy(options: ModelOptions) -> Policy:
             f"model.path = {options.path}: transformers cannot load it as a causal language model ({error})."
             "  The folder needs config.json, model.safetensors, tokenizer.json and tokenizer_config.json."
         ) from error
-    cast(torch.nn.Module, model).to(chosen_device(options.device))
-    return as_policy(model, tokenizer, dtype=options.dtype)
+    cast(torch.nn.Module, model).to(device)
+    return replace(as_policy(model, tokenizer, dtype=options.dtype), stored_dtype=stored)
 
 
 def as_policy(

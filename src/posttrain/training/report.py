@@ -7,6 +7,7 @@ from pathlib import Path
 from textwrap import wrap
 from typing import cast
 
+from posttrain.models.saving import save_policy
 from posttrain.runs.curves import draw_curves
 from posttrain.runs.files import write_atomically, writing
 from posttrain.runs.summary import HELD_OUT, build_summary
@@ -84,8 +85,7 @@ def write_results(session: Session, folder: Path, state: RunState, after: Mappin
         device=str(session.policy.device),
     )
     with writing(folder / "model", folder):
-        session.policy.model.save_pretrained(folder / "model")
-        session.policy.tokenizer.save_pretrained(folder / "model")
+        save_policy(session.policy, folder / "model")
         write_atomically(folder / "model" / "README.md", model_card(session, state, summary).encode())
     with writing(folder / "curves.png", folder):
         draw_curves(folder / "metrics.jsonl", folder / "curves.png", title=folder.name)

@@ -10,6 +10,7 @@ from posttrain.config import SftConfig
 from posttrain.errors import RunError, UserError
 from posttrain.models.new_model import new_model, new_tokenizer
 from posttrain.models.policy import Policy, as_policy
+from posttrain.models.saving import save_policy
 from posttrain.models.rendering import TokenizerRenderer
 from posttrain.options.countdown import CountdownOptions
 from posttrain.options.demonstrator import Demonstrator
@@ -227,8 +228,7 @@ def sft_plan_lines(config: SftConfig, policy: Policy, num_held_out: int) -> list
 def write_model(policy: Policy, folder: Path) -> None:
     """Save the model and curves of a finished run."""
     with writing(folder / "model", folder):
-        policy.model.save_pretrained(folder / "model")
-        policy.tokenizer.save_pretrained(folder / "model")
+        save_policy(policy, folder / "model")
     with writing(folder / "curves.png", folder):
         draw_curves(folder / "metrics.jsonl", folder / "curves.png", title=folder.name)
 
