@@ -171,21 +171,16 @@ def test_a_misspelt_field_is_told_the_nearest_and_those_of_the_other_path_are_un
 
 NOTHING = {
     **dict.fromkeys(["stream_options", "tool_choice", "suffix", "audio", "store", "anything"]),
-    "stream": False,
-    "echo": False,
-    "tools": [],
-    "functions": [],
-    "function_call": "auto",
-    "logit_bias": {},
+    **dict.fromkeys(["stream", "echo"], False),
+    **dict.fromkeys(["tools", "functions"], []),
+    **dict.fromkeys(["presence_penalty", "frequency_penalty"], 0),
+    **dict.fromkeys(["function_call", "service_tier"], "auto"),
     "response_format": {"type": "text"},
-    "presence_penalty": 0,
-    "frequency_penalty": 0.0,
+    "logit_bias": {},
     "best_of": 1,
     "user": "me",
     "metadata": {"a": "b"},
     "parallel_tool_calls": True,
-    "service_tier": "auto",
-    "logprobs": None,
 }
 
 

@@ -165,11 +165,10 @@ class Rows:
         columns = self.columns
         tokens = [columns.tokens[row, : columns.count[row]].tolist() for row in rows.tolist()]
         tails = decode([each[-window:] for each in tokens], skip_special_tokens=False)
-        found = [
-            any(text in tail for text in texts)
-            and any(text in decode([whole], skip_special_tokens=False)[0] for text in texts)
-            for tail, whole in zip(tails, tokens, strict=True)
-        ]
+        found = [any(text in tail for text in texts) for tail in tails]
+        for at in (at for at, near in enumerate(found) if near):
+            whole = decode([tokens[at]], skip_special_tokens=False)[0]
+            found[at] = any(text in whole for text in texts)
         return torch.tensor(found, device=rows.device)
 
     def _retire(self, rows: Int64[Tensor, " done"], stopped: Bool[Tensor, " done"]) -> None:

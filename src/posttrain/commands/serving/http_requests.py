@@ -100,11 +100,9 @@ def logprobs_in(body: Mapping[str, Any], *, chat: bool) -> bool:
     if chat and not isinstance(asked, bool | None):
         raise BadRequest(f"logprobs = {brief(asked)}: must be true or false")
     if whole(others or 0, "top_logprobs" if chat else "logprobs") != 0:
-        rule = "the log-probs of other tokens than the sampled ones are not known here"
-        remedy = (
-            "top_logprobs = {}: {}; use 0" if chat else "logprobs = {}: {}; use 0, which gives those of the sampled"
-        )
-        raise BadRequest(remedy.format(brief(others), rule))
+        name = "top_logprobs" if chat else "logprobs"
+        rule = "the log-probs of other tokens than the sampled ones are not known here; use 0, which gives those"
+        raise BadRequest(f"{name} = {brief(others)}: {rule}")
     return asked is True if chat else asked is not None and asked is not False
 
 
