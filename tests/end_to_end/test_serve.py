@@ -172,7 +172,7 @@ def test_a_misspelt_field_is_told_the_nearest_and_those_of_the_other_path_are_un
 NOTHING = {
     **dict.fromkeys(["stream_options", "tool_choice", "suffix", "audio", "store", "anything"]),
     **dict.fromkeys(["stream", "echo"], False),
-    **dict.fromkeys(["tools", "functions"], []),
+    **{name: [] for name in ("tools", "functions")},
     **dict.fromkeys(["presence_penalty", "frequency_penalty"], 0),
     **dict.fromkeys(["function_call", "service_tier"], "auto"),
     "response_format": {"type": "text"},

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from posttrain.commands.arguments import configured, model_layer, recipe_layers, split_arguments
+from posttrain.commands.arguments import configured, layers_for_model, require_model, split_arguments
 from posttrain.commands.flags import CommandSpec
 from posttrain.config import Config
 from posttrain.errors import UserError
@@ -22,7 +22,7 @@ class TraceSwitches:
 PROGRAM = CommandSpec(
     name="posttrain trace MODEL PROMPT [RECIPE.yaml ...]",
     description="Sample a group of completions of a prompt and show one of them token by token.  PROMPT is a text, or"
-    " the number of a held-out problem of the task.",
+    " the number of a held-out problem of the task.  A run is traced by its own recipe where none is named.",
     switches=TraceSwitches(),
     only=("model.dtype", "model.device", "task", "rewards", "algorithm", "rollout", "run.seed"),
 )
@@ -32,9 +32,8 @@ def main(arguments: Sequence[str]) -> int:
     """Sample, grade and print."""
     model, given = split_arguments(arguments).model(PROGRAM)
     text, given = given.first("PROMPT", PROGRAM)
-    layers = [*recipe_layers(given.positional), model_layer(model)]
-    config, switches = configured(Config, layers, given.flags, PROGRAM)
-    config.model.require_folder()
+    config, switches = configured(Config, layers_for_model(model, given.positional), given.flags, PROGRAM)
+    require_model(config.model)
     if not 0 <= switches.sample < config.rollout.group_size:
         raise UserError(
             f"command line: --sample {switches.sample}: a group has rollout.group_size ="

@@ -15,6 +15,7 @@ from transformers.utils import logging as transformers_logging
 from posttrain.errors import UserError
 from posttrain.models.architectures import alteration, full_name, shared_prompt_refusal
 from posttrain.models.construction import ONE_AT_A_TIME
+from posttrain.models.devices import chosen_device
 from posttrain.models.forward import ForwardPass, PlainForward, SharedPromptForward
 from posttrain.options.model import BUNDLED, ModelOptions
 
@@ -181,12 +182,3 @@ def bundled_folder() -> Path:
             "  Make it with `posttrain sft recipes/countdown-base.yaml` and copy RUN/model there, or reinstall."
         )
     return folder
-
-
-def chosen_device(name: str) -> torch.device:
-    """The device that `auto`, `cpu` or `cuda` means on this machine."""
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    if name == "cuda" and not torch.cuda.is_available():
-        raise UserError("model.device = cuda: torch sees no CUDA device.  Use auto or cpu, or install a CUDA build.")
-    return torch.device(name)

@@ -134,13 +134,13 @@ def result_text(results: Mapping[str, object], name: str, reading: Reading) -> s
 
 
 def closing_lines(
+    session: Session,
     folder: Path,
     summary: Mapping[str, object],
     transcripts: tuple[Sequence[Sequence[str]], Sequence[Sequence[str]]],
-    probes: Iterable[Probe],
 ) -> list[str]:
     """The end of a run: numbers before and after, transcripts side by side, where things are and what to do next."""
-    rows = [("held-out", "before", "after"), *comparison(summary, probes)]
+    rows = [("held-out", "before", "after"), *comparison(summary, session.task.probes().values())]
     table = [f"{label:<38}{left:<24}{right}" for label, left, right in rows]
     pairs = [line for b, a in zip(*transcripts, strict=True) for line in side_by_side(b[0], b[1], a[1])]
     return [
@@ -149,9 +149,17 @@ def closing_lines(
         "",
         *pairs,
         f"run folder   {folder}  (summary.json, metrics.jsonl, rollouts/, curves.png)",
-        f"ask it       posttrain chat {folder / 'model'}",
-        f"measure it   posttrain eval {folder / 'model'}",
+        f"ask it       posttrain chat {folder}",
+        f"measure it   {measuring(session, folder)}",
     ]
+
+
+def measuring(session: Session, folder: Path) -> str:
+    """What measures the trained model as the run did: a command, or a call where no recipe says all that it takes."""
+    own = session.own
+    brought = {"task": own.task is not None, "rows": own.rows is not None, "rewards": bool(own.functions())}
+    given = ", ".join(f"{name}={name}" for name, is_brought in brought.items() if is_brought)
+    return f"posttrain.evaluate({str(folder / 'model')!r}, config, {given})" if given else f"posttrain eval {folder}"
 
 
 def side_by_side(prompt: str, before: str, after: str) -> list[str]:

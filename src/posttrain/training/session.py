@@ -24,8 +24,9 @@ from posttrain.training.learner import Learner, LearnerSettings
 from posttrain.training.state import TrainedByReward
 
 Rows = Sequence[Mapping[str, object]]
-Rewards = Sequence[Callable[..., object] | RewardFunction]
-"""Functions, or what `reward_function` makes of one: with a name and a weight of its own."""
+Reward = Callable[..., object] | RewardFunction
+"""A function, or what `reward_function` makes of one: with a name and a weight of its own."""
+Rewards = Reward | Sequence[Reward]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,12 +51,19 @@ class CallerObjects:
             if value is not None and not isinstance(value, kind):
                 raise UserError(f"{name}: {value!r:.60} ({type(value).__name__}) is no {kind.__name__}; {remedy}.")
 
+    def functions(self) -> tuple[RewardFunction, ...]:
+        """The rewards, be they one or many."""
+        given = self.rewards
+        many = [given] if callable(given) or isinstance(given, RewardFunction) else given
+        return tuple(each if isinstance(each, RewardFunction) else reward_function(each) for each in many)
+
 
 @dataclass(slots=True, kw_only=True)
 class Session:
     """The stages of a step and what else a run needs; open until closed."""
 
     config: Config
+    own: CallerObjects
     policy: Policy
     model_name: str
     """What plans and model cards call the policy's model."""
@@ -146,6 +154,7 @@ def assembled(config: Config, own: CallerObjects, resources: Resources, threads:
     )
     return Session(
         config=config,
+        own=own,
         policy=policy,
         model_name=config.model.path if own.policy is None else own.policy.model.name_or_path or "a model object",
         engine=chosen_engine,
@@ -177,8 +186,7 @@ def task_of(config: Config, own: CallerObjects, policy: Policy) -> Task:
 
 def rewards_of(config: Config, own: CallerObjects, task: Task) -> tuple[RewardFunction, ...]:
     """The caller's rewards and those of the config, or else the task's own."""
-    given = (each if isinstance(each, RewardFunction) else reward_function(each) for each in own.rewards)
-    rewards = (*given, *(load_reward(item) for item in config.rewards)) or tuple(task.reward_functions)
+    rewards = (*own.functions(), *(load_reward(item) for item in config.rewards)) or tuple(task.reward_functions)
     if not rewards:
         raise UserError(
             "rewards: the task has no reward function of its own, and none is given."

@@ -254,5 +254,5 @@ def last_lines(folder: Path, state: SftState, *, finished: bool) -> list[str]:
     return [
         f"held-out loss {state.eval_loss:.4f} nats/token after {state.num_tokens / 1e6:.1f} M tokens{lowest}",
         f"model        {folder / 'model'}",
-        f"measure it   posttrain eval {folder / 'model'}",
+        f"measure it   posttrain eval {folder}",
     ]

@@ -64,7 +64,7 @@ def read_completion_request(
 ) -> CompletionRequest:
     """Check a request.  Raises BadRequest."""
     if refused := refused_field(body, chat=chat):
-        raise BadRequest(f"{refused[0]} = {brief(body.get(refused[0]))}: {refused[1]}")
+        raise BadRequest(f"{refused[0][:40]} = {brief(body[refused[0]])}: {refused[1]}")
     asked_tokens = value_or(body, "max_completion_tokens", value_or(body, "max_tokens", 512 if chat else 16))
     count, seed = whole(value_or(body, "n", 1), "n"), body.get("seed")
     contents = [messages_in(body.get("messages"))] if chat else prompts_in(body.get("prompt"))

@@ -145,7 +145,7 @@ class Handler(BaseHTTPRequestHandler):
             elif self.place == "/health":
                 found = {"status": "ok"}
             else:
-                raise self.no_such_path(self.allowed())
+                raise self.not_taken()
         except BadRequest as refusal:
             self.refuse(refusal)
         else:
@@ -155,7 +155,7 @@ class Handler(BaseHTTPRequestHandler):
         """Completions."""
         try:
             if self.place not in COMPLETIONS:
-                raise self.no_such_path(self.allowed())
+                raise self.not_taken()
             found = self.service.completions(self.body(), chat=COMPLETIONS[self.place])
         except BadRequest as refusal:
             self.refuse(refusal)
@@ -170,20 +170,18 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_other(self) -> None:
         """What no path takes."""
-        self.refuse(self.no_such_path(self.allowed()))
+        self.refuse(self.not_taken())
 
     do_HEAD = do_PUT = do_PATCH = do_DELETE = do_OPTIONS = do_other
 
-    def allowed(self) -> str | None:
-        """The method that the path takes; None where there is no such path."""
-        if self.place in COMPLETIONS:
-            return "POST"
-        return "GET" if self.place in ("/health", "/v1/models") or self.place.startswith("/v1/models/") else None
-
-    def no_such_path(self, allowed: str | None) -> BadRequest:
+    def not_taken(self) -> BadRequest:
         """The refusal of a path that is not there, or takes another method."""
         self.close_connection = True  # the body is not read, and is no next request
-        if allowed is None:
+        if self.place in COMPLETIONS:
+            allowed = "POST"
+        elif self.place in ("/health", "/v1/models") or self.place.startswith("/v1/models/"):
+            allowed = "GET"
+        else:
             return BadRequest(f"{self.place}: no such path", HTTPStatus.NOT_FOUND)
         wrong = f"{self.command} {self.place}: this path takes {allowed}"
         return BadRequest(wrong, HTTPStatus.METHOD_NOT_ALLOWED, allowed=allowed)

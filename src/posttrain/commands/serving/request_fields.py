@@ -63,7 +63,7 @@ def refused_field(body: Mapping[str, Any], *, chat: bool) -> tuple[str, str] | N
         if value is None or name in HONOURED[chat] or name in HARMLESS:
             continue
         if name not in REFUSED:
-            return name[:40], f"no such field here.  {did_you_mean(name[:40], known)}"
+            return name, f"no such field here.  {did_you_mean(name[:40], known)}"
         asks_for_nothing, remedy = REFUSED[name]
         all_of_them = name == "best_of" and value == (1 if body.get("n") is None else body["n"])
         if value not in asks_for_nothing and not all_of_them:
