@@ -17,6 +17,8 @@ class TraceSwitches:
     """Number of the completion within its group, from 0."""
     state_width: int = 28
     """Characters of each state that are shown: its end."""
+    below: float = 0.0
+    """Show only tokens whose log-prob is at most this, in nats, such as -1; 0 shows all."""
 
 
 PROGRAM = CommandSpec(
@@ -39,10 +41,13 @@ def main(arguments: Sequence[str]) -> int:
             f"command line: --sample {switches.sample}: a group has rollout.group_size ="
             f" {config.rollout.group_size} completions; use 0 to {config.rollout.group_size - 1}"
         )
-    from posttrain.commands.trace_table import prompt_to_trace, table
+    if not switches.below <= 0:
+        raise UserError(f"command line: --below {switches.below}: log-probs are at most 0; use 0, or less such as -1")
+    from posttrain.commands.trace_table import TableWindow, prompt_to_trace, table
     from posttrain.training.session import open_session
 
     with open_session(config) as session:
-        for line in table(session, prompt_to_trace(session, text), switches.sample, switches.state_width):
+        window = TableWindow(width=switches.state_width, below=switches.below)
+        for line in table(session, prompt_to_trace(session, text), switches.sample, window):
             print(line)
     return 0

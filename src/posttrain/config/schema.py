@@ -54,7 +54,7 @@ def section_schema(kind: type, section: str, content: object) -> Schema:
     if section == "task" and "path" in given and name in variants and name not in TASKS_OF_ROWS:
         raise UserError(
             f"task.path = {given['path']}: the task {name} makes its own problems and reads no file.  For rows of a"
-            f" file leave out task.name, or say {' or '.join(TASKS_OF_ROWS)}."
+            f" file leave out task.name, or say {' or '.join(TASKS_OF_ROWS)}; a class of your own is FILE.py:NAME."
         )
     if not isinstance(name, str) or name not in variants:
         raise UserError(f"{section}.name = {name}: no such {section}.  {did_you_mean(name, variants)}")

@@ -115,12 +115,20 @@ class Session:
 
 def open_session(config: Config, own: CallerObjects = CallerObjects()) -> Session:
     """Load the model and make everything else, but for what the caller brings."""
+    require_training_by_reward(config)
     with ExitStack() as opened:
         threads = opened.enter_context(claim_threads(config.run.threads))
         resources = opened.enter_context(Resources(config.sandbox))
         session = assembled(config, own, resources, threads)
         opened.pop_all()  # from here on it is the session that closes them
     return session
+
+
+def require_training_by_reward(config: object) -> None:
+    """Refuse a config of another kind, as `load_recipe` makes of recipes for other commands."""
+    if not isinstance(config, Config):
+        kind = type(config).__name__
+        raise UserError(f"config: a {kind} is given, and a Config is needed, such as load_recipe() makes.")
 
 
 def assembled(config: Config, own: CallerObjects, resources: Resources, threads: ThreadClaim) -> Session:
