@@ -47,9 +47,10 @@ def take_step(session: Session, step: int, clock: Clock) -> CollectedStep:
     """One step as `posttrain.training.rl.take_steps` takes it."""
     collected = session.collector.collect(step, no_journal, clock)
     credited = session.learner.credit(collected, clock)
-    updates = session.learner.learn(credited, clock)
+    batches = session.learner.batches(credited, clock)
+    updates = session.learner.learn(batches, step, clock)
     session.load_weights()
-    step_metrics(collected.groups, collected.grades, credited.advantages)
+    step_metrics(collected.groups, collected.grades, credited.groups.informed)
     update_metrics(updates)
     if session.policy.device.type == "cuda":
         torch.cuda.synchronize()

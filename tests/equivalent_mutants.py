@@ -54,6 +54,8 @@ BECAUSE: dict[str, list[tuple[str, str]]] = {
         ("irl/feasibility.py", "if len(units) > 1:"),
     ],
     "Which of two ways is taken, for speed: each finds the same.": [
+        ("models/fused.py", "if not not torch.is_grad_enabled():"),
+        ("models/fused.py", "if torch.is_grad_enabled():"),
         ("generation/sampling.py", "if weights.shape[1] <= SMALL_VOCAB and weights.device.type != 'cpu':"),
         ("generation/sampling.py", "if sampling.top_k == 0 and sampling.top_p == 2:"),
         ("generation/sampling.py", "if sampling.min_p >= 0:"),
@@ -130,7 +132,7 @@ BECAUSE: dict[str, list[tuple[str, str]]] = {
         ("training/update.py", "observed.entropies.append(view.entropies.clone().double().cpu())"),
         (
             "training/update.py",
-            "observed.terms.setdefault(term.name, []).append(term.per_token(detached).clone().double().cpu())",
+            "observed.terms.setdefault(term.metric_name, []).append(values.clone().double().cpu())",
         ),
         ("training/update.py", "bad = (~torch.isfinite(losses.clone())).nonzero()"),
     ],

@@ -36,7 +36,11 @@ LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 ORDER = " > ".join(", ".join(sorted(name or "__init__" for name in names)) for names in LAYERS)
 """The order of imports in words; `python -m tests.test_architecture` prints it."""
 MAY_IMPORT_IRL = {"irl_runs", "neural_irl", ""}
-ENTRY_POINTS = {"posttrain.training.rl.train", "posttrain.rewards.grading.grade.grade"}
+ENTRY_POINTS = {
+    "posttrain.training.rl.train",
+    "posttrain.training.evaluate.evaluate",
+    "posttrain.rewards.grading.grade.grade",
+}
 """Functions that people call with keywords of their choice, and that may therefore take more than six arguments."""
 TRIVIAL_STATEMENTS = 2
 """Statements of a function that needs no docstring."""

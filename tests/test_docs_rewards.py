@@ -35,8 +35,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_python_blocks_run(folder: Path) -> None:
     assert programs(BLOCKS)
     for program in programs(BLOCKS):
-        done = python(["-c", program], folder)
-        assert done.returncode == 0, done.stderr
+        done = python(program, folder)
+        assert done.code == 0, done.err
     assert (folder / "runs/sums/model/model.safetensors").is_file()
 
 
@@ -44,22 +44,22 @@ def test_the_python_blocks_run(folder: Path) -> None:
 def test_check_task_prints_what_is_shown(block: str, folder: Path) -> None:
     command, *shown = block.splitlines()
     done = posttrain(shlex.split(command)[2:], folder)
-    said = [TIMES.sub("  ", line) for line in done.stdout.splitlines()]
+    said = [TIMES.sub("  ", line) for line in done.out.splitlines()]
     assert all(TIMES.sub("  ", line) in said for line in shown if line != "...")
-    assert done.returncode == int("are not as they should be" in block)
+    assert done.code == int("are not as they should be" in block)
 
 
 @pytest.mark.parametrize("block", [block for block in COMMANDS if "check-task" not in block])
 def test_a_training_command_resolves_to_a_config(block: str, folder: Path) -> None:
     words = [word for word in shlex.split(block)[3:] if word != "--dry-run"]
     done = posttrain(["config", *words], folder)
-    assert done.returncode == 0, done.stderr
+    assert done.code == 0, done.err
 
 
 @pytest.mark.parametrize("name", [name for language, name, _ in BLOCKS if language == "yaml"])
 def test_a_recipe_is_one(name: str, folder: Path) -> None:
     done = posttrain(["config", "countdown-tiny", name], folder)
-    assert done.returncode == 0, done.stderr
+    assert done.code == 0, done.err
 
 
 def test_the_tests_of_programs_are_read() -> None:

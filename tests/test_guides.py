@@ -16,9 +16,11 @@ from posttrain.algorithms.credit import Evidence
 from posttrain.binding import module_from
 from posttrain.config import load_recipe
 from posttrain.errors import UserError
-from posttrain.generation.engine import MEMBERS
+from posttrain.generation.engine import MEMBERS, require_engine
+from posttrain.generation.in_process import InProcessEngine
 from tests.support.pages import attribute, before_patch, blocks, posttrain, programs, python, write_files
 from tests.support.runs import command, save_tiny_model
+from tests.support.tiny import request, some_prompts, tiny_policy
 
 ROOT = Path(__file__).parents[1]
 GUIDES = ROOT / "docs" / "guides"
@@ -62,15 +64,15 @@ def test_a_command_trains_with_what_the_file_defines(typed: str, folder: Path) -
         run = Path(words[words.index("--run.folder") + 1] if "--run.folder" in words else "runs/mine")
         steps = [json.loads(line) for line in (folder / run / "metrics.jsonl").read_text().splitlines()]
         assert [step["step"] for step in steps] == [0, 1, 2, 3]
-        assert ("entropy_bonus" in steps[-1]) == ("fading" not in typed)
+        assert ("loss/entropy_bonus" in steps[-1]) == ("fading" not in typed)
 
 
 def test_the_help_shows_the_options_of_ones_own(folder: Path) -> None:
     (typed,) = (typed for typed in TYPED if "--help" in typed)
     done = posttrain(shlex.split(typed), folder)
-    assert done.returncode == 0, done.stderr
+    assert done.code == 0, done.err
     for flag in ("--algorithm.entropy-bonus", "--algorithm.clip", "--task.num-digits"):
-        assert flag in done.stdout
+        assert flag in done.out
 
 
 def test_the_recipe_before_and_after_are_recipes(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -85,14 +87,14 @@ def test_the_recipe_before_and_after_are_recipes(folder: Path, monkeypatch: pyte
 def test_a_mistake_is_told_as_shown(folder: Path) -> None:
     typed, says = MISTAKE.splitlines()
     done = posttrain(shlex.split(typed)[2:], folder)
-    assert done.returncode == 2
-    assert done.stderr.strip() == says
+    assert done.code == 2
+    assert done.err.strip() == says
 
 
 def test_the_same_from_python_with_a_watcher(folder: Path) -> None:
     (program,) = programs(BLOCKS)
-    done = python(["-c", program], folder)
-    assert done.returncode == 0, done.stderr
+    done = python(program, folder)
+    assert done.code == 0, done.err
     assert (folder / "runs/objects/model/model.safetensors").is_file()
     rows = list(csv.DictReader((folder / "rewards.csv").open()))
     metrics = [json.loads(line) for line in (folder / "runs/objects/metrics.jsonl").read_text().splitlines()]
@@ -122,6 +124,24 @@ def test_the_table_of_an_engine_has_its_members() -> None:
     cells = re.findall(r"^\| (`.*?) \|", PAGE.partition("**An engine**")[2], flags=re.MULTILINE)
     named = {name for cell in cells for name in re.findall(r"`(\w+)", cell)}
     assert named == set(MEMBERS)
+
+
+def test_the_engine_of_the_page_samples_what_ours_does_and_counts(folder: Path) -> None:
+    (text,) = (text for _, name, text in BLOCKS if name == "engine.py")
+    assert len(text.splitlines()) <= 25
+    policy = tiny_policy()
+    ours = InProcessEngine(policy)
+    engine = require_engine(module_from(folder / "engine.py", "test").CountingEngine(ours))
+    engine.load(policy.model.state_dict(), 3)
+    counts: list[int] = []
+    prompts = some_prompts([2, 5])
+    groups = engine.rollout(prompts, request(), advance=counts.append)
+    assert groups == ours.rollout(prompts, request())
+    rollouts = [rollout for group in groups for rollout in group.rollouts]
+    assert engine.num_tokens == sum(len(rollout.tokens) for rollout in rollouts) > 0
+    assert sum(counts) == len(rollouts)
+    assert {rollout.weights_version for rollout in rollouts} == {engine.weights_version} == {3}
+    assert engine.room(prompts[0]) == ours.room(prompts[0])
 
 
 def test_an_option_of_the_file_has_its_type_checked(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -183,7 +203,7 @@ def test_everything_that_a_guide_refers_to_is_there(page: Path) -> None:
 def test_the_step_by_hand_prints_what_stands_under_it(tmp_path: Path) -> None:
     (program,) = programs(blocks(WALK))
     (printed,) = (text for language, _, text in blocks(WALK) if language == "text")
-    done = python(["-c", program], tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout == printed
+    done = python(program, tmp_path)
+    assert done.code == 0, done.err
+    assert done.out == printed
     assert list(tmp_path.iterdir()) == []

@@ -18,6 +18,9 @@ KEPT_FOR_THE_PROCESS = {
     "posttrain.rewards.grading.workers.worker_main.loop": "in a worker, which is a process of one function",
     "posttrain.runs.threads._PROCESS": "torch's number of threads is the process's, and this is how sessions agree",
 }
+OF_A_PROCESS_OF_ITS_OWN = {
+    "posttrain.sandbox.inside.replay": "the program's own process, which starts itself anew with a seed"
+}
 CHANGES = {"add", "append", "appendleft", "clear", "discard", "extend", "insert", "pop", "popitem", "remove"}
 CHANGES |= {"setdefault", "update"}
 MAKES_A_CONTAINER = {"dict", "list", "set", "defaultdict", "deque", "Counter", "OrderedDict", "WeakSet", "local"}
@@ -63,6 +66,25 @@ def changed_in_functions(module: ast.Module) -> Iterator[tuple[int, str]]:
                     yield node.lineno, place.value.id
 
 
+def writes_to_the_environment(module: ast.Module) -> Iterator[int]:
+    """Lines that change os.environ, under whatever name it was imported, or go past it with putenv."""
+    names = {"os.environ", "environ", "os.environb", "environb"}
+    for node in ast.walk(module):
+        if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store | ast.Del):
+            written = ast.unparse(node.value) in names
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            called = node.func
+            written = called.attr in CHANGES and ast.unparse(called.value) in names
+            written = written or ast.unparse(called) in {"os.putenv", "os.unsetenv"}
+        else:
+            targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+            written = isinstance(node, ast.Assign | ast.AugAssign) and any(
+                isinstance(each, ast.Attribute | ast.Name) and ast.unparse(each) in names for each in targets
+            )
+        if written:
+            yield node.lineno
+
+
 def kept(path: Path) -> Iterator[str]:
     """Objects with a state of their own that a module holds, and cached results of functions without arguments."""
     module = syntax(path)
@@ -91,6 +113,41 @@ def test_no_module_has_a_container_that_is_filled_while_it_runs(path: Path) -> N
     assert empty == [], f"{path}: empty, so they are there to be filled: give them to who owns what they hold"
     for line, name in changed_in_functions(syntax(path)):
         assert name not in names, f"{path}:{line}: changes {name} of the module: give it to who owns it"
+
+
+@each_source
+def test_no_function_changes_the_environment_of_the_process(path: Path) -> None:
+    if module_name(path) not in OF_A_PROCESS_OF_ITS_OWN:
+        lines = [*writes_to_the_environment(syntax(path))]
+        assert lines == [], f"{path}: os.environ is one for all sessions: give it in `env=` of what is started"
+
+
+def test_what_may_change_its_environment_does_so() -> None:
+    changing = {module_name(path) for path in SOURCES if [*writes_to_the_environment(syntax(path))]}
+    assert changing == set(OF_A_PROCESS_OF_ITS_OWN)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "os.environ['X'] = '1'",
+        "del os.environ['X']",
+        "os.environ.pop('X', None)",
+        "os.environ |= {'X': '1'}",
+        "os.environ = {}",
+        "environ.update(X='1')",
+        "os.environb[b'X'] = b'1'",
+        "os.putenv('X', '1')",
+    ],
+)
+def test_a_change_of_the_environment_is_found(source: str) -> None:
+    assert [*writes_to_the_environment(ast.parse(source))] == [1]
+
+
+def test_reading_the_environment_is_no_change_of_it() -> None:
+    assert [
+        *writes_to_the_environment(ast.parse("x = {**os.environ, 'X': os.environ['Y'], 'Z': os.environ.get('Z')}"))
+    ] == []
 
 
 def test_what_is_kept_for_the_process_is_what_is_listed_with_a_reason() -> None:

@@ -30,8 +30,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_python_blocks_run(folder: Path) -> None:
     assert programs(BLOCKS)
     for program in programs(BLOCKS):
-        done = python(["-c", program], folder)
-        assert done.returncode == 0, done.stderr
+        done = python(program, folder)
+        assert done.code == 0, done.err
     assert (folder / "runs/brief/model/model.safetensors").is_file()
     shutil.rmtree(folder / "runs")
 
@@ -51,16 +51,16 @@ def test_nothing_but_make_and_posttrain_is_asked_for() -> None:
 def test_a_training_command_resolves_to_a_config(command: str, folder: Path) -> None:
     words = [word for word in shlex.split(command)[2:] if word != "--dry-run"]
     done = posttrain(["config", *("bundled" if word == "MODEL" else word for word in words)], folder)
-    assert done.returncode == 0, done.stderr
+    assert done.code == 0, done.err
 
 
 @pytest.mark.parametrize("name", sorted({command.split()[1] for command in OUR_COMMANDS}))
 def test_a_command_and_its_flags_are_in_its_help(name: str, folder: Path) -> None:
     done = posttrain([name, "--help"], folder)
-    assert done.returncode == 0, done.stderr
+    assert done.code == 0, done.err
     words = [word for command in OUR_COMMANDS if command.split()[1] == name for word in shlex.split(command)]
     for flag in (word for word in words if word.startswith("--") and "." not in word):
-        assert flag in done.stdout, f"posttrain {name} has no {flag}"
+        assert flag in done.out, f"posttrain {name} has no {flag}"
 
 
 def test_every_file_that_it_names_is_there() -> None:

@@ -35,9 +35,9 @@ def test_the_blocks_of_a_tutorial_print_what_stands_under_them(path: Path, tmp_p
         if language == "python"
     ]
     assert sum(map(bool, expected)) >= 5
-    done = python(["-c", f"\nprint({BETWEEN!r}, end='')\n".join(programs(found))], tmp_path)
-    assert done.returncode == 0, done.stderr
-    for text, printed, stands in zip(programs(found), done.stdout.split(BETWEEN), expected, strict=True):
+    done = python(f"\nprint({BETWEEN!r}, end='')\n".join(programs(found)), tmp_path)
+    assert done.code == 0, done.err
+    for text, printed, stands in zip(programs(found), done.out.split(BETWEEN), expected, strict=True):
         assert printed == stands, text
 
 
@@ -49,7 +49,7 @@ def test_a_command_of_a_tutorial_resolves(command: str, tmp_path: Path) -> None:
         done = posttrain(words[1:], tmp_path)
     else:  # what it would run
         done = posttrain(["config", *words[2:]], tmp_path)
-    assert done.returncode == 0, done.stderr
+    assert done.code == 0, done.err
 
 
 def test_every_picture_and_file_of_a_tutorial_is_there() -> None:

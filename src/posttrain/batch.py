@@ -18,12 +18,14 @@ class TokenColumns:
     """What an update knows of every completion token beside the token itself.
 
     Float64 as collated; an update takes them in the precision of its log-probs.  A new column is a field here and a
-    line in `collate`.
+    line where it is first known, which for what comes of credit is `Learner.credit`: it is selected, split and moved
+    with the others.
     """
 
     advantages: Float[Tensor, " token"]
     weights: Float[Tensor, " token"]
-    """What each token's loss is multiplied by; fixed on the whole update, before anything was dropped or split."""
+    """What each token's loss is multiplied by; fixed on the whole update, before anything was dropped or split.
+    0 before there is an update."""
     behaviour_logprobs: Float[Tensor, " token"]
     reference_logprobs: Float[Tensor, " token"] | None = None
     values: Float[Tensor, " token"] | None = None
@@ -37,7 +39,7 @@ class TokenColumns:
         for each in fields(self):
             column = getattr(self, each.name)
             columns[each.name] = None if column is None else change(column)
-        return TokenColumns(**columns)
+        return replace(self, **columns)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,30 +113,33 @@ class Batch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CreditedGroups:
-    """Groups with all that an update needs to know of them; every " token" is of all their completions, in order."""
+    """Groups with all that an update needs to know of them."""
 
     groups: Sequence[Group]
     scored: Bool[Tensor, "prompt group"]
     """Rollouts that have a reward; the others take no part and are not counted."""
-    advantages: Float64[Tensor, " token"]
-    reference_logprobs: Float64[Tensor, " token"] | None = None
-    values: Float64[Tensor, " token"] | None = None
-    returns: Float64[Tensor, " token"] | None = None
+    columns: TokenColumns
+    """Of the tokens of all their completions, in order; none has a weight yet."""
+
+    @property
+    def informed(self) -> Bool[Tensor, "prompt group"]:
+        """Rollouts some token of which has an advantage; only loss terms that act without one matter to the others."""
+        lengths = [len(rollout.tokens) for group in self.groups for rollout in group.rollouts]
+        found = torch.zeros(len(lengths), dtype=torch.bool)
+        found[_owners(lengths)[self.columns.advantages != 0]] = True
+        return found.view(self.scored.shape)
 
     def select(self, rows: Sequence[int]) -> "CreditedGroups":
         """Some of the groups, in the order given."""
         sizes = [sum(len(rollout.tokens) for rollout in group.rollouts) for group in self.groups]
 
-        def of_rows(column: Tensor | None) -> Tensor | None:
-            if column is None:
-                return None
+        def of_rows(column: Tensor) -> Tensor:
             parts = column.split(sizes)
             return torch.cat([parts[row] for row in rows])
 
-        columns: dict[str, Any] = {
-            name: of_rows(getattr(self, name)) for name in ("advantages", "reference_logprobs", "values", "returns")
-        }
-        return CreditedGroups(groups=[self.groups[row] for row in rows], scored=self.scored[rows], **columns)
+        return CreditedGroups(
+            groups=[self.groups[row] for row in rows], scored=self.scored[rows], columns=self.columns.map(of_rows)
+        )
 
 
 def collate(
@@ -149,40 +154,31 @@ def collate(
     batch = completions_of(credited.groups)
     lengths = torch.tensor(batch.lengths)
     weights = token_weights(lengths, credited.scored.flatten(), max_completion_tokens=max_completion_tokens)
-    batch = replace(
-        batch,
-        columns=TokenColumns(
-            advantages=credited.advantages,
-            weights=weights.repeat_interleave(lengths),
-            behaviour_logprobs=batch.columns.behaviour_logprobs,
-            reference_logprobs=credited.reference_logprobs,
-            values=credited.values,
-            returns=credited.returns,
-        ),
-    )
-    informed = torch.zeros(len(lengths), dtype=torch.bool)
-    informed[batch.rollout[credited.advantages != 0]] = True
-    matters = (weights > 0) & (informed | keep_zero_advantages)
+    batch = replace(batch, columns=replace(credited.columns, weights=weights.repeat_interleave(lengths)))
+    matters = (weights > 0) & (credited.informed.flatten() | keep_zero_advantages)
     return batch.select(matters.nonzero().flatten().tolist()) if bool(matters.any()) else _empty(batch)
 
 
 def completions_of(groups: Sequence[Group]) -> Batch:
     """All completions of the groups in order, none with an advantage or a weight yet."""
     rollouts = [(group, rollout) for group in groups for rollout in group.rollouts]
-    tokens = torch.tensor([token for _, rollout in rollouts for token in rollout.tokens])
-    logprobs = [logprob for _, rollout in rollouts for logprob in rollout.logprobs]
-    none = torch.zeros(len(tokens), dtype=torch.float64)
     return Batch(
         prompts=tuple(group.prompt.tokens for group in groups),
         completions=tuple(rollout.tokens for _, rollout in rollouts),
         prompt_of=tuple(i for i, group in enumerate(groups) for _ in group.rollouts),
         names=tuple((group.prompt.id, rollout.sample) for group, rollout in rollouts),
-        tokens=tokens,
+        tokens=torch.tensor([token for _, rollout in rollouts for token in rollout.tokens]),
         rollout=_owners([len(rollout.tokens) for _, rollout in rollouts]),
-        columns=TokenColumns(
-            advantages=none, weights=none, behaviour_logprobs=torch.tensor(logprobs, dtype=torch.float64)
-        ),
+        columns=sampled_columns(groups),
     )
+
+
+def sampled_columns(groups: Sequence[Group]) -> TokenColumns:
+    """What is known of the tokens of groups once they are sampled: log μ.  None has an advantage or a weight yet."""
+    logprobs = [logprob for group in groups for rollout in group.rollouts for logprob in rollout.logprobs]
+    behaviour = torch.tensor(logprobs, dtype=torch.float64)
+    none = torch.zeros_like(behaviour)
+    return TokenColumns(advantages=none, weights=none, behaviour_logprobs=behaviour)
 
 
 def _owners(lengths: Sequence[int]) -> Int64[Tensor, " token"]:

@@ -15,6 +15,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
 
+from typing_extensions import is_protocol
+
 from posttrain.errors import UserError
 from posttrain.schemas import REQUIRED, Option, Schema, checker, did_you_mean, is_record, record_class, record_of
 
@@ -98,6 +100,7 @@ def own_schema(section: str, path: object) -> Schema:
     leading = Option("path", str, path, f"A {OWN[section]} of your own, as FILE.py:{OWN[section].upper()}.")
     first, given = (["renderer"], ["seed"]) if section == "task" else ([], [])
     try:
+        require_init(target)
         signature = inspect.signature(target)
         schema = Schema(target, (leading,), frozenset((*list(signature.parameters)[: len(first)], *given)))
         checker(record_class(schema))
@@ -108,6 +111,15 @@ def own_schema(section: str, path: object) -> Schema:
         form = "(renderer, *, seed, **options)" if first else "(**options)"
         raise UserError(f"{section}: {path} cannot be called as {form}: {error}") from None
     return schema
+
+
+def require_init(target: Callable[..., Any]) -> None:
+    """Raise TypeError for a class whose `__init__` is a protocol's: that one binds any arguments and takes none."""
+    for each in getattr(target, "__mro__", ()):
+        if "__init__" in vars(each):
+            if is_protocol(each):
+                raise TypeError(f"it has no `__init__`, and that of {each.__name__} takes nothing; write one")
+            return
 
 
 def build_own(section: str, content: Mapping[str, object], *given: object, **named: object) -> object:

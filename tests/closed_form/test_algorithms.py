@@ -9,7 +9,7 @@ import torch
 from posttrain.algorithms.advantages import group_centred, group_zscore
 from posttrain.algorithms.credit import Evidence, mean_of_rollouts
 from posttrain.algorithms.table import ALGORITHMS, Overlong, Resample, build_algorithm, overlong_punishment
-from posttrain.algorithms.terms import KlTerm, Need, TokenView, total_loss
+from posttrain.algorithms.terms import KlTerm, Need, TokenView
 from posttrain.batch import TokenColumns
 from posttrain.errors import UserError
 from tests.support.tiny import advantage, token_loss
@@ -229,7 +229,7 @@ def test_the_ratio_is_to_the_behaviour_policy_unless_the_recipe_says_reference(n
         assert algorithm.uses_reference == (choice == {"ratio_to": "reference"})
         logprobs = values(1.0002).log().requires_grad_()
         seen = tokens_seen([1.0002], [1], reference=[math.log(1.0002) - math.log(1.0003)])
-        total_loss(algorithm.terms, replace(seen, logprobs=logprobs)).sum().backward()
+        algorithm.loss(replace(seen, logprobs=logprobs)).sum().backward()
         assert logprobs.grad.item() == pytest.approx(-ratio, rel=1e-12)
 
 
@@ -247,9 +247,7 @@ def test_the_same_options_build_the_same_function_as_calling_it() -> None:
     assert (built.name, built.resample, built.kl_penalty) == (called.name, called.resample, called.kl_penalty)
     assert built.token_weights is called.token_weights
     seen = tokens_seen([0.85, 1.1], [-1, -1])  # the first is below 1 - .1, and not below 1 - .2
-    assert (
-        total_loss(built.terms, seen).tolist() == total_loss(called.terms, seen).tolist() == pytest.approx([0.9, 1.1])
-    )
+    assert built.loss(seen).tolist() == called.loss(seen).tolist() == pytest.approx([0.9, 1.1])
     assert torch.equal(advantage(built, REWARDS), group_centred(REWARDS))
 
 

@@ -1,6 +1,7 @@
 """Held-out evaluation: its estimators against enumeration and repetition, and what is asked of every policy alike."""
 
 import copy
+import json
 from collections.abc import Sequence
 from dataclasses import replace
 from enum import StrEnum
@@ -270,3 +271,39 @@ def test_a_probe_gives_its_readings_and_nothing_that_is_measured_anyway(
     probe = Probe(readings={"mine": Reading("mine")}, measure=lambda groups: measured)
     with pytest.raises(UserError, match=message):
         full_evaluation(InProcessEngine(tiny_policy()), replace(QUESTIONS, probes={"p": probe}), samples=1)
+
+
+def with_probe(measured: object) -> Questions:
+    """Questions of the task `odd` with a probe that measures this."""
+    probe = Probe(readings={"mine": Reading("mine")}, measure=lambda groups: measured)  # type: ignore[arg-type, return-value]
+    return replace(QUESTIONS, task="odd", probes={"p": probe})
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        (float("nan"), r"nan \(float\)"),
+        (float("inf"), r"inf \(float\)"),
+        (None, r"None \(NoneType\)"),
+        ("0.5", r"'0.5' \(str\)"),
+        (torch.ones(2), r"tensor\(\[1., 1.\]\) \(Tensor\)"),
+        (10**400, r"1000.* \(int\)"),
+    ],
+    ids=["nan", "inf", "none", "text", "two", "too large"],
+)
+def test_a_reading_that_is_no_finite_number_is_refused_by_task_probe_and_name(value: object, said: str) -> None:
+    with pytest.raises(UserError, match=f"^task odd: probe 'p': mine = {said} is no finite number; leave out"):
+        full_evaluation(InProcessEngine(tiny_policy()), with_probe({"mine": value}), samples=1)
+
+
+def test_a_probe_that_measures_nothing_says_so_with_a_mapping() -> None:
+    with pytest.raises(UserError, match=r"^task odd: probe 'p' measured None \(NoneType\); give a mapping"):
+        full_evaluation(InProcessEngine(tiny_policy()), with_probe(None), samples=1)
+    results, _ = full_evaluation(InProcessEngine(tiny_policy()), with_probe({}), samples=1)
+    assert "mine" not in results
+
+
+@pytest.mark.parametrize("value", [np.float32(0.25), torch.tensor(0.25), np.array(0.25)])
+def test_a_reading_of_numpy_or_torch_is_a_number_that_json_knows(value: object) -> None:
+    results, _ = full_evaluation(InProcessEngine(tiny_policy()), with_probe({"mine": value}), samples=1)
+    assert json.loads(json.dumps(results["mine"])) == 0.25

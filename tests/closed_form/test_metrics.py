@@ -96,7 +96,7 @@ def test_every_metric_of_a_step_is_finite_and_in_the_documentation() -> None:
         group(0, 3, rollout(0, 2), rollout(1, 6, finish=Finish.LENGTH)),
         group(1, 3, rollout(0, 2), rollout(1, 1)),
     ]
-    metrics = step_metrics(groups, told, torch.tensor([[0.0, 0.0], [0.5, 0.0]], dtype=torch.float64))
+    metrics = step_metrics(groups, told, torch.tensor([[False, False], [True, False]]))
     assert metrics["frac_zero_advantage"] == 0.75
     assert metrics["num_score_failures"] == 1.0
     assert all(math.isfinite(value) for value in metrics.values())

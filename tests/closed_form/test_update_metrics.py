@@ -1,5 +1,8 @@
 """A step's metrics from the reports of its updates: sums over tokens are added up and divided once."""
 
+import math
+from dataclasses import replace
+
 import pytest
 
 from posttrain.training.update_metrics import UpdateReport, update_metrics
@@ -40,8 +43,9 @@ def test_what_is_no_mean_over_tokens_is_taken_as_it_should_be() -> None:
     metrics = update_metrics([FIRST, SECOND])
     assert (metrics["ratio/min"], metrics["ratio/max"]) == (0.5, 4)
     assert metrics["loss"] == 2.5  # over updates, as the norms
-    assert (metrics["grad_norm"], metrics["grad_norm/value_head"]) == (2.5, 1)
-    assert "grad_norm/policy" not in metrics
+    assert (metrics["grad_norm/policy"], metrics["grad_norm/value_head"]) == (2.5, 1)
+    # Of both as one vector: √(2² + ½²) and √(3² + 1.5²).
+    assert metrics["grad_norm"] == pytest.approx((math.sqrt(4.25) + math.sqrt(11.25)) / 2, rel=1e-14)
     assert metrics["learning_rate"] == 0.05  # the last
     assert metrics["num_micro_batches"] == 3
 
@@ -55,6 +59,13 @@ def test_the_gap_between_sampler_and_trainer_is_that_of_the_first_update() -> No
     assert turned["sampling/sampling_logp_difference/mean"] == 3  # 9 / 3
     assert turned["sampling/sampling_logp_difference/max"] == 5
     assert turned["kl"] == metrics["kl"]
+
+
+@pytest.mark.parametrize("module", ["policy", "body"])
+def test_the_norm_of_the_only_module_is_told_once(module: str) -> None:
+    metrics = update_metrics([replace(FIRST, grad_norms={module: 0.1}), replace(SECOND, grad_norms={module: 0.3})])
+    assert metrics["grad_norm"] == (0.1 + 0.3) / 2
+    assert [name for name in metrics if name.startswith("grad_norm")] == ["grad_norm"]
 
 
 @pytest.mark.parametrize("cut", [1, 2, 3])

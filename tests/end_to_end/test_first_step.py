@@ -1,7 +1,7 @@
 """Step 1 is collected first, and once: a mistake in a reward shows before anything is measured or given up."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,8 +39,8 @@ class Run:
         self.engine = Counts(self.policy)
         self.config = config(folder, 2, **sections)
 
-    def train(self, *rewards: Any, **how: Any) -> posttrain.Run:
-        objects = {"policy": self.policy, "task": Sums(self.policy), "engine": self.engine}
+    def train(self, *rewards: Any, task: type[Sums] = Sums, **how: Any) -> posttrain.Run:
+        objects = {"policy": self.policy, "task": task(self.policy), "engine": self.engine}
         return posttrain.train(self.config, **objects, rewards=rewards, **how)
 
 
@@ -73,6 +73,54 @@ def test_a_mistake_in_a_reward_does_not_cost_the_run_that_is_overwritten(model: 
     longer = Run(model, folder, run={"folder": str(folder), "num_steps": 3, "threads": 1})
     assert longer.train(dice, resume=True).summary["after"]
     assert [line["step"] for line in metrics_of(folder)] == [0, 1, 2, 3]
+
+
+class Misnamed(Sums):
+    """Its probe measures what is not among its readings."""
+
+    def probes(self) -> Mapping[str, posttrain.Probe]:
+        readings = {"length": posttrain.Reading("length")}
+        return {"mine": posttrain.Probe(readings=readings, measure=lambda groups: {"lenght": 1.0})}
+
+
+class Mended(Sums):
+    def probes(self) -> Mapping[str, posttrain.Probe]:
+        readings = {"length": posttrain.Reading("length")}
+        return {"mine": posttrain.Probe(readings=readings, measure=lambda groups: {"length": 1.0})}
+
+
+def test_a_mistake_in_the_first_evaluation_leaves_no_folder_and_the_run_can_be_made_again(
+    model: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "run"
+    calls: list[int] = []
+
+    def counted(completions: Sequence[str], **columns: object) -> list[float]:
+        calls.append(len(completions))
+        return dice(list(completions))
+
+    with pytest.raises(UserError, match="probe 'mine' measured lenght, but its readings are length"):
+        Run(model, folder).train(counted, task=Misnamed)
+    assert calls[0] == 12, "step 1 comes first"
+    assert not folder.exists()
+    Run(model, folder).train(counted, task=Mended)
+    journal = [json.loads(line) for line in (folder / "scores.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in journal] == [1, 1, 1, 2, 2, 2]
+    assert [line["step"] for line in metrics_of(folder)] == [0, 1, 2]
+
+
+def test_a_mistake_in_the_first_evaluation_does_not_cost_the_run_that_is_overwritten(
+    model: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "run"
+    Run(model, folder).train(dice)
+    earlier = files(folder)
+    anew = {"folder": str(folder), "num_steps": 2, "overwrite": True}
+    with pytest.raises(UserError, match="probe 'mine' measured lenght"):
+        Run(model, folder, run=anew).train(dice, task=Misnamed)
+    assert files(folder) == earlier
+    Run(model, folder, run=anew).train(dice, task=Mended)
+    assert metrics_of(folder)[0]["eval/length"] == 1.0
 
 
 def test_by_the_command_a_mistake_is_one_message_and_the_earlier_run_stays(

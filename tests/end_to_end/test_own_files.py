@@ -102,6 +102,15 @@ class Bare:
     def __init__(self, renderer, *, seed):
         pass
 
+class WithoutInit(Task):
+    name = "without"
+
+    def prompts(self, step, draws):
+        return []
+
+    def held_out(self):
+        return []
+
 class WithoutSeed:
     def __init__(self, renderer, size=1):
         pass
@@ -226,6 +235,10 @@ MISTAKES = {
     "a class without seed": (
         "task: {path: 'mine.py:WithoutSeed'}",
         "cannot be called as (renderer, *, seed, **options)",
+    ),
+    "a class without __init__": (
+        "task: {path: 'mine.py:WithoutInit'}",
+        "cannot be called as (renderer, *, seed, **options): it has no `__init__`, and that of Task takes nothing",
     ),
     "rows without the name": ("task: {path: rows.jsonl}", "For rows of a file give task.name = dataset as well."),
 }

@@ -6,20 +6,25 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import peft
 import pytest
 import torch
 from pyarrow import parquet
 from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers.utils import logging as transformers_logging
 
 import posttrain
 from posttrain.algorithms.credit import Credit, Evidence
 from posttrain.algorithms.table import grpo
-from posttrain.errors import UserError
+from posttrain.errors import RunError, UserError
 from posttrain.generation.in_process import InProcessEngine
 from posttrain.generation.request import Request
-from posttrain.models.policy import Policy
+from posttrain.models.policy import Policy, load_policy
 from posttrain.models.rendering import TokenizerRenderer
+from posttrain.options.model import ModelOptions
 from posttrain.records import Group, Prompt
+from posttrain.training.rl import show_plan
+from posttrain.training.session import CallerObjects, open_session
 from tests.end_to_end.test_python_api import config_for
 from tests.support.dice import dice
 from tests.support.runs import require_same, save_tiny_model
@@ -139,6 +144,19 @@ def test_a_run_is_made_of_the_objects_that_it_is_given(model: Path, tmp_path: Pa
     assert "upside-down on sums for 3 steps" in (run.model_folder / "README.md").read_text()
 
 
+def test_a_mistake_in_an_algorithm_is_told_with_the_step_and_what_is_left(model: Path, tmp_path: Path) -> None:
+    policy = policy_of(model)
+    said = r"^step 1: algorithm grpo: its credit rule returned a tensor .*\n.*The last good checkpoint is .*step-000000"
+    with pytest.raises(RunError, match=said):
+        posttrain.train(
+            config(tmp_path / "run", 1),
+            policy=policy,
+            task=Sums(policy),
+            algorithm=replace(grpo(), credit=lambda evidence: evidence.rewards),
+            rewards=[rewarded_by_answer],
+        )
+
+
 def test_the_engine_is_given_the_weights_of_every_update_and_those_of_the_checkpoint_on_resume(
     model: Path, tmp_path: Path
 ) -> None:
@@ -227,3 +245,101 @@ def test_a_task_of_ones_own_takes_no_rows_and_needs_a_reward(model: Path, tmp_pa
         posttrain.train(config(tmp_path / "run"), policy=policy, task=Sums(policy), rows=[{"prompt": "x"}])
     with pytest.raises(UserError, match="rewards: the task has no reward function of its own, and none is given"):
         posttrain.train(config(tmp_path / "run"), policy=policy, task=Sums(policy))
+
+
+def test_an_evaluation_takes_the_objects_of_a_run_and_gives_its_numbers(model: Path, tmp_path: Path) -> None:
+    def objects() -> dict[str, Any]:
+        policy = policy_of(model)
+        algorithm = replace(grpo(), name="upside-down", credit=upside_down)
+        return {"policy": policy, "task": Sums(policy), "engine": Counts(policy), "algorithm": algorithm}
+
+    made = config(tmp_path / "run", 1, evaluation={"every_steps": 0, "samples": 8})
+    of_run = objects()
+    run = posttrain.train(made, **of_run, rewards=[dice])
+    fresh = objects()
+    before = posttrain.evaluate(config=made, **fresh, rewards=[dice])
+    assert {call[0] for call in fresh["engine"].sampled} == {"evaluation"}
+    assert fresh["engine"].versions == [0]
+    numbers = ("num_problems", "accuracy_sampled", "accuracy_greedy", "pass_at_8", "mean_length")
+    assert {name: before[name] for name in numbers} == {name: run.summary["before"][name] for name in numbers}
+    assert before["num_problems"] == 3
+    # The trained object, and the folder that it was saved to.
+    after = posttrain.evaluate(config=made, **of_run, rewards=[dice])
+    others = {name: each for name, each in fresh.items() if name != "policy"}
+    of_folder = posttrain.evaluate(run.model_folder, made, **{**others, "engine": None}, rewards=[dice])
+    assert after == of_folder
+    assert {name: after[name] for name in numbers} == {name: run.summary["after"][name] for name in numbers}
+
+
+def test_an_evaluation_is_of_one_model(model: Path, tmp_path: Path) -> None:
+    policy = policy_of(model)
+    with pytest.raises(UserError, match=r"^evaluate: neither is given\.  Name the folder of a model, or give policy="):
+        posttrain.evaluate(config=config(tmp_path / "run"), task=Sums(policy), rewards=[dice])
+    with pytest.raises(UserError, match=r"^evaluate: model = .*model is given and a policy object as well"):
+        posttrain.evaluate(model, config(tmp_path / "run"), policy=policy, task=Sums(policy), rewards=[dice])
+    with pytest.raises(UserError, match="task lacks held_out"):
+        posttrain.evaluate(model, config(tmp_path / "run"), task=Silent(), rewards=[dice])  # type: ignore[arg-type]
+
+
+def test_an_evaluation_asks_nothing_of_the_reference(model: Path, tmp_path: Path) -> None:
+    made = config(tmp_path / "run", reference={"refresh_every": 1})
+    policy = policy_of(model)
+    assert posttrain.evaluate(config=made, policy=policy, task=Sums(policy), rewards=[dice])["num_problems"] == 3
+
+
+def test_a_plan_is_made_of_the_objects_that_it_is_given(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    policy = policy_of(model)
+    algorithm = replace(grpo(), name="upside-down")
+    own = CallerObjects(policy=policy, task=Sums(policy), algorithm=algorithm, rewards=[rewarded_by_answer])
+    show_plan(config(tmp_path / "run"), own)
+    printed = capsys.readouterr().out
+    for line in ("task       sums, 3 held-out", "algorithm  upside-down,", "rewards    rewarded_by_answer × 1"):
+        assert line in printed
+    with pytest.raises(UserError, match="refreshes a reference that upside-down does without"):
+        show_plan(config(tmp_path / "run", reference={"refresh_every": 1}), own)
+    assert not (tmp_path / "run").exists()
+
+
+def adapted(policy: Policy) -> None:
+    """Put an adapter into a policy's model, as `peft.inject_adapter_in_model` is called."""
+    config = peft.LoraConfig(r=2, target_modules=["q_proj"], init_lora_weights=False)
+    peft.inject_adapter_in_model(config, policy.model)
+
+
+def test_an_adapter_that_comes_after_its_policy_is_refused_before_anything_is_written(
+    model: Path, tmp_path: Path
+) -> None:
+    policy = policy_of(model)
+    task, engine = Sums(policy), Counts(policy)
+    adapted(policy)
+    with pytest.raises(UserError, match=r"policy: its model has changed .*q_proj is a peft.*posttrain\.as_policy"):
+        posttrain.train(config(tmp_path / "run"), policy=policy, task=task, engine=engine, rewards=[dice])
+    assert engine.versions == []
+    assert not (tmp_path / "run").exists()
+
+
+def test_an_adapter_that_comes_later_is_refused_when_an_engine_elsewhere_is_given_the_weights(
+    model: Path, tmp_path: Path
+) -> None:
+    policy = policy_of(model)
+    engine = Counts(policy)
+    own = CallerObjects(policy=policy, task=Sums(policy), engine=engine, rewards=[dice])
+    with open_session(config(tmp_path / "run"), own) as session:
+        session.load_weights()
+        adapted(policy)
+        with pytest.raises(UserError, match="policy: its model has changed since"):
+            session.load_weights()
+    assert engine.versions == [0]
+
+
+@pytest.mark.parametrize("shown", [True, False])
+def test_loading_a_policy_leaves_the_progress_bars_of_transformers_as_they_were(shown: bool, model: Path) -> None:
+    before = transformers_logging.is_progress_bar_enabled()
+    (transformers_logging.enable_progress_bar if shown else transformers_logging.disable_progress_bar)()
+    try:
+        load_policy(ModelOptions(path=str(model)))
+        assert transformers_logging.is_progress_bar_enabled() == shown
+    finally:
+        (transformers_logging.enable_progress_bar if before else transformers_logging.disable_progress_bar)()

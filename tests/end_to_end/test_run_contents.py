@@ -54,8 +54,8 @@ def rollouts(run: Path, step: int) -> list[dict[str, Any]]:
 
 def test_every_file_is_there(run: Path) -> None:
     names = {path.name for path in run.iterdir()}
-    files = {"config.yaml", "metrics.jsonl", "scores.jsonl", "alarms.jsonl", "summary.json", "curves.png"}
-    assert names == {*files, ".posttrain.lock", "rollouts", "checkpoints", "model"}
+    files = {"config.yaml", "inputs.json", "metrics.jsonl", "scores.jsonl", "alarms.jsonl", "summary.json"}
+    assert names == {*files, "curves.png", ".posttrain.lock", "rollouts", "checkpoints", "model"}
     assert (run / "curves.png").read_bytes().startswith(b"\x89PNG")
     assert len(list((run / "rollouts").iterdir())) == 5
 

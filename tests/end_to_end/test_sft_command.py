@@ -10,6 +10,12 @@ import yaml
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from posttrain.cli import main
+from posttrain.config import SftConfig, build
+from posttrain.config.recipes import RecipeLayer
+from posttrain.errors import UserError
+from posttrain.runs.reports import CheckpointReport, EndReport, EvaluationReport, StepReport
+from posttrain.runs.watchers import Watcher
+from posttrain.training.sft import train
 from tests.support.accidents import Accident
 from tests.support.runs import command, metrics_of
 
@@ -43,6 +49,53 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ended = command("sft", recipe(place), folder=place.parent)
     assert ended.code == 0, ended.err
     return place / "run"
+
+
+class Notes(Watcher):
+    """Keeps what it is told, and adds a metric."""
+
+    def __init__(self) -> None:
+        self.evaluations: list[EvaluationReport] = []
+        self.saves: list[int] = []
+        self.ends: list[EndReport] = []
+
+    def on_step(self, report: StepReport) -> dict[str, float]:
+        return {"own/tokens": report.num_tokens}
+
+    def on_evaluation(self, report: EvaluationReport) -> None:
+        self.evaluations.append(report)
+
+    def on_save(self, report: CheckpointReport) -> None:
+        self.saves.append(report.step)
+
+    def on_end(self, report: EndReport) -> None:
+        self.ends.append(report)
+
+
+def config_of(place: Path) -> SftConfig:
+    file = recipe(place)
+    return build(SftConfig, [RecipeLayer(where=str(file), sections=yaml.safe_load(file.read_text()))])
+
+
+def test_a_watcher_of_ones_own_sees_steps_evaluations_checkpoints_and_the_end(whole: Path) -> None:
+    place, notes = whole.parent.parent / "watched", Notes()
+    assert train(config_of(place), watchers=[notes]) == place / "run" / "model"
+    lines, tokens = metrics_of(place / "run"), 0
+    for line in lines:
+        tokens += line.pop("own/tokens")
+        assert tokens == line["num_tokens"]
+    assert lines == metrics_of(whole), "a watcher changes nothing"
+    measured = {line["step"]: {"eval/loss": line["eval/loss"]} for line in lines if "eval/loss" in line}
+    assert {report.step: report.results for report in notes.evaluations} == measured
+    assert list(measured) == notes.saves == [4, 8, 12]
+    (end,) = notes.ends
+    assert end.summary["eval_loss"] == measured[12]["eval/loss"]
+
+
+def test_a_class_for_a_watcher_is_refused_before_anything_is_made(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="watchers: Notes is a class; give an object of it"):
+        train(config_of(tmp_path / "place"), watchers=[Notes])  # type: ignore[list-item]
+    assert not (tmp_path / "place" / "run").exists()
 
 
 def require_same_weights(run: Path, other: Path) -> None:

@@ -1,21 +1,24 @@
-"""A user's own watchers see all that a run does, after the built-in ones, and may end it."""
+"""A user's own watchers see all that a run does, before it is written down and saved; they add to it and may end it."""
 
 import json
 import os
+import re
 import signal
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from pyarrow import parquet
 
 import posttrain
-from posttrain.errors import RunError
+from posttrain.errors import RunError, UserError
 from posttrain.runs.reports import CheckpointReport, EndReport, EvaluationReport, StepReport
+from posttrain.runs.watchers import OwnWatcher
 from tests.end_to_end.test_python_api import config_for
 from tests.support.dice import dice
-from tests.support.runs import save_tiny_model
+from tests.support.runs import metrics_of, require_same, save_tiny_model
 
 ROWS = [{"prompt": f"Throw {n}. "} for n in range(24)]
 
@@ -28,7 +31,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 class Notes(posttrain.Watcher):
     """Keeps every report, and adds a metric."""
 
-    def __init__(self) -> None:
+    def __init__(self, metric: str = "own/tripled") -> None:
+        self.metric = metric
         self.steps: list[StepReport] = []
         self.evaluations: list[EvaluationReport] = []
         self.saves: list[tuple[int, bool]] = []
@@ -36,7 +40,7 @@ class Notes(posttrain.Watcher):
 
     def on_step(self, report: StepReport) -> dict[str, float]:
         self.steps.append(report)
-        return {"own/tripled": 3 * report.metrics["reward"]}
+        return {self.metric: 3 * report.metrics["reward"]}
 
     def on_evaluation(self, report: EvaluationReport) -> None:
         self.evaluations.append(report)
@@ -61,7 +65,7 @@ def config(model: Path, folder: Path, num_steps: int = 3, **sections: Any) -> po
 @pytest.fixture(scope="module")
 def watched(model: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[posttrain.Run, Notes, Notes]:
     """A run of three steps and its two watchers, in their order."""
-    first, second = Notes(), Notes()
+    first, second = Notes(), Notes("own/again")
     made = config(model, tmp_path_factory.mktemp("run") / "run")
     return posttrain.train(made, rows=ROWS, rewards=[dice], watchers=[first, second]), first, second
 
@@ -70,11 +74,19 @@ def lines(run: posttrain.Run) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (run.folder / "metrics.jsonl").read_text().splitlines()]
 
 
-def test_a_step_has_the_metrics_of_its_line_in_the_journal(watched: tuple[posttrain.Run, Notes, Notes]) -> None:
+def test_the_line_of_a_step_has_what_watchers_see_what_they_return_and_the_times(
+    watched: tuple[posttrain.Run, Notes, Notes],
+) -> None:
     run, first, _ = watched
     assert [report.step for report in first.steps] == [1, 2, 3]
     for report, line in zip(first.steps, lines(run)[1:], strict=True):
-        assert {"step": report.step, "num_non_finite": 0, **report.metrics} == line
+        told = {name: line.pop(name) for name in ("step", "num_non_finite", "own/tripled", "own/again")}
+        tripled = 3 * report.metrics["reward"]
+        assert told == {"step": report.step, "num_non_finite": 0, "own/tripled": tripled, "own/again": tripled}
+        times = {name for name in line if name.startswith("seconds/")} | {"step_time", "tokens_per_second"}
+        assert {name: value for name, value in line.items() if name not in times} == report.metrics
+        assert line["seconds/watchers"] > 0
+        assert line["step_time"] == pytest.approx(sum(line[name] for name in times if name.startswith("seconds/")))
 
 
 def test_a_step_has_the_groups_grades_and_advantages_of_its_rollout_file(
@@ -93,14 +105,68 @@ def test_a_step_has_the_groups_grades_and_advantages_of_its_rollout_file(
         assert {"rollout", "grade", "collate", "update", "save"} <= report.seconds.keys()
 
 
-def test_what_a_watcher_returns_is_seen_by_those_after_it_and_is_not_in_the_journal(
-    watched: tuple[posttrain.Run, Notes, Notes],
-) -> None:
-    run, first, second = watched
+def test_what_a_watcher_returns_is_seen_by_those_after_it(watched: tuple[posttrain.Run, Notes, Notes]) -> None:
+    _, first, second = watched
     for before, after in zip(first.steps, second.steps, strict=True):
         assert "own/tripled" not in before.metrics
         assert after.metrics == {**before.metrics, "own/tripled": 3 * before.metrics["reward"]}
-    assert all("own/tripled" not in line for line in lines(run))
+
+
+class Returns(posttrain.Watcher):
+    """Returns something in each step."""
+
+    def __init__(self, something: object, stage: str | None = None) -> None:
+        self.something, self.stage = something, stage
+
+    def on_step(self, report: StepReport) -> Any:
+        return self.something
+
+
+def test_what_a_watcher_returns_is_shown_and_its_time_is_a_stage_by_a_name_of_its_own(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own = {"my/metric": np.float32(0.25), "mine": torch.tensor(2), "undefined": float("nan")}
+    watchers = (each for each in [Returns(own, stage="tracker")])  # gone through once
+    run = posttrain.train(config(model, tmp_path / "run", 1), rows=ROWS, rewards=[dice], watchers=watchers)  # type: ignore[arg-type]
+    line = lines(run)[1]
+    assert (line["my/metric"], line["mine"], line["undefined"], line["num_non_finite"]) == (0.25, 2, None, 1)
+    assert line["seconds/tracker"] > 0
+    assert "seconds/watchers" not in line
+    shown = [text for text in capsys.readouterr().out.splitlines() if text.startswith("step 1/1 ")]
+    assert len(shown) == 1
+    assert "my/metric 0.25  mine 2  undefined nan" in shown[0]
+
+
+RETURNED: dict[str, tuple[object, str]] = {
+    "a number": (3, "on_step returned 3 (int); return None, or a mapping of metrics to numbers"),
+    "text": ("done", "on_step returned 'done' (str); return None, or a mapping"),
+    "a name that is none": ({1: 2.0}, "on_step returned a metric called 1; its name is a text"),
+    "a text for a number": ({"mine": "2"}, "on_step returned mine = '2' (str), which is no number"),
+    "a metric of this step": ({"reward": 1.0}, "on_step returned `reward`, a name that the metrics of a run have"),
+    "a metric of other steps": ({"eval/accuracy_sampled": 1.0}, "returned `eval/accuracy_sampled`, a name that"),
+    "a time": ({"seconds/update": 1.0}, "returned `seconds/update`, a name that"),
+    "what comes last": ({"step_time": 1.0}, "returned `step_time`, a name that the metrics of a run have already"),
+    "the step": ({"step": 1.0}, "choose another, such as own/step"),
+}
+
+
+@pytest.mark.parametrize("mistake", RETURNED)
+def test_what_a_watcher_may_not_return_is_told_by_its_name(mistake: str) -> None:
+    returned, says = RETURNED[mistake]
+    with pytest.raises(RunError, match=f"^watcher Returns: .*{re.escape(says)}"):
+        OwnWatcher(Returns(returned), {}).on_step(StepReport(step=1, metrics={"reward": 0.5}))
+
+
+def test_two_watchers_that_return_one_name_are_told(model: Path, tmp_path: Path) -> None:
+    twice = [Returns({"mine": 1}), Returns({"mine": 2})]
+    with pytest.raises(RunError, match=r"^step 1: watcher Returns: on_step returned `mine`, a name"):
+        posttrain.train(config(model, tmp_path / "run", 1), rows=ROWS, rewards=[dice], watchers=twice)
+
+
+def test_a_watcher_that_is_not_in_a_list_is_told(model: Path, tmp_path: Path) -> None:
+    made = config(model, tmp_path / "run", 1)
+    with pytest.raises(UserError, match=r"watchers: <.*Notes object.* \(Notes\) should be a list of watchers"):
+        posttrain.train(made, rows=ROWS, rewards=[dice], watchers=Notes())  # type: ignore[arg-type]
 
 
 def test_evaluations_are_those_of_the_summary_and_of_the_journal(watched: tuple[posttrain.Run, Notes, Notes]) -> None:
@@ -176,6 +242,22 @@ def test_what_a_watcher_raises_ends_the_run_which_can_go_on_without_it(model: Pa
     notes = Notes()
     posttrain.train(made, rows=ROWS, rewards=[dice], watchers=[notes], resume=True)
     assert [report.step for report in notes.steps] == [2, 3]
+
+
+def test_a_step_in_which_a_watcher_failed_is_not_saved_but_taken_again_and_told_once(
+    model: Path, tmp_path: Path
+) -> None:
+    def run(name: str, watcher: posttrain.Watcher, *, resume: bool = False) -> None:
+        made = config(model, tmp_path / name, 3, checkpoint={"every_steps": 2})  # due when the watcher fails
+        posttrain.train(made, rows=ROWS, rewards=[dice], watchers=[watcher], resume=resume)
+
+    run("whole", Notes())
+    with pytest.raises(LookupError):
+        run("broken", Stops(LookupError("enough")))
+    assert [line["step"] for line in metrics_of(tmp_path / "broken")] == [0, 1]
+    run("broken", Notes(), resume=True)
+    assert all("own/tripled" in line for line in metrics_of(tmp_path / "broken")[1:])
+    require_same(tmp_path / "whole", tmp_path / "broken")
 
 
 def test_an_error_for_the_user_names_the_step_that_was_watched_and_the_last_checkpoint(

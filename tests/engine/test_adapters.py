@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from posttrain.algorithms.table import build_algorithm
+from posttrain.errors import UserError
 from posttrain.generation.in_process import InProcessEngine
 from posttrain.models.policy import Policy, as_policy
 from posttrain.options.training import UpdateOptions
@@ -103,3 +104,42 @@ def test_an_update_moves_the_adapter_and_nothing_else(adapt) -> None:
     trainable = {name for name, parameter in policy.model.named_parameters() if parameter.requires_grad}
     assert moved == trainable
     assert len(moved) == 2 * 2 * len(PROJECTIONS)  # two matrices for each projection of two layers
+
+
+def plainly_run(model: PreTrainedModel) -> Policy:
+    return as_policy(model, tokenizer(), forward="plain")
+
+
+def quickly_run(model: PreTrainedModel) -> Policy:
+    return as_policy(model, tokenizer())
+
+
+def with_hook(model: PreTrainedModel) -> None:
+    model.model.layers[0].register_forward_hook(lambda module, args, out: out)
+
+
+def with_adapted_head(model: PreTrainedModel) -> None:
+    peft.inject_adapter_in_model(peft.LoraConfig(r=2, target_modules=["lm_head"], lora_dropout=0.0), model).eval()
+
+
+LATE = {
+    "an adapter": (quickly_run, injected, "layers.0.self_attn.q_proj is a peft.tuners.lora.layer.Linear"),
+    "a stand-in": (quickly_run, with_stand_in, "layers.0.self_attn.q_proj is a .*AdaptedLinear"),
+    "a hook": (quickly_run, with_hook, "layers.0 has a hook"),
+    # As peft makes it: in training mode, so that its dropout would be on.
+    "dropout": (plainly_run, injected, "layers in training mode"),
+    "a head": (plainly_run, with_adapted_head, "its output layer .*Leave the output layer out"),
+}
+
+
+@pytest.mark.parametrize("what", LATE)
+def test_what_comes_into_a_model_after_its_policy_is_refused_and_a_policy_made_anew_has_it(what: str) -> None:
+    make, change, says = LATE[what]
+    policy = make(tiny_model("qwen3", exact=False))
+    engine = InProcessEngine(policy)
+    engine.rollout(some_prompts(LENGTHS), request())
+    change(policy.model)
+    with pytest.raises(UserError, match=says):
+        engine.rollout(some_prompts(LENGTHS), request())
+    if what != "a head":
+        as_policy(policy.model, policy.tokenizer).require_as_made()

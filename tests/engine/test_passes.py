@@ -28,7 +28,9 @@ def in_step(credited: CreditedStep, step: int) -> CreditedStep:
 
 
 def without_advantage(credited: CreditedStep) -> CreditedStep:
-    return replace(credited, groups=replace(credited.groups, advantages=torch.zeros_like(credited.groups.advantages)))
+    columns = credited.groups.columns
+    columns = replace(columns, advantages=torch.zeros_like(columns.advantages))
+    return replace(credited, groups=replace(credited.groups, columns=columns))
 
 
 def reported(credited: CreditedStep) -> StepReport:
@@ -98,7 +100,7 @@ def test_the_reference_is_run_only_where_its_log_probs_are_read() -> None:
     for term, wanted in (({"estimator": "k3"}, True), ({"estimator": "full"}, False)):
         stages = stages_with({"name": "grpo", "kl": {"coefficient": 0.1, **term}})
         credited = stages.credited()
-        assert (credited.groups.reference_logprobs is not None) == wanted
+        assert (credited.groups.columns.reference_logprobs is not None) == wanted
         assert stages.learn(credited)["kl"] == pytest.approx(0, abs=1e-12)
 
 

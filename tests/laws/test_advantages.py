@@ -1,5 +1,6 @@
 """What holds for advantages whatever the rewards are."""
 
+import random
 from functools import partial
 
 import pytest
@@ -7,7 +8,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from posttrain.algorithms.advantages import batch_centred, group_centred, group_zscore, informative, leave_one_out, raw
+from posttrain.algorithms.advantages import (
+    ROUNDING,
+    batch_centred,
+    group_centred,
+    group_zscore,
+    informative,
+    leave_one_out,
+    raw,
+)
 
 SAMPLE = partial(group_zscore, deviation="sample")
 ZSCORES = [group_zscore, SAMPLE]
@@ -58,6 +67,35 @@ def test_equal_rewards_give_exactly_zero_at_every_usual_value_and_size(function,
             assert all(torch.all(function(row[None]) == 0) for row in equal[::10])
         else:
             assert torch.all(function(equal) == 0)
+
+
+@each_relative
+@given(terms=st.lists(st.floats(0, 1e3), min_size=2, max_size=6), seed=st.integers(0, 1000))
+def test_sums_of_the_same_terms_in_any_order_are_equal_rewards(function, terms, seed) -> None:
+    dice = random.Random(seed)
+    sums = torch.tensor([[sum(dice.sample(terms, len(terms))) for _ in range(8)]], dtype=torch.float64)
+    assert torch.all(function(sums) == 0)
+    assert not informative(sums).any()
+
+
+@each_relative
+def test_a_third_counted_twice_is_no_information_and_a_little_more_is(function) -> None:
+    rounded = torch.tensor([[0.1 + 0.2, 0.3]], dtype=torch.float64)
+    assert rounded[0, 0] != rounded[0, 1]
+    assert torch.all(function(rounded) == 0)
+    apart = torch.tensor([[0.3 + 1e-13, 0.3]], dtype=torch.float64)
+    assert torch.all(function(apart) != 0)
+    assert informative(apart).tolist() == [True]
+
+
+@each_relative
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("scale", [1.0, 2.0**40, 2.0**-40])
+def test_the_bound_is_in_units_of_the_largest_reward(function, dtype, scale) -> None:
+    ulp = torch.finfo(dtype).eps
+    for steps, equal in ((1, True), (ROUNDING, True), (ROUNDING + 1, False)):
+        rewards = torch.tensor([[-1.0, -1.0 + steps * ulp]], dtype=dtype) * scale
+        assert bool(torch.all(function(rewards) == 0)) is equal, steps
 
 
 @pytest.mark.parametrize("function", EVERY, ids=NAMES.get)

@@ -1,5 +1,7 @@
 """A batch: weights fixed on all rollouts, then what cannot matter left out, then split as memory asks."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given
@@ -7,7 +9,7 @@ from hypothesis import strategies as st
 
 from posttrain.algorithms.table import Algorithm, build_algorithm
 from posttrain.algorithms.token_weights import mean_over_tokens
-from posttrain.batch import Batch, CreditedGroups, completions_of
+from posttrain.batch import Batch, CreditedGroups, completions_of, sampled_columns
 from posttrain.records import Group
 from posttrain.training.update import Objective
 from tests.support.tiny import batch_of, gradient_of_update, relative_distance, tiny_policy, twin, written_group
@@ -173,18 +175,19 @@ def test_some_groups_take_their_reference_with_them() -> None:
     credited = credited_groups(GROUPS)
     chosen = credited.select([1, 0])
     assert [group.prompt.id for group in chosen.groups] == ["b", "a"]
-    assert chosen.advantages.tolist() == [4, 4, 4, 4, 5, 6, 6, 1, 1, 2, 3, 3, 3]
+    assert chosen.columns.advantages.tolist() == [4, 4, 4, 4, 5, 6, 6, 1, 1, 2, 3, 3, 3]
     assert chosen.scored.tolist() == [[True, False, True], [True, True, True]]
-    assert chosen.reference_logprobs.tolist() == [6, 7, 8, 9, 10, 11, 12, 0, 1, 2, 3, 4, 5]
+    assert chosen.columns.reference_logprobs.tolist() == [6, 7, 8, 9, 10, 11, 12, 0, 1, 2, 3, 4, 5]
 
 
 def credited_groups(groups: list[Group]) -> CreditedGroups:
-    return CreditedGroups(
-        groups=groups,
+    columns = replace(
+        sampled_columns(groups),
         advantages=torch.tensor([1.0, 1, 2, 3, 3, 3, 4, 4, 4, 4, 5, 6, 6]).double(),
-        scored=torch.tensor([[True, True, True], [True, False, True]]),
         reference_logprobs=torch.arange(13.0).double(),
     )
+    scored = torch.tensor([[True, True, True], [True, False, True]])
+    return CreditedGroups(groups=groups, scored=scored, columns=columns)
 
 
 def test_the_weights_are_those_of_all_rollouts_of_the_update() -> None:

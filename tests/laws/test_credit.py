@@ -17,6 +17,8 @@ from posttrain.algorithms.terms import KlTerm, policy_term
 from posttrain.algorithms.token_weights import mean_over_tokens
 from posttrain.runs.clock import Clock
 from posttrain.training.learner import CreditedStep
+from posttrain.training.rl import step_report
+from posttrain.training.state import RunState
 from tests.support.stages import Stages, even_tokens, stages_with
 from tests.support.tiny import gradient_of_update, plain_logprobs, relative_distance, tiny_policy
 
@@ -150,6 +152,29 @@ def test_what_is_shown_of_a_completion_is_the_mean_of_its_tokens_advantages() ->
     for group, row in zip(credited.groups.groups, credited.advantages, strict=True):
         means = [sum(gains) / len(gains) for gains, _ in (expected[group.prompt.id, r.sample] for r in group.rollouts)]
         assert row.tolist() == pytest.approx(means, abs=1e-10)
+
+
+def alternating(evidence: Evidence) -> Credit:
+    """Of each completion the first token is blamed for what the last is praised for: they add up to nothing."""
+    columns = [torch.zeros(length, dtype=torch.float64) for length in evidence.lengths.flatten().tolist()]
+    for column in columns[1:]:  # and nothing for the first completion
+        column[0] -= 1
+        column[-1] += 1
+    return Credit(torch.cat(columns))
+
+
+def test_a_completion_whose_tokens_advantages_cancel_out_is_not_counted_as_one_without() -> None:
+    stages = stages_with(replace(OWN, credit=alternating, kl_penalty=None))
+    credited = stages.credited()
+    (batch,) = batches = stages.learner.batches(credited, Clock())
+    updates = stages.learner.learn(batches, 1, Clock())
+    report = step_report(RunState(), credited, updates, {})
+    # Without any advantage: the first completion, and those of one token, which is blamed and praised.
+    lengths = [len(r.tokens) for group in credited.groups.groups for r in group.rollouts]
+    idle = 1 + sum(length == 1 for length in lengths[1:])
+    assert (credited.advantages == 0).all()
+    assert report.metrics["frac_zero_advantage"] == idle / 20 < 1
+    assert len(batch.completions) == 20 - idle  # which is what is trained on
 
 
 # One number for a completion.

@@ -108,7 +108,15 @@ def test_the_full_kl_and_its_gradient_are_those_of_the_sum(
 def test_entropy_is_minus_the_expected_log_prob(hidden: torch.Tensor, head: torch.Tensor, temperature: float) -> None:
     policy = torch.softmax(hidden @ head.T / temperature, -1)
     actual = token_entropies(hidden, head, temperature=temperature)
-    torch.testing.assert_close(actual, -(policy * policy.log()).sum(-1), rtol=0, atol=1e-13)
+    expected = -(policy * policy.log()).sum(-1)
+    torch.testing.assert_close(actual, expected, rtol=0, atol=1e-13)
+    weights = random(len(hidden), seed=9)
+    for mine, theirs in zip(
+        torch.autograd.grad(weights @ actual, (hidden, head)),
+        torch.autograd.grad(weights @ expected, (hidden, head)),
+        strict=True,
+    ):
+        torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-12)
 
 
 class Largest(TorchDispatchMode):

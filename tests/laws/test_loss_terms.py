@@ -10,10 +10,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from posttrain.algorithms.losses import ClipRange, clipped_surrogate
 from posttrain.algorithms.table import ALGORITHMS, Algorithm, build_algorithm
-from posttrain.algorithms.terms import LossTerm, Need, TokenView
+from posttrain.algorithms.terms import LossTerm, Need, TokenView, policy_term
 from posttrain.errors import UserError
 from posttrain.models.policy import Policy
+from posttrain.records import Rollout
 from posttrain.training import learner as learner_module
 from posttrain.training import update as update_module
 from posttrain.training.update import Objective
@@ -50,7 +52,7 @@ def test_the_gradient_of_a_sum_of_terms_is_the_sum_of_their_gradients(name: str)
     policy, reference = tiny_policy(), tiny_policy(seed=1)
     algorithm = build_algorithm({"name": name, "kl": {"coefficient": 0.3}})
     (full,) = build_algorithm({"name": name, "kl": {"coefficient": 0.7, "estimator": "full"}}).terms[1:]
-    terms = (*algorithm.terms, replace(full, name="full"), OWN_TERM)
+    terms = (*algorithm.terms, replace(full, name="full", metric=None), OWN_TERM)
     together, metrics = gradient(policy, with_terms(algorithm, *terms), reference)
     alone = [gradient(policy, with_terms(algorithm, term), reference) for term in terms]
     assert all(part.norm() > 1e-3 for part, _ in alone)
@@ -67,7 +69,7 @@ def test_a_coefficient_multiplies_its_term_alone() -> None:
     assert relative_distance(both, plain + 0.25 * once) <= 1e-12
     # Reported as it is, before its coefficient.
     _, of_once = gradient(policy, with_terms(algorithm, replace(OWN_TERM, coefficient=1.0)), reference)
-    assert metrics["pull"] == of_once["pull"]
+    assert metrics["loss/pull"] == of_once["loss/pull"]
 
 
 def test_a_term_that_acts_without_advantage_keeps_completions_and_one_that_does_not_lets_them_go() -> None:
@@ -76,6 +78,57 @@ def test_a_term_that_acts_without_advantage_keeps_completions_and_one_that_does_
     assert with_terms(algorithm, *algorithm.terms, OWN_TERM).keeps_zero_advantages
     vanishing = replace(OWN_TERM, vanishes_without_advantage=True)
     assert not with_terms(algorithm, *algorithm.terms, vanishing).keeps_zero_advantages
+
+
+# What is reported of them.
+
+
+@pytest.mark.parametrize("name", ["loss", "reward", "grad_norm", "kl", "entropy", "ratio/mean", "tokens/trained"])
+def test_no_name_of_a_term_takes_the_place_of_another_metric(name: str) -> None:
+    policy, reference = tiny_policy(), tiny_policy(seed=1)
+    algorithm = build_algorithm({"name": "rloo"})
+    _, other = gradient(policy, with_terms(algorithm, *algorithm.terms, OWN_TERM), reference)
+    _, metrics = gradient(policy, with_terms(algorithm, *algorithm.terms, replace(OWN_TERM, name=name)), reference)
+    assert metrics.pop(f"loss/{name}") == other.pop("loss/pull")
+    assert metrics == other
+
+
+def test_the_kl_of_the_package_has_the_name_that_it_had_beside_a_users_own() -> None:
+    policy, reference = tiny_policy(), tiny_policy(seed=1)
+    algorithm = build_algorithm({"name": "rloo", "kl": {"coefficient": 0.3}})
+    _, plain = gradient(policy, algorithm, reference)
+    more = with_terms(algorithm, *algorithm.terms, replace(OWN_TERM, name="my kl"))
+    _, metrics = gradient(policy, more, reference)
+    assert metrics["kl"] == plain["kl"] > 0.01
+    assert metrics["loss/my kl"] != metrics["kl"]
+    assert [name for name in plain if name.startswith("loss/")] == []
+
+
+def test_a_token_is_clipped_where_any_of_two_policy_terms_clips_it() -> None:
+    policy, algorithm = tiny_policy(), build_algorithm({"name": "dapo"})
+
+    def at_other_ratios(rollout: Rollout) -> Rollout:
+        """log μ is -0.1 or -9 in turn: every ratio is far below 1 or far above it."""
+        return replace(rollout, logprobs=(-0.1, -9.0, -0.1, -9.0)[: len(rollout.tokens)])
+
+    groups = [replace(group, rollouts=tuple(map(at_other_ratios, group.rollouts))) for group in GROUPS]
+    narrow, wide = (
+        policy_term(clipped_surrogate, clip=ClipRange(low=low, high=high), name=name)
+        for name, low, high in (("lower", 0.5, 1e9), ("upper", 1.0, 0.5))
+    )
+
+    def shares(*terms: LossTerm) -> tuple[float, float]:
+        made = with_terms(algorithm, *terms)
+        batch = batch_of(groups, ADVANTAGES, made)
+        _, metrics = gradient_of_update(policy, batch, Objective(algorithm=made, temperature=1.0))
+        return 13 * metrics["clip_ratio/low_mean"], 13 * metrics["clip_ratio/high_mean"]
+
+    # Below 1 and A < 0: of (6), (12, 13, 14).  Above 1 and A > 0: of (4, 5), (7, 8, 9, 5), (15, 11).
+    low, high = 1 + 2, 1 + 2 + 1
+    assert shares(narrow) == pytest.approx((low, 0))
+    assert shares(wide) == pytest.approx((0, high))
+    assert shares(narrow, wide) == pytest.approx((low, high))
+    assert shares(narrow, replace(narrow, name="again")) == pytest.approx((low, 0))
 
 
 # What is needed decides what is computed.

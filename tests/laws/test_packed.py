@@ -192,3 +192,17 @@ def test_every_token_has_one_slot_and_is_found_there() -> None:
     assert indices.token_of_slot[indices.slot_of_token].tolist() == list(range(47))
     # 20 | 3 | 2 (2 is less than 3/4 of 3), then 10 and 9 together | 2 | 1: padding in one place only.
     assert len(indices.token_of_slot) == 20 + 3 + 2 + 2 * 10 + 2 + 1
+
+
+def test_heads_that_are_repeated_give_what_grouped_heads_give() -> None:
+    dice = torch.Generator().manual_seed(0)
+    query, key, value = (torch.randn(2, heads, 5, 7, generator=dice, dtype=torch.float64) for heads in (6, 2, 2))
+    mask = torch.ones(2, 1, 5, 5, dtype=torch.bool).tril()
+    grouped = packed.attend(query, key, value, mask)
+    repeated = packed.attend(query, packed.repeated_heads(key, 6), packed.repeated_heads(value, 6), mask)
+    torch.testing.assert_close(repeated, grouped, rtol=0, atol=1e-14)
+
+
+def test_a_prompt_without_a_token_has_no_place_in_the_layout() -> None:
+    with pytest.raises(AssertionError, match="a root has a token at least"):
+        PackedLayout([3, 0])

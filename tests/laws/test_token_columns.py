@@ -1,17 +1,29 @@
 """What is known of a token stays with the token, whichever columns there are: the fields of the record are the list."""
 
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import Tensor
 
+from posttrain.algorithms.table import build_algorithm
+from posttrain.algorithms.terms import LossTerm, TokenView
 from posttrain.batch import Batch, CreditedGroups, TokenColumns, collate, completions_of
 from posttrain.records import Group
-from tests.support.tiny import written_group
+from posttrain.training.update import Objective
+from tests.support.tiny import gradient_of_update, tiny_policy, written_group
 
-COLUMNS = [field.name for field in fields(TokenColumns)]
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MoreColumns(TokenColumns):
+    """With a column that the package does not know: nothing else is declared of it."""
+
+    proximal_logprobs: Tensor | None = None
+
+
+COLUMNS = [field.name for field in fields(MoreColumns)]
 LENGTHS = [[2, 1, 3], [4, 1, 2]]
 NUM_TOKENS = 13
 
@@ -32,7 +44,7 @@ def numbered_groups() -> list[Group]:
 def full_batch() -> Batch:
     """A batch with every column: of token n column k holds 100 k + n."""
     numbers = torch.arange(NUM_TOKENS, dtype=torch.float64)
-    columns = TokenColumns(**{name: 100 * k + numbers for k, name in enumerate(COLUMNS)})
+    columns = MoreColumns(**{name: 100 * k + numbers for k, name in enumerate(COLUMNS)})
     return replace(completions_of(numbered_groups()), columns=columns)
 
 
@@ -57,11 +69,9 @@ def test_a_split_takes_every_column_of_a_token_along(budget: int) -> None:
 
 
 def credited_groups() -> CreditedGroups:
-    """Groups with all that is known per token: of token n column k holds 100 k + n, from 1 on."""
-    numbers = torch.arange(NUM_TOKENS, dtype=torch.float64)
-    names = [field.name for field in fields(CreditedGroups) if field.name not in ("groups", "scored")]
-    columns = {name: 100 * (1 + names.index(name)) + numbers for name in names}
-    return CreditedGroups(groups=numbered_groups(), scored=torch.ones(2, 3, dtype=torch.bool), **columns)
+    """Groups with every column: of token n column k holds 100 k + n."""
+    scored = torch.ones(2, 3, dtype=torch.bool)
+    return CreditedGroups(groups=numbered_groups(), scored=scored, columns=full_batch().columns)
 
 
 def one_for_each(lengths: torch.Tensor, scored: torch.Tensor, *, max_completion_tokens: int) -> torch.Tensor:
@@ -69,30 +79,66 @@ def one_for_each(lengths: torch.Tensor, scored: torch.Tensor, *, max_completion_
     return torch.arange(1, len(lengths) + 1, dtype=torch.float64)
 
 
+def with_advantages(credited: CreditedGroups, advantages: Tensor) -> CreditedGroups:
+    return replace(credited, columns=replace(credited.columns, advantages=advantages))
+
+
 @pytest.mark.parametrize("rows", [[0, 1], [1, 0], [1]])
 def test_a_batch_has_every_column_that_its_groups_have(rows: list[int]) -> None:
     credited = credited_groups().select(rows)
     # The first completion has no advantage, and is left out of every column.
-    advantages = torch.where(
-        torch.arange(len(credited.advantages)) < len(credited.groups[0].rollouts[0].tokens), 0.0, 1
+    advantages = credited.columns.advantages + 1000
+    advantages[: len(credited.groups[0].rollouts[0].tokens)] = 0
+    batch = collate(
+        with_advantages(credited, advantages), one_for_each, max_completion_tokens=9, keep_zero_advantages=False
     )
-    credited = replace(credited, advantages=advantages * credited.advantages)
-    batch = collate(credited, one_for_each, max_completion_tokens=9, keep_zero_advantages=False)
     left = [r.tokens for group in credited.groups for r in group.rollouts][1:]
     assert batch.completions == tuple(left)
-    offsets = {"advantages": 100, "reference_logprobs": 200, "values": 300, "returns": 400, "behaviour_logprobs": 0}
-    assert {*offsets, "weights"} == {*COLUMNS}
-    for name, offset in offsets.items():
-        torch.testing.assert_close(getattr(batch.columns, name), offset + batch.tokens.double(), rtol=0, atol=0)
     weights = torch.arange(2.0, len(left) + 2).repeat_interleave(torch.tensor([len(tokens) for tokens in left]))
     assert batch.columns.weights.tolist() == weights.tolist()
+    for k, name in enumerate(COLUMNS):
+        if name != "weights":
+            offset = 100 * k + (1000 if name == "advantages" else 0)
+            torch.testing.assert_close(getattr(batch.columns, name), offset + batch.tokens.double(), rtol=0, atol=0)
 
 
 def test_a_batch_with_nothing_left_has_its_columns_all_the_same() -> None:
-    credited = credited_groups()
-    credited = replace(credited, advantages=torch.zeros_like(credited.advantages))
+    credited = with_advantages(credited_groups(), torch.zeros(NUM_TOKENS, dtype=torch.float64))
     batch = collate(credited, one_for_each, max_completion_tokens=9, keep_zero_advantages=False)
     assert [len(getattr(batch.columns, name)) for name in COLUMNS] == [0] * len(COLUMNS)
+
+
+@pytest.mark.parametrize("budget", [100, 8])
+def test_a_term_sees_every_column_in_the_precision_and_on_the_device_of_its_log_probs(budget: int) -> None:
+    seen: list[TokenColumns] = []
+
+    def watching(view: TokenView) -> Tensor:
+        seen.append(view.columns)
+        return view.logprobs
+
+    terms = (LossTerm(name="watching", per_token=watching, reported=False),)
+    algorithm, policy = replace(build_algorithm({"name": "dapo"}), terms=terms), tiny_policy(dtype=torch.float32)
+    batch = collate(credited_groups(), one_for_each, max_completion_tokens=9, keep_zero_advantages=False)
+    batch = replace(batch, columns=batch.columns.map(lambda column: column / 1000))  # ratios that float32 can hold
+    gradient_of_update(policy, batch, Objective(algorithm=algorithm, temperature=1.0), tokens_per_microbatch=budget)
+    assert (len(seen) > 1) == (budget == 8)
+    for name in COLUMNS:
+        parts = [getattr(columns, name) for columns in seen]
+        assert {part.dtype for part in parts} == {torch.float32}
+        assert torch.equal(torch.cat(parts), getattr(batch.columns, name).float())
+    moved = batch.columns.map(lambda column: column.to("meta"))
+    assert {getattr(moved, name).device.type for name in COLUMNS} == {"meta"}
+
+
+@given(advantages=st.lists(st.sampled_from([0.0, 0.0, 0.5, -0.5]), min_size=NUM_TOKENS, max_size=NUM_TOKENS))
+def test_a_rollout_is_informed_by_any_of_its_tokens_even_where_they_add_up_to_nothing(advantages: list[float]) -> None:
+    credited = with_advantages(credited_groups(), torch.tensor(advantages, dtype=torch.float64))
+    numbers = iter(advantages)
+    parts = [[[next(numbers) for _ in range(length)] for length in lengths] for lengths in LENGTHS]
+    expected = [[any(part) for part in group] for group in parts]
+    assert credited.informed.tolist() == expected
+    batch = collate(credited, one_for_each, max_completion_tokens=9, keep_zero_advantages=False)
+    assert len(batch.completions) == sum(map(sum, expected))
 
 
 def test_a_change_is_made_in_every_column_that_is_there_and_in_no_other() -> None:

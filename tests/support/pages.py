@@ -1,12 +1,12 @@
 """Pages whose blocks are programs, files and commands: reading them, and running what they say."""
 
 import importlib
-import os
 import re
-import subprocess
-import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from tests.support.runs import Ended, start, start_program
 
 METRICS_PAGE = Path(__file__).parents[2] / "docs" / "metrics.md"
 
@@ -60,36 +60,13 @@ def after_patch(text: str) -> str:
     return "".join(line[1:] for line in text.splitlines(keepends=True) if line[0] in " +")
 
 
-def python(arguments: Sequence[str], folder: Path) -> subprocess.CompletedProcess[str]:
-    """Run Python in a folder, with room for wide lines."""
-    environment = {**os.environ, "COLUMNS": "200"}
-    return subprocess.run(
-        [sys.executable, *arguments],
-        cwd=folder,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+def python(program: str, folder: Path) -> Ended:
+    """Run a program in a folder."""
+    with TemporaryDirectory() as logs:
+        return start_program(program, folder=folder, logs=Path(logs)).ended()
 
 
-def posttrain(arguments: Sequence[str], folder: Path) -> subprocess.CompletedProcess[str]:
-    """Run the command."""
-    return python(["-m", "posttrain.cli", *arguments], folder)
-
-
-def documented(name: str, *, probes: Collection[str] = ()) -> bool:
-    """Whether a table row of docs/metrics.md names this metric.
-
-    `<fn>` stands for one part of a name, and `<probe>` for what the probes of a task of one's own read.
-    """
-    names = re.findall(r"^\| `([^`]+)`", METRICS_PAGE.read_text(encoding="utf-8"), flags=re.MULTILINE)
-    return any(re.fullmatch(pattern_of(row, probes), name) for row in names)
-
-
-def pattern_of(row: str, probes: Collection[str]) -> str:
-    """The names that a row stands for."""
-    read = "|".join(map(re.escape, probes)) or "(?!)"  # without a probe, no name
-    holes = {part: f"(?:{read})" if part == "<probe>" else "[^/]+" for part in re.findall(r"<\w+>", row)}
-    return "".join(holes.get(part) or re.escape(part) for part in re.split(r"(<\w+>)", row))
+def posttrain(arguments: Sequence[str], folder: Path) -> Ended:
+    """Run the command in a folder."""
+    with TemporaryDirectory() as logs:
+        return start(*arguments, folder=folder, logs=Path(logs)).ended()

@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
@@ -93,13 +94,23 @@ class Command:
         os.kill(self.process.pid, number)
 
 
-def start(*argv: object, folder: Path, accident: Accident = NO_ACCIDENT) -> Command:
-    """Begin `posttrain ARGV` in a folder."""
+def start(*argv: object, folder: Path, accident: Accident = NO_ACCIDENT, logs: Path | None = None) -> Command:
+    """Begin `posttrain ARGV` in a folder; what it prints goes there too, or to another one."""
+    arguments = [str(each) for each in argv]
+    return forked(partial(run_command, arguments), folder=folder, accident=accident, logs=logs or folder)
+
+
+def start_program(text: str, *, folder: Path, logs: Path) -> Command:
+    """Begin a program, as `python -c` would."""
+    return forked(partial(run_program, text), folder=folder, accident=NO_ACCIDENT, logs=logs)
+
+
+def forked(work: Callable[[], object], *, folder: Path, accident: Accident, logs: Path) -> Command:
+    """Begin a piece of work in a process of its own."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(PRELOADED)
-    log = folder / f"log-{len(list(folder.glob('log-*.out')))}.out"
-    arguments = [str(each) for each in argv]
-    process = context.Process(target=run_command, args=(arguments, str(folder), str(log), accident), daemon=True)
+    log = logs / f"log-{len(list(logs.glob('log-*.out')))}.out"
+    process = context.Process(target=in_process, args=(work, str(folder), str(log), accident), daemon=True)
     process.start()
     return Command(process, log)
 
@@ -109,19 +120,31 @@ def command(*argv: object, folder: Path, accident: Accident = NO_ACCIDENT) -> En
     return start(*argv, folder=folder, accident=accident).ended()
 
 
-def run_command(argv: Sequence[str], folder: str, log: str, accident: Accident) -> None:
-    """In the new process: what `python -m posttrain` does."""
-    from posttrain.cli import main
-
+def in_process(work: Callable[[], object], folder: str, log: str, accident: Accident) -> None:
+    """In the new process: do the work there, and end with the exit code that it returns."""
     for descriptor, path in ((1, log), (2, log.removesuffix(".out") + ".err")):
         os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND), descriptor)
     os.chdir(folder)
+    os.environ["COLUMNS"] = "200"  # room for wide lines
     arrange(accident)
     signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where the tests run in the background
-    code = main(argv)
+    code = work()
     sys.stdout.flush()
     sys.stderr.flush()
-    sys.exit(code)
+    sys.exit(code)  # type: ignore[arg-type]
+
+
+def run_command(argv: Sequence[str]) -> int:
+    """What `python -m posttrain` does."""
+    from posttrain.cli import main
+
+    return main(argv)
+
+
+def run_program(text: str) -> None:
+    """What `python -c` does."""
+    sys.path.insert(0, "")
+    exec(compile(text, "<string>", "exec"), {"__name__": "__main__"})  # noqa: S102  # a page of ours
 
 
 def untimed(record: Mapping[str, Any]) -> dict[str, Any]:

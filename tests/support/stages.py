@@ -58,7 +58,8 @@ class Stages:
 
     def learn(self, credited: CreditedStep) -> dict[str, float]:
         """Take the updates; their metrics, and how many there were."""
-        reports = self.learner.learn(credited, Clock())
+        batches = self.learner.batches(credited, Clock())
+        reports = self.learner.learn(batches, credited.collected.step, Clock())
         return {**update_metrics(reports), "num_updates": len(reports)}
 
 

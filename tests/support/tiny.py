@@ -27,8 +27,8 @@ from transformers import (
 
 from posttrain.algorithms.credit import Evidence
 from posttrain.algorithms.table import Algorithm
-from posttrain.algorithms.terms import TokenView, total_loss
-from posttrain.batch import Batch, CreditedGroups, TokenColumns, collate
+from posttrain.algorithms.terms import TokenView
+from posttrain.batch import Batch, CreditedGroups, TokenColumns, collate, sampled_columns
 from posttrain.generation.request import Request
 from posttrain.generation.streams import StreamKey
 from posttrain.models.forward import SharedPromptForward
@@ -133,7 +133,11 @@ def tiny_policy(
     if family not in DECODERS:
         return policy
     # The exact norms are none of the family's layers, and are refused as they should be; here we know what they do.
-    return replace(policy, forward=SharedPromptForward(policy.model, policy.compute_dtype), forward_reason=None)
+    return replace(policy, forward=TrustedForward(policy.model, policy.compute_dtype), forward_reason=None)
+
+
+class TrustedForward(SharedPromptForward):
+    """For models that are known to be right with it, so that nothing is asked of their layers again."""
 
 
 def twin(policy: Policy) -> Policy:
@@ -213,12 +217,12 @@ def batch_of(
     scored = options.pop("scored", torch.ones_like(numbers, dtype=torch.bool))
     reference = options.pop("reference_logprobs", None)
     lengths = torch.tensor([len(rollout.tokens) for group in groups for rollout in group.rollouts])
-    credited = CreditedGroups(
-        groups=groups,
+    columns = replace(
+        sampled_columns(groups),
         advantages=numbers.flatten().repeat_interleave(lengths),
-        scored=scored,
         reference_logprobs=reference,
     )
+    credited = CreditedGroups(groups=groups, scored=scored, columns=columns)
     keep = {"keep_zero_advantages": algorithm.keeps_zero_advantages, **options}
     return collate(credited, algorithm.token_weights, max_completion_tokens=16, **keep)
 
@@ -246,7 +250,7 @@ def token_loss(
         behaviour_logprobs=behaviour,
         reference_logprobs=reference,
     )
-    return total_loss(algorithm.terms, TokenView(logprobs=logprobs, rollout=rollout, columns=columns))
+    return algorithm.loss(TokenView(logprobs=logprobs, rollout=rollout, columns=columns))
 
 
 def gradient_of_update(

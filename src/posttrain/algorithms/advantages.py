@@ -2,7 +2,8 @@
 
 A NaN reward means that nothing scored the rollout: it leaves every statistic and gets advantage 0.  Rewards are
 measured from the smallest one before they are averaged, so rewards that are all equal centre to exactly 0: the
-mean of equal floats can miss them by an ulp, and dividing by that residue would turn "no information" into ±1.
+mean of equal floats can miss them by an ulp, and dividing by that residue would turn "no information" into ±1.  Nor
+is it information that .1 + .2 and .3 differ: rewards as close as rounding leaves equal sums count as equal.
 """
 
 from typing import Literal
@@ -10,6 +11,9 @@ from typing import Literal
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
+
+ROUNDING = 8
+"""Units in the last place, of a group's largest |reward|, that rounding may put between rewards that are equal."""
 
 
 def raw(rewards: Float[Tensor, "prompt group"]) -> Float[Tensor, "prompt group"]:
@@ -35,11 +39,14 @@ def group_centred(rewards: Float[Tensor, "prompt group"]) -> Float[Tensor, "prom
 
         A_ij = r_ij - mean_k r_ik        Liu et al. 2025 (Dr. GRPO), arXiv:2503.20783
 
-    The expected gradient is (1 - 1/G) of the true one.  A group with fewer than two scored rollouts is 0.
+    The expected gradient is (1 - 1/G) of the true one.  A group with fewer than two scored rollouts is 0, and so is one
+    whose rewards differ by no more than `ROUNDING`.
     """
     scored = ~rewards.isnan()
     lowest = torch.where(scored, rewards, torch.inf).amin(dim=1, keepdim=True)
     above = torch.where(scored, rewards - lowest, 0.0)
+    unit = torch.finfo(rewards.dtype).eps * torch.where(scored, rewards.abs(), 0.0).amax(dim=1, keepdim=True)
+    above = torch.where(above.amax(dim=1, keepdim=True) > ROUNDING * unit, above, 0.0)
     mean = above.sum(dim=1, keepdim=True) / scored.sum(dim=1, keepdim=True)
     return torch.where(scored, above - mean, 0.0)
 

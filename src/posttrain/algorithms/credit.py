@@ -13,6 +13,8 @@ import torch
 from jaxtyping import Float64, Int64
 from torch import Tensor
 
+from posttrain.errors import RunError
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
@@ -74,7 +76,14 @@ def per_rollout(advantage: Callable[[Tensor], Tensor], *, shaping: Shaping | Non
             rewards = shaping(rewards, evidence.lengths, max_completion_tokens=evidence.max_completion_tokens)
         if evidence.token_rewards is not None:
             rewards = rewards + evidence.token_reward_totals
-        return Credit(advantage(rewards).flatten().repeat_interleave(evidence.lengths.flatten()))
+        given = advantage(rewards)
+        if not isinstance(given, Tensor) or given.shape != rewards.shape:
+            shape = list(given.shape) if isinstance(given, Tensor) else type(given).__name__
+            raise RunError(
+                f"advantage rule {getattr(advantage, '__name__', advantage)}: returned {shape} for rewards"
+                f" {list(rewards.shape)}; return a tensor of one advantage for each reward, [prompt group]."
+            )
+        return Credit(given.flatten().repeat_interleave(evidence.lengths.flatten()))
 
     return credit
 

@@ -4,18 +4,30 @@ A function's signature is its config schema: `algorithm: {name: dapo, clip_high:
 Training code reads the fields of `Algorithm` and never asks which one runs.  docs/algorithms/ has a page for each.
 """
 
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal
 
-from jaxtyping import Float, Int64
+from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
 from posttrain.algorithms.advantages import batch_centred, group_centred, group_zscore, leave_one_out, raw
-from posttrain.algorithms.credit import CreditRule, per_rollout
+from posttrain.algorithms.checks import require_credit, require_weights
+from posttrain.algorithms.credit import Credit, CreditRule, Evidence, per_rollout
 from posttrain.algorithms.losses import UNBOUNDED, ClipRange, RatioLevel, clipped_surrogate, weighted_policy_gradient
-from posttrain.algorithms.terms import KlTerm, LossTerm, Need, RatioTo, kl_term, needs_of, policy_term
+from posttrain.algorithms.terms import (
+    KlTerm,
+    LossTerm,
+    Need,
+    RatioTo,
+    TokenView,
+    kl_term,
+    needs_of,
+    policy_term,
+    total_loss,
+)
 from posttrain.algorithms.token_weights import (
     constant_length,
     mean_over_sequences,
@@ -24,6 +36,7 @@ from posttrain.algorithms.token_weights import (
 )
 from posttrain.binding import bind, build_own, is_own
 from posttrain.errors import UserError
+from posttrain.records import Group
 from posttrain.schemas import did_you_mean
 
 Weighting = Literal["mean_over_tokens", "mean_over_sequences", "sum_over_sequence", "constant_length"]
@@ -71,6 +84,40 @@ class Algorithm:
     kl_penalty: KlTerm | None = None
     """A KL to the reference that is taken off the rewards of the sampled tokens."""
     resample: Resample | None = None
+
+    def __post_init__(self) -> None:
+        owner = f"algorithm {self.name}"
+        for name, rule in (("credit", self.credit), ("token_weights", self.token_weights)):
+            if not callable(rule):
+                raise UserError(f"{owner}: {name} = {rule!r:.60} ({type(rule).__name__}): give a function.")
+        if not isinstance(self.terms, tuple | list) or not all(isinstance(term, LossTerm) for term in self.terms):
+            raise UserError(
+                f"{owner}: terms = {self.terms!r:.60}: give a tuple of LossTerm, such as (policy_term(...),)."
+            )
+        if not self.terms:
+            raise UserError(f"{owner}: terms = (): a loss is the sum of one term or more, such as policy_term(...).")
+        for what, names in (
+            ("terms have the name", [term.name for term in self.terms]),
+            ("terms report the metric", [term.metric_name for term in self.terms if term.reported]),
+        ):
+            twice = [name for name, count in Counter(names).items() if count > 1]
+            if twice:
+                raise UserError(f"{owner}: {names.count(twice[0])} {what} {twice[0]!r}; give each a name of its own.")
+
+    def credited(self, evidence: Evidence, groups: Sequence[Group]) -> Credit:
+        """The credit for the tokens of these groups.  Raises RunError where the rule gives none to some token."""
+        return require_credit(self.credit(evidence), evidence, groups, owner=f"algorithm {self.name}")
+
+    def weighted(
+        self, lengths: Int64[Tensor, " rollout"], scored: Bool[Tensor, " rollout"], *, max_completion_tokens: int
+    ) -> Tensor:
+        """The token weight of each rollout.  Raises RunError where the rule gives none to some rollout."""
+        weights = self.token_weights(lengths, scored, max_completion_tokens=max_completion_tokens)
+        return require_weights(weights, lengths, self.token_weights, owner=f"algorithm {self.name}")
+
+    def loss(self, view: TokenView) -> Float[Tensor, " token"]:
+        """Σ_k c_k L_k of every token.  Raises RunError where a term gives no loss to some token."""
+        return total_loss(self.terms, view, owner=f"algorithm {self.name}")
 
     @property
     def needs(self) -> frozenset[Need]:

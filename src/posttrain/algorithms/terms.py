@@ -5,7 +5,7 @@ algorithm.
 """
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import partial
 from typing import Literal
@@ -14,9 +14,10 @@ from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
 from posttrain.algorithms import kl
+from posttrain.algorithms.checks import require_losses
 from posttrain.algorithms.losses import ClipRange, RatioLevel, clipped_tokens, log_ratio
 from posttrain.batch import TokenColumns
-from posttrain.errors import UserError
+from posttrain.errors import RunError, UserError
 
 RatioTo = Literal["behaviour", "reference"]
 
@@ -44,9 +45,18 @@ class TokenView:
     """Which completion each token belongs to; all tokens of a completion are here."""
     columns: TokenColumns
     full_kl: Float[Tensor, " token"] | None = None
-    """With its gradient; there if a term needs it, as the next two."""
+    """With its gradient; there for a term that needs it, as the next two."""
     entropies: Float[Tensor, " token"] | None = None
     values: Float[Tensor, " token"] | None = None
+
+    def limited_to(self, needs: frozenset[Need]) -> "TokenView":
+        """As a term with these needs sees it: what was computed for others may lack its gradient."""
+        return replace(
+            self,
+            full_kl=self.full_kl if Need.FULL_KL in needs else None,
+            entropies=self.entropies if Need.ENTROPY in needs else None,
+            values=self.values if Need.VALUES in needs else None,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,17 +64,52 @@ class LossTerm:
     """One summand of the loss of every token."""
 
     name: str
-    """Metrics of the term have this name."""
+    """The mean over tokens of `per_token` is the metric `loss/<name>`."""
     per_token: Callable[[TokenView], Float[Tensor, " token"]]
     """Lower is better; in the unit that its coefficient turns into that of the advantage."""
     coefficient: float = 1.0
     needs: frozenset[Need] = frozenset()
+    """What `per_token` reads; names of `Need` do too."""
     vanishes_without_advantage: bool = False
     """Whether it has no gradient on completions whose advantages are 0, which are then left out of the update."""
     clipped: Callable[[TokenView], Bool[Tensor, " token"]] | None = None
     """Tokens on which clipping acts, for metrics; None where nothing is clipped."""
     reported: bool = True
-    """Whether the mean over tokens of `per_token` is a metric of its own."""
+    """Whether the mean is a metric at all."""
+    metric: Literal["kl"] | None = None
+    """A metric of the package's own that the mean is in place of `loss/<name>`."""
+
+    def __post_init__(self) -> None:
+        if self.metric not in (None, "kl"):
+            raise UserError(
+                f"loss term {self.name}: metric = {self.metric!r}: use None, for loss/{self.name}, or 'kl'."
+            )
+        listed = isinstance(self.needs, frozenset | set | tuple | list)
+        if not listed or not all(need in list(Need) for need in self.needs):
+            raise UserError(
+                f"loss term {self.name}: needs = {self.needs!r}: give a set of what there is: {', '.join(Need)}."
+            )
+        object.__setattr__(self, "needs", frozenset(map(Need, self.needs)))
+
+    @property
+    def metric_name(self) -> str:
+        """What its mean is called in metrics.jsonl."""
+        return self.metric or f"loss/{self.name}"
+
+    def losses(self, view: TokenView, *, owner: str) -> Float[Tensor, " token"]:
+        """Its values, of what it says that it needs.  Raises RunError, of this owner, where they are none."""
+        try:
+            losses = self.per_token(view.limited_to(self.needs))
+        except (TypeError, AttributeError) as error:
+            # How every use of a column that is None ends.
+            if "NoneType" not in str(error):
+                raise
+            raise RunError(
+                f"{owner}: its loss term {self.name} reads a column that is not there ({error}).  It needs"
+                f" {', '.join(sorted(self.needs)) or 'nothing'} and sees no more than that and what is always there;"
+                f" `needs` may have {', '.join(Need)}, and returns are there if the credit rule gives them."
+            ) from error
+        return require_losses(losses, view.logprobs, self.name, owner=owner)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,6 +139,7 @@ def policy_term(
     clip: ClipRange,
     level: RatioLevel = "token",
     ratio_to: RatioTo = "behaviour",
+    name: str = "policy",
 ) -> LossTerm:
     """A loss of posttrain/algorithms/losses.py, whose ratio is to the policy that sampled or to the reference."""
 
@@ -106,7 +152,7 @@ def policy_term(
         return clipped_tokens(ratio, view.columns.advantages, clip=clip)
 
     return LossTerm(
-        name="policy",
+        name=name,
         per_token=per_token,
         needs=frozenset({Need.REFERENCE_LOGPROBS}) if ratio_to == "reference" else frozenset(),
         vanishes_without_advantage=True,
@@ -130,6 +176,7 @@ def kl_term(term: KlTerm) -> LossTerm:
         per_token=given_full_kl if full else partial(estimated_kl, estimator=term.estimator),
         coefficient=term.coefficient,
         needs=frozenset({Need.FULL_KL if full else Need.REFERENCE_LOGPROBS}),
+        metric="kl",
     )
 
 
@@ -149,10 +196,11 @@ def needs_of(terms: Iterable[LossTerm]) -> frozenset[Need]:
     return frozenset(need for term in terms for need in term.needs)
 
 
-def total_loss(terms: Iterable[LossTerm], view: TokenView) -> Float[Tensor, " token"]:
-    """Σ_k c_k L_k of every token."""
+def total_loss(terms: Iterable[LossTerm], view: TokenView, *, owner: str) -> Float[Tensor, " token"]:
+    """Σ_k c_k L_k of every token; a message about a term begins with its owner."""
     losses = [
-        term.per_token(view) if term.coefficient == 1 else term.coefficient * term.per_token(view) for term in terms
+        term.losses(view, owner=owner) if term.coefficient == 1 else term.coefficient * term.losses(view, owner=owner)
+        for term in terms
     ]
     total = losses[0]
     for more in losses[1:]:

@@ -10,6 +10,7 @@ from posttrain.commands.flags import COMMAND_LINE, CommandSpec, path_of, read_fl
 from posttrain.config import Config, build
 from posttrain.config.reading import checked_sections, kind_of
 from posttrain.config.recipes import VARIANTS, RecipeLayer, merge, read_recipe
+from posttrain.config.sections import require_complete
 from posttrain.errors import UserError
 from posttrain.options.model import ModelOptions
 
@@ -65,10 +66,18 @@ def configured(
     kind: type[Built], layers: Sequence[RecipeLayer], flags: Sequence[str], program: CommandSpec
 ) -> tuple[Built, Any]:
     """The config of some layers under the flags, and the command's own switches."""
+    layers, switches = with_flags(kind, layers, flags, program)
+    return build(kind, layers, require=require_complete), switches
+
+
+def with_flags(
+    kind: type, layers: Sequence[RecipeLayer], flags: Sequence[str], program: CommandSpec
+) -> tuple[list[RecipeLayer], Any]:
+    """Some layers with that of the flags above them, and the command's own switches."""
     layers = [*layers, variants(flags)]
     content = checked_sections(kind, merge(layers))
     given, switches = read_flags(flags, program, content)
-    return build(kind, [*layers, given]), switches
+    return [*layers, given], switches
 
 
 def variants(flags: Sequence[str]) -> RecipeLayer:
@@ -145,7 +154,8 @@ def resumed(kind: type[Built], folder: str, arguments: SplitArguments, program: 
                 "  For another recipe start another run."
             )
     here = RecipeLayer(where=COMMAND_LINE, sections={"run": {"folder": folder, "overwrite": False}})
-    return configured(kind, [read_recipe(str(file)), here], arguments.flags, program)
+    layers, switches = with_flags(kind, [read_recipe(str(file)), here], arguments.flags, program)
+    return build(kind, layers), switches  # whether it is complete depends on what the run was given in Python
 
 
 def switch_value(flag: str, arguments: SplitArguments) -> str:

@@ -42,7 +42,7 @@ def main(arguments: Sequence[str]) -> int:
         config, switches = resumed(Config, folder, given, PROGRAM)
     else:
         config, switches = configured(Config, recipe_layers(given.positional), given.flags, PROGRAM)
-    require_model(config.model)
+        require_model(config.model)
     from posttrain.training.rl import show_plan, train
 
     if switches.dry_run:

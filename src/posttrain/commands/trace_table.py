@@ -42,7 +42,7 @@ def prompt_to_trace(session: Session, text: str) -> Prompt:
     """A held-out problem by number, or the text itself."""
     if not text.isascii() or not text.isdigit():
         return asked(text, session.policy.tokenizer)
-    problems = session.task.held_out()
+    problems = session.questions().prompts
     if int(text) >= len(problems):
         raise UserError(f"command line: PROMPT {text}: there are {len(problems)} held-out problems, numbered from 0")
     return problems[int(text)]
@@ -55,7 +55,7 @@ def table(session: Session, prompt: Prompt, sample: int, window: TableWindow) ->
     credited = session.learner.credit(CollectedStep(step=0, groups=[group], grades=grades), Clock())
     rows = action_table(session, group, sample, grades.rewards[0, sample].item())
     first = sum(len(rollout.tokens) for rollout in group.rollouts[:sample])
-    advantages = credited.groups.advantages[first : first + len(rows)].tolist()
+    advantages = credited.groups.columns.advantages[first : first + len(rows)].tolist()
     actions, width = min(16, max(len("action"), *(len(row.action) for row in rows))), window.width
     lines = [
         f"prompt: {prompt.text!r}",

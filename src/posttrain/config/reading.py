@@ -1,6 +1,6 @@
 """From recipe files, flags and Python overrides to one Config, or to one message that says what to mend and where."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, is_dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
@@ -50,12 +50,16 @@ def kind_of(layers: Sequence[RecipeLayer]) -> type[AnyConfig]:
     return Config
 
 
-def build(kind: type[Built], layers: Sequence[RecipeLayer]) -> Built:
-    """The config that the layers, later ones overriding earlier, add up to."""
+def build(
+    kind: type[Built], layers: Sequence[RecipeLayer], *, require: Callable[[Built], None] = lambda config: None
+) -> Built:
+    """The config that the layers, later ones overriding earlier, add up to; `require` raises where that will not do."""
     merged = merge(layers)
     sections = checked_sections(kind, merged)
     try:
-        return kind(**{name: section_of(name, record) for name, record in sections.items()})
+        config = kind(**{name: section_of(name, record) for name, record in sections.items()})
+        require(config)
+        return config
     except UserError as error:
         raise UserError(f"{blamed(merged, str(error))}: {error}") from None
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from enum import Enum
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from posttrain.binding import call_arguments, constructed
 from posttrain.config.recipes import to_yaml
@@ -39,6 +39,9 @@ from posttrain.options.training import (
     UpdateOptions,
 )
 from posttrain.schemas import record_of
+
+if TYPE_CHECKING:
+    from posttrain.algorithms.table import Algorithm
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,7 +80,6 @@ class Config:
                 f"run.early_stop_evaluations = {self.run.early_stop_evaluations} waits for evaluations that"
                 " evaluation.every_steps = 0 leaves out.  Use evaluation.every_steps >= 1."
             )
-        self._require_use_for_reference()
 
     def require_room(self, longest_prompt_tokens: int) -> None:
         """Refuse a token budget that a single row can exceed; the loop asks again once the prompts are known."""
@@ -89,10 +91,8 @@ class Config:
                 f"    (prompt {longest_prompt_tokens} + completion {completion} = {row} tokens).  Use at least {row}."
             )
 
-    def _require_use_for_reference(self) -> None:
-        from posttrain.algorithms.table import build_algorithm
-
-        algorithm = build_algorithm(self.algorithm)
+    def require_use_for_reference(self, algorithm: "Algorithm") -> None:
+        """Refuse options of a reference that the algorithm in force, which Python may bring, does without."""
         if not algorithm.uses_reference and self.reference != ReferenceOptions():
             raise UserError(
                 f"reference.refresh_every = {self.reference.refresh_every} refreshes a reference that"
@@ -169,6 +169,14 @@ AnyConfig = Config | SftConfig | IrlConfig
 
 COMMAND_OF: dict[type[AnyConfig], str] = {Config: "rl", SftConfig: "sft", IrlConfig: "irl"}
 """The command that reads each kind of recipe."""
+
+
+def require_complete(config: object) -> None:
+    """The rules of a config to which nothing is added any more: no caller in Python brings an algorithm of its own."""
+    from posttrain.algorithms.table import build_algorithm
+
+    if isinstance(config, Config):
+        config.require_use_for_reference(build_algorithm(config.algorithm))
 
 
 def full_section(section: str, given: Mapping[str, object]) -> Any:

@@ -4,12 +4,13 @@
 machines) is any object with the members below; it inherits nothing.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
-from posttrain.errors import UserError
+from posttrain.errors import RunError, UserError
 from posttrain.generation.request import Request
-from posttrain.records import Group, Prompt
+from posttrain.records import Group, Prompt, Rollout
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -71,6 +72,10 @@ MEMBERS = tuple(sorted(name for name in vars(Engine) if not name.startswith("_")
 """What an engine has."""
 
 
+ROUNDING_NATS = 1e-3
+"""How far above 0 rounding may put a log-prob."""
+
+
 def require_engine(candidate: object) -> Engine:
     """The object as an engine; UserError with what it lacks where it is none."""
     if isinstance(candidate, type):
@@ -82,6 +87,75 @@ def require_engine(candidate: object) -> Engine:
             f"  An engine has {', '.join(MEMBERS)}; see posttrain.generation.engine.Engine."
         )
     return candidate
+
+
+def sample_groups(
+    engine: Engine,
+    prompts: Sequence[Prompt],
+    request: Request,
+    *,
+    advance: Callable[[int], None] = lambda count: None,
+) -> list[Group]:
+    """The engine's groups for these prompts, known to be what was asked for."""
+    groups = engine.rollout(prompts, request, advance=advance)
+    require_groups(groups, prompts, request, engine)
+    return groups
+
+
+def require_groups(groups: Sequence[Group], prompts: Sequence[Prompt], request: Request, engine: Engine) -> None:
+    """Refuse groups that are not what an engine was asked for: one number too few would shift all that follow.
+
+    Raises RunError with the engine, the prompt and the sample.
+    """
+    name = type(engine).__name__
+    if len(groups) != len(prompts):
+        raise RunError(
+            f"engine {name}: {len(groups)} groups for {len(prompts)} prompts.  `rollout` returns a group for each"
+            " prompt, in the order of the prompts."
+        )
+    version = engine.weights_version
+    for index, (group, prompt) in enumerate(zip(groups, prompts, strict=True)):
+        fault = group_fault(group, prompt, index, request)
+        if fault is not None:
+            raise RunError(f"engine {name}, prompt {prompt.id}: {fault}.")
+        for rollout in group.rollouts:
+            fault = rollout_fault(rollout, request.max_completion_tokens, version)
+            if fault is not None:
+                raise RunError(f"engine {name}, prompt {prompt.id}, sample {rollout.sample}: {fault}.")
+
+
+def group_fault(group: object, prompt: Prompt, index: int, request: Request) -> str | None:
+    """What of the group that stands at `index` is not that of the prompt there; None where all is."""
+    if not isinstance(group, Group):
+        return f"a {type(group).__name__} is no posttrain.records.Group, which `rollout` returns for each prompt"
+    if (group.prompt.id, group.prompt.tokens) != (prompt.id, prompt.tokens):
+        return f"its group is of prompt {group.prompt.id}.  Groups stand in the order of the prompts"
+    key = request.key
+    if group.draw != key.first_draw + index:
+        return f"draw = {group.draw}, where it is request.key.first_draw + {index} = {key.first_draw + index}"
+    if len(group.rollouts) != request.group_size:
+        return f"{len(group.rollouts)} completions, where request.group_size = {request.group_size} were asked for"
+    for number, rollout in enumerate(group.rollouts, start=key.first_sample):
+        if rollout.sample != number:
+            return f"sample = {rollout.sample} stands where {number} does: they count from request.key.first_sample"
+    return None
+
+
+def rollout_fault(rollout: Rollout, limit: int, version: int) -> str | None:
+    """What of a completion cannot be: its length, its log-probs, or the weights behind it; None where all can."""
+    num_tokens, logprobs, cut = len(rollout.tokens), rollout.logprobs, rollout.cut_logprobs
+    if not 1 <= num_tokens <= limit:
+        return f"{num_tokens} tokens, where a completion has 1, the stop token, to max_completion_tokens = {limit}"
+    for kind, numbers in (("logprobs", logprobs), ("cut_logprobs", logprobs if cut is None else cut)):
+        if len(numbers) != num_tokens:
+            return f"{num_tokens} tokens and {len(numbers)} {kind}.  There is one for each token, the stop token too"
+        # Both run over the numbers in C; a NaN or an infinity is still there in the sum.
+        if not math.isfinite(sum(numbers)) or max(numbers) > ROUNDING_NATS:
+            place = next(i for i, number in enumerate(numbers) if not -math.inf < number <= ROUNDING_NATS)
+            return f"{kind}[{place}] = {numbers[place]}, where log μ of a sampled token is finite and at most 0"
+    if rollout.weights_version != version:
+        return f"sampled by version {rollout.weights_version} of the weights, where version {version} was loaded last"
+    return None
 
 
 def require_room_for(prompt: Prompt, engine: Engine) -> int:

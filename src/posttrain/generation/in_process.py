@@ -65,6 +65,7 @@ class InProcessEngine:
         before_token: Callable[[], None] = lambda: None,
     ) -> list[Group]:
         """See `Engine`."""
+        self.policy.require_as_made()
         if self._steps is None:
             self._steps = steps_for(self.policy)
         steps = self._steps

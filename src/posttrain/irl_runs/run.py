@@ -47,12 +47,12 @@ def recover(config: IrlConfig, *, watchers: Sequence["Watcher"] = ()) -> IrlRun:
     """Find the reward behind demonstrations; `posttrain irl` in Python.
 
     `watchers` are those of any run: `on_step` with the numbers of each evaluation of the fit, counted from 1, and
-    `on_end` with the summary.
+    `on_end` with the summary.  Evaluations are no lines of metrics.jsonl, so nothing is made of what `on_step` returns.
     """
     if watchers:
         from posttrain.runs.watchers import require_watchers  # it loads torch, which inverse RL does without
 
-        require_watchers(watchers)
+        watchers = require_watchers(watchers)
     clock = Clock()
     with claim_irl_folder(config) as folder, IrlProgress() as progress:
         with clock("world"):

@@ -23,7 +23,7 @@ HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_p
 def shared_prompt_refusal(model: PreTrainedModel) -> str | None:
     """Why the shared-prompt forward pass would not compute what the model computes, in words; None where it would.
 
-    Looks at the model as it is now: adapters and hooks come before, not after.
+    Looks at the model as it is now; `Policy.require_as_made` asks again.
     """
     return next(_config_refusals(model), None) or next(_module_refusals(model), None)
 

@@ -218,10 +218,17 @@ def attend(
     """Grouped-query attention, softmax(q·kᵀ/√width)·v; without a mask it is causal."""
     if mask is not None and query.is_cuda:
         # CUDA's kernels for grouped heads take no mask; the one that remains would keep all scores.
-        key, value = (kv.repeat_interleave(query.shape[1] // kv.shape[1], dim=1) for kv in (key, value))
+        key, value = (repeated_heads(kv, query.shape[1]) for kv in (key, value))
     return F.scaled_dot_product_attention(
         query, key, value, attn_mask=mask, is_causal=mask is None, enable_gqa=query.shape[1] != key.shape[1]
     )
+
+
+def repeated_heads(
+    kv: Float[Tensor, "row kv_heads keys width"], num_heads: int
+) -> Float[Tensor, "row heads keys width"]:
+    """Each head as many times in a row as there are query heads that share it."""
+    return kv.repeat_interleave(num_heads // kv.shape[1], dim=1)
 
 
 def _starts(lengths: Sequence[int], first: int) -> list[int]:

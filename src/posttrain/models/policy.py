@@ -2,6 +2,8 @@
 
 import copy
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from importlib.resources import files
 from pathlib import Path
@@ -63,6 +65,21 @@ class Policy:
         """The output matrix, [vocab hidden], in `compute_dtype`: logits = hidden @ headᵀ."""
         return cast(torch.Tensor, self.model.get_output_embeddings().weight).to(self.compute_dtype)
 
+    def require_as_made(self) -> None:
+        """Raise UserError where the model has got an adapter or a hook since, which the policy would run without.
+
+        Asked where a session is made, before every rollout and with every step's weights: milliseconds each time.
+        """
+        found = shared_prompt_refusal(self.model) if type(self.forward) is SharedPromptForward else None
+        if found is None and any(module.training for module in self.model.modules()):
+            found = "it has layers in training mode, whose dropout would be on"
+        if found is not None:
+            raise UserError(
+                f"policy: its model has changed since the policy was made of it: {found}.  Adapters and hooks come"
+                " first; then make the policy, anew with posttrain.as_policy(policy.model, policy.tokenizer)."
+            )
+        require_plain_head(self.model)
+
     def copy(self) -> "Policy":
         """The policy with weights of its own, through the same forward pass."""
         model, forward = copy.deepcopy((self.model, self.forward))
@@ -73,12 +90,11 @@ def load_policy(options: ModelOptions) -> Policy:
     """Load a model folder.  Raises UserError where it is missing or holds no causal language model."""
     options.require_folder()
     device = chosen_device(options.device)
-    transformers_logging.disable_progress_bar()  # it would write over ours
     folder = bundled_folder() if options.path == BUNDLED else Path(options.path)
     try:
         config = AutoConfig.from_pretrained(folder)
         stored = config.dtype
-        with ONE_AT_A_TIME:
+        with ONE_AT_A_TIME, without_progress_bars():  # they would write over ours
             model = AutoModelForCausalLM.from_pretrained(folder, config=config, dtype=torch.float32)
         tokenizer = AutoTokenizer.from_pretrained(folder)
     except (OSError, ValueError, KeyError) as error:
@@ -88,6 +104,18 @@ def load_policy(options: ModelOptions) -> Policy:
         ) from error
     cast(torch.nn.Module, model).to(device)
     return replace(as_policy(model, tokenizer, dtype=options.dtype), stored_dtype=stored)
+
+
+@contextmanager
+def without_progress_bars() -> Iterator[None]:
+    """Have transformers show none meanwhile; held by one at a time, for they are the process's."""
+    shown = transformers_logging.is_progress_bar_enabled()
+    transformers_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            transformers_logging.enable_progress_bar()
 
 
 def as_policy(
@@ -101,9 +129,11 @@ def as_policy(
 
     Any causal language model of transformers, with or without an adapter; a `PeftModel` gives its base model, which
     holds the adapter's layers.  Parameters that require a gradient are what is trained.  Adapters and hooks belong into
-    the model before this call.  `dtype="bfloat16"` is autocast over the weights as they are, and `forward="plain"` the
-    model's own forward pass where the quicker shared-prompt one would do.  The model is put into eval mode: dropout is
-    off when sampling and when updating.  Raises UserError for a model whose logits are not hidden @ headᵀ.
+    the model before this call; a run refuses those that come later.  `dtype="bfloat16"` is autocast over the weights as
+    they are, and `forward="plain"` the model's own forward pass where the quicker shared-prompt one would do.  The
+    model is put into eval mode: dropout is off when sampling and when updating.
+
+    Raises UserError for a model whose logits are not hidden @ headᵀ.
     """
     model = without_wrapper(model)
     require_plain_head(model)

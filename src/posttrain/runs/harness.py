@@ -31,6 +31,7 @@ from posttrain.runs.watchers import (
     Alarms,
     CheckpointWriter,
     MetricsJournal,
+    OwnWatcher,
     RolloutFiles,
     StepDisplay,
     StepTimes,
@@ -77,7 +78,7 @@ class HarnessOptions:
     time_by_stage: bool = True
     """Whether metrics tell the seconds of each stage."""
     watchers: Sequence[Watcher] = ()
-    """A user's own, who see each step after the built-in ones, and before it is saved."""
+    """A user's own, who see each step before its metrics are written and shown, and before it is saved."""
     score: Callable[[Metrics], float | None] = no_score
     """What of a step's metrics tells the best checkpoint: higher is better, None says nothing."""
     stop_early: Callable[[], bool] = bool
@@ -132,18 +133,24 @@ class Harness:
             self.options.run.num_steps, first_step=self.trained.step + 1, time_limit_seconds=self.time_limit_seconds
         )
         self._open.enter_context(self.progress)
-        # Checkpoints last: a step that a watcher could not take in is taken again by the run that is resumed.
-        self.watchers = [*self.built_in_watchers(), *self.options.watchers, self.checkpoint_writer()]
+        self.watchers = self.watchers_in_order()
         self.progress.start(plan)
 
-    def built_in_watchers(self) -> list[Watcher]:
-        """Those of every run but the last, in their order: each adds to the metrics that the next ones see."""
+    def watchers_in_order(self) -> list[Watcher]:
+        """All watchers: each adds to the metrics that the next ones see.
+
+        Checkpoints last: a step that one could not take in is taken again by the run that is resumed, and what others
+        have written of it is cut away.
+        """
+        own: dict[str, None] = {}
         return [
             RolloutFiles(self.folder),
             Alarms(self.folder, self.progress),
+            *(OwnWatcher(each, own) for each in self.options.watchers),
             StepTimes(self.trained.add_seconds, by_stage=self.options.time_by_stage),
             MetricsJournal(self.folder),
-            StepDisplay(self.progress),
+            StepDisplay(self.progress, own),
+            self.checkpoint_writer(),
         ]
 
     def checkpoint_writer(self) -> CheckpointWriter:

@@ -1,7 +1,7 @@
 """What a person sees while a run works: a live display in a terminal, plain lines anywhere else."""
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
 from types import TracebackType
@@ -50,6 +50,7 @@ class Progress:
         self._time_limit = time_limit_seconds
         self._latest: dict[str, float] = {}
         self._first_accuracy: float | None = None
+        self._own: tuple[str, ...] = ()
         self._rewards: list[float] = []
         self._began = self._last_line = clock()
         self._live: Live | None = None
@@ -67,9 +68,13 @@ class Progress:
             self._live = Live(console=self._console, get_renderable=self._display, refresh_per_second=4)
             self._live.start()
 
-    def step(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Show a finished step; numbers that it does not bring keep their last value."""
+    def step(self, step: int, metrics: Mapping[str, float], *, own: Collection[str] = ()) -> None:
+        """Show a finished step; numbers that it does not bring keep their last value.
+
+        `own` are metrics beside ours that a person wants to see.
+        """
         self._done = step
+        self._own = tuple(own)
         self._latest |= metrics
         if "reward" in metrics:
             self._rewards.append(metrics["reward"])
@@ -143,6 +148,7 @@ class Progress:
 
     def _numbers(self, metrics: Mapping[str, float]) -> list[tuple[str, str]]:
         shown = [(label, form.format(metrics[name])) for name, label, form in SHOWN if name in metrics]
+        shown += [(name, f"{metrics[name]:.4g}") for name in self._own if name in metrics]
         if self._first_accuracy is not None and "eval/accuracy_sampled" in metrics:
             shown = [
                 (k, f"{v} (first {self._first_accuracy:.3f})" if k == "held-out accuracy" else v) for k, v in shown

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import SupportsFloat, SupportsIndex
 
 import torch
 from jaxtyping import Float64
@@ -11,6 +12,16 @@ from torch import Tensor
 from posttrain.records import Grades, Group
 
 Metrics = Mapping[str, float]
+
+
+def as_number(value: object) -> float | None:
+    """A number, of Python, numpy or torch, as Python's float; None for what is none, text with digits too."""
+    if not isinstance(value, SupportsFloat | SupportsIndex):
+        return None
+    try:
+        return float(value)
+    except (TypeError, ValueError, RuntimeError, OverflowError):  # several values in one, or too large
+        return None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +41,7 @@ class StepReport:
     grades: Grades | None = None
     """What the rewards said of them."""
     advantages: Float64[Tensor, "prompt group"] | None = None
+    """Of each completion, the mean over its tokens where an algorithm tells them apart."""
     replaced: Sequence[tuple[Sequence[Group], Grades]] = ()
     """Groups that dynamic sampling set aside."""
 

@@ -1,6 +1,7 @@
 """The folder that a run leaves behind; nothing in it needs posttrain to be read.
 
     config.yaml        the resolved configuration; running it again gives the same run
+    inputs.json        what else it is made of, with digests: see run_inputs.py
     metrics.jsonl      one line per step; step 0 is the state before training
     scores.jsonl       every score, on the disk before it is used
     rollouts/          step-000012.parquet: every completion of a finished step, with what became of it
@@ -27,11 +28,14 @@ from posttrain.runs.files import TEMPORARY, cut_lines_after, sync_folder, write_
 from posttrain.runs.folder import Folder
 from posttrain.runs.lock import lock_folder
 from posttrain.runs.rollout_file import parquet_bytes
+from posttrain.runs.run_inputs import FILE as INPUTS
+from posttrain.runs.run_inputs import RunInputs
 
 JOURNALS = ("metrics.jsonl", "scores.jsonl", "alarms.jsonl")
 """Files that grow by lines, each line with its step."""
 CONTENTS = (
     *JOURNALS,
+    INPUTS,
     "summary.json",
     "curves.png",
     "rollouts",
@@ -72,6 +76,12 @@ class RunFolder(Folder):
         path = self.path / "config.yaml"
         with writing(path, self.path):
             write_atomically(path, config_yaml.encode())
+
+    def write_inputs(self, inputs: RunInputs) -> None:
+        """Save what the run is made of beside its configuration."""
+        path = self.path / INPUTS
+        with writing(path, self.path):
+            write_atomically(path, inputs.as_json().encode())
 
     def append_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
         """Add a step's line to metrics.jsonl.  JSON has no NaN or infinity: they are written as null and counted."""

@@ -1,27 +1,35 @@
 """Who watches a run: journals, alarms, the display, and whatever a user adds, all in the same way."""
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 
-from posttrain.errors import UserError
+from posttrain.errors import RunError, UserError
 from posttrain.options.training import CheckpointOptions
 from posttrain.runs.alarms import Line, alarms, transcript
 from posttrain.runs.progress import Progress
-from posttrain.runs.reports import CheckpointReport, EndReport, EvaluationReport, Metrics, StepReport
+from posttrain.runs.reports import (
+    CheckpointReport,
+    EndReport,
+    EvaluationReport,
+    Metrics,
+    StepReport,
+    as_number,
+)
 from posttrain.runs.run_folder import RunFolder
 
 
 class Watcher:
     """Is called as a run goes on; override what you want to see.
 
-    Watchers see a step one after the other, those of a user last.  What one raises ends the run.
+    Watchers see a step one after the other: those of a user before the metrics are written and shown, and before the
+    step is saved.  What one raises ends the run.
     """
 
     stage: str | None = None
-    """The stage of the step's time that `on_step` counts as, if it is one."""
+    """The stage of the step's time that `on_step` counts as, if it is one; a user's counts as `watchers` else."""
 
     def on_step(self, report: StepReport) -> Metrics | None:
-        """A step has finished.  What this returns is added to the step's metrics for the watchers after it."""
+        """A step has finished.  What this returns is added to its metrics: numbers by names that are not taken."""
         return None
 
     def on_evaluation(self, report: EvaluationReport) -> None:
@@ -34,9 +42,12 @@ class Watcher:
         """The run has ended, by itself or because it was interrupted; not called after an error."""
 
 
-def require_watchers(candidates: Iterable[object]) -> None:
-    """Raise UserError where one of a user's watchers is none."""
-    for each in candidates:
+def require_watchers(candidates: object) -> tuple[Watcher, ...]:
+    """A user's watchers; UserError where they are no list of such."""
+    if not isinstance(candidates, Iterable):
+        raise UserError(f"watchers: {candidates!r:.60} ({type(candidates).__name__}) should be a list of watchers")
+    watchers = tuple(candidates)
+    for each in watchers:
         if isinstance(each, type):
             raise UserError(f"watchers: {each.__name__} is a class; give an object of it")
         if not isinstance(each, Watcher):
@@ -44,6 +55,69 @@ def require_watchers(candidates: Iterable[object]) -> None:
                 f"watchers: {each!r:.60} ({type(each).__name__}) is no Watcher; inherit from posttrain.Watcher, which"
                 " says what each of its methods is called for."
             )
+    return watchers
+
+
+OURS = frozenset({"step", "step_time", "tokens_per_second", "num_non_finite"})
+"""Metrics that a step gets after a user's watchers have seen it."""
+OUR_GROUPS = ("eval", "seconds")
+"""What comes before the / in metrics that some steps have and others do not."""
+
+
+class OwnWatcher(Watcher):
+    """One of a user's watchers, with a look at what it returns."""
+
+    def __init__(self, watcher: Watcher, own: dict[str, None]) -> None:
+        """`own` is given the name of each metric that it brings."""
+        self.watcher, self.own = watcher, own
+        self.stage = watcher.stage or "watchers"
+        self.name = type(watcher).__name__
+
+    def on_step(self, report: StepReport) -> Metrics:
+        """What it returns, as finite or other numbers under names of its own."""
+        returned = self.watcher.on_step(report)
+        if returned is None:
+            return {}
+        if not isinstance(returned, Mapping):
+            raise RunError(
+                f"watcher {self.name}: on_step returned {returned!r:.60} ({type(returned).__name__}); return None, or a"
+                ' mapping of metrics to numbers such as {"my/metric": 0.5}.'
+            )
+        return {self.own_name(name, report): self.number(name, value) for name, value in returned.items()}
+
+    def own_name(self, name: object, report: StepReport) -> str:
+        """The name of a metric, which no other of the run has."""
+        if not isinstance(name, str) or not name:
+            raise RunError(f"watcher {self.name}: on_step returned a metric called {name!r:.60}; its name is a text.")
+        if name in OURS or name in report.metrics or name.partition("/")[0] in OUR_GROUPS:
+            raise RunError(
+                f"watcher {self.name}: on_step returned `{name}`, a name that the metrics of a run have already; choose"
+                f" another, such as own/{name.replace('/', '_')}."
+            )
+        self.own[name] = None
+        return name
+
+    def number(self, name: object, value: object) -> float:
+        """A metric's value."""
+        number = as_number(value)
+        if number is None:
+            raise RunError(
+                f"watcher {self.name}: on_step returned {name} = {value!r:.60} ({type(value).__name__}), which is no"
+                " number."
+            )
+        return number
+
+    def on_evaluation(self, report: EvaluationReport) -> None:
+        """Passed on."""
+        self.watcher.on_evaluation(report)
+
+    def on_save(self, report: CheckpointReport) -> None:
+        """Passed on."""
+        self.watcher.on_save(report)
+
+    def on_end(self, report: EndReport) -> None:
+        """Passed on."""
+        self.watcher.on_end(report)
 
 
 class RolloutFiles(Watcher):
@@ -115,12 +189,13 @@ class MetricsJournal(Watcher):
 class StepDisplay(Watcher):
     """Shows a step on the screen."""
 
-    def __init__(self, progress: Progress) -> None:
-        self.progress = progress
+    def __init__(self, progress: Progress, own: Collection[str] = ()) -> None:
+        """`own` are the metrics that a user's watchers have brought so far."""
+        self.progress, self.own = progress, own
 
     def on_step(self, report: StepReport) -> None:
-        """The numbers that matter."""
-        self.progress.step(report.step, report.metrics)
+        """The numbers that matter, and those that a user added."""
+        self.progress.step(report.step, report.metrics, own=self.own)
 
 
 class CheckpointWriter(Watcher):

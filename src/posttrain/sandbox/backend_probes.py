@@ -56,6 +56,8 @@ class Bait:
 
     def __init__(self) -> None:
         self.secret = secrets.token_hex(16)
+        self.canary = {CANARY: self.secret}
+        """For the environment from which programs are started; that of this process is one for all who probe."""
         self.touched: set[str] = set()
 
     def __enter__(self) -> "Bait":
@@ -69,14 +71,12 @@ class Bait:
         for each in (self.tcp, self.udp):
             each.setblocking(False)
         self.victim = subprocess.Popen([sys.executable, "-I", "-S", "-c", "import time; time.sleep(600)", self.secret])
-        os.environ[CANARY] = self.secret
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
     ) -> None:
         self.look()
-        os.environ.pop(CANARY, None)
         self.victim.kill()
         self.victim.wait()
         self.tcp.close()
@@ -105,7 +105,7 @@ def probes(bait: Bait, backend: Backend) -> list[EscapeProbe]:
     """All probes, with this bait; what a program may do to its own machine is tried only where that is this one."""
     tried = [*of_bait(bait), *OF_LIMITS, *WORKING]
     if backend.here:
-        tried += OF_A_MACHINE
+        tried += [of_environment(bait), *OF_A_MACHINE]
     if not backend.bounded_as_a_whole:
         tried += OF_THE_WHOLE
     return [replace(probe, remedy=backend.remedy) for probe in tried]
@@ -124,12 +124,15 @@ def of_bait(bait: Bait) -> list[EscapeProbe]:
             "process",
             f"{bait.secret!r} in open('/proc/{victim}/cmdline').read() and __import__('os').kill({victim}, 9) is None",
         ),
-        "see an environment that is not its own": (
-            "",
-            f"__import__('os').environ.get({CANARY!r}) == {bait.secret!r}",
-        ),
     }
     return [attempt(name, action, bait.untouched(taken)) for name, (taken, action) in actions.items()]
+
+
+def of_environment(bait: Bait) -> EscapeProbe:
+    """A program that reads what is in the environment of whoever starts it here."""
+    return attempt(
+        "see an environment that is not its own", f"__import__('os').environ.get({CANARY!r}) == {bait.secret!r}"
+    )
 
 
 def attempt(name: str, action: str, passes: Passes = said("refused")) -> EscapeProbe:  # noqa: B008  # a function, made once

@@ -8,7 +8,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import IO, Protocol
@@ -66,8 +66,8 @@ class Launcher(Protocol):
         """Descriptors that the command needs besides the usual three."""
         ...
 
-    def environment(self, run: ReplayRun) -> dict[str, str]:
-        """The environment of the command."""
+    def environment(self, run: ReplayRun, ours: Mapping[str, str]) -> dict[str, str]:
+        """The environment of the command; `ours` is that of this process."""
         ...
 
     def cpu_seconds(self, pid: int, seen: dict[int, float]) -> float:
@@ -103,7 +103,7 @@ class CommandBackend:
                     stdin=given,
                     stdout=subprocess.PIPE,
                     stderr=subprocess.PIPE,
-                    env=self.launcher.environment(run),
+                    env=self.launcher.environment(run, {**os.environ, **run.canary}),
                     start_new_session=True,
                 )
             except OSError as error:
@@ -267,7 +267,7 @@ class Bubblewrap:
         command += ["--remount-ro", "/dev", "--remount-ro", "/", "--seccomp", str(passed[0]), "--", interpreter]
         return [*command, *arguments]
 
-    def environment(self, run: ReplayRun) -> dict[str, str]:
+    def environment(self, run: ReplayRun, ours: Mapping[str, str]) -> dict[str, str]:
         return {**ENVIRONMENT, "HOME": "/tmp", **hash_seed(run)}
 
     def cpu_seconds(self, pid: int, seen: dict[int, float]) -> float:
@@ -329,9 +329,9 @@ class Container:
             *("--entrypoint", "python3", self.image, *arguments),
         ]
 
-    def environment(self, run: ReplayRun) -> dict[str, str]:
+    def environment(self, run: ReplayRun, ours: Mapping[str, str]) -> dict[str, str]:
         """Ours, which the command needs to find its service; the container sees nothing of it."""
-        return dict(os.environ)
+        return dict(ours)
 
     def passed(self) -> AbstractContextManager[tuple[int, ...]]:
         """None."""

@@ -9,7 +9,7 @@ import queue
 import secrets
 import threading
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from posttrain.sandbox.backend_probes import Bait, Finding, probes
@@ -70,7 +70,7 @@ class RepeatedRun:
             cpu_seconds = min(self.allowed, limits.cpu_seconds) if self.allowed else limits.cpu_seconds
             limits = replace(limits, cpu_seconds=cpu_seconds, output_bytes=SAID_BYTES)
         told = ReplayResult(messages=self.messages, stdin=self.asked.stdin, delivered=self.delivered, seed=self.seed)
-        return replay_run(kind, told, limits, backend.conditions)
+        return replace(replay_run(kind, told, limits, backend.conditions), canary=self.sandbox.canary)
 
     def take(self, execution: Execution) -> list[bytes]:
         """What a run said for the first time."""
@@ -111,8 +111,11 @@ class Event:
 class ReplaySandbox:
     """A sandbox over a place that runs a text once; for one thread."""
 
-    def __init__(self, backend: Backend, *, at_once: int, probed: bool = False) -> None:
-        self.backend, self.at_once, self.probed = backend, at_once, probed
+    def __init__(
+        self, backend: Backend, *, at_once: int, probed: bool = False, canary: Mapping[str, str] | None = None
+    ) -> None:
+        """`canary` are variables that programs are started beside, and must not see."""
+        self.backend, self.at_once, self.probed, self.canary = backend, at_once, probed, canary or {}
         self.events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self.alive: dict[RepeatedRun, None] = {}
         self.to_run: list[RepeatedRun] = []
@@ -144,7 +147,8 @@ class ReplaySandbox:
             )
         with Bait() as bait:
             tried = probes(bait, self.backend)
-            executions = trusted.run(Process(kind="program", source=each.source, limits=each.limits) for each in tried)
+            baited = ReplaySandbox(self.backend, at_once=self.at_once, probed=True, canary=bait.canary)
+            executions = baited.run(Process(kind="program", source=each.source, limits=each.limits) for each in tried)
         self.found = [Finding(each, execution) for each, execution in zip(tried, executions, strict=True)]
         require_passed(self.found)
         self.probed = True

@@ -2,8 +2,8 @@
 
 import math
 import secrets
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 
@@ -35,6 +35,8 @@ class ReplayRun:
     """Begins the lines that are ours; nobody could know it before."""
     seed: int | None = None
     """Of hashes and random numbers, where a program is run again and is to do the same."""
+    canary: Mapping[str, str] = field(default_factory=dict)
+    """Variables that count as some of our own environment's: a probe looks for them where the program is."""
 
     @property
     def user(self) -> int:

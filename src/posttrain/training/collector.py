@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from posttrain.algorithms.advantages import informative
 from posttrain.algorithms.table import Resample
-from posttrain.generation.engine import Engine
+from posttrain.generation.engine import Engine, sample_groups
 from posttrain.generation.request import Request
 from posttrain.generation.streams import StreamKey
 from posttrain.options.grading import GradingOptions
@@ -15,6 +15,7 @@ from posttrain.rewards.grading.function import RewardFunction
 from posttrain.rewards.grading.grade import grade
 from posttrain.rewards.grading.resources import Resources
 from posttrain.runs.clock import Clock
+from posttrain.tasks.answers_of_task import training_prompts
 from posttrain.tasks.base import Task
 
 Journal = Callable[[int, Sequence[Group], Grades], None]
@@ -99,7 +100,7 @@ class Collector:
     def _sampled(self, step: int, draws: range, journal: Journal, clock: Clock) -> tuple[list[Group], Grades]:
         with clock("rollout"):
             request = self.request(step, first_draw=draws.start)
-            groups = self.engine.rollout(self.task.prompts(step, draws), request)
+            groups = sample_groups(self.engine, training_prompts(self.task, step, draws), request)
         with clock("grade"):
             return groups, self.grade(groups, step=step, journal=journal)
 

@@ -3,7 +3,11 @@
 from dataclasses import replace
 from pathlib import Path
 
+from posttrain.algorithms.table import Algorithm
 from posttrain.config import Config
+from posttrain.errors import UserError
+from posttrain.generation.engine import Engine
+from posttrain.models.policy import Policy
 from posttrain.runs.progress import Progress
 from posttrain.tasks.base import Task
 from posttrain.training.evaluation import full_evaluation, num_completions
@@ -11,23 +15,31 @@ from posttrain.training.session import CallerObjects, Rewards, Rows, open_sessio
 
 
 def evaluate(
-    model: str | Path,
+    model: str | Path | None = None,
     config: Config | None = None,
     *,
+    policy: Policy | None = None,
     task: Task | None = None,
+    engine: Engine | None = None,
+    algorithm: Algorithm | None = None,
     rewards: Rewards = (),
     rows: Rows | None = None,
     progress: Progress | None = None,
 ) -> dict[str, object]:
     """What a model can do on held-out problems, with 95% intervals; what `posttrain eval` does.
 
-    The config says which task and how many samples; the model in it is left out of account.  `task` is an object of
-    your own in place of what the config describes, `rewards` are functions of your own and `rows` your own prompts.
-    `progress` shows how far it is.
+    The model is a folder, or an object given as `policy`; the one in the config is left out of account.  The config
+    says which task and how many samples.  For callers in Python: the objects are those of `posttrain.train`, so that
+    one set of them serves both; the algorithm plays no part in what is measured.  `progress` shows how far it is.
     """
+    if (model is None) == (policy is None):
+        given = "neither is given" if model is None else f"model = {model} is given and a policy object as well"
+        raise UserError(f"evaluate: {given}.  Name the folder of a model, or give policy=, one of them.")
     config = config or Config()
-    config = replace(config, model=replace(config.model, path=str(model)))
-    with open_session(config, CallerObjects(task=task, rewards=rewards, rows=rows)) as session:
+    if model is not None:
+        config = replace(config, model=replace(config.model, path=str(model)))
+    own = CallerObjects(policy=policy, task=task, engine=engine, algorithm=algorithm, rewards=rewards, rows=rows)
+    with open_session(config, own) as session:
         session.load_weights()
         questions, samples = session.questions(), config.evaluation.samples
         if progress is None:

@@ -11,7 +11,7 @@ from jaxtyping import Float64
 from numpy import ndarray
 
 from posttrain.errors import UserError
-from posttrain.generation.engine import Engine
+from posttrain.generation.engine import Engine, sample_groups
 from posttrain.generation.request import Request
 from posttrain.generation.streams import StreamKey
 from posttrain.options.grading import GradingOptions
@@ -19,6 +19,7 @@ from posttrain.options.sampling import Sampling
 from posttrain.records import Group, Prompt
 from posttrain.rewards.grading.grade import RewardFunction, grade
 from posttrain.rewards.grading.resources import Resources
+from posttrain.runs.reports import as_number
 from posttrain.runs.summary import HELD_OUT
 from posttrain.tasks.base import Probe
 
@@ -31,6 +32,8 @@ Advance = Callable[[int], None]
 class Questions:
     """What is asked of the policy, and how its answers are judged."""
 
+    task: str = "of no name"
+    """The name of the task that asks, for messages."""
     prompts: Sequence[Prompt]
     judge: RewardFunction
     """Scores a completion; 1 or more is right."""
@@ -83,7 +86,7 @@ def sample_answers(
     Streams are evaluation's own: the same seed asks every policy with the same uniform numbers.
     """
     request = evaluation_request(questions, samples=samples, greedy=greedy)
-    groups = engine.rollout(questions.prompts, request, advance=advance)
+    groups = sample_groups(engine, questions.prompts, request, advance=advance)
     grades = grade(groups, [questions.judge], grading=questions.grading, resources=questions.resources)
     told = Counter(outcome for rows in grades.outcomes.values() for row in rows for outcome in row if outcome)
     return Answers(
@@ -127,28 +130,35 @@ def full_evaluation(
         **with_interval("pass_at_8", pass_at_k(sampled.correct, 8)),
     }
     for name, probe in questions.probes.items():
-        results |= checked_readings(
-            name, probe, probe_results(engine, questions, probe, sampled.groups, advance), results
-        )
+        numbers = probe_results(engine, questions, probe, sampled.groups, advance)
+        results |= checked_readings(f"task {questions.task}: probe {name!r}", probe, numbers, results)
     return results, sampled.groups
 
 
-def checked_readings(
-    name: str, probe: Probe, numbers: Mapping[str, float], results: Mapping[str, object]
-) -> Mapping[str, float]:
+def checked_readings(where: str, probe: Probe, numbers: object, results: Mapping[str, object]) -> Mapping[str, float]:
     """The numbers of a probe: only its readings, of which some may not be defined, and none with a name of ours."""
+    if not isinstance(numbers, Mapping):
+        raise UserError(f"{where} measured {numbers!r:.60} ({type(numbers).__name__}); give a mapping of its readings")
     taken = sorted(numbers.keys() & results.keys())
     if taken:
-        raise UserError(
-            f"task: probe {name!r} gives {', '.join(taken)}, which evaluation has already; name it otherwise"
-        )
-    unknown = sorted(numbers.keys() - probe.readings.keys())
+        raise UserError(f"{where} gives {', '.join(taken)}, which evaluation has already; name it otherwise")
+    unknown = sorted(numbers.keys() - probe.readings.keys(), key=str)
     if unknown:
         raise UserError(
-            f"task: probe {name!r} measured {', '.join(unknown)}, but its readings are"
+            f"{where} measured {', '.join(map(str, unknown))}, but its readings are"
             f" {', '.join(sorted(probe.readings))}; add what is missing there"
         )
-    return numbers
+    return {name: finite_reading(f"{where}: {name}", value) for name, value in numbers.items()}
+
+
+def finite_reading(where: str, value: object) -> float:
+    """A probe's value as a number that a summary can hold; numpy's and torch's become floats."""
+    number = as_number(value)
+    if number is None or not math.isfinite(number):
+        raise UserError(
+            f"{where} = {value!r:.60} ({type(value).__name__}) is no finite number; leave out what is not known"
+        )
+    return number
 
 
 def with_interval(name: str, values: Float64[ndarray, " problem"]) -> dict[str, object]:
@@ -181,8 +191,8 @@ def brief_evaluation(engine: Engine, questions: Questions, *, problems: int) -> 
 
 def probe_results(
     engine: Engine, questions: Questions, probe: Probe, sampled: Sequence[Group], advance: Advance
-) -> Mapping[str, float]:
-    """The numbers of one of the task's probes; none where its texts are no single tokens of this tokenizer."""
+) -> object:
+    """What one of the task's probes measured; nothing where its texts are no single tokens of this tokenizer."""
     if not probe.samples_anew:
         return probe.measure(sampled)
     encoded = [engine.tokenizer.encode(text, add_special_tokens=False) for text in probe.suppressed]
@@ -191,7 +201,7 @@ def probe_results(
     suppressed = [tokens[0] for tokens in encoded]
     request = evaluation_request(questions, samples=1)
     request = replace(request, suppressed=(*suppressed, *(engine.stop_ids if probe.endless else ())))
-    return probe.measure(engine.rollout(questions.prompts, request, advance=advance))
+    return probe.measure(sample_groups(engine, questions.prompts, request, advance=advance))
 
 
 def pass_at_k(correct: Float64[ndarray, "prompt sample"], k: int) -> Float64[ndarray, " measured"]:

@@ -1,7 +1,7 @@
 """The second half of a step: credit → batches → loss → updates, by the owner of policy, optimiser and reference."""
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from random import Random
 
 import torch
@@ -12,7 +12,7 @@ from posttrain.algorithms import kl
 from posttrain.algorithms.credit import Evidence, mean_of_rollouts
 from posttrain.algorithms.table import Algorithm
 from posttrain.algorithms.terms import Need
-from posttrain.batch import Batch, CreditedGroups, collate
+from posttrain.batch import Batch, CreditedGroups, collate, sampled_columns
 from posttrain.errors import UserError
 from posttrain.models.policy import Policy
 from posttrain.options.training import UpdateOptions
@@ -26,7 +26,7 @@ from posttrain.runs.tensor_state import (
     restore_optimizer,
 )
 from posttrain.training.collector import CollectedStep
-from posttrain.training.optimizer import learning_rate, new_optimizer
+from posttrain.training.optimizer import ParameterGroup, learning_rate, new_optimizer, require_all_trained
 from posttrain.training.update import Objective, Observations, group_logprobs, micro_loss, update
 from posttrain.training.update_metrics import UpdateReport
 
@@ -65,12 +65,25 @@ class CreditedStep:
 class Learner:
     """Owns what is trained: the policy, its optimiser, and the reference that a KL compares with."""
 
-    def __init__(self, policy: Policy, algorithm: Algorithm, settings: LearnerSettings) -> None:
-        """Raises UserError where the algorithm needs what the policy does not have."""
+    def __init__(
+        self,
+        policy: Policy,
+        algorithm: Algorithm,
+        settings: LearnerSettings,
+        *,
+        parameter_groups: Sequence[ParameterGroup] = (),
+    ) -> None:
+        """Parameter groups have rates and clipping of their own; without any, all parameters are one group.
+
+        Raises UserError where the algorithm needs what the policy does not have, or where a parameter is in no group.
+        """
         if Need.VALUES in algorithm.needs:
             raise UserError(f"algorithm {algorithm.name}: a term needs values, and the policy has no value head.")
         self.policy, self.algorithm, self.settings = policy, algorithm, settings
-        self.optimizer: torch.optim.Optimizer = new_optimizer(policy.model.parameters(), settings.update)
+        self.optimizer: torch.optim.Optimizer = new_optimizer(
+            parameter_groups or policy.model.parameters(), settings.update
+        )
+        require_all_trained(self.optimizer, policy.model)
         self.reference = frozen_copy(policy) if algorithm.uses_reference else None
         self.num_updates = 0
         """Optimiser updates behind the policy's weights: their version."""
@@ -80,24 +93,25 @@ class Learner:
         groups, grades = collected.groups, collected.grades
         reference = self.reference_logprobs(collected, clock)
         lengths = torch.tensor([[len(rollout.tokens) for rollout in group.rollouts] for group in groups])
-        credit = self.algorithm.credit(
-            Evidence(
-                rewards=grades.rewards,
-                scores=grades.scores,
-                lengths=lengths,
-                max_completion_tokens=self.settings.max_completion_tokens,
-                token_rewards=self._penalties(collected, reference),
-            )
+        sampled = sampled_columns(groups)
+        evidence = Evidence(
+            rewards=grades.rewards,
+            scores=grades.scores,
+            lengths=lengths,
+            max_completion_tokens=self.settings.max_completion_tokens,
+            token_rewards=self._penalties(sampled.behaviour_logprobs, reference),
         )
-        credited = CreditedGroups(
-            groups=groups,
-            scored=~grades.rewards.isnan(),
+        credit = self.algorithm.credited(evidence, groups)
+        columns = replace(
+            sampled,
             advantages=credit.advantages,
-            reference_logprobs=reference,
             returns=credit.returns,
+            reference_logprobs=reference,
         )
         return CreditedStep(
-            collected=collected, groups=credited, advantages=mean_of_rollouts(credit.advantages, lengths)
+            collected=collected,
+            groups=CreditedGroups(groups=groups, scored=~grades.rewards.isnan(), columns=columns),
+            advantages=mean_of_rollouts(credit.advantages, lengths),
         )
 
     def reference_logprobs(self, collected: CollectedStep, clock: Clock) -> Float64[Tensor, " token"] | None:
@@ -109,23 +123,21 @@ class Learner:
             return group_logprobs(self.reference, collected.groups, temperature=temperature, max_tokens=budget)
 
     def _penalties(
-        self, collected: CollectedStep, reference: Float64[Tensor, " token"] | None
+        self, behaviour: Float64[Tensor, " token"], reference: Float64[Tensor, " token"] | None
     ) -> Float64[Tensor, " token"] | None:
         """What a KL in the reward takes off each token."""
         penalty = self.algorithm.kl_penalty
         if penalty is None:
             return None
         assert reference is not None, "a need that was not met"
-        rollouts = [rollout for group in collected.groups for rollout in group.rollouts]
-        behaviour = torch.tensor([lp for rollout in rollouts for lp in rollout.logprobs], dtype=torch.float64)
         return -penalty.coefficient * kl.ESTIMATORS[penalty.estimator](behaviour, reference)
 
-    def learn(self, credited: CreditedStep, clock: Clock) -> list[UpdateReport]:
-        """Take the step's updates: passes over its groups, one update per mini-batch."""
-        settings, step = self.settings, credited.collected.step
+    def learn(self, batches: Sequence[Batch], step: int, clock: Clock) -> list[UpdateReport]:
+        """Take the updates of a step, one on each of its batches that is not empty."""
+        settings = self.settings
         num_updates = settings.num_steps * settings.updates_per_step
         reports: list[UpdateReport] = []
-        for index, batch in enumerate(self.batches(credited, clock)):
+        for index, batch in enumerate(batches):
             if not batch.completions:
                 continue  # nothing to learn from; a zero gradient would still move AdamW's weights
             rate = learning_rate(settings.update, (step - 1) * settings.updates_per_step + index, num_updates)
@@ -146,10 +158,14 @@ class Learner:
             measure_entropy=self.settings.update.measure_entropy,
         )
 
-    def batches(self, credited: CreditedStep, clock: Clock) -> Iterator[Batch]:
-        """The batch of each update: whole groups, every epoch in an order of its own, weights fixed on each."""
+    def batches(self, credited: CreditedStep, clock: Clock) -> list[Batch]:
+        """The batch of each update: whole groups, every epoch in an order of its own, weights fixed on each.
+
+        A batch may be empty: where nothing in it can change the gradient.
+        """
         groups, options, step = credited.groups, self.settings.update, credited.collected.step
         num_groups, parts = len(groups.groups), options.minibatches_per_epoch
+        made: list[Batch] = []
         for epoch in range(options.epochs_per_step):
             order = list(range(num_groups))
             if parts > 1:
@@ -159,15 +175,15 @@ class Learner:
                 with clock("collate"):
                     batch = collate(
                         groups.select(rows),
-                        self.algorithm.token_weights,
+                        self.algorithm.weighted,
                         max_completion_tokens=self.settings.max_completion_tokens,
                         keep_zero_advantages=self.algorithm.keeps_zero_advantages,
                     )
-                yield batch
+                made.append(batch)
+        return made
 
-    def differentiate(self, credited: CreditedStep, clock: Clock) -> None:
-        """Compute the gradient of the step's first update and throw it away: what an update costs, without one."""
-        batch = next(self.batches(credited, clock))
+    def differentiate(self, batch: Batch, clock: Clock) -> None:
+        """Compute the gradient of an update and throw it away: what it costs, without one."""
         with clock("update"):
             for micro in batch.split(self.settings.update.tokens_per_microbatch):
                 micro_loss(self.policy, micro, self.objective(), Observations()).backward()

@@ -9,17 +9,15 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean, stdev
 
 import torch
-from jaxtyping import Float64
+from jaxtyping import Bool
 from torch import Tensor
 
 from posttrain.records import Finish, Grades, Group
 from posttrain.runs.alarms import repeated_share
 
 
-def step_metrics(
-    groups: Sequence[Group], grades: Grades, advantages: Float64[Tensor, "prompt group"]
-) -> dict[str, float]:
-    """Everything that the groups of a step, their grades and their advantages tell.
+def step_metrics(groups: Sequence[Group], grades: Grades, informed: Bool[Tensor, "prompt group"]) -> dict[str, float]:
+    """Everything that the groups of a step, their grades and which of them have an advantage tell.
 
     With dynamic sampling, give the groups that were kept: the update saw no others.
     """
@@ -27,7 +25,7 @@ def step_metrics(
         **reward_metrics(grades),
         **outcome_metrics(grades.outcomes),
         **completion_metrics(groups),
-        "frac_zero_advantage": (advantages == 0).double().mean().item(),
+        "frac_zero_advantage": (~informed).double().mean().item(),
     }
 
 

@@ -1,12 +1,15 @@
 """AdamW with a warm-up and a schedule, and the one way an optimiser step is taken."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from posttrain.errors import UserError
 from posttrain.options.training import OptimizerOptions
 
 POLICY = "policy"
@@ -15,13 +18,26 @@ POLICY = "policy"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParameterGroup:
-    """The parameters of one module, with a rate and a clipping of their own."""
+    """The parameters of one module, with a rate and, if it is to have one, a clipping of their own."""
 
     module: str
-    """Its gradient is clipped by its own norm, which is reported under this name."""
+    """The norm of its gradient is reported under this name."""
     parameters: Iterable[nn.Parameter]
     rate_scale: float = 1.0
     """Its learning rate as a multiple of the schedule's."""
+    max_grad_norm: float | None = None
+    """Its gradient is clipped to this norm by itself.  None: together with all groups that name none, whose gradients
+    as one vector are clipped to the optimiser's `max_grad_norm`."""
+
+    def __post_init__(self) -> None:
+        where = f"parameter group {self.module}"
+        if not 0 <= self.rate_scale < math.inf:
+            raise UserError(f"{where}: rate_scale = {self.rate_scale}: use a finite number, 0 or more.")
+        if self.max_grad_norm is not None and not 0 < self.max_grad_norm < math.inf:
+            raise UserError(
+                f"{where}: max_grad_norm = {self.max_grad_norm}: use a finite number above 0 (1e9 never clips), or None"
+                " for the limit that the groups without one share."
+            )
 
 
 def new_optimizer(
@@ -30,25 +46,43 @@ def new_optimizer(
     """AdamW over trainable parameters; weight decay on matrices only, as is usual for norms and biases.
 
     Parameters alone are those of the policy; modules that learn at rates of their own are given as parameter groups.
+    Raises UserError where two groups have one name or one parameter.
     """
     given = list(parameters)
     modules = [each for each in given if isinstance(each, ParameterGroup)]
     if not modules:
         modules = [ParameterGroup(module=POLICY, parameters=[p for p in given if isinstance(p, nn.Parameter)])]
-    groups = []
+    groups: list[dict[str, Any]] = []
     for each in modules:
         trainable = [parameter for parameter in each.parameters if parameter.requires_grad]
-        own = {"module": each.module, "rate_scale": each.rate_scale}
+        own = {"module": each.module, "rate_scale": each.rate_scale, "max_grad_norm": each.max_grad_norm}
         groups += [
             {"params": [p for p in trainable if p.ndim >= 2], "weight_decay": options.weight_decay, **own},
             {"params": [p for p in trainable if p.ndim < 2], "weight_decay": 0.0, **own},
         ]
+    require_distinct(modules, groups)
     return torch.optim.AdamW(
         [group for group in groups if group["params"]],
         lr=options.learning_rate,
         betas=(options.beta1, options.beta2),
         fused=True,
     )
+
+
+def require_distinct(modules: Sequence[ParameterGroup], groups: Sequence[Mapping[str, Any]]) -> None:
+    """Refuse two groups of one name, and a parameter that two of them train."""
+    for module, count in Counter(each.module for each in modules).items():
+        if count > 1:
+            raise UserError(f"parameter groups: {count} have the name {module!r}; give each a name of its own.")
+    owners: dict[int, str] = {}
+    for group in groups:
+        for parameter in group["params"]:
+            other = owners.setdefault(id(parameter), group["module"])
+            if other != group["module"]:
+                raise UserError(
+                    f"parameter groups: a parameter of shape {list(parameter.shape)} is in {other!r} and in"
+                    f" {group['module']!r}; it can be trained in one."
+                )
 
 
 def learning_rate(options: OptimizerOptions, update: int, num_updates: int) -> float:
@@ -67,20 +101,57 @@ def learning_rate(options: OptimizerOptions, update: int, num_updates: int) -> f
 
 
 def apply_gradients(optimizer: torch.optim.Optimizer, rate: float, max_grad_norm: float) -> dict[str, float]:
-    """Clip each module's accumulated gradients to a norm, step, and clear them.  Returns the norms before clipping.
+    """Clip the accumulated gradients, step, and clear them.  Returns the norm of each module before clipping.
 
+    A module with a limit of its own is clipped by its own norm; all others together to `max_grad_norm`.
     Where a norm is not finite nothing is stepped, and weights stay as they are.
     """
     by_module: dict[str, list[nn.Parameter]] = {}
+    limits: dict[str, float | None] = {}
     for group in optimizer.param_groups:
-        by_module.setdefault(group.get("module", POLICY), []).extend(group["params"])
-    norms = {
-        module: nn.utils.clip_grad_norm_(parameters, max_grad_norm).item() for module, parameters in by_module.items()
-    }
-    if not all(math.isfinite(norm) for norm in norms.values()):
-        return norms
+        module = group.get("module", POLICY)
+        by_module.setdefault(module, []).extend(group["params"])
+        limits[module] = group.get("max_grad_norm")
+    norms = {module: gradient_norm(parameters) for module, parameters in by_module.items()}
+    told = {module: norm.item() for module, norm in norms.items()}
+    if not all(math.isfinite(norm) for norm in told.values()):
+        return told
+    clip(by_module, norms, limits, max_grad_norm)
     for group in optimizer.param_groups:
         group["lr"] = rate * group.get("rate_scale", 1.0)
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
-    return norms
+    return told
+
+
+def clip(
+    by_module: Mapping[str, Sequence[nn.Parameter]],
+    norms: Mapping[str, Tensor],
+    limits: Mapping[str, float | None],
+    shared_limit: float,
+) -> None:
+    """Scale gradients down to the limits of their modules, those without one together to the one that they share."""
+    sharing = [module for module, limit in limits.items() if limit is None]
+    for module, limit in limits.items():
+        if limit is not None:
+            nn.utils.clip_grads_with_norm_(by_module[module], limit, norms[module])
+    if sharing:
+        parameters = [parameter for module in sharing for parameter in by_module[module]]
+        # Of one module the norm itself: that of all its parts together could differ from it by a rounding.
+        norm = norms[sharing[0]] if len(sharing) == 1 else gradient_norm(parameters)
+        nn.utils.clip_grads_with_norm_(parameters, shared_limit, norm)
+
+
+def gradient_norm(parameters: Sequence[nn.Parameter]) -> Tensor:
+    """The Euclidean norm of the gradients, those that there are, as one vector."""
+    return nn.utils.get_total_norm([parameter.grad for parameter in parameters if parameter.grad is not None])
+
+
+def require_all_trained(optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
+    """Refuse a parameter that takes a gradient and that no group trains: the gradient would be for nothing."""
+    trained = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad and id(parameter) not in trained:
+            raise UserError(
+                f"parameter groups: `{name}` is in none of them.  Put it in one, or freeze it: requires_grad_(False)."
+            )

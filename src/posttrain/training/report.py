@@ -13,7 +13,7 @@ from posttrain.runs.files import write_atomically, writing
 from posttrain.runs.summary import HELD_OUT, build_summary
 from posttrain.tasks.base import Probe, Reading
 from posttrain.training.collector import CollectedStep
-from posttrain.training.session import Session
+from posttrain.training.session import Session, given_rewards
 from posttrain.training.state import RunState
 
 SHOWN = 3
@@ -97,7 +97,7 @@ def model_card(session: Session, state: RunState, summary: Mapping[str, object])
     config = session.config
     lines = "\n".join(
         f"| {label} | {before} | {after} |"
-        for label, before, after in comparison(summary, session.task.probes().values())
+        for label, before, after in comparison(summary, session.questions().probes.values())
     )
     return (
         f"---\nlibrary_name: transformers\ntags: [posttrain, {session.algorithm.name}]\n---\n\n"
@@ -140,7 +140,7 @@ def closing_lines(
     transcripts: tuple[Sequence[Sequence[str]], Sequence[Sequence[str]]],
 ) -> list[str]:
     """The end of a run: numbers before and after, transcripts side by side, where things are and what to do next."""
-    rows = [("held-out", "before", "after"), *comparison(summary, session.task.probes().values())]
+    rows = [("held-out", "before", "after"), *comparison(summary, session.questions().probes.values())]
     table = [f"{label:<38}{left:<24}{right}" for label, left, right in rows]
     pairs = [line for b, a in zip(*transcripts, strict=True) for line in side_by_side(b[0], b[1], a[1])]
     return [
@@ -157,7 +157,7 @@ def closing_lines(
 def measuring(session: Session, folder: Path) -> str:
     """What measures the trained model as the run did: a command, or a call where no recipe says all that it takes."""
     own = session.own
-    brought = {"task": own.task is not None, "rows": own.rows is not None, "rewards": bool(own.functions())}
+    brought = {"task": own.task is not None, "rows": own.rows is not None, "rewards": bool(given_rewards(own))}
     given = ", ".join(f"{name}={name}" for name, is_brought in brought.items() if is_brought)
     return f"posttrain.evaluate({str(folder / 'model')!r}, config, {given})" if given else f"posttrain eval {folder}"
 

@@ -16,6 +16,7 @@ from posttrain.runs.folder import saved_recipe
 from posttrain.runs.harness import Harness, HarnessOptions
 from posttrain.runs.reports import EvaluationReport, StepReport
 from posttrain.runs.run_folder import RunFolder, claim_folder
+from posttrain.runs.run_inputs import RunInputs, require_same_inputs
 from posttrain.runs.watchers import Watcher, require_watchers
 from posttrain.tasks.base import Task
 from posttrain.training import report
@@ -23,7 +24,16 @@ from posttrain.training.collector import CollectedStep, no_journal
 from posttrain.training.evaluation import brief_evaluation, full_evaluation, num_completions
 from posttrain.training.learner import CreditedStep
 from posttrain.training.metrics import step_metrics, step_tokens
-from posttrain.training.session import CallerObjects, Rewards, Rows, Session, open_session, require_room
+from posttrain.training.session import (
+    NOTHING_BROUGHT,
+    CallerObjects,
+    Rewards,
+    Rows,
+    Session,
+    inputs_of,
+    open_session,
+    require_room,
+)
 from posttrain.training.state import RunState
 from posttrain.training.update_metrics import UpdateReport, update_metrics
 
@@ -63,13 +73,16 @@ def train(
     had never stopped.
     """
     own = CallerObjects(policy=policy, task=task, engine=engine, algorithm=algorithm, rewards=rewards, rows=rows)
-    require_watchers(watchers)
+    watching = require_watchers(watchers)
+    if resume:
+        require_same_inputs(Path(config.run.folder), inputs_of(config, own))
     with open_session(config, own) as session:
+        config.require_use_for_reference(session.algorithm)
         require_room(session)
-        return train_session(session, watchers, resume=resume)
+        return train_session(session, inputs_of(config, own), watching, resume=resume)
 
 
-def train_session(session: Session, watchers: Sequence[Watcher], *, resume: bool) -> Run:
+def train_session(session: Session, inputs: RunInputs, watchers: Sequence[Watcher], *, resume: bool) -> Run:
     """The run of a session, from its folder to its summary."""
     config, state = session.config, session.trained.run
     folder = RunFolder.resume(config.run.folder) if resume else claim_folder(config)
@@ -81,19 +94,19 @@ def train_session(session: Session, watchers: Sequence[Watcher], *, resume: bool
         stop_early=lambda: out_of_patience(config, session.trained.run),
     )
     with Harness(folder, session.trained, options) as harness:
-        if resume:
-            continue_recipe(folder, config)
-        notes = harness.resume(session.threads) if resume else []
+        notes = go_on(session, harness) if resume else []
         state, first = session.trained.run, None
         session.load_weights()
         if not state.before:
             # Before anything is measured or an earlier run is given up: a mistake in a reward shows now.
             first = session.collector.collect(1, folder.journal_scores, harness.clock)
-        if not resume:
-            folder.begin(saved_recipe(config))
         harness.start([*report.plan_lines(session, first, harness.clock.total), *notes])
         if not state.before:
-            evaluate_before(session, harness, state)
+            measure_before(session, harness)
+            if not resume:  # only now: nor does a mistake in the evaluation cost an earlier run
+                folder.begin(saved_recipe(config))
+            folder.write_inputs(inputs)
+            save_before(session, harness)
         with harness.naming_the_step():
             take_steps(session, harness, first)
         if harness.interruption.signal is not None:
@@ -109,7 +122,8 @@ def take_steps(session: Session, harness: Harness, first: CollectedStep | None) 
     for step in harness.steps():
         collected = first or collector.collect(step, journal, harness.clock)  # prompts, rollouts, grades
         credited = learner.credit(collected, harness.clock)  # reference log-probs, advantages
-        updates = learner.learn(credited, harness.clock)  # batches, losses, updates
+        batches = learner.batches(credited, harness.clock)  # token weights, fixed on each whole update
+        updates = learner.learn(batches, step, harness.clock)  # losses, updates
         session.load_weights()
         count_step(state, collected, updates, learner.num_updates)
         evaluation = evaluate_when_due(session, harness)
@@ -131,7 +145,7 @@ def step_report(
     """What the watchers are told of a step."""
     collected = credited.collected
     metrics = {
-        **step_metrics(collected.groups, collected.grades, credited.advantages),
+        **step_metrics(collected.groups, collected.grades, credited.groups.informed),
         **update_metrics(updates),
         "num_updates": float(len(updates)),
         "num_groups": float(len(collected.groups)),
@@ -157,9 +171,9 @@ def evaluate_when_due(session: Session, harness: Harness) -> Mapping[str, float]
         return {}
     with harness.clock("evaluate"):
         metrics = brief_evaluation(session.engine, session.questions(), problems=options.brief_problems)
+        harness.evaluated(EvaluationReport(step=state.step, results=metrics))
     if "eval/accuracy_sampled" in metrics:
         state.saw_evaluation(metrics["eval/accuracy_sampled"])
-    harness.evaluated(EvaluationReport(step=state.step, results=metrics))
     return metrics
 
 
@@ -169,13 +183,17 @@ def out_of_patience(config: Config, state: RunState) -> bool:
     return patience is not None and state.evaluations_since_best >= patience
 
 
-def evaluate_before(session: Session, harness: Harness, state: RunState) -> None:
-    """Measure the policy that training starts from, and save it as step 0."""
-    clock = Clock()
+def measure_before(session: Session, harness: Harness) -> None:
+    """Measure the policy that training starts from."""
+    clock, state = Clock(), session.trained.run
     with clock("evaluate"):
         state.before, state.transcripts = measure_held_out(session, harness, "before training")
     state.seconds = dict(clock.seconds)
-    harness.folder.append_metrics(0, report.held_out_metrics(state.before, session.task.probes()))
+
+
+def save_before(session: Session, harness: Harness) -> None:
+    """Save the policy that training starts from, and what was measured of it, as step 0."""
+    harness.folder.append_metrics(0, report.held_out_metrics(session.trained.run.before, session.questions().probes))
     harness.save()
 
 
@@ -200,6 +218,18 @@ def conclude(session: Session, harness: Harness, state: RunState) -> Run:
     summary = report.write_results(session, folder, state, after)
     harness.end(summary, report.closing_lines(session, folder, summary, (state.transcripts, transcripts)))
     return Run(folder=folder, summary=summary)
+
+
+def go_on(session: Session, harness: Harness) -> list[str]:
+    """Be as the run's last checkpoint was; returns what to tell of it."""
+    continue_recipe(harness.folder, session.config)
+    notes = harness.resume(session.threads)
+    if not session.engine.reproducible:
+        notes.append(
+            f"Engine {type(session.engine).__name__} draws random numbers of its own (reproducible = False): from here"
+            " on the steps are not those, bit for bit, of a run that never stopped."
+        )
+    return notes
 
 
 def continue_recipe(folder: RunFolder, config: Config) -> None:
@@ -232,13 +262,15 @@ def lasting(config: Config) -> Config:
     return replace(config, run=run, checkpoint=CheckpointOptions())
 
 
-def show_plan(config: Config, *, rows: Rows | None = None) -> None:
+def show_plan(config: Config, own: CallerObjects = NOTHING_BROUGHT) -> None:
     """Print what a run would be, with the seconds of one step whose gradient is thrown away, and train nothing."""
-    with open_session(config, CallerObjects(rows=rows)) as session:
+    with open_session(config, own) as session:
+        config.require_use_for_reference(session.algorithm)
         require_room(session)
         session.load_weights()
         clock = Clock()
         collected = session.collector.collect(1, no_journal, clock)
-        session.learner.differentiate(session.learner.credit(collected, clock), clock)
+        first, *_ = session.learner.batches(session.learner.credit(collected, clock), clock)
+        session.learner.differentiate(first, clock)
         for line in report.plan_lines(session, collected, clock.total, whole_step=True):
             print(line)

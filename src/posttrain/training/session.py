@@ -2,31 +2,45 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import cast
 
 from posttrain.algorithms.table import Algorithm, build_algorithm
 from posttrain.config import Config
-from posttrain.errors import UserError
+from posttrain.errors import RunError, UserError
 from posttrain.generation.engine import Engine, require_engine, require_room_for
-from posttrain.generation.in_process import InProcessEngine
 from posttrain.models.policy import Policy, load_policy
 from posttrain.models.rendering import TokenizerRenderer
-from posttrain.rewards.grading.function import RewardFunction, reward_function
+from posttrain.options.reward import RewardSettings
+from posttrain.rewards.grading.function import RewardFunction
 from posttrain.rewards.grading.pending_scores import require_enforceable
 from posttrain.rewards.grading.resources import Resources
 from posttrain.rewards.reward_registry import load_reward
+from posttrain.runs.run_inputs import RunInput, RunInputs, class_name, code_input, named_files, rows_input, sha256_of
 from posttrain.runs.threads import ThreadClaim, claim_threads
+from posttrain.tasks.answers_of_task import (
+    as_reward_functions,
+    held_out_prompts,
+    longest_prompts,
+    task_probes,
+    task_rewards,
+)
 from posttrain.tasks.base import Task
 from posttrain.tasks.task_registry import load_task, require_task
 from posttrain.training.collector import Collector, CollectorSettings
 from posttrain.training.evaluation import Questions
 from posttrain.training.learner import Learner, LearnerSettings
+from posttrain.training.parity import PROMPT_TOKENS, engine_in_parity
 from posttrain.training.state import TrainedByReward
 
 Rows = Sequence[Mapping[str, object]]
 Reward = Callable[..., object] | RewardFunction
 """A function, or what `reward_function` makes of one: with a name and a weight of its own."""
 Rewards = Reward | Sequence[Reward]
+
+
+SOME_WEIGHTS = 64
+"""Of each parameter, to tell two policies of one shape from each other."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,11 +65,9 @@ class CallerObjects:
             if value is not None and not isinstance(value, kind):
                 raise UserError(f"{name}: {value!r:.60} ({type(value).__name__}) is no {kind.__name__}; {remedy}.")
 
-    def functions(self) -> tuple[RewardFunction, ...]:
-        """The rewards, be they one or many."""
-        given = self.rewards
-        many = [given] if callable(given) or isinstance(given, RewardFunction) else given
-        return tuple(each if isinstance(each, RewardFunction) else reward_function(each) for each in many)
+
+NOTHING_BROUGHT = CallerObjects()
+"""Of a command, all is in the config."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -94,26 +106,34 @@ class Session:
         self.resources.close()
 
     def load_weights(self) -> None:
-        """Have the engine sample from the weights as they are now."""
-        self.engine.load(self.learner.weights(), self.learner.num_updates)
+        """Have the engine sample from the weights as they are now.  Raises RunError where it holds on to others."""
+        self.policy.require_as_made()  # an engine elsewhere does not see it
+        version = self.learner.num_updates
+        self.engine.load(self.learner.weights(), version)
+        if self.engine.weights_version != version:
+            raise RunError(
+                f"engine {type(self.engine).__name__}: weights_version = {self.engine.weights_version} after"
+                f" load(weights, {version}).  It is the version that was loaded last."
+            )
 
     def questions(self) -> Questions:
         """The held-out problems, judged by the task's own measure where it has one, else by the first reward."""
         if self.held_out is None:
-            functions = self.task.reward_functions or self.rewards
+            functions = task_rewards(self.task) or self.rewards
             self.held_out = Questions(
-                prompts=self.task.held_out(),
+                task=self.task.name,
+                prompts=held_out_prompts(self.task),
                 judge=functions[0].unconditional(),
                 max_completion_tokens=self.config.rollout.max_completion_tokens,
                 seed=self.config.run.seed,
                 grading=self.config.grading,
                 resources=self.resources,
-                probes=self.task.probes(),
+                probes=task_probes(self.task),
             )
         return self.held_out
 
 
-def open_session(config: Config, own: CallerObjects = CallerObjects()) -> Session:
+def open_session(config: Config, own: CallerObjects = NOTHING_BROUGHT) -> Session:
     """Load the model and make everything else, but for what the caller brings."""
     require_training_by_reward(config)
     with ExitStack() as opened:
@@ -134,14 +154,19 @@ def require_training_by_reward(config: object) -> None:
 def assembled(config: Config, own: CallerObjects, resources: Resources, threads: ThreadClaim) -> Session:
     """A session of these parts and of what the config describes."""
     policy = own.policy or load_policy(config.model)
+    policy.require_as_made()
     task = task_of(config, own, policy)
     algorithm = own.algorithm or build_algorithm(config.algorithm)
-    engine = InProcessEngine(policy, max_rows=config.rollout.max_rows)
-    chosen_engine = engine if own.engine is None else require_engine(own.engine)
+    if own.engine is None:
+        longest = config.rollout.max_completion_tokens + PROMPT_TOKENS
+        tried = engine_in_parity(policy, max_rows=config.rollout.max_rows, longest=longest)
+        engine, policy = cast(Engine, tried), tried.policy
+    else:
+        engine = require_engine(own.engine)
     rewards = rewards_of(config, own, task)
     collector = Collector(
         task,
-        chosen_engine,
+        engine,
         rewards,
         CollectorSettings(
             rollout=config.rollout, grading=config.grading, seed=config.run.seed, resample=algorithm.resample
@@ -165,7 +190,7 @@ def assembled(config: Config, own: CallerObjects, resources: Resources, threads:
         own=own,
         policy=policy,
         model_name=config.model.path if own.policy is None else own.policy.model.name_or_path or "a model object",
-        engine=chosen_engine,
+        engine=engine,
         algorithm=algorithm,
         task=task,
         rewards=rewards,
@@ -194,7 +219,7 @@ def task_of(config: Config, own: CallerObjects, policy: Policy) -> Task:
 
 def rewards_of(config: Config, own: CallerObjects, task: Task) -> tuple[RewardFunction, ...]:
     """The caller's rewards and those of the config, or else the task's own."""
-    rewards = (*own.functions(), *(load_reward(item) for item in config.rewards)) or tuple(task.reward_functions)
+    rewards = (*given_rewards(own), *(load_reward(item) for item in config.rewards)) or task_rewards(task)
     if not rewards:
         raise UserError(
             "rewards: the task has no reward function of its own, and none is given."
@@ -205,9 +230,55 @@ def rewards_of(config: Config, own: CallerObjects, task: Task) -> tuple[RewardFu
     return rewards
 
 
+def given_rewards(own: CallerObjects) -> tuple[RewardFunction, ...]:
+    """The caller's rewards, each with a name and settings."""
+    given = own.rewards
+    one = callable(given) or isinstance(given, RewardFunction)
+    return as_reward_functions([given] if one else given, "rewards")
+
+
+def inputs_of(config: Config, own: CallerObjects) -> RunInputs:
+    """What a run is made of beside its config: the caller's objects, and files whose place none of them takes."""
+    objects: dict[str, RunInput] = {}
+    if own.policy is not None:
+        objects["policy"] = policy_input(own.policy, config, own)
+    if own.task is not None:
+        objects["task"] = RunInput(f"{class_name(own.task)} ({getattr(own.task, 'name', '')})")
+    if own.engine is not None:
+        draws = "" if getattr(own.engine, "reproducible", True) else ", with random numbers of its own"
+        objects["engine"] = RunInput(class_name(own.engine) + draws)
+    if own.algorithm is not None:
+        objects["algorithm"] = code_input(own.algorithm.name, own.algorithm)
+    for index, reward in enumerate(given_rewards(own)):
+        settings = {
+            each.name: getattr(reward.settings, each.name)
+            for each in fields(reward.settings)
+            if getattr(reward.settings, each.name) != getattr(RewardSettings(), each.name)
+        }
+        said = ", ".join(f"{name} = {value}" for name, value in settings.items())
+        objects[f"rewards[{index}]"] = code_input(f"{reward.name} ({said})" if said else reward.name, reward.call)
+    if own.rows is not None:
+        objects["rows"] = rows_input(own.rows)
+    unused = {"task.path"} if own.rows is not None else set()
+    unused |= {"task.path", "task.held_out_path"} if own.task is not None else set()
+    unused |= {"algorithm.path"} if own.algorithm is not None else set()
+    return RunInputs(objects=objects, files={k: v for k, v in named_files(config).items() if k not in unused})
+
+
+def policy_input(policy: Policy, config: Config, own: CallerObjects) -> RunInput:
+    """A policy by its shape; where its weights are the reference of a KL, which no checkpoint holds, by those too."""
+    parameters = [*policy.model.parameters()]
+    what = f"{class_name(policy.model)} of {sum(each.numel() for each in parameters)} parameters"
+    algorithm = own.algorithm or build_algorithm(config.algorithm)
+    if not algorithm.uses_reference or config.reference.refresh_every:
+        return RunInput(what)
+    some = [each.detach().flatten()[:SOME_WEIGHTS].double().tolist() for each in parameters]
+    return RunInput(what, sha256_of(repr(some)))
+
+
 def require_room(session: Session) -> None:
     """Refuse a prompt that leaves no room for a completion, in the model's context or in a micro-batch."""
-    prompts = [*session.task.longest_prompts(), *session.questions().prompts]
+    prompts = [*longest_prompts(session.task), *session.questions().prompts]
     for prompt in prompts:
         require_room_for(prompt, session.engine)
     session.config.require_room(max(len(prompt.tokens) for prompt in prompts))

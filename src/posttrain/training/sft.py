@@ -21,7 +21,7 @@ from posttrain.runs.curves import draw_curves
 from posttrain.runs.files import writing
 from posttrain.runs.folder import saved_recipe
 from posttrain.runs.harness import Harness, HarnessOptions
-from posttrain.runs.reports import StepReport
+from posttrain.runs.reports import EvaluationReport, StepReport
 from posttrain.runs.run_folder import RunFolder
 from posttrain.runs.summary import peak_memory_bytes, versions
 from posttrain.runs.tensor_state import (
@@ -32,6 +32,7 @@ from posttrain.runs.tensor_state import (
     restore_optimizer,
 )
 from posttrain.runs.threads import ThreadClaim, claim_threads
+from posttrain.runs.watchers import Watcher, require_watchers
 from posttrain.tasks.countdown.countdown_task import CountdownTask
 from posttrain.tasks.countdown.demonstrator import demonstrate
 from posttrain.tasks.countdown.problems import held_out_problems
@@ -143,16 +144,20 @@ class TrainedBySupervision:
         self.run = SftState(**run)
 
 
-def train(config: SftConfig, *, resume: bool = False) -> Path | None:
+def train(config: SftConfig, *, watchers: Sequence[Watcher] = (), resume: bool = False) -> Path | None:
     """Train a new model on demonstrations and save it to RUN/model; returns that folder, or None if interrupted.
 
-    The loss is the mean of -log π over completion tokens; prompts are read and not learned.
+    The loss is the mean of -log π over completion tokens; prompts are read and not learned.  `watchers` see each step,
+    each measurement of the held-out loss, each checkpoint and the end.
     """
+    watching = require_watchers(watchers)
     with claim_threads(config.run.threads) as threads:
-        return train_new_model(config, threads, resume=resume)
+        return train_new_model(config, threads, watching, resume=resume)
 
 
-def train_new_model(config: SftConfig, threads: ThreadClaim, *, resume: bool) -> Path | None:
+def train_new_model(
+    config: SftConfig, threads: ThreadClaim, watchers: Sequence[Watcher], *, resume: bool
+) -> Path | None:
     """The run, from its folder to its model."""
     if not isinstance(config.task, CountdownOptions):
         raise UserError("task: only countdown has demonstrators so far; use task.name = countdown.")
@@ -170,21 +175,28 @@ def train_new_model(config: SftConfig, threads: ThreadClaim, *, resume: bool) ->
         if resume
         else RunFolder.create(config.run.folder, saved_recipe(config), overwrite=config.run.overwrite)
     )
-    return fit(config, demonstrations, folder, threads, resume=resume)
+    options = HarnessOptions(
+        run=config.run, checkpoint=config.checkpoint, time_by_stage=False, watchers=watchers, score=lower_loss
+    )
+    return fit(config, demonstrations, folder, options, threads if resume else None)
 
 
 def fit(
-    config: SftConfig, demonstrations: DemonstrationSet, folder: RunFolder, threads: ThreadClaim, *, resume: bool
+    config: SftConfig,
+    demonstrations: DemonstrationSet,
+    folder: RunFolder,
+    harness_options: HarnessOptions,
+    resumed: ThreadClaim | None,
 ) -> Path | None:
-    """The loop: a batch of demonstrations, its gradient, a step; measured and saved every so often."""
+    """The loop: a batch of demonstrations, its gradient, a step; measured and saved every so often.
+
+    A run that is `resumed` claims the threads that it had.
+    """
     policy, options, num_steps = demonstrations.policy, config.sft, config.run.num_steps
     trained = TrainedBySupervision(policy, options)
     held_out = demonstrations.held_out(options.eval_size)
-    harness_options = HarnessOptions(
-        run=config.run, checkpoint=config.checkpoint, time_by_stage=False, score=lower_loss
-    )
     with Harness(folder, trained, harness_options) as harness:
-        notes = harness.resume(threads) if resume else []
+        notes = harness.resume(resumed) if resumed else []
         harness.start([*sft_plan_lines(config, policy, len(held_out)), *notes])
         with harness.naming_the_step():
             for step in harness.steps():
@@ -194,6 +206,7 @@ def fit(
                 if step % options.eval_every == 0 or step == num_steps:
                     with harness.clock("evaluate"):
                         metrics["eval/loss"] = mean_loss(policy, held_out, options.tokens_per_microbatch)
+                        harness.evaluated(EvaluationReport(step=step, results={"eval/loss": metrics["eval/loss"]}))
                     trained.run.saw_evaluation(metrics["eval/loss"])
                 tokens = sum(example.num_inputs for example in batch)
                 harness.record(StepReport(step=step, metrics=metrics, num_tokens=tokens))

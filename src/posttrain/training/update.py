@@ -12,7 +12,7 @@ from torch import Tensor
 from posttrain.algorithms import kl
 from posttrain.algorithms.losses import ratio_statistics
 from posttrain.algorithms.table import Algorithm
-from posttrain.algorithms.terms import Need, TokenView, total_loss
+from posttrain.algorithms.terms import Need, TokenView
 from posttrain.batch import Batch, completions_of
 from posttrain.errors import RunError
 from posttrain.models.gradients import gradients_in_place
@@ -50,7 +50,7 @@ class Observations:
     clipped: list[Tensor] = field(default_factory=list)
     entropies: list[Tensor] = field(default_factory=list)
     terms: dict[str, list[Tensor]] = field(default_factory=dict)
-    """Of each term that is reported, its values."""
+    """Of each term that is reported, by its metric, its values."""
 
 
 def update(
@@ -94,10 +94,9 @@ REMEDY = "No step was taken.  Start again with a lower update.learning_rate."
 def micro_loss(policy: Policy, micro: Batch, objective: Objective, observed: Observations) -> Float[Tensor, ""]:
     """The micro-batch's share of the update's loss, for `backward` alone; see `models.gradients`."""
     view = token_view(policy, micro, objective)
-    terms = objective.algorithm.terms
-    losses = total_loss(terms, view)
+    losses = objective.algorithm.loss(view)
+    require_finite_losses(losses, micro, objective, view)
     observe(observed, objective, view)
-    require_finite_losses(losses, micro)
     return (view.columns.weights * losses).sum()
 
 
@@ -130,12 +129,15 @@ def observe(observed: Observations, objective: Objective, view: TokenView) -> No
     observed.logprobs.append(detached.logprobs.double().cpu())
     if view.entropies is not None:
         observed.entropies.append(view.entropies.detach().double().cpu())
-    for term in objective.algorithm.terms:
-        if term.clipped is not None:
-            observed.clipped.append(term.clipped(detached).cpu())
+    terms = objective.algorithm.terms
+    clipped = [term.clipped(detached) for term in terms if term.clipped is not None]
+    if clipped:
+        observed.clipped.append(torch.stack(clipped).any(dim=0).cpu())
+    for term in terms:
         if term.reported:
             with torch.no_grad():
-                observed.terms.setdefault(term.name, []).append(term.per_token(detached).detach().double().cpu())
+                values = term.per_token(detached.limited_to(term.needs))
+            observed.terms.setdefault(term.metric_name, []).append(values.detach().double().cpu())
 
 
 @torch.no_grad()
@@ -146,13 +148,17 @@ def reference_hidden(objective: Objective, micro: Batch) -> tuple[Tensor, Tensor
     return hidden, objective.reference.head
 
 
-def require_finite_losses(losses: Float[Tensor, " token"], micro: Batch) -> None:
-    """Stop before the backward pass where a token's loss is not a number, naming the completion."""
+def require_finite_losses(losses: Float[Tensor, " token"], micro: Batch, objective: Objective, view: TokenView) -> None:
+    """Stop before the backward pass where a token's loss is not a number, naming the completion and the term."""
     bad = (~torch.isfinite(losses.detach())).nonzero()
     if len(bad):
-        prompt, sample = micro.names[int(micro.rollout[int(bad[0, 0])])]
+        token, owner = int(bad[0, 0]), f"algorithm {objective.algorithm.name}"
+        prompt, sample = micro.names[int(micro.rollout[token])]
+        of_each = {term.name: term.losses(view, owner=owner)[token].item() for term in objective.algorithm.terms}
+        parts = ", ".join(f"{value:.4g} by its term {term}" for term, value in of_each.items())
         raise RunError(
-            f"prompt {prompt}, sample {sample}: the loss of a token is {losses[bad[0, 0]].item()}.  {REMEDY}"
+            f"prompt {prompt}, sample {sample}: the loss of a token is {losses[token].item()} ({owner}: {parts}), where"
+            f" log π is {view.logprobs[token].item():.4g} nats.  {REMEDY}"
         )
 
 

@@ -1,5 +1,6 @@
 """What updates report, and the metrics of a step that several of them make: sums over tokens, divided once."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
@@ -38,11 +39,11 @@ def update_metrics(reports: Sequence[UpdateReport]) -> dict[str, float]:
     first, num_tokens = reports[0], sum(report.num_tokens for report in reports)
     means = {name: sum(report.sums[name] for report in reports) / num_tokens for name in first.sums}
     means[FIRST_ALONE] = first.sums[FIRST_ALONE] / first.num_tokens
-    norms = {module: fmean(report.grad_norms[module] for report in reports) for module in first.grad_norms}
+    modules = first.grad_norms if len(first.grad_norms) > 1 else ()
     return {
         "loss": fmean(report.loss for report in reports),
-        "grad_norm": norms.pop("policy"),
-        **{f"grad_norm/{module}": norm for module, norm in norms.items()},
+        "grad_norm": fmean(math.hypot(*report.grad_norms.values()) for report in reports),
+        **{f"grad_norm/{module}": fmean(report.grad_norms[module] for report in reports) for module in modules},
         "learning_rate": reports[-1].learning_rate,
         "num_micro_batches": float(sum(report.num_micro_batches for report in reports)),
         "tokens/trained": float(num_tokens),

@@ -1,0 +1,213 @@
+"""What a run is made of beside its config, so that it is not resumed as another one.
+
+    inputs.json    {"objects": {"task": {"is": "Sums (sums)", "sha256": ""}, "rewards[0]": ...},
+                    "files": {"task.path": {"is": "rows.jsonl", "sha256": "9f86d0..."}}}
+
+Objects are what a caller in Python brought; files are those that the recipe names.  A digest that cannot be had is
+empty and is not compared.  Torch-free.
+"""
+
+import functools
+import hashlib
+import inspect
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, is_dataclass
+from pathlib import Path
+from types import CellType, FunctionType, MethodType
+
+from posttrain.binding import digest_of
+from posttrain.config import Config
+from posttrain.errors import UserError
+from posttrain.options.dataset import BUNDLED_PROGRAMS, DatasetOptions
+
+FILE = "inputs.json"
+"""Its name in a run folder."""
+NO_SOURCE = "\0"
+"""Stands in a description where a function's source cannot be had."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunInput:
+    """One thing that a run is made of."""
+
+    what: str
+    """In words: the kind and name of an object, the path of a file."""
+    digest: str = ""
+    """SHA-256 of its content; empty where that cannot be had, or does not matter."""
+
+    def differs(self, other: "RunInput") -> bool:
+        """Whether the other is known to be another one."""
+        known = self.digest != "" and other.digest != ""
+        return self.what != other.what or (known and self.digest != other.digest)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunInputs:
+    """All that a run is made of beside its config."""
+
+    objects: Mapping[str, RunInput] = field(default_factory=dict)
+    """By the argument of `posttrain.train`; rewards one by one."""
+    files: Mapping[str, RunInput] = field(default_factory=dict)
+    """By the option that names them."""
+
+    def as_json(self) -> str:
+        """The content of inputs.json."""
+        content = {
+            part: {name: {"is": each.what, "sha256": each.digest} for name, each in inputs.items()}
+            for part, inputs in (("objects", self.objects), ("files", self.files))
+        }
+        return json.dumps(content, indent=2) + "\n"
+
+
+def inputs_from_json(text: str) -> RunInputs:
+    """What `as_json` wrote."""
+    read = {
+        part: {name: RunInput(each["is"], each["sha256"]) for name, each in inputs.items()}
+        for part, inputs in json.loads(text).items()
+    }
+    return RunInputs(objects=read["objects"], files=read["files"])
+
+
+# Resuming
+
+
+def require_same_inputs(folder: Path, now: RunInputs) -> None:
+    """Refuse to resume a run with other inputs than its own.  A run of an earlier version has no record of them."""
+    file = folder / FILE
+    if not file.is_file():
+        return
+    began = inputs_from_json(file.read_text(encoding="utf-8"))
+    lacking = {name: each for name, each in began.objects.items() if name not in now.objects}
+    if lacking:
+        listed = ", ".join(f"{name} = {each.what}" for name, each in lacking.items())
+        arguments = ", ".join(f"{name}=..." for name in dict.fromkeys(name.partition("[")[0] for name in began.objects))
+        raise UserError(
+            f"resume {folder}: the run was made with objects that this resume lacks: {listed}."
+            f"  Resume it from Python: posttrain.train(config, {arguments}, resume=True)."
+        )
+    found = [*other_objects(began.objects, now.objects), *changed_files(began.files, now.files)]
+    if found:
+        raise UserError(
+            f"resume {folder}: {'; '.join(found)}.  A resumed run keeps what it was made of: put that back as it was,"
+            " or start another run."
+        )
+
+
+def other_objects(began: Mapping[str, RunInput], now: Mapping[str, RunInput]) -> Iterator[str]:
+    """What to tell of objects that are not the run's own."""
+    for name, each in now.items():
+        if name not in began:
+            yield f"{name} = {each.what} is given, and the run was made without"
+        elif each.what != began[name].what:
+            yield f"{name} = {each.what} is given, and the run was made with {began[name].what}"
+        elif each.differs(began[name]):
+            yield f"{name} = {each.what} is not as it was when the run began"
+
+
+def changed_files(began: Mapping[str, RunInput], now: Mapping[str, RunInput]) -> Iterator[str]:
+    """What to tell of files that have changed; of other paths the config itself tells."""
+    for name in began.keys() & now.keys():
+        if began[name].what == now[name].what and now[name].differs(began[name]):
+            yield f"{name} = {now[name].what} has changed since the run began"
+
+
+# Digests
+
+
+def sha256_of(text: str) -> str:
+    """The SHA-256 of a text, in hexadecimal."""
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def rows_input(rows: Sequence[object]) -> RunInput:
+    """Rows by their content; of a value that JSON does not know its class."""
+    digest = hashlib.sha256()
+    for row in rows:
+        text = json.dumps(dict(row) if isinstance(row, Mapping) else row, default=class_name)
+        digest.update(text.encode("utf-8", "surrogatepass"))
+    return RunInput(f"{len(rows)} rows", digest.hexdigest())
+
+
+def code_input(what: str, value: object) -> RunInput:
+    """A function, or an object made of functions and settings, by their source and by the settings in it."""
+    text = description(value)
+    return RunInput(what, "" if NO_SOURCE in text else sha256_of(text))
+
+
+def class_name(value: object) -> str:
+    """The name of an object's class, without its module: that of a program depends on how it is started."""
+    return type(value).__qualname__
+
+
+def description(value: object, above: frozenset[int] = frozenset()) -> str:
+    """The functions and settings that an object is made of, as text that is the same in another process."""
+    if id(value) in above:
+        return "..."
+    inner = functools.partial(description, above=above | {id(value)})
+    match value:
+        case None | bool() | int() | float() | str():
+            return repr(value)
+        case functools.partial():
+            return f"{inner(value.func)}({inner(value.args)}, {inner(value.keywords)})"
+        case Mapping():
+            return f"{{{', '.join(f'{inner(key)}: {inner(item)}' for key, item in value.items())}}}"
+        case list() | tuple():
+            return f"[{', '.join(map(inner, value))}]"
+        case set() | frozenset():
+            return f"{{{', '.join(sorted(map(inner, value)))}}}"
+        case MethodType():
+            return f"{class_name(value.__self__)}.{inner(value.__func__)}"
+        case FunctionType() if inspect.unwrap(value) is not value:
+            return inner(inspect.unwrap(value))
+        case FunctionType():
+            enclosed = [inner(item) for item in settings_in(value.__closure__ or ())]
+            return f"{value.__qualname__}{enclosed} {source_text(value) or NO_SOURCE}"
+    if is_dataclass(value) and not isinstance(value, type):
+        content = [f"{each.name}={inner(getattr(value, each.name))}" for each in fields(value)]
+        return f"{class_name(value)}{content}"
+    return f"{class_name(value)} {source_text(type(value))}"
+
+
+def settings_in(closure: Sequence[CellType]) -> Iterator[object]:
+    """What a function has from around it, but for what it may fill as it runs, such as a list."""
+    for cell in closure:
+        try:
+            content = cell.cell_contents
+        except ValueError:  # not assigned yet
+            continue
+        if not isinstance(content, list | dict | set):
+            yield content
+
+
+def source_text(code: type | FunctionType) -> str:
+    """The source of a function or class; for ours its name, so that a new version of the package goes on with a run."""
+    if str(code.__module__).partition(".")[0] == "posttrain":
+        return code.__qualname__
+    try:
+        return inspect.getsource(code)
+    except (OSError, TypeError):  # typed at a prompt, or compiled
+        return ""
+
+
+# Files
+
+
+def named_files(config: Config) -> dict[str, RunInput]:
+    """The files of rows and of code that a recipe names, by option."""
+    paths: dict[str, str] = {}
+    task = config.task
+    if isinstance(task, DatasetOptions):
+        bundled = task.path == BUNDLED_PROGRAMS
+        paths |= {"task.path": "" if bundled else task.path, "task.held_out_path": task.held_out_path}
+    elif isinstance(task, Mapping):
+        paths["task.path"] = str(task["path"])
+    paths |= {f"rewards[{index}].path": reward.path for index, reward in enumerate(config.rewards)}
+    paths["algorithm.path"] = str(config.algorithm.get("path", ""))
+    return {option: RunInput(path, digest_of(file_of(path))) for option, path in paths.items() if path}
+
+
+def file_of(path: str) -> Path:
+    """The file of a path that may be FILE.py:NAME."""
+    file, _, name = path.rpartition(":")
+    return Path(file if file.endswith(".py") and name.isidentifier() else path)

@@ -1,0 +1,135 @@
+"""Do sampler and trainer compute the same log-probs?  Tried before the first step, watched at every one.
+
+Both read the same weights, but one through a cache and one row per completion, the other side by side and whole.  A
+family of models that one of them gets wrong would be trained on ratios that mean nothing: so a few sequences of mixed
+lengths are sampled, alone and together, and scored, alone and together, against the model's own forward pass on each
+sequence by itself.
+"""
+
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import cache
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+
+from posttrain.errors import UserError
+from posttrain.generation.engine import Engine
+from posttrain.generation.in_process import InProcessEngine
+from posttrain.generation.request import Request
+from posttrain.generation.streams import StreamKey
+from posttrain.models.forward import ForwardPass, PlainForward
+from posttrain.models.logprobs import token_logprobs
+from posttrain.models.policy import Policy
+from posttrain.options.sampling import Sampling
+from posttrain.records import Prompt
+
+Tokens = tuple[int, ...]
+
+EXACT_NATS, BFLOAT16_NATS = 1e-3, 0.1
+"""Largest difference of a token's log-prob that rounding explains: a hundred times what models show that are right."""
+SHORT_PROMPTS = (1, 13)
+"""Tokens of the prompts that are tried, beside one as long as the run can reach."""
+COMPLETION_TOKENS, GROUP_SIZE = 4, 2
+PROMPT_TOKENS = 64
+"""Of the longest sequence that is tried, beside the completion tokens of the run."""
+
+
+def gap_limit(policy: Policy, engine: Engine) -> float | None:
+    """Nats that may lie between sampler and trainer; None for an engine that promises no numbers of its own."""
+    if not engine.reproducible:
+        return None
+    return EXACT_NATS if policy.compute_dtype in (torch.float32, torch.float64) else BFLOAT16_NATS
+
+
+def engine_in_parity(policy: Policy, *, max_rows: int, longest: int) -> InProcessEngine:
+    """An engine whose log-probs are the trainer's, up to sequences of `longest` tokens.
+
+    Where they are not, by the quicker forward pass, the model's own is taken, if it does better; the engine's policy
+    says so.  Raises UserError where that one fails too.
+    """
+    engine = InProcessEngine(policy, max_rows=max_rows)
+    limit = gap_limit(policy, engine)
+    assert limit is not None
+    gap = largest_gap(engine, longest)
+    if gap <= limit:
+        return engine
+    if policy.forward_reason is None:
+        reason = f"log-probs by the quicker one are up to {gap:.2g} nats off, where rounding explains {limit:g}"
+        slower = replace(policy, forward=PlainForward(policy.model, policy.compute_dtype), forward_reason=reason)
+        engine = InProcessEngine(slower, max_rows=max_rows)
+        gap = largest_gap(engine, longest)
+        if gap <= limit:
+            return engine
+    raise UserError(
+        f"model: sampling and training do not compute the same: log-probs of the same tokens differ by up to {gap:.2g}"
+        f" nats in sequences of 1 to {longest} tokens, where rounding explains {limit:g}.  Its family"
+        f" ({policy.model.config.model_type}) cannot be trained as it is.  Take a model of another family, or, if its"
+        " attention changes with the length, lower rollout.max_completion_tokens."
+    )
+
+
+def largest_gap(engine: InProcessEngine, longest: int) -> float:
+    """Greatest |difference|, in nats, of any reading of a token's log-prob from the model's own, row by row."""
+    policy = engine.policy
+    prompts = list(probe_prompts(policy, longest))
+    together = engine.rollout(prompts, request(0, GROUP_SIZE))
+    alone = [engine.rollout([prompt], request(draw, 1))[0] for draw, prompt in enumerate(prompts)]
+    own = PlainForward(policy.model, policy.compute_dtype)
+
+    @cache
+    def by_itself(prompt: Tokens, tokens: Tokens) -> Tensor:
+        return scored(policy, own, [prompt], [tokens], [0])
+
+    worst = 0.0
+    for groups in (together, alone):
+        prompts_read = [group.prompt.tokens for group in groups]
+        place = [place for place, group in enumerate(groups) for _ in group.rollouts]
+        rollouts = [rollout for group in groups for rollout in group.rollouts]
+        tokens = [rollout.tokens for rollout in rollouts]
+        sampled = torch.tensor([value for rollout in rollouts for value in rollout.logprobs], dtype=torch.float64)
+        trained = scored(policy, policy.forward, prompts_read, tokens, place)
+        truth = torch.cat([by_itself(prompts_read[i], each) for i, each in zip(place, tokens, strict=True)])
+        worst = max(worst, distance(sampled, truth), distance(trained, truth))
+    return worst
+
+
+def probe_prompts(policy: Policy, longest: int) -> Iterator[Prompt]:
+    """Prompts of tokens drawn at random, one of them as long as the run or the model's context allows."""
+    dice = random.Random(0)
+    vocabulary = len(cast(nn.Embedding, policy.model.get_input_embeddings()).weight)
+    most = max(1, min(longest, policy.max_positions) - COMPLETION_TOKENS)
+    for length in sorted({min(each, most) for each in (*SHORT_PROMPTS, most)}):
+        tokens = tuple(dice.randrange(vocabulary) for _ in range(length))
+        yield Prompt(id=f"probe of {length} tokens", text="", tokens=tokens)
+
+
+def request(draw: int, group_size: int) -> Request:
+    """What is sampled of each prompt; the draw is the same whether it is sampled alone or with others."""
+    return Request(
+        group_size=group_size,
+        max_completion_tokens=COMPLETION_TOKENS,
+        sampling=Sampling(),
+        key=StreamKey(seed=0, purpose="parity", step=0, first_draw=draw),
+    )
+
+
+@torch.inference_mode()
+def scored(
+    policy: Policy,
+    forward: ForwardPass,
+    prompts: Sequence[Tokens],
+    completions: Sequence[Tokens],
+    prompt_of: Sequence[int],
+) -> Tensor:
+    """log-probs of every completion token by a forward pass, all completions in one micro-batch."""
+    hidden = forward.completion_hidden(prompts, completions, prompt_of)
+    targets = torch.tensor([token for tokens in completions for token in tokens], device=hidden.device)
+    return token_logprobs(hidden, policy.head, targets).double().cpu()
+
+
+def distance(some: Tensor, others: Tensor) -> float:
+    """Greatest |difference|; infinite where one is not a number."""
+    return (some - others).abs().nan_to_num(nan=torch.inf).max().item()

@@ -1,0 +1,340 @@
+"""A run is resumed with what it was made of, or not at all: objects of a caller in Python, and files of the recipe."""
+
+import functools
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import FunctionType
+from typing import Any
+
+import pytest
+import torch
+
+import posttrain
+from posttrain.algorithms.table import Algorithm, grpo, rloo
+from posttrain.algorithms.terms import KlTerm
+from posttrain.cli import main
+from posttrain.errors import UserError
+from posttrain.options.training import ReferenceOptions
+from posttrain.runs.run_inputs import RunInput, RunInputs
+from posttrain.training.session import CallerObjects, inputs_of
+from tests.end_to_end.test_own_objects import Counts, Sums, config, policy_of, upside_down
+from tests.end_to_end.test_python_api import ROWS, config_for
+from tests.support.dice import dice
+from tests.support.runs import metrics_of, save_tiny_model, tiny_recipe
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny_model(tmp_path_factory.mktemp("inputs") / "model")
+
+
+def objects_for(model: Path, **others: Any) -> dict[str, Any]:
+    """A new set of objects that make one and the same run."""
+    policy = policy_of(model)
+    made = {"policy": policy, "task": Sums(policy), "engine": Counts(policy), "algorithm": rloo(), "rewards": [dice]}
+    return {**made, **others}
+
+
+class Differences(Sums):
+    name = "differences"
+
+
+@pytest.fixture(scope="module")
+def made(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of one step whose every part is an object."""
+    folder = tmp_path_factory.mktemp("made") / "run"
+    posttrain.train(config(folder, 1), **objects_for(model))
+    return folder
+
+
+def resume(folder: Path, num_steps: int = 2, **objects: Any) -> posttrain.Run:
+    return posttrain.train(config(folder, num_steps), **objects, resume=True)
+
+
+def state_of(folder: Path) -> dict[str, bytes]:
+    files = (path for path in folder.rglob("*") if path.is_file() and path.name != ".posttrain.lock")
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}
+
+
+def test_the_command_refuses_a_run_that_was_made_of_objects_and_says_how_to_go_on(
+    made: Path, model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    num_parameters = sum(each.numel() for each in policy_of(model).model.parameters())
+    before = state_of(made)
+    capsys.readouterr()
+    assert main(["rl", "--resume", str(made), "--run.num-steps", "2"]) == 2
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert told.err == (
+        f"posttrain: resume {made}: the run was made with objects that this resume lacks: policy = Qwen3ForCausalLM of"
+        f" {num_parameters} parameters, task = Sums (sums), engine = Counts, algorithm = rloo, rewards[0] = dice."
+        "  Resume it from Python: posttrain.train(config, policy=..., task=..., engine=..., algorithm=...,"
+        " rewards=..., resume=True).\n"
+    )
+    assert state_of(made) == before
+
+
+@pytest.mark.parametrize("forgotten", ["policy", "task", "engine", "algorithm", "rewards"])
+def test_an_object_that_is_forgotten_is_named(forgotten: str, made: Path, model: Path) -> None:
+    objects = {name: each for name, each in objects_for(model).items() if name != forgotten}
+    with pytest.raises(UserError, match=rf"objects that this resume lacks: {forgotten}(\[0\])? = [^,]*\.  Resume it"):
+        resume(made, **objects)
+
+
+def louder(completions: Sequence[str], **columns: object) -> list[float]:
+    return [2 * score for score in dice(list(completions))]
+
+
+def same_name(factor: float) -> Callable[..., list[float]]:
+    """Functions of one name and one source that are not the same."""
+
+    def scored(completions: Sequence[str], **columns: object) -> list[float]:
+        return [factor * score for score in dice(list(completions))]
+
+    return scored
+
+
+OTHERS: dict[str, tuple[Callable[[Path], dict[str, Any]], str]] = {
+    "another task": (
+        lambda model: {"task": Differences(policy_of(model))},
+        r"task = Differences \(differences\) is given, and the run was made with Sums \(sums\)",
+    ),
+    "another algorithm": (lambda model: {"algorithm": grpo()}, "algorithm = grpo is given, and the run was made with"),
+    "the same algorithm with other options": (
+        lambda model: {"algorithm": replace(rloo(), credit=upside_down)},
+        "algorithm = rloo is not as it was when the run began",
+    ),
+    "another reward": (lambda model: {"rewards": [louder]}, r"rewards\[0\] = louder is given, and .* made with dice"),
+    "another reward of its name": (
+        lambda model: {"rewards": [posttrain.reward_function(louder, name="dice")]},
+        r"rewards\[0\] = dice is not as it was when the run began",
+    ),
+    "another weight": (
+        lambda model: {"rewards": [posttrain.reward_function(dice, weight=0.5)]},
+        r"rewards\[0\] = dice \(weight = 0\.5\) is given, and the run was made with dice",
+    ),
+    "a reward more": (
+        lambda model: {"rewards": [dice, louder]},
+        r"rewards\[1\] = louder is given, and the run was made without",
+    ),
+}
+
+
+@pytest.mark.parametrize("other", OTHERS)
+def test_another_object_is_refused(other: str, made: Path, model: Path) -> None:
+    change, says = OTHERS[other]
+    before = state_of(made)
+    with pytest.raises(UserError, match=rf"^resume {made}: {says}.*A resumed run keeps what it was made of"):
+        resume(made, **objects_for(model, **change(model)))
+    assert state_of(made) == before
+
+
+def test_with_the_same_objects_the_run_goes_on(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for num_steps in (1, 2):
+        posttrain.train(config(tmp_path / "run", num_steps), **objects_for(model), resume=num_steps == 2)
+    assert [line["step"] for line in metrics_of(tmp_path / "run")] == [0, 1, 2]
+    card = (tmp_path / "run" / "model" / "README.md").read_text()
+    assert "rloo on sums for 2 steps" in card
+    assert "random numbers of its own" not in capsys.readouterr().out
+
+
+def test_a_run_without_a_record_of_its_objects_is_resumed_as_before(model: Path, tmp_path: Path) -> None:
+    posttrain.train(config(tmp_path / "run", 1), **objects_for(model))
+    (tmp_path / "run" / "inputs.json").unlink()
+    resume(tmp_path / "run", **objects_for(model, algorithm=grpo()))
+    assert not (tmp_path / "run" / "inputs.json").exists()
+
+
+def inputs(**objects: Any) -> RunInputs:
+    return inputs_of(posttrain.Config(), CallerObjects(**objects))
+
+
+def test_the_settings_in_a_function_and_around_it_tell_two_of_one_source_apart() -> None:
+    functions = [
+        same_name(1.0),
+        same_name(2.0),
+        functools.partial(louder, weight=1),
+        functools.partial(louder, weight=2),
+        functools.partial(dice, weight=2),
+        Scorer(3).twice,
+        Scorer(3),
+    ]
+    known = [inputs(rewards=[posttrain.reward_function(each, name="same")]).as_json() for each in functions]
+    assert len(set(known)) == len(functions)
+    again = [same_name(1.0), same_name(2.0), functools.partial(louder, weight=1)]
+    assert [inputs(rewards=[posttrain.reward_function(each, name="same")]).as_json() for each in again] == known[:3]
+
+
+class Scorer:
+    """A reward that is an object."""
+
+    def __init__(self, factor: int) -> None:
+        self.factor = factor
+
+    def __call__(self, completions: Sequence[str], **columns: object) -> list[float]:
+        return [float(self.factor)] * len(completions)
+
+    def twice(self, completions: Sequence[str], **columns: object) -> list[float]:
+        return [2.0 * self.factor] * len(completions)
+
+
+def test_what_a_function_fills_as_it_runs_is_no_setting() -> None:
+    seen: list[int] = []
+
+    def counted(completions: Sequence[str], **columns: object) -> list[float]:
+        seen.append(len(completions))
+        return [0.0] * len(completions)
+
+    before = inputs(rewards=[counted])
+    counted(["a"])
+    assert inputs(rewards=[counted]) == before
+    assert before.objects["rewards[0]"].digest
+
+
+def test_a_function_without_source_is_known_by_its_name_alone() -> None:
+    def typed(function: Callable[..., Any]) -> Callable[..., Any]:
+        """The function as if it had been typed at a prompt, where nothing keeps its source."""
+        return FunctionType(function.__code__.replace(co_filename="<stdin>"), globals(), "typed")
+
+    assert inputs(rewards=[typed(louder)]).objects == {"rewards[0]": RunInput("typed", "")}
+    one, other = RunInput("typed", ""), RunInput("typed", "0f")
+    assert not one.differs(other)
+    assert not other.differs(one)
+    assert other.differs(RunInput("typed", "1f"))
+
+
+def test_other_rows_are_refused(model: Path, tmp_path: Path) -> None:
+    posttrain.train(config_for(model, tmp_path / "run"), rows=ROWS, rewards=[dice])
+    more = config_for(model, tmp_path / "run", run={"num_steps": 2})
+    changed = [*ROWS[:-1], {**ROWS[-1], "answer": 0}]
+    for rows, says in ((changed, "rows = 6 rows is not as it was"), (ROWS[:5], "rows = 5 rows is given, and the run")):
+        with pytest.raises(UserError, match=says):
+            posttrain.train(more, rows=rows, rewards=[dice], resume=True)
+    assert inputs(rows=[dict(row) for row in ROWS]) == inputs(rows=ROWS)
+    assert inputs(rows=[{"prompt": "a", "puzzle": Scorer(1)}]) == inputs(rows=[{"prompt": "a", "puzzle": Scorer(1)}])
+
+
+def with_kl() -> Algorithm:
+    return grpo(kl=KlTerm(coefficient=0.1))
+
+
+def test_the_weights_of_a_policy_matter_where_they_are_the_reference_and_nowhere_else(model: Path) -> None:
+    policy, trained = policy_of(model), policy_of(model)
+    with torch.no_grad():
+        trained.model.get_parameter("model.norm.weight")[0] += 0.5
+    free, pulled = ({"algorithm": each} for each in (grpo(), with_kl()))
+    assert inputs(policy=policy, **free) == inputs(policy=trained, **free)
+    assert inputs(policy=policy, **pulled) == inputs(policy=policy_of(model), **pulled)
+    began, now = inputs(policy=policy, **pulled), inputs(policy=trained, **pulled)
+    assert now.objects["policy"].differs(began.objects["policy"])
+    by_config = posttrain.load_recipe(algorithm={"name": "grpo", "kl": {"coefficient": 0.1}})
+    refreshed = replace(by_config, reference=ReferenceOptions(refresh_every=2))  # then a checkpoint holds it
+    assert inputs_of(by_config, CallerObjects(policy=policy)).objects["policy"].digest
+    assert not inputs_of(refreshed, CallerObjects(policy=policy)).objects["policy"].digest
+
+
+def files_recipe(place: Path, model: Path) -> Path:
+    """A recipe that names a file of each kind."""
+    place.mkdir()
+    for name in ("rows", "apart"):
+        (place / f"{name}.jsonl").write_text("".join(f'{{"prompt": "{name} {n}: "}}\n' for n in range(6)))
+    (place / "mine.py").write_text("from posttrain.algorithms.table import grpo\n\n\ndef own():\n    return grpo()\n")
+    task = {"name": "dataset", "path": f"{place}/rows.jsonl", "held_out_path": f"{place}/apart.jsonl"}
+    recipe = tiny_recipe(place, task=task, model={"path": str(model)}, run={"num_steps": 1})
+    recipe.write_text(recipe.read_text().replace("name: grpo", f"path: {place}/mine.py:own"))
+    return recipe
+
+
+FILES = {
+    "rows.jsonl": "task.path",
+    "apart.jsonl": "task.held_out_path",
+    "dice.py": "rewards[0].path",
+    "mine.py": "algorithm.path",
+}
+
+
+def test_a_file_that_has_changed_since_is_told(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    place = tmp_path / "place"
+    assert main(["rl", str(files_recipe(place, model))]) == 0
+    run = place / "run"
+    before = state_of(run)
+    for file, option in FILES.items():
+        was = (place / file).read_text()
+        (place / file).write_text(was + ("\n# a remark\n" if file.endswith(".py") else '{"prompt": "one more"}\n'))
+        capsys.readouterr()
+        assert main(["rl", "--resume", str(run), "--run.num-steps", "2"]) == 2
+        error = capsys.readouterr().err
+        assert error.startswith(f"posttrain: resume {run}: {option} = {place}/{file}")
+        assert error.endswith(
+            " has changed since the run began.  A resumed run keeps what it was made of: put that back as it was, or"
+            " start another run.\n"
+        )
+        assert state_of(run) == before
+        (place / file).write_text(was)
+    assert main(["rl", "--resume", str(run), "--run.num-steps", "2"]) == 0
+
+
+def test_files_in_whose_place_there_is_an_object_are_not_asked_for(model: Path, tmp_path: Path) -> None:
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"prompt": "1"}\n')
+    made = config_for(model, tmp_path / "run", task={"path": str(rows)})
+    posttrain.train(made, rows=ROWS, rewards=[dice])
+    assert json.loads((tmp_path / "run" / "inputs.json").read_text())["files"] == {}
+
+
+class Drawing(Counts):
+    """Says of itself that it draws numbers of its own."""
+
+    reproducible = False
+
+
+def test_where_an_engine_has_random_numbers_of_its_own_a_resumed_run_says_so(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for num_steps in (1, 2):
+        policy = policy_of(model)
+        objects = objects_for(model, policy=policy, task=Sums(policy), engine=Drawing(policy))
+        said = "Engine Drawing draws random numbers of its own (reproducible = False): from here on the steps are not"
+        assert said not in capsys.readouterr().out
+        posttrain.train(config(tmp_path / "run", num_steps), **objects, resume=num_steps == 2)
+    assert said in capsys.readouterr().out
+    kept = json.loads((tmp_path / "run" / "inputs.json").read_text())["objects"]
+    assert kept["engine"]["is"] == "Drawing, with random numbers of its own"
+
+
+class Stuck(Counts):
+    """Keeps the weights that it had first."""
+
+    def load(self, weights: Any, version: int) -> None:
+        super().load(weights, 0)
+
+
+def test_an_engine_that_does_not_take_the_weights_is_told_at_the_step(model: Path, tmp_path: Path) -> None:
+    policy = policy_of(model)
+    objects = objects_for(model, policy=policy, task=Sums(policy), engine=Stuck(policy))
+    with pytest.raises(UserError, match=r"step 1: engine Stuck: weights_version = 0 after load\(weights, 1\)\."):
+        posttrain.train(config(tmp_path / "run", 2), **objects)
+
+
+def test_a_reference_is_judged_by_the_algorithm_that_is_given(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def trained(folder: Path, num_steps: int, algorithm: Algorithm) -> posttrain.Run:
+        made = config(folder, num_steps, reference={"refresh_every": 1}, update={"learning_rate": 1e-2})
+        policy = policy_of(model)
+        objects = {"policy": policy, "task": Sums(policy), "rewards": [dice], "algorithm": algorithm}
+        return posttrain.train(made, **objects, resume=num_steps == 3)
+
+    run = trained(tmp_path / "run", 2, with_kl())
+    # One update a step, and the reference is the policy that the step begins with.
+    assert all(abs(line["kl"]) < 1e-9 for line in metrics_of(run.folder)[1:])
+    trained(tmp_path / "run", 3, with_kl())
+    with pytest.raises(UserError, match=r"^reference\.refresh_every = 1 refreshes a reference that rloo does without"):
+        trained(tmp_path / "other", 2, rloo())
+    assert not (tmp_path / "other").exists()
+    # By the command too the objects are what is missing, and not a use for the reference.
+    capsys.readouterr()
+    assert main(["rl", "--resume", str(tmp_path / "run")]) == 2
+    assert "objects that this resume lacks: policy = " in capsys.readouterr().err
