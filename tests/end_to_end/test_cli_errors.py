@@ -235,7 +235,7 @@ def helps(annotation: object) -> Iterator[str]:
             yield text
         if part is not annotation and not isinstance(part, str):
             yield from helps(part)
-    if is_dataclass(annotation):
+    if isinstance(annotation, type) and is_dataclass(annotation):
         for hint in get_type_hints(annotation, include_extras=True).values():
             yield from helps(hint)
 
