@@ -68,7 +68,8 @@ def table(session: Session, prompt: Prompt, sample: int, window: TableWindow) ->
             f"  {advantages[t]:+9.3f}"
         )
     if len(shown) < len(rows):
-        notes.insert(0, f"shown are {len(shown)} of {len(rows)} tokens: those with a log-prob of at most {window.below:g}")
+        rule = f"those with a log-prob of at most {window.below:g}"
+        notes.insert(0, f"shown are {len(shown)} of {len(rows)} tokens: {rule}")
     return [*lines, "", *notes]
 
 
