@@ -2,7 +2,7 @@
 
 import copy
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from importlib.resources import files
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Literal, cast
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
@@ -212,3 +212,37 @@ def bundled_folder() -> Path:
             "  Make it with `posttrain sft recipes/countdown-base.yaml` and copy RUN/model there, or reinstall."
         )
     return folder
+
+
+def save_policy(policy: Policy, folder: Path) -> None:
+    """Write model and tokenizer; weights that were loaded from bfloat16 are bfloat16 again, and config.json says so."""
+    model, dtype = policy.model, policy.stored_dtype
+    if dtype is None or dtype == model.dtype:
+        model.save_pretrained(folder)
+    else:
+        held = model.dtype
+        model.save_pretrained(folder, state_dict=in_dtype(model.state_dict(), dtype))
+        model.config.dtype = dtype
+        model.config.save_pretrained(folder)
+        model.config.dtype = held
+    policy.tokenizer.save_pretrained(folder)
+    readable_as(folder / "config.json", folder)
+
+
+def in_dtype(weights: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
+    """The weights in another floating-point type; those that are one tensor under two names stay one."""
+    made: dict[tuple[int, torch.Size], Tensor] = {}
+    return {
+        name: made.setdefault((value.data_ptr(), value.shape), value.detach().to(dtype))
+        if value.is_floating_point()
+        else value
+        for name, value in weights.items()
+    }
+
+
+def readable_as(example: Path, folder: Path) -> None:
+    """Give every file of a folder the mode of one that was made as files are: safetensors' own are their owner's."""
+    mode = example.stat().st_mode & 0o777
+    for file in folder.iterdir():
+        if file.is_file():
+            file.chmod(mode)

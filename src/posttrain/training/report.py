@@ -7,7 +7,7 @@ from pathlib import Path
 from textwrap import wrap
 from typing import cast
 
-from posttrain.models.saving import save_policy
+from posttrain.models.policy import save_policy
 from posttrain.runs.curves import draw_curves
 from posttrain.runs.files import write_atomically, writing
 from posttrain.runs.summary import HELD_OUT, build_summary
