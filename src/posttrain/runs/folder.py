@@ -70,9 +70,12 @@ class Folder:
     def refuse_other_runs(cls, path: Path, *, overwrite: bool) -> None:
         """Raise UserError where the folder holds a run that is not to be given up."""
         if holds_steps(path) and not overwrite:
+            says = f"{path}: this folder already holds a run."
             raise UserError(
-                f"{path}: this folder already holds a run.  Continue it with --resume {path}, replace it with "
-                "--run.overwrite, or choose another folder with --run.folder."
+                f"{says}  Continue it with train(..., resume=True), replace it with"
+                ' load_recipe(..., run={"overwrite": True}), or choose another folder with run={"folder": ...}.',
+                command=f"{says}  Continue it with --resume {path}, replace it with --run.overwrite, or choose another"
+                " folder with --run.folder.",
             )
 
     def begin(self, config_yaml: str) -> None:

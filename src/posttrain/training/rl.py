@@ -221,8 +221,7 @@ def conclude(session: Session, harness: Harness, state: RunState) -> Run:
     state.add_seconds(clock.seconds)
     folder = harness.folder.path
     summary = report.write_results(session, folder, state, after)
-    probes = session.questions().probes.values()
-    harness.end(summary, report.closing_lines(folder, summary, (state.transcripts, transcripts), probes))
+    harness.end(summary, report.closing_lines(session, folder, summary, (state.transcripts, transcripts)))
     return Run(folder=folder, summary=summary)
 
 

@@ -34,8 +34,9 @@ from posttrain.training.learner import Learner, LearnerSettings
 from posttrain.training.state import TrainedByReward
 
 Rows = Sequence[Mapping[str, object]]
-Rewards = Sequence[Callable[..., object] | RewardFunction]
-"""Functions, or what `reward_function` makes of one: with a name and a weight of its own."""
+Reward = Callable[..., object] | RewardFunction
+"""A function, or what `reward_function` makes of one: with a name and a weight of its own."""
+Rewards = Reward | Sequence[Reward]
 
 
 SOME_WEIGHTS = 64
@@ -74,6 +75,7 @@ class Session:
     """The stages of a step and what else a run needs; open until closed."""
 
     config: Config
+    own: CallerObjects
     policy: Policy
     model_name: str
     """What plans and model cards call the policy's model."""
@@ -133,12 +135,20 @@ class Session:
 
 def open_session(config: Config, own: CallerObjects = NOTHING_BROUGHT) -> Session:
     """Load the model and make everything else, but for what the caller brings."""
+    require_training_by_reward(config)
     with ExitStack() as opened:
         threads = opened.enter_context(claim_threads(config.run.threads))
         resources = opened.enter_context(Resources(config.sandbox))
         session = assembled(config, own, resources, threads)
         opened.pop_all()  # from here on it is the session that closes them
     return session
+
+
+def require_training_by_reward(config: object) -> None:
+    """Refuse a config of another kind, as `load_recipe` makes of recipes for other commands."""
+    if not isinstance(config, Config):
+        kind = type(config).__name__
+        raise UserError(f"config: a {kind} is given, and a Config is needed, such as load_recipe() makes.")
 
 
 def assembled(config: Config, own: CallerObjects, resources: Resources, threads: ThreadClaim) -> Session:
@@ -177,6 +187,7 @@ def assembled(config: Config, own: CallerObjects, resources: Resources, threads:
     )
     return Session(
         config=config,
+        own=own,
         policy=policy,
         model_name=config.model.path if own.policy is None else own.policy.model.name_or_path or "a model object",
         engine=engine,
@@ -221,7 +232,9 @@ def rewards_of(config: Config, own: CallerObjects, task: Task) -> tuple[RewardFu
 
 def given_rewards(own: CallerObjects) -> tuple[RewardFunction, ...]:
     """The caller's rewards, each with a name and settings."""
-    return as_reward_functions(own.rewards, "rewards")
+    given = own.rewards
+    one = callable(given) or isinstance(given, RewardFunction)
+    return as_reward_functions([given] if one else given, "rewards")
 
 
 def inputs_of(config: Config, own: CallerObjects) -> RunInputs:
