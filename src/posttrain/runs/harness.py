@@ -34,6 +34,7 @@ from posttrain.runs.watchers import (
     RolloutFiles,
     StepDisplay,
     StepTimes,
+    UnscoredSteps,
     Watcher,
 )
 
@@ -78,6 +79,8 @@ class HarnessOptions:
     """Whether metrics tell the seconds of each stage."""
     watchers: Sequence[Watcher] = ()
     """A user's own, who see each step after the built-in ones, and before it is saved."""
+    max_unscored_steps: int = 0
+    """Steps in a row without any reward that end the run; 0 goes on."""
     score: Callable[[Metrics], float | None] = no_score
     """What of a step's metrics tells the best checkpoint: higher is better, None says nothing."""
     stop_early: Callable[[], bool] = bool
@@ -133,7 +136,8 @@ class Harness:
         )
         self._open.enter_context(self.progress)
         # Checkpoints last: a step that a watcher could not take in is taken again by the run that is resumed.
-        self.watchers = [*self.built_in_watchers(), *self.options.watchers, self.checkpoint_writer()]
+        unscored = UnscoredSteps(self.folder, self.options.max_unscored_steps)
+        self.watchers = [*self.built_in_watchers(), *self.options.watchers, unscored, self.checkpoint_writer()]
         self.progress.start(plan)
 
     def built_in_watchers(self) -> list[Watcher]:

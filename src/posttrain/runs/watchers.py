@@ -2,8 +2,9 @@
 
 import math
 from collections.abc import Callable, Iterable
+from itertools import takewhile
 
-from posttrain.errors import UserError
+from posttrain.errors import RunError, UserError
 from posttrain.options.training import CheckpointOptions
 from posttrain.runs.alarms import Line, alarms, transcript
 from posttrain.runs.progress import Progress
@@ -85,6 +86,26 @@ class Alarms(Watcher):
             indented = shown.replace("\n", "\n    ")
             self.progress.note(f"ALARM, step {report.step}, {alarm.name}: {alarm.says}.  For instance:\n    {indented}")
         return {"num_alarms": float(len(found))}
+
+
+class UnscoredSteps(Watcher):
+    """Ends a run whose completions are given no reward at all, for so many steps in a row."""
+
+    def __init__(self, folder: RunFolder, most: int) -> None:
+        """`most` steps end it; 0 lets it go on."""
+        self.folder, self.most = folder, most
+
+    def on_step(self, report: StepReport) -> None:
+        """Count back from the step in metrics.jsonl, where it is the last line."""
+        if not self.most or report.metrics.get("frac_unscored") != 1:
+            return
+        steps = list(takewhile(lambda line: line.get("frac_unscored") == 1, reversed(self.folder.metrics())))
+        if len(steps) >= self.most:
+            raise RunError(
+                f"no completion of {len(steps)} steps in a row was given a reward, so that nothing is learned.  See"
+                " what the reward functions return with `posttrain check-task FILE.py:FUNCTION --rows FILE`, mend them"
+                f" and resume the run; grading.max_unscored_steps = {self.most} is how many such steps end it, 0 none."
+            )
 
 
 class StepTimes(Watcher):

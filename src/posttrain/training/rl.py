@@ -77,6 +77,7 @@ def train_session(session: Session, watchers: Sequence[Watcher], *, resume: bool
         run=config.run,
         checkpoint=config.checkpoint,
         watchers=watchers,
+        max_unscored_steps=config.grading.max_unscored_steps,
         score=lambda metrics: metrics.get("eval/accuracy_sampled"),
         stop_early=lambda: out_of_patience(config, session.trained.run),
     )

@@ -21,6 +21,7 @@ search.
 Problems are generated (posttrain.tasks.countdown.problems); there is no data and no licence to heed.
 """
 
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -29,7 +30,7 @@ from typing import Any, cast, get_args
 from posttrain.errors import UserError
 from posttrain.options.countdown import FormatMode, NumbersRule
 from posttrain.rewards.countdown.arithmetic import literals, postfix, value
-from posttrain.rewards.grading.answers import Graded
+from posttrain.rewards.grading.answers import Array, Graded
 from posttrain.rewards.tags import WHITE_SPACE, answer_text, gives_answer
 
 Column = Sequence[object]
@@ -119,13 +120,28 @@ def puzzles(numbers: Column, target: Column, rule: Column | None) -> list[Countd
 
 def puzzle(numbers: Any, target: object, rule: object) -> Countdown:
     """The puzzle that a row of a data set holds; a target of "36" would otherwise be a zero for every completion."""
-    if not isinstance(numbers, list | tuple) or not all(isinstance(each, int) and each >= 0 for each in numbers):
+    is_list = isinstance(numbers, list | tuple) or (isinstance(numbers, Array) and len(numbers.shape) == 1)
+    given = [whole_number(each) for each in numbers] if is_list else [None]
+    if any(each is None or each < 0 for each in given):
         raise UserError(f"numbers = {numbers!r}: must be a list of whole numbers >= 0, as answers can write them")
-    if not isinstance(target, int):
-        raise UserError(f"target = {target!r}: must be a whole number, and not text")
+    goal = whole_number(target)
+    if goal is None:
+        raise UserError(f"target = {target!r}: must be a whole number, neither text nor true or false")
     if rule not in get_args(NumbersRule):
         raise UserError(f"rule = {rule!r}: must be all or subset")
-    return Countdown(tuple(numbers), target, cast(NumbersRule, rule))
+    return Countdown(tuple(each for each in given if each is not None), goal, cast(NumbersRule, rule))
+
+
+def whole_number(value: Any) -> int | None:
+    """The whole number that a value is, numpy's and torch's too; a truth value is none."""
+    if type(value) is int:
+        return value
+    if isinstance(value, bool) or "bool" in str(getattr(value, "dtype", "")) or not hasattr(value, "__index__"):
+        return None
+    try:
+        return operator.index(value)
+    except TypeError:  # an array of several, a tensor of fractions
+        return None
 
 
 def scores(
