@@ -62,11 +62,11 @@ def test_with_the_limit_off_a_run_goes_on_and_a_step_that_scores_begins_the_coun
 ) -> None:
     sections = {"grading": {"max_unscored_steps": 0}}
     assert trained(model, tmp_path / "off", nothing, 3, **sections).summary
-    calls: list[int] = []
+    steps: list[int] = []
 
     def every_third(completions: Sequence[str]) -> list[float | None]:
-        calls.append(1)
-        return [0.5 if len(calls) % 3 == 0 else None for _ in completions]
+        steps.extend([1] * (len(completions) == 12))  # not an evaluation
+        return [0.5 if len(steps) % 3 == 0 else None for _ in completions]
 
     assert trained(model, tmp_path / "on", every_third, 6, grading={"max_unscored_steps": 3}).summary
     with pytest.raises(UserError, match="max_unscored_steps = -1 is no number of steps"):

@@ -99,6 +99,7 @@ class Session:
                 max_completion_tokens=self.config.rollout.max_completion_tokens,
                 seed=self.config.run.seed,
                 grading=self.config.grading,
+                on_error=self.config.rollout.on_reward_error,
                 resources=self.resources,
                 probes=self.task.probes(),
             )

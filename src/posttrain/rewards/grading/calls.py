@@ -239,8 +239,12 @@ def run_error(call: Call, problem: InvalidScore, row: RolloutRow | None) -> RunE
 
 def chat_hint(problem: InvalidScore, row: RolloutRow) -> str:
     """What to do where a function that reads conversations was given plain text."""
-    reads_messages = isinstance(problem.cause, TypeError) and "string indices must be integers" in str(problem.cause)
-    if not reads_messages or row.group.prompt.messages is not None:
+    is_type_error = type(problem.cause).__name__ == "TypeError"  # of a worker's too, which has this name alone
+    if (
+        not is_type_error
+        or "string indices must be integers" not in problem.text
+        or row.group.prompt.messages is not None
+    ):
         return ""
     return f"\n    {CHAT_HINT}"
 
