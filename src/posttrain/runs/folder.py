@@ -71,8 +71,9 @@ class Folder:
         """Raise UserError where the folder holds a run that is not to be given up."""
         if holds_steps(path) and not overwrite:
             raise UserError(
-                f"{path}: this folder already holds a run.  Continue it with --resume {path}, replace it with "
-                "--run.overwrite, or choose another folder with --run.folder."
+                f"{path}: this folder already holds a run.  Continue it with --resume {path}, replace it with"
+                " --run.overwrite, or choose another folder with --run.folder; in Python with"
+                ' train(config, resume=True), load_recipe(..., run={"overwrite": True}) or run={"folder": ...}.'
             )
 
     def begin(self, config_yaml: str) -> None:

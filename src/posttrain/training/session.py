@@ -183,7 +183,7 @@ def rewards_of(config: Config, own: CallerObjects, task: Task) -> tuple[RewardFu
     if not rewards:
         raise UserError(
             "rewards: the task has no reward function of its own, and none is given."
-            "  Name one under `rewards`, such as my_rewards.py:solved."
+            "  Name one under `rewards`, such as my_rewards.py:solved, or in Python train(config, rewards=[solved])."
         )
     for function in rewards:
         require_enforceable(function, config.grading)

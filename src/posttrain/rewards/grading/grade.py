@@ -108,7 +108,10 @@ def require_equal_sizes(groups: Sequence[Group]) -> None:
 def require_different_names(functions: Sequence[RewardFunction]) -> None:
     """Refuse functions whose scores would be logged as one."""
     if not functions:
-        raise UserError("no reward function: name one under `rewards` (such as `my_rewards.py:solved`)")
+        raise UserError(
+            "no reward function: name one under `rewards` in the recipe (such as `my_rewards.py:solved`), or give"
+            " rewards=[...] in Python"
+        )
     names = [function.name for function in functions]
     for function in functions:
         if names.count(function.name) > 1:
