@@ -33,6 +33,8 @@ from posttrain.rewards.countdown.arithmetic import literals, postfix, value
 from posttrain.rewards.grading.answers import Array, Graded
 from posttrain.rewards.tags import WHITE_SPACE, answer_text, gives_answer
 
+RULES = get_args(NumbersRule)
+INTEGERS = frozenset((int,))
 Column = Sequence[object]
 """A column of a data set, not yet checked."""
 
@@ -120,16 +122,27 @@ def puzzles(numbers: Column, target: Column, rule: Column | None) -> list[Countd
 
 def puzzle(numbers: Any, target: object, rule: object) -> Countdown:
     """The puzzle that a row of a data set holds; a target of "36" would otherwise be a zero for every completion."""
-    is_list = isinstance(numbers, list | tuple) or (isinstance(numbers, Array) and len(numbers.shape) == 1)
-    given = [whole_number(each) for each in numbers] if is_list else [None]
-    if any(each is None or each < 0 for each in given):
+    given = whole_numbers(numbers)
+    if given is None or (given and min(given) < 0):
         raise UserError(f"numbers = {numbers!r}: must be a list of whole numbers >= 0, as answers can write them")
-    goal = whole_number(target)
+    goal = target if type(target) is int else whole_number(target)
     if goal is None:
         raise UserError(f"target = {target!r}: must be a whole number, neither text nor true or false")
-    if rule not in get_args(NumbersRule):
+    if rule not in RULES:
         raise UserError(f"rule = {rule!r}: must be all or subset")
-    return Countdown(tuple(each for each in given if each is not None), goal, cast(NumbersRule, rule))
+    return Countdown(given, goal, cast(NumbersRule, rule))
+
+
+def whole_numbers(values: Any) -> tuple[int, ...] | None:
+    """The whole numbers in a list, a tuple or an array, where it is one and holds nothing else."""
+    is_list = isinstance(values, (list, tuple))  # `list | tuple` would be made anew for every row
+    if is_list and INTEGERS.issuperset(map(type, values)):
+        return tuple(values)
+    if not is_list and not (isinstance(values, Array) and len(values.shape) == 1):
+        return None
+    numbers = [whole_number(each) for each in values]
+    known = tuple(each for each in numbers if each is not None)
+    return known if len(known) == len(numbers) else None
 
 
 def whole_number(value: Any) -> int | None:
