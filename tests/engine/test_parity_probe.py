@@ -16,8 +16,8 @@ from posttrain.models.forward import PlainForward, SharedPromptForward
 from posttrain.models.policy import Policy, as_policy, load_policy
 from posttrain.records import Group
 from posttrain.runs.alarms import alarms
+from posttrain.runs.guards import GAP, GAP_LIMIT, SamplerGuard
 from posttrain.runs.reports import StepReport
-from posttrain.runs.sampler_guard import GAP, GAP_LIMIT, SamplerGuard
 from tests.support.runs import save_tiny_model, tiny_recipe
 from tests.support.tiny import FAMILIES, SHAPE, tiny_policy
 

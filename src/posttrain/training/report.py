@@ -10,6 +10,7 @@ from typing import cast
 from posttrain.models.policy import save_policy
 from posttrain.runs.curves import draw_curves
 from posttrain.runs.files import write_atomically, writing
+from posttrain.runs.folder import shown
 from posttrain.runs.summary import HELD_OUT, build_summary
 from posttrain.tasks.base import Probe, Reading
 from posttrain.training.collector import CollectedStep
@@ -143,6 +144,7 @@ def closing_lines(
     rows = [("held-out", "before", "after"), *comparison(summary, session.questions().probes.values())]
     table = [f"{label:<38}{left:<24}{right}" for label, left, right in rows]
     pairs = [line for b, a in zip(*transcripts, strict=True) for line in side_by_side(b[0], b[1], a[1])]
+    folder = shown(folder)
     return [
         "",
         *table,
@@ -176,5 +178,5 @@ def interrupted(folder: Path, step: int, by: signal.Signals) -> list[str]:
     """What an interrupted run leaves."""
     return [
         f"{by.name}: stopped after step {step}; everything is saved.",
-        f"go on with   posttrain rl --resume {folder}",
+        f"go on with   posttrain rl --resume {shown(folder)}",
     ]

@@ -14,11 +14,11 @@ from posttrain.models.policy import Policy
 from posttrain.options.training import CheckpointOptions
 from posttrain.runs.clock import Clock
 from posttrain.runs.folder import saved_recipe
+from posttrain.runs.guards import SamplerGuard, UnscoredSteps
 from posttrain.runs.harness import Harness, HarnessOptions
 from posttrain.runs.reports import EvaluationReport, StepReport
 from posttrain.runs.run_folder import RunFolder, claim_folder
 from posttrain.runs.run_inputs import RunInputs, require_same_inputs
-from posttrain.runs.sampler_guard import SamplerGuard
 from posttrain.runs.watchers import Watcher, require_watchers
 from posttrain.tasks.base import Task
 from posttrain.training import report
@@ -92,7 +92,7 @@ def train_session(session: Session, inputs: RunInputs, watchers: Sequence[Watche
         run=config.run,
         checkpoint=config.checkpoint,
         watchers=watchers,
-        guards=[SamplerGuard()],
+        guards=[SamplerGuard(), UnscoredSteps(folder, config.grading.max_unscored_steps)],
         score=lambda metrics: metrics.get("eval/accuracy_sampled"),
         stop_early=lambda: out_of_patience(config, session.trained.run),
     )

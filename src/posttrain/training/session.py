@@ -127,6 +127,7 @@ class Session:
                 max_completion_tokens=self.config.rollout.max_completion_tokens,
                 seed=self.config.run.seed,
                 grading=self.config.grading,
+                on_error=self.config.rollout.on_reward_error,
                 resources=self.resources,
                 probes=task_probes(self.task),
             )
@@ -223,7 +224,7 @@ def rewards_of(config: Config, own: CallerObjects, task: Task) -> tuple[RewardFu
     if not rewards:
         raise UserError(
             "rewards: the task has no reward function of its own, and none is given."
-            "  Name one under `rewards`, such as my_rewards.py:solved."
+            "  Name one under `rewards`, such as my_rewards.py:solved, or in Python train(config, rewards=[solved])."
         )
     for function in rewards:
         require_enforceable(function, config.grading)

@@ -18,7 +18,7 @@ from posttrain.records import Prompt
 from posttrain.runs.checkpoint import Checkpoint
 from posttrain.runs.curves import draw_curves
 from posttrain.runs.files import writing
-from posttrain.runs.folder import saved_recipe
+from posttrain.runs.folder import saved_recipe, shown
 from posttrain.runs.harness import Harness, HarnessOptions
 from posttrain.runs.reports import EvaluationReport, StepReport
 from posttrain.runs.run_folder import RunFolder
@@ -259,6 +259,7 @@ def summary_of(state: SftState) -> dict[str, object]:
 
 def last_lines(folder: Path, state: SftState, *, finished: bool) -> list[str]:
     """The end of the output."""
+    folder = shown(folder)
     if not finished:
         return [f"stopped after step {state.step}; go on with   posttrain sft --resume {folder}"]
     lowest = "" if state.eval_loss == state.best_eval_loss else f"  (at its lowest {state.best_eval_loss:.4f})"

@@ -1,7 +1,10 @@
-"""The end of a run whose sampler and trainer do not agree."""
+"""What ends a run that learns nothing or the wrong thing: watchers that see each step before it is saved."""
+
+from itertools import takewhile
 
 from posttrain.errors import RunError
 from posttrain.runs.reports import StepReport
+from posttrain.runs.run_folder import RunFolder
 from posttrain.runs.watchers import Watcher
 
 STEPS_APART = 3
@@ -28,4 +31,24 @@ class SamplerGuard(Watcher):
                 f"for {STEPS_APART} steps in a row the sampler's log-probs and the trainer's differ by more than"
                 f" {limit:g} nats under the same weights, now by {gap:.2g} ({GAP}): the update learns from ratios that"
                 " mean nothing.  Set model.dtype to float32, or take another model."
+            )
+
+
+class UnscoredSteps(Watcher):
+    """Ends a run whose completions are given no reward at all, for so many steps in a row."""
+
+    def __init__(self, folder: RunFolder, most: int) -> None:
+        """`most` steps end it; 0 lets it go on."""
+        self.folder, self.most = folder, most
+
+    def on_step(self, report: StepReport) -> None:
+        """Count back from the step in metrics.jsonl, where it is the last line."""
+        if not self.most or report.metrics.get("frac_unscored") != 1:
+            return
+        steps = list(takewhile(lambda line: line.get("frac_unscored") == 1, reversed(self.folder.metrics())))
+        if len(steps) >= self.most:
+            raise RunError(
+                f"no completion of {len(steps)} steps in a row was given a reward, so that nothing is learned.  See"
+                " what the reward functions return with `posttrain check-task FILE.py:FUNCTION --rows FILE`, mend them"
+                f" and resume the run; grading.max_unscored_steps = {self.most} is how many such steps end it, 0 none."
             )
