@@ -87,8 +87,8 @@ BESIDE = {
 """A candidate of these words alone, at least one of the first, announces an answer and gives none."""
 ANNOUNCED_ELSEWHERE = """
 解|解答|解法|解説|解说|解析|解决方案|答|答案|答え|回答|最终答案|思考过程|让我们一步一步思考|かいせつ|かいとう|こたえ|解き方|解説します
-풀이|정답|답|해설|해결|Respuesta|La respuesta es|Respuesta final|Solución|La solución es|Réponse|La réponse est|Réponse finale
-La solution est|Antwort|Die Antwort ist|Die Antwort lautet|Lösung|Die Lösung ist|Resposta|A resposta é|Solução|Risposta
+풀이|정답|답|해설|해결|Respuesta|La respuesta es|Respuesta final|Solución|La solución es|Réponse|La réponse est
+Réponse finale|La solution est|Antwort|Die Antwort ist|Die Antwort lautet|Lösung|Die Lösung ist|Resposta|A resposta é|Solução|Risposta
 La risposta è|Soluzione|Antwoord|Oplossing|Решение|Ответ|Объяснение|Cevap|Çözüm|Odpowiedź|Rozwiązanie|Svar|Lösning
 الحل|الجواب|الإجابة|उत्तर|हल|Đáp án|Lời giải|Jawaban
 """
@@ -97,33 +97,16 @@ arXiv:2507.08794, and the like."""
 VERDICT = re.compile(
     r"""["'](?:score|verdict|rating|winner)["']\s*:|</?[^\S\n]{0,9}(?:score|verdict|rating|winner)\b"""
     r"|^(?:[^\S\n]|[*#>{|_~`•·+\-]|\(?\d{1,3}[.)])*(?:(?:final|overall|my)[^\S\n]{1,9}){0,2}"
-    r"(?:score|verdict|rating|winner)[*_`\"']{0,4}(?:[^\S\n]{0,9}(?:[:=~\-]|\d)|[^\S\n]{1,9}is\b)",
+    r"(?:score|verdict|rating|winner)[*_`\"']{0,4}(?:[^\S\n]{0,9}(?:[:=~|\-]|\d)|[^\S\n]{1,9}is\b)",
     re.IGNORECASE | re.MULTILINE,
 )
 """A candidate that says this, as `plain_letters` has it, writes the judge's part.  What may stand before it on its line
 is no line break: each line is looked at from its start, and with line breaks in it the search would be quadratic."""
-LOOK_ALIKE = {
-    ord(other): latin
-    for latin, others in {
-        **{"s": "ѕꜱ", "c": "сϲⅽ", "o": "оοօ", "r": "гɼ", "e": "еεҽ", "v": "ѵνⅴ", "d": "ԁⅾ", "i": "іιıɩ", "t": "тτ"},
-        **{"a": "аαɑ", "n": "пηո", "g": "ɡԍ", "w": "ѡԝω", "y": "уγ", "f": "ғ", "l": "ӏⅼ", "m": "м"},
-        **{
-            "S": "Ѕ",
-            "C": "СϹ",
-            "O": "ОΟ",
-            "R": "Я",
-            "E": "ЕΕ",
-            "V": "Ѵ",
-            "I": "ІΙ",
-            "T": "ТΤ",
-            "A": "АΑ",
-            "N": "Ν",
-            "W": "Ԝ",
-        },
-        **{'"': "“”„‟«»", "'": "‘’‚‛′`´", "-": "–—−‐‑→⇒"},
-    }.items()
-    for other in others
-}
+LOOK_ALIKES = """
+sѕꜱ cсϲⅽ oоοօ rгɼ eеεҽ vѵνⅴ dԁⅾ iіιıɩ tтτ aаαɑ nпηո gɡԍ wѡԝω yуγ fғ lӏⅼ mм
+SЅ CСϹ OОΟ RЯ EЕΕ VѴ IІΙ TТΤ AАΑ NΝ WԜ "“”„‟«» '‘’‚‛′`´ -–—−‐‑→⇒
+"""
+LOOK_ALIKE = {ord(other): latin for latin, *others in LOOK_ALIKES.split() for other in others}
 """Letters of other scripts that are read as Latin ones, and quotes."""
 ESCAPED = re.compile(r"\\u([0-9a-fA-F]{4})")
 """A letter as JSON may write it; there is no other way but the letter itself."""

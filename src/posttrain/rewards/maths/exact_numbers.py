@@ -42,42 +42,11 @@ GROUPED = re.compile(
 )
 """Digits in threes, which spaces or `{,}` may keep apart."""
 NO_DIGIT = re.compile(r"[^\d.]", re.ASCII)
-DIGITS = 300
-"""Longest number that is read; a longer one is left alone, so no comparison is costly."""
-
-Shape = Literal["value", "tuple", "set", "list", "closed", "left_open", "right_open"]
-
-
-@dataclass(frozen=True, slots=True)
-class Exact:
-    """An answer's value: one number, or several in a shape."""
-
-    shape: Shape
-    numbers: tuple[Fraction, ...]
-
-    def same(self, other: "Exact") -> bool:
-        """Equal as what they are: the order counts in tuples and not in sets or lists."""
-        if self.shape != other.shape:
-            return False
-        if self.shape in ("set", "list"):
-            return sorted(self.numbers) == sorted(other.numbers)
-        return self.numbers == other.numbers
-
-
-PASSED_OVER = re.compile(r"\\(?:left|right|displaystyle|quad|qquad)(?![a-zA-Z])|\\[,;!: ]|\\?\$|[~€£¥₹]")
-"""As a blank: between digits it keeps them apart, so that `1\\quad2` is not 12."""
-GAP = r"(?:\\[,;!: ]|~|\{,\}|\\!,|,\\!)"
-GROUPED = re.compile(
-    rf"(?<![\d.,])\d{{1,3}}(?:{GAP}\d{{3}})+(?!\d)|(?<=\d)\.\d{{3}}(?:{GAP}\d{{3}})*{GAP}\d{{1,3}}(?!\d)", re.ASCII
-)
-"""Digits in threes, which spaces or `{,}` may keep apart."""
-NO_DIGIT = re.compile(r"[^\d.]", re.ASCII)
 DIGITS = r"(?:\d{1,3}(?:,\d{3})+|\d+)"
 DECIMAL = rf"(?:{DIGITS}(?:\.\d*)?|\.\d+)"
 BRACED = re.compile(r"\\[dt]?frac\s*(?:\{\s*(-?\d+)\s*\}\s*\{\s*(-?\d+)\s*\}|(\d)\s*(\d))")
 NUMBER = re.compile(
     rf"(?P<sign>[+-]?)\s*(?:(?P<whole>\d+)?\s*(?P<frac>\\[dt]?frac\s*(?:\{{\s*-?\d+\s*\}}\s*\{{\s*-?\d+\s*\}}|\d\s*\d))"
-    rf"|(?P<ones>\d+)\s+(?P<part>[1-9]\d*)\s*/\s*(?P<of>[1-9]\d*)"
     rf"|(?P<ones>\d+)\s+(?P<part>[1-9]\d*)\s*/\s*(?P<of>[1-9]\d*)"
     rf"|(?P<top>{DECIMAL})\s*/\s*(?P<bottom>{DECIMAL})|(?P<decimal>{DECIMAL}))\s*(?P<percent>\\?%)?",
     re.ASCII,

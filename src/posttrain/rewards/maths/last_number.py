@@ -66,7 +66,7 @@ PART_BEFORE = re.compile(
     re.ASCII | re.IGNORECASE,
 )
 GROUP_BEFORE = re.compile(rf"\d(?:{SPACE}|['’])\Z")
-WHOLE_BEFORE = re.compile(rf"(?:(?<=[\s=:([{{$*])|^)(\d{{1,9}})(?:[^\S\n]|\\[,;: ])\Z", re.ASCII)
+WHOLE_BEFORE = re.compile(r"(?:(?<=[\s=:([{$*])|^)(\d{1,9})(?:[^\S\n]|\\[,;: ])\Z", re.ASCII)
 """The whole part of a mixed number."""
 FILLER = r"(?:[^\S\n]|[$*~]|\\[,;:! ]|\\(?:text|textrm|textbf|mathrm|mbox)\s*\{)*"
 MULTIPLIERS = (

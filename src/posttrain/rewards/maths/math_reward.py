@@ -124,7 +124,7 @@ class MathsReward:
         questions = [item for item in first if isinstance(item, Question)]
         if not self.symbolic:
             said: Sequence[ComparisonResult] = [
-                ComparisonResult.NO_GOLD if gold_value(q.gold) is None else ComparisonResult.UNREADABLE
+                ComparisonResult.NO_GOLD if gold_value(assigned(q.gold)) is None else ComparisonResult.UNREADABLE
                 for q in questions
             ]
         else:

@@ -71,9 +71,9 @@ def apart(gold: object, answer: object) -> bool:
     if isinstance(gold, sympy.FiniteSet) and isinstance(answer, sympy.FiniteSet):
         return any(all(apart(one, other) for other in answer.args) for one in gold.args)
     if isinstance(gold, sympy.MatrixBase) and isinstance(answer, sympy.MatrixBase):
-        return any(apart(one, other) for one, other in zip(gold, answer))
+        return any(apart(one, other) for one, other in zip(gold, answer, strict=True))
     if isinstance(gold, sympy.Basic) and isinstance(answer, sympy.Basic) and type(gold) is type(answer):
-        parts = zip(gold.args, answer.args) if len(gold.args) == len(answer.args) else ()
+        parts = zip(gold.args, answer.args, strict=True) if len(gold.args) == len(answer.args) else ()
         return any(apart(one, other) for one, other in parts)
     return False
 
