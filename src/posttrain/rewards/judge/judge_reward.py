@@ -6,9 +6,10 @@ each completion its share of the points it could win.
 
 **Known hacks, and what stops them.**  Instructions to the judge and verdicts in the answer: an answer is a JSON string
 between fences that it cannot know, and one that looks like a verdict, in JSON's escapes or in letters of other scripts
-too, scores 0 unasked.  Empty answers and words that announce one and give none ("Solution:", "解"): 0 unasked.  A reply without a verdict is a failure, never a 0.  A judge
-that has stopped judging: every so often it is shown an answer that is known to be bad and one that is known to be
-good; where it does not tell them apart a warning is given, and until it does its verdicts have the outcome `doubted`.
+too, scores 0 unasked.  Empty answers and words that announce one and give none ("Solution:"): 0 unasked.  A reply
+without a verdict is a failure, never a 0.  A judge that has stopped judging: every so often it is shown an answer that
+is known to be bad and one that is known to be good; where it does not tell them apart a warning is given, and until it
+does its verdicts have the outcome `doubted`.
 Not stopped: what a judge likes and should not, such as length and confident tone.
 """
 

@@ -27,13 +27,16 @@ SIGNED = re.compile(rf"(?:(?<=[=:(\[{{$*])|(?<![^\s])){SPACE}*(-){SPACE}*\Z")
 MARKS = r"(?:[\s$*~({[\"'“‘]|\\[,;:! (\[]|\\(?:text|textrm|textbf|mathrm|mathbf|mbox)\s*\{|\})*"
 """What may stand between a word and a number."""
 SIGN_WORD = re.compile(rf"(?<![\w-])(?:negative|minus)(?!\w){MARKS}\Z", re.IGNORECASE)
-OPERAND = re.compile(r"(?:[\d)\]}!%²³]|(?<![\w'’])(?!a\s)\w|\\\w+)[\s$*]*\Z", re.ASCII)
-"""What a `minus` takes something from."""
+OPERAND = re.compile(
+    r"(?:[\d\]}!%²³]|(?<![\w'’\\])(?!a\s)[a-z]|\([^()]*[+*/^-][^()]*\)|\\(?:pi|infty|theta))[^\S\n$*]*\$?[^\S\n]*\Z",
+    re.ASCII,
+)
+"""What a minus takes something from."""
 OPERATION = r"(?:[-+*/×·÷±∓⋅∗∘⊕⊗]|\*\*|\\(?:times|cdot|div|pm|mp|ast|star))"
 FUNCTION = (
     r"(?:sqrt|cbrt|log|ln|lg|exp|(?:arc)?(?:sin|cos|tan|cot|sec|csc)h?|frac|dfrac|tfrac|cfrac|binom|bar|overline"
     r"|(?:root|square|cube|half|third|quarter|inverse|reciprocal|opposite|negation|negative|factorial|power|multiple"
-    r"|factor|divisor|double|triple|logarithm|complement|fraction) of|min|max|floor|ceil)"
+    r"|factor|divisor|double|triple|logarithm|complement|fraction|log|co?sine|tangent) of|min|max|floor|ceil)"
 )
 RELATION = (
     r"(?:[<>≤≥≠≮≯≰≱≪≫⩽⩾≦≧∉∤≢≄≇≉]|[!/~]=|\\(?:leq?(?:slant)?|geq?(?:slant)?|neq?|not|lt|gt|ll|gg|nmid|notin)(?![a-z]))"
@@ -66,7 +69,7 @@ PART_BEFORE = re.compile(
     re.ASCII | re.IGNORECASE,
 )
 GROUP_BEFORE = re.compile(rf"\d(?:{SPACE}|['’])\Z")
-WHOLE_BEFORE = re.compile(r"(?:(?<=[\s=:([{$*])|^)(\d{1,9})(?:[^\S\n]|\\[,;: ])\Z", re.ASCII)
+WHOLE_BEFORE = re.compile(r"(?:(?<=[\s=:([{$*-])|^)(\d{1,9})(?:[^\S\n]|\\[,;: ])\Z", re.ASCII)
 """The whole part of a mixed number."""
 FILLER = r"(?:[^\S\n]|[$*~]|\\[,;:! ]|\\(?:text|textrm|textbf|mathrm|mbox)\s*\{)*"
 MULTIPLIERS = (
@@ -95,12 +98,16 @@ PART_BEHIND = re.compile(
     re.IGNORECASE | re.ASCII,
 )
 PRIME = re.compile(r"['’′″]")
-ATTACHED = re.compile(r"(?:µ|μ)?[a-zA-Z]{2,12}(?![\w^/²³])", re.ASCII)
+UNIT_POWER = re.compile(
+    r"(\d\s?(?:\\[,;:! ]|\\(?:text|mathrm)\s?\{\s?)*([a-zA-Z]{1,12})\s?\}?)\s?\^\s?\{?[23]\}?(?![\w^])", re.ASCII
+)
+"""`12 cm^2`, whose 2 is no last number."""
+ATTACHED = re.compile(r"(?:µ|μ)?[a-zA-Z]{2,12}(?:/[a-zA-Z]{1,12})?(?![\w^/²³])", re.ASCII)
 
 
 def last_number(text: str) -> str | None:
     """The last number as text, with its sign and its percent sign; None where it is part of something else."""
-    tail = text[-TAIL:].translate(AS_HYPHEN)
+    tail = UNIT_POWER.sub(without_power, text[-TAIL:].translate(AS_HYPHEN))
     numbers = list(LAST_NUMBER.finditer(tail))
     if not numbers or (numbers[-1].start() == 0 and len(text) > TAIL):
         return None
@@ -110,9 +117,11 @@ def last_number(text: str) -> str | None:
     whole = WHOLE_BEFORE.search(before) if "/" in found[0] else None
     if whole is not None:
         before = before[: whole.start()]
-    sign = SIGNED.search(before) or sign_in_words(before)
+    sign = SIGNED.search(before) or SIGN_WORD.search(before)
     if sign is not None:
         before = before[: sign.start()]
+        if OPERAND.search(before):
+            return None
     if PART_BEFORE.search(before) or PAIRED_BEFORE.search(before) or is_part(behind):
         return None
     if "/" in found[0] and AND_BEFORE.search(before):
@@ -124,10 +133,10 @@ def last_number(text: str) -> str | None:
     return ("-" if sign else "") + (f"{whole[1]} " if whole else "") + found[0]
 
 
-def sign_in_words(before: str) -> "re.Match[str] | None":
-    """`negative` or `minus` at the end of a text, where nothing stands before it to be subtracted from."""
-    found = SIGN_WORD.search(before)
-    return None if found is None or OPERAND.search(before[: found.start()]) else found
+def without_power(found: "re.Match[str]") -> str:
+    """A unit without its power; anything else as it is."""
+    named = len(found[2]) > 1 or "{" in found[1]
+    return found[1] if named and unit_of(found[2]) else found[0]
 
 
 def is_part(behind: str) -> bool:

@@ -153,7 +153,8 @@ def unit_of(phrase: str) -> str | None:
     pending, below = "", False
     if len(phrase) > LONGEST:
         return None
-    for piece in PIECE.finditer(phrase.strip(" .()")):
+    phrase = phrase.strip(" .()")
+    for piece in PIECE.finditer(phrase):
         word = piece["word"]
         if word is None:
             if piece["other"]:
@@ -172,7 +173,7 @@ def unit_of(phrase: str) -> str | None:
             power = pending or (f"^{POWER.get(piece['power'], piece['power'])}" if piece["power"] else "")
             parts.append(f"{'/' if below else ''}{name}{power}")
             pending, below = "", False
-    return None if pending or below else " ".join(parts)
+    return None if pending or below or (phrase and not parts) else " ".join(parts)
 
 
 def one_unit(word: str) -> str | None:
