@@ -17,8 +17,10 @@ SPACE = r"(?:[^\S\n]|~|\\[,;:! ])"
 LAST_NUMBER = re.compile(rf"{DECIMAL}(?:/\d+)?(?:{SPACE}?\\?%)?", re.ASCII)
 TAIL = 4000
 """Characters at the end of a text in which a last number is looked for."""
-NEAR = 60
+NEAR = 40
 """Characters beside it that can make it part of something else."""
+BESIDE = 20
+"""Characters before it in which signs are looked for."""
 MINUS = "-\N{MINUS SIGN}\N{EN DASH}\N{SMALL HYPHEN-MINUS}\N{FULLWIDTH HYPHEN-MINUS}"
 DASHES = "\N{HYPHEN}\N{NON-BREAKING HYPHEN}\N{FIGURE DASH}\N{EM DASH}\N{HORIZONTAL BAR}"
 AS_HYPHEN = str.maketrans(dict.fromkeys(MINUS, "-"))
@@ -63,9 +65,12 @@ PART_BEFORE = re.compile(
     rf"|\.\Z|\d[,:]\Z|(?:^|\s)!\Z"  # `1.2.3`, `1,234,56`, `5:30`
     rf"|[\w)\]}}!%]{OPERATION}[({{\[]*\Z|[\w)\]}}!%]\s+{OPERATION}\s+[({{\[]*\Z"  # `2**5`, `3 - 10`
     rf"|-{SPACE}*[({{\[]+{SPACE}*\Z|\w\(\Z|[\^_}}\]]\{{\Z"  # `-(5)`, `f(5)`, `2^{{5}}`
-    rf"|(?<![a-zA-Z]){FUNCTION}(?:_\w|_\{{\w+\}})?{SPACE}*[({{\[]?{SPACE}*\Z"
-    rf"|(?<![=-]){RELATION}=?{MARKS}\Z|=<{MARKS}\Z"
-    rf"|(?<![a-zA-Z]){WORD_BEFORE}(?!\w){MARKS}\Z|(?:负|負|减|減|マイナス|分の|分之)\s*\Z|non-?(?:negative|zero)\b{MARKS}\Z",
+    rf"|(?<![=-]){RELATION}=?{MARKS}\Z|=<{MARKS}\Z|(?:负|負|减|減|マイナス|分の|分之)\s*\Z",
+    re.ASCII,
+)
+WORDS_BEFORE = re.compile(
+    rf"(?<![a-zA-Z])(?:{FUNCTION}(?:_\w|_\{{\w+\}})?{SPACE}*[({{\[]?{SPACE}*|{WORD_BEFORE}(?!\w){MARKS})\Z"
+    rf"|non-?(?:negative|zero)\b{MARKS}\Z",
     re.ASCII | re.IGNORECASE,
 )
 GROUP_BEFORE = re.compile(rf"\d(?:{SPACE}|['’])\Z")
@@ -107,13 +112,15 @@ ATTACHED = re.compile(r"(?:µ|μ)?[a-zA-Z]{2,12}(?:/[a-zA-Z]{1,12})?(?![\w^/²³
 
 def last_number(text: str) -> str | None:
     """The last number as text, with its sign and its percent sign; None where it is part of something else."""
-    tail = UNIT_POWER.sub(without_power, text[-TAIL:].translate(AS_HYPHEN))
+    tail = text[-TAIL:].translate(AS_HYPHEN)
+    if "^" in tail:
+        tail = UNIT_POWER.sub(without_power, tail)
     numbers = list(LAST_NUMBER.finditer(tail))
     if not numbers or (numbers[-1].start() == 0 and len(text) > TAIL):
         return None
     found = numbers[-1]
     before, behind = tail[max(0, found.start() - NEAR) : found.start()], tail[found.end() : found.end() + NEAR]
-    before = TAG.sub("", before)
+    before = TAG.sub("", before) if before.rstrip().endswith(">") else before
     whole = WHOLE_BEFORE.search(before) if "/" in found[0] else None
     if whole is not None:
         before = before[: whole.start()]
@@ -122,7 +129,9 @@ def last_number(text: str) -> str | None:
         before = before[: sign.start()]
         if OPERAND.search(before):
             return None
-    if PART_BEFORE.search(before) or PAIRED_BEFORE.search(before) or is_part(behind):
+    if PART_BEFORE.search(before[-BESIDE:]) or WORDS_BEFORE.search(before) or PAIRED_BEFORE.search(before):
+        return None
+    if is_part(behind):
         return None
     if "/" in found[0] and AND_BEFORE.search(before):
         return None
