@@ -46,6 +46,6 @@ def same_name(answer: str, gold: str) -> bool | None:
         return True
     if name[1]:
         return False
-    if LETTERS_ALONE.fullmatch(answer) or WORDS.fullmatch(answer.strip()):
+    if LETTERS_ALONE.fullmatch(answer.strip().strip("$*")) or WORDS.fullmatch(answer.strip()):
         return said.replace(" ", "") == name[0].replace(" ", "")
     return None

@@ -54,7 +54,7 @@ WORD_BEFORE = (
 """Words that make another number of the one behind them, or a bound of it, or none."""
 PAIRED_BEFORE = re.compile(
     rf"(?:\d[\s$*]*(?:to|through|out\s+of|of|in|by|per|or|vs\.?|x)|\d{SPACE}+:|between\s+\S+\s+and){MARKS}\Z"
-    r"|[(\[{]\s*[-+]?[\d./]+(?:\s*,\s*[-+]?[\d./]+)*\s*,\s*[-+]?\s*\Z",
+    rf"|[(\[{{]\s*[-+]?[\d./]+(?:\s*,\s*[-+]?[\d./]+)*\s*,\s*[-+]?{MARKS}\Z",
     re.ASCII | re.IGNORECASE,
 )
 """A first number that makes a ratio, a range, a choice or a tuple of it."""
@@ -65,11 +65,11 @@ PART_BEFORE = re.compile(
     rf"|\.\Z|\d[,:]\Z|(?:^|\s)!\Z"  # `1.2.3`, `1,234,56`, `5:30`
     rf"|[\w)\]}}!%]{OPERATION}[({{\[]*\Z|[\w)\]}}!%]\s+{OPERATION}\s+[({{\[]*\Z"  # `2**5`, `3 - 10`
     rf"|-{SPACE}*[({{\[]+{SPACE}*\Z|\w\(\Z|[\^_}}\]]\{{\Z"  # `-(5)`, `f(5)`, `2^{{5}}`
-    rf"|(?<![=-]){RELATION}=?{MARKS}\Z|=<{MARKS}\Z|(?:负|負|减|減|マイナス|分の|分之)\s*\Z",
+    rf"|(?<![=-]){RELATION}=?{MARKS}\Z|=<{MARKS}\Z|[√∛∜∑∏∫¬Ͱ-Ͽ²³¼-¾⅐-⅟]{MARKS}\Z|(?:负|負|减|減|マイナス|分の|分之){MARKS}\Z",
     re.ASCII,
 )
 WORDS_BEFORE = re.compile(
-    rf"(?<![a-zA-Z])(?:{FUNCTION}(?:_\w|_\{{\w+\}})?{SPACE}*[({{\[]?{SPACE}*|{WORD_BEFORE}(?!\w){MARKS})\Z"
+    rf"(?<![a-zA-Z])(?:{FUNCTION}(?:_\w|_\{{\w+\}})?{MARKS}|{WORD_BEFORE}(?!\w){MARKS})\Z"
     rf"|non-?(?:negative|zero)\b{MARKS}\Z",
     re.ASCII | re.IGNORECASE,
 )

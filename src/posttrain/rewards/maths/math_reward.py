@@ -36,7 +36,7 @@ from typing import ClassVar
 from posttrain.rewards.grading.answers import Graded
 from posttrain.rewards.grading.function import ScoringFailure
 from posttrain.rewards.grading.resources import Resources, default_resources
-from posttrain.rewards.maths.answer_names import same_name
+from posttrain.rewards.maths.answer_names import gold_name, same_name
 from posttrain.rewards.maths.exact_numbers import MAX_CHARACTERS
 from posttrain.rewards.maths.final_answers import answer_in
 from posttrain.rewards.maths.gold_answers import GoldAnswer, gold_answers
@@ -124,7 +124,7 @@ class MathsReward:
         questions = [item for item in first if isinstance(item, Question)]
         if not self.symbolic:
             said: Sequence[ComparisonResult] = [
-                ComparisonResult.NO_GOLD if gold_value(assigned(q.gold)) is None else ComparisonResult.UNREADABLE
+                ComparisonResult.UNREADABLE if is_quick(assigned(q.gold)) else ComparisonResult.NO_GOLD
                 for q in questions
             ]
         else:
@@ -164,6 +164,11 @@ def quickly(text: str, cut_off: bool, gold: str | None) -> Graded | Question:
     if other_letters(found, gold):
         return score_of_comparison(False)
     return Question(as_asked(gold), as_asked(assigned(found)))
+
+
+def is_quick(gold: str) -> bool:
+    """Whether a gold answer is one that can be read without the slow way."""
+    return gold_value(gold) is not None or gold_name(gold) is not None
 
 
 def by_value_or_name(found: str, gold: str) -> bool | None:

@@ -28,7 +28,7 @@ APART = re.compile(r"(?:~|(?<!\\)\\(?:[,;:! ]|q?quad(?![a-zA-Z])))\s*\d")
 """A number behind a space that LaTeX sets: another answer, or nothing that is read."""
 TRANSPOSED = re.compile(r"\^\s*\{?\s*(?:T|\\(?:top|intercal|dagger)(?![a-zA-Z])|\*)")
 INVISIBLE = re.compile(
-    r"\\[hv]?phantom(?![a-zA-Z])|\\smash(?![a-zA-Z])|[\u200b-\u200f\u2028-\u202f\u2060-\u206f\ufeff\u00ad]"
+    r"\\(?:[hv]?phantom|smash|[hv]space)(?![a-zA-Z])|[\u200b-\u200f\u2028-\u202f\u2060-\u206f\ufeff\u00ad]"
 )
 """What is not seen, or does not end up where it stands."""
 ONLY_WITH_GOLD = (SEVERAL, ELLIPSIS, BOX, BIG_NUMBER, NUMBERED_UNIT, PRIME, APART, TRANSPOSED, INVISIBLE)

@@ -20,7 +20,7 @@ UNIT_START = re.compile(rf"(?P<unit>{SET_AS_TEXT}|(?<!\\)[°¢])|\\[a-zA-Z]+|(?P
 COEFFICIENT = re.compile(r"[\d)}][a-zA-Z]\s*$", re.ASCII)
 """`3m`: as a gold answer three times a letter."""
 UNKNOWN_UNIT = re.compile(r"[\d)}]\s+[a-zA-Z]{3,}[a-zA-Z ]*$", re.ASCII)
-MULTIPLIERS = {"hundred": 10**2, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
+MULTIPLIERS = {"dozen": 12, "hundred": 10**2, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
 NO_UNIT = re.compile(
     r"\b(?:hundred|thousand|million|billion|trillion|quadrillion|dozen|lakh|crore|score|gross|half|halve|third|quarter"
     r"|(?:four|fif|six|seven|eigh|nin|ten|eleven|twelf|\w+teen|twentie|hundred|thousand|million)th|over|times"

@@ -128,7 +128,7 @@ POWER = {"²": "2", "³": "3"}
 SHORT = 2
 """Names of no more letters are read as they are written."""
 PIECE = re.compile(
-    r"(?P<word>[^\W\d_]+|[°$¢€£¥₹][CF]?(?![^\W\d_]))(?:\s*\^?\s*\{?\s*(?P<power>[2-4²³])\s*\}?)?"
+    r"(?P<word>[^\W\d_²³]+|[°$¢€£¥₹][CF]?(?![^\W\d_]))(?:\s*\^?\s*\{?\s*(?P<power>[2-4²³])\s*\}?)?"
     r"|(?P<joint>[/·*.-])|(?P<other>\S)"
 )
 LONGEST = 100
@@ -157,7 +157,7 @@ def unit_of(phrase: str) -> str | None:
     for piece in PIECE.finditer(phrase):
         word = piece["word"]
         if word is None:
-            if piece["other"]:
+            if piece["other"] or not (parts or piece["joint"] == "/"):
                 return None
             below = below or piece["joint"] == "/"
         elif word.casefold() in BEFORE:
