@@ -88,9 +88,9 @@ BESIDE = {
 ANNOUNCED_ELSEWHERE = """
 解|解答|解法|解説|解说|解析|解决方案|答|答案|答え|回答|最终答案|思考过程|让我们一步一步思考|かいせつ|かいとう|こたえ|解き方|解説します
 풀이|정답|답|해설|해결|Respuesta|La respuesta es|Respuesta final|Solución|La solución es|Réponse
-La réponse est|Réponse finale|La solution est|Antwort|Die Antwort ist|Die Antwort lautet|Lösung|Die Lösung ist|Resposta|A resposta é
-Solução|Risposta|La risposta è|Soluzione|Antwoord|Oplossing|Решение|Ответ|Объяснение|Cevap|Çözüm|Odpowiedź|Rozwiązanie|Svar
-Lösning
+La réponse est|Réponse finale|La solution est|Antwort|Die Antwort ist|Die Antwort lautet|Lösung|Die Lösung ist|Resposta
+A resposta é|Solução|Risposta|La risposta è|Soluzione|Antwoord|Oplossing|Решение|Ответ|Объяснение|Cevap|Çözüm|Odpowiedź
+Rozwiązanie|Svar|Lösning
 الحل|الجواب|الإجابة|उत्तर|हल|Đáp án|Lời giải|Jawaban
 """
 """The same in other languages.  What judges are known to pay for although it says nothing: Zhao et al. 2025,

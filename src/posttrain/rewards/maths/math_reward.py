@@ -4,25 +4,28 @@ r"""Rewards for mathematical answers, exact where that can be had and never by e
 this order: the last balanced `\boxed{…}`; else the last closed `<answer>…</answer>`; else the last number, unless the
 length limit cut the completion off or it is part of something else (posttrain.rewards.maths.last_number).  `x = 5`
 with a single letter is read as 5, also beside a gold answer without a letter; beside `y = 5` it is wrong.  Every minus
-sign is a minus.  Beside a gold answer without a unit an answer may have one, and `5^\circ` and `50 \text{ percent}`
-count as such: `5\%` does not, and neither do multipliers (`5 \text{ million}`), subscripts (`5_3`) and primes (`5'`).
+sign is a minus, and so are `negative` and `minus`.  Beside a gold answer without a unit an answer may have one of
+posttrain.rewards.maths.units, and `5^\circ` and `50 \text{ percent}` count as such: `5\%` does not, and neither do other
+words (`5 \text{ fifths}`), subscripts (`5_3`) and primes (`5'`).  Names (`cat`) are compared as text.
 
 **How it is compared.**  Numbers, and tuples, sets, lists and intervals of numbers, as fractions
 (posttrain.rewards.maths.exact_numbers): microseconds, no tolerance.  What that does not read goes to math-verify (the
-extra `math`), inside the sandbox, where a process that does not end is killed; decimals go as fractions.
+extra `math`), inside the sandbox, where a process that does not end is killed; decimals go as fractions, and what it
+takes for equal at 15 digits has to agree in 50.
 
-**What earns what.**  CORRECT is worth 1, all else 0.  A row whose gold answer cannot be read is not scored, and named
-once.
+**What earns what.**  CORRECT is worth 1, all else 0.  A row whose gold answer cannot be read
+(posttrain.rewards.maths.gold_answers) is not scored, and named once.
 
 **Known hacks, and what stops them.**  A false chain (`9 = 5`), several answers where one is asked for, other words or
-letters that math-verify takes for units, and whatever else hides an answer from it: refused by
-posttrain.rewards.maths.math_verify_guards.  Towers of powers and factorials that never end: refused, and killed if
-they get through.  `100\%` for 100: a percent is a hundredth.  Answers inside the thinking: only what follows it is
-read.  A number that is cut off where it is right: not read.  Text that is slow to read: linear time, bounded length.
-Not stopped: an answer that is guessed, or known from the data.
+letters that math-verify takes for units, characters that it passes over, and whatever else hides an answer from it
+(`\phantom`, a zero-width space): refused by posttrain.rewards.maths.math_verify_guards.  Towers of powers and factorials
+that never end: refused, and killed if they get through.  `100\%` for 100: a percent is a hundredth.  Answers inside the
+thinking: only what follows it is read.  A number that is cut off where it is right: not read.  Text that is slow to
+read: linear time, bounded length.  Not stopped: an answer that is guessed, or known from the data; in prose, words
+that change a number and are on no list.
 
 **What is missed.**  math-verify takes i for a letter, keeps the sides of an equation apart, and does not read `√2`,
-`5²` or `½`; digits in groups between spaces (`1 000`) and multipliers are not read.
+`5²` or `½`; digits in groups between spaces (`1 000`) are not read, and units that are on no list are refused.
 tests/attacks/maths.jsonl has every miss that is known.
 """
 
