@@ -10,7 +10,7 @@ from posttrain.rewards.maths.measured_values import WORDS
 
 SET_NAME = re.compile(r"[^\d\\^_=<>+*/$|{}]*[^\W\d_][^\d\\^_=<>+*/$|{}]*")
 BARE_NAME = re.compile(r"[^\W\d_]+(?:[ -][^\W\d_]+)*")
-LONG_WORD = re.compile(r"[^\W\d_]{3,}|[A-Z]{2,}|[^\W\d_a-zA-Z]{2,}")
+LONG_WORD = re.compile(r"[^\W\d_]{3,}|[A-Z]{2,}|^[A-Z]$|[^\W\d_a-zA-Z]{2,}")
 LETTERS_ALONE = re.compile(r"(?:[^\W\d_]|[\s~.()]|\\[,;:! ])*")
 
 
@@ -18,7 +18,7 @@ LETTERS_ALONE = re.compile(r"(?:[^\W\d_]|[\s~.()]|\\[,;:! ])*")
 def gold_name(gold: str) -> tuple[str, bool] | None:
     r"""A gold answer's name, and whether it is set as text; None where it is no name.
 
-    Bare letters are one from three on, from two where they are capitals: `xy` is a product.
+    Bare letters are one from three on, or where they are capitals: `xy` is a product, `B` the second choice.
     """
     text = gold.strip().strip("$").strip()
     whole = WORDS.fullmatch(text)
@@ -40,7 +40,8 @@ def same_name(answer: str, gold: str) -> bool | None:
     """Whether an answer is the gold answer's name; None where that has none, or the answer may say it otherwise."""
     name = gold_name(gold)
     if name is None:
-        return None
+        whole = WORDS.fullmatch(answer.strip())
+        return True if whole and whole[1].strip() == gold.strip() else None
     said = plain_name_of(answer)
     if said == name[0]:
         return True

@@ -31,6 +31,7 @@ NOT_PROSE = re.compile(
     re.ASCII,
 )
 PHRASE = re.compile(r"(?<![\w^])[a-zA-Z]+(?:[ ,.:]+[a-zA-Z]+)*(?![\w(^])", re.ASCII)
+NUMBER_END = re.compile(r"[\d)}]\s*\Z")
 SHORTEST_WORD = 4
 """Fewer letters side by side may be a product."""
 
@@ -102,9 +103,15 @@ def is_prose(text: str) -> bool:
     plain = NOT_PROSE.sub(" 0 ", whole[1] if whole else text)
     if not re.search(r"\d", whole[1] if whole else text) or gold_value(text) is not None:
         return False
-    phrases = [found[0] for found in PHRASE.finditer(plain) if unit_of(found[0]) is None]
+    phrases = [found[0] for found in PHRASE.finditer(plain) if not is_unit(found)]
     return any(
         len(word) >= SHORTEST_WORD or len(phrase.split()) > 1
         for phrase in phrases
         for word in re.findall("[a-zA-Z]{2,}", phrase)
     )
+
+
+def is_unit(phrase: "re.Match[str]") -> bool:
+    """Whether words are the unit of a number before them."""
+    number_before = NUMBER_END.search(phrase.string, 0, phrase.start())
+    return number_before is not None and unit_of(phrase[0]) is not None

@@ -95,7 +95,7 @@ unit
 point
 """
 COUNTED = """
-adult animal answer apple apartment arrangement article attempt bag ball balloon banana basket bead bean bear bed bee
+adult animal apple apartment arrangement article attempt bag ball balloon banana basket bead bean bear bed bee
 beetle bicycle big bike bill bird black block blouse blue boat bone book bottle bouquet bowl box boy bracelet branch
 brick bright brother brown brownie bucket bug building bulb bus butterfly button cabinet cage cake calf camera camp can
 candle candy car card carrot carton cat cell chair chapter cherry chicken child children chip chocolate choice circle
