@@ -30,10 +30,11 @@ def gold_name(gold: str) -> tuple[str, bool] | None:
 
 
 def plain_name_of(text: str) -> str:
-    """A name without what may stand around it and without letter case."""
+    """A name without what may stand around it, and a longer one without letter case."""
     plain = text.strip().strip("$*").strip()
     whole = WORDS.fullmatch(plain)
-    return " ".join((whole[1] if whole else plain).casefold().strip(" .()").split())
+    name = " ".join((whole[1] if whole else plain).strip(" .()").split())
+    return name.casefold() if len(name) > 1 else name
 
 
 def same_name(answer: str, gold: str) -> bool | None:

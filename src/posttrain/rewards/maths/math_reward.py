@@ -19,10 +19,10 @@ takes for equal at 15 digits has to agree in 50.
 **Known hacks, and what stops them.**  A false chain (`9 = 5`), several answers where one is asked for, other words or
 letters that math-verify takes for units, characters that it passes over, and whatever else hides an answer from it
 (`\phantom`, a zero-width space): refused by posttrain.rewards.maths.math_verify_guards.  Towers of powers and
-factorials that never end: refused, and killed if they get through.  `100\%` for 100: a percent is a hundredth.  Answers inside the
-thinking: only what follows it is read.  A number that is cut off where it is right: not read.  Text that is slow to
-read: linear time, bounded length.  Not stopped: an answer that is guessed, or known from the data; in prose, words
-that change a number and are on no list.
+factorials that never end: refused, and killed if they get through.  `100\%` for 100: a percent is a hundredth.
+Answers inside the thinking: only what follows it is read.  A number that is cut off where it is right: not read.
+Text that is slow to read: linear time, bounded length.  Not stopped: an answer that is guessed, or known from the
+data; in prose, words that change a number and are on no list.
 
 **What is missed.**  math-verify takes i for a letter, keeps the sides of an equation apart, and does not read `√2`,
 `5²` or `½`; digits in groups between spaces (`1 000`) are not read, and units that are on no list are refused.
