@@ -107,7 +107,7 @@ LOOK_ALIKES = """
 sѕꜱ cсϲⅽ oоοօ rгɼ eеεҽ vѵνⅴ dԁⅾ iіιıɩ tтτ aаαɑ nпηո gɡԍ wѡԝω yуγ fғ lӏⅼ mм
 SЅ CСϹ OОΟ RЯ EЕΕ VѴ IІΙ TТΤ AАΑ NΝ WԜ "“”„‟«» '‘’‚‛′`´ -–—−‐‑→⇒
 """
-LOOK_ALIKE = {ord(other): latin for latin, *others in LOOK_ALIKES.split() for other in others}
+LOOK_ALIKE = {ord(other): group[0] for group in LOOK_ALIKES.split() for other in group[1:]}
 """Letters of other scripts that are read as Latin ones, and quotes."""
 ESCAPED = re.compile(r"\\u([0-9a-fA-F]{4})")
 """A letter as JSON may write it; there is no other way but the letter itself."""
