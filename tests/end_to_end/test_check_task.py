@@ -78,6 +78,18 @@ def test_every_reward_of_the_package_can_be_checked() -> None:
         assert kinds[False] - sum(answer.known for answer in example.answers) >= 2, name
 
 
+@pytest.mark.parametrize(("reward", "module"), [("maths", "math_verify"), ("judge", "httpx")])
+def test_a_reward_whose_extra_is_missing_says_so_once_and_tries_nothing(
+    reward: str, module: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, module, None)
+    assert main(["check-task", reward]) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.count("not installed") == 1
+    assert "pip install posttrain[" in said.err
+
+
 def test_a_judge_without_an_endpoint_is_asked_nothing_and_says_how_to_check_it(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
