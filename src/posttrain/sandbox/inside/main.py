@@ -1,6 +1,6 @@
 """The fork-server: an interpreter that has imported what programs import, and forks a sealed child for each.
 
-    python -I -S -B main.py CONTROL_FD
+    python -I -S -B -c BOOTSTRAP FOLDER CONTROL_FD   (posttrain.sandbox.fork_server)
 
 It is started fresh, never forked from a trainer, with an empty environment and one descriptor, a SEQPACKET socket.
 What to load comes as JSON and is answered by {"ready": ...}.  Then come jobs, each with four descriptors (standard
@@ -15,8 +15,10 @@ import encodings.idna  # noqa: F401  # with fcntl what the probes need, so that 
 import fcntl  # noqa: F401
 import gc
 import importlib
+import importlib.machinery
 import json
 import os
+import platform
 import select
 import signal
 import socket
@@ -25,13 +27,38 @@ import sys
 import types
 import weakref
 
-sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+
+
+class Siblings:
+    """Loads our own modules under nothing but their names, so that no program learns from them where they lie."""
+
+    def __init__(self, folder: str) -> None:
+        self.folder = folder
+
+    def find_spec(self, name: str, *_: object) -> "importlib.machinery.ModuleSpec | None":
+        """A module of ours, if it is one."""
+        found = os.path.isfile(f"{self.folder}/{name}.py")
+        return importlib.machinery.ModuleSpec(name, self) if found else None  # type: ignore[arg-type]  # it loads
+
+    def create_module(self, _spec: object) -> None:
+        """As every other is made."""
+
+    def exec_module(self, module: types.ModuleType) -> None:
+        """Run the module's text."""
+        with open(f"{self.folder}/{module.__name__}.py", encoding="utf-8") as file:
+            exec(compile(file.read(), f"<{module.__name__}>", "exec"), module.__dict__)  # noqa: S102  # our own
+
+
+siblings = Siblings(sys.argv[1])
+sys.meta_path.insert(0, siblings)  # type: ignore[arg-type]  # it finds
 
 import runner
+import surroundings
 import wire
 from lockdown import Seal
 
-del sys.path[0]
+del sys.meta_path[0]
+siblings.folder = ""
 
 MESSAGE_BYTES = 1 << 16
 FOUR = struct.Struct("4i")
@@ -84,6 +111,9 @@ class ForkServer:
         if pid == 0:
             self.become_child(request, descriptors)
         job = request[1]
+        if pid < 0:  # no room for a process: this job is lost, and only this one
+            self.control.send(wire.ended.pack(wire.ENDED, job, NOT_SEALED << 8, 0.0, 0))
+            return
         self.jobs[pid], self.pids[job] = job, pid
         self.control.send(wire.started.pack(wire.STARTED, job, pid))
 
@@ -148,7 +178,7 @@ def forget_exit_functions() -> None:
 
 def main() -> None:
     """Load what was asked for, then serve."""
-    control = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET, 0, fileno=int(sys.argv[1]))
+    control = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET, 0, fileno=int(sys.argv[2]))
     asked = json.loads(control.recv(MESSAGE_BYTES))
     null = os.open(os.devnull, os.O_RDWR)
     before = list(sys.path)
@@ -167,6 +197,9 @@ def main() -> None:
         os.dup2(end, descriptor)
     os.close(kept)
     forget_exit_functions()
+    runner.be_like_a_script()
+    if asked["sealed"]:
+        surroundings.be_nowhere(platform.machine())
     gc.collect()
     gc.freeze()
     server.seal.confine(asked["uid"])
