@@ -23,7 +23,15 @@ from posttrain.training.collector import CollectedStep, no_journal
 from posttrain.training.evaluation import brief_evaluation, full_evaluation, num_completions
 from posttrain.training.learner import CreditedStep
 from posttrain.training.metrics import step_metrics, step_tokens
-from posttrain.training.session import CallerObjects, Rewards, Rows, Session, open_session, require_room
+from posttrain.training.session import (
+    CallerObjects,
+    Rewards,
+    Rows,
+    Session,
+    open_session,
+    require_room,
+    require_sound_rows,
+)
 from posttrain.training.state import RunState
 from posttrain.training.update_metrics import UpdateReport, update_metrics
 
@@ -66,6 +74,7 @@ def train(
     require_watchers(watchers)
     with open_session(config, own) as session:
         require_room(session)
+        require_sound_rows(session)
         return train_session(session, watchers, resume=resume)
 
 
@@ -237,6 +246,7 @@ def show_plan(config: Config, *, rows: Rows | None = None) -> None:
     """Print what a run would be, with the seconds of one step whose gradient is thrown away, and train nothing."""
     with open_session(config, CallerObjects(rows=rows)) as session:
         require_room(session)
+        require_sound_rows(session)
         session.load_weights()
         clock = Clock()
         collected = session.collector.collect(1, no_journal, clock)

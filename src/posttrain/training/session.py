@@ -13,10 +13,11 @@ from posttrain.models.policy import Policy, load_policy
 from posttrain.models.rendering import TokenizerRenderer
 from posttrain.rewards.grading.function import RewardFunction, reward_function
 from posttrain.rewards.grading.pending_scores import require_enforceable
-from posttrain.rewards.grading.resources import Resources
+from posttrain.rewards.grading.resources import Resources, row_check
 from posttrain.rewards.reward_registry import load_reward
 from posttrain.runs.threads import ThreadClaim, claim_threads
 from posttrain.tasks.base import Task
+from posttrain.tasks.dataset import DatasetTask
 from posttrain.tasks.task_registry import load_task, require_task
 from posttrain.training.collector import Collector, CollectorSettings
 from posttrain.training.evaluation import Questions
@@ -187,6 +188,16 @@ def rewards_of(config: Config, own: CallerObjects, task: Task) -> tuple[RewardFu
     for function in rewards:
         require_enforceable(function, config.grading)
     return rewards
+
+
+def require_sound_rows(session: Session) -> None:
+    """Refuse rows by which a reward could score nobody, where it can tell: in step 900 they would be a silent 0."""
+    if not isinstance(session.task, DatasetTask):
+        return
+    rows = [(row.where, row.columns) for row in (*session.task.training_rows, *session.task.held_out_rows)]
+    for function in session.rewards:
+        if (checked := row_check(function.call)) is not None:
+            checked.check_rows([row for row in rows if function.settings.applies(row[1])], session.resources)
 
 
 def require_room(session: Session) -> None:

@@ -1,8 +1,9 @@
 """Rewards for programs: run in the sandbox against a row's tests.
 
 **What is run.**  The last closed Python fence or `<code>…</code>` outside of `<think>`, else the last fence without a
-language (posttrain.rewards.code.program_text), on the row's `tests` (posttrain.rewards.code.unit_tests): standard input and
-output, calls of a function, or asserts.  A row without tests is not scored.
+language (posttrain.rewards.code.program_text), on the row's `tests` (posttrain.rewards.code.unit_tests): standard
+input and output, calls of a function, or asserts.  A row without tests is not scored; one whose tests no program can
+pass is refused before training (posttrain.rewards.code.row_checks).
 
 **What earns what.**  `code` gives 1 where every test passes, else 0; with `score: fraction` the share of tests that
 pass; with `syntax_credit` that much to a program that compiles and passes nothing.  `code_course` is the course's own
@@ -10,11 +11,11 @@ reward, off unless named: it runs nothing, gives 1 to a `<code>` block that Pyth
 cannot, and 0 to a text with any of a few words that could do harm.
 
 **Known hacks, and what stops them.**  Reading the expected values: they never enter the program's process.  A result
-that equals everything: only plain values cross, each as one of an exact type.  Ending early with status 0: a test passes by what was
-printed or returned, never by the exit status.  Tests found in memory and rewritten: they run in another process.
-Printing every possible answer: outputs are compared whole.  A slow machine: verdicts go by processor time.  Not
-stopped: a program that holds the expected outputs by heart, where the prompt shows them (hide them), and whatever the
-tests do not test.  `code_course` can be had with `<code>0</code>`.
+that equals everything: only plain values cross, each as one of an exact type.  Ending early with status 0: a test
+passes by what was printed or returned, never by the exit status.  Tests found in memory and rewritten: they run in
+another process.  Printing every possible answer: outputs are compared whole.  A slow machine: verdicts go by processor
+time.  Not stopped: a program that holds the expected outputs by heart, where the prompt shows them (hide them), and
+whatever the tests do not test.  `code_course` can be had with `<code>0</code>`.
 """
 
 from collections.abc import Callable, Sequence
@@ -26,6 +27,7 @@ from typing import ClassVar, Literal
 from posttrain.errors import require
 from posttrain.rewards.code.program_result import ProgramResult, TestOutcome
 from posttrain.rewards.code.program_text import CODE, END_CODE, MAX_CHARACTERS, Fences, program_in
+from posttrain.rewards.code.row_checks import NamedRow, require_passable
 from posttrain.rewards.code.unit_test_runs import JUDGINGS, UnitTestRun
 from posttrain.rewards.code.unit_tests import Tests, read_tests
 from posttrain.rewards.grading.answers import DetailedGrade, Graded
@@ -106,6 +108,12 @@ class CodeReward:
         """The same in a session's sandboxes."""
         return partial(self.scores, resources.sandboxes)
 
+    def check_rows(self, rows: Sequence[NamedRow], resources: Resources) -> None:
+        """Refuse rows whose tests no program can pass.  Raises UserError."""
+        if any(columns.get("tests") is not None for _, columns in rows):
+            run_of = partial(self.run_of, stop_at_failure=True)
+            require_passable(resources.sandboxes.importing(self.modules), rows, self.limits(), run_of)
+
     def scores(
         self,
         sandboxes: Sandboxes,
@@ -138,10 +146,13 @@ class CodeReward:
 
     def run_of(self, source: str, tests: Tests, *, stop_at_failure: bool) -> UnitTestRun:
         """A program on its tests, within this reward's limits."""
-        limits = Limits(
+        return JUDGINGS[type(tests)](source, tests, self.limits(), stop_at_failure=stop_at_failure)
+
+    def limits(self) -> Limits:
+        """What a program may use."""
+        return Limits(
             cpu_seconds=self.cpu_seconds, memory_bytes=self.memory_mib << 20, most_seconds=self.program_seconds
         )
-        return JUDGINGS[type(tests)](source, tests, limits, stop_at_failure=stop_at_failure)
 
     def results(self, sandboxes: Sandboxes, judgings: Sequence[UnitTestRun]) -> list[ProgramResult]:
         """Run them all; what hit a wall limit for want of a processor once more, alone."""

@@ -134,10 +134,14 @@ class ProgramClock:
             return TestOutcome.PROGRAM_LIMIT
         return ending(execution)
 
-    def fill(self, result: ProgramResult) -> None:
-        """Where time is up, no test that is left is run; after want of a processor all are judged again, alone."""
+    def fill(self, result: ProgramResult) -> bool:
+        """Where time is up, no test that is left is run; whether none is.
+
+        After want of a processor the program is judged again, alone.
+        """
         if result.complete or not self.over():
-            return
+            return result.complete
         share = sum(result.cpu_seconds) / self.limits.most_seconds
         result.starved |= STARVED_SHARE < share < COMPUTED_SHARE
         result.fill(TestOutcome.PROGRAM_LIMIT)
+        return True

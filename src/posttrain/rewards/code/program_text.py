@@ -2,9 +2,9 @@
 
 A fence opens with a line of three or more backticks and `python`, `py` or `python3`, and closes with a line of at
 least as many backticks and nothing else.  Where there is neither such a fence nor `<code>`, the last closed fence that
-names no language may count (`fences="any"`): beside a program it is more likely what the program prints.  What lies between `<think>` and `</think>` does not count, nor what precedes
-a first `</think>` without a `<think>` (its start was part of the prompt), nor what follows a `<think>` that is not
-closed.  Every character is read a fixed number of times.
+names no language may count (`fences="any"`): beside a program it is more likely what the program prints.  What lies
+between `<think>` and `</think>` does not count, nor what precedes a first `</think>` without a `<think>` (its start was
+part of the prompt), nor what follows a `<think>` that is not closed.  Every character is read a fixed number of times.
 """
 
 import re

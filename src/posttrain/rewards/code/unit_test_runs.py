@@ -64,8 +64,7 @@ class StdioTestRun:
             right = same_output(execution.stdout.decode("utf-8", "replace"), self.cases[self.result.at].printed)
             outcome = TestOutcome.PASSED if right else TestOutcome.WRONG
         self.result.record(outcome, execution.cpu_seconds)
-        self.clock.fill(self.result)
-        if not self.result.complete:
+        if not self.clock.fill(self.result):
             self.begin(sandbox)
 
 
@@ -105,8 +104,7 @@ class CallTestRun:
             outcome = TestOutcome.TIME_LIMIT if late else self.compared(said, detail)
             self.result.record(outcome, now - self.used)
             self.used = now
-        self.clock.fill(self.result)
-        if not self.result.complete:
+        if not self.clock.fill(self.result):
             self.clock.message(sandbox)
             self.call(process, self.tests.cases[self.result.at])
         else:
@@ -132,8 +130,7 @@ class CallTestRun:
             self.result.fill(outcome)
             return
         self.result.record(outcome, max(0.0, execution.cpu_seconds - self.used))
-        self.clock.fill(self.result)
-        if not self.result.complete:
+        if not self.clock.fill(self.result):
             self.begin(sandbox)
 
 
@@ -199,8 +196,7 @@ class AssertTestRun:
             before, self.used = self.used, self.cpu_seconds()
             self.tester.allow(self.limits.cpu_seconds)
             self.result.record(self.told(said), max(0.0, self.used - before))
-            self.clock.fill(self.result)
-            if self.result.complete:
+            if self.clock.fill(self.result):
                 self.finish()
         elif self.ending is not None or self.program is None:
             self.reply(GONE)
@@ -250,10 +246,7 @@ class AssertTestRun:
 
 def call_message(entry: str, case: CallCase) -> bytes:
     """A call as a message.  Raises UserError where its arguments cannot cross."""
-    try:
-        message = plain.dump([entry, list(case.arguments), dict(case.named)])
-    except plain.NotPlain as error:
-        raise UserError(f"tests: arguments for {entry} that no process can be given: {error}") from error
+    message = plain.dump([entry, list(case.arguments), dict(case.named)])
     if len(message) > MAX_BYTES:
         raise UserError(f"tests: arguments for {entry} of {len(message):,} bytes; a call may have {MAX_BYTES:,}")
     return message

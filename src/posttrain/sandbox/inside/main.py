@@ -27,35 +27,47 @@ import sys
 import types
 import weakref
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import NoReturn
+
+
+class OwnText(importlib.machinery.SourceFileLoader):
+    """A module of ours under nothing but its name, so that no program learns from it where it lies."""
+
+    def __init__(self, name: str, text: bytes) -> None:
+        super().__init__(name, f"<{name}>")
+        self.text = text
+
+    def path_stats(self, path: object) -> "NoReturn":
+        raise OSError(f"{path} is no file")  # so there is nothing compiled to look for
+
+    def get_data(self, path: object) -> bytes:
+        return self.text
 
 
 class Siblings:
-    """Loads our own modules under nothing but their names, so that no program learns from them where they lie."""
+    """Finds the other files of this folder."""
 
     def __init__(self, folder: str) -> None:
         self.folder = folder
 
     def find_spec(self, name: str, *_: object) -> "importlib.machinery.ModuleSpec | None":
         """A module of ours, if it is one."""
-        found = os.path.isfile(f"{self.folder}/{name}.py")
-        return importlib.machinery.ModuleSpec(name, self) if found else None  # type: ignore[arg-type]  # it loads
-
-    def create_module(self, _spec: object) -> None:
-        """As every other is made."""
-
-    def exec_module(self, module: types.ModuleType) -> None:
-        """Run the module's text."""
-        with open(f"{self.folder}/{module.__name__}.py", encoding="utf-8") as file:
-            exec(compile(file.read(), f"<{module.__name__}>", "exec"), module.__dict__)  # noqa: S102  # our own
+        try:
+            with open(f"{self.folder}/{name}.py", "rb") as file:
+                return importlib.machinery.ModuleSpec(name, OwnText(name, file.read()))
+        except FileNotFoundError:
+            return None
 
 
 siblings = Siblings(sys.argv[1])
-sys.meta_path.insert(0, siblings)  # type: ignore[arg-type]  # it finds
+sys.meta_path.insert(0, siblings)
 
-import runner
-import surroundings
-import wire
-from lockdown import Seal
+import runner  # noqa: E402
+import surroundings  # noqa: E402
+import wire  # noqa: E402
+from lockdown import Seal  # noqa: E402
 
 del sys.meta_path[0]
 siblings.folder = ""

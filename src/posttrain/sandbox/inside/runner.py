@@ -143,7 +143,7 @@ def call_answer(action: Callable[[], object]) -> list[object]:
 
 def builtin_name(kind: type[BaseException]) -> str:
     """The exception that a class is or derives from, as far as others know it: the tests may expect it."""
-    return next(each.__name__ for each in kind.__mro__ if vars(builtins).get(each.__name__) is each)
+    return next(str(each.__name__) for each in kind.__mro__ if vars(builtins).get(each.__name__) is each)
 
 
 def send_answer(channel: "frames.Channel", said: list[object]) -> None:

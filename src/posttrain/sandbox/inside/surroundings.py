@@ -23,7 +23,7 @@ STAT = {
 
 
 def be_nowhere(machine: str) -> None:
-    """Hide where the interpreter and this project are, and the name of the machine; nothing is read from disk anyway."""
+    """Hide where the interpreter and this project are, and the machine's name; nothing is read from disk anyway."""
     sys.orig_argv[:] = ["python3", *sys.argv]
     sys.path.clear()
     sys.path_importer_cache.clear()
@@ -41,7 +41,7 @@ def be_nowhere(machine: str) -> None:
 
 
 class Fstat:
-    """`os.fstat` by the call of that name: some C libraries make it with one that also takes paths, which is refused."""
+    """`os.fstat` by the call of that name: some C libraries make it by one that takes paths too, and is refused."""
 
     def __init__(self, machine: str) -> None:
         self.number, self.layout = NUMBERS[machine]["fstat"], STAT[machine]
