@@ -2,8 +2,8 @@
 
 Each runs with `attempt(action)`, which prints OPEN and what came of it where the action succeeds, and `refused` where
 it raises.  What would harm the machine if it were let through is asked for in a way that cannot succeed, and
-`permitted` tells a refusal from the rest.  `call(name, *arguments)` makes a system call of this machine by name.  PARENT is the fork-server, found as a
-program would find it.
+`permitted` tells a refusal from any other error.  `call(name, *arguments)` makes a system call of this machine by name.
+PARENT is the fork-server, found as a program would find it.
 """
 
 PREAMBLE = r"""
@@ -20,7 +20,8 @@ NUMBERS = {"x86_64": dict(open=2, vfork=58, fork=57, execve=59, ptrace=101, chmo
     capset=126, inotify_init1=294, fanotify_init=300, name_to_handle_at=303, open_by_handle_at=304, splice=275,
     vmsplice=278, tee=276, sendfile=40, rt_sigqueueinfo=129, rt_tgsigqueueinfo=297, tkill=200, kill=62, tgkill=234,
     clone=56, clone3=435, socket=41, connect=42, bind=49, sendmsg=46, sendmmsg=307, fcntl=72, ioctl=16,
-    prlimit64=302, landlock_create_ruleset=444, uname=63, get_robust_list=274, arch_prctl=158, modify_ldt=154, getdents64=217), "aarch64":
+    prlimit64=302, landlock_create_ruleset=444, uname=63,
+    get_robust_list=274, arch_prctl=158, modify_ldt=154, getdents64=217), "aarch64":
     dict(execve=221, ptrace=117, truncate=45, utimensat=88, statx=291, newfstatat=79, openat=56, openat2=437,
     mount=40, unshare=97, setns=268, pivot_root=41, chroot=51, bpf=280, perf_event_open=241, userfaultfd=282,
     keyctl=219, add_key=217, io_uring_setup=425, memfd_create=279, memfd_secret=447, process_vm_readv=270,
@@ -43,7 +44,6 @@ def attempt(action):
         print("refused", type(error).__name__, error)
 
 def permitted(name, *arguments):
-    """Raises where the call is refused; an error of another kind says that it was looked at."""
     try:
         call(name, *arguments)
     except OSError as error:

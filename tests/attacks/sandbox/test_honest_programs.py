@@ -53,16 +53,16 @@ def test_a_result_counts_as_the_plain_value_that_it_is(name: str) -> None:
 
 
 def test_results_of_numpy_count_as_python_has_them() -> None:
-    results = [
-        "np.int64(3)",
-        "np.array([3])[0]",
-        "[np.float64(3)]",
-        "np.array([[1, 2]])",
-        "np.float32(.5)",
-        "np.array(3)",
-    ]
-    values = [3, 3, [3], [[1, 2]], 0.5, 3]
-    for result, expected in zip([*results, "np.bool_(True)"], [*values, True], strict=True):
+    results: dict[str, object] = {
+        "np.int64(3)": 3,
+        "[np.float64(3)]": [3],
+        "np.array([[1, 2]])": [[1, 2]],
+        "np.float32(.5)": 0.5,
+        "np.array(3)": 3,
+        "np.bool_(True)": True,
+        "(np.array([1]), 2)": [[1], 2],
+    }
+    for result, expected in results.items():
         tests = {"kind": "calls", "entry": "f", "cases": [{"expected": expected}]}
         source = f"import numpy as np\ndef f(): return {result}"
         assert outcomes(scored(CodeReward(modules=("numpy",)), [source], tests)) == [(1.0, "passed")], result
