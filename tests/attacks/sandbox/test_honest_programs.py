@@ -82,8 +82,10 @@ LIARS = {
     "def f(): return L()",
     "dict": "class D(dict):\n    def items(self): return {1: 1}.items()\n    def __eq__(self, o): return True\n"
     "def f(): return D()",
-    "int": "class I(int):\n    def __index__(self): return 1\n    def __eq__(self, o): return True\ndef f(): return I()",
-    "str": "class S(str):\n    def __str__(self): return '1'\n    def __eq__(self, o): return True\ndef f(): return S()",
+    "int": "class I(int):\n    def __index__(self): return 1\n    def __eq__(self, o): return True\n"
+    "def f(): return I()",
+    "str": "class S(str):\n    def __str__(self): return '1'\n    def __eq__(self, o): return True\n"
+    "def f(): return S()",
     "class": "class O:\n    __class__ = int\n    def __index__(self): return 1\ndef f(): return O()",
 }
 
