@@ -20,10 +20,11 @@ from posttrain.rewards.grading.dispatch import dispatch
 from posttrain.rewards.grading.function import RewardFunction, ScoringFailure
 from posttrain.rewards.grading.grade import DEFAULTS, checked_verdicts, grade
 from posttrain.rewards.grading.pending_scores import PendingScores, bounds_of
-from posttrain.rewards.grading.resources import Resources
+from posttrain.rewards.grading.resources import Resources, row_check
 from posttrain.rewards.grading.workers.worker_messages import NotWritable, to_json
 from posttrain.rewards.reward_registry import BUILT_IN, load_reward
 from posttrain.tasks.dataset import content
+from posttrain.tasks.programs.program_layouts import program_row
 from posttrain.tasks.rows import DatasetRow, read_rows, require_column
 
 HELP = """usage: posttrain check-task REWARD|TASK|FILE.py:FUNCTION [--rows FILE] [--prompt-column NAME] [--chat]
@@ -32,10 +33,10 @@ HELP = """usage: posttrain check-task REWARD|TASK|FILE.py:FUNCTION [--rows FILE]
 
 Replay right answers and cheap tricks against a reward and show what it pays for each.  A reward of this package has its
 own right answers; for a function of yours --rows names rows (.jsonl, .json, .csv, .parquet), whose column `answer` is
-tried as a right answer.  It is given text or messages as each row's prompt is, with --chat messages always, as training
-with --task.chat does.  Your function runs in a process of its own, and has --seconds (10) for an answer.  For a
-penalty a right answer is one that goes free and a trick is one that is fined.  Exit code 0 where every right answer is
-paid and no trick is, else 1.
+tried as a right answer; for code and programs it names rows whose tests are looked at.  Your function is given text or
+messages as each row's prompt is, with --chat messages always, as training with --task.chat does.  It runs in a process
+of its own, and has --seconds (10) for an answer.  For a penalty a right answer is one that goes free and a trick is one
+that is fined.  Exit code 0 where every right answer is paid and no trick is, else 1.
 """
 FLAGS = ("rows", "prompt-column", "seconds", "endpoint", "model", "key-env")
 SWITCHES = ("chat",)
@@ -100,6 +101,7 @@ def main(arguments: Sequence[str]) -> int:
     function, examples = found(given.positional[0], flags)
     print(f"{function.name}: {sum(len(example.answers) for example in examples)} answers", flush=True)
     with Resources() as resources:
+        check_rows(given.positional[0], function, flags, resources)
         paid = replayed(function, examples, resources)
     lost = {each.answer.label for each in paid if each.lost}
     if lost:
@@ -112,6 +114,16 @@ def main(arguments: Sequence[str]) -> int:
             " judge.  Name yours: posttrain check-task judge --endpoint URL --model NAME [--key-env VARIABLE]"
         )
     return 1 if wrong else 0
+
+
+def check_rows(name: str, function: RewardFunction, flags: Mapping[str, str], resources: Resources) -> None:
+    """Have a reward of this package look at rows of the user's, where it can.  Raises UserError for those that fail."""
+    checked = row_check(function.call)
+    if "rows" not in flags or checked is None:
+        return
+    rows = [program_row(row) if name == "programs" else row for row in read_rows(flags["rows"])]
+    checked.check_rows([(row.where, row.columns) for row in rows], resources)
+    print(f"{flags['rows']}: nothing is wrong with the tests of its {len(rows)} rows", flush=True)
 
 
 def replayed(function: RewardFunction, examples: Sequence[AttackExample], resources: Resources) -> list[Payment]:

@@ -35,6 +35,7 @@ from posttrain.training.session import (
     inputs_of,
     open_session,
     require_room,
+    require_sound_rows,
 )
 from posttrain.training.state import RunState
 from posttrain.training.update_metrics import UpdateReport, update_metrics
@@ -81,6 +82,7 @@ def train(
     with open_session(config, own) as session:
         config.require_use_for_reference(session.algorithm)
         require_room(session)
+        require_sound_rows(session)
         return train_session(session, inputs_of(config, own), watching, resume=resume)
 
 
@@ -272,6 +274,7 @@ def show_plan(config: Config, own: CallerObjects = NOTHING_BROUGHT) -> None:
     with open_session(config, own) as session:
         config.require_use_for_reference(session.algorithm)
         require_room(session)
+        require_sound_rows(session)
         session.load_weights()
         clock = Clock()
         collected = session.collector.collect(1, no_journal, clock)

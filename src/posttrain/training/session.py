@@ -15,7 +15,7 @@ from posttrain.models.rendering import TokenizerRenderer
 from posttrain.options.reward import RewardSettings
 from posttrain.rewards.grading.function import RewardFunction
 from posttrain.rewards.grading.pending_scores import require_enforceable
-from posttrain.rewards.grading.resources import Resources
+from posttrain.rewards.grading.resources import Resources, row_check
 from posttrain.rewards.reward_registry import load_reward
 from posttrain.runs.run_inputs import RunInput, RunInputs, class_name, code_input, named_files, rows_input, sha256_of
 from posttrain.runs.threads import ThreadClaim, claim_threads
@@ -27,6 +27,7 @@ from posttrain.tasks.answers_of_task import (
     task_rewards,
 )
 from posttrain.tasks.base import Task
+from posttrain.tasks.dataset import DatasetTask
 from posttrain.tasks.task_registry import load_task, require_task
 from posttrain.training.collector import Collector, CollectorSettings
 from posttrain.training.evaluation import Questions
@@ -275,6 +276,16 @@ def policy_input(policy: Policy, config: Config, own: CallerObjects) -> RunInput
         return RunInput(what)
     some = [each.detach().flatten()[:SOME_WEIGHTS].double().tolist() for each in parameters]
     return RunInput(what, sha256_of(repr(some)))
+
+
+def require_sound_rows(session: Session) -> None:
+    """Refuse rows by which a reward could score nobody, where it can tell: in step 900 they would be a silent 0."""
+    if not isinstance(session.task, DatasetTask):
+        return
+    rows = [(row.where, row.columns) for row in (*session.task.training_rows, *session.task.held_out_rows)]
+    for function in session.rewards:
+        if (checked := row_check(function.call)) is not None:
+            checked.check_rows([row for row in rows if function.settings.applies(row[1])], session.resources)
 
 
 def require_room(session: Session) -> None:
