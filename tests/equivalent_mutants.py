@@ -164,9 +164,12 @@ BECAUSE: dict[str, list[tuple[str, str]]] = {
             )
             for file, option, known in (
                 ("irl/causal.py", "objective", ("dual", "likelihood")),
-                ("irl/causal.py", "solver", ("newton", "lbfgs")),
                 ("irl/maxent.py", "gradient", ("tilted", "algorithm1")),
             )
+        ),
+        (
+            "irl/causal.py",
+            "no require(self.solver in SOLVERS, self, 'solver', \"is unknown; use 'auto', 'newton' or 'lbfgs'\")",
         ),
     ],
 }

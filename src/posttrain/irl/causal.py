@@ -22,7 +22,15 @@ from posttrain.irl.feasibility import feasible_start, smallest_gap
 from posttrain.irl.features import Features, LinearReward, Weights, check_moments
 from posttrain.irl.fitting import Fit, fit_of_descent
 from posttrain.irl.mdp import TabularMDP
-from posttrain.irl.minimisers import Descent, RescaledObjective, Watch, minimise_lbfgs, minimise_newton, rescaled_point
+from posttrain.irl.minimisers import (
+    SOLVERS,
+    Descent,
+    RescaledObjective,
+    SolverName,
+    Watch,
+    minimiser,
+    rescaled_point,
+)
 from posttrain.irl.objectives import Dual, Likelihood, Plan, PlannedObjective, Setting, WatchedObjective
 from posttrain.irl.planning import check_discount
 
@@ -44,15 +52,15 @@ class MaxCausalEntIRL:
     """Actions in an episode at most; None is without limit."""
     l2: float = 1e-3
     """Penalty (l2/2)‖θ‖².  With 0, features that no policy can match have no finite weights."""
-    solver: Literal["newton", "lbfgs"] = "newton"
-    """Newton takes about ten steps; above some 300 weights its Hessian costs more than L-BFGS's hundreds."""
+    solver: SolverName = "auto"
+    """"newton" takes about ten steps, "lbfgs" hundreds that are cheap.  "auto": Newton up to 500 weights."""
     tolerance: float = 1e-8
     """Largest entry of the gradient at which the fit is done, with features in units of their size."""
     max_iterations: int = 5000
 
     def __post_init__(self) -> None:
         require(self.objective in ("dual", "likelihood"), self, "objective", "is unknown; use 'dual' or 'likelihood'")
-        require(self.solver in ("newton", "lbfgs"), self, "solver", "is unknown; use 'newton' or 'lbfgs'")
+        require(self.solver in SOLVERS, self, "solver", "is unknown; use 'auto', 'newton' or 'lbfgs'")
         whole = self.horizon is None or (isinstance(self.horizon, int | np.integer) and self.horizon >= 1)
         require(whole, self, "horizon", "is no number of actions; use a whole number >= 1, or None")
         require(0 <= self.l2 < np.inf, self, "l2", "is no penalty; use a number >= 0")
@@ -117,10 +125,10 @@ class MaxCausalEntIRL:
 
     def minimise(self, objective: PlannedObjective, watch: Watch | None) -> Descent[Plan]:
         """From weights with finite values, by the solver of these settings, with features in units of their size."""
-        minimise = minimise_newton if self.solver == "newton" else minimise_lbfgs
         watched = objective if watch is None else WatchedObjective(objective, watch)
         units = objective.setting.features.units
         start, scaled = rescaled_point(feasible_start(watched), units), RescaledObjective(watched, units)
+        minimise = minimiser(self.solver, len(units))
         found = minimise(scaled, start, tolerance=self.tolerance, max_iterations=self.max_iterations)
         return replace(found, point=rescaled_point(found.point, 1 / units))
 

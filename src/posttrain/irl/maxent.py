@@ -26,7 +26,7 @@ from posttrain.irl.minimisers import (
     Point,
     RescaledObjective,
     Watch,
-    minimise_newton,
+    minimiser,
     rescaled_point,
 )
 from posttrain.irl.objectives import Setting
@@ -155,7 +155,8 @@ class MaxEntIRL:
         first = dual.at(self.feasible_weights(features, starts))
         if self.gradient == "tilted":
             scaled, start = RescaledObjective(dual, features.units), rescaled_point(first, features.units)
-            found = minimise_newton(scaled, start, tolerance=self.tolerance, max_iterations=self.max_iterations)
+            minimise = minimiser("auto", features.num_features)
+            found = minimise(scaled, start, tolerance=self.tolerance, max_iterations=self.max_iterations)
             found = replace(found, point=rescaled_point(found.point, 1 / features.units))
         else:
             found = self.find_zero(dual, first)

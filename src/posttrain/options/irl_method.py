@@ -97,8 +97,8 @@ class CausalOptions:
     """Actions in an episode at most; null is without limit."""
     l2: float = 1e-3
     """Penalty (l2/2)‖θ‖² on the weights; with 0, features that no policy can match have no finite weights."""
-    solver: Literal["newton", "lbfgs"] = "newton"
-    """`newton` takes about ten steps; above some 300 weights `lbfgs` is cheaper."""
+    solver: Literal["auto", "newton", "lbfgs"] = "auto"
+    """`newton` takes about ten steps, `lbfgs` hundreds that are cheap; `auto` is Newton up to 500 weights."""
     tolerance: float = 1e-8
     """Largest entry of the gradient at which the fit is done."""
     max_iterations: int = 5000
