@@ -75,15 +75,15 @@ def real_number(given: object, what: str) -> float:
     return float(given)
 
 
-def whole_number(given: object, what: str, *, least: int) -> int:
-    """One whole number, `least` or more."""
+def whole_number(given: object, what: str, *, least: int | None = None) -> int:
+    """One whole number, not below `least`."""
     try:
         number = index(given)  # type: ignore[arg-type]
     except TypeError:
         number = None
     if number is None or isinstance(given, bool | np.bool_):
         raise UserError(f"{what} = {brief_repr(given)}: give a whole number")
-    if number < least:
+    if least is not None and number < least:
         raise UserError(f"{what} = {number}: use {least} or more")
     return number
 
@@ -111,6 +111,12 @@ def require_kind(given: object, kind: type[Value], what: str) -> Value:
     if not isinstance(given, kind):
         raise UserError(f"{what} is {brief_repr(given)}: give a {kind.__name__} of posttrain.irl")
     return given
+
+
+def check_watch(watch: object) -> None:
+    """Refuse what cannot be called with the numbers of an evaluation."""
+    if watch is not None and not callable(watch):
+        raise UserError(f"watch is {brief_repr(watch)}: give a function of a mapping of numbers")
 
 
 def require_numbers(options: object, *names: str) -> None:

@@ -18,7 +18,11 @@ class Fit:
 
     weights: Weights
     reward: Reward
-    """θ · φ, per state or per state and action."""
+    """θ · φ, per state or per state and action.
+
+    Where ends have features beside pairs, what they pay is added to the actions that lead there, as the discount of the
+    fit has it: with that discount, this reward makes the same policy.
+    """
     policy: Float[ndarray, "*horizon state action"]
     """π(a|s); with a horizon it depends on the time too."""
     values: Float[ndarray, "*time state"]
@@ -80,7 +84,7 @@ def fit_of_descent(
     certified = setting.l2 > 0 and objective.convex
     return Fit(
         weights=point.weights,
-        reward=setting.features.rewards(point.weights),
+        reward=setting.paid(point.weights),
         policy=plan.policy,
         values=plan.values,
         expected=setting.totals(plan, visits),
