@@ -160,7 +160,7 @@ BECAUSE: dict[str, list[tuple[str, str]]] = {
         *(
             (
                 file,
-                f"no require(self.{option} in {known}, self, '{option}', \"is unknown; use {known[0]!r} or {known[1]!r}\")",
+                f"no require(is_word(self.{option}, {known}), self, '{option}', \"is unknown; use {known[0]!r} or {known[1]!r}\")",
             )
             for file, option, known in (
                 ("irl/causal.py", "objective", ("dual", "likelihood")),
@@ -169,7 +169,7 @@ BECAUSE: dict[str, list[tuple[str, str]]] = {
         ),
         (
             "irl/causal.py",
-            "no require(self.solver in SOLVERS, self, 'solver', \"is unknown; use 'auto', 'newton' or 'lbfgs'\")",
+            "no require(is_word(self.solver, SOLVERS), self, 'solver', \"is unknown; use 'auto', 'newton' or 'lbfgs'\")",
         ),
     ],
 }

@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import Float, Int
 from numpy import ndarray
 from numpy.random import Generator
-from scipy.sparse import issparse
+from scipy.sparse import issparse, sparray, spmatrix
 
 from posttrain.errors import UserError
 
@@ -27,12 +27,15 @@ NO_ARRAY = (TypeError, ValueError, RuntimeError, OverflowError)
 SIZE_LIMIT = 1e100
 """The squares and sums of larger numbers are infinite in double precision."""
 
+MOST = 2**63 - 1
+"""The largest whole number of an array."""
+
 
 def brief_repr(given: object) -> str:
     """How an error shows what was given: in one short line."""
     if isinstance(given, ndarray):
         return f"an array of shape {given.shape} and type {given.dtype}"
-    if issparse(given):
+    if isinstance(given, sparray | spmatrix):
         return f"a sparse matrix of shape {given.shape}"
     words = Repr()
     words.maxstring = words.maxother = 60
@@ -70,19 +73,22 @@ def real_number(given: object, what: str) -> float:
     """One real number."""
     if isinstance(given, ndarray) and given.ndim == 0:
         given = given[()]
-    if not isinstance(given, Real) or isinstance(given, bool | np.bool_):
+    if isinstance(given, bool) or not isinstance(given, Real):
         raise UserError(f"{what} = {brief_repr(given)}: give a number")
-    return float(given)
+    try:
+        return float(given)
+    except OverflowError:
+        raise UserError(f"{what} = {brief_repr(given)}: it is beyond double precision") from None
 
 
 def whole_number(given: object, what: str, *, least: int | None = None) -> int:
     """One whole number, not below `least`."""
     try:
-        number = index(given)  # type: ignore[arg-type]
+        number = None if isinstance(given, bool | np.bool_) else index(given)  # type: ignore[arg-type]
     except TypeError:
         number = None
-    if number is None or isinstance(given, bool | np.bool_):
-        raise UserError(f"{what} = {brief_repr(given)}: give a whole number")
+    if number is None or abs(number) > MOST:
+        raise UserError(f"{what} = {brief_repr(given)}: give a whole number of 64 bits")
     if least is not None and number < least:
         raise UserError(f"{what} = {number}: use {least} or more")
     return number
@@ -117,6 +123,11 @@ def check_watch(watch: object) -> None:
     """Refuse what cannot be called with the numbers of an evaluation."""
     if watch is not None and not callable(watch):
         raise UserError(f"watch is {brief_repr(watch)}: give a function of a mapping of numbers")
+
+
+def is_word(given: object, words: Sequence[str]) -> bool:
+    """Whether a setting is one of the words that it may be."""
+    return isinstance(given, str) and given in words
 
 
 def require_numbers(options: object, *names: str) -> None:

@@ -8,7 +8,7 @@ from typing import Literal
 import numpy as np
 
 from posttrain.errors import UserError, require
-from posttrain.irl.arguments import Numbers, check_watch, require_kind, require_numbers, whole_number
+from posttrain.irl.arguments import Numbers, check_watch, is_word, require_kind, require_numbers, whole_number
 from posttrain.irl.counting import (
     action_counts,
     check_horizon,
@@ -67,12 +67,13 @@ class MaxCausalEntIRL:
     max_iterations: int = 5000
 
     def __post_init__(self) -> None:
-        require(self.objective in ("dual", "likelihood"), self, "objective", "is unknown; use 'dual' or 'likelihood'")
-        require(self.solver in SOLVERS, self, "solver", "is unknown; use 'auto', 'newton' or 'lbfgs'")
+        require(
+            is_word(self.objective, ("dual", "likelihood")), self, "objective", "is unknown; use 'dual' or 'likelihood'"
+        )
+        require(is_word(self.solver, SOLVERS), self, "solver", "is unknown; use 'auto', 'newton' or 'lbfgs'")
         require_numbers(self, "discount", "temperature", "l2", "tolerance", "max_iterations")
-        whole = isinstance(self.horizon, int | np.integer) and not isinstance(self.horizon, bool)
-        whole = self.horizon is None or (whole and self.horizon >= 1)
-        require(whole, self, "horizon", "is no number of actions; use a whole number >= 1, or None")
+        acts = self.horizon is None or whole_number(self.horizon, "horizon") >= 1
+        require(acts, self, "horizon", "is no number of actions; use a whole number >= 1, or None")
         require(0 <= self.l2 < np.inf, self, "l2", "is no penalty; use a number >= 0")
         require(0 < self.temperature < np.inf, self, "temperature", "is no temperature; use a number > 0")
         require(0 < self.tolerance < np.inf, self, "tolerance", "is never reached, or at once; use a finite number > 0")
@@ -165,8 +166,8 @@ def warn_unless_possible(fit: Fit) -> None:
     if not fit.setting.l2 or fit.gap <= room or (least := least_known_gap(fit)) <= room:
         return
     warnings.warn(
-        f"no policy has these moments: the gap is {fit.gap:.3g}, and none has one below {least:.3g}. Give totals of "
-        f"features per episode, at discount {fit.setting.discount} and from the world's own start, as `fit.expected` is",
+        f"no policy has these moments: the gap is {fit.gap:.3g}, and none has one below {least:.3g}. Give the "
+        f"totals of features per episode, at discount {fit.setting.discount} and from the world's own start",
         stacklevel=3,
     )
 

@@ -80,7 +80,7 @@ def epic_distance(reward: Numbers, other: Numbers, *, discount: float) -> float:
         1,
         max(first.shape[1], second.shape[1]),
     ):
-        shapes = " and ".join(str(np.shape(given)) for given in (reward, other))
+        shapes = " and ".join(str(real_array(given, "a reward").shape) for given in (reward, other))
         raise UserError(f"the rewards have the shapes {shapes}: give them the same states")
     if first.ndim != second.ndim:
         first, second = (per_outcome(given) for given in (first, second))

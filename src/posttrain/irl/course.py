@@ -22,8 +22,8 @@ from posttrain.errors import UserError
 from posttrain.irl.arguments import Numbers, check_size, real_array, real_number, require_kind, state_numbers
 from posttrain.irl.counting import initial_histogram, visit_totals
 from posttrain.irl.demonstrations import Demonstrations
-from posttrain.irl.features import LinearReward, dense
-from posttrain.irl.mdp import Ends, Start, TabularMDP, check_start, start_distribution, terminal_mask
+from posttrain.irl.features import LinearReward, check_finite, dense
+from posttrain.irl.mdp import SUM_TOLERANCE, Ends, Start, TabularMDP, check_start, start_distribution, terminal_mask
 from posttrain.irl.planning import reward_array, shaped_array
 
 EARLY = 1e-6
@@ -56,6 +56,7 @@ def feature_expectations(features: Numbers, demonstrations: Demonstrations) -> F
     table = real_array(features, "features")
     if table.ndim != 2:
         raise UserError(f"features have the shape {table.shape}: give a row for each state")
+    check_finite(table, "features")
     totals: ndarray = table.T @ visit_totals(demonstrations, len(table))
     return totals
 
@@ -120,6 +121,12 @@ def expected_visitations(mdp: TabularMDP, terminal: Ends, start: Start, policy: 
     check_start(starts)
     going_on = shaped_array(policy, "the policy", shape).copy()  # it may be all 0 where no path reaches an end
     going_on[terminal_mask(terminal, mdp.num_states)] = 0
+    sums = going_on.sum(axis=1)
+    wrong = np.flatnonzero((going_on < 0).any(axis=1) | ((np.abs(sums - 1) > SUM_TOLERANCE) & (sums != 0)))
+    if wrong.size:
+        raise UserError(
+            f"the policy of state {mdp.states[wrong[0]]} is {going_on[wrong[0]]}: use numbers that sum to 1"
+        )
     table = mdp.transitions.toarray().reshape(*shape, -1)
     following = np.einsum("sa,san->ns", going_on, table)
     steps = np.empty((2 * mdp.num_states, mdp.num_states))
@@ -174,13 +181,18 @@ def expert_policy(
     intended: Numbers, values: Numbers, *, steepness: float = STEEPNESS
 ) -> Float[ndarray, "state action"]:
     """The course's expert: π(a|s) ∝ exp(steepness · V(intended next state))."""
-    worth = real_array(values, "values").ravel()
+    worth = real_array(values, "values")
+    if worth.ndim != 1 or not 0 <= real_number(steepness, "steepness") < np.inf:
+        raise UserError(
+            f"steepness = {steepness}, values of shape {worth.shape}: give a number >= 0, a value per state"
+        )
     following = real_array(intended, "intended")
     if following.ndim != 2:
         raise UserError(f"intended has the shape {following.shape}: give a next state for each state and action")
     check_size(worth, "values")
     states = state_numbers(following, "intended", len(worth)).reshape(following.shape)
-    logits = real_number(steepness, "steepness") * worth[states]
+    with np.errstate(over="ignore"):
+        logits = steepness * worth[states]
     if not np.isfinite(logits).all():
         raise UserError(f"steepness = {steepness} and values up to {np.abs(worth).max():.3g}: use finite numbers")
     weights = np.exp(logits - logits.max(axis=1, keepdims=True))

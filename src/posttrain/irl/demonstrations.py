@@ -17,7 +17,7 @@ from jaxtyping import Bool, Int
 from numpy import ndarray
 
 from posttrain.errors import UserError
-from posttrain.irl.arguments import Numbers, brief_repr, refuse_masked, whole_number
+from posttrain.irl.arguments import NO_ARRAY, Numbers, brief_repr, refuse_masked, whole_number
 from posttrain.irl.array_files import file_path, read_file
 
 FIELDS = ("states", "actions", "lengths", "terminated", "truncated")
@@ -150,8 +150,8 @@ class Demonstrations:
             Episode(
                 states=episode.observations,
                 actions=episode.actions,
-                terminated=bool(np.any(episode.terminations)),
-                truncated=bool(np.any(episode.truncations)),
+                terminated=bool(truth_values(episode.terminations, "terminations").any()),
+                truncated=bool(truth_values(episode.truncations, "truncations").any()),
             )
             for episode in episodes_with(episodes, "observations", "actions", "terminations", "truncations")
         )
@@ -233,7 +233,10 @@ def list_of(given: object, what: str) -> list[Any]:
         given = given.tolist()
     if not isinstance(given, Iterable) or isinstance(given, str | bytes | Mapping):
         raise UserError(f"{what}: {brief_repr(given)} is no list")
-    return list(given)
+    try:
+        return list(given)
+    except TypeError:  # a tensor that is one number
+        raise UserError(f"{what}: {brief_repr(given)} is no list") from None
 
 
 def episodes_with(episodes: object, *names: str) -> list[Any]:
@@ -258,7 +261,7 @@ def whole_numbers(numbers: Sequence[int] | ndarray, what: str, episode: int | No
         column = array[:, 0] if array.ndim == 2 and array.shape[1] == 1 else array
         with np.errstate(invalid="ignore"):
             whole: ndarray = column.astype(np.int64)
-    except (TypeError, ValueError, OverflowError):  # lists of different lengths, or no numbers
+    except NO_ARRAY:  # lists of different lengths, or no numbers
         raise UserError(rule) from None
     if column.ndim != 1 or column.dtype.kind not in "biufO":
         raise UserError(f"{rule}; they have the shape {array.shape} and the type {array.dtype}")
@@ -273,7 +276,7 @@ def truth_values(given: Numbers, name: str) -> Bool[ndarray, " episode"]:
     refuse_masked(given, f"demonstrations: `{name}`")
     try:
         numbers = np.asarray(given)
-    except (TypeError, ValueError):  # lists of different lengths
+    except NO_ARRAY:  # lists of different lengths
         raise UserError(f"demonstrations: `{name}` must be one true or false for each episode") from None
     if numbers.ndim != 1 or numbers.dtype.kind not in "biuf" or not np.isin(numbers, (0, 1)).all():
         raise UserError(
@@ -285,14 +288,13 @@ def truth_values(given: Numbers, name: str) -> Bool[ndarray, " episode"]:
 
 def is_truncated(trajectory: ImitationTrajectory, time_limit: int | None) -> bool:
     """Whether someone stopped watching, or a time limit was reached."""
-    if not trajectory.terminal or len(trajectory.acts) == time_limit:
+    [ended] = truth_values([trajectory.terminal], "terminal")
+    if not ended or len(whole_numbers(trajectory.acts, "action")) == time_limit:
         return True
-    if trajectory.infos is None or not len(trajectory.infos):
-        return False
-    last = trajectory.infos[-1]
-    if not isinstance(last, Mapping):
-        raise UserError(f"demonstrations: the infos of a trajectory hold {brief_repr(last)}, and no dictionary")
-    return bool(last.get("TimeLimit.truncated", False))
+    infos = [] if trajectory.infos is None else list_of(trajectory.infos, "the infos of a trajectory")
+    if not all(isinstance(one, Mapping) for one in infos):
+        raise UserError("demonstrations: the infos of a trajectory must be dictionaries, one for each action")
+    return bool(infos) and bool(infos[-1].get("TimeLimit.truncated", False))
 
 
 def episode_of_transitions(index: int, steps: Sequence[Sequence[int]], terminated: bool) -> Episode:

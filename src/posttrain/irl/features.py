@@ -197,4 +197,4 @@ def check_finite(table: ndarray | csr_array, what: str) -> None:
         raise UserError(
             f"{what}: row {row}, column {stored.indices[bad[0]]} is {stored.data[bad[0]]}; use finite numbers"
         )
-    check_size(stored.data, what)
+    check_size(table if isinstance(table, ndarray) else table.data, what)

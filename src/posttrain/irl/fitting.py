@@ -6,6 +6,7 @@ import numpy as np
 from jaxtyping import Float
 from numpy import ndarray
 
+from posttrain.irl.curvature import Matrix
 from posttrain.irl.features import Weights
 from posttrain.irl.minimisers import Descent, Point
 from posttrain.irl.objectives import InformativeObjective, Plan, Setting, log_likelihood
@@ -61,6 +62,11 @@ class Fit:
     def gap(self) -> float:
         """The largest difference between a feature of the policy and of the demonstrations."""
         return float(np.abs(self.expected - self.moments).max())
+
+    @property
+    def information(self) -> Matrix:
+        """The curvature that the data give the objective there, without its penalty."""
+        return self.objective.information(self.point)
 
     @property
     def num_iterations(self) -> int:

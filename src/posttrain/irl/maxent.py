@@ -12,7 +12,7 @@ from typing import Literal
 import numpy as np
 
 from posttrain.errors import UserError, require
-from posttrain.irl.arguments import check_watch, require_kind, require_numbers, whole_number
+from posttrain.irl.arguments import check_watch, is_word, require_kind, require_numbers, whole_number
 from posttrain.irl.counting import check_whole, discounted_counts, in_world, initial_histogram
 from posttrain.irl.curvature import Matrix
 from posttrain.irl.demonstrations import Demonstrations
@@ -135,7 +135,12 @@ class MaxEntIRL:
     max_iterations: int = 1000
 
     def __post_init__(self) -> None:
-        require(self.gradient in ("tilted", "algorithm1"), self, "gradient", "is unknown; use 'tilted' or 'algorithm1'")
+        require(
+            is_word(self.gradient, ("tilted", "algorithm1")),
+            self,
+            "gradient",
+            "is unknown; use 'tilted' or 'algorithm1'",
+        )
         require_numbers(self, "l2", "tolerance", "max_iterations")
         require(0 <= self.l2 < np.inf, self, "l2", "is no penalty; use a number >= 0")
         require(0 < self.tolerance < np.inf, self, "tolerance", "is never reached, or at once; use a finite number > 0")

@@ -12,11 +12,19 @@ from functools import cached_property
 import numpy as np
 from jaxtyping import Bool, Float, Int
 from numpy import ndarray
-from scipy.sparse import csr_array, issparse, sparray, spmatrix
+from scipy.sparse import csr_array, sparray, spmatrix
 from scipy.sparse.csgraph import breadth_first_order
 
 from posttrain.errors import UserError
-from posttrain.irl.arguments import Numbers, brief_repr, real_array, refuse_masked, state_numbers, whole_number
+from posttrain.irl.arguments import (
+    NO_ARRAY,
+    Numbers,
+    brief_repr,
+    real_array,
+    refuse_masked,
+    state_numbers,
+    whole_number,
+)
 from posttrain.irl.linear_solvers import is_wide
 from posttrain.irl.pattern import Pattern
 
@@ -177,11 +185,13 @@ def terminal_mask(terminal: Ends, num_states: int) -> Bool[ndarray, " state"]:
     """
     refuse_masked(terminal, "terminal")
     several = isinstance(terminal, Iterable) and not isinstance(terminal, ndarray | str | bytes)
-    given = np.array(list(terminal) if several else terminal)  # type: ignore[arg-type]
+    given = flags_or_numbers(list(terminal) if several else terminal)  # type: ignore[arg-type]
     if given.dtype == bool:
         if given.size != num_states:
             raise UserError(f"terminal has {given.size} flags: give one for each of {num_states} states, or numbers")
         return given.ravel()
+    if given.ndim > 1:
+        raise UserError(f"terminal has the shape {given.shape}: give the numbers of states in one list, or a flag each")
     states = state_numbers(given, "terminal", num_states)
     if states.size == num_states and np.isin(states, (0, 1)).all() and given.ndim:
         raise UserError(
@@ -191,6 +201,15 @@ def terminal_mask(terminal: Ends, num_states: int) -> Bool[ndarray, " state"]:
     mask = np.zeros(num_states, dtype=bool)
     mask[states] = True
     return mask
+
+
+def flags_or_numbers(given: object) -> ndarray:
+    """An array of flags as a copy, and one of numbers as floats."""
+    try:
+        flags = np.array(given)
+    except NO_ARRAY:  # refused below
+        return real_array(given, "terminal")
+    return flags if flags.dtype == bool else real_array(given, "terminal")
 
 
 def start_distribution(start: Start, num_states: int) -> Float[ndarray, " state"]:
@@ -211,13 +230,14 @@ def start_distribution(start: Start, num_states: int) -> Float[ndarray, " state"
 
 def sparse_floats(table: object, what: str, *, copy: bool = False) -> csr_array:
     """A table as a sparse one of floats; refuses, by name, what is no table of real numbers."""
-    if not issparse(table):
-        table = real_array(table, what)
-        if table.ndim != 2:
-            raise UserError(f"{what} have the shape {table.shape}: give a matrix")
-    elif table.dtype.kind not in "biuf":
-        raise UserError(f"{what} hold {table.dtype}: give real numbers")
-    return csr_array(table, dtype=np.float64, copy=copy)
+    if isinstance(table, sparray | spmatrix):
+        if table.dtype.kind not in "biuf" or len(table.shape) != 2:
+            raise UserError(f"{what} have the shape {table.shape} and hold {table.dtype}: give a matrix of numbers")
+        return csr_array(table, dtype=np.float64, copy=copy)
+    filled = real_array(table, what)
+    if filled.ndim != 2:
+        raise UserError(f"{what} have the shape {filled.shape}: give a matrix")
+    return csr_array(filled)
 
 
 def check_fields(mdp: TabularMDP) -> None:
@@ -238,6 +258,9 @@ def check_fields(mdp: TabularMDP) -> None:
         array = getattr(mdp, name)
         if not isinstance(array, ndarray) or array.shape != shape or array.dtype.kind not in kinds:
             raise UserError(f"{name} is {brief_repr(array)}, not an array of shape {shape} of its type: {remedy}")
+        refuse_masked(array, name)
+    if not np.isfinite(mdp.rewards).all():
+        raise UserError(f"rewards: that of state and action {np.argwhere(~np.isfinite(mdp.rewards))[0]} is not finite")
 
 
 def check_start(start: Float[ndarray, " state"]) -> None:

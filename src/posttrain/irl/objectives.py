@@ -68,7 +68,8 @@ class Setting:
         reward, ends = self.features.rewards(weights), self.features.end_rewards(weights)
         if ends is None:
             return reward
-        return reward + self.discount * (self.features.mdp.transitions @ ends).reshape(reward.shape)
+        arriving: ndarray = (self.features.mdp.transitions @ ends).reshape(reward.shape)
+        return reward + self.discount * arriving
 
     def sources(self) -> ndarray:
         """The start, as mass that joins at time 0."""

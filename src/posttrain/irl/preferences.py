@@ -10,10 +10,12 @@ any world and with R_θ discounted as the fit is, it makes preferences a second,
 
     g(θ) + (τ/N) Σ_pairs softplus(-θ·Δφ/τ),   g the dual of N demonstrations, Δφ = φ(ζ) - φ(ζ')
 
-Without demonstrations the second term alone, with N the comparisons, is what reward models are fitted by; the worth of
-what all compared paths have alike is then not identified.  Both terms are convex.  At discount 1 in a deterministic world both are τ/N times a negative log-likelihood (the dual's
+Both terms are convex.  At discount 1 in a deterministic world both are τ/N times a negative log-likelihood (the dual's
 up to a constant), so that a comparison and a demonstration have the weight that their information gives them.
 Preferences can settle what demonstrations cannot: the scale of what a goal is worth, when all reach it.
+
+Without demonstrations the second term stands alone, N then the number of pairs: so are reward models fitted.  What both
+paths of every pair have alike is then not identified.
 """
 
 import warnings
@@ -36,7 +38,6 @@ from posttrain.irl.mdp import TabularMDP
 from posttrain.irl.minimisers import Point, Watch
 from posttrain.irl.objectives import Dual, Plan, Setting
 from posttrain.irl.planning import Reward
-
 
 Differences = Float[ndarray, "pair feature"]
 """Features of each preferred path less those of the other."""
@@ -76,7 +77,8 @@ class BradleyTerry:
         return self.share * spread
 
     def hessian(self, weights: Weights) -> Matrix:
-        return self.scatter(weights) / self.temperature
+        bend: Matrix = self.scatter(weights) / self.temperature
+        return bend
 
 
 @dataclass(frozen=True, eq=False)
@@ -143,10 +145,6 @@ class PreferenceObjective:
             self.watch(point.numbers)
         return point
 
-    def information(self, point: Point[None]) -> Matrix:
-        """The Hessian without its penalty."""
-        return self.preferences.hessian(point.weights)
-
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PreferenceFit:
@@ -164,12 +162,16 @@ class PreferenceFit:
     """Objective and largest gradient entry, features in units of their size, at the start and after
     each iteration."""
     objective: PreferenceObjective
-    point: Point[None]
 
     @property
     def setting(self) -> Setting:
         """With the discount, temperature and penalty of the fit."""
         return self.objective.setting
+
+    @property
+    def information(self) -> Matrix:
+        """The curvature that the comparisons give the objective, without its penalty."""
+        return self.objective.preferences.hessian(self.weights)
 
 
 def fit_preferences(
@@ -205,7 +207,6 @@ def fit_preferences(
         converged=found.converged and not endless,
         history=found.history,
         objective=objective,
-        point=found.point,
     )
 
 

@@ -52,8 +52,7 @@ def identifiability(fit: Fit | PreferenceFit) -> Identifiability:
     if not isinstance(fit, Fit | PreferenceFit):
         raise UserError(f"fit is {brief_repr(fit)}: give a Fit, or the PreferenceFit of `fit_preferences`")
     units = fit.setting.features.units
-    told = fit.objective.information(fit.point) if isinstance(fit, Fit) else fit.objective.information(fit.point)
-    curvatures, axes = np.linalg.eigh(told / np.outer(units, units))
+    curvatures, axes = np.linalg.eigh(fit.information / np.outer(units, units))
     scaled = axes[:, curvatures <= NO_CURVATURE * max(float(curvatures[-1]), 1e-300)]
     return Identifiability(
         curvatures=curvatures[::-1],

@@ -15,9 +15,9 @@ from posttrain.irl.minimisers import (
     NEWTON_WEIGHTS,
     Point,
     lbfgs_step,
-    minimiser,
     minimise_lbfgs,
     minimise_newton,
+    minimiser,
     sufficient_decrease,
     trusted_step,
 )
