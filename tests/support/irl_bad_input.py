@@ -1,14 +1,12 @@
 """Every public function of inverse RL, given what it cannot use, in a process without a type checker.
 
-`python -m tests.support.irl_bad_input FOLDER` prints what came of each case, as JSON: "refused", "accepted", or the
-exception that it ended with.
+`python -m tests.support.irl_bad_input` prints what came of each case, as JSON: "refused", "accepted", or the
+exception that it ended with.  It writes files where it is run.
 """
 
 import contextlib
 import io
 import json
-import sys
-import tempfile
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -111,8 +109,6 @@ ARRAYS = {name: getattr(WALKS, name) for name in ("states", "actions", "lengths"
 EPISODE = {"states": [4, 5, 8], "actions": [0, 2], "terminated": True, "truncated": False}
 MINARI = {"observations": [4, 5, 8], "actions": [0, 2], "terminations": [False, True], "truncations": [False, False]}
 TRAJECTORY = {"obs": [4, 5, 8], "acts": [0, 2], "terminal": True, "infos": None}
-FOLDER = Path(tempfile.mkdtemp(dir=sys.argv[1] if len(sys.argv) > 1 else None))
-WALKS.save(FOLDER / "walks.npz")
 
 WORLD = {"mdp": GRID, "reward": COST, "discount": 0.9}
 FITTED = {"mdp": GRID, "reward": STATES}
@@ -182,8 +178,8 @@ CALLS: dict[str, Call] = {
         irl.Demonstrations.from_imitation, {"trajectories": [SimpleNamespace(**TRAJECTORY)], "time_limit": None}
     ),
     "an imitation trajectory": Call(of_records(irl.Demonstrations.from_imitation, TRAJECTORY), TRAJECTORY),
-    "Demonstrations.load": Call(irl.Demonstrations.load, {"path": FOLDER / "walks.npz"}),
-    "Demonstrations.save": Call(lambda path: WALKS.save(path), {"path": FOLDER / "saved.npz"}),
+    "Demonstrations.load": Call(irl.Demonstrations.load, {"path": Path("walks.npz")}),
+    "Demonstrations.save": Call(lambda path: WALKS.save(path), {"path": Path("saved.npz")}),
     "in_world": Call(in_world, {"demonstrations": WALKS, "mdp": GRID}),
     "visit_totals": Call(visit_totals, {"demonstrations": WALKS, "num_states": 9}),
     "sample_demonstrations": Call(
@@ -266,6 +262,7 @@ CALLS: dict[str, Call] = {
 
 
 def main() -> None:
+    WALKS.save("walks.npz")
     found = {
         name: {argument: {what: outcome(call, argument, bad) for what, bad in BAD.items()} for argument in call.good}
         for name, call in CALLS.items()
