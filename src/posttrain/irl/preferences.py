@@ -74,7 +74,8 @@ class BradleyTerry:
         """The covariance of what the comparisons add to the gradient, over N: Σ σ(1 - σ) Δφ Δφᵀ / N."""
         doubts = self.doubts(weights)
         spread: Matrix = (self.differences * (doubts * (1 - doubts))[:, None]).T @ self.differences
-        return self.share * spread
+        shared: Matrix = self.share * spread
+        return shared
 
     def hessian(self, weights: Weights) -> Matrix:
         bend: Matrix = self.scatter(weights) / self.temperature
