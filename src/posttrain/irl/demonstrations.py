@@ -187,7 +187,13 @@ class Demonstrations:
         missing = [name for name in FIELDS if not isinstance(arrays, Mapping) or name not in arrays]
         if missing:
             raise UserError(f"there is no array {missing[0]!r}: demonstrations need {', '.join(FIELDS)}")
-        return Demonstrations(**{name: arrays[name] for name in FIELDS})
+        return Demonstrations(
+            states=whole_numbers(arrays["states"], "state"),
+            actions=whole_numbers(arrays["actions"], "action"),
+            lengths=whole_numbers(arrays["lengths"], "length"),
+            terminated=truth_values(arrays["terminated"], "terminated"),
+            truncated=truth_values(arrays["truncated"], "truncated"),
+        )
 
     def save(self, path: Path | str) -> None:
         """Write the five arrays to an .npz file of exactly this name."""

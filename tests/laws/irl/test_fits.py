@@ -169,28 +169,6 @@ def test_newton_and_lbfgs_find_the_same_weights(objective, horizon) -> None:
     np.testing.assert_allclose(fits[0].weights, fits[1].weights, rtol=0, atol=1e-6)
 
 
-@pytest.mark.parametrize("seed", [2, 3])
-def test_lbfgs_matches_exact_moments_of_a_lake_whose_weights_count_unequally(seed) -> None:
-    """At discount .99 a state by the way counts a thousand times one beyond the holes."""
-    mdp = read_gymnasium(gymnasium.make(newest("FrozenLake"), map_name="8x8"))
-    reward, irl = LinearReward(features=np.eye(64)), MaxCausalEntIRL(discount=0.99, l2=0.0, solver="lbfgs")
-    moments, _ = moments_of(irl, mdp, reward, np.random.default_rng(seed).normal(size=64))
-    fit = irl.fit_moments(mdp, reward, moments)
-    assert fit.converged
-    assert fit.gap + fit.gap_error <= 1e-7
-
-
-def test_of_many_weights_a_fit_takes_no_second_derivatives() -> None:
-    """Some 600 of them: one Hessian costs what a hundred gradients do."""
-    grid = IcyGridWorld(25)
-    reward, evaluations = LinearReward(features=np.eye(625)), []
-    irl = MaxCausalEntIRL(discount=0.9, l2=1e-2)
-    moments, _ = moments_of(irl, grid, reward, np.random.default_rng(0).normal(size=625))
-    fit = irl.fit_moments(grid, reward, moments, watch=evaluations.append)
-    assert fit.converged
-    assert len(evaluations) > 30, "Newton's method takes about ten"
-
-
 def test_the_likelihood_fits_actions_better_and_features_worse_than_the_dual() -> None:
     dual, likelihood = (
         MaxCausalEntIRL(objective=objective, discount=0.9).fit(
