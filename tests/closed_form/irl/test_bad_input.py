@@ -67,6 +67,7 @@ RIGHT = {
     **{f"{name}.reward": set() for name in ("fit_jointly", "fit_preferences", "Problem with ends", "path_partition")},
     "epic_distance.reward": SURE,
     "epic_distance.other": SURE,
+    "course.expert_policy.values": NINE,
     "greedy_policy.q": {"pairs of 1e300"},
     "Problem with ends.ends": NINE | {"None", "states of 1e300"},
     "Demonstrations.from_transitions.terminated": {"True", "an array of one"},

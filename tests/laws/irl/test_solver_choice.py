@@ -54,6 +54,6 @@ def test_moments_that_no_policy_has_are_told_with_a_penalty_too(horizon) -> None
 @pytest.mark.filterwarnings("error")
 def test_a_gap_that_is_the_penaltys_is_no_reason_to_warn() -> None:
     reward, grid = LinearReward(features=np.eye(9)), GridWorld(3)
-    moments, _ = moments_of(MaxCausalEntIRL(discount=0.9), grid, reward, -np.ones(9))
+    moments, _ = moments_of(MaxCausalEntIRL(discount=0.9), grid, reward, 2 * np.random.default_rng(0).normal(size=9))
     fit = MaxCausalEntIRL(discount=0.9, l2=1.0).fit_moments(grid, reward, moments)
     assert fit.gap > 0.01 * np.abs(moments).max()
