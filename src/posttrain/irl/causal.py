@@ -163,7 +163,7 @@ def warn_unless_converged(fit: Fit) -> None:
 def warn_unless_possible(fit: Fit) -> None:
     """Warn whoever gave moments that no policy has: a penalty makes finite weights of them all the same."""
     room = UNMATCHED * max(float(np.abs(numbers).max()) for numbers in (fit.moments, fit.expected))
-    if not fit.setting.l2 or fit.gap <= room or (least := least_known_gap(fit)) <= room:
+    if not (fit.converged and fit.setting.l2) or fit.gap <= room or (least := least_known_gap(fit)) <= room:
         return
     warnings.warn(
         f"no policy has these moments: the gap is {fit.gap:.3g}, and none has one below {least:.3g}. Give the "

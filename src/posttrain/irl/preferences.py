@@ -112,7 +112,8 @@ class JointObjective:
 
     def information(self, point: Point[Plan]) -> Matrix:
         """The Hessian without its penalty."""
-        return self.dual.information(point) + self.preferences.hessian(point.weights)
+        bend: Matrix = self.dual.information(point) + self.preferences.hessian(point.weights)
+        return bend
 
     def scatter(self, point: Point[Plan], known: Demonstrations) -> Matrix:
         """What the demonstrations add to the gradient, and the comparisons."""
