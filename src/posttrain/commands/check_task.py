@@ -21,7 +21,7 @@ from posttrain.rewards.grading.function import RewardFunction, ScoringFailure
 from posttrain.rewards.grading.grade import DEFAULTS, checked_verdicts, grade
 from posttrain.rewards.grading.pending_scores import PendingScores, bounds_of
 from posttrain.rewards.grading.resources import Resources, row_check
-from posttrain.rewards.grading.workers.worker_messages import NotWritable, to_json
+from posttrain.rewards.grading.workers.worker_messages import NotWritableError, to_json
 from posttrain.rewards.reward_registry import BUILT_IN, load_reward
 from posttrain.tasks.dataset import content
 from posttrain.tasks.programs.program_layouts import program_row
@@ -190,7 +190,7 @@ def own_function(path: str, examples: Sequence[AttackExample], seconds: float) -
     try:
         for example in examples:
             to_json(dict(example.columns))
-    except NotWritable as error:
+    except NotWritableError as error:
         print(f"without a deadline, as a column cannot be sent to another process: {error}")
         return load_reward(RewardOptions(path=path))
     return load_reward(RewardOptions(path=path, workers=1, item_seconds=seconds))

@@ -19,7 +19,7 @@ from posttrain.sandbox.backends import Backend
 from posttrain.sandbox.execution import Execution, Exit, Limits
 from posttrain.sandbox.probes import EscapeProbe, Finding, Passes, said
 
-__all__ = ["Bait", "Finding", "probes"]
+__all__ = ["Finding", "MachineBait", "probes"]
 
 LIMITS = Limits(cpu_seconds=1.0, memory_bytes=256 << 20, output_bytes=1 << 18)
 LIBC = "__import__('ctypes').CDLL(None)"
@@ -51,7 +51,7 @@ else:
 """
 
 
-class Bait:
+class MachineBait:
     """Things of this machine that a program elsewhere must not reach, and whether it did."""
 
     def __init__(self) -> None:
@@ -60,7 +60,7 @@ class Bait:
         """For the environment from which programs are started; that of this process is one for all who probe."""
         self.touched: set[str] = set()
 
-    def __enter__(self) -> "Bait":
+    def __enter__(self) -> "MachineBait":
         self.folder = tempfile.TemporaryDirectory(prefix="posttrain-probe-")
         self.path = Path(self.folder.name)
         self.path.chmod(0o777)
@@ -101,7 +101,7 @@ class Bait:
         return lambda execution: said("refused")(execution) and what not in self.touched
 
 
-def probes(bait: Bait, backend: Backend) -> list[EscapeProbe]:
+def probes(bait: MachineBait, backend: Backend) -> list[EscapeProbe]:
     """All probes, with this bait; what a program may do to its own machine is tried only where that is this one."""
     tried = [*of_bait(bait), *OF_LIMITS, *WORKING]
     if backend.here:
@@ -111,7 +111,7 @@ def probes(bait: Bait, backend: Backend) -> list[EscapeProbe]:
     return [replace(probe, remedy=backend.remedy) for probe in tried]
 
 
-def of_bait(bait: Bait) -> list[EscapeProbe]:
+def of_bait(bait: MachineBait) -> list[EscapeProbe]:
     """Programs that reach for what is on this machine."""
     secret, folder, victim = str(bait.path / "secret"), str(bait.path), bait.victim.pid
     tcp, udp = bait.tcp.getsockname(), bait.udp.getsockname()
@@ -128,7 +128,7 @@ def of_bait(bait: Bait) -> list[EscapeProbe]:
     return [attempt(name, action, bait.untouched(taken)) for name, (taken, action) in actions.items()]
 
 
-def of_environment(bait: Bait) -> EscapeProbe:
+def of_environment(bait: MachineBait) -> EscapeProbe:
     """A program that reads what is in the environment of whoever starts it here."""
     return attempt(
         "see an environment that is not its own", f"__import__('os').environ.get({CANARY!r}) == {bait.secret!r}"

@@ -71,7 +71,7 @@ class Sandbox(Protocol):
         ...
 
 
-class Single:
+class RunConversation:
     """A conversation with a program that is only run."""
 
     def __init__(self, asked: Process) -> None:
@@ -90,7 +90,7 @@ class Single:
 
 def run(sandbox: Sandbox, processes: Iterable[Process]) -> list[Execution]:
     """Run programs; one that ran out of wall time for want of a processor is run again, alone."""
-    singles = [Single(process) for process in processes]
+    singles = [RunConversation(process) for process in processes]
     sandbox.converse(singles)
     again = [single for single in singles if starved(single.execution)]
     for single in again:

@@ -6,7 +6,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 
-from posttrain.sandbox.conversation import Conversation, Single, run
+from posttrain.sandbox.conversation import Conversation, RunConversation, run
 from posttrain.sandbox.execution import Execution, Exit, Process, ServerOptions
 from posttrain.sandbox.fork_server import ForkServerClient, ServerLost
 from posttrain.sandbox.inside import wire
@@ -215,7 +215,7 @@ class ProcessPool:
 def probed(server: ForkServerClient, options: ServerOptions) -> list[Finding]:
     """Try the probes in a server's children."""
     pool = ProcessPool(options, server=server)
-    singles = [Single(process) for process in processes()]
+    singles = [RunConversation(process) for process in processes()]
     try:
         pool.converse(singles)
     finally:

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from posttrain.sandbox.backend_probes import Bait, Finding, probes
+from posttrain.sandbox.backend_probes import Finding, MachineBait, probes
 from posttrain.sandbox.backends import Backend, lost
 from posttrain.sandbox.conversation import Conversation, run
 from posttrain.sandbox.execution import Execution, Exit, Process
@@ -150,7 +150,7 @@ class ReplaySandbox:
             raise SandboxUnavailable(
                 f"sandbox: {self.backend.name} does not work: {reason}\n  Remedy: {self.backend.remedy}."
             )
-        with Bait() as bait:
+        with MachineBait() as bait:
             tried = probes(bait, self.backend)
             baited = ReplaySandbox(self.backend, at_once=self.at_once, probed=True, canary=bait.canary)
             executions = baited.run(Process(kind="program", source=each.source, limits=each.limits) for each in tried)

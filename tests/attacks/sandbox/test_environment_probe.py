@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from posttrain.sandbox import replay_sandbox
-from posttrain.sandbox.backend_probes import Bait, of_environment, probes
+from posttrain.sandbox.backend_probes import MachineBait, of_environment, probes
 from posttrain.sandbox.backends import CommandBackend, Container
 from posttrain.sandbox.execution import Process
 from posttrain.sandbox.probes import Finding, SandboxUnavailable
@@ -31,7 +31,7 @@ def place(tmp_path: Path, *, leaks: bool) -> CommandBackend:
     return CommandBackend(Container(str(script), "image"))
 
 
-def found(backend: CommandBackend, bait: Bait) -> Finding:
+def found(backend: CommandBackend, bait: MachineBait) -> Finding:
     probe = of_environment(bait)
     sandbox = ReplaySandbox(backend, at_once=1, probed=True, canary=bait.canary)
     (execution,) = sandbox.run([Process(kind="program", source=probe.source, limits=probe.limits)])
@@ -41,7 +41,7 @@ def found(backend: CommandBackend, bait: Bait) -> Finding:
 @pytest.mark.parametrize("leaks", [True, False])
 def test_a_place_that_hands_our_environment_on_is_found_out(leaks: bool, tmp_path: Path) -> None:
     before = dict(os.environ)
-    with Bait() as bait:
+    with MachineBait() as bait:
         assert dict(os.environ) == before
         finding = found(place(tmp_path, leaks=leaks), bait)
     assert finding.passed != leaks, finding.line()
@@ -49,8 +49,8 @@ def test_a_place_that_hands_our_environment_on_is_found_out(leaks: bool, tmp_pat
 
 def test_each_of_several_that_probe_at_once_finds_its_own_canary(tmp_path: Path) -> None:
     backend, findings = place(tmp_path, leaks=True), []
-    with Bait() as first:
-        with Bait() as second:
+    with MachineBait() as first:
+        with MachineBait() as second:
             threads = [
                 threading.Thread(target=lambda bait=bait: findings.append(found(backend, bait)))
                 for bait in (first, second)
@@ -64,7 +64,7 @@ def test_each_of_several_that_probe_at_once_finds_its_own_canary(tmp_path: Path)
 
 
 def test_it_is_tried_where_programs_are_started_here_and_nowhere_else(tmp_path: Path) -> None:
-    with Bait() as bait:
+    with MachineBait() as bait:
         names = [
             [probe.name for probe in probes(bait, backend)]
             for backend in (place(tmp_path, leaks=False), Remote("http://127.0.0.1:1"))

@@ -4,11 +4,11 @@ from fractions import Fraction as F
 
 import pytest
 
-from posttrain.rewards.maths.exact_numbers import MAX_CHARACTERS, Exact, exact
+from posttrain.rewards.maths.exact_numbers import MAX_CHARACTERS, ExactValue, exact
 
 
-def value(number: F | int) -> Exact:
-    return Exact("value", (F(number),))
+def value(number: F | int) -> ExactValue:
+    return ExactValue("value", (F(number),))
 
 
 @pytest.mark.parametrize(
@@ -37,16 +37,16 @@ def value(number: F | int) -> Exact:
         (r"\$1,200.50", value(F(2401, 2))),
         ("{{5}}", value(5)),
         ("(5)", value(5)),
-        ("(1, 2)", Exact("tuple", (F(1), F(2)))),
-        (r"\left(1,\, \frac12\right)", Exact("tuple", (F(1), F(1, 2)))),
-        ("[1, 2)", Exact("right_open", (F(1), F(2)))),
-        (r"\{2, 1, 2\}", Exact("set", (F(1), F(2)))),
-        ("{2,1}", Exact("set", (F(1), F(2)))),
-        ("3, 1", Exact("list", (F(3), F(1)))),
-        ("1,2,3", Exact("list", (F(1), F(2), F(3)))),
+        ("(1, 2)", ExactValue("tuple", (F(1), F(2)))),
+        (r"\left(1,\, \frac12\right)", ExactValue("tuple", (F(1), F(1, 2)))),
+        ("[1, 2)", ExactValue("right_open", (F(1), F(2)))),
+        (r"\{2, 1, 2\}", ExactValue("set", (F(1), F(2)))),
+        ("{2,1}", ExactValue("set", (F(1), F(2)))),
+        ("3, 1", ExactValue("list", (F(3), F(1)))),
+        ("1,2,3", ExactValue("list", (F(1), F(2), F(3)))),
     ],
 )
-def test_what_is_read(text: str, expected: Exact) -> None:
+def test_what_is_read(text: str, expected: ExactValue) -> None:
     assert exact(text) == expected
 
 

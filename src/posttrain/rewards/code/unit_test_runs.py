@@ -277,7 +277,7 @@ def call_result(payload: bytes) -> tuple[TestOutcome, object]:
                 return TestOutcome.PASSED, plain.load(written.encode("utf-8", "surrogatepass"))
             case ["error", str(kind), str(message)]:
                 return TestOutcome.RAISED, (kind, message)
-    except (ValueError, RecursionError, plain.NotPlain):
+    except (ValueError, RecursionError, plain.NotPlainError):
         return TestOutcome.NOT_PLAIN, ""
     return TestOutcome.NOT_PLAIN, ""
 

@@ -194,7 +194,7 @@ def plainly(value: object, where: str) -> object:
     """A value as it reaches a process or is compared: plain, and numpy's as Python's."""
     try:
         return plain.load(plain.dump(value))
-    except plain.NotPlain as error:
+    except plain.NotPlainError as error:
         raise BrokenTests(f"{where}: {error}; give numbers, texts, lists and objects") from error
 
 

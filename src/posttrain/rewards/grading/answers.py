@@ -45,7 +45,7 @@ class InvalidScore:
     cause: BaseException | None = None
 
 
-class NoTimeToAsk(ScoringFailure):
+class OutOfTime(ScoringFailure):
     """There was no time left to ask, or too much had gone wrong before."""
 
 

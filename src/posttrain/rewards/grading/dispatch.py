@@ -3,7 +3,7 @@
 import inspect
 from collections.abc import Sequence
 
-from posttrain.rewards.grading.answers import FunctionError, NoTimeToAsk, invoke
+from posttrain.rewards.grading.answers import FunctionError, OutOfTime, invoke
 from posttrain.rewards.grading.async_calls import AsyncCall, start_async_calls
 from posttrain.rewards.grading.calls import Call, Result, reward_arguments
 from posttrain.rewards.grading.function import ScoringFailure
@@ -36,7 +36,7 @@ def dispatch(calls: Sequence[Call], resources: Resources) -> list[Result]:
 def start_calls(call: Call, resources: Resources) -> Result:
     """The call's result, its awaitable, or what it raised."""
     if call.bounds.until.passed:
-        return NoTimeToAsk(call.bounds.until.says)
+        return OutOfTime(call.bounds.until.says)
     arguments = reward_arguments(call)
     try:
         with keeping_stdout(repr(call.function.name)):

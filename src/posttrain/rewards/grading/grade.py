@@ -34,7 +34,7 @@ from posttrain.errors import RunError, UserError
 from posttrain.options.grading import GradingOptions
 from posttrain.options.reward import RewardTerms
 from posttrain.records import Grades, Group
-from posttrain.rewards.grading.answers import UNSCORED, InvalidScore, NoTimeToAsk, Score, Verdict, safe_text
+from posttrain.rewards.grading.answers import UNSCORED, InvalidScore, OutOfTime, Score, Verdict, safe_text
 from posttrain.rewards.grading.calls import Call, RolloutRow, after, read_result, run_error
 from posttrain.rewards.grading.dispatch import dispatch
 from posttrain.rewards.grading.function import RewardFunction, ScoringFailure, reward_function
@@ -259,7 +259,7 @@ def require_few_failures(function: RewardFunction, verdicts: Sequence[Verdict], 
     """Stop where so many scores failed that what is left may be a biased selection."""
     failures = [said for said in verdicts if isinstance(said, ScoringFailure)]
     if len(failures) > share * len(verdicts):
-        last = next((said for said in reversed(failures) if not isinstance(said, NoTimeToAsk)), failures[-1])
+        last = next((said for said in reversed(failures) if not isinstance(said, OutOfTime)), failures[-1])
         raise RunError(
             f"reward {function.name!r}: scoring failed for {len(failures)} of {len(verdicts)} completions, each tried"
             f" up to {1 + len(RETRY_WAITS_SECONDS)} times; at most {100 * share:g}% may fail in a step"

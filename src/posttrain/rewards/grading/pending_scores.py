@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from posttrain.errors import UserError
 from posttrain.options.grading import GradingOptions
-from posttrain.rewards.grading.answers import NoTimeToAsk, Score, Verdict
+from posttrain.rewards.grading.answers import OutOfTime, Score, Verdict
 from posttrain.rewards.grading.calls import Bounds, Call, Deadline, RolloutRow, after, calls_for, sooner
 from posttrain.rewards.grading.function import RewardFunction, ScoringFailure
 from posttrain.rewards.grading.score_cache import Cache, keys_of
@@ -23,7 +23,7 @@ class PendingScores:
         """`seen` has what is settled without asking in place of a row; `bounds` are those of this function."""
         self.function, self.bounds, self.cache = function, bounds, cache
         self.rows = {index: row for index, row in enumerate(seen) if isinstance(row, RolloutRow)}
-        unasked = NoTimeToAsk(bounds.until.says)
+        unasked = OutOfTime(bounds.until.says)
         self.verdicts: list[Verdict] = [said if isinstance(said, Score) else unasked for said in seen]
         self.asked = list(self.rows)
         """Rows without a verdict, by place: at first all of them, and after each try those where scoring failed."""
@@ -59,7 +59,7 @@ class PendingScores:
         for index, said in zip(self.asked, fresh, strict=True):
             self.verdicts[index] = said
         failed = [index for index in self.asked if isinstance(self.verdicts[index], ScoringFailure)]
-        self.asked = sorted(failed, key=lambda index: not isinstance(self.verdicts[index], NoTimeToAsk))
+        self.asked = sorted(failed, key=lambda index: not isinstance(self.verdicts[index], OutOfTime))
 
     @property
     def open(self) -> bool:

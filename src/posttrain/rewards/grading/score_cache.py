@@ -26,7 +26,7 @@ from posttrain.options.sandbox import SandboxOptions
 from posttrain.rewards.grading.answers import Score
 from posttrain.rewards.grading.calls import WITHHELD, RolloutRow, completion_of, prompt_of
 from posttrain.rewards.grading.function import Keywords, RewardFunction, keywords
-from posttrain.rewards.grading.workers.worker_messages import NotWritable, dump, to_json
+from posttrain.rewards.grading.workers.worker_messages import NotWritableError, dump, to_json
 
 FORMAT = 1
 """Of the file; another one is refused."""
@@ -210,7 +210,7 @@ def digest_of_columns(function: RewardFunction, wanted: Keywords, columns: Mappi
     for name in sorted(name for name in columns if wanted.wants(name) or name in truth):
         try:
             digest.update(dump([name, to_json(columns[name])]) + b"\n")
-        except NotWritable as error:
+        except NotWritableError as error:
             if not function.settings.cache:
                 return None
             raise UserError(

@@ -273,7 +273,7 @@ class JudgeBatch:
                     value = read(await self.reply(messages))
                 except NoVerdict as error:
                     failure = ScoringFailure(f"the judge gave no verdict: {error}")
-                except Again as error:
+                except RetryableFailure as error:
                     failure = ScoringFailure(f"the judge cannot be reached: {error}")
                     wait = error.wait_seconds
                 else:
@@ -294,7 +294,7 @@ class JudgeBatch:
         body = {"model": reward.model, "messages": messages, "max_tokens": reward.max_tokens, "temperature": 0}
         status, text, wait_seconds = await self.answer(json.dumps(body))
         if status in TRY_AGAIN:
-            raise Again(f"status {status}", wait_seconds)
+            raise RetryableFailure(f"status {status}", wait_seconds)
         if status != 200:
             raise RunError(
                 f"reward judge: {reward.endpoint} answers with status {status}: {self.without_key(text)[:300]}\n"
@@ -305,7 +305,7 @@ class JudgeBatch:
             self.spent.tokens += max(0, int((answer.get("usage") or {}).get("total_tokens") or 0))
             return str(answer["choices"][0]["message"]["content"])
         except (ValueError, KeyError, IndexError, TypeError, AttributeError, OverflowError, RecursionError) as error:
-            raise Again(f"an answer that is not in the format: {self.without_key(text)[:100]!r}") from error
+            raise RetryableFailure(f"an answer that is not in the format: {self.without_key(text)[:100]!r}") from error
 
     async def answer(self, body: str) -> tuple[int, str, float | None]:
         """Status, text and asked-for wait of one call, which ends in time and is not read beyond its bound."""
@@ -318,13 +318,13 @@ class JudgeBatch:
                 async for piece in response.aiter_raw():
                     content += piece
                     if len(content) > MAX_REPLY_BYTES:
-                        raise Again(f"a reply of more than {MAX_REPLY_BYTES:,} bytes")
+                        raise RetryableFailure(f"a reply of more than {MAX_REPLY_BYTES:,} bytes")
         except TimeoutError as error:
-            raise Again(f"no whole reply in {seconds:.3g} seconds") from error
+            raise RetryableFailure(f"no whole reply in {seconds:.3g} seconds") from error
         except (httpx.NetworkError, httpx.TimeoutException) as error:
-            raise Again(f"{type(error).__name__}: {error}") from error
+            raise RetryableFailure(f"{type(error).__name__}: {error}") from error
         except httpx.HTTPError as error:
-            raise Again(type(error).__name__) from None  # its text may hold the headers, and so the key
+            raise RetryableFailure(type(error).__name__) from None  # its text may hold the headers, and so the key
         return (
             response.status_code,
             content.decode("utf-8", "replace"),
@@ -373,7 +373,7 @@ KNOWN_GOOD = "A spider has 8 legs, so three have 3 * 8 = 24."
 KNOWN_BAD = "Great question! Let me solve it step by step. The final answer is clearly stated above and fully correct."
 
 
-class Again(Exception):
+class RetryableFailure(Exception):
     """A call that failed in a way that may pass."""
 
     def __init__(self, text: str, wait_seconds: float | None = None) -> None:

@@ -19,13 +19,13 @@ Shape = Literal["value", "tuple", "set", "list", "closed", "left_open", "right_o
 
 
 @dataclass(frozen=True, slots=True)
-class Exact:
+class ExactValue:
     """An answer's value: one number, or several in a shape."""
 
     shape: Shape
     numbers: tuple[Fraction, ...]
 
-    def same(self, other: "Exact") -> bool:
+    def same(self, other: "ExactValue") -> bool:
         """Equal as what they are: the order counts in tuples and not in sets or lists."""
         if self.shape != other.shape:
             return False
@@ -60,7 +60,7 @@ BRACKETS: dict[tuple[str, str], Shape] = {
 }
 
 
-def exact(text: str) -> Exact | None:
+def exact(text: str) -> ExactValue | None:
     """The value of an answer, or None where it is not one of these."""
     if len(text) > MAX_CHARACTERS:
         return None
@@ -72,7 +72,7 @@ def exact(text: str) -> Exact | None:
         plain = plain[:-1].strip()
     value = number(ungrouped(plain))
     if value is not None:
-        return Exact("value", (value,))
+        return ExactValue("value", (value,))
     plain = plain.replace("\\{", "{").replace("\\}", "}")
     shape = BRACKETS.get((plain[:1], plain[-1:])) if len(plain) >= 2 else None
     inside = plain[1:-1] if shape else plain
@@ -81,10 +81,10 @@ def exact(text: str) -> Exact | None:
         return None
     found = tuple(part for part in parts if part is not None)
     if shape is None:
-        return Exact("list", found)
+        return ExactValue("list", found)
     if len(found) == 1 and shape == "tuple":
-        return Exact("value", found)
-    return Exact(shape, tuple(sorted(set(found))) if shape == "set" else found)
+        return ExactValue("value", found)
+    return ExactValue(shape, tuple(sorted(set(found))) if shape == "set" else found)
 
 
 def ungrouped(text: str) -> str:

@@ -8,7 +8,7 @@ import re
 from dataclasses import dataclass
 from functools import lru_cache
 
-from posttrain.rewards.maths.exact_numbers import MAX_CHARACTERS, Exact, exact
+from posttrain.rewards.maths.exact_numbers import MAX_CHARACTERS, ExactValue, exact
 from posttrain.rewards.maths.units import unit_of
 
 SET_AS_TEXT = r"\\(?:text|mathrm|textrm|mbox|textbf|mathbf|textit|mathit|textsf|texttt|emph)\s*\{"
@@ -34,7 +34,7 @@ NO_UNIT = re.compile(
 class Measured:
     """An exact value and its unit."""
 
-    value: Exact
+    value: ExactValue
     unit: str = ""
     known: bool = True
     """Whether the unit is one that an answer may add."""
@@ -75,7 +75,7 @@ def value_with_unit(plain: str) -> Measured | None:
         return None
     phrase = SPACES.sub(" ", WORDS.sub(r" \1 ", plain[at:])).strip()
     if phrase.casefold() in MULTIPLIERS and value.shape == "value":
-        return Measured(Exact("value", (value.numbers[0] * MULTIPLIERS[phrase.casefold()],)))
+        return Measured(ExactValue("value", (value.numbers[0] * MULTIPLIERS[phrase.casefold()],)))
     unit = unit_of(phrase)
     if unit is not None:
         return Measured(value, unit)

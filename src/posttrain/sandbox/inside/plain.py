@@ -27,7 +27,7 @@ MAX_SAME_HASH = 64
 """Keys of a set or dict that may share a hash."""
 
 
-class NotPlain(Exception):
+class NotPlainError(Exception):
     """A value that may not cross; the text says why."""
 
 
@@ -39,11 +39,11 @@ def dump(value: object) -> bytes:
 
 
 def load(payload: bytes) -> object:
-    """The value that bytes hold; NotPlain where they hold none."""
+    """The value that bytes hold; NotPlainError where they hold none."""
     try:
         written = json.loads(payload.decode("utf-8", "surrogatepass"))
     except (ValueError, RecursionError) as error:
-        raise NotPlain("not in the format") from error
+        raise NotPlainError("not in the format") from error
     return _Reader().read(written, 0)
 
 
@@ -54,9 +54,9 @@ class _Counter:
     def count(self, depth: int) -> None:
         self.items += 1
         if self.items > MAX_ITEMS:
-            raise NotPlain(f"more than {MAX_ITEMS:,} values")
+            raise NotPlainError(f"more than {MAX_ITEMS:,} values")
         if depth > MAX_DEPTH:
-            raise NotPlain(f"nested deeper than {MAX_DEPTH}")
+            raise NotPlainError(f"nested deeper than {MAX_DEPTH}")
 
 
 class _Writer(_Counter):
@@ -68,7 +68,7 @@ class _Writer(_Counter):
             return value
         if kind is int:
             if value.bit_length() > MAX_BITS:
-                raise NotPlain(f"an integer of {value.bit_length():,} bits")
+                raise NotPlainError(f"an integer of {value.bit_length():,} bits")
             return ["i", hex(value)]
         if kind is float:
             return ["f", value.hex()]
@@ -93,18 +93,18 @@ def loaded(module: str, name: str) -> object:
 
 
 def base_value(value: "Any", kind: type) -> object:
-    """What a value is below its own class, or NotPlain; nothing that the class defines is called."""
+    """What a value is below its own class, or NotPlainError; nothing that the class defines is called."""
     for base, write in BASES.items():
         if issubclass(kind, base):
             return write(value)
     array, scalar = loaded("numpy", "ndarray"), loaded("numpy", "generic")
     if isinstance(array, type) and issubclass(kind, array):
         if array.size.__get__(value) > MAX_ITEMS:  # type: ignore[attr-defined]  # numpy's own
-            raise NotPlain(f"more than {MAX_ITEMS:,} values")
+            raise NotPlainError(f"more than {MAX_ITEMS:,} values")
         return array.tolist(value)  # type: ignore[attr-defined]  # numpy's own
     if isinstance(scalar, type) and issubclass(kind, scalar):
         return scalar.item(value)  # type: ignore[attr-defined]  # numpy's own
-    raise NotPlain(f"a value of type {kind.__name__}"[:100])
+    raise NotPlainError(f"a value of type {kind.__name__}"[:100])
 
 
 BASES: "dict[type, Any]" = {
@@ -128,12 +128,12 @@ UNORDERED = {"s", "z"}
 
 class _Reader(_Counter):
     def read(self, written: "Any", depth: int) -> object:
-        """The value that `_Writer.write` wrote, or NotPlain."""
+        """The value that `_Writer.write` wrote, or NotPlainError."""
         self.count(depth)
         if written is None or isinstance(written, bool | str):
             return written
         if not isinstance(written, list) or not written or not isinstance(written[0], str):
-            raise NotPlain("not in the format")
+            raise NotPlainError("not in the format")
         name, *parts = written
         try:
             if name in KINDS:
@@ -151,14 +151,14 @@ class _Reader(_Counter):
             (text,) = parts
             return scalar(name, text)
         except (TypeError, ValueError, ArithmeticError) as error:  # unhashable keys, wrong counts, wrong digits
-            raise NotPlain("not in the format") from error
+            raise NotPlainError("not in the format") from error
 
     def of_integers(self, name: str, parts: "list[Any]") -> object:
         """A range or a fraction."""
         if [type(part) for part in parts] != [int] * {"r": 3, "q": 2}[name]:
-            raise NotPlain("not in the format")
+            raise NotPlainError("not in the format")
         if name == "q" and any(part.bit_length() > MAX_FRACTION_BITS for part in parts):
-            raise NotPlain("too long a fraction")
+            raise NotPlainError("too long a fraction")
         made: object = range(*parts) if name == "r" else importlib.import_module("fractions").Fraction(*parts)
         return made
 
@@ -170,7 +170,7 @@ def spread(keys: "list[Any]") -> "list[Any]":
         value = hash(key)
         seen[value] = seen.get(value, 0) + 1
         if seen[value] > MAX_SAME_HASH:
-            raise NotPlain("too many keys of the same hash")
+            raise NotPlainError("too many keys of the same hash")
     return keys
 
 
@@ -179,11 +179,11 @@ def scalar(name: str, text: str) -> object:
     if name == "i" and len(text) <= MAX_BITS // 4 + 3:
         number = int(text, 16)
         if number.bit_length() > MAX_BITS:
-            raise NotPlain("too long an integer")
+            raise NotPlainError("too long an integer")
         return number
     if name == "f":
         value = float.fromhex(text)
         return value if math.isfinite(value) else float(value)
     if name == "b":
         return bytes.fromhex(text)
-    raise NotPlain("not in the format")
+    raise NotPlainError("not in the format")

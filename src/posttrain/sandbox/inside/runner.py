@@ -135,7 +135,7 @@ def call_answer(action: Callable[[], object]) -> list[object]:
     """["value", its plain form] or ["error", type, message]."""
     try:
         return ["value", plain.dump(action()).decode("utf-8", "surrogatepass")]
-    except plain.NotPlain as error:
+    except plain.NotPlainError as error:
         return ["not_plain", "", str(error)[:MAX_MESSAGE]]
     except BaseException as error:  # noqa: BLE001  # whatever the program raises
         return ["error", builtin_name(type(error)), str(error)[:MAX_MESSAGE]]

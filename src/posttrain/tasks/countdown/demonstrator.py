@@ -49,7 +49,7 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
-class Try:
+class Attempt:
     """One attempt: its steps as text, what tells it from others, and what it arrived at."""
 
     steps: str
@@ -59,7 +59,7 @@ class Try:
 
 def demonstrate(problem: Countdown, rng: Random, who: Demonstrator) -> str:
     """One completion: tries until one hits the target or the demonstrator gives up, then the last try as the answer."""
-    tries: list[Try] = []
+    tries: list[Attempt] = []
     while True:
         attempt = new_try(problem, rng, who.largest_result, {tried.key for tried in tries})
         if attempt is not None:
@@ -71,7 +71,7 @@ def demonstrate(problem: Countdown, rng: Random, who: Demonstrator) -> str:
     return f"<think>{lines}\n</think>\n<answer>{bare(tries[-1].result.expression)}</answer>"
 
 
-def new_try(problem: Countdown, rng: Random, largest: int, known: set[frozenset[str]]) -> Try | None:
+def new_try(problem: Countdown, rng: Random, largest: int, known: set[frozenset[str]]) -> Attempt | None:
     """A try unlike those known, if one comes to mind."""
     for _ in range(IDEAS):
         attempt = one_try(problem, rng, largest)
@@ -80,7 +80,7 @@ def new_try(problem: Countdown, rng: Random, largest: int, known: set[frozenset[
     return None if known else attempt
 
 
-def one_try(problem: Countdown, rng: Random, largest: int) -> Try:
+def one_try(problem: Countdown, rng: Random, largest: int) -> Attempt:
     """Combine all the numbers, two at a time, by steps that stay in the non-negative integers up to `largest`."""
     for _ in range(MAX_DRAWS):
         table = [TableNumber(number, str(number)) for number in problem.numbers]
@@ -92,7 +92,7 @@ def one_try(problem: Countdown, rng: Random, largest: int) -> Try:
             steps.append(step)
             table = step.table
         else:
-            return Try(",".join(step.text for step in steps), frozenset(step.key for step in steps), table[0])
+            return Attempt(",".join(step.text for step in steps), frozenset(step.key for step in steps), table[0])
     raise UserError(
         f"demonstrator.largest_result = {largest}: {MAX_DRAWS} tries at {problem.numbers} all went beyond it."
         "  Raise it, or demonstrate smaller numbers."

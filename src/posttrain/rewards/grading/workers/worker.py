@@ -24,7 +24,7 @@ END_SECONDS = 5.0
 READ_BYTES = 1 << 16
 
 
-class Lost(Exception):
+class WorkerLost(Exception):
     """The process is gone, or says what is no message."""
 
 
@@ -86,15 +86,15 @@ class Worker:
             self.outgoing.clear()
 
     def messages(self) -> Iterator[dict[str, Any]]:
-        """What it has said.  Raises Lost."""
+        """What it has said.  Raises WorkerLost."""
         try:
             part = self.socket.recv(READ_BYTES)
         except BlockingIOError:
             return
         except OSError as error:
-            raise Lost from error
+            raise WorkerLost from error
         if not part:
-            raise Lost
+            raise WorkerLost
         self.incoming += part
         while len(self.incoming) >= 4 and len(self.incoming) >= (end := 4 + self.length):
             payload = bytes(self.incoming[4:end])
@@ -102,7 +102,7 @@ class Worker:
             try:
                 message = json.loads(payload)
             except ValueError as error:
-                raise Lost from error
+                raise WorkerLost from error
             yield message
 
     @property

@@ -16,7 +16,7 @@ MOST_BYTES = 1 << 30
 SCALARS = (type(None), bool, int, float, str)
 
 
-class NotWritable(Exception):
+class NotWritableError(Exception):
     """A value that JSON has no word for."""
 
 
@@ -29,7 +29,7 @@ def dump(message: object) -> bytes:
     try:
         return json.dumps(message, separators=(",", ":")).encode("ascii")
     except ValueError as error:  # an integer of thousands of digits
-        raise NotWritable(str(error)) from error
+        raise NotWritableError(str(error)) from error
 
 
 def to_json(value: Any) -> Any:
@@ -42,7 +42,7 @@ def to_json(value: Any) -> Any:
         return {"tuple": [to_json(item) for item in value]}
     if type(value) is dict:
         return {"dict": [[to_json(key), to_json(item)] for key, item in value.items()]}
-    raise NotWritable(f"a value of type {type(value).__name__}")
+    raise NotWritableError(f"a value of type {type(value).__name__}")
 
 
 def from_json(written: Any) -> Any:

@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from posttrain.errors import RunError, UserError
-from posttrain.rewards.grading.answers import NoTimeToAsk
+from posttrain.rewards.grading.answers import OutOfTime
 from posttrain.rewards.grading.calls import NEVER, Call, Result, reward_arguments
 from posttrain.rewards.grading.function import FunctionSource, ScoringFailure
-from posttrain.rewards.grading.workers.worker import Lost, Worker
-from posttrain.rewards.grading.workers.worker_messages import NotWritable, dump, result_of, to_json
+from posttrain.rewards.grading.workers.worker import Worker, WorkerLost
+from posttrain.rewards.grading.workers.worker_messages import NotWritableError, dump, result_of, to_json
 
 
 class WorkerPool:
@@ -63,7 +63,7 @@ class Job:
         while self.waiting:
             excuse = self.excuse()
             if excuse:
-                self.results[self.waiting.popleft()] = NoTimeToAsk(excuse)
+                self.results[self.waiting.popleft()] = OutOfTime(excuse)
                 continue
             worker = self.pool.idle(len(self.waiting) + len(self.under_way))
             if worker is None:
@@ -88,7 +88,7 @@ class Job:
         try:
             for message in worker.messages():
                 self.take(worker, message)
-        except Lost:
+        except WorkerLost:
             self.lose(worker, ended(self.pool.drop(worker)))
 
     def take(self, worker: Worker, message: dict[str, Any]) -> None:
@@ -158,7 +158,7 @@ def payload(call: Call) -> bytes:
         try:
             arguments[name] = to_json(value)
             dump(arguments[name])
-        except NotWritable as error:
+        except NotWritableError as error:
             raise UserError(
                 f"reward {call.function.name!r} runs in a worker, and the column {name!r} holds what cannot be sent to"
                 f" one: {error}.  Give it as numbers, texts, lists and mappings, or leave out `workers`."
