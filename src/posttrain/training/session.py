@@ -122,6 +122,8 @@ class Session:
                 task=self.task.name,
                 prompts=held_out_prompts(self.task),
                 judge=functions[0].unconditional(),
+                rewards=self.rewards,
+                on_error=self.config.rollout.on_reward_error,
                 max_completion_tokens=self.config.rollout.max_completion_tokens,
                 seed=self.config.run.seed,
                 grading=self.config.grading,
