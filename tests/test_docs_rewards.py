@@ -107,6 +107,8 @@ def test_the_table_of_alarms_says_the_thresholds_of_the_code() -> None:
             f"first {alarms.HALF} steps",
         ],
         "repetition": ["half of all 4-grams", f"{100 * alarms.REPETITION_JUMP:g} points"],
+        "unscored": ["no completion of the step"],
+        "same reward": ["since the first step"],
         "no signal": [f"{alarms.WINDOW} steps", f"{100 * alarms.SILENT_GROUPS:g} %"],
     }
     assert rows.keys() == says.keys()

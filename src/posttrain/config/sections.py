@@ -26,7 +26,7 @@ from posttrain.options.irl_method import (
 from posttrain.options.irl_world import DemonstrationOptions, IcyGridOptions, SampledOptions, WorldOptions
 from posttrain.options.model import ModelOptions
 from posttrain.options.new_model import NewModelOptions
-from posttrain.options.reward import RewardOptions
+from posttrain.options.reward import RewardOptions, require_different_rewards
 from posttrain.options.rollout import RolloutOptions
 from posttrain.options.sandbox import SandboxOptions
 from posttrain.options.task import TaskOptions
@@ -69,6 +69,7 @@ class Config:
         object.__setattr__(self, "algorithm", full_section("algorithm", self.algorithm))
         if isinstance(self.task, Mapping):
             object.__setattr__(self, "task", full_section("task", self.task))
+        require_different_rewards(self.rewards)
         self.require_room(1)
         if self.update.minibatches_per_epoch > self.rollout.prompts_per_step:
             raise UserError(

@@ -97,7 +97,7 @@ def load_latest(folder: Path) -> Checkpoint | None:
         remedy = (
             f"The last good checkpoint is {steps[older[0]]}: remove {path} and resume again to go on from it."
             if older
-            else "No other checkpoint of this run is good: start it anew with --run.overwrite."
+            else "No other checkpoint of this run is good: start it anew by run.overwrite = true (--run.overwrite)."
         )
         raise RunError(f"{wrong}.  {remedy}")
     return load_checkpoint(path)

@@ -41,11 +41,11 @@ class Questions:
     """Scores a completion; 1 or more is right."""
     rewards: Sequence[RewardFunction] = ()
     """What training adds up to its reward, measured of sampled completions as well; none leaves that out."""
-    on_error: OnError = "stop"
-    """What an exception in one of them does."""
     max_completion_tokens: int
     seed: int
     grading: GradingOptions = field(default_factory=GradingOptions)
+    on_error: OnError = "stop"
+    """What an exception of the judge's or of a reward's does, as in training."""
     resources: Resources | None = None
     """Those of the session, if there is one."""
     probes: Mapping[str, Probe] = field(default_factory=dict)

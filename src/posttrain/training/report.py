@@ -11,15 +11,16 @@ from typing import cast
 
 import torch
 
-from posttrain.models.construction import without_progress_bars
+from posttrain.models.policy import save_policy
 from posttrain.runs.curves import draw_curves
 from posttrain.runs.files import write_atomically, writing
+from posttrain.runs.folder import shown
 from posttrain.runs.run_folder import RunFolder
 from posttrain.runs.summary import HELD_OUT, REWARD, build_summary
 from posttrain.tasks.base import Probe, Reading
 from posttrain.training.collector import CollectedStep
 from posttrain.training.evaluation import num_completions
-from posttrain.training.session import Session
+from posttrain.training.session import Session, given_rewards
 from posttrain.training.state import RunState
 
 SHOWN = 3
@@ -116,9 +117,8 @@ def write_results(session: Session, run: RunFolder, state: RunState, after: Mapp
         device=str(session.policy.device),
         run=described_run(session, state, [line["reward"] for line in run.metrics() if "reward" in line]),
     )
-    with writing(folder / "model", folder), without_progress_bars():
-        session.policy.model.save_pretrained(folder / "model")
-        session.policy.tokenizer.save_pretrained(folder / "model")
+    with writing(folder / "model", folder):
+        save_policy(session.policy, folder / "model")
         write_atomically(folder / "model" / "README.md", model_card(session, state, summary).encode())
     with writing(folder / "curves.png", folder):
         draw_curves(folder / "metrics.jsonl", folder / "curves.png", title=folder.name)
@@ -187,23 +187,24 @@ def result_text(results: Mapping[str, object], name: str, reading: Reading) -> s
 
 
 def closing_lines(
+    session: Session,
     folder: Path,
     summary: Mapping[str, object],
     transcripts: tuple[Sequence[Sequence[str]], Sequence[Sequence[str]]],
-    probes: Iterable[Probe],
 ) -> list[str]:
     """The end of a run: numbers before and after, transcripts side by side, where things are and what to do next."""
-    rows = comparison(summary, probes)
+    rows = comparison(summary, session.questions().probes.values())
     table = [f"{label:<38}{left:<24}{right}" for label, left, right in [("held-out", "before", "after"), *rows]]
     pairs = [line for b, a in zip(*transcripts, strict=True) for line in side_by_side(b[0], b[1], a[1])]
+    folder = shown(folder)
     return [
         "",
         *(table if rows else unmeasured_lines(summary)),
         "",
         *pairs,
         f"run folder   {folder}  (summary.json, metrics.jsonl, rollouts/, curves.png)",
-        f"ask it       posttrain chat {folder / 'model'}",
-        f"measure it   posttrain eval {folder / 'model'}",
+        f"ask it       posttrain chat {folder}",
+        f"measure it   {measuring(session, folder)}",
     ]
 
 
@@ -215,6 +216,14 @@ def unmeasured_lines(summary: Mapping[str, object]) -> list[str]:
         first, last = ("unknown" if each is None else f"{each:.3f}" for each in rewards.values())
         told.append(f"Reward in training: {first} in the first step, {last} in the last.")
     return told
+
+
+def measuring(session: Session, folder: Path) -> str:
+    """What measures the trained model as the run did: a command, or a call where no recipe says all that it takes."""
+    own = session.own
+    brought = {"task": own.task is not None, "rows": own.rows is not None, "rewards": bool(given_rewards(own))}
+    given = ", ".join(f"{name}={name}" for name, is_brought in brought.items() if is_brought)
+    return f"posttrain.evaluate({str(folder / 'model')!r}, config, {given})" if given else f"posttrain eval {folder}"
 
 
 def side_by_side(prompt: str, before: str, after: str) -> list[str]:
@@ -231,5 +240,5 @@ def interrupted(folder: Path, step: int, by: signal.Signals) -> list[str]:
     """What an interrupted run leaves."""
     return [
         f"{by.name}: stopped after step {step}; everything is saved.",
-        f"go on with   posttrain rl --resume {folder}",
+        f"go on with   posttrain rl --resume {shown(folder)}",
     ]

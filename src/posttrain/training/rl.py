@@ -9,10 +9,12 @@ from posttrain.config import Config, as_recipe, build
 from posttrain.config.recipes import RecipeLayer, parse_yaml
 from posttrain.errors import UserError
 from posttrain.generation.engine import Engine
+from posttrain.generation.parity import gap_limit_metric
 from posttrain.models.policy import Policy
 from posttrain.options.training import CheckpointOptions
 from posttrain.runs.clock import Clock
 from posttrain.runs.folder import saved_recipe
+from posttrain.runs.guards import SamplerGuard, UnscoredSteps
 from posttrain.runs.harness import Harness, HarnessOptions
 from posttrain.runs.reports import EvaluationReport, StepReport
 from posttrain.runs.run_folder import RunFolder, claim_folder
@@ -33,6 +35,7 @@ from posttrain.training.session import (
     inputs_of,
     open_session,
     require_room,
+    require_sound_rows,
 )
 from posttrain.training.state import RunState
 from posttrain.training.update_metrics import UpdateReport, update_metrics
@@ -81,6 +84,7 @@ def train(
         config.require_use_for_reference(session.algorithm)
         require_room(session)
         session.trained.run.recipe = recipe
+        require_sound_rows(session)
         return train_session(session, inputs_of(config, own), watching, resume=resume)
 
 
@@ -92,6 +96,7 @@ def train_session(session: Session, inputs: RunInputs, watchers: Sequence[Watche
         run=config.run,
         checkpoint=config.checkpoint,
         watchers=watchers,
+        guards=[SamplerGuard(), UnscoredSteps(folder, config.grading.max_unscored_steps)],
         score=lambda metrics: metrics.get("eval/accuracy_sampled"),
         stop_early=lambda: out_of_patience(config, session.trained.run),
     )
@@ -130,7 +135,7 @@ def take_steps(session: Session, harness: Harness, first: CollectedStep | None) 
         session.load_weights()
         count_step(state, collected, updates, learner.num_updates)
         evaluation = evaluate_when_due(session, harness)
-        harness.record(step_report(state, credited, updates, evaluation))
+        harness.record(step_report(session, credited, updates, evaluation))
         first = None
 
 
@@ -143,17 +148,19 @@ def count_step(state: RunState, collected: CollectedStep, updates: Sequence[Upda
 
 
 def step_report(
-    state: RunState, credited: CreditedStep, updates: Sequence[UpdateReport], evaluation: Mapping[str, float]
+    session: Session, credited: CreditedStep, updates: Sequence[UpdateReport], evaluation: Mapping[str, float]
 ) -> StepReport:
     """What the watchers are told of a step."""
     collected = credited.collected
+    gap_limit = gap_limit_metric(session.policy, session.engine) if updates else {}
     metrics = {
         **step_metrics(collected.groups, collected.grades, credited.groups.informed),
         **update_metrics(updates),
+        **gap_limit,
         "num_updates": float(len(updates)),
         "num_groups": float(len(collected.groups)),
         "num_replaced_groups": float(sum(len(groups) for groups, _ in collected.replaced)),
-        "num_tokens": float(state.num_tokens),
+        "num_tokens": float(session.trained.run.num_tokens),
         **evaluation,
     }
     return StepReport(
@@ -221,7 +228,7 @@ def conclude(session: Session, harness: Harness, state: RunState) -> Run:
     if after["num_problems"]:
         harness.folder.append_metrics(state.step, report.held_out_metrics(after, probes))
     summary = report.write_results(session, harness.folder, state, after)
-    harness.end(summary, report.closing_lines(folder, summary, (state.transcripts, transcripts), probes.values()))
+    harness.end(summary, report.closing_lines(session, folder, summary, (state.transcripts, transcripts)))
     return Run(folder=folder, summary=summary)
 
 
@@ -272,6 +279,7 @@ def show_plan(config: Config, own: CallerObjects = NOTHING_BROUGHT) -> None:
     with open_session(config, own) as session:
         config.require_use_for_reference(session.algorithm)
         require_room(session)
+        require_sound_rows(session)
         session.load_weights()
         clock = Clock()
         collected = session.collector.collect(1, no_journal, clock)
