@@ -17,6 +17,7 @@ from posttrain.generation.engine import Engine
 from posttrain.generation.in_process import InProcessEngine
 from posttrain.generation.streams import StreamKey
 from posttrain.models.policy import as_policy
+from posttrain.options.training import EvaluationOptions
 from posttrain.records import Group
 from posttrain.rewards.grading.answers import Graded
 from posttrain.rewards.grading.function import reward_function
@@ -25,6 +26,7 @@ from posttrain.training.evaluation import (
     Questions,
     bootstrap_interval,
     brief_evaluation,
+    completions_of_run,
     full_evaluation,
     num_completions,
     pass_at_k,
@@ -279,6 +281,15 @@ def test_a_full_evaluation_samples_as_many_completions_as_it_says(probes: dict[s
     # Three at temperature 1 and a greedy one for each of four problems; with closing tags another.
     assert sum(counted) == num_completions(questions, samples=3) == (20 if probes else 16)
     assert ("accuracy_never_giving_up" in results) == bool(probes)
+
+
+def test_the_evaluations_of_a_run_sample_as_many_completions_as_its_plan_counts_on() -> None:
+    options = EvaluationOptions(every_steps=3, samples=8, brief_problems=2)
+    # Before and after 4 problems × (8 + 1), and after steps 3, 6 and 9 the first two problems.
+    assert completions_of_run(QUESTIONS, options, 11) == 2 * 36 + 3 * 2
+    assert completions_of_run(QUESTIONS, replace(options, brief_problems=99), 3) == 2 * 36 + 4
+    assert completions_of_run(QUESTIONS, replace(options, every_steps=0), 11) == 2 * 36
+    assert completions_of_run(replace(QUESTIONS, prompts=[]), options, 11) == 0
 
 
 def test_a_probe_that_suppresses_nothing_reads_the_sampled_completions() -> None:

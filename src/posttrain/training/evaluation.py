@@ -16,6 +16,7 @@ from posttrain.generation.request import Request
 from posttrain.generation.streams import StreamKey
 from posttrain.options.grading import GradingOptions
 from posttrain.options.sampling import Sampling
+from posttrain.options.training import EvaluationOptions
 from posttrain.records import Grades, Group, Prompt
 from posttrain.rewards.grading.grade import OnError, RewardFunction, grade
 from posttrain.rewards.grading.resources import Resources
@@ -214,6 +215,13 @@ def with_interval(name: str, values: Float64[ndarray, " problem"]) -> dict[str, 
 def num_completions(questions: Questions, *, samples: int) -> int:
     """Completions that a full evaluation samples."""
     return len(questions.prompts) * (samples + 1 + sum(probe.samples_anew for probe in questions.probes.values()))
+
+
+def completions_of_run(questions: Questions, options: EvaluationOptions, num_steps: int) -> int:
+    """Completions that all evaluations of a run sample: before, along the way, after."""
+    times = num_steps // options.every_steps if options.every_steps else 0
+    brief = min(options.brief_problems, len(questions.prompts))
+    return 2 * num_completions(questions, samples=options.samples) + times * brief
 
 
 def brief_evaluation(engine: Engine, questions: Questions, *, problems: int) -> dict[str, float]:

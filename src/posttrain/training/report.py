@@ -19,7 +19,7 @@ from posttrain.runs.run_folder import RunFolder
 from posttrain.runs.summary import HELD_OUT, REWARD, build_summary
 from posttrain.tasks.base import Probe, Reading
 from posttrain.training.collector import CollectedStep
-from posttrain.training.evaluation import num_completions
+from posttrain.training.evaluation import completions_of_run
 from posttrain.training.session import Session, given_rewards
 from posttrain.training.state import RunState
 
@@ -73,12 +73,10 @@ def plan_lines(
 
 def time_line(session: Session, first: CollectedStep, seconds: Mapping[str, float], *, whole_step: bool) -> str:
     """The minutes that steps and evaluations take if all completions are as those of the first step."""
-    config, questions = session.config, session.questions()
+    config = session.config
     collected = sum(len(groups) for groups in (first.groups, *(groups for groups, _ in first.replaced)))
     per_completion = (seconds["rollout"] + seconds["grade"]) / (collected * config.rollout.group_size)
-    every, brief = config.evaluation.every_steps, min(config.evaluation.brief_problems, len(questions.prompts))
-    asked = 2 * num_completions(questions, samples=config.evaluation.samples)
-    asked += brief * (config.run.num_steps // every if every else 0)
+    asked = completions_of_run(session.questions(), config.evaluation, config.run.num_steps)
     steps, evaluations = sum(seconds.values()) * config.run.num_steps / 60, per_completion * asked / 60
     what = "steps" if whole_step else "steps without their gradients"
     return (
