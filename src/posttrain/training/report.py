@@ -192,7 +192,8 @@ def closing_lines(
 ) -> list[str]:
     """The end of a run: numbers before and after, transcripts side by side, where things are and what to do next."""
     rows = comparison(summary, session.questions().probes.values())
-    table = [f"{label:<38}{left:<24}{right}" for label, left, right in [("held-out", "before", "after"), *rows]]
+    width = max([23, *(len(left) for _, left, _ in rows)]) + 1
+    table = [f"{label:<38}{left:<{width}}{right}" for label, left, right in [("held-out", "before", "after"), *rows]]
     pairs = [line for b, a in zip(*transcripts, strict=True) for line in side_by_side(b[0], b[1], a[1])]
     folder = shown(folder)
     return [
