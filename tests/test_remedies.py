@@ -26,7 +26,8 @@ from tests.test_option_names import KINDS, SOURCE, options_named, records
 
 ROOT = SOURCE.parents[1]
 PROGRAMS = ("sandbox/inside/", "sandbox/probes.py", "sandbox/backend", "sandbox/replay_", "rewards/attacks/")
-"""Where texts are programs, answers, and flags of bubblewrap: they tell nobody anything."""
+PROGRAMS += ("sandbox/fork_server.py", "models/new_model.py")
+"""Where texts are programs, answers, templates, and flags of bubblewrap: they tell nobody anything."""
 READ_IN_A_TERMINAL = ("commands/", "cli.py")
 """Where texts are told by a command alone."""
 LAST_WORDS = {"training/report.py", "training/sft.py"}
@@ -35,7 +36,14 @@ JSON = '{"'
 """How examples of rows begin."""
 SECTIONS = {name for kind in KINDS for name in section_names(kind)}
 FLAGS_OF_ALL = {"help", "version"}
-OTHERS_CALLS = {"reset": "an environment's", "get_base_model": "peft's"}
+OTHERS_CALLS = {
+    "reset": "an environment's",
+    "get_base_model": "peft's",
+    "asarray": "numpy's",
+    "isnan": "torch's",
+    "where": "torch's",
+    "raise_exception": "a chat template's",
+}
 """Calls that a text names and that are none of ours, with whose they are."""
 OTHERS_OPTIONS = {"isolation": "SandboxFusion's"}
 MADE_UP = {"FILE.py", "RECIPE.yaml", "mine.py", "my_rewards.py", "rows.jsonl"}
@@ -43,7 +51,11 @@ MADE_UP = {"FILE.py", "RECIPE.yaml", "mine.py", "my_rewards.py", "rows.jsonl"}
 IN_A_RUN = {"config.yaml", "summary.json", "metrics.jsonl", "reward.npz", "demonstrations.npz", "curves.png"}
 IN_A_RUN |= {"manifest.json"}
 IN_A_MODEL = {"config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"}
-FROM_PYTHON_ALONE = ("groups: ", "model: a ", "make one of a model", "give an object", "the episode is over")
+FROM_PYTHON_ALONE = (
+    *("groups: ", "policy: ", "engine {}", "model: a ", "make one of a model", "give an object", "the episode is over"),
+    *("no episode has begun", "terminal has a 0", "resume {}: the run was made with objects"),
+    *("task {}: ", "{}: terms = ", "{}.  {} of the {} rollouts"),  # the code of a task or an algorithm is Python
+)
 """How messages begin that are about objects which only a program can hand over."""
 
 
@@ -74,10 +86,20 @@ def told_in(source: str, file: str = "") -> Iterator[Text]:
     module = ast.parse(source)
     seen = {id(node.value) for node in ast.walk(module) if isinstance(node, ast.Expr)}
     for node in ast.walk(module):
+        if parts := told_twice(node):
+            seen |= {id(child) for part in parts for child in ast.walk(part)}
+            yield Text(file, parts[0].lineno, " ".join(joined(part) or "" for part in parts))
+    for node in ast.walk(module):
         if isinstance(node, ast.expr) and id(node) not in seen and (text := joined(node)) is not None:
             seen |= {id(child) for child in ast.walk(node)}
             if " " in text.strip() and not text.startswith(JSON):
                 yield Text(file, node.lineno, text)
+
+
+def told_twice(node: ast.AST) -> list[ast.expr]:
+    """The texts of an error that tells whoever typed a command something else than a program in Python; else none."""
+    by_command = [each.value for each in node.keywords if each.arg == "command"] if isinstance(node, ast.Call) else []
+    return [*node.args[:1], *by_command] if by_command and isinstance(node, ast.Call) else []
 
 
 @cache

@@ -174,9 +174,9 @@ COMMAND_OF: dict[type[AnyConfig], str] = {Config: "rl", SftConfig: "sft", IrlCon
 
 def require_complete(config: object) -> None:
     """The rules of a config to which nothing is added any more: no caller in Python brings an algorithm of its own."""
-    from posttrain.algorithms.table import build_algorithm
-
     if isinstance(config, Config):
+        from posttrain.algorithms.table import build_algorithm  # with torch, which other runs go without
+
         config.require_use_for_reference(build_algorithm(config.algorithm))
 
 
