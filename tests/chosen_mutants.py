@@ -283,7 +283,7 @@ MUTANTS: list[tuple[str, str, str, int]] = [
     ("records.py", "tuple(details[i] for i in chosen)", "details[: len(chosen)]", 0),
     ("records.py", "tuple(outcomes[i] for i in chosen)", "outcomes[: len(chosen)]", 0),
     ("training/collector.py", "drawn += missing", "pass", 0),
-    ("training/evaluation.py", "grades.scores[0] >= 1", "grades.scores[0] > 0", 0),
+    ("training/evaluation.py", "(scores >= 1).double()", "(scores > 0).double()", 0),
     ("training/evaluation.py", "engine.stop_ids if probe.endless else ()", "()", 0),
     ("runs/files.py", "os.fsync(file.fileno())", "pass", 0),
     ("runs/files.py", "os.fsync(file.fileno())", "pass", 1),

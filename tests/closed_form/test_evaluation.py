@@ -17,6 +17,7 @@ from posttrain.generation.engine import Engine
 from posttrain.generation.in_process import InProcessEngine
 from posttrain.generation.streams import StreamKey
 from posttrain.models.policy import as_policy
+from posttrain.options.training import EvaluationOptions
 from posttrain.records import Group
 from posttrain.rewards.grading.answers import Graded
 from posttrain.rewards.grading.function import reward_function
@@ -25,6 +26,7 @@ from posttrain.training.evaluation import (
     Questions,
     bootstrap_interval,
     brief_evaluation,
+    completions_of_run,
     full_evaluation,
     num_completions,
     pass_at_k,
@@ -153,6 +155,68 @@ def test_the_full_evaluation_reports_the_answers_it_got() -> None:
     assert nobody == ()
 
 
+def length(completion_ids: list[list[int]]) -> list[float | None]:
+    """Its tokens; nothing to say of a completion of one token."""
+    return [float(len(ids)) if len(ids) > 1 else None for ids in completion_ids]
+
+
+def paid(group: Group) -> list[float]:
+    """even + .5 length, worked out again."""
+    said = [rollout.tokens for rollout in group.rollouts]
+    return [e + 0.5 * (n or 0.0) for e, n in zip(even(said), length(said), strict=True)]
+
+
+def test_the_held_out_reward_is_the_weighted_sum_of_training_and_a_judge_that_is_in_it_is_asked_once() -> None:
+    asked: list[int] = []
+
+    def judge(completion_ids: list[list[int]]) -> list[float]:
+        asked.append(len(completion_ids))
+        return even(completion_ids)
+
+    # Its weight ends at 1, and a clip at 1 changes nothing of 0 and 1: both come after the score that the judge gives.
+    first = reward_function(judge, weight=3.0, weight_to=1.0, over_steps=9, clip=(0, 1))
+    rewards = (first, reward_function(length, weight=0.5))
+    questions = replace(QUESTIONS, judge=first.unconditional(), rewards=rewards)
+    results, groups = full_evaluation(InProcessEngine(tiny_policy()), questions, samples=3)
+    assert asked == [12, 4]  # sampled ones, then greedy ones
+    means = np.array([np.mean(paid(group)) for group in groups])
+    assert results["reward"] == pytest.approx(means.mean(), abs=1e-12)
+    assert results["reward_interval"] == pytest.approx(bootstrap_interval(means))
+    alone, _ = full_evaluation(InProcessEngine(tiny_policy()), QUESTIONS, samples=3)
+    assert alone["reward"] is alone["reward_interval"] is None
+    assert {name: alone[name] for name in alone if "reward" not in name} == {
+        name: results[name] for name in results if "reward" not in name
+    }
+    brief = brief_evaluation(InProcessEngine(tiny_policy()), questions, problems=2)
+    assert brief["eval/reward"] == pytest.approx(np.mean([paid(group)[0] for group in groups[:2]]))
+    assert brief["eval/reward_low"] <= brief["eval/reward"] <= brief["eval/reward_high"]
+
+
+def test_a_gate_changes_what_is_paid_and_not_what_is_right() -> None:
+    gated = reward_function(even, gate="long")
+    gate = reward_function(
+        lambda completion_ids: [float(len(ids) > 5) for ids in completion_ids], name="long", weight=0.0
+    )
+    questions = replace(QUESTIONS, judge=gated.unconditional(), rewards=(gated, gate))
+    results, groups = full_evaluation(InProcessEngine(tiny_policy()), questions, samples=8)
+    said = [[rollout.tokens for rollout in group.rollouts] for group in groups]
+    right = np.array([even(row) for row in said])
+    long = np.array([[len(ids) > 5 for ids in row] for row in said])
+    assert results["accuracy_sampled"] == right.mean()
+    assert results["reward"] == pytest.approx((right * long).mean())
+    assert results["reward"] < results["accuracy_sampled"]
+
+
+def test_a_reward_without_a_judge_is_measured_too() -> None:
+    nothing = reward_function(lambda completions: [None] * len(completions), name="none")
+    questions = replace(QUESTIONS, judge=nothing, rewards=(nothing, reward_function(length)))
+    results, _ = full_evaluation(InProcessEngine(tiny_policy()), questions, samples=2)
+    assert results["accuracy_sampled"] is None
+    assert results["reward"] is not None
+    brief = brief_evaluation(InProcessEngine(tiny_policy()), questions, problems=3)
+    assert brief.keys() == {"eval/reward", "eval/reward_low", "eval/reward_high", "eval/num_unscored"}
+
+
 def test_a_score_of_one_or_more_is_right_and_part_of_one_is_wrong() -> None:
     partial = iter([0.0, 0.999, 1.0, 2.5])
     judge = reward_function(lambda completions: [next(partial) for _ in completions], name="partial")
@@ -217,6 +281,15 @@ def test_a_full_evaluation_samples_as_many_completions_as_it_says(probes: dict[s
     # Three at temperature 1 and a greedy one for each of four problems; with closing tags another.
     assert sum(counted) == num_completions(questions, samples=3) == (20 if probes else 16)
     assert ("accuracy_never_giving_up" in results) == bool(probes)
+
+
+def test_the_evaluations_of_a_run_sample_as_many_completions_as_its_plan_counts_on() -> None:
+    options = EvaluationOptions(every_steps=3, samples=8, brief_problems=2)
+    # Before and after 4 problems × (8 + 1), and after steps 3, 6 and 9 the first two problems.
+    assert completions_of_run(QUESTIONS, options, 11) == 2 * 36 + 3 * 2
+    assert completions_of_run(QUESTIONS, replace(options, brief_problems=99), 3) == 2 * 36 + 4
+    assert completions_of_run(QUESTIONS, replace(options, every_steps=0), 11) == 2 * 36
+    assert completions_of_run(replace(QUESTIONS, prompts=[]), options, 11) == 0
 
 
 def test_a_probe_that_suppresses_nothing_reads_the_sampled_completions() -> None:

@@ -1,6 +1,7 @@
 """`posttrain rl` from end to end: its plan, its limits, and one clear message for whatever keeps it from going on."""
 
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from posttrain.cli import main
 from tests.support.accidents import Accident
-from tests.support.runs import Ended, command, metrics_of, save_tiny_model, start, tiny_recipe
+from tests.support.runs import Ended, command, lines_of, metrics_of, save_tiny_model, start, tiny_recipe
 
 
 @pytest.fixture(scope="module")
@@ -164,7 +165,37 @@ def test_a_dry_run_shows_the_plan_and_writes_nothing(place: Path, capsys) -> Non
     assert ended.code == 0
     for line in ("one step   4 prompts × 6 completions", "steps      4, about ", "rewards    dice × 1", "4 held-out"):
         assert line in ended.out
+    time = r"time       about (\S+) min: (\S+) for steps, (\S+) for evaluations; more as completions grow"
+    assert re.search(time, ended.out)
     assert [path for path in sorted(place.iterdir()) if path.name != "__pycache__"] == before
+
+
+def test_without_held_out_rows_the_end_says_so_and_how_to_have_some(place: Path, capsys) -> None:
+    recipe = tiny_recipe(place, task=rows_of(place, "one", "two", "three", "four"), run={"num_steps": 1})
+    ended = in_this_process(capsys, "rl", recipe)
+    assert ended.code == 0, ended.err
+    assert "No rows were held out, so nothing was measured before and after." in ended.out
+    assert "steps without their gradients" in ended.out
+    assert not re.search(r"^held-out +before", ended.out, flags=re.MULTILINE)
+    assert "No rows were held out" in (place / "run" / "model" / "README.md").read_text()
+    assert len(lines_of(place / "run")) == 2  # step 0 and the first; nothing was measured after it
+    assert json.loads((place / "run" / "summary.json").read_text())["after"]["reward"] is None
+
+
+def test_the_bundled_recipe_for_a_model_of_ones_own_trains_one(place: Path, capsys, monkeypatch) -> None:
+    monkeypatch.chdir(place)
+    tiny_recipe(place)  # for dice.py
+    rows = rows_of(place, *(f"What is {i} + {i}?" for i in range(30)))["path"]
+    small = ("--rollout.max-completion-tokens", "6", "--run.num-steps", "1", "--run.threads", "1")
+    data = ("--task.path", rows, "--rewards", "dice.py:dice", "--model.path", place.parent / "model")
+    ended = in_this_process(capsys, "rl", "own-model", *data, *small)
+    assert ended.code == 0, ended.err
+    summary = json.loads(Path("runs/own-model/summary.json").read_text())
+    assert (summary["recipe"], summary["steps"]) == ("own-model", 1)
+    assert summary["after"]["num_problems"] > 0
+    (step,) = metrics_of(Path("runs/own-model"))[1:]
+    assert step["num_groups"] == 8
+    assert "kl" not in step
 
 
 LIMITS: dict[str, tuple[Mapping[str, Any], list[int]]] = {

@@ -10,9 +10,10 @@ from pyarrow import parquet
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import posttrain
+from posttrain.training.evaluation import full_evaluation
 from posttrain.training.session import open_session
 from tests.support.pages import documented
-from tests.support.runs import command, metrics_of, require_same, save_tiny_model, tiny_recipe
+from tests.support.runs import after_training, command, metrics_of, require_same, save_tiny_model, tiny_recipe
 
 ROWS = [{"prompt": f"What is {i} + {i}? ", "answer": 2 * i} for i in range(30)]
 
@@ -62,7 +63,7 @@ def test_every_file_is_there(run: Path) -> None:
 
 def test_every_metric_is_documented(run: Path) -> None:
     steps = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    assert [step["step"] for step in steps] == list(range(6))
+    assert [step["step"] for step in steps] == [*range(6), 5]
     assert {name for step in steps for name in step if not documented(name)} == set()
     assert all(step["num_non_finite"] == 0 for step in steps)
     assert {"reward", "kl", "loss", "seconds/update", "eval/accuracy_sampled", "rewards/seldom/mean"} <= steps[3].keys()
@@ -70,15 +71,45 @@ def test_every_metric_is_documented(run: Path) -> None:
 
 def test_the_summary_has_results_with_intervals_before_and_after(run: Path) -> None:
     summary = json.loads((run / "summary.json").read_text())
-    assert list(summary) == ["before", "after", "seconds", "tokens", "peak_memory_bytes", "versions", "device"]
+    results = ["before", "after", "seconds", "tokens", "peak_memory_bytes", "versions", "device"]
+    assert list(summary) == [*results, "steps", "algorithm", "rewards", "training_reward", "recipe", "machine"]
     for when in ("before", "after"):
-        for name in EVALUATED:
+        for name in (*EVALUATED, "reward"):
             low, high = summary[when][f"{name}_interval"]
-            assert 0 <= low <= summary[when][name] <= high <= 1
+            assert 0 <= low <= summary[when][name] <= high <= 2
         assert summary[when]["mean_length"] > 0
     steps = [row for step in range(1, 6) for row in rollouts(run, step)]
     assert summary["tokens"]["completion"] == sum(len(row["tokens"]) for row in steps)
     assert summary["seconds"]["total"] > 0
+
+
+def test_the_summary_says_what_the_run_was(run: Path) -> None:
+    summary, steps = json.loads((run / "summary.json").read_text()), metrics_of(run)
+    assert (summary["steps"], summary["algorithm"]) == (5, "grpo")
+    assert summary["rewards"] == {"dice": 1.0, "seldom": 0.5}
+    assert summary["training_reward"] == {"first_step": steps[1]["reward"], "last_step": steps[5]["reward"]}
+    assert Path(summary["recipe"]).name == "recipe.yaml"
+    assert summary["machine"]["threads"] == 1
+    assert summary["machine"]["cores"] >= 1
+
+
+def test_the_last_line_of_metrics_is_what_was_measured_after_training(run: Path) -> None:
+    (line,) = after_training(run)
+    after = json.loads((run / "summary.json").read_text())["after"]
+    for name in (*EVALUATED, "reward"):
+        low, high = after[f"{name}_interval"]
+        assert [line[f"eval/{name}{end}"] for end in ("", "_low", "_high")] == [after[name], low, high]
+    assert {name for name in line if not name.startswith("eval/")} == {"step", "num_non_finite"}
+
+
+def test_the_held_out_reward_is_what_training_would_pay(run: Path) -> None:
+    with open_session(posttrain.load_recipe(run / "config.yaml", model={"path": str(run / "model")})) as session:
+        session.load_weights()
+        _, groups = full_evaluation(session.engine, session.questions(), samples=8)
+        paid = session.collector.grade(groups).rewards
+    after = json.loads((run / "summary.json").read_text())["after"]
+    assert after["reward"] == pytest.approx(paid.mean().item(), abs=1e-12)
+    assert after["reward"] != after["accuracy_sampled"], "of no use: the second reward paid nothing"
 
 
 def test_a_model_measured_again_gives_the_numbers_of_the_summary(run: Path) -> None:

@@ -7,9 +7,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from matplotlib.figure import Figure
 from rich.console import Console
 
-from posttrain.runs.curves import draw_curves, running_mean
+from posttrain.runs.curves import draw_curves, draw_held_out, draw_length, draw_reward, running_mean
 from posttrain.runs.progress import Progress, duration, sparkline, visible
 
 
@@ -54,6 +55,29 @@ def test_without_a_terminal_steps_are_plain_lines_with_the_numbers_that_matter()
         "step 1/10  reward 0.250  length 47  tokens/s 5,210  4:30 left",  # 9 more of 30 s
         "step 2/10  reward 0.500  held-out accuracy 0.250 (first 0.125)  KL to reference 0.0123  4:00 left",
     ]
+
+
+def test_evaluations_are_shown_beside_the_full_one_before_training() -> None:
+    target, clock = console(terminal=False), Clock()
+    progress = Progress(10, console=target, clock=clock)
+    progress.start([])
+    progress.compare_with({"eval/accuracy_sampled": 0.222, "eval/reward": 0.222})
+    progress.step(1, {"reward": 0.25})
+    progress.step(2, {"eval/accuracy_sampled": 0.32, "eval/reward": 0.4})
+    progress.step(3, {"eval/accuracy_sampled": 0.0, "eval/reward": 0.0})
+    shown = [line.split("  ")[1:-1] for line in printed(target).splitlines()]
+    assert shown[1:] == [["held-out accuracy 0.320 (first 0.222)"], ["held-out accuracy 0.000 (first 0.222)"]]
+
+
+def test_where_no_answer_is_ever_right_the_held_out_reward_is_shown() -> None:
+    target = console(terminal=False)
+    progress = Progress(10, console=target, clock=Clock())
+    progress.start([])
+    progress.compare_with({"eval/accuracy_sampled": 0.0, "eval/reward": -1.5})
+    progress.step(5, {"eval/accuracy_sampled": 0.0, "eval/reward": -0.25})
+    progress.step(6, {"eval/reward": -0.2})  # the judge had nothing to say
+    shown = [line.split("  ")[1:-1] for line in printed(target).splitlines()]
+    assert shown == [["held-out reward -0.250 (first -1.500)"], ["held-out reward -0.200 (first -1.500)"]]
 
 
 def test_quick_steps_share_a_line_but_first_last_and_evaluated_ones_have_their_own() -> None:
@@ -153,6 +177,31 @@ def test_a_sparkline_spans_least_to_greatest_and_averages_long_histories() -> No
 def test_the_running_mean_starts_at_the_first_value() -> None:
     # weights .9 and 1 of the first two: (.9 * 2 + 1 * 4) / 1.9
     assert running_mean([2.0, 4.0]) == pytest.approx([2.0, 5.8 / 1.9])
+
+
+def test_what_was_measured_after_training_ends_the_lines_of_the_picture() -> None:
+    brief = {"eval/accuracy_sampled": 0.5, "eval/accuracy_sampled_low": 0.4, "eval/accuracy_sampled_high": 0.6}
+    full = {"eval/accuracy_sampled": 0.55, "eval/accuracy_sampled_low": 0.5, "eval/accuracy_sampled_high": 0.6}
+    lines = [
+        {"step": 0, "eval/pass_at_8": 0.6, "eval/reward": 0.1},
+        {"step": 9, "reward": 0.3, **brief, "completions/mean_length": 5.0, "completions/clipped_ratio": 0.5},
+        {"step": 9, "eval/pass_at_8": 0.9, "eval/reward": 0.4, **full},
+    ]
+    reward, accuracy, length = Figure().subplots(1, 3)
+    draw_reward(reward, lines)
+    draw_held_out(accuracy, lines)
+    draw_length(length, lines)
+    drawn = {line.get_label(): line.get_xydata().tolist() for axes in (reward, accuracy) for line in axes.lines}
+    assert drawn["pass@8"] == [[0, 0.6], [9, 0.9]]
+    assert drawn["sampled"] == [[9, 0.55]]
+    assert drawn["held out"] == [[0, 0.1], [9, 0.4]]
+    assert drawn["step"] == [[9, 0.3]]
+    assert [axes.get_ylabel() for axes in length.figure.axes] == [
+        "mean reward",
+        "share solved",
+        "tokens",
+        "share cut off",
+    ]
 
 
 def test_curves_are_drawn_from_a_journal_with_gaps_nulls_and_a_torn_line(tmp_path: Path) -> None:

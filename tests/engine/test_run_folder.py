@@ -219,6 +219,18 @@ def test_the_rollout_file_holds_everything_that_a_step_used(tmp_path: Path) -> N
     assert rows[0]["cut_logprobs"] is None
 
 
+def test_cutting_forgets_a_second_line_of_the_last_step_and_no_score(tmp_path: Path) -> None:
+    with RunFolder.create(tmp_path, "") as run:
+        for step in (0, 1, 2):
+            run.append_metrics(step, {"reward": float(step)})
+            run.journal_scores(step, GROUPS, GRADES)
+        run.append_metrics(2, {"eval/reward": 0.5})  # measured after training, which goes on now
+        run.cut_after(2)
+        run.append_metrics(3, {"reward": 3.0})
+    assert [record.get("reward") for record in read_metrics(tmp_path / "metrics.jsonl")] == [0.0, 1.0, 2.0, 3.0]
+    assert (tmp_path / "scores.jsonl").read_bytes().count(b"\n") == 3 * len(GROUPS)
+
+
 def test_cutting_forgets_later_steps_and_a_torn_last_line(tmp_path: Path) -> None:
     with RunFolder.create(tmp_path, "") as run:
         for step in range(5):

@@ -154,13 +154,24 @@ def untimed(record: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def metrics_of(run: Path) -> list[dict[str, Any]]:
-    """The metrics of every step, without the timed ones."""
+    """The metrics of every step, without the timed ones; what was measured after training is in `after_training`."""
+    lines = lines_of(run)
+    return [line for line, before in zip(lines, [{"step": -1}, *lines], strict=False) if line["step"] > before["step"]]
+
+
+def after_training(run: Path) -> list[dict[str, Any]]:
+    """The lines that a finished run adds for its last step: one, or none where nothing is held out."""
+    return lines_of(run)[len(metrics_of(run)) :]
+
+
+def lines_of(run: Path) -> list[dict[str, Any]]:
+    """The lines of metrics.jsonl without what the clock says."""
     return [untimed(json.loads(line)) for line in (run / "metrics.jsonl").read_text().splitlines()]
 
 
 def contents(run: Path) -> dict[str, Any]:
     """All in a run folder that must not depend on interruptions; files as bytes."""
-    found: dict[str, Any] = {"metrics": metrics_of(run)}
+    found: dict[str, Any] = {"metrics": lines_of(run)}
     files = [path for path in sorted(run.rglob("*")) if path.is_file()]
     for path in files:
         name = path.relative_to(run).as_posix()
@@ -172,6 +183,7 @@ def contents(run: Path) -> dict[str, Any]:
         elif path.name == "state.json":
             state = json.loads(path.read_bytes())
             state["run"].pop("seconds")
+            state["run"].pop("recipe", None)
             found[name] = state
         else:
             found[name] = "is there"  # names the folder, or holds times

@@ -48,4 +48,5 @@ def main(arguments: Sequence[str]) -> int:
     if switches.dry_run:
         show_plan(config)
         return 0
-    return INTERRUPTED if train(config, resume=bool(folder)).interrupted else 0
+    done = train(config, resume=bool(folder), recipe=" ".join(given.positional))
+    return INTERRUPTED if done.interrupted else 0

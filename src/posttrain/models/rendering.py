@@ -78,7 +78,7 @@ class TokenizerRenderer:
                 f"prompt {id!r} is a list of messages, but the model's tokenizer"
                 f" ({self.tokenizer.name_or_path or type(self.tokenizer).__name__}) has no chat template to write them"
                 " with. Use an instruction-tuned model, put a chat_template.jinja into the model's folder, or give"
-                " prompts as plain text."
+                " prompts as plain text (of a dataset, with task.chat: false and no task.system)."
             )
         try:
             text = self.tokenizer.apply_chat_template(

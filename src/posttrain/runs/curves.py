@@ -36,10 +36,13 @@ def draw_curves(metrics: Path, picture: Path, title: str = "") -> None:
 
 
 def draw_reward(axes: "Axes", records: Records) -> None:
-    """Mean reward of each step, and its running mean."""
+    """Mean reward of each step, its running mean, and that of held-out problems."""
     steps, rewards = series(records, "reward")
     axes.plot(steps, rewards, color=BLUE, alpha=0.35, linewidth=1, marker=".", markersize=3, label="step")
     axes.plot(steps, running_mean(rewards), color=BLUE, linewidth=2.2, label="running mean")
+    measured, held_out = series(records, "eval/reward")
+    if measured:
+        axes.plot(measured, held_out, color=GREEN, linewidth=2, marker="o", markersize=4, label="held out")
     dress(axes, "Reward", "mean reward")
 
 
@@ -73,6 +76,7 @@ def draw_length(axes: "Axes", records: Records) -> None:
     right = axes.twinx()
     right.plot(cut_steps, cut, color=RED, linewidth=1.2, alpha=0.8, label="cut off (right axis)")
     right.set_ylim(0, 1)
+    right.set_ylabel("share cut off", fontsize=9, color=RED)
     right.tick_params(colors=RED, labelsize=8)
     right.spines[["top", "left"]].set_visible(False)
     axes.plot([], [], color=RED, linewidth=1.2, label="cut off (right axis)")
@@ -146,11 +150,11 @@ def dress(axes: "Axes", title: str, unit: str) -> None:
 
 
 def series(records: Records, name: str) -> tuple[list[float], list[float]]:
-    """Steps and values of a metric, at the steps that have one."""
-    points = [
-        (plot_number(record["step"]), plot_number(record[name])) for record in records if record.get(name) is not None
-    ]
-    return [step for step, _ in points], [value for _, value in points]
+    """Steps and values of a metric, at the steps that have one; the full evaluation at the end replaces a brief one."""
+    points = {
+        plot_number(record["step"]): plot_number(record[name]) for record in records if record.get(name) is not None
+    }
+    return [*points], [*points.values()]
 
 
 def plot_number(value: object) -> float:

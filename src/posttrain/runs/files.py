@@ -100,16 +100,18 @@ def read_metrics(path: Path) -> list[Mapping[str, object]]:
     return [record for _, record in json_lines(path)]
 
 
-def cut_lines_after(path: Path, step: int) -> None:
+def cut_lines_after(path: Path, step: int, *, one_a_step: bool = False) -> None:
     """Shorten a journal to its lines up to `step`, and remove a torn last line.
 
-    Steps only grow along the file, so the rest is one truncation: it needs no room on a full disk.
+    With `one_a_step` a second line of a step goes too, and what follows it: that of an end which was not the end.
+    Steps never fall along the file, so the rest is one truncation: it needs no room on a full disk.
     """
-    kept = 0
+    kept, before = 0, -1
     for end, record in json_lines(path):
-        if int(str(record["step"])) > step:
+        of_line = int(str(record["step"]))
+        if of_line > step or (one_a_step and of_line == before):
             break
-        kept = end
+        kept, before = end, of_line
     with path.open("r+b") as file:
         file.truncate(kept)
         os.fsync(file.fileno())

@@ -15,12 +15,16 @@ from rich.text import Text
 SHOWN = (
     ("reward", "reward", "{:.3f}"),
     ("eval/accuracy_sampled", "held-out accuracy", "{:.3f}"),
+    ("eval/reward", "held-out reward", "{:.3f}"),
     ("completions/mean_length", "length", "{:.0f}"),
     ("kl", "KL to reference", "{:.4f}"),
     ("kl_behaviour", "KL to behaviour", "{:.4f}"),
     ("tokens_per_second", "tokens/s", "{:,.0f}"),
 )
 """Metric, label and format of the numbers that matter, in the order of the display."""
+
+COMPARED = ("eval/accuracy_sampled", "eval/reward")
+"""Held-out metrics that are shown beside what they were at first."""
 
 SPARK = "▁▂▃▄▅▆▇█"
 SPARK_WIDTH = 32
@@ -49,7 +53,8 @@ class Progress:
         self._num_steps, self._done, self._resumed_from = num_steps, first_step - 1, first_step - 1
         self._time_limit = time_limit_seconds
         self._latest: dict[str, float] = {}
-        self._first_accuracy: float | None = None
+        self._first: dict[str, float] = {}
+        """What the first evaluation measured."""
         self._own: tuple[str, ...] = ()
         self._rewards: list[float] = []
         self._began = self._last_line = clock()
@@ -78,16 +83,19 @@ class Progress:
         self._latest |= metrics
         if "reward" in metrics:
             self._rewards.append(metrics["reward"])
-        accuracy = metrics.get("eval/accuracy_sampled")
-        if self._first_accuracy is None:
-            self._first_accuracy = accuracy
+        self.compare_with(metrics)
         self._bars.update(self._run_bar, completed=step)
         due = self._clock() - self._last_line >= PLAIN_SECONDS
         ends = step in (self._resumed_from + 1, self._num_steps)
-        if self._live is None and (due or ends or accuracy is not None):
+        evaluated = any(name in metrics for name in COMPARED)
+        if self._live is None and (due or ends or evaluated):
             self._last_line = self._clock()
             numbers = "  ".join(f"{label} {text}" for label, text in self._numbers(metrics))
             self.note(f"step {step}/{self._num_steps}  {numbers}  {duration(self._seconds_left())} left")
+
+    def compare_with(self, metrics: Mapping[str, float]) -> None:
+        """Show later evaluations beside this one, unless there is an earlier one."""
+        self._first = {name: value for name, value in metrics.items() if name in COMPARED} | self._first
 
     @contextmanager
     def stage(self, name: str, total: int) -> Iterator[Callable[[int], None]]:
@@ -147,13 +155,16 @@ class Progress:
         return left if self._time_limit is None else max(0.0, min(left, self._time_limit - elapsed))
 
     def _numbers(self, metrics: Mapping[str, float]) -> list[tuple[str, str]]:
-        shown = [(label, form.format(metrics[name])) for name, label, form in SHOWN if name in metrics]
-        shown += [(name, f"{metrics[name]:.4g}") for name in self._own if name in metrics]
-        if self._first_accuracy is not None and "eval/accuracy_sampled" in metrics:
-            shown = [
-                (k, f"{v} (first {self._first_accuracy:.3f})" if k == "held-out accuracy" else v) for k, v in shown
-            ]
-        return shown
+        accuracy, reward = COMPARED
+        # One of the two: the reward where no held-out answer was ever right, which is all that some rewards can tell.
+        right = any(each.get(accuracy) or reward not in each for each in (metrics, self._first))
+        left_out = reward if right else accuracy
+        shown = []
+        for name, label, form in SHOWN:
+            if name in metrics and name != left_out:
+                first = f" (first {form.format(self._first[name])})" if name in self._first else ""
+                shown.append((label, form.format(metrics[name]) + first))
+        return shown + [(name, f"{metrics[name]:.4g}") for name in self._own if name in metrics]
 
     def _display(self) -> Group:
         """The live display: bars, then the latest numbers."""

@@ -2,7 +2,7 @@
 
     config.yaml        the resolved configuration; running it again gives the same run
     inputs.json        what else it is made of, with digests: see run_inputs.py
-    metrics.jsonl      one line per step; step 0 is the state before training
+    metrics.jsonl      one line per step; step 0 is the state before training, a second line of the last step that after
     scores.jsonl       every score, on the disk before it is used
     rollouts/          step-000012.parquet: every completion of a finished step, with what became of it
     checkpoints/       step-000012/: see checkpoint.py
@@ -31,7 +31,8 @@ from posttrain.runs.rollout_file import parquet_bytes
 from posttrain.runs.run_inputs import FILE as INPUTS
 from posttrain.runs.run_inputs import RunInputs
 
-JOURNALS = ("metrics.jsonl", "scores.jsonl", "alarms.jsonl")
+METRICS = "metrics.jsonl"
+JOURNALS = (METRICS, "scores.jsonl", "alarms.jsonl")
 """Files that grow by lines, each line with its step."""
 CONTENTS = (
     *JOURNALS,
@@ -140,7 +141,7 @@ class RunFolder(Folder):
         with writing(self.path, self.path):
             for name in JOURNALS:
                 (self.path / name).touch()
-                cut_lines_after(self.path / name, step)
+                cut_lines_after(self.path / name, step, one_a_step=name == METRICS)
             (self.path / "rollouts").mkdir(exist_ok=True)
             for file in (self.path / "rollouts").iterdir():
                 if file.name.startswith(TEMPORARY) or rollout_step(file) > step:

@@ -9,6 +9,9 @@ from importlib.metadata import version
 HELD_OUT = ("accuracy_sampled", "accuracy_greedy", "pass_at_8")
 """Held-out results that come with an interval, `<name>_interval` = [low, high]."""
 
+REWARD = "reward"
+"""Another such: the mean reward, as training sums it.  Of a run that was begun before this was measured it is None."""
+
 PACKAGES = ("posttrain", "torch", "transformers", "safetensors", "tokenizers", "numpy")
 """What a run's numbers can depend on."""
 
@@ -20,12 +23,14 @@ def build_summary(
     seconds: Mapping[str, float],
     tokens: Mapping[str, int],
     device: str,
+    run: Mapping[str, object] | None = None,
 ) -> dict[str, object]:
     """The content of summary.json.
 
     `before` and `after` are held-out results: `accuracy_sampled`, `accuracy_greedy` and `pass_at_8`, each with a
     `<name>_interval` of [low, high], `mean_length` in tokens, and whatever else an evaluation tells.  None stands
     for what was not measured, such as pass@8 from fewer than 8 samples.
+    `run` is what else there is to say: steps taken, algorithm, rewards, recipe, machine.
     `seconds` by stage and `tokens` by kind cover the whole run, resumed parts included; peak memory is this process's.
     """
     return {
@@ -36,6 +41,7 @@ def build_summary(
         "peak_memory_bytes": peak_memory_bytes(),
         "versions": versions(),
         "device": device,
+        **(run or {}),
     }
 
 
@@ -45,7 +51,7 @@ def held_out_results(results: Mapping[str, object]) -> dict[str, object]:
     missing = [name for name in required if name not in results]
     assert not missing, f"evaluation without {', '.join(missing)}"
     plain = {name: list(value) if isinstance(value, tuple) else value for name, value in results.items()}
-    return {name: plain[name] for name in required} | plain
+    return {name: plain[name] for name in required} | {REWARD: None, f"{REWARD}_interval": None} | plain
 
 
 def peak_memory_bytes() -> int:

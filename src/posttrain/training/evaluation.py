@@ -1,4 +1,4 @@
-"""What a policy can do on held-out problems, with intervals: never the reward of training, never its problems."""
+"""What a policy can do on held-out problems, with intervals: how often it is right, and what training would pay it."""
 
 import math
 from collections import Counter
@@ -16,15 +16,18 @@ from posttrain.generation.request import Request
 from posttrain.generation.streams import StreamKey
 from posttrain.options.grading import GradingOptions
 from posttrain.options.sampling import Sampling
-from posttrain.records import Group, Prompt
+from posttrain.options.training import EvaluationOptions
+from posttrain.records import Grades, Group, Prompt
 from posttrain.rewards.grading.grade import OnError, RewardFunction, grade
 from posttrain.rewards.grading.resources import Resources
 from posttrain.runs.reports import as_number
-from posttrain.runs.summary import HELD_OUT
+from posttrain.runs.summary import HELD_OUT, REWARD
 from posttrain.tasks.base import Probe
 
 RESAMPLES = 2000
 """Bootstrap resamples behind an interval."""
+LATE = 2**31
+"""A step by which every weight that changes over steps has come to its end: before and after are then comparable."""
 Advance = Callable[[int], None]
 
 
@@ -37,11 +40,13 @@ class Questions:
     prompts: Sequence[Prompt]
     judge: RewardFunction
     """Scores a completion; 1 or more is right."""
+    rewards: Sequence[RewardFunction] = ()
+    """What training adds up to its reward, measured of sampled completions as well; none leaves that out."""
     max_completion_tokens: int
     seed: int
     grading: GradingOptions = field(default_factory=GradingOptions)
     on_error: OnError = "stop"
-    """What an exception of the judge's does, as in training."""
+    """What an exception of the judge's or of a reward's does, as in training."""
     resources: Resources | None = None
     """Those of the session, if there is one."""
     probes: Mapping[str, Probe] = field(default_factory=dict)
@@ -55,14 +60,15 @@ class Answers:
     groups: tuple[Group, ...]
     correct: Float64[ndarray, "prompt sample"]
     """1 or 0; NaN where the judge does not apply or could not score, which is neither right nor wrong."""
+    rewards: Float64[ndarray, "prompt sample"]
+    """As training sums it, with the weights that schedules end with; NaN where nothing scored."""
     outcomes: Mapping[str, float]
     """Share of each outcome that the judge told."""
 
     @property
     def rates(self) -> Float64[ndarray, " problem"]:
         """Share of right answers for each problem that has a scored one."""
-        scored = self.correct[~np.isnan(self.correct).all(axis=1)]
-        return np.nanmean(scored, axis=1) if len(scored) else np.empty(0)
+        return means_of_problems(self.correct)
 
     @property
     def num_unscored(self) -> int:
@@ -89,14 +95,49 @@ def sample_answers(
     """
     request = evaluation_request(questions, samples=samples, greedy=greedy)
     groups = sample_groups(engine, questions.prompts, request, advance=advance)
-    judge, on_error = questions.judge, questions.on_error
-    grades = grade(groups, [judge], on_error=on_error, grading=questions.grading, resources=questions.resources)
-    told = Counter(outcome for rows in grades.outcomes.values() for row in rows for outcome in row if outcome)
+    return judged_answers(groups, questions, () if greedy else questions.rewards)
+
+
+def judged_answers(groups: Sequence[Group], questions: Questions, rewards: Sequence[RewardFunction]) -> Answers:
+    """Completions as the judge and the rewards see them; a function that is both is asked once."""
+    judge = questions.judge
+    place = next((i for i, function in enumerate(rewards) if scores_alike(function, judge)), None)
+    summed = asked(groups, rewards, questions) if rewards else None
+    if summed is None or place is None:
+        judged, place = asked(groups, [judge], questions), 0
+    else:
+        judged = summed
+    scores = judged.scores[place]
+    told = Counter(outcome for row in judged.outcomes.get(judge.name, ()) for outcome in row if outcome)
     return Answers(
         groups=tuple(groups),
-        correct=torch.where(grades.scores[0].isnan(), torch.nan, (grades.scores[0] >= 1).double()).numpy(),
+        correct=torch.where(scores.isnan(), torch.nan, (scores >= 1).double()).numpy(),
+        rewards=(torch.full_like(scores, torch.nan) if summed is None else summed.rewards).numpy(),
         outcomes={outcome: count / told.total() for outcome, count in sorted(told.items())},
     )
+
+
+def scores_alike(function: RewardFunction, judge: RewardFunction) -> bool:
+    """Whether a reward scores as the judge does; clips and weights, which come after scores, make no difference."""
+    return function.unconditional() == judge and not function.settings.gate and not function.settings.of
+
+
+def asked(groups: Sequence[Group], functions: Sequence[RewardFunction], questions: Questions) -> Grades:
+    """What functions say of held-out completions."""
+    return grade(
+        groups,
+        functions,
+        on_error=questions.on_error,
+        step=LATE,
+        grading=questions.grading,
+        resources=questions.resources,
+    )
+
+
+def means_of_problems(values: Float64[ndarray, "prompt sample"]) -> Float64[ndarray, " problem"]:
+    """The mean of each problem's known values, where it has any."""
+    known = values[~np.isnan(values).all(axis=1)]
+    return np.nanmean(known, axis=1) if len(known) else np.empty(0)
 
 
 def evaluation_request(questions: Questions, *, samples: int, greedy: bool = False) -> Request:
@@ -116,7 +157,8 @@ def full_evaluation(
 
     Without held-out problems, or where the judge scores none of them, the numbers are None: nothing was measured.
     """
-    unmeasured = dict.fromkeys([*HELD_OUT, *(f"{name}_interval" for name in HELD_OUT), "mean_length"])
+    names = (*HELD_OUT, REWARD)
+    unmeasured = dict.fromkeys([*names, *(f"{name}_interval" for name in names), "mean_length"])
     if not questions.prompts:
         return {"num_problems": 0, **unmeasured}, ()
     sampled = sample_answers(engine, questions, samples=samples, advance=advance)
@@ -128,6 +170,7 @@ def full_evaluation(
         **unmeasured,
         **with_interval("accuracy_sampled", sampled.rates),
         **with_interval("accuracy_greedy", greedy.rates),
+        **with_interval(REWARD, means_of_problems(sampled.rewards)),
         "mean_length": sampled.mean_length,
         "outcomes": dict(sampled.outcomes),
         **with_interval("pass_at_8", pass_at_k(sampled.correct, 8)),
@@ -174,22 +217,38 @@ def num_completions(questions: Questions, *, samples: int) -> int:
     return len(questions.prompts) * (samples + 1 + sum(probe.samples_anew for probe in questions.probes.values()))
 
 
+def completions_of_run(questions: Questions, options: EvaluationOptions, num_steps: int) -> int:
+    """Completions that all evaluations of a run sample: before, along the way, after."""
+    times = num_steps // options.every_steps if options.every_steps else 0
+    brief = min(options.brief_problems, len(questions.prompts))
+    return 2 * num_completions(questions, samples=options.samples) + times * brief
+
+
 def brief_evaluation(engine: Engine, questions: Questions, *, problems: int) -> dict[str, float]:
-    """Held-out accuracy along the way: one sample for each of the first problems."""
+    """Held-out accuracy and reward along the way: one sample for each of the first problems."""
     if not questions.prompts:
         return {}
     answers = sample_answers(engine, replace(questions, prompts=questions.prompts[:problems]), samples=1)
-    if not len(answers.rates):
-        return {"eval/num_unscored": float(answers.num_unscored)}
-    low, high = bootstrap_interval(answers.rates)
-    return {
-        "eval/accuracy_sampled": float(answers.rates.mean()),
-        "eval/accuracy_sampled_low": low,
-        "eval/accuracy_sampled_high": high,
+    metrics = {
+        **metrics_with_interval(REWARD, means_of_problems(answers.rewards)),
+        **metrics_with_interval("accuracy_sampled", answers.rates),
         "eval/num_unscored": float(answers.num_unscored),
+    }
+    if not len(answers.rates):
+        return metrics
+    return {
+        **metrics,
         "eval/mean_length": answers.mean_length,
         **{f"eval/outcomes/{questions.judge.name}/{name}": share for name, share in answers.outcomes.items()},
     }
+
+
+def metrics_with_interval(name: str, values: Float64[ndarray, " problem"]) -> dict[str, float]:
+    """A mean over problems with the ends of its interval, under the names of docs/metrics.md, where there are any."""
+    if not len(values):
+        return {}
+    low, high = bootstrap_interval(values)
+    return {f"eval/{name}": float(values.mean()), f"eval/{name}_low": low, f"eval/{name}_high": high}
 
 
 def probe_results(

@@ -1,19 +1,25 @@
 """What a run says in words: its plan before, what came out after, and the files that keep it."""
 
+import os
 import signal
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import zip_longest
 from pathlib import Path
 from textwrap import wrap
+from types import MappingProxyType
 from typing import cast
+
+import torch
 
 from posttrain.models.policy import save_policy
 from posttrain.runs.curves import draw_curves
 from posttrain.runs.files import write_atomically, writing
 from posttrain.runs.folder import shown
-from posttrain.runs.summary import HELD_OUT, build_summary
+from posttrain.runs.run_folder import RunFolder
+from posttrain.runs.summary import HELD_OUT, REWARD, build_summary
 from posttrain.tasks.base import Probe, Reading
 from posttrain.training.collector import CollectedStep
+from posttrain.training.evaluation import completions_of_run
 from posttrain.training.session import Session, given_rewards
 from posttrain.training.state import RunState
 
@@ -21,25 +27,32 @@ SHOWN = 3
 """Held-out problems whose completions are shown before and after."""
 COLUMN = 46
 """Characters of a transcript's column."""
+NOTHING_HELD_OUT = "No rows were held out, so nothing was measured before and after."
+NO_SECONDS: Mapping[str, float] = MappingProxyType({})
+NO_PROBES: Mapping[str, Probe] = MappingProxyType({})
 
 
 def plan_lines(
-    session: Session, first: CollectedStep | None = None, seconds: float = 0.0, *, whole_step: bool = False
+    session: Session,
+    first: CollectedStep | None = None,
+    seconds: Mapping[str, float] = NO_SECONDS,
+    *,
+    whole_step: bool = False,
 ) -> list[str]:
     """What the run is about to do; where a step was collected, how long that took and how long its completions are.
 
-    With `whole_step` the seconds have its gradient in them too, and the time of all steps is told.
+    Seconds are by stage; with `whole_step` those of its gradient are among them.
     """
     config, rollout = session.config, session.config.rollout
     policy, dtype = session.policy, str(session.policy.compute_dtype).removeprefix("torch.")
     millions = sum(parameter.numel() for parameter in policy.model.parameters()) / 1e6
     share = pace = ""
+    time = []
     if first is not None:
         share = f", at first {first.num_completion_tokens / rollout.rollouts_per_step:.0f} tokens each"
-        pace = f", {seconds:.1f} s to sample and score the first"
-        if whole_step:
-            total = seconds * config.run.num_steps / 60
-            pace = f", about {seconds:.1f} s each as completions are now: {total:.1f} min"
+        each = sum(seconds.values())
+        pace = f", about {each:.1f} s each" if whole_step else f", {each:.1f} s to sample and score the first"
+        time = [time_line(session, first, seconds, whole_step=whole_step)]
     reason = policy.forward_reason
     lines = [
         f"model      {session.model_name}, {millions:.2f} M parameters, {dtype} on {policy.device}",
@@ -52,20 +65,35 @@ def plan_lines(
             f" (limit {rollout.max_completion_tokens})"
         ),
         f"steps      {config.run.num_steps}{pace}",
+        *time,
         f"folder     {config.run.folder}",
     ]
     return lines
 
 
-def held_out_metrics(results: Mapping[str, object], probes: Mapping[str, Probe]) -> dict[str, float]:
+def time_line(session: Session, first: CollectedStep, seconds: Mapping[str, float], *, whole_step: bool) -> str:
+    """The minutes that steps and evaluations take if all completions are as those of the first step."""
+    config = session.config
+    collected = sum(len(groups) for groups in (first.groups, *(groups for groups, _ in first.replaced)))
+    per_completion = (seconds["rollout"] + seconds["grade"]) / (collected * config.rollout.group_size)
+    asked = completions_of_run(session.questions(), config.evaluation, config.run.num_steps)
+    steps, evaluations = sum(seconds.values()) * config.run.num_steps / 60, per_completion * asked / 60
+    what = "steps" if whole_step else "steps without their gradients"
+    return (
+        f"time       about {steps + evaluations:.1f} min: {steps:.1f} for {what}, {evaluations:.1f} for evaluations;"
+        " more as completions grow"
+    )
+
+
+def held_out_metrics(results: Mapping[str, object], probes: Mapping[str, Probe] = NO_PROBES) -> dict[str, float]:
     """Full held-out results under the names of docs/metrics.md."""
     metrics: dict[str, float] = {}
     for name in (name for probe in probes.values() for name in probe.readings if name in results):
         metrics[f"eval/{name}"] = cast(float, results[name])
     if results["mean_length"] is not None:
         metrics["eval/mean_length"] = cast(float, results["mean_length"])
-    for name in HELD_OUT:
-        interval = results[f"{name}_interval"]
+    for name in (*HELD_OUT, REWARD):
+        interval = results.get(f"{name}_interval")
         if interval is not None:
             low, high = cast(Sequence[float], interval)
             metrics |= {
@@ -76,14 +104,16 @@ def held_out_metrics(results: Mapping[str, object], probes: Mapping[str, Probe])
     return metrics
 
 
-def write_results(session: Session, folder: Path, state: RunState, after: Mapping[str, object]) -> dict[str, object]:
+def write_results(session: Session, run: RunFolder, state: RunState, after: Mapping[str, object]) -> dict[str, object]:
     """Save the model and curves of a finished run; returns the content of its summary."""
+    folder = run.path
     summary = build_summary(
         before=state.before,
         after=after,
         seconds=state.seconds,
         tokens={"completion": state.completion_tokens, "trained": state.trained_tokens, "all": state.num_tokens},
         device=str(session.policy.device),
+        run=described_run(session, state, [line["reward"] for line in run.metrics() if "reward" in line]),
     )
     with writing(folder / "model", folder):
         save_policy(session.policy, folder / "model")
@@ -93,30 +123,50 @@ def write_results(session: Session, folder: Path, state: RunState, after: Mappin
     return summary
 
 
+def described_run(session: Session, state: RunState, rewards: Sequence[float | None]) -> dict[str, object]:
+    """What a summary says of the run beside its results; `rewards` are those of the steps that have one."""
+    return {
+        "steps": state.step,
+        "algorithm": session.algorithm.name,
+        "rewards": {function.name: function.settings.weight for function in session.rewards},
+        "training_reward": {"first_step": rewards[0], "last_step": rewards[-1]} if rewards else None,
+        "recipe": state.recipe or None,
+        "machine": {"cores": os.cpu_count(), "threads": torch.get_num_threads()},
+    }
+
+
 def model_card(session: Session, state: RunState, summary: Mapping[str, object]) -> str:
     """What the model folder says of itself."""
     config = session.config
-    lines = "\n".join(
-        f"| {label} | {before} | {after} |"
-        for label, before, after in comparison(summary, session.questions().probes.values())
-    )
+    rows = comparison(summary, session.questions().probes.values())
+    lines = ["| held-out | before | after |", "|---|---|---|", *(f"| {' | '.join(row)} |" for row in rows)]
+    table = "\n".join(lines) if rows else NOTHING_HELD_OUT
     return (
         f"---\nlibrary_name: transformers\ntags: [posttrain, {session.algorithm.name}]\n---\n\n"
         f"# {Path(config.run.folder).name}\n\n"
         f"{session.model_name}, trained with posttrain: {session.algorithm.name} on {session.task.name} for"
         f" {state.step} steps of {config.rollout.prompts_per_step} × {config.rollout.group_size}"
         " rollouts.\n\n"
-        f"| held-out | before | after |\n|---|---|---|\n{lines}\n\nThe recipe is `config.yaml` in the run folder.\n"
+        f"{table}\n\nThe recipe is `config.yaml` in the run folder.\n"
     )
 
 
 def comparison(summary: Mapping[str, object], probes: Iterable[Probe] = ()) -> list[tuple[str, str, str]]:
-    """Rows (what, before, after) of the held-out results, those of a task's probes last."""
+    """Rows (what, before, after) of the held-out results, those of a task's probes last.
+
+    Where the reward is the accuracy, that is shown; else the reward is, and accuracy where any answer was right.
+    """
     before, after = (cast(Mapping[str, object], summary[when]) for when in ("before", "after"))
-    readings = {
+    same = all(each.get(REWARD) in (None, each["accuracy_sampled"]) for each in (before, after))
+    right = any(each[name] for each in (before, after) for name in HELD_OUT)
+    accuracies = {
         "accuracy_sampled": Reading("accuracy, sampled at temperature 1"),
         "accuracy_greedy": Reading("accuracy, greedy"),
         "pass_at_8": Reading("pass@8"),
+    }
+    readings = {
+        **({} if same else {REWARD: Reading("reward, sampled at temperature 1")}),
+        **(accuracies if same or right else {}),
         "mean_length": Reading("mean length, tokens", digits=1),
         **{name: reading for probe in probes for name, reading in probe.readings.items()},
     }
@@ -141,19 +191,30 @@ def closing_lines(
     transcripts: tuple[Sequence[Sequence[str]], Sequence[Sequence[str]]],
 ) -> list[str]:
     """The end of a run: numbers before and after, transcripts side by side, where things are and what to do next."""
-    rows = [("held-out", "before", "after"), *comparison(summary, session.questions().probes.values())]
-    table = [f"{label:<38}{left:<24}{right}" for label, left, right in rows]
+    rows = comparison(summary, session.questions().probes.values())
+    width = max([23, *(len(left) for _, left, _ in rows)]) + 1
+    table = [f"{label:<38}{left:<{width}}{right}" for label, left, right in [("held-out", "before", "after"), *rows]]
     pairs = [line for b, a in zip(*transcripts, strict=True) for line in side_by_side(b[0], b[1], a[1])]
     folder = shown(folder)
     return [
         "",
-        *table,
+        *(table if rows else unmeasured_lines(summary)),
         "",
         *pairs,
         f"run folder   {folder}  (summary.json, metrics.jsonl, rollouts/, curves.png)",
         f"ask it       posttrain chat {folder}",
         f"measure it   {measuring(session, folder)}",
     ]
+
+
+def unmeasured_lines(summary: Mapping[str, object]) -> list[str]:
+    """What stands in place of the table where there was nothing held out: the rewards of training, and the remedy."""
+    rewards = cast("Mapping[str, float | None] | None", summary["training_reward"])
+    told = [NOTHING_HELD_OUT, "A dataset holds out rows by task.held_out_share, such as 0.1, or task.held_out_path."]
+    if rewards is not None:
+        first, last = ("unknown" if each is None else f"{each:.3f}" for each in rewards.values())
+        told.append(f"Reward in training: {first} in the first step, {last} in the last.")
+    return told
 
 
 def measuring(session: Session, folder: Path) -> str:

@@ -67,13 +67,14 @@ def train(
     rows: Rows | None = None,
     watchers: Sequence[Watcher] = (),
     resume: bool = False,
+    recipe: str = "",
 ) -> Run:
     """Improve a policy by sampling, grading and reinforcing its own completions.
 
     For callers in Python: `policy` (made by `posttrain.as_policy`), `task`, `engine` and `algorithm` are objects in
     place of what the config describes; `rewards` are functions of your own, `rows` your own prompts, and `watchers` see
     each step.  With `resume` the run in `config.run.folder` goes on from its last checkpoint, to the same bits as if it
-    had never stopped.
+    had never stopped.  `recipe` is what the summary says that the config comes from.
     """
     own = CallerObjects(policy=policy, task=task, engine=engine, algorithm=algorithm, rewards=rewards, rows=rows)
     watching = require_watchers(watchers)
@@ -82,6 +83,7 @@ def train(
     with open_session(config, own) as session:
         config.require_use_for_reference(session.algorithm)
         require_room(session)
+        session.trained.run.recipe = recipe
         require_sound_rows(session)
         return train_session(session, inputs_of(config, own), watching, resume=resume)
 
@@ -105,13 +107,14 @@ def train_session(session: Session, inputs: RunInputs, watchers: Sequence[Watche
         if not state.before:
             # Before anything is measured or an earlier run is given up: a mistake in a reward shows now.
             first = session.collector.collect(1, folder.journal_scores, harness.clock)
-        harness.start([*report.plan_lines(session, first, harness.clock.total), *notes])
+        harness.start([*report.plan_lines(session, first, harness.clock.seconds), *notes])
         if not state.before:
             measure_before(session, harness)
             if not resume:  # only now: nor does a mistake in the evaluation cost an earlier run
                 folder.begin(saved_recipe(config))
             folder.write_inputs(inputs)
             save_before(session, harness)
+        harness.progress.compare_with(report.held_out_metrics(session.trained.run.before))
         with harness.naming_the_step():
             take_steps(session, harness, first)
         if harness.interruption.signal is not None:
@@ -221,8 +224,10 @@ def conclude(session: Session, harness: Harness, state: RunState) -> Run:
     with clock("evaluate"):
         after, transcripts = measure_held_out(session, harness, "after training")
     state.add_seconds(clock.seconds)
-    folder = harness.folder.path
-    summary = report.write_results(session, folder, state, after)
+    folder, probes = harness.folder.path, session.questions().probes
+    if after["num_problems"]:
+        harness.folder.append_metrics(state.step, report.held_out_metrics(after, probes))
+    summary = report.write_results(session, harness.folder, state, after)
     harness.end(summary, report.closing_lines(session, folder, summary, (state.transcripts, transcripts)))
     return Run(folder=folder, summary=summary)
 
@@ -280,5 +285,5 @@ def show_plan(config: Config, own: CallerObjects = NOTHING_BROUGHT) -> None:
         collected = session.collector.collect(1, no_journal, clock)
         first, *_ = session.learner.batches(session.learner.credit(collected, clock), clock)
         session.learner.differentiate(first, clock)
-        for line in report.plan_lines(session, collected, clock.total, whole_step=True):
+        for line in report.plan_lines(session, collected, clock.seconds, whole_step=True):
             print(line)

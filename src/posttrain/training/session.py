@@ -118,13 +118,17 @@ class Session:
             )
 
     def questions(self) -> Questions:
-        """The held-out problems, judged by the task's own measure where it has one, else by the first reward."""
+        """The held-out problems, judged by the task's own measure where it has one, else by the first reward.
+
+        A measure of the task's own that training does not pay for stands alone: no reward is asked about them.
+        """
         if self.held_out is None:
             functions = task_rewards(self.task) or self.rewards
             self.held_out = Questions(
                 task=self.task.name,
                 prompts=held_out_prompts(self.task),
                 judge=functions[0].unconditional(),
+                rewards=self.rewards if functions == self.rewards else (),
                 max_completion_tokens=self.config.rollout.max_completion_tokens,
                 seed=self.config.run.seed,
                 grading=self.config.grading,

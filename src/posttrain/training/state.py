@@ -28,6 +28,8 @@ class RunState:
     """Held-out results before training."""
     transcripts: list[list[str]] = field(default_factory=list)
     """[prompt, completion before training] of the problems that the end shows side by side."""
+    recipe: str = ""
+    """File or name of the recipe that the run was started with, where it is known."""
 
     def saw_evaluation(self, accuracy: float) -> None:
         """Count an evaluation along the way towards the best one."""
