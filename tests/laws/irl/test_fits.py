@@ -194,6 +194,7 @@ def test_the_log_likelihood_is_the_mean_over_demonstrated_steps() -> None:
         assert fit.log_likelihood == pytest.approx(float(np.log(chosen).mean()), rel=1e-9)
 
 
+@pytest.mark.filterwarnings("ignore:no policy has these moments")
 @pytest.mark.filterwarnings("ignore:the fit has not converged")
 @settings(max_examples=20)
 @given(seed=SEEDS, stop=st.integers(0, 4))

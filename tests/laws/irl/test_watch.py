@@ -34,6 +34,7 @@ def to_comparisons(irl: MaxCausalEntIRL, watch: Watch | None) -> Fit:
     return fit_jointly(irl, course_world(), ONE_WEIGHT_PER_STATE, shown, (shown, shown), watch=watch)
 
 
+@pytest.mark.filterwarnings("ignore:no policy has these moments")
 @pytest.mark.parametrize(
     ("fit_to", "irl"),
     [
