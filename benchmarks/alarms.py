@@ -143,6 +143,8 @@ def judged(name: str) -> dict[str, Any]:
     """A run, its alarms, and which of them are missing or false."""
     lines = (FOLDER / name / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     history = [json.loads(line) for line in lines]
+    if history[-1]["step"] == history[-2]["step"]:
+        history.pop()  # what was measured after training, which no alarm is about
     variant, found = VARIANTS[name], raised(history)
     kinds = {alarm.split()[0] for _, alarm in found}
     evaluations = [line["eval/accuracy_sampled"] for line in history if "eval/accuracy_sampled" in line]

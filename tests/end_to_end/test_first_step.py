@@ -165,6 +165,6 @@ def test_every_completion_is_scored_once_and_the_first_scores_are_those_of_step_
     for row in tables[0]:
         assert by_name[row["prompt_id"]][row["sample"]] == row["score/counted"]
     if algorithm == "grpo":
-        assert calls == [12, 12], "one call for each of the two steps"
+        assert calls == [12, 3, 12, 3], "one call for each of the two steps and of the two evaluations"
     else:
-        assert sum(calls) > 24, "of no use: no group was replaced"
+        assert sum(calls) > 30, "of no use: no group was replaced"
