@@ -94,6 +94,11 @@ class Folder:
         for name, records in held:
             self._append(name, records)
 
+    @property
+    def begun(self) -> bool:
+        """Whether what the folder holds is of this run."""
+        return self._begun
+
     def close(self) -> None:
         """Let another writer in.  Closing twice does nothing."""
         if self._lock >= 0:

@@ -10,6 +10,7 @@ from typing import cast
 from posttrain.models.construction import without_progress_bars
 from posttrain.runs.curves import draw_curves
 from posttrain.runs.files import write_atomically, writing
+from posttrain.runs.interruption import resume_command
 from posttrain.runs.summary import HELD_OUT, build_summary
 from posttrain.tasks.base import Probe, Reading
 from posttrain.training.collector import CollectedStep
@@ -169,5 +170,5 @@ def interrupted(folder: Path, step: int, by: signal.Signals) -> list[str]:
     """What an interrupted run leaves."""
     return [
         f"{by.name}: stopped after step {step}; everything is saved.",
-        f"go on with   posttrain rl --resume {folder}",
+        f"go on with   {resume_command(folder, 'rl')}",
     ]
