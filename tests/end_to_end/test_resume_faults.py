@@ -14,6 +14,7 @@ import posttrain
 from posttrain.cli import main
 from posttrain.errors import UserError
 from posttrain.training import sft
+from tests.support.accidents import flip_bit
 from tests.support.runs import metrics_of, require_same, save_tiny_model, tiny_recipe
 
 
@@ -40,12 +41,6 @@ def refused(arguments: list[str], capsys: pytest.CaptureFixture[str], code: int 
     told = capsys.readouterr()
     assert told.out == ""
     return told.err
-
-
-def flip_bit(file: Path) -> None:
-    content = bytearray(file.read_bytes())
-    content[-1] ^= 1
-    file.write_bytes(content)
 
 
 def contents(run: Path) -> dict[str, bytes]:
