@@ -16,8 +16,8 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' Makefile
 
-demo: .venv/.ok ## install, then train the bundled model on Countdown and show it before and after
-	$(BIN)/posttrain rl recipes/countdown-tiny.yaml --run.overwrite
+demo: .venv/.ok ## install, then train the bundled model on Countdown and show it before and after; an earlier runs/demo goes
+	$(BIN)/posttrain rl recipes/countdown-tiny.yaml --run.folder runs/demo --run.overwrite
 
 test: .venv/.ok ## the whole test suite: no network, no GPU
 	$(BIN)/python -m pytest -n 2 --durations=10
@@ -38,8 +38,9 @@ format: .venv/.ok ## mend what lint can mend
 	$(BIN)/ruff check --fix-only
 	$(BIN)/ruff format
 
-types: .venv/.ok ## static types of src, strictly
+types: .venv/.ok ## static types of src, strictly, and of what README shows
 	$(BIN)/mypy
+	$(BIN)/python -m tests.typed_pages
 
 docs: .venv/.ok ## the documentation, in docs/_build; a warning is an error
 	rm -rf docs/api

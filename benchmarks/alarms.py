@@ -112,8 +112,10 @@ VARIANTS = {
     "short": hacked("brevity", "short", "reward held-out", "no"),
     "repeats": hacked("repetition", "repeats", "reward repetition", "length held-out no"),
     "too-fast": Variant("the demo at 30 times its rate", (*FREE[:3], "3e-3"), frozenset(["length", "no"]), MISHAPS),
-    "too-hard": Variant("six numbers, targets from 500", HARD, frozenset(["no"])),
-    "too-easy": Variant("the form alone, which the base has", ("--rewards", "strict_format"), frozenset(["no"])),
+    "too-hard": Variant("six numbers, targets from 500", HARD, frozenset(["no", "same"])),
+    "too-easy": Variant(
+        "the form alone, which the base has", ("--rewards", "strict_format"), frozenset(["no", "same"])
+    ),
 }
 
 

@@ -1,6 +1,6 @@
 """Seconds, gaps and memory of inverse RL, beside the course's plain loops, qzed/irl-maxent's method and `imitation`.
 
-    python benchmarks/irl.py [--only course exact grid wide imitation overflow import]
+    python benchmarks/irl.py [--only course exact solvers grid wide imitation overflow import]
 
 One thread; times are the best of three, in a process for each section.  A gap is the largest difference between a
 feature of the fitted policy and of the demonstrations, as undiscounted visits unless a discount is named.  The first
@@ -150,6 +150,26 @@ def exact() -> None:
             )
 
 
+def solvers() -> None:
+    """Newton and L-BFGS with a weight for each state: where one becomes quicker than the other."""
+    for discount in (0.9, 1.0):
+        for size in (10, 15, 20, 24, 30):
+            world, rng = IcyGridWorld(size, slip=0.2), np.random.default_rng(0)
+            problem = Problem(mdp=world, reward=-2 + 0.3 * rng.normal(size=size**2), discount=discount)
+            policy = soft_policy_iteration(problem).policy
+            shown = sample_demonstrations(world, policy, num_episodes=200, rng=np.random.default_rng(0))
+            reward = LinearReward(features=np.eye(size**2))
+            for solver in ("newton", "lbfgs"):
+                irl = MaxCausalEntIRL(discount=discount, solver=solver)
+                begun = time.perf_counter()
+                fit = irl.fit(world, reward, shown)
+                line(
+                    f"{size**2} weights, discount {discount}, {solver}",
+                    time.perf_counter() - begun,
+                    f"{fit.num_iterations} iterations, gradient {fit.history[-1][1]:.0e}",
+                )
+
+
 def grid() -> None:
     """99,856 states."""
     seconds, world = best_of_three(lambda: IcyGridWorld(316, slip=0.2, start=np.full(316**2, 1 / 316**2)))
@@ -287,6 +307,7 @@ def overflow() -> None:
 SECTIONS = {
     "course": course,
     "exact": exact,
+    "solvers": solvers,
     "grid": grid,
     "wide": wide,
     "imitation": imitation,

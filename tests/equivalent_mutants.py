@@ -159,13 +159,16 @@ BECAUSE: dict[str, list[tuple[str, str]]] = {
         *(
             (
                 file,
-                f"no require(self.{option} in {known}, self, '{option}', \"is unknown; use {known[0]!r} or {known[1]!r}\")",
+                f"no require(is_word(self.{option}, {known}), self, '{option}', \"is unknown; use {known[0]!r} or {known[1]!r}\")",
             )
             for file, option, known in (
                 ("irl/causal.py", "objective", ("dual", "likelihood")),
-                ("irl/causal.py", "solver", ("newton", "lbfgs")),
                 ("irl/maxent.py", "gradient", ("tilted", "algorithm1")),
             )
+        ),
+        (
+            "irl/causal.py",
+            "no require(is_word(self.solver, SOLVERS), self, 'solver', \"is unknown; use 'auto', 'newton' or 'lbfgs'\")",
         ),
     ],
 }

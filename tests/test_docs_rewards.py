@@ -9,11 +9,13 @@ from typing import get_args
 
 import pytest
 
+from posttrain.generation.parity import BFLOAT16_NATS, EXACT_NATS
 from posttrain.options.reward import RewardOptions, RewardTerms
 from posttrain.options.sandbox import SandboxOptions
 from posttrain.rewards.code.unit_tests import read_tests
 from posttrain.rewards.reward_registry import BUILT_IN
 from posttrain.runs import alarms
+from posttrain.runs.guards import STEPS_APART
 from tests.support.pages import blocks, posttrain, programs, python, write_files
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -107,9 +109,13 @@ def test_the_table_of_alarms_says_the_thresholds_of_the_code() -> None:
             f"first {alarms.HALF} steps",
         ],
         "repetition": ["half of all 4-grams", f"{100 * alarms.REPETITION_JUMP:g} points"],
+        "unscored": ["no completion of the step"],
+        "same reward": ["since the first step"],
+        "sampler gap": [f"{EXACT_NATS:g} nats", f"{BFLOAT16_NATS:g} in bfloat16", "three such steps"],
         "no signal": [f"{alarms.WINDOW} steps", f"{100 * alarms.SILENT_GROUPS:g} %"],
     }
     assert rows.keys() == says.keys()
+    assert STEPS_APART == 3
     for name, parts in says.items():
         assert all(part in rows[name] for part in parts), name
     assert (alarms.LEAST_RISE, alarms.REPETITION) == (0.25, 0.5)  # a quarter, and half

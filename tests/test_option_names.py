@@ -20,6 +20,8 @@ KINDS = (Config, SftConfig, IrlConfig, ChatConfig)
 # Dotted words that begin like an option and are none, each with what it is.
 NO_OPTIONS = {
     "run.model_folder": "a field of what posttrain.train returns",
+    "algorithm.path": "names the file of an algorithm of one's own, whose options are its own",
+    "rewards.nanmean": "a method of torch's tensors",
 }
 FILES = (".py", ".npz", ".png", ".safetensors")
 

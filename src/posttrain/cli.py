@@ -58,7 +58,7 @@ def run(command: str, arguments: Sequence[str]) -> int:
     try:
         return int(import_module(f"posttrain.commands.{COMMANDS[command][0]}").main(arguments))
     except UserError as error:
-        return complain(str(error), error.exit_code)
+        return complain(error.command, error.exit_code)
     except KeyboardInterrupt as stop:
         return complain(str(stop) or "interrupted", 130)
     except BrokenPipeError:  # `posttrain config ... | head`

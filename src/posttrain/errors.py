@@ -9,6 +9,11 @@ class UserError(ValueError):
 
     exit_code = 2
 
+    def __init__(self, message: str, *, command: str = "") -> None:
+        """`command` says the same to whoever typed a command, where its remedy has another name than in Python."""
+        super().__init__(message)
+        self.command = command or message
+
 
 class RunError(UserError):
     """The run cannot go on, for a reason outside the program: a full disk, a failing reward, a non-finite loss."""

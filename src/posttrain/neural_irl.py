@@ -11,6 +11,7 @@ With a network the problem is no longer convex, and the certificates of `MaxCaus
 """
 
 from dataclasses import dataclass
+from math import inf
 
 import numpy as np
 import torch
@@ -20,6 +21,7 @@ from torch import Tensor
 from torch.nn import Module
 
 from posttrain.errors import UserError, require
+from posttrain.irl.arguments import brief_repr, check_watch, require_numbers, whole_number
 from posttrain.irl.causal import MaxCausalEntIRL
 from posttrain.irl.counting import check_whole, discounted_counts, in_world, initial_histogram
 from posttrain.irl.demonstrations import Demonstrations
@@ -57,10 +59,11 @@ class NeuralIRL:
     """Largest difference in discounted visits of a state at which to stop."""
 
     def __post_init__(self) -> None:
-        require(self.learning_rate > 0, self, "learning_rate", "learns nothing; use a number > 0")
-        require(self.weight_decay >= 0, self, "weight_decay", "grows weights; use a number >= 0")
-        require(self.num_steps >= 1, self, "num_steps", "is too few; use at least 1")
-        require(self.tolerance >= 0, self, "tolerance", "is no gap; use a number >= 0")
+        require_numbers(self, "learning_rate", "weight_decay", "num_steps", "tolerance")
+        require(0 < self.learning_rate < inf, self, "learning_rate", "learns nothing; use a finite number > 0")
+        require(0 <= self.weight_decay < inf, self, "weight_decay", "grows weights; use a finite number >= 0")
+        require(whole_number(self.num_steps, "num_steps") >= 1, self, "num_steps", "is too few; use at least 1")
+        require(0 <= self.tolerance < inf, self, "tolerance", "is no gap; use a finite number >= 0")
         self.causal()
 
     def causal(self) -> MaxCausalEntIRL:
@@ -80,6 +83,12 @@ class NeuralIRL:
 
         `watch` is shown the `gap` before each step.
         """
+        check_watch(watch)
+        if not isinstance(network, Module) or not isinstance(inputs, Tensor):
+            raise UserError(
+                f"network is {brief_repr(network)} and inputs {brief_repr(inputs)}: give a torch module, and a tensor "
+                "with a row for each state"
+            )
         dual = self.state_dual(mdp, demonstrations)
         parameters = [parameter for parameter in network.parameters() if parameter.requires_grad]
         if not parameters:
@@ -88,7 +97,10 @@ class NeuralIRL:
         gaps: list[float] = []
         plan: Plan | None = None
         for step in range(self.num_steps):
-            reward = network(inputs).reshape(-1)
+            output = network(inputs)
+            if not isinstance(output, Tensor):
+                raise UserError(f"the network gives {brief_repr(output)}: it must give a tensor of rewards")
+            reward = output.reshape(-1)
             if reward.shape != (mdp.num_states,):
                 raise UserError(f"the network gives {reward.numel()} rewards for {mdp.num_states} states; use one each")
             point = self.dual_at(dual, reward, plan, step)

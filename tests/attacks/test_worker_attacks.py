@@ -130,7 +130,6 @@ def pids(folder: Path) -> list[tuple[int, int]]:
     ("name", "says"),
     [
         ("ends", "exited with 0"),
-        ("leaves", "exited with 1"),
         ("segfaults", "ended by SIGSEGV"),
         ("is_killed", "ended by SIGKILL"),
         ("lets_go", "ended by SIGKILL"),

@@ -150,6 +150,34 @@ def test_no_signal_for_long() -> None:
     assert names(history(*[still] * 9, calm=0)) == []
 
 
+def test_a_step_without_any_score_is_told_at_once_and_why() -> None:
+    assert names([{"step": 1, "frac_unscored": 1.0}]) == ["unscored"]
+    assert names([{"step": 1, "frac_unscored": 0.99}]) == []
+    says = [
+        alarms([{"step": 1, "frac_unscored": 1.0, "num_score_failures": failed}], {})[0].says for failed in (0.0, 8.0)
+    ]
+    assert "no reward function applies" in says[0]
+    assert "8 scores could not be had" in says[1]
+
+
+def test_a_reward_that_is_always_the_same_is_told_at_the_first_step() -> None:
+    same = {"reward": 0.5, "frac_reward_zero_std": 1.0, "rewards/f/mean": 0.5, "rewards/f/std": 0.0}
+    lines = [{"step": step, **same} for step in range(1, 4)]
+    assert fired(lines) == [(1, "same reward")]
+    assert alarms(lines, {})[0].says == "all completions of 3 steps have the same reward, 0.500"
+    assert fired([{"step": 0, **measured(0.5)}, *lines]) == [(1, "same reward")]  # that of step 0 is no step
+    # Another score in another step, in another group, of another function, or within a group: not the same.
+    for differs in (
+        {"rewards/f/mean": 0.4},
+        {"rewards/f/std": 0.1},
+        {"rewards/g/mean": 0.5, "rewards/g/std": 0.2},
+        {"frac_reward_zero_std": 0.9},
+    ):
+        assert names([*lines, {"step": 4, **same, **differs}]) == []
+        assert names([{"step": 0, **same, **differs}, *lines]) == []
+    assert names([{"step": 1, "frac_reward_zero_std": 1.0, "reward": 1.0, "rewards/f/mean": 1.0}]) == []  # one score
+
+
 def test_a_reward_that_rises_alone() -> None:
     # The last five rewards are .48 on average and spread by .12, the first .2; and .25 * .4 = .1 is less.
     rising = [{"reward": 0.2 + 0.04 * i} for i in range(10)]

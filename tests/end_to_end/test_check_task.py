@@ -78,6 +78,18 @@ def test_every_reward_of_the_package_can_be_checked() -> None:
         assert kinds[False] - sum(answer.known for answer in example.answers) >= 2, name
 
 
+@pytest.mark.parametrize(("reward", "module"), [("maths", "math_verify"), ("judge", "httpx")])
+def test_a_reward_whose_extra_is_missing_says_so_once_and_tries_nothing(
+    reward: str, module: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, module, None)
+    assert main(["check-task", reward]) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.count("not installed") == 1
+    assert "pip install posttrain[" in said.err
+
+
 def test_a_judge_without_an_endpoint_is_asked_nothing_and_says_how_to_check_it(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -177,3 +189,44 @@ def test_what_cannot_be_checked_is_refused(capsys: pytest.CaptureFixture[str]) -
     assert main(["check-task", "judge", "--model", "m"]) == 2
     assert main(["check-task", "countdwn"]) == 2
     assert main(["check-task", "maths", "--row", "x"]) == 2
+
+
+CHATS = """
+def solved(completions, answer, **columns):
+    return [float(text[0]["content"].strip() == right) for text, right in zip(completions, answer)]
+"""
+CONVERSATION = '[{"role": "system", "content": "Be brief."}, {"role": "user", "content": "What is 3 + 4?"}]'
+
+
+def test_rows_of_messages_reach_a_function_as_messages(
+    tmp_path: Path, rows: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    chats = tmp_path / "chats.jsonl"
+    chats.write_text(f'{{"prompt": {CONVERSATION}, "answer": "7"}}\n')
+    assert checked(tmp_path, CHATS, "--rows", str(chats)) == 0
+    assert checked(tmp_path, CAREFUL, "--rows", str(chats)) == 1, "which reads text"
+    assert "AttributeError" in capsys.readouterr().out
+    # Plain rows are text, as in training, or messages where that is asked for.
+    assert checked(tmp_path, CHATS, "--rows", rows) == 1
+    told = capsys.readouterr().out
+    assert "raised TypeError: string indices must be integers" in told
+    assert "(reads messages and gets text: --chat here, --task.chat in training)" in told
+    assert checked(tmp_path, CHATS, "--rows", rows, "--chat") == 0
+    assert checked(tmp_path, CHATS, "--chat", "--rows", rows) == 0
+
+
+def test_what_is_wrong_with_the_function_is_told_once(
+    tmp_path: Path, rows: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert checked(tmp_path, "def solved(completions, anwser):\n    return []\n", "--rows", rows) == 2
+    told = capsys.readouterr()
+    assert "needs an argument 'anwser'" in told.err
+    assert "Did you mean 'answer'?" in told.err
+    assert "anwser" not in told.out
+
+
+def test_rows_without_prompts_are_refused_by_the_flag_of_this_command(
+    tmp_path: Path, rows: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert checked(tmp_path, CAREFUL, "--rows", rows, "--prompt-column", "question") == 2
+    assert "in check-task by --prompt-column" in capsys.readouterr().err

@@ -2,11 +2,21 @@
 
 import subprocess
 import sys
+from collections.abc import Iterator
+from dataclasses import is_dataclass
+from importlib import import_module
 from pathlib import Path
+from typing import get_args, get_type_hints
 
 import pytest
 
 from posttrain.cli import COMMANDS, main
+from posttrain.commands.chat import ChatConfig
+from posttrain.commands.flags import make_flags
+from posttrain.commands.serve import ServeConfig
+from posttrain.config import Config, IrlConfig, SftConfig
+from posttrain.config.reading import checked_sections
+from posttrain.config.recipes import merge
 
 HEAVY = ["torch", "transformers", "pydantic", "tyro", "numpy", "yaml"]
 
@@ -31,6 +41,10 @@ IN_A_RECIPE = {
     ),
     "a missing nested key": ("algorithm: {kl: {estimator: k1}}", "algorithm.kl.coefficient is missing"),
     "an unknown task": ("task: contdown", "task.name = contdown: no such task.  Did you mean `countdown`?"),
+    "rows for a task that makes its own": (
+        "task: {name: countdown, path: rows.jsonl}",
+        "recipe.yaml: task.path = rows.jsonl: the task countdown makes its own problems and reads no file.",
+    ),
     "an unknown algorithm": ("algorithm: {name: dap}", "no such algorithm.  Did you mean `dapo`?"),
     "another algorithm's option": ("algorithm: {name: rloo, clip_low: 0.1}", "algorithm.clip_low: no such field"),
     "text for a number": ("rollout: {group_size: eight}", "rollout.group_size = 'eight' should be a whole number"),
@@ -80,6 +94,22 @@ ON_THE_COMMAND_LINE = {
         "--rollout.temprature: no such flag.  Did you mean `--rollout.te",
     ),
     "a flag without its section": ("config --temperature 1", "no such flag.  Did you mean `--rollout.temperature`?"),
+    **{
+        f"another library's {theirs}": (f"config --{theirs} 1", f"--{theirs}: no such flag.  Did you mean `--{ours}`?")
+        for theirs, ours in {
+            "lr": "update.learning-rate",
+            "steps": "run.num-steps",
+            "beta": "algorithm.kl.coefficient",
+            "epsilon": "algorithm.clip-low",
+            "num-generations": "rollout.group-size",
+            "max_completion_length": "rollout.max-completion-tokens",
+            "reward-funcs": "rewards",
+        }.items()
+    },
+    "rows for a task that makes its own": (
+        "config --task.path rows.jsonl --task.name countdown",
+        "command line: task.path = rows.jsonl: the task countdown makes its own problems and reads no file.",
+    ),
     "a flag of another command": ("config --dry-run", "--dry-run: no such flag."),
     "a negated number": ("config --rollout.no-group-size", "no such flag.  Did you mean `--rollout.group-size`?"),
     "text for a number": ("config --rollout.group-size x", "--rollout.group-size: 'x' is no whole number"),
@@ -188,6 +218,26 @@ def test_the_help_of_rl_says_what_each_field_says_and_shows_the_recipe_s_values(
     assert "--algorithm.clip-high FLOAT (default: 0.28)" in words
     assert "--algorithm.overlong.penalty FLOAT" in words
     assert "--resume STR Continue the run in this folder" in words
+
+
+@pytest.mark.parametrize("command", [name for name in COMMANDS if name != "check-task"])  # its help is one text
+def test_no_help_of_a_flag_breaks_off_within_a_line(command: str) -> None:
+    module = import_module(f"posttrain.commands.{COMMANDS[command][0]}")
+    kind = {"sft": SftConfig, "irl": IrlConfig, "chat": ChatConfig, "serve": ServeConfig}.get(command, Config)
+    flags = make_flags(checked_sections(kind, merge([])), module.PROGRAM)
+    assert [text for text in helps(flags.parser) if "\n" in text] == []
+
+
+def helps(annotation: object) -> Iterator[str]:
+    """What is said of the flags below a section: by `Doc`, or by tyro's own `arg`."""
+    for part in get_args(annotation):
+        if text := getattr(part, "documentation", None) or getattr(part, "help", None):
+            yield text
+        if part is not annotation and not isinstance(part, str):
+            yield from helps(part)
+    if isinstance(annotation, type) and is_dataclass(annotation):
+        for hint in get_type_hints(annotation, include_extras=True).values():
+            yield from helps(hint)
 
 
 def test_no_arguments_and_help_print_the_commands(capsys: pytest.CaptureFixture[str]) -> None:

@@ -61,6 +61,24 @@ def test_a_trace_shows_every_action_and_the_reward_with_the_last(
     assert math.isclose(total, sum(float(row[-3]) for row in rows), abs_tol=0.001 * len(rows))
 
 
+def test_a_trace_may_leave_out_what_is_likely(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    ask = ["trace", model, "hello", "--rollout.max-completion-tokens", "24"]
+
+    def rows(*flags: str) -> list[str]:
+        return [line for line in printed(capsys, *ask, *flags).splitlines() if line.strip()[:1].isdigit()]
+
+    logprobs = sorted(float(row.split()[-3]) for row in rows())
+    middle = sum(logprobs[11:13]) / 2  # the twelve least likely lie below
+    assert logprobs[11] < middle < logprobs[12]
+    kept = [row for row in rows() if float(row.split()[-3]) < middle]
+    assert rows("--below", str(middle)) == kept
+    assert f"shown are 12 of {len(logprobs)} tokens: those with a log-prob of at most {middle:g}" in printed(
+        capsys, *ask, "--below", str(middle)
+    )
+    assert main([*ask, "--below", "1"]) == 2
+    assert "--below 1.0: log-probs are at most 0" in capsys.readouterr().err
+
+
 def test_a_trace_grades_a_countdown_problem_typed_as_the_bundled_model_knows_it(
     model: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

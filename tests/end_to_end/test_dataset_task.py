@@ -183,7 +183,7 @@ def test_blank_lines_byte_order_marks_and_odd_line_ends_inside_strings_are_fine(
         ("rows.jsonl", '["a"]\n', "rows.jsonl:1: a row must be an object of named columns, not list"),
         ("rows.jsonl", "\n \n", "there are no rows"),
         ("rows.jsonl", '{"prompt": "a"}\n{"promt": "b"}\n', "rows.jsonl:2: no column `prompt`. Did you mean `promt`?"),
-        ("rows.jsonl", '{"question": "a"}\n', "It has question. Set task.prompt_column"),
+        ("rows.jsonl", '{"question": "a"}\n', "It has question. Name the prompt's column by task.prompt_column"),
         ("rows.jsonl", '{"prompt": ""}\n', "rows.jsonl:1: the column `prompt` is empty"),
         ("rows.jsonl", '{"prompt": 3}\n', "rows.jsonl:1: the column `prompt` must hold text or a list of messages"),
         ("rows.jsonl", b'{"prompt": "\xff"}\n', "not UTF-8 at byte 12"),

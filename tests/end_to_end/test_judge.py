@@ -290,7 +290,7 @@ def test_a_served_model_can_be_the_judge() -> None:
         threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
         at = Endpoint([])
         at.url = f"http://127.0.0.1:{server.server_port}/v1"
-        (found,) = judged(at, "It is 7.", tries=2, max_tokens=8)
+        (found,) = judged(at, "It is 7.", model="tiny", tries=2, max_tokens=8)
         server.shutdown()
     assert isinstance(found, ScoringFailure)
     assert "no verdict" in str(found)

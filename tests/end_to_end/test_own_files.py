@@ -240,7 +240,6 @@ MISTAKES = {
         "task: {path: 'mine.py:WithoutInit'}",
         "cannot be called as (renderer, *, seed, **options): it has no `__init__`, and that of Task takes nothing",
     ),
-    "rows without the name": ("task: {path: rows.jsonl}", "For rows of a file give task.name = dataset as well."),
 }
 
 

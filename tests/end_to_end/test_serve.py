@@ -66,10 +66,10 @@ def test_completions_are_counted_seeded_and_cut_at_stop_texts(server: HttpServer
         ("/v1/completions", {"prompt": QUESTION, "max_tokens": "many"}, "max_tokens = 'many'"),
         ("/v1/completions", {"prompt": QUESTION, "temperature": -1}, "temperature = -1"),
         ("/v1/completions", {"prompt": QUESTION, "n": 1000}, "n = 1000"),
-        ("/v1/completions", {"prompt": QUESTION, "stream": True}, "stream"),
-        ("/v1/completions", {"prompt": "x" * 5000}, "leave no room"),
+        ("/v1/completions", {"prompt": "x" * 5000}, "context of 1024; send at most 1023"),
         ("/v1/chat/completions", {"messages": []}, "messages"),
-        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "hello"}]}, "chat template"),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x" * 5000}]}, "send at most 1023"),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}] * 2}, "knows single questions"),
         ("/v1/completions", [1], "JSON object"),
         ("/v1/completions", {"prompt": []}, "prompt"),
         ("/v1/completions", {"prompt": ""}, "prompt"),
@@ -100,7 +100,13 @@ def test_completions_are_counted_seeded_and_cut_at_stop_texts(server: HttpServer
         ("/v1/chat/completions", {"messages": [1]}, "messages[0]"),
         ("/v1/chat/completions", {"messages": [{"role": "user"}]}, "messages[0].content = null"),
         ("/v1/chat/completions", {"messages": [{"role": 5, "content": "a"}]}, "messages[0].role = 5"),
-        ("/v1/chat/completions", {"messages": [{"role": "user", "content": [{}]}]}, "messages[0].content = a list"),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": [{}]}]}, "messages[0].content[0]"),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": []}]}, "messages[0].content = a list"),
+        (
+            "/v1/chat/completions",
+            {"messages": [{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "image_url"}]}]},
+            "messages[0].content[1] has the type 'image_url': a part must be a text",
+        ),
         ("/v1/chat/completions", {"messages": [{"role": "a", "content": "a", "tool_calls": 5}]}, "tool_calls"),
         ("/v1/chat/completions", {"messages": [{"role": "user", "content": "\ud800"}]}, "surrogate"),
     ],
@@ -109,6 +115,147 @@ def test_a_bad_request_is_told_what_is_wrong(server: HttpServer, path: str, body
     code, answer = asked(server, path, body)
     assert code == 400
     assert says in answer["error"]["message"]
+
+
+CHAT = {"messages": [{"role": "user", "content": QUESTION}]}
+
+
+@pytest.mark.parametrize(
+    ("path", "field"),
+    [
+        (path, field)
+        for path in ("/v1/completions", "/v1/chat/completions")
+        for field in [
+            {"stream": True},
+            {"stream_options": {"include_usage": True}},
+            {"tools": [{"type": "function", "function": {"name": "f"}}]},
+            {"tool_choice": "required"},
+            {"functions": [{"name": "f"}]},
+            {"function_call": {"name": "f"}},
+            {"response_format": {"type": "json_object"}},
+            {"logit_bias": {"50256": -100}},
+            {"presence_penalty": 0.5},
+            {"frequency_penalty": -0.5},
+            {"best_of": 3, "n": 2},
+            {"echo": True},
+            {"suffix": "end"},
+            {"modalities": ["text", "audio"]},
+            {"audio": {"voice": "alloy"}},
+            {"reasoning_effort": "high"},
+            {"verbosity": "low"},
+            {"service_tier": "flex"},
+            {"store": True},
+            {"web_search_options": {}},
+            {"repetition_penalty": 1.1},
+        ]
+    ],
+)
+def test_what_is_not_done_is_refused_by_its_name(server: HttpServer, path: str, field: dict[str, Any]) -> None:
+    body = {"prompt": QUESTION} if path == "/v1/completions" else CHAT
+    code, answer = asked(server, path, {**body, "max_tokens": 1, **field})
+    assert code == 400
+    assert answer["error"]["message"].startswith(next(iter(field)) + " = ")
+
+
+def test_a_misspelt_field_is_told_the_nearest_and_those_of_the_other_path_are_unknown(server: HttpServer) -> None:
+    code, answer = asked(server, "/v1/completions", {"prompt": QUESTION, "temprature": 0.5})
+    assert (code, answer["error"]["message"].endswith("Did you mean `temperature`?")) == (400, True)
+    for path, body, other in (
+        ("/v1/completions", {"prompt": QUESTION, **CHAT}, "messages"),
+        ("/v1/chat/completions", {**CHAT, "prompt": QUESTION}, "prompt"),
+    ):
+        assert asked(server, path, body)[1]["error"]["message"].startswith(f"{other} = ")
+
+
+NOTHING = {
+    **dict.fromkeys(["stream_options", "tool_choice", "suffix", "audio", "store", "anything"]),
+    **dict.fromkeys(["stream", "echo"], False),
+    **{name: [] for name in ("tools", "functions")},
+    **dict.fromkeys(["presence_penalty", "frequency_penalty"], 0),
+    **dict.fromkeys(["function_call", "service_tier"], "auto"),
+    "response_format": {"type": "text"},
+    "logit_bias": {},
+    "best_of": 1,
+    "user": "me",
+    "metadata": {"a": "b"},
+    "parallel_tool_calls": True,
+}
+
+
+def test_values_that_ask_for_nothing_and_fields_that_change_nothing_are_taken(server: HttpServer) -> None:
+    rest = {"max_tokens": 8, "seed": 3}
+    plain = asked(server, "/v1/completions", {"prompt": QUESTION, **rest})[1]["choices"]
+    assert asked(server, "/v1/completions", {"prompt": QUESTION, **rest, **NOTHING})[1]["choices"] == plain
+    chat = {**CHAT, **rest, **NOTHING, "logprobs": False, "top_logprobs": 0, "store": False}
+    assert asked(server, "/v1/chat/completions", chat)[0] == 200
+    assert asked(server, "/v1/completions", {"prompt": QUESTION, "n": 3, "best_of": 3, **rest})[0] == 200
+
+
+def test_a_chat_with_the_bundled_model_puts_the_question_as_it_was_trained_to_read_it(server: HttpServer) -> None:
+    rest = {"max_tokens": 40, "seed": 7}
+    parts = [{"type": "text", "text": QUESTION[:9]}, {"type": "text", "text": QUESTION[9:]}]
+    said = asked(server, "/v1/completions", {"prompt": QUESTION + "\n", **rest})[1]["choices"][0]["text"]
+    for content in (QUESTION, QUESTION + "\n", parts):
+        code, answer = asked(
+            server, "/v1/chat/completions", {"messages": [{"role": "user", "content": content}], **rest}
+        )
+        assert (code, answer["choices"][0]["message"]["content"]) == (200, said)
+
+
+def test_another_model_than_the_served_one_is_not_found(server: HttpServer) -> None:
+    body = {"prompt": QUESTION, "max_tokens": 1}
+    assert asked(server, "/v1/completions", {**body, "model": "bundled"})[0] == 200
+    code, answer = asked(server, "/v1/completions", {**body, "model": "gpt-4"})
+    assert (code, "`bundled` is the one model here" in answer["error"]["message"]) == (404, True)
+    code, answer = asked(server, "/v1/models/bundled")
+    assert (code, answer["id"]) == (200, "bundled")
+    assert asked(server, "/v1/models/gpt-4")[0] == 404
+    with serving(load_policy(ModelOptions()), name="runs/a run/model") as made:
+        threading.Thread(target=made.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
+        assert asked(made, "/v1/models/runs%2Fa%20run/model")[1]["id"] == "runs/a run/model"
+        made.shutdown()
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "allow"),
+    [
+        *((method, "/v1/completions", "POST") for method in ("GET", "HEAD", "PUT", "PATCH", "DELETE", "OPTIONS")),
+        ("PUT", "/v1/chat/completions", "POST"),
+        ("POST", "/v1/models", "GET"),
+        ("HEAD", "/v1/models/bundled", "GET"),
+        ("DELETE", "/health", "GET"),
+    ],
+)
+def test_another_method_is_told_the_one_that_is_taken(server: HttpServer, method: str, path: str, allow: str) -> None:
+    with closing(HTTPConnection("127.0.0.1", server.server_port, timeout=30)) as connection:
+        connection.request(method, path)
+        response = connection.getresponse()
+        assert (response.status, response.getheader("Allow")) == (405, allow)
+        body = response.read()
+    assert body == b"" if method == "HEAD" else f"this path takes {allow}" in json.loads(body)["error"]["message"]
+
+
+def test_what_is_no_method_is_answered_in_json(server: HttpServer) -> None:
+    with closing(HTTPConnection("127.0.0.1", server.server_port, timeout=30)) as connection:
+        connection.request("BREW", "/v1/completions")
+        response = connection.getresponse()
+        assert response.status == 501
+        assert "BREW" in json.loads(response.read())["error"]["message"]
+
+
+def test_a_stop_text_ends_the_sampling_too(server: HttpServer) -> None:
+    body = {"prompt": QUESTION + "\n", "max_tokens": 60, "seed": 5, "n": 4}
+    whole = asked(server, "/v1/completions", body)[1]
+    for stop in ("=", ["\n</think>", ",2"], "no such text"):
+        cut = asked(server, "/v1/completions", {**body, "stop": stop})[1]
+        texts = [choice["text"] for choice in whole["choices"]]
+        for each in [stop] if isinstance(stop, str) else stop:
+            texts = [text.partition(each)[0] for text in texts]
+        assert [choice["text"] for choice in cut["choices"]] == texts
+        if stop != "no such text":
+            # A token or two behind each text is the end of the stop text.
+            characters = sum(map(len, texts))
+            assert cut["usage"]["completion_tokens"] <= characters + 4 * 9 < whole["usage"]["completion_tokens"]
 
 
 def test_token_ids_are_a_prompt_as_their_text_is(server: HttpServer) -> None:

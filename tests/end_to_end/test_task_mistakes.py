@@ -147,6 +147,6 @@ def test_a_mistake_in_what_a_task_gives_is_told_by_its_name(wrong: type[Wrong], 
 
 
 def test_rewards_of_the_caller_that_are_no_list_are_told_as_one(model: Path, tmp_path: Path) -> None:
-    policy, wrong = policy_of(model), {"rewards": plain}
-    with pytest.raises(UserError, match=r"^rewards = <function plain .* should be a list of functions"):
+    policy, wrong = policy_of(model), {"rewards": "plain"}  # a function by itself is one
+    with pytest.raises(UserError, match=r"^rewards = 'plain' \(str\) should be a list of functions"):
         posttrain.train(config(tmp_path / "run"), policy=policy, task=Sums(policy), **wrong)  # type: ignore[arg-type]

@@ -79,7 +79,7 @@ def servers() -> set[str]:
     for task in Path("/proc/self/task").iterdir():
         with suppress(FileNotFoundError):  # a thread or a process that has ended meanwhile
             for pid in (task / "children").read_text().split():
-                if b"sandbox/inside/main.py" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                if b"sandbox/inside" in Path(f"/proc/{pid}/cmdline").read_bytes():
                     found.add(pid)
     return found
 

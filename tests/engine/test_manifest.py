@@ -94,10 +94,10 @@ def test_a_manifest_of_an_earlier_version_has_no_hash_and_is_read(tmp_path: Path
 @pytest.mark.parametrize("harm", [Path.unlink, lambda file: os.truncate(file, 30)], ids=["missing", "cut"])
 def test_an_older_checkpoint_without_its_manifest_does_not_end_a_healthy_run(tmp_path: Path, harm) -> None:
     fill(tmp_path, 5, 10, 15)
-    harm(tmp_path / "step-000010" / "manifest.json")
+    harm(tmp_path / "step-000015" / "manifest.json")
     fill(tmp_path, 20)
     (wrong,) = prune(tmp_path, keep_last=2, keep_best=1)
-    assert str(tmp_path / "step-000010" / "manifest.json") in wrong
+    assert str(tmp_path / "step-000015" / "manifest.json") in wrong
     assert list(saved_steps(tmp_path)) == [10, 15, 20]  # it is none of the two that are of use, and may be mended
 
 

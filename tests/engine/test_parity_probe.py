@@ -1,13 +1,24 @@
 """Before a run, sampler and trainer are compared with the model itself: a wrong one falls back, or is refused."""
 
+import json
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
 import torch
 from transformers import GPTNeoConfig, GPTNeoForCausalLM, LlamaConfig, LlamaForCausalLM
 
-from posttrain.errors import UserError
+import posttrain
+from posttrain.errors import RunError, UserError
+from posttrain.generation.in_process import InProcessEngine
+from posttrain.generation.parity import EXACT_NATS, engine_in_parity, largest_gap
 from posttrain.models.forward import PlainForward, SharedPromptForward
-from posttrain.models.policy import Policy, as_policy
-from posttrain.training.parity import EXACT_NATS, engine_in_parity, largest_gap
+from posttrain.models.policy import Policy, as_policy, load_policy
+from posttrain.records import Group
+from posttrain.runs.alarms import alarms
+from posttrain.runs.guards import GAP, GAP_LIMIT, SamplerGuard
+from posttrain.runs.reports import StepReport
+from tests.support.runs import save_tiny_model, tiny_recipe
 from tests.support.tiny import FAMILIES, SHAPE, tiny_policy
 
 
@@ -47,3 +58,51 @@ def test_a_model_whose_cache_is_wrong_at_mixed_lengths_is_refused() -> None:
     with pytest.raises(UserError, match=r"model: sampling and training do not compute the same.*gpt_neo") as refusal:
         engine_in_parity(policy, max_rows=4, longest=40)
     assert "1 to 40 tokens" in str(refusal.value)
+
+
+def step(number: int, gap: float | None) -> StepReport:
+    metrics = {} if gap is None else {GAP: gap, GAP_LIMIT: EXACT_NATS}
+    return StepReport(step=number, metrics=metrics)
+
+
+def test_three_steps_in_a_row_beyond_the_limit_end_the_run() -> None:
+    guard = SamplerGuard()
+    for number, gap in enumerate([0.5, 0.5, 1e-4, 0.5, None, 0.5]):  # a step without an update says nothing
+        guard.on_step(step(number, gap))
+    with pytest.raises(RunError, match=r"for 3 steps in a row .* more than 0\.001 nats .* now by 0\.75"):
+        guard.on_step(step(7, 0.75))
+
+
+def test_a_step_beyond_the_limit_is_an_alarm() -> None:
+    line = {"step": 1, GAP_LIMIT: EXACT_NATS}
+    assert alarms([{**line, GAP: 1e-3}], {}) == []
+    (alarm,) = alarms([{**line, GAP: 1.1e-3}], {})
+    assert (alarm.name, alarm.says.split(" is ")[1][:11]) == ("sampler gap", "0.0011 nats")
+    assert alarms([{"step": 1, GAP: 9.0}], {}) == []  # an engine that promises nothing
+
+
+def test_a_run_through_a_sampler_that_is_wrong_ends_before_its_third_step_is_saved(tmp_path: Path) -> None:
+    folder = tiny_recipe(tmp_path / "case").parent
+    save_tiny_model(tmp_path / "model")
+
+    class Shifted(InProcessEngine):
+        def rollout(self, *arguments: object, **more: object) -> list[Group]:
+            groups = super().rollout(*arguments, **more)  # type: ignore[arg-type]
+            return [
+                replace(
+                    group,
+                    rollouts=tuple(
+                        replace(each, logprobs=tuple(value - 0.5 for value in each.logprobs)) for each in group.rollouts
+                    ),
+                )
+                for group in groups
+            ]
+
+    config = posttrain.load_recipe(folder / "recipe.yaml", checkpoint={"every_steps": 1})
+    policy = load_policy(config.model)
+    with pytest.raises(RunError, match=r"step 3: for 3 steps in a row"):
+        posttrain.train(config, policy=policy, engine=Shifted(policy))
+    lines = [json.loads(line) for line in (folder / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == [0, 1, 2, 3]
+    assert lines[1]["num_alarms"] >= 1
+    assert sorted(path.name for path in (folder / "run" / "checkpoints").iterdir())[-1] == "step-000002"

@@ -59,9 +59,10 @@ def test_an_existing_run_is_not_overwritten_unless_told(tmp_path: Path) -> None:
         run.append_metrics(1, {"reward": 0.5})
         run.write_rollouts(1, GROUPS, GRADES, ADVANTAGES)
     (tmp_path / "notes.txt").write_text("mine")
-    with pytest.raises(UserError, match=r"already holds a run.*--resume.*--run\.overwrite") as error:
+    with pytest.raises(UserError, match=r"already holds a run.*resume=True.*\"overwrite\": True") as error:
         RunFolder.create(tmp_path, "new: 1\n")
     assert error.value.exit_code == 2
+    assert all(flag in error.value.command for flag in ("--resume", "--run.overwrite", "--run.folder"))
     assert len(read_metrics(tmp_path / "metrics.jsonl")) == 1
     with RunFolder.create(tmp_path, "new: 1\n", overwrite=True) as run:
         assert run.config_yaml == "new: 1\n"

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -49,6 +50,7 @@ SECTIONS = st.fixed_dictionaries(
                 cache=st.booleans(),
             ),
             max_size=2,
+            unique_by=lambda reward: reward.name or reward.path,  # two of one name would merge in the logs
         ).map(tuple),
         "algorithm": st.sampled_from(
             [*({"name": name} for name in ALGORITHMS), {"name": "grpo", "kl": {"coefficient": 0.1}}]
@@ -155,6 +157,27 @@ def test_later_recipes_override_earlier_ones_option_by_option() -> None:
     assert both.rollout == RolloutOptions(group_size=6, temperature=0.5)
     assert swapped.rollout == RolloutOptions(group_size=4, temperature=0.5)
     assert both.run.seed == swapped.run.seed == 1
+
+
+@pytest.mark.parametrize(
+    ("before", "path", "name"),
+    [
+        ({}, "rows.jsonl", "dataset"),
+        ({"name": "countdown", "num_numbers": 4}, "rows.csv", "dataset"),
+        ({"name": "dataset", "prompt_column": "question"}, "rows.jsonl", "dataset"),
+        ({"name": "programs"}, "mine.jsonl", "programs"),
+    ],
+)
+def test_a_file_of_rows_is_the_task_of_rows(before: dict[str, Any], path: str, name: str, tmp_path: Path) -> None:
+    (tmp_path / "first.yaml").write_text(f"task: {before}\n")
+    (tmp_path / "second.yaml").write_text(f"task: {{path: {path}}}\n")
+    recipes = [str(tmp_path / "first.yaml"), str(tmp_path / "second.yaml")]
+    by_recipe = load_recipe(*recipes).task
+    by_python = load_recipe(recipes[0], task={"path": path}).task
+    by_flag, _ = configured(Config, [read_recipe(recipes[0])], ["--task.path", path], PROGRAM)
+    assert by_recipe == by_python == by_flag.task
+    assert (by_recipe.name, by_recipe.path) == (name, path)
+    assert by_recipe.prompt_column == before.get("prompt_column", "prompt")
 
 
 def test_another_algorithm_does_not_inherit_the_options_of_the_one_before() -> None:

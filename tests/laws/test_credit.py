@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -168,7 +169,9 @@ def test_a_completion_whose_tokens_advantages_cancel_out_is_not_counted_as_one_w
     credited = stages.credited()
     (batch,) = batches = stages.learner.batches(credited, Clock())
     updates = stages.learner.learn(batches, 1, Clock())
-    report = step_report(RunState(), credited, updates, {})
+    trained = SimpleNamespace(run=RunState())
+    session = SimpleNamespace(policy=stages.learner.policy, engine=stages.collector.engine, trained=trained)
+    report = step_report(session, credited, updates, {})
     # Without any advantage: the first completion, and those of one token, which is blamed and praised.
     lengths = [len(r.tokens) for group in credited.groups.groups for r in group.rollouts]
     idle = 1 + sum(length == 1 for length in lengths[1:])

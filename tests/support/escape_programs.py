@@ -1,8 +1,9 @@
 """Programs that try to get out of the sandbox, or to hurt it from inside.
 
 Each runs with `attempt(action)`, which prints OPEN and what came of it where the action succeeds, and `refused` where
-it raises.  `call(name, *arguments)` makes a system call of this machine by name.  PARENT is the fork-server, found as a
-program would find it.
+it raises.  What would harm the machine if it were let through is asked for in a way that cannot succeed, and
+`permitted` tells a refusal from any other error.  `call(name, *arguments)` makes a system call of this machine by name.
+PARENT is the fork-server, found as a program would find it.
 """
 
 PREAMBLE = r"""
@@ -19,7 +20,8 @@ NUMBERS = {"x86_64": dict(open=2, vfork=58, fork=57, execve=59, ptrace=101, chmo
     capset=126, inotify_init1=294, fanotify_init=300, name_to_handle_at=303, open_by_handle_at=304, splice=275,
     vmsplice=278, tee=276, sendfile=40, rt_sigqueueinfo=129, rt_tgsigqueueinfo=297, tkill=200, kill=62, tgkill=234,
     clone=56, clone3=435, socket=41, connect=42, bind=49, sendmsg=46, sendmmsg=307, fcntl=72, ioctl=16,
-    prlimit64=302, landlock_create_ruleset=444, arch_prctl=158, modify_ldt=154, getdents64=217), "aarch64":
+    prlimit64=302, landlock_create_ruleset=444, uname=63,
+    get_robust_list=274, arch_prctl=158, modify_ldt=154, getdents64=217), "aarch64":
     dict(execve=221, ptrace=117, truncate=45, utimensat=88, statx=291, newfstatat=79, openat=56, openat2=437,
     mount=40, unshare=97, setns=268, pivot_root=41, chroot=51, bpf=280, perf_event_open=241, userfaultfd=282,
     keyctl=219, add_key=217, io_uring_setup=425, memfd_create=279, memfd_secret=447, process_vm_readv=270,
@@ -30,15 +32,23 @@ NUMBERS = {"x86_64": dict(open=2, vfork=58, fork=57, execve=59, ptrace=101, chmo
     name_to_handle_at=264, open_by_handle_at=265, splice=76, vmsplice=75, tee=77, sendfile=71, rt_sigqueueinfo=138,
     rt_tgsigqueueinfo=240, tkill=130, kill=129, tgkill=131, clone=220, clone3=435, socket=198, connect=203,
     bind=200, sendmsg=211, sendmmsg=269, fcntl=25, ioctl=29, prlimit64=261, landlock_create_ruleset=444,
-    getdents64=61)}[os.uname().machine]
+    uname=160, get_robust_list=100, getdents64=61)}[os.uname().machine]
 PARENT = os.getppid()
 buffer = ctypes.create_string_buffer(4096)
+OTHERS = socket.socketpair()
 
 def attempt(action):
     try:
         print("OPEN", action())
     except BaseException as error:
         print("refused", type(error).__name__, error)
+
+def permitted(name, *arguments):
+    try:
+        call(name, *arguments)
+    except OSError as error:
+        if error.errno == errno.EPERM:
+            raise
 
 def call(name, *arguments):
     found = libc.syscall(NUMBERS[name], *[ctypes.c_long(a) if isinstance(a, int) else a for a in arguments])
@@ -88,6 +98,15 @@ ATTEMPTS = {
     "raw_packets": "socket.socket(17, socket.SOCK_RAW)",
     "send_to_a_named_socket": "socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)[0].sendto(b'x', '/dev/log')",
     "send_to_an_abstract_socket": "socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)[0].sendto(b'x', '\\0victim')",
+    "out_of_band": "OTHERS[0].send(b'x', socket.MSG_OOB)",
+    "out_of_band_received": "OTHERS[0].send(b'x') and OTHERS[1].recv(1, socket.MSG_OOB | socket.MSG_DONTWAIT)",
+    "who_is_at_the_other_end": "OTHERS[0].getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)",
+    "who_is_at_the_other_end_of_the_channel": "socket.socket(fileno=3).getsockopt(1, 17, 12)",
+    "a_pidfd_of_the_other_end": "OTHERS[0].getsockopt(socket.SOL_SOCKET, 77, 4)",
+    "groups_of_the_other_end": "OTHERS[0].getsockopt(socket.SOL_SOCKET, 59, 256)",
+    "label_of_the_other_end": "OTHERS[0].getsockopt(socket.SOL_SOCKET, 31, 256)",
+    "packets_on_a_pipe": "__import__('fcntl').fcntl(1, 4, os.O_DIRECT | os.O_WRONLY)",
+    "signals_of_a_pipe": "__import__('fcntl').fcntl(1, 4, 0x2000 | os.O_WRONLY)",
     "send_a_descriptor": "socket.send_fds(socket.socketpair()[0], [b'x'], [0])",
     "socketpair_elsewhere": "socket.socketpair(socket.AF_INET)",
     # other processes
@@ -107,6 +126,13 @@ ATTEMPTS = {
     "read_memory_of_parent": "call('process_vm_readv', PARENT, buffer, 1, buffer, 1, 0)",
     "write_memory_of_parent": "call('process_vm_writev', PARENT, buffer, 1, buffer, 1, 0)",
     "compare_with_parent": "call('kcmp', os.getpid(), PARENT, 0, 0, 0)",
+    "group_of_parent": "os.getpgid(PARENT)",
+    "session_of_parent": "os.getsid(PARENT)",
+    "whether_a_process_is_there": "os.getpgid(1)",
+    "processors_of_parent": "os.sched_getaffinity(PARENT)",
+    "clock_of_parent": "time.clock_gettime((~PARENT << 3) | 2)",
+    "resolution_of_the_clock_of_parent": "time.clock_getres((~PARENT << 3) | 2)",
+    "robust_list_of_parent": "call('get_robust_list', PARENT, buffer, buffer)",
     "limits_of_parent": "call('prlimit64', PARENT, 7, 0, buffer)",
     "own_limits_raised": "__import__('resource').setrlimit(__import__('resource').RLIMIT_CPU, (9999, 9999))",
     "affinity_of_parent": "os.sched_setaffinity(PARENT, {0})",
@@ -125,7 +151,7 @@ ATTEMPTS = {
     # the kernel
     "unshare": "call('unshare', 0x10000000)",
     "setns": "call('setns', 0, 0)",
-    "mount": "call('mount', b'none', b'/tmp', b'tmpfs', 0, 0)",
+    "mount": "permitted('mount', b'none', b'/posttrain-nowhere', b'no-such-kind', 0, 0)",
     "chroot": "os.chroot('/tmp')",
     "bpf": "call('bpf', 0, buffer, 4)",
     "perf": "call('perf_event_open', buffer, 0, -1, -1, 0)",
@@ -140,8 +166,9 @@ ATTEMPTS = {
     "become_root": "os.setuid(0)",
     "groups": "os.setgroups([0])",
     "capabilities": "call('capset', buffer, buffer)",
-    "clock": "call('clock_settime', 0, struct.pack('qq', 0, 0))",
+    "clock": "permitted('clock_settime', 0, struct.pack('qq', -1, -1))",
     "host_name": "call('sethostname', b'x', 1)",
+    "name_of_the_host": "call('uname', buffer)",
     "personality": "call('personality', 0x40000)",
     "dumpable_again": "call('prctl', 4, 1, 0, 0, 0)",
     "another_filter": "call('seccomp', 1, 0, buffer)",
@@ -157,13 +184,15 @@ BOMBS = {
     "one_big_object": "bytearray(1 << 40)",
     "big_integer": "x = 10 ** 10 ** 8",
     "recursion": "def f(): f()\nsys.setrecursionlimit(10 ** 9)\nf()",
-    "threads": "while True: threading.Thread(target=time.sleep, args=(100,), daemon=True).start()",
+    "threads": "for _ in range(400): threading.Thread(target=time.sleep, args=(100,), daemon=True).start()",
     "endless": "while True: pass",
     "endless_in_c": "sum(iter(int, 1))",
     "swallows_everything": "while True:\n    try:\n        while True: pass\n    except BaseException: pass",
     "ignores_signals": "for n in range(1, 65):\n    try: signal.signal(n, signal.SIG_IGN)\n    except Exception: pass\n"
     "while True: pass",
     "sleeps": "time.sleep(1000)",
+    "some_threads": "from _thread import start_new_thread as start\nthreading.stack_size(32768)\n"
+    "for _ in range(400): start(time.sleep, (3,))\ntime.sleep(3)",
     "waits_for_a_thread": "threading.Thread(target=time.sleep, args=(1000,)).start()",
     "output": "while True: sys.stdout.write('x' * 65536)",
     "errors": "while True: sys.stderr.write('x' * 65536)",

@@ -2,7 +2,7 @@
 
 import importlib
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -70,3 +70,19 @@ def posttrain(arguments: Sequence[str], folder: Path) -> Ended:
     """Run the command in a folder."""
     with TemporaryDirectory() as logs:
         return start(*arguments, folder=folder, logs=Path(logs)).ended()
+
+
+def documented(name: str, *, probes: Collection[str] = ()) -> bool:
+    """Whether a table row of docs/metrics.md names this metric.
+
+    `<fn>` stands for one part of a name, and `<probe>` for what the probes of a task of one's own read.
+    """
+    names = re.findall(r"^\| `([^`]+)`", METRICS_PAGE.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    return any(re.fullmatch(pattern_of(row, probes), name) for row in names)
+
+
+def pattern_of(row: str, probes: Collection[str]) -> str:
+    """The names that a row stands for."""
+    read = "|".join(map(re.escape, probes)) or "(?!)"  # without a probe, no name
+    holes = {part: f"(?:{read})" if part == "<probe>" else "[^/]+" for part in re.findall(r"<\w+>", row)}
+    return "".join(holes.get(part) or re.escape(part) for part in re.split(r"(<\w+>)", row))

@@ -45,12 +45,12 @@ def not_finite(name: str, column: Tensor, token: int, evidence: Evidence, groups
         return (
             f"{told}.  {int(unscored.sum())} of the {len(unscored)} rollouts of that prompt are unscored, and a reward"
             " that nothing scored is NaN: leave it out of every statistic (rewards.nanmean) and give its tokens 0"
-            " (torch.where(rewards.isnan(), 0.0, ...)), as posttrain/algorithms/advantages.py does."
+            " (torch.where(rewards.isnan(), 0.0, ...)), as posttrain.algorithms.advantages does."
         )
     if bool(evidence.rewards.isnan().any()):
         return (
             f"{told}.  Rewards of other prompts are NaN, for nothing scored those rollouts: leave them out of every"
-            " statistic, as posttrain/algorithms/advantages.py does."
+            " statistic, as posttrain.algorithms.advantages does."
         )
     return (
         f"{told}, although every rollout of the step is scored.  Look for a division by 0, such as by the deviation of"

@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from posttrain.commands.flags import COMMAND_LINE, CommandSpec, path_of, read_flags
-from posttrain.config import build
-from posttrain.config.reading import checked_sections
+from posttrain.config import Config, build
+from posttrain.config.reading import checked_sections, kind_of
 from posttrain.config.recipes import VARIANTS, RecipeLayer, merge, read_recipe
 from posttrain.config.sections import require_complete
 from posttrain.errors import UserError
+from posttrain.options.model import ModelOptions
 from posttrain.runs.same_recipe import run_recipe
 
 Built = TypeVar("Built")
@@ -95,9 +96,44 @@ def recipe_layers(recipes: Sequence[str]) -> list[RecipeLayer]:
     return [read_recipe(recipe) for recipe in recipes]
 
 
-def model_layer(path: str) -> RecipeLayer:
-    """A model that is named by position."""
+def model_layer(given: str) -> RecipeLayer:
+    """A model that is named by position, by its folder or by that of the run that trained it."""
+    path = given
+    if is_run(given):
+        path = str(Path(given) / "model")
+        if not Path(path, "config.json").is_file():
+            raise UserError(
+                f"{given}: the folder of a run that has saved no model; it does so when it ends.  Go on with it by"
+                f" --resume {given}, or name the folder of a model."
+            )
     return RecipeLayer(where=COMMAND_LINE, sections={"model": {"path": path}})
+
+
+def is_run(given: str) -> bool:
+    """Whether a folder is that of a run, and no model's."""
+    return Path(given, "config.yaml").is_file() and not Path(given, "config.json").is_file()
+
+
+def layers_for_model(given: str, recipes: Sequence[str]) -> list[RecipeLayer]:
+    """What a model is to be measured by: recipes that are named, or else, for the folder of a run, the run's own.
+
+    Of a run of another kind its task alone.
+    """
+    layers = recipe_layers(recipes)
+    if is_run(given) and not recipes:
+        own = read_recipe(str(Path(given) / "config.yaml"))
+        task = {name: section for name, section in own.sections.items() if name == "task"}
+        layers = [own if kind_of([own]) is Config else replace(own, sections=task)]
+    return [*layers, model_layer(given)]
+
+
+def require_model(options: ModelOptions) -> None:
+    """Refuse a folder that is no model, or a device that is not there, before anything is loaded."""
+    options.require_folder()
+    if options.device == "cuda":
+        from posttrain.models.devices import chosen_device
+
+        chosen_device(options.device)
 
 
 def resumed(kind: type[Built], folder: str, arguments: SplitArguments, program: CommandSpec) -> tuple[Built, Any]:

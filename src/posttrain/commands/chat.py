@@ -4,7 +4,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from posttrain.commands.arguments import configured, model_layer, split_arguments
+from posttrain.commands.arguments import configured, model_layer, require_model, split_arguments
 from posttrain.commands.flags import CommandSpec
 from posttrain.options.model import BUNDLED, ModelOptions
 from posttrain.options.rollout import SamplingOptions
@@ -32,7 +32,8 @@ class ChatSwitches:
 
 PROGRAM = CommandSpec(
     name="posttrain chat MODEL",
-    description="Ask a model, a folder or `bundled`, by hand.  Every line is a question of its own; an empty one ends.",
+    description="Ask a model, a folder, a run or `bundled`, by hand.  Every line is a question of its own; an empty"
+    " one ends.",
     switches=ChatSwitches(),
     only=("model.dtype", "model.device", "sampling"),
 )
@@ -43,7 +44,7 @@ def main(arguments: Sequence[str]) -> int:
     model, given = split_arguments(arguments).model(PROGRAM)
     given.require_no_more(PROGRAM)
     config, switches = configured(ChatConfig, [model_layer(model)], given.flags, PROGRAM)
-    config.model.require_folder()
+    require_model(config.model)
     questions = [switches.prompt] if switches.prompt else typed(HINT if model == BUNDLED else "")
     answer_all(config, questions, switches.seed)
     return 0

@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from posttrain.commands.arguments import split_arguments
-from posttrain.errors import UserError
+from posttrain.errors import RunError, UserError
+from posttrain.options.dataset import DatasetOptions
 from posttrain.options.reward import RewardOptions
 from posttrain.options.task import TASK_OPTIONS
 from posttrain.records import Finish, Group, Prompt, Rollout
@@ -14,27 +15,34 @@ from posttrain.rewards.attacks import cheap_attacks
 from posttrain.rewards.attacks.cheap_attacks import Answer, AttackExample, generic, most_common
 from posttrain.rewards.attacks.shaping_attacks import JUDGE, SHAPING
 from posttrain.rewards.grading.answers import Score
-from posttrain.rewards.grading.calls import NEVER, RolloutRow, read_result
+from posttrain.rewards.grading.calls import CHAT_HINT, NEVER, RolloutRow, read_result
 from posttrain.rewards.grading.dispatch import dispatch
 from posttrain.rewards.grading.function import RewardFunction, ScoringFailure
 from posttrain.rewards.grading.grade import DEFAULTS, checked_verdicts, grade
 from posttrain.rewards.grading.pending_scores import PendingScores, bounds_of
-from posttrain.rewards.grading.resources import Resources
+from posttrain.rewards.grading.resources import Resources, row_check
 from posttrain.rewards.grading.workers.worker_messages import NotWritable, to_json
 from posttrain.rewards.reward_registry import BUILT_IN, load_reward
-from posttrain.tasks.rows import read_rows
+from posttrain.tasks.dataset import content
+from posttrain.tasks.programs.program_layouts import program_row
+from posttrain.tasks.rows import DatasetRow, read_rows, require_column
 
-HELP = """usage: posttrain check-task REWARD|TASK|FILE.py:FUNCTION [--rows FILE] [--prompt-column NAME] [--seconds N]
+HELP = """usage: posttrain check-task REWARD|TASK|FILE.py:FUNCTION [--rows FILE] [--prompt-column NAME] [--chat]
+                             [--seconds N]
        posttrain check-task judge --endpoint URL --model NAME [--key-env VARIABLE]
 
 Replay right answers and cheap tricks against a reward and show what it pays for each.  A reward of this package has its
 own right answers; for a function of yours --rows names rows (.jsonl, .json, .csv, .parquet), whose column `answer` is
-tried as a right answer.  Your function runs in a process of its own, and has --seconds (10) for an answer.  For a
-penalty a right answer is one that goes free and a trick is one that is fined.  Exit code 0 where every right answer is
-paid and no trick is, else 1.
+tried as a right answer; for code and programs it names rows whose tests are looked at.  Your function is given text or
+messages as each row's prompt is, with --chat messages always, as training with --task.chat does.  It runs in a process
+of its own, and has --seconds (10) for an answer.  For a penalty a right answer is one that goes free and a trick is one
+that is fined.  Exit code 0 where every right answer is paid and no trick is, else 1.
 """
 FLAGS = ("rows", "prompt-column", "seconds", "endpoint", "model", "key-env")
+SWITCHES = ("chat",)
+"""Flags without a value."""
 MOST_ROWS = 20
+CHAT_FLAG = "(reads messages and gets text: --chat here, --task.chat in training)"
 EXAMPLES = {**cheap_attacks.EXAMPLES, **SHAPING}
 """By the names of rewards: all that can be tried with nothing but this package."""
 TASK_REWARDS = {"countdown": "countdown", "programs": "code"}
@@ -93,6 +101,7 @@ def main(arguments: Sequence[str]) -> int:
     function, examples = found(given.positional[0], flags)
     print(f"{function.name}: {sum(len(example.answers) for example in examples)} answers", flush=True)
     with Resources() as resources:
+        check_rows(given.positional[0], function, flags, resources)
         paid = replayed(function, examples, resources)
     lost = {each.answer.label for each in paid if each.lost}
     if lost:
@@ -105,6 +114,16 @@ def main(arguments: Sequence[str]) -> int:
             " judge.  Name yours: posttrain check-task judge --endpoint URL --model NAME [--key-env VARIABLE]"
         )
     return 1 if wrong else 0
+
+
+def check_rows(name: str, function: RewardFunction, flags: Mapping[str, str], resources: Resources) -> None:
+    """Have a reward of this package look at rows of the user's, where it can.  Raises UserError for those that fail."""
+    checked = row_check(function.call)
+    if "rows" not in flags or checked is None:
+        return
+    rows = [program_row(row) if name == "programs" else row for row in read_rows(flags["rows"])]
+    checked.check_rows([(row.where, row.columns) for row in rows], resources)
+    print(f"{flags['rows']}: nothing is wrong with the tests of its {len(rows)} rows", flush=True)
 
 
 def replayed(function: RewardFunction, examples: Sequence[AttackExample], resources: Resources) -> list[Payment]:
@@ -127,6 +146,9 @@ def read_switches(flags: Sequence[str]) -> dict[str, str]:
     left = list(flags)
     while left:
         name, _, value = left.pop(0).partition("=")
+        if name.removeprefix("--") in SWITCHES and name.startswith("--") and not value:
+            values[name.removeprefix("--")] = "yes"
+            continue
         if name.removeprefix("--") not in FLAGS or not name.startswith("--"):
             raise UserError(f"{name}: no such flag\n{HELP}")
         if not value and not left:
@@ -190,19 +212,26 @@ def judge(flags: Mapping[str, str]) -> tuple[RewardFunction, list[AttackExample]
 
 def from_rows(flags: dict[str, str]) -> list[AttackExample]:
     """Rows of the user's, or one bare prompt."""
-    if "rows" not in flags:
-        return [AttackExample("What is 3 + 4?", {}, generic("What is 3 + 4?"))]
     column = flags.get("prompt-column", "prompt")
-    rows = [row.columns for row in read_rows(flags["rows"])][:MOST_ROWS]
-    common = most_common(rows)
-    examples = []
-    for row in rows:
-        prompt = str(row.get(column, ""))
-        answer = row.get("answer", row.get("ground_truth"))
-        right = (Answer("the row's own answer", str(answer), right=True),) if answer is not None else ()
-        tricks = [trick for trick in generic(prompt, common) if trick.text.strip() != str(answer)]
-        examples.append(AttackExample(prompt, {k: v for k, v in row.items() if k != column}, (*right, *tricks)))
-    return examples
+    read = [DatasetRow("row", {column: "What is 3 + 4?"})]
+    if "rows" in flags:
+        read = read_rows(flags["rows"])
+        require_column(read, column)
+    common = most_common([row.columns for row in read[:MOST_ROWS]])
+    options = DatasetOptions(prompt_column=column, chat="chat" in flags)
+    return [from_row(row, options, common) for row in read[:MOST_ROWS]]
+
+
+def from_row(row: DatasetRow, options: DatasetOptions, common: str) -> AttackExample:
+    """One row, its prompt of the shape that training would give it, with its own answer and the tricks."""
+    given = content(row, options)
+    messages = None if isinstance(given, str) else tuple(dict(message) for message in given)
+    prompt = given if isinstance(given, str) else str(given[-1].get("content", ""))
+    columns = {name: value for name, value in row.columns.items() if name != options.prompt_column}
+    answer = columns.get("answer", columns.get("ground_truth"))
+    right = (Answer("the row's own answer", str(answer), right=True),) if answer is not None else ()
+    tricks = [trick for trick in generic(prompt, common) if trick.text.strip() != str(answer)]
+    return AttackExample(prompt, columns, messages=messages, answers=(*right, *tricks))
 
 
 def twice_if_slow(function: RewardFunction, example: AttackExample, answer: Answer, resources: Resources) -> Payment:
@@ -213,7 +242,8 @@ def twice_if_slow(function: RewardFunction, example: AttackExample, answer: Answ
 
 def tried(function: RewardFunction, example: AttackExample, answer: Answer, resources: Resources) -> Payment:
     """What one answer is paid; a function that raises, or does not come back, is told as such."""
-    prompt = Prompt(id="check", text=example.prompt, tokens=(0,), columns=dict(example.columns))
+    columns, messages = dict(example.columns), example.messages
+    prompt = Prompt(id="check", text=example.prompt, tokens=(0,), columns=columns, messages=messages)
     rollouts = tuple(rollout_of(each, sample) for sample, each in enumerate((answer, *example.beside)))
     group = Group(prompt=prompt, draw=0, rollouts=rollouts)
     began = time.perf_counter()
@@ -222,8 +252,10 @@ def tried(function: RewardFunction, example: AttackExample, answer: Answer, reso
         score = asked_once(function, group, resources) if once else graded(function, example, group, resources)
     except ScoringFailure as failure:
         return Payment(answer, example, None, time.perf_counter() - began, str(failure), lost=True)
-    except UserError as error:
-        return Payment(answer, example, None, time.perf_counter() - began, str(error).splitlines()[0][:200])
+    except RunError as error:  # any other mistake is no answer's, and is told once for all
+        first, *more = str(error).splitlines()
+        hint = f"  {CHAT_FLAG}" if any(CHAT_HINT in line for line in more) else ""
+        return Payment(answer, example, None, time.perf_counter() - began, first[:200] + hint)
     return Payment(answer, example, None if math.isnan(score) else score, time.perf_counter() - began)
 
 

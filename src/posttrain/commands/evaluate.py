@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from posttrain.commands.arguments import configured, model_layer, recipe_layers, split_arguments
+from posttrain.commands.arguments import configured, layers_for_model, require_model, split_arguments
 from posttrain.commands.flags import CommandSpec
 from posttrain.config import Config
 from posttrain.errors import UserError
@@ -22,8 +22,8 @@ class EvaluateSwitches:
 
 PROGRAM = CommandSpec(
     name="posttrain eval MODEL [RECIPE.yaml ...]",
-    description="Measure a model, a folder or `bundled`, on held-out problems: sampled at temperature 1 and greedily,"
-    " with 95% intervals over problems.",
+    description="Measure a model, a folder, a run or `bundled`, on held-out problems: sampled at temperature 1 and"
+    " greedily, with 95% intervals over problems.  A run is measured by its own recipe where none is named.",
     switches=EvaluateSwitches(),
     only=(
         "model.dtype",
@@ -42,9 +42,8 @@ PROGRAM = CommandSpec(
 def main(arguments: Sequence[str]) -> int:
     """Measure, print, and write where asked to."""
     model, given = split_arguments(arguments).model(PROGRAM)
-    layers = [*recipe_layers(given.positional), model_layer(model)]
-    config, switches = configured(Config, layers, given.flags, PROGRAM)
-    config.model.require_folder()
+    config, switches = configured(Config, layers_for_model(model, given.positional), given.flags, PROGRAM)
+    require_model(config.model)
     output = Path(switches.output)
     if switches.output and (output.is_dir() or not output.parent.is_dir()):
         raise UserError(f"--output {output}: name a file in a folder that exists; it is written when all is measured.")

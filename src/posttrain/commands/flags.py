@@ -35,8 +35,27 @@ ANYTHING = Annotated[
     ),
 ]
 """Whatever a recipe could say in this place."""
-REWARDS_HELP = """Reward functions, each NAME or FILE.py:FUNCTION, with =WEIGHT where that is not 1; none means the
-task's own."""
+REWARDS_HELP = (
+    "Reward functions, each NAME or FILE.py:FUNCTION, with =WEIGHT where that is not 1; none means the task's own."
+)
+ALIASES = {
+    "update.learning_rate": ("lr",),
+    "sft.learning_rate": ("lr",),
+    "run.num_steps": ("steps", "max_steps", "num_iterations", "num_train_steps"),
+    "run.folder": ("output_dir", "out", "output"),
+    "run.overwrite": ("overwrite_output_dir", "force"),
+    "algorithm.kl.coefficient": ("beta", "kl_coef", "kl_coefficient", "init_kl_coef"),
+    "algorithm.clip_low": ("epsilon", "eps", "cliprange", "clip_range", "clip_epsilon"),
+    "algorithm.clip_high": ("epsilon_high",),
+    "rollout.group_size": ("num_generations", "num_samples", "n"),
+    "rollout.prompts_per_step": ("batch_size", "train_batch_size"),
+    "rollout.max_completion_tokens": ("max_completion_length", "max_new_tokens", "max_tokens"),
+    "update.max_grad_norm": ("grad_clip", "gradient_clipping", "max_norm"),
+    "model.path": ("model", "model_name", "model_name_or_path"),
+    "task.path": ("dataset", "dataset_name", "data", "train_file"),
+    "rewards": ("reward", "reward_funcs", "reward_functions"),
+}
+"""Options by the names that other libraries have for them: a message about such a flag says ours."""
 
 
 @dataclass(frozen=True)
@@ -109,7 +128,9 @@ def known_path(argument: str, paths: Mapping[str, Any], program: CommandSpec) ->
         return path
     if paths.get(positive) is bool:
         return positive
-    near = get_close_matches(path, paths, n=1) or [known for known in paths if known.endswith(f".{name}")]
+    elsewhere = [known for known, names in ALIASES.items() if known in paths and name in names]
+    same = [known for known in paths if known.endswith(f".{name}")]
+    near = elsewhere or get_close_matches(path, paths, n=1) or same
     remedy = f"Did you mean `--{near[0].replace('_', '-')}`?" if near else f"`{short(program)} --help` lists them."
     raise UserError(f"{COMMAND_LINE}: {argument.partition('=')[0]}: no such flag.  {remedy}")
 

@@ -3,7 +3,15 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from posttrain.commands.arguments import INTERRUPTED, configured, recipe_layers, resumed, split_arguments, switch_value
+from posttrain.commands.arguments import (
+    INTERRUPTED,
+    configured,
+    recipe_layers,
+    require_model,
+    resumed,
+    split_arguments,
+    switch_value,
+)
 from posttrain.commands.flags import CommandSpec
 from posttrain.config import Config
 from posttrain.runs.interruption import stopped_while_loading
@@ -38,7 +46,7 @@ def main(arguments: Sequence[str]) -> int:
             config, switches = resumed(Config, folder, given, PROGRAM)
         else:
             config, switches = configured(Config, recipe_layers(given.positional), given.flags, PROGRAM)
-            config.model.require_folder()
+            require_model(config.model)
         from posttrain.training.rl import show_plan, train
 
         if switches.dry_run:

@@ -4,7 +4,7 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from posttrain.commands.arguments import configured, model_layer, split_arguments
+from posttrain.commands.arguments import configured, model_layer, require_model, split_arguments
 from posttrain.commands.flags import CommandSpec
 from posttrain.errors import UserError, require
 from posttrain.options.model import ModelOptions
@@ -36,8 +36,8 @@ class ServeSwitches:
 PROGRAM = CommandSpec(
     name="posttrain serve MODEL",
     description=(
-        "Serve a model, a folder or `bundled`, at http://HOST:PORT/v1: models, completions and chat/completions as"
-        " OpenAI's clients ask for them, one request at a time.  Ctrl-C ends it."
+        "Serve a model, a folder, a run or `bundled`, at http://HOST:PORT/v1: models, completions and chat/completions"
+        " as OpenAI's clients ask for them, one request at a time.  Ctrl-C ends it."
     ),
     switches=ServeSwitches(),
     only=("model.dtype", "model.device"),
@@ -49,7 +49,7 @@ def main(arguments: Sequence[str]) -> int:
     model, given = split_arguments(arguments).model(PROGRAM)
     given.require_no_more(PROGRAM)
     config, switches = configured(ServeConfig, [model_layer(model)], given.flags, PROGRAM)
-    config.model.require_folder()
+    require_model(config.model)
     require(0 <= switches.port < 1 << 16, switches, "port", "is no port; use 0 to 65535")
     require(switches.seconds > 0, switches, "seconds", "leaves no time to answer; use more than 0")
     if switches.host not in LOOPBACK and not switches.public:
@@ -58,7 +58,7 @@ def main(arguments: Sequence[str]) -> int:
     from posttrain.models.policy import load_policy
 
     policy, seconds = load_policy(config.model), min(switches.seconds, threading.TIMEOUT_MAX)
-    with serving(policy, name=model, host=switches.host, port=switches.port, seconds=seconds) as server:
+    with serving(policy, name=model.rstrip("/"), host=switches.host, port=switches.port, seconds=seconds) as server:
         print(f"{model} at http://{switches.host}:{server.server_port}/v1   (Ctrl-C ends it)", flush=True)
         server.serve_forever()
     return 0

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from posttrain.commands.arguments import configured, model_layer, recipe_layers, split_arguments
+from posttrain.commands.arguments import configured, layers_for_model, require_model, split_arguments
 from posttrain.commands.flags import CommandSpec
 from posttrain.config import Config
 from posttrain.errors import UserError
@@ -17,12 +17,14 @@ class TraceSwitches:
     """Number of the completion within its group, from 0."""
     state_width: int = 28
     """Characters of each state that are shown: its end."""
+    below: float = 0.0
+    """Show only tokens whose log-prob is at most this, in nats, such as -1; 0 shows all."""
 
 
 PROGRAM = CommandSpec(
     name="posttrain trace MODEL PROMPT [RECIPE.yaml ...]",
     description="Sample a group of completions of a prompt and show one of them token by token.  PROMPT is a text, or"
-    " the number of a held-out problem of the task.",
+    " the number of a held-out problem of the task.  A run is traced by its own recipe where none is named.",
     switches=TraceSwitches(),
     only=("model.dtype", "model.device", "task", "rewards", "algorithm", "rollout", "run.seed"),
 )
@@ -32,18 +34,20 @@ def main(arguments: Sequence[str]) -> int:
     """Sample, grade and print."""
     model, given = split_arguments(arguments).model(PROGRAM)
     text, given = given.first("PROMPT", PROGRAM)
-    layers = [*recipe_layers(given.positional), model_layer(model)]
-    config, switches = configured(Config, layers, given.flags, PROGRAM)
-    config.model.require_folder()
+    config, switches = configured(Config, layers_for_model(model, given.positional), given.flags, PROGRAM)
+    require_model(config.model)
     if not 0 <= switches.sample < config.rollout.group_size:
         raise UserError(
             f"command line: --sample {switches.sample}: a group has rollout.group_size ="
             f" {config.rollout.group_size} completions; use 0 to {config.rollout.group_size - 1}"
         )
-    from posttrain.commands.trace_table import prompt_to_trace, table
+    if not switches.below <= 0:
+        raise UserError(f"command line: --below {switches.below}: log-probs are at most 0; use 0, or less such as -1")
+    from posttrain.commands.trace_table import TableWindow, prompt_to_trace, table
     from posttrain.training.session import open_session
 
     with open_session(config) as session:
-        for line in table(session, prompt_to_trace(session, text), switches.sample, switches.state_width):
+        window = TableWindow(width=switches.state_width, below=switches.below)
+        for line in table(session, prompt_to_trace(session, text), switches.sample, window):
             print(line)
     return 0

@@ -28,6 +28,16 @@ class TraceRow:
     reward: float
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableWindow:
+    """How much of the table is shown."""
+
+    width: int
+    """Characters of each state: its end."""
+    below: float = 0.0
+    """Log-prob in nats above which a token is left out."""
+
+
 def prompt_to_trace(session: Session, text: str) -> Prompt:
     """A held-out problem by number, or the text itself."""
     if not text.isascii() or not text.isdigit():
@@ -38,7 +48,7 @@ def prompt_to_trace(session: Session, text: str) -> Prompt:
     return problems[int(text)]
 
 
-def table(session: Session, prompt: Prompt, sample: int, width: int) -> list[str]:
+def table(session: Session, prompt: Prompt, sample: int, window: TableWindow) -> list[str]:
     """The rollout as lines of text."""
     [group] = session.engine.rollout([prompt], session.collector.request(0, purpose="trace"))
     grades, notes = judged(session, group, sample)
@@ -46,16 +56,20 @@ def table(session: Session, prompt: Prompt, sample: int, width: int) -> list[str
     rows = action_table(session, group, sample, grades.rewards[0, sample].item())
     first = sum(len(rollout.tokens) for rollout in group.rollouts[:sample])
     advantages = credited.groups.columns.advantages[first : first + len(rows)].tolist()
-    actions = min(16, max(len("action"), *(len(row.action) for row in rows)))
+    actions, width = min(16, max(len("action"), *(len(row.action) for row in rows))), window.width
     lines = [
         f"prompt: {prompt.text!r}",
         f"{'t':>4}  {'state (its end)':{width}}  {'action':{actions}}  {'log-prob':>8}  {'reward':>6}  advantage",
     ]
-    for t, row in enumerate(rows):
+    shown = [(t, row) for t, row in enumerate(rows) if row.logprob <= window.below]
+    for t, row in shown:
         lines.append(
             f"{t:>4}  {row.state[-width:]:{width}}  {row.action:{actions}}  {row.logprob:8.3f}  {row.reward:6.2f}"
             f"  {advantages[t]:+9.3f}"
         )
+    if len(shown) < len(rows):
+        rule = f"those with a log-prob of at most {window.below:g}"
+        notes.insert(0, f"shown are {len(shown)} of {len(rows)} tokens: {rule}")
     return [*lines, "", *notes]
 
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, is_dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, overload
 
 from posttrain.config.recipes import MergedRecipe, RecipeLayer, merge, read_recipe
 from posttrain.config.schema import section_names, section_record
@@ -15,18 +15,25 @@ from posttrain.schemas import Mistake, checked, names_at
 Built = TypeVar("Built")
 
 
-def load_recipe(*recipes: str | Path, **sections: object) -> AnyConfig:
+@overload
+def load_recipe(*recipes: str | Path, kind: None = None, **sections: object) -> Config: ...
+@overload
+def load_recipe(*recipes: str | Path, kind: type[Built], **sections: object) -> Built: ...
+def load_recipe(*recipes: str | Path, kind: type[Any] | None = None, **sections: object) -> Any:
     """The config of one or more recipes, given by file or by the name of a bundled one, later ones overriding earlier.
 
     Sections override what the recipes say, option by option:
 
         load_recipe("countdown-tiny", run={"num_steps": 20}, algorithm={"name": "dapo"})
+
+    The recipes tell what kind of run they are of.  A type checker, which cannot read them, takes it for training by
+    reward unless told: `load_recipe("irl-course", kind=IrlConfig)`, which refuses recipes of other kinds.
     """
     layers = [read_recipe(str(recipe)) for recipe in recipes]
     layers.append(
         RecipeLayer(where="load_recipe", sections={name: as_mapping(value) for name, value in sections.items()})
     )
-    return build(kind_of(layers), layers)
+    return build(kind or kind_of(layers), layers)
 
 
 def as_mapping(section: object) -> object:

@@ -14,9 +14,14 @@ import yaml
 
 from posttrain.binding import is_name_in_file, is_own
 from posttrain.errors import UserError
+from posttrain.options.dataset import DatasetOptions
+from posttrain.options.task import TASK_OPTIONS
 
 VARIANTS = ("task", "algorithm", "world", "demonstrations", "features", "method")
 """Sections whose `name` decides which other options they have."""
+
+TASKS_OF_ROWS = tuple(name for name, options in TASK_OPTIONS.items() if issubclass(options, DatasetOptions))
+"""Tasks whose `path` is a file of rows."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,12 +54,25 @@ def merge(layers: Iterable[RecipeLayer]) -> MergedRecipe:
     for layer in layers:
         for section, given in layer.sections.items():
             # `update:` with every line below it commented out is an empty section.
-            value = {} if given is None else full_form(section, given)
             before = merged.sections.get(section)
+            value = {} if given is None else with_task_of_rows(section, before, full_form(section, given))
             if isinstance(before, dict) and isinstance(value, dict) and renamed(section, before, value):
                 before = None
             merged.sections[section] = overlay(merged.origins, section, before, value, layer.where)
     return merged
+
+
+def with_task_of_rows(section: str, before: object, value: object) -> object:
+    """The task of a layer that names a file of rows: `dataset`, unless it or an earlier layer names one of rows."""
+    if section != "task" or not isinstance(value, dict) or "name" in value or not is_file_of_rows(value.get("path")):
+        return value
+    named = before.get("name") if isinstance(before, dict) else None
+    return value if named in TASKS_OF_ROWS else {"name": DatasetOptions.name, **value}
+
+
+def is_file_of_rows(path: object) -> bool:
+    """Whether a task's path can be no FILE.py:NAME."""
+    return isinstance(path, str) and path != "" and ".py" not in path
 
 
 def overlay(origins: dict[str, str], path: str, before: object, value: object, where: str) -> object:

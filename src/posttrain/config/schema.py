@@ -10,6 +10,7 @@ from dataclasses import fields
 from typing import Any, Literal, get_type_hints
 
 from posttrain.binding import OWN, is_name_in_file, is_own, own_schema
+from posttrain.config.recipes import TASKS_OF_ROWS
 from posttrain.errors import UserError
 from posttrain.options.irl_method import FEATURE_OPTIONS, METHOD_OPTIONS
 from posttrain.options.irl_world import DEMONSTRATION_OPTIONS, WORLD_OPTIONS
@@ -50,6 +51,11 @@ def section_schema(kind: type, section: str, content: object) -> Schema:
     name = given.get("name", default)
     if section in OWN and "name" in given and is_name_in_file(given.get("path")):
         raise UserError(f"{section} has either a name or a path, and is given both: {name} and {given['path']}")
+    if section == "task" and "path" in given and name in variants and name not in TASKS_OF_ROWS:
+        raise UserError(
+            f"task.path = {given['path']}: the task {name} makes its own problems and reads no file.  For rows of a"
+            f" file leave out task.name, or say {' or '.join(TASKS_OF_ROWS)}; a class of your own is FILE.py:NAME."
+        )
     if not isinstance(name, str) or name not in variants:
         raise UserError(f"{section}.name = {name}: no such {section}.  {did_you_mean(name, variants)}")
     return Schema(variants[name], (Option("name", Literal[tuple(variants)], name, f"Which {section} this is."),))

@@ -26,7 +26,7 @@ from posttrain.options.irl_method import (
 from posttrain.options.irl_world import DemonstrationOptions, IcyGridOptions, SampledOptions, WorldOptions
 from posttrain.options.model import ModelOptions
 from posttrain.options.new_model import NewModelOptions
-from posttrain.options.reward import RewardOptions
+from posttrain.options.reward import RewardOptions, require_different_rewards
 from posttrain.options.rollout import RolloutOptions
 from posttrain.options.sandbox import SandboxOptions
 from posttrain.options.task import TaskOptions
@@ -69,6 +69,7 @@ class Config:
         object.__setattr__(self, "algorithm", full_section("algorithm", self.algorithm))
         if isinstance(self.task, Mapping):
             object.__setattr__(self, "task", full_section("task", self.task))
+        require_different_rewards(self.rewards)
         self.require_room(1)
         if self.update.minibatches_per_epoch > self.rollout.prompts_per_step:
             raise UserError(
@@ -173,9 +174,9 @@ COMMAND_OF: dict[type[AnyConfig], str] = {Config: "rl", SftConfig: "sft", IrlCon
 
 def require_complete(config: object) -> None:
     """The rules of a config to which nothing is added any more: no caller in Python brings an algorithm of its own."""
-    from posttrain.algorithms.table import build_algorithm
-
     if isinstance(config, Config):
+        from posttrain.algorithms.table import build_algorithm  # with torch, which other runs go without
+
         config.require_use_for_reference(build_algorithm(config.algorithm))
 
 

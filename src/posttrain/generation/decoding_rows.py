@@ -150,8 +150,26 @@ class Rows:
         columns.count[rows] += 1
         stopped = torch.isin(drawn.tokens, self.stop_ids)
         done = stopped | (at + 1 >= columns.limit[rows])
+        if self.request.stop_texts:
+            done |= self._ends_in_stop_text(rows)
         if bool(done.any()):
             self._retire(rows[done], stopped[done])
+
+    def _ends_in_stop_text(self, rows: Int64[Tensor, " row"]) -> Bool[Tensor, " row"]:
+        """Which rows have just completed a stop text: it is looked for in the last tokens, then in the whole.
+
+        A token is a byte at least, so a text has no more tokens than bytes; three more may begin inside a character.
+        """
+        texts, decode = self.request.stop_texts, self.policy.tokenizer.batch_decode
+        window = max(len(text.encode("utf-8")) for text in texts) + 4
+        columns = self.columns
+        tokens = [columns.tokens[row, : columns.count[row]].tolist() for row in rows.tolist()]
+        tails = decode([each[-window:] for each in tokens], skip_special_tokens=False)
+        found = [any(text in tail for text in texts) for tail in tails]
+        for at in (at for at, near in enumerate(found) if near):
+            whole = decode([tokens[at]], skip_special_tokens=False)[0]
+            found[at] = any(text in whole for text in texts)
+        return torch.tensor(found, device=rows.device)
 
     def _retire(self, rows: Int64[Tensor, " done"], stopped: Bool[Tensor, " done"]) -> None:
         """Take finished rows out; the last rows move into the gaps, so the batch stays dense."""

@@ -18,3 +18,5 @@ class Request:
     key: StreamKey
     suppressed: tuple[int, ...] = ()
     """Tokens that are never sampled; for studies of a policy, not for training: log-probs are those among the rest."""
+    stop_texts: tuple[str, ...] = ()
+    """Texts that end a completion as a limit would, behind the token that completes one; for serving, not training."""

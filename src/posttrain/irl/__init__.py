@@ -31,7 +31,7 @@ from posttrain.irl.planning import (
     soft_value_iteration,
     value_iteration,
 )
-from posttrain.irl.preferences import fit_jointly
+from posttrain.irl.preferences import PreferenceFit, fit_jointly, fit_preferences
 from posttrain.irl.uncertainty import confidence_intervals, identifiability
 
 __all__ = [
@@ -46,6 +46,7 @@ __all__ = [
     "MaxCausalEntIRL",
     "MaxEntIRL",
     "PathFit",
+    "PreferenceFit",
     "Problem",
     "TabularMDP",
     "action_values",
@@ -54,6 +55,7 @@ __all__ = [
     "expected_value_difference",
     "finite_occupancy",
     "fit_jointly",
+    "fit_preferences",
     "greedy_policy",
     "identifiability",
     "occupancy",

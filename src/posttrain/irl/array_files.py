@@ -18,10 +18,17 @@ DAMAGED = (
 """What numpy and zipfile raise on reading what numpy did not write, or wrote and something changed."""
 
 
+def file_path(path: object) -> Path:
+    """A path; refuses numbers, which `open` takes for files that are open already."""
+    if not isinstance(path, str | Path) or not str(path):
+        raise UserError(f"path = {path!r}: give the name of a file")
+    return Path(path)
+
+
 def read_file(path: Path | str, *, names: Sequence[str]) -> ndarray | dict[str, ndarray]:
     """The array in an .npy file, or those in an .npz file that have one of the names; nothing in it can run."""
     try:
-        with open(path, "rb") as file:
+        with open(file_path(path), "rb") as file:
             content = np.load(file, allow_pickle=False)
             if isinstance(content, ndarray):
                 return content

@@ -1,13 +1,14 @@
 """Maximum causal entropy inverse RL: the reward under which soft planning behaves as the demonstrations do."""
 
 import warnings
-from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
 
 from posttrain.errors import UserError, require
+from posttrain.irl.arguments import Numbers, check_watch, is_word, require_kind, require_numbers, whole_number
 from posttrain.irl.counting import (
     action_counts,
     check_horizon,
@@ -19,15 +20,30 @@ from posttrain.irl.counting import (
 from posttrain.irl.demonstrations import Demonstrations
 from posttrain.irl.divergence import ConvergenceWarning, Divergence
 from posttrain.irl.feasibility import feasible_start, smallest_gap
-from posttrain.irl.features import Features, LinearReward, Weights, check_moments
+from posttrain.irl.features import Features, LinearReward, Weights, moments_array
 from posttrain.irl.fitting import Fit, fit_of_descent
 from posttrain.irl.mdp import TabularMDP
-from posttrain.irl.minimisers import Descent, RescaledObjective, Watch, minimise_lbfgs, minimise_newton, rescaled_point
+from posttrain.irl.minimisers import (
+    SOLVERS,
+    Descent,
+    DifferentiableObjective,
+    PlanT,
+    Point,
+    RescaledObjective,
+    SolverName,
+    Watch,
+    minimiser,
+    rescaled_point,
+)
 from posttrain.irl.objectives import Dual, Likelihood, Plan, PlannedObjective, Setting, WatchedObjective
 from posttrain.irl.planning import check_discount
 
 QUICK_PAIRS = 5_000
 """Pairs of state and action up to which a warning waits for the least gap of any policy."""
+
+
+UNMATCHED = 0.01
+"""Share of the largest moment by which moments may miss what any policy has without a word."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,21 +60,24 @@ class MaxCausalEntIRL:
     """Actions in an episode at most; None is without limit."""
     l2: float = 1e-3
     """Penalty (l2/2)‖θ‖².  With 0, features that no policy can match have no finite weights."""
-    solver: Literal["newton", "lbfgs"] = "newton"
-    """Newton takes about ten steps; above some 300 weights its Hessian costs more than L-BFGS's hundreds."""
+    solver: SolverName = "auto"
+    """"newton" takes about ten steps, "lbfgs" hundreds that are cheap.  "auto": Newton up to 500 weights."""
     tolerance: float = 1e-8
     """Largest entry of the gradient at which the fit is done, with features in units of their size."""
     max_iterations: int = 5000
 
     def __post_init__(self) -> None:
-        require(self.objective in ("dual", "likelihood"), self, "objective", "is unknown; use 'dual' or 'likelihood'")
-        require(self.solver in ("newton", "lbfgs"), self, "solver", "is unknown; use 'newton' or 'lbfgs'")
-        whole = self.horizon is None or (isinstance(self.horizon, int | np.integer) and self.horizon >= 1)
-        require(whole, self, "horizon", "is no number of actions; use a whole number >= 1, or None")
+        require(
+            is_word(self.objective, ("dual", "likelihood")), self, "objective", "is unknown; use 'dual' or 'likelihood'"
+        )
+        require(is_word(self.solver, SOLVERS), self, "solver", "is unknown; use 'auto', 'newton' or 'lbfgs'")
+        require_numbers(self, "discount", "temperature", "l2", "tolerance", "max_iterations")
+        acts = self.horizon is None or whole_number(self.horizon, "horizon") >= 1
+        require(acts, self, "horizon", "is no number of actions; use a whole number >= 1, or None")
         require(0 <= self.l2 < np.inf, self, "l2", "is no penalty; use a number >= 0")
         require(0 < self.temperature < np.inf, self, "temperature", "is no temperature; use a number > 0")
-        require(self.tolerance > 0, self, "tolerance", "is never reached; use a number > 0")
-        require(self.max_iterations >= 0, self, "max_iterations", "is negative; use a number >= 0")
+        require(0 < self.tolerance < np.inf, self, "tolerance", "is never reached, or at once; use a finite number > 0")
+        whole_number(self.max_iterations, "max_iterations", least=0)
         check_discount(self.discount)
 
     def fit(
@@ -69,7 +88,8 @@ class MaxCausalEntIRL:
         The likelihood is minimised from the weights that the dual starts from.  From the dual's minimum it would be led
         astray: the less the penalty, the larger the weights there, and under huge ones nothing has a slope.
         """
-        features, known = reward.bound(mdp), in_world(demonstrations, mdp)
+        features = require_kind(reward, LinearReward, "reward").bound(mdp)
+        known = in_world(demonstrations, mdp)
         setting = self.setting(features, initial_histogram(known, mdp.num_states))
         if self.objective == "dual":
             check_whole(known, mdp, discount=self.discount, horizon=self.horizon)
@@ -84,18 +104,19 @@ class MaxCausalEntIRL:
         self,
         mdp: TabularMDP,
         reward: LinearReward,
-        moments: Weights | Sequence[float],
+        moments: Numbers,
         *,
         watch: Watch | None = None,
     ) -> Fit:
         """The same from exact features of a policy, per episode from the world's own start: the dual only."""
         if self.objective != "dual":
             raise UserError("objective = 'likelihood' needs demonstrations, not moments; use objective='dual'")
-        features, moments = reward.bound(mdp), np.asarray(moments, dtype=np.float64)
-        check_moments(features, moments)
-        dual = Dual(self.setting(features, mdp.start), moments)
-        fit = fit_of_descent(self.minimise(dual, watch), dual, moments, None, 0)
+        features = require_kind(reward, LinearReward, "reward").bound(mdp)
+        wanted = moments_array(features, moments)
+        dual = Dual(self.setting(features, mdp.start), wanted)
+        fit = fit_of_descent(self.minimise(dual, watch), dual, wanted, None, 0)
         warn_unless_converged(fit)
+        warn_unless_possible(fit)
         return fit
 
     def setting(self, features: Features, start: Weights) -> Setting:
@@ -117,11 +138,17 @@ class MaxCausalEntIRL:
 
     def minimise(self, objective: PlannedObjective, watch: Watch | None) -> Descent[Plan]:
         """From weights with finite values, by the solver of these settings, with features in units of their size."""
-        minimise = minimise_newton if self.solver == "newton" else minimise_lbfgs
+        check_watch(watch)
         watched = objective if watch is None else WatchedObjective(objective, watch)
-        units = objective.setting.features.units
-        start, scaled = rescaled_point(feasible_start(watched), units), RescaledObjective(watched, units)
-        found = minimise(scaled, start, tolerance=self.tolerance, max_iterations=self.max_iterations)
+        return self.descend(watched, feasible_start(watched), objective.setting.features.units)
+
+    def descend(self, objective: DifferentiableObjective[PlanT], start: Point[PlanT], units: Weights) -> Descent[PlanT]:
+        """From a start, with features in units of their size."""
+        minimise = minimiser(self.solver, len(units))
+        scaled = RescaledObjective(objective, units)
+        found = minimise(
+            scaled, rescaled_point(start, units), tolerance=self.tolerance, max_iterations=self.max_iterations
+        )
         return replace(found, point=rescaled_point(found.point, 1 / units))
 
 
@@ -131,6 +158,28 @@ def warn_unless_converged(fit: Fit) -> None:
         largest = f"its largest gradient is {fit.history[-1][1]:.3g} after {fit.num_iterations} iterations"
         remedy = "raise max_iterations, tolerance or l2" if fit.setting.l2 else f"{gap_report(fit)}; use l2 > 0"
         warnings.warn(f"the fit has not converged: {largest}; {remedy}", ConvergenceWarning, stacklevel=3)
+
+
+def warn_unless_possible(fit: Fit) -> None:
+    """Warn whoever gave moments that no policy has: a penalty makes finite weights of them all the same."""
+    room = UNMATCHED * max(float(np.abs(numbers).max()) for numbers in (fit.moments, fit.expected))
+    if not (fit.converged and fit.setting.l2) or fit.gap <= room or (least := least_known_gap(fit)) <= room:
+        return
+    warnings.warn(
+        f"no policy has these moments: the gap is {fit.gap:.3g}, and none has one below {least:.3g}. Give the "
+        f"totals of features per episode, at discount {fit.setting.discount} and from the world's own start",
+        stacklevel=3,
+    )
+
+
+def least_known_gap(fit: Fit) -> float:
+    """A gap that no policy goes below: the least where a linear program is quick, else what duality tells."""
+    setting = fit.setting
+    if setting.horizon is None and setting.features.mdp.transitions.shape[0] <= QUICK_PAIRS:
+        with suppress(Divergence):  # then duality tells what it can
+            return smallest_gap(setting, fit.moments)
+    value = fit.point.value - setting.l2 / 2 * float(fit.weights @ fit.weights)
+    return max(0.0, -value / float(np.abs(fit.weights).sum() or 1.0))
 
 
 def gap_report(fit: Fit) -> str:

@@ -5,17 +5,17 @@ from jaxtyping import Float
 from numpy import ndarray
 
 from posttrain.errors import UserError
+from posttrain.irl.arguments import Numbers, real_array
 from posttrain.irl.mdp import TabularMDP
-from posttrain.irl.occupancies import occupancy
+from posttrain.irl.occupancies import occupancy, policy_array
 from posttrain.irl.planning import (
-    Policy,
     Problem,
-    Reward,
     action_values,
     at_ends,
     check_discount,
     greedy_policy,
     per_action,
+    reward_array,
     soft_policy_iteration,
     value_iteration,
 )
@@ -25,14 +25,14 @@ OutcomeReward = Float[ndarray, "..."]
 
 
 def policy_divergence(
-    mdp: TabularMDP, reward: Reward, other: Reward, *, discount: float, temperature: float = 1.0
+    mdp: TabularMDP, reward: Numbers, other: Numbers, *, discount: float, temperature: float = 1.0
 ) -> float:
     """How differently two rewards make an agent act: discounted nats per episode, zero if and only if not at all.
 
     Σ_s D_π(s) KL(π(·|s) ‖ π'(·|s)),   π and π' the soft-optimal policies of `reward` and of `other`
     """
     first, second = (
-        soft_policy_iteration(Problem(mdp=mdp, reward=r, discount=discount, temperature=temperature))
+        soft_policy_iteration(Problem(mdp=mdp, reward=reward_array(mdp, r), discount=discount, temperature=temperature))
         for r in (reward, other)
     )
     logs = [(plan.problem.backup(plan.values) - plan.values[:, None]) / temperature for plan in (first, second)]
@@ -40,21 +40,21 @@ def policy_divergence(
     return float(np.where(mdp.terminal, 0.0, first.visits(mdp.start) * apart).sum())
 
 
-def policy_value(mdp: TabularMDP, reward: Reward, policy: Policy, *, discount: float) -> float:
+def policy_value(mdp: TabularMDP, reward: Numbers, policy: Numbers, *, discount: float) -> float:
     """What an episode of a policy earns, without entropy: Σ_s,a D(s) π(a|s) r(s,a), and what its end pays."""
-    visits = occupancy(mdp, policy, discount=discount)
-    acting = np.where(mdp.terminal[:, None], 0.0, visits[:, None] * policy)
-    earned = (acting * per_action(mdp, reward)).sum()
-    return float(earned + visits @ at_ends(mdp, reward))
+    paid, visits = reward_array(mdp, reward), occupancy(mdp, policy, discount=discount)
+    acting = np.where(mdp.terminal[:, None], 0.0, visits[:, None] * policy_array(mdp, policy))
+    earned = (acting * per_action(mdp, paid)).sum()
+    return float(earned + visits @ at_ends(mdp, paid))
 
 
-def expected_value_difference(mdp: TabularMDP, reward: Reward, policy: Policy, *, discount: float) -> float:
+def expected_value_difference(mdp: TabularMDP, reward: Numbers, policy: Numbers, *, discount: float) -> float:
     """How much less a policy earns than the best one, V*(start) - V^π(start), in units of the true `reward`."""
-    best = float(mdp.start @ value_iteration(mdp, reward, discount=discount))
+    best = float(value_iteration(mdp, reward, discount=discount) @ mdp.start)
     return best - policy_value(mdp, reward, policy, discount=discount)
 
 
-def transfer_loss(mdp: TabularMDP, reward: Reward, learned: Reward, *, discount: float) -> float:
+def transfer_loss(mdp: TabularMDP, reward: Numbers, learned: Numbers, *, discount: float) -> float:
     """The expected value difference of the best policy for a learned reward.
 
     Give another world than the one it was learned in, with other slips or another start, to see whether the reward was
@@ -65,7 +65,7 @@ def transfer_loss(mdp: TabularMDP, reward: Reward, learned: Reward, *, discount:
     return expected_value_difference(mdp, reward, policy, discount=discount)
 
 
-def epic_distance(reward: OutcomeReward, other: OutcomeReward, *, discount: float) -> float:
+def epic_distance(reward: Numbers, other: Numbers, *, discount: float) -> float:
     """The EPIC pseudometric of Gleave et al. 2021, arXiv:2006.13900: 0 for rewards equal up to shaping and scale, to 1.
 
         C(s,a,s') = r(s,a,s') + γ m(s') - m(s) - γ E[m(S)],   m(s) = E[r(s,A,S')]      D = √((1 - ρ(C, C'))/2)
@@ -80,7 +80,8 @@ def epic_distance(reward: OutcomeReward, other: OutcomeReward, *, discount: floa
         1,
         max(first.shape[1], second.shape[1]),
     ):
-        raise UserError(f"the rewards have the shapes {reward.shape} and {other.shape}: give them the same states")
+        shapes = " and ".join(str(real_array(given, "a reward").shape) for given in (reward, other))
+        raise UserError(f"the rewards have the shapes {shapes}: give them the same states")
     if first.ndim != second.ndim:
         first, second = (per_outcome(given) for given in (first, second))
     spreads = [canonical_product(given, given, discount) ** 0.5 for given in (first, second)]
@@ -90,9 +91,10 @@ def epic_distance(reward: OutcomeReward, other: OutcomeReward, *, discount: floa
     return float(np.sqrt(max(0.0, (1 - correlation) / 2)))
 
 
-def unit_reward(reward: OutcomeReward) -> OutcomeReward:
+def unit_reward(given: Numbers) -> OutcomeReward:
     """The same with an axis of actions, its largest entry 1; refuses what is no reward, naming the entry."""
-    if reward.ndim not in (1, 2, 3) or (reward.ndim == 3 and reward.shape[2] != len(reward)):
+    reward = real_array(given, "a reward")
+    if reward.ndim not in (1, 2, 3) or not reward.size or (reward.ndim == 3 and reward.shape[2] != len(reward)):
         raise UserError(
             f"a reward has the shape {reward.shape}: use (state), (state, action) or (state, action, state)"
         )

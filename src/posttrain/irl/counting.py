@@ -8,6 +8,7 @@ from jaxtyping import Float
 from numpy import ndarray
 
 from posttrain.errors import UserError
+from posttrain.irl.arguments import require_kind, whole_number
 from posttrain.irl.demonstrations import Demonstrations
 from posttrain.irl.mdp import TabularMDP
 from posttrain.irl.pattern import sums_at
@@ -74,7 +75,8 @@ def in_world(demonstrations: Demonstrations, mdp: TabularMDP) -> Demonstrations:
     Raises UserError naming the episode and the step: a state or action that does not exist, a transition of
     probability zero, an action after the end, an end where the world does not end.
     """
-    numbers = np.asarray(mdp.states)
+    require_kind(demonstrations, Demonstrations, "demonstrations")
+    numbers = require_kind(mdp, TabularMDP, "mdp").states
     place = np.searchsorted(numbers, demonstrations.states).clip(max=len(numbers) - 1)
     unknown = np.flatnonzero(numbers[place] != demonstrations.states)
     if unknown.size:
@@ -92,6 +94,8 @@ def in_world(demonstrations: Demonstrations, mdp: TabularMDP) -> Demonstrations:
 
 def check_states(demonstrations: Demonstrations, num_states: int) -> None:
     """Refuse states that are not among the first `num_states`."""
+    require_kind(demonstrations, Demonstrations, "demonstrations")
+    whole_number(num_states, "num_states", least=1)
     bad = np.flatnonzero((demonstrations.states < 0) | (demonstrations.states >= num_states))
     if bad.size:
         episode, time = demonstrations.visit_of(int(bad[0]))

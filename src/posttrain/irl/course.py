@@ -14,24 +14,24 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from numpy import ndarray
 from scipy.sparse import csr_array
 
 from posttrain.errors import UserError
+from posttrain.irl.arguments import Numbers, check_size, real_array, real_number, require_kind, state_numbers
 from posttrain.irl.counting import initial_histogram, visit_totals
 from posttrain.irl.demonstrations import Demonstrations
-from posttrain.irl.features import LinearReward
-from posttrain.irl.mdp import TabularMDP
+from posttrain.irl.features import LinearReward, check_finite, dense
+from posttrain.irl.mdp import SUM_TOLERANCE, Ends, Start, TabularMDP, check_start, start_distribution, terminal_mask
+from posttrain.irl.planning import reward_array, shaped_array
 
 EARLY = 1e-6
 """The backward sweep stops once no Z changes by more."""
 STEEPNESS = 50.0
 """How strongly the course's expert prefers a better state, per unit of value."""
 
-Features = Float[ndarray, "state feature"]
 PerState = Float[ndarray, " state"]
-Terminal = Int[ndarray, " terminal"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,9 +51,13 @@ class CourseFit:
         return len(self.history)
 
 
-def feature_expectations(features: Features, demonstrations: Demonstrations) -> Float[ndarray, " feature"]:
+def feature_expectations(features: Numbers, demonstrations: Demonstrations) -> Float[ndarray, " feature"]:
     """Totals of the features over all visited states, averaged over the demonstrations."""
-    totals: ndarray = features.T @ visit_totals(demonstrations, len(features))
+    table = real_array(features, "features")
+    if table.ndim != 2:
+        raise UserError(f"features have the shape {table.shape}: give a row for each state")
+    check_finite(table, "features")
+    totals: ndarray = table.T @ visit_totals(demonstrations, len(table))
     return totals
 
 
@@ -70,7 +74,7 @@ def merged_transitions(mdp: TabularMDP) -> Float[ndarray, "state next"]:
     return dense
 
 
-def local_action_probabilities(mdp: TabularMDP, terminal: Terminal, reward: PerState) -> Float[ndarray, "state action"]:
+def local_action_probabilities(mdp: TabularMDP, terminal: Ends, reward: Numbers) -> Float[ndarray, "state action"]:
     """The backward sweep: how much of the partition function goes through each action.
 
         Z_{s,a} = e^{r(s)} Σ_s' P(s'|s,a) Z_s'     Z_s = Σ_a Z_{s,a}     P(a|s) = Z_{s,a} / Z_s
@@ -78,16 +82,19 @@ def local_action_probabilities(mdp: TabularMDP, terminal: Terminal, reward: PerS
     Z starts at 1 in terminal states and 0 elsewhere; 2·S sweeps, fewer once nothing changes by 10⁻⁶.  The world goes
     on after its terminal states, as the course's does.  Where Z is 0 so is the probability.
     """
+    paid = reward_array(mdp, reward)
+    if paid.ndim != 1:
+        raise UserError(f"the reward has the shape {paid.shape}: the course's is of states alone")
     if mdp.terminal.any():
         raise UserError(
             f"state {mdp.states[mdp.terminal.argmax()]} ends episodes in this world, but the course's sweeps go on "
             "from terminal states: make the world with terminal=() and name them as an argument here"
         )
-    gains = np.exp(reward)
-    step = gains[:, None] * merged_transitions(mdp)
     sweeps = np.zeros((2 * mdp.num_states + 1, mdp.num_states))
-    sweeps[0, terminal] = 1
+    sweeps[0, terminal_mask(terminal, mdp.num_states)] = 1
     with np.errstate(over="ignore", invalid="ignore"):
+        gains = np.exp(paid)
+        step = gains[:, None] * merged_transitions(mdp)
         for before, after in pairwise(sweeps):
             np.dot(step, before, out=after)
         changes = np.abs(np.diff(sweeps, axis=0)).max(axis=1)
@@ -96,7 +103,7 @@ def local_action_probabilities(mdp: TabularMDP, terminal: Terminal, reward: PerS
     before, after = sweeps[last], sweeps[last + 1]
     if not np.isfinite(after).all():
         raise UserError(
-            f"the partition function overflows at rewards up to {reward.max():.3g} over {2 * mdp.num_states} steps: "
+            f"the partition function overflows at rewards up to {paid.max():.3g} over {2 * mdp.num_states} steps: "
             "the course's algorithm is for small grids; use MaxEntIRL or MaxCausalEntIRL"
         )
     through = gains[:, None] * (mdp.transitions @ before).reshape(mdp.num_states, -1)
@@ -104,19 +111,26 @@ def local_action_probabilities(mdp: TabularMDP, terminal: Terminal, reward: PerS
     return shares
 
 
-def expected_visitations(
-    mdp: TabularMDP, terminal: Terminal, start: PerState, policy: Float[ndarray, "state action"]
-) -> PerState:
+def expected_visitations(mdp: TabularMDP, terminal: Ends, start: Start, policy: Numbers) -> PerState:
     """The forward sweep: expected visits of each state within 2·S steps, episodes ending in terminal states.
 
     D_1 = start     D_{t+1}(s') = Σ_s,a D_t(s) P(a|s) P(s'|s,a)     D = Σ_{t=1}^{2S} D_t
     """
-    going_on = policy.copy()
-    going_on[terminal] = 0
-    table = mdp.transitions.toarray().reshape(*policy.shape, -1)
+    shape = (require_kind(mdp, TabularMDP, "mdp").num_states, mdp.num_actions)
+    starts = start_distribution(start, mdp.num_states)
+    check_start(starts)
+    going_on = shaped_array(policy, "the policy", shape).copy()  # it may be all 0 where no path reaches an end
+    going_on[terminal_mask(terminal, mdp.num_states)] = 0
+    sums = going_on.sum(axis=1)
+    wrong = np.flatnonzero((going_on < 0).any(axis=1) | ((np.abs(sums - 1) > SUM_TOLERANCE) & (sums != 0)))
+    if wrong.size:
+        raise UserError(
+            f"the policy of state {mdp.states[wrong[0]]} is {going_on[wrong[0]]}: use numbers that sum to 1"
+        )
+    table = mdp.transitions.toarray().reshape(*shape, -1)
     following = np.einsum("sa,san->ns", going_on, table)
     steps = np.empty((2 * mdp.num_states, mdp.num_states))
-    steps[0] = start
+    steps[0] = starts
     for now, then in pairwise(steps):
         np.dot(following, now, out=then)
     total: PerState = steps.sum(axis=0)
@@ -125,8 +139,8 @@ def expected_visitations(
 
 def recover_reward(
     mdp: TabularMDP,
-    features: Features,
-    terminal: Terminal,
+    features: Numbers | csr_array,
+    terminal: Ends,
     demonstrations: Demonstrations,
     *,
     step_size: float = 0.2,
@@ -136,20 +150,21 @@ def recover_reward(
 
     ω ← ω · exp(α_t (μ_E - μ_ω)),   α_t = step_size / (1 + t)
     """
-    if not (step_size > 0 and tolerance > 0):
-        raise UserError(f"step_size = {step_size}, tolerance = {tolerance}: it would never stop; use numbers > 0")
-    LinearReward(features=features).bound(mdp)  # refuses what are no features of these states
-    demonstrated = feature_expectations(features, demonstrations)
+    for name, number in (("step_size", step_size), ("tolerance", tolerance)):
+        if not 0 < real_number(number, name) < np.inf:
+            raise UserError(f"{name} = {number}: it would never stop, or at once; use a finite number > 0")
+    table = dense(LinearReward(features=features).bound(mdp).table)
+    demonstrated = feature_expectations(table, demonstrations)
     start = start_histogram(mdp.num_states, demonstrations)
 
     def visits(weights: Float[ndarray, " feature"]) -> PerState:
-        policy = local_action_probabilities(mdp, terminal, features @ weights)
+        policy = local_action_probabilities(mdp, terminal, table @ weights)
         return expected_visitations(mdp, terminal, start, policy)
 
-    weights = np.ones(features.shape[1])
+    weights = np.ones(table.shape[1])
     history: list[tuple[float, float]] = []
     while not history or history[-1][1] > tolerance:
-        difference = demonstrated - features.T @ visits(weights)
+        difference = demonstrated - table.T @ visits(weights)
         updated = weights * np.exp(step_size / (1 + len(history)) * difference)
         history.append((float(np.abs(difference).max()), float(np.abs(updated - weights).max())))
         weights = updated
@@ -157,16 +172,29 @@ def recover_reward(
     return CourseFit(
         weights=weights,
         visitations=visitations,
-        gap=float(np.abs(demonstrated - features.T @ visitations).max()),
+        gap=float(np.abs(demonstrated - table.T @ visitations).max()),
         history=tuple(history),
     )
 
 
 def expert_policy(
-    intended: Int[ndarray, "state action"], values: PerState, *, steepness: float = STEEPNESS
+    intended: Numbers, values: Numbers, *, steepness: float = STEEPNESS
 ) -> Float[ndarray, "state action"]:
     """The course's expert: π(a|s) ∝ exp(steepness · V(intended next state))."""
-    logits = steepness * values[intended]
+    worth = real_array(values, "values")
+    if worth.ndim != 1 or not 0 <= real_number(steepness, "steepness") < np.inf:
+        raise UserError(
+            f"steepness = {steepness}, values of shape {worth.shape}: give a number >= 0, a value per state"
+        )
+    following = real_array(intended, "intended")
+    if following.ndim != 2:
+        raise UserError(f"intended has the shape {following.shape}: give a next state for each state and action")
+    check_size(worth, "values")
+    states = state_numbers(following, "intended", len(worth)).reshape(following.shape)
+    with np.errstate(over="ignore"):
+        logits = steepness * worth[states]
+    if not np.isfinite(logits).all():
+        raise UserError(f"steepness = {steepness} and values up to {np.abs(worth).max():.3g}: use finite numbers")
     weights = np.exp(logits - logits.max(axis=1, keepdims=True))
     policy: ndarray = weights / weights.sum(axis=1, keepdims=True)
     return policy

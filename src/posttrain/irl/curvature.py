@@ -53,8 +53,8 @@ def end_slopes(features: Features) -> Successors:
     """The derivative of V in terminal states; zero elsewhere."""
     mdp = features.mdp
     values = np.zeros((mdp.num_states, features.num_features))
-    if features.per_state:
-        values[mdp.terminal] = dense(features.table[mdp.terminal])
+    if features.on_arrival is not None:
+        values[mdp.terminal] = dense(features.on_arrival[mdp.terminal])
     return values
 
 

@@ -17,7 +17,8 @@ from jaxtyping import Bool, Int
 from numpy import ndarray
 
 from posttrain.errors import UserError
-from posttrain.irl.array_files import read_file
+from posttrain.irl.arguments import NO_ARRAY, Numbers, brief_repr, refuse_masked, whole_number
+from posttrain.irl.array_files import file_path, read_file
 
 FIELDS = ("states", "actions", "lengths", "terminated", "truncated")
 
@@ -70,6 +71,10 @@ class Demonstrations:
     """How each episode ended; both may hold, and neither says that it was cut off unawares."""
 
     def __post_init__(self) -> None:
+        for name in FIELDS[:3]:
+            object.__setattr__(self, name, whole_numbers(getattr(self, name), name.removesuffix("s")))
+        for name in FIELDS[3:]:
+            object.__setattr__(self, name, truth_values(getattr(self, name), name))
         if not len(self.lengths):
             raise UserError("there are no demonstrations: give at least one episode")
         short = np.flatnonzero(self.lengths < 0)
@@ -105,7 +110,7 @@ class Demonstrations:
     @staticmethod
     def from_episodes(episodes: Iterable[Episode]) -> "Demonstrations":
         """From one record for each episode."""
-        listed = list(episodes)
+        listed = episodes_with(episodes, "states", "actions", "terminated", "truncated")
         if not listed:
             raise UserError("there are no demonstrations: give at least one episode")
         states = [whole_numbers(episode.states, "state", index) for index, episode in enumerate(listed)]
@@ -120,8 +125,8 @@ class Demonstrations:
             states=np.concatenate(states),
             actions=np.concatenate(actions),
             lengths=np.array([len(taken) for taken in actions], dtype=np.int64),
-            terminated=np.array([episode.terminated for episode in listed], dtype=bool),
-            truncated=np.array([episode.truncated for episode in listed], dtype=bool),
+            terminated=truth_values([episode.terminated for episode in listed], "terminated"),
+            truncated=truth_values([episode.truncated for episode in listed], "truncated"),
         )
 
     @staticmethod
@@ -129,8 +134,9 @@ class Demonstrations:
         episodes: Iterable[Transitions], *, terminated: bool | Sequence[bool] | Bool[ndarray, " episode"] = True
     ) -> "Demonstrations":
         """From lists of (state, action, next state); those not `terminated` count as truncated."""
-        listed = [episode.tolist() if isinstance(episode, ndarray) else list(episode) for episode in episodes]
-        ended = [bool(terminated)] * len(listed) if isinstance(terminated, bool | np.bool_) else list(terminated)
+        listed = [list_of(episode, "a demonstration") for episode in list_of(episodes, "demonstrations")]
+        single = isinstance(terminated, bool | np.bool_)
+        ended = truth_values([terminated] * len(listed) if single else list_of(terminated, "terminated"), "terminated")
         if len(ended) != len(listed):
             raise UserError(f"`terminated` has {len(ended)} flags for {len(listed)} demonstrations")
         return Demonstrations.from_episodes(
@@ -144,10 +150,10 @@ class Demonstrations:
             Episode(
                 states=episode.observations,
                 actions=episode.actions,
-                terminated=bool(np.any(episode.terminations)),
-                truncated=bool(np.any(episode.truncations)),
+                terminated=bool(truth_values(episode.terminations, "terminations").any()),
+                truncated=bool(truth_values(episode.truncations, "truncations").any()),
             )
-            for episode in episodes
+            for episode in episodes_with(episodes, "observations", "actions", "terminations", "truncations")
         )
 
     @staticmethod
@@ -159,10 +165,11 @@ class Demonstrations:
         There a time limit makes an episode `terminal` too, which only the infos tell, and these are mostly not kept.
         With the environment's `time_limit` those of so many actions count as truncated.
         """
+        limit = None if time_limit is None else whole_number(time_limit, "time_limit", least=1)
         return Demonstrations.from_episodes(
             Episode(trajectory.obs, trajectory.acts, terminated=not cut, truncated=cut)
-            for trajectory in trajectories
-            for cut in [is_truncated(trajectory, time_limit)]
+            for trajectory in episodes_with(trajectories, "obs", "acts", "terminal", "infos")
+            for cut in [is_truncated(trajectory, limit)]
         )
 
     @staticmethod
@@ -177,6 +184,9 @@ class Demonstrations:
     @staticmethod
     def from_arrays(arrays: Mapping[str, ndarray]) -> "Demonstrations":
         """From the five arrays of this record by name."""
+        missing = [name for name in FIELDS if not isinstance(arrays, Mapping) or name not in arrays]
+        if missing:
+            raise UserError(f"there is no array {missing[0]!r}: demonstrations need {', '.join(FIELDS)}")
         return Demonstrations(
             states=whole_numbers(arrays["states"], "state"),
             actions=whole_numbers(arrays["actions"], "action"),
@@ -187,8 +197,11 @@ class Demonstrations:
 
     def save(self, path: Path | str) -> None:
         """Write the five arrays to an .npz file of exactly this name."""
-        with open(path, "wb") as file:  # numpy would add a suffix to a name without one
-            np.savez_compressed(file, **{name: getattr(self, name) for name in FIELDS})
+        try:
+            with open(file_path(path), "wb") as file:  # numpy would add a suffix to a name without one
+                np.savez_compressed(file, **{name: getattr(self, name) for name in FIELDS})
+        except OSError as error:
+            raise UserError(f"{path}: cannot be written: {error.strerror or error}") from error
 
     @cached_property
     def first_visits(self) -> Int[ndarray, " episode"]:
@@ -220,16 +233,41 @@ class Demonstrations:
         return int(np.searchsorted(self.first_visits, visit, side="right")) - 1, int(self.visit_times[visit])
 
 
+def list_of(given: object, what: str) -> list[Any]:
+    """What an iterable holds, arrays as lists; refuses what is none."""
+    if isinstance(given, ndarray) and given.ndim:
+        given = given.tolist()
+    if not isinstance(given, Iterable) or isinstance(given, str | bytes | Mapping):
+        raise UserError(f"{what}: {brief_repr(given)} is no list")
+    try:
+        return list(given)
+    except TypeError:  # a tensor that is one number
+        raise UserError(f"{what}: {brief_repr(given)} is no list") from None
+
+
+def episodes_with(episodes: object, *names: str) -> list[Any]:
+    """A list of episodes, each of which has what is read of it."""
+    if not isinstance(episodes, Iterable) or isinstance(episodes, str | bytes | Mapping):
+        raise UserError(f"demonstrations: {brief_repr(episodes)} is no list of episodes")
+    listed = list(episodes)
+    for index, episode in enumerate(listed):
+        missing = [name for name in names if not hasattr(episode, name)]
+        if missing:
+            raise UserError(f"demonstration {index} is {brief_repr(episode)}, and has no {missing[0]!r}")
+    return listed
+
+
 def whole_numbers(numbers: Sequence[int] | ndarray, what: str, episode: int | None = None) -> Int[ndarray, " entry"]:
     """The same as integers; refuses vectors, fractions, and what is no number."""
     where = "demonstrations" if episode is None else f"demonstration {episode}"
+    refuse_masked(numbers, f"{where}: the array of each {what}")
     rule = f"{where}: each {what} must be one whole number{'' if what == 'length' else ', its number in the world'}"
     try:
         array = np.asarray(numbers)
         column = array[:, 0] if array.ndim == 2 and array.shape[1] == 1 else array
         with np.errstate(invalid="ignore"):
             whole: ndarray = column.astype(np.int64)
-    except (TypeError, ValueError, OverflowError):  # lists of different lengths, or no numbers
+    except NO_ARRAY:  # lists of different lengths, or no numbers
         raise UserError(rule) from None
     if column.ndim != 1 or column.dtype.kind not in "biufO":
         raise UserError(f"{rule}; they have the shape {array.shape} and the type {array.dtype}")
@@ -239,8 +277,13 @@ def whole_numbers(numbers: Sequence[int] | ndarray, what: str, episode: int | No
     return whole
 
 
-def truth_values(numbers: ndarray, name: str) -> Bool[ndarray, " episode"]:
+def truth_values(given: Numbers, name: str) -> Bool[ndarray, " episode"]:
     """The same as truth values; refuses what is neither."""
+    refuse_masked(given, f"demonstrations: `{name}`")
+    try:
+        numbers = np.asarray(given)
+    except NO_ARRAY:  # lists of different lengths
+        raise UserError(f"demonstrations: `{name}` must be one true or false for each episode") from None
     if numbers.ndim != 1 or numbers.dtype.kind not in "biuf" or not np.isin(numbers, (0, 1)).all():
         raise UserError(
             f"demonstrations: `{name}` must be one true or false for each episode; it has the shape {numbers.shape} "
@@ -251,9 +294,13 @@ def truth_values(numbers: ndarray, name: str) -> Bool[ndarray, " episode"]:
 
 def is_truncated(trajectory: ImitationTrajectory, time_limit: int | None) -> bool:
     """Whether someone stopped watching, or a time limit was reached."""
-    if not trajectory.terminal or len(trajectory.acts) == time_limit:
+    [ended] = truth_values([trajectory.terminal], "terminal")
+    if not ended or len(whole_numbers(trajectory.acts, "action")) == time_limit:
         return True
-    return trajectory.infos is not None and bool(trajectory.infos[-1].get("TimeLimit.truncated", False))
+    infos = [] if trajectory.infos is None else list_of(trajectory.infos, "the infos of a trajectory")
+    if not all(isinstance(one, Mapping) for one in infos):
+        raise UserError("demonstrations: the infos of a trajectory must be dictionaries, one for each action")
+    return bool(infos) and bool(infos[-1].get("TimeLimit.truncated", False))
 
 
 def episode_of_transitions(index: int, steps: Sequence[Sequence[int]], terminated: bool) -> Episode:

@@ -7,25 +7,23 @@ from jaxtyping import Float
 from numpy import ndarray
 from numpy.random import Generator
 
-from posttrain.errors import UserError
+from posttrain.irl.arguments import Numbers, random_generator, whole_number
 from posttrain.irl.demonstrations import Demonstrations, Episode
 from posttrain.irl.mdp import TabularMDP
-from posttrain.irl.occupancies import check_policy
-from posttrain.irl.planning import Policy
+from posttrain.irl.occupancies import policy_array
 
 
 def sample_demonstrations(
-    mdp: TabularMDP, policy: Policy, *, num_episodes: int, rng: Generator, max_steps: int = 10_000
+    mdp: TabularMDP, policy: Numbers, *, num_episodes: int, rng: Generator | int, max_steps: int = 10_000
 ) -> Demonstrations:
     """Episodes of a policy, each until a terminal state or, truncated, until `max_steps` actions.
 
     Each draw takes one uniform number, as numpy's `rng.choice(n, p=p)` does: the start, unless there is only one, then
-    by turns an action and the state that it leads to.  States are the environment's numbers.
+    by turns an action and the state that it leads to.  States are the environment's numbers.  `rng` may be a seed.
     """
-    check_policy(mdp, policy)
-    if num_episodes < 1 or max_steps < 1:
-        raise UserError(f"num_episodes = {num_episodes}, max_steps = {max_steps}: use at least 1 of each")
-    choices, table = cumulative(policy), mdp.transitions
+    num_episodes = whole_number(num_episodes, "num_episodes", least=1)
+    max_steps = whole_number(max_steps, "max_steps", least=1)
+    choices, table, draws = cumulative(policy_array(mdp, policy)), mdp.transitions, random_generator(rng)
     starts, only = cumulative(mdp.start), np.flatnonzero(mdp.start)
 
     @cache  # of a large world few rows are ever met
@@ -33,15 +31,15 @@ def sample_demonstrations(
         return cumulative(table.data[table.indptr[row] : table.indptr[row + 1]])
 
     def episode() -> Episode:
-        state = int(starts.searchsorted(rng.random(), side="right") if len(only) > 1 else only[0])
+        state = int(starts.searchsorted(draws.random(), side="right") if len(only) > 1 else only[0])
         states: list[int] = []
         actions: list[int] = []
         while not mdp.terminal[state] and len(actions) < max_steps:
-            action = int(choices[state].searchsorted(rng.random(), side="right"))
+            action = int(choices[state].searchsorted(draws.random(), side="right"))
             row = state * mdp.num_actions + action
             states.append(state)
             actions.append(action)
-            outcome = outcomes(row).searchsorted(rng.random(), side="right")
+            outcome = outcomes(row).searchsorted(draws.random(), side="right")
             state = int(table.indices[table.indptr[row] + outcome])
         ended = bool(mdp.terminal[state])
         return Episode(mdp.states[[*states, state]], actions, terminated=ended, truncated=not ended)

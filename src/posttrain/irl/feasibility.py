@@ -4,8 +4,9 @@ import numpy as np
 from scipy.sparse import block_array, csr_array, diags_array, eye_array, hstack
 
 from posttrain.errors import UserError
+from posttrain.irl.arguments import Numbers, require_kind
 from posttrain.irl.divergence import Divergence
-from posttrain.irl.features import Weights, check_moments
+from posttrain.irl.features import Weights, moments_array
 from posttrain.irl.mdp import reachable, state_graph
 from posttrain.irl.minimisers import Point
 from posttrain.irl.objectives import Plan, PlannedObjective, Setting
@@ -106,7 +107,7 @@ def shaped_cost(setting: Setting) -> Weights | None:
     return found.x[:num_weights] if found.status == 0 else None
 
 
-def smallest_gap(setting: Setting, moments: Weights) -> float:
+def smallest_gap(setting: Setting, moments: Numbers) -> float:
     """The smallest largest difference from `moments` that the features of any policy can have, by a linear program.
 
         min g   over visits x(s,a) ≥ 0 and ends y(s) ≥ 0:   |Φᵀ(x, y) - μ| ≤ g,   Σ_a x(s,a) - γ Σ Pᵀ x = start(s)
@@ -116,10 +117,9 @@ def smallest_gap(setting: Setting, moments: Weights) -> float:
     """
     from scipy.optimize import linprog
 
-    if setting.horizon is not None:
+    if require_kind(setting, Setting, "setting").horizon is not None:
         raise UserError("the smallest gap is computed for problems without horizon; horizon = None")
-    check_moments(setting.features, moments)
-    limits, right, flows, starts = gap_program(setting, moments)
+    limits, right, flows, starts = gap_program(setting, moments_array(setting.features, moments))
     goal = np.zeros(limits.shape[1])
     goal[-1] = 1
     found = linprog(goal, A_ub=limits, b_ub=right, A_eq=flows, b_eq=starts, method="highs")
@@ -138,7 +138,8 @@ def gap_program(setting: Setting, moments: Weights) -> tuple[csr_array, np.ndarr
     visited = reachable(state_graph(mdp), setting.start > 0)[pairs // mdp.num_actions]
     rows, pairs = rows[visited], pairs[visited]
     ends = np.flatnonzero(mdp.terminal)
-    at_ends = csr_array(features.table)[ends] if features.per_state else csr_array((len(ends), rows.shape[1]))
+    counted = features.on_arrival
+    at_ends = csr_array((len(ends), rows.shape[1])) if counted is None else csr_array(counted)[ends]
     sums = hstack([rows.T, at_ends.T])
     minus = csr_array(-np.ones((len(moments), 1)))
     limits = block_array([[sums, minus], [-sums, minus]], format="csr")

@@ -6,12 +6,13 @@ from typing import Literal
 import numpy as np
 from jaxtyping import Float
 from numpy import ndarray
-from scipy.sparse import csr_array, issparse
+from scipy.sparse import csr_array, diags_array, issparse
 
 from posttrain.errors import UserError
+from posttrain.irl.arguments import Numbers, check_size, real_array, require_kind
 from posttrain.irl.counting import Counts
 from posttrain.irl.demonstrations import Demonstrations
-from posttrain.irl.mdp import TabularMDP
+from posttrain.irl.mdp import TabularMDP, sparse_floats
 from posttrain.irl.planning import Policy, Reward
 
 Place = Literal["state", "state_action", "next_state"]
@@ -22,20 +23,23 @@ Weights = Float[ndarray, " feature"]
 class LinearReward:
     """Features of a world, and what they are features of."""
 
-    features: ndarray | csr_array
+    features: Numbers | csr_array
     """A row for each state; for "state_action" a row s · A + a for each pair, or axes (state, action, feature)."""
     on: Place = "state"
     """"state": earned on acting there, and on arriving in a terminal state.  "next_state": earned on every arrival."""
+    ends: Numbers | csr_array | None = None
+    """With "state_action", which pays ends nothing by itself: a row for each state, the same features earned on
+    arriving in it where it is terminal.  Rows of other states are not read."""
 
     def bound(self, mdp: TabularMDP) -> "Features":
         """The features as planning in this world uses them, checked."""
-        if self.on not in ("state", "state_action", "next_state"):
+        require_kind(mdp, TabularMDP, "mdp")
+        if not isinstance(self.on, str) or self.on not in ("state", "state_action", "next_state"):
             raise UserError(f"on = {self.on!r}: use 'state', 'state_action' or 'next_state'")
-        table = self.features
-        if issparse(table):
-            table = csr_array(table, dtype=np.float64)
+        if issparse(self.features):
+            table = sparse_floats(self.features, "features")
         else:
-            table = np.asarray(table, dtype=np.float64)
+            table = real_array(self.features, "features")
             if self.on == "state_action" and table.shape[:2] == (mdp.num_states, mdp.num_actions) and table.ndim == 3:
                 table = table.reshape(mdp.num_states * mdp.num_actions, -1)
         rows = mdp.num_states * (mdp.num_actions if self.on == "state_action" else 1)
@@ -44,11 +48,27 @@ class LinearReward:
                 f"features on {self.on} have the shape {table.shape}; use {rows} rows, one for each "
                 f"{'pair of state and action' if self.on == 'state_action' else 'state'}, and a column for each feature"
             )
-        check_finite(table)
-        entered = None
+        check_finite(table, "features")
+        entered, ends = None, self.bound_ends(mdp, table.shape[1])
         if self.on == "next_state":
             entered, table = table, mdp.transitions @ table
-        return Features(mdp=mdp, table=table, per_state=self.on == "state", entered=entered)
+        return Features(mdp=mdp, table=table, per_state=self.on == "state", entered=entered, ends=ends)
+
+    def bound_ends(self, mdp: TabularMDP, num_features: int) -> ndarray | csr_array | None:
+        """The features of ends, checked; zero in states that end nothing."""
+        if self.ends is None:
+            return None
+        if self.on != "state_action":
+            raise UserError(f"on = {self.on!r} pays for arriving in an end already: use ends with on='state_action'")
+        table = sparse_floats(self.ends, "ends") if issparse(self.ends) else real_array(self.ends, "ends")
+        if table.shape != (mdp.num_states, num_features):
+            raise UserError(
+                f"ends have the shape {table.shape}; use {(mdp.num_states, num_features)}: a row for each state and "
+                "the columns of the features of pairs"
+            )
+        check_finite(table, "ends")
+        ending: ndarray | csr_array = diags_array(mdp.terminal.astype(np.float64)).tocsr() @ table
+        return ending
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -61,6 +81,13 @@ class Features:
     per_state: bool
     entered: ndarray | csr_array | None
     """φ(s') where features are of the next state: demonstrations are counted with these, not with their expectation."""
+    ends: ndarray | csr_array | None = None
+    """φ of arriving in each terminal state, where the others are of pairs and ends have some too."""
+
+    @property
+    def on_arrival(self) -> ndarray | csr_array | None:
+        """What arriving in a terminal state counts, in its row; None where it counts nothing."""
+        return self.table if self.per_state else self.ends
 
     @property
     def num_features(self) -> int:
@@ -71,10 +98,15 @@ class Features:
         worth: ndarray = self.table @ weights
         return worth if self.per_state else worth.reshape(self.mdp.num_states, self.mdp.num_actions)
 
+    def end_rewards(self, weights: Weights) -> Float[ndarray, " state"] | None:
+        """What arriving in each end earns, where that is not part of `rewards`."""
+        return None if self.ends is None else np.asarray(self.ends @ weights)
+
     def totals(self, acting: Policy, ending: Float[ndarray, " state"]) -> Weights:
         """Features summed over visits: acting[s,a] of each pair, ending[s] of each terminal state."""
         visits = acting.sum(axis=1) + ending if self.per_state else acting.ravel()
-        return np.asarray(self.table.T @ visits)
+        summed = np.asarray(self.table.T @ visits)
+        return summed if self.ends is None else summed + self.ends.T @ ending
 
     def observed(self, counts: Counts) -> Weights:
         """Features summed over demonstrations, per episode."""
@@ -95,7 +127,11 @@ class Features:
         episode = np.repeat(np.arange(len(known)), known.lengths + 1)
         weights = discount ** known.visit_times.astype(np.float64)
         visits = csr_array((weights[used], (episode[used], rows)), shape=(len(known), table.shape[0]))
-        return dense(visits @ table)
+        counted = dense(visits @ table)
+        if self.ends is not None:
+            last = known.first_visits + known.lengths
+            counted += weights[last, None] * dense(self.ends[known.states[last]])
+        return counted
 
     def averaged(self, policy: Policy) -> Float[ndarray, "state feature"]:
         """φ_π(s) = Σ_a π(a|s) φ(s,a); in terminal states what arriving there counts."""
@@ -105,7 +141,8 @@ class Features:
         weights = np.where(self.mdp.terminal[:, None], 0.0, policy).ravel()
         indptr = np.arange(0, size * num_actions + 1, num_actions)
         mixture = csr_array((weights, np.arange(size * num_actions), indptr), shape=(size, size * num_actions))
-        return dense(mixture @ self.table)
+        means = dense(mixture @ self.table)
+        return means if self.ends is None else means + dense(self.ends)
 
     def block(self, first: int, last: int) -> Float[ndarray, "state action feature"]:
         """φ of the states from `first` up to `last`; one action stands for all where features are of the state."""
@@ -117,13 +154,20 @@ class Features:
 
     @property
     def largest(self) -> float:
-        return float(abs(self.table).max())
+        return float(self.column_sizes.max())
+
+    @property
+    def column_sizes(self) -> Weights:
+        """The largest entry of each column, in size."""
+        tables = [self.table] if self.ends is None else [self.table, self.ends]
+        columns = [abs(table).max(axis=0) for table in tables]
+        sizes: Weights = np.max([c if isinstance(c, ndarray) else c.toarray() for c in columns], axis=0)
+        return sizes
 
     @property
     def units(self) -> Weights:
         """The largest entry of each column, in size, to the nearest power of 2; 1 for a column of zeros."""
-        columns = abs(self.table).max(axis=0)
-        largest: Weights = columns if isinstance(columns, ndarray) else columns.toarray()
+        largest = self.column_sizes
         return np.exp2(np.round(np.log2(np.where(largest > 0, largest, 1.0))))
 
 
@@ -135,18 +179,22 @@ def dense(table: ndarray | csr_array) -> ndarray:
     return full
 
 
-def check_moments(features: Features, moments: Weights) -> None:
-    """Refuse what are no features of an episode."""
+def moments_array(features: Features, given: Numbers) -> Weights:
+    """Features of an episode as an array; refuses what are none."""
+    moments = real_array(given, "moments")
     if moments.shape != (features.num_features,) or not np.all(np.isfinite(moments)):
         raise UserError(f"moments {moments} must be {features.num_features} finite numbers, one for each feature")
+    check_size(moments, "moments")
+    return moments
 
 
-def check_finite(table: ndarray | csr_array) -> None:
-    """Refuse NaN and infinity, naming row and column."""
+def check_finite(table: ndarray | csr_array, what: str) -> None:
+    """Refuse NaN and infinity, naming row and column, and numbers whose squares are infinite."""
     stored = csr_array(np.where(np.isfinite(table), 0.0, table)) if isinstance(table, ndarray) else table
     bad = np.flatnonzero(~np.isfinite(stored.data))
     if bad.size:
         row = int(np.searchsorted(stored.indptr, bad[0], side="right")) - 1
         raise UserError(
-            f"features: row {row}, column {stored.indices[bad[0]]} is {stored.data[bad[0]]}; use finite numbers"
+            f"{what}: row {row}, column {stored.indices[bad[0]]} is {stored.data[bad[0]]}; use finite numbers"
         )
+    check_size(table if isinstance(table, ndarray) else table.data, what)

@@ -6,6 +6,7 @@ import numpy as np
 from jaxtyping import Float
 from numpy import ndarray
 
+from posttrain.irl.curvature import Matrix
 from posttrain.irl.features import Weights
 from posttrain.irl.minimisers import Descent, Point
 from posttrain.irl.objectives import InformativeObjective, Plan, Setting, log_likelihood
@@ -18,7 +19,11 @@ class Fit:
 
     weights: Weights
     reward: Reward
-    """θ · φ, per state or per state and action."""
+    """θ · φ, per state or per state and action.
+
+    Where ends have features beside pairs, what they pay is added to the actions that lead there, as the discount of the
+    fit has it: with that discount, this reward makes the same policy.
+    """
     policy: Float[ndarray, "*horizon state action"]
     """π(a|s); with a horizon it depends on the time too."""
     values: Float[ndarray, "*time state"]
@@ -59,6 +64,11 @@ class Fit:
         return float(np.abs(self.expected - self.moments).max())
 
     @property
+    def information(self) -> Matrix:
+        """The curvature that the data give the objective there, without its penalty."""
+        return self.objective.information(self.point)
+
+    @property
     def num_iterations(self) -> int:
         return len(self.history) - 1
 
@@ -80,7 +90,7 @@ def fit_of_descent(
     certified = setting.l2 > 0 and objective.convex
     return Fit(
         weights=point.weights,
-        reward=setting.features.rewards(point.weights),
+        reward=setting.paid(point.weights),
         policy=plan.policy,
         values=plan.values,
         expected=setting.totals(plan, visits),

@@ -9,6 +9,7 @@ from numpy import ndarray
 from scipy.sparse import csr_array
 
 from posttrain.errors import UserError
+from posttrain.irl.arguments import real_number, whole_number
 from posttrain.irl.mdp import Ends, Start, TabularMDP, start_distribution, terminal_mask, without_rows
 
 MOVES = ((1, 0), (-1, 0), (0, 1), (0, -1))
@@ -26,12 +27,11 @@ class IcyGridWorld(TabularMDP):
 
     def __init__(self, size: int, slip: float = 0.2, *, start: Start = 0, terminal: Ends | None = None) -> None:
         """Without `terminal` the last corner ends an episode; an empty one makes a world without end."""
-        if size < 1:
-            raise UserError(f"size = {size}: a grid has at least one state")
-        if not 0 <= slip <= 1:
+        size = whole_number(size, "size", least=1)
+        if not 0 <= real_number(slip, "slip") <= 1:
             raise UserError(f"slip = {slip} is no probability; use 0 to 1")
         num_states = size * size
-        ends = terminal_mask([num_states - 1] if terminal is None else terminal, num_states)
+        ends = terminal_mask(num_states - 1 if terminal is None else terminal, num_states)
         object.__setattr__(self, "size", size)
         object.__setattr__(self, "slip", slip)
         table = icy_transitions(neighbours(size), slip)
@@ -80,7 +80,8 @@ def icy_transitions(beside: Int[ndarray, "state action"], slip: float) -> csr_ar
 
 def tiles(size: int, width: int) -> Float[ndarray, "state feature"]:
     """Features of a grid: a constant, and for each tile of width × width states whether the state lies in it."""
-    if not 1 <= width <= size:
+    size, width = whole_number(size, "size", least=1), whole_number(width, "width", least=1)
+    if width > size:
         raise UserError(f"width = {width}: a tile of a grid of size {size} has a width from 1 to {size}")
     y, x = np.divmod(np.arange(size * size), size)
     per_side = -(-size // width)

@@ -15,6 +15,7 @@ from numpy import ndarray
 from scipy.sparse import csr_array
 
 from posttrain.errors import UserError
+from posttrain.irl.arguments import real_array
 from posttrain.irl.mdp import TabularMDP, check_start
 
 Outcome = tuple[float, int, float, bool]
@@ -51,7 +52,7 @@ def read_gymnasium(env: object) -> TabularMDP:
             f"{name} has a fickle passenger, who changes the destination outside the table `P`: "
             "make it with fickle_passenger=False"
         )
-    start = np.asarray(start, dtype=np.float64)
+    start = real_array(start, f"{name}: `initial_state_distrib`")
     if start.ndim != 1:
         raise UserError(f"{name}: `initial_state_distrib` has the shape {start.shape}; give a probability per state")
     check_start(start)

@@ -12,6 +12,7 @@ from typing import Literal
 import numpy as np
 
 from posttrain.errors import UserError, require
+from posttrain.irl.arguments import check_watch, is_word, require_kind, require_numbers, whole_number
 from posttrain.irl.counting import check_whole, discounted_counts, in_world, initial_histogram
 from posttrain.irl.curvature import Matrix
 from posttrain.irl.demonstrations import Demonstrations
@@ -26,7 +27,7 @@ from posttrain.irl.minimisers import (
     Point,
     RescaledObjective,
     Watch,
-    minimise_newton,
+    minimiser,
     rescaled_point,
 )
 from posttrain.irl.objectives import Setting
@@ -134,15 +135,23 @@ class MaxEntIRL:
     max_iterations: int = 1000
 
     def __post_init__(self) -> None:
-        require(self.gradient in ("tilted", "algorithm1"), self, "gradient", "is unknown; use 'tilted' or 'algorithm1'")
+        require(
+            is_word(self.gradient, ("tilted", "algorithm1")),
+            self,
+            "gradient",
+            "is unknown; use 'tilted' or 'algorithm1'",
+        )
+        require_numbers(self, "l2", "tolerance", "max_iterations")
         require(0 <= self.l2 < np.inf, self, "l2", "is no penalty; use a number >= 0")
-        require(self.tolerance > 0, self, "tolerance", "is never reached; use a number > 0")
-        require(self.max_iterations >= 0, self, "max_iterations", "is negative; use a number >= 0")
+        require(0 < self.tolerance < np.inf, self, "tolerance", "is never reached, or at once; use a finite number > 0")
+        whole_number(self.max_iterations, "max_iterations", least=0)
 
     def fit(
         self, mdp: TabularMDP, reward: LinearReward, demonstrations: Demonstrations, *, watch: Watch | None = None
     ) -> PathFit:
         """The weights of the path distribution that matches the demonstrations, given where each starts."""
+        require_kind(reward, LinearReward, "reward")
+        check_watch(watch)
         known = in_world(demonstrations, mdp)
         check_whole(known, mdp, discount=1.0, horizon=None)
         features = reward.bound(mdp)
@@ -155,7 +164,8 @@ class MaxEntIRL:
         first = dual.at(self.feasible_weights(features, starts))
         if self.gradient == "tilted":
             scaled, start = RescaledObjective(dual, features.units), rescaled_point(first, features.units)
-            found = minimise_newton(scaled, start, tolerance=self.tolerance, max_iterations=self.max_iterations)
+            minimise = minimiser("auto", features.num_features)
+            found = minimise(scaled, start, tolerance=self.tolerance, max_iterations=self.max_iterations)
             found = replace(found, point=rescaled_point(found.point, 1 / features.units))
         else:
             found = self.find_zero(dual, first)

@@ -16,6 +16,15 @@ from scipy.sparse import csr_array, sparray, spmatrix
 from scipy.sparse.csgraph import breadth_first_order
 
 from posttrain.errors import UserError
+from posttrain.irl.arguments import (
+    NO_ARRAY,
+    Numbers,
+    brief_repr,
+    real_array,
+    refuse_masked,
+    state_numbers,
+    whole_number,
+)
 from posttrain.irl.linear_solvers import is_wide
 from posttrain.irl.pattern import Pattern
 
@@ -23,10 +32,10 @@ SUM_TOLERANCE = 1e-8
 """How far a row of probabilities may be from adding up to 1."""
 SUM_REMEDY = "add what is missing, or divide by the sum what was rounded (to float32, say)"
 
-Start = int | Sequence[float] | ndarray
+Start = int | np.integer | Sequence[float] | ndarray
 """The state where every episode starts, or a probability for each state."""
-Ends = Iterable[int] | ndarray
-"""The numbers of the terminal states, or a flag for each state."""
+Ends = int | np.integer | Iterable[int] | ndarray
+"""The terminal state, the numbers of several, or a true or false for each state."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -48,23 +57,25 @@ class TabularMDP:
     """The number that the environment gives each state: after unreachable ones are left out these have gaps."""
 
     def __post_init__(self) -> None:
+        check_fields(self)
         check_start(self.start)
         check_rows(self)
         self.check_terminals()
 
     @staticmethod
     def from_sparse(
-        transitions: sparray | spmatrix, *, num_actions: int, start: Start, terminal: Ends = ()
+        transitions: sparray | spmatrix | ndarray, *, num_actions: int, start: Start, terminal: Ends = ()
     ) -> "TabularMDP":
         """From a matrix with a row s · num_actions + a for each pair; whatever leads out of terminals is left out."""
-        table = csr_array(transitions, dtype=np.float64, copy=True)  # what follows would reach into the caller's matrix
+        num_actions = whole_number(num_actions, "num_actions", least=1)
+        table = sparse_floats(transitions, "transitions", copy=True)  # what follows would reach into the caller's
         try:
             table.check_format(full_check=True)  # a column too far would be read from whatever memory holds there
         except ValueError as error:
             raise UserError(f"transitions: the sparse table is malformed: {error}") from error
         table.sum_duplicates()
         num_rows, num_states = table.shape
-        if num_actions < 1 or num_rows != num_states * num_actions:
+        if num_rows != num_states * num_actions:
             raise UserError(
                 f"transitions have {num_rows} rows and {num_states} columns: with {num_actions} actions "
                 f"{num_states * num_actions} rows are needed, row s · {num_actions} + a for state s and action a"
@@ -80,12 +91,12 @@ class TabularMDP:
         )
 
     @staticmethod
-    def from_dense(probabilities: ndarray, *, layout: str, start: Start, terminal: Ends = ()) -> "TabularMDP":
+    def from_dense(probabilities: Numbers, *, layout: str, start: Start, terminal: Ends = ()) -> "TabularMDP":
         """From an array whose axes are in either usual order; with S = A the order cannot be told from the shape."""
         orders = {"state action next": (0, 1, 2), "state next action": (0, 2, 1)}
-        if layout not in orders:
+        if not isinstance(layout, str) or layout not in orders:
             raise UserError(f"layout = {layout!r}: use one of {', '.join(map(repr, orders))}")
-        array = np.asarray(probabilities, dtype=np.float64)
+        array = real_array(probabilities, "probabilities")
         table = array.transpose(orders[layout]) if array.ndim == 3 else array
         if table.ndim != 3 or table.shape[0] != table.shape[2]:
             raise UserError(f"probabilities have the shape {array.shape}, which is not ({layout}): check the layout")
@@ -168,32 +179,88 @@ def without_rows(table: csr_array, dropped: Bool[ndarray, " row"]) -> csr_array:
 
 
 def terminal_mask(terminal: Ends, num_states: int) -> Bool[ndarray, " state"]:
-    """A flag per state, from such flags or from the numbers of the terminal ones."""
-    given = np.array(terminal if isinstance(terminal, ndarray) else list(terminal)).ravel()
+    """A flag per state, from such flags or from the numbers of the terminal ones.
+
+    Zeros and ones for each state could be either, and are refused.
+    """
+    refuse_masked(terminal, "terminal")
+    several = isinstance(terminal, Iterable) and not isinstance(terminal, ndarray | str | bytes)
+    given = flags_or_numbers(list(terminal) if several else terminal)  # type: ignore[arg-type]
     if given.dtype == bool:
-        if given.shape != (num_states,):
+        if given.size != num_states:
             raise UserError(f"terminal has {given.size} flags: give one for each of {num_states} states, or numbers")
-        return given
+        return given.ravel()
+    if given.ndim > 1:
+        raise UserError(f"terminal has the shape {given.shape}: give the numbers of states in one list, or a flag each")
+    states = state_numbers(given, "terminal", num_states)
+    if states.size == num_states and np.isin(states, (0, 1)).all() and given.ndim:
+        raise UserError(
+            f"terminal has a 0 or a 1 for each of {num_states} states, which may be flags or the numbers of states: "
+            "for flags give bools, as np.asarray(terminal, dtype=bool); for the numbers leave out repetitions"
+        )
     mask = np.zeros(num_states, dtype=bool)
-    for state in given.tolist():
-        if state not in range(num_states):
-            raise UserError(f"terminal state {state} does not exist: states are 0 to {num_states - 1}")
-        mask[int(state)] = True
+    mask[states] = True
     return mask
+
+
+def flags_or_numbers(given: object) -> ndarray:
+    """An array of flags as a copy, and one of numbers as floats."""
+    try:
+        flags = np.array(given)
+    except NO_ARRAY:  # refused below
+        return real_array(given, "terminal")
+    return flags if flags.dtype == bool else real_array(given, "terminal")
 
 
 def start_distribution(start: Start, num_states: int) -> Float[ndarray, " state"]:
     """A probability per state, from such an array or from the one state where every episode starts."""
+    if isinstance(start, bool | np.bool_):
+        raise UserError(f"start = {start}: give the number of a state, or a probability for each of {num_states}")
     if isinstance(start, int | np.integer):
         if not 0 <= start < num_states:
             raise UserError(f"start state {start} does not exist: states are 0 to {num_states - 1}")
         certain = np.zeros(num_states)
         certain[start] = 1
         return certain
-    given = np.array(start, dtype=np.float64)
+    given = real_array(start, "start").copy()
     if given.shape != (num_states,):
         raise UserError(f"start has the shape {given.shape}: give one probability for each of {num_states} states")
     return given
+
+
+def sparse_floats(table: object, what: str, *, copy: bool = False) -> csr_array:
+    """A table as a sparse one of floats; refuses, by name, what is no table of real numbers."""
+    if isinstance(table, sparray | spmatrix):
+        if table.dtype.kind not in "biuf" or len(table.shape) != 2:
+            raise UserError(f"{what} have the shape {table.shape} and hold {table.dtype}: give a matrix of numbers")
+        return csr_array(table, dtype=np.float64, copy=copy)
+    filled = real_array(table, what)
+    if filled.ndim != 2:
+        raise UserError(f"{what} have the shape {filled.shape}: give a matrix")
+    return csr_array(filled)
+
+
+def check_fields(mdp: TabularMDP) -> None:
+    """Refuse fields that do not fit together, as those of a world made by hand may."""
+    remedy = "make worlds by from_sparse or from_dense"
+    if not isinstance(mdp.transitions, csr_array) or mdp.transitions.dtype != np.float64:
+        raise UserError(f"transitions is {brief_repr(mdp.transitions)}, and no csr_array of floats: {remedy}")
+    num_rows, num_states = mdp.transitions.shape
+    num_actions = whole_number(mdp.num_actions, "num_actions", least=1)
+    if num_rows != num_states * num_actions:
+        raise UserError(f"transitions have {num_rows} rows for {num_states} states and {num_actions} actions: {remedy}")
+    for name, shape, kinds in (
+        ("start", (num_states,), "f"),
+        ("terminal", (num_states,), "b"),
+        ("rewards", (num_states, num_actions), "f"),
+        ("states", (num_states,), "iu"),
+    ):
+        array = getattr(mdp, name)
+        if not isinstance(array, ndarray) or array.shape != shape or array.dtype.kind not in kinds:
+            raise UserError(f"{name} is {brief_repr(array)}, not an array of shape {shape} of its type: {remedy}")
+        refuse_masked(array, name)
+    if not np.isfinite(mdp.rewards).all():
+        raise UserError(f"rewards: that of state and action {np.argwhere(~np.isfinite(mdp.rewards))[0]} is not finite")
 
 
 def check_start(start: Float[ndarray, " state"]) -> None:

@@ -16,12 +16,15 @@ import numpy as np
 from jaxtyping import Float
 from numpy import ndarray
 
+from posttrain.errors import UserError
+from posttrain.irl.arguments import brief_repr
 from posttrain.irl.curvature import Matrix, curvature, expected_from
 from posttrain.irl.demonstrations import Demonstrations
 from posttrain.irl.features import Features, Weights
 from posttrain.irl.finite_horizon import FinitePlan, soft_finite_horizon
+from posttrain.irl.mdp import check_start, start_distribution
 from posttrain.irl.minimisers import DifferentiableObjective, Point, Watch
-from posttrain.irl.planning import Problem, SoftPlan, soft_policy_iteration
+from posttrain.irl.planning import Problem, Reward, SoftPlan, soft_policy_iteration
 
 Plan = SoftPlan | FinitePlan
 
@@ -37,6 +40,13 @@ class Setting:
     horizon: int | None
     l2: float
 
+    def __post_init__(self) -> None:
+        if not isinstance(self.features, Features):
+            raise UserError(f"features is {brief_repr(self.features)}: give what `LinearReward.bound(mdp)` makes")
+        mdp = self.features.mdp
+        object.__setattr__(self, "start", start_distribution(self.start, mdp.num_states))
+        check_start(self.start)
+
     def plan(self, weights: Weights, guess: Plan | None = None) -> Plan:
         """The soft-optimal policy for the rewards that the weights make; `guess` is one for weights near by."""
         problem = self.problem(weights)
@@ -50,7 +60,16 @@ class Setting:
             reward=self.features.rewards(weights),
             discount=self.discount,
             temperature=self.temperature,
+            ends=self.features.end_rewards(weights),
         )
+
+    def paid(self, weights: Weights) -> Reward:
+        """r = θ · φ; what ends pay is added, discounted, to the actions that lead there, where φ is of pairs."""
+        reward, ends = self.features.rewards(weights), self.features.end_rewards(weights)
+        if ends is None:
+            return reward
+        arriving: ndarray = (self.features.mdp.transitions @ ends).reshape(reward.shape)
+        return reward + self.discount * arriving
 
     def sources(self) -> ndarray:
         """The start, as mass that joins at time 0."""

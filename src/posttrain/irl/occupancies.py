@@ -5,13 +5,14 @@ from jaxtyping import Bool, Float
 from numpy import ndarray
 
 from posttrain.errors import UserError
+from posttrain.irl.arguments import Numbers, real_array, require_kind, whole_number
 from posttrain.irl.divergence import Divergence
 from posttrain.irl.linear_systems import next_state_table, policy_system
-from posttrain.irl.mdp import SUM_TOLERANCE, TabularMDP, reachable
+from posttrain.irl.mdp import SUM_TOLERANCE, Start, TabularMDP, check_start, reachable, start_distribution
 from posttrain.irl.planning import UNBOUNDED, Policy, check_discount
 
 
-def occupancy(mdp: TabularMDP, policy: Policy, *, discount: float) -> Float[ndarray, " state"]:
+def occupancy(mdp: TabularMDP, policy: Numbers, *, discount: float) -> Float[ndarray, " state"]:
     """Expected visits of each state, without horizon.
 
         D(s) = Σ_t γᵗ P(s_t = s),   D = (I - γ P_πᵀ)⁻¹ start
@@ -19,21 +20,22 @@ def occupancy(mdp: TabularMDP, policy: Policy, *, discount: float) -> Float[ndar
     At discount 1 a terminal state's entry is the probability of ending there, and the entries add up to the expected
     number of states in an episode, the last included.
     """
-    return occupancy_from(mdp, policy, mdp.start, discount=discount)
+    start = require_kind(mdp, TabularMDP, "mdp").start
+    return occupancy_from(mdp, policy, start, discount=discount)
 
 
-def occupancy_from(
-    mdp: TabularMDP, policy: Policy, start: Float[ndarray, " state"], *, discount: float
-) -> Float[ndarray, " state"]:
+def occupancy_from(mdp: TabularMDP, policy: Numbers, start: Start, *, discount: float) -> Float[ndarray, " state"]:
     """Expected visits of each state in episodes that start elsewhere than the world's."""
     check_discount(discount)
-    check_policy(mdp, policy)
+    acting = policy_array(mdp, policy)
+    starts = start_distribution(start, mdp.num_states)
+    check_start(starts)
     if discount == 1:
-        visited = visited_states(mdp, policy, start)
+        visited = visited_states(mdp, acting, starts)
         # Elsewhere it may go round for ever, and the matrix be singular.
-        policy = np.where(visited[:, None], policy, 0.0)
+        acting = np.where(visited[:, None], acting, 0.0)
     try:
-        visits: ndarray = policy_system(mdp, policy, discount).solve(start, "T")
+        visits: ndarray = policy_system(mdp, acting, discount).solve(starts, "T")
     except Divergence as error:
         said = f"occupancy diverges at discount {discount}: {error}"
         raise Divergence(f"{said}. Use a lower discount or a horizon") from error
@@ -43,7 +45,7 @@ def occupancy_from(
 
 
 def finite_occupancy(
-    mdp: TabularMDP, policy: Policy | Float[ndarray, "horizon state action"], *, discount: float, horizon: int
+    mdp: TabularMDP, policy: Numbers, *, discount: float, horizon: int
 ) -> Float[ndarray, "time state"]:
     """The same for each time from 0 to `horizon`, discounted: row t is γᵗ P(s_t = s), and zero once an episode is over.
 
@@ -51,17 +53,15 @@ def finite_occupancy(
     have just ended.
     """
     check_discount(discount)
-    if horizon < 0:
-        raise UserError(f"horizon = {horizon}: use 0 actions or more")
-    stationary = policy.ndim == 2
-    if not stationary and len(policy) != horizon:
-        raise UserError(f"the policy is given for {len(policy)} steps, and the horizon is {horizon}")
-    for step in [policy] if stationary else policy:
-        check_policy(mdp, step)
+    require_kind(mdp, TabularMDP, "mdp")
+    horizon = whole_number(horizon, "horizon", least=0)
+    given = real_array(policy, "the policy")
+    if given.ndim == 3 and len(given) != horizon:
+        raise UserError(f"the policy is given for {len(given)} steps, and the horizon is {horizon}")
+    steps = [policy_array(mdp, step) for step in given] if given.ndim == 3 else [policy_array(mdp, given)] * horizon
     visits = np.empty((horizon + 1, mdp.num_states))
     visits[0] = mdp.start
-    for t in range(horizon):
-        now = policy if stationary else policy[t]
+    for t, now in enumerate(steps):
         visits[t + 1] = discount * (mdp.backward @ (now * visits[t][:, None]).ravel())
     return visits
 
@@ -88,8 +88,10 @@ def infinite_occupancy(discount: float) -> Divergence:
     )
 
 
-def check_policy(mdp: TabularMDP, policy: Policy) -> None:
-    """Refuse numbers that are no distribution over actions, naming the state."""
+def policy_array(mdp: TabularMDP, given: Numbers) -> Policy:
+    """A policy as an array; refuses numbers that are no distribution over actions, naming the state."""
+    require_kind(mdp, TabularMDP, "mdp")
+    policy = real_array(given, "the policy")
     if policy.shape != (mdp.num_states, mdp.num_actions):
         raise UserError(f"the policy has the shape {policy.shape}; use {(mdp.num_states, mdp.num_actions)}")
     wrong = np.flatnonzero(~((policy >= 0).all(axis=1) & (np.abs(policy.sum(axis=1) - 1) <= SUM_TOLERANCE)))
@@ -99,3 +101,4 @@ def check_policy(mdp: TabularMDP, policy: Policy) -> None:
             f"policy: the probabilities of state {mdp.states[wrong[0]]} are {policy[wrong[0]]}; "
             "use numbers from 0 to 1, divided by their sum"
         )
+    return policy

@@ -19,12 +19,14 @@ from jaxtyping import Float
 from numpy import ndarray
 from scipy.sparse import csr_array
 
+from posttrain.errors import UserError
+from posttrain.irl.arguments import Numbers
 from posttrain.irl.curvature import BLOCK, Matrix
 from posttrain.irl.divergence import Divergence
 from posttrain.irl.linear_solvers import Solver
 from posttrain.irl.linear_systems import policy_system, resolvent
 from posttrain.irl.mdp import TabularMDP
-from posttrain.irl.planning import MAX_SOLVES, UNBOUNDED, Policy, check_reward, newton_converged
+from posttrain.irl.planning import MAX_SOLVES, UNBOUNDED, Policy, newton_converged, reward_array, shaped_array
 
 PerState = Float[ndarray, " state"]
 
@@ -70,28 +72,30 @@ def tilted_outcomes(plan: PathPlan) -> csr_array:
     return csr_array((shares, table.indices, table.indptr), shape=table.shape)
 
 
-def path_partition(mdp: TabularMDP, reward: PerState, *, guess: PerState | None = None) -> PathPlan:
+def path_partition(mdp: TabularMDP, reward: Numbers, *, guess: Numbers | None = None) -> PathPlan:
     """Solve for V from the uniform choice of actions, or from a `guess` where that leads somewhere.
 
     Raises Divergence where the sum over paths is infinite: a loop whose rewards do not outweigh its many ways.
     """
-    check_reward(mdp, reward)
-    reward, choices = reward.astype(np.float64), merged_choices(mdp)
+    paid, choices = reward_array(mdp, reward), merged_choices(mdp)
+    if paid.ndim != 1:
+        raise UserError(f"the reward has the shape {paid.shape}: that of paths is of states alone")
     if guess is not None:
+        near_by = shaped_array(guess, "guess", paid.shape)
         try:
-            return solve_partition(mdp, choices, reward, np.where(mdp.terminal, reward, guess))
+            return solve_partition(mdp, choices, paid, np.where(mdp.terminal, paid, near_by))
         except Divergence:
             pass  # the uniform choice cannot mislead
     lost = mdp.never_ending()
     if lost.size:
         raise Divergence(f"the partition function is infinite: state {mdp.states[lost[0]]} can never reach an end")
     uniform = csr_array((choices.data / mdp.num_actions, choices.indices, choices.indptr), shape=choices.shape)
-    worth = np.where(mdp.terminal, reward, reward + np.log(mdp.num_actions))
+    worth = np.where(mdp.terminal, paid, paid + np.log(mdp.num_actions))
     try:
         first = resolvent(uniform, wide=mdp.wide).solve(worth)
     except Divergence as error:
-        raise infinite_partition(reward) from error
-    return solve_partition(mdp, choices, reward, first)
+        raise infinite_partition(paid) from error
+    return solve_partition(mdp, choices, paid, first)
 
 
 def solve_partition(mdp: TabularMDP, choices: csr_array, reward: PerState, values: PerState) -> PathPlan:

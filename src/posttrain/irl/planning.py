@@ -22,6 +22,7 @@ from jaxtyping import Float
 from numpy import ndarray
 
 from posttrain.errors import UserError
+from posttrain.irl.arguments import Numbers, check_size, real_array, real_number, require_kind
 from posttrain.irl.divergence import Divergence
 from posttrain.irl.linear_solvers import Solver
 from posttrain.irl.linear_systems import always_ends, policy_system
@@ -68,12 +69,18 @@ class Problem:
     reward: Reward
     discount: float
     temperature: float = 1.0
+    ends: Float[ndarray, " state"] | None = None
+    """What arriving in each terminal state earns beside a reward of pairs, which pays ends nothing by itself."""
 
     def __post_init__(self) -> None:
         check_discount(self.discount)
-        if not (self.temperature > 0 and np.isfinite(self.temperature)):
+        if not 0 < real_number(self.temperature, "temperature") < np.inf:
             raise UserError(f"temperature = {self.temperature}: use a positive number; 0 would be value iteration")
-        check_reward(self.mdp, self.reward)
+        object.__setattr__(self, "reward", reward_array(self.mdp, self.reward))
+        if self.ends is not None:
+            object.__setattr__(self, "ends", shaped_array(self.ends, "ends", (self.mdp.num_states,)))
+            if self.reward.ndim == 1:
+                raise UserError("a reward of states pays for arriving in an end already: give ends to one of pairs")
 
     @cached_property
     def step_rewards(self) -> Float[ndarray, "state action"]:
@@ -83,7 +90,7 @@ class Problem:
     @cached_property
     def end_values(self) -> Float[ndarray, " state"]:
         """What arriving in each terminal state earns; zero elsewhere."""
-        return at_ends(self.mdp, self.reward)
+        return at_ends(self.mdp, self.reward if self.ends is None else self.ends)
 
     @cached_property
     def scale(self) -> float:
@@ -161,7 +168,7 @@ class SoftPlan:
 
 
 def value_iteration(
-    mdp: TabularMDP, reward: Reward, *, discount: float, tolerance: float = 1e-10
+    mdp: TabularMDP, reward: Numbers, *, discount: float, tolerance: float = 1e-10
 ) -> Float[ndarray, " state"]:
     """Values of the best policy, by sweeps until none changes a value by more than `tolerance`, or than rounding does.
 
@@ -171,10 +178,9 @@ def value_iteration(
     alone would take as many as the longest episode has steps, times the digits that are asked for.
     """
     check_discount(discount)
-    check_reward(mdp, reward)
-    if not tolerance >= 0:
-        raise UserError(f"tolerance = {tolerance}: use a number >= 0")
-    steps, ends = per_action(mdp, reward), at_ends(mdp, reward)
+    check_tolerance(tolerance)
+    paid = reward_array(mdp, reward)
+    steps, ends = per_action(mdp, paid), at_ends(mdp, paid)
     values, detector = ends, StallDetector(mdp.num_states)
     for sweep in range(1, MAX_SWEEPS + 1):
         q = steps + discount * (mdp.transitions @ values).reshape(steps.shape)
@@ -195,19 +201,21 @@ def value_iteration(
     )
 
 
-def greedy_policy(mdp: TabularMDP, q: Policy) -> Policy:
+def greedy_policy(mdp: TabularMDP, q: Numbers) -> Policy:
     """All probability on the first best action of each state."""
-    policy = np.zeros((mdp.num_states, mdp.num_actions))
-    policy[np.arange(mdp.num_states), q.argmax(axis=1)] = 1
+    shape = (require_kind(mdp, TabularMDP, "mdp").num_states, mdp.num_actions)
+    table = shaped_array(q, "q", shape)
+    policy = np.zeros(shape)
+    policy[np.arange(mdp.num_states), table.argmax(axis=1)] = 1
     return policy
 
 
-def action_values(mdp: TabularMDP, reward: Reward, values: Float[ndarray, " state"], *, discount: float) -> Policy:
+def action_values(mdp: TabularMDP, reward: Numbers, values: Numbers, *, discount: float) -> Policy:
     """Q(s,a) of given values."""
     check_discount(discount)
-    check_reward(mdp, reward)
-    following = (mdp.transitions @ values).reshape(mdp.num_states, mdp.num_actions)
-    q: Policy = per_action(mdp, reward) + discount * following
+    paid = reward_array(mdp, reward)
+    onwards = mdp.transitions @ shaped_array(values, "values", (mdp.num_states,))
+    q: Policy = per_action(mdp, paid) + discount * onwards.reshape(mdp.num_states, mdp.num_actions)
     return q
 
 
@@ -217,7 +225,8 @@ def soft_value_iteration(problem: Problem, *, tolerance: float = TOLERANCE) -> S
     Changes shrink by the discount each sweep, or at discount 1 as they have last been seen to: the error that is left
     is their geometric sum.
     """
-    problem.check_ends()
+    require_kind(problem, Problem, "problem").check_ends()
+    check_tolerance(tolerance)
     values, before, detector = problem.end_values, 0.0, StallDetector(problem.mdp.num_states)
     for _ in range(MAX_SWEEPS):
         updated, policy = problem.sweep(values)
@@ -239,7 +248,7 @@ def soft_value_iteration(problem: Problem, *, tolerance: float = TOLERANCE) -> S
     )
 
 
-def soft_policy_iteration(problem: Problem, *, guess: Float[ndarray, " state"] | None = None) -> SoftPlan:
+def soft_policy_iteration(problem: Problem, *, guess: Numbers | None = None) -> SoftPlan:
     """The soft-optimal policy by Newton's method on the soft Bellman equation: one sparse solve an iteration.
 
         V ← V + (I - γ P_π)⁻¹ (T V - V),   π the policy of T V: the new V is the soft value of π
@@ -247,9 +256,11 @@ def soft_policy_iteration(problem: Problem, *, guess: Float[ndarray, " state"] |
     So V never falls after the first solve, and converges quadratically; it starts from the uniform policy, or from
     `guess`, such as the values of similar rewards, where that leads to a solution.
     """
+    require_kind(problem, Problem, "problem")
     if guess is not None:
+        near_by = shaped_array(guess, "guess", (problem.mdp.num_states,))
         try:
-            return solve_soft_values(problem, np.where(problem.mdp.terminal, problem.end_values, guess))
+            return solve_soft_values(problem, np.where(problem.mdp.terminal, problem.end_values, near_by))
         except Divergence:
             pass  # a guess may mislead at discount 1; the uniform policy cannot
     problem.check_ends()
@@ -292,13 +303,30 @@ def newton_converged(
 
 def check_discount(discount: float) -> None:
     """Refuse what is no discount."""
-    if not 0 <= discount <= 1:
+    if not 0 <= real_number(discount, "discount") <= 1:
         raise UserError(f"discount = {discount}: use 0 to 1")
 
 
-def check_reward(mdp: TabularMDP, reward: Reward) -> None:
-    """Refuse a reward of the wrong shape, or one that is not finite, naming the state."""
-    shapes = ((mdp.num_states,), (mdp.num_states, mdp.num_actions))
+def check_tolerance(tolerance: float) -> None:
+    """Refuse what is no tolerance; within infinity anything would do."""
+    if not 0 <= real_number(tolerance, "tolerance") < np.inf:
+        raise UserError(f"tolerance = {tolerance}: use a finite number >= 0")
+
+
+def shaped_array(given: Numbers, what: str, shape: tuple[int, ...]) -> Float[ndarray, "..."]:
+    """An array of that shape, without NaN."""
+    array = real_array(given, what)
+    if array.shape != shape:
+        raise UserError(f"{what} has the shape {array.shape}; use {shape}")
+    if np.isnan(array).any():
+        raise UserError(f"{what} has NaN at {tuple(map(int, np.argwhere(np.isnan(array))[0]))}; use numbers")
+    return array
+
+
+def reward_array(mdp: TabularMDP, given: Numbers) -> Reward:
+    """A reward as an array; refuses one of the wrong shape, or one that is not finite, naming the state."""
+    require_kind(mdp, TabularMDP, "mdp")
+    shapes, reward = ((mdp.num_states,), (mdp.num_states, mdp.num_actions)), real_array(given, "the reward")
     if reward.shape not in shapes:
         raise UserError(f"the reward has the shape {reward.shape}; use {shapes[0]} (state) or {shapes[1]} (action too)")
     bad = np.argwhere(~np.isfinite(reward))
@@ -306,6 +334,8 @@ def check_reward(mdp: TabularMDP, reward: Reward) -> None:
         state, *action = bad[0]
         where = ", action ".join(map(str, (mdp.states[state], *action)))
         raise UserError(f"the reward of state {where} is {reward[tuple(bad[0])]}; use finite numbers")
+    check_size(reward, "the rewards")
+    return reward
 
 
 def per_action(mdp: TabularMDP, reward: Reward) -> Policy:

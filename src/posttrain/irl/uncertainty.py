@@ -12,11 +12,13 @@ from jaxtyping import Bool, Float
 from numpy import ndarray
 
 from posttrain.errors import UserError
+from posttrain.irl.arguments import brief_repr, real_number, require_kind
 from posttrain.irl.counting import discounted_counts, in_world
 from posttrain.irl.curvature import Matrix
 from posttrain.irl.demonstrations import Demonstrations
 from posttrain.irl.features import Weights
 from posttrain.irl.fitting import Fit
+from posttrain.irl.preferences import PreferenceFit
 
 NO_CURVATURE = 1e-13
 """Curvature below this share of the largest counts as none."""
@@ -42,13 +44,15 @@ class Identifiability:
         return len(self.curvatures) - int(self.free.shape[1])
 
 
-def identifiability(fit: Fit) -> Identifiability:
+def identifiability(fit: Fit | PreferenceFit) -> Identifiability:
     """Read off what the data tell at the fitted weights: demonstrated features, or actions, and comparisons.
 
     Features are compared at one scale, so that the unit of a column decides nothing.
     """
+    if not isinstance(fit, Fit | PreferenceFit):
+        raise UserError(f"fit is {brief_repr(fit)}: give a Fit, or the PreferenceFit of `fit_preferences`")
     units = fit.setting.features.units
-    curvatures, axes = np.linalg.eigh(fit.objective.information(fit.point) / np.outer(units, units))
+    curvatures, axes = np.linalg.eigh(fit.information / np.outer(units, units))
     scaled = axes[:, curvatures <= NO_CURVATURE * max(float(curvatures[-1]), 1e-300)]
     return Identifiability(
         curvatures=curvatures[::-1],
@@ -76,7 +80,8 @@ def confidence_intervals(fit: Fit, demonstrations: Demonstrations, *, level: flo
     penalty of 0 would find only as far as the penalty is small, and assume that the model is right: that the
     demonstrator is soft-optimal for some weights, and comparisons are by Bradley-Terry for the same.
     """
-    if not 0 < level < 1:
+    require_kind(fit, Fit, "fit")
+    if not 0 < real_number(level, "level") < 1:
         raise UserError(f"level = {level}: use a probability, such as 0.95")
     report, known = identifiability(fit), fitted_demonstrations(demonstrations, fit)
     spread = fit.objective.scatter(fit.point, known)

@@ -7,15 +7,15 @@
 """
 
 from collections.abc import Callable
-from operator import index
 from typing import Any
 
 from numpy import ndarray
 
 from posttrain.errors import UserError
+from posttrain.irl.arguments import Numbers, brief_repr, require_kind, whole_number
 from posttrain.irl.episode_sampling import cumulative
 from posttrain.irl.mdp import TabularMDP
-from posttrain.irl.planning import Reward, at_ends, check_discount, check_reward, per_action
+from posttrain.irl.planning import at_ends, check_discount, per_action, reward_array
 from posttrain.irl_runs.extras import require_gymnasium
 
 require_gymnasium()
@@ -41,7 +41,7 @@ class LearnedReward(gymnasium.Wrapper[Observed, int, Observed, int], RecordConst
         self,
         env: "gymnasium.Env[Observed, int]",
         mdp: TabularMDP,
-        reward: Reward,
+        reward: Numbers,
         *,
         discount: float,
         state_of: Callable[[Observed], int] = int,
@@ -50,7 +50,11 @@ class LearnedReward(gymnasium.Wrapper[Observed, int, Observed, int], RecordConst
 
         `state_of` tells the environment's number of a state from an observation that is not that number itself.
         """
-        check_reward(mdp, reward)
+        if not isinstance(env, gymnasium.Env):
+            raise UserError(f"env is {brief_repr(env)}: give an environment of gymnasium")
+        if not callable(state_of):
+            raise UserError(f"state_of is {brief_repr(state_of)}: give a function of an observation")
+        paid = reward_array(mdp, reward)
         check_discount(discount)
         # `gymnasium.make(env.spec)`, which some libraries and `check_env` call, makes the wrapper again from these.
         RecordConstructorArgs.__init__(
@@ -58,7 +62,7 @@ class LearnedReward(gymnasium.Wrapper[Observed, int, Observed, int], RecordConst
         )
         gymnasium.Wrapper.__init__(self, env)
         self._mdp, self._state_of, self._discount = mdp, state_of, discount
-        self._per_action, self._at_ends = per_action(mdp, reward), at_ends(mdp, reward)
+        self._per_action, self._at_ends = per_action(mdp, paid), at_ends(mdp, paid)
         self._state = -1
 
     def reset(
@@ -71,7 +75,10 @@ class LearnedReward(gymnasium.Wrapper[Observed, int, Observed, int], RecordConst
 
     def step(self, action: int) -> tuple[Observed, float, bool, bool, dict[str, Any]]:
         """Act, and be paid as the learned reward says."""
-        before, chosen = self._state, index(action)  # numpy's integers too, which not every table has as keys
+        # numpy's integers too, which not every table has as keys
+        before, chosen = self._state, action_number(action, self._mdp)
+        if before < 0:
+            raise UserError("no episode has begun: call reset() first")
         observation, own, terminated, truncated, info = self.env.step(chosen)
         self._state = self._index(observation)
         if terminated and not self._mdp.terminal[self._state]:
@@ -84,7 +91,13 @@ class LearnedReward(gymnasium.Wrapper[Observed, int, Observed, int], RecordConst
         return observation, reward, terminated, truncated, {**info, "environment_reward": float(own)}
 
     def _index(self, observation: Observed) -> int:
-        state = int(self._state_of(observation))
+        try:
+            state = int(self._state_of(observation))
+        except (TypeError, ValueError) as error:
+            raise UserError(
+                f"the environment shows {brief_repr(observation)}, and state_of makes no number of it ({error}): tell"
+                " the number of its state with `state_of`"
+            ) from error
         if state not in self._mdp.numbers:
             raise UserError(
                 f"the environment is in state {state}, which the world of the learned reward does not have: use the"
@@ -101,7 +114,7 @@ class TabularEnvironment(gymnasium.Env[Any, Any]):
 
     def __init__(self, mdp: TabularMDP) -> None:
         super().__init__()
-        self.mdp = mdp
+        self.mdp = require_kind(mdp, TabularMDP, "mdp")
         self.observation_space = gymnasium.spaces.Discrete(int(mdp.states.max()) + 1)
         self.action_space = gymnasium.spaces.Discrete(mdp.num_actions)
         self._starts: ndarray = cumulative(mdp.start)
@@ -117,12 +130,18 @@ class TabularEnvironment(gymnasium.Env[Any, Any]):
         """Act; pays the world's own reward for it."""
         if self._state < 0 or self.mdp.terminal[self._state]:
             raise UserError("the episode is over, or has not begun: call reset() first")
-        chosen = index(action)
-        if not 0 <= chosen < self.mdp.num_actions:
-            raise UserError(f"there is no action {chosen}; actions are 0 to {self.mdp.num_actions - 1}")
+        chosen = action_number(action, self.mdp)
         row, table = self._state * self.mdp.num_actions + chosen, self.mdp.transitions
         reward = float(self.mdp.rewards[self._state, chosen])
         first, last = table.indptr[row], table.indptr[row + 1]
         outcome = cumulative(table.data[first:last]).searchsorted(self.np_random.random(), side="right")
         self._state = int(table.indices[first + outcome])
         return int(self.mdp.states[self._state]), reward, bool(self.mdp.terminal[self._state]), False, {}
+
+
+def action_number(action: object, mdp: TabularMDP) -> int:
+    """An action as a plain integer; refuses one that there is not."""
+    chosen = whole_number(action, "action")
+    if not 0 <= chosen < mdp.num_actions:
+        raise UserError(f"there is no action {chosen}; actions are 0 to {mdp.num_actions - 1}")
+    return chosen

@@ -48,12 +48,12 @@ class IrlFolder(Folder):
         """A run that got somewhere is replaced only with `overwrite`; one of another command never."""
         if any((path / name).exists() for name in TRAINING_CONTENTS):
             raise UserError(
-                f"{path}: this folder holds a run that trained a model.  Choose another folder with --run.folder."
+                f"{path}: this folder holds a run that trained a model.  Choose another run.folder (--run.folder)."
             )
         if (path / "metrics.jsonl").exists() and not overwrite:
             raise UserError(
-                f"{path}: this folder already holds a run.  Replace it with --run.overwrite, or choose another folder"
-                " with --run.folder."
+                f"{path}: this folder already holds a run.  Replace it by run.overwrite = true (--run.overwrite), or"
+                " choose another run.folder (--run.folder)."
             )
 
     def write_curve(self, curve: Sequence[Mapping[str, float]]) -> None:

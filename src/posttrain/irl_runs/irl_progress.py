@@ -15,6 +15,7 @@ from posttrain.config import IrlConfig
 from posttrain.irl.divergence import ConvergenceWarning
 from posttrain.irl_runs.expert_episodes import ExpertEpisodes
 from posttrain.irl_runs.worlds import World
+from posttrain.runs.folder import shown
 
 PLAIN_SECONDS = 5.0
 """Without a terminal, a stage says at most this often how far it is."""
@@ -108,14 +109,14 @@ class IrlProgress:
         for key, label, meaning in RESULTS:
             value = summary.get(key)
             if isinstance(value, float):
-                shown = 0.0 if key.startswith("value") and abs(value) < ROUNDING else value
-                self.note(f"{label:<20}{shown:<12.5g}{meaning}")
+                told = 0.0 if key.startswith("value") and abs(value) < ROUNDING else value
+                self.note(f"{label:<20}{told:<12.5g}{meaning}")
         if summary.get("best_states"):
             self.note(f"{'best states':<20}{' '.join(map(str, summary['best_states']))}")  # type: ignore[call-overload]
         if not summary["converged"]:
             self.note("Not converged: the gradient is above method.tolerance.  Raise method.max_iterations or .l2.")
         pictures = ", plots/" if (folder / "plots").is_dir() else ""
-        self.note(f"run folder          {folder}  (summary.json, reward.npz, metrics.jsonl{pictures})")
+        self.note(f"run folder          {shown(folder)}  (summary.json, reward.npz, metrics.jsonl{pictures})")
 
     def note(self, text: str) -> None:
         """Print a line that stays."""

@@ -14,7 +14,7 @@ from posttrain.errors import UserError
 from posttrain.irl.grids import MOVES, IcyGridWorld, neighbours, tiles
 from posttrain.irl.gymnasium_table import read_gymnasium
 from posttrain.irl.mdp import TabularMDP
-from posttrain.irl.planning import Reward, check_reward
+from posttrain.irl.planning import Reward, reward_array
 from posttrain.irl_runs.arrays import read_arrays
 from posttrain.irl_runs.extras import require_gymnasium
 from posttrain.options.irl_world import GymnasiumOptions, IcyGridOptions, TableOptions, WorldOptions
@@ -150,8 +150,7 @@ def table_world(options: TableOptions) -> World:
         mdp = mdp_of_arrays(arrays)
         if "rewards" not in arrays:
             return World(mdp=mdp, rewards=None)
-        rewards = arrays["rewards"].astype(np.float64)
-        check_reward(mdp, rewards)
+        rewards = reward_array(mdp, arrays["rewards"])
     except UserError as error:
         raise UserError(f"world.path = {options.path}: {error}") from error
     return World(mdp=replace(mdp, rewards=rewards) if rewards.ndim == 2 else mdp, rewards=rewards)

@@ -16,6 +16,14 @@ from posttrain.options.new_model import NewModelOptions
 TAGS = ("<think>", "</think>", "<answer>", "</answer>")
 END, PAD = "<|end|>", "<|pad|>"
 
+CHAT_TEMPLATE = """\
+{%- if messages | length != 1 or messages[0].role != "user" -%}
+{{- raise_exception("this model knows single questions: give one message, of the user") -}}
+{%- endif -%}
+{{- messages[0].content | trim + "\\n" -}}
+"""
+"""One question on a line of its own, as the demonstrations begin; there is no conversation to go on with."""
+
 PROMPT_ENGLISH = """
 Use all of the numbers to make the target. Use some of the numbers to make the target.
 You may use each number exactly once. You may use each number at most once. Each number must be used once.
@@ -50,6 +58,7 @@ def new_tokenizer() -> PreTrainedTokenizerFast:
         pad_token=PAD,
         clean_up_tokenization_spaces=False,
         padding_side="left",
+        chat_template=CHAT_TEMPLATE,
     )
 
 

@@ -2,18 +2,20 @@
 
 import copy
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from importlib.resources import files
 from pathlib import Path
 from typing import Literal, cast
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from posttrain.errors import UserError
 from posttrain.models.architectures import alteration, full_name, shared_prompt_refusal
 from posttrain.models.construction import without_progress_bars
+from posttrain.models.devices import chosen_device
 from posttrain.models.forward import ForwardPass, PlainForward, SharedPromptForward
 from posttrain.options.model import BUNDLED, ModelOptions
 
@@ -32,6 +34,8 @@ class Policy:
     """How hidden states are computed, for losses as for sampling."""
     forward_reason: str | None
     """Why that is the model's own forward pass and not the quicker shared-prompt one; None where it is that one."""
+    stored_dtype: torch.dtype | None = None
+    """The type of the weights in the folder that they were loaded from, and are saved in; None means as they are."""
 
     @property
     def device(self) -> torch.device:
@@ -83,10 +87,12 @@ class Policy:
 def load_policy(options: ModelOptions) -> Policy:
     """Load a model folder.  Raises UserError where it is missing or holds no causal language model."""
     options.require_folder()
+    device = chosen_device(options.device)
     folder = bundled_folder() if options.path == BUNDLED else Path(options.path)
     try:
         config = AutoConfig.from_pretrained(folder)
-        with without_progress_bars():
+        stored = config.dtype
+        with without_progress_bars():  # they would write over ours
             model = AutoModelForCausalLM.from_pretrained(folder, config=config, dtype=torch.float32)
         tokenizer = AutoTokenizer.from_pretrained(folder)
     except (OSError, ValueError, KeyError) as error:
@@ -94,8 +100,8 @@ def load_policy(options: ModelOptions) -> Policy:
             f"model.path = {options.path}: transformers cannot load it as a causal language model ({error})."
             "  The folder needs config.json, model.safetensors, tokenizer.json and tokenizer_config.json."
         ) from error
-    cast(torch.nn.Module, model).to(chosen_device(options.device))
-    return as_policy(model, tokenizer, dtype=options.dtype)
+    cast(torch.nn.Module, model).to(device)
+    return replace(as_policy(model, tokenizer, dtype=options.dtype), stored_dtype=stored)
 
 
 def as_policy(
@@ -194,10 +200,36 @@ def bundled_folder() -> Path:
     return folder
 
 
-def chosen_device(name: str) -> torch.device:
-    """The device that `auto`, `cpu` or `cuda` means on this machine."""
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    if name == "cuda" and not torch.cuda.is_available():
-        raise UserError("model.device = cuda: torch sees no CUDA device.  Use auto or cpu, or install a CUDA build.")
-    return torch.device(name)
+def save_policy(policy: Policy, folder: Path) -> None:
+    """Write model and tokenizer; weights that were loaded from bfloat16 are bfloat16 again, and config.json says so."""
+    model, dtype = policy.model, policy.stored_dtype
+    with without_progress_bars():
+        if dtype is None or dtype == model.dtype:
+            model.save_pretrained(folder)
+        else:
+            held = model.dtype
+            model.save_pretrained(folder, state_dict=in_dtype(model.state_dict(), dtype))
+            model.config.dtype = dtype
+            model.config.save_pretrained(folder)
+            model.config.dtype = held
+        policy.tokenizer.save_pretrained(folder)
+    readable_as(folder / "config.json", folder)
+
+
+def in_dtype(weights: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
+    """The weights in another floating-point type; those that are one tensor under two names stay one."""
+    made: dict[tuple[int, torch.Size], Tensor] = {}
+    return {
+        name: made.setdefault((value.data_ptr(), value.shape), value.detach().to(dtype))
+        if value.is_floating_point()
+        else value
+        for name, value in weights.items()
+    }
+
+
+def readable_as(example: Path, folder: Path) -> None:
+    """Give every file of a folder the mode of one that was made as files are: safetensors' own are their owner's."""
+    mode = example.stat().st_mode & 0o777
+    for file in folder.iterdir():
+        if file.is_file():
+            file.chmod(mode)

@@ -57,7 +57,7 @@ class CourseOptions:
 
     def __post_init__(self) -> None:
         require(0 < self.step_size < inf, self, "step_size", "is no step; use a number > 0")
-        require(self.tolerance > 0, self, "tolerance", "is never reached; use > 0")
+        require(0 < self.tolerance < inf, self, "tolerance", "is never reached, or at once; use a finite number > 0")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,7 +77,7 @@ class PathOptions:
 
     def __post_init__(self) -> None:
         require(0 <= self.l2 < inf, self, "l2", "is no penalty; use a number >= 0")
-        require(self.tolerance > 0, self, "tolerance", "is never reached; use > 0")
+        require(0 < self.tolerance < inf, self, "tolerance", "is never reached, or at once; use a finite number > 0")
         require(self.max_iterations >= 1, self, "max_iterations", "fits nothing; use >= 1")
 
 
@@ -97,8 +97,8 @@ class CausalOptions:
     """Actions in an episode at most; null is without limit."""
     l2: float = 1e-3
     """Penalty (l2/2)‖θ‖² on the weights; with 0, features that no policy can match have no finite weights."""
-    solver: Literal["newton", "lbfgs"] = "newton"
-    """`newton` takes about ten steps; above some 300 weights `lbfgs` is cheaper."""
+    solver: Literal["auto", "newton", "lbfgs"] = "auto"
+    """`newton` takes about ten steps, `lbfgs` hundreds that are cheap; `auto` is Newton up to 500 weights."""
     tolerance: float = 1e-8
     """Largest entry of the gradient at which the fit is done."""
     max_iterations: int = 5000
@@ -109,7 +109,7 @@ class CausalOptions:
         require(0 < self.temperature < inf, self, "temperature", "is no temperature; use a number > 0")
         require(self.horizon is None or self.horizon >= 1, self, "horizon", "leaves nothing to do; use >= 1 or null")
         require(0 <= self.l2 < inf, self, "l2", "is no penalty; use a number >= 0")
-        require(self.tolerance > 0, self, "tolerance", "is never reached; use > 0")
+        require(0 < self.tolerance < inf, self, "tolerance", "is never reached, or at once; use a finite number > 0")
         require(self.max_iterations >= 1, self, "max_iterations", "fits nothing; use >= 1")
 
 

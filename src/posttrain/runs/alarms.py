@@ -53,6 +53,9 @@ def alarms(history: Sequence[Line], raised: Mapping[str, int]) -> list[Alarm]:
         length(history),
         repetition(history),
         no_signal(history),
+        sampler_gap(history),
+        unscored(history),
+        same_reward(history),
         reward_alone(history),
     ]
     return [
@@ -134,6 +137,41 @@ def no_signal(history: Sequence[Line]) -> Alarm | None:
     told = "not scored" if reward is None else f"{reward:.3f} on average"
     says = f"in {WINDOW} steps {fmean(silent):.0%} of the groups had rewards that do not differ; they are {told}"
     return Alarm("no signal", says)
+
+
+def sampler_gap(history: Sequence[Line]) -> Alarm | None:
+    """Sampler and trainer give the same token different log-probs, by more than their arithmetic explains."""
+    gap, limit = (history[-1].get(f"sampling/sampling_logp_difference/{name}") for name in ("max", "limit"))
+    if gap is None or limit is None or gap <= limit:
+        return None
+    says = f"a token's log-prob is {gap:.2g} nats apart in sampler and trainer, where rounding explains {limit:g}"
+    return Alarm("sampler gap", says)
+
+
+def unscored(history: Sequence[Line]) -> Alarm | None:
+    """Nothing was scored in the whole step, so that nothing was learned from it."""
+    if history[-1].get("frac_unscored") != 1:
+        return None
+    failed = history[-1].get("num_score_failures")
+    why = f"{failed:.0f} scores could not be had" if failed else "no reward function applies to any of them"
+    return Alarm("unscored", f"no completion of the step has a reward: {why}")
+
+
+def same_reward(history: Sequence[Line]) -> Alarm | None:
+    """Since the start of the run all reward functions have given one and the same score to whatever they scored."""
+    if history[-1].get("frac_reward_zero_std") != 1:
+        return None
+    lines = [line for line in history if line.get("reward") is not None]
+    names = {name for line in lines for name in line if name.startswith("rewards/")}
+    spreads = known(lines, "frac_reward_zero_std")
+    means = [
+        {value for line in lines if (value := line.get(name)) is not None} for name in names if name.endswith("/mean")
+    ]
+    deviations = [value for name in names if name.endswith("/std") for value in known(lines, name)]
+    if not deviations or any(deviations) or any(len(each) > 1 for each in means) or min(spreads, default=0) < 1:
+        return None
+    steps = "the step" if len(lines) == 1 else f"{len(lines)} steps"
+    return Alarm("same reward", f"all completions of {steps} have the same reward, {lines[-1]['reward']:.3f}")
 
 
 @dataclass(frozen=True, slots=True)

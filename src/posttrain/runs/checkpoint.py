@@ -12,7 +12,6 @@ or was damaged later, which the hashes show.
 
 import json
 import os
-import shlex
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -24,6 +23,7 @@ from torch import Tensor
 
 from posttrain.errors import RunError, UserError
 from posttrain.runs.files import TEMPORARY, sync_folder, write_atomically, writing
+from posttrain.runs.folder import resume_command
 from posttrain.runs.manifest import FILE as MANIFEST
 from posttrain.runs.manifest import (
     RECIPE,
@@ -125,13 +125,12 @@ def load_step(folder: Path, step: int, *, command: str = "rl") -> Checkpoint:
         return load_checkpoint(steps[step])
     except DamageError as wrong:
         good = next((each for each in reversed(steps) if each < step and not damage(steps[each])), None)
-        run = shlex.quote(str(folder.parent))
         remedy = (
             f"The last good checkpoint is {steps[good]}.  To go on from it, giving up what came after:\n"
-            f"    posttrain {command} --resume {run} --from-step {good}\n"
+            f"    {resume_command(folder.parent, command)} --from-step {good}\n"
             f"in Python: train(config, resume=True, from_step={good})"
             if good is not None
-            else "No earlier checkpoint of this run is good: start it anew with --run.overwrite."
+            else "No earlier checkpoint of this run is good: start it anew by run.overwrite = true (--run.overwrite)."
         )
         raise RunError(f"{wrong}.  {remedy}") from wrong
 

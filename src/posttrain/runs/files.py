@@ -25,8 +25,8 @@ def refusal(path: Path, run: Path, reason: str, *, full: bool) -> RunError:
     """The error for a file that could not be written: what was kept, and how to go on."""
     saved = saved_steps(run / "checkpoints")
     kept = f"{saved[max(saved)]} and every step before it" if saved else "the steps finished so far"
-    remedy = "Free some space" if full else "Make the folder writable or choose another with --run.folder"
-    resume = f", then continue with --resume {run}" if saved else ""
+    remedy = "Free some space" if full else "Make the folder writable or choose another run.folder (--run.folder)"
+    resume = f", then continue with --resume {run} (in Python train(config, resume=True))" if saved else ""
     return RunError(f"{path}: cannot be written: {reason}.  Kept: {kept}.  {remedy}{resume}.")
 
 

@@ -5,6 +5,7 @@ Torch-free.  Whatever a call writes is on the disk (fsync) when the call returns
 
 import json
 import os
+import shlex
 import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -34,7 +35,7 @@ class Folder:
 
     def __init__(self, path: Path, lock: int, *, begun: bool, new: bool = False) -> None:
         """Use `claim`, `create` or `resume`."""
-        self.path = path
+        self.path = path.absolute()  # once: a reward function may change the working folder
         self._lock, self._begun, self._new = lock, begun, new
         self._held: list[tuple[str, Sequence[Mapping[str, object]]]] = []
         """Journal lines from before the folder was begun."""
@@ -70,9 +71,12 @@ class Folder:
     def refuse_other_runs(cls, path: Path, *, overwrite: bool) -> None:
         """Raise UserError where the folder holds a run that is not to be given up."""
         if holds_steps(path) and not overwrite:
+            says = f"{path}: this folder already holds a run."
             raise UserError(
-                f"{path}: this folder already holds a run.  Continue it with --resume {path}, replace it with "
-                "--run.overwrite, or choose another folder with --run.folder."
+                f"{says}  Continue it with train(..., resume=True), replace it with"
+                ' load_recipe(..., run={"overwrite": True}), or choose another folder with run={"folder": ...}.',
+                command=f"{says}  Continue it with --resume {path}, replace it with --run.overwrite, or choose another"
+                " folder with --run.folder.",
             )
 
     def begin(self, config_yaml: str) -> None:
@@ -129,6 +133,16 @@ class Folder:
             return
         with writing(self.path / name, self.path):
             append_lines(self.path / name, [json.dumps(record, allow_nan=False) for record in records])
+
+
+def shown(path: Path) -> Path:
+    """A path as a person would type it: from the working folder where it is in there."""
+    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
+
+
+def resume_command(run: Path, command: str) -> str:
+    """What to type to go on with a run."""
+    return f"posttrain {command} --resume {shlex.quote(str(shown(run)))}"
 
 
 def saved_recipe(config: AnyConfig) -> str:

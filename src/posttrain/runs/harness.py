@@ -89,6 +89,8 @@ class HarnessOptions:
     """Whether metrics tell the seconds of each stage."""
     watchers: Sequence[Watcher] = ()
     """A user's own, who see each step before its metrics are written and shown, and before it is saved."""
+    guards: Sequence[Watcher] = ()
+    """Those of the loop itself, which may end the run after a step that is in the journal and before it is saved."""
     score: Callable[[Metrics], float | None] = no_score
     """What of a step's metrics tells the best checkpoint: higher is better, None says nothing."""
     stop_early: Callable[[], bool] = bool
@@ -206,6 +208,7 @@ class Harness:
             StepTimes(self.trained.add_seconds, by_stage=self.options.time_by_stage),
             MetricsJournal(self.folder),
             StepDisplay(self.progress, own),
+            *self.options.guards,
             self.checkpoint_writer(),
         ]
 

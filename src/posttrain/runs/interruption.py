@@ -1,6 +1,5 @@
 """Leaving cleanly: SIGINT and SIGTERM end a run after the step in progress, with a checkpoint; before steps at once."""
 
-import shlex
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -8,6 +7,7 @@ from pathlib import Path
 from threading import current_thread, main_thread
 from types import FrameType
 
+from posttrain.runs.folder import resume_command
 from posttrain.runs.manifest import saved_steps
 
 
@@ -90,11 +90,6 @@ def what_is_kept(run: Path, command: str) -> str:
 def stopped_while_loading(resumed: str, command: str) -> AbstractContextManager[None]:
     """For all of a command, from its first import on: until the folder is known to be of this run, what it resumes."""
     return stopped_with_a_word(lambda: what_is_kept(Path(resumed), command) if resumed else NOTHING_KEPT)
-
-
-def resume_command(run: Path, command: str) -> str:
-    """What to type to go on with a run."""
-    return f"posttrain {command} --resume {shlex.quote(str(run))}"
 
 
 NOTHING_KEPT = "Nothing of this run is kept yet."

@@ -14,13 +14,13 @@ LOCK = ".posttrain.lock"
 def refuse_foreign_folder(path: Path) -> None:
     """A folder with other things in it is not for a run: overwriting must never remove what posttrain did not make."""
     if path.exists() and not path.is_dir():
-        raise UserError(f"{path}: is a file; a run needs a folder.  Choose another with --run.folder.")
+        raise UserError(f"{path}: is a file; a run needs a folder.  Choose another run.folder (--run.folder).")
     names = {entry.name for entry in path.iterdir()} if path.is_dir() else set()
     others = sorted(name for name in names if name != LOCK and not name.startswith(TEMPORARY))
     if others and not {LOCK, "config.yaml"} <= names:
         raise UserError(
             f"{path}: not empty and not a run folder; it holds {', '.join(others[:3])}"
-            f"{' ...' if len(others) > 3 else ''}.  Choose a new or empty folder with --run.folder."
+            f"{' ...' if len(others) > 3 else ''}.  Choose a new or empty run.folder (--run.folder)."
         )
 
 
@@ -35,7 +35,7 @@ def lock_folder(path: Path) -> int:
         os.close(descriptor)
         raise UserError(
             f"{path}: process {writer} is writing to this run folder, and a run has one writer.  "
-            "Wait until it ends, stop it, or choose another folder with --run.folder."
+            "Wait until it ends, stop it, or choose another run.folder (--run.folder)."
         ) from None
     os.ftruncate(descriptor, 0)
     os.write(descriptor, f"{os.getpid()}\n".encode())

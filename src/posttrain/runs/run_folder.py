@@ -68,7 +68,10 @@ class RunFolder(Folder):
         """Become the writer of a run that ended or was killed; `cut_after` comes next."""
         path = Path(path)
         if not (path / "config.yaml").is_file():
-            raise UserError(f"--resume {path}: not a run folder, for it has no config.yaml.  Name the folder of a run.")
+            raise UserError(
+                f"--resume {path} (in Python run.folder): not a run folder, for it has no config.yaml."
+                "  Name the folder of a run."
+            )
         return cls(path, lock_folder(path), begun=True)
 
     @property

@@ -37,6 +37,8 @@ class Backend(Protocol):
     """Whether it knows how much processor time a run took."""
     remedy: str
     """What to do where it lets something through."""
+    start_seconds: float
+    """What starting may take beyond the program's time."""
 
     def run(self, run: ReplayRun) -> RunEnd:
         """Run it, from any thread."""
@@ -88,6 +90,7 @@ class CommandBackend:
         self.launcher = launcher
         self.name, self.conditions, self.remedy = launcher.name, launcher.conditions, launcher.remedy
         self.bounded_as_a_whole, self.tells_cpu = launcher.bounded_as_a_whole, launcher.tells_cpu
+        self.start_seconds = launcher.start_seconds
         self.live: dict[subprocess.Popen[bytes], ReplayRun] = {}
         self.lock = threading.Lock()
 
@@ -246,6 +249,8 @@ class Bubblewrap:
         command = [
             shutil.which("bwrap") or "bwrap",
             *UNSHARED,
+            "--hostname",
+            "sandbox",
             "--die-with-parent",
             "--new-session",
             "--cap-drop",

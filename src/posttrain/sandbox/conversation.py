@@ -53,6 +53,11 @@ class Conversation(Protocol):
 class Sandbox(Protocol):
     """Runs programs that a model wrote; for one thread."""
 
+    @property
+    def start_seconds(self) -> float:
+        """What starting a process, or telling it something, may take beyond the program's own time."""
+        ...
+
     def start(self, conversation: Conversation, asked: Process) -> StartedProcess:
         """Start a process for a conversation."""
         ...

@@ -1,5 +1,6 @@
 """What is asked of the sandbox, and what it says."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -23,11 +24,15 @@ class Limits:
     """Standard output; more ends the process."""
     error_bytes: int = 1 << 16
     """Standard error that is kept; the rest is read and dropped, since printing it is no failure."""
+    threads: int = 200
+    """More of them at once end the process, where nothing else counts them."""
+    most_seconds: float = math.inf
+    """By the clock, from its start to its end, whatever it is allowed later."""
 
     @property
     def wall_seconds(self) -> float:
         """When a process is given up that neither ends nor computes."""
-        return 3 * self.cpu_seconds + 2
+        return min(3 * self.cpu_seconds + 2, self.most_seconds)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +55,7 @@ class Exit(StrEnum):
     CPU_LIMIT = "cpu_limit"
     WALL_LIMIT = "wall_limit"
     OUTPUT_LIMIT = "output_limit"
+    THREAD_LIMIT = "thread_limit"
     ENDED = "ended"
     """By us, as nobody needed it any longer."""
     LOST = "lost"

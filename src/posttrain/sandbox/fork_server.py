@@ -14,7 +14,9 @@ from typing import Any
 from posttrain.sandbox.execution import Kind, Limits, ServerOptions
 from posttrain.sandbox.inside import wire
 
-PROGRAM = Path(__file__).parent / "inside" / "main.py"
+INSIDE = Path(__file__).parent / "inside"
+BOOTSTRAP = "import sys; exec(compile(open(sys.argv[1] + '/main.py', encoding='utf-8').read(), '<main>', 'exec'))"
+"""Starts the server's text without its path, which every frame of it would tell."""
 ENVIRONMENT = {
     "PATH": "/usr/bin:/bin",
     "LANG": "C.UTF-8",
@@ -44,7 +46,7 @@ class ForkServerClient:
         self.uid = UNPRIVILEGED if os.geteuid() == 0 else None
         try:
             self.process = subprocess.Popen(
-                [sys.executable, "-I", "-S", "-B", str(PROGRAM), str(theirs.fileno())],
+                [sys.executable, "-I", "-S", "-B", "-c", BOOTSTRAP, str(INSIDE), str(theirs.fileno())],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,

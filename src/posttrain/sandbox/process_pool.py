@@ -22,6 +22,8 @@ SERVER_PATIENCE_SECONDS = 5.0
 class ProcessPool:
     """A fork-server and the processes that it has running; open until closed.  For one thread."""
 
+    start_seconds = 0.0
+
     def __init__(
         self,
         options: ServerOptions | None = None,

@@ -31,6 +31,7 @@ class Remote:
     """A service that runs programs; threads may share it."""
 
     conditions = Conditions(processes=0)  # who else runs there as the same user is not ours to know
+    start_seconds = GRACE_SECONDS
     here, bounded_as_a_whole, tells_cpu = False, True, False
 
     def __init__(self, url: str) -> None:

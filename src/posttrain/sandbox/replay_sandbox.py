@@ -130,6 +130,11 @@ class ReplaySandbox:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    @property
+    def start_seconds(self) -> float:
+        """What each run may take to start."""
+        return self.backend.start_seconds
+
     def run(self, processes: Iterable[Process]) -> list[Execution]:
         """Run programs that only print."""
         return run(self, processes)

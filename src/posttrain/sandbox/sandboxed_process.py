@@ -1,6 +1,5 @@
 """One process in the sandbox, seen from outside: what it was given, what it has said, what it has used."""
 
-import math
 import os
 import socket
 import time
@@ -35,6 +34,7 @@ class SandboxedProcess:
         self.began = time.monotonic()
         self.cpu_until = asked.limits.cpu_seconds
         self.wall_until = self.began + asked.limits.wall_seconds
+        self.most_until = self.began + asked.limits.most_seconds
         self.pid: int | None = None
         self.compiled = False
         self.stdout, self.stderr = bytearray(), bytearray()
@@ -63,11 +63,12 @@ class SandboxedProcess:
     def allow(self, cpu_seconds: float) -> None:
         """Let it use that much more processor time from now on, within what it has in all."""
         self.cpu_until = min(self.cpu_seconds() + cpu_seconds, self.asked.limits.cpu_seconds)
-        self.wall_until = time.monotonic() + replace(self.asked.limits, cpu_seconds=cpu_seconds).wall_seconds
+        allowed = time.monotonic() + replace(self.asked.limits, cpu_seconds=cpu_seconds).wall_seconds
+        self.wall_until = min(allowed, self.most_until)
 
     def rest(self) -> None:
         """Let its wall clock stand still until it is allowed something again."""
-        self.wall_until = math.inf
+        self.wall_until = self.most_until
 
     def end(self, why: Exit = Exit.ENDED) -> None:
         """Have it ended."""
@@ -145,12 +146,21 @@ class SandboxedProcess:
         except OSError:
             return 0.0
 
+    def threads(self) -> int:
+        """How many it has now, by the folders that it has for them; 0 where that cannot be seen."""
+        try:
+            return os.stat(f"/proc/{self.pid}/task").st_nlink - 2
+        except OSError:
+            return 0
+
     def over_limit(self, now: float) -> Exit | None:
         """The limit that it has passed, if any."""
         if self.overflowed:
             return Exit.OUTPUT_LIMIT
         if self.broken:  # what comes over the channel is no message
             return Exit.ENDED
+        if self.threads() > self.asked.limits.threads:
+            return Exit.THREAD_LIMIT
         if self.cpu_seconds() > self.cpu_until:
             return Exit.CPU_LIMIT
         if now > self.wall_until:

@@ -121,4 +121,5 @@ def require_column(rows: Sequence[DatasetRow], name: str) -> None:
                 raise UserError(f"{row.where}: the column `{name}` is empty; fill it or drop the row")
             near = difflib.get_close_matches(name, row.columns, n=1)
             hint = f"Did you mean `{near[0]}`?" if near else f"It has {', '.join(row.columns) or 'no columns'}."
-            raise UserError(f"{row.where}: no column `{name}`. {hint} Set task.prompt_column to the prompt's column.")
+            remedy = "Name the prompt's column by task.prompt_column, in check-task by --prompt-column."
+            raise UserError(f"{row.where}: no column `{name}`. {hint} {remedy}")

@@ -17,7 +17,7 @@ from posttrain.generation.streams import StreamKey
 from posttrain.options.grading import GradingOptions
 from posttrain.options.sampling import Sampling
 from posttrain.records import Group, Prompt
-from posttrain.rewards.grading.grade import RewardFunction, grade
+from posttrain.rewards.grading.grade import OnError, RewardFunction, grade
 from posttrain.rewards.grading.resources import Resources
 from posttrain.runs.reports import as_number
 from posttrain.runs.summary import HELD_OUT
@@ -40,6 +40,8 @@ class Questions:
     max_completion_tokens: int
     seed: int
     grading: GradingOptions = field(default_factory=GradingOptions)
+    on_error: OnError = "stop"
+    """What an exception of the judge's does, as in training."""
     resources: Resources | None = None
     """Those of the session, if there is one."""
     probes: Mapping[str, Probe] = field(default_factory=dict)
@@ -87,7 +89,8 @@ def sample_answers(
     """
     request = evaluation_request(questions, samples=samples, greedy=greedy)
     groups = sample_groups(engine, questions.prompts, request, advance=advance)
-    grades = grade(groups, [questions.judge], grading=questions.grading, resources=questions.resources)
+    judge, on_error = questions.judge, questions.on_error
+    grades = grade(groups, [judge], on_error=on_error, grading=questions.grading, resources=questions.resources)
     told = Counter(outcome for rows in grades.outcomes.values() for row in rows for outcome in row if outcome)
     return Answers(
         groups=tuple(groups),

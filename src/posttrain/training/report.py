@@ -7,14 +7,14 @@ from pathlib import Path
 from textwrap import wrap
 from typing import cast
 
-from posttrain.models.construction import without_progress_bars
+from posttrain.models.policy import save_policy
 from posttrain.runs.curves import draw_curves
 from posttrain.runs.files import write_atomically, writing
-from posttrain.runs.interruption import resume_command
+from posttrain.runs.folder import resume_command, shown
 from posttrain.runs.summary import HELD_OUT, build_summary
 from posttrain.tasks.base import Probe, Reading
 from posttrain.training.collector import CollectedStep
-from posttrain.training.session import Session
+from posttrain.training.session import Session, given_rewards
 from posttrain.training.state import RunState
 
 SHOWN = 3
@@ -85,9 +85,8 @@ def write_results(session: Session, folder: Path, state: RunState, after: Mappin
         tokens={"completion": state.completion_tokens, "trained": state.trained_tokens, "all": state.num_tokens},
         device=str(session.policy.device),
     )
-    with writing(folder / "model", folder), without_progress_bars():
-        session.policy.model.save_pretrained(folder / "model")
-        session.policy.tokenizer.save_pretrained(folder / "model")
+    with writing(folder / "model", folder):
+        save_policy(session.policy, folder / "model")
         write_atomically(folder / "model" / "README.md", model_card(session, state, summary).encode())
     with writing(folder / "curves.png", folder):
         draw_curves(folder / "metrics.jsonl", folder / "curves.png", title=folder.name)
@@ -136,24 +135,33 @@ def result_text(results: Mapping[str, object], name: str, reading: Reading) -> s
 
 
 def closing_lines(
+    session: Session,
     folder: Path,
     summary: Mapping[str, object],
     transcripts: tuple[Sequence[Sequence[str]], Sequence[Sequence[str]]],
-    probes: Iterable[Probe],
 ) -> list[str]:
     """The end of a run: numbers before and after, transcripts side by side, where things are and what to do next."""
-    rows = [("held-out", "before", "after"), *comparison(summary, probes)]
+    rows = [("held-out", "before", "after"), *comparison(summary, session.questions().probes.values())]
     table = [f"{label:<38}{left:<24}{right}" for label, left, right in rows]
     pairs = [line for b, a in zip(*transcripts, strict=True) for line in side_by_side(b[0], b[1], a[1])]
+    folder = shown(folder)
     return [
         "",
         *table,
         "",
         *pairs,
         f"run folder   {folder}  (summary.json, metrics.jsonl, rollouts/, curves.png)",
-        f"ask it       posttrain chat {folder / 'model'}",
-        f"measure it   posttrain eval {folder / 'model'}",
+        f"ask it       posttrain chat {folder}",
+        f"measure it   {measuring(session, folder)}",
     ]
+
+
+def measuring(session: Session, folder: Path) -> str:
+    """What measures the trained model as the run did: a command, or a call where no recipe says all that it takes."""
+    own = session.own
+    brought = {"task": own.task is not None, "rows": own.rows is not None, "rewards": bool(given_rewards(own))}
+    given = ", ".join(f"{name}={name}" for name, is_brought in brought.items() if is_brought)
+    return f"posttrain.evaluate({str(folder / 'model')!r}, config, {given})" if given else f"posttrain eval {folder}"
 
 
 def side_by_side(prompt: str, before: str, after: str) -> list[str]:

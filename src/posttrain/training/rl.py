@@ -7,9 +7,11 @@ from pathlib import Path
 from posttrain.algorithms.table import Algorithm
 from posttrain.config import Config
 from posttrain.generation.engine import Engine
+from posttrain.generation.parity import gap_limit_metric
 from posttrain.models.policy import Policy
 from posttrain.runs.clock import Clock
 from posttrain.runs.folder import saved_recipe
+from posttrain.runs.guards import SamplerGuard, UnscoredSteps
 from posttrain.runs.harness import Harness, HarnessOptions, require_resume
 from posttrain.runs.reports import EvaluationReport, StepReport
 from posttrain.runs.run_folder import RunFolder, claim_folder
@@ -30,6 +32,7 @@ from posttrain.training.session import (
     inputs_of,
     open_session,
     require_room,
+    require_sound_rows,
 )
 from posttrain.training.state import RunState
 from posttrain.training.update_metrics import UpdateReport, update_metrics
@@ -78,17 +81,20 @@ def train(
     with open_session(config, own) as session:
         config.require_use_for_reference(session.algorithm)
         require_room(session)
-        options = harness_options(session, watching, from_step)
-        return train_session(session, inputs_of(config, own), options, resume=resume)
+        require_sound_rows(session)
+        return train_session(session, inputs_of(config, own), watching, resume=resume, from_step=from_step)
 
 
-def harness_options(session: Session, watchers: Sequence[Watcher], from_step: int | None) -> HarnessOptions:
+def harness_options(
+    session: Session, folder: RunFolder, watchers: Sequence[Watcher], from_step: int | None
+) -> HarnessOptions:
     """What holds a run by reward together."""
     config = session.config
     return HarnessOptions(
         run=config.run,
         checkpoint=config.checkpoint,
         watchers=watchers,
+        guards=[SamplerGuard(), UnscoredSteps(folder, config.grading.max_unscored_steps)],
         score=lambda metrics: metrics.get("eval/accuracy_sampled"),
         stop_early=lambda: out_of_patience(config, session.trained.run),
         config=config,
@@ -97,10 +103,13 @@ def harness_options(session: Session, watchers: Sequence[Watcher], from_step: in
     )
 
 
-def train_session(session: Session, inputs: RunInputs, options: HarnessOptions, *, resume: bool) -> Run:
+def train_session(
+    session: Session, inputs: RunInputs, watchers: Sequence[Watcher], *, resume: bool, from_step: int | None = None
+) -> Run:
     """The run of a session, from its folder to its summary."""
     config, state = session.config, session.trained.run
     folder = RunFolder.resume(config.run.folder) if resume else claim_folder(config)
+    options = harness_options(session, folder, watchers, from_step)
     with Harness(folder, session.trained, options) as harness:
         notes = go_on(session, harness) if resume else []
         state, first = session.trained.run, None
@@ -135,7 +144,7 @@ def take_steps(session: Session, harness: Harness, first: CollectedStep | None) 
         session.load_weights()
         count_step(state, collected, updates, learner.num_updates)
         evaluation = evaluate_when_due(session, harness)
-        harness.record(step_report(state, credited, updates, evaluation))
+        harness.record(step_report(session, credited, updates, evaluation))
         first = None
 
 
@@ -148,17 +157,19 @@ def count_step(state: RunState, collected: CollectedStep, updates: Sequence[Upda
 
 
 def step_report(
-    state: RunState, credited: CreditedStep, updates: Sequence[UpdateReport], evaluation: Mapping[str, float]
+    session: Session, credited: CreditedStep, updates: Sequence[UpdateReport], evaluation: Mapping[str, float]
 ) -> StepReport:
     """What the watchers are told of a step."""
     collected = credited.collected
+    gap_limit = gap_limit_metric(session.policy, session.engine) if updates else {}
     metrics = {
         **step_metrics(collected.groups, collected.grades, credited.groups.informed),
         **update_metrics(updates),
+        **gap_limit,
         "num_updates": float(len(updates)),
         "num_groups": float(len(collected.groups)),
         "num_replaced_groups": float(sum(len(groups) for groups, _ in collected.replaced)),
-        "num_tokens": float(state.num_tokens),
+        "num_tokens": float(session.trained.run.num_tokens),
         **evaluation,
     }
     return StepReport(
@@ -224,8 +235,7 @@ def conclude(session: Session, harness: Harness, state: RunState) -> Run:
     state.add_seconds(clock.seconds)
     folder = harness.folder.path
     summary = report.write_results(session, folder, state, after)
-    probes = session.questions().probes.values()
-    harness.end(summary, report.closing_lines(folder, summary, (state.transcripts, transcripts), probes))
+    harness.end(summary, report.closing_lines(session, folder, summary, (state.transcripts, transcripts)))
     return Run(folder=folder, summary=summary)
 
 
@@ -245,6 +255,7 @@ def show_plan(config: Config, own: CallerObjects = NOTHING_BROUGHT) -> None:
     with open_session(config, own) as session:
         config.require_use_for_reference(session.algorithm)
         require_room(session)
+        require_sound_rows(session)
         session.load_weights()
         clock = Clock()
         collected = session.collector.collect(1, no_journal, clock)

@@ -9,12 +9,13 @@ from posttrain.algorithms.table import Algorithm, build_algorithm
 from posttrain.config import Config
 from posttrain.errors import RunError, UserError
 from posttrain.generation.engine import Engine, require_engine, require_room_for
+from posttrain.generation.parity import PROMPT_TOKENS, engine_in_parity
 from posttrain.models.policy import Policy, load_policy
 from posttrain.models.rendering import TokenizerRenderer
 from posttrain.options.reward import RewardSettings
 from posttrain.rewards.grading.function import RewardFunction
 from posttrain.rewards.grading.pending_scores import require_enforceable
-from posttrain.rewards.grading.resources import Resources
+from posttrain.rewards.grading.resources import Resources, row_check
 from posttrain.rewards.reward_registry import load_reward
 from posttrain.runs.run_inputs import RunInput, RunInputs, class_name, code_input, named_files, rows_input, sha256_of
 from posttrain.runs.threads import ThreadClaim, claim_threads
@@ -26,16 +27,17 @@ from posttrain.tasks.answers_of_task import (
     task_rewards,
 )
 from posttrain.tasks.base import Task
+from posttrain.tasks.dataset import DatasetTask
 from posttrain.tasks.task_registry import load_task, require_task
 from posttrain.training.collector import Collector, CollectorSettings
 from posttrain.training.evaluation import Questions
 from posttrain.training.learner import Learner, LearnerSettings
-from posttrain.training.parity import PROMPT_TOKENS, engine_in_parity
 from posttrain.training.state import TrainedByReward
 
 Rows = Sequence[Mapping[str, object]]
-Rewards = Sequence[Callable[..., object] | RewardFunction]
-"""Functions, or what `reward_function` makes of one: with a name and a weight of its own."""
+Reward = Callable[..., object] | RewardFunction
+"""A function, or what `reward_function` makes of one: with a name and a weight of its own."""
+Rewards = Reward | Sequence[Reward]
 
 
 SOME_WEIGHTS = 64
@@ -74,6 +76,7 @@ class Session:
     """The stages of a step and what else a run needs; open until closed."""
 
     config: Config
+    own: CallerObjects
     policy: Policy
     model_name: str
     """What plans and model cards call the policy's model."""
@@ -125,6 +128,7 @@ class Session:
                 max_completion_tokens=self.config.rollout.max_completion_tokens,
                 seed=self.config.run.seed,
                 grading=self.config.grading,
+                on_error=self.config.rollout.on_reward_error,
                 resources=self.resources,
                 probes=task_probes(self.task),
             )
@@ -133,12 +137,20 @@ class Session:
 
 def open_session(config: Config, own: CallerObjects = NOTHING_BROUGHT) -> Session:
     """Load the model and make everything else, but for what the caller brings."""
+    require_training_by_reward(config)
     with ExitStack() as opened:
         threads = opened.enter_context(claim_threads(config.run.threads))
         resources = opened.enter_context(Resources(config.sandbox))
         session = assembled(config, own, resources, threads)
         opened.pop_all()  # from here on it is the session that closes them
     return session
+
+
+def require_training_by_reward(config: object) -> None:
+    """Refuse a config of another kind, as `load_recipe` makes of recipes for other commands."""
+    if not isinstance(config, Config):
+        kind = type(config).__name__
+        raise UserError(f"config: a {kind} is given, and a Config is needed, such as load_recipe() makes.")
 
 
 def assembled(config: Config, own: CallerObjects, resources: Resources, threads: ThreadClaim) -> Session:
@@ -177,6 +189,7 @@ def assembled(config: Config, own: CallerObjects, resources: Resources, threads:
     )
     return Session(
         config=config,
+        own=own,
         policy=policy,
         model_name=config.model.path if own.policy is None else own.policy.model.name_or_path or "a model object",
         engine=engine,
@@ -212,7 +225,7 @@ def rewards_of(config: Config, own: CallerObjects, task: Task) -> tuple[RewardFu
     if not rewards:
         raise UserError(
             "rewards: the task has no reward function of its own, and none is given."
-            "  Name one under `rewards`, such as my_rewards.py:solved."
+            "  Name one under `rewards`, such as my_rewards.py:solved, or in Python train(config, rewards=[solved])."
         )
     for function in rewards:
         require_enforceable(function, config.grading)
@@ -221,7 +234,9 @@ def rewards_of(config: Config, own: CallerObjects, task: Task) -> tuple[RewardFu
 
 def given_rewards(own: CallerObjects) -> tuple[RewardFunction, ...]:
     """The caller's rewards, each with a name and settings."""
-    return as_reward_functions(own.rewards, "rewards")
+    given = own.rewards
+    one = callable(given) or isinstance(given, RewardFunction)
+    return as_reward_functions([given] if one else given, "rewards")
 
 
 def inputs_of(config: Config, own: CallerObjects) -> RunInputs:
@@ -262,6 +277,16 @@ def policy_input(policy: Policy, config: Config, own: CallerObjects) -> RunInput
         return RunInput(what)
     some = [each.detach().flatten()[:SOME_WEIGHTS].double().tolist() for each in parameters]
     return RunInput(what, sha256_of(repr(some)))
+
+
+def require_sound_rows(session: Session) -> None:
+    """Refuse rows by which a reward could score nobody, where it can tell: in step 900 they would be a silent 0."""
+    if not isinstance(session.task, DatasetTask):
+        return
+    rows = [(row.where, row.columns) for row in (*session.task.training_rows, *session.task.held_out_rows)]
+    for function in session.rewards:
+        if (checked := row_check(function.call)) is not None:
+            checked.check_rows([row for row in rows if function.settings.applies(row[1])], session.resources)
 
 
 def require_room(session: Session) -> None:

@@ -8,9 +8,8 @@ from random import Random
 
 from posttrain.config import SftConfig
 from posttrain.errors import RunError, UserError
-from posttrain.models.construction import without_progress_bars
 from posttrain.models.new_model import new_model, new_tokenizer
-from posttrain.models.policy import Policy, as_policy
+from posttrain.models.policy import Policy, as_policy, save_policy
 from posttrain.models.rendering import TokenizerRenderer
 from posttrain.options.countdown import CountdownOptions
 from posttrain.options.demonstrator import Demonstrator
@@ -19,9 +18,8 @@ from posttrain.records import Prompt
 from posttrain.runs.checkpoint import Checkpoint
 from posttrain.runs.curves import draw_curves
 from posttrain.runs.files import writing
-from posttrain.runs.folder import saved_recipe
+from posttrain.runs.folder import resume_command, saved_recipe, shown
 from posttrain.runs.harness import Harness, HarnessOptions, require_resume
-from posttrain.runs.interruption import resume_command
 from posttrain.runs.reports import EvaluationReport, StepReport
 from posttrain.runs.run_folder import RunFolder
 from posttrain.runs.summary import peak_memory_bytes, versions
@@ -260,9 +258,8 @@ def sft_plan_lines(config: SftConfig, policy: Policy, num_held_out: int) -> list
 
 def write_model(policy: Policy, folder: Path) -> None:
     """Save the model and curves of a finished run."""
-    with writing(folder / "model", folder), without_progress_bars():
-        policy.model.save_pretrained(folder / "model")
-        policy.tokenizer.save_pretrained(folder / "model")
+    with writing(folder / "model", folder):
+        save_policy(policy, folder / "model")
     with writing(folder / "curves.png", folder):
         draw_curves(folder / "metrics.jsonl", folder / "curves.png", title=folder.name)
 
@@ -282,11 +279,12 @@ def summary_of(state: SftState) -> dict[str, object]:
 
 def last_lines(folder: Path, state: SftState, *, finished: bool) -> list[str]:
     """The end of the output."""
+    folder = shown(folder)
     if not finished:
         return [f"stopped after step {state.step}; go on with   {resume_command(folder, 'sft')}"]
     lowest = "" if state.eval_loss == state.best_eval_loss else f"  (at its lowest {state.best_eval_loss:.4f})"
     return [
         f"held-out loss {state.eval_loss:.4f} nats/token after {state.num_tokens / 1e6:.1f} M tokens{lowest}",
         f"model        {folder / 'model'}",
-        f"measure it   posttrain eval {folder / 'model'}",
+        f"measure it   posttrain eval {folder}",
     ]

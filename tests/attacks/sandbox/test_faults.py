@@ -254,7 +254,7 @@ def test_a_module_that_nobody_has_is_told_and_no_program_is_blamed() -> None:
 def test_arguments_that_cannot_cross_are_the_tests_fault() -> None:
     for argument in ("x" * (5 << 20), list(range(300_000)), 1 << 70_000):
         tests = {"kind": "calls", "entry": "f", "cases": [{"args": [argument], "expected": 1}]}
-        with pytest.raises(UserError, match="arguments for f"):
+        with pytest.raises(UserError, match=r"arguments for f|cases\[0\].args"):
             graded(CodeReward(), ["def f(x): return 1"], tests)
     assert graded(CodeReward(), [RIGHT], ALL["calls"]) == [(1.0, str(CodeOutcome.PASSED))]
 

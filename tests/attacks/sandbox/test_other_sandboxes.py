@@ -29,7 +29,7 @@ from posttrain.sandbox.remote import Remote
 from posttrain.sandbox.replay_sandbox import ReplaySandbox
 from posttrain.sandbox.replay_script import ReplayRun
 from tests.support.code_cheats import ALL, CHEATS, RIGHT
-from tests.support.sandboxes import chosen, needs_bubblewrap
+from tests.support.sandboxes import chosen, needs_bubblewrap, scored
 
 CONTAINER = os.environ.get("POSTTRAIN_TEST_CONTAINER", "")
 """COMMAND|IMAGE, such as `podman|localhost/python`: containers are tried where somebody says with what."""

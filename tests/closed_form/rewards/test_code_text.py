@@ -2,7 +2,7 @@
 
 import pytest
 
-from posttrain.rewards.code.program_text import MAX_CHARACTERS, program_in
+from posttrain.rewards.code.program_text import program_in
 from tests.support.timing import LINEAR, time_ratio
 
 
@@ -16,7 +16,13 @@ from tests.support.timing import LINEAR, time_ratio
         ("````python\n```\nx\n````", "```\nx\n"),
         ("```python\nx", None),
         ("```python\nx\n``` and more", None),
-        ("```\nx\n```", None),
+        ("```\nx\n```", "x\n"),
+        ("```\nx\n```\n```\ny\n```", "y\n"),
+        ("```python\nx\n```\nIt prints\n```\n3\n```", "x\n"),
+        ("```\n3\n```\n<code>x</code>", "x"),
+        ("<think>\n```python\nx\n```\n</think>\n```\ny\n```", "y\n"),
+        ("<think>\n```\nx\n```\n</think>", None),
+        ("```\nx", None),
         ("```json\n1\n```\n", None),
         ("```text\n```python\n```\n```python\nx\n```", "x\n"),
         ("```python\nx\n```\n<code>y</code>", "y"),
@@ -27,11 +33,15 @@ from tests.support.timing import LINEAR, time_ratio
         ("```python\nx\n```\n</think>", None),
         ("```python\nx\n```\n<think>\n```python\ny\n```", "x\n"),
         ("", None),
-        (f"<code>{'x' * (MAX_CHARACTERS + 1)}</code>", None),
     ],
 )
 def test_the_last_closed_program_outside_of_thinking(text: str, expected: str | None) -> None:
     assert program_in(text) == expected
+
+
+def test_a_fence_without_a_language_counts_only_where_it_may() -> None:
+    assert program_in("```\nx\n```", "python") is None
+    assert program_in("```\nx\n```\n```py\ny\n```", "python") == "y\n"
 
 
 @pytest.mark.parametrize(

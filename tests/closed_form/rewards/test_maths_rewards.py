@@ -5,7 +5,8 @@ import warnings
 import pytest
 
 from posttrain.rewards.maths import symbolic as maths_slowly
-from posttrain.rewards.maths.math_reward import MathsOutcome, MathsReward, answer_in, last_boxed
+from posttrain.rewards.maths.final_answers import answer_in, last_boxed
+from posttrain.rewards.maths.math_reward import MathsOutcome, MathsReward
 from posttrain.rewards.maths.math_verify_guards import as_asked, other_letters, refused, tower, without_dollars
 from posttrain.rewards.maths.symbolic import ComparisonResult, Question
 from posttrain.sandbox.sandboxes import Sandboxes

@@ -159,7 +159,8 @@ def test_the_first_weights_make_each_step_cost_somewhat_more_than_its_entropy(si
     )
     weights = constant_cost(given_setting)
     np.testing.assert_allclose(weights[:-1], -1.1 * temperature * np.log(4), rtol=1e-9)
-    no_choice = replace(given_setting, features=LinearReward(features=np.eye(3)).bound(chain(3, ends=True)))
+    short = LinearReward(features=np.eye(3)).bound(chain(3, ends=True))
+    no_choice = replace(given_setting, features=short, start=np.eye(3)[0])
     assert constant_cost(no_choice)[0] == pytest.approx(-1.1 * temperature * np.log(2)), "as if there were two"
 
 

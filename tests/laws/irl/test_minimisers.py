@@ -12,10 +12,12 @@ from hypothesis import strategies as st
 
 from posttrain.irl.divergence import Divergence
 from posttrain.irl.minimisers import (
+    NEWTON_WEIGHTS,
     Point,
     lbfgs_step,
     minimise_lbfgs,
     minimise_newton,
+    minimiser,
     sufficient_decrease,
     trusted_step,
 )
@@ -226,3 +228,10 @@ def test_the_first_step_of_lbfgs_is_downhill_and_no_longer_than_one() -> None:
     none = deque()
     assert lbfgs_step(np.array([3.0, -4.0]), none).tolist() == [-0.75, 1.0]
     assert lbfgs_step(np.array([0.5, -0.25]), none).tolist() == [-0.5, 0.25]
+
+
+def test_without_a_name_the_method_is_the_quicker_one_for_so_many_weights() -> None:
+    chosen = [minimiser("auto", num_weights) for num_weights in (1, NEWTON_WEIGHTS, NEWTON_WEIGHTS + 1, 10**5)]
+    assert chosen == [minimise_newton, minimise_newton, minimise_lbfgs, minimise_lbfgs]
+    assert minimiser("newton", 10**5) is minimise_newton
+    assert minimiser("lbfgs", 1) is minimise_lbfgs

@@ -34,7 +34,9 @@ def test_with_one_action_values_are_what_it_earns(temperature) -> None:
 
 @pytest.mark.parametrize("discount", [0.0, 0.9, 1.0])
 def test_where_every_state_is_terminal_an_episode_is_over_as_it_starts(discount) -> None:
-    mdp = TabularMDP.from_dense(np.full((2, 3, 2), 0.5), layout="state action next", start=[0.5, 0.5], terminal=[0, 1])
+    mdp = TabularMDP.from_dense(
+        np.full((2, 3, 2), 0.5), layout="state action next", start=[0.5, 0.5], terminal=[True, True]
+    )
     problem = Problem(mdp=mdp, reward=np.array([2.0, 3.0]), discount=discount)
     assert soft_policy_iteration(problem).values.tolist() == soft_value_iteration(problem).values.tolist() == [2, 3]
     assert value_iteration(mdp, problem.reward, discount=discount).tolist() == [2, 3]

@@ -1,6 +1,6 @@
 """What a request to `posttrain serve` asks for: the body as OpenAI's clients write it, read and checked.
 
-Whatever a client sends is either a request that can be answered or is `Refused` with words that say what to change.
+Whatever a client sends is either a request that can be answered or a `BadRequest` with words that say what to change.
 """
 
 import json
@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
 
+from posttrain.commands.serving.request_fields import refused_field
 from posttrain.errors import UserError
 from posttrain.models.policy import Policy
 from posttrain.models.rendering import TokenizerRenderer
@@ -22,11 +23,11 @@ MAX_STOPS = 16
 
 
 class BadRequest(Exception):
-    """A request that cannot be answered, with its status."""
+    """A request that cannot be answered, with its status and, where another method would do, that method."""
 
-    def __init__(self, message: str, status: HTTPStatus = HTTPStatus.BAD_REQUEST) -> None:
+    def __init__(self, message: str, status: HTTPStatus = HTTPStatus.BAD_REQUEST, *, allowed: str = "") -> None:
         super().__init__(message)
-        self.status = status
+        self.status, self.allowed = status, allowed
 
 
 @dataclass(frozen=True)
@@ -38,10 +39,12 @@ class CompletionRequest:
     options: SamplingOptions
     seed: int
     stops: tuple[str, ...]
+    logprobs: bool
+    """Whether the log-probs of the sampled tokens are wanted."""
 
 
 def json_object(text: bytes) -> dict[str, Any]:
-    """The JSON object of a request's body, all of it proper Unicode.  Raises Refused."""
+    """The JSON object of a request's body, all of it proper Unicode.  Raises BadRequest."""
     try:
         found = json.loads(text)
         json.dumps(found, ensure_ascii=False).encode("utf-8")
@@ -59,18 +62,16 @@ def json_object(text: bytes) -> dict[str, Any]:
 def read_completion_request(
     body: Mapping[str, Any], policy: Policy, renderer: TokenizerRenderer, *, chat: bool
 ) -> CompletionRequest:
-    """Check a request.  Raises Refused."""
-    if body.get("stream"):
-        raise BadRequest("stream: answers are given whole here; leave it out")
-    if body.get("echo") or body.get("suffix"):
-        raise BadRequest("echo and suffix are not known here; leave them out")
+    """Check a request.  Raises BadRequest."""
+    if refused := refused_field(body, chat=chat):
+        raise BadRequest(f"{refused[0][:40]} = {brief(body[refused[0]])}: {refused[1]}")
     asked_tokens = value_or(body, "max_completion_tokens", value_or(body, "max_tokens", 512 if chat else 16))
     count, seed = whole(value_or(body, "n", 1), "n"), body.get("seed")
     contents = [messages_in(body.get("messages"))] if chat else prompts_in(body.get("prompt"))
     if count < 1 or count * len(contents) > MAX_COMPLETIONS:
         raise BadRequest(f"n = {count} for {len(contents)} prompts: must be 1 to {MAX_COMPLETIONS} completions in all")
     try:
-        prompts = [prompt_in(content, f"request {i}", policy, renderer) for i, content in enumerate(contents)]
+        prompts = [prompt_in(content, f"{i} of the request", policy, renderer) for i, content in enumerate(contents)]
         room = max(policy.max_positions - len(prompt.tokens) for prompt in prompts)
         options = SamplingOptions(
             max_completion_tokens=min(whole(asked_tokens, "max_tokens"), max(1, room)),
@@ -83,8 +84,26 @@ def read_completion_request(
         raise BadRequest(str(error)) from error
     drawn = secrets.randbelow(1 << 31) if seed is None else whole(seed, "seed")
     return CompletionRequest(
-        prompts=prompts, count=count, options=options, seed=drawn, stops=stops_in(body.get("stop"))
+        prompts=prompts,
+        count=count,
+        options=options,
+        seed=drawn,
+        stops=stops_in(body.get("stop")),
+        logprobs=logprobs_in(body, chat=chat),
     )
+
+
+def logprobs_in(body: Mapping[str, Any], *, chat: bool) -> bool:
+    """Whether log-probs are asked for: those of the sampled tokens are known, those of others are not."""
+    asked = body.get("logprobs")
+    others = body.get("top_logprobs", 0) if chat else asked
+    if chat and not isinstance(asked, bool | None):
+        raise BadRequest(f"logprobs = {brief(asked)}: must be true or false")
+    if whole(others or 0, "top_logprobs" if chat else "logprobs") != 0:
+        name = "top_logprobs" if chat else "logprobs"
+        rule = "the log-probs of other tokens than the sampled ones are not known here; use 0, which gives those"
+        raise BadRequest(f"{name} = {brief(others)}: {rule}")
+    return asked is True if chat else asked is not None and asked is not False
 
 
 def value_or(body: Mapping[str, Any], name: str, default: object) -> object:
@@ -119,12 +138,28 @@ def messages_in(messages: object) -> list[dict[str, str]]:
     for i, message in enumerate(messages):
         if not isinstance(message, dict):
             raise BadRequest(f'messages[{i}] must be an object such as {{"role": "user", "content": "…"}}')
-        for name in ("role", "content"):
-            if not isinstance(message.get(name), str):
-                raise BadRequest(f"messages[{i}].{name} = {brief(message.get(name))}: must be a text")
+        if not isinstance(message.get("role"), str):
+            raise BadRequest(f"messages[{i}].role = {brief(message.get('role'))}: must be a text")
         if further := [name for name in message if name not in ("role", "content", "name") and message[name]]:
             raise BadRequest(f"messages[{i}].{further[0][:40]}: only role and content are known here; leave it out")
-    return [{"role": message["role"], "content": message["content"]} for message in messages]
+    return [
+        {"role": message["role"], "content": content_in(message.get("content"), f"messages[{i}].content")}
+        for i, message in enumerate(messages)
+    ]
+
+
+def content_in(content: object, where: str) -> str:
+    """The text of a message, which may come in parts that follow one another."""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list) or not content:
+        raise BadRequest(f"{where} = {brief(content)}: must be a text, or a list of parts of text")
+    for i, part in enumerate(content):
+        kind = part.get("type") if isinstance(part, dict) else None
+        if kind != "text" or not isinstance(part.get("text"), str):
+            form = '{"type": "text", "text": "…"}'
+            raise BadRequest(f"{where}[{i}] has the type {brief(kind)}: a part must be a text, such as {form}")
+    return "".join(part["text"] for part in content)
 
 
 def prompt_in(
@@ -132,12 +167,19 @@ def prompt_in(
 ) -> Prompt:
     """Text or messages as the model reads them; token ids as they are."""
     ids = [] if isinstance(content, str) else [one for one in content if isinstance(one, int)]
-    if not ids:
-        return renderer.render(content, id=id)
     size = len(policy.head)
     if wrong := [token for token in ids if not 0 <= token < size]:
         raise BadRequest(f"prompt: token id {brief(wrong[0])}: must be 0 to {size - 1}")
-    return Prompt(id=id, text=str(policy.tokenizer.decode(ids)), tokens=tuple(ids))
+    if ids:
+        prompt = Prompt(id=id, text=str(policy.tokenizer.decode(ids)), tokens=tuple(ids))
+    else:
+        prompt = renderer.render(content, id=id)
+    if len(prompt.tokens) >= policy.max_positions:
+        raise BadRequest(
+            f"prompt {id}: {len(prompt.tokens)} tokens leave no room in the model's context of {policy.max_positions};"
+            f" send at most {policy.max_positions - 1}"
+        )
+    return prompt
 
 
 def stops_in(stop: object) -> tuple[str, ...]:

@@ -6,11 +6,20 @@ import secrets
 import sys
 import threading
 import time
+from collections.abc import Mapping
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
-from posttrain.commands.serving.http_requests import BadRequest, CompletionRequest, json_object, read_completion_request
+from posttrain.commands.serving.http_requests import (
+    BadRequest,
+    CompletionRequest,
+    brief,
+    json_object,
+    read_completion_request,
+)
+from posttrain.commands.serving.token_logprobs import token_logprobs
 from posttrain.errors import RunError, UserError
 from posttrain.generation.in_process import InProcessEngine
 from posttrain.generation.request import Request
@@ -22,6 +31,8 @@ from posttrain.records import Finish, Group
 MAX_BODY_BYTES = 8 << 20
 SECONDS = 600.0
 """Longest that a request may take, and that one waits for its turn."""
+COMPLETIONS = {"/v1/completions": False, "/v1/chat/completions": True}
+"""Where completions are asked for, and whether of a chat."""
 
 
 class Service:
@@ -30,14 +41,23 @@ class Service:
     def __init__(self, policy: Policy, name: str, seconds: float) -> None:
         self.policy, self.name, self.seconds = policy, name, seconds
         self.engine, self.renderer = InProcessEngine(policy), TokenizerRenderer(policy.tokenizer)
-        self.lock = threading.Lock()
+        self.lock, self.began = threading.Lock(), int(time.time())
 
     def models(self) -> dict[str, Any]:
         """The one model that there is."""
-        return {"object": "list", "data": [{"id": self.name, "object": "model", "owned_by": "posttrain"}]}
+        return {"object": "list", "data": [self.model(self.name)]}
+
+    def model(self, name: object) -> dict[str, Any]:
+        """The model by its name.  Raises BadRequest for any other."""
+        if name != self.name:
+            only = f"model = {brief(name)}: `{self.name}` is the one model here; name it"
+            raise BadRequest(only, HTTPStatus.NOT_FOUND)
+        return {"id": self.name, "object": "model", "created": self.began, "owned_by": "posttrain"}
 
     def completions(self, body: dict[str, Any], *, chat: bool) -> dict[str, Any]:
         """The answer to a request for completions."""
+        if body.get("model") is not None:
+            self.model(body["model"])
         asked = read_completion_request(body, self.policy, self.renderer, chat=chat)
         groups = self.sampled(asked)
         choices = [
@@ -66,6 +86,7 @@ class Service:
             max_completion_tokens=asked.options.max_completion_tokens,
             sampling=asked.options.sampling,
             key=StreamKey(asked.seed, "serve", 0),
+            stop_texts=asked.stops,
         )
         if not self.lock.acquire(timeout=self.seconds):
             busy = f"busy for {self.seconds:g} seconds with requests before this one; try again later"
@@ -93,7 +114,8 @@ class Service:
         text = rollout.text[: min(cuts)] if cuts else rollout.text
         reason = "stop" if cuts or rollout.finish is Finish.STOP else "length"
         said = {"message": {"role": "assistant", "content": text}} if chat else {"text": text}
-        return {"index": index, **said, "finish_reason": reason, "logprobs": None}
+        logprobs = token_logprobs(rollout, len(text), self.policy.tokenizer, chat=chat) if asked.logprobs else None
+        return {"index": index, **said, "finish_reason": reason, "logprobs": logprobs}
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -108,23 +130,33 @@ class Handler(BaseHTTPRequestHandler):
         server: Any = self.server
         return server.service  # type: ignore[no-any-return]
 
+    @property
+    def place(self) -> str:
+        """The path that is asked for."""
+        return unquote(urlsplit(self.path).path).rstrip("/")
+
     def do_GET(self) -> None:
-        """The list of models, or a sign of life."""
-        if self.path.rstrip("/") == "/v1/models":
-            self.answer(HTTPStatus.OK, self.service.models())
-        elif self.path.rstrip("/") == "/health":
-            self.answer(HTTPStatus.OK, {"status": "ok"})
+        """The list of models, one of them, or a sign of life."""
+        try:
+            if self.place == "/v1/models":
+                found = self.service.models()
+            elif self.place.startswith("/v1/models/"):
+                found = self.service.model(self.place.removeprefix("/v1/models/"))
+            elif self.place == "/health":
+                found = {"status": "ok"}
+            else:
+                raise self.not_taken()
+        except BadRequest as refusal:
+            self.refuse(refusal)
         else:
-            self.refuse(BadRequest(f"{self.path}: no such path", HTTPStatus.NOT_FOUND))
+            self.answer(HTTPStatus.OK, found, {})
 
     def do_POST(self) -> None:
         """Completions."""
-        paths = {"/v1/completions": False, "/v1/chat/completions": True}
         try:
-            if self.path.rstrip("/") not in paths:
-                self.close_connection = True  # the body is not read, and is no next request
-                raise BadRequest(f"{self.path}: no such path", HTTPStatus.NOT_FOUND)
-            found = self.service.completions(self.body(), chat=paths[self.path.rstrip("/")])
+            if self.place not in COMPLETIONS:
+                raise self.not_taken()
+            found = self.service.completions(self.body(), chat=COMPLETIONS[self.place])
         except BadRequest as refusal:
             self.refuse(refusal)
         except (ConnectionError, TimeoutError):  # the client has gone
@@ -134,7 +166,31 @@ class Handler(BaseHTTPRequestHandler):
             self.refuse(BadRequest("a fault of the server; its terminal says more", HTTPStatus.INTERNAL_SERVER_ERROR))
             raise
         else:
-            self.answer(HTTPStatus.OK, found)
+            self.answer(HTTPStatus.OK, found, {})
+
+    def do_other(self) -> None:
+        """What no path takes."""
+        self.refuse(self.not_taken())
+
+    do_HEAD = do_PUT = do_PATCH = do_DELETE = do_OPTIONS = do_other
+
+    def not_taken(self) -> BadRequest:
+        """The refusal of a path that is not there, or takes another method."""
+        self.close_connection = True  # the body is not read, and is no next request
+        if self.place in COMPLETIONS:
+            allowed = "POST"
+        elif self.place in ("/health", "/v1/models") or self.place.startswith("/v1/models/"):
+            allowed = "GET"
+        else:
+            return BadRequest(f"{self.place}: no such path", HTTPStatus.NOT_FOUND)
+        wrong = f"{self.command} {self.place}: this path takes {allowed}"
+        return BadRequest(wrong, HTTPStatus.METHOD_NOT_ALLOWED, allowed=allowed)
+
+    def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
+        """What is no HTTP that we know, answered as everything else is."""
+        self.close_connection = True
+        status = HTTPStatus(code)
+        self.refuse(BadRequest(message or status.phrase, status))
 
     def body(self) -> dict[str, Any]:
         """The request's JSON object."""
@@ -146,17 +202,21 @@ class Handler(BaseHTTPRequestHandler):
 
     def refuse(self, refusal: BadRequest) -> None:
         """An error as OpenAI's clients read it."""
-        self.answer(refusal.status, {"error": {"message": str(refusal), "type": "invalid_request_error"}})
+        content = {"error": {"message": str(refusal), "type": "invalid_request_error"}}
+        self.answer(refusal.status, content, {"Allow": refusal.allowed} if refusal.allowed else {})
 
-    def answer(self, status: HTTPStatus, content: dict[str, Any]) -> None:
+    def answer(self, status: HTTPStatus, content: dict[str, Any], headers: Mapping[str, str]) -> None:
         payload = json.dumps(content).encode("utf-8")
         self.send_response(status)
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(payload)))
+        for name, value in headers.items():
+            self.send_header(name, value)
         if self.close_connection:
             self.send_header("Connection", "close")
         self.end_headers()
-        self.wfile.write(payload)
+        if self.command != "HEAD":
+            self.wfile.write(payload)
 
     def log_message(self, format: str, *arguments: object) -> None:
         """Nothing: requests may hold what should not be in a terminal."""

@@ -48,6 +48,8 @@ class AttackExample:
     """What takes longer is slow."""
     generic_known: tuple[str, ...] = ()
     """Attacks on any reward that this one is known to pay for, by label; `*` is all of them."""
+    messages: tuple[Mapping[str, str], ...] | None = None
+    """The chat turns that `prompt` is the last of, where the row is a conversation."""
 
     def with_generic(self) -> "AttackExample":
         """The example, and the attacks that fit any reward."""

@@ -1,8 +1,9 @@
 """Rewards for programs: run in the sandbox against a row's tests.
 
-**What is run.**  The last closed Python fence or `<code>…</code>` outside of `<think>`
-(posttrain.rewards.code.program_text), on the row's `tests` (posttrain.rewards.code.unit_tests): standard input and
-output, calls of a function, or asserts.  A row without tests is not scored.
+**What is run.**  The last closed Python fence or `<code>…</code>` outside of `<think>`, else the last fence without a
+language (posttrain.rewards.code.program_text), on the row's `tests` (posttrain.rewards.code.unit_tests): standard
+input and output, calls of a function, or asserts.  A row without tests is not scored; one whose tests no program can
+pass is refused before training (posttrain.rewards.code.row_checks).
 
 **What earns what.**  `code` gives 1 where every test passes, else 0; with `score: fraction` the share of tests that
 pass; with `syntax_credit` that much to a program that compiles and passes nothing.  `code_course` is the course's own
@@ -10,11 +11,11 @@ reward, off unless named: it runs nothing, gives 1 to a `<code>` block that Pyth
 cannot, and 0 to a text with any of a few words that could do harm.
 
 **Known hacks, and what stops them.**  Reading the expected values: they never enter the program's process.  A result
-that equals everything: only plain values of exact types cross.  Ending early with status 0: a test passes by what was
-printed or returned, never by the exit status.  Tests found in memory and rewritten: they run in another process.
-Printing every possible answer: outputs are compared whole.  A slow machine: verdicts go by processor time.  Not
-stopped: a program that holds the expected outputs by heart, where the prompt shows them (hide them), and whatever the
-tests do not test.  `code_course` can be had with `<code>0</code>`.
+that equals everything: only plain values cross, each as one of an exact type.  Ending early with status 0: a test
+passes by what was printed or returned, never by the exit status.  Tests found in memory and rewritten: they run in
+another process.  Printing every possible answer: outputs are compared whole.  A slow machine: verdicts go by processor
+time.  Not stopped: a program that holds the expected outputs by heart, where the prompt shows them (hide them), and
+whatever the tests do not test.  `code_course` can be had with `<code>0</code>`.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,9 +25,11 @@ from functools import partial
 from typing import ClassVar, Literal
 
 from posttrain.errors import require
-from posttrain.rewards.code.program_text import CODE, END_CODE, program_in
-from posttrain.rewards.code.unit_test_runs import JUDGINGS, ProgramResult, TestOutcome, UnitTestRun
-from posttrain.rewards.code.unit_tests import read_tests
+from posttrain.rewards.code.program_result import ProgramResult, TestOutcome
+from posttrain.rewards.code.program_text import CODE, END_CODE, MAX_CHARACTERS, Fences, program_in
+from posttrain.rewards.code.row_checks import NamedRow, require_passable
+from posttrain.rewards.code.unit_test_runs import JUDGINGS, UnitTestRun
+from posttrain.rewards.code.unit_tests import Tests, read_tests
 from posttrain.rewards.grading.answers import DetailedGrade, Graded
 from posttrain.rewards.grading.function import ScoringFailure
 from posttrain.rewards.grading.resources import Resources, default_resources
@@ -42,9 +45,14 @@ class CodeOutcome(StrEnum):
     WRONG = "wrong"
     RAISED = "raised"
     TIME_LIMIT = "time_limit"
+    PROGRAM_LIMIT = "program_limit"
+    """All tests together took longer than `program_seconds`."""
     OUTPUT_LIMIT = "output_limit"
+    THREAD_LIMIT = "thread_limit"
     NOT_PLAIN = "not_plain"
     SYNTAX_ERROR = "syntax_error"
+    TOO_LONG = "too_long"
+    """A program of more than 100,000 characters, which is not run."""
     NO_CODE = "no_code"
     TRUNCATED = "truncated"
     """No program, and the length limit cut the completion off."""
@@ -62,15 +70,26 @@ class CodeReward:
     """What a program that compiles and passes no test is worth; it can be had without solving anything."""
     cpu_seconds: float = 2.0
     """Processor time for one test."""
+    program_seconds: float = 60.0
+    """By the clock, for all tests of a program together: what sleeps uses no processor time."""
     memory_mib: int = 512
     """Address space of a process beyond the interpreter's own."""
     modules: tuple[str, ...] = ()
     """Imported in the sandbox besides the standard library's most used: programs cannot read modules from disk."""
+    fences: Fences = "any"
+    """any: where no fence names Python and there is no `<code>`, the last fence without a language counts; python: it
+    never does."""
     rows_stand_alone: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         require(0 <= self.syntax_credit < 1, self, "syntax_credit", "must be in [0, 1): less than a right program")
         require(0 < self.cpu_seconds <= 3600, self, "cpu_seconds", "must be > 0 and at most 3600")
+        require(
+            self.cpu_seconds <= self.program_seconds <= 24 * 3600,
+            self,
+            "program_seconds",
+            f"must be at least cpu_seconds = {self.cpu_seconds}, and at most {24 * 3600}",
+        )
         require(self.memory_mib >= 16, self, "memory_mib", "leaves no room for anything; use >= 16")
 
     def __call__(
@@ -89,6 +108,12 @@ class CodeReward:
         """The same in a session's sandboxes."""
         return partial(self.scores, resources.sandboxes)
 
+    def check_rows(self, rows: Sequence[NamedRow], resources: Resources) -> None:
+        """Refuse rows whose tests no program can pass.  Raises UserError."""
+        if any(columns.get("tests") is not None for _, columns in rows):
+            run_of = partial(self.run_of, stop_at_failure=True)
+            require_passable(resources.sandboxes.importing(self.modules), rows, self.limits(), run_of)
+
     def scores(
         self,
         sandboxes: Sandboxes,
@@ -100,23 +125,34 @@ class CodeReward:
         **_columns: object,
     ) -> list[Graded | ScoringFailure]:
         """A score for each completion, or what kept it from having one."""
+        read = {id(column): None if column is None else read_tests(column) for column in tests}  # a group has one
         found: list[Graded | UnitTestRun] = [
-            self.prepared(text, finish == "length", column)
+            self.prepared(text, finish == "length", read[id(column)])
             for text, finish, column in zip(completions, finish_reasons, tests, strict=True)
         ]
         results = iter(self.results(sandboxes, [item for item in found if not isinstance(item, Graded)]))
         return [item if isinstance(item, Graded) else self.graded(next(results)) for item in found]
 
-    def prepared(self, text: str, cut_off: bool, column: object) -> Graded | UnitTestRun:
+    def prepared(self, text: str, cut_off: bool, tests: Tests | None) -> Graded | UnitTestRun:
         """A program ready to be run, or the verdict where there is nothing to run."""
-        if column is None:
+        if tests is None:
             return Graded(None, CodeOutcome.NOT_TESTED)
-        tests = read_tests(column)
-        source = program_in(text)
+        source = program_in(text, self.fences)
         if source is None:
             return Graded(0.0, CodeOutcome.TRUNCATED if cut_off else CodeOutcome.NO_CODE)
-        limits = Limits(cpu_seconds=self.cpu_seconds, memory_bytes=self.memory_mib << 20)
-        return JUDGINGS[type(tests)](source, tests, limits, stop_at_failure=self.score == "binary")
+        if len(source) > MAX_CHARACTERS:
+            return Graded(0.0, CodeOutcome.TOO_LONG)
+        return self.run_of(source, tests, stop_at_failure=self.score == "binary")
+
+    def run_of(self, source: str, tests: Tests, *, stop_at_failure: bool) -> UnitTestRun:
+        """A program on its tests, within this reward's limits."""
+        return JUDGINGS[type(tests)](source, tests, self.limits(), stop_at_failure=stop_at_failure)
+
+    def limits(self) -> Limits:
+        """What a program may use."""
+        return Limits(
+            cpu_seconds=self.cpu_seconds, memory_bytes=self.memory_mib << 20, most_seconds=self.program_seconds
+        )
 
     def results(self, sandboxes: Sandboxes, judgings: Sequence[UnitTestRun]) -> list[ProgramResult]:
         """Run them all; what hit a wall limit for want of a processor once more, alone."""

@@ -1,13 +1,15 @@
 """The program that a completion gives: its last closed Python fence, or `<code>…</code>`, outside of its thinking.
 
 A fence opens with a line of three or more backticks and `python`, `py` or `python3`, and closes with a line of at
-least as many backticks and nothing else.  What lies between `<think>` and `</think>` does not count, nor what precedes
-a first `</think>` without a `<think>` (its start was part of the prompt), nor what follows a `<think>` that is not
-closed.  Every character is read a fixed number of times.
+least as many backticks and nothing else.  Where there is neither such a fence nor `<code>`, the last closed fence that
+names no language may count (`fences="any"`): beside a program it is more likely what the program prints.  What lies
+between `<think>` and `</think>` does not count, nor what precedes a first `</think>` without a `<think>` (its start was
+part of the prompt), nor what follows a `<think>` that is not closed.  Every character is read a fixed number of times.
 """
 
 import re
 from collections.abc import Iterator
+from typing import Literal
 
 from posttrain.rewards.tags import END_THINK, THINK
 
@@ -17,15 +19,20 @@ LANGUAGES = {"python", "py", "python3"}
 MAX_CHARACTERS = 100_000
 """Longest program that is run."""
 
+Fences = Literal["any", "python"]
 
-def program_in(text: str) -> str | None:
-    """The program's source, or None where there is none or it is too long."""
-    found: str | None = None
+
+def program_in(text: str, fences: Fences = "any") -> str | None:
+    """The program's source, or None where there is none."""
+    named: str | None = None
+    nameless: str | None = None
     for part in outside_thinking(text):
-        programs = [*closed_fences(part), *tagged(part)]
+        closed = list(closed_fences(part))
+        programs = [*((end, held) for end, language, held in closed if language in LANGUAGES), *tagged(part)]
         if programs:
-            found = max(programs)[1]  # the one that ends last
-    return found if found is not None and len(found) <= MAX_CHARACTERS else None
+            named = max(programs)[1]  # the one that ends last
+        nameless = next((held for _, language, held in reversed(closed) if not language), nameless)
+    return nameless if named is None and fences == "any" else named
 
 
 def outside_thinking(text: str) -> Iterator[str]:
@@ -42,16 +49,15 @@ def outside_thinking(text: str) -> Iterator[str]:
         at = end + len(END_THINK)
 
 
-def closed_fences(text: str) -> Iterator[tuple[int, str]]:
-    """Closed Python fences as (where they end, what they hold)."""
+def closed_fences(text: str) -> Iterator[tuple[int, str, str]]:
+    """Closed fences as (where they end, their language, what they hold)."""
     opened: re.Match[str] | None = None
     for fence in FENCE.finditer(text):
         ticks, language = fence.groups()
         if opened is None:
             opened = fence
         elif not language and len(ticks) >= len(opened[1]) and fence[0].strip(" \t") == ticks:
-            if opened[2].lower() in LANGUAGES:
-                yield fence.end(), text[opened.end() + 1 : fence.start()]
+            yield fence.end(), opened[2].lower(), text[opened.end() + 1 : fence.start()]
             opened = None
 
 

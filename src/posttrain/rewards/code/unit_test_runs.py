@@ -6,99 +6,16 @@ for asserts in a second process that the program cannot reach: its ending well s
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
-from enum import StrEnum
+from dataclasses import replace
 from typing import Protocol
 
 from posttrain.errors import UserError
+from posttrain.rewards.code.program_result import ProgramClock, ProgramResult, TestOutcome
 from posttrain.rewards.code.unit_tests import AssertTests, CallCase, CallTests, StdioTests, same_output, same_value
 from posttrain.sandbox.conversation import Conversation, Sandbox, StartedProcess
-from posttrain.sandbox.execution import Execution, Exit, Limits, Process
+from posttrain.sandbox.execution import Execution, Limits, Process
 from posttrain.sandbox.inside import plain
 from posttrain.sandbox.inside.frames import MAX_BYTES
-
-
-class TestOutcome(StrEnum):
-    """How a program fared in one test."""
-
-    __test__ = False  # pytest: not a test class
-
-    PASSED = "passed"
-    WRONG = "wrong"
-    SYNTAX_ERROR = "syntax_error"
-    RAISED = "raised"
-    """An exception, a crash or an exit status other than 0."""
-    TIME_LIMIT = "time_limit"
-    OUTPUT_LIMIT = "output_limit"
-    NOT_PLAIN = "not_plain"
-    """The result is no plain data, so nothing can be said of it."""
-    NOT_RUN = "not_run"
-    """An earlier test failed, and no more were needed."""
-
-
-ENDINGS = {
-    Exit.CPU_LIMIT: TestOutcome.TIME_LIMIT,
-    Exit.WALL_LIMIT: TestOutcome.TIME_LIMIT,
-    Exit.OUTPUT_LIMIT: TestOutcome.OUTPUT_LIMIT,
-}
-"""What the end of a process says of the test that it was in; any other end is RAISED."""
-
-
-def ending(execution: Execution) -> TestOutcome:
-    """What the end of a process that did not pass says."""
-    if not execution.compiled and execution.exit is Exit.FINISHED and execution.status == 1:
-        return TestOutcome.SYNTAX_ERROR
-    return ENDINGS.get(execution.exit, TestOutcome.RAISED)
-
-
-@dataclass(slots=True)
-class ProgramResult:
-    """A program's results, test by test, as they come in."""
-
-    count: int
-    """Tests that there are."""
-    stop_at_failure: bool
-    """Whether the first failure leaves the other tests NOT_RUN."""
-    outcomes: list[TestOutcome] = field(default_factory=list)
-    cpu_seconds: list[float] = field(default_factory=list)
-    memory_bytes: int = 0
-    """Largest of any of its processes."""
-    compiled: bool = False
-    lost: bool = False
-    """The sandbox failed; what is recorded says nothing."""
-    starved: bool = False
-    """A wall limit hit while the machine was short of processors: to be done again, alone."""
-
-    @property
-    def at(self) -> int:
-        """The test that is next, or running."""
-        return len(self.outcomes)
-
-    @property
-    def complete(self) -> bool:
-        """Whether every test has its outcome."""
-        return self.at == self.count
-
-    def record(self, outcome: TestOutcome, cpu_seconds: float) -> bool:
-        """Note a test's result; whether there is another to run."""
-        self.outcomes.append(outcome)
-        self.cpu_seconds.append(cpu_seconds)
-        if outcome is not TestOutcome.PASSED and self.stop_at_failure:
-            self.fill(TestOutcome.NOT_RUN)
-        return not self.complete
-
-    def fill(self, outcome: TestOutcome) -> None:
-        """The same result for all tests that are left."""
-        left = self.count - self.at
-        self.outcomes += [outcome] * left
-        self.cpu_seconds += [0.0] * left
-
-    def note(self, execution: Execution) -> None:
-        """What the end of any process adds."""
-        self.memory_bytes = max(self.memory_bytes, execution.memory_bytes)
-        self.compiled |= execution.compiled
-        self.lost |= execution.exit is Exit.LOST
-        self.starved |= execution.starved
 
 
 class UnitTestRun(Conversation, Protocol):
@@ -121,13 +38,15 @@ class StdioTestRun:
         self.source, self.limits = source, limits
         self.result = ProgramResult(len(tests.cases), stop_at_failure)
         self.tests, self.cases = tests, tests.cases
+        self.clock = ProgramClock(limits)
 
     def afresh(self) -> "StdioTestRun":
         return StdioTestRun(self.source, self.tests, self.limits, stop_at_failure=self.result.stop_at_failure)
 
     def begin(self, sandbox: Sandbox) -> None:
         given = self.cases[self.result.at].given.encode("utf-8", "surrogatepass")
-        sandbox.start(self, Process(kind="program", source=self.source, stdin=given, limits=self.limits))
+        limits = self.clock.limits_left(sandbox)
+        sandbox.start(self, Process(kind="program", source=self.source, stdin=given, limits=limits))
 
     def message(self, sandbox: Sandbox, process: StartedProcess, payload: bytes) -> None:
         """Programs have nothing to say but their output."""
@@ -137,14 +56,15 @@ class StdioTestRun:
         if self.result.lost:
             return
         if not execution.compiled:
-            self.result.fill(ending(execution))
+            self.result.fill(self.clock.ending(execution))
             return
         if not execution.succeeded:
-            outcome = ending(execution)
+            outcome = self.clock.ending(execution)
         else:
             right = same_output(execution.stdout.decode("utf-8", "replace"), self.cases[self.result.at].printed)
             outcome = TestOutcome.PASSED if right else TestOutcome.WRONG
-        if self.result.record(outcome, execution.cpu_seconds):
+        self.result.record(outcome, execution.cpu_seconds)
+        if not self.clock.fill(self.result):
             self.begin(sandbox)
 
 
@@ -154,7 +74,7 @@ class CallTestRun:
     def __init__(self, source: str, tests: CallTests, limits: Limits, *, stop_at_failure: bool) -> None:
         self.source, self.limits = source, limits
         self.result = ProgramResult(len(tests.cases), stop_at_failure)
-        self.tests = tests
+        self.tests, self.clock = tests, ProgramClock(limits)
         self.used = 0.0  # processor time when the running test began
         self.loaded = False
         self.asked = True  # an answer is due
@@ -165,7 +85,7 @@ class CallTestRun:
     def begin(self, sandbox: Sandbox) -> None:
         self.loaded, self.asked, self.used = False, True, 0.0
         in_all = (self.result.count - self.result.at + 1) * self.limits.cpu_seconds
-        process = sandbox.start(self, candidate(self.source, self.limits, in_all))
+        process = sandbox.start(self, candidate(self.source, self.clock.limits_left(sandbox), in_all))
         process.allow(self.limits.cpu_seconds)
 
     def message(self, sandbox: Sandbox, process: StartedProcess, payload: bytes) -> None:
@@ -184,7 +104,8 @@ class CallTestRun:
             outcome = TestOutcome.TIME_LIMIT if late else self.compared(said, detail)
             self.result.record(outcome, now - self.used)
             self.used = now
-        if not self.result.complete:
+        if not self.clock.fill(self.result):
+            self.clock.message(sandbox)
             self.call(process, self.tests.cases[self.result.at])
         else:
             process.end()
@@ -204,10 +125,12 @@ class CallTestRun:
         self.result.note(execution)
         if self.result.lost or self.result.complete:
             return
-        outcome = ending(execution)
+        outcome = self.clock.ending(execution)
         if not self.loaded:
             self.result.fill(outcome)
-        elif self.result.record(outcome, max(0.0, execution.cpu_seconds - self.used)):
+            return
+        self.result.record(outcome, max(0.0, execution.cpu_seconds - self.used))
+        if not self.clock.fill(self.result):
             self.begin(sandbox)
 
 
@@ -217,7 +140,7 @@ class AssertTestRun:
     def __init__(self, source: str, tests: AssertTests, limits: Limits, *, stop_at_failure: bool) -> None:
         self.source, self.limits = source, limits
         self.result = ProgramResult(len(tests.tests), stop_at_failure)
-        self.tests = tests
+        self.tests, self.clock = tests, ProgramClock(limits)
         self.program: StartedProcess | None = None
         self.tester: StartedProcess | None = None
         self.ending: TestOutcome | None = None  # how the program's process ended, once it has
@@ -230,14 +153,14 @@ class AssertTestRun:
 
     def begin(self, sandbox: Sandbox) -> None:
         in_all = (self.result.count + 1) * self.limits.cpu_seconds
-        self.program = sandbox.start(self, candidate(self.source, self.limits, in_all))
+        self.program = sandbox.start(self, candidate(self.source, self.clock.limits_left(sandbox), in_all))
         self.program.allow(self.limits.cpu_seconds)
 
     def message(self, sandbox: Sandbox, process: StartedProcess, payload: bytes) -> None:
         if process is self.program:
             self.from_program(sandbox, payload)
         else:
-            self.from_tester(payload)
+            self.from_tester(sandbox, payload)
 
     def from_program(self, sandbox: Sandbox, payload: bytes) -> None:
         if not self.asked and self.program is not None:
@@ -252,14 +175,15 @@ class AssertTestRun:
         elif said is TestOutcome.PASSED:
             names = {"entry": self.tests.entry, "setup": self.tests.setup, "tests": self.tests.tests}
             in_all = (self.result.count + 1) * self.limits.cpu_seconds
-            asked = Process(kind="tests", source=json.dumps(names), limits=with_time(self.limits, in_all))
+            limits = with_time(self.clock.limits_left(sandbox), in_all)
+            asked = Process(kind="tests", source=json.dumps(names), limits=limits)
             self.used = self.cpu_seconds()
             self.tester = sandbox.start(self, asked)
         else:  # its own source failed
             self.result.fill(said)
             self.finish()
 
-    def from_tester(self, payload: bytes) -> None:
+    def from_tester(self, sandbox: Sandbox, payload: bytes) -> None:
         if self.tester is None or self.result.complete:  # it has been told to end, and went on until it heard
             return
         try:
@@ -271,12 +195,14 @@ class AssertTestRun:
         if kind == "result":
             before, self.used = self.used, self.cpu_seconds()
             self.tester.allow(self.limits.cpu_seconds)
-            if not self.result.record(self.told(said), max(0.0, self.used - before)):
+            self.result.record(self.told(said), max(0.0, self.used - before))
+            if self.clock.fill(self.result):
                 self.finish()
         elif self.ending is not None or self.program is None:
             self.reply(GONE)
         else:
             self.asked = True
+            self.clock.message(sandbox)
             self.tester.rest()
             self.program.allow(self.limits.cpu_seconds)
             self.program.send(said.encode("utf-8", "surrogatepass"))
@@ -307,23 +233,20 @@ class AssertTestRun:
     def ended(self, sandbox: Sandbox, process: StartedProcess, execution: Execution) -> None:
         self.result.note(execution)
         if process is self.program:
-            self.ending, self.of_ended = ending(execution), execution.cpu_seconds
+            self.ending, self.of_ended = self.clock.ending(execution), execution.cpu_seconds
             if self.tester is None:
                 self.result.fill(self.ending)
             elif not self.result.complete:
                 self.reply(GONE)  # it was in a call, or will hear it at the next
         elif not self.result.complete and not self.result.lost:
             # The tests did not come to their end: their own loop, or a program that answers without end.
-            self.result.fill(ending(execution))
+            self.result.fill(self.clock.ending(execution))
             self.finish()
 
 
 def call_message(entry: str, case: CallCase) -> bytes:
     """A call as a message.  Raises UserError where its arguments cannot cross."""
-    try:
-        message = plain.dump([entry, list(case.arguments), dict(case.named)])
-    except plain.NotPlain as error:
-        raise UserError(f"tests: arguments for {entry} that no process can be given: {error}") from error
+    message = plain.dump([entry, list(case.arguments), dict(case.named)])
     if len(message) > MAX_BYTES:
         raise UserError(f"tests: arguments for {entry} of {len(message):,} bytes; a call may have {MAX_BYTES:,}")
     return message

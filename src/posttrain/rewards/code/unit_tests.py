@@ -1,12 +1,15 @@
 """What a program is tested by: a row's `tests` column, read and checked."""
 
+import difflib
 import json
+import keyword
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from posttrain.errors import UserError
+from posttrain.sandbox.inside import plain
 
 FORMS = """{"kind": "stdio", "cases": [{"input": "1 2", "output": "3"}]}
     {"kind": "calls", "entry": "add", "cases": [{"args": [1, 2], "expected": 3}]}
@@ -73,50 +76,138 @@ def read_tests(column: object) -> Tests:
     """The tests that one row holds: a mapping, or JSON text of one.  Raises UserError."""
     try:
         given: Any = json.loads(column) if isinstance(column, str) else column
+        if not isinstance(given, Mapping) or given.get("kind") not in READERS:
+            raise BrokenTests(f"must be an object whose `kind` is one of {', '.join(READERS)}")
         tests = READERS[given["kind"]](given)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        shown = repr(column)
+        if not len(tests):
+            raise BrokenTests("no cases, so every program would pass; leave the row's tests out or add one")
+    except (BrokenTests, ValueError) as error:  # of json: a ValueError
         raise UserError(
-            f"tests = {shown if len(shown) <= 200 else shown[:200] + '…'}: not one of\n    {FORMS}\n"
-            f"    ({type(error).__name__}: {error})"
+            f"tests: {error}\n    given: {shortly(column, 200)}\n    they are one of\n    {FORMS}"
         ) from error
-    if not len(tests):
-        raise UserError("tests: no cases, so every program would pass; leave the row's tests out or add one")
     return tests
 
 
-def stdio_tests(given: Any) -> StdioTests:
+class BrokenTests(Exception):
+    """Tests that no program could be judged by; the text says which key, what it holds and what it must."""
+
+
+def stdio_tests(given: Mapping[str, Any]) -> StdioTests:
     """Tests of what a program prints."""
-    return StdioTests(
-        tuple(StdioCase(must_be_text(case["input"]), must_be_text(case["output"])) for case in given["cases"])
-    )
+    require_keys(given, "", {"kind", "cases"})
+    cases = []
+    for where, case in numbered(given, "cases"):
+        require_keys(case, where, {"input", "output"})
+        cases.append(StdioCase(text_of(case, where, "input"), text_of(case, where, "output")))
+    return StdioTests(tuple(cases))
 
 
-def call_tests(given: Any) -> CallTests:
+def call_tests(given: Mapping[str, Any]) -> CallTests:
     """Tests of what a function returns."""
-    cases = tuple(
-        CallCase(tuple(case.get("args", ())), dict(case.get("kwargs", {})), case["expected"]) for case in given["cases"]
-    )
-    return CallTests(must_be_text(given["entry"]), cases, float(given.get("tolerance", 0.0)))
+    require_keys(given, "", {"kind", "entry", "cases", "tolerance"})
+    cases = []
+    for where, case in numbered(given, "cases"):
+        require_keys(case, where, {"args", "kwargs", "expected"})
+        arguments, named = case.get("args"), case.get("kwargs")
+        arguments, named = () if arguments is None else arguments, {} if named is None else named
+        if not isinstance(arguments, list | tuple):
+            raise BrokenTests(f"{where}.args = {shortly(arguments)}: must be a list of arguments, such as [1, 2]")
+        if not isinstance(named, Mapping) or not all(isinstance(name, str) for name in named):
+            raise BrokenTests(f"{where}.kwargs = {shortly(named)}: must be an object of named arguments")
+        if "expected" not in case:
+            raise BrokenTests(f"{where}: has no `expected`")
+        arguments = tuple(plainly(value, f"{where}.args[{at}]") for at, value in enumerate(arguments))
+        named = {name: plainly(value, f"{where}.kwargs.{name}") for name, value in named.items()}
+        cases.append(CallCase(arguments, named, plainly(case["expected"], f"{where}.expected")))
+    return CallTests(name_of(given.get("entry"), "entry"), tuple(cases), tolerance_of(given.get("tolerance")))
 
 
-def assert_tests(given: Any) -> AssertTests:
+def assert_tests(given: Mapping[str, Any]) -> AssertTests:
     """Statements about functions."""
-    entry = given["entry"]
-    names = (entry,) if isinstance(entry, str) else tuple(must_be_text(name) for name in entry)
+    require_keys(given, "", {"kind", "entry", "setup", "tests"})
+    entry, tests = given.get("entry"), given.get("tests")
+    names = entry if isinstance(entry, list | tuple) and entry else [entry]
+    if not isinstance(tests, list | tuple):
+        raise BrokenTests(f"tests = {shortly(tests)}: must be a list of texts, one for each test")
+    numbered_texts = {f"tests[{at}]": test for at, test in enumerate(tests)}
     return AssertTests(
-        names, must_be_text(given.get("setup", "")), tuple(must_be_text(test) for test in given["tests"])
+        tuple(name_of(name, "entry") for name in names),
+        "" if given.get("setup") is None else text_of(given, "", "setup"),
+        tuple(text_of(numbered_texts, "", where) for where in numbered_texts),
     )
 
 
-READERS: dict[str, Callable[[Any], Tests]] = {"stdio": stdio_tests, "calls": call_tests, "asserts": assert_tests}
+READERS: dict[str, Callable[[Mapping[str, Any]], Tests]] = {
+    "stdio": stdio_tests,
+    "calls": call_tests,
+    "asserts": assert_tests,
+}
 
 
-def must_be_text(value: object) -> str:
-    """The value, which must be text."""
+def require_keys(given: object, where: str, known: set[str]) -> None:
+    """Refuse a key that nobody reads; one that holds nothing is what tables have where another row has something."""
+    if not isinstance(given, Mapping):
+        raise BrokenTests(f"{where} = {shortly(given)}: must be an object with {', '.join(sorted(known))}")
+    for key, value in given.items():
+        if key not in known and value is not None:
+            near = difflib.get_close_matches(str(key), known, n=1, cutoff=0.4)
+            hint = f"did you mean `{near[0]}`?" if near else f"there are {', '.join(sorted(known))}"
+            raise BrokenTests(f"{where + '.' if where else ''}{key}: no such key; {hint}")
+
+
+def numbered(given: Mapping[str, Any], name: str) -> list[tuple[str, Any]]:
+    """The cases, each with where it is."""
+    cases = given.get(name)
+    if not isinstance(cases, list | tuple):
+        raise BrokenTests(f"{name} = {shortly(cases)}: must be a list of objects")
+    return [(f"{name}[{at}]", case) for at, case in enumerate(cases)]
+
+
+def text_of(given: Mapping[str, Any], where: str, key: str) -> str:
+    """The text under a key."""
+    place = f"{where}.{key}" if where else key
+    if key not in given:
+        raise BrokenTests(f"{where}: has no `{key}`")
+    value = given[key]
     if not isinstance(value, str):
-        raise TypeError(f"{value!r} should be text")
+        raise BrokenTests(f"{place} = {shortly(value)}: must be text")
     return value
+
+
+def name_of(value: object, key: str) -> str:
+    """A name that a program can give to a function."""
+    if not isinstance(value, str) or not value.isidentifier() or keyword.iskeyword(value):
+        raise BrokenTests(f"{key} = {shortly(value)}: must be the name of a function, such as add")
+    return value
+
+
+def tolerance_of(value: object) -> float:
+    """How far a float may be off."""
+    if value is None:
+        return 0.0
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
+        raise BrokenTests(f"tolerance = {shortly(value)}: must be a number, finite and at least 0, such as 1e-6")
+    return float(value)
+
+
+def plainly(value: object, where: str) -> object:
+    """A value as it reaches a process or is compared: plain, and numpy's as Python's."""
+    try:
+        return plain.load(plain.dump(value))
+    except plain.NotPlain as error:
+        raise BrokenTests(f"{where}: {error}; give numbers, texts, lists and objects") from error
+
+
+def shortly(value: object, most: int = 60) -> str:
+    """A value for a message."""
+    try:
+        written = repr(value)
+    except ValueError:  # an integer beyond what Python writes out
+        return f"a {type(value).__name__} of too many digits to show"
+    return written if len(written) <= most else written[:most] + "…"
+
+
+WHITE_SPACE = " \t\n\r\v\f"
 
 
 def same_output(printed: str, expected: str) -> bool:
@@ -125,8 +216,8 @@ def same_output(printed: str, expected: str) -> bool:
 
 
 def lines(output: str) -> list[str]:
-    """What counts of an output."""
-    return [line.rstrip() for line in output.rstrip().splitlines()]
+    """What counts of an output: nothing but a line feed ends a line, and ASCII alone is white space."""
+    return [line.rstrip(WHITE_SPACE) for line in output.rstrip(WHITE_SPACE).split("\n")]
 
 
 def same_value(actual: object, expected: object, tolerance: float = 0.0) -> bool:

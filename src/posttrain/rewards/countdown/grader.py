@@ -21,6 +21,7 @@ search.
 Problems are generated (posttrain.tasks.countdown.problems); there is no data and no licence to heed.
 """
 
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -29,9 +30,11 @@ from typing import Any, cast, get_args
 from posttrain.errors import UserError
 from posttrain.options.countdown import FormatMode, NumbersRule
 from posttrain.rewards.countdown.arithmetic import literals, postfix, value
-from posttrain.rewards.grading.answers import Graded
+from posttrain.rewards.grading.answers import Array, Graded
 from posttrain.rewards.tags import WHITE_SPACE, answer_text, gives_answer
 
+RULES = get_args(NumbersRule)
+INTEGERS = frozenset((int,))
 Column = Sequence[object]
 """A column of a data set, not yet checked."""
 
@@ -119,13 +122,39 @@ def puzzles(numbers: Column, target: Column, rule: Column | None) -> list[Countd
 
 def puzzle(numbers: Any, target: object, rule: object) -> Countdown:
     """The puzzle that a row of a data set holds; a target of "36" would otherwise be a zero for every completion."""
-    if not isinstance(numbers, list | tuple) or not all(isinstance(each, int) and each >= 0 for each in numbers):
+    given = whole_numbers(numbers)
+    if given is None or (given and min(given) < 0):
         raise UserError(f"numbers = {numbers!r}: must be a list of whole numbers >= 0, as answers can write them")
-    if not isinstance(target, int):
-        raise UserError(f"target = {target!r}: must be a whole number, and not text")
-    if rule not in get_args(NumbersRule):
+    goal = target if type(target) is int else whole_number(target)
+    if goal is None:
+        raise UserError(f"target = {target!r}: must be a whole number, neither text nor true or false")
+    if rule not in RULES:
         raise UserError(f"rule = {rule!r}: must be all or subset")
-    return Countdown(tuple(numbers), target, cast(NumbersRule, rule))
+    return Countdown(given, goal, cast(NumbersRule, rule))
+
+
+def whole_numbers(values: Any) -> tuple[int, ...] | None:
+    """The whole numbers in a list, a tuple or an array, where it is one and holds nothing else."""
+    is_list = isinstance(values, (list, tuple))  # `list | tuple` would be made anew for every row
+    if is_list and INTEGERS.issuperset(map(type, values)):
+        return tuple(values)
+    if not is_list and not (isinstance(values, Array) and len(values.shape) == 1):
+        return None
+    numbers = [whole_number(each) for each in values]
+    known = tuple(each for each in numbers if each is not None)
+    return known if len(known) == len(numbers) else None
+
+
+def whole_number(value: Any) -> int | None:
+    """The whole number that a value is, numpy's and torch's too; a truth value is none."""
+    if type(value) is int:
+        return value
+    if isinstance(value, bool) or "bool" in str(getattr(value, "dtype", "")) or not hasattr(value, "__index__"):
+        return None
+    try:
+        return operator.index(value)
+    except TypeError:  # an array of several, a tensor of fractions
+        return None
 
 
 def scores(

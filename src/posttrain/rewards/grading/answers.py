@@ -5,11 +5,11 @@ Loads neither torch nor numpy, so that a worker process starts at once.
 
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass
 from enum import StrEnum
 from numbers import Real
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 from posttrain.errors import RunError
 from posttrain.rewards.grading.function import ScoringFailure
@@ -17,6 +17,13 @@ from posttrain.rewards.grading.function import ScoringFailure
 RULE = "A score is a finite number, None where the function does not apply, or a Graded."
 EXCERPT = 200
 """Characters of a text that an error shows."""
+NO_LISTS = (str, bytes, bytearray, memoryview, Mapping)
+"""What can be gone through and is no list of scores."""
+TIMES = ("m", "M")
+"""The kinds of numpy's times and of their differences, which would pass for whole numbers."""
+
+Given = TypeVar("Given")
+Read = TypeVar("Read")
 
 
 class Score(NamedTuple):
@@ -67,16 +74,30 @@ def verdicts_in(result: object, *, one_by_one: bool, count: int) -> list[Verdict
     """One verdict for each of `count` completions, or what is wrong with the result as a whole."""
     if one_by_one:
         return [read_score(result)]
-    if isinstance(result, Graded | str | bytes | Mapping) or not isinstance(result, Iterable):
-        return InvalidScore(
-            f"returned {value_and_type(result)} for {count} completions; it must return a list of scores"
-        )
-    if isinstance(result, Array) and len(result.shape) == 0:
-        return InvalidScore(f"returned a single number for {count} completions; it must return a list of scores")
-    values = list(result)
+    wrong = f"{{}} for {count} completions; it must return a list of scores"
+    try:
+        values = attempt(listed, result)
+    except FunctionError as failed:
+        text = f"returned what cannot be read, {value_and_type(result)},"
+        return InvalidScore(wrong.format(text), failed.__cause__)
+    if isinstance(values, str):
+        return InvalidScore(wrong.format(values))
     if len(values) != count:
         return InvalidScore(f"returned {len(values)} scores for {count} completions; it must return one for each")
     return [read_score(value) for value in values]
+
+
+def listed(result: object) -> list[object] | str:
+    """The values of a list, or what the function returned in place of one."""
+    if isinstance(result, list):
+        return result
+    if isinstance(result, Set):
+        return f"returned {value_and_type(result)}, which has no order,"
+    if isinstance(result, (Graded, *NO_LISTS)) or not isinstance(result, Iterable):
+        return f"returned {value_and_type(result)}"
+    if isinstance(result, Array) and len(result.shape) == 0:
+        return "returned a single number"
+    return list(result)
 
 
 def read_score(value: object) -> Verdict:
@@ -87,19 +108,32 @@ def read_score(value: object) -> Verdict:
         outcome, value = str(value.outcome), value.score
         if not (details is None or is_json(details)):
             return InvalidScore(f"returned details that are no JSON: {value_and_type(details)}")
-    if value is None:
-        return Score(math.nan, outcome, details)
     if isinstance(value, ScoringFailure):
         return value
-    if isinstance(value, Array) and math.prod(value.shape) == 1:
-        value = value.item()
-    if not isinstance(value, Real):
-        return InvalidScore(f"returned {value_and_type(value)}. {RULE}")
     try:
-        number = float(value)
-    except OverflowError as error:
-        return InvalidScore(f"returned a number too large for a float. {RULE}", error)
+        number = value if type(value) is float else attempt(number_in, value)
+    except FunctionError as failed:
+        if isinstance(failed.__cause__, OverflowError):
+            return InvalidScore(f"returned a number too large for a float. {RULE}", failed.__cause__)
+        return InvalidScore(f"returned {value_and_type(value)}, which cannot be read. {RULE}", failed.__cause__)
+    if number is None:
+        return Score(math.nan, outcome, details)
+    if isinstance(number, str):
+        return InvalidScore(f"returned {value_and_type(value)}. {RULE}")
     return Score(number, outcome, details) if math.isfinite(number) else InvalidScore(f"returned {number}. {RULE}")
+
+
+def number_in(value: Any) -> float | str | None:
+    """The number that a value is, None where it stands for none (masked by numpy, too), or a word for what it is."""
+    if value is None:
+        return None
+    if isinstance(value, Array) and math.prod(value.shape) == 1:
+        if getattr(getattr(value, "dtype", None), "kind", "") in TIMES:
+            return "a time"
+        if bool(getattr(value, "mask", False)):
+            return None
+        value = value.item()
+    return float(value) if isinstance(value, Real) else "no number"
 
 
 def is_json(details: object) -> bool:
@@ -113,12 +147,12 @@ def is_json(details: object) -> bool:
 
 def raised(cause: BaseException) -> InvalidScore:
     """What is wrong where the function raised."""
-    return InvalidScore(f"raised {type(cause).__name__}: {str(cause)[:EXCERPT]}", cause)
+    return InvalidScore(f"raised {type(cause).__name__}: {safe_text(cause, str)[:EXCERPT]}", cause)
 
 
 def value_and_type(value: object) -> str:
     """A value of the wrong kind, in few words."""
-    text = repr(value)
+    text = safe_text(value, repr)
     return f"{text if len(text) <= 60 else text[:60] + '…'} ({type(value).__name__})"
 
 
@@ -148,13 +182,21 @@ class FunctionError(Exception):
 
 
 def invoke(call: Callable[..., object], arguments: Mapping[str, object]) -> object:
-    """What the function returns, an awaitable perhaps.  Raises FunctionRaised, ScoringFailure and RunError."""
+    """What the function returns, an awaitable perhaps.  Raises FunctionError, ScoringFailure and RunError."""
     try:
         result = call(**arguments)
         return list(result) if isinstance(result, Iterator) else result
     except (ScoringFailure, RunError):
         raise  # a RunError is for the person: no row is at fault, and no score may stand in for it
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # `sys.exit` would end the run with the status of one that is done
+        raise FunctionError from error
+
+
+async def settled(awaitable: Awaitable[object]) -> object:
+    """What an awaitable comes to; what would end the event loop, which others wait for too, is told as raised."""
+    try:
+        return await awaitable
+    except (SystemExit, KeyboardInterrupt) as error:  # no Ctrl-C: that is the main thread's, and no worker's
         raise FunctionError from error
 
 
@@ -162,8 +204,29 @@ def as_raised(result: object) -> object:
     """What an awaitable came to, an exception told as `invoke` would tell it."""
     if isinstance(result, RunError):
         raise result
-    if isinstance(result, BaseException) and not isinstance(result, ScoringFailure):
-        failed = FunctionError()
-        failed.__cause__ = result
-        return failed
+    if isinstance(result, BaseException) and not isinstance(result, ScoringFailure | FunctionError):
+        return function_error(result)
     return result
+
+
+def function_error(cause: BaseException) -> FunctionError:
+    """The error of a function that raised this."""
+    failed = FunctionError()
+    failed.__cause__ = cause
+    return failed
+
+
+def attempt(read: Callable[[Given], Read], value: Given) -> Read:
+    """What is read of a value that a function of the user's made; whatever that raises is the function's error."""
+    try:
+        return read(value)
+    except Exception as error:
+        raise FunctionError from error
+
+
+def safe_text(value: object, read: Callable[[object], str]) -> str:
+    """A value's `str` or `repr`, whatever its class makes of that."""
+    try:
+        return attempt(read, value)
+    except FunctionError as failed:
+        return f"<a {type(value).__name__}, whose {read.__name__} raises {type(failed.__cause__).__name__}>"

@@ -4,12 +4,12 @@ import asyncio
 import functools
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
 from posttrain.errors import RunError
-from posttrain.rewards.grading.answers import as_raised
+from posttrain.rewards.grading.answers import as_raised, settled
 from posttrain.rewards.grading.calls import Call, Deadline, Result
 from posttrain.rewards.grading.function import ScoringFailure
 
@@ -38,7 +38,7 @@ def start_async_calls(waiting: Sequence[AsyncCall]) -> Iterator[Callable[[], lis
         pairs = zip(waiting, deadlines, strict=True)
         return await asyncio.gather(*(in_time(each.awaitable, deadline) for each, deadline in pairs))
 
-    future = asyncio.run_coroutine_threadsafe(together(), shared_loop())
+    future = asyncio.run_coroutine_threadsafe(together(), shared_loop().running())
 
     def results() -> list[Result]:
         last = max(deadlines, key=lambda deadline: deadline.at).left()
@@ -59,7 +59,7 @@ def start_async_calls(waiting: Sequence[AsyncCall]) -> Iterator[Callable[[], lis
 
 async def in_time(awaitable: Any, deadline: Deadline) -> object:
     """What it comes to, an exception included; a failure where the deadline comes first, and it is then cancelled."""
-    task = asyncio.ensure_future(awaitable)
+    task = asyncio.ensure_future(settled(awaitable))
     left = deadline.left()
     try:
         # Not wait_for, which waits for as long as a function takes that does not want to be cancelled.
@@ -75,13 +75,33 @@ async def in_time(awaitable: Any, deadline: Deadline) -> object:
     return task.result() if error is None else error
 
 
-@functools.cache
-def shared_loop() -> asyncio.AbstractEventLoop:
-    """An event loop that lives as long as the process, in a thread of its own.
+class LoopThread:
+    """An event loop in a thread of its own, since notebooks already run a loop in theirs."""
 
-    One for all steps, since clients that a function keeps belong to the loop they were made in; a thread, since
-    notebooks already run a loop in theirs.
-    """
-    loop = asyncio.new_event_loop()
-    threading.Thread(target=loop.run_forever, name="async rewards", daemon=True).start()
-    return loop
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+
+    def running(self) -> asyncio.AbstractEventLoop:
+        """The loop; another where its thread is dead, as after a fork, or where somebody has closed it."""
+        with self._lock:
+            alive = self._thread is not None and self._thread.is_alive()
+            if self._loop is None or not alive or self._loop.is_closed():
+                self._loop = asyncio.new_event_loop()
+                self._thread = threading.Thread(target=run_on, args=[self._loop], name="async rewards", daemon=True)
+                self._thread.start()
+            return self._loop
+
+
+def run_on(loop: asyncio.AbstractEventLoop) -> None:
+    """Run a loop until it is closed: a task that a function has started may stop it, or raise what ends it."""
+    while not loop.is_closed():
+        with suppress(SystemExit, KeyboardInterrupt):  # the task has it as its exception already
+            loop.run_forever()
+
+
+@functools.cache
+def shared_loop() -> LoopThread:
+    """One loop for all steps, since clients that a function keeps belong to the loop they were made in."""
+    return LoopThread()

@@ -4,14 +4,16 @@ import difflib
 import itertools
 import math
 import time
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Iterable, MutableMapping, MutableSequence, MutableSet, Sequence, Set
 from copy import deepcopy
 from dataclasses import dataclass
+from typing import Any
 
 from posttrain.errors import RunError, UserError
 from posttrain.records import Group, Rollout
 from posttrain.rewards.grading.answers import (
     EXCERPT,
+    Array,
     FunctionError,
     InvalidScore,
     Verdict,
@@ -160,9 +162,22 @@ def column(name: str, rows: Iterable[RolloutRow]) -> list[object]:
     return [unshared(row.group.prompt.columns.get(name)) for row in rows]
 
 
-def unshared(value: object) -> object:
+SIMPLE = frozenset((str, int, float, bool, complex, bytes, range, type(None)))
+"""What nobody can change."""
+
+
+def unshared(value: Any) -> object:
     """A copy of what could be changed: `numbers.remove(3)` in a reward function must not alter the problem."""
-    return deepcopy(value) if isinstance(value, list | dict | set) else value
+    kind = type(value)
+    if kind in SIMPLE:
+        return value
+    if kind in (list, tuple) and SIMPLE.issuperset(map(type, value)):
+        return value.copy() if kind is list else value
+    if kind is memoryview:  # which cannot be copied and stay one of the same memory
+        return memoryview(bytearray(value)) if not value.readonly else value
+    if isinstance(value, Array):
+        return deepcopy(value.detach() if hasattr(value, "detach") else value)  # a gradient's history has no copy
+    return deepcopy(value) if isinstance(value, MutableSequence | MutableMapping | MutableSet | tuple) else value
 
 
 def prompt_of(row: RolloutRow, function: RewardFunction) -> object:
@@ -187,6 +202,10 @@ def require_known(call: Call, offered: Set[str]) -> None:
         hint = f"Did you mean {near[0]!r}?" if near else "Rename the parameter, give it a default, or add the column."
         if name == "ground_truth":
             hint = "It is taken from a column `ground_truth` or `answer`; add one of these to the dataset."
+            if not call.wanted.one_by_one:
+                near_by = "answer" in offered
+                hint = "A function of lists has columns under their own names: "
+                hint += "call the parameter `answer`." if near_by else "add a column `ground_truth` to the dataset."
         raise UserError(
             f"reward {call.function.name!r} needs an argument {name!r}, but there are only"
             f" {', '.join(sorted(offered))}. {hint}"
@@ -212,10 +231,28 @@ def run_error(call: Call, problem: InvalidScore, row: RolloutRow | None) -> RunE
         return RunError(f"{where} {problem.text}")
     return RunError(
         f"{where}, prompt {row.group.prompt.id!r}, sample {row.rollout.sample}: {problem.text}"
-        f"\n    The completion: {excerpt(row.text)}"
+        f"\n    The completion: {excerpt(row.text)}{chat_hint(problem, row)}"
         '\n    To go on without such scores set rollout.on_reward_error = none, or grade(on_error="none") in'
         " Python: they are then left out and counted."
     )
+
+
+def chat_hint(problem: InvalidScore, row: RolloutRow) -> str:
+    """What to do where a function that reads conversations was given plain text."""
+    is_type_error = type(problem.cause).__name__ == "TypeError"  # of a worker's too, which has this name alone
+    if (
+        not is_type_error
+        or "string indices must be integers" not in problem.text
+        or row.group.prompt.messages is not None
+    ):
+        return ""
+    return f"\n    {CHAT_HINT}"
+
+
+CHAT_HINT = (
+    "It reads messages, and gets text, as the prompts are plain text: make conversations of them by task.chat = true"
+    " (--task.chat), or let it read the text."
+)
 
 
 def excerpt(text: str) -> str:

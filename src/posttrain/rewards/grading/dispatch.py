@@ -7,6 +7,7 @@ from posttrain.rewards.grading.answers import FunctionError, NoTimeToAsk, invoke
 from posttrain.rewards.grading.async_calls import AsyncCall, start_async_calls
 from posttrain.rewards.grading.calls import Call, Result, reward_arguments
 from posttrain.rewards.grading.function import ScoringFailure
+from posttrain.rewards.grading.precautions import keeping_stdout, telling_what_is_waited_for
 from posttrain.rewards.grading.resources import Resources, bind_resources
 from posttrain.rewards.grading.workers.shared_workers import WorkerPools
 from posttrain.rewards.grading.workers.worker_pool import Job, have_done
@@ -17,15 +18,18 @@ def dispatch(calls: Sequence[Call], resources: Resources) -> list[Result]:
 
     Those in our process are made in their order; what turns out to be awaitable then runs beside the workers.
     """
-    results = [None if call.function.settings.workers else start_calls(call, resources) for call in calls]
-    waiting = [index for index, result in enumerate(results) if inspect.isawaitable(result)]
-    if not waiting and not any(call.function.settings.workers for call in calls):
-        return results
-    with start_async_calls([AsyncCall(calls[index], results[index]) for index in waiting]) as finished:
-        for index, result in in_workers(calls, resources.workers):
-            results[index] = result
-        for index, result in zip(waiting, finished(), strict=True):
-            results[index] = result
+    with telling_what_is_waited_for(calls):
+        results = [None if call.function.settings.workers else start_calls(call, resources) for call in calls]
+        waiting = [index for index, result in enumerate(results) if inspect.isawaitable(result)]
+        if not waiting and not any(call.function.settings.workers for call in calls):
+            return results
+        names = ", ".join(dict.fromkeys(repr(calls[index].function.name) for index in waiting))
+        started = [AsyncCall(calls[index], results[index]) for index in waiting]
+        with keeping_stdout(names), start_async_calls(started) as finished:
+            for index, result in in_workers(calls, resources.workers):
+                results[index] = result
+            for index, result in zip(waiting, finished(), strict=True):
+                results[index] = result
     return results
 
 
@@ -35,7 +39,8 @@ def start_calls(call: Call, resources: Resources) -> Result:
         return NoTimeToAsk(call.bounds.until.says)
     arguments = reward_arguments(call)
     try:
-        return invoke(bind_resources(call.function.call, resources), arguments)
+        with keeping_stdout(repr(call.function.name)):
+            return invoke(bind_resources(call.function.call, resources), arguments)
     except (ScoringFailure, FunctionError) as failure:
         return failure
 

@@ -34,7 +34,7 @@ from posttrain.errors import RunError, UserError
 from posttrain.options.grading import GradingOptions
 from posttrain.options.reward import RewardTerms
 from posttrain.records import Grades, Group
-from posttrain.rewards.grading.answers import UNSCORED, InvalidScore, NoTimeToAsk, Score, Verdict
+from posttrain.rewards.grading.answers import UNSCORED, InvalidScore, NoTimeToAsk, Score, Verdict, safe_text
 from posttrain.rewards.grading.calls import Call, RolloutRow, after, read_result, run_error
 from posttrain.rewards.grading.dispatch import dispatch
 from posttrain.rewards.grading.function import RewardFunction, ScoringFailure, reward_function
@@ -77,6 +77,7 @@ def grade(
     `resources` are the session's; without a session the process's own are used, with default options.
     """
     require_different_names(functions)
+    require_equal_sizes(groups)
     for function in functions:
         require_enforceable(function, grading)
     rows = [RolloutRow(group, rollout) for group in groups for rollout in group.rollouts]
@@ -93,16 +94,30 @@ def grade(
     return grades
 
 
+def require_equal_sizes(groups: Sequence[Group]) -> None:
+    """Refuse groups that make no rectangle of scores, before any function is asked."""
+    for group in groups:
+        if len(group.rollouts) != len(groups[0].rollouts):
+            raise UserError(
+                f"groups: that of prompt {group.prompt.id!r} has {len(group.rollouts)} completions, that of"
+                f" {groups[0].prompt.id!r} {len(groups[0].rollouts)}; all have as many as each other.  Call grade(...)"
+                " once for each size."
+            )
+
+
 def require_different_names(functions: Sequence[RewardFunction]) -> None:
     """Refuse functions whose scores would be logged as one."""
     if not functions:
-        raise UserError("no reward function: name one under `rewards` (such as `my_rewards.py:solved`)")
+        raise UserError(
+            "no reward function: name one under `rewards` in the recipe (such as `my_rewards.py:solved`), or give"
+            " rewards=[...] in Python"
+        )
     names = [function.name for function in functions]
-    for name in names:
-        if names.count(name) > 1:
+    for function in functions:
+        if names.count(function.name) > 1:
             raise UserError(
-                f"two reward functions are called {name!r}, and their scores would merge in the logs;"
-                " give each a name of its own: reward_function(call, name=...)"
+                f"two reward functions are called {function.name!r}, and their scores would merge in the logs;"
+                " give each a name of its own: reward_function(call, name=...) in Python, FILE.py:FUNCTION in a recipe"
             )
 
 
@@ -209,7 +224,6 @@ def as_grades(
 ) -> Grades:
     """The verdicts as one record."""
     shape = (len(groups), len(groups[0].rollouts) if groups else 0)
-    assert all(len(group.rollouts) == shape[1] for group in groups), "groups of different sizes"
     said = [[one if isinstance(one, Score) else UNSCORED for one in column] for column in verdicts]
     values = torch.tensor([[one.value for one in column] for column in said], dtype=torch.float64)
     scores = values.reshape(len(functions), *shape)
@@ -249,7 +263,8 @@ def require_few_failures(function: RewardFunction, verdicts: Sequence[Verdict], 
         raise RunError(
             f"reward {function.name!r}: scoring failed for {len(failures)} of {len(verdicts)} completions, each tried"
             f" up to {1 + len(RETRY_WAITS_SECONDS)} times; at most {100 * share:g}% may fail in a step"
-            f" (grading.max_failure_share). The last failure: {last}. Mend what is behind it and resume the run."
+            f" (grading.max_failure_share). The last failure: {safe_text(last, str)}. Mend what is behind it and resume"
+            " the run."
         ) from last
 
 

@@ -95,7 +95,10 @@ def require_enforceable(function: RewardFunction, grading: GradingOptions) -> No
     if settings.workers or function.is_async:
         return
     who = f"cannot end reward {function.name!r}, a plain function in the trainer's process"
-    remedy = "Give it `workers: 1` or more, or make it an `async def`."
+    remedy = (
+        "Give it `workers: 1` or more in the recipe, reward_function(call, workers=1) in Python, or make it an"
+        " `async def`."
+    )
     for name, value in (("item_seconds", settings.item_seconds), ("seconds", settings.seconds)):
         if value:
             raise UserError(f"{name} = {value:g} {who}.  {remedy}")

@@ -8,7 +8,7 @@ resources) works with `default_resources()`, which no session uses or changes.
 
 import functools
 import weakref
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Protocol, TypeVar, cast, runtime_checkable
 
@@ -70,6 +70,20 @@ class NeedsResources(Protocol):
     def with_resources(self, resources: Resources) -> Callable[..., object]:
         """The reward as it is called in a session: with the same arguments, on the session's resources."""
         ...
+
+
+@runtime_checkable
+class ChecksRows(Protocol):
+    """A reward that can tell before training which rows nobody could be scored by."""
+
+    def check_rows(self, rows: Sequence[tuple[str, Mapping[str, object]]], resources: Resources) -> None:
+        """Look at rows, each with where it stands.  Raises UserError that names those that cannot do."""
+        ...
+
+
+def row_check(call: object) -> ChecksRows | None:
+    """The reward as one that checks rows, if it is one."""
+    return call if isinstance(call, ChecksRows) else None
 
 
 def bind_resources(call: Callable[..., object], resources: Resources) -> Callable[..., object]:

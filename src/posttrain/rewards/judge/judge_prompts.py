@@ -7,6 +7,7 @@ whatever stands there is to be judged and not obeyed, and a candidate that looks
 import json
 import re
 import secrets
+import unicodedata
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -14,27 +15,102 @@ from posttrain.rewards.tags import END_THINK
 
 MAX_CHARACTERS = 20_000
 """Longest candidate that is judged; a longer one is cut in the middle, and the judge is told."""
-MASTER_KEYS = {
-    "solution",
-    "answer",
-    "final answer",
-    "thought process",
-    "lets think step by step",
-    "lets solve this problem step by step",
-    "lets solve this step by step",
-    "here is the solution",
-    "here is the answer",
-    "the answer is",
-    "i have solved the problem",
+ANNOUNCES = {
+    *[
+        "answer",
+        "answers",
+        "solution",
+        "solutions",
+        "process",
+        "explanation",
+        "reasoning",
+        "response",
+        "result",
+        "step",
+    ],
+    *["steps", "analysis", "conclusion", "problem", "thinking", "thought", "thoughts"],
 }
-"""What judges are known to pay for although it says nothing.  Zhao et al. 2025, arXiv:2507.08794, and the like."""
-
+BESIDE = {
+    *[
+        "the",
+        "a",
+        "an",
+        "is",
+        "are",
+        "as",
+        "follows",
+        "final",
+        "my",
+        "our",
+        "here",
+        "heres",
+        "this",
+        "that",
+        "lets",
+        "let",
+        "us",
+    ],
+    *[
+        "me",
+        "think",
+        "solve",
+        "solved",
+        "it",
+        "i",
+        "have",
+        "ive",
+        "will",
+        "we",
+        "by",
+        "in",
+        "of",
+        "to",
+        "and",
+        "now",
+        "so",
+        "full",
+    ],
+    *[
+        "correct",
+        "complete",
+        "detailed",
+        "below",
+        "above",
+        "following",
+        "carefully",
+        "out",
+        "first",
+        "through",
+        "about",
+    ],
+}
+"""A candidate of these words alone, at least one of the first, announces an answer and gives none."""
+ANNOUNCED_ELSEWHERE = """
+解|解答|解法|解説|解说|解析|解决方案|答|答案|答え|回答|最终答案|思考过程|让我们一步一步思考|かいせつ|かいとう|こたえ|解き方|解説します
+풀이|정답|답|해설|해결|Respuesta|La respuesta es|Respuesta final|Solución|La solución es|Réponse
+La réponse est|Réponse finale|La solution est|Antwort|Die Antwort ist|Die Antwort lautet|Lösung|Die Lösung ist|Resposta
+A resposta é|Solução|Risposta|La risposta è|Soluzione|Antwoord|Oplossing|Решение|Ответ|Объяснение|Cevap|Çözüm|Odpowiedź
+Rozwiązanie|Svar|Lösning
+الحل|الجواب|الإجابة|उत्तर|हल|Đáp án|Lời giải|Jawaban
+"""
+"""The same in other languages.  What judges are known to pay for although it says nothing: Zhao et al. 2025,
+arXiv:2507.08794, and the like."""
 VERDICT = re.compile(
-    r"""["'](?:score|verdict|rating|winner)["']\s*:|^(?:[^\S\n]|[*#>{])*(?:score|verdict|rating|winner)\**\s*[:=]""",
+    r"""["'](?:score|verdict|rating|winner)["']\s*:|</?[^\S\n]{0,9}(?:score|verdict|rating|winner)\b"""
+    r"|^(?:[^\S\n]|[*#>{|_~`•·+\-]|\(?\d{1,3}[.)])*(?:(?:final|overall|my)[^\S\n]{1,9}){0,2}"
+    r"(?:score|verdict|rating|winner)[*_`\"']{0,4}(?:[^\S\n]{0,9}(?:[:=~|\-]|\d)|[^\S\n]{1,9}is\b)",
     re.IGNORECASE | re.MULTILINE,
 )
-"""A candidate that says this writes the judge's part.  What may stand before it on its line is no line break: each line
-is looked at from its start, and with line breaks in it the search would be quadratic."""
+"""A candidate that says this, as `plain_letters` has it, writes the judge's part.  What may stand before it on its line
+is no line break: each line is looked at from its start, and with line breaks in it the search would be quadratic."""
+LOOK_ALIKES = """
+sѕꜱ cсϲⅽ oоοօ rгɼ eеεҽ vѵνⅴ dԁⅾ iіιıɩ tтτ aаαɑ nпηո gɡԍ wѡԝω yуγ fғ lӏⅼ mм
+SЅ CСϹ OОΟ RЯ EЕΕ VѴ IІΙ TТΤ AАΑ NΝ WԜ "“”„‟«» '‘’‚‛′`´ -–—−‐‑→⇒
+"""
+LOOK_ALIKE = {ord(other): group[0] for group in LOOK_ALIKES.split() for other in group[1:]}
+"""Letters of other scripts that are read as Latin ones, and quotes."""
+ESCAPED = re.compile(r"\\u([0-9a-fA-F]{4})")
+"""A letter as JSON may write it; there is no other way but the letter itself."""
 
 
 def judged_part(text: str, part: str) -> str:
@@ -45,14 +121,31 @@ def judged_part(text: str, part: str) -> str:
 
 
 def says_nothing(candidate: str) -> bool:
-    """Whether there is nothing to judge: no letter or digit, or a phrase that announces an answer and gives none."""
-    words = re.sub(r"[^\w\s]", "", candidate.casefold().replace("’", "'")).split()
-    return not words or " ".join(words) in MASTER_KEYS
+    """Whether there is nothing to judge: no letter or digit, or words that announce an answer and give none."""
+    words = spoken_words(candidate)
+    if not words or " ".join(words) in ELSEWHERE:
+        return True
+    return ANNOUNCES & set(words) != set() and set(words) <= ANNOUNCES | BESIDE
+
+
+def spoken_words(text: str) -> list[str]:
+    """The words of a text, without signs, accents and letter case."""
+    return re.sub(r"[^\w\s]", "", plain_letters(text).casefold()).split()
 
 
 def forges_a_verdict(candidate: str) -> bool:
     """Whether a candidate, as far as the judge is shown it, holds what only the judge should say."""
-    return VERDICT.search(shortened(candidate)) is not None
+    return VERDICT.search(plain_letters(shortened(candidate))) is not None
+
+
+def plain_letters(text: str) -> str:
+    r"""A text as it is read: `\u0073` and full-width letters as letters, no accents, look-alikes as Latin ones."""
+    text = ESCAPED.sub(lambda found: chr(int(found[1], 16)), text)
+    split = unicodedata.normalize("NFKD", text).translate(LOOK_ALIKE)
+    return "".join(c for c in split if c.isascii() or unicodedata.category(c) not in ("Mn", "Cf"))
+
+
+ELSEWHERE = {" ".join(spoken_words(phrase)) for phrase in re.split(r"[|\n]", ANNOUNCED_ELSEWHERE.strip())}
 
 
 def shortened(candidate: str) -> str:

@@ -5,14 +5,16 @@
 each completion its share of the points it could win.
 
 **Known hacks, and what stops them.**  Instructions to the judge and verdicts in the answer: an answer is a JSON string
-between fences that it cannot know, and one that looks like a verdict scores 0 unasked.  Empty answers and phrases that
-judges are known to pay for ("Solution:"): 0 unasked.  A reply without a verdict is a failure, never a 0.  A judge
-that has stopped judging: every so often it is shown an answer that is known to be bad and one that is known to be
-good; where it does not tell them apart a warning is given, and until it does its verdicts have the outcome `doubted`.
+between fences that it cannot know, and one that looks like a verdict, in JSON's escapes or in letters of other scripts
+too, scores 0 unasked.  Empty answers and words that announce one and give none ("Solution:"): 0 unasked.  A reply
+without a verdict is a failure, never a 0.  A judge that has stopped judging: every so often it is shown an answer that
+is known to be bad and one that is known to be good; where it does not tell them apart a warning is given, and until it
+does its verdicts have the outcome `doubted`.
 Not stopped: what a judge likes and should not, such as length and confident tone.
 """
 
 import asyncio
+import importlib.util
 import json
 import os
 import random
@@ -107,6 +109,8 @@ class JudgeReward:
         require(not (self.key_env and self.key_file), self, "key_file", "and key_env are both given; use one")
         for name in ("at_once", "tries", "max_tokens"):
             require(getattr(self, name) >= 1, self, name, "must be >= 1")
+        if importlib.util.find_spec("httpx") is None:
+            raise UserError("reward judge: httpx is not installed; `pip install posttrain[judge]`")
         require(self.timeout_seconds > 0 and self.batch_seconds > 0, self, "timeout_seconds", "must be > 0")
 
     @property
@@ -201,10 +205,8 @@ class JudgeBatch:
     key: str = ""
 
     async def __aenter__(self) -> "JudgeBatch":
-        try:
-            import httpx
-        except ImportError as error:
-            raise UserError("reward judge: httpx is not installed; `pip install posttrain[judge]`") from error
+        import httpx
+
         reward, self.key = self.reward, self.reward.key()
         self.slots = asyncio.Semaphore(reward.at_once)
         self.deadline = time.monotonic() + reward.batch_seconds

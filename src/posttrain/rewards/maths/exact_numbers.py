@@ -1,8 +1,9 @@
 r"""Exact values of short mathematical answers: numbers, and tuples, sets and lists of numbers.
 
-Read are integers (`12`, `-3`, `1,234`), decimals (`.5`, `1.50`), fractions (`3/4`, `\frac{3}{4}`, `1\frac{1}{2}`),
-percents (`50%` is 1/2), and these in `(…)`, `[…]`, `{…}` or side by side between commas.  Dollar signs, `\left`, `\,`
-and the like are passed over.  Everything else is not read, and left to whoever reads more.  Time is linear in the text.
+Read are integers (`12`, `-3`, `1,234`), decimals (`.5`, `1.50`), fractions (`3/4`, `\frac{3}{4}`), mixed numbers
+(`1\frac{1}{2}`, `1 1/2`), percents (`50%` is 1/2), and these in `(…)`, `[…]`, `{…}` or side by side between commas.
+Signs of money, `\left`, `\,` and the like are passed over, and keep digits apart but for groups of three.  Everything
+else is not read, and left to whoever reads more.  Time is linear in the text.
 """
 
 import re
@@ -33,12 +34,20 @@ class Exact:
         return self.numbers == other.numbers
 
 
-PASSED_OVER = re.compile(r"\\(?:left|right|displaystyle|,|;|!|:| |quad|qquad)(?![a-zA-Z])|\\?\$|~")
+PASSED_OVER = re.compile(r"\\(?:left|right|displaystyle|quad|qquad)(?![a-zA-Z])|\\[,;!: ]|\\?\$|[~€£¥₹]")
+"""As a blank: between digits it keeps them apart, so that `1\\quad2` is not 12."""
+GAP = r"(?:\\[,;!: ]|~|\{,\}|\\!,|,\\!)"
+GROUPED = re.compile(
+    rf"(?<![\d.,])\d{{1,3}}(?:{GAP}\d{{3}})+(?!\d)|(?<=\d)\.\d{{3}}(?:{GAP}\d{{3}})*{GAP}\d{{1,3}}(?!\d)", re.ASCII
+)
+"""Digits in threes, which spaces or `{,}` may keep apart."""
+NO_DIGIT = re.compile(r"[^\d.]", re.ASCII)
 DIGITS = r"(?:\d{1,3}(?:,\d{3})+|\d+)"
 DECIMAL = rf"(?:{DIGITS}(?:\.\d*)?|\.\d+)"
 BRACED = re.compile(r"\\[dt]?frac\s*(?:\{\s*(-?\d+)\s*\}\s*\{\s*(-?\d+)\s*\}|(\d)\s*(\d))")
 NUMBER = re.compile(
     rf"(?P<sign>[+-]?)\s*(?:(?P<whole>\d+)?\s*(?P<frac>\\[dt]?frac\s*(?:\{{\s*-?\d+\s*\}}\s*\{{\s*-?\d+\s*\}}|\d\s*\d))"
+    rf"|(?P<ones>\d+)\s+(?P<part>[1-9]\d*)\s*/\s*(?P<of>[1-9]\d*)"
     rf"|(?P<top>{DECIMAL})\s*/\s*(?P<bottom>{DECIMAL})|(?P<decimal>{DECIMAL}))\s*(?P<percent>\\?%)?",
     re.ASCII,
 )
@@ -55,7 +64,10 @@ def exact(text: str) -> Exact | None:
     """The value of an answer, or None where it is not one of these."""
     if len(text) > MAX_CHARACTERS:
         return None
-    plain = PASSED_OVER.sub("", text).strip()
+    plain = text
+    if "\\" in text or "~" in text or "{" in text:
+        plain = GROUPED.sub(lambda group: NO_DIGIT.sub("", group[0]), text)
+    plain = PASSED_OVER.sub(" ", plain).strip()
     if plain.endswith(".") and not plain.endswith(".."):
         plain = plain[:-1].strip()
     value = number(ungrouped(plain))
@@ -97,9 +109,13 @@ def number(text: str) -> Fraction | None:
         return None
     if found["frac"]:
         top, bottom = fraction_parts(found["frac"])
-        if bottom == 0:
+        if bottom == 0 or (found["whole"] and (top < 0 or bottom < 0)):
             return None
         value = Fraction(int(found["whole"] or 0)) + Fraction(top, bottom)
+    elif found["ones"]:
+        if int(found["part"]) >= int(found["of"]):
+            return None
+        value = int(found["ones"]) + Fraction(int(found["part"]), int(found["of"]))
     elif found["top"]:
         bottom_value = decimal(found["bottom"])
         if bottom_value == 0:

@@ -4,53 +4,57 @@ r"""Rewards for mathematical answers, exact where that can be had and never by e
 this order: the last balanced `\boxed{…}`; else the last closed `<answer>…</answer>`; else the last number, unless the
 length limit cut the completion off or it is part of something else (posttrain.rewards.maths.last_number).  `x = 5`
 with a single letter is read as 5, also beside a gold answer without a letter; beside `y = 5` it is wrong.  Every minus
-sign is a minus.  Beside a gold answer without a unit an answer may have one, and `5^\circ` and `50 \text{ percent}`
-count as such: `5\%` does not, and neither do multipliers (`5 \text{ million}`), subscripts (`5_3`) and primes (`5'`).
+sign is a minus, and so are `negative` and `minus`.  Beside a gold answer without a unit an answer may have one of
+posttrain.rewards.maths.units, and `5^\circ` and `50 \text{ percent}` count as such: `5\%` does not, and neither do
+other words (`5 \text{ fifths}`), subscripts (`5_3`) and primes (`5'`).  Names (`cat`) are compared as text.
 
 **How it is compared.**  Numbers, and tuples, sets, lists and intervals of numbers, as fractions
 (posttrain.rewards.maths.exact_numbers): microseconds, no tolerance.  What that does not read goes to math-verify (the
-extra `math`), inside the sandbox, where a process that does not end is killed; decimals go as fractions.
+extra `math`), inside the sandbox, where a process that does not end is killed; decimals go as fractions, and what it
+takes for equal at 15 digits has to agree in 50.
 
-**What earns what.**  CORRECT is worth 1, all else 0.  A row whose gold answer cannot be read is not scored, and named
-once.
+**What earns what.**  CORRECT is worth 1, all else 0.  A row whose gold answer cannot be read
+(posttrain.rewards.maths.gold_answers) is not scored, and named once.
 
 **Known hacks, and what stops them.**  A false chain (`9 = 5`), several answers where one is asked for, other words or
-letters that math-verify takes for units, and whatever else hides an answer from it: refused by
-posttrain.rewards.maths.math_verify_guards.  Towers of powers and factorials that never end: refused, and killed if
-they get through.  `100\%` for 100: a percent is a hundredth.  Answers inside the thinking: only what follows it is
-read.  A number that is cut off where it is right: not read.  Text that is slow to read: linear time, bounded length.
-Not stopped: an answer that is guessed, or known from the data.
+letters that math-verify takes for units, characters that it passes over, and whatever else hides an answer from it
+(`\phantom`, a zero-width space): refused by posttrain.rewards.maths.math_verify_guards.  Towers of powers and
+factorials that never end: refused, and killed if they get through.  `100\%` for 100: a percent is a hundredth.
+Answers inside the thinking: only what follows it is read.  A number that is cut off where it is right: not read.
+Text that is slow to read: linear time, bounded length.  Not stopped: an answer that is guessed, or known from the
+data; in prose, words that change a number and are on no list.
 
 **What is missed.**  math-verify takes i for a letter, keeps the sides of an equation apart, and does not read `√2`,
-`5²` or `½`; digits in groups between spaces (`1 000`) and multipliers are not read.
+`5²` or `½`; digits in groups between spaces (`1 000`) are not read, and units that are on no list are refused.
 tests/attacks/maths.jsonl has every miss that is known.
 """
 
-import re
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from functools import lru_cache, partial
+from functools import partial
 from typing import ClassVar
 
 from posttrain.rewards.grading.answers import Graded
 from posttrain.rewards.grading.function import ScoringFailure
 from posttrain.rewards.grading.resources import Resources, default_resources
-from posttrain.rewards.maths.exact_numbers import MAX_CHARACTERS, Exact, exact
-from posttrain.rewards.maths.last_number import AS_HYPHEN, last_number
+from posttrain.rewards.maths.answer_names import gold_name, same_name
+from posttrain.rewards.maths.exact_numbers import MAX_CHARACTERS
+from posttrain.rewards.maths.final_answers import answer_in
+from posttrain.rewards.maths.gold_answers import GoldAnswer, gold_answers
+from posttrain.rewards.maths.last_number import AS_HYPHEN
 from posttrain.rewards.maths.math_verify_guards import (
     ASSIGNED,
     as_asked,
     other_letters,
     other_name,
     refused,
+    with_functions,
     without_dollars,
 )
-from posttrain.rewards.maths.symbolic import ComparisonResult, Question, compare_symbolically
-from posttrain.rewards.tags import ANSWER, END_ANSWER, END_THINK, THINK
-
-BOXED = "\\boxed"
+from posttrain.rewards.maths.measured_values import gold_value, measured
+from posttrain.rewards.maths.symbolic import ComparisonResult, Question, compare_symbolically, require_math_verify
 
 
 class MathsOutcome(StrEnum):
@@ -79,6 +83,10 @@ class MathsReward:
     cpu_seconds: float = 3.0
     """Processor time for one answer there."""
     rows_stand_alone: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        if self.symbolic:  # told now, and not by the first answer that is no plain number, perhaps in step 500
+            require_math_verify()
 
     def __call__(
         self,
@@ -113,13 +121,13 @@ class MathsReward:
         **_columns: object,
     ) -> list[Graded | ScoringFailure]:
         """A score for each completion, or what kept it from having one."""
-        golds = gold_column(answer, ground_truth, len(completions))
-        rows = list(zip(completions, finish_reasons, golds, strict=True))
+        golds = gold_answers(answer, ground_truth, len(completions))
+        rows = list(zip(completions, finish_reasons, (gold.text for gold in golds), strict=True))
         first = [quickly(text, finish == "length", gold) for text, finish, gold in rows]
         questions = [item for item in first if isinstance(item, Question)]
         if not self.symbolic:
             said: Sequence[ComparisonResult] = [
-                ComparisonResult.NO_GOLD if gold_value(q.gold) is None else ComparisonResult.UNREADABLE
+                ComparisonResult.UNREADABLE if is_quick(assigned(q.gold)) else ComparisonResult.NO_GOLD
                 for q in questions
             ]
         else:
@@ -132,56 +140,10 @@ class MathsReward:
         return graded
 
 
-def answer_in(text: str, *, cut_off: bool = False) -> str | None:
-    """The final answer of a text, or None; of a text that was cut off the last number may be part of another."""
-    text = text[text.rfind(END_THINK) + len(END_THINK) :] if END_THINK in text else text
-    text = text.partition(THINK)[0]
-    boxed = last_boxed(text)
-    if boxed is not None:
-        return boxed
-    end = text.rfind(END_ANSWER)
-    start = text.rfind(ANSWER, 0, end) if end >= 0 else -1
-    if start >= 0:
-        return text[start + len(ANSWER) : end]
-    return None if cut_off else last_number(text)
-
-
-def last_boxed(text: str) -> str | None:
-    r"""What the last balanced `\boxed{…}` holds; the braces of a text are counted once."""
-    ends: dict[int, int] = {}
-    opened: list[int] = []
-    for place in re.finditer(r"\\.|[{}]", text, re.DOTALL):
-        if place[0] == "{":
-            opened.append(place.start())
-        elif place[0] == "}" and opened:
-            ends[opened.pop()] = place.start()
-    at = len(text)
-    while (at := text.rfind(BOXED, 0, at)) >= 0:
-        brace = at + len(BOXED)
-        while text[brace : brace + 1] == " ":
-            brace += 1
-        if brace in ends:
-            return text[brace + 1 : ends[brace]]
-    return None
-
-
 def assigned(answer: str) -> str:
     """The right side of `x = 5`, or the answer as it is."""
     found = ASSIGNED.match(answer)
     return answer[found.end() :] if found and answer.count("=") == 1 else answer
-
-
-@lru_cache(maxsize=4096)
-def gold_value(gold: str) -> Exact | None:
-    """A gold answer is asked about once for every completion of its group."""
-    boxed = last_boxed(gold)
-    return exact(assigned(gold if boxed is None else boxed))
-
-
-def gold_column(answer: Sequence[object] | None, truth: Sequence[object] | None, count: int) -> list[str | None]:
-    """The rows' own answers, as text."""
-    column = answer if answer is not None else truth if truth is not None else [None] * count
-    return [None if value is None else str(value) for value in column]
 
 
 def quickly(text: str, cut_off: bool, gold: str | None) -> Graded | Question:
@@ -196,15 +158,29 @@ def quickly(text: str, cut_off: bool, gold: str | None) -> Graded | Question:
     found, gold = found.translate(AS_HYPHEN), gold.translate(AS_HYPHEN)
     if other_name(found, gold):
         return score_of_comparison(False)
-    expected, given = gold_value(gold), exact(assigned(found))
-    if expected is not None and given is not None:
-        return score_of_comparison(expected.same(given))
-    found, gold = without_dollars(found), without_dollars(gold)
+    quick = by_value_or_name(assigned(found), assigned(gold))
+    if quick is not None:
+        return score_of_comparison(quick)
+    found, gold = with_functions(without_dollars(found)), with_functions(without_dollars(gold))
     if refused(found, gold):
         return Graded(0.0, MathsOutcome.REFUSED)
     if other_letters(found, gold):
         return score_of_comparison(False)
     return Question(as_asked(gold), as_asked(assigned(found)))
+
+
+def is_quick(gold: str) -> bool:
+    """Whether a gold answer is one that can be read without the slow way."""
+    return gold_value(gold) is not None or gold_name(gold) is not None
+
+
+def by_value_or_name(found: str, gold: str) -> bool | None:
+    """Whether an answer is the same exact value, with its unit, or the same name; None where neither decides."""
+    expected = gold_value(gold)
+    if expected is not None:
+        given = measured(found)
+        return None if given is None else expected.same(given)
+    return same_name(found, gold)
 
 
 def score_of_comparison(right: bool) -> Graded:
@@ -228,9 +204,15 @@ def slowly(said: ComparisonResult, question: Question) -> Graded | ScoringFailur
     return Graded(0.0, MathsOutcome.UNREADABLE)
 
 
-def name_unreadable(graded: Sequence[Graded | ScoringFailure], golds: Sequence[str | None], named: set[str]) -> None:
+def name_unreadable(graded: Sequence[Graded | ScoringFailure], golds: Sequence[GoldAnswer], named: set[str]) -> None:
     """Warn of gold answers that cannot be read, but for those that were named before, to which it adds them."""
     for verdict_, gold in zip(graded, golds, strict=True):
-        if isinstance(verdict_, Graded) and verdict_.outcome is MathsOutcome.NO_GOLD and gold and gold not in named:
-            named.add(gold)
-            warnings.warn(f"reward maths: the gold answer {gold[:200]!r} cannot be read; not scored", stacklevel=2)
+        if isinstance(verdict_, Graded) and verdict_.outcome is MathsOutcome.NO_GOLD:
+            problem = gold.problem or (f"{gold.text[:200]!r} cannot be read" if gold.text else "")
+            if problem and problem not in named:
+                named.add(problem)
+                warnings.warn(
+                    f"reward maths: the gold answer {problem}; not scored.  A row's `answer` is its final answer alone:"
+                    " a number, an expression in LaTeX or a name.",
+                    stacklevel=2,
+                )

@@ -7,6 +7,9 @@ this takes time in proportion to the text.
 
 import re
 
+from posttrain.rewards.maths.measured_values import COEFFICIENT, NO_UNIT, WORDS
+from posttrain.rewards.maths.units import unit_of
+
 RELATION = re.compile(r"=|<|>|[≈≅≡]|\\(?:leq?|geq?|neq?|approx|approxeq|sim|equiv|in|lt|gt|[bp]?mod)(?![a-zA-Z])")
 LETTER = r"(?:[a-zA-Z]|\\(?:alpha|beta|gamma|delta|epsilon|theta|lambda|mu|rho|sigma|phi|varphi|omega))"
 ASSIGNED = re.compile(rf"\s*{LETTER}(?:_(?:\w|\{{\w+\}}))?\s*=(?!=)", re.ASCII)
@@ -21,22 +24,24 @@ BIG_NUMBER = re.compile(
 NUMBERED_UNIT = re.compile(r"(?<![a-zA-Z\\])[a-zA-Z]{1,3}\s+\d+\s*$", re.ASCII)
 SUBSCRIPT = re.compile(r"[\d)\]}]\s*_\s*(\w|\{[^{}]*\})")
 PRIME = re.compile(r"[\w)\]}]\s*(?:['’′″]|\^\s*\{?\s*\\prime)")
-NO_UNIT = re.compile(
-    r"\b(?:hundred|thousand|million|billion|trillion|quadrillion|dozen|lakh|crore|half|halve|third|quarter|tenth"
-    r"|hundredth|thousandth|millionth|less|more|fewer|greater|least|most|below|above|under|over|than|minus|plus"
-    r"|negative|divided|multiplied|not|no|or|and|to|power|root|mod|modulo|base|squared|cubed|factorial"
-    r"|k|bn|mil|mio|i|pi|is|isnt|false|wrong|incorrect|zero|one|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve)s?\b"
-)
-"""Words that make another number of the one before them, or none."""
-UNIT = re.compile(r"[^\W_][^!?%=<>+*\\]*")
 APART = re.compile(r"(?:~|(?<!\\)\\(?:[,;:! ]|q?quad(?![a-zA-Z])))\s*\d")
 """A number behind a space that LaTeX sets: another answer, or nothing that is read."""
-ONLY_WITH_GOLD = (SEVERAL, ELLIPSIS, BOX, BIG_NUMBER, NUMBERED_UNIT, PRIME, APART)
+TRANSPOSED = re.compile(r"\^\s*\{?\s*(?:T|\\(?:top|intercal|dagger)(?![a-zA-Z])|\*)")
+INVISIBLE = re.compile(
+    r"\\(?:[hv]?phantom|smash|[hv]space)(?![a-zA-Z])|[\u200b-\u200f\u2028-\u202f\u2060-\u206f\ufeff\u00ad]"
+)
+"""What is not seen, or does not end up where it stands."""
+ONLY_WITH_GOLD = (SEVERAL, ELLIPSIS, BOX, BIG_NUMBER, NUMBERED_UNIT, PRIME, APART, TRANSPOSED, INVISIBLE)
 """What is refused in an answer unless the gold answer has such a thing too."""
 MAX_DEPTH = 12
 """Brackets within each other; math-verify's time grows steeply with them."""
 DIGIT_GROUP = re.compile(r"(?<=\d)(?:\{,\}|,(?=\d{3}(?!\d)))")
-WORDS = re.compile(r"\\(?:text|mathrm|textrm|mbox|textbf|mathbf|textit|textsf|texttt|emph)\s*\{([^{}]*)\}")
+FUNCTION_IN_WORDS = re.compile(
+    r"\\(?:mathrm|operatorname|textrm)\*?\s*\{\s*(?:([ei])|((?:arc)?(?:sin|cos|tan|cot|sec|csc)|ln|log|exp|max|min|gcd))\s*\}"
+)
+KNOWN_SIGNS = set("°×·÷∞∪∩∈∅ℝ√²³¹½¼¾≤≥")
+"""Characters beyond ASCII that math-verify reads, or does not read and says so; so with Greek letters."""
+LAST_LETTERS = re.compile(r"[\d)}\]!]\s*([a-zA-Z]+(?:[ .]+[a-zA-Z]+)*)\s*\.?\s*$", re.ASCII)
 BARE_UNIT = re.compile(r"\s*-?[\d.,]+(?:\s+([a-zA-Z]+)|([a-zA-Z]{2,}))\s*\.?\s*", re.ASCII)
 BEHIND_WORDS = re.compile(r"(?:\s|\\[,;:! ]|[.}]|\^\s*\{?\s*(?:\d|\\circ)\s*\}?)*")
 COMMAND = re.compile(r"\\(?:begin|end|mathbb|mathcal)\s*\{\w*\}|\\[a-zA-Z]+", re.ASCII)
@@ -54,6 +59,8 @@ def refused(answer: str, gold: str) -> bool:
     if has_comma(answer) > has_comma(gold) or bool(SET.search(answer)) != bool(SET.search(gold)):
         return True
     if any(sign.search(answer) and not sign.search(gold) for sign in ONLY_WITH_GOLD):
+        return True
+    if other_signs(answer, gold) or stripped(answer, gold):
         return True
     if not subscripts(answer) <= subscripts(gold):
         return True
@@ -77,6 +84,11 @@ def subscripts(text: str) -> set[str]:
     return {found.strip("{} ") for found in SUBSCRIPT.findall(text)}
 
 
+def with_functions(text: str) -> str:
+    r"""`\mathrm{e}` as e and `\operatorname{sin}` as `\sin`, which are no units."""
+    return FUNCTION_IN_WORDS.sub(lambda found: found[1] or f"\\{found[2]} ", text)
+
+
 def without_dollars(text: str) -> str:
     r"""A text without the dollar signs around it, and without `\$` for money."""
     text = text.replace("\\$", "").strip()
@@ -88,34 +100,54 @@ def has_comma(text: str) -> bool:
     return "," in DIGIT_GROUP.sub("", text)
 
 
+def other_signs(answer: str, gold: str) -> bool:
+    """Whether there is a character that math-verify may pass over, with all that follows it: `5 ≃ 6`."""
+    strange = {character for character in answer if not character.isascii() and not "Ͱ" <= character <= "Ͽ"}
+    return not strange <= KNOWN_SIGNS | set(gold)
+
+
+def stripped(answer: str, gold: str) -> bool:
+    """Whether an answer ends in letters that math-verify takes for a unit and are none: `5 more`, `5T`."""
+    found = LAST_LETTERS.search(WORDS.sub(" ", answer))
+    if found is None or letters(gold) or found[1] in ("e", "i"):
+        return False
+    return unit_of(found[1]) is None
+
+
 def other_words(answer: str, gold: str) -> bool:
     r"""Whether an answer's words are not what they may be: math-verify leaves out units, and all that follows them.
 
-    Words that both have must be the same.  Beside a gold answer without any they may stand behind a value, hold no
-    digit and no number (`5 \text{ million}`), and have nothing behind them: `5 \text{ cm}^2`.
+    Words that both have must be the same.  Beside a gold answer without any they must be a unit of the list, and have
+    nothing behind them but a power: `5 \text{ cm}^2`.  A gold answer's words may be left out where they are its unit.
     """
     said, wanted = words(answer), words(gold)
-    if not said or wanted:
-        return bool(said and wanted) and said != wanted
-    if any(NO_UNIT.search(word) or not UNIT.fullmatch(word) for word in said):
+    if not said:
+        return any(NO_UNIT.search(word) for word in wanted)
+    if wanted:
+        return said != wanted
+    if any(unit_of(word) is None for word in WORDS.findall(answer)) or (
+        (bare := BARE_UNIT.fullmatch(answer)) and unit_of(bare[1] or bare[2]) is None
+    ):
         return True
     first = WORDS.search(answer)
     if first is None or WORDS.fullmatch(answer.strip()):
         return False
-    behind = WORDS.sub("", answer[first.end() :])
-    return BEHIND_WORDS.fullmatch(behind) is None or any(c.isdigit() for word in said for c in word)
+    return BEHIND_WORDS.fullmatch(WORDS.sub("", answer[first.end() :])) is None
 
 
 def words(text: str) -> set[str]:
     """The words that a text sets as text, and a unit at its end, without plurals and brackets."""
     unit = BARE_UNIT.fullmatch(text)
     found = WORDS.findall(text) + ([unit[1] or unit[2]] if unit else [])
-    return {word for word in (word.strip(" .()").casefold().rstrip("s") for word in found) if word}
+    plain = (word.strip(" .()").casefold() for word in found)
+    return {word.removesuffix("s") or word for word in plain if word}
 
 
 def other_letters(answer: str, gold: str) -> bool:
     """Whether an answer has a variable that the gold answer lacks, which math-verify may take for a unit."""
     own = letters(gold)
+    if COEFFICIENT.search(gold) and not own <= letters(answer):
+        return True  # it would take `3m` for 3 metres
     return bool(own or not re.search(r"\d", gold)) and not letters(answer) <= own | {"e", "i"}
 
 

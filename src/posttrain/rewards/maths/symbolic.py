@@ -108,10 +108,15 @@ def compare_symbolically(
 
 def sandbox_with_maths(sandboxes: Sandboxes) -> Sandbox:
     """The sealed one with math-verify imported and warmed up."""
+    require_math_verify()
+    prepare = PREPARE.read_text(encoding="utf-8")
+    return sandboxes.started_with(ServerOptions(modules=FEW, path=site_packages(), prepare=prepare))
+
+
+def require_math_verify() -> None:
+    """Refuse to go on where the extra that reads expressions is not installed."""
     if importlib.util.find_spec("math_verify") is None:
         raise UserError(
             "reward maths: answers that are no plain numbers need math-verify, which is not installed.\n"
             "    `pip install posttrain[math]`, or set the reward's option symbolic: false to leave such answers out."
         )
-    prepare = PREPARE.read_text(encoding="utf-8")
-    return sandboxes.started_with(ServerOptions(modules=FEW, path=site_packages(), prepare=prepare))

@@ -18,8 +18,16 @@ CLONE_THREAD, NAMESPACES = 0x00010000, 0x7E020080
 AF_UNIX = 1
 TERMINAL_QUERIES = (0x5401, 0x5421, 0x5451, 0x541B)
 """TCGETS, FIONBIO, FIOCLEX, FIONREAD."""
-DESCRIPTOR_COMMANDS = (0, 1, 2, 3, 4, 1030, 1032)
-"""F_DUPFD, F_GETFD, F_SETFD, F_GETFL, F_SETFL, F_DUPFD_CLOEXEC, F_GETPIPE_SZ; F_SETOWN could signal other processes."""
+DESCRIPTOR_COMMANDS = (0, 1, 2, 3, 1030, 1032)
+"""F_DUPFD, F_GETFD, F_SETFD, F_GETFL, F_DUPFD_CLOEXEC, F_GETPIPE_SZ; F_SETOWN could signal other processes."""
+SET_FLAGS, REFUSED_FLAGS = 4, 0x16000
+"""F_SETFL; O_ASYNC, and O_DIRECT of both machines, under which every write to a pipe has to be read by itself."""
+SOCKET_OPTIONS = (3, 4, 7, 8, 30, 38, 39)
+"""SO_TYPE, SO_ERROR, SO_SNDBUF, SO_RCVBUF, SO_ACCEPTCONN, SO_PROTOCOL, SO_DOMAIN; none that names who is behind it."""
+SENDING_FLAGS, RECEIVING_FLAGS = 0x40 | 0x4000, 0x2 | 0x40 | 0x100
+"""MSG_DONTWAIT, MSG_NOSIGNAL; MSG_PEEK, MSG_DONTWAIT, MSG_WAITALL.  MSG_OOB above all is none of them."""
+NUM_CLOCKS, THREAD_CLOCK, OWN_CLOCK = 16, 4, -6
+"""The clocks that have a number; the bit of a thread's, which the kernel gives to its own process alone; one's own."""
 
 
 class Instruction(ctypes.Structure):
@@ -65,17 +73,18 @@ def filter_program(machine: str) -> list[Step]:
     """
     numbers = NUMBERS[machine]
     checks = {name: steps for name, steps in conditions().items() if name in numbers}
+    written = {tuple(steps): f"check {name}" for name, steps in checks.items()}  # once, for all that share it
     verdicts = {numbers[name]: "allow" for name in ALLOWED if name in numbers}
-    verdicts |= {numbers[name]: f"check {name}" for name in checks}
+    verdicts |= {numbers[name]: written[tuple(steps)] for name, steps in checks.items()}
     verdicts[numbers["clone3"]] = "absent"  # without it the C library makes threads with clone, whose flags can be seen
     code = Code()
     code.add("", (LOAD, 0, 0, 4))
     code.add("", JUMP_EQUAL, ARCHITECTURES[machine], "number", "kill")
     code.add("number", (LOAD, 0, 0, 0))
     binary_search(code, "search", runs(verdicts, X32_BIT if machine == "x86_64" else None))
-    for name, steps in checks.items():
+    for steps, label in written.items():
         for index, step in enumerate(steps):
-            code.add(f"check {name}" if index == 0 else "", step)
+            code.add(label if index == 0 else "", step)
     code.add("kill", (RETURN, 0, 0, KILL))
     code.add("allow", (RETURN, 0, 0, ALLOW))
     code.add("absent", (RETURN, 0, 0, REFUSE | errno.ENOSYS))
@@ -141,11 +150,23 @@ def conditions() -> dict[str, list[Step]]:
     """Calls that depend on their arguments."""
     return {
         "ioctl": one_of(1, TERMINAL_QUERIES),
-        "fcntl": one_of(1, DESCRIPTOR_COMMANDS),
+        "fcntl": [
+            (LOAD, 0, 0, low(1)),
+            (JUMP_EQUAL, 0, 4, SET_FLAGS),
+            *passing_without(2, REFUSED_FLAGS),
+            (RETURN, 0, 0, ALLOW),
+            *one_of(1, DESCRIPTOR_COMMANDS),
+        ],
         "kill": one_of(0, [OWN_PID]),
         "tgkill": one_of(0, [OWN_PID]),
+        **dict.fromkeys(("getpgid", "getsid", "get_robust_list"), one_of(0, [0, OWN_PID])),
+        # The C library asks this of each thread, and does without where it is told that there is no such call.
+        "sched_getaffinity": one_of(0, [0, OWN_PID], errno.ENOSYS),
+        **dict.fromkeys(("clock_gettime", "clock_getres", "clock_nanosleep"), OWN_CLOCKS),
         "socketpair": one_of(0, [AF_UNIX]),
-        "sendto": null_pointer(4),
+        "getsockopt": one_of(2, SOCKET_OPTIONS),
+        "sendto": [*passing_without(3, 0xFFFFFFFF & ~SENDING_FLAGS), *null_pointer(4)],
+        "recvfrom": [*passing_without(3, 0xFFFFFFFF & ~RECEIVING_FLAGS), (RETURN, 0, 0, ALLOW)],
         # Of a process itself, and read only.
         "prlimit64": [*passing_if_zero(low(0)), *null_pointer(2)],
         "clone": [
@@ -163,10 +184,26 @@ def low(argument: int) -> int:
     return 16 + 8 * argument
 
 
-def one_of(argument: int, values: Sequence[int]) -> list[Step]:
+def one_of(argument: int, values: Sequence[int], error: int = errno.EPERM) -> list[Step]:
     """Allow where an argument, as a 32-bit number, is one of these."""
     compare = [(JUMP_EQUAL, len(values) - index, 0, value) for index, value in enumerate(values)]
-    return [(LOAD, 0, 0, low(argument)), *compare, (RETURN, 0, 0, REFUSE | errno.EPERM), (RETURN, 0, 0, ALLOW)]
+    return [(LOAD, 0, 0, low(argument)), *compare, (RETURN, 0, 0, REFUSE | error), (RETURN, 0, 0, ALLOW)]
+
+
+def passing_without(argument: int, bits: int) -> list[Step]:
+    """Go on where an argument has none of these bits, else refuse."""
+    return [(LOAD, 0, 0, low(argument)), (JUMP_BITS, 0, 1, bits), (RETURN, 0, 0, REFUSE | errno.EPERM)]
+
+
+OWN_CLOCKS = [
+    (LOAD, 0, 0, low(0)),
+    (JUMP_AT_LEAST, 0, 3, NUM_CLOCKS),
+    (JUMP_BITS, 2, 0, THREAD_CLOCK),
+    (JUMP_EQUAL, 1, 0, 0xFFFFFFFF & OWN_CLOCK),
+    (RETURN, 0, 0, REFUSE | errno.EPERM),
+    (RETURN, 0, 0, ALLOW),
+]
+"""Allow the clocks of the machine and of the process itself: another's tell of it, and whether there is one."""
 
 
 def passing_if_zero(offset: int) -> list[Step]:

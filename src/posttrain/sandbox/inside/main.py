@@ -1,6 +1,6 @@
 """The fork-server: an interpreter that has imported what programs import, and forks a sealed child for each.
 
-    python -I -S -B main.py CONTROL_FD
+    python -I -S -B -c BOOTSTRAP FOLDER CONTROL_FD   (posttrain.sandbox.fork_server)
 
 It is started fresh, never forked from a trainer, with an empty environment and one descriptor, a SEQPACKET socket.
 What to load comes as JSON and is answered by {"ready": ...}.  Then come jobs, each with four descriptors (standard
@@ -15,8 +15,10 @@ import encodings.idna  # noqa: F401  # with fcntl what the probes need, so that 
 import fcntl  # noqa: F401
 import gc
 import importlib
+import importlib.machinery
 import json
 import os
+import platform
 import select
 import signal
 import socket
@@ -25,13 +27,50 @@ import sys
 import types
 import weakref
 
-sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import NoReturn
 
-import runner
-import wire
-from lockdown import Seal
 
-del sys.path[0]
+class OwnText(importlib.machinery.SourceFileLoader):
+    """A module of ours under nothing but its name, so that no program learns from it where it lies."""
+
+    def __init__(self, name: str, text: bytes) -> None:
+        super().__init__(name, f"<{name}>")
+        self.text = text
+
+    def path_stats(self, path: object) -> "NoReturn":
+        raise OSError(f"{path} is no file")  # so there is nothing compiled to look for
+
+    def get_data(self, path: object) -> bytes:
+        return self.text
+
+
+class Siblings:
+    """Finds the other files of this folder."""
+
+    def __init__(self, folder: str) -> None:
+        self.folder = folder
+
+    def find_spec(self, name: str, *_: object) -> "importlib.machinery.ModuleSpec | None":
+        """A module of ours, if it is one."""
+        try:
+            with open(f"{self.folder}/{name}.py", "rb") as file:
+                return importlib.machinery.ModuleSpec(name, OwnText(name, file.read()))
+        except FileNotFoundError:
+            return None
+
+
+siblings = Siblings(sys.argv[1])
+sys.meta_path.insert(0, siblings)
+
+import runner  # noqa: E402
+import surroundings  # noqa: E402
+import wire  # noqa: E402
+from lockdown import Seal  # noqa: E402
+
+del sys.meta_path[0]
+siblings.folder = ""
 
 MESSAGE_BYTES = 1 << 16
 FOUR = struct.Struct("4i")
@@ -84,6 +123,9 @@ class ForkServer:
         if pid == 0:
             self.become_child(request, descriptors)
         job = request[1]
+        if pid < 0:  # no room for a process: this job is lost, and only this one
+            self.control.send(wire.ended.pack(wire.ENDED, job, NOT_SEALED << 8, 0.0, 0))
+            return
         self.jobs[pid], self.pids[job] = job, pid
         self.control.send(wire.started.pack(wire.STARTED, job, pid))
 
@@ -148,7 +190,7 @@ def forget_exit_functions() -> None:
 
 def main() -> None:
     """Load what was asked for, then serve."""
-    control = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET, 0, fileno=int(sys.argv[1]))
+    control = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET, 0, fileno=int(sys.argv[2]))
     asked = json.loads(control.recv(MESSAGE_BYTES))
     null = os.open(os.devnull, os.O_RDWR)
     before = list(sys.path)
@@ -167,6 +209,9 @@ def main() -> None:
         os.dup2(end, descriptor)
     os.close(kept)
     forget_exit_functions()
+    runner.be_like_a_script()
+    if asked["sealed"]:
+        surroundings.be_nowhere(platform.machine())
     gc.collect()
     gc.freeze()
     server.seal.confine(asked["uid"])

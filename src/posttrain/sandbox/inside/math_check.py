@@ -13,6 +13,7 @@ import mpmath
 import sympy
 from math_verify import LatexExtractionConfig
 
+DIGITS = 60
 LATEX = [LatexExtractionConfig()]
 SKIPPED = {"tests", "benchmarks", "plotting", "testing", "this", "autolev", "conftest", "interactive", "__main__"}
 PAIRS = (
@@ -50,7 +51,31 @@ def compare(gold: str, answer: str) -> str:
     given = parse_text(answer)
     if not given:
         return "unreadable"
-    return "same" if math_verify.verify(expected, given, timeout_seconds=None, strict=True) else "different"
+    if not math_verify.verify(expected, given, timeout_seconds=None, strict=True):
+        return "different"
+    return "different" if apart(expected[0], given[0]) else "same"
+
+
+def apart(gold: object, answer: object) -> bool:
+    """Whether two values that math-verify takes for the same, at its 15 digits, differ within `DIGITS` of them.
+
+    Parts of tuples, matrices, equations and the like are compared one by one; sets by looking for each other's parts.
+    """
+    if isinstance(gold, sympy.Expr) and isinstance(answer, sympy.Expr):
+        difference = sympy.expand(gold - answer)
+        if not difference.is_number or difference.is_zero:
+            return False
+        size = abs(sympy.N(difference, DIGITS, maxn=4 * DIGITS))
+        scale = 1 + abs(sympy.N(gold, DIGITS)) if gold.is_number else 1
+        return bool(size.is_finite and size > scale * sympy.Rational(10) ** -(DIGITS - 10))
+    if isinstance(gold, sympy.FiniteSet) and isinstance(answer, sympy.FiniteSet):
+        return any(all(apart(one, other) for other in answer.args) for one in gold.args)
+    if isinstance(gold, sympy.MatrixBase) and isinstance(answer, sympy.MatrixBase):
+        return any(apart(one, other) for one, other in zip(gold, answer, strict=True))
+    if isinstance(gold, sympy.Basic) and isinstance(answer, sympy.Basic) and type(gold) is type(answer):
+        parts = zip(gold.args, answer.args, strict=True) if len(gold.args) == len(answer.args) else ()
+        return any(apart(one, other) for one, other in parts)
+    return False
 
 
 def warm_up() -> None:

@@ -1,11 +1,16 @@
 """Plain values as JSON that keeps their types, and nothing but plain values.
 
-None, bool, str and numbers, and lists, tuples, sets and dicts of these: exactly these types, since a subclass may
-compare equal to everything.  Whoever reads checks again, as what it reads may be forged.
+None, bool, str and numbers, and lists, tuples, sets, dicts, ranges and fractions of these: what is read is of exactly
+these types, since a subclass may compare equal to everything.  A value of a subclass is written as what it is below
+that, by methods of the base alone, and numpy's as Python's: whoever writes may write any plain value anyway.  Whoever
+reads checks again, as what it reads may be forged.
 """
 
+import importlib
 import json
 import math
+import sys
+from collections import deque
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:  # `typing` takes longer to import than a small program to run
@@ -16,6 +21,8 @@ MAX_ITEMS = 200_000
 """Values inside values, all counted."""
 MAX_BITS = 1 << 16
 """Longest integer."""
+MAX_FRACTION_BITS = 1 << 12
+"""Longest integer of a fraction: to find its common divisor takes time that grows with its square."""
 MAX_SAME_HASH = 64
 """Keys of a set or dict that may share a hash."""
 
@@ -71,9 +78,49 @@ class _Writer(_Counter):
             return [NAMES[kind], *(self.write(item, depth + 1) for item in value)]
         if kind is dict:
             return ["d", *([self.write(k, depth + 1), self.write(v, depth + 1)] for k, v in value.items())]
-        raise NotPlain(f"a value of type {kind.__name__}"[:100])
+        if kind is complex:
+            return ["c", value.real.hex(), value.imag.hex()]
+        if kind is range:
+            return ["r", *(self.write(part, depth + 1) for part in (value.start, value.stop, value.step))]
+        if kind is loaded("fractions", "Fraction"):
+            return ["q", *(self.write(part, depth + 1) for part in (value.numerator, value.denominator))]
+        return self.write(base_value(value, kind), depth + 1)
 
 
+def loaded(module: str, name: str) -> object:
+    """A class of a module that somebody has imported; no value is of it where nobody has."""
+    return getattr(sys.modules.get(module), name, None)
+
+
+def base_value(value: "Any", kind: type) -> object:
+    """What a value is below its own class, or NotPlain; nothing that the class defines is called."""
+    for base, write in BASES.items():
+        if issubclass(kind, base):
+            return write(value)
+    array, scalar = loaded("numpy", "ndarray"), loaded("numpy", "generic")
+    if isinstance(array, type) and issubclass(kind, array):
+        if array.size.__get__(value) > MAX_ITEMS:  # type: ignore[attr-defined]  # numpy's own
+            raise NotPlain(f"more than {MAX_ITEMS:,} values")
+        return array.tolist(value)  # type: ignore[attr-defined]  # numpy's own
+    if isinstance(scalar, type) and issubclass(kind, scalar):
+        return scalar.item(value)  # type: ignore[attr-defined]  # numpy's own
+    raise NotPlain(f"a value of type {kind.__name__}"[:100])
+
+
+BASES: "dict[type, Any]" = {
+    int: int.__index__,
+    float: float.__float__,
+    str: str.__str__,
+    bytes: lambda value: bytes.fromhex(bytes.hex(value)),
+    complex: lambda value: complex(complex.real.__get__(value), complex.imag.__get__(value)),
+    list: lambda value: list(list.__iter__(value)),
+    tuple: lambda value: tuple(tuple.__iter__(value)),
+    deque: lambda value: list(deque.__iter__(value)),
+    dict: lambda value: dict(dict.items(value)),
+    set: lambda value: set(set.__iter__(value)),
+    frozenset: lambda value: frozenset(frozenset.__iter__(value)),
+}
+"""How a value of a subclass is read as one of the base: Counter and namedtuple, IntEnum and numpy.float64 are such."""
 NAMES: dict[type, str] = {list: "l", tuple: "t", set: "s", frozenset: "z"}
 KINDS = {name: kind for kind, name in NAMES.items()}
 UNORDERED = {"s", "z"}
@@ -96,10 +143,24 @@ class _Reader(_Counter):
                 pairs = [(self.read(key, depth + 1), self.read(value, depth + 1)) for key, value in parts]
                 spread([key for key, _ in pairs])
                 return dict(pairs)
+            if name == "c":
+                real, imaginary = parts
+                return complex(float.fromhex(real), float.fromhex(imaginary))
+            if name in ("r", "q"):
+                return self.of_integers(name, [self.read(part, depth + 1) for part in parts])
             (text,) = parts
             return scalar(name, text)
-        except (TypeError, ValueError, OverflowError) as error:  # unhashable keys, wrong counts, wrong digits
+        except (TypeError, ValueError, ArithmeticError) as error:  # unhashable keys, wrong counts, wrong digits
             raise NotPlain("not in the format") from error
+
+    def of_integers(self, name: str, parts: "list[Any]") -> object:
+        """A range or a fraction."""
+        if [type(part) for part in parts] != [int] * {"r": 3, "q": 2}[name]:
+            raise NotPlain("not in the format")
+        if name == "q" and any(part.bit_length() > MAX_FRACTION_BITS for part in parts):
+            raise NotPlain("too long a fraction")
+        made: object = range(*parts) if name == "r" else importlib.import_module("fractions").Fraction(*parts)
+        return made
 
 
 def spread(keys: "list[Any]") -> "list[Any]":

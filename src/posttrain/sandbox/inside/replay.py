@@ -140,6 +140,7 @@ def main(modules: "dict[str, str]", job: "dict[str, Any]") -> None:
         loader.exec_module(module)
     runner = sys.modules["runner"]
     vars(runner)["SEED"] = job["seed"]
+    vars(runner)["be_like_a_script"]()
     sys.path += job["path"]
     if job["uid"] is not None:
         become(job["uid"])

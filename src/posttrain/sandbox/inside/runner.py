@@ -1,5 +1,6 @@
 """What a sealed process does: run a program, answer calls to its functions, or run tests against another process."""
 
+import _sitebuiltins
 import _thread
 import atexit
 import builtins
@@ -21,6 +22,8 @@ exit_functions = vars(atexit)["_ncallbacks"]
 
 STOPPING = (StopIteration, StopAsyncIteration)
 """They would end a loop of the tests as if it had come to its end."""
+PROGRAM = "program.py"
+"""What a program is told that it is called."""
 MAX_MESSAGE = 2000
 """Characters of an error that are told."""
 
@@ -41,6 +44,13 @@ def open_streams() -> None:
     sys.stderr = io.TextIOWrapper(io.FileIO(2, "w", closefd=False), encoding="utf-8", write_through=True)
     for name in ("stdin", "stdout", "stderr"):
         setattr(sys, f"__{name}__", getattr(sys, name))
+
+
+def be_like_a_script() -> None:
+    """What `python program.py` would find: `exit`, `quit` and a single argument.  Once, before any program is read."""
+    for name in ("exit", "quit"):
+        setattr(builtins, name, _sitebuiltins.Quitter(name, "Ctrl-D (i.e. EOF)"))  # as `site` does, which is not read
+    sys.argv[:] = [PROGRAM]
 
 
 def run(kind: str, channel: "frames.Channel") -> int:
@@ -91,13 +101,22 @@ def program(compiled: types.CodeType, channel: "frames.Channel") -> int:
 def calls(compiled: types.CodeType, channel: "frames.Channel") -> int:
     """A program whose functions are called from outside, with plain data and for plain data."""
     module = fresh_main()
-    send_answer(channel, call_answer(lambda: execute(compiled, module)))
+    send_answer(channel, call_answer(lambda: defined(compiled, module)))
     while True:
         try:
             name, arguments, named = plain.load(frames.receive(channel))
         except frames.Closed:
             return flushed(0)
         send_answer(channel, call_answer(lambda: find(module, name)(*arguments, **named)))  # noqa: B023  # called at once
+
+
+def defined(compiled: types.CodeType, module: types.ModuleType) -> None:
+    """Have a program define its functions; one that then leaves with success has come to its end like any other."""
+    try:
+        execute(compiled, module)
+    except SystemExit as ending:
+        if exit_status(ending):
+            raise
 
 
 def find(module: types.ModuleType, name: str) -> Callable[..., object]:
@@ -119,7 +138,12 @@ def call_answer(action: Callable[[], object]) -> list[object]:
     except plain.NotPlain as error:
         return ["not_plain", "", str(error)[:MAX_MESSAGE]]
     except BaseException as error:  # noqa: BLE001  # whatever the program raises
-        return ["error", type(error).__name__[:100], str(error)[:MAX_MESSAGE]]
+        return ["error", builtin_name(type(error)), str(error)[:MAX_MESSAGE]]
+
+
+def builtin_name(kind: type[BaseException]) -> str:
+    """The exception that a class is or derives from, as far as others know it: the tests may expect it."""
+    return next(str(each.__name__) for each in kind.__mro__ if vars(builtins).get(each.__name__) is each)
 
 
 def send_answer(channel: "frames.Channel", said: list[object]) -> None:
@@ -169,6 +193,7 @@ def exception_named(name: str) -> type[Exception]:
 def fresh_main() -> types.ModuleType:
     """An empty `__main__`."""
     module = types.ModuleType("__main__")
+    vars(module)["__file__"] = PROGRAM
     sys.modules["__main__"] = module
     return module
 

@@ -30,6 +30,8 @@ def program_row(row: DatasetRow) -> DatasetRow:
     try:
         prompt, tests = read_layout(columns)
         read_tests(tests)
+    except UserError as error:
+        raise UserError(f"{row.where}: {error}") from error
     except (KeyError, TypeError, ValueError, SyntaxError) as error:
         raise UserError(
             f"{row.where}: no programming problem in a layout that is known (posttrain.tasks.programs.program_layouts):"

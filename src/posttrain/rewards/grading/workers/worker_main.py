@@ -19,7 +19,15 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from posttrain.errors import RunError, UserError
-from posttrain.rewards.grading.answers import FunctionError, as_raised, invoke, verdicts_in
+from posttrain.rewards.grading.answers import (
+    FunctionError,
+    as_raised,
+    function_error,
+    invoke,
+    safe_text,
+    settled,
+    verdicts_in,
+)
 from posttrain.rewards.grading.function import ScoringFailure
 from posttrain.rewards.grading.workers.worker_messages import MOST_BYTES, dump, from_json, verdicts_written
 from posttrain.rewards.reward_registry import function_at
@@ -69,14 +77,16 @@ def answer(call: Callable[..., object], request: dict[str, Any]) -> dict[str, ob
             result = as_raised(awaited(result))
     except (ScoringFailure, FunctionError) as failure:
         result = failure
+    except KeyboardInterrupt as error:  # the function's own: a worker has no terminal
+        result = function_error(error)
     except RunError as error:
         return {"stop": str(error)}
     if isinstance(result, ScoringFailure):
-        return {"failure": str(result)}
+        return {"failure": safe_text(result, str)}
     if isinstance(result, FunctionError):
         cause = result.__cause__
         trace = "".join(traceback.format_exception(cause))
-        return {"raised": [type(cause).__name__, str(cause)[:LONGEST_TEXT], trace[-LONGEST_TEXT:]]}
+        return {"raised": [type(cause).__name__, safe_text(cause, str)[:LONGEST_TEXT], trace[-LONGEST_TEXT:]]}
     return verdicts_written(verdicts_in(result, one_by_one=request["one_by_one"], count=request["count"]))
 
 
@@ -85,7 +95,7 @@ def awaited(awaitable: Awaitable[object]) -> object:
     import asyncio  # half of the time that a worker takes to start
 
     async def result() -> object:
-        (one,) = await asyncio.gather(awaitable, return_exceptions=True)
+        (one,) = await asyncio.gather(settled(awaitable), return_exceptions=True)
         return one
 
     return loop().run_until_complete(result())

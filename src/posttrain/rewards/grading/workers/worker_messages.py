@@ -8,7 +8,7 @@ import json
 from typing import Any
 
 from posttrain.errors import RunError
-from posttrain.rewards.grading.answers import FunctionError, InvalidScore, Score, Verdict, WorkerAnswer
+from posttrain.rewards.grading.answers import FunctionError, InvalidScore, Score, Verdict, WorkerAnswer, safe_text
 from posttrain.rewards.grading.function import ScoringFailure
 
 MOST_BYTES = 1 << 30
@@ -72,7 +72,7 @@ def verdict_written(verdict: Verdict) -> list[object]:
         case InvalidScore(text=text):
             return ["problem", text]
         case failure:
-            return ["failure", str(failure)]
+            return ["failure", safe_text(failure, str)]
 
 
 def verdict_of(written: list[Any]) -> Verdict:

@@ -37,11 +37,14 @@ PROMPT_TOKENS = 64
 """Of the longest sequence that is tried, beside the completion tokens of the run."""
 
 
-def gap_limit(policy: Policy, engine: Engine) -> float | None:
-    """Nats that may lie between sampler and trainer; None for an engine that promises no numbers of its own."""
-    if not engine.reproducible:
-        return None
+def gap_limit(policy: Policy) -> float:
+    """Nats that may lie between sampler and trainer of this policy."""
     return EXACT_NATS if policy.compute_dtype in (torch.float32, torch.float64) else BFLOAT16_NATS
+
+
+def gap_limit_metric(policy: Policy, engine: Engine) -> dict[str, float]:
+    """The limit as a metric of a step, but for an engine that promises no numbers in particular."""
+    return {"sampling/sampling_logp_difference/limit": gap_limit(policy)} if engine.reproducible else {}
 
 
 def engine_in_parity(policy: Policy, *, max_rows: int, longest: int) -> InProcessEngine:
@@ -51,8 +54,7 @@ def engine_in_parity(policy: Policy, *, max_rows: int, longest: int) -> InProces
     says so.  Raises UserError where that one fails too.
     """
     engine = InProcessEngine(policy, max_rows=max_rows)
-    limit = gap_limit(policy, engine)
-    assert limit is not None
+    limit = gap_limit(policy)
     gap = largest_gap(engine, longest)
     if gap <= limit:
         return engine

@@ -1,0 +1,147 @@
+"""What is known of a program while its tests run: the outcome of each, and how long all of it has taken."""
+
+import time
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+
+from posttrain.sandbox.conversation import Sandbox
+from posttrain.sandbox.execution import Execution, Exit, Limits
+from posttrain.sandbox.sandboxed_process import STARVED_SHARE
+
+COMPUTED_SHARE = 0.9
+"""A program that computed for this share of its time had the processor to itself."""
+
+
+class TestOutcome(StrEnum):
+    """How a program fared in one test."""
+
+    __test__ = False  # pytest: not a test class
+
+    PASSED = "passed"
+    WRONG = "wrong"
+    SYNTAX_ERROR = "syntax_error"
+    RAISED = "raised"
+    """An exception, a crash or an exit status other than 0."""
+    TIME_LIMIT = "time_limit"
+    PROGRAM_LIMIT = "program_limit"
+    """All tests together took longer than a program may."""
+    OUTPUT_LIMIT = "output_limit"
+    THREAD_LIMIT = "thread_limit"
+    NOT_PLAIN = "not_plain"
+    """The result is no plain data, so nothing can be said of it."""
+    NOT_RUN = "not_run"
+    """An earlier test failed, and no more were needed."""
+
+
+ENDINGS = {
+    Exit.CPU_LIMIT: TestOutcome.TIME_LIMIT,
+    Exit.WALL_LIMIT: TestOutcome.TIME_LIMIT,
+    Exit.OUTPUT_LIMIT: TestOutcome.OUTPUT_LIMIT,
+    Exit.THREAD_LIMIT: TestOutcome.THREAD_LIMIT,
+}
+"""What the end of a process says of the test that it was in; any other end is RAISED."""
+
+
+def ending(execution: Execution) -> TestOutcome:
+    """What the end of a process that did not pass says."""
+    if not execution.compiled and execution.exit is Exit.FINISHED and execution.status == 1:
+        return TestOutcome.SYNTAX_ERROR
+    return ENDINGS.get(execution.exit, TestOutcome.RAISED)
+
+
+@dataclass(slots=True)
+class ProgramResult:
+    """A program's results, test by test, as they come in."""
+
+    count: int
+    """Tests that there are."""
+    stop_at_failure: bool
+    """Whether the first failure leaves the other tests NOT_RUN."""
+    outcomes: list[TestOutcome] = field(default_factory=list)
+    cpu_seconds: list[float] = field(default_factory=list)
+    memory_bytes: int = 0
+    """Largest of any of its processes."""
+    compiled: bool = False
+    lost: bool = False
+    """The sandbox failed; what is recorded says nothing."""
+    starved: bool = False
+    """A wall limit hit while the machine was short of processors: to be done again, alone."""
+
+    @property
+    def at(self) -> int:
+        """The test that is next, or running."""
+        return len(self.outcomes)
+
+    @property
+    def complete(self) -> bool:
+        """Whether every test has its outcome."""
+        return self.at == self.count
+
+    def record(self, outcome: TestOutcome, cpu_seconds: float) -> bool:
+        """Note a test's result; whether there is another to run."""
+        self.outcomes.append(outcome)
+        self.cpu_seconds.append(cpu_seconds)
+        if outcome is not TestOutcome.PASSED and self.stop_at_failure:
+            self.fill(TestOutcome.NOT_RUN)
+        return not self.complete
+
+    def fill(self, outcome: TestOutcome) -> None:
+        """The same result for all tests that are left."""
+        left = self.count - self.at
+        self.outcomes += [outcome] * left
+        self.cpu_seconds += [0.0] * left
+
+    def note(self, execution: Execution) -> None:
+        """What the end of any process adds."""
+        self.memory_bytes = max(self.memory_bytes, execution.memory_bytes)
+        self.compiled |= execution.compiled
+        self.lost |= execution.exit is Exit.LOST
+        self.starved |= execution.starved
+
+
+class ProgramClock:
+    """Holds a program to the seconds that it may take for all of its tests together."""
+
+    def __init__(self, limits: Limits) -> None:
+        self.limits = limits
+        self.began: float | None = None
+        self.granted = 0.0
+        """Seconds on top, for what starting takes where each run starts anew."""
+
+    def limits_left(self, sandbox: Sandbox) -> Limits:
+        """The limits of a process that starts now; the clock runs from the first one on."""
+        now = time.monotonic()
+        self.began = now if self.began is None else self.began
+        self.granted += sandbox.start_seconds
+        return replace(self.limits, most_seconds=max(0.0, self.until() - now))
+
+    def message(self, sandbox: Sandbox) -> None:
+        """Something was said to a process, which costs a run where none stays alive."""
+        self.granted += sandbox.start_seconds
+
+    def until(self) -> float:
+        """When time is up."""
+        assert self.began is not None
+        return self.began + self.limits.most_seconds + self.granted
+
+    def over(self) -> bool:
+        """Whether the program has had its time."""
+        return time.monotonic() >= self.until()
+
+    def ending(self, execution: Execution) -> TestOutcome:
+        """What the end of a process that did not pass says."""
+        if execution.exit is Exit.WALL_LIMIT and self.over():
+            return TestOutcome.PROGRAM_LIMIT
+        return ending(execution)
+
+    def fill(self, result: ProgramResult) -> bool:
+        """Where time is up, no test that is left is run; whether none is.
+
+        After want of a processor the program is judged again, alone.
+        """
+        if result.complete or not self.over():
+            return result.complete
+        share = sum(result.cpu_seconds) / self.limits.most_seconds
+        result.starved |= STARVED_SHARE < share < COMPUTED_SHARE
+        result.fill(TestOutcome.PROGRAM_LIMIT)
+        return True

@@ -1,0 +1,117 @@
+"""The rows' own answers as text: what a column may hold, and what is a mistake in it and never a wrong answer.
+
+Text counts as it is, and of a text with a box only what is in the box.  Numbers, those of numpy and Decimal included,
+are written out in digits: 1e-05 is 0.00001 and not Euler's e minus 5, and so is the text `1e-05`, as Python writes it.
+None, NaN, the text `nan` and pandas' own marks are a row without an answer.  Whatever else there is (bytes, lists,
+dicts, infinity, a sentence with a number in it) is not scored, and named with the reason.
+"""
+
+import math
+import re
+from collections.abc import Sequence
+from decimal import Decimal
+from functools import lru_cache
+from numbers import Integral, Rational, Real
+from typing import NamedTuple
+
+from posttrain.rewards.grading.answers import Array
+from posttrain.rewards.maths.exact_numbers import MAX_DIGITS
+from posttrain.rewards.maths.final_answers import last_boxed
+from posttrain.rewards.maths.measured_values import WORDS, gold_value
+from posttrain.rewards.maths.units import unit_of
+
+MISSING_TEXTS = {"", "nan", "<na>", "nat"}
+MISSING_TYPES = {"NAType", "NaTType"}
+"""Of pandas, which need not be installed."""
+SCIENTIFIC = re.compile(r"[+-]?\d(?:\.\d+)?e[+-]\d{2,3}", re.ASCII)
+"""As Python writes floats: at least two digits of exponent, where `2e-5` may be Euler's e."""
+NOT_PROSE = re.compile(
+    r"\\(?:text\w*|math\w+|mbox|begin|end|operatorname)\s*\{[^{}]*\}|\\[a-zA-Z]+"
+    r"|\b(?:(?:arc)?(?:sin|cos|tan|cot|sec|csc)h?|log|ln|exp|lim|max|min|gcd|lcm|mod|sqrt|or|and)\b",
+    re.ASCII,
+)
+PHRASE = re.compile(r"(?<![\w^])[a-zA-Z]+(?:[ ,.:]+[a-zA-Z]+)*(?![\w(^])", re.ASCII)
+NUMBER_END = re.compile(r"[\d)}]\s*\Z")
+SHORTEST_WORD = 4
+"""Fewer letters side by side may be a product."""
+
+
+class GoldAnswer(NamedTuple):
+    """A row's own answer, or why there is none."""
+
+    text: str | None
+    problem: str = ""
+    """What is wrong with it; nothing where the row simply has none."""
+
+
+MISSING = GoldAnswer(None)
+
+
+def gold_answers(answer: Sequence[object] | None, truth: Sequence[object] | None, count: int) -> list[GoldAnswer]:
+    """The column `answer`, or else `ground_truth`; rows without either have none."""
+    column = answer if answer is not None else truth
+    return [MISSING] * count if column is None else [gold_answer(value) for value in column]
+
+
+def gold_answer(value: object) -> GoldAnswer:
+    """What one entry of the column says."""
+    if isinstance(value, str):
+        return gold_text(value)
+    if value is None or type(value).__name__ in MISSING_TYPES:
+        return MISSING
+    if isinstance(value, bool):
+        return GoldAnswer(str(value))
+    if isinstance(value, Rational) and not isinstance(value, Integral):
+        return GoldAnswer(f"{value.numerator}/{value.denominator}")
+    if isinstance(value, Real | Decimal):
+        return gold_number(Decimal(int(value)) if isinstance(value, Integral) else Decimal(str(value)))
+    if isinstance(value, Array) and math.prod(value.shape) == 1:
+        return gold_answer(value.item())
+    return GoldAnswer(None, f"{value!r:.200} is a {type(value).__name__}, neither text nor a number")
+
+
+def gold_number(number: Decimal) -> GoldAnswer:
+    """A number in digits."""
+    if number.is_nan():
+        return MISSING
+    if number.is_infinite():
+        return GoldAnswer(None, f"{number} is no number that an answer can be compared with")
+    if abs(number.adjusted()) > MAX_DIGITS or len(text := format(number, "f")) > MAX_DIGITS:
+        return GoldAnswer(None, f"{number:.3e} has more than {MAX_DIGITS} digits")
+    return GoldAnswer(text)
+
+
+@lru_cache(maxsize=4096)
+def gold_text(text: str) -> GoldAnswer:
+    """What a text says, which is looked at once for every row that has it."""
+    boxed = last_boxed(text)
+    text = (text if boxed is None else boxed).strip()
+    if text.casefold() in MISSING_TEXTS:
+        return MISSING
+    if SCIENTIFIC.fullmatch(text):
+        return gold_number(Decimal(text))
+    if is_prose(text):
+        return GoldAnswer(None, f"{text[:200]!r} is a sentence")
+    return GoldAnswer(text)
+
+
+def is_prose(text: str) -> bool:
+    """Whether words stand around a number that are no unit of it and no function."""
+    if "####" in text:  # where some data sets put the answer behind the way to it
+        return True
+    whole = WORDS.fullmatch(text)
+    plain = NOT_PROSE.sub(" 0 ", whole[1] if whole else text)
+    if not re.search(r"\d", whole[1] if whole else text) or gold_value(text) is not None:
+        return False
+    phrases = [found[0] for found in PHRASE.finditer(plain) if not is_unit(found)]
+    return any(
+        len(word) >= SHORTEST_WORD or len(phrase.split()) > 1
+        for phrase in phrases
+        for word in re.findall("[a-zA-Z]{2,}", phrase)
+    )
+
+
+def is_unit(phrase: "re.Match[str]") -> bool:
+    """Whether words are the unit of a number before them."""
+    number_before = NUMBER_END.search(phrase.string, 0, phrase.start())
+    return number_before is not None and unit_of(phrase[0]) is not None

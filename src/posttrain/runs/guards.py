@@ -1,0 +1,54 @@
+"""What ends a run that learns nothing or the wrong thing: watchers that see each step before it is saved."""
+
+from itertools import takewhile
+
+from posttrain.errors import RunError
+from posttrain.runs.reports import StepReport
+from posttrain.runs.run_folder import RunFolder
+from posttrain.runs.watchers import Watcher
+
+STEPS_APART = 3
+"""Steps in a row beyond the limit that end a run."""
+GAP, GAP_LIMIT = "sampling/sampling_logp_difference/max", "sampling/sampling_logp_difference/limit"
+"""Metrics."""
+
+
+class SamplerGuard(Watcher):
+    """Ends a run whose sampler and trainer have disagreed for too long: what it trains on is not what it sampled."""
+
+    def __init__(self) -> None:
+        self.steps_apart = 0
+        """In a row; the steps before a resume are not counted."""
+
+    def on_step(self, report: StepReport) -> None:
+        """One step apart may be chance, and is an alarm."""
+        gap, limit = report.metrics.get(GAP), report.metrics.get(GAP_LIMIT)
+        if gap is None:  # nothing was trained on
+            return
+        self.steps_apart = self.steps_apart + 1 if limit is not None and gap > limit else 0
+        if self.steps_apart >= STEPS_APART:
+            raise RunError(
+                f"for {STEPS_APART} steps in a row the sampler's log-probs and the trainer's differ by more than"
+                f" {limit:g} nats under the same weights, now by {gap:.2g} ({GAP}): the update learns from ratios that"
+                " mean nothing.  Set model.dtype to float32, or take another model."
+            )
+
+
+class UnscoredSteps(Watcher):
+    """Ends a run whose completions are given no reward at all, for so many steps in a row."""
+
+    def __init__(self, folder: RunFolder, most: int) -> None:
+        """`most` steps end it; 0 lets it go on."""
+        self.folder, self.most = folder, most
+
+    def on_step(self, report: StepReport) -> None:
+        """Count back from the step in metrics.jsonl, where it is the last line."""
+        if not self.most or report.metrics.get("frac_unscored") != 1:
+            return
+        steps = list(takewhile(lambda line: line.get("frac_unscored") == 1, reversed(self.folder.metrics())))
+        if len(steps) >= self.most:
+            raise RunError(
+                f"no completion of {len(steps)} steps in a row was given a reward, so that nothing is learned.  See"
+                " what the reward functions return with `posttrain check-task FILE.py:FUNCTION --rows FILE`, mend them"
+                f" and resume the run; grading.max_unscored_steps = {self.most} is how many such steps end it, 0 none."
+            )

@@ -1,0 +1,116 @@
+"""Tests of programs that are broken themselves: each is named, by its row and its key, before anything is trained."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from posttrain.commands.check_task import main
+from posttrain.errors import UserError
+from posttrain.rewards.code.code_reward import CodeReward
+from posttrain.rewards.code.unit_tests import CallTests, read_tests
+from posttrain.rewards.grading.resources import default_resources
+from posttrain.tasks.programs.program_layouts import program_row
+from posttrain.tasks.rows import DatasetRow
+
+GOOD = {"kind": "asserts", "entry": "add", "tests": ["x = add(1, 2)", "assert x == 3"]}
+
+
+def calls(**changed: object) -> dict[str, object]:
+    return {"kind": "calls", "entry": "add", "cases": [{"args": [1, 2], "expected": 3}]} | changed
+
+
+@pytest.mark.parametrize(
+    ("tests", "named"),
+    [
+        (GOOD | {"tests": "assert add(1, 2) == 3"}, "tests = 'assert add"),
+        (GOOD | {"tests": [1]}, r"tests\[0\] = 1: must be text"),
+        (GOOD | {"entry": "add it"}, "entry = 'add it'"),
+        (GOOD | {"entry": []}, "entry = "),
+        (GOOD | {"set_up": "x = 1"}, "set_up: no such key; did you mean `setup`"),
+        (calls(cases=[{"args": "12", "expected": 3}]), r"cases\[0\].args = '12'"),
+        (calls(cases=[{"args": {"a": 1}, "expected": 3}]), r"cases\[0\].args = "),
+        (calls(cases=[{"arguments": [1], "expected": 3}]), r"cases\[0\].arguments: no such key; did you mean `args`"),
+        (calls(cases=[{"args": [1]}]), r"cases\[0\]: has no `expected`"),
+        (calls(cases=[{"args": [1], "expected": object()}]), r"cases\[0\].expected: a value of type object"),
+        (calls(cases="no"), "cases = 'no'"),
+        (calls(tolerance=float("inf")), "tolerance = inf"),
+        (calls(tolerance=float("nan")), "tolerance = nan"),
+        (calls(tolerance=-1), "tolerance = -1"),
+        (calls(tolerance=True), "tolerance = True"),
+        ({"kind": "stdio", "cases": [{"input": "1", "output": 3}]}, r"cases\[0\].output = 3"),
+        ({"kind": "other"}, "kind"),
+        ("{", "line 1"),
+        (3, "must be an object"),
+    ],
+)
+def test_malformed_tests_are_told_by_row_and_key(tests: object, named: str) -> None:
+    with pytest.raises(UserError, match=f"rows.jsonl:7: tests: .*{named}"):
+        CodeReward().check_rows([("rows.jsonl:7", {"tests": tests})], default_resources())
+    if isinstance(tests, dict):
+        with pytest.raises(UserError, match=f"rows.jsonl:7: tests: .*{named}"):
+            program_row(DatasetRow("rows.jsonl:7", {"prompt": "p", "tests": tests}))
+
+
+def test_numbers_of_numpy_are_taken_as_pythons() -> None:
+    tests = read_tests(calls(cases=[{"args": [np.int64(1), 2], "expected": np.array([3])}]))
+    assert isinstance(tests, CallTests)
+    assert (tests.cases[0].arguments, tests.cases[0].expected) == ((1, 2), [3])
+    assert type(tests.cases[0].arguments[0]) is int  # type: ignore[index]  # a tuple
+
+
+def test_a_key_without_a_value_is_what_tables_have() -> None:
+    tests = read_tests(calls(tolerance=None, cases=[{"args": None, "kwargs": None, "expected": None, "input": None}]))
+    assert isinstance(tests, CallTests)
+    assert (tests.cases[0].arguments, tests.cases[0].expected) == ((), None)
+
+
+@pytest.mark.parametrize(
+    ("tests", "named"),
+    [
+        (GOOD | {"setup": "import no_such"}, "the setup raises ModuleNotFoundError"),
+        (GOOD | {"setup": "x ="}, "the setup raises SyntaxError"),
+        (GOOD | {"tests": ["import no_such\nassert add(1, 2) == 3"]}, r"tests\[0\] raises ModuleNotFoundError"),
+        (GOOD | {"tests": ["assert add(1, 2) == 3", "assert add(1 =="]}, r"tests\[1\] raises SyntaxError"),
+        (GOOD | {"tests": ["assert ad(1, 2) == 3"]}, "no test names add"),
+        (GOOD | {"tests": ["assert ad(1, 2) == 3  # add"]}, r"tests\[0\] raises NameError"),
+        (GOOD | {"tests": ["assert 1 == 2, add"]}, r"tests\[0\] raises AssertionError"),
+        (GOOD | {"tests": ["add"]}, "no test calls add"),
+        (GOOD | {"setup": "while True: pass"}, "the setup comes to no end"),
+        (calls() | {"x": None}, ""),
+        (GOOD, ""),
+        (GOOD | {"tests": ["try: add()\nexcept TypeError: pass"]}, ""),
+    ],
+)
+def test_a_row_whose_tests_no_program_can_pass_is_named(tests: object, named: str) -> None:
+    rows = [("good:1", {"tests": GOOD}), ("bad:2", {"tests": tests}), ("none:3", {"tests": None})]
+    reward = CodeReward(cpu_seconds=0.5)
+    if not named:
+        reward.check_rows(rows, default_resources())
+        return
+    with pytest.raises(UserError, match=rf"1 row\(s\) have tests .*\n  bad:2: tests: {named}"):
+        reward.check_rows(rows, default_resources())
+
+
+def test_a_rows_own_solution_has_to_pass() -> None:
+    def row(solution: str) -> list[tuple[str, dict[str, object]]]:
+        return [("r:1", {"tests": calls(), "solution": solution})]
+
+    for right in ("def add(a, b): return a + b", "So:\n```python\ndef add(a, b): return a + b\n```", "Add them up."):
+        CodeReward().check_rows(row(right), default_resources())
+    with pytest.raises(
+        UserError, match=r"r:1: tests: the row's own `solution` does not pass them: test 1 of 1 is wrong"
+    ):
+        CodeReward().check_rows(row("def add(a, b): return a - b"), default_resources())
+
+
+def test_check_task_looks_at_rows_of_programs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "rows.jsonl"
+    file.write_text(json.dumps({"prompt": "Add.", "tests": GOOD}))
+    assert main(["code", "--rows", str(file)]) == 0
+    assert "nothing is wrong with the tests of its 1 rows" in capsys.readouterr().out
+    file.write_text(json.dumps({"prompt": "Add.", "tests": GOOD | {"setup": "import no_such"}}))
+    for name in ("code", "programs"):
+        with pytest.raises(UserError, match=r"rows.jsonl:1: tests: the setup raises ModuleNotFoundError"):
+            main([name, "--rows", str(file)])
