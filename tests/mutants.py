@@ -112,10 +112,7 @@ GROUPS = [
     ),
     Group(
         files=[
-            "runs/checkpoint.py",
-            "runs/manifest.py",
-            "runs/tensor_state.py",
-            "runs/files.py",
+            *(f"runs/{name}.py" for name in ("checkpoint", "manifest", "tensor_state", "files")),
             "training/state.py",
         ],
         suites=["closed_form", "engine"],

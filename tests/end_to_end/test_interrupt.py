@@ -98,7 +98,7 @@ def test_a_second_signal_ends_it_at_once(folder: Path, second: signal.Signals) -
     assert ended.code == 130
     assert ended.err == (
         f"posttrain: {second.name}: interrupted.  Kept: step 0 and what came before it.  Go on with"
-        "   posttrain rl --resume run\n"
+        "   posttrain rl --resume run   (in Python train(config, resume=True))\n"
     )
     assert steps_logged(place / "run") == [0, 1]
 
@@ -132,7 +132,7 @@ def test_a_signal_while_a_run_is_loaded_again_says_what_is_kept(folder: Path) ->
         if moment.startswith("open"):
             assert ended.err == (
                 "posttrain: SIGTERM: interrupted.  Kept: step 1 and what came before it.  Go on with"
-                "   posttrain rl --resume run\n"
+                "   posttrain rl --resume run   (in Python train(config, resume=True))\n"
             )
         else:  # in a step it waits for the end of that
             assert ended.err == ""

@@ -142,7 +142,7 @@ def shown(path: Path) -> Path:
 
 def resume_command(run: Path, command: str) -> str:
     """What to type to go on with a run."""
-    return f"posttrain {command} --resume {shlex.quote(str(shown(run)))}"
+    return shlex.join(["posttrain", command, "--resume", str(shown(run))])
 
 
 def saved_recipe(config: AnyConfig) -> str:

@@ -305,7 +305,8 @@ def in_words(steps: Sequence[int]) -> str:
 def require_resume(from_step: int | None, *, resume: bool) -> None:
     """Refuse a step to go on from where nothing goes on."""
     if from_step is not None and not resume:
+        rule = "only a run that is resumed goes on from a step"
         raise UserError(
-            f"from_step = {from_step}: only a run that is resumed goes on from a step; give --resume RUN, in Python"
-            " resume=True, as well."
+            f"from_step = {from_step}: {rule}; call train(config, resume=True, from_step={from_step}).",
+            command=f"--from-step {from_step}: {rule}; give --resume RUN as well.",
         )

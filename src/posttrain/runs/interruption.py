@@ -84,7 +84,10 @@ def what_is_kept(run: Path, command: str) -> str:
     saved = saved_steps(run / "checkpoints")
     if not saved:
         return NOTHING_KEPT
-    return f"Kept: step {max(saved)} and what came before it.  Go on with   {resume_command(run, command)}"
+    return (
+        f"Kept: step {max(saved)} and what came before it.  Go on with   {resume_command(run, command)}"
+        "   (in Python train(config, resume=True))"
+    )
 
 
 def stopped_while_loading(resumed: str, command: str) -> AbstractContextManager[None]:
