@@ -77,19 +77,16 @@ BECAUSE: dict[str, list[tuple[str, str]]] = {
         ("runs/alarms.py", "_, _, function, outcome = name.split('/', 4)"),
     ],
     "How far lines are indented.": [
-        ("runs/checkpoint.py", "write_atomically(path / 'manifest.json', json.dumps(manifest, indent=3).encode())"),
+        (
+            "runs/manifest.py",
+            "return json.dumps({**content, 'sha256': content_hash(content)}, indent=3).encode()",
+        ),
     ],
     "Only numbers are taken of it.": [
         ("runs/tensor_state.py", "named[name] = tensor.clone()"),
         (
             "runs/checkpoint.py",
             "save_file({name: tensor.clone().contiguous() for name, tensor in named.items()}, file)",
-        ),
-    ],
-    "It is looked up by name.": [
-        (
-            "runs/checkpoint.py",
-            "… {file.stem: load_file(file) for file in path.glob('*.safetensors')}, state=json.loads((path / 'state.json …",
         ),
     ],
     "Whatever is left is removed in the end.": [

@@ -111,10 +111,13 @@ GROUPS = [
         ],
     ),
     Group(
-        files=["runs/checkpoint.py", "runs/tensor_state.py", "runs/files.py", "training/state.py"],
+        files=[
+            *(f"runs/{name}.py" for name in ("checkpoint", "manifest", "tensor_state", "files")),
+            "training/state.py",
+        ],
         suites=["closed_form", "engine"],
         modules=[
-            *(f"posttrain.runs.{name}" for name in ("checkpoint", "tensor_state", "files")),
+            *(f"posttrain.runs.{name}" for name in ("checkpoint", "manifest", "tensor_state", "files")),
             "posttrain.training.state",
         ],
     ),

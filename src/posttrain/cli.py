@@ -59,8 +59,8 @@ def run(command: str, arguments: Sequence[str]) -> int:
         return int(import_module(f"posttrain.commands.{COMMANDS[command][0]}").main(arguments))
     except UserError as error:
         return complain(error.command, error.exit_code)
-    except KeyboardInterrupt:
-        return complain("interrupted", 130)
+    except KeyboardInterrupt as stop:
+        return complain(str(stop) or "interrupted", 130)
     except BrokenPipeError:  # `posttrain config ... | head`
         sys.stdout = None
         return 0

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.accidents import Accident
 from tests.support.runs import (
     Command,
     command,
@@ -34,7 +35,7 @@ def patient(completions, **columns):
         (HERE / "in_step_2").touch()
         while not (HERE / "go").exists():
             time.sleep(0.01)
-            if signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
+            if signal.getsignal(signal.SIGINT) == signal.default_int_handler:
                 (HERE / "first_signal_noted").touch()
     return dice(completions)
 """
@@ -86,16 +87,65 @@ def test_a_signal_ends_the_run_after_its_step_and_resuming_makes_it_whole(folder
     assert json.loads((run / "summary.json").read_text())["after"]["accuracy_sampled"] is not None
 
 
-@pytest.mark.parametrize(("second", "code", "says"), [(signal.SIGINT, 130, "interrupted"), (signal.SIGTERM, -15, "")])
-def test_a_second_signal_ends_it_at_once(folder: Path, second: int, code: int, says: str) -> None:
+@pytest.mark.parametrize("second", [signal.SIGINT, signal.SIGTERM])
+def test_a_second_signal_ends_it_at_once(folder: Path, second: signal.Signals) -> None:
     place = folder / f"at-once-{second}"
     running = in_step_2(place)
     running.signal(signal.SIGINT)
     running.wait_until((place / "first_signal_noted").exists)
     running.signal(second)
     ended = running.ended()
-    assert ended.code == code
-    assert ended.err.removeprefix("posttrain: ").strip() == says
+    assert ended.code == 130
+    assert ended.err == (
+        f"posttrain: {second.name}: interrupted.  Kept: step 0 and what came before it.  Go on with"
+        "   posttrain rl --resume run   (in Python train(config, resume=True))\n"
+    )
+    assert steps_logged(place / "run") == [0, 1]
+
+
+NOTHING_KEPT = "interrupted.  Nothing of this run is kept yet.\n"
+EARLY = {
+    "loading": "open .posttrain.lock 1",
+    "first rewards": "dice call 1",
+    "measured": "os.rename .tmp-config.yaml 1",
+}
+
+
+@pytest.mark.parametrize("moment", EARLY)
+@pytest.mark.parametrize("by", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_before_the_first_step_ends_a_run_at_once_and_it_says_that_nothing_is_kept(
+    folder: Path, moment: str, by: signal.Signals
+) -> None:
+    place = folder / f"{moment.replace(' ', '-')}-{by}"
+    ended = command("rl", tiny_recipe(place), folder=place, accident=Accident(moment=EARLY[moment], signal=by))
+    assert (ended.code, ended.err) == (130, f"posttrain: {by.name}: {NOTHING_KEPT}")
+    assert not (place / "run" / "checkpoints").exists()
+
+
+def test_a_signal_while_a_run_is_loaded_again_says_what_is_kept(folder: Path) -> None:
+    place = folder / "again"
+    assert command("rl", tiny_recipe(place, run={"num_steps": 1}), folder=place).code == 0
+    for moment in ("open .posttrain.lock 1", "dice call 1"):
+        accident = Accident(moment=moment, signal=signal.SIGTERM)
+        ended = command("rl", "--resume", "run", "--run.num-steps", "2", folder=place, accident=accident)
+        assert ended.code == 130
+        if moment.startswith("open"):
+            assert ended.err == (
+                "posttrain: SIGTERM: interrupted.  Kept: step 1 and what came before it.  Go on with"
+                "   posttrain rl --resume run   (in Python train(config, resume=True))\n"
+            )
+        else:  # in a step it waits for the end of that
+            assert ended.err == ""
+            assert "SIGTERM: stopped after step 2; everything is saved." in ended.out
+
+
+def test_a_signal_leaves_the_earlier_run_in_a_folder_that_was_to_be_overwritten(folder: Path) -> None:
+    place = folder / "overwrite"
+    recipe = tiny_recipe(place, run={"num_steps": 1})
+    assert command("rl", recipe, folder=place).code == 0
+    accident = Accident(moment="dice call 1", signal=signal.SIGTERM)
+    ended = command("rl", recipe, "--run.overwrite", folder=place, accident=accident)
+    assert (ended.code, ended.err) == (130, f"posttrain: SIGTERM: {NOTHING_KEPT}")
     assert steps_logged(place / "run") == [0, 1]
 
 

@@ -281,7 +281,10 @@ def test_files_in_whose_place_there_is_an_object_are_not_asked_for(model: Path, 
     rows.write_text('{"prompt": "1"}\n')
     made = config_for(model, tmp_path / "run", task={"path": str(rows)})
     posttrain.train(made, rows=ROWS, rewards=[dice])
-    assert json.loads((tmp_path / "run" / "inputs.json").read_text())["files"] == {}
+    assert json.loads((tmp_path / "run" / "inputs.json").read_text())["files"].keys() == {"model.path"}
+    policy = policy_of(model)
+    posttrain.train(config_for(model, tmp_path / "other"), rows=ROWS, rewards=[dice], policy=policy)
+    assert json.loads((tmp_path / "other" / "inputs.json").read_text())["files"] == {}
 
 
 class Drawing(Counts):

@@ -1,6 +1,7 @@
 """`posttrain sft` from end to end: the loss falls, and a killed run ends as one that was never stopped."""
 
 import json
+import shutil
 import signal
 from pathlib import Path
 from typing import Any
@@ -144,3 +145,33 @@ def test_a_diverging_run_and_options_without_effect_are_told(
     assert "lower sft.learning_rate" in capsys.readouterr().err
     assert main(["sft", path, "--run.time-limit-minutes", "3"]) == 2
     assert "run.time_limit_minutes = 3.0 stops runs of `posttrain rl` only" in capsys.readouterr().err
+
+
+def test_the_command_that_a_damaged_checkpoint_names_leads_to_the_same_bits(
+    whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = Path(shutil.copytree(whole, tmp_path / "run"))
+    (run / "checkpoints" / "step-000012" / "state.json").write_text("{}")
+    lines = (run / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (run / "metrics.jsonl").write_text("".join(lines[3:]))
+    assert main(["sft", "--resume", str(run)]) == 1
+    told = capsys.readouterr()
+    assert f"\n    posttrain sft --resume {run} --from-step 8\n" in told.err
+    assert main(["sft", "--resume", str(run), "--from-step", "8"]) == 0
+    out = capsys.readouterr().out
+    assert "Removed: the checkpoints of steps 12, and all else of the steps after 8." in out
+    assert "metrics.jsonl lacks steps 1-3, which were finished" in out
+    assert "scores.jsonl" not in out  # there are none of a supervised run
+    for file in ("model/model.safetensors", "checkpoints/step-000012/optimizer.safetensors"):
+        assert (run / file).read_bytes() == (whole / file).read_bytes()
+    assert metrics_of(run) == metrics_of(whole)[3:]
+
+
+def test_a_learning_rate_that_was_edited_by_hand_is_refused(
+    whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = Path(shutil.copytree(whole, tmp_path / "run"))
+    text = (run / "config.yaml").read_text()
+    (run / "config.yaml").write_text(text.replace("learning_rate: 0.02", "learning_rate: 0.03"))
+    assert main(["sft", "--resume", str(run)]) == 2
+    assert "differs from the run's own in sft.learning_rate = 0.03, which was 0.02." in capsys.readouterr().err

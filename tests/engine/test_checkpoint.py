@@ -19,6 +19,7 @@ from posttrain.runs import checkpoint as checkpoints
 from posttrain.runs.checkpoint import load_latest, prune, restore_threads, save, saved_steps
 from posttrain.runs.tensor_state import module_tensors, optimizer_tensors, restore_module, restore_optimizer
 from posttrain.runs.threads import claim_threads
+from tests.support.accidents import flip_bit
 
 
 class Tied(torch.nn.Module):
@@ -174,12 +175,6 @@ def test_the_newest_finished_checkpoint_is_loaded_and_unfinished_ones_are_passed
     assert not (tmp_path / ".tmp-step-000015").exists()
 
 
-def flip_bit(file: Path) -> None:
-    content = bytearray(file.read_bytes())
-    content[-1] ^= 1
-    file.write_bytes(content)
-
-
 @pytest.mark.parametrize(
     ("file", "harm", "told"),
     [
@@ -188,29 +183,32 @@ def flip_bit(file: Path) -> None:
         ("policy.safetensors", Path.unlink, "missing, but manifest.json lists it"),
         ("state.json", flip_bit, "SHA-256"),
         ("manifest.json", Path.unlink, "missing or not readable"),
-        ("manifest.json", lambda file: os.truncate(file, 30), "missing or not readable"),
+        ("manifest.json", lambda file: os.truncate(file, 30), "damaged: not readable"),
     ],
 )
 def test_a_damaged_checkpoint_is_named_together_with_the_last_good_one(tmp_path: Path, file, harm, told) -> None:
     fill(tmp_path, 5, 10, 15, 20)
     flip_bit(tmp_path / "step-000015" / "policy.safetensors")
     harm(tmp_path / "step-000020" / file)
-    with pytest.raises(RunError, match=f"step-000020/{file}: .*{told}.*good checkpoint is .*step-000010: remove"):
+    with pytest.raises(RunError, match=f"step-000020/{file}: .*{told}.*good checkpoint is .*step-000010\\.  ") as error:
         load_latest(tmp_path)
+    assert f"\n    posttrain rl --resume {tmp_path.parent} --from-step 10\n" in str(error.value)
+    with pytest.raises(RunError, match=f"posttrain sft --resume {tmp_path.parent} --from-step 10"):
+        load_latest(tmp_path, command="sft")
 
 
 def test_the_last_good_checkpoint_is_the_newest_that_is_whole(tmp_path: Path) -> None:
     fill(tmp_path, 30, 5, 20, 10, 15)
     assert list(saved_steps(tmp_path)) == [5, 10, 15, 20, 30]
     flip_bit(tmp_path / "step-000030" / "state.json")
-    with pytest.raises(RunError, match=r"good checkpoint is .*step-000020: remove"):
+    with pytest.raises(RunError, match=r"good checkpoint is .*step-000020\."):
         load_latest(tmp_path)
 
 
 def test_a_damaged_only_checkpoint_says_that_there_is_no_other(tmp_path: Path) -> None:
     fill(tmp_path, 5)
     flip_bit(tmp_path / "step-000005" / "policy.safetensors")
-    with pytest.raises(RunError, match=r"No other checkpoint.*--run\.overwrite"):
+    with pytest.raises(RunError, match=r"No earlier checkpoint.*--run\.overwrite"):
         load_latest(tmp_path)
 
 
@@ -361,7 +359,7 @@ def test_the_manifest_says_its_format_and_lists_files_in_order(tmp_path: Path) -
     stems = ["zeta", "policy", "alpha", "optimizer", "beta"]
     save(tmp_path, 3, {stem: {"w": torch.ones(1)} for stem in stems}, {}, score=0.25)
     manifest = json.loads((tmp_path / "step-000003" / "manifest.json").read_text())
-    assert (manifest["format"], manifest["step"], manifest["score"]) == (1, 3, 0.25)
+    assert (manifest["format"], manifest["step"], manifest["score"]) == (2, 3, 0.25)
     assert list(manifest["files"]) == sorted([*(f"{stem}.safetensors" for stem in stems), "state.json"])
 
 

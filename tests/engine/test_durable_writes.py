@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from posttrain.runs.checkpoint import save
+from posttrain.runs.checkpoint import forget_after, save
 from posttrain.runs.files import append_lines, cut_lines_after, write_atomically
 from posttrain.runs.run_folder import RunFolder
 
@@ -99,6 +99,13 @@ def test_a_checkpoint_gets_its_name_when_all_of_it_is_safe_and_the_name_is_safe_
     save(tmp_path, 7, {"policy": {"w": torch.arange(9.0)}}, {"step": 7})
     assert unsafe == ["none other"]
     assert disk.names[tmp_path] == {"step-000007": (tmp_path / "step-000007").stat().st_ino}
+
+
+def test_checkpoints_that_are_given_up_are_gone_for_good_when_that_returns(tmp_path: Path, disk: Disk) -> None:
+    for step in (1, 2, 3):
+        save(tmp_path, step, {}, {})
+    forget_after(tmp_path, 1)
+    assert set(disk.names[tmp_path]) == {"step-000001"}
 
 
 def test_a_run_folder_is_safe_from_its_beginning_and_after_a_cut(tmp_path: Path, disk: Disk) -> None:

@@ -275,6 +275,64 @@ def test_a_damaged_line_in_the_middle_of_a_journal_is_named(tmp_path: Path) -> N
         run.cut_after(1)
 
 
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("[1, 2]", "list in place of an object"),
+        ("7", "int in place of an object"),
+        ('{"reward": 0.5}', "step = None is no number of a step"),
+        ('{"step": "one"}', "step = 'one' is no number of a step"),
+        ('{"step": true}', "step = True is no number of a step"),
+    ],
+)
+@pytest.mark.parametrize("journal", ["metrics.jsonl", "scores.jsonl", "alarms.jsonl"])
+def test_a_line_that_is_no_record_of_a_step_is_named(tmp_path: Path, journal: str, line: str, says: str) -> None:
+    RunFolder.create(tmp_path, "").close()
+    (tmp_path / journal).write_text(f'{{"step": 0}}\n{line}\n{{"step": 2}}\n')
+    with RunFolder.resume(tmp_path) as run, pytest.raises(RunError) as error:
+        run.cut_after(1)
+    assert str(error.value) == (
+        f"{tmp_path / journal}, line 2: {says}; the file was changed after it was written."
+        "  Restore the file or delete that line."
+    )
+
+
+def test_what_somebody_else_put_beside_rollouts_stays_and_breaks_nothing(tmp_path: Path) -> None:
+    stray = [".DS_Store", "notes.txt", "step-000009.parquet.bak", "step-9.parquet", "step-000002-mine.parquet"]
+    with RunFolder.create(tmp_path, "") as run:
+        for step in (1, 2):
+            run.write_rollouts(step, GROUPS, GRADES, ADVANTAGES)
+        for name in stray:
+            (tmp_path / "rollouts" / name).write_text("mine")
+        run.cut_after(1)
+        assert run.missing(1, {"rollouts": 1}) == {}
+    assert {path.name for path in (tmp_path / "rollouts").iterdir()} == {*stray, "step-000001.parquet"}
+
+
+KEPT_FROM = {"metrics.jsonl": 0, "scores.jsonl": 1, "rollouts": 1}
+
+
+def test_finished_steps_that_are_missing_are_found(tmp_path: Path) -> None:
+    with RunFolder.create(tmp_path, "") as run:
+        for step in range(5):
+            run.append_metrics(step, {"num_groups": 1.0, "num_replaced_groups": 1.0} if step else {})
+            if step:
+                run.journal_scores(step, GROUPS, GRADES)
+                run.write_rollouts(step, GROUPS, GRADES, ADVANTAGES)
+        assert run.missing(4, KEPT_FROM) == {}
+        assert run.missing(4, {"metrics.jsonl": 1}) == {}
+        (tmp_path / "rollouts" / "step-000003.parquet").unlink()
+        scores = (tmp_path / "scores.jsonl").read_text().splitlines(keepends=True)
+        (tmp_path / "scores.jsonl").write_text("".join(scores[:-1]))  # one of step 4's two groups
+        assert run.missing(4, KEPT_FROM) == {"scores.jsonl": [4], "rollouts": [3]}
+        assert run.missing(3, KEPT_FROM) == {"rollouts": [3]}  # what is behind the checkpoint is taken again
+        metrics = (tmp_path / "metrics.jsonl").read_text().splitlines(keepends=True)
+        (tmp_path / "metrics.jsonl").write_text(metrics[2] + metrics[4])
+        (tmp_path / "scores.jsonl").write_text("")
+        found = run.missing(4, KEPT_FROM)
+        assert found == {"metrics.jsonl": [0, 1, 3], "scores.jsonl": [1, 2, 3, 4], "rollouts": [3]}
+
+
 def test_a_full_disk_ends_in_one_message_that_says_what_was_kept(tmp_path: Path) -> None:
     with RunFolder.create(tmp_path, "") as run:
         (tmp_path / "metrics.jsonl").unlink()
@@ -284,6 +342,7 @@ def test_a_full_disk_ends_in_one_message_that_says_what_was_kept(tmp_path: Path)
         assert "Free some space" in str(error.value)
         assert "--resume" not in str(error.value)  # nothing to resume from yet
         (run.checkpoints / "step-000004").mkdir()
+        (run.checkpoints / "step-000005-backup").mkdir()
         with pytest.raises(RunError, match=rf"Kept: .*step-000004 and every.*continue with --resume {tmp_path}"):
             run.append_metrics(1, {"reward": 0.5})
     assert error.value.exit_code == 1

@@ -5,6 +5,7 @@ import resource
 import signal
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,3 +43,10 @@ def arrange(accident: Accident) -> None:
 def for_writing(flags: object) -> bool:
     """Whether these flags of open(2) allow to write."""
     return isinstance(flags, int) and bool(flags & (os.O_WRONLY | os.O_RDWR))
+
+
+def flip_bit(file: Path) -> None:
+    """Damage a file as a bad disk does: the last bit of it."""
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1
+    file.write_bytes(content)

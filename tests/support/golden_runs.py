@@ -166,7 +166,8 @@ def supervised_run(folder: Path) -> dict[str, Any]:
         ),
         run=RunOptions(folder=str(folder), num_steps=4, threads=1),
     )
-    sft.fit(recipe, demonstrations, RunFolder.create(folder, "{}"), claim_threads(1), resume=False)
+    options = sft.sft_harness_options(recipe)
+    sft.fit(recipe, demonstrations, RunFolder.create(folder, "{}"), claim_threads(1), options, resume=False)
     summary = json.loads((folder / "summary.json").read_text())
     kept = {key: summary[key] for key in ("eval_loss", "best_eval_loss", "tokens", "examples")}
     return {**kept, "metrics": metrics(folder), "weights": checksum(policy.model)}

@@ -13,6 +13,7 @@ from posttrain.config.recipes import VARIANTS, RecipeLayer, merge, read_recipe
 from posttrain.config.sections import require_complete
 from posttrain.errors import UserError
 from posttrain.options.model import ModelOptions
+from posttrain.runs.same_recipe import run_recipe
 
 Built = TypeVar("Built")
 
@@ -142,9 +143,7 @@ def resumed(kind: type[Built], folder: str, arguments: SplitArguments, program: 
             f"{COMMAND_LINE}: --resume {folder} continues with the recipe of that run; leave out"
             f" {' '.join(arguments.positional)}"
         )
-    file = Path(folder) / "config.yaml"
-    if not file.is_file():
-        raise UserError(f"--resume {folder}: not a run folder, for it has no config.yaml.  Name the folder of a run.")
+    recipe = run_recipe(Path(folder))
     for flag in arguments.flags:
         path = path_of(flag)
         if "." in path and not path.startswith(MAY_CHANGE_ON_RESUME):
@@ -154,7 +153,7 @@ def resumed(kind: type[Built], folder: str, arguments: SplitArguments, program: 
                 "  For another recipe start another run."
             )
     here = RecipeLayer(where=COMMAND_LINE, sections={"run": {"folder": folder, "overwrite": False}})
-    layers, switches = with_flags(kind, [read_recipe(str(file)), here], arguments.flags, program)
+    layers, switches = with_flags(kind, [recipe, here], arguments.flags, program)
     return build(kind, layers), switches  # whether it is complete depends on what the run was given in Python
 
 

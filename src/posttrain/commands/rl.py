@@ -14,6 +14,7 @@ from posttrain.commands.arguments import (
 )
 from posttrain.commands.flags import CommandSpec
 from posttrain.config import Config
+from posttrain.runs.interruption import stopped_while_loading
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,6 +25,8 @@ class RlSwitches:
     """Show the plan, with seconds per step from one timed step, and train nothing."""
     resume: str = ""
     """Continue the run in this folder exactly where its last checkpoint left it."""
+    from_step: int | None = None
+    """With --resume: go on from the checkpoint of this step; what came after it is removed."""
 
 
 PROGRAM = CommandSpec(
@@ -38,15 +41,17 @@ def main(arguments: Sequence[str]) -> int:
     """Train, or show what training would be."""
     given = split_arguments(arguments)
     folder = switch_value("resume", given)
-    if folder:
-        config, switches = resumed(Config, folder, given, PROGRAM)
-    else:
-        config, switches = configured(Config, recipe_layers(given.positional), given.flags, PROGRAM)
-        require_model(config.model)
-    from posttrain.training.rl import show_plan, train
+    with stopped_while_loading(folder, "rl"):
+        if folder:
+            config, switches = resumed(Config, folder, given, PROGRAM)
+        else:
+            config, switches = configured(Config, recipe_layers(given.positional), given.flags, PROGRAM)
+            require_model(config.model)
+        from posttrain.training.rl import show_plan, train
 
-    if switches.dry_run:
-        show_plan(config)
-        return 0
-    done = train(config, resume=bool(folder), recipe=" ".join(given.positional))
-    return INTERRUPTED if done.interrupted else 0
+        if switches.dry_run:
+            show_plan(config)
+            return 0
+        recipe = " ".join(given.positional)
+        run = train(config, resume=bool(folder), from_step=switches.from_step, recipe=recipe)
+        return INTERRUPTED if run.interrupted else 0

@@ -112,7 +112,8 @@ class RunOptions:
     num_steps: int = 100
     """Steps in all."""
     time_limit_minutes: float | None = None
-    """Stop, as at the last step, once the run has taken this long; null is no limit."""
+    """Stop, as at the last step, once the run has taken this long, what it took before it was resumed included; null is
+    no limit."""
     early_stop_evaluations: int | None = None
     """Stop after this many evaluations in a row without a new best; null goes on."""
     threads: int = 0

@@ -3,13 +3,13 @@
     checkpoints/step-000012/
         policy.safetensors, optimizer.safetensors ...    named tensors; no pickle, nothing that can run code
         state.json                                       whatever else the next step reads
-        manifest.json                                    size and SHA-256 of each file, threads, versions, score
+        config.yaml                                      the recipe that it was made with
+        manifest.json                                    size and SHA-256 of each file and of itself: see manifest.py
 
 A checkpoint is written under a temporary name, synced to the disk and renamed: a folder called step-N is whole,
 or was damaged later, which the hashes show.
 """
 
-import hashlib
 import json
 import os
 import shutil
@@ -23,6 +23,18 @@ from torch import Tensor
 
 from posttrain.errors import RunError, UserError
 from posttrain.runs.files import TEMPORARY, sync_folder, write_atomically, writing
+from posttrain.runs.folder import resume_command
+from posttrain.runs.manifest import FILE as MANIFEST
+from posttrain.runs.manifest import (
+    RECIPE,
+    DamageError,
+    damage,
+    manifest_bytes,
+    read_manifest,
+    require_undamaged,
+    saved_steps,
+    sha256,
+)
 from posttrain.runs.threads import ThreadClaim
 
 Tensors = Mapping[str, Tensor]
@@ -40,15 +52,23 @@ class Checkpoint:
     """What `save` was given, after a passage through JSON: tuples are lists, floats keep their bits."""
     made_with: Mapping[str, object]
     """`threads`, `torch` and `cpu`: what the bits of a resumed run depend on besides the checkpoint."""
+    recipe: str = ""
+    """The text of config.yaml when it was made; empty in those of earlier versions."""
 
 
 def save(
-    folder: Path, step: int, tensors: Mapping[str, Tensors], state: Mapping[str, object], *, score: float | None = None
+    folder: Path,
+    step: int,
+    tensors: Mapping[str, Tensors],
+    state: Mapping[str, object],
+    *,
+    score: float | None = None,
+    recipe: str = "",
 ) -> Path:
     """Save a step; when this returns it is on the disk, and until then the ones before it are.
 
-    `score` (higher is better) is what `prune` keeps the best of.  A step that is already saved and undamaged is left
-    as it is: the same step of the same run has the same bits.
+    `score` (higher is better) is what `prune` keeps the best of, `recipe` the text of the run's config.  A step that is
+    already saved and undamaged is left as it is: the same step of the same run has the same bits.
     """
     path = folder / f"step-{step:06d}"
     temporary = folder / (TEMPORARY + path.name)
@@ -59,7 +79,8 @@ def save(
         remove(temporary)
         temporary.mkdir()
         try:
-            write_files(temporary, step, tensors, state, score)
+            write_files(temporary, tensors, state, recipe)
+            write_manifest(temporary, step, score)
             remove(path)  # damaged, or absent
             temporary.rename(path)
             sync_folder(folder)
@@ -68,94 +89,110 @@ def save(
     return path
 
 
-def write_files(
-    path: Path, step: int, tensors: Mapping[str, Tensors], state: Mapping[str, object], score: float | None
-) -> None:
-    """Fill a checkpoint's folder, the manifest last."""
+def write_files(path: Path, tensors: Mapping[str, Tensors], state: Mapping[str, object], recipe: str) -> None:
+    """Fill a checkpoint's folder, but for the manifest."""
     for stem, named in tensors.items():
         file = path / f"{stem}.safetensors"
         save_file({name: tensor.detach().contiguous() for name, tensor in named.items()}, file)
         sync_file(file)
     write_atomically(path / "state.json", json.dumps(dict(state), allow_nan=False).encode())
+    if recipe:
+        write_atomically(path / RECIPE, recipe.encode())
+
+
+def write_manifest(path: Path, step: int, score: float | None) -> None:
+    """Write the manifest of all that a folder holds so far."""
     files = {file.name: {"sha256": sha256(file), "bytes": file.stat().st_size} for file in sorted(path.iterdir())}
-    manifest = {"format": 1, "step": step, "score": score, "made_with": environment(), "files": files}
-    write_atomically(path / "manifest.json", json.dumps(manifest, indent=2).encode())
+    write_atomically(path / MANIFEST, manifest_bytes(step, score, environment(), files))
 
 
-def load_latest(folder: Path) -> Checkpoint | None:
-    """The newest checkpoint, or None where none was finished.
+def load_latest(folder: Path, *, command: str = "rl") -> Checkpoint | None:
+    """The newest checkpoint, or None where none was finished.  `command` is the one that messages say to go on with.
 
     A damaged one is an error and not a reason to take an older one silently: that would give up steps unasked.
     """
     steps = saved_steps(folder)
-    if not steps:
-        return None
-    path = steps[max(steps)]
-    wrong = damage(path)
-    if wrong:
-        older = [step for step in sorted(steps, reverse=True)[1:] if not damage(steps[step])]
+    return load_step(folder, max(steps), command=command) if steps else None
+
+
+def load_step(folder: Path, step: int, *, command: str = "rl") -> Checkpoint:
+    """The checkpoint of a step.  Raises UserError where there is none, RunError where it is damaged."""
+    steps = saved_steps(folder)
+    if step not in steps:
+        there = f"There are those of steps {', '.join(map(str, steps))}." if steps else "There is none at all."
+        raise UserError(f"from_step = {step}: {folder} holds no checkpoint of that step.  {there}")
+    try:
+        return load_checkpoint(steps[step])
+    except DamageError as wrong:
+        good = next((each for each in reversed(steps) if each < step and not damage(steps[each])), None)
         remedy = (
-            f"The last good checkpoint is {steps[older[0]]}: remove {path} and resume again to go on from it."
-            if older
-            else "No other checkpoint of this run is good: start it anew by run.overwrite = true (--run.overwrite)."
+            f"The last good checkpoint is {steps[good]}.  To go on from it, giving up what came after:\n"
+            f"    {resume_command(folder.parent, command)} --from-step {good}\n"
+            f"in Python: train(config, resume=True, from_step={good})"
+            if good is not None
+            else "No earlier checkpoint of this run is good: start it anew by run.overwrite = true (--run.overwrite)."
         )
-        raise RunError(f"{wrong}.  {remedy}")
-    return load_checkpoint(path)
+        raise RunError(f"{wrong}.  {remedy}") from wrong
 
 
 def load_checkpoint(path: Path) -> Checkpoint:
-    """Read a checkpoint that was found undamaged."""
-    manifest = json.loads((path / "manifest.json").read_bytes())
+    """Read a checkpoint.  Raises DamageError where a file is not as it was written; what else is there is not read."""
+    manifest = read_manifest(path)
+    require_undamaged(path, manifest)
+    stems = [name.removesuffix(".safetensors") for name in manifest.files if name.endswith(".safetensors")]
     return Checkpoint(
-        step=manifest["step"],
+        step=manifest.step,
         path=path,
-        tensors={file.stem: load_file(file) for file in sorted(path.glob("*.safetensors"))},
+        tensors={stem: load_file(path / f"{stem}.safetensors") for stem in stems},
         state=json.loads((path / "state.json").read_bytes()),
-        made_with=manifest["made_with"],
+        made_with=manifest.made_with,
+        recipe=(path / RECIPE).read_text(encoding="utf-8") if RECIPE in manifest.files else "",
     )
 
 
-def damage(path: Path) -> str | None:
-    """What is wrong with a checkpoint's files, or None when each is as it was written."""
-    manifest = path / "manifest.json"
-    try:
-        files = json.loads(manifest.read_bytes())["files"]
-    except (FileNotFoundError, ValueError, KeyError):
-        return f"{manifest}: missing or not readable as a manifest, so the checkpoint cannot be trusted"
-    for name, written in files.items():
-        file = path / name
-        if not file.is_file():
-            return f"{file}: missing, but manifest.json lists it"
-        if file.stat().st_size != written["bytes"]:
-            return f"{file}: damaged: {file.stat().st_size} bytes, where manifest.json says {written['bytes']}"
-        if sha256(file) != written["sha256"]:
-            return f"{file}: damaged: its SHA-256 is not the one in manifest.json"
-    return None
+def forget_after(folder: Path, step: int) -> list[int]:
+    """Remove the checkpoints of later steps, damaged or not; returns which they were.
 
-
-def saved_steps(folder: Path) -> dict[int, Path]:
-    """Finished checkpoints by step; names of unfinished ones are skipped."""
-    return {int(path.name.removeprefix("step-")): path for path in sorted(folder.glob("step-*"))}
-
-
-def prune(folder: Path, *, keep_last: int, keep_best: int = 0) -> None:
-    """Remove all but the newest `keep_last` (at least 1) and the `keep_best` with the highest scores."""
-    assert keep_last >= 1, "a run that keeps no checkpoint cannot be resumed"
-    steps = saved_steps(folder)
-    scores: dict[int, float] = {}
-    for step, path in steps.items():
-        score = json.loads((path / "manifest.json").read_bytes())["score"]
-        if score is not None:
-            scores[step] = score
-    kept = set(sorted(steps)[-keep_last:])
-    kept |= set(sorted(scores, key=lambda step: (scores[step], step))[len(scores) - min(keep_best, len(scores)) :])
+    On the disk when this returns: a run that is resumed must never find them again beside journals that were cut.
+    """
+    later = [each for each in saved_steps(folder) if each > step]
     with writing(folder, folder.parent):
-        for step in steps.keys() - kept:
-            # Renamed first: a kill half-way through must not leave a step-N that looks finished.
-            doomed = steps[step].rename(folder / (TEMPORARY + steps[step].name))
-            shutil.rmtree(doomed)
+        for each in later:
+            discard(saved_steps(folder)[each])
+        if later:
+            sync_folder(folder)
+    return later
+
+
+def discard(path: Path) -> None:
+    """Remove a checkpoint.  Renamed first: a kill half-way through must not leave a step-N that looks finished."""
+    doomed = path.with_name(TEMPORARY + path.name)
+    remove(doomed)
+    path.rename(doomed)
+    shutil.rmtree(doomed)
+
+
+def prune(folder: Path, *, keep_last: int, keep_best: int = 0) -> list[str]:
+    """Remove all but the newest `keep_last` (at least 1) and the `keep_best` with the highest scores.
+
+    One whose manifest is damaged counts as none of these and stays, for whoever may mend it; returns what is wrong.
+    """
+    assert keep_last >= 1, "a run that keeps no checkpoint cannot be resumed"
+    steps, wrong = saved_steps(folder), []
+    scores: dict[int, float | None] = {}
+    for step, path in steps.items():
+        try:
+            scores[step] = read_manifest(path).score
+        except DamageError as error:
+            wrong.append(str(error))
+    ranked = sorted((score, step) for step, score in scores.items() if score is not None)
+    kept = {*sorted(scores)[-keep_last:], *(step for _, step in ranked[len(ranked) - min(keep_best, len(ranked)) :])}
+    with writing(folder, folder.parent):
+        for step in scores.keys() - kept:
+            discard(steps[step])
         for leftover in folder.glob(TEMPORARY + "*"):
             remove(leftover)
+    return wrong
 
 
 def environment() -> dict[str, object]:
@@ -193,12 +230,6 @@ def restore_threads(checkpoint: Checkpoint, threads: ThreadClaim) -> list[str]:
     ]
 
 
-def sha256(file: Path) -> str:
-    """Hash of a file's content, in hexadecimal."""
-    with file.open("rb") as content:
-        return hashlib.file_digest(content, "sha256").hexdigest()
-
-
 def sync_file(file: Path) -> None:
     """Return once a file that somebody else wrote is on the disk."""
     with file.open("rb+") as content:
@@ -206,6 +237,8 @@ def sync_file(file: Path) -> None:
 
 
 def remove(path: Path) -> None:
-    """Remove a folder if it is there."""
-    if path.exists():
+    """Remove what is there under a name, if anything is."""
+    if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)

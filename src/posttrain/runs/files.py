@@ -13,6 +13,7 @@ from pathlib import Path
 from safetensors import SafetensorError
 
 from posttrain.errors import RunError
+from posttrain.runs.manifest import saved_steps
 
 TEMPORARY = ".tmp-"
 """Prefix of names that are still being written, or being removed; whoever finds one may delete it."""
@@ -22,9 +23,8 @@ DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 def refusal(path: Path, run: Path, reason: str, *, full: bool) -> RunError:
     """The error for a file that could not be written: what was kept, and how to go on."""
-    # Not `checkpoint.saved_steps`: this module must not load torch.
-    saved = sorted(entry.name for entry in run.glob("checkpoints/step-*"))
-    kept = f"{run / 'checkpoints' / saved[-1]} and every step before it" if saved else "the steps finished so far"
+    saved = saved_steps(run / "checkpoints")
+    kept = f"{saved[max(saved)]} and every step before it" if saved else "the steps finished so far"
     remedy = "Free some space" if full else "Make the folder writable or choose another run.folder (--run.folder)"
     resume = f", then continue with --resume {run} (in Python train(config, resume=True))" if saved else ""
     return RunError(f"{path}: cannot be written: {reason}.  Kept: {kept}.  {remedy}{resume}.")
@@ -77,7 +77,8 @@ def append_lines(path: Path, lines: list[str]) -> None:
 def json_lines(path: Path) -> Iterator[tuple[int, Mapping[str, object]]]:
     """Each line's record with the byte offset at which the line ends; a torn last line is left out.
 
-    A line is whole once its newline is there, so a torn one can only be the last.
+    A line is whole once its newline is there, so a torn one can only be the last.  Raises RunError for a line that is
+    no record of a step.
     """
     end = 0
     with path.open("rb") as file:
@@ -87,12 +88,21 @@ def json_lines(path: Path) -> Iterator[tuple[int, Mapping[str, object]]]:
             end += len(line)
             try:
                 record = json.loads(line)
-            except ValueError as error:
-                raise RunError(
-                    f"{path}, line {number}: not JSON ({error}); the file was changed after it was written.  "
-                    "Restore the file or delete that line."
-                ) from error
+            except (ValueError, RecursionError) as error:
+                raise changed_line(path, number, f"not JSON ({error})") from error
+            if not isinstance(record, dict):
+                raise changed_line(path, number, f"{type(record).__name__} in place of an object")
+            if type(record.get("step")) is not int:
+                raise changed_line(path, number, f"step = {record.get('step')!r:.40} is no number of a step")
             yield end, record
+
+
+def changed_line(path: Path, number: int, what: str) -> RunError:
+    """The error for a line of a journal that nobody has written so."""
+    return RunError(
+        f"{path}, line {number}: {what}; the file was changed after it was written.  "
+        "Restore the file or delete that line."
+    )
 
 
 def read_metrics(path: Path) -> list[Mapping[str, object]]:

@@ -5,6 +5,7 @@ Torch-free.  Whatever a call writes is on the disk (fsync) when the call returns
 
 import json
 import os
+import shlex
 import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -97,6 +98,11 @@ class Folder:
         for name, records in held:
             self._append(name, records)
 
+    @property
+    def begun(self) -> bool:
+        """Whether what the folder holds is of this run."""
+        return self._begun
+
     def close(self) -> None:
         """Let another writer in.  Closing twice does nothing."""
         if self._lock >= 0:
@@ -132,6 +138,11 @@ class Folder:
 def shown(path: Path) -> Path:
     """A path as a person would type it: from the working folder where it is in there."""
     return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
+
+
+def resume_command(run: Path, command: str) -> str:
+    """What to type to go on with a run."""
+    return shlex.join(["posttrain", command, "--resume", str(shown(run))])
 
 
 def saved_recipe(config: AnyConfig) -> str:

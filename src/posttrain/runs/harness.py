@@ -1,7 +1,7 @@
 """What holds a run together, whichever loop it is of: folder, resume and cut, clock, checkpoints, signals, watchers.
 
 with Harness(folder, trained, options) as harness:
-    harness.resume(threads)               where the run goes on from a checkpoint
+    harness.resume(threads)               where the run goes on from a checkpoint, the last or that of a step
     harness.start(plan)
     for step in harness.steps():
         ...                               the step's work, its stages timed by harness.clock
@@ -16,15 +16,20 @@ from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Protocol, Self
 
-from posttrain.errors import RunError
+from posttrain.config import Config, SftConfig
+from posttrain.config.sections import COMMAND_OF
+from posttrain.errors import RunError, UserError
 from posttrain.options.training import CheckpointOptions, RunOptions
 from posttrain.runs import checkpoint
 from posttrain.runs.checkpoint import Checkpoint
 from posttrain.runs.clock import Clock
-from posttrain.runs.interruption import Interruption, interruptible
+from posttrain.runs.folder import saved_recipe
+from posttrain.runs.interruption import NOTHING_KEPT, Interruption, interruptible, stopped_with_a_word, what_is_kept
+from posttrain.runs.manifest import saved_steps
 from posttrain.runs.progress import Progress
 from posttrain.runs.reports import CheckpointReport, EndReport, EvaluationReport, Metrics, StepReport
 from posttrain.runs.run_folder import RunFolder
+from posttrain.runs.same_recipe import require_same_recipe
 from posttrain.runs.tensor_state import Tensors
 from posttrain.runs.threads import ThreadClaim
 from posttrain.runs.watchers import (
@@ -45,6 +50,11 @@ class TrainedState(Protocol):
     @property
     def step(self) -> int:
         """Steps finished."""
+        ...
+
+    @property
+    def seconds(self) -> float:
+        """What they and the evaluations have taken, in all lives of the run."""
         ...
 
     def tensors(self) -> Mapping[str, Tensors]:
@@ -85,6 +95,12 @@ class HarnessOptions:
     """What of a step's metrics tells the best checkpoint: higher is better, None says nothing."""
     stop_early: Callable[[], bool] = bool
     """Whether the run has gone on for long enough although there are steps left."""
+    config: Config | SftConfig = field(default_factory=Config)
+    """The recipe: saved with each checkpoint, and what a resumed run must share with it."""
+    from_step: int | None = None
+    """The step whose checkpoint a resumed run goes on from; None is the last."""
+    kept_from: Mapping[str, int] = field(default_factory=dict)
+    """Journals, and `rollouts`, with the first step that each tells of; from there on each tells of every step."""
 
 
 class Harness:
@@ -99,16 +115,16 @@ class Harness:
         self.interruption = Interruption()
         self.progress = Progress(options.run.num_steps)
         self.watchers: list[Watcher] = list(options.watchers)
-        limit = options.run.time_limit_minutes
-        self.time_limit_seconds = None if limit is None else 60 * limit
-        self._deadline = None if limit is None else time.monotonic() + 60 * limit
+        self._began, self._seconds_before = time.monotonic(), 0.0
         self.stopping = False
         """Whether the run ends after the step that is going on."""
+        self._told: set[str] = set()
+        """Damage to older checkpoints."""
         self._open = ExitStack()
 
     def __enter__(self) -> Self:
         self._open.enter_context(self.folder)
-        self.interruption = self._open.enter_context(interruptible())
+        self._open.enter_context(stopped_with_a_word(self.kept))
         return self
 
     def __exit__(
@@ -117,22 +133,62 @@ class Harness:
         self._open.__exit__(kind, error, trace)
 
     def resume(self, threads: ThreadClaim) -> list[str]:
-        """Be as the last checkpoint was, with what was written after it cut away; returns what to tell of it."""
-        saved = checkpoint.load_latest(self.folder.checkpoints)
+        """Be as a checkpoint was, with what was written after it cut away; returns what to tell of it."""
+        saved = self.checkpoint_to_resume()
+        require_same_recipe(self.folder.path, self.options.config, saved.recipe if saved else "")
+        self.folder.replace_config(saved_recipe(self.options.config))
         if saved is None:
             self.folder.cut_after(-1)
             return ["No checkpoint yet: the run starts again."]
         notes = checkpoint.restore_threads(saved, threads)
         self.trained.restore(saved)
+        given_up = checkpoint.forget_after(self.folder.checkpoints, saved.step)
         self.folder.cut_after(saved.step)
-        finished = saved.step >= self.options.run.num_steps
-        left = "  That was the last one: the run is only measured again." if finished else ""
-        return [f"Resumed after step {saved.step}.{left}", *notes]
+        self._seconds_before = self.trained.seconds
+        return [*self.resumed_lines(saved.step, given_up), *notes]
+
+    def checkpoint_to_resume(self) -> Checkpoint | None:
+        """The last checkpoint, or that of the step that was asked for."""
+        folder, step, command = self.folder.checkpoints, self.options.from_step, self.command
+        if step is not None:
+            return checkpoint.load_step(folder, step, command=command)
+        return checkpoint.load_latest(folder, command=command)
+
+    def resumed_lines(self, step: int, given_up: Sequence[int]) -> Iterator[str]:
+        """What to tell of a run that goes on after a step."""
+        left = self.seconds_left()
+        if step >= self.options.run.num_steps:
+            yield f"Resumed after step {step}.  That was the last one: the run is only measured again."
+        elif left is not None and left <= 0:
+            yield (
+                f"Resumed after step {step}.  The {self._seconds_before / 60:.1f} min so far are all of"
+                f" run.time_limit_minutes = {self.options.run.time_limit_minutes:g}: the run is only measured again."
+            )
+        else:
+            yield f"Resumed after step {step}."
+        if given_up:
+            yield f"Removed: the checkpoints of steps {in_words(given_up)}, and all else of the steps after {step}."
+        for name, missing in self.folder.missing(step, self.options.kept_from).items():
+            yield f"{name} lacks steps {in_words(missing)}, which were finished: the run goes on without them."
+
+    @property
+    def command(self) -> str:
+        """The one that such a run is resumed with."""
+        return COMMAND_OF[type(self.options.config)]
+
+    def kept(self) -> str:
+        """What there is to go on from."""
+        return what_is_kept(self.folder.path, self.command) if self.folder.begun else NOTHING_KEPT
+
+    def seconds_left(self) -> float | None:
+        """Until the time limit, which is for all lives of the run together; None without one."""
+        limit = self.options.run.time_limit_minutes
+        return None if limit is None else 60 * limit - self._seconds_before - (time.monotonic() - self._began)
 
     def start(self, plan: Sequence[str]) -> None:
         """Show the plan; from here on there is a display, and the built-in watchers watch."""
         self.progress = Progress(
-            self.options.run.num_steps, first_step=self.trained.step + 1, time_limit_seconds=self.time_limit_seconds
+            self.options.run.num_steps, first_step=self.trained.step + 1, time_limit_seconds=self.seconds_left()
         )
         self._open.enter_context(self.progress)
         self.watchers = self.watchers_in_order()
@@ -166,7 +222,11 @@ class Harness:
         )
 
     def steps(self) -> Iterator[int]:
-        """The numbers of the steps that are left: until the last, the time limit, an early stop or a signal."""
+        """The numbers of the steps that are left: until the last, the time limit, an early stop or a signal.
+
+        Only from here on does a signal wait for the end of a step.
+        """
+        self.interruption = self._open.enter_context(interruptible())
         self.decide_to_stop()  # already: a resumed run may have nothing left to do
         while self.trained.step < self.options.run.num_steps and not self.stopping:
             self.step = self.trained.step + 1
@@ -177,7 +237,8 @@ class Harness:
 
         Decided once a step, when its checkpoint is due or not: a run that ended later would end without one.
         """
-        passed = self._deadline is not None and time.monotonic() >= self._deadline
+        left = self.seconds_left()
+        passed = left is not None and left <= 0
         self.stopping = bool(self.interruption) or passed or self.options.stop_early()
         return self.stopping
 
@@ -187,7 +248,7 @@ class Harness:
         try:
             yield
         except RunError as error:
-            saved = checkpoint.saved_steps(self.folder.checkpoints)
+            saved = saved_steps(self.folder.checkpoints)
             left = f"\n    The last good checkpoint is {saved[max(saved)]}." if saved else ""
             raise RunError(f"step {self.step}: {error}{left}") from error
 
@@ -208,8 +269,13 @@ class Harness:
     def save(self, *, score: float | None = None) -> None:
         """Save all that the next step reads; on the disk when this returns."""
         keep, step = self.options.checkpoint, self.trained.step
-        path = checkpoint.save(self.folder.checkpoints, step, self.trained.tensors(), self.trained.state(), score=score)
-        checkpoint.prune(self.folder.checkpoints, keep_last=keep.keep_last, keep_best=int(keep.keep_best))
+        recipe = saved_recipe(self.options.config)
+        folder, tensors, state = self.folder.checkpoints, self.trained.tensors(), self.trained.state()
+        path = checkpoint.save(folder, step, tensors, state, score=score, recipe=recipe)
+        for wrong in checkpoint.prune(folder, keep_last=keep.keep_last, keep_best=int(keep.keep_best)):
+            if wrong not in self._told:
+                self._told.add(wrong)
+                self.progress.note(f"step {step}: {wrong}.  The run goes on; that checkpoint is of no use.")
         for watcher in self.watchers:
             watcher.on_save(CheckpointReport(step=step, path=path))
 
@@ -223,3 +289,24 @@ class Harness:
         for watcher in self.watchers:
             watcher.on_end(report)
         self.progress.finish(lines)
+
+
+def in_words(steps: Sequence[int]) -> str:
+    """Step numbers, those in a row by the first and the last: 1-4, 7."""
+    ranges: list[list[int]] = []
+    for step in steps:
+        if ranges and step == ranges[-1][-1] + 1:
+            ranges[-1][1:] = [step]
+        else:
+            ranges.append([step])
+    return ", ".join("-".join(map(str, each)) for each in ranges)
+
+
+def require_resume(from_step: int | None, *, resume: bool) -> None:
+    """Refuse a step to go on from where nothing goes on."""
+    if from_step is not None and not resume:
+        rule = "only a run that is resumed goes on from a step"
+        raise UserError(
+            f"from_step = {from_step}: {rule}; call train(config, resume=True, from_step={from_step}).",
+            command=f"--from-step {from_step}: {rule}; give --resume RUN as well.",
+        )

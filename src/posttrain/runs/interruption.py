@@ -1,9 +1,14 @@
-"""Leaving cleanly: SIGINT and SIGTERM end a run after the step in progress, with a checkpoint."""
+"""Leaving cleanly: SIGINT and SIGTERM end a run after the step in progress, with a checkpoint; before steps at once."""
 
 import signal
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from threading import current_thread, main_thread
 from types import FrameType
+
+from posttrain.runs.folder import resume_command
+from posttrain.runs.manifest import saved_steps
 
 
 class Interruption:
@@ -42,3 +47,52 @@ def interruptible() -> Iterator[Interruption]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+class StoppedAtOnce(KeyboardInterrupt):
+    """A signal ended the work; the message says which one, and what is kept."""
+
+
+@contextmanager
+def stopped_with_a_word(kept: Callable[[], str]) -> Iterator[None]:
+    """Have SIGTERM end what goes on inside as SIGINT does, and both say what is kept.
+
+    Outside the main thread, or where the program has a handler of its own, SIGTERM keeps its effect.
+    """
+
+    def leave(number: int, frame: FrameType | None) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        raise KeyboardInterrupt(signal.SIGTERM)
+
+    ours = current_thread() is main_thread() and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+    if ours:
+        signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    except StoppedAtOnce:
+        raise
+    except KeyboardInterrupt as stop:
+        by = signal.SIGTERM if stop.args == (signal.SIGTERM,) else signal.SIGINT
+        raise StoppedAtOnce(f"{by.name}: interrupted.  {kept()}") from stop
+    finally:
+        if ours:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def what_is_kept(run: Path, command: str) -> str:
+    """What a run that was stopped at once leaves to go on from."""
+    saved = saved_steps(run / "checkpoints")
+    if not saved:
+        return NOTHING_KEPT
+    return (
+        f"Kept: step {max(saved)} and what came before it.  Go on with   {resume_command(run, command)}"
+        "   (in Python train(config, resume=True))"
+    )
+
+
+def stopped_while_loading(resumed: str, command: str) -> AbstractContextManager[None]:
+    """For all of a command, from its first import on: until the folder is known to be of this run, what it resumes."""
+    return stopped_with_a_word(lambda: what_is_kept(Path(resumed), command) if resumed else NOTHING_KEPT)
+
+
+NOTHING_KEPT = "Nothing of this run is kept yet."

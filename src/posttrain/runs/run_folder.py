@@ -15,6 +15,8 @@ Whatever a call writes is on the disk (fsync) when the call returns.
 
 import json
 import math
+import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -24,7 +26,15 @@ from torch import Tensor
 from posttrain.config import Config, SftConfig
 from posttrain.errors import UserError
 from posttrain.records import Grades, Group
-from posttrain.runs.files import TEMPORARY, cut_lines_after, sync_folder, write_atomically, writing
+from posttrain.runs.files import (
+    TEMPORARY,
+    cut_lines_after,
+    json_lines,
+    read_metrics,
+    sync_folder,
+    write_atomically,
+    writing,
+)
 from posttrain.runs.folder import Folder
 from posttrain.runs.lock import lock_folder
 from posttrain.runs.rollout_file import parquet_bytes
@@ -137,16 +147,38 @@ class RunFolder(Folder):
         return {line["alarm"]: line["step"] for line in lines}
 
     def cut_after(self, step: int) -> None:
-        """Forget what was written after `step`, so that a resumed run does not tell it twice; -1 forgets everything."""
+        """Forget what was written after `step`, so that a resumed run does not tell it twice; -1 forgets everything.
+
+        Files that somebody else put there stay.
+        """
         with writing(self.path, self.path):
             for name in JOURNALS:
                 (self.path / name).touch()
                 cut_lines_after(self.path / name, step, one_a_step=name == METRICS)
             (self.path / "rollouts").mkdir(exist_ok=True)
             for file in (self.path / "rollouts").iterdir():
-                if file.name.startswith(TEMPORARY) or rollout_step(file) > step:
+                written = rollout_step(file)
+                if file.name.startswith(TEMPORARY) or (written is not None and written > step):
                     file.unlink()
             sync_folder(self.path / "rollouts")
+
+    def missing(self, step: int, kept_from: Mapping[str, int]) -> dict[str, list[int]]:
+        """The steps up to `step` that a journal, or `rollouts`, should tell of and does not, or not in full.
+
+        `kept_from` has the first step that each tells of.  Scores have a line for each group that metrics count.
+        """
+        files = (rollout_step(file) for file in (self.path / "rollouts").iterdir())
+        told = {"rollouts": Counter(each for each in files if each is not None)}
+        for name in kept_from.keys() - told.keys():
+            told[name] = Counter(int(str(record["step"])) for _, record in json_lines(self.path / name))
+        groups = {record["step"]: num_groups(record) for record in read_metrics(self.path / "metrics.jsonl")}
+        found: dict[str, list[int]] = {}
+        for name, first in kept_from.items():
+            expected = groups if name == "scores.jsonl" else {}
+            steps = [each for each in range(first, step + 1) if told[name][each] < max(1, expected.get(each, 0))]
+            if steps:
+                found[name] = steps
+        return found
 
 
 def claim_folder(config: Config | SftConfig) -> RunFolder:
@@ -154,6 +186,13 @@ def claim_folder(config: Config | SftConfig) -> RunFolder:
     return RunFolder.claim(config.run.folder, overwrite=config.run.overwrite)
 
 
-def rollout_step(file: Path) -> int:
-    """The step that a rollout file belongs to."""
-    return int(file.stem.removeprefix("step-"))
+def rollout_step(file: Path) -> int | None:
+    """The step that a rollout file belongs to; None where it is none."""
+    name = re.fullmatch(r"step-(\d{6,})\.parquet", file.name)
+    return int(name[1]) if name else None
+
+
+def num_groups(metrics: Mapping[str, object]) -> int:
+    """The groups that were scored in a step, by its metrics; 0 where they do not say."""
+    counts = [metrics.get(name) for name in ("num_groups", "num_replaced_groups")]
+    return int(sum(count for count in counts if isinstance(count, int | float)))

@@ -11,6 +11,7 @@ import functools
 import hashlib
 import inspect
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
@@ -20,9 +21,13 @@ from posttrain.binding import digest_of
 from posttrain.config import Config
 from posttrain.errors import UserError
 from posttrain.options.dataset import BUNDLED_PROGRAMS, DatasetOptions
+from posttrain.options.model import BUNDLED
 
 FILE = "inputs.json"
 """Its name in a run folder."""
+MODEL_FILES = re.compile(r"[^.].*\.(json|safetensors|bin|model|jinja|py)|(vocab|merges)\.txt")
+"""The files that a model is made of; a folder may hold others, such as notes."""
+MIB = 2**20
 NO_SOURCE = "\0"
 """Stands in a description where a function's source cannot be had."""
 
@@ -194,7 +199,7 @@ def source_text(code: type | FunctionType) -> str:
 
 
 def named_files(config: Config) -> dict[str, RunInput]:
-    """The files of rows and of code that a recipe names, by option."""
+    """The model folder, and the files of rows and of code, that a recipe names, by option."""
     paths: dict[str, str] = {}
     task = config.task
     if isinstance(task, DatasetOptions):
@@ -204,7 +209,29 @@ def named_files(config: Config) -> dict[str, RunInput]:
         paths["task.path"] = str(task["path"])
     paths |= {f"rewards[{index}].path": reward.path for index, reward in enumerate(config.rewards)}
     paths["algorithm.path"] = str(config.algorithm.get("path", ""))
-    return {option: RunInput(path, digest_of(file_of(path))) for option, path in paths.items() if path}
+    found = {option: RunInput(path, digest_of(file_of(path))) for option, path in paths.items() if path}
+    if config.model.path != BUNDLED:
+        found["model.path"] = RunInput(config.model.path, model_digest(Path(config.model.path)))
+    return found
+
+
+def model_digest(folder: Path) -> str:
+    """A model folder by the sizes of its files and the first and last MiB of each; empty where there is none.
+
+    Of weights that is enough to tell another model or another training from this one, and takes no time.
+    """
+    digest = hashlib.sha256()
+    files = [file for file in sorted(folder.glob("*")) if MODEL_FILES.fullmatch(file.name)]
+    try:
+        for file in files:
+            digest.update(f"{file.name} {file.stat().st_size}\n".encode())
+            with file.open("rb") as content:
+                digest.update(content.read(MIB))
+                content.seek(max(content.tell(), file.stat().st_size - MIB))
+                digest.update(content.read(MIB))
+    except OSError:
+        return ""
+    return digest.hexdigest() if files else ""
 
 
 def file_of(path: str) -> Path:

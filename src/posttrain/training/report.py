@@ -14,7 +14,7 @@ import torch
 from posttrain.models.policy import save_policy
 from posttrain.runs.curves import draw_curves
 from posttrain.runs.files import write_atomically, writing
-from posttrain.runs.folder import shown
+from posttrain.runs.folder import resume_command, shown
 from posttrain.runs.run_folder import RunFolder
 from posttrain.runs.summary import HELD_OUT, REWARD, build_summary
 from posttrain.tasks.base import Probe, Reading
@@ -239,5 +239,5 @@ def interrupted(folder: Path, step: int, by: signal.Signals) -> list[str]:
     """What an interrupted run leaves."""
     return [
         f"{by.name}: stopped after step {step}; everything is saved.",
-        f"go on with   posttrain rl --resume {shown(folder)}",
+        f"go on with   {resume_command(folder, 'rl')}",
     ]

@@ -1,21 +1,18 @@
 """The loop: prompts → rollouts → grades → advantages → batches → loss → updates, as often as the recipe says."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from posttrain.algorithms.table import Algorithm
-from posttrain.config import Config, as_recipe, build
-from posttrain.config.recipes import RecipeLayer, parse_yaml
-from posttrain.errors import UserError
+from posttrain.config import Config
 from posttrain.generation.engine import Engine
 from posttrain.generation.parity import gap_limit_metric
 from posttrain.models.policy import Policy
-from posttrain.options.training import CheckpointOptions
 from posttrain.runs.clock import Clock
 from posttrain.runs.folder import saved_recipe
 from posttrain.runs.guards import SamplerGuard, UnscoredSteps
-from posttrain.runs.harness import Harness, HarnessOptions
+from posttrain.runs.harness import Harness, HarnessOptions, require_resume
 from posttrain.runs.reports import EvaluationReport, StepReport
 from posttrain.runs.run_folder import RunFolder, claim_folder
 from posttrain.runs.run_inputs import RunInputs, require_same_inputs
@@ -67,6 +64,7 @@ def train(
     rows: Rows | None = None,
     watchers: Sequence[Watcher] = (),
     resume: bool = False,
+    from_step: int | None = None,
     recipe: str = "",
 ) -> Run:
     """Improve a policy by sampling, grading and reinforcing its own completions.
@@ -74,8 +72,10 @@ def train(
     For callers in Python: `policy` (made by `posttrain.as_policy`), `task`, `engine` and `algorithm` are objects in
     place of what the config describes; `rewards` are functions of your own, `rows` your own prompts, and `watchers` see
     each step.  With `resume` the run in `config.run.folder` goes on from its last checkpoint, to the same bits as if it
-    had never stopped.  `recipe` is what the summary says that the config comes from.
+    had never stopped; with `from_step` from that of an earlier step, giving up what came after.  `recipe` is what the
+    summary says that the config comes from.
     """
+    require_resume(from_step, resume=resume)
     own = CallerObjects(policy=policy, task=task, engine=engine, algorithm=algorithm, rewards=rewards, rows=rows)
     watching = require_watchers(watchers)
     if resume:
@@ -85,21 +85,34 @@ def train(
         require_room(session)
         session.trained.run.recipe = recipe
         require_sound_rows(session)
-        return train_session(session, inputs_of(config, own), watching, resume=resume)
+        return train_session(session, inputs_of(config, own), watching, resume=resume, from_step=from_step)
 
 
-def train_session(session: Session, inputs: RunInputs, watchers: Sequence[Watcher], *, resume: bool) -> Run:
-    """The run of a session, from its folder to its summary."""
-    config, state = session.config, session.trained.run
-    folder = RunFolder.resume(config.run.folder) if resume else claim_folder(config)
-    options = HarnessOptions(
+def harness_options(
+    session: Session, folder: RunFolder, watchers: Sequence[Watcher], from_step: int | None
+) -> HarnessOptions:
+    """What holds a run by reward together."""
+    config = session.config
+    return HarnessOptions(
         run=config.run,
         checkpoint=config.checkpoint,
         watchers=watchers,
         guards=[SamplerGuard(), UnscoredSteps(folder, config.grading.max_unscored_steps)],
         score=lambda metrics: metrics.get("eval/accuracy_sampled"),
         stop_early=lambda: out_of_patience(config, session.trained.run),
+        config=config,
+        from_step=from_step,
+        kept_from={"metrics.jsonl": 0, "scores.jsonl": 1, "rollouts": 1},
     )
+
+
+def train_session(
+    session: Session, inputs: RunInputs, watchers: Sequence[Watcher], *, resume: bool, from_step: int | None = None
+) -> Run:
+    """The run of a session, from its folder to its summary."""
+    config, state = session.config, session.trained.run
+    folder = RunFolder.resume(config.run.folder) if resume else claim_folder(config)
+    options = harness_options(session, folder, watchers, from_step)
     with Harness(folder, session.trained, options) as harness:
         notes = go_on(session, harness) if resume else []
         state, first = session.trained.run, None
@@ -234,7 +247,6 @@ def conclude(session: Session, harness: Harness, state: RunState) -> Run:
 
 def go_on(session: Session, harness: Harness) -> list[str]:
     """Be as the run's last checkpoint was; returns what to tell of it."""
-    continue_recipe(harness.folder, session.config)
     notes = harness.resume(session.threads)
     if not session.engine.reproducible:
         notes.append(
@@ -242,36 +254,6 @@ def go_on(session: Session, harness: Harness) -> list[str]:
             " on the steps are not those, bit for bit, of a run that never stopped."
         )
     return notes
-
-
-def continue_recipe(folder: RunFolder, config: Config) -> None:
-    """Refuse to continue a run under another recipe; what may change (how long, what is kept) is saved anew.
-
-    Saved with the run, so that the file still says what the run is.
-    """
-    sections = parse_yaml(folder.config_yaml)
-    assert isinstance(sections, dict)
-    saved = build(Config, [RecipeLayer(where=str(folder.path / "config.yaml"), sections=sections)])
-    if lasting(saved) != lasting(config):
-        different = [name for name in asdict(config) if getattr(lasting(saved), name) != getattr(lasting(config), name)]
-        raise UserError(
-            f"resume {folder.path}: the config differs from the run's own in {', '.join(different)}."
-            "  A resumed run keeps its recipe; for another one start another run."
-        )
-    folder.replace_config(as_recipe(replace(config, run=replace(config.run, overwrite=False))))
-
-
-def lasting(config: Config) -> Config:
-    """The part of a config that a resumed run may not change."""
-    run = replace(
-        config.run,
-        folder="-",
-        overwrite=False,
-        num_steps=0,
-        time_limit_minutes=None,
-        early_stop_evaluations=None,
-    )
-    return replace(config, run=run, checkpoint=CheckpointOptions())
 
 
 def show_plan(config: Config, own: CallerObjects = NOTHING_BROUGHT) -> None:

@@ -267,6 +267,7 @@ def inputs_of(config: Config, own: CallerObjects) -> RunInputs:
         objects["rows"] = rows_input(own.rows)
     unused = {"task.path"} if own.rows is not None else set()
     unused |= {"task.path", "task.held_out_path"} if own.task is not None else set()
+    unused |= {"model.path"} if own.policy is not None else set()
     unused |= {"algorithm.path"} if own.algorithm is not None else set()
     return RunInputs(objects=objects, files={k: v for k, v in named_files(config).items() if k not in unused})
 

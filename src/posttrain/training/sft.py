@@ -18,8 +18,8 @@ from posttrain.records import Prompt
 from posttrain.runs.checkpoint import Checkpoint
 from posttrain.runs.curves import draw_curves
 from posttrain.runs.files import writing
-from posttrain.runs.folder import saved_recipe, shown
-from posttrain.runs.harness import Harness, HarnessOptions
+from posttrain.runs.folder import resume_command, saved_recipe, shown
+from posttrain.runs.harness import Harness, HarnessOptions, require_resume
 from posttrain.runs.reports import EvaluationReport, StepReport
 from posttrain.runs.run_folder import RunFolder
 from posttrain.runs.summary import peak_memory_bytes, versions
@@ -108,6 +108,11 @@ class TrainedBySupervision:
         """Steps finished."""
         return self.run.step
 
+    @property
+    def seconds(self) -> float:
+        """What they have taken, in all lives of the run."""
+        return self.run.seconds
+
     def learn(self, batch: Sequence[Example], step: int, num_steps: int) -> dict[str, float]:
         """Take one optimiser step on a batch of demonstrations; returns its metrics."""
         loss = accumulate(self.policy, batch, self.options.tokens_per_microbatch)
@@ -143,20 +148,22 @@ class TrainedBySupervision:
         self.run = SftState(**run)
 
 
-def train(config: SftConfig, *, watchers: Sequence[Watcher] = (), resume: bool = False) -> Path | None:
+def train(
+    config: SftConfig, *, watchers: Sequence[Watcher] = (), resume: bool = False, from_step: int | None = None
+) -> Path | None:
     """Train a new model on demonstrations and save it to RUN/model; returns that folder, or None if interrupted.
 
     The loss is the mean of -log π over completion tokens; prompts are read and not learned.  `watchers` see each step,
-    each measurement of the held-out loss, each checkpoint and the end.
+    each measurement of the held-out loss, each checkpoint and the end.  With `resume` the run in `config.run.folder`
+    goes on from its last checkpoint, or with `from_step` from that of an earlier step.
     """
-    watching = require_watchers(watchers)
+    require_resume(from_step, resume=resume)
+    options = sft_harness_options(config, require_watchers(watchers), from_step=from_step)
     with claim_threads(config.run.threads) as threads:
-        return train_new_model(config, threads, watching, resume=resume)
+        return train_new_model(config, threads, options, resume=resume)
 
 
-def train_new_model(
-    config: SftConfig, threads: ThreadClaim, watchers: Sequence[Watcher], *, resume: bool
-) -> Path | None:
+def train_new_model(config: SftConfig, threads: ThreadClaim, options: HarnessOptions, *, resume: bool) -> Path | None:
     """The run, from its folder to its model."""
     if not isinstance(config.task, CountdownOptions):
         raise UserError("task: only countdown has demonstrators so far; use task.name = countdown.")
@@ -174,7 +181,7 @@ def train_new_model(
         if resume
         else RunFolder.create(config.run.folder, saved_recipe(config), overwrite=config.run.overwrite)
     )
-    return fit(config, demonstrations, folder, threads, watchers=watchers, resume=resume)
+    return fit(config, demonstrations, folder, threads, options, resume=resume)
 
 
 def fit(
@@ -182,17 +189,14 @@ def fit(
     demonstrations: DemonstrationSet,
     folder: RunFolder,
     threads: ThreadClaim,
+    harness_options: HarnessOptions,
     *,
-    watchers: Sequence[Watcher] = (),
     resume: bool,
 ) -> Path | None:
     """The loop: a batch of demonstrations, its gradient, a step; measured and saved every so often."""
     policy, options, num_steps = demonstrations.policy, config.sft, config.run.num_steps
     trained = TrainedBySupervision(policy, options)
     held_out = demonstrations.held_out(options.eval_size)
-    harness_options = HarnessOptions(
-        run=config.run, checkpoint=config.checkpoint, time_by_stage=False, watchers=watchers, score=lower_loss
-    )
     with Harness(folder, trained, harness_options) as harness:
         notes = harness.resume(threads) if resume else []
         harness.start([*sft_plan_lines(config, policy, len(held_out)), *notes])
@@ -215,6 +219,22 @@ def fit(
             summary_of(trained.run) if finished else {}, last_lines(folder.path, trained.run, finished=finished)
         )
     return folder.path / "model" if finished else None
+
+
+def sft_harness_options(
+    config: SftConfig, watchers: Sequence[Watcher] = (), *, from_step: int | None = None
+) -> HarnessOptions:
+    """What holds a supervised run together."""
+    return HarnessOptions(
+        run=config.run,
+        checkpoint=config.checkpoint,
+        time_by_stage=False,
+        watchers=watchers,
+        score=lower_loss,
+        config=config,
+        from_step=from_step,
+        kept_from={"metrics.jsonl": 1},
+    )
 
 
 def lower_loss(metrics: Mapping[str, float]) -> float | None:
@@ -261,7 +281,7 @@ def last_lines(folder: Path, state: SftState, *, finished: bool) -> list[str]:
     """The end of the output."""
     folder = shown(folder)
     if not finished:
-        return [f"stopped after step {state.step}; go on with   posttrain sft --resume {folder}"]
+        return [f"stopped after step {state.step}; go on with   {resume_command(folder, 'sft')}"]
     lowest = "" if state.eval_loss == state.best_eval_loss else f"  (at its lowest {state.best_eval_loss:.4f})"
     return [
         f"held-out loss {state.eval_loss:.4f} nats/token after {state.num_tokens / 1e6:.1f} M tokens{lowest}",

@@ -64,6 +64,11 @@ class TrainedByReward:
         """Whatever else it reads, as plain data."""
         return {"run": asdict(self.run), "optimizer": self.learner.optimizer_state()}
 
+    @property
+    def seconds(self) -> float:
+        """What they and the evaluations have taken, in all lives of the run."""
+        return sum(self.run.seconds.values())
+
     def add_seconds(self, seconds: Mapping[str, float]) -> None:
         """Count the time of a step, by stage."""
         self.run.add_seconds(seconds)

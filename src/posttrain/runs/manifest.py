@@ -1,0 +1,157 @@
+"""The manifest of a checkpoint: what its folder must hold, with the hashes that show what was damaged since.
+
+    {"format": 2, "step": 12, "score": null, "made_with": {"threads": 2, "torch": "2.13.0", "cpu": "AVX512"},
+     "files": {"state.json": {"sha256": "9f86d0...", "bytes": 1520}, ...},
+     "sha256": "d7a8fb..."}
+
+The last is the hash of all the rest, as JSON with sorted keys and without spaces.  Format 1, of earlier versions, lacks
+it and is read all the same.  Torch-free.
+"""
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+FILE = "manifest.json"
+"""Its name in the folder of a checkpoint."""
+RECIPE = "config.yaml"
+"""The recipe's, there and in the run folder."""
+FORMAT, WITHOUT_HASH = 2, 1
+NAME = re.compile(r"step-(\d{6,})")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manifest:
+    """What a manifest says, found to be as it was written."""
+
+    step: int
+    score: float | None
+    """Higher is better; None says nothing."""
+    made_with: Mapping[str, object]
+    files: Mapping[str, Mapping[str, object]]
+    """Name -> `sha256` and `bytes`."""
+
+
+class DamageError(Exception):
+    """A checkpoint is not as it was written; the message says which file, and what is wrong with it."""
+
+
+def saved_steps(folder: Path) -> dict[int, Path]:
+    """Finished checkpoints by step; what is unfinished, and what somebody else put there, is passed over."""
+    found = ((NAME.fullmatch(path.name), path) for path in folder.glob("step-*"))
+    steps = {int(name[1]): path for name, path in found if name and path.is_dir()}
+    return dict(sorted(steps.items()))
+
+
+def manifest_bytes(
+    step: int, score: float | None, made_with: Mapping[str, object], files: Mapping[str, Mapping[str, object]]
+) -> bytes:
+    """The content of a manifest."""
+    content = {"format": FORMAT, "step": step, "score": score, "made_with": made_with, "files": files}
+    return json.dumps({**content, "sha256": content_hash(content)}, indent=2).encode()
+
+
+def content_hash(content: Mapping[str, object]) -> str:
+    """SHA-256 of JSON data, however its text is laid out."""
+    return hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+def read_manifest(path: Path) -> Manifest:
+    """The manifest in the folder of a checkpoint.  Raises DamageError where it is not as it was written."""
+    file = path / FILE
+    try:
+        text = file.read_bytes()
+    except OSError as error:
+        raise DamageError(f"{file}: missing or not readable, so the checkpoint cannot be trusted") from error
+    try:
+        return manifest_from(text, path.name)
+    except DamageError as wrong:
+        raise DamageError(f"{file}: {wrong}") from wrong
+
+
+def manifest_from(text: bytes, name: str) -> Manifest:
+    """The manifest of the checkpoint of that name.  Raises DamageError where it is not as it was written."""
+    try:
+        content = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise DamageError("damaged: not readable as a manifest, so the checkpoint cannot be trusted") from error
+    wrong = fault(content, name)
+    if wrong:
+        raise DamageError(f"damaged: {wrong}")
+    return Manifest(
+        step=content["step"], score=content["score"], made_with=content["made_with"], files=content["files"]
+    )
+
+
+def fault(content: object, name: str) -> str | None:
+    """What keeps JSON data from being the manifest of the checkpoint of that name."""
+    if not isinstance(content, dict):
+        return f"{type(content).__name__} in place of an object"
+    if content.get("format") not in (FORMAT, WITHOUT_HASH):
+        return f"format = {content.get('format')!r:.40}; this version reads {WITHOUT_HASH} and {FORMAT}"
+    if content["format"] == FORMAT:
+        rest = {key: value for key, value in content.items() if key != "sha256"}
+        if content.get("sha256") != content_hash(rest):
+            return "its content does not have the SHA-256 that it says it has"
+    step, score, made_with, files = (content.get(key) for key in ("step", "score", "made_with", "files"))
+    # What follows is all that a manifest of format 1 can be held to.
+    if type(step) is not int or f"step-{step:06d}" != name:
+        return f"step = {step!r:.40} in the folder {name}"
+    if score is not None and type(score) not in (int, float):
+        return f"score = {score!r:.40} is no number"
+    if not is_environment(made_with):
+        return f"made_with = {made_with!r:.80} lacks threads, torch or cpu"
+    if "score" not in content or not isinstance(files, dict) or not all(map(is_listing, files, files.values())):
+        return "it lacks `score`, or the size and hash of a file"
+    return None
+
+
+def is_environment(made_with: object) -> bool:
+    """Whether this says what the bits of a resumed run depend on."""
+    return (
+        isinstance(made_with, dict)
+        and type(made_with.get("threads")) is int
+        and made_with["threads"] >= 1
+        and all(isinstance(made_with.get(name), str) for name in ("torch", "cpu"))
+    )
+
+
+def is_listing(name: str, written: object) -> bool:
+    """Whether this is the size and hash of a file of the folder."""
+    return (
+        name == Path(name).name
+        and isinstance(written, dict)
+        and isinstance(written.get("sha256"), str)
+        and type(written.get("bytes")) is int
+    )
+
+
+def damage(path: Path) -> str | None:
+    """What is wrong with a checkpoint's files, or None when each is as it was written."""
+    try:
+        require_undamaged(path, read_manifest(path))
+    except DamageError as wrong:
+        return str(wrong)
+    return None
+
+
+def require_undamaged(path: Path, manifest: Manifest) -> None:
+    """Raise DamageError where a file is not as the manifest says."""
+    for name, written in manifest.files.items():
+        file = path / name
+        if not file.is_file():
+            raise DamageError(f"{file}: missing, but {FILE} lists it")
+        if file.stat().st_size != written["bytes"]:
+            size = file.stat().st_size
+            raise DamageError(f"{file}: damaged: {size} bytes, where {FILE} says {written['bytes']}")
+        if sha256(file) != written["sha256"]:
+            raise DamageError(f"{file}: damaged: its SHA-256 is not the one in {FILE}")
+
+
+def sha256(file: Path) -> str:
+    """Hash of a file's content, in hexadecimal."""
+    with file.open("rb") as content:
+        return hashlib.file_digest(content, "sha256").hexdigest()

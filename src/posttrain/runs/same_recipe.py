@@ -1,0 +1,97 @@
+"""A resumed run keeps its recipe: what config.yaml, a flag or Python may not change of it.  Torch-free."""
+
+import shlex
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, replace
+from pathlib import Path
+
+from posttrain.config import Config, SftConfig, build
+from posttrain.config.recipes import RecipeLayer, parse_yaml, read_recipe
+from posttrain.config.sections import plain
+from posttrain.errors import RunError, UserError
+from posttrain.options.training import CheckpointOptions
+from posttrain.runs.manifest import RECIPE, saved_steps
+
+
+def run_recipe(run: Path) -> RecipeLayer:
+    """The recipe in a run folder.  Raises UserError where there is none, RunError where it is empty."""
+    file = run / RECIPE
+    if not file.is_file():
+        raise UserError(
+            f"--resume {run} (in Python run.folder): not a run folder, for it has no {RECIPE}.  Name a run's folder."
+        )
+    layer = read_recipe(str(file))
+    if not layer.sections:
+        raise RunError(f"{file}: empty, so nobody can tell what this run is.  {remedy(run)}.")
+    return layer
+
+
+def require_same_recipe(run: Path, config: Config | SftConfig, made_with: str) -> None:
+    """Refuse to continue a run under another recipe; how long it goes on and what is kept may change.
+
+    `made_with` is the text of the recipe in the checkpoint; without one config.yaml tells what the run is.
+    """
+    layer = RecipeLayer(where=f"the checkpoint's {RECIPE}", sections=sections(made_with)) if made_with else None
+    own = build(type(config), [layer or run_recipe(run)])
+    found = list(differences(options_of(lasting(own)), options_of(lasting(config))))
+    if found:
+        raise UserError(
+            f"resume {run}: the config differs from the run's own in {'; '.join(found)}."
+            f"  A resumed run keeps its recipe.  {remedy(run)}, or start another run."
+        )
+
+
+def sections(text: str) -> Mapping[str, object]:
+    """The sections of a recipe that a run has saved."""
+    read = parse_yaml(text)
+    assert isinstance(read, dict), "a saved recipe is a mapping of sections"
+    return read
+
+
+def remedy(run: Path) -> str:
+    """Where config.yaml can be had as it was."""
+    copies = [path / RECIPE for path in saved_steps(run / "checkpoints").values() if (path / RECIPE).is_file()]
+    if not copies:
+        return f"Put {run / RECIPE} back as it was"
+    return f"Put it back as it was: cp {shlex.quote(str(copies[-1]))} {shlex.quote(str(run / RECIPE))}"
+
+
+def lasting(config: Config | SftConfig) -> Config | SftConfig:
+    """The part of a config that a resumed run may not change."""
+    run = replace(
+        config.run,
+        folder="-",
+        overwrite=False,
+        num_steps=1,
+        time_limit_minutes=None,
+        early_stop_evaluations=None,
+    )
+    return replace(config, run=run, checkpoint=CheckpointOptions())
+
+
+def options_of(config: Config | SftConfig) -> dict[str, object]:
+    """Every option of a config by its dotted path."""
+    return dict(leaves("", plain(asdict(config))))
+
+
+def leaves(path: str, value: object) -> Iterator[tuple[str, object]]:
+    """Every value in nested mappings and lists, with the path that leads to it; what is empty is a value too."""
+    if isinstance(value, Mapping) and value:
+        for name, inner in value.items():
+            yield from leaves(f"{path}.{name}" if path else name, inner)
+    elif isinstance(value, list) and value:
+        for index, inner in enumerate(value):
+            yield from leaves(f"{path}[{index}]", inner)
+    else:
+        yield path, value
+
+
+def differences(own: Mapping[str, object], now: Mapping[str, object]) -> Iterator[str]:
+    """What to tell of options that are not the run's own."""
+    for path in [*own, *(path for path in now if path not in own)]:
+        if path not in now:
+            yield f"{path}, which is gone and was {own[path]}"
+        elif path not in own:
+            yield f"{path} = {now[path]}, which was not there"
+        elif own[path] != now[path]:
+            yield f"{path} = {now[path]}, which was {own[path]}"
