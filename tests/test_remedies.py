@@ -54,7 +54,12 @@ IN_A_MODEL = {"config.json", "generation_config.json", "tokenizer.json", "tokeni
 FROM_PYTHON_ALONE = (
     *("groups: ", "policy: ", "engine {}", "model: a ", "make one of a model", "give an object", "the episode is over"),
     *("no episode has begun", "terminal has a 0", "resume {}: the run was made with objects"),
-    *("task {}: ", "{}: terms = ", "{}.  {} of the {} rollouts"),  # the code of a task or an algorithm is Python
+    *(
+        "Kept: step {}",
+        "task {}: ",
+        "{}: terms = ",
+        "{}.  {} of the {} rollouts",
+    ),  # the code of a task or an algorithm is Python
 )
 """How messages begin that are about objects which only a program can hand over."""
 

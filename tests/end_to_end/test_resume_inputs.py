@@ -268,8 +268,8 @@ def test_a_file_that_has_changed_since_is_told(model: Path, tmp_path: Path, caps
         error = capsys.readouterr().err
         assert error.startswith(f"posttrain: resume {run}: {option} = {place}/{file}")
         assert error.endswith(
-            " has changed since the run began.  A resumed run keeps what it was made of: put that back as it was, or"
-            " start another run.\n"
+            " has changed since the run began.  A resumed run keeps what it was made of: put that back as it was,"
+            " start another run, or go on with what there is now: --accept-changes.\n"
         )
         assert state_of(run) == before
         (place / file).write_text(was)
@@ -341,3 +341,27 @@ def test_a_reference_is_judged_by_the_algorithm_that_is_given(
     capsys.readouterr()
     assert main(["rl", "--resume", str(tmp_path / "run")]) == 2
     assert "objects that this resume lacks: policy = " in capsys.readouterr().err
+
+
+def test_a_change_that_is_accepted_is_noted_once_and_for_all(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "run"
+    posttrain.train(config(folder, 1), **objects_for(model))
+    other = objects_for(model, rewards=[mended])
+    with pytest.raises(UserError, match=r"rewards\[0\] = mended is given.*accept_changes=True") as refusal:
+        resume(folder, **other)
+    assert refusal.value.command.endswith("go on with what there is now: --accept-changes.")
+    posttrain.train(config(folder, 2), **objects_for(model, rewards=[mended]), resume=True, accept_changes=True)
+    (change,) = json.loads((folder / "inputs.json").read_text())["changes"]
+    assert change == "rewards[0] = mended is given, and the run was made with dice"
+    assert f"No longer as it was when the run began: {change}." in capsys.readouterr().out
+    resume(folder, 3, **objects_for(model, rewards=[mended]))  # which is now what the run is made of
+    assert json.loads((folder / "inputs.json").read_text())["changes"] == [change]
+    lacking = {name: each for name, each in objects_for(model).items() if name != "task"}
+    with pytest.raises(UserError, match="objects that this resume lacks: task = "):  # nobody can accept nothing
+        posttrain.train(config(folder, 4), **lacking, resume=True, accept_changes=True)
+
+
+def mended(completions: Sequence[str]) -> list[float]:
+    return [1.0 for _ in completions]

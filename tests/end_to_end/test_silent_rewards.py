@@ -53,7 +53,7 @@ def test_a_reward_that_never_scores_is_told_at_once_and_ends_the_run(reward: Any
     # The step is taken again by a run that is resumed, whose reward is mended.
     policy = policy_of(model)
     again = config(tmp_path, 4, checkpoint={"every_steps": 1}, **sections)
-    posttrain.train(again, policy=policy, task=Sums(policy), rewards=[always], resume=True)
+    posttrain.train(again, policy=policy, task=Sums(policy), rewards=[always], resume=True, accept_changes=True)
     assert [line["frac_unscored"] for line in metrics_of(tmp_path)[1:]] == [1.0, 1.0, 0.0, 0.0]
 
 

@@ -27,6 +27,8 @@ class RlSwitches:
     """Continue the run in this folder exactly where its last checkpoint left it."""
     from_step: int | None = None
     """With --resume: go on from the checkpoint of this step; what came after it is removed."""
+    accept_changes: bool = False
+    """With --resume: go on although rows, rewards or files have changed since the run began; inputs.json notes it."""
 
 
 PROGRAM = CommandSpec(
@@ -53,5 +55,11 @@ def main(arguments: Sequence[str]) -> int:
             show_plan(config)
             return 0
         recipe = " ".join(given.positional)
-        run = train(config, resume=bool(folder), from_step=switches.from_step, recipe=recipe)
+        run = train(
+            config,
+            resume=bool(folder),
+            from_step=switches.from_step,
+            accept_changes=switches.accept_changes,
+            recipe=recipe,
+        )
         return INTERRUPTED if run.interrupted else 0

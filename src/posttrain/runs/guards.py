@@ -50,5 +50,6 @@ class UnscoredSteps(Watcher):
             raise RunError(
                 f"no completion of {len(steps)} steps in a row was given a reward, so that nothing is learned.  See"
                 " what the reward functions return with `posttrain check-task FILE.py:FUNCTION --rows FILE`, mend them"
-                f" and resume the run; grading.max_unscored_steps = {self.most} is how many such steps end it, 0 none."
+                " and resume the run, accepting that they have changed;"
+                f" grading.max_unscored_steps = {self.most} is how many such steps end it, 0 none."
             )

@@ -13,7 +13,7 @@ import inspect
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from types import CellType, FunctionType, MethodType
 
@@ -55,6 +55,8 @@ class RunInputs:
     """By the argument of `posttrain.train`; rewards one by one."""
     files: Mapping[str, RunInput] = field(default_factory=dict)
     """By the option that names them."""
+    changes: tuple[str, ...] = ()
+    """What has become another since the run began, as it was told to whoever accepted it."""
 
     def as_json(self) -> str:
         """The content of inputs.json."""
@@ -62,26 +64,31 @@ class RunInputs:
             part: {name: {"is": each.what, "sha256": each.digest} for name, each in inputs.items()}
             for part, inputs in (("objects", self.objects), ("files", self.files))
         }
-        return json.dumps(content, indent=2) + "\n"
+        changes = {"changes": list(self.changes)} if self.changes else {}
+        return json.dumps({**content, **changes}, indent=2) + "\n"
 
 
 def inputs_from_json(text: str) -> RunInputs:
     """What `as_json` wrote."""
+    content = json.loads(text)
     read = {
-        part: {name: RunInput(each["is"], each["sha256"]) for name, each in inputs.items()}
-        for part, inputs in json.loads(text).items()
+        part: {name: RunInput(each["is"], each["sha256"]) for name, each in content[part].items()}
+        for part in ("objects", "files")
     }
-    return RunInputs(objects=read["objects"], files=read["files"])
+    return RunInputs(objects=read["objects"], files=read["files"], changes=tuple(content.get("changes", ())))
 
 
 # Resuming
 
 
-def require_same_inputs(folder: Path, now: RunInputs) -> None:
-    """Refuse to resume a run with other inputs than its own.  A run of an earlier version has no record of them."""
+def require_same_inputs(folder: Path, now: RunInputs, *, accept_changes: bool) -> RunInputs:
+    """Refuse to resume a run with other inputs than its own, or note what is another where that is accepted.
+
+    Returns the inputs with the run's changes.  A run of an earlier version has no record of what it was made of.
+    """
     file = folder / FILE
     if not file.is_file():
-        return
+        return now
     began = inputs_from_json(file.read_text(encoding="utf-8"))
     lacking = {name: each for name, each in began.objects.items() if name not in now.objects}
     if lacking:
@@ -92,11 +99,15 @@ def require_same_inputs(folder: Path, now: RunInputs) -> None:
             f"  Resume it from Python: posttrain.train(config, {arguments}, resume=True)."
         )
     found = [*other_objects(began.objects, now.objects), *changed_files(began.files, now.files)]
-    if found:
-        raise UserError(
+    if found and not accept_changes:
+        says = (
             f"resume {folder}: {'; '.join(found)}.  A resumed run keeps what it was made of: put that back as it was,"
-            " or start another run."
         )
+        says += " start another run, or go on with what there is now"
+        raise UserError(
+            f"{says}: train(config, resume=True, accept_changes=True).", command=f"{says}: --accept-changes."
+        )
+    return replace(now, changes=(*began.changes, *found))
 
 
 def other_objects(began: Mapping[str, RunInput], now: Mapping[str, RunInput]) -> Iterator[str]:

@@ -65,6 +65,7 @@ def train(
     watchers: Sequence[Watcher] = (),
     resume: bool = False,
     from_step: int | None = None,
+    accept_changes: bool = False,
     recipe: str = "",
 ) -> Run:
     """Improve a policy by sampling, grading and reinforcing its own completions.
@@ -72,20 +73,22 @@ def train(
     For callers in Python: `policy` (made by `posttrain.as_policy`), `task`, `engine` and `algorithm` are objects in
     place of what the config describes; `rewards` are functions of your own, `rows` your own prompts, and `watchers` see
     each step.  With `resume` the run in `config.run.folder` goes on from its last checkpoint, to the same bits as if it
-    had never stopped; with `from_step` from that of an earlier step, giving up what came after.  `recipe` is what the
-    summary says that the config comes from.
+    had never stopped; with `from_step` from that of an earlier step, giving up what came after; with `accept_changes`
+    also where rows, rewards or files are no longer what the run was made of, such as a reward that has been mended.
+    `recipe` is what the summary says that the config comes from.
     """
     require_resume(from_step, resume=resume)
     own = CallerObjects(policy=policy, task=task, engine=engine, algorithm=algorithm, rewards=rewards, rows=rows)
     watching = require_watchers(watchers)
+    resumed = None
     if resume:
-        require_same_inputs(Path(config.run.folder), inputs_of(config, own))
+        resumed = require_same_inputs(Path(config.run.folder), inputs_of(config, own), accept_changes=accept_changes)
     with open_session(config, own) as session:
         config.require_use_for_reference(session.algorithm)
         require_room(session)
         session.trained.run.recipe = recipe
         require_sound_rows(session)
-        return train_session(session, inputs_of(config, own), watching, resume=resume, from_step=from_step)
+        return train_session(session, resumed or inputs_of(config, own), watching, resume=resume, from_step=from_step)
 
 
 def harness_options(
@@ -115,6 +118,9 @@ def train_session(
     options = harness_options(session, folder, watchers, from_step)
     with Harness(folder, session.trained, options) as harness:
         notes = go_on(session, harness) if resume else []
+        if inputs.changes:
+            folder.write_inputs(inputs)
+            notes.append(f"No longer as it was when the run began: {'; '.join(inputs.changes)}.")
         state, first = session.trained.run, None
         session.load_weights()
         if not state.before:
