@@ -1,5 +1,6 @@
 """Leaving cleanly: SIGINT and SIGTERM end a run after the step in progress, with a checkpoint; before steps at once."""
 
+import shlex
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -7,7 +8,7 @@ from pathlib import Path
 from threading import current_thread, main_thread
 from types import FrameType
 
-from posttrain.runs.folder import resume_command
+from posttrain.runs.folder import shown
 from posttrain.runs.manifest import saved_steps
 
 
@@ -85,8 +86,8 @@ def what_is_kept(run: Path, command: str) -> str:
     if not saved:
         return NOTHING_KEPT
     return (
-        f"Kept: step {max(saved)} and what came before it.  Go on with   {resume_command(run, command)}"
-        "   (in Python train(config, resume=True))"
+        f"Kept: step {max(saved)} and what came before it.  Go on with   posttrain {command} --resume"
+        f" {shlex.quote(str(shown(run)))}   (in Python train(config, resume=True))"
     )
 
 

@@ -17,9 +17,8 @@ def run_recipe(run: Path) -> RecipeLayer:
     """The recipe in a run folder.  Raises UserError where there is none, RunError where it is empty."""
     file = run / RECIPE
     if not file.is_file():
-        raise UserError(
-            f"--resume {run} (in Python run.folder): not a run folder, for it has no {RECIPE}.  Name a run's folder."
-        )
+        rule = f"not a run folder, for it has no {RECIPE}.  Name the folder of a run."
+        raise UserError(f"run.folder = {run}: {rule}", command=f"--resume {run}: {rule}")
     layer = read_recipe(str(file))
     if not layer.sections:
         raise RunError(f"{file}: empty, so nobody can tell what this run is.  {remedy(run)}.")
