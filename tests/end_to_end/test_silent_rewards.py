@@ -78,6 +78,22 @@ def test_a_reward_that_is_always_the_same_is_an_alarm_and_no_more(model: Path, t
     assert alarms_of(tmp_path) == [(1, "same reward")]
 
 
+def test_a_reward_that_stays_the_same_ends_the_run_after_the_steps_that_are_allowed(
+    model: Path, tmp_path: Path
+) -> None:
+    sections = {"grading": {"max_same_reward_steps": 3}}
+    with pytest.raises(RunError, match=r"^step 3: all completions of 3 steps .*grading\.max_same_reward_steps = 3"):
+        trained(model, tmp_path / "constant", always, 5, **sections)
+    assert trained(model, tmp_path / "off", always, 4, grading={"max_same_reward_steps": 0}).summary
+    batches: list[int] = []
+
+    def once(completions: Sequence[str]) -> list[float]:
+        batches.append(len(completions))
+        return [float(batches.count(12) == 1 and number == 0) for number in range(len(completions))]
+
+    assert trained(model, tmp_path / "once", once, 4, **sections).summary  # a difference, once, is something learned
+
+
 def test_a_reward_that_changes_the_working_folder_changes_no_file_of_the_run(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

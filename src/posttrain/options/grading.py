@@ -14,6 +14,9 @@ class GradingOptions:
     """Share of a function's scores of a step that may be missing because scoring failed; more stop the run."""
     max_unscored_steps: int = 10
     """Steps in a row in which no completion is given a reward, after which the run stops; 0 lets it go on."""
+    max_same_reward_steps: int = 50
+    """Steps since the start in which all completions have one and the same reward, after which the run stops; 0 lets
+    it go on."""
     seconds: float = 0.0
     """Deadline for all reward functions on one batch of completions, of a step or of an evaluation; 0 sets none."""
     cache_entries: int = 100_000
@@ -23,8 +26,8 @@ class GradingOptions:
 
     def __post_init__(self) -> None:
         require(0 <= self.max_failure_share <= 1, self, "max_failure_share", "is no share; it must be in [0, 1]")
-        steps = self.max_unscored_steps
-        require(steps >= 0, self, "max_unscored_steps", "is no number of steps; use >= 1, or 0 to go on for ever")
+        for name in ("max_unscored_steps", "max_same_reward_steps"):
+            require(getattr(self, name) >= 0, self, name, "is no number of steps; use >= 1, or 0 to go on for ever")
         require(0 <= self.seconds < math.inf, self, "seconds", "is no number of seconds; use >= 0, 0 for no limit")
         require(self.cache_entries >= 0, self, "cache_entries", "is no number of scores; use >= 0")
         if self.cache_file and not self.cache_entries:

@@ -3,6 +3,7 @@
 from itertools import takewhile
 
 from posttrain.errors import RunError
+from posttrain.runs.alarms import same_reward
 from posttrain.runs.reports import StepReport
 from posttrain.runs.run_folder import RunFolder
 from posttrain.runs.watchers import Watcher
@@ -52,4 +53,25 @@ class UnscoredSteps(Watcher):
                 " what the reward functions return with `posttrain check-task FILE.py:FUNCTION --rows FILE`, mend them"
                 " and resume the run, accepting that they have changed;"
                 f" grading.max_unscored_steps = {self.most} is how many such steps end it, 0 none."
+            )
+
+
+class SameReward(Watcher):
+    """Ends a run in which no completion has ever had another reward than the others, for so many steps."""
+
+    def __init__(self, folder: RunFolder, most: int) -> None:
+        """`most` steps end it; 0 lets it go on."""
+        self.folder, self.most = folder, most
+
+    def on_step(self, report: StepReport) -> None:
+        """All lines of metrics.jsonl tell, of which the step's is the last."""
+        if not self.most or report.step < self.most or report.metrics.get("frac_reward_zero_std") != 1:
+            return
+        alarm = same_reward(self.folder.metrics())
+        if alarm is not None:
+            raise RunError(
+                f"{alarm.says}, so that nothing is learned.  If the task is too hard for this policy, take easier rows"
+                " or give credit for coming near; else see what the reward functions read with"
+                " `posttrain check-task FILE.py:FUNCTION --rows FILE`."
+                f"  grading.max_same_reward_steps = {self.most} is how many such steps end a run, 0 none."
             )

@@ -11,7 +11,7 @@ from posttrain.generation.parity import gap_limit_metric
 from posttrain.models.policy import Policy
 from posttrain.runs.clock import Clock
 from posttrain.runs.folder import saved_recipe
-from posttrain.runs.guards import SamplerGuard, UnscoredSteps
+from posttrain.runs.guards import SameReward, SamplerGuard, UnscoredSteps
 from posttrain.runs.harness import Harness, HarnessOptions, require_resume
 from posttrain.runs.reports import EvaluationReport, StepReport
 from posttrain.runs.run_folder import RunFolder, claim_folder
@@ -100,7 +100,11 @@ def harness_options(
         run=config.run,
         checkpoint=config.checkpoint,
         watchers=watchers,
-        guards=[SamplerGuard(), UnscoredSteps(folder, config.grading.max_unscored_steps)],
+        guards=[
+            SamplerGuard(),
+            UnscoredSteps(folder, config.grading.max_unscored_steps),
+            SameReward(folder, config.grading.max_same_reward_steps),
+        ],
         score=lambda metrics: metrics.get("eval/accuracy_sampled"),
         stop_early=lambda: out_of_patience(config, session.trained.run),
         config=config,
