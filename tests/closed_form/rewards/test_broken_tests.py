@@ -93,6 +93,16 @@ def test_a_row_whose_tests_no_program_can_pass_is_named(tests: object, named: st
         reward.check_rows(rows, default_resources())
 
 
+def test_each_test_has_the_time_that_a_run_gives_it() -> None:
+    slow = "since = time.process_time()\nwhile time.process_time() < since + 0.15: pass\nassert add(1, 2) == 3"
+    row = {"tests": GOOD | {"setup": "import time", "tests": [slow] * 4}, "solution": "def add(a, b): return a + b"}
+    reward = CodeReward(cpu_seconds=0.4)
+    reward.check_rows([("r:1", row)], default_resources())
+    endless = GOOD | {"tests": ["assert add(1, 2) == 3", "while True: pass"]}
+    with pytest.raises(UserError, match=r"tests\[1\] comes to no end within 0.4 s"):
+        reward.check_rows([("r:1", {"tests": endless})], default_resources())
+
+
 def test_a_rows_own_solution_has_to_pass() -> None:
     def row(solution: str) -> list[tuple[str, dict[str, object]]]:
         return [("r:1", {"tests": calls(), "solution": solution})]

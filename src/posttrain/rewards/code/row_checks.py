@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from posttrain.errors import UserError
 from posttrain.rewards.code.program_result import TestOutcome
 from posttrain.rewards.code.program_text import program_in
-from posttrain.rewards.code.unit_test_runs import UnitTestRun
+from posttrain.rewards.code.unit_test_runs import UnitTestRun, with_time
 from posttrain.rewards.code.unit_tests import AssertTests, Tests, read_tests
 from posttrain.sandbox.conversation import Sandbox, StartedProcess
 from posttrain.sandbox.execution import Execution, Exit, Limits, Process
@@ -45,21 +45,32 @@ class AssertTestCheck:
 
     def begin(self, sandbox: Sandbox) -> None:
         names = {"entry": self.tests.entry, "setup": self.tests.setup, "tests": ["pass", *self.tests.tests]}
-        sandbox.start(self, Process(kind="tests", source=json.dumps(names), limits=self.limits))
+        limits = with_time(self.limits, self.cpu_seconds(0))
+        sandbox.start(self, Process(kind="tests", source=json.dumps(names), limits=limits))
+
+    def cpu_seconds(self, number: int) -> float:
+        """What a run gives the setup and the first test together, and each test after them."""
+        return self.limits.cpu_seconds * (len(self.tests) + 1 if number < 2 else 1)
 
     def message(self, sandbox: Sandbox, process: StartedProcess, payload: bytes) -> None:
         kind, said = json.loads(payload)  # our own code wrote it
         if kind == "call":
             self.asked = True
+            process.allow(self.limits.cpu_seconds)
             process.send(json.dumps(NO_CALL).encode())
         else:
             self.results.append((self.asked, said))
             self.asked = False
+            if len(self.results) > 1:  # the setup is no test of a run
+                process.allow(self.limits.cpu_seconds)
 
     def ended(self, sandbox: Sandbox, process: StartedProcess, execution: Execution) -> None:
+        at = len(self.results)
+        if execution.exit is Exit.LOST or execution.starved:
+            return  # says nothing of the tests
         if execution.exit in (Exit.CPU_LIMIT, Exit.WALL_LIMIT) and not self.asked:
-            self.fault = f"{self.place(len(self.results))} comes to no end within {self.limits.cpu_seconds:g} s"
-        elif execution.exit is not Exit.LOST:
+            self.fault = f"{self.place(at)} comes to no end within {self.cpu_seconds(at):g} s"
+        else:
             self.fault = self.first_fault()
 
     def place(self, number: int) -> str:
