@@ -77,6 +77,7 @@ def test_a_key_without_a_value_is_what_tables_have() -> None:
         (GOOD | {"tests": ["assert ad(1, 2) == 3  # add"]}, r"tests\[0\] raises NameError"),
         (GOOD | {"tests": ["assert 1 == 2, add"]}, r"tests\[0\] raises AssertionError"),
         (GOOD | {"tests": ["add"]}, "no test calls add"),
+        (GOOD | {"tests": ["assert add({}, object()) == 3"]}, r"tests\[0\] calls a function with what is no plain data: "),
         (GOOD | {"setup": "while True: pass"}, "the setup comes to no end"),
         (calls() | {"x": None}, ""),
         (GOOD, ""),

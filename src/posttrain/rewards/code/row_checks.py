@@ -81,6 +81,8 @@ class AssertTestCheck:
         """The first result that is bad whatever the program is; empty where there is none."""
         asked_before = False
         for number, (asked, said) in enumerate(self.results):
+            if said[0] == "not_plain" and not asked:
+                return f"{self.place(number)} calls a function with what is no plain data: {said[2]}; no program is asked"
             if said[0] == "error" and not asked and (not asked_before or said[1] in NEVER_RUNS):
                 return f"{self.place(number)} raises {said[1]}: {said[2]}, whatever the program is"
             asked_before |= asked
