@@ -1,6 +1,7 @@
 """Tests of programs that are broken themselves: each is named, by its row and its key, before anything is trained."""
 
 import json
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -38,6 +39,7 @@ def calls(**changed: object) -> dict[str, object]:
         (calls(tolerance=float("inf")), "tolerance = inf"),
         (calls(tolerance=float("nan")), "tolerance = nan"),
         (calls(tolerance=-1), "tolerance = -1"),
+        (calls(tolerance=1e30), r"tolerance = 1e\+30: must be a number from 0 to 1"),
         (calls(tolerance=True), "tolerance = True"),
         ({"kind": "stdio", "cases": [{"input": "1", "output": 3}]}, r"cases\[0\].output = 3"),
         ({"kind": "other"}, "kind"),
@@ -77,10 +79,28 @@ def test_a_key_without_a_value_is_what_tables_have() -> None:
         (GOOD | {"tests": ["assert ad(1, 2) == 3  # add"]}, r"tests\[0\] raises NameError"),
         (GOOD | {"tests": ["assert 1 == 2, add"]}, r"tests\[0\] raises AssertionError"),
         (GOOD | {"tests": ["add"]}, "no test calls add"),
+        (
+            GOOD | {"tests": ["assert add({}, object()) == 3"]},
+            r"tests\[0\] calls a function with what is no plain data: ",
+        ),
+        (GOOD | {"tests": ["assert add(1, 2) == 3", "assert False"]}, r"tests\[1\] raises AssertionError"),
+        (
+            GOOD | {"tests": ["assert add(1, 2) == 3", "assert add(n, 2) == 3"]},
+            r"tests\[1\] raises NameError: name 'n'",
+        ),
+        (GOOD | {"tests": ["x = add(1, 2)", "import os; os._exit(0)"]}, r"tests\[1\] ends its process"),
+        (GOOD | {"setup": "import os; os._exit(0)"}, "the setup ends its process"),
         (GOOD | {"setup": "while True: pass"}, "the setup comes to no end"),
         (calls() | {"x": None}, ""),
         (GOOD, ""),
         (GOOD | {"tests": ["try: add()\nexcept TypeError: pass"]}, ""),
+        (GOOD | {"tests": ["sum = add(1, 2)", "assert sum == 3"]}, ""),
+        (GOOD | {"tests": ["add = add(1, 2)", "assert add == 3"]}, ""),
+        (GOOD | {"setup": "r = []", "tests": ["r.append(add(1, 2))", "assert r == [3]"]}, ""),
+        (GOOD | {"setup": "r = []", "tests": ["r.append(add(1, 2))", "for n in r: k = n\nassert k == 3"]}, ""),
+        (GOOD | {"setup": "r = []\ndef seen(): return r", "tests": ["r.append(add(1, 2))", "assert seen()"]}, ""),
+        (GOOD | {"setup": "r = 0\ntry: r = add(1, 2)\nexcept RuntimeError: pass", "tests": ["add()", "assert r"]}, ""),
+        (GOOD | {"setup": "import os", "tests": ["x = add(1, 2)", "if 'x' not in globals(): os._exit(1)"]}, ""),
     ],
 )
 def test_a_row_whose_tests_no_program_can_pass_is_named(tests: object, named: str) -> None:
@@ -91,6 +111,16 @@ def test_a_row_whose_tests_no_program_can_pass_is_named(tests: object, named: st
         return
     with pytest.raises(UserError, match=rf"1 row\(s\) have tests .*\n  bad:2: tests: {named}"):
         reward.check_rows(rows, default_resources())
+
+
+def test_each_test_has_the_time_that_a_run_gives_it() -> None:
+    slow = "since = time.process_time()\nwhile time.process_time() < since + 0.15: pass\nassert add(1, 2) == 3"
+    row = {"tests": GOOD | {"setup": "import time", "tests": [slow] * 4}, "solution": "def add(a, b): return a + b"}
+    reward = CodeReward(cpu_seconds=0.4)
+    reward.check_rows([("r:1", row)], default_resources())
+    endless = GOOD | {"tests": ["assert add(1, 2) == 3", "while True: pass"]}
+    with pytest.raises(UserError, match=r"tests\[1\] comes to no end within 0.4 s"):
+        reward.check_rows([("r:1", {"tests": endless})], default_resources())
 
 
 def test_a_rows_own_solution_has_to_pass() -> None:
@@ -105,12 +135,27 @@ def test_a_rows_own_solution_has_to_pass() -> None:
         CodeReward().check_rows(row("def add(a, b): return a - b"), default_resources())
 
 
+def test_a_function_that_the_prompt_does_not_name_is_told_of_once() -> None:
+    def row(name: str, **columns: object) -> tuple[str, dict[str, object]]:
+        return f"r:{name}", {"prompt": "Write `add(a, b)`.", "tests": calls(entry=name)} | columns
+
+    chat = [{"role": "user", "content": "Write\nad(a, b)."}]
+    named = [row("add"), row("ad", prompt=chat), row("ad", solution="def ad(a, b): return a + b")]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        CodeReward().check_rows([*named, ("r:1", {"tests": calls(entry="ad")})], default_resources())
+    with pytest.warns(UserWarning, match="the prompt does not name") as said:
+        CodeReward().check_rows([*named, row("ad"), row("plus")], default_resources())
+    assert len(said) == 1
+    assert "r:ad: ad\n  r:plus: plus" in str(said[0].message)
+
+
 def test_check_task_looks_at_rows_of_programs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "rows.jsonl"
-    file.write_text(json.dumps({"prompt": "Add.", "tests": GOOD}))
+    file.write_text(json.dumps({"prompt": "Write add.", "tests": GOOD}))
     assert main(["code", "--rows", str(file)]) == 0
     assert "nothing is wrong with the tests of its 1 rows" in capsys.readouterr().out
-    file.write_text(json.dumps({"prompt": "Add.", "tests": GOOD | {"setup": "import no_such"}}))
+    file.write_text(json.dumps({"prompt": "Write add.", "tests": GOOD | {"setup": "import no_such"}}))
     for name in ("code", "programs"):
         with pytest.raises(UserError, match=r"rows.jsonl:1: tests: the setup raises ModuleNotFoundError"):
             main([name, "--rows", str(file)])

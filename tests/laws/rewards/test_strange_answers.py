@@ -80,6 +80,22 @@ def test_a_plain_function_that_leaves_the_program_fails_at_its_completion_and_ct
         graded([group(["a"])], interrupted)
 
 
+class OwnEnd(BaseException):
+    """What derives from no Exception, as some libraries' errors do."""
+
+
+@pytest.mark.parametrize("error", [GeneratorExit, asyncio.CancelledError, OwnEnd])
+def test_whatever_else_a_plain_function_raises_is_told_with_its_completion(error: type[BaseException]) -> None:
+    def raises(response: str) -> float:
+        if response == "b":
+            raise error
+        return 1.0
+
+    with pytest.raises(RunError, match=rf"reward 'raises', prompt 'p', sample 1: raised {error.__name__}"):
+        graded([group(["a", "b"])], raises)
+    assert scores([group(["a", "b"])], raises, on_error="none") == [[1.0, None]]
+
+
 @pytest.mark.parametrize("leaves", ["def", "async def"])
 @pytest.mark.parametrize("error", ["SystemExit(0)", "KeyboardInterrupt"])
 def test_in_a_worker_leaving_is_the_functions_failure_too(tmp_path: Any, leaves: str, error: str) -> None:

@@ -6,14 +6,16 @@ the column `solution`, that one has to pass.
 """
 
 import json
+import keyword
 import re
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from posttrain.errors import UserError
 from posttrain.rewards.code.program_result import TestOutcome
 from posttrain.rewards.code.program_text import program_in
-from posttrain.rewards.code.unit_test_runs import UnitTestRun
-from posttrain.rewards.code.unit_tests import AssertTests, Tests, read_tests
+from posttrain.rewards.code.unit_test_runs import UnitTestRun, with_time
+from posttrain.rewards.code.unit_tests import AssertTests, CallTests, StdioTests, Tests, read_tests
 from posttrain.sandbox.conversation import Sandbox, StartedProcess
 from posttrain.sandbox.execution import Execution, Exit, Limits, Process
 
@@ -45,21 +47,35 @@ class AssertTestCheck:
 
     def begin(self, sandbox: Sandbox) -> None:
         names = {"entry": self.tests.entry, "setup": self.tests.setup, "tests": ["pass", *self.tests.tests]}
-        sandbox.start(self, Process(kind="tests", source=json.dumps(names), limits=self.limits))
+        limits = with_time(self.limits, self.cpu_seconds(0))
+        sandbox.start(self, Process(kind="tests", source=json.dumps(names), limits=limits))
+
+    def cpu_seconds(self, number: int) -> float:
+        """What a run gives the setup and the first test together, and each test after them."""
+        return self.limits.cpu_seconds * (len(self.tests) + 1 if number < 2 else 1)
 
     def message(self, sandbox: Sandbox, process: StartedProcess, payload: bytes) -> None:
         kind, said = json.loads(payload)  # our own code wrote it
         if kind == "call":
             self.asked = True
+            process.allow(self.limits.cpu_seconds)
             process.send(json.dumps(NO_CALL).encode())
         else:
             self.results.append((self.asked, said))
             self.asked = False
+            if len(self.results) > 1:  # the setup is no test of a run
+                process.allow(self.limits.cpu_seconds)
 
     def ended(self, sandbox: Sandbox, process: StartedProcess, execution: Execution) -> None:
-        if execution.exit in (Exit.CPU_LIMIT, Exit.WALL_LIMIT) and not self.asked:
-            self.fault = f"{self.place(len(self.results))} comes to no end within {self.limits.cpu_seconds:g} s"
-        elif execution.exit is not Exit.LOST:
+        at = len(self.results)
+        if execution.exit is Exit.LOST or execution.starved:
+            return  # says nothing of the tests
+        early = at <= len(self.tests) and not self.asked and self.stands_alone(at)
+        if early and execution.exit in (Exit.CPU_LIMIT, Exit.WALL_LIMIT):
+            self.fault = f"{self.place(at)} comes to no end within {self.cpu_seconds(at):g} s"
+        elif early:
+            self.fault = f"{self.place(at)} ends its process ({execution.exit}), whatever the program is"
+        else:
             self.fault = self.first_fault()
 
     def place(self, number: int) -> str:
@@ -70,12 +86,39 @@ class AssertTestCheck:
         """The first result that is bad whatever the program is; empty where there is none."""
         asked_before = False
         for number, (asked, said) in enumerate(self.results):
-            if said[0] == "error" and not asked and (not asked_before or said[1] in NEVER_RUNS):
+            if said[0] == "not_plain" and not asked:
+                return (
+                    f"{self.place(number)} calls a function with what is no plain data: {said[2]}; no program is asked"
+                )
+            if said[0] == "error" and not asked and (said[1] in NEVER_RUNS or self.stands_alone(number, said)):
                 return f"{self.place(number)} raises {said[1]}: {said[2]}, whatever the program is"
             asked_before |= asked
         if len(self.results) == len(self.tests) + 1 and not asked_before:
             return f"no test calls {' or '.join(self.tests.entry)}, so every program would pass"
         return ""
+
+    def stands_alone(self, number: int, said: Sequence[str] = ()) -> bool:
+        """Whether nothing that a call before it has brought can be what it fails of, by the names that both have.
+
+        A test may use what an earlier one left, which without a program is nothing: run by itself it would fail too.
+        """
+        texts = [self.tests.setup, *self.tests.tests]
+        asked = [at for at in range(number) if self.results[at][0]]
+        if not asked:
+            return True
+        earlier = "\n".join(texts[asked[0] : number])
+        if said and said[1] == "NameError" and (missing := re.match(r"name '(\w+)' is not defined", said[2])):
+            known = words("\n".join(texts[:number])) | bound(texts[number])
+            return missing[1] not in known and not re.search(r"\bimport\s*\*", earlier)
+        own = words(texts[number])
+        if own & words(self.tests.setup):  # which may hold for it what others have left
+            own |= words(self.tests.setup)
+        return not own & (words(earlier) - self.only_called(earlier))
+
+    def only_called(self, text: str) -> set[str]:
+        """Functions that are asked for, where a text does nothing with them but call them."""
+        free = set(self.tests.entry) - words(self.tests.setup)
+        return {name for name in free if not re.search(rf"\bdef\s+{name}\b|\b{name}\b(?!\s*\()", text)}
 
 
 class SolutionCheck:
@@ -103,6 +146,7 @@ def require_passable(sandbox: Sandbox, rows: Iterable[NamedRow], limits: Limits,
     """Refuse rows whose tests cannot be read, or that no program can pass.  Raises UserError with their names."""
     faults: list[str] = []
     checks: list[tuple[str, AssertTestCheck | SolutionCheck]] = []
+    sound: list[tuple[str, Mapping[str, object], Tests]] = []
     for where, columns in rows:
         if columns.get("tests") is None:
             continue
@@ -117,6 +161,7 @@ def require_passable(sandbox: Sandbox, rows: Iterable[NamedRow], limits: Limits,
                 faults.append(f"{where}: tests: no test names {unnamed}, so every program would be scored alike")
                 continue
             checks.append((where, AssertTestCheck(tests, limits)))
+        sound.append((where, columns, tests))
         solution = columns.get(SOLUTION)
         if isinstance(solution, str) and solution.strip():
             checks.append((where, SolutionCheck(solution, tests, run_of)))
@@ -128,16 +173,50 @@ def require_passable(sandbox: Sandbox, rows: Iterable[NamedRow], limits: Limits,
     ]
     if faults:
         refuse(faults)
+    name_unprompted(sound)
 
 
 def refuse(faults: Sequence[str]) -> None:
     """Name the rows."""
-    more = f"\n  and {len(faults) - MOST_NAMED} more" if len(faults) > MOST_NAMED else ""
     raise UserError(
-        f"{len(faults)} row(s) have tests that no program can be judged by.  Mend them, or leave the rows out.\n  "
-        + "\n  ".join(faults[:MOST_NAMED])
-        + more
+        f"{len(faults)} row(s) have tests that no program can be judged by.  Mend them, or leave the rows out."
+        + listed(faults)
     )
+
+
+def words(text: str) -> set[str]:
+    """The names in a piece of Python, those in its texts and comments included."""
+    return set(re.findall(r"[^\W\d]\w*", text)) - set(keyword.kwlist)
+
+
+def bound(text: str) -> set[str]:
+    """The names that a piece of Python may give a value to, and some more."""
+    targets = re.findall(r"^(.*[^=!<>\n])?=(?!=)|\b(?:for|def|class|import|as)\b(.*)", text, re.MULTILINE)
+    return words("\n".join(part for parts in targets for part in parts))
+
+
+def name_unprompted(rows: Sequence[tuple[str, Mapping[str, object], Tests]]) -> None:
+    """Warn, once, of functions that are asked for and that the row's prompt does not name: no program could know."""
+    faults = []
+    for where, columns, tests in rows:
+        prompt = columns.get("prompt")
+        if prompt is None or columns.get(SOLUTION) or isinstance(tests, StdioTests):
+            continue
+        names = [tests.entry] if isinstance(tests, CallTests) else tests.entry
+        told = words(re.sub(r"\\[nrt]", " ", str(prompt)))  # of messages: as Python shows them
+        faults += [f"{where}: {name}" for name in names if name not in told]
+    if faults:
+        warnings.warn(
+            f"reward code: {len(faults)} function(s) that the tests call and that the prompt does not name, so that a"
+            " program can only guess; is `entry` spelt right?" + listed(faults),
+            stacklevel=2,
+        )
+
+
+def listed(faults: Sequence[str]) -> str:
+    """The first of them, each on a line, and how many more there are."""
+    more = f"\n  and {len(faults) - MOST_NAMED} more" if len(faults) > MOST_NAMED else ""
+    return "\n  " + "\n  ".join(faults[:MOST_NAMED]) + more
 
 
 def unnamed_entry(tests: AssertTests) -> str:

@@ -185,8 +185,10 @@ def tolerance_of(value: object) -> float:
     """How far a float may be off."""
     if value is None:
         return 0.0
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
-        raise BrokenTests(f"tolerance = {shortly(value)}: must be a number, finite and at least 0, such as 1e-6")
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
+        raise BrokenTests(
+            f"tolerance = {shortly(value)}: must be a number from 0 to 1, such as 1e-6: it is relative to the numbers"
+        )
     return float(value)
 
 

@@ -186,9 +186,9 @@ def invoke(call: Callable[..., object], arguments: Mapping[str, object]) -> obje
     try:
         result = call(**arguments)
         return list(result) if isinstance(result, Iterator) else result
-    except (ScoringFailure, RunError):
-        raise  # a RunError is for the person: no row is at fault, and no score may stand in for it
-    except (Exception, SystemExit) as error:  # `sys.exit` would end the run with the status of one that is done
+    except (ScoringFailure, RunError, KeyboardInterrupt):
+        raise  # for the person, as Ctrl-C is from them: no row is at fault, and no score may stand in for it
+    except BaseException as error:  # `sys.exit`, say, would end the run with the status of one that is done
         raise FunctionError from error
 
 
