@@ -227,6 +227,39 @@ def test_units_are_compared_by_what_they_mean() -> None:
         assert paid(rf"\boxed{{{answer}}}", gold) == right, (gold, answer)
 
 
+COMPOUND = (
+    *["{} point 3", "{} feet 3 inches", r"{}\text{{ minutes }}3\text{{ seconds}}", "{} dollars 3 cents", "{} feet 4"],
+    *[r"{} \text{{minutes}} 30 \text{{seconds}}", r"\text{{{} ft 3 in}}", "{} ft. 3 in.", "{} m 3 cm", "{} hr 30 min"],
+    *["{} feet3", "{} feet - 3 inches", "{} feet + 3 inches", "{} feet (3 inches)", r"{}\text{{ feet }}3", "{} cm 2"],
+)
+
+
+@pytest.mark.filterwarnings("ignore:reward maths")  # of rows that are not scored
+def test_units_with_numbers_between_them_are_none() -> None:
+    """What stands behind the first number is no unit of it, neither in an answer nor in the row's own."""
+    assert [each for each in COMPOUND if paid(rf"\boxed{{{each.format(5)}}}", "5")] == []
+    assert [each for each in COMPOUND if paid(r"\boxed{5}", each.format(5))] == []
+    rows = [("5", each.format(5)) for each in COMPOUND] + [(each.format(5), "5") for each in COMPOUND]
+    given = MathsReward(cpu_seconds=2.0)(
+        completions=[rf"\boxed{{{answer}}}" for _, answer in rows],
+        finish_reasons=["stop"] * len(rows),
+        answer=[gold for gold, _ in rows],
+    )
+    assert [row for row, each in zip(rows, given, strict=True) if isinstance(each, Graded) and each.score == 1.0] == []
+
+
+@pytest.mark.filterwarnings("ignore:reward maths")  # of rows that are not scored
+def test_a_compound_of_units_is_compared_as_text() -> None:
+    gold = "1 hour 30 minutes"
+    assert paid(r"\boxed{1 \text{ hour } 30 \text{ minutes}}", gold)
+    assert paid(r"\boxed{\text{1 hour 30 minutes}}", gold)
+    assert paid(r"\boxed{1 Hour 30 minutes}", r"1\text{ hour }30\text{ minutes}")
+    assert not paid(r"\boxed{1 hour 31 minutes}", gold)
+    assert not paid(r"\boxed{3 x}", r"3x + 2\sqrt{2}")
+    assert not paid(r"\boxed{3}", r"3x + 2\sqrt{2}")
+    assert not paid(r"\boxed{3}", r"3x + \sqrt{y}")
+
+
 APART = (r"\quad", r"\qquad", "~", "$", r"\ ", r"\,", r"\;", r"\!", r"\:", " ", r"\left", r"\displaystyle", r"\$")
 
 

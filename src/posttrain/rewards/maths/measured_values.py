@@ -19,7 +19,14 @@ SPACES = re.compile(r"\\[,;:! ]|~")
 UNIT_START = re.compile(rf"(?P<unit>{SET_AS_TEXT}|(?<!\\)[°¢])|\\[a-zA-Z]+|(?P<letter>[^\W\d_])")
 COEFFICIENT = re.compile(r"[\d)}][a-zA-Z]\s*$", re.ASCII)
 """`3m`: as a gold answer three times a letter."""
-UNKNOWN_UNIT = re.compile(r"[\d)}]\s+[a-zA-Z]{3,}[a-zA-Z ]*$", re.ASCII)
+UNKNOWN_UNIT = re.compile(
+    rf"[\d)}}%]\$?(?:\s+[a-zA-Z]{{3,}}[a-zA-Z ]*\}}?|(?:(?:\s|~|\\[,;:! ])*{SET_AS_TEXT}[^{{}}\d]*\}})+)[\s.$]*$",
+    re.ASCII,
+)
+"""Words behind a gold answer's number, which may be a unit that is on no list; `3x + \\sqrt{y}` has none."""
+ANOTHER_NUMBER = re.compile(r"(?<![\^_{\d])\d")
+"""A digit behind words that is no power: `5 feet 3 inches`."""
+DIGITS = re.compile(r"\d[\d.,/]*")
 MULTIPLIERS = {"dozen": 12, "hundred": 10**2, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
 NO_UNIT = re.compile(
     r"\b(?:hundred|thousand|million|billion|trillion|quadrillion|dozen|lakh|crore|score|gross|half|halve|third|quarter"
@@ -38,6 +45,11 @@ class Measured:
     unit: str = ""
     known: bool = True
     """Whether the unit is one that an answer may add."""
+
+    @property
+    def has_another_number(self) -> bool:
+        """Whether the unit is none, since a number stands in it."""
+        return not self.known and ANOTHER_NUMBER.search(self.unit) is not None
 
     def same(self, answer: "Measured") -> bool | None:
         """Whether an answer says the same; None where its words are not known and not these."""
@@ -97,6 +109,22 @@ def gold_value(gold: str) -> Measured | None:
     found = measured(gold)
     if found is None or not found.unit:
         return found
-    if NO_UNIT.search(found.unit) or COEFFICIENT.search(gold):
+    if NO_UNIT.search(found.unit) or COEFFICIENT.search(gold) or found.has_another_number:
         return None
-    return found if found.known or "\\" in gold or UNKNOWN_UNIT.search(gold) else None
+    return found if found.known or UNKNOWN_UNIT.search(gold) else None
+
+
+def plain_words(text: str) -> str:
+    """A text with single blanks between words, digits and signs, and nothing of LaTeX around words."""
+    return " ".join(SPACES.sub(" ", WORDS.sub(r" \1 ", text.strip().strip("$"))).split())
+
+
+def is_compound(text: str) -> bool:
+    """Whether a text is several numbers with units of the list between them: `1 hour 30 minutes`, `5 feet 4`."""
+    sign, *phrases = DIGITS.split(plain_words(text))
+    return (
+        len(phrases) > 1
+        and sign in ("", "-")
+        and all(unit_of(phrase) for phrase in phrases[:-1])
+        and (unit_of(phrases[-1]) is not None)
+    )
