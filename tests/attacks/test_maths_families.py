@@ -67,6 +67,7 @@ BEHIND = (
         " ≤ x",
     ],
     *[" > x", " ≠ x", r" \le x", r" \ne x", " + x", r" \cdot x", " per mille", " doubled", " halved", " inverted"],
+    *[" pi", " reciprocal", " below zero", " degrees below zero", "°C below zero", " under zero", " inverse", " tau"],
 )
 BESIDE_BEFORE = (
     "",
@@ -140,7 +141,7 @@ def test_what_may_stand_beside_a_number_hides_none() -> None:
     assert [text for text in texts if number_of(text) != 5] == []
 
 
-@pytest.mark.parametrize("word", ["negative ", "minus ", "Negative ", "-", "− ", r"\text{negative } "])
+@pytest.mark.parametrize("word", ["negative ", "neg ", "neg. ", "minus ", "Negative ", "-", "− ", r"\text{negative } "])
 @pytest.mark.parametrize(("number", "value"), [("5", 5), ("5 1/2", Fraction(11, 2)), ("0.5", Fraction(1, 2))])
 def test_a_sign_in_words_is_a_sign_in_prose_and_in_a_box(word: str, number: str, value: Fraction) -> None:
     for sentence in SENTENCES[1:]:
@@ -205,6 +206,28 @@ def test_every_unit_of_the_list_is_paid_in_every_way_it_is_written() -> None:
     missed = [text for text, score in zip(texts, grade_quickly(texts, ["5"] * len(texts)), strict=True) if score != 1.0]
     assert missed == []
     assert not paid(r"\boxed{6\text{ cm}}", "5")
+
+
+PERCENTS = ("5 percent", r"5 \text{ percent}", r"5\text{ per cent}", "5 pct", r"5\%", "5%", r"$5$\%")
+
+
+def test_percent_in_words_is_a_percent_sign_a_hundredth_on_both_sides() -> None:
+    for percent in PERCENTS:
+        for other in (*PERCENTS, "0.05", "1/20"):
+            assert paid(rf"\boxed{{{percent}}}", other), (percent, other)
+            assert paid(rf"\boxed{{{other}}}", percent), (percent, other)
+        assert not paid(rf"\boxed{{{percent}}}", "5")
+        assert not paid(r"\boxed{5}", percent)
+        assert number_of(f"So it is {percent} of all") == Fraction(1, 20), percent
+    assert number_of("So it is **5** percent.") == Fraction(1, 20)
+
+
+@pytest.mark.parametrize("unit", ["sq. ft", "sq. ft.", "sq.ft.", "Sq. feet", "ft^2", "square ft."])
+def test_abbreviations_may_have_a_dot(unit: str) -> None:
+    for gold in ("12", r"12 \text{ square feet}"):
+        assert paid(rf"\boxed{{12 \text{{ {unit}}}}}", gold)
+        assert paid(rf"\boxed{{12 {unit}}}", gold)
+    assert paid(r"\boxed{12 \text{ cu. in.}}", "12 cubic inches")
 
 
 def test_units_are_compared_by_what_they_mean() -> None:

@@ -1,7 +1,8 @@
 r"""Exact values with what may stand around them: a unit, a sign in words, a `\text{…}` around all of it.
 
 `5 \text{ cm}`, `60 km/h`, `90^\circ`, `\text{5}`, `negative 5` and `5 million` are read.  A unit is of the list of
-posttrain.rewards.maths.units; another word makes no value, unless a gold answer has it.
+posttrain.rewards.maths.units; another word makes no value, unless a gold answer has it.  `percent` is no unit
+but a percent sign, on either side: `5 percent` is 1/20, and neither 5 nor the answer to a row whose own is 5.
 """
 
 import re
@@ -14,7 +15,7 @@ from posttrain.rewards.maths.units import unit_of
 SET_AS_TEXT = r"\\(?:text|mathrm|textrm|mbox|textbf|mathbf|textit|mathit|textsf|texttt|emph)\s*\{"
 WORDS = re.compile(SET_AS_TEXT + r"([^{}]*)\}")
 DEGREE = re.compile(r"\^?\s*\\degree(?![a-zA-Z])|\^\s*(?:\\circ|\{\s*\\circ\s*\})")
-SIGN_IN_WORDS = re.compile(r"\s*(?:negative|minus)\s+(?=[\d.\\$(])", re.IGNORECASE)
+SIGN_IN_WORDS = re.compile(r"\s*(?:negative|minus|neg\b\.?)\s+(?=[\d.\\$(])", re.IGNORECASE)
 SPACES = re.compile(r"\\[,;:! ]|~")
 UNIT_START = re.compile(rf"(?P<unit>{SET_AS_TEXT}|(?<!\\)[°¢])|\\[a-zA-Z]+|(?P<letter>[^\W\d_])")
 COEFFICIENT = re.compile(r"[\d)}][a-zA-Z]\s*$", re.ASCII)
@@ -26,6 +27,7 @@ UNKNOWN_UNIT = re.compile(
 """Words behind a gold answer's number, which may be a unit that is on no list; `3x + \\sqrt{y}` has none."""
 ANOTHER_NUMBER = re.compile(r"(?<![\^_{\d])\d")
 """A digit behind words that is no power: `5 feet 3 inches`."""
+PERCENT = re.compile(r"(?:per\s?cent\b|pct\b\.?|\\?%)\s*", re.IGNORECASE)
 DIGITS = re.compile(r"\d[\d.,/]*")
 MULTIPLIERS = {"dozen": 12, "hundred": 10**2, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
 NO_UNIT = re.compile(
@@ -76,7 +78,7 @@ def measured(text: str) -> Measured | None:
 
 def sign_as_text(found: "re.Match[str]") -> str:
     r"""`\text{negative }` as words; other words as they are."""
-    return f"{found[1]} " if found[1].strip().casefold() in ("negative", "minus") else found[0]
+    return f"{found[1]} " if found[1].strip().casefold() in ("negative", "minus", "neg", "neg.") else found[0]
 
 
 def value_with_unit(plain: str) -> Measured | None:
@@ -86,6 +88,9 @@ def value_with_unit(plain: str) -> Measured | None:
     if value is None:
         return None
     phrase = SPACES.sub(" ", WORDS.sub(r" \1 ", plain[at:])).strip()
+    percent = PERCENT.match(phrase)
+    if percent is not None and value.shape == "value" and "%" not in plain[:at]:
+        value, phrase = ExactValue("value", (value.numbers[0] / 100,)), phrase[percent.end() :]
     if phrase.casefold() in MULTIPLIERS and value.shape == "value":
         return Measured(ExactValue("value", (value.numbers[0] * MULTIPLIERS[phrase.casefold()],)))
     unit = unit_of(phrase)

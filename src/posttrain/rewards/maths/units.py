@@ -91,7 +91,6 @@ ruble
 penny pennies pence
 nickel
 dime
-percent pct
 unit
 point
 """
