@@ -6,8 +6,8 @@ length limit cut the completion off or it is part of something else (posttrain.r
 with a single letter is read as 5, also beside a gold answer without a letter; beside `y = 5` it is wrong.  Every minus
 sign is a minus, and so are `negative` and `minus`.  Beside a gold answer without a unit an answer may have one of
 posttrain.rewards.maths.units, and `5^\circ` counts as such: `5\%` and `5 \text{ percent}` do not, and neither do other
-words (`5 \text{ fifths}`), subscripts (`5_3`) and primes (`5'`).  Names (`cat`) are compared as text, and so are several
-numbers with units (`5 feet 3 inches`).
+words (`5 \text{ fifths}`), subscripts (`5_3`) and primes (`5'`).  Names (`cat`) are compared as text, and so are
+several numbers with units (`5 feet 3 inches`).
 
 **How it is compared.**  Numbers, and tuples, sets, lists and intervals of numbers, as fractions
 (posttrain.rewards.maths.exact_numbers): microseconds, no tolerance.  What that does not read goes to math-verify (the
