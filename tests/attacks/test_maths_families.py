@@ -67,6 +67,7 @@ BEHIND = (
         " ≤ x",
     ],
     *[" > x", " ≠ x", r" \le x", r" \ne x", " + x", r" \cdot x", " per mille", " doubled", " halved", " inverted"],
+    *[" pi", " reciprocal", " below zero", " degrees below zero", "°C below zero", " under zero", " inverse", " tau"],
 )
 BESIDE_BEFORE = (
     "",
@@ -140,7 +141,7 @@ def test_what_may_stand_beside_a_number_hides_none() -> None:
     assert [text for text in texts if number_of(text) != 5] == []
 
 
-@pytest.mark.parametrize("word", ["negative ", "minus ", "Negative ", "-", "− ", r"\text{negative } "])
+@pytest.mark.parametrize("word", ["negative ", "neg ", "neg. ", "minus ", "Negative ", "-", "− ", r"\text{negative } "])
 @pytest.mark.parametrize(("number", "value"), [("5", 5), ("5 1/2", Fraction(11, 2)), ("0.5", Fraction(1, 2))])
 def test_a_sign_in_words_is_a_sign_in_prose_and_in_a_box(word: str, number: str, value: Fraction) -> None:
     for sentence in SENTENCES[1:]:
@@ -207,6 +208,28 @@ def test_every_unit_of_the_list_is_paid_in_every_way_it_is_written() -> None:
     assert not paid(r"\boxed{6\text{ cm}}", "5")
 
 
+PERCENTS = ("5 percent", r"5 \text{ percent}", r"5\text{ per cent}", "5 pct", r"5\%", "5%", r"$5$\%")
+
+
+def test_percent_in_words_is_a_percent_sign_a_hundredth_on_both_sides() -> None:
+    for percent in PERCENTS:
+        for other in (*PERCENTS, "0.05", "1/20"):
+            assert paid(rf"\boxed{{{percent}}}", other), (percent, other)
+            assert paid(rf"\boxed{{{other}}}", percent), (percent, other)
+        assert not paid(rf"\boxed{{{percent}}}", "5")
+        assert not paid(r"\boxed{5}", percent)
+        assert number_of(f"So it is {percent} of all") == Fraction(1, 20), percent
+    assert number_of("So it is **5** percent.") == Fraction(1, 20)
+
+
+@pytest.mark.parametrize("unit", ["sq. ft", "sq. ft.", "sq.ft.", "Sq. feet", "ft^2", "square ft."])
+def test_abbreviations_may_have_a_dot(unit: str) -> None:
+    for gold in ("12", r"12 \text{ square feet}"):
+        assert paid(rf"\boxed{{12 \text{{ {unit}}}}}", gold)
+        assert paid(rf"\boxed{{12 {unit}}}", gold)
+    assert paid(r"\boxed{12 \text{ cu. in.}}", "12 cubic inches")
+
+
 def test_units_are_compared_by_what_they_mean() -> None:
     assert unit_of("square centimeters") == unit_of("cm^2") == unit_of("cm²") == "cm^2"
     assert unit_of("miles per hour") == unit_of("mi/h") == unit_of("mph")
@@ -225,6 +248,39 @@ def test_units_are_compared_by_what_they_mean() -> None:
         ("3m", "3", False),
     ):
         assert paid(rf"\boxed{{{answer}}}", gold) == right, (gold, answer)
+
+
+COMPOUND = (
+    *["{} point 3", "{} feet 3 inches", r"{}\text{{ minutes }}3\text{{ seconds}}", "{} dollars 3 cents", "{} feet 4"],
+    *[r"{} \text{{minutes}} 30 \text{{seconds}}", r"\text{{{} ft 3 in}}", "{} ft. 3 in.", "{} m 3 cm", "{} hr 30 min"],
+    *["{} feet3", "{} feet - 3 inches", "{} feet + 3 inches", "{} feet (3 inches)", r"{}\text{{ feet }}3", "{} cm 2"],
+)
+
+
+@pytest.mark.filterwarnings("ignore:reward maths")  # of rows that are not scored
+def test_units_with_numbers_between_them_are_none() -> None:
+    """What stands behind the first number is no unit of it, neither in an answer nor in the row's own."""
+    assert [each for each in COMPOUND if paid(rf"\boxed{{{each.format(5)}}}", "5")] == []
+    assert [each for each in COMPOUND if paid(r"\boxed{5}", each.format(5))] == []
+    rows = [("5", each.format(5)) for each in COMPOUND] + [(each.format(5), "5") for each in COMPOUND]
+    given = MathsReward(cpu_seconds=2.0)(
+        completions=[rf"\boxed{{{answer}}}" for _, answer in rows],
+        finish_reasons=["stop"] * len(rows),
+        answer=[gold for gold, _ in rows],
+    )
+    assert [row for row, each in zip(rows, given, strict=True) if isinstance(each, Graded) and each.score == 1.0] == []
+
+
+@pytest.mark.filterwarnings("ignore:reward maths")  # of rows that are not scored
+def test_a_compound_of_units_is_compared_as_text() -> None:
+    gold = "1 hour 30 minutes"
+    assert paid(r"\boxed{1 \text{ hour } 30 \text{ minutes}}", gold)
+    assert paid(r"\boxed{\text{1 hour 30 minutes}}", gold)
+    assert paid(r"\boxed{1 Hour 30 minutes}", r"1\text{ hour }30\text{ minutes}")
+    assert not paid(r"\boxed{1 hour 31 minutes}", gold)
+    assert not paid(r"\boxed{3 x}", r"3x + 2\sqrt{2}")
+    assert not paid(r"\boxed{3}", r"3x + 2\sqrt{2}")
+    assert not paid(r"\boxed{3}", r"3x + \sqrt{y}")
 
 
 APART = (r"\quad", r"\qquad", "~", "$", r"\ ", r"\,", r"\;", r"\!", r"\:", " ", r"\left", r"\displaystyle", r"\$")

@@ -98,7 +98,11 @@ arXiv:2507.08794, and the like."""
 VERDICT = re.compile(
     r"""["'](?:score|verdict|rating|winner)["']\s*:|</?[^\S\n]{0,9}(?:score|verdict|rating|winner)\b"""
     r"|^(?:[^\S\n]|[*#>{|_~`•·+\-]|\(?\d{1,3}[.)])*(?:(?:final|overall|my)[^\S\n]{1,9}){0,2}"
-    r"(?:score|verdict|rating|winner)[*_`\"']{0,4}(?:[^\S\n]{0,9}(?:[:=~|\-]|\d)|[^\S\n]{1,9}is\b)",
+    r"(?:score|verdict|rating|winner)[*_`\"']{0,4}(?:[^\S\n]{0,9}(?:[:=~|\-]|\d)|[^\S\n]{1,9}is\b)"
+    r"|^(?:[^\S\n]|[*#>{|_~`•·+\-]|\(?\d{1,3}[.)])*"
+    r"(?:(?:the|an?|so|thus|hence|therefore|and|then|now|here|my|your|our|its|this|final|overall|total),?[^\S\n]{1,9}){0,6}"
+    r"(?:score|verdict|rating|winner|grade)[*_`\"']{0,4}[^\S\n]{0,9}(?:[:=]|\bis\b:?)[^\S\n]{0,9}[*_`\"']{0,4}"
+    r"(?:(?:a|b|tie)\b(?![^\S\n]+\w)|\d(?![\d.]{0,9}[^\S\n]{0,9}(?:to\b|[-:])[^\S\n]{0,9}\d))",
     re.IGNORECASE | re.MULTILINE,
 )
 """A candidate that says this, as `plain_letters` has it, writes the judge's part.  What may stand before it on its line

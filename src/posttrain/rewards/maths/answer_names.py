@@ -1,12 +1,14 @@
 r"""Gold answers that are names: `\text{Monday}`, `Paris`, `ABC`.  They are compared as text, letter case aside.
 
+So are several numbers with their units, `1 hour 30 minutes`, of which the first alone is another answer.
+
 To a reader of mathematics letters side by side are a product, in which order does not count: `act` would be `cat`.
 """
 
 import re
 from functools import lru_cache
 
-from posttrain.rewards.maths.measured_values import WORDS
+from posttrain.rewards.maths.measured_values import WORDS, is_compound, plain_words
 
 SET_NAME = re.compile(r"[^\d\\^_=<>+*/$|{}]*[^\W\d_][^\d\\^_=<>+*/$|{}]*")
 BARE_NAME = re.compile(r"[^\W\d_]+(?:[ -][^\W\d_]+)*")
@@ -21,6 +23,8 @@ def gold_name(gold: str) -> tuple[str, bool] | None:
     Bare letters are one from three on, or where they are capitals: `xy` is a product, `B` the second choice.
     """
     text = gold.strip().strip("$").strip()
+    if is_compound(text):
+        return plain_name_of(text), True
     whole = WORDS.fullmatch(text)
     if whole is not None:
         return (plain_name_of(text), True) if SET_NAME.fullmatch(whole[1]) else None
@@ -32,8 +36,7 @@ def gold_name(gold: str) -> tuple[str, bool] | None:
 def plain_name_of(text: str) -> str:
     """A name without what may stand around it, and a longer one without letter case."""
     plain = text.strip().strip("$*").strip()
-    whole = WORDS.fullmatch(plain)
-    name = " ".join((whole[1] if whole else plain).strip(" .()").split())
+    name = " ".join(plain_words(plain).strip(" .()").split())
     return name.casefold() if len(name) > 1 else name
 
 

@@ -1,9 +1,9 @@
 """The rows' own answers as text: what a column may hold, and what is a mistake in it and never a wrong answer.
 
 Text counts as it is, and of a text with a box only what is in the box.  Numbers, those of numpy and Decimal included,
-are written out in digits: 1e-05 is 0.00001 and not Euler's e minus 5, and so is the text `1e-05`, as Python writes it.
+are written out in digits: 1e-05 is 0.00001 and not Euler's e minus 5, and so are the texts `1e-05` and `1e5`.
 None, NaN, the text `nan` and pandas' own marks are a row without an answer.  Whatever else there is (bytes, lists,
-dicts, infinity, a sentence with a number in it) is not scored, and named with the reason.
+dicts, infinity, the texts `None` and `N/A`, a sentence with a number in it) is not scored, and named with the reason.
 """
 
 import math
@@ -23,8 +23,10 @@ from posttrain.rewards.maths.units import unit_of
 MISSING_TEXTS = {"", "nan", "<na>", "nat"}
 MISSING_TYPES = {"NAType", "NaTType"}
 """Of pandas, which need not be installed."""
-SCIENTIFIC = re.compile(r"[+-]?\d(?:\.\d+)?e[+-]\d{2,3}", re.ASCII)
-"""As Python writes floats: at least two digits of exponent, where `2e-5` may be Euler's e."""
+NONE_TEXTS = {"n/a", "#n/a", "none", "null"}
+"""Named, for an export wrote them where an answer should be; one that is meant is set as text: `\\text{None}`."""
+SCIENTIFIC = re.compile(r"[+-]?(?:\d+(?:\.\d*)?|\.\d+)[eE][+-]?\d{1,6}", re.ASCII)
+"""As programs write floats; with Euler's e a product or a sum has a sign or a space in it: `2 e - 5`, `2e^5`."""
 NOT_PROSE = re.compile(
     r"\\(?:text\w*|math\w+|mbox|begin|end|operatorname)\s*\{[^{}]*\}|\\[a-zA-Z]+"
     r"|\b(?:(?:arc)?(?:sin|cos|tan|cot|sec|csc)h?|log|ln|exp|lim|max|min|gcd|lcm|mod|sqrt|or|and)\b",
@@ -88,6 +90,8 @@ def gold_text(text: str) -> GoldAnswer:
     text = (text if boxed is None else boxed).strip()
     if text.casefold() in MISSING_TEXTS:
         return MISSING
+    if text.casefold() in NONE_TEXTS:
+        return GoldAnswer(None, f"{text!r} says that there is none")
     if SCIENTIFIC.fullmatch(text):
         return gold_number(Decimal(text))
     if is_prose(text):

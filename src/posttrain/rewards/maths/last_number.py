@@ -28,7 +28,7 @@ SIGNED = re.compile(rf"(?:(?<=[=:(\[{{$*])|(?<![^\s])){SPACE}*(-){SPACE}*\Z")
 """A minus that is no operation: nothing stands before it."""
 MARKS = r"(?:[\s$*~({[\"'“‘]|\\[,;:! (\[]|\\(?:text|textrm|textbf|mathrm|mathbf|mbox)\s*\{|\})*"
 """What may stand between a word and a number."""
-SIGN_WORD = re.compile(rf"(?<![\w-])(?:negative|minus)(?!\w){MARKS}\Z", re.IGNORECASE)
+SIGN_WORD = re.compile(rf"(?<![\w-])(?:negative|minus|neg\.?)(?!\w){MARKS}\Z", re.IGNORECASE)
 OPERAND = re.compile(
     r"(?:[\d\]}!%²³]|(?<![\w'’\\])(?!a\s)[a-z]|\([^()]*[+*/^-][^()]*\)|\\(?:pi|infty|theta))[^\S\n$*]*\$?[^\S\n]*\Z",
     re.ASCII,
@@ -90,18 +90,20 @@ WORD_BEHIND = (
     r"|plus|minus|divided|multiplied|to\s+the\s+(?:power|\w+th|minus|negative)|raised|over\s+(?:\w\b|\\|the\s+square)"
     r"|times\s+(?:\w\b(?!\s*\w{2})|\\|ten\b|the\s+(?:square|cube|number))|and\s+(?:a|an|one|two|three|more|above|up)\b|or\s+(?:more|less|fewer"
     r"|greater|higher|lower|above|below|under|over|so|not)|(?:at|or)\s+(?:least|most)|per\s*(?:mille|thousand|million)"
+    r"|pi|tau|reciprocal|inverse|opposite|(?:degrees?\s+)?(?:\w+\s+)?(?:below|under)\s+zero"
     r"|less\s+than|more\s+than|in\s+base|base)\b|,?\s*(?:is|was|are)(?:\s+(?:not|wrong|incorrect|false|impossible|too)\b|n[’']t\b)"
 )
 """Words that make another number of the one before them, or a bound of it, or none."""
 LETTER_BEHIND = rf"(?:{SPACE}|\$)+(?!(?-i:[msghdtlLNJWVACF])\b|(?-i:[aAI])\s+\w)[a-z](?![\w'’]|\.\w)"
 """`5 k` and `5 i`; units of one letter and the words `a` and `I` may follow."""
 PART_BEHIND = re.compile(
-    rf"[\wͰ-Ͽ⁰-₟²³¹¼-¾⅐-⅟‰‱万萬亿億兆千百十만억천割成]|[.,]\d|[-+*/]+[\w(\\]|\^(?!\s*\{{?\s*\\circ)|!!|{FILLER}(?:{WORD_BEHIND})"
+    rf"(?:°|{SPACE})*[CF]?{SPACE}*(?:below|under)\s+zero|[\wͰ-Ͽ⁰-₟²³¹¼-¾⅐-⅟‰‱万萬亿億兆千百十만억천割成]|[.,]\d|[-+*/]+[\w(\\]|\^(?!\s*\{{?\s*\\circ)|!!|{FILLER}(?:{WORD_BEHIND})"
     rf"|{SPACE}*(?:[π√∛⅐-⅟¼-¾Α-Ωα-λν-ω]|\\(?:pi|sqrt|[dt]?frac|infty|log|ln|sin|cos|tan|pm|div)(?![a-zA-Z]))|\s+[+*/]\s+[a-z]\b"
     rf"|{SPACE}*(?:\\times|\\cdot|×|·){SPACE}*[\w(]|{SPACE}+\^|{LETTER_BEHIND}"
     rf"|{SPACE}*\$?{SPACE}*(?!<[/a-zA-Z|][^<>\n]{{0,30}}>){RELATION}(?![=-]?>)",
     re.IGNORECASE | re.ASCII,
 )
+PERCENT_BEHIND = re.compile(rf"{FILLER}(?:\\?%|(?:per\s?cent|pct)\b)", re.IGNORECASE)
 PRIME = re.compile(r"['’′″]")
 UNIT_POWER = re.compile(
     r"(\d\s?(?:\\[,;:! ]|\\(?:text|mathrm)\s?\{\s?)*([a-zA-Z]{1,12})\s?\}?)\s?\^\s?\{?[23]\}?(?![\w^])", re.ASCII
@@ -129,6 +131,9 @@ def last_number(text: str) -> str | None:
         before = before[: sign.start()]
         if OPERAND.search(before):
             return None
+    percent = None if found[0].endswith("%") else PERCENT_BEHIND.match(behind)
+    if percent is not None:
+        behind = behind[percent.end() :]
     if PART_BEFORE.search(before[-BESIDE:]) or WORDS_BEFORE.search(before) or PAIRED_BEFORE.search(before):
         return None
     if is_part(behind):
@@ -139,7 +144,7 @@ def last_number(text: str) -> str | None:
         return None
     if PRIME.match(behind) and not PRIME.search(before[-1:]):
         return None
-    return ("-" if sign else "") + (f"{whole[1]} " if whole else "") + found[0]
+    return ("-" if sign else "") + (f"{whole[1]} " if whole else "") + found[0] + ("%" if percent else "")
 
 
 def without_power(found: "re.Match[str]") -> str:

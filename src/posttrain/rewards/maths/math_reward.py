@@ -5,8 +5,9 @@ this order: the last balanced `\boxed{…}`; else the last closed `<answer>…</
 length limit cut the completion off or it is part of something else (posttrain.rewards.maths.last_number).  `x = 5`
 with a single letter is read as 5, also beside a gold answer without a letter; beside `y = 5` it is wrong.  Every minus
 sign is a minus, and so are `negative` and `minus`.  Beside a gold answer without a unit an answer may have one of
-posttrain.rewards.maths.units, and `5^\circ` and `50 \text{ percent}` count as such: `5\%` does not, and neither do
-other words (`5 \text{ fifths}`), subscripts (`5_3`) and primes (`5'`).  Names (`cat`) are compared as text.
+posttrain.rewards.maths.units, and `5^\circ` counts as such: `5\%` and `5 \text{ percent}` do not, and neither do other
+words (`5 \text{ fifths}`), subscripts (`5_3`) and primes (`5'`).  Names (`cat`) are compared as text, and so are
+several numbers with units (`5 feet 3 inches`).
 
 **How it is compared.**  Numbers, and tuples, sets, lists and intervals of numbers, as fractions
 (posttrain.rewards.maths.exact_numbers): microseconds, no tolerance.  What that does not read goes to math-verify (the
@@ -19,7 +20,8 @@ takes for equal at 15 digits has to agree in 50.
 **Known hacks, and what stops them.**  A false chain (`9 = 5`), several answers where one is asked for, other words or
 letters that math-verify takes for units, characters that it passes over, and whatever else hides an answer from it
 (`\phantom`, a zero-width space): refused by posttrain.rewards.maths.math_verify_guards.  Towers of powers and
-factorials that never end: refused, and killed if they get through.  `100\%` for 100: a percent is a hundredth.
+factorials that never end: refused, and killed if they get through.  `100\%` for 100: a percent is a hundredth,
+in words too.
 Answers inside the thinking: only what follows it is read.  A number that is cut off where it is right: not read.
 Text that is slow to read: linear time, bounded length.  Not stopped: an answer that is guessed, or known from the
 data; in prose, words that change a number and are on no list.

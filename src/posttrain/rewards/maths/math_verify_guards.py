@@ -7,7 +7,7 @@ this takes time in proportion to the text.
 
 import re
 
-from posttrain.rewards.maths.measured_values import COEFFICIENT, NO_UNIT, WORDS
+from posttrain.rewards.maths.measured_values import COEFFICIENT, NO_UNIT, WORDS, gold_value, measured
 from posttrain.rewards.maths.units import unit_of
 
 RELATION = re.compile(r"=|<|>|[≈≅≡]|\\(?:leq?|geq?|neq?|approx|approxeq|sim|equiv|in|lt|gt|[bp]?mod)(?![a-zA-Z])")
@@ -60,7 +60,7 @@ def refused(answer: str, gold: str) -> bool:
         return True
     if any(sign.search(answer) and not sign.search(gold) for sign in ONLY_WITH_GOLD):
         return True
-    if other_signs(answer, gold) or stripped(answer, gold):
+    if other_signs(answer, gold) or stripped(answer, gold) or other_numbers(answer, gold):
         return True
     if not subscripts(answer) <= subscripts(gold):
         return True
@@ -104,6 +104,12 @@ def other_signs(answer: str, gold: str) -> bool:
     """Whether there is a character that math-verify may pass over, with all that follows it: `5 ≃ 6`."""
     strange = {character for character in answer if not character.isascii() and not "Ͱ" <= character <= "Ͽ"}
     return not strange <= KNOWN_SIGNS | set(gold)
+
+
+def other_numbers(answer: str, gold: str) -> bool:
+    """Whether an answer goes on with another number behind a unit, where the gold answer is one: `5 feet 3 inches`."""
+    given = measured(answer)
+    return given is not None and given.has_another_number and gold_value(gold) is not None
 
 
 def stripped(answer: str, gold: str) -> bool:

@@ -2,8 +2,9 @@
 
 A line of `UNITS` is one unit with all its names, so that `5 centimeters` is `5 cm`; `COUNTED` is what exercises count.
 Plurals are understood.  Names of one or two letters are read as they are written (`M` is a million and no metre),
-others in any case.  `square` and `cubic`, powers, `per` and `/` put units together.  What is missing here is refused,
-and counts as a right answer that was missed: add it.
+others in any case.  `square` and `cubic`, powers, `per` and `/` put units together; a digit that is no power makes no
+unit, since `5 feet 3 inches` is not 5 feet.  What is missing here is refused, and counts as a right answer that was
+missed: add it.
 """
 
 import re
@@ -90,7 +91,6 @@ ruble
 penny pennies pence
 nickel
 dime
-percent pct
 unit
 point
 """
@@ -128,7 +128,7 @@ POWER = {"²": "2", "³": "3"}
 SHORT = 2
 """Names of no more letters are read as they are written."""
 PIECE = re.compile(
-    r"(?P<word>[^\W\d_²³]+|[°$¢€£¥₹][CF]?(?![^\W\d_]))(?:\s*\^?\s*\{?\s*(?P<power>[2-4²³])\s*\}?)?"
+    r"(?P<word>[^\W\d_²³]+|[°$¢€£¥₹][CF]?(?![^\W\d_]))(?:\s*(?:\^\s*\{?\s*(?P<power>[2-4])\s*\}?|(?P<raised>[²³])))?"
     r"|(?P<joint>[/·*.-])|(?P<other>\S)"
 )
 LONGEST = 100
@@ -157,7 +157,8 @@ def unit_of(phrase: str) -> str | None:
     for piece in PIECE.finditer(phrase):
         word = piece["word"]
         if word is None:
-            if piece["other"] or not (parts or piece["joint"] == "/"):
+            abbreviated = bool(pending) and piece["joint"] == "."  # `sq. ft`
+            if piece["other"] or not (parts or abbreviated or piece["joint"] == "/"):
                 return None
             below = below or piece["joint"] == "/"
         elif word.casefold() in BEFORE:
@@ -170,8 +171,8 @@ def unit_of(phrase: str) -> str | None:
             name = one_unit(word)
             if name is None:
                 return None
-            power = pending or (f"^{POWER.get(piece['power'], piece['power'])}" if piece["power"] else "")
-            parts.append(f"{'/' if below else ''}{name}{power}")
+            power = piece["power"] or POWER.get(piece["raised"] or "", "")
+            parts.append(f"{'/' if below else ''}{name}{pending or (f'^{power}' if power else '')}")
             pending, below = "", False
     return None if pending or below or (phrase and not parts) else " ".join(parts)
 
