@@ -12,7 +12,7 @@ import hashlib
 import inspect
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from types import CellType, FunctionType, MethodType
@@ -136,13 +136,13 @@ def sha256_of(text: str) -> str:
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 
-def rows_input(rows: Sequence[object]) -> RunInput:
+def rows_input(rows: Iterable[object]) -> RunInput:
     """Rows by their content; of a value that JSON does not know its class."""
-    digest = hashlib.sha256()
-    for row in rows:
+    digest, listed = hashlib.sha256(), list(rows)
+    for row in listed:
         text = json.dumps(dict(row) if isinstance(row, Mapping) else row, default=class_name)
         digest.update(text.encode("utf-8", "surrogatepass"))
-    return RunInput(f"{len(rows)} rows", digest.hexdigest())
+    return RunInput(f"{len(listed)} rows", digest.hexdigest())
 
 
 def code_input(what: str, value: object) -> RunInput:
