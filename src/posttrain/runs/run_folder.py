@@ -28,6 +28,7 @@ from posttrain.errors import UserError
 from posttrain.records import Grades, Group
 from posttrain.runs.files import (
     TEMPORARY,
+    changed_line,
     cut_lines_after,
     json_lines,
     read_metrics,
@@ -143,8 +144,12 @@ class RunFolder(Folder):
     def raised(self) -> dict[str, int]:
         """The step at which each alarm was raised last."""
         file = self.path / "alarms.jsonl"
-        lines = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()] if file.exists() else []
-        return {line["alarm"]: line["step"] for line in lines}
+        last: dict[str, int] = {}
+        for number, (_, record) in enumerate(json_lines(file) if file.exists() else (), start=1):
+            if not isinstance(name := record.get("alarm"), str):
+                raise changed_line(file, number, f"alarm = {name!r:.40} is no name of an alarm")
+            last[name] = int(str(record["step"]))
+        return last
 
     def cut_after(self, step: int) -> None:
         """Forget what was written after `step`, so that a resumed run does not tell it twice; -1 forgets everything.

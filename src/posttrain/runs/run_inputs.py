@@ -19,7 +19,7 @@ from types import CellType, FunctionType, MethodType
 
 from posttrain.binding import digest_of
 from posttrain.config import Config
-from posttrain.errors import UserError
+from posttrain.errors import RunError, UserError
 from posttrain.options.dataset import BUNDLED_PROGRAMS, DatasetOptions
 from posttrain.options.model import BUNDLED
 
@@ -81,6 +81,17 @@ def inputs_from_json(text: str) -> RunInputs:
 # Resuming
 
 
+def inputs_in(file: Path) -> RunInputs:
+    """What a run folder's inputs.json says.  Raises RunError where it is not as it was written."""
+    try:
+        return inputs_from_json(file.read_text(encoding="utf-8"))
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise RunError(
+            f"{file}: damaged: it does not say what the run was made of ({type(error).__name__}: {error})."
+            "  Put it back as it was, or delete it: the run is then resumed without a look at what has changed."
+        ) from error
+
+
 def require_same_inputs(folder: Path, now: RunInputs, *, accept_changes: bool) -> RunInputs:
     """Refuse to resume a run with other inputs than its own, or note what is another where that is accepted.
 
@@ -89,7 +100,7 @@ def require_same_inputs(folder: Path, now: RunInputs, *, accept_changes: bool) -
     file = folder / FILE
     if not file.is_file():
         return now
-    began = inputs_from_json(file.read_text(encoding="utf-8"))
+    began = inputs_in(file)
     lacking = {name: each for name, each in began.objects.items() if name not in now.objects}
     if lacking:
         listed = ", ".join(f"{name} = {each.what}" for name, each in lacking.items())
