@@ -320,6 +320,15 @@ def test_what_somebody_else_put_beside_rollouts_stays_and_breaks_nothing(tmp_pat
     assert {path.name for path in (tmp_path / "rollouts").iterdir()} == {*stray, "step-000001.parquet"}
 
 
+def test_folders_that_somebody_else_put_beside_rollouts_stay_too(tmp_path: Path) -> None:
+    with RunFolder.create(tmp_path, "") as run:
+        for name in (".tmp-x", "step-000001.parquet", "step-000077.parquet"):
+            (tmp_path / "rollouts" / name).mkdir()
+        run.cut_after(1)
+        assert run.missing(1, {"rollouts": 1}) == {"rollouts": [1]}
+    assert len([*(tmp_path / "rollouts").iterdir()]) == 3
+
+
 KEPT_FROM = {"metrics.jsonl": 0, "scores.jsonl": 1, "rollouts": 1}
 
 

@@ -163,7 +163,8 @@ class RunFolder(Folder):
             (self.path / "rollouts").mkdir(exist_ok=True)
             for file in (self.path / "rollouts").iterdir():
                 written = rollout_step(file)
-                if file.name.startswith(TEMPORARY) or (written is not None and written > step):
+                ours = file.name.startswith(TEMPORARY) or (written is not None and written > step)
+                if ours and file.is_file():
                     file.unlink()
             sync_folder(self.path / "rollouts")
 
@@ -194,7 +195,7 @@ def claim_folder(config: Config | SftConfig) -> RunFolder:
 def rollout_step(file: Path) -> int | None:
     """The step that a rollout file belongs to; None where it is none."""
     name = re.fullmatch(r"step-(\d{6,})\.parquet", file.name)
-    return int(name[1]) if name else None
+    return int(name[1]) if name and file.is_file() else None
 
 
 def num_groups(metrics: Mapping[str, object]) -> int:
