@@ -137,6 +137,11 @@ class RunFolder(Folder):
         """The lines of metrics.jsonl so far."""
         return [json.loads(line) for line in (self.path / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
 
+    def last_step(self) -> int:
+        """The last step that metrics.jsonl tells of; 0 where it tells of none."""
+        file = self.path / METRICS
+        return max((int(str(line["step"])) for line in read_metrics(file)), default=0) if file.exists() else 0
+
     def append_alarm(self, step: int, name: str, says: str, transcript: str) -> None:
         """Add a line to alarms.jsonl."""
         self._append("alarms.jsonl", [{"step": step, "alarm": name, "says": says, "transcript": transcript}])
