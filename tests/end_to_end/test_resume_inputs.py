@@ -216,11 +216,6 @@ def test_other_rows_are_refused(model: Path, tmp_path: Path) -> None:
     assert inputs(rows=[{"prompt": "a", "puzzle": Scorer(1)}]) == inputs(rows=[{"prompt": "a", "puzzle": Scorer(1)}])
 
 
-def test_rows_of_a_generator_are_taken_once_and_are_those_of_a_list(model: Path) -> None:
-    own = CallerObjects(rows=(row for row in ROWS))
-    assert inputs_of(posttrain.Config(), own) == inputs_of(posttrain.Config(), own) == inputs(rows=ROWS)
-
-
 def with_kl() -> Algorithm:
     return grpo(kl=KlTerm(coefficient=0.1))
 
