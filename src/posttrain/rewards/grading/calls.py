@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterable, MutableMapping, MutableSequence, MutableSet, Sequence, Set
 from copy import deepcopy
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 from posttrain.errors import RunError, UserError
@@ -177,7 +178,14 @@ def unshared(value: Any) -> object:
         return memoryview(bytearray(value)) if not value.readonly else value
     if isinstance(value, Array):
         return deepcopy(value.detach() if hasattr(value, "detach") else value)  # a gradient's history has no copy
-    return deepcopy(value) if isinstance(value, MutableSequence | MutableMapping | MutableSet | tuple) else value
+    if isinstance(value, MutableSequence | MutableMapping | MutableSet | tuple):
+        return deepcopy(value)
+    if kind is MappingProxyType:
+        return MappingProxyType(deepcopy(dict(value)))
+    try:
+        return deepcopy(value)
+    except Exception:  # of a user's own: a lock, a connection, or whatever its class says; shared, as the docs say
+        return value
 
 
 def prompt_of(row: RolloutRow, function: RewardFunction) -> object:
