@@ -184,7 +184,7 @@ def unshared(value: Any) -> object:
         return MappingProxyType(deepcopy(dict(value)))
     try:
         return deepcopy(value)
-    except Exception:  # of a user's own: a lock, a connection, or whatever its class says; shared, as the docs say
+    except Exception:  # noqa: BLE001  # a lock, or whatever a user's class raises: shared, as docs/rewards.md says
         return value
 
 
