@@ -297,17 +297,6 @@ def test_a_line_that_is_no_record_of_a_step_is_named(tmp_path: Path, journal: st
     )
 
 
-@pytest.mark.parametrize(("alarm", "says"), [("", "None"), (', "alarm": 7', "7")])
-def test_a_line_of_alarms_that_names_none_is_told(tmp_path: Path, alarm: str, says: str) -> None:
-    with RunFolder.create(tmp_path, "") as run:
-        run.append_alarm(1, "length", "longer", "")
-        assert run.raised() == {"length": 1}
-        with (tmp_path / "alarms.jsonl").open("a") as file:
-            file.write(f'{{"step": 2{alarm}}}\n')
-        with pytest.raises(RunError, match=rf"alarms\.jsonl, line 2: alarm = {says} is no name.*Restore the file or"):
-            run.raised()
-
-
 def test_what_somebody_else_put_beside_rollouts_stays_and_breaks_nothing(tmp_path: Path) -> None:
     stray = [".DS_Store", "notes.txt", "step-000009.parquet.bak", "step-9.parquet", "step-000002-mine.parquet"]
     with RunFolder.create(tmp_path, "") as run:
@@ -318,15 +307,6 @@ def test_what_somebody_else_put_beside_rollouts_stays_and_breaks_nothing(tmp_pat
         run.cut_after(1)
         assert run.missing(1, {"rollouts": 1}) == {}
     assert {path.name for path in (tmp_path / "rollouts").iterdir()} == {*stray, "step-000001.parquet"}
-
-
-def test_folders_that_somebody_else_put_beside_rollouts_stay_too(tmp_path: Path) -> None:
-    with RunFolder.create(tmp_path, "") as run:
-        for name in (".tmp-x", "step-000001.parquet", "step-000077.parquet"):
-            (tmp_path / "rollouts" / name).mkdir()
-        run.cut_after(1)
-        assert run.missing(1, {"rollouts": 1}) == {"rollouts": [1]}
-    assert len([*(tmp_path / "rollouts").iterdir()]) == 3
 
 
 KEPT_FROM = {"metrics.jsonl": 0, "scores.jsonl": 1, "rollouts": 1}
