@@ -5,8 +5,10 @@ import itertools
 import math
 import time
 from collections.abc import Iterable, MutableMapping, MutableSequence, MutableSet, Sequence, Set
+from copy import Error as CopyError
 from copy import deepcopy
 from dataclasses import dataclass
+from pickle import PickleError
 from types import MappingProxyType
 from typing import Any
 
@@ -167,6 +169,10 @@ SIMPLE = frozenset((str, int, float, bool, complex, bytes, range, type(None)))
 """What nobody can change."""
 
 
+UNCOPIED = (TypeError, AttributeError, ValueError, RuntimeError, CopyError, PickleError)
+"""What `deepcopy` raises for what has no copy, such as a lock or a tensor with a gradient's history."""
+
+
 def unshared(value: Any) -> object:
     """A copy of what could be changed: `numbers.remove(3)` in a reward function must not alter the problem."""
     kind = type(value)
@@ -184,7 +190,7 @@ def unshared(value: Any) -> object:
         return MappingProxyType(deepcopy(dict(value)))
     try:
         return deepcopy(value)
-    except Exception:  # noqa: BLE001  # a lock, or whatever a user's class raises: shared, as docs/rewards.md says
+    except UNCOPIED:  # shared, as docs/rewards.md says
         return value
 
 
