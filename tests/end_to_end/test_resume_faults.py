@@ -144,6 +144,42 @@ def test_an_empty_recipe_is_told_with_the_copy_to_put_there(
     assert f"Put {run}/config.yaml back as it was." in refused(["rl", "--resume", str(run)], capsys, code=1)
 
 
+@pytest.mark.parametrize("whole", [True, False])
+def test_a_finished_run_without_its_checkpoints_is_not_begun_anew(
+    whole: bool, run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.rmtree(run / "checkpoints")
+    if not whole:
+        (run / "checkpoints").mkdir()
+    before = contents(run)
+    said = refused(["rl", "--resume", str(run)], capsys, code=1)
+    assert f"{run}/checkpoints: holds no checkpoint, and metrics.jsonl tells of steps up to 4." in said
+    assert "Put checkpoints back, or start the run anew: run.overwrite = true (--run.overwrite)" in said
+    assert contents(run) == before
+
+
+def test_a_checkpoint_that_was_emptied_is_not_given_up_unasked(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    last = run / "checkpoints" / "step-000004"
+    shutil.rmtree(last)
+    last.mkdir()
+    before = contents(run)
+    said = refused(["rl", "--resume", str(run)], capsys, code=1)
+    assert f"{last}: holds no checkpoint, and metrics.jsonl tells of steps up to 4.  Put its files" in said
+    assert contents(run) == before
+    (run / "checkpoints" / "step-000009").mkdir()
+    assert main(["rl", "--resume", str(run), "--from-step", "2"]) == 0
+
+
+@pytest.mark.parametrize("text", ["{", "[]", "7", '{"objects": {}}', '{"objects": {"task": 1}, "files": {}}', "\x80"])
+def test_damaged_inputs_are_named_with_the_way_on(text: str, run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (run / "inputs.json").write_bytes(text.encode("latin-1"))
+    before = contents(run)
+    said = refused(["rl", "--resume", str(run)], capsys, code=1)
+    assert f"{run}/inputs.json: damaged: it does not say what the run was made of" in said
+    assert "Put it back as it was, or delete it" in said
+    assert contents(run) == before
+
+
 def shorter_config(model: Path) -> None:
     config = json.loads((model / "config.json").read_text())
     (model / "config.json").write_text(json.dumps({**config, "rope_theta": 5000.0}))

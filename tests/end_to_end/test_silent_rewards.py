@@ -46,7 +46,8 @@ def alarms_of(folder: Path) -> list[tuple[int, str]]:
 @pytest.mark.parametrize("reward", [nothing, broken])
 def test_a_reward_that_never_scores_is_told_at_once_and_ends_the_run(reward: Any, model: Path, tmp_path: Path) -> None:
     sections = {"grading": {"max_unscored_steps": 3}, "rollout": {"on_reward_error": "none"}}
-    with pytest.raises(RunError, match=r"^step 3: no completion of 3 steps in a row .*grading\.max_unscored_steps = 3"):
+    says = r"^step 3: no completion of 3 steps .*\(--accept-changes, .*accept_changes=True.*max_unscored_steps = 3"
+    with pytest.raises(RunError, match=says):
         trained(model, tmp_path, reward, 5, **sections)
     assert (1, "unscored") in alarms_of(tmp_path)
     assert [line["frac_unscored"] for line in metrics_of(tmp_path)[1:]] == [1.0] * 3

@@ -306,6 +306,18 @@ def test_another_version_of_torch_is_told(tmp_path: Path, monkeypatch: pytest.Mo
     assert "torch is 9.9 here" in note
 
 
+def test_an_empty_folder_with_the_name_of_a_checkpoint_is_passed_over_until_it_is_filled(tmp_path: Path) -> None:
+    fill(tmp_path, 1)
+    (tmp_path / "step-000009").mkdir()
+    saved = load_latest(tmp_path)
+    assert saved is not None
+    assert saved.step == 1
+    fill(tmp_path, 9)
+    saved = load_latest(tmp_path)
+    assert saved is not None
+    assert saved.step == 9
+
+
 def test_a_full_disk_during_a_save_keeps_the_checkpoint_before_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -51,7 +51,8 @@ class UnscoredSteps(Watcher):
             raise RunError(
                 f"no completion of {len(steps)} steps in a row was given a reward, so that nothing is learned.  See"
                 " what the reward functions return with `posttrain check-task FILE.py:FUNCTION --rows FILE`, mend them"
-                " and resume the run, accepting that they have changed;"
+                " and resume the run, accepting that they have changed (--accept-changes, in Python"
+                " train(config, resume=True, accept_changes=True));"
                 f" grading.max_unscored_steps = {self.most} is how many such steps end it, 0 none."
             )
 

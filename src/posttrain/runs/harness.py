@@ -25,7 +25,7 @@ from posttrain.runs.checkpoint import Checkpoint
 from posttrain.runs.clock import Clock
 from posttrain.runs.folder import saved_recipe
 from posttrain.runs.interruption import NOTHING_KEPT, Interruption, interruptible, stopped_with_a_word, what_is_kept
-from posttrain.runs.manifest import saved_steps
+from posttrain.runs.manifest import empty_steps, saved_steps
 from posttrain.runs.progress import Progress
 from posttrain.runs.reports import CheckpointReport, EndReport, EvaluationReport, Metrics, StepReport
 from posttrain.runs.run_folder import RunFolder
@@ -136,6 +136,7 @@ class Harness:
         """Be as a checkpoint was, with what was written after it cut away; returns what to tell of it."""
         saved = self.checkpoint_to_resume()
         require_same_recipe(self.folder.path, self.options.config, saved.recipe if saved else "")
+        self.require_checkpoints(saved)
         self.folder.replace_config(saved_recipe(self.options.config))
         if saved is None:
             self.folder.cut_after(-1)
@@ -153,6 +154,21 @@ class Harness:
         if step is not None:
             return checkpoint.load_step(folder, step, command=command)
         return checkpoint.load_latest(folder, command=command)
+
+    def require_checkpoints(self, saved: Checkpoint | None) -> None:
+        """Refuse to give up finished steps, unasked, because the checkpoints that they led to are gone."""
+        if self.options.from_step is not None:
+            return
+        folder, finished, step = self.folder.checkpoints, self.folder.last_step(), saved.step if saved else 0
+        told_at_once = self.options.kept_from.get("metrics.jsonl") == 0  # with a checkpoint before the first step
+        emptied = [path for each, path in empty_steps(folder).items() if step < each <= finished]
+        gone = saved is None and finished > 0 and (told_at_once or not folder.is_dir())
+        if emptied or gone:
+            put_back = "its files back or delete the folder" if emptied else "checkpoints back"
+            raise RunError(
+                f"{(emptied or [folder])[0]}: holds no checkpoint, and metrics.jsonl tells of steps up to {finished}."
+                f"  Put {put_back}, or start the run anew: run.overwrite = true (--run.overwrite) in place of resuming."
+            )
 
     def resumed_lines(self, step: int, given_up: Sequence[int]) -> Iterator[str]:
         """What to tell of a run that goes on after a step."""

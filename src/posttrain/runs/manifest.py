@@ -10,6 +10,7 @@ it and is read all the same.  Torch-free.
 
 import hashlib
 import json
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -40,10 +41,25 @@ class DamageError(Exception):
 
 
 def saved_steps(folder: Path) -> dict[int, Path]:
-    """Finished checkpoints by step; what is unfinished, and what somebody else put there, is passed over."""
+    """Finished checkpoints by step; what is unfinished or empty, and what somebody else put there, is passed over."""
+    return {step: path for step, path in step_folders(folder).items() if not is_empty(path)}
+
+
+def empty_steps(folder: Path) -> dict[int, Path]:
+    """Folders with the name of a checkpoint and nothing in them, by step."""
+    return {step: path for step, path in step_folders(folder).items() if is_empty(path)}
+
+
+def step_folders(folder: Path) -> dict[int, Path]:
+    """Folders with the name of a checkpoint, by step."""
     found = ((NAME.fullmatch(path.name), path) for path in folder.glob("step-*"))
     steps = {int(name[1]): path for name, path in found if name and path.is_dir()}
     return dict(sorted(steps.items()))
+
+
+def is_empty(folder: Path) -> bool:
+    """Whether a folder is seen to hold nothing; of one that cannot be looked into its manifest will tell."""
+    return os.access(folder, os.R_OK | os.X_OK) and not os.listdir(folder)
 
 
 def manifest_bytes(

@@ -28,6 +28,7 @@ from posttrain.errors import UserError
 from posttrain.records import Grades, Group
 from posttrain.runs.files import (
     TEMPORARY,
+    changed_line,
     cut_lines_after,
     json_lines,
     read_metrics,
@@ -136,6 +137,11 @@ class RunFolder(Folder):
         """The lines of metrics.jsonl so far."""
         return [json.loads(line) for line in (self.path / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
 
+    def last_step(self) -> int:
+        """The last step that metrics.jsonl tells of; 0 where it tells of none."""
+        file = self.path / METRICS
+        return max((int(str(line["step"])) for line in read_metrics(file)), default=0) if file.exists() else 0
+
     def append_alarm(self, step: int, name: str, says: str, transcript: str) -> None:
         """Add a line to alarms.jsonl."""
         self._append("alarms.jsonl", [{"step": step, "alarm": name, "says": says, "transcript": transcript}])
@@ -143,8 +149,12 @@ class RunFolder(Folder):
     def raised(self) -> dict[str, int]:
         """The step at which each alarm was raised last."""
         file = self.path / "alarms.jsonl"
-        lines = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()] if file.exists() else []
-        return {line["alarm"]: line["step"] for line in lines}
+        last: dict[str, int] = {}
+        for number, (_, record) in enumerate(json_lines(file) if file.exists() else (), start=1):
+            if not isinstance(name := record.get("alarm"), str):
+                raise changed_line(file, number, f"alarm = {name!r:.40} is no name of an alarm")
+            last[name] = int(str(record["step"]))
+        return last
 
     def cut_after(self, step: int) -> None:
         """Forget what was written after `step`, so that a resumed run does not tell it twice; -1 forgets everything.
@@ -158,7 +168,8 @@ class RunFolder(Folder):
             (self.path / "rollouts").mkdir(exist_ok=True)
             for file in (self.path / "rollouts").iterdir():
                 written = rollout_step(file)
-                if file.name.startswith(TEMPORARY) or (written is not None and written > step):
+                ours = file.name.startswith(TEMPORARY) or (written is not None and written > step)
+                if ours and file.is_file():
                     file.unlink()
             sync_folder(self.path / "rollouts")
 
@@ -189,7 +200,7 @@ def claim_folder(config: Config | SftConfig) -> RunFolder:
 def rollout_step(file: Path) -> int | None:
     """The step that a rollout file belongs to; None where it is none."""
     name = re.fullmatch(r"step-(\d{6,})\.parquet", file.name)
-    return int(name[1]) if name else None
+    return int(name[1]) if name and file.is_file() else None
 
 
 def num_groups(metrics: Mapping[str, object]) -> int:

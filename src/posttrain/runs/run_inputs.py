@@ -7,19 +7,21 @@ Objects are what a caller in Python brought; files are those that the recipe nam
 empty and is not compared.  Torch-free.
 """
 
+import dis
 import functools
 import hashlib
 import inspect
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
-from types import CellType, FunctionType, MethodType
+from types import CellType, CodeType, FunctionType, MethodType
+from typing import Any
 
 from posttrain.binding import digest_of
 from posttrain.config import Config
-from posttrain.errors import UserError
+from posttrain.errors import RunError, UserError
 from posttrain.options.dataset import BUNDLED_PROGRAMS, DatasetOptions
 from posttrain.options.model import BUNDLED
 
@@ -81,6 +83,17 @@ def inputs_from_json(text: str) -> RunInputs:
 # Resuming
 
 
+def inputs_in(file: Path) -> RunInputs:
+    """What a run folder's inputs.json says.  Raises RunError where it is not as it was written."""
+    try:
+        return inputs_from_json(file.read_text(encoding="utf-8"))
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise RunError(
+            f"{file}: damaged: it does not say what the run was made of ({type(error).__name__}: {error})."
+            "  Put it back as it was, or delete it: the run is then resumed without a look at what has changed."
+        ) from error
+
+
 def require_same_inputs(folder: Path, now: RunInputs, *, accept_changes: bool) -> RunInputs:
     """Refuse to resume a run with other inputs than its own, or note what is another where that is accepted.
 
@@ -89,7 +102,7 @@ def require_same_inputs(folder: Path, now: RunInputs, *, accept_changes: bool) -
     file = folder / FILE
     if not file.is_file():
         return now
-    began = inputs_from_json(file.read_text(encoding="utf-8"))
+    began = inputs_in(file)
     lacking = {name: each for name, each in began.objects.items() if name not in now.objects}
     if lacking:
         listed = ", ".join(f"{name} = {each.what}" for name, each in lacking.items())
@@ -136,13 +149,27 @@ def sha256_of(text: str) -> str:
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 
-def rows_input(rows: Sequence[object]) -> RunInput:
-    """Rows by their content; of a value that JSON does not know its class."""
-    digest = hashlib.sha256()
-    for row in rows:
-        text = json.dumps(dict(row) if isinstance(row, Mapping) else row, default=class_name)
+def rows_input(rows: Iterable[object]) -> RunInput:
+    """Rows by their content; of a value that is neither known to JSON nor an array nor bytes its class."""
+    digest, listed = hashlib.sha256(), list(rows)
+    for row in listed:
+        text = json.dumps(dict(row) if isinstance(row, Mapping) else row, default=content_of)
         digest.update(text.encode("utf-8", "surrogatepass"))
-    return RunInput(f"{len(rows)} rows", digest.hexdigest())
+    return RunInput(f"{len(listed)} rows", digest.hexdigest())
+
+
+def content_of(value: Any) -> object:
+    """What tells a value that JSON does not know from others of its kind."""
+    if isinstance(value, bytes | bytearray):
+        return f"{class_name(value)} {hashlib.sha256(value).hexdigest()}"
+    if hasattr(value, "detach") and hasattr(value, "numpy"):  # a tensor
+        plain = value.detach().cpu().to_dense()
+        return f"{class_name(value)} {value.dtype} {[*value.shape]} {sha256_of(repr(plain.tolist()))}"
+    if not all(hasattr(value, name) for name in ("dtype", "shape", "tobytes", "tolist")):
+        return class_name(value)
+    if value.dtype.hasobject:  # whose bytes are addresses
+        return [class_name(value), [*value.shape], value.tolist()]
+    return f"{class_name(value)} {value.dtype} {[*value.shape]} {hashlib.sha256(value.tobytes()).hexdigest()}"
 
 
 def code_input(what: str, value: object) -> RunInput:
@@ -178,7 +205,8 @@ def description(value: object, above: frozenset[int] = frozenset()) -> str:
             return inner(inspect.unwrap(value))
         case FunctionType():
             enclosed = [inner(item) for item in settings_in(value.__closure__ or ())]
-            return f"{value.__qualname__}{enclosed} {source_text(value) or NO_SOURCE}"
+            named = [f"{name}={item!r}" for name, item in sorted(plain_globals(value).items())]
+            return f"{value.__qualname__}{enclosed} {source_text(value) or NO_SOURCE}{named or ''}"
     if is_dataclass(value) and not isinstance(value, type):
         content = [f"{each.name}={inner(getattr(value, each.name))}" for each in fields(value)]
         return f"{class_name(value)}{content}"
@@ -196,9 +224,30 @@ def settings_in(closure: Sequence[CellType]) -> Iterator[object]:
             yield content
 
 
+def plain_globals(function: FunctionType) -> dict[str, object]:
+    """The numbers, texts and flags of its module that a function reads by name, but for those that it sets itself."""
+    if is_ours(function):
+        return {}
+    read: set[str] = set()
+    kept: set[str] = set()
+    codes = [function.__code__]
+    for code in codes:  # which grows by those of inner functions
+        codes += [each for each in code.co_consts if isinstance(each, CodeType)]
+        for instruction in dis.get_instructions(code):
+            if instruction.opname in ("LOAD_GLOBAL", "STORE_GLOBAL"):
+                (read if instruction.opname == "LOAD_GLOBAL" else kept).add(str(instruction.argval))
+    found = {name: function.__globals__.get(name) for name in read - kept if not name.startswith("__")}
+    return {name: value for name, value in found.items() if isinstance(value, bool | int | float | str)}
+
+
+def is_ours(code: type | FunctionType) -> bool:
+    """Whether this is of the package itself."""
+    return str(code.__module__).partition(".")[0] == "posttrain"
+
+
 def source_text(code: type | FunctionType) -> str:
     """The source of a function or class; for ours its name, so that a new version of the package goes on with a run."""
-    if str(code.__module__).partition(".")[0] == "posttrain":
+    if is_ours(code):
         return code.__qualname__
     try:
         return inspect.getsource(code)

@@ -15,7 +15,7 @@ import functools
 import hashlib
 import heapq
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -47,7 +47,7 @@ class DatasetTask(Task):
         *,
         seed: int,
         prompts_per_step: int,
-        rows: Sequence[Mapping[str, object]] | None = None,
+        rows: Iterable[Mapping[str, object]] | None = None,
     ) -> None:
         self.options = options
         self.renderer = renderer

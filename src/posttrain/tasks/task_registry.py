@@ -1,6 +1,6 @@
 """From a recipe's `task` section to a task."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 
 from typing_extensions import get_protocol_members
 
@@ -24,7 +24,7 @@ def load_task(
     *,
     seed: int,
     prompts_per_step: int,
-    rows: Sequence[Mapping[str, object]] | None = None,
+    rows: Iterable[Mapping[str, object]] | None = None,
 ) -> Task:
     """The task that the options describe; `rows`, given by a Python caller, stand for a dataset's file.
 

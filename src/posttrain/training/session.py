@@ -1,6 +1,6 @@
 """Everything that a run by reward works with, made from its config and from what a caller brings."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from contextlib import ExitStack
 from dataclasses import dataclass, fields
 from typing import cast
@@ -34,7 +34,7 @@ from posttrain.training.evaluation import Questions
 from posttrain.training.learner import Learner, LearnerSettings
 from posttrain.training.state import TrainedByReward
 
-Rows = Sequence[Mapping[str, object]]
+Rows = Iterable[Mapping[str, object]]
 Reward = Callable[..., object] | RewardFunction
 """A function, or what `reward_function` makes of one: with a name and a weight of its own."""
 Rewards = Reward | Sequence[Reward]
@@ -65,6 +65,8 @@ class CallerObjects:
             value = getattr(self, name)
             if value is not None and not isinstance(value, kind):
                 raise UserError(f"{name}: {value!r:.60} ({type(value).__name__}) is no {kind.__name__}; {remedy}.")
+        if isinstance(self.rows, Iterable) and not isinstance(self.rows, Sized):  # a generator gives them once
+            object.__setattr__(self, "rows", list(self.rows))
 
 
 NOTHING_BROUGHT = CallerObjects()

@@ -5,8 +5,11 @@ import itertools
 import math
 import time
 from collections.abc import Iterable, MutableMapping, MutableSequence, MutableSet, Sequence, Set
+from copy import Error as CopyError
 from copy import deepcopy
 from dataclasses import dataclass
+from pickle import PickleError
+from types import MappingProxyType
 from typing import Any
 
 from posttrain.errors import RunError, UserError
@@ -166,6 +169,10 @@ SIMPLE = frozenset((str, int, float, bool, complex, bytes, range, type(None)))
 """What nobody can change."""
 
 
+UNCOPIED = (TypeError, AttributeError, ValueError, RuntimeError, CopyError, PickleError)
+"""What `deepcopy` raises for what has no copy, such as a lock or a tensor with a gradient's history."""
+
+
 def unshared(value: Any) -> object:
     """A copy of what could be changed: `numbers.remove(3)` in a reward function must not alter the problem."""
     kind = type(value)
@@ -177,7 +184,14 @@ def unshared(value: Any) -> object:
         return memoryview(bytearray(value)) if not value.readonly else value
     if isinstance(value, Array):
         return deepcopy(value.detach() if hasattr(value, "detach") else value)  # a gradient's history has no copy
-    return deepcopy(value) if isinstance(value, MutableSequence | MutableMapping | MutableSet | tuple) else value
+    if isinstance(value, MutableSequence | MutableMapping | MutableSet | tuple):
+        return deepcopy(value)
+    if kind is MappingProxyType:
+        return MappingProxyType(deepcopy(dict(value)))
+    try:
+        return deepcopy(value)
+    except UNCOPIED:  # shared, as docs/rewards.md says
+        return value
 
 
 def prompt_of(row: RolloutRow, function: RewardFunction) -> object:

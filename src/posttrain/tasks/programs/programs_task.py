@@ -10,7 +10,7 @@
 heart.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
@@ -42,7 +42,7 @@ class ProgramsTask(DatasetTask):
         *,
         seed: int,
         prompts_per_step: int,
-        rows: Sequence[Mapping[str, object]] | None = None,
+        rows: Iterable[Mapping[str, object]] | None = None,
     ) -> None:
         path = str(bundled_programs()) if options.path == BUNDLED_PROGRAMS else options.path
         found = replace(options, path=path, prompt_column="prompt")
