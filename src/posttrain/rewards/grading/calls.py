@@ -8,7 +8,6 @@ from collections.abc import Iterable, MutableMapping, MutableSequence, MutableSe
 from copy import Error as CopyError
 from copy import deepcopy
 from dataclasses import dataclass
-from pickle import PickleError
 from types import MappingProxyType
 from typing import Any
 
@@ -169,7 +168,7 @@ SIMPLE = frozenset((str, int, float, bool, complex, bytes, range, type(None)))
 """What nobody can change."""
 
 
-UNCOPIED = (TypeError, AttributeError, ValueError, RuntimeError, CopyError, PickleError)
+UNCOPIED = (TypeError, AttributeError, ValueError, RuntimeError, CopyError)
 """What `deepcopy` raises for what has no copy, such as a lock or a tensor with a gradient's history."""
 
 
