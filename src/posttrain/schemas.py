@@ -11,6 +11,7 @@ import inspect
 import json
 import re
 import textwrap
+import threading
 import types
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass, make_dataclass
@@ -21,6 +22,9 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 from posttrain.errors import UserError
+
+PARSING = threading.Lock()
+"""Held by whoever has Python parse a source: where two threads do at once, Python 3.11 loses count and raises."""
 
 REQUIRED = inspect.Parameter.empty
 """In place of a default: there is none."""
@@ -173,7 +177,8 @@ def field_docs(options: type) -> dict[str, str]:
     docs: dict[str, str] = {}
     for each in reversed(options.__mro__[:-1]):
         try:
-            body = ast.parse(textwrap.dedent(inspect.getsource(each))).body[0]
+            with PARSING:
+                body = ast.parse(textwrap.dedent(inspect.getsource(each))).body[0]
         except OSError:  # made while running: it has no source, and no docstrings
             continue
         statements = body.body if isinstance(body, ast.ClassDef) else []

@@ -342,6 +342,7 @@ def test_a_full_disk_ends_in_one_message_that_says_what_was_kept(tmp_path: Path)
         assert "Free some space" in str(error.value)
         assert "--resume" not in str(error.value)  # nothing to resume from yet
         (run.checkpoints / "step-000004").mkdir()
+        (run.checkpoints / "step-000004" / "manifest.json").write_text("{}")
         (run.checkpoints / "step-000005-backup").mkdir()
         with pytest.raises(RunError, match=rf"Kept: .*step-000004 and every.*continue with --resume {tmp_path}"):
             run.append_metrics(1, {"reward": 0.5})

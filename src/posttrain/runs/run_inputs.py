@@ -24,6 +24,7 @@ from posttrain.config import Config
 from posttrain.errors import RunError, UserError
 from posttrain.options.dataset import BUNDLED_PROGRAMS, DatasetOptions
 from posttrain.options.model import BUNDLED
+from posttrain.schemas import PARSING
 
 FILE = "inputs.json"
 """Its name in a run folder."""
@@ -250,7 +251,8 @@ def source_text(code: type | FunctionType) -> str:
     if is_ours(code):
         return code.__qualname__
     try:
-        return inspect.getsource(code)
+        with PARSING:
+            return inspect.getsource(code)
     except (OSError, TypeError):  # typed at a prompt, or compiled
         return ""
 

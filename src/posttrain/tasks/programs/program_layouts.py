@@ -18,6 +18,7 @@ from typing import Any
 
 from posttrain.errors import UserError
 from posttrain.rewards.code.unit_tests import read_tests
+from posttrain.schemas import PARSING
 from posttrain.tasks.rows import DatasetRow
 
 QUESTIONS = ("prompt", "question", "text", "description")
@@ -91,7 +92,9 @@ def called(tests: Sequence[str]) -> str:
 
 def names_called(source: str) -> set[str]:
     """Names that are called somewhere in a source."""
-    calls = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call)]
+    with PARSING:
+        tree = ast.parse(source)
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
     return {call.func.id for call in calls if isinstance(call.func, ast.Name)}
 
 
