@@ -43,6 +43,11 @@ def test_a_group_tells_nothing_when_its_rewards_are_equal_or_fewer_than_two() ->
     assert metrics["frac_reward_zero_std"] == 3 / 4
 
 
+def test_rewards_that_rounding_alone_sets_apart_have_no_spread_as_in_advantages() -> None:
+    assert 0.1 + 0.2 != 0.3
+    assert reward_metrics(grades([[0.1 + 0.2, 0.3], [0.3, 0.31]]))["frac_reward_zero_std"] == 1 / 2
+
+
 def test_each_reward_function_has_its_own_mean_and_deviation() -> None:
     metrics = reward_metrics(grades([[0.0, 0.0]], right=[[1.0, 4.0]], shape=[[nan, 2.0]], absent=[[nan, nan]]))
     assert metrics["rewards/right/mean"] == 2.5

@@ -1,40 +1,24 @@
 """The log-probs that `posttrain serve` gives are the model's, and those that it does not know are refused."""
 
-import json
-import threading
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 
-from posttrain.commands.serving.http_server import HttpServer, serving
+from posttrain.commands.serving.http_server import HttpServer
 from posttrain.commands.serving.token_logprobs import added_texts
 from posttrain.models.policy import load_policy
 from posttrain.options.model import ModelOptions
+from tests.support.served import QUESTION, asked, served_bundled_model
 
-QUESTION = "Use all of 11, 25, 11 to make 25."
 CHAT = {"messages": [{"role": "user", "content": QUESTION}]}
 
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[HttpServer]:
-    with serving(load_policy(ModelOptions()), name="bundled") as made:
-        threading.Thread(target=made.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
+    with served_bundled_model() as made:
         yield made
-        made.shutdown()
-
-
-def asked(server: HttpServer, path: str, body: Any = None, *, raw: bytes | None = None) -> tuple[int, Any]:
-    data = raw if raw is not None else None if body is None else json.dumps(body).encode()
-    request = urllib.request.Request(f"http://127.0.0.1:{server.server_port}{path}", data)
-    try:
-        with urllib.request.urlopen(request, timeout=30) as response:
-            return response.status, json.load(response)
-    except urllib.error.HTTPError as error:
-        return error.code, json.load(error)
 
 
 def test_log_probs_are_those_of_the_sampled_tokens(server: HttpServer) -> None:

@@ -12,6 +12,7 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor
 
+from posttrain.algorithms.advantages import informative
 from posttrain.records import Finish, Grades, Group
 from posttrain.runs.alarms import repeated_share
 
@@ -34,8 +35,7 @@ def reward_metrics(grades: Grades) -> dict[str, float]:
     by_group = [scored(row) for row in grades.rewards]
     rewards = [reward for group in by_group for reward in group]
     metrics = {
-        # On the rewards, not on a deviation: the mean of equal floats can miss them by an ulp.
-        "frac_reward_zero_std": fmean(len(set(group)) < 2 for group in by_group),
+        "frac_reward_zero_std": (~informative(grades.rewards)).double().mean().item(),
         "frac_unscored": grades.rewards.isnan().double().mean().item(),
         "num_score_failures": float(grades.num_failures),
         "num_cached_scores": float(grades.num_cached),

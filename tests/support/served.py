@@ -1,0 +1,35 @@
+"""The bundled model behind `posttrain serve`, and what it answers."""
+
+import json
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from posttrain.commands.serving.http_server import HttpServer, serving
+from posttrain.models.policy import load_policy
+from posttrain.options.model import ModelOptions
+
+QUESTION = "Use all of 11, 25, 11 to make 25."
+
+
+@contextmanager
+def served_bundled_model() -> Iterator[HttpServer]:
+    """A server in a thread of this process, on a free port."""
+    with serving(load_policy(ModelOptions()), name="bundled") as made:
+        threading.Thread(target=made.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
+        yield made
+        made.shutdown()
+
+
+def asked(server: HttpServer, path: str, body: Any = None, *, raw: bytes | None = None) -> tuple[int, Any]:
+    """Status and content of the answer to a request; a body makes it a POST."""
+    data = raw if raw is not None else None if body is None else json.dumps(body).encode()
+    request = urllib.request.Request(f"http://127.0.0.1:{server.server_port}{path}", data)
+    try:
+        with urllib.request.urlopen(request, timeout=30) as response:
+            return response.status, json.load(response)
+    except urllib.error.HTTPError as error:
+        return error.code, json.load(error)
