@@ -12,7 +12,7 @@ from time import perf_counter
 import torch
 import torch.nn.functional as F
 
-from posttrain.models.linear import PackedWeight, linear
+from posttrain.models.shared_prompt.linear import PackedWeight, linear
 
 MATRICES = {"bundled": (160, 960), "100m": (896, 4864), "large-vocab head": (256, 151936)}
 """Inputs and outputs of the largest matrix of each."""

@@ -54,8 +54,8 @@ BECAUSE: dict[str, list[tuple[str, str]]] = {
         ("irl/feasibility.py", "if len(units) > 1:"),
     ],
     "Which of two ways is taken, for speed: each finds the same.": [
-        ("models/fused.py", "if not not torch.is_grad_enabled():"),
-        ("models/fused.py", "if torch.is_grad_enabled():"),
+        ("models/shared_prompt/fused.py", "if not not torch.is_grad_enabled():"),
+        ("models/shared_prompt/fused.py", "if torch.is_grad_enabled():"),
         ("generation/sampling.py", "if weights.shape[1] <= SMALL_VOCAB and weights.device.type != 'cpu':"),
         ("generation/sampling.py", "if sampling.top_k == 0 and sampling.top_p == 2:"),
         ("generation/sampling.py", "if sampling.min_p >= 0:"),
@@ -106,8 +106,8 @@ BECAUSE: dict[str, list[tuple[str, str]]] = {
         ("models/logprobs.py", "for rows in _slices(num_rows, max(TILE_ROWS, elements % vocab)):"),
     ],
     "Grouped heads are repeated ones.": [
-        ("models/packed.py", "if mask is not None or query.is_cuda:"),
-        ("models/packed.py", "if not (mask is not None and query.is_cuda):"),
+        ("models/shared_prompt/packed.py", "if mask is not None or query.is_cuda:"),
+        ("models/shared_prompt/packed.py", "if not (mask is not None and query.is_cuda):"),
     ],
     "No row looks at another, so that it does not matter which fills a gap.": [
         ("generation/decoding_rows.py", "target = [row for row in gone if row < left]"),

@@ -26,7 +26,7 @@ from tests.test_option_names import KINDS, SOURCE, options_named, records
 
 ROOT = SOURCE.parents[1]
 PROGRAMS = ("sandbox/inside/", "sandbox/probes.py", "sandbox/backend", "sandbox/replay_", "rewards/attacks/")
-PROGRAMS += ("sandbox/fork_server.py", "models/new_model.py")
+PROGRAMS += ("sandbox/fork_server.py", "models/loading/new_model.py")
 """Where texts are programs, answers, templates, and flags of bubblewrap: they tell nobody anything."""
 READ_IN_A_TERMINAL = ("commands/", "cli.py")
 """Where texts are told by a command alone."""

@@ -8,7 +8,7 @@ import pytest
 
 import posttrain
 from posttrain.cli import main
-from posttrain.models.new_model import new_model, new_tokenizer
+from posttrain.models.loading.new_model import new_model, new_tokenizer
 from posttrain.options.new_model import NewModelOptions
 
 PROBLEM = "Use all of 11, 25, 11 to make 25."

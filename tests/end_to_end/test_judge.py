@@ -12,7 +12,7 @@ import pytest
 
 from posttrain.commands.serving.http_server import serving
 from posttrain.errors import RunError, UserError
-from posttrain.models.new_model import new_model, new_tokenizer
+from posttrain.models.loading.new_model import new_model, new_tokenizer
 from posttrain.models.policy import as_policy
 from posttrain.options.new_model import NewModelOptions
 from posttrain.rewards.grading.answers import Graded

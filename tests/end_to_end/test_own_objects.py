@@ -19,7 +19,8 @@ from posttrain.algorithms.table import grpo
 from posttrain.errors import RunError, UserError
 from posttrain.generation.in_process import InProcessEngine
 from posttrain.generation.request import Request
-from posttrain.models.policy import Policy, load_policy
+from posttrain.models.loading.model_folder import load_policy
+from posttrain.models.policy import Policy
 from posttrain.models.rendering import TokenizerRenderer
 from posttrain.options.model import ModelOptions
 from posttrain.records import Group, Prompt

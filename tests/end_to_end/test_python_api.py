@@ -14,7 +14,7 @@ from pyarrow import parquet
 
 import posttrain
 from posttrain.errors import UserError
-from posttrain.models.new_model import new_tokenizer
+from posttrain.models.loading.new_model import new_tokenizer
 from tests.support.dice import dice
 from tests.support.runs import require_same, save_tiny_model
 

@@ -132,7 +132,7 @@ def test_a_device_that_is_not_there_is_told_before_anything_is_loaded(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    monkeypatch.setattr("posttrain.models.policy.load_policy", None)
+    monkeypatch.setattr("posttrain.models.loading.model_folder.load_policy", None)
     monkeypatch.setattr("posttrain.training.rl.train", None)
     for command in (["chat", "bundled"], ["eval", "bundled"], ["serve", "bundled"], ["rl", "countdown-tiny"]):
         assert main([*command, "--model.device", "cuda"]) == 2

@@ -11,7 +11,7 @@ import pytest
 
 from posttrain.cli import main
 from posttrain.commands.serving.http_server import HttpServer, serving
-from posttrain.models.policy import load_policy
+from posttrain.models.loading.model_folder import load_policy
 from posttrain.options.model import ModelOptions
 from tests.support.served import QUESTION, asked, served_bundled_model
 

@@ -8,7 +8,7 @@ import torch
 
 from posttrain.commands.serving.http_server import HttpServer
 from posttrain.commands.serving.token_logprobs import added_texts
-from posttrain.models.policy import load_policy
+from posttrain.models.loading.model_folder import load_policy
 from posttrain.options.model import ModelOptions
 from tests.support.served import QUESTION, asked, served_bundled_model
 

@@ -13,7 +13,8 @@ from posttrain.errors import RunError, UserError
 from posttrain.generation.in_process import InProcessEngine
 from posttrain.generation.parity import EXACT_NATS, engine_in_parity, largest_gap
 from posttrain.models.forward import PlainForward, SharedPromptForward
-from posttrain.models.policy import Policy, as_policy, load_policy
+from posttrain.models.loading.model_folder import load_policy
+from posttrain.models.policy import Policy, as_policy
 from posttrain.records import Group
 from posttrain.runs.alarms import alarms
 from posttrain.runs.guards import GAP, GAP_LIMIT, SamplerGuard

@@ -9,7 +9,9 @@ import torch
 from safetensors import safe_open
 from transformers import AutoModelForCausalLM
 
-from posttrain.models.policy import as_policy, load_policy, save_policy
+from posttrain.models.loading.model_folder import load_policy
+from posttrain.models.loading.saving import save_policy
+from posttrain.models.policy import as_policy
 from posttrain.options.model import ModelOptions
 from tests.support.tiny import tiny_model, tokenizer
 

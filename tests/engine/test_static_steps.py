@@ -10,7 +10,7 @@ from posttrain.generation.in_process import InProcessEngine
 from posttrain.generation.request import Request
 from posttrain.generation.static import StaticSteps
 from posttrain.generation.streams import StreamKey
-from posttrain.models.new_model import new_model, new_tokenizer
+from posttrain.models.loading.new_model import new_model, new_tokenizer
 from posttrain.models.policy import Policy, as_policy
 from posttrain.options.new_model import NewModelOptions
 from posttrain.options.sampling import Sampling

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.autograd import gradcheck
 
-from posttrain.models.fused import rms_norm, rotate, swiglu
+from posttrain.models.shared_prompt.fused import rms_norm, rotate, swiglu
 
 
 def random(*shape: int, seed: int = 0) -> torch.Tensor:

@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from posttrain.models.linear import MOST_ROWS, PackedWeight, for_inference, linear
+from posttrain.models.shared_prompt.linear import MOST_ROWS, PackedWeight, for_inference, linear
 
 WEIGHT = torch.randn(37, 19, generator=torch.Generator().manual_seed(0))
 

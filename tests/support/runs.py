@@ -20,7 +20,7 @@ from typing import Any
 
 import yaml
 
-from posttrain.models.new_model import new_model, new_tokenizer
+from posttrain.models.loading.new_model import new_model, new_tokenizer
 from posttrain.options.new_model import NewModelOptions
 from tests.support.accidents import Accident, arrange
 

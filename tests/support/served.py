@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from posttrain.commands.serving.http_server import HttpServer, serving
-from posttrain.models.policy import load_policy
+from posttrain.models.loading.model_folder import load_policy
 from posttrain.options.model import ModelOptions
 
 QUESTION = "Use all of 11, 25, 11 to make 25."

@@ -32,7 +32,7 @@ from posttrain.batch import Batch, CreditedGroups, TokenColumns, collate, sample
 from posttrain.generation.request import Request
 from posttrain.generation.streams import StreamKey
 from posttrain.models.forward import SharedPromptForward
-from posttrain.models.new_model import new_tokenizer
+from posttrain.models.loading.new_model import new_tokenizer
 from posttrain.models.policy import Policy, as_policy
 from posttrain.options.sampling import Sampling
 from posttrain.options.training import UpdateOptions

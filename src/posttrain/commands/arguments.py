@@ -131,7 +131,7 @@ def require_model(options: ModelOptions) -> None:
     """Refuse a folder that is no model, or a device that is not there, before anything is loaded."""
     options.require_folder()
     if options.device == "cuda":
-        from posttrain.models.devices import chosen_device
+        from posttrain.models.loading.devices import chosen_device
 
         chosen_device(options.device)
 

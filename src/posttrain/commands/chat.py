@@ -71,7 +71,7 @@ def answer_all(config: ChatConfig, questions: "Sequence[str] | Iterator[str]", s
     from posttrain.generation.in_process import InProcessEngine
     from posttrain.generation.request import Request
     from posttrain.generation.streams import StreamKey
-    from posttrain.models.policy import load_policy
+    from posttrain.models.loading.model_folder import load_policy
     from posttrain.rewards.countdown.grader import countdown
     from posttrain.rewards.grading.grade import grade, reward_function
     from posttrain.runs.progress import visible

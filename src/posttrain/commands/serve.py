@@ -55,7 +55,7 @@ def main(arguments: Sequence[str]) -> int:
     if switches.host not in LOOPBACK and not switches.public:
         raise UserError(f"--host {switches.host} lets other machines ask, without a key; say --public if you mean it")
     from posttrain.commands.serving.http_server import serving
-    from posttrain.models.policy import load_policy
+    from posttrain.models.loading.model_folder import load_policy
 
     policy, seconds = load_policy(config.model), min(switches.seconds, threading.TIMEOUT_MAX)
     with serving(policy, name=model.rstrip("/"), host=switches.host, port=switches.port, seconds=seconds) as server:

@@ -12,11 +12,13 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
+from posttrain.generation.decoder_steps import DecoderSteps
 from posttrain.generation.decoding_rows import PendingPrompt, Rows
 from posttrain.generation.engine import require_room_for
+from posttrain.generation.model_steps import ModelSteps
 from posttrain.generation.request import Request
 from posttrain.generation.static import StaticSteps
-from posttrain.generation.stepping import DecoderSteps, ModelSteps, Steps
+from posttrain.generation.stepping import Steps
 from posttrain.models.forward import SharedPromptForward
 from posttrain.models.policy import Policy
 from posttrain.records import Group, Prompt, Rollout

@@ -12,10 +12,10 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
+from posttrain.generation.decoder_steps import DecoderSteps
 from posttrain.generation.slots import KeyValueSlots, power_of_two
-from posttrain.generation.stepping import DecoderSteps
-from posttrain.models.decoder import DecoderLayer
 from posttrain.models.policy import Policy
+from posttrain.models.shared_prompt.decoder import DecoderLayer
 
 BLOCK = 256
 """Cached tokens that a captured step attends to are a multiple of this."""
@@ -24,7 +24,7 @@ WARM_UPS = 2
 
 
 class StaticSteps(DecoderSteps):
-    """Sampling through `models.decoder` in steps of fixed shapes."""
+    """Sampling through `models.shared_prompt.decoder` in steps of fixed shapes."""
 
     head: Tensor
 

@@ -2,7 +2,7 @@
 
 Two forward passes give the same numbers.  *Shared prompt*: prompts once each, completions as branches of them, nothing
 padded.  *Plain*: one padded row per completion through the model's own forward, for every model that the first does
-not reproduce (`models.architectures`), adapters included.
+not reproduce (`models.shared_prompt.architectures`), adapters included.
 """
 
 from collections.abc import Sequence
@@ -13,8 +13,8 @@ from jaxtyping import Float
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from posttrain.models.decoder import Decoder
-from posttrain.models.packed import PackedAttention, PackedLayout
+from posttrain.models.shared_prompt.decoder import Decoder
+from posttrain.models.shared_prompt.packed import PackedAttention, PackedLayout
 
 Tokens = Sequence[int]
 
@@ -35,7 +35,7 @@ class ForwardPass(Protocol):
 
 
 class SharedPromptForward:
-    """Each prompt once however many completions continue it, through `models.decoder`."""
+    """Each prompt once however many completions continue it, through `models.shared_prompt.decoder`."""
 
     def __init__(self, model: PreTrainedModel, compute_dtype: torch.dtype) -> None:
         self.decoder = Decoder(model, compute_dtype)

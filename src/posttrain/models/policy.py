@@ -2,22 +2,16 @@
 
 import copy
 import sys
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from importlib.resources import files
-from pathlib import Path
 from typing import Literal, cast
 
 import torch
-from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from torch import nn
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from posttrain.errors import UserError
-from posttrain.models.architectures import alteration, full_name, shared_prompt_refusal
-from posttrain.models.construction import without_progress_bars
-from posttrain.models.devices import chosen_device
 from posttrain.models.forward import ForwardPass, PlainForward, SharedPromptForward
-from posttrain.options.model import BUNDLED, ModelOptions
+from posttrain.models.shared_prompt.architectures import alteration, full_name, shared_prompt_refusal
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,26 +76,6 @@ class Policy:
         """The policy with weights of its own, through the same forward pass."""
         model, forward = copy.deepcopy((self.model, self.forward))
         return replace(self, model=model, forward=forward)
-
-
-def load_policy(options: ModelOptions) -> Policy:
-    """Load a model folder.  Raises UserError where it is missing or holds no causal language model."""
-    options.require_folder()
-    device = chosen_device(options.device)
-    folder = bundled_folder() if options.path == BUNDLED else Path(options.path)
-    try:
-        config = AutoConfig.from_pretrained(folder)
-        stored = config.dtype
-        with without_progress_bars():  # they would write over ours
-            model = AutoModelForCausalLM.from_pretrained(folder, config=config, dtype=torch.float32)
-        tokenizer = AutoTokenizer.from_pretrained(folder)
-    except (OSError, ValueError, KeyError) as error:
-        raise UserError(
-            f"model.path = {options.path}: transformers cannot load it as a causal language model ({error})."
-            "  The folder needs config.json, model.safetensors, tokenizer.json and tokenizer_config.json."
-        ) from error
-    cast(torch.nn.Module, model).to(device)
-    return replace(as_policy(model, tokenizer, dtype=options.dtype), stored_dtype=stored)
 
 
 def as_policy(
@@ -187,49 +161,3 @@ def stop_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> tupl
             " no completion could stop.  Set eos_token_id in generation_config.json."
         )
     return tuple(sorted(ids))
-
-
-def bundled_folder() -> Path:
-    """The folder of the model that comes with the package."""
-    folder = Path(str(files("posttrain") / "assets" / "countdown-base"))
-    if not (folder / "model.safetensors").is_file():
-        raise UserError(
-            f"model.path = {BUNDLED}: this installation lacks the bundled model ({folder})."
-            "  Make it with `posttrain sft recipes/countdown-base.yaml` and copy RUN/model there, or reinstall."
-        )
-    return folder
-
-
-def save_policy(policy: Policy, folder: Path) -> None:
-    """Write model and tokenizer; weights that were loaded from bfloat16 are bfloat16 again, and config.json says so."""
-    model, dtype = policy.model, policy.stored_dtype
-    with without_progress_bars():
-        if dtype is None or dtype == model.dtype:
-            model.save_pretrained(folder)
-        else:
-            held = model.dtype
-            model.save_pretrained(folder, state_dict=in_dtype(model.state_dict(), dtype))
-            model.config.dtype = dtype
-            model.config.save_pretrained(folder)
-            model.config.dtype = held
-        policy.tokenizer.save_pretrained(folder)
-    readable_as(folder / "config.json", folder)
-
-
-def in_dtype(weights: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
-    """The weights in another floating-point type; those that are one tensor under two names stay one."""
-    made: dict[tuple[int, torch.Size], Tensor] = {}
-    return {
-        name: made.setdefault((value.data_ptr(), value.shape), value.detach().to(dtype))
-        if value.is_floating_point()
-        else value
-        for name, value in weights.items()
-    }
-
-
-def readable_as(example: Path, folder: Path) -> None:
-    """Give every file of a folder the mode of one that was made as files are: safetensors' own are their owner's."""
-    mode = example.stat().st_mode & 0o777
-    for file in folder.iterdir():
-        if file.is_file():
-            file.chmod(mode)

@@ -11,7 +11,7 @@ from typing import cast
 
 import torch
 
-from posttrain.models.policy import save_policy
+from posttrain.models.loading.saving import save_policy
 from posttrain.runs.curves import draw_curves
 from posttrain.runs.files import write_atomically, writing
 from posttrain.runs.folder import resume_command, shown

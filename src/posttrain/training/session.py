@@ -10,7 +10,8 @@ from posttrain.config import Config
 from posttrain.errors import RunError, UserError
 from posttrain.generation.engine import Engine, require_engine, require_room_for
 from posttrain.generation.parity import PROMPT_TOKENS, engine_in_parity
-from posttrain.models.policy import Policy, load_policy
+from posttrain.models.loading.model_folder import load_policy
+from posttrain.models.policy import Policy
 from posttrain.models.rendering import TokenizerRenderer
 from posttrain.options.reward import RewardSettings
 from posttrain.rewards.grading.function import RewardFunction

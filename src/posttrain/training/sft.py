@@ -8,8 +8,9 @@ from random import Random
 
 from posttrain.config import SftConfig
 from posttrain.errors import RunError, UserError
-from posttrain.models.new_model import new_model, new_tokenizer
-from posttrain.models.policy import Policy, as_policy, save_policy
+from posttrain.models.loading.new_model import new_model, new_tokenizer
+from posttrain.models.loading.saving import save_policy
+from posttrain.models.policy import Policy, as_policy
 from posttrain.models.rendering import TokenizerRenderer
 from posttrain.options.countdown import CountdownOptions
 from posttrain.options.demonstrator import Demonstrator

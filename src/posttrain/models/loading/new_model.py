@@ -10,7 +10,7 @@ import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedModel, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
-from posttrain.models.construction import ONE_AT_A_TIME
+from posttrain.models.loading.construction import ONE_AT_A_TIME
 from posttrain.options.new_model import NewModelOptions
 
 TAGS = ("<think>", "</think>", "<answer>", "</answer>")

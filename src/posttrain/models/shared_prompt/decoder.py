@@ -13,9 +13,9 @@ from jaxtyping import Float, Int64
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from posttrain.models.embedding import embed
-from posttrain.models.fused import rms_norm, rotate, swiglu
-from posttrain.models.linear import Weight, for_inference, linear
+from posttrain.models.shared_prompt.embedding import embed
+from posttrain.models.shared_prompt.fused import rms_norm, rotate, swiglu
+from posttrain.models.shared_prompt.linear import Weight, for_inference, linear
 
 Attend = Callable[
     [int, Float[Tensor, "token heads width"], Float[Tensor, "token kv width"], Float[Tensor, "token kv width"]],
@@ -47,7 +47,7 @@ def inference_layer(layer: DecoderLayer) -> DecoderLayer:
 
 
 class Decoder:
-    """The forward pass of a model that `models.architectures` does not refuse.
+    """The forward pass of a model that `models.shared_prompt.architectures` does not refuse.
 
     Matrix products and attention run in `compute_dtype`; the residual stream, norms and rotary angles in the weights'.
     """

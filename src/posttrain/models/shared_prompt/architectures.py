@@ -1,6 +1,6 @@
 """Which models the shared-prompt forward pass reproduces; every other one runs through its own forward pass.
 
-`models.decoder` reads weights and calls no module of the model but its rotary embedding, so it is right only where
+`decoder` reads weights and calls no module of the model but its rotary embedding, so it is right only where
 every module is one that it knows, exactly.  What is not on the list is refused, never guessed: an adapter, a quantised
 or a sharded layer, a subclass, a hook.
 """
@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 from transformers.activations import SiLUActivation
 
 FAMILIES = {"llama": "Llama", "qwen2": "Qwen2", "qwen3": "Qwen3"}
-"""`config.model_type` of the families whose layers `models.decoder` reproduces, and how their classes' names begin."""
+"""`config.model_type` of the families whose layers `decoder` reproduces, and how their classes' names begin."""
 PARTS = ("ForCausalLM", "Model", "DecoderLayer", "Attention", "MLP", "RMSNorm", "RotaryEmbedding")
 """The classes of a family."""
 COMMON = (nn.Linear, nn.Embedding, nn.ModuleList, nn.SiLU, SiLUActivation)

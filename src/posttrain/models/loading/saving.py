@@ -1,0 +1,45 @@
+"""A policy as a folder that transformers reads."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from posttrain.models.loading.construction import without_progress_bars
+from posttrain.models.policy import Policy
+
+
+def save_policy(policy: Policy, folder: Path) -> None:
+    """Write model and tokenizer; weights that were loaded from bfloat16 are bfloat16 again, and config.json says so."""
+    model, dtype = policy.model, policy.stored_dtype
+    with without_progress_bars():
+        if dtype is None or dtype == model.dtype:
+            model.save_pretrained(folder)
+        else:
+            held = model.dtype
+            model.save_pretrained(folder, state_dict=in_dtype(model.state_dict(), dtype))
+            model.config.dtype = dtype
+            model.config.save_pretrained(folder)
+            model.config.dtype = held
+        policy.tokenizer.save_pretrained(folder)
+    readable_as(folder / "config.json", folder)
+
+
+def in_dtype(weights: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
+    """The weights in another floating-point type; those that are one tensor under two names stay one."""
+    made: dict[tuple[int, torch.Size], Tensor] = {}
+    return {
+        name: made.setdefault((value.data_ptr(), value.shape), value.detach().to(dtype))
+        if value.is_floating_point()
+        else value
+        for name, value in weights.items()
+    }
+
+
+def readable_as(example: Path, folder: Path) -> None:
+    """Give every file of a folder the mode of one that was made as files are: safetensors' own are their owner's."""
+    mode = example.stat().st_mode & 0o777
+    for file in folder.iterdir():
+        if file.is_file():
+            file.chmod(mode)

@@ -1,0 +1,83 @@
+"""Which files `mutants.py` changes, and which tests must notice."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Group:
+    """Files of the maths, and the tests about them: those of the suites that import any of the modules."""
+
+    files: list[str]
+    suites: list[str]
+    modules: list[str]
+
+
+GROUPS = [
+    Group(
+        files=["algorithms/*.py"],
+        suites=["closed_form", "laws", "reference"],
+        modules=["posttrain.algorithms"],
+    ),
+    Group(
+        files=[
+            "batch.py",
+            *(f"training/{name}.py" for name in ("update", "update_metrics", "optimizer", "learner")),
+        ],
+        suites=["closed_form", "laws", "engine"],
+        modules=[
+            "posttrain.batch",
+            *(f"posttrain.training.{name}" for name in ("update", "update_metrics", "optimizer", "learner")),
+        ],
+    ),
+    Group(
+        files=["training/collector.py", "training/rl.py"],
+        suites=["closed_form", "laws", "engine", "end_to_end"],
+        modules=["posttrain.training.collector", "posttrain.training.rl", "posttrain.train"],
+    ),
+    Group(
+        files=["generation/sampling.py", "generation/streams.py"],
+        suites=["laws"],
+        modules=["posttrain.generation.sampling", "posttrain.generation.streams"],
+    ),
+    Group(
+        files=["generation/decoding_rows.py", "generation/in_process.py"],
+        suites=["engine"],
+        modules=["posttrain.generation.in_process"],
+    ),
+    Group(files=["training/metrics.py"], suites=["closed_form"], modules=["posttrain.training.metrics"]),
+    Group(files=["runs/alarms.py"], suites=["closed_form"], modules=["posttrain.runs.alarms"]),
+    Group(files=["training/evaluation.py"], suites=["closed_form"], modules=["posttrain.training.evaluation"]),
+    Group(
+        files=["rewards/grading/grade.py", "options/reward.py"],
+        suites=["closed_form", "laws"],
+        modules=["posttrain.rewards.grading.grade", "posttrain.options.reward"],
+    ),
+    Group(
+        files=[
+            "models/logprobs.py",
+            "models/forward.py",
+            *(f"models/shared_prompt/{name}.py" for name in ("packed", "fused", "decoder")),
+        ],
+        suites=["laws", "engine"],
+        modules=[
+            *(f"posttrain.models.{name}" for name in ("logprobs", "forward", "shared_prompt", "policy")),
+            "posttrain.training.update",
+        ],
+    ),
+    Group(
+        files=[
+            *(f"runs/{name}.py" for name in ("checkpoint", "manifest", "tensor_state", "files")),
+            "training/state.py",
+        ],
+        suites=["closed_form", "engine"],
+        modules=[
+            *(f"posttrain.runs.{name}" for name in ("checkpoint", "manifest", "tensor_state", "files")),
+            "posttrain.training.state",
+        ],
+    ),
+    Group(
+        files=["irl/*.py", "neural_irl.py", "irl_runs/environment.py", "irl_runs/measures.py"],
+        suites=["closed_form", "laws", "learning", "end_to_end"],
+        modules=["posttrain.irl", "posttrain.neural_irl", "posttrain.irl_runs"],
+    ),
+]
