@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from posttrain.models import forward
-from posttrain.models.shared_prompt import packed
 from posttrain.models.forward import PlainForward, SharedPromptForward
 from posttrain.models.logprobs import token_logprobs
 from posttrain.models.policy import Policy
+from posttrain.models.shared_prompt import packed
 from posttrain.models.shared_prompt.packed import PackedLayout
 from tests.support.tiny import (
     DECODERS,
