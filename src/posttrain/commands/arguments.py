@@ -128,8 +128,8 @@ def layers_for_model(given: str, recipes: Sequence[str]) -> list[RecipeLayer]:
 
 
 def require_model(options: ModelOptions) -> None:
-    """Refuse a folder that is no model, or a device that is not there, before anything is loaded."""
-    options.require_folder()
+    """Refuse a folder that is no model, a missing file, or a device that is not there, before anything is loaded."""
+    options.require_files()
     if options.device == "cuda":
         from posttrain.models.loading.devices import chosen_device
 

@@ -4,17 +4,27 @@ Joining pieces that were tokenised apart gives other tokens than the model was t
 "a" and "b" are two), so the text is completed first and tokenised once, and the token ids travel with the prompt.
 """
 
+import inspect
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from jinja2 import TemplateError
+from jinja2 import TemplateError, TemplateSyntaxError
 from transformers import PreTrainedTokenizerBase
 
 from posttrain.errors import UserError
+from posttrain.models.messages import checked_messages
 from posttrain.records import Prompt
+from posttrain.schemas import did_you_mean
 
 PROBE = "a"
 """Any text, to learn which special tokens a tokenizer puts before it."""
+OURS = frozenset(inspect.signature(PreTrainedTokenizerBase.apply_chat_template).parameters) - {"tools", "documents"}
+"""Arguments of the call itself, which no template option may take over."""
+NO_TEMPLATE = (
+    " has no chat template.  Use an instruction-tuned model, name a template's file as model.chat_template, or, of"
+    " a dataset, have messages written as plain text by task.prompt_format: plain"
+)
 
 
 class TokenizerRenderer:
@@ -24,7 +34,7 @@ class TokenizerRenderer:
         self, tokenizer: PreTrainedTokenizerBase, *, template_options: Mapping[str, Any] | None = None
     ) -> None:
         self.tokenizer = tokenizer
-        self.template_options = dict(template_options or {})
+        self.template_options = known_options(tokenizer, template_options or {})
         """Further arguments of the chat template, such as `enable_thinking`."""
         self.prefix = opening_tokens(tokenizer)
 
@@ -40,14 +50,55 @@ class TokenizerRenderer:
 
         A last message of the assistant's is the beginning of its answer too, before `prefill`.  A tokenizer that
         opens plain text with a special token (BOS) does so here, once: the token is in `tokens` and not in `text`.
-        Messages get what their template writes and nothing else.
+        Messages get what their template writes and nothing else.  Where the template begins the answer with the
+        prefill itself, as those of some thinking models do with `<think>`, it stands there once.
         """
         if isinstance(content, str):
             return self._prompt(content, None, id=id, prefill=prefill, columns=columns or {})
         messages = checked_messages(content, id)
         if messages[-1]["role"] == "assistant":
             prefill = messages.pop()["content"] + prefill
-        return self._prompt(self._templated(messages, id), messages, id=id, prefill=prefill, columns=columns or {})
+        text = self.templated(messages, id)
+        if prefill and self._opening_of_answer(text, messages, id).endswith(prefill):
+            text = text.removesuffix(prefill)
+        return self._prompt(text, messages, id=id, prefill=prefill, columns=columns or {})
+
+    def templated(self, messages: Sequence[Mapping[str, str]], id: str, *, open_answer: bool = True) -> str:
+        """The text that the chat template makes of messages; `open_answer` ends it where the assistant speaks next."""
+        if not self.tokenizer.chat_template:
+            name = self.tokenizer.name_or_path or type(self.tokenizer).__name__
+            raise UserError(f"prompt {id!r} is a list of messages, but the model's tokenizer ({name}){NO_TEMPLATE}.")
+        if isinstance(self.tokenizer.chat_template, dict) and "default" not in self.tokenizer.chat_template:
+            names = ", ".join(self.tokenizer.chat_template)
+            raise UserError(
+                f"the model's tokenizer has chat templates of the names {names} and none of the name default.  Put the"
+                " one to use into a file, and name that as model.chat_template."
+            )
+        try:
+            text = self.tokenizer.apply_chat_template(
+                [dict(message) for message in messages],
+                tokenize=False,
+                add_generation_prompt=open_answer,
+                **self.template_options,
+            )
+        except TemplateSyntaxError as error:
+            raise UserError(
+                f"the chat template is no Jinja template: line {error.lineno}: {error.message}.  Mend it, or name"
+                " another file as model.chat_template."
+            ) from error
+        except TemplateError as error:
+            raise UserError(
+                f"prompt {id!r}: the model's chat template refuses these messages: {error}"
+                f" (roles: {', '.join(message['role'] for message in messages)}). Change the messages, for example"
+                " move the system message into the first user message."
+            ) from error
+        assert isinstance(text, str)
+        return text
+
+    def _opening_of_answer(self, text: str, messages: Sequence[Mapping[str, str]], id: str) -> str:
+        """What the template writes behind the messages to have the assistant speak; empty where that is not known."""
+        before = self.templated(messages, id, open_answer=False)
+        return text.removeprefix(before) if text.startswith(before) else ""
 
     def _prompt(
         self,
@@ -58,6 +109,7 @@ class TokenizerRenderer:
         prefill: str,
         columns: Mapping[str, object],
     ) -> Prompt:
+        require_characters(text + prefill, id)
         tokens = token_ids(self.tokenizer, text + prefill, special=False)
         if messages is None and tokens[: len(self.prefix)] != self.prefix:
             tokens = self.prefix + tokens
@@ -72,26 +124,39 @@ class TokenizerRenderer:
             columns=dict(columns),
         )
 
-    def _templated(self, messages: list[dict[str, str]], id: str) -> str:
-        if not self.tokenizer.chat_template:
-            raise UserError(
-                f"prompt {id!r} is a list of messages, but the model's tokenizer"
-                f" ({self.tokenizer.name_or_path or type(self.tokenizer).__name__}) has no chat template to write them"
-                " with. Use an instruction-tuned model, put a chat_template.jinja into the model's folder, or give"
-                " prompts as plain text (of a dataset, with task.chat: false and no task.system)."
-            )
-        try:
-            text = self.tokenizer.apply_chat_template(
-                messages, tokenize=False, add_generation_prompt=True, **self.template_options
-            )
-        except TemplateError as error:
-            raise UserError(
-                f"prompt {id!r}: the model's chat template refuses these messages: {error}"
-                f" (roles: {', '.join(message['role'] for message in messages)}). Change the messages, for example"
-                " move the system message into the first user message."
-            ) from error
-        assert isinstance(text, str)
-        return text
+
+def known_options(tokenizer: PreTrainedTokenizerBase, options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of a chat template, each of which its text must speak of: a misspelt one would change nothing."""
+    template = template_text(tokenizer)
+    words = set(re.findall(r"\w+", template))
+    for name in options:
+        where = f"model.template_options.{name}"
+        if name in OURS:
+            raise UserError(f"{where}: that is decided where the template is called; leave it out")
+        if not template:
+            raise UserError(f"{where}: the model's tokenizer{NO_TEMPLATE}, and leave model.template_options out.")
+        if name not in words:
+            near = did_you_mean(name, words)
+            hint = near if near.startswith("Did") else "Look for `if` in it to see which it reads."
+            raise UserError(f"{where}: the chat template reads no variable of that name.  {hint}")
+    return dict(options)
+
+
+def template_text(tokenizer: PreTrainedTokenizerBase) -> str:
+    """The text of a tokenizer's chat template, or templates; empty where it has none."""
+    template = tokenizer.chat_template
+    return "\n".join(template.values()) if isinstance(template, dict) else template or ""
+
+
+def require_characters(text: str, id: str) -> None:
+    """Refuse half of a surrogate pair, which JSON can say, no tokenizer reads, and no UTF-8 file can hold."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise UserError(
+            f"prompt {id!r}: half of a surrogate pair, {text[error.start]!a}, before {text[error.end :][:20]!a} is no"
+            " character.  Mend the text, or leave the row out."
+        ) from error
 
 
 def token_ids(tokenizer: PreTrainedTokenizerBase, text: str, *, special: bool) -> list[int]:
@@ -110,20 +175,3 @@ def opening_tokens(tokenizer: PreTrainedTokenizerBase) -> list[int]:
         if full[start : start + len(bare)] == bare:
             return full[:start]
     return []
-
-
-def checked_messages(content: Sequence[object], id: str) -> list[dict[str, str]]:
-    """The messages, each of them known to have a role and a text."""
-    messages = []
-    for number, message in enumerate(content):
-        if not isinstance(message, Mapping) or not all(
-            isinstance(message.get(key), str) for key in ("role", "content")
-        ):
-            raise UserError(
-                f"prompt {id!r}, message {number}: {str(message)[:80]!r} must have the texts `role` and `content`,"
-                ' such as {"role": "user", "content": "…"}'
-            )
-        messages.append(dict(message))
-    if not any(message["role"] != "assistant" for message in messages):
-        raise UserError(f"prompt {id!r} has no message of a user; give at least one")
-    return messages
