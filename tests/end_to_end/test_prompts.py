@@ -110,7 +110,7 @@ def test_a_template_file_takes_the_place_of_the_models_and_is_saved_with_it(
         tmp_path / "place",
         model={"chat_template": str(tmp_path / "turns.jinja"), "template_options": {"enable_thinking": True}},
         task={"name": "dataset", "path": str(rows), "held_out_share": 0.0, "held_out_size": 4},
-        rewards=[{"name": "length", "options": {"max_tokens": 4, "cache_tokens": 2}}],
+        rewards=[{"name": "period_count"}],
         run={"num_steps": 1},
     )
     assert main(["rl", str(recipe)]) == 0, capsys.readouterr().err

@@ -37,7 +37,7 @@ class ChatSwitches:
     prompt: str = ""
     """Ask this, print the answer and leave."""
     system: str | None = None
-    """System message before every question; of a run the one that it was trained with, unless another, or "", is given."""
+    """System message before every question; of a run the one that it was trained with, unless one, or "", is given."""
     prefill: str | None = None
     """Beginning of every answer, such as `<think>`; of a run likewise."""
     prompt_format: Literal["auto", "plain", "chat"] | None = None
