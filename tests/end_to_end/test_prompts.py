@@ -223,6 +223,22 @@ def test_a_template_that_begins_the_answer_is_told_of_unless_the_prefill_says_so
 # The commands.
 
 
+def test_the_old_switch_for_conversations_is_told_with_the_new_one(tmp_path: Path, capsys) -> None:
+    (tmp_path / "old.yaml").write_text("task: {path: rows.jsonl, chat: true}\n")
+    assert main(["config", str(tmp_path / "old.yaml")]) == 2
+    assert re.search(r"task\.chat: no such field\..*prompt_format", capsys.readouterr().err)
+    assert main(["rl", "own-model", "--task.path", "rows.jsonl", "--task.chat", "true"]) == 2
+    assert "Did you mean `--task.prompt-format`?" in capsys.readouterr().err
+
+
+def test_the_help_says_that_a_file_of_rows_makes_the_task(capsys) -> None:
+    with pytest.raises(SystemExit):
+        main(["rl", "--help"])
+    assert "Or a file of rows, which makes the task `dataset`" in " ".join(
+        re.sub("[│\n]", " ", capsys.readouterr().out).split()
+    )
+
+
 def test_prompts_are_shown_without_the_weights_and_as_many_as_are_asked_for(
     tmp_path: Path, model: Path, capsys
 ) -> None:

@@ -18,7 +18,8 @@ LAST_TOKENS = 4
 MOST_CHARACTERS = 4000
 """Of a prompt or completion; the middle of a longer one is left out."""
 MOST_OF_A_COLUMN = 60
-UNCLOSED_TAG = re.compile(r"<([A-Za-z_]+)>\s*$")
+OPEN_THOUGHT = re.compile(r"<(think|thinking|thought|reason|reasoning)>\s*$")
+"""How templates of thinking models begin an answer; other tags at the end of a prompt may name who speaks."""
 Piece = tuple[str, bool]
 """Text, and whether it is a special or added token."""
 
@@ -65,13 +66,13 @@ def template_of(prompts: Sequence[Prompt], reader: Reader) -> str:
     if all(prompt.messages is None for prompt in prompts):
         return "none: the prompts are text"
     options = ", ".join(f"{name} = {value!r}" for name, value in reader.template_options.items())
-    name = reader.template_file or f"the model's own ({reader.tokenizer.name_or_path})"
+    name = reader.template_file or "the model's own"
     return f"{name}, with {options}" if options else name
 
 
 def prompt_lines(prompt: Prompt, tokenizer: PreTrainedTokenizerBase) -> list[str]:
     """One prompt: where it comes from and its size, its text, its last ids and what else rewards get."""
-    kind = "text as it stands" if prompt.messages is None else "through the chat template"
+    kind = "as text" if prompt.messages is None else "through the chat template"
     last = ", ".join(named_token(token, tokenizer) for token in prompt.tokens[-LAST_TOKENS:])
     columns = ", ".join(f"{name} = {excerpt(value)}" for name, value in prompt.columns.items())
     return [
@@ -112,7 +113,7 @@ def opening_note(prompt: Prompt) -> str:
     """What to tell of a template that begins the answer by itself: rewards would not see that beginning."""
     if prompt.messages is None or prompt.prefill:
         return ""
-    found = UNCLOSED_TAG.search(prompt.text)
+    found = OPEN_THOUGHT.search(prompt.text)
     if found is None:
         return ""
     tag = found[0].replace("\n", "\\n")
