@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -171,7 +172,8 @@ def test_a_preview_shows_special_tokens_prefill_last_ids_and_columns() -> None:
         f'last ids   {tokens[-4]} ":", {tokens[-3]} " ", {tokens[-2]} "<think>", {newline} "\\n"',
         "columns    answer = '4'",
     ]
-    assert preview_lines([rendered("hi")], reader())[0] == "template   none: the prompts are text"
+    assert preview_lines([rendered("hi")], reader(None))[0] == "template   none: the prompts are text"
+    assert preview_lines([rendered("hi")], reader())[0].endswith("text, and the model has one")
 
 
 def test_a_prefill_that_shares_a_token_with_the_prompt_is_marked_in_it() -> None:
@@ -179,6 +181,12 @@ def test_a_prefill_that_shares_a_token_with_the_prompt_is_marked_in_it() -> None
     whole = reader().tokenizer.tokenize("ab use")
     assert "Ġuse" in whole  # the last character of the prompt and the prefill are one token
     assert "  ab ▶use" in preview_lines([made], reader())
+
+
+def test_a_prefill_that_the_tokens_do_not_spell_is_told_apart_from_them() -> None:
+    # Tokenizers that put a blank before words give other text back than they were given.
+    made = replace(rendered("ab"), prefill="no such end")
+    assert 'prefill    "no such end"' in preview_lines([made], reader())
 
 
 def test_hostile_prompts_columns_and_completions_send_nothing_to_the_terminal() -> None:

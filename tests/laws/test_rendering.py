@@ -164,6 +164,24 @@ def test_an_option_that_the_template_does_not_read_is_refused(options: dict[str,
         TokenizerRenderer(tokenizer(template=CHATML), template_options=options)
 
 
+def test_a_template_that_writes_the_date_of_today_writes_one_date_for_ever() -> None:
+    made = tokenizer(template="{% for m in messages %}{{ m.content }} {{ strftime_now('%d %b %Y') }}{% endfor %}")
+    assert TokenizerRenderer(made).render([USER], id="p").text == "ab 26 Jul 2024"
+    options = {"strftime_now": "2031-02-01"}
+    assert TokenizerRenderer(made, template_options=options).render([USER], id="p").text == "ab 01 Feb 2031"
+    # And nothing else changes: a line end, or a block with blanks before it, is at the beginning what it was.
+    for text in (
+        "\n  {% if strftime_now is defined %}\nx{% endif %}",
+        "  {%- if strftime_now %}x{% endif %}",
+        "\n\n x{# strftime_now #}",
+    ):
+        made.chat_template = text
+        assert TokenizerRenderer(made).render([USER], id="p").text == made.apply_chat_template([USER], tokenize=False)
+    for wrong in ("today", 5):
+        with pytest.raises(UserError, match=r"strftime_now = .*said as 2024-07-26"):
+            TokenizerRenderer(made, template_options={"strftime_now": wrong})
+
+
 def test_an_option_without_a_template_is_refused() -> None:
     with pytest.raises(UserError, match=r"template_options\.enable_thinking: .* no chat template"):
         TokenizerRenderer(tokenizer(), template_options={"enable_thinking": False})

@@ -24,7 +24,7 @@ def asked(text: str, renderer: TokenizerRenderer, how: DatasetOptions = AS_TYPED
     if columns and how == AS_TYPED:
         return renderer.render(text.strip() + "\n", id="asked", columns=columns)
     if how.prompt_format == "auto":
-        how = replace(how, prompt_format="chat" if renderer.tokenizer.chat_template else "plain")
+        how = replace(how, prompt_format="chat" if renderer.template else "plain")
     return renderer.render(prompt_content(text, how, "asked"), id="asked", prefill=how.prefill)
 
 

@@ -4,8 +4,6 @@ Joining pieces that were tokenised apart gives other tokens than the model was t
 "a" and "b" are two), so the text is completed first and tokenised once, and the token ids travel with the prompt.
 """
 
-import inspect
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -14,17 +12,11 @@ from transformers import PreTrainedTokenizerBase
 
 from posttrain.errors import UserError
 from posttrain.models.messages import checked_messages
+from posttrain.models.template_text import DATE, TODAY, known_options, require_template, template_text, with_one_date
 from posttrain.records import Prompt
-from posttrain.schemas import did_you_mean
 
 PROBE = "a"
 """Any text, to learn which special tokens a tokenizer puts before it."""
-OURS = frozenset(inspect.signature(PreTrainedTokenizerBase.apply_chat_template).parameters) - {"tools", "documents"}
-"""Arguments of the call itself, which no template option may take over."""
-NO_TEMPLATE = (
-    " has no chat template.  Use an instruction-tuned model, name a template's file as model.chat_template, or, of"
-    " a dataset, have messages written as plain text by task.prompt_format: plain"
-)
 
 
 class TokenizerRenderer:
@@ -34,8 +26,11 @@ class TokenizerRenderer:
         self, tokenizer: PreTrainedTokenizerBase, *, template_options: Mapping[str, Any] | None = None
     ) -> None:
         self.tokenizer = tokenizer
-        self.template_options = known_options(tokenizer, template_options or {})
+        template = template_text(tokenizer)
+        self.template_options = known_options(template, template_options or {})
         """Further arguments of the chat template, such as `enable_thinking`."""
+        self.template = with_one_date(template, self.template_options.pop(TODAY, DATE))
+        """The text of the chat template; empty where the model has none for messages."""
         self.prefix = opening_tokens(tokenizer)
 
     def render(
@@ -65,18 +60,11 @@ class TokenizerRenderer:
 
     def templated(self, messages: Sequence[Mapping[str, str]], id: str, *, open_answer: bool = True) -> str:
         """The text that the chat template makes of messages; `open_answer` ends it where the assistant speaks next."""
-        if not self.tokenizer.chat_template:
-            name = self.tokenizer.name_or_path or type(self.tokenizer).__name__
-            raise UserError(f"prompt {id!r} is a list of messages, but the model's tokenizer ({name}){NO_TEMPLATE}.")
-        if isinstance(self.tokenizer.chat_template, dict) and "default" not in self.tokenizer.chat_template:
-            names = ", ".join(self.tokenizer.chat_template)
-            raise UserError(
-                f"the model's tokenizer has chat templates of the names {names} and none of the name default.  Put the"
-                " one to use into a file, and name that as model.chat_template."
-            )
+        require_template(self.tokenizer, id)
         try:
             text = self.tokenizer.apply_chat_template(
                 [dict(message) for message in messages],
+                chat_template=self.template,
                 tokenize=False,
                 add_generation_prompt=open_answer,
                 **self.template_options,
@@ -123,29 +111,6 @@ class TokenizerRenderer:
             messages=None if messages is None else tuple(messages),
             columns=dict(columns),
         )
-
-
-def known_options(tokenizer: PreTrainedTokenizerBase, options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of a chat template, each of which its text must speak of: a misspelt one would change nothing."""
-    template = template_text(tokenizer)
-    words = set(re.findall(r"\w+", template))
-    for name in options:
-        where = f"model.template_options.{name}"
-        if name in OURS:
-            raise UserError(f"{where}: that is decided where the template is called; leave it out")
-        if not template:
-            raise UserError(f"{where}: the model's tokenizer{NO_TEMPLATE}, and leave model.template_options out.")
-        if name not in words:
-            near = did_you_mean(name, words)
-            hint = near if near.startswith("Did") else "Look for `if` in it to see which it reads."
-            raise UserError(f"{where}: the chat template reads no variable of that name.  {hint}")
-    return dict(options)
-
-
-def template_text(tokenizer: PreTrainedTokenizerBase) -> str:
-    """The text of a tokenizer's chat template, or templates; empty where it has none."""
-    template = tokenizer.chat_template
-    return "\n".join(template.values()) if isinstance(template, dict) else template or ""
 
 
 def require_characters(text: str, id: str) -> None:

@@ -64,7 +64,8 @@ def head_lines(prompts: Sequence[Prompt], reader: Reader) -> list[str]:
 def template_of(prompts: Sequence[Prompt], reader: Reader) -> str:
     """Which chat template the prompts go through, if any does."""
     if all(prompt.messages is None for prompt in prompts):
-        return "none: the prompts are text"
+        has_one = ", and the model has one" if reader.tokenizer.chat_template else ""
+        return f"none: the prompts are text{has_one}"
     options = ", ".join(f"{name} = {value!r}" for name, value in reader.template_options.items())
     name = reader.template_file or "the model's own"
     return f"{name}, with {options}" if options else name
@@ -72,12 +73,15 @@ def template_of(prompts: Sequence[Prompt], reader: Reader) -> str:
 
 def prompt_lines(prompt: Prompt, tokenizer: PreTrainedTokenizerBase) -> list[str]:
     """One prompt: where it comes from and its size, its text, its last ids and what else rewards get."""
+    text = marked_text(prompt, tokenizer)
+    unmarked = [f"prefill    {quoted(prompt.prefill)}"] if prompt.prefill and PREFILL not in text else []
     kind = "as text" if prompt.messages is None else "through the chat template"
     last = ", ".join(named_token(token, tokenizer) for token in prompt.tokens[-LAST_TOKENS:])
     columns = ", ".join(f"{name} = {excerpt(value)}" for name, value in prompt.columns.items())
     return [
         visible(f"prompt     {prompt.id}, {len(prompt.tokens)} tokens, {kind}"),
-        *indented(marked_text(prompt, tokenizer)),
+        *indented(text),
+        *unmarked,
         f"last ids   {last}",
         visible(f"columns    {columns or 'none'}"),
         *([visible(f"note       {note}")] if (note := opening_note(prompt)) else []),
