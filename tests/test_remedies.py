@@ -38,7 +38,6 @@ SECTIONS = {name for kind in KINDS for name in section_names(kind)}
 FLAGS_OF_ALL = {"help", "version"}
 OTHERS_CALLS = {
     "reset": "an environment's",
-    "replace": "Jinja's filter",
     "get_base_model": "peft's",
     "asarray": "numpy's",
     "isnan": "torch's",

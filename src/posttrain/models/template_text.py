@@ -19,6 +19,8 @@ DATE = "2024-07-26"
 """What it is told, unless the options say another."""
 DIRECTIVES = "aAbBdeGHIjmMpSuUVwWyY"
 """The letters behind % that a format may have."""
+FILTER = "replace"
+"""Jinja's filter that puts one text for another."""
 NO_TEMPLATE = (
     " has no chat template.  Use an instruction-tuned model, name a template's file as model.chat_template, or, of"
     " a dataset, have messages written as plain text by task.prompt_format: plain"
@@ -76,5 +78,5 @@ def with_one_date(template: str, day: object) -> str:
         ) from None
     parts = {f"%{letter}": written.strftime(f"%{letter}") for letter in DIRECTIVES}
     parts |= {f"%-{letter}": parts[f"%{letter}"].lstrip("0") for letter in "dm"}
-    filled = "".join(f" | replace({part!r}, {text!r})" for part, text in parts.items())
+    filled = "".join(f" | {FILTER}({part!r}, {text!r})" for part, text in parts.items())
     return f"{{% macro {TODAY}(format) %}}{{{{ format{filled} }}}}{{% endmacro %}}\n{template}"
