@@ -248,7 +248,7 @@ def test_the_help_says_that_a_file_of_rows_makes_the_task(capsys) -> None:
 def test_prompts_are_shown_without_the_weights_and_as_many_as_are_asked_for(
     tmp_path: Path, model: Path, capsys
 ) -> None:
-    (model / "model.safetensors").unlink()
+    (model / "model.safetensors").write_bytes(b"not read")
     recipe = tiny_recipe(tmp_path / "place", rollout={"prompts_per_step": 2})
     capsys.readouterr()
     assert main(["rl", str(recipe), "--show-prompts", "5"]) == 0
