@@ -31,15 +31,16 @@ class StaticSteps(DecoderSteps):
         super().__init__(policy)
         self.prepare = captured if policy.device.type == "cuda" else uncaptured
         self.layers = [self.decoder.layer(index).owned() for index in range(self.decoder.num_layers)]
-        self.head = policy.head.clone()
+        self.output_layer = policy.output_layer.copy()
+        self.head = self.output_layer.matrix
         self._slots = KeyValueSlots(block=BLOCK, round_rows=True)
         self._steps: dict[tuple[int, int, int], _StaticStep] = {}
 
     def refresh(self) -> None:
         """Take over the policy's weights as they are now, in place."""
         for index, layer in enumerate(self.layers):
-            layer.follow(self.decoder.layer(index))
-        self.head.copy_(self.policy.head)
+            layer.take_over(self.decoder.layer(index))
+        self.output_layer.take_over(self.policy.output_layer)
 
     def release(self) -> None:
         """Nothing to do: captured steps read the weights where they are."""

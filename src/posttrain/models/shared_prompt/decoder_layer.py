@@ -73,15 +73,15 @@ class DecoderLayer:
             down=self.down.owned(),
         )
 
-    def follow(self, other: "DecoderLayer") -> None:
+    def take_over(self, other: "DecoderLayer") -> None:
         """Take over the numbers of the same layer of the model, in place."""
         for mine, new in zip(self.norms.all(), other.norms.all(), strict=True):
             if mine is not None and new is not None:
                 mine.copy_(new)
-        self.qkv.follow(other.qkv)
-        self.out.follow(other.out)
-        self.gate_up.follow(other.gate_up)
-        self.down.follow(other.down)
+        self.qkv.take_over(other.qkv)
+        self.out.take_over(other.out)
+        self.gate_up.take_over(other.gate_up)
+        self.down.take_over(other.down)
 
 
 def _cloned(tensor: Tensor | None) -> Tensor | None:

@@ -70,10 +70,10 @@ class Weight(Protocol):
         ...
 
     def owned(self) -> "Weight":
-        """The same at addresses that stay; `follow` brings it up to date."""
+        """The same at addresses that stay; `take_over` brings it up to date."""
         ...
 
-    def follow(self, other: "Weight") -> None:
+    def take_over(self, other: "Weight") -> None:
         """Take over the numbers of a weight of the same modules, in place."""
         ...
 
@@ -112,7 +112,7 @@ class DenseWeight:
             tuple(Part(_kept(_tensor(part)), None if part.bias is None else _kept(part.bias)) for part in self.parts)
         )
 
-    def follow(self, other: Weight) -> None:
+    def take_over(self, other: Weight) -> None:
         """See `Weight`."""
         assert isinstance(other, DenseWeight)
         for mine, new in zip(self.parts, other.parts, strict=True):
