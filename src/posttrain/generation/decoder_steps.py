@@ -28,6 +28,7 @@ class DecoderSteps:
         self.head: Matrix = self.output_layer.matrix
         self.angles = self.decoder.angles(torch.arange(policy.max_positions, device=policy.device))
 
+    @torch.no_grad()
     def refresh(self) -> None:
         """Read the policy's weights anew."""
         self.layers = [self.decoder.layer(index).for_inference() for index in range(self.decoder.num_layers)]

@@ -49,6 +49,8 @@ class Policy:
         context, rope = int(config.max_position_embeddings), getattr(config, "rope_parameters", None) or {}
         if rope.get("rope_type") == "longrope":
             context = min(context, int(rope["original_max_position_embeddings"]))
+        if isinstance(self.forward, SharedPromptForward):
+            return context
         if window is None or (kinds is not None and "sliding_attention" not in kinds):
             return context
         return min(context, int(window))
