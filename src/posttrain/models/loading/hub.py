@@ -112,6 +112,6 @@ def refusal(what: str, name: str, status: int) -> str:
 def remedy(name: str) -> str:
     """How to bring a model onto a machine without the hub."""
     return (
-        f" On a machine that has the hub, `hf download {name}` names the folder that it makes: copy it here and give it as"
-        f" model.path, or copy that machine's whole cache and name it by HF_HOME (here it is {constants.HF_HUB_CACHE})."
+        f" On a machine that has the hub, `hf download {name}` names the folder that it makes: copy it here and"
+        f" give it as model.path, or copy its whole cache and name that by HF_HOME (here it is {constants.HF_HUB_CACHE})."
     )
