@@ -113,5 +113,6 @@ def remedy(name: str) -> str:
     """How to bring a model onto a machine without the hub."""
     return (
         f" On a machine that has the hub, `hf download {name}` names the folder that it makes: copy it here and"
-        f" give it as model.path, or copy its whole cache and name that by HF_HOME (here it is {constants.HF_HUB_CACHE})."
+        " give it as model.path, or copy its whole cache and name that by HF_HOME (here it is"
+        f" {constants.HF_HUB_CACHE})."
     )
