@@ -58,12 +58,9 @@ def weight_lines(policy: Policy) -> list[str]:
 
 def context_lines(policy: Policy) -> list[str]:
     """Tokens that prompt and completion may have together, and what bounds them."""
-    text = policy.model.config.get_text_config(decoder=True).to_dict()
-    bounds = [
-        f"{name} {text[key]}"
-        for name, key in (("positions", "max_position_embeddings"), ("window", "sliding_window"))
-        if text.get(key) is not None
-    ]
+    known = (("positions", "max_position_embeddings"), ("window", "sliding_window"))
+    values = {name: getattr(policy.model.config, key, None) for name, key in known}  # families differ in what they have
+    bounds = [f"{name} {value}" for name, value in values.items() if value is not None]
     asked = [] if policy.context is None else [f"asked for {policy.context}"]
     return [f"context    {policy.max_positions} tokens ({', '.join([*bounds, *asked]) or 'no bound of its own'})"]
 
