@@ -11,6 +11,7 @@ from typing import cast
 
 import torch
 
+from posttrain.models.description import model_lines, unused_options
 from posttrain.models.loading.saving import save_policy
 from posttrain.runs.curves import draw_curves
 from posttrain.runs.files import write_atomically, writing
@@ -20,6 +21,7 @@ from posttrain.runs.summary import HELD_OUT, REWARD, build_summary
 from posttrain.tasks.base import Probe, Reading
 from posttrain.training.collector import CollectedStep
 from posttrain.training.evaluation import completions_of_run
+from posttrain.training.optimizer import standing_still
 from posttrain.training.session import Session, given_rewards
 from posttrain.training.state import RunState
 
@@ -44,8 +46,6 @@ def plan_lines(
     Seconds are by stage; with `whole_step` those of its gradient are among them.
     """
     config, rollout = session.config, session.config.rollout
-    policy, dtype = session.policy, str(session.policy.compute_dtype).removeprefix("torch.")
-    millions = sum(parameter.numel() for parameter in policy.model.parameters()) / 1e6
     share = pace = ""
     time = []
     if first is not None:
@@ -53,11 +53,8 @@ def plan_lines(
         each = sum(seconds.values())
         pace = f", about {each:.1f} s each" if whole_step else f", {each:.1f} s to sample and score the first"
         time = [time_line(session, first, seconds, whole_step=whole_step)]
-    reason, slow = policy.forward_reason, policy.cache_refusal
     lines = [
-        f"model      {session.model_name}, {millions:.2f} M parameters, {dtype} on {policy.device}",
-        *([f"           by the model's own forward pass: {reason}"] if reason else []),
-        *([f"           sampled without a cache, whole rows again for every token: {slow}"] if slow else []),
+        *policy_lines(session),
         f"task       {session.task.name}, {len(session.questions().prompts)} held-out problems",
         f"algorithm  {session.algorithm.name}, learning rate {config.update.learning_rate:g}",
         f"rewards    {', '.join(f'{item.name} × {item.settings.weight:g}' for item in session.rewards)}",
@@ -69,6 +66,20 @@ def plan_lines(
         *time,
         f"folder     {config.run.folder}",
     ]
+    return lines
+
+
+def policy_lines(session: Session) -> list[str]:
+    """What is trained, and what of its weights cannot be."""
+    lines, rate = model_lines(session.policy, session.model_name), session.config.update.learning_rate
+    if session.own.policy is None:
+        lines += [f"           {each}" for each in unused_options(session.policy, session.config.model)]
+    still = standing_still(session.policy.model.parameters(), rate)
+    if still > 0:
+        lines.append(
+            f"           {still:.0%} of the trained weights are too large in bfloat16 for a step of {rate:g} to move"
+            " them, and so are Adam's running means; train in float32 (model.weights: auto), or with a higher rate"
+        )
     return lines
 
 

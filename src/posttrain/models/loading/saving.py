@@ -1,5 +1,7 @@
 """A policy as a folder that transformers reads."""
 
+import json
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -7,14 +9,14 @@ import torch
 from torch import Tensor
 
 from posttrain.models.loading.construction import without_progress_bars
-from posttrain.models.policy import Policy
+from posttrain.models.policy import Policy, stop_ids
 
 
 def save_policy(policy: Policy, folder: Path) -> None:
     """Write model and tokenizer; weights that were loaded from bfloat16 are bfloat16 again, and config.json says so."""
     model, dtype = policy.model, policy.stored_dtype
     with without_progress_bars():
-        if dtype is None or dtype == model.dtype:
+        if dtype is None or {each.dtype for each in model.parameters() if each.is_floating_point()} == {dtype}:
             model.save_pretrained(folder)
         else:
             held = model.dtype
@@ -23,7 +25,26 @@ def save_policy(policy: Policy, folder: Path) -> None:
             model.config.save_pretrained(folder)
             model.config.dtype = held
         policy.tokenizer.save_pretrained(folder)
+    save_code(policy, folder)
+    save_stop_ids(policy, folder)
     readable_as(folder / "config.json", folder)
+
+
+def save_code(policy: Policy, folder: Path) -> None:
+    """Copy the Python code that a model's folder brought, so that the one that is saved can be loaded again."""
+    source = Path(policy.model.name_or_path or "")
+    if hasattr(policy.model.config, "auto_map") and source.is_dir():
+        for file in source.glob("*.py"):
+            shutil.copyfile(file, folder / file.name)
+
+
+def save_stop_ids(policy: Policy, folder: Path) -> None:
+    """Name the stop tokens that the model did not name itself, in its generation config: it was trained to use them."""
+    if policy.stop_ids != stop_ids(policy.model, policy.tokenizer):
+        file = folder / "generation_config.json"
+        content = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+        content["eos_token_id"] = list(policy.stop_ids)
+        file.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
 def in_dtype(weights: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
