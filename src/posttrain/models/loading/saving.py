@@ -6,19 +6,36 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from posttrain.models.adapters.lora import lora_layers
+from posttrain.models.adapters.peft_format import write_adapter
+from posttrain.models.adapters.quantized import is_4_bit, merged_weights
 from posttrain.models.loading.construction import without_progress_bars
 from posttrain.models.policy import Policy
+from posttrain.options.adapter import ADAPTER_CONFIG
+
+
+def save_adapter(policy: Policy, folder: Path) -> None:
+    """Write the adapter alone, in peft's format, and the tokenizer."""
+    write_adapter(policy.model, folder)
+    with without_progress_bars():
+        policy.tokenizer.save_pretrained(folder)
+    readable_as(folder / ADAPTER_CONFIG, folder)
 
 
 def save_policy(policy: Policy, folder: Path) -> None:
-    """Write model and tokenizer; weights that were loaded from bfloat16 are bfloat16 again, and config.json says so."""
+    """Write model and tokenizer; weights that were loaded from bfloat16 are bfloat16 again, and config.json says so.
+
+    An adapter is added into a copy of the weights, in float32; those in 4 bits are what their numbers stand for.
+    """
     model, dtype = policy.model, policy.stored_dtype
+    adapted = lora_layers(model) or any(is_4_bit(layer) for layer in model.modules())
+    weights = merged_weights(model, dtype) if adapted else model.state_dict()
     with without_progress_bars():
         if dtype is None or dtype == model.dtype:
-            model.save_pretrained(folder)
+            model.save_pretrained(folder, state_dict=weights if adapted else None)
         else:
             held = model.dtype
-            model.save_pretrained(folder, state_dict=in_dtype(model.state_dict(), dtype))
+            model.save_pretrained(folder, state_dict=in_dtype(weights, dtype))
             model.config.dtype = dtype
             model.config.save_pretrained(folder)
             model.config.dtype = held
