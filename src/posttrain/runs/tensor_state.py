@@ -70,7 +70,7 @@ def frozen_digest(module: Module) -> str:
     for name in sorted(frozen):
         tensor = named[name].detach().cpu().contiguous()
         digest.update(f"{name} {tensor.dtype} {[*tensor.shape]}\n".encode())
-        digest.update(tensor.flatten().view(torch.uint8).numpy())
+        digest.update(tensor.flatten().view(torch.uint8).numpy().data)
     return digest.hexdigest() if frozen else ""
 
 

@@ -216,7 +216,7 @@ class Learner:
     @cached_property
     def frozen(self) -> Mapping[str, object]:
         """What checkpoints say of the weights that they leave out; those never change."""
-        return frozen_state(self.policy.model, self.policy.model.name_or_path)
+        return frozen_state(self.policy.model, self.policy.model.name_or_path or "a model object")
 
     def optimizer_state(self) -> dict[str, object]:
         """What of the optimiser is no tensor."""

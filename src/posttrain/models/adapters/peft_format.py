@@ -95,11 +95,11 @@ def adapter_settings(model: PreTrainedModel) -> dict[str, object]:
     """The content of adapter_config.json; a layer whose rank or alpha is not the first one's is named apart."""
     layers = lora_layers(model)
     first = next(iter(layers.values())).options
-    base = model.name_or_path
+    base = model.name_or_path or ""
     return {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
-        "base_model_name_or_path": str(Path(base).resolve()) if Path(base).is_dir() else base,
+        "base_model_name_or_path": str(Path(base).resolve()) if base and Path(base).is_dir() else base,
         "inference_mode": True,
         "r": first.rank,
         "lora_alpha": whole(first.alpha),

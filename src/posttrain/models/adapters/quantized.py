@@ -8,7 +8,7 @@ it is left off wherever anything is trained (`KERNEL`), and taken for inference 
 
 import logging
 from types import ModuleType
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -90,7 +90,7 @@ def is_4_bit(layer: nn.Module) -> bool:
 
 def dequantized(layer: nn.Module) -> Tensor:
     """The matrix of a 4-bit layer, [outputs inputs], in the type that it was quantised from."""
-    library, weight = bitsandbytes(), layer.weight
+    library, weight = bitsandbytes(), cast(Any, layer).weight
     made: Tensor = library.functional.dequantize_4bit(weight.data, weight.quant_state)
     return made
 
@@ -106,9 +106,9 @@ def whole_weight(layer: nn.Module) -> Tensor:
 
 def num_parameters(model: nn.Module) -> int:
     """Parameters of a model, those in 4 bits counted one by one."""
-    packed = [layer for layer in model.modules() if is_4_bit(layer)]
-    whole = sum(layer.in_features * layer.out_features - layer.weight.numel() for layer in packed)  # type: ignore[operator]
-    return sum(parameter.numel() for parameter in model.parameters()) + int(whole)
+    packed = [cast(nn.Linear, layer) for layer in model.modules() if is_4_bit(layer)]
+    hidden = sum(layer.in_features * layer.out_features - layer.weight.numel() for layer in packed)
+    return sum(parameter.numel() for parameter in model.parameters()) + hidden
 
 
 def merged_weights(model: PreTrainedModel, dtype: torch.dtype | None) -> dict[str, Tensor]:

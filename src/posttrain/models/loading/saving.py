@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -12,6 +13,39 @@ from posttrain.models.adapters.quantized import is_4_bit, merged_weights
 from posttrain.models.loading.construction import without_progress_bars
 from posttrain.models.policy import Policy
 from posttrain.options.adapter import ADAPTER_CONFIG
+
+
+def save_trained(policy: Policy, run: Path, save: Literal["adapter", "merged", "both"], card: str) -> None:
+    """What a finished run keeps, each with a card: the model in RUN/model, or an adapter in RUN/adapter, or both.
+
+    `save` is `model.adapter.save`; where no adapter is trained it plays no part.
+    """
+    adapted = bool(lora_layers(policy.model))
+    if adapted and save != "merged":
+        save_adapter(policy, run / "adapter")
+        write_card(run / "adapter", card)
+    if not adapted or save != "adapter":
+        save_policy(policy, run / "model")
+        write_card(run / "model", card + merged_note(policy))
+
+
+def write_card(folder: Path, card: str) -> None:
+    """Write a model card, if there is one."""
+    if card:
+        (folder / "README.md").write_text(card, encoding="utf-8")
+
+
+def merged_note(policy: Policy) -> str:
+    """What the card of a merged model says of how it was made; empty where nothing was merged."""
+    layers = lora_layers(policy.model)
+    if not layers:
+        return ""
+    dtype = str(policy.stored_dtype or policy.model.dtype).removeprefix("torch.")
+    in_4_bits = any(is_4_bit(layer) for layer in policy.model.modules())
+    onto = "dequantised 4-bit (nf4) weights, those that it was trained over" if in_4_bits else "the base's weights"
+    return (
+        f"\nAn adapter of {len(layers)} layers was merged in float32 onto {onto}, and the sum is stored in {dtype}.\n"
+    )
 
 
 def save_adapter(policy: Policy, folder: Path) -> None:

@@ -8,9 +8,9 @@ Layers that read one input have the A of all of them in one product.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import cast
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.autograd.function import FunctionCtx
@@ -24,7 +24,7 @@ from posttrain.models.shared_prompt.linear import Matrix, Weight, for_inference,
 class FrozenBase:
     """A frozen layer's matrix: dense in the type of the products, or in 4 bits and dense while a product is made."""
 
-    layer: nn.Module
+    layer: nn.Linear
     dtype: torch.dtype
     packed: Matrix | None = None
     """The matrix as inference reads it quickest, where it is kept so."""
@@ -34,13 +34,11 @@ class FrozenBase:
         if self.packed is not None:
             return self.packed
         weight = dequantized(self.layer) if is_4_bit(self.layer) else self.layer.weight
-        assert isinstance(weight, Tensor)
         return weight.detach().to(self.dtype)
 
     def bias(self) -> Tensor | None:
         """b."""
-        bias = self.layer.bias
-        return bias.detach().to(self.dtype) if isinstance(bias, Tensor) else None
+        return None if self.layer.bias is None else self.layer.bias.detach().to(self.dtype)
 
     def product(self, x: Float[Tensor, "row inputs"]) -> Float[Tensor, "row outputs"]:
         """x·Wᵀ + b."""
@@ -131,21 +129,21 @@ class AdaptedWeight:
 
 def adapted_projection(modules: Sequence[nn.Module], dtype: torch.dtype) -> Weight | None:
     """Layers that read one input as one, where one has an adapter in force or is in 4 bits; None where none is."""
-    bases = [module.base_layer if isinstance(module, LoraLinear) else module for module in modules]
+    bases = [cast(nn.Linear, module.base_layer if isinstance(module, LoraLinear) else module) for module in modules]
     factors = [module.factors() if isinstance(module, LoraLinear) else None for module in modules]
     if all(base is module for base, module in zip(bases, modules, strict=True)) and not any(map(is_4_bit, bases)):
         return None
     scales = [module.scale if isinstance(module, LoraLinear) else 0.0 for module in modules]
     frozen = tuple(FrozenBase(base, dtype) for base in bases)
-    outputs = tuple(base.out_features for base in bases)  # type: ignore[misc]
+    outputs = tuple(base.out_features for base in bases)
     return _joined(AdaptedParts(frozen, outputs, tuple(scales)), factors)
 
 
 def _joined(parts: AdaptedParts, factors: Sequence[Factors | None]) -> AdaptedWeight:
     """The weight of these layers; one without an adapter has one of rank 0."""
     like, dtype = parts.bases[0].layer, parts.bases[0].dtype
-    inputs, device = like.in_features, next(like.parameters()).device
-    none = torch.zeros(0, inputs, dtype=dtype, device=device)  # type: ignore[arg-type]
+    inputs, device = like.in_features, like.weight.device
+    none = torch.zeros(0, inputs, dtype=dtype, device=device)
     downs = [none if each is None else each.down.to(dtype) for each in factors]
     ups = [
         torch.zeros(outputs, 0, dtype=dtype, device=device) if each is None else each.up.to(dtype)
