@@ -25,6 +25,13 @@ MAY_CHANGE_ON_RESUME = ("run.num_steps", "run.time_limit_minutes", "run.early_st
 """How long a run goes on and what it keeps; all else is what made it the run that it is."""
 
 
+LOADING = tuple(
+    f"model.{name}"
+    for name in ("revision", "trust_remote_code", "dtype", "weights", "device", "attn_implementation", "stop_tokens")
+)
+"""Options by which a model is loaded that is asked and not trained."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class SplitArguments:
     """The arguments of a command, told apart."""

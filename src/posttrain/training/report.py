@@ -12,7 +12,8 @@ from typing import cast
 import torch
 
 from posttrain.models.adapters.lora import lora_layers
-from posttrain.models.adapters.quantized import is_4_bit, num_parameters
+from posttrain.models.adapters.quantized import is_4_bit
+from posttrain.models.description import model_lines, unused_options
 from posttrain.models.loading.saving import save_trained
 from posttrain.models.policy import Policy
 from posttrain.options.adapter import run_model
@@ -25,6 +26,7 @@ from posttrain.runs.summary import HELD_OUT, REWARD, build_summary
 from posttrain.tasks.base import Probe, Reading
 from posttrain.training.collector import CollectedStep
 from posttrain.training.evaluation import completions_of_run
+from posttrain.training.optimizer import standing_still
 from posttrain.training.session import Session, given_rewards
 from posttrain.training.state import RunState
 
@@ -49,8 +51,6 @@ def plan_lines(
     Seconds are by stage; with `whole_step` those of its gradient are among them.
     """
     config, rollout = session.config, session.config.rollout
-    policy, dtype = session.policy, str(session.policy.compute_dtype).removeprefix("torch.")
-    millions = num_parameters(policy.model) / 1e6
     share = pace = ""
     time = []
     if first is not None:
@@ -58,12 +58,10 @@ def plan_lines(
         each = sum(seconds.values())
         pace = f", about {each:.1f} s each" if whole_step else f", {each:.1f} s to sample and score the first"
         time = [time_line(session, first, seconds, whole_step=whole_step)]
-    reason = policy.forward_reason
     lines = [
-        f"model      {session.model_name}, {millions:.2f} M parameters, {dtype} on {policy.device}",
-        *([f"           by the model's own forward pass: {reason}"] if reason else []),
+        *policy_lines(session),
         f"task       {session.task.name}, {len(session.questions().prompts)} held-out problems",
-        *adapter_lines(policy),
+        *adapter_lines(session.policy),
         f"algorithm  {session.algorithm.name}, learning rate {config.update.largest_rate:g}",
         f"rewards    {', '.join(f'{item.name} × {item.settings.weight:g}' for item in session.rewards)}",
         (
@@ -95,6 +93,20 @@ def adapter_lines(policy: Policy) -> list[str]:
         ),
         f"           default learning rate {DEFAULT_RATE * RATE_OF_ADAPTERS:g}, without an adapter {DEFAULT_RATE:g}",
     ]
+
+
+def policy_lines(session: Session) -> list[str]:
+    """What is trained, and what of its weights cannot be."""
+    lines, rate = model_lines(session.policy, session.model_name), session.config.update.largest_rate
+    if session.own.policy is None:
+        lines += [f"           {each}" for each in unused_options(session.policy, session.config.model)]
+    still = standing_still(session.policy.model.parameters(), rate)
+    if still > 0:
+        lines.append(
+            f"           {still:.0%} of the trained weights are too large in bfloat16 for a step of {rate:g} to move"
+            " them, and so are Adam's running means; train in float32 (model.weights: auto), or with a higher rate"
+        )
+    return lines
 
 
 def time_line(session: Session, first: CollectedStep, seconds: Mapping[str, float], *, whole_step: bool) -> str:

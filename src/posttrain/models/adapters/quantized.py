@@ -88,8 +88,14 @@ def is_4_bit(layer: nn.Module) -> bool:
     return f"{type(layer).__module__}.{type(layer).__qualname__}" == CLASS
 
 
+def runs_packed(layer: nn.Module) -> bool:
+    """Whether a layer runs through bitsandbytes' packed kernel, for inference alone."""
+    return is_4_bit(layer) and bool(getattr(layer, KERNEL))
+
+
 def dequantized(layer: nn.Module) -> Tensor:
     """The matrix of a 4-bit layer, [outputs inputs], in the type that it was quantised from."""
+    assert not runs_packed(layer), "the numbers of a packed layer are in another order"
     library, weight = bitsandbytes(), cast(Any, layer).weight
     made: Tensor = library.functional.dequantize_4bit(weight.data, weight.quant_state)
     return made

@@ -1,5 +1,7 @@
 """A policy as a folder that transformers reads."""
 
+import json
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
@@ -11,7 +13,7 @@ from posttrain.models.adapters.lora import lora_layers
 from posttrain.models.adapters.peft_format import write_adapter
 from posttrain.models.adapters.quantized import is_4_bit, merged_weights
 from posttrain.models.loading.construction import without_progress_bars
-from posttrain.models.policy import Policy
+from posttrain.models.policy import Policy, stop_ids
 from posttrain.options.adapter import ADAPTER_CONFIG
 
 
@@ -62,10 +64,10 @@ def save_policy(policy: Policy, folder: Path) -> None:
     An adapter is added into a copy of the weights, in float32; those in 4 bits are what their numbers stand for.
     """
     model, dtype = policy.model, policy.stored_dtype
-    adapted = lora_layers(model) or any(is_4_bit(layer) for layer in model.modules())
+    adapted = bool(lora_layers(model)) or any(is_4_bit(layer) for layer in model.modules())
     weights = merged_weights(model, dtype) if adapted else model.state_dict()
     with without_progress_bars():
-        if dtype is None or dtype == model.dtype:
+        if dtype is None or {each.dtype for each in weights.values() if each.is_floating_point()} == {dtype}:
             model.save_pretrained(folder, state_dict=weights if adapted else None)
         else:
             held = model.dtype
@@ -74,7 +76,26 @@ def save_policy(policy: Policy, folder: Path) -> None:
             model.config.save_pretrained(folder)
             model.config.dtype = held
         policy.tokenizer.save_pretrained(folder)
+    save_code(policy, folder)
+    save_stop_ids(policy, folder)
     readable_as(folder / "config.json", folder)
+
+
+def save_code(policy: Policy, folder: Path) -> None:
+    """Copy the Python code that a model's folder brought, so that the one that is saved can be loaded again."""
+    source = Path(policy.model.name_or_path or "")
+    if hasattr(policy.model.config, "auto_map") and source.is_dir():
+        for file in source.glob("*.py"):
+            shutil.copyfile(file, folder / file.name)
+
+
+def save_stop_ids(policy: Policy, folder: Path) -> None:
+    """Name the stop tokens that the model did not name itself, in its generation config: it was trained to use them."""
+    if policy.stop_ids != stop_ids(policy.model, policy.tokenizer):
+        file = folder / "generation_config.json"
+        content = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+        content["eos_token_id"] = list(policy.stop_ids)
+        file.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
 def in_dtype(weights: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:

@@ -15,9 +15,10 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.autograd.function import FunctionCtx
 
-from posttrain.models.adapters.lora import Factors, LoraLinear
-from posttrain.models.adapters.quantized import dequantized, is_4_bit
-from posttrain.models.shared_prompt.linear import Matrix, Weight, for_inference, linear
+from posttrain.models.adapters.lora import Factors
+from posttrain.models.adapters.peft_layers import AdaptedLayer, adapted_layer
+from posttrain.models.adapters.quantized import dequantized, is_4_bit, runs_packed
+from posttrain.models.shared_prompt.linear import Matrix, Weight, dense_projection, for_inference, linear
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +43,9 @@ class FrozenBase:
 
     def product(self, x: Float[Tensor, "row inputs"]) -> Float[Tensor, "row outputs"]:
         """x·Wᵀ + b."""
+        if runs_packed(self.layer):
+            out: Tensor = self.layer(x)
+            return out
         return linear(x, self.matrix(), self.bias())
 
     def product_back(self, grad: Float[Tensor, "row outputs"]) -> Float[Tensor, "row inputs"]:
@@ -120,23 +124,30 @@ class AdaptedWeight:
         """See `Weight`.  The base has its address already, and no copy is made of it."""
         return replace(self, down=self.down.detach().clone(), ups=tuple(up.detach().clone() for up in self.ups))
 
-    def follow(self, other: Weight) -> None:
+    def take_over(self, other: Weight) -> None:
         """See `Weight`."""
         assert isinstance(other, AdaptedWeight)
         for mine, new in zip((self.down, *self.ups), (other.down, *other.ups), strict=True):
             mine.copy_(new)
 
 
-def adapted_projection(modules: Sequence[nn.Module], dtype: torch.dtype) -> Weight | None:
-    """Layers that read one input as one, where one has an adapter in force or is in 4 bits; None where none is."""
-    bases = [cast(nn.Linear, module.base_layer if isinstance(module, LoraLinear) else module) for module in modules]
-    factors = [module.factors() if isinstance(module, LoraLinear) else None for module in modules]
-    if all(base is module for base, module in zip(bases, modules, strict=True)) and not any(map(is_4_bit, bases)):
-        return None
-    scales = [module.scale if isinstance(module, LoraLinear) else 0.0 for module in modules]
-    frozen = tuple(FrozenBase(base, dtype) for base in bases)
-    outputs = tuple(base.out_features for base in bases)
-    return _joined(AdaptedParts(frozen, outputs, tuple(scales)), factors)
+def projection(modules: Sequence[nn.Module], dtype: torch.dtype) -> Weight:
+    """Linear layers that read the same input as one, outputs side by side, in `dtype`: see `dense_projection`.
+
+    Where one has an adapter, or is in 4 bits, the base of all is frozen.
+    """
+    layers = [adapted_layer(module) for module in modules]
+    if not any(layers) and not any(is_4_bit(module) for module in modules):
+        return dense_projection([cast(nn.Linear, module) for module in modules], dtype)
+    known = [
+        layer or AdaptedLayer(cast(nn.Linear, module), None, 0.0) for layer, module in zip(layers, modules, strict=True)
+    ]
+    parts = AdaptedParts(
+        bases=tuple(FrozenBase(layer.base, dtype) for layer in known),
+        outputs=tuple(layer.base.out_features for layer in known),
+        scales=tuple(layer.scale for layer in known),
+    )
+    return _joined(parts, [layer.factors for layer in known])
 
 
 def _joined(parts: AdaptedParts, factors: Sequence[Factors | None]) -> AdaptedWeight:
