@@ -106,7 +106,8 @@ class AdaptedWeight:
     parts: AdaptedParts
     down: Float[Tensor, "ranks inputs"]
     """A of all layers, one below the other."""
-    ups: tuple[Float[Tensor, "outputs rank"], ...]
+    ups: tuple[Tensor, ...]
+    """B of each, [outputs rank]."""
 
     def product(self, x: Float[Tensor, "row inputs"]) -> Float[Tensor, "row outputs"]:
         """See `Weight`."""
