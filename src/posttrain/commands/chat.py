@@ -76,7 +76,7 @@ def answer_all(config: ChatConfig, questions: "Sequence[str] | Iterator[str]", s
     from posttrain.rewards.grading.grade import grade, reward_function
     from posttrain.runs.progress import visible
 
-    policy = load_policy(config.model)
+    policy = load_policy(config.model, inference=True)
     engine = InProcessEngine(policy)
     for number, question in enumerate(questions):
         prompt = asked(question, policy.tokenizer)

@@ -6,6 +6,7 @@ from typing import cast
 import torch
 from torch import nn
 
+from posttrain.models.adapters.quantized import num_parameters
 from posttrain.models.policy import Policy
 from posttrain.models.recomputation import is_recomputing
 from posttrain.models.rendering import opening_tokens
@@ -15,7 +16,7 @@ from posttrain.options.model import ModelOptions
 def model_lines(policy: Policy, name: str) -> list[str]:
     """Size, arithmetic and forward pass of a policy; one line, and another for what keeps it from the quicker pass."""
     model = policy.model
-    total = sum(parameter.numel() for parameter in model.parameters())
+    total = num_parameters(model)
     trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
     part = "" if trained == total else f" ({trained / 1e6:.2f} M trained)"
     held = {parameter.dtype for parameter in model.parameters()}

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Literal
 
 from posttrain.errors import UserError, require
+from posttrain.options.adapter import AdapterOptions, is_adapter_folder, run_model
 
 BUNDLED = "bundled"
 """The value of `path` that means the small model which comes with this package."""
@@ -17,9 +18,9 @@ class ModelOptions:
     """The model that is trained, evaluated or asked."""
 
     path: str = BUNDLED
-    """A local folder that transformers' `from_pretrained` reads; a model of the hub as `org/name` or
-    `org/name@revision`, from the local cache or else downloaded once; or "bundled": the 1.3 M-parameter Countdown
-    model of this package."""
+    """A local folder: of a model that transformers' `from_pretrained` reads, of an adapter in peft's format, or of a
+    run; a model of the hub as `org/name` or `org/name@revision`, from the local cache or else downloaded once; or
+    "bundled": the 1.3 M-parameter Countdown model of this package."""
     revision: str = ""
     """Of a model of the hub: its branch, tag or commit; empty is the main branch."""
     trust_remote_code: bool = False
@@ -47,12 +48,32 @@ class ModelOptions:
     stop_tokens: tuple[str, ...] = ()
     """Texts, one token each, that end a completion beside the stop tokens that the model names itself."""
 
+    adapter: AdapterOptions | None = None
+    """Train a low-rank adapter over the frozen model (LoRA); null trains the model itself, or goes on with the adapter
+    that `path` holds."""
+    quantization: Literal["nf4"] | None = None
+    """Keep the frozen model's linear layers in 4 bits (QLoRA; extra `qlora`): NF4 with quantised scales, products in
+    `dtype`.  Only with an adapter."""
+
     def __post_init__(self) -> None:
+        frozen = self.quantization is None or self.trains_adapter
+        rule = "keeps weights in 4 bits, which cannot be trained; give an adapter as well, model.adapter"
+        require(frozen, self, "quantization", rule)
         require(self.context is None or self.context > 1, self, "context", "leaves no room for a prompt and a token")
         if self.weights == "bfloat16" and self.dtype == "float32":
             raise UserError("weights = bfloat16 with dtype = float32 computes with what is not there; leave dtype out")
         if self.revision and self.hub_name is None:
             raise UserError(f"revision = {self.revision} is of a model of the hub, org/name, and path is {self.path}")
+
+    @property
+    def folder(self) -> Path:
+        """The folder that `path` means: of a run, what it has saved."""
+        return run_model(Path(self.path))
+
+    @property
+    def trains_adapter(self) -> bool:
+        """Whether it is an adapter that is trained: a new one, or that of the folder."""
+        return self.adapter is not None or (self.path != BUNDLED and is_adapter_folder(self.folder))
 
     @property
     def hub_name(self) -> str | None:
@@ -71,15 +92,15 @@ class ModelOptions:
         """Fail early, before anything heavy is imported, when `path` names nothing that can be loaded."""
         if self.path == BUNDLED or self.hub_name is not None:
             return
-        folder = Path(self.path)
+        folder = self.folder
         if not folder.is_dir():
             raise UserError(
                 f"model.path = {self.path}: no such folder.  Give the folder of a model that is on this machine"
                 f' (config.json, tokenizer and weights), a model of the hub as org/name, or "{BUNDLED}".'
             )
-        if (folder / "adapter_config.json").is_file() or (folder / "config.json").is_file():
+        if is_adapter_folder(folder) or (folder / "config.json").is_file():
             return
         raise UserError(
             f"model.path = {self.path}: the folder holds no config.json, so it is no model that transformers can"
-            " load.  A run keeps its trained model in RUN/model."
+            " load.  A run keeps its trained model in RUN/model, or its adapter in RUN/adapter."
         )
