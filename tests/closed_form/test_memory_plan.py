@@ -71,7 +71,7 @@ def test_a_mixture_counts_all_experts_and_computes_with_those_that_a_token_is_se
 
 
 def test_the_courses_column_is_ours_but_for_the_critics_gradient() -> None:
-    """A critic of 8 B weights in 16 bits: 2 N = 16 GB of weights and 4 N = 32 GB of moments; its gradient is 2 N more."""
+    """A critic of 8 B weights in 16 bits: 2 N = 16 GB of weights, 4 N = 32 GB of moments; a gradient is 2 N more."""
     assert 6 * LLAMA.parameters / GB == pytest.approx(48, rel=0.01)
     critic = parts.critic(LLAMA, replace(IN_BF16, critic=True))
     # Without the output matrix, 128,256 × 4096, in place of which it has one row.
@@ -142,7 +142,7 @@ CHANGES: dict[str, Callable[[MemorySetup], MemorySetup]] = {
     "adapter": lambda setup: setup.with_adapter(16),
     "quantization": lambda setup: setup.with_adapter(16, quantized=True),
     "reference": lambda setup: replace(setup, reference=False),
-    "frozen": lambda setup: replace(setup, frozen_parameters=10**8),
+    "frozen": lambda setup: replace(setup, trained=10**8),
     "critic": lambda setup: replace(setup, critic=False),
 }
 

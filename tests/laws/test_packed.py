@@ -10,6 +10,7 @@ from posttrain.models.forward import PlainForward, SharedPromptForward
 from posttrain.models.logprobs import token_logprobs
 from posttrain.models.policy import Policy
 from posttrain.models.shared_prompt import packed
+from posttrain.models.shared_prompt.attention import attend, repeated_heads
 from posttrain.models.shared_prompt.packed import PackedLayout
 from tests.support.tiny import (
     DECODERS,
@@ -199,8 +200,8 @@ def test_heads_that_are_repeated_give_what_grouped_heads_give() -> None:
     dice = torch.Generator().manual_seed(0)
     query, key, value = (torch.randn(2, heads, 5, 7, generator=dice, dtype=torch.float64) for heads in (6, 2, 2))
     mask = torch.ones(2, 1, 5, 5, dtype=torch.bool).tril()
-    grouped = packed.attend(query, key, value, mask)
-    repeated = packed.attend(query, packed.repeated_heads(key, 6), packed.repeated_heads(value, 6), mask)
+    grouped = attend(query, key, value, mask)
+    repeated = attend(query, repeated_heads(key, 6), repeated_heads(value, 6), mask)
     torch.testing.assert_close(repeated, grouped, rtol=0, atol=1e-14)
 
 

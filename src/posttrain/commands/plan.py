@@ -42,7 +42,7 @@ def main(arguments: Sequence[str]) -> int:
         value = getattr(switches, option)
         if value is not None and value < least:
             raise UserError(f"command line: --{option.replace('_', '-')} {value}: use at least {least}.")
-    from posttrain.commands.memory_table import MemoryTable
+    from posttrain.commands.tables.memory_table import MemoryTable
     from posttrain.models.memory.memory_plan import memory_plan
     from posttrain.models.memory.model_files import recipe_shape
     from posttrain.runs.planned_memory import MachineMemory, machine_memory, rl_setup, sft_setup, side_by_side
@@ -52,7 +52,8 @@ def main(arguments: Sequence[str]) -> int:
         from posttrain.algorithms.table import build_algorithm
 
         algorithm = build_algorithm(config.algorithm)
-        setup = rl_setup(config, shape, algorithm, prompt_tokens=switches.prompt_tokens)
+        on_cuda = None if switches.gpu_gb is None else True
+        setup = rl_setup(config, shape, algorithm, prompt_tokens=switches.prompt_tokens, on_cuda=on_cuda)
     else:
         setup = sft_setup(config, shape)
     if switches.gpu_gb is None:
@@ -65,6 +66,6 @@ def main(arguments: Sequence[str]) -> int:
     if switches.json:
         print(json.dumps(table.as_json(), indent=1))
     else:
-        rate = config.update.learning_rate if isinstance(config, Config) else config.sft.learning_rate
+        rate = config.update.largest_rate if isinstance(config, Config) else config.sft.largest_rate
         table.print(learning_rate=rate)
     return 0

@@ -13,6 +13,7 @@ from jaxtyping import Float
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from posttrain.models.recomputation import recomputing_layers
 from posttrain.models.shared_prompt.decoder import Decoder
 from posttrain.models.shared_prompt.packed import PackedAttention, PackedLayout
 
@@ -65,7 +66,8 @@ class PlainForward:
         tokens = torch.tensor([(*row, *(row[0],) * (width - len(row))) for row in rows], device=device)
         positions = torch.arange(width, device=device).expand(len(rows), -1)
         # Padding is on the right, so causal attention keeps it from every real token without a mask.
-        with torch.autocast(device.type, dtype=torch.bfloat16, enabled=self.compute_dtype == torch.bfloat16):
+        autocast = torch.autocast(device.type, dtype=torch.bfloat16, enabled=self.compute_dtype == torch.bfloat16)
+        with autocast, recomputing_layers(self.model):
             out = self.model.base_model(input_ids=tokens, position_ids=positions, use_cache=False)
         return torch.cat(
             [

@@ -4,11 +4,16 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import cast
 
 import torch
+from torch import nn
+from transformers.pytorch_utils import Conv1D
 
 from posttrain.algorithms.table import Algorithm
 from posttrain.config import Config, SftConfig
+from posttrain.models.adapters.lora import lora_layers
+from posttrain.models.adapters.quantized import is_4_bit
 from posttrain.models.forward import SharedPromptForward
 from posttrain.models.loading.devices import chosen_device
 from posttrain.models.memory.memory_plan import (
@@ -21,6 +26,8 @@ from posttrain.models.memory.memory_plan import (
 from posttrain.models.memory.memory_setup import BFLOAT16, FLOAT32, MemorySetup
 from posttrain.models.memory.model_shape import ModelShape, object_shape
 from posttrain.models.policy import Policy
+from posttrain.models.recomputation import is_recomputing
+from posttrain.options.model import ModelOptions
 
 GB = 1e9
 LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
@@ -63,20 +70,44 @@ def machine_memory(*, on_cuda: bool) -> MachineMemory:
     return MachineMemory(size, "RAM")
 
 
-def rl_setup(config: Config, shape: ModelShape, algorithm: Algorithm, *, prompt_tokens: int) -> MemorySetup:
-    """What of a recipe decides its memory; its device is the one that it would have here."""
-    rollout = config.rollout
-    return MemorySetup(
-        compute_bytes=BFLOAT16 if config.model.dtype == "bfloat16" else FLOAT32,
+def rl_setup(
+    config: Config, shape: ModelShape, algorithm: Algorithm, *, prompt_tokens: int, on_cuda: bool | None = None
+) -> MemorySetup:
+    """What of a recipe decides its memory; its device is the one that it would have here, unless that is said."""
+    model, rollout = config.model, config.rollout
+    cuda = chosen_device(model.device).type == "cuda" if on_cuda is None else on_cuda
+    longest = min(model.context or shape.max_positions, shape.max_positions)
+    held = held_as(model, shape, on_cuda=cuda)
+    return replace(
+        held,
         reference=algorithm.uses_reference,
-        shared_prompt=shape.shared_prompt,
-        on_cuda=chosen_device(config.model.device).type == "cuda",
         prompt_tokens=prompt_tokens,
-        completion_tokens=max(1, min(rollout.max_completion_tokens, shape.max_positions - prompt_tokens)),
+        completion_tokens=max(1, min(rollout.max_completion_tokens, longest - prompt_tokens)),
         prompts_per_step=rollout.prompts_per_step,
         group_size=rollout.group_size,
         max_rows=rollout.max_rows,
         tokens_per_microbatch=config.update.tokens_per_microbatch,
+    )
+
+
+def held_as(options: ModelOptions, shape: ModelShape, *, on_cuda: bool) -> MemorySetup:
+    """How a model is held, by its options: the one place where they become numbers of bytes."""
+    small = options.weights == "bfloat16"
+    in_bfloat16 = options.dtype == "bfloat16" or small or (options.dtype == "auto" and on_cuda)
+    compute = BFLOAT16 if in_bfloat16 else FLOAT32
+    rank = ADAPTER_RANK if options.adapter is None else options.adapter.rank
+    frozen = shape.frozen_parameters(options.frozen)
+    return MemorySetup(
+        weight_bytes=BFLOAT16 if small else FLOAT32,
+        # weights: auto, of a model that was stored in bfloat16
+        frozen_bytes=FLOAT32 if options.weights == "float32" else compute,
+        compute_bytes=compute,
+        adapter_rank=rank if options.trains_adapter else None,
+        quantized=options.quantization is not None,
+        trained=shape.parameters - frozen if frozen and not options.trains_adapter else None,
+        recomputes=options.gradient_checkpointing,
+        shared_prompt=shape.shared_prompt,
+        on_cuda=on_cuda,
     )
 
 
@@ -97,13 +128,20 @@ def sft_setup(config: SftConfig, shape: ModelShape) -> MemorySetup:
 
 def policy_plan(policy: Policy, config: Config, algorithm: Algorithm, *, prompt_tokens: int) -> MemoryPlan:
     """The plan of a run whose policy is there already, in whatever types and with whatever frozen."""
-    shape = object_shape(policy.model)
+    model, shape = policy.model, object_shape(policy.model)
+    on_cuda = policy.device.type == "cuda"
+    layers = [each for each in model.modules() if isinstance(each, nn.Linear | Conv1D)]
+    frozen = [each.weight for each in layers if not each.weight.requires_grad and each.weight.is_floating_point()]
+    adapters = list(lora_layers(model).values())
     setup = replace(
-        rl_setup(config, shape, algorithm, prompt_tokens=prompt_tokens),
-        weight_bytes=policy.model.dtype.itemsize,
+        rl_setup(config, shape, algorithm, prompt_tokens=prompt_tokens, on_cuda=on_cuda),
+        weight_bytes=cast(nn.Embedding, model.get_input_embeddings()).weight.dtype.itemsize,
+        frozen_bytes=frozen[0].dtype.itemsize if frozen else FLOAT32,
         compute_bytes=policy.compute_dtype.itemsize,
-        frozen_parameters=sum(each.numel() for each in policy.model.parameters() if not each.requires_grad),
-        on_cuda=policy.device.type == "cuda",
+        adapter_rank=adapters[0].options.rank if adapters else None,
+        quantized=any(is_4_bit(each) for each in layers),
+        trained=sum(each.numel() for each in model.parameters() if each.requires_grad),
+        recomputes=is_recomputing(model),
         shared_prompt=isinstance(policy.forward, SharedPromptForward),
     )
     return memory_plan(shape, setup)
@@ -136,10 +174,9 @@ def memory_warning(plan: MemoryPlan, machine: MachineMemory) -> list[str]:
     """What to say before a run that will not fit, and what would make it smaller; nothing where it fits."""
     if plan.peak <= machine.size:
         return []
-    lines = [
-        f"warning    this run will not fit: at most about {gigabytes(plan.peak)} GB, while {largest_phase(plan)}, where"
-        f" there are {gigabytes(machine.size)} GB of {machine.kind}.  By itself each of these saves",
-    ]
+    short = f"at most about {gigabytes(plan.peak)} GB, while {largest_phase(plan)}"
+    there = f"there are {gigabytes(machine.size)} GB of {machine.kind}"
+    lines = [f"warning    this run will not fit: {short}, where {there}.  By itself each of these saves"]
     for change in changes_that_save(plan.shape, plan.setup):
         enough = ", enough to fit" if plan.peak - change.saves <= machine.size else ""
         other = "" if change.same_results else "; it is other training"

@@ -9,6 +9,7 @@ from posttrain.config import Config
 from posttrain.generation.engine import Engine
 from posttrain.generation.parity import gap_limit_metric
 from posttrain.models.policy import Policy
+from posttrain.options.adapter import run_model
 from posttrain.runs.clock import Clock
 from posttrain.runs.folder import saved_recipe
 from posttrain.runs.guards import SameReward, SamplerGuard, UnscoredSteps
@@ -49,8 +50,8 @@ class Run:
 
     @property
     def model_folder(self) -> Path:
-        """The trained model, for `from_pretrained` and for `posttrain chat`."""
-        return self.folder / "model"
+        """The trained model, for `from_pretrained` and for `posttrain chat`; its adapter where that alone was saved."""
+        return run_model(self.folder)
 
 
 def train(

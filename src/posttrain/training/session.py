@@ -144,13 +144,13 @@ class Session:
         return self.held_out
 
 
-def open_session(config: Config, own: CallerObjects = NOTHING_BROUGHT) -> Session:
-    """Load the model and make everything else, but for what the caller brings."""
+def open_session(config: Config, own: CallerObjects = NOTHING_BROUGHT, *, inference: bool = False) -> Session:
+    """Load the model and make everything else, but for what the caller brings; `inference` trains nothing."""
     require_training_by_reward(config)
     with ExitStack() as opened:
         threads = opened.enter_context(claim_threads(config.run.threads))
         resources = opened.enter_context(Resources(config.sandbox))
-        session = assembled(config, own, resources, threads)
+        session = assembled(config, own, resources, threads, inference=inference)
         opened.pop_all()  # from here on it is the session that closes them
     return session
 
@@ -162,9 +162,11 @@ def require_training_by_reward(config: object) -> None:
         raise UserError(f"config: a {kind} is given, and a Config is needed, such as load_recipe() makes.")
 
 
-def assembled(config: Config, own: CallerObjects, resources: Resources, threads: ThreadClaim) -> Session:
+def assembled(
+    config: Config, own: CallerObjects, resources: Resources, threads: ThreadClaim, *, inference: bool
+) -> Session:
     """A session of these parts and of what the config describes."""
-    policy = own.policy or load_policy(config.model)
+    policy = own.policy or load_policy(config.model, seed=config.run.seed, inference=inference)
     policy.require_as_made()
     task = task_of(config, own, policy)
     algorithm = own.algorithm or build_algorithm(config.algorithm)

@@ -255,7 +255,7 @@ def sft_plan_lines(config: SftConfig, policy: Policy, num_held_out: int) -> list
     return [
         f"model      new, {millions:.2f} M parameters, {len(policy.tokenizer)} tokens of vocabulary",
         f"data       demonstrations of {config.task.name}, fresh for every batch; {num_held_out} held out",
-        f"one step   {options.tokens_per_batch} tokens, learning rate {options.learning_rate:g} ({options.schedule})",
+        f"one step   {options.tokens_per_batch} tokens, learning rate {options.largest_rate:g} ({options.schedule})",
         f"steps      {config.run.num_steps}",
         memory_line(memory, machine),
         *memory_warning(memory, machine),

@@ -18,9 +18,14 @@ LOGITS_COPIES, CUDA_LOGITS_COPIES = 2, 3
 
 
 def trained_parameters(shape: ModelShape, setup: MemorySetup) -> int:
-    """How many weights an update changes: N, or of an adapter r · Σ (inputs + outputs) over linear layers."""
+    """How many weights an update changes, unless the setup knows.
+
+    N;   of an adapter on all linear layers   r · Σ (inputs + outputs)
+    """
+    if setup.trained is not None:
+        return setup.trained
     if setup.adapter_rank is None:
-        return shape.parameters - setup.frozen_parameters
+        return shape.parameters
     return setup.adapter_rank * sum(inputs + outputs for inputs, outputs in shape.linear_layers)
 
 
@@ -105,25 +110,31 @@ def trained_logits(shape: ModelShape, setup: MemorySetup) -> int:
 def sampler_copies(shape: ModelShape, setup: MemorySetup) -> int:
     """Matrices made ready for decoding: in the order that products read them fastest, or in their type.
 
-    c · (linear layers + V·d);   nothing where the model's own forward pass samples, or layers are in 4 bits
+        c · (linear layers + V·d);   the output matrix alone where the others are read where they are
+
+    Frozen ones are, on a GPU or in 4 bits or in bfloat16; all are where the model's own forward pass samples.
     """
-    if not setup.shared_prompt or setup.quantized:
+    if not setup.shared_prompt:
         return 0
-    return setup.compute_bytes * (shape.linear_parameters + shape.head_parameters)
+    in_place = setup.adapter_rank is not None and (setup.quantized or setup.on_cuda or setup.compute_bytes < FLOAT32)
+    return setup.compute_bytes * (shape.head_parameters + (0 if in_place else shape.linear_parameters))
 
 
 def update_copies(shape: ModelShape, setup: MemorySetup) -> int:
-    """Matrices that an update keeps for its backward pass beside the weights, and the gradients that wait for them.
+    """Matrices that an update keeps for its backward pass beside the weights.
 
-    joined projections: c · their weights, twice where they are trained;   all linear layers where c ≠ b
+        c · joined projections of the shared-prompt pass;   c · (linear layers + V·d) where c ≠ b
+
+    Of frozen matrices one at a time is made ready: c · the largest, and c · V·d where c ≠ b.
     """
-    held = setup.weight_bytes if setup.adapter_rank is None else setup.frozen_bytes
-    casts = held != setup.compute_bytes
-    if setup.quantized or not (setup.shared_prompt or casts):
-        return 0
-    kept = shape.linear_parameters + shape.head_parameters if casts else shape.joined_parameters
-    waiting = shape.joined_parameters if setup.adapter_rank is None and setup.shared_prompt else 0
-    return setup.compute_bytes * (kept + waiting)
+    c, casts = setup.compute_bytes, setup.weight_bytes != setup.compute_bytes
+    head = shape.head_parameters if casts else 0
+    if setup.adapter_rank is not None:
+        whole = setup.quantized or setup.frozen_bytes != c
+        return c * (head + (max((i * o for i, o in shape.linear_layers), default=0) if whole else 0))
+    if casts:
+        return c * (shape.linear_parameters + head)
+    return c * shape.joined_parameters if setup.shared_prompt else 0
 
 
 def token_activations(shape: ModelShape, setup: MemorySetup) -> int:

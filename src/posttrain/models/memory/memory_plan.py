@@ -1,4 +1,4 @@
-"""The memory of a run, part by part, before anything is loaded: what it holds always, while sampling, while updating."""
+"""The memory of a run, part by part, before anything is loaded: always, while sampling, while updating."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -12,7 +12,7 @@ IMPORTED_BYTES = 405_000_000
 LIBRARY_BYTES = 35_000_000
 """What their libraries add once a model runs: compiled kernels, threads.  Measured there too."""
 CUDA_CONTEXT_BYTES = 600_000_000
-"""Of a CUDA context with the kernels of torch and the workspaces of its libraries; by device and version, 400 to 900 MB."""
+"""Of a CUDA context with torch's kernels and its libraries' workspaces: 400 to 900 MB, by device and version."""
 ALLOCATOR_SHARE = 0.15
 """What allocators hold on to beyond what is in use, as a share of it.  Measured with glibc's malloc: .02 to .25."""
 ADAPTER_RANK = 16

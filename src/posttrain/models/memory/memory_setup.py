@@ -20,8 +20,8 @@ class MemorySetup:
     """None trains all weights."""
     quantized: bool = False
     """Whether linear layers are in 4 bits (nf4)."""
-    frozen_parameters: int = 0
-    """Weights that are not trained although there is no adapter."""
+    trained: int | None = None
+    """How many weights are trained, where it is not all of them, or an adapter on all linear layers."""
     reference: bool = False
     """Whether there is a reference; with an adapter it is the same weights with the adapter off."""
     critic: bool = False
@@ -55,11 +55,12 @@ class MemorySetup:
 
     def full_training(self) -> "MemorySetup":
         """The same run with all weights trained."""
-        return replace(self, adapter_rank=None, quantized=False)
+        return replace(self, adapter_rank=None, quantized=False, trained=None)
 
     def with_adapter(self, rank: int, *, quantized: bool = False) -> "MemorySetup":
         """The same run with an adapter over weights that are held in the type of matrix products, or in 4 bits."""
-        return replace(self, adapter_rank=rank, quantized=quantized, frozen_bytes=self.compute_bytes)
+        trained = self.trained if rank == self.adapter_rank else None
+        return replace(self, adapter_rank=rank, quantized=quantized, frozen_bytes=self.compute_bytes, trained=trained)
 
 
 @dataclass(frozen=True, slots=True)

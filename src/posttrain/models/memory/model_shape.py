@@ -1,6 +1,8 @@
 """What of a model decides its memory, read from its config alone: no weight is loaded, or even made."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from typing import Any, cast
 
 import torch
@@ -39,6 +41,8 @@ class ModelShape:
     """Channels inside the MLP that a token goes through; of a mixture, those of all experts that it is sent to."""
     max_positions: int
     """Longest prompt and completion together, in tokens."""
+    sizes: tuple[tuple[str, int], ...] = ()
+    """Every parameter's name, and how many numbers it has."""
     gated: bool = True
     """Whether the MLP multiplies two halves, as SwiGLU does."""
     normed_heads: bool = False
@@ -50,6 +54,10 @@ class ModelShape:
     def linear_parameters(self) -> int:
         """Weights of all linear layers but the output layer."""
         return sum(inputs * outputs for inputs, outputs in self.linear_layers)
+
+    def frozen_parameters(self, patterns: Sequence[str]) -> int:
+        """Weights whose names match one of the patterns of `model.frozen`."""
+        return sum(size for name, size in self.sizes if any(fnmatchcase(name, pattern) for pattern in patterns))
 
     @property
     def joined_parameters(self) -> int:
@@ -108,6 +116,7 @@ def shape_of(model: PreTrainedModel) -> ModelShape:
         kv_width=(_first(text, "num_key_value_heads") or heads) * width,
         mlp_width=(mlp or 4 * hidden) * experts,
         max_positions=_first(text, "max_position_embeddings", "max_seq_len") or UNBOUNDED,
+        sizes=tuple((name, parameter.numel()) for name, parameter in model.named_parameters()),
         gated=bool(names & {"gate_proj", "gate_up_proj"}),
         normed_heads=bool(names & {"q_norm", "k_norm"}),
         shared_prompt=shared_prompt_refusal(model) is None,

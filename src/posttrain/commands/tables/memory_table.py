@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from posttrain.models.memory.memory_plan import MemoryPlan, changes_that_save
+from posttrain.options.training import DEFAULT_RATE, RATE_OF_ADAPTERS
 from posttrain.runs.planned_memory import WORDS, MachineMemory, gigabytes, memory_warning, of_phase
 
 
@@ -64,7 +65,11 @@ class MemoryTable:
         rows = f"{setup.num_rows} rows" if setup.samples else f"{setup.tokens_per_microbatch} tokens"
         print(
             f"{rows} at a time, of {setup.prompt_tokens} + {setup.completion_tokens} tokens; micro-batches of"
-            f" {setup.tokens_per_microbatch} tokens; learning rate {learning_rate:g}"
+            f" {setup.tokens_per_microbatch} tokens"
+        )
+        print(
+            f"learning rate {learning_rate:g}; where none is given {DEFAULT_RATE:g}, of an adapter"
+            f" {DEFAULT_RATE * RATE_OF_ADAPTERS:g}"
         )
         warning = memory_warning(self.own, self.machine)
         for line in warning or [f"It fits: {gigabytes(self.own.peak)} of {gigabytes(self.machine.size)} GB."]:
