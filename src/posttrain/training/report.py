@@ -3,6 +3,7 @@
 import os
 import signal
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from itertools import zip_longest
 from pathlib import Path
 from textwrap import wrap
@@ -15,12 +16,14 @@ from posttrain.models.adapters.lora import lora_layers
 from posttrain.models.adapters.quantized import is_4_bit
 from posttrain.models.description import model_lines, unused_options
 from posttrain.models.loading.saving import save_trained
+from posttrain.models.memory.memory_plan import memory_plan
 from posttrain.models.policy import Policy
 from posttrain.options.adapter import run_model
 from posttrain.options.training import DEFAULT_RATE, RATE_OF_ADAPTERS
 from posttrain.runs.curves import draw_curves
 from posttrain.runs.files import writing
 from posttrain.runs.folder import resume_command, shown
+from posttrain.runs.planned_memory import machine_memory, memory_line, memory_warning, policy_plan
 from posttrain.runs.run_folder import RunFolder
 from posttrain.runs.summary import HELD_OUT, REWARD, build_summary
 from posttrain.tasks.base import Probe, Reading
@@ -70,9 +73,21 @@ def plan_lines(
         ),
         f"steps      {config.run.num_steps}{pace}",
         *time,
+        planned_memory(session)[0],
         f"folder     {config.run.folder}",
     ]
     return lines
+
+
+def planned_memory(session: Session) -> tuple[str, list[str]]:
+    """What the run will hold at most, in a line, and where that is more than there is, what to change."""
+    plan = policy_plan(
+        session.policy, session.config, session.algorithm, prompt_tokens=max(1, session.longest_prompt_tokens)
+    )
+    if session.own.engine is not None:
+        plan = memory_plan(plan.shape, replace(plan.setup, samples=False))
+    machine = machine_memory(on_cuda=plan.setup.on_cuda)
+    return memory_line(plan, machine), memory_warning(plan, machine)
 
 
 def adapter_lines(policy: Policy) -> list[str]:

@@ -89,6 +89,8 @@ def train(
         require_room(session)
         session.trained.run.recipe = recipe
         require_sound_rows(session)
+        for line in report.planned_memory(session)[1]:  # before anything is sampled, which might be where it ends
+            print(line, flush=True)
         return train_session(session, resumed or inputs_of(config, own), watching, resume=resume, from_step=from_step)
 
 
@@ -273,6 +275,8 @@ def show_plan(config: Config, own: CallerObjects = NOTHING_BROUGHT) -> None:
         config.require_use_for_reference(session.algorithm)
         require_room(session)
         require_sound_rows(session)
+        for line in report.planned_memory(session)[1]:
+            print(line, flush=True)
         session.load_weights()
         clock = Clock()
         collected = session.collector.collect(1, no_journal, clock)

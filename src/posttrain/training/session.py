@@ -95,6 +95,8 @@ class Session:
     learner: Learner
     trained: TrainedByReward
     """The learner with the counters of its run."""
+    longest_prompt_tokens: int = 0
+    """Of all prompts that are known; found by `require_room`."""
     held_out: Questions | None = None
     """Made when first asked for."""
 
@@ -304,4 +306,5 @@ def require_room(session: Session) -> None:
     prompts = [*longest_prompts(session.task), *session.questions().prompts]
     for prompt in prompts:
         require_room_for(prompt, session.engine)
-    session.config.require_room(max(len(prompt.tokens) for prompt in prompts))
+    session.longest_prompt_tokens = max(len(prompt.tokens) for prompt in prompts)
+    session.config.require_room(session.longest_prompt_tokens)
