@@ -31,7 +31,7 @@ def completion_logprobs(policy: Policy, examples: Sequence[Example]) -> Float[Te
         [e.prompt for e in examples], [e.completion for e in examples], range(len(examples))
     )
     targets = torch.tensor([token for e in examples for token in e.completion], device=hidden.device)
-    return token_logprobs(hidden, policy.head, targets)
+    return token_logprobs(hidden, policy.output_layer, targets)
 
 
 def accumulate(policy: Policy, examples: Sequence[Example], tokens_per_microbatch: int) -> float:
