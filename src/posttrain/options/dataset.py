@@ -28,9 +28,9 @@ class DatasetOptions(RowSourceOptions):
     prefill: str = ""
     """Beginning of every answer, given in the prompt, such as `<think>`."""
     over_long: Literal["error", "skip", "cut_left"] = "error"
-    """What to do with a prompt of more tokens than allowed: refuse it as a bad row, leave the row out, or cut the prompt
-    from its beginning; of messages the oldest turns go first, the system message stays, and the last is cut if it must
-    be."""
+    """What to do with a prompt of more tokens than allowed: refuse it as a bad row, leave the row out, or cut the
+    prompt from its beginning; of messages the oldest turns go first, the system message stays, and the last is cut if
+    it must be."""
     max_prompt_tokens: int | None = None
     """Most tokens of a prompt.  Without it: of `skip` and `cut_left`, what the model's context and
     `update.tokens_per_microbatch` leave beside `rollout.max_completion_tokens`; of `error`, what leaves any room."""
@@ -42,8 +42,8 @@ class DatasetOptions(RowSourceOptions):
     held_out_split: str = ""
     """Split to evaluate on, of `held_out_path` or else of `path`."""
     held_out_share: float = 0.1
-    """Without `held_out_path` and `held_out_split`: share of different prompts set apart for evaluation, chosen by a hash of the prompt and
-    so the same for every seed; 0 trains on all and evaluates on none."""
+    """Without `held_out_path` and `held_out_split`: share of different prompts set apart for evaluation, chosen by a
+    hash of the prompt and so the same for every seed; 0 trains on all and evaluates on none."""
     held_out_size: int = 512
     """Most held-out rows that are evaluated on; the others are still never trained on."""
 

@@ -25,8 +25,8 @@ class RowSourceOptions:
     """New names of columns and what they are called in the rows, such as `{prompt: question, ground_truth: answer}`;
     a column that had the new name already is left out."""
     delimiter: str = ""
-    """What stands between the cells of a .csv file; without it the one of `,` `;` tab and `|` that makes most columns of
-    the first line."""
+    """What stands between the cells of a .csv file; without it the one of `,` `;` tab and `|` that makes most columns
+    of the first line."""
     json_columns: tuple[str, ...] = ()
     """Columns, by their names in the rows, whose text is read as JSON: numbers, lists and messages in the cells of a
     .csv file, which otherwise are all text."""

@@ -168,16 +168,18 @@ class DatasetTask(Task):
             f"{name} {quota / sum(self.order.quotas):.1%} of the draws"
             for name, quota in zip(self.names, self.order.quotas, strict=False)
         ]
-        notes = [f"{len(self.training_rows)} rows to train on" + (f": {', '.join(shares)}" if shares else "")]
+        notes = [
+            f"{counted(len(self.training_rows), 'row')} to train on" + (f": {', '.join(shares)}" if shares else "")
+        ]
         if self.too_long:
             done = "left out" if self.options.over_long == "skip" else "cut from their beginning"
             more = f" and {len(self.too_long) - PLACES} more" if len(self.too_long) > PLACES else ""
             notes.append(
-                f"{len(self.too_long)} prompts of more than {self.options.max_prompt_tokens} tokens {done}:"
+                f"{counted(len(self.too_long), 'prompt')} of more than {self.options.max_prompt_tokens} tokens {done}:"
                 f" {', '.join(self.too_long[:PLACES])}{more}"
             )
         if self.bad.faults:
-            notes.append(f"{len(self.bad.faults)} bad rows left out:{self.bad.listed()}")
+            notes += f"{counted(len(self.bad.faults), 'bad row')} left out:{self.bad.listed()}".splitlines()
         return notes
 
 
@@ -200,6 +202,11 @@ def content(row: DatasetRow, options: DatasetOptions) -> str | Messages:
     if any(message.get("role") == "system" for message in messages):
         raise UserError(f"{row.where}: the prompt has a system message of its own; leave task.system out or remove it")
     return [{"role": "system", "content": options.system}, *messages]
+
+
+def counted(number: int, noun: str) -> str:
+    """A number of things in words."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def prompt_of(row: DatasetRow, column: str) -> str | Messages:
@@ -227,7 +234,7 @@ def prompt_reader(rows: Sequence[DatasetRow], options: DatasetOptions) -> Callab
     if any(RowFormat.MESSAGES in row.columns for row in rows):
         return lambda row: DatasetRow(row.where, {**row.columns, column: question_of(row)})
     if any({"chosen", "rejected"} <= row.columns.keys() for row in rows):
-        return lambda row: DatasetRow(row.where, {**row.columns, column: preference_row(row).prompt})
+        return lambda row: DatasetRow(row.where, {**row.columns, column: common_question_of(row)})
     return lambda row: row
 
 
@@ -237,6 +244,12 @@ def question_of(row: DatasetRow) -> list[Mapping[str, object]]:
     while messages and messages[-1]["role"] == "assistant":
         messages.pop()
     return messages
+
+
+def common_question_of(row: DatasetRow) -> str | list[Mapping[str, object]]:
+    """What the two completions of a preference answer."""
+    prompt = preference_row(row).prompt
+    return prompt if isinstance(prompt, str) else [*prompt]
 
 
 def configured_rows(options: DatasetOptions, bad: BadRows) -> list[DatasetRow]:

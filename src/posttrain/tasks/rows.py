@@ -2,14 +2,16 @@
 
 import difflib
 import glob
+import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from posttrain.binding import digest_of
 from posttrain.errors import UserError
 from posttrain.options.row_source import RowSourceOptions
-from posttrain.tasks.row_files.tables import HUB_NAME, hub_rows, is_saved_dataset, parquet_rows, saved_rows
+from posttrain.tasks.row_files.tables import HUB_NAME, hub_commit, hub_rows, is_saved_dataset, parquet_rows, saved_rows
 from posttrain.tasks.row_files.text_files import Found, csv_rows, json_lines, json_list, whole_characters
 
 MEMORY = "rows"
@@ -104,7 +106,7 @@ def unnamed_rows(path: str, source: RowSourceOptions, split: str, bad: BadRows) 
                 f" {folder / '*.parquet'}"
             )
         return rows_of(saved_rows(folder, split), folder.name, bad)
-    if HUB_NAME.fullmatch(path) and folder.suffix.lower() not in SUFFIXES:
+    if is_on_hub(path):
         found = hub_rows(path, subset=source.subset, split=split, revision=source.revision)
         return rows_of(found, path, bad)
     raise UserError(f"{path}: no such file{near_file(folder)}. Paths are relative to the folder you run in.")
@@ -115,6 +117,24 @@ def files_of(path: str) -> list[Path]:
     if Path(path).is_file():
         return [Path(path)]
     return [file for name in sorted(glob.glob(path, recursive=True)) if (file := Path(name)).is_file()]
+
+
+def rows_digest(path: str, revision: str = "") -> str:
+    """What tells the rows at a path from others: a hash of their files, their commit on the hub; empty if unknown."""
+    files = files_of(path)
+    if len(files) == 1:
+        return digest_of(files[0])
+    if not files and Path(path).is_dir():
+        files = sorted(file for file in Path(path).rglob("*") if file.suffix in (".arrow", ".json"))
+    if files:
+        listed = "".join(f"{file.name} {digest_of(file)}\n" for file in files)
+        return hashlib.sha256(listed.encode("utf-8", "surrogateescape")).hexdigest()
+    return hub_commit(path, revision) if is_on_hub(path) else ""
+
+
+def is_on_hub(path: str) -> bool:
+    """Whether a path that is not here can be a data set's name on the hub."""
+    return bool(HUB_NAME.fullmatch(path)) and Path(path).suffix.lower() not in SUFFIXES
 
 
 def found_in(file: Path, delimiter: str) -> Found:

@@ -40,8 +40,9 @@ def load_task(
         return own_task(options, renderer, seed=seed)
     if isinstance(options, CountdownOptions):
         return CountdownTask(options, renderer, seed=seed)
-    kind = ProgramsTask if isinstance(options, ProgramsOptions) else DatasetTask
-    return kind(options, renderer, seed=seed, prompts_per_step=prompts_per_step, **given)
+    if isinstance(options, ProgramsOptions):
+        return ProgramsTask(options, renderer, seed=seed, prompts_per_step=prompts_per_step, **given)
+    return DatasetTask(options, renderer, seed=seed, prompts_per_step=prompts_per_step, **given)
 
 
 def own_task(options: Mapping[str, object], renderer: PromptRenderer, *, seed: int) -> Task:

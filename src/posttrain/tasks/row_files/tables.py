@@ -119,7 +119,7 @@ def hub_rows(path: str, *, subset: str, split: str, revision: str) -> Sequence[o
 def hub_commit(path: str, revision: str) -> str:
     """The commit that a data set on the hub is at; empty where that cannot be learned within seconds."""
     from huggingface_hub import constants
-    from huggingface_hub.utils import build_hf_headers
+    from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
 
     if constants.HF_HUB_OFFLINE:
         return ""
