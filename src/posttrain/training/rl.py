@@ -64,6 +64,7 @@ def train(
     algorithm: Algorithm | None = None,
     rewards: Rewards = (),
     rows: Rows | None = None,
+    held_out_rows: Rows | None = None,
     watchers: Sequence[Watcher] = (),
     resume: bool = False,
     from_step: int | None = None,
@@ -73,14 +74,23 @@ def train(
     """Improve a policy by sampling, grading and reinforcing its own completions.
 
     For callers in Python: `policy` (made by `posttrain.as_policy`), `task`, `engine` and `algorithm` are objects in
-    place of what the config describes; `rewards` are functions of your own, `rows` your own prompts, and `watchers` see
-    each step.  With `resume` the run in `config.run.folder` goes on from its last checkpoint, to the same bits as if it
-    had never stopped; with `from_step` from that of an earlier step, giving up what came after; with `accept_changes`
-    also where rows, rewards or files are no longer what the run was made of, such as a reward that has been mended.
-    `recipe` is what the summary says that the config comes from.
+    place of what the config describes; `rewards` are functions of your own, `rows` your own prompts with
+    `held_out_rows` those to evaluate on, and `watchers` see each step.  With `resume` the run in `config.run.folder`
+    goes on from its last checkpoint, to the same bits as if it had never stopped; with `from_step` from that of an
+    earlier step, giving up what came after; with `accept_changes` also where rows, rewards or files are no longer what
+    the run was made of, such as a reward that has been mended.  `recipe` is what the summary says that the config comes
+    from.
     """
     require_resume(from_step, resume=resume)
-    own = CallerObjects(policy=policy, task=task, engine=engine, algorithm=algorithm, rewards=rewards, rows=rows)
+    own = CallerObjects(
+        policy=policy,
+        task=task,
+        engine=engine,
+        algorithm=algorithm,
+        rewards=rewards,
+        rows=rows,
+        held_out_rows=held_out_rows,
+    )
     watching = require_watchers(watchers)
     resumed = None
     if resume:
