@@ -47,7 +47,7 @@ class TokenizerRenderer:
         messages = checked_messages(content, id)
         if messages[-1]["role"] == "assistant":
             prefill = messages.pop()["content"] + prefill
-        return self._prompt(self._templated(messages, id), messages, id=id, prefill=prefill, columns=columns or {})
+        return self._prompt(self.templated(messages, id), messages, id=id, prefill=prefill, columns=columns or {})
 
     def _prompt(
         self,
@@ -72,7 +72,8 @@ class TokenizerRenderer:
             columns=dict(columns),
         )
 
-    def _templated(self, messages: list[dict[str, str]], id: str) -> str:
+    def templated(self, messages: Sequence[Mapping[str, str]], id: str, *, open_answer: bool = True) -> str:
+        """The text that the chat template makes of messages; `open_answer` ends it where the assistant speaks next."""
         if not self.tokenizer.chat_template:
             raise UserError(
                 f"prompt {id!r} is a list of messages, but the model's tokenizer"
@@ -82,7 +83,10 @@ class TokenizerRenderer:
             )
         try:
             text = self.tokenizer.apply_chat_template(
-                messages, tokenize=False, add_generation_prompt=True, **self.template_options
+                [dict(message) for message in messages],
+                tokenize=False,
+                add_generation_prompt=open_answer,
+                **self.template_options,
             )
         except TemplateError as error:
             raise UserError(

@@ -85,3 +85,18 @@ class EndReport:
     summary: Mapping[str, object]
     """The content of summary.json; empty where the run was interrupted."""
     interrupted: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """A finished, or interrupted, run."""
+
+    folder: Path
+    summary: Mapping[str, object]
+    """The content of summary.json; empty where the run was interrupted."""
+    interrupted: bool = False
+
+    @property
+    def model_folder(self) -> Path:
+        """The trained model, for `from_pretrained` and for `posttrain chat`."""
+        return self.folder / "model"
