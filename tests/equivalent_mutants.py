@@ -1,6 +1,18 @@
 """Mutants that compute the same: why no test can tell, and their files and lines as `ast.unparse` writes them."""
 
 BECAUSE: dict[str, list[tuple[str, str]]] = {
+    "A step's micro-batches all have the column, or none has.": [
+        (
+            "training/update.py",
+            "if 'kl' not in observed.terms and any((column is not None for column in reference)):",
+        ),
+    ],
+    "One part is sorted again, in whichever order it came.": [
+        ("training/learner.py", "if parts >= 1:"),
+    ],
+    "It waits for a GPU, so that the clock is right, and changes no number.": [
+        ("training/learner.py", "no torch.cuda.synchronize(self.policy.device)"),
+    ],
     "The result is overwritten or left unread, whatever is in it.": [
         ("irl/curvature.py", "successors, nobody = (ends, np.ones(len(ends)))"),
         ("irl/curvature.py", "means = np.ones_like(successors)"),

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -16,10 +17,14 @@ from posttrain.algorithms.credit import Credit, Evidence, per_rollout
 from posttrain.algorithms.table import Algorithm, grpo
 from posttrain.algorithms.terms import LossTerm, Need, TokenView
 from posttrain.algorithms.token_weights import mean_over_tokens
-from posttrain.errors import RunError
+from posttrain.errors import RunError, UserError
 from tests.support.stages import even_tokens, stages_with
 
 NAN = math.nan
+
+
+def flat_credit(evidence: Evidence) -> Credit:
+    raise AssertionError("nobody asks for credit here")
 
 
 def own(**parts: object) -> Algorithm:
@@ -107,6 +112,37 @@ def test_what_cannot_be_an_algorithm_is_refused_as_it_is_made(name: str, said) -
 def test_a_need_may_be_given_by_its_name(said) -> None:
     assert said[1] == [["entropy"], ["entropy", "full_kl"]]
     assert said[2]
+
+
+# The same rules in this process, whose types are checked wherever a class is called: so past the class's own checks.
+
+OTHER_PARTS = {"name": "mine", "credit": flat_credit, "token_weights": mean_over_tokens}
+POLICY = grpo().terms[0]
+
+
+@pytest.mark.parametrize(
+    ("terms", "message"),
+    [
+        (5, r"terms = 5: give a tuple of LossTerm"),
+        ((POLICY, 5), r"terms = \(LossTerm\(.*: give a tuple of LossTerm"),
+        ((), r"terms = \(\): a loss is the sum of one term or more"),
+        ((POLICY, POLICY), r"2 terms have the name 'policy'"),
+    ],
+    ids=["a number", "a number among terms", "none", "one name twice"],
+)
+def test_terms_are_a_tuple_of_terms_with_names_of_their_own(terms: object, message: str) -> None:
+    with pytest.raises(UserError, match=f"^algorithm mine: {message}"):
+        Algorithm.__post_init__(SimpleNamespace(**OTHER_PARTS, terms=terms))
+
+
+def test_needs_are_a_set_of_what_there_is_and_become_one() -> None:
+    given = SimpleNamespace(name="bonus", metric=None, needs=["entropy", Need.FULL_KL])
+    LossTerm.__post_init__(given)
+    assert given.needs == frozenset({Need.ENTROPY, Need.FULL_KL})
+    assert {type(need) for need in given.needs} == {Need}
+    for needs in ("entropy", ["entropies"], 5):
+        with pytest.raises(UserError, match=r"loss term bonus: needs = .* give a set of what there is"):
+            LossTerm.__post_init__(SimpleNamespace(name="bonus", metric=None, needs=needs))
 
 
 # Credit.

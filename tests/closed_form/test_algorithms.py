@@ -178,6 +178,13 @@ def test_overlong_completions_lose_reward_over_the_last_stretch() -> None:
     assert shaped.dtype == rewards.dtype
 
 
+def test_the_punishment_is_whole_at_the_limit_and_no_more_beyond_it() -> None:
+    # Twice the buffer past its start is 120 tokens, where the equation clips.
+    rewards, lengths = torch.tensor([[1.0, 1.0]]).double(), torch.tensor([[100, 120]])
+    shaped = overlong_punishment(rewards, lengths, max_completion_tokens=100, overlong=Overlong())
+    assert shaped.tolist() == [pytest.approx([0.0, 0.0], abs=1e-12)]
+
+
 def test_dapo_standardises_the_rewards_that_its_punishment_leaves() -> None:
     # Limit 100, buffer .2: 85 tokens cost 1/4, 90 cost 1/2, 100 cost 1.
     rewards = torch.tensor([[2, 1, 1], [0, math.nan, 0.5]], dtype=torch.float64)
@@ -240,6 +247,20 @@ def test_the_kl_term_is_k3_in_the_loss_by_default() -> None:
     assert (kl.name, kl.coefficient) == ("kl", 1.0)
     # At x = log 2: e^-x - 1 + x.
     assert kl.per_token(tokens_seen([2], [1], reference=[0])).item() == pytest.approx(math.log(2) - 0.5, rel=1e-12)
+
+
+def test_a_single_round_of_resampling_can_be_asked_for() -> None:
+    assert build_algorithm({"name": "dapo", "resample": {"max_rounds": 1}}).resample == Resample(max_rounds=1)
+
+
+def test_an_algorithm_of_ones_own_is_what_its_function_returns(tmp_path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(
+        "from posttrain.algorithms.table import grpo\n\ndef mine(): return grpo()\n\ndef five(): return 5\n"
+    )
+    assert build_algorithm({"path": f"{file}:mine"}).name == "grpo"
+    with pytest.raises(UserError, match=r"mine\.py:five returned 5 \(int\); return a posttrain"):
+        build_algorithm({"path": f"{file}:five"})
 
 
 def test_the_same_options_build_the_same_function_as_calling_it() -> None:

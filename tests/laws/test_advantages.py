@@ -44,6 +44,11 @@ def rewards(draw: st.DrawFn, missing: bool = True) -> torch.Tensor:
     return torch.tensor(draw(st.lists(row, min_size=num_prompts, max_size=num_prompts)), dtype=torch.float64)
 
 
+def test_rounding_in_one_group_stays_rounding_beside_a_group_that_differs_in_the_same_place() -> None:
+    rewards = torch.tensor([[0.3, 0.1 + 0.2], [0.0, 1.0]], dtype=torch.float64)
+    assert group_centred(rewards).tolist() == [[0.0, 0.0], [-0.5, 0.5]]
+
+
 def assert_same(actual: torch.Tensor, expected: torch.Tensor) -> None:
     torch.testing.assert_close(actual, expected, rtol=1e-12, atol=1e-12)
 

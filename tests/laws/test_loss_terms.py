@@ -67,6 +67,8 @@ def test_a_coefficient_multiplies_its_term_alone() -> None:
     once, _ = gradient(policy, with_terms(algorithm, replace(OWN_TERM, coefficient=1.0)), reference)
     both, metrics = gradient(policy, with_terms(algorithm, *algorithm.terms, OWN_TERM), reference)
     assert relative_distance(both, plain + 0.25 * once) <= 1e-12
+    twice, _ = gradient(policy, with_terms(algorithm, replace(OWN_TERM, coefficient=2.0)), reference)
+    assert relative_distance(twice, 2 * once) <= 1e-12
     # Reported as it is, before its coefficient.
     _, of_once = gradient(policy, with_terms(algorithm, replace(OWN_TERM, coefficient=1.0)), reference)
     assert metrics["loss/pull"] == of_once["loss/pull"]
@@ -207,6 +209,14 @@ def test_a_term_sees_what_it_needs_and_nothing_that_nobody_needs() -> None:
         assert (seen[0].full_kl is not None) == (need is Need.FULL_KL)
         assert (seen[0].entropies is not None) == (need is Need.ENTROPY)
         assert seen[0].values is None
+
+
+def test_values_are_shown_to_the_terms_that_need_them_alone() -> None:
+    tokens = torch.zeros(3, dtype=torch.float64)
+    columns = batch_of(GROUPS, ADVANTAGES, build_algorithm({"name": "rloo"})).columns
+    view = TokenView(logprobs=tokens, rollout=tokens.long(), columns=columns, values=tokens)
+    assert view.limited_to(frozenset({Need.VALUES})).values is tokens
+    assert view.limited_to(frozenset({Need.ENTROPY})).values is None
 
 
 def test_a_term_of_the_entropy_is_differentiated() -> None:

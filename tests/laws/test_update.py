@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from posttrain.algorithms.table import Algorithm, build_algorithm
+from posttrain.algorithms.terms import LossTerm, Need
 from posttrain.batch import Batch
 from posttrain.errors import RunError
 from posttrain.models.policy import Policy
@@ -17,7 +18,7 @@ from posttrain.options.training import OptimizerOptions, UpdateOptions
 from posttrain.records import Group
 from posttrain.training.learner import frozen_copy
 from posttrain.training.optimizer import apply_gradients, learning_rate, new_optimizer
-from posttrain.training.update import Objective, group_logprobs, update
+from posttrain.training.update import Objective, group_logprobs, token_view, update
 from tests.support.tiny import (
     batch_of,
     gradient_of_update,
@@ -370,6 +371,17 @@ def test_the_learning_rate_rises_and_falls_as_stated() -> None:
     assert learning_rate(OptimizerOptions(learning_rate=2.0, schedule="linear"), 0, 10) == 2.0
     assert learning_rate(OptimizerOptions(learning_rate=2.0, schedule="cosine"), 20, 10) == 0.0
     assert learning_rate(OptimizerOptions(learning_rate=2.0, schedule="linear"), 1, 1) == 0.0
+
+
+def test_entropies_that_are_only_measured_keep_no_graph_in_memory() -> None:
+    policy, algorithm = tiny_policy(), build_algorithm({"name": "dapo"})
+    batch = batch_of(sampled_by(behaviour(policy)), ADVANTAGES, algorithm)
+    measured = token_view(policy, batch, replace(objective_of(algorithm), measure_entropy=True))
+    assert measured.entropies is not None
+    assert not measured.entropies.requires_grad
+    bonus = LossTerm(name="bonus", per_token=lambda view: -view.entropies, needs=frozenset({Need.ENTROPY}))
+    learned = token_view(policy, batch, objective_of(replace(algorithm, terms=(*algorithm.terms, bonus))))
+    assert learned.entropies.requires_grad
 
 
 def test_entropy_is_measured_when_asked_and_changes_no_gradient() -> None:

@@ -1,0 +1,127 @@
+"""Rows in each of the usual formats: which it is, what it holds, and what is said of a row that is none."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from posttrain.errors import UserError
+from posttrain.tasks.row_formats import (
+    CompletionRow,
+    ConversationRow,
+    LabelledRow,
+    PreferenceRow,
+    PromptRow,
+    RowFormat,
+    formatted,
+    told_format,
+)
+from posttrain.tasks.rows import DatasetRow
+
+ASK, OTHER, YES, NO = (
+    {"role": role, "content": text}
+    for role, text in (("user", "Is it?"), ("user", "And that?"), ("assistant", "Yes."), ("assistant", "No."))
+)
+
+
+def row(columns: Mapping[str, object]) -> DatasetRow:
+    return DatasetRow("rows.jsonl:7", columns)
+
+
+def record(columns: Mapping[str, object], **accepted: Any) -> Any:
+    rows = [row(columns)]
+    return formatted(rows, told_format(rows, **accepted))[0]
+
+
+def test_the_columns_tell_the_format() -> None:
+    place = {"where": "rows.jsonl:7", "columns": {"answer": 3}}
+    assert record({"prompt": "a", "answer": 3}) == PromptRow(prompt="a", **place)
+    assert record({"prompt": "a", "completion": "b", "answer": 3}) == CompletionRow(prompt="a", completion="b", **place)
+    assert record({"messages": [ASK, YES], "answer": 3}) == ConversationRow(messages=(ASK, YES), **place)
+    for label in (0, False):
+        labelled = {"prompt": [ASK], "completion": [NO], "label": label, "answer": 3}
+        assert record(labelled) == LabelledRow(prompt=(ASK,), completion=(NO,), label=False, **place)
+    pair = {"prompt": "a", "chosen": "b", "rejected": "c", "answer": 3}
+    assert record(pair) == PreferenceRow(prompt="a", chosen="b", rejected="c", **place)
+
+
+def test_a_method_takes_the_first_format_of_its_own_that_the_columns_allow() -> None:
+    columns = {"prompt": "a", "messages": [ASK, YES], "chosen": [ASK, YES], "rejected": [ASK, NO]}
+    assert isinstance(record(columns), PreferenceRow)
+    assert isinstance(record(columns, accepted=[RowFormat.PROMPT_COMPLETION, RowFormat.MESSAGES]), ConversationRow)
+
+
+def test_text_beside_messages_becomes_a_message() -> None:
+    mixed = record({"prompt": "Is it?", "completion": [YES]})
+    assert (mixed.prompt, mixed.completion) == ((ASK,), (YES,))
+    mixed = record({"prompt": [ASK], "completion": "Yes."})
+    assert (mixed.prompt, mixed.completion) == ((ASK,), (YES,))
+
+
+def test_an_implicit_prompt_of_messages_is_all_that_both_begin_with() -> None:
+    pair = record({"chosen": [ASK, YES, OTHER, YES], "rejected": [ASK, YES, OTHER, NO]})
+    assert (pair.prompt, pair.chosen, pair.rejected) == ((ASK, YES, OTHER), (YES,), (NO,))
+
+
+def test_completions_that_repeat_their_prompt_lose_it() -> None:
+    for prompt in ("Is it?", [ASK]):  # as UltraFeedback gives it, and as a conversation
+        pair = record({"prompt": prompt, "chosen": [ASK, YES], "rejected": [ASK, NO]})
+        assert (pair.prompt, pair.chosen, pair.rejected) == ((ASK,), (YES,), (NO,))
+
+
+@pytest.mark.parametrize(
+    ("chosen", "rejected", "prompt"),
+    [
+        ("Q: 6? A: 12", "Q: 6? A: 13", "Q: 6? A:"),  # the common "1" belongs to the numbers
+        ("Q: 6? A: yes it is", "Q: 6? A: yes it was", "Q: 6? A: yes it"),
+        ("Q: 6?\n\nYes", "Q: 6?\n\nNo", "Q: 6?"),  # the whole of the white space goes with the completions
+        ("Q: 6? yes", "Q: 6?\nno", "Q: 6?"),
+        ("答案是三", "答案是四", "答案是"),  # no white space anywhere
+    ],
+)
+def test_an_implicit_prompt_of_text_splits_no_word(chosen: str, rejected: str, prompt: str) -> None:
+    pair = record({"chosen": chosen, "rejected": rejected})
+    assert pair.prompt == prompt
+    assert (pair.prompt + pair.chosen, pair.prompt + pair.rejected) == (chosen, rejected)
+
+
+def test_keys_that_parquet_fills_with_null_are_left_out() -> None:
+    assert record({"messages": [{**ASK, "name": None}, YES]}).messages == (ASK, YES)
+
+
+@pytest.mark.parametrize(
+    ("columns", "complaint"),
+    [
+        ({"text": "a"}, "its columns are of no format that is taken here. It has text; the formats are labelled: "),
+        ({"prompt": "a", "completion": ""}, "the column `completion` is empty; fill it or drop the row"),
+        ({"prompt": None, "completion": "b"}, "the column `prompt` is empty"),
+        (
+            {"prompt": 3, "completion": "b"},
+            r"the column `prompt` must hold text or a list of messages, not '3' \(int\)",
+        ),
+        ({"messages": "hi"}, "the column `messages` must hold a list of messages, not text"),
+        ({"messages": []}, "the column `messages` is empty"),
+        ({"messages": [ASK, {"role": "user"}]}, "the column `messages`, message 1: .* must have the texts `role`"),
+        ({"messages": [{"from": "human", "value": "a"}]}, "`from` and `value` are ShareGPT's names for them"),
+        ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "message 0: .* must have the texts `role`"),
+        ({"prompt": "a", "completion": "b", "label": "good"}, "the column `label` must be true or false, not 'good'"),
+        ({"prompt": "a", "completion": "b", "label": 2}, "the column `label` must be true or false, not '2'"),
+        ({"prompt": "a", "completion": "b", "label": None}, "the column `label` must be true or false, not 'None'"),
+        ({"chosen": "a", "rejected": [NO]}, "`chosen` and `rejected` must both be text or both be messages"),
+        ({"chosen": "a", "rejected": "b"}, "begin with nothing in common, so that there is no prompt"),
+        ({"chosen": [ASK, YES], "rejected": [ASK]}, "nothing is left of `rejected` behind the prompt"),
+        ({"chosen": "a b", "rejected": "a b"}, None),
+    ],
+)
+def test_a_row_of_no_format_is_told_with_its_place(columns: dict[str, object], complaint: str | None) -> None:
+    if complaint is None:  # equal answers teach nothing, but they are answers
+        assert record(columns).chosen == " b"
+        return
+    with pytest.raises(UserError, match=f"^rows.jsonl:7: .*{complaint}"):
+        record(columns)
+
+
+def test_rows_after_the_first_are_of_its_format() -> None:
+    rows = [row({"prompt": "a", "completion": "b"}), DatasetRow("rows.jsonl:8", {"prompt": "a"})]
+    with pytest.raises(UserError, match=r"^rows.jsonl:8: there is no column `completion`"):
+        formatted(rows, told_format(rows))

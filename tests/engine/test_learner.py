@@ -1,0 +1,70 @@
+"""The learner between its parts: which rate each update has, when the reference is renewed, what a trial leaves."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from posttrain.options.training import UpdateOptions
+from posttrain.runs.clock import Clock
+from posttrain.training.learner import Learner
+from posttrain.training.update import group_logprobs
+from tests.support.stages import stages_with
+
+KL = {"name": "grpo", "kl": {"coefficient": 0.1}}
+
+
+def learner_with(learner: Learner, **settings: object) -> Learner:
+    """The same policy and algorithm under other settings."""
+    return Learner(learner.policy, learner.algorithm, replace(learner.settings, **settings))
+
+
+def test_the_rate_falls_over_the_updates_of_the_whole_run() -> None:
+    stages = stages_with(epochs_per_step=2, minibatches_per_epoch=2)
+    update = UpdateOptions(learning_rate=1.0, schedule="linear", epochs_per_step=2, minibatches_per_epoch=2)
+    learner = learner_with(stages.learner, update=update)
+    batches = learner.batches(stages.credited(), Clock())
+    assert all(batch.completions for batch in batches)
+    # Three steps of four updates each; the second step begins with the fifth of twelve.
+    rates = [report.learning_rate for report in learner.learn(batches, 2, Clock())]
+    assert rates == pytest.approx([8 / 12, 7 / 12, 6 / 12, 5 / 12], rel=1e-12)
+
+
+def test_the_reference_is_the_policy_as_it_was_when_last_renewed() -> None:
+    stages = stages_with(KL)
+    learner = learner_with(stages.learner, refresh_reference_every=2)
+    collected = stages.collected()
+    reference, policy = [], []
+    for step in (1, 2, 3):
+        credited = learner.credit(replace(collected, step=step), Clock())
+        reference.append(learner.reference_logprobs(collected, Clock()))
+        learner.learn(learner.batches(credited, Clock()), step, Clock())
+        policy.append(group_logprobs(learner.policy, collected.groups, temperature=1.0, max_tokens=99))
+    assert torch.equal(reference[0], reference[1])
+    torch.testing.assert_close(reference[2], policy[1], rtol=0, atol=1e-12)
+    assert (reference[2] - reference[0]).abs().max() > 1e-3
+    assert (policy[1] - policy[0]).abs().max() > 1e-3
+
+
+def test_the_groups_of_a_mini_batch_keep_their_order() -> None:
+    stages = stages_with(epochs_per_step=3, minibatches_per_epoch=2)
+    batches = stages.learner.batches(stages.credited(), Clock())
+    drawn = [list(dict.fromkeys(prompt for prompt, _ in batch.names)) for batch in batches]
+    assert all(names == sorted(names) for names in drawn)
+    for first, second in zip(drawn[::2], drawn[1::2], strict=True):
+        assert sorted(first + second) == [f"draw {draw}" for draw in range(5)]
+    assert len({tuple(names) for names in drawn[::2]}) > 1, "every epoch has an order of its own"
+
+
+def test_a_trial_computes_the_gradient_and_leaves_no_trace_of_it() -> None:
+    stages = stages_with()
+    before = [parameter.detach().clone() for parameter in stages.policy.model.parameters()]
+    norm = stages.policy.model.model.norm.weight
+    gradients = []
+    norm.register_hook(gradients.append)
+    batch = stages.learner.batches(stages.credited(), Clock())[0]
+    stages.learner.differentiate(batch, Clock())
+    assert gradients
+    assert gradients[0].norm() > 0
+    assert all(parameter.grad is None for parameter in stages.policy.model.parameters())
+    assert all(torch.equal(a, b) for a, b in zip(before, stages.policy.model.parameters(), strict=True))
