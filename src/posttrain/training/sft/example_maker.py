@@ -53,7 +53,7 @@ def text_row(row: DatasetRow) -> TextRow:
 class PackedExample:
     """An example in little memory."""
 
-    tokens: array[int]
+    tokens: "array[int]"
     learned: bytes
 
     @classmethod
