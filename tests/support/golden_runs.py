@@ -172,6 +172,7 @@ def supervised_run(folder: Path) -> dict[str, Any]:
     session = sft_run.SftSession(
         config=recipe,
         policy=policy,
+        model_name="tiny",
         source=demonstrations,
         held_out=demonstrations.held_out(recipe.sft),
         num_steps=4,

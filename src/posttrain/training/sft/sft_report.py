@@ -8,7 +8,6 @@ from transformers import PreTrainedTokenizerBase
 from posttrain.config import SftConfig
 from posttrain.models.loading.saving import save_policy
 from posttrain.models.policy import Policy
-from posttrain.options.model import ModelOptions
 from posttrain.records import Example
 from posttrain.runs.curves import draw_curves
 from posttrain.runs.files import writing
@@ -23,22 +22,19 @@ SHOWN_CHARACTERS = 400
 
 
 def sft_plan_lines(
-    config: SftConfig, policy: Policy, data: Sequence[str], *, num_held_out: int, num_steps: int
+    config: SftConfig, policy: Policy, model: str, data: Sequence[str], *, num_held_out: int, num_steps: int
 ) -> list[str]:
-    """What the run is about to do."""
+    """What the run is about to do with the model of this name, and with the data so described."""
     millions = sum(parameter.numel() for parameter in policy.model.parameters()) / 1e6
     trained = sum(parameter.numel() for parameter in policy.model.parameters() if parameter.requires_grad) / 1e6
     options, dtype = config.sft, str(policy.compute_dtype).removeprefix("torch.")
-    exists = isinstance(config.model, ModelOptions)
-    name = config.model.path if isinstance(config.model, ModelOptions) else "new"
-    where = f"{dtype} on {policy.device}" if exists else f"{len(policy.tokenizer)} tokens of vocabulary"
     part = f", {trained:.2f} M of them trained" if trained != millions else ""
     reason = policy.forward_reason
     rows = f"{options.rows_per_batch} rows or " if options.rows_per_batch else ""
     first, *more = data
     rate = f"learning rate {options.learning_rate:g} ({options.schedule})"
     return [
-        f"model      {name}, {millions:.2f} M parameters{part}, {where}",
+        f"model      {model}, {millions:.2f} M parameters{part}, {dtype} on {policy.device}",
         *([f"           by the model's own forward pass: {reason}"] if reason else []),
         f"data       {first}; {num_held_out} held out",
         *(f"           {line}" for line in more),

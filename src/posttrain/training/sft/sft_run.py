@@ -66,6 +66,8 @@ class SftSession:
 
     config: SftConfig
     policy: Policy
+    model_name: str
+    """What the plan calls the policy's model."""
     source: ExampleSource
     held_out: Sequence[Example]
     num_steps: int
@@ -77,6 +79,7 @@ class SftSession:
         return sft_plan_lines(
             self.config,
             self.policy,
+            self.model_name,
             self.source.described(),
             num_held_out=len(self.held_out),
             num_steps=self.num_steps,
@@ -135,7 +138,11 @@ def open_sft(
     config: SftConfig, inputs: RunInputs, policy: Policy | None, rows: Sequence[Mapping[str, object]] | None
 ) -> SftSession:
     """Load or make the model, and read all there is to learn from."""
-    policy = policy or sft_policy(config)
+    if policy is not None:
+        name = policy.model.name_or_path or "a model object"
+    else:
+        name = config.model.path if isinstance(config.model, ModelOptions) else "new"
+        policy = sft_policy(config)
     policy.require_as_made()
     if config.sft.stop_token:
         policy = with_stop_token(policy, config.sft.stop_token)
@@ -144,6 +151,7 @@ def open_sft(
     return SftSession(
         config=config,
         policy=policy,
+        model_name=name,
         source=source,
         held_out=source.held_out(config.sft),
         num_steps=num_steps,
