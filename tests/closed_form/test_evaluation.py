@@ -85,7 +85,7 @@ def test_the_same_seed_asks_every_policy_with_the_same_random_numbers() -> None:
     policy, flat, also_flat = tiny_policy(), tiny_policy(seed=1), tiny_policy("llama", seed=2)
     for uniform in (flat, also_flat):
         with torch.no_grad():
-            uniform.head.zero_()
+            uniform.output_layer.matrix.zero_()
     first = tokens(sample_answers(InProcessEngine(policy), QUESTIONS, samples=3))
     assert tokens(sample_answers(InProcessEngine(policy, max_rows=2), QUESTIONS, samples=3)) == first
     assert tokens(sample_answers(InProcessEngine(policy), replace(QUESTIONS, seed=4), samples=3)) != first

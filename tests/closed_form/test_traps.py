@@ -58,7 +58,7 @@ def true_logprobs(policy: Policy) -> torch.Tensor:
 
 def our_logprobs(policy: Policy) -> torch.Tensor:
     hidden = policy.forward.completion_hidden([PROMPT], [COMPLETION], [0])
-    return token_logprobs(hidden, policy.head, torch.tensor(COMPLETION))
+    return token_logprobs(hidden, policy.output_layer, torch.tensor(COMPLETION))
 
 
 def sampled_group(policy: Policy) -> Group:
@@ -90,10 +90,10 @@ def test_1_log_probs_under_no_grad_have_no_gradient(policy: Policy) -> None:
     with pytest.raises(RuntimeError, match="does not require grad"):
         (-helper().mean()).backward()
 
-    direction = torch.autograd.grad(our_logprobs(policy).sum(), policy.head)[0]
+    direction = torch.autograd.grad(our_logprobs(policy).sum(), policy.output_layer.matrix)[0]
     step, before = 1e-5, our_logprobs(policy).sum().item()
     with torch.no_grad():
-        policy.head.add_(step * direction)
+        policy.output_layer.matrix.add_(step * direction)
     # To first order the value rises by step · |gradient|².  (The head is tied to the embedding: both are in `grad`.)
     assert our_logprobs(policy).sum().item() - before == pytest.approx(step * direction.square().sum().item(), rel=1e-2)
 
@@ -127,7 +127,7 @@ def test_3_the_prompts_length_is_no_index_into_a_left_padded_row(policy: Policy)
     # Ours knows no padding: beside a longer prompt the numbers stay what they are.
     longer = tuple(range(10))
     hidden = policy.forward.completion_hidden([longer, PROMPT], [COMPLETION, COMPLETION], [0, 1])
-    both = token_logprobs(hidden, policy.head, torch.tensor(COMPLETION * 2))
+    both = token_logprobs(hidden, policy.output_layer, torch.tensor(COMPLETION * 2))
     assert_right(both[len(COMPLETION) :], policy)
 
 

@@ -10,6 +10,7 @@ from torch import nn
 
 from posttrain.models.gradients import gradients_in_place
 from posttrain.models.logprobs import token_logprobs
+from posttrain.models.output_layer import OutputLayer
 from posttrain.models.shared_prompt.embedding import embed
 
 TOKENS = torch.tensor([3, 1, 3, 0, 6, 1, 1])
@@ -48,7 +49,10 @@ def test_the_gradient_of_an_embedding(padding: int | None) -> None:
 @pytest.mark.parametrize("order", ["embedding_first", "head_first"])
 def test_of_a_matrix_that_is_also_the_output_matrix(order: str) -> None:
     mine, theirs = table(), table()
-    losses = [mixed(embed(mine, TOKENS)).sum(), token_logprobs(mixed(embed(mine, TOKENS)), mine.weight, TARGETS).sum()]
+    losses = [
+        mixed(embed(mine, TOKENS)).sum(),
+        token_logprobs(mixed(embed(mine, TOKENS)), OutputLayer(mine.weight), TARGETS).sum(),
+    ]
     for loss in losses if order == "embedding_first" else reversed(losses):
         loss.backward()
     logits = mixed(theirs(TOKENS)) @ theirs.weight.T
@@ -61,18 +65,18 @@ def test_no_gradient_is_written_where_none_is_asked_for() -> None:
     frozen = table()
     frozen.weight.requires_grad_(False)
     hidden = torch.ones(7, 4, dtype=torch.float64, requires_grad=True)
-    (token_logprobs(hidden, frozen.weight, TARGETS).sum() + embed(frozen, TOKENS).sum()).backward()
+    (token_logprobs(hidden, OutputLayer(frozen.weight), TARGETS).sum() + embed(frozen, TOKENS).sum()).backward()
     assert frozen.weight.grad is None
     assert hidden.grad is not None
     free = table()
     with torch.no_grad():
         embed(free, TOKENS)
-        token_logprobs(hidden, free.weight, TARGETS)
+        token_logprobs(hidden, OutputLayer(free.weight), TARGETS)
     assert free.weight.grad is None
 
 
 def test_outside_of_the_context_autograd_sees_everything(in_place: bool) -> None:
     weight = table().weight
-    loss = token_logprobs(torch.ones(7, 4, dtype=torch.float64, requires_grad=True), weight, TARGETS).sum()
+    loss = token_logprobs(torch.ones(7, 4, dtype=torch.float64, requires_grad=True), OutputLayer(weight), TARGETS).sum()
     (found,) = torch.autograd.grad(loss, weight, allow_unused=True)
     assert (found is None) == in_place

@@ -1,6 +1,10 @@
-"""Log-probs in chunks: the values and gradients of log_softmax and gather, without the memory of all logits."""
+"""Log-probs in chunks: the values and gradients of log_softmax and gather, without the memory of all logits.
+
+Of every kind of output layer: as it is, with a bias, soft-capped, scaled, all at once.
+"""
 
 import math
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -8,7 +12,9 @@ from torch.autograd import gradcheck
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from posttrain.models import logprobs
+from posttrain.models.gradients import gradients_in_place
 from posttrain.models.logprobs import full_kl, token_entropies, token_logprobs
+from posttrain.models.output_layer import OutputLayer
 
 ROWS, WIDTH, VOCAB = 11, 4, 7
 
@@ -49,74 +55,139 @@ def hold_at_a_time(monkeypatch: pytest.MonkeyPatch, elements: int) -> None:
         monkeypatch.setattr(logprobs, limit, elements)
 
 
+Make = Callable[[torch.Tensor, torch.Tensor], OutputLayer]
+KINDS: dict[str, Make] = {
+    "plain": lambda head, bias: OutputLayer(head),
+    "bias": OutputLayer,
+    "soft_cap": lambda head, bias: OutputLayer(head, soft_cap=1.5),  # logits are a few: most are bent
+    "scale": lambda head, bias: OutputLayer(head, scale=0.4),
+    "all": lambda head, bias: OutputLayer(head, bias, soft_cap=1.5, scale=0.4),
+}
+
+
+@pytest.fixture
+def bias() -> torch.Tensor:
+    return random(VOCAB, seed=4)
+
+
+@pytest.fixture(params=list(KINDS))
+def kind(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+def dense(kind: str, hidden: torch.Tensor, head: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+    """All logits, from the equation alone."""
+    z = hidden @ head.T
+    if kind in ("bias", "all"):
+        z = z + bias
+    if kind in ("scale", "all"):
+        z = z * 0.4
+    return 1.5 * torch.tanh(z / 1.5) if kind in ("soft_cap", "all") else z
+
+
+def assert_same_gradients(
+    actual: torch.Tensor, expected: torch.Tensor, inputs: tuple[torch.Tensor, ...], atol: float
+) -> None:
+    weights = torch.linspace(-1, 2, ROWS, dtype=torch.float64)  # a gradient of its own for each row
+    pairs = zip(
+        torch.autograd.grad(weights @ actual, inputs, allow_unused=True),
+        torch.autograd.grad(weights @ expected, inputs, allow_unused=True),
+        strict=True,
+    )
+    for mine, theirs in pairs:
+        assert (mine is None) == (theirs is None)
+        if mine is not None:
+            torch.testing.assert_close(mine, theirs, rtol=0, atol=atol)
+
+
 @pytest.mark.usefixtures("tiles")
 @pytest.mark.parametrize("temperature", [1.0, 0.5, 2.0])
 def test_log_probs_and_their_gradients_are_those_of_log_softmax(
-    hidden: torch.Tensor, head: torch.Tensor, targets: torch.Tensor, temperature: float
+    hidden: torch.Tensor, head: torch.Tensor, bias: torch.Tensor, targets: torch.Tensor, kind: str, temperature: float
 ) -> None:
-    actual = token_logprobs(hidden, head, targets, temperature=temperature)
-    expected = torch.log_softmax(hidden @ head.T / temperature, -1).gather(1, targets[:, None])[:, 0]
+    actual = token_logprobs(hidden, KINDS[kind](head, bias), targets, temperature=temperature)
+    logprobs = torch.log_softmax(dense(kind, hidden, head, bias) / temperature, -1)
+    expected = logprobs.gather(1, targets[:, None])[:, 0]
     torch.testing.assert_close(actual, expected, rtol=0, atol=1e-13)
-    weights = torch.linspace(-1, 2, ROWS, dtype=torch.float64)  # a gradient of its own for each row
-    for mine, theirs in zip(
-        torch.autograd.grad(weights @ actual, (hidden, head)),
-        torch.autograd.grad(weights @ expected, (hidden, head)),
-        strict=True,
-    ):
-        torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-13)
+    assert_same_gradients(actual, expected, (hidden, head, bias), 1e-13)
 
 
 def test_their_gradients_are_finite_differences(
-    hidden: torch.Tensor, head: torch.Tensor, targets: torch.Tensor, monkeypatch: pytest.MonkeyPatch
+    hidden: torch.Tensor,
+    head: torch.Tensor,
+    bias: torch.Tensor,
+    targets: torch.Tensor,
+    kind: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     hold_at_a_time(monkeypatch, 4 * VOCAB)
-    assert gradcheck(lambda h, w: token_logprobs(h, w, targets, temperature=0.7), (hidden, head))
+
+    def logprobs(*inputs: torch.Tensor) -> torch.Tensor:
+        return token_logprobs(inputs[0], KINDS[kind](*inputs[1:]), targets, temperature=0.7)
+
+    assert gradcheck(logprobs, (hidden, head, bias))
 
 
 @pytest.mark.usefixtures("tiles")
 def test_an_output_matrix_that_is_not_trained_changes_no_other_gradient(
-    hidden: torch.Tensor, head: torch.Tensor, targets: torch.Tensor
+    hidden: torch.Tensor, head: torch.Tensor, bias: torch.Tensor, targets: torch.Tensor, kind: str
 ) -> None:
     weights = torch.linspace(-1, 2, ROWS, dtype=torch.float64)
-    (expected,) = torch.autograd.grad(weights @ token_logprobs(hidden, head, targets), hidden)
-    (actual,) = torch.autograd.grad(weights @ token_logprobs(hidden, head.detach(), targets), hidden)
-    assert torch.equal(actual, expected)
+    trained, frozen = KINDS[kind](head, bias), KINDS[kind](head.detach(), bias)
+    inputs = (hidden,) if trained.bias is None else (hidden, bias)
+    expected = torch.autograd.grad(weights @ token_logprobs(hidden, trained, targets), inputs)
+    actual = torch.autograd.grad(weights @ token_logprobs(hidden, frozen, targets), inputs)
+    assert all(map(torch.equal, actual, expected))
+
+
+@pytest.mark.usefixtures("tiles")
+def test_a_gradient_written_in_place_is_the_one_that_autograd_returns(
+    hidden: torch.Tensor, head: torch.Tensor, bias: torch.Tensor, targets: torch.Tensor, kind: str
+) -> None:
+    weights = torch.linspace(-1, 2, ROWS, dtype=torch.float64)
+    parameter = torch.nn.Parameter(head.detach().clone())
+    with gradients_in_place():
+        loss = weights @ token_logprobs(hidden, KINDS[kind](parameter, bias), targets)
+    loss.backward()
+    (expected,) = torch.autograd.grad(weights @ token_logprobs(hidden, KINDS[kind](head, bias), targets), head)
+    torch.testing.assert_close(parameter.grad, expected, rtol=0, atol=1e-13)
 
 
 @pytest.mark.usefixtures("tiles")
 @pytest.mark.parametrize("temperature", [1.0, 0.5, 2.0])
 def test_the_full_kl_and_its_gradient_are_those_of_the_sum(
-    hidden: torch.Tensor, head: torch.Tensor, temperature: float
+    hidden: torch.Tensor, head: torch.Tensor, bias: torch.Tensor, kind: str, temperature: float
 ) -> None:
-    reference = (random(ROWS, WIDTH, seed=2).detach(), random(VOCAB, WIDTH, seed=3).detach())
-    actual = full_kl(hidden, head, reference, temperature=temperature)
-    policy = torch.softmax(hidden @ head.T / temperature, -1)
-    other = torch.softmax(reference[0] @ reference[1].T / temperature, -1)
+    others = random(ROWS, WIDTH, seed=2).detach(), random(VOCAB, WIDTH, seed=3).detach(), bias.detach().flip(0)
+    reference = (others[0], KINDS[kind](others[1], others[2]))
+    actual = full_kl(hidden, KINDS[kind](head, bias), reference, temperature=temperature)
+    policy = torch.softmax(dense(kind, hidden, head, bias) / temperature, -1)
+    other = torch.softmax(dense(kind, *others) / temperature, -1)
     expected = (policy * (policy / other).log()).sum(-1)
     torch.testing.assert_close(actual, expected, rtol=0, atol=1e-13)
-    weights = torch.linspace(-1, 2, ROWS, dtype=torch.float64)
-    for mine, theirs in zip(
-        torch.autograd.grad(weights @ actual, (hidden, head)),
-        torch.autograd.grad(weights @ expected, (hidden, head)),
-        strict=True,
-    ):
-        torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-12)
+    assert_same_gradients(actual, expected, (hidden, head, bias), 1e-12)
 
 
 @pytest.mark.usefixtures("tiles")
 @pytest.mark.parametrize("temperature", [1.0, 0.5, 2.0])
-def test_entropy_is_minus_the_expected_log_prob(hidden: torch.Tensor, head: torch.Tensor, temperature: float) -> None:
-    policy = torch.softmax(hidden @ head.T / temperature, -1)
-    actual = token_entropies(hidden, head, temperature=temperature)
+def test_entropy_is_minus_the_expected_log_prob(
+    hidden: torch.Tensor, head: torch.Tensor, bias: torch.Tensor, kind: str, temperature: float
+) -> None:
+    policy = torch.softmax(dense(kind, hidden, head, bias) / temperature, -1)
+    actual = token_entropies(hidden, KINDS[kind](head, bias), temperature=temperature)
     expected = -(policy * policy.log()).sum(-1)
     torch.testing.assert_close(actual, expected, rtol=0, atol=1e-13)
-    weights = random(len(hidden), seed=9)
-    for mine, theirs in zip(
-        torch.autograd.grad(weights @ actual, (hidden, head)),
-        torch.autograd.grad(weights @ expected, (hidden, head)),
-        strict=True,
-    ):
-        torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-12)
+    assert_same_gradients(actual, expected, (hidden, head, bias), 1e-12)
+
+
+def test_in_bfloat16_they_are_right_to_its_own_precision(kind: str) -> None:
+    # A product of bfloat16 errs by 2^-9 of its size, here 2 at most; bias, scale and cap are applied in float32.
+    hidden, head, bias = (random(*shape, seed=i).detach() / 2 for i, shape in enumerate([(64, 8), (300, 8), (300,)]))
+    rounded = [each.bfloat16() for each in (hidden, head, bias)]
+    exact = torch.log_softmax(dense(kind, *(each.double() for each in rounded)), -1)[:, 7]
+    actual = token_logprobs(rounded[0], KINDS[kind](*rounded[1:]), torch.full((64,), 7))
+    assert actual.dtype == torch.float32
+    torch.testing.assert_close(actual.double(), exact, rtol=0, atol=2e-2)
 
 
 class Largest(TorchDispatchMode):
@@ -136,36 +207,36 @@ class Largest(TorchDispatchMode):
 
 @pytest.mark.parametrize("tile_rows", [8, 4096])
 def test_the_logits_of_all_rows_are_never_held_forward_or_backward(
-    monkeypatch: pytest.MonkeyPatch, tile_rows: int
+    monkeypatch: pytest.MonkeyPatch, kind: str, tile_rows: int
 ) -> None:
     rows, vocab, width = 64, 300, 3
     hold_at_a_time(monkeypatch, 8 * vocab)
     monkeypatch.setattr(logprobs, "TILE_ROWS", tile_rows)
-    hidden, head = random(rows, width, seed=0), random(vocab, width, seed=1)
-    targets = torch.arange(rows)
+    hidden, head, bias = random(rows, width, seed=0), random(vocab, width, seed=1), random(vocab, seed=2)
+    targets, layer = torch.arange(rows), KINDS[kind](head, bias)
     for compute in (
-        lambda: token_logprobs(hidden, head, targets),
-        lambda: full_kl(hidden, head, (hidden.detach() + 1, head.detach())),
+        lambda: token_logprobs(hidden, layer, targets),
+        lambda: full_kl(hidden, layer, (hidden.detach() + 1, KINDS[kind](head.detach(), bias.detach()))),
     ):
         with Largest() as seen:
             compute().sum().backward()
         assert 7 * vocab < seen.elements <= 8 * vocab  # an eighth of rows × vocabulary
     with Largest() as seen:
-        token_entropies(hidden, head)
+        token_entropies(hidden, layer)
     assert seen.elements == 8 * vocab
 
 
 def test_where_not_even_a_row_fits_one_is_held_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     hold_at_a_time(monkeypatch, 1)
     with Largest() as seen:
-        token_entropies(random(64, 1, seed=0), random(300, 1, seed=1))
+        token_entropies(random(64, 1, seed=0), OutputLayer(random(300, 1, seed=1)))
     assert seen.elements == 300
 
 
 def test_bfloat16_logits_are_normalised_in_float32() -> None:
     # Two hidden units of one: logits (2, 2, ..., 2), so every log-prob is -log 300 = -5.70378; in bfloat16, -5.6875.
     hidden, head = torch.ones(2, 2, dtype=torch.bfloat16), torch.ones(300, 2, dtype=torch.bfloat16)
-    actual = token_logprobs(hidden, head, torch.tensor([0, 299]))
+    actual = token_logprobs(hidden, OutputLayer(head), torch.tensor([0, 299]))
     assert actual.dtype == torch.float32
     torch.testing.assert_close(actual, torch.full((2,), -5.7037825), rtol=0, atol=1e-6)
 
@@ -177,7 +248,7 @@ def test_the_bfloat16_gradient_of_the_output_matrix_does_not_stand_still_over_ma
     # Added up in bfloat16, halves are lost once the sum is 128, where numbers are 1 apart.
     hold_at_a_time(monkeypatch, 2)
     hidden, head = torch.ones(2000, 1), torch.ones(2, 1, dtype=torch.bfloat16, requires_grad=True)
-    token_logprobs(hidden, head, torch.zeros(2000, dtype=torch.long)).sum().backward()
+    token_logprobs(hidden, OutputLayer(head), torch.zeros(2000, dtype=torch.long)).sum().backward()
     assert head.grad is not None
     torch.testing.assert_close(head.grad.float(), torch.tensor([[1000.0], [-1000.0]]), rtol=2**-8, atol=0)
 
@@ -188,8 +259,8 @@ def test_the_bfloat16_gradient_of_the_full_kl_does_not_stand_still_over_many_chu
     # KL(p‖1/2) of p = softmax(1/2, -1/2); its slope in logit v is p_v (ln 2p_v - KL), and every row adds the same.
     hold_at_a_time(monkeypatch, 2)
     hidden, head = torch.ones(2000, 1), torch.tensor([[0.5], [-0.5]], dtype=torch.bfloat16, requires_grad=True)
-    reference = (torch.ones(2000, 1), torch.zeros(2, 1, dtype=torch.bfloat16))
-    full_kl(hidden, head, reference).sum().backward()
+    reference = (torch.ones(2000, 1), OutputLayer(torch.zeros(2, 1, dtype=torch.bfloat16)))
+    full_kl(hidden, OutputLayer(head), reference).sum().backward()
     p = torch.softmax(torch.tensor([0.5, -0.5]), 0)
     slope = p * ((2 * p).log() - (p * (2 * p).log()).sum())
     assert head.grad is not None
@@ -200,7 +271,7 @@ def test_logits_that_would_overflow_in_float32_are_no_obstacle_wherever_the_larg
     # exp(89) is beyond float32.  Of logits (0, 200, 199) the log-probs are -200 - x, -x, -1 - x with x = log(1 + e^-1).
     hidden, head = torch.ones(3, 1), torch.tensor([[0.0], [200.0], [199.0]])
     for order in ([0, 1, 2], [1, 2, 0], [2, 0, 1]):
-        actual = token_logprobs(hidden, head[order], torch.arange(3))
+        actual = token_logprobs(hidden, OutputLayer(head[order]), torch.arange(3))
         expected = torch.tensor([-200.0, 0.0, -1.0])[order] - math.log1p(math.exp(-1))
         torch.testing.assert_close(actual, expected, rtol=0, atol=2e-5)
 
@@ -214,6 +285,6 @@ def test_the_gradient_of_hidden_states_does_not_stand_still_over_a_large_bfloat1
     head = torch.ones(4096, 1, dtype=torch.bfloat16)
     head[0] = 0
     hidden = torch.zeros(1, 1, requires_grad=True)
-    token_logprobs(hidden, head, torch.tensor([0])).sum().backward()
+    token_logprobs(hidden, OutputLayer(head), torch.tensor([0])).sum().backward()
     assert hidden.grad is not None
     assert hidden.grad.item() == pytest.approx(-(1 - 2**-12), rel=1e-6)

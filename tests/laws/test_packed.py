@@ -64,7 +64,7 @@ def plain_hidden(
 
 def loss(policy: Policy, hidden: torch.Tensor, completions: list[Tokens]) -> torch.Tensor:
     targets = torch.tensor([token for tokens in completions for token in tokens])
-    logprobs = token_logprobs(hidden, policy.head, targets)
+    logprobs = token_logprobs(hidden, policy.output_layer, targets)
     return (TOGETHER[: len(targets)].to(logprobs) * logprobs).sum()
 
 
@@ -156,7 +156,7 @@ def test_a_group_may_be_split_among_calls() -> None:
     for half in (slice(0, 6), slice(6, None)):  # the second group is cut in two
         hidden = shared_hidden(policy, prompts, completions[half], prompt_of[half])
         targets = torch.tensor([token for tokens in completions[half] for token in tokens])
-        logprobs = token_logprobs(hidden, policy.head, targets)
+        logprobs = token_logprobs(hidden, policy.output_layer, targets)
         (TOGETHER[start : start + len(targets)] * logprobs).sum().backward()
         start += len(targets)
     assert relative_distance(flat_gradient(policy), expected) <= 1e-12

@@ -48,7 +48,7 @@ def loss_of_questions(policy: Policy) -> float:
 def answers(policy: Policy) -> list[str]:
     renderer = TokenizerRenderer(policy.tokenizer)
     prompts = [renderer.render(turns(question), id=question) for question in QUESTIONS[50:]]
-    groups = InProcessEngine(policy).rollout(prompts, request(1, 12, Sampling(temperature=0)))
+    groups = InProcessEngine(policy).rollout(prompts, request(1, 12, Sampling(greedy=True)))
     return [group.rollouts[0].text for group in groups]
 
 

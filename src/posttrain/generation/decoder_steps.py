@@ -22,17 +22,20 @@ class DecoderSteps:
         assert isinstance(policy.forward, SharedPromptForward)
         self.policy, self.decoder, self.device = policy, policy.forward.decoder, policy.device
         self.layers: list[DecoderLayer] = []
-        self.head: Weight = policy.head
+        self.output_layer = policy.output_layer
+        self.head: Weight = self.output_layer.matrix
         self.cos, self.sin = self.decoder.angles(torch.arange(policy.max_positions, device=policy.device))
 
     def refresh(self) -> None:
         """Read the policy's weights anew."""
         self.layers = [inference_layer(layer) for layer in self.decoder.layers()]
-        self.head = for_inference(self.policy.head)
+        self.output_layer = self.policy.output_layer
+        self.head = for_inference(self.output_layer.matrix)
 
     def release(self) -> None:
         """Let go of the copies."""
-        self.layers, self.head = [], self.policy.head
+        self.layers, self.output_layer = [], self.policy.output_layer
+        self.head = self.output_layer.matrix
 
     def slots(self) -> KeyValueSlots:
         """An empty cache for one rollout."""
@@ -63,8 +66,7 @@ class DecoderSteps:
         return self._logits(hidden)
 
     def _logits(self, hidden: Tensor) -> Float[Tensor, "row vocab"]:
-        logits = linear(hidden.to(self.policy.compute_dtype), self.head)
-        return logits.to(torch.promote_types(logits.dtype, torch.float32))
+        return self.output_layer.of_products(linear(hidden.to(self.policy.compute_dtype), self.head))
 
 
 class _Capture:

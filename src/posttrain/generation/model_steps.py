@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 from transformers import Cache, DynamicCache
@@ -71,9 +70,7 @@ class ModelSteps:
         return hidden
 
     def _logits(self, hidden: Tensor) -> Float[Tensor, "row vocab"]:
-        head = self.policy.head
-        logits = F.linear(hidden.to(head.dtype), head)
-        return logits.to(torch.promote_types(logits.dtype, torch.float32))
+        return self.policy.output_layer.logits(hidden)
 
 
 class _SlotCache(Cache):

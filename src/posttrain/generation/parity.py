@@ -129,7 +129,7 @@ def scored(
     """log-probs of every completion token by a forward pass, all completions in one micro-batch."""
     hidden = forward.completion_hidden(prompts, completions, prompt_of)
     targets = torch.tensor([token for tokens in completions for token in tokens], device=hidden.device)
-    return token_logprobs(hidden, policy.head, targets).double().cpu()
+    return token_logprobs(hidden, policy.output_layer, targets).double().cpu()
 
 
 def distance(some: Tensor, others: Tensor) -> float:

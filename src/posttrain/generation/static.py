@@ -31,7 +31,9 @@ class StaticSteps(DecoderSteps):
     def __init__(self, policy: Policy) -> None:
         super().__init__(policy)
         self.prepare = captured if policy.device.type == "cuda" else uncaptured
-        self.layers, self.head = [_owned(layer) for layer in self.decoder.layers()], policy.head.clone()
+        self.layers = [_owned(layer) for layer in self.decoder.layers()]
+        self.output_layer = policy.output_layer.copy()
+        self.head = self.output_layer.matrix
         self._slots = KeyValueSlots(block=BLOCK, round_rows=True)
         self._steps: dict[tuple[int, int, int], _StaticStep] = {}
 
@@ -42,7 +44,7 @@ class StaticSteps(DecoderSteps):
                 target, source = getattr(mine, field.name), getattr(new, field.name)
                 if target is not None:
                     target.copy_(source)
-        self.head.copy_(self.policy.head)
+        self.output_layer.take_over(self.policy.output_layer)
 
     def release(self) -> None:
         """Nothing to do: captured steps read the weights where they are."""

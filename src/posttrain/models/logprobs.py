@@ -1,6 +1,7 @@
 """Log-probabilities of given tokens from hidden states, without ever holding all logits at once."""
 
 from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Bool, Float, Int64
@@ -9,6 +10,7 @@ from torch.autograd.function import FunctionCtx
 from torch.utils.checkpoint import checkpoint
 
 from posttrain.models.gradients import InPlaceGradient, in_place_gradient
+from posttrain.models.output_layer import OutputLayer
 
 TILE_ELEMENTS = 1 << 20
 """Logits that a CPU holds at a time: 4 MiB in float32, which its cache keeps between two operations."""
@@ -20,113 +22,149 @@ TILE_ROWS = 4096
 """Rows that share one pass over a large vocabulary's output matrix."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Settings:
+    """What is done with products of hidden states and output matrix, and where the matrix' gradient goes."""
+
+    temperature: float
+    soft_cap: float | None
+    scale: float
+    kept: InPlaceGradient | None
+
+
 class _TokenLogprobs(torch.autograd.Function):
     """Works tile by tile: some rows' logits of some of the vocabulary, always at the same place in memory."""
 
     @staticmethod
     def forward(
-        ctx: FunctionCtx,
-        hidden: Tensor,
-        head: Tensor,
-        targets: Tensor,
-        temperature: float,
-        kept: InPlaceGradient | None,
+        ctx: FunctionCtx, hidden: Tensor, head: Tensor, bias: Tensor | None, targets: Tensor, settings: _Settings
     ) -> Tensor:
         picked = hidden.new_zeros(len(targets), dtype=torch.promote_types(hidden.dtype, torch.float32))
         normalisers = torch.empty_like(picked)
+        layer = OutputLayer(head, bias, settings.soft_cap, settings.scale)
         for rows, columns in _tiles(len(targets), head):
-            inputs, tile = hidden[rows].to(head.dtype), _Tile(rows, columns[0], like=picked)
+            inputs, tile = hidden[rows].to(head.dtype), _Tile(rows, columns[0], settings.temperature, like=picked)
             parts = picked.new_empty(len(columns), len(inputs))
             for part, vocab in zip(parts, columns, strict=True):
-                logits = tile.logits(inputs, head[vocab], temperature)
+                logits = tile.logits(inputs, layer.part(vocab))
                 place, inside = _places(targets[rows], vocab)
                 picked[rows] += logits.gather(1, place[:, None])[:, 0] * inside
                 largest = logits.amax(dim=1, keepdim=True)
                 torch.sum(logits.sub_(largest).exp_(), dim=1, out=part)
                 part.log_().add_(largest[:, 0])
             normalisers[rows] = torch.logsumexp(parts, dim=0)
-        ctx.save_for_backward(hidden, head, targets, normalisers)
-        ctx.temperature, ctx.kept = temperature, kept  # type: ignore[attr-defined]
+        ctx.save_for_backward(hidden, head, bias, targets, normalisers)  # type: ignore[arg-type]
+        ctx.settings = settings  # type: ignore[attr-defined]
         return picked - normalisers
 
     @staticmethod
-    def backward(ctx: FunctionCtx, grad: Tensor) -> tuple[Tensor, Tensor | None, None, None, None]:
-        hidden, head, targets, normalisers = ctx.saved_tensors  # type: ignore[attr-defined]
-        temperature: float = ctx.temperature  # type: ignore[attr-defined]
-        kept: InPlaceGradient | None = ctx.kept  # type: ignore[attr-defined]
+    def backward(ctx: FunctionCtx, grad: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None, None, None]:
+        hidden, head, bias, targets, normalisers = ctx.saved_tensors  # type: ignore[attr-defined]
+        settings: _Settings = ctx.settings  # type: ignore[attr-defined]
+        layer = OutputLayer(head, bias, settings.soft_cap, settings.scale)
         # Added up over tiles in float32: in bfloat16 the sum soon stands still, its next number 2^-8 away.
         grad_hidden = torch.zeros_like(hidden, dtype=normalisers.dtype)
-        grad_head = None if kept is None else kept.gradient()
+        grad_head = None if settings.kept is None else settings.kept.gradient()
         if ctx.needs_input_grad[1]:  # type: ignore[attr-defined]
             grad_head = torch.zeros_like(head, dtype=normalisers.dtype)
+        grad_bias = None
+        if ctx.needs_input_grad[2]:  # type: ignore[attr-defined]
+            grad_bias = torch.zeros_like(bias, dtype=normalisers.dtype)
         for rows, columns in _tiles(len(targets), head):
-            inputs, tile = hidden[rows].to(head.dtype), _Tile(rows, columns[0], like=normalisers)
+            inputs, tile = hidden[rows].to(head.dtype), _Tile(rows, columns[0], settings.temperature, like=normalisers)
             for vocab in columns:
                 # d logp / d logits = onehot - softmax, here in place on the recomputed logits.
-                slope = tile.logits(inputs, head[vocab], temperature).sub_(normalisers[rows, None]).exp_()
+                logits = tile.logits(inputs, layer.part(vocab))
+                slope_of_cap = tile.slope_of_cap(logits, layer)
+                slope = logits.sub_(normalisers[rows, None]).exp_()
                 slope.mul_(-grad[rows, None])
                 place, inside = _places(targets[rows], vocab)
                 slope.scatter_add_(1, place[:, None], (grad[rows] * inside)[:, None])
-                slope = (slope if temperature == 1.0 else slope.div_(temperature)).to(head.dtype)
+                slope = slope if settings.temperature == 1.0 else slope.div_(settings.temperature)
+                slope = slope if slope_of_cap is None else slope.mul_(slope_of_cap)
+                slope = (slope if settings.scale == 1.0 else slope.mul_(settings.scale)).to(head.dtype)
                 _add_product(grad_hidden[rows], slope, head[vocab])
                 if grad_head is not None:
                     _add_product(grad_head[vocab], slope.T, inputs)
-        returned = grad_head.to(head.dtype) if grad_head is not None and kept is None else None
-        return grad_hidden.to(hidden.dtype), returned, None, None, None
+                if grad_bias is not None:
+                    grad_bias[vocab] += slope.sum(dim=0, dtype=grad_bias.dtype)
+        returned = grad_head.to(head.dtype) if grad_head is not None and settings.kept is None else None
+        returned_bias = None if grad_bias is None else grad_bias.to(bias.dtype)
+        return grad_hidden.to(hidden.dtype), returned, returned_bias, None, None
 
 
 class _Tile:
     """Room for one tile's logits, used for all: made anew each time, they leave the heap full of holes."""
 
-    def __init__(self, rows: slice, vocab: slice, like: Tensor) -> None:
+    def __init__(self, rows: slice, vocab: slice, temperature: float, like: Tensor) -> None:
         self.room = like.new_empty((rows.stop - rows.start) * (vocab.stop - vocab.start))
+        self.temperature = temperature
 
-    def logits(self, inputs: Tensor, head: Tensor, temperature: float) -> Tensor:
-        """inputs · headᵀ / temperature, valid until the next call."""
+    def logits(self, inputs: Tensor, layer: OutputLayer) -> Tensor:
+        """The layer's logits / temperature, valid until the next call."""
+        head = layer.matrix
         logits = self.room[: len(inputs) * len(head)].view(len(inputs), len(head))
         if inputs.dtype == logits.dtype:
             torch.mm(inputs, head.T, out=logits)
         else:
             logits.copy_(inputs @ head.T)
-        return logits if temperature == 1.0 else logits.div_(temperature)
+        if layer.bias is not None:
+            logits.add_(layer.bias)
+        if layer.scale != 1.0:
+            logits.mul_(layer.scale)
+        if layer.soft_cap is not None:
+            logits.div_(layer.soft_cap).tanh_().mul_(layer.soft_cap)
+        return logits if self.temperature == 1.0 else logits.div_(self.temperature)
+
+    def slope_of_cap(self, logits: Tensor, layer: OutputLayer) -> Tensor | None:
+        """d(soft_cap · tanh(z / soft_cap)) / dz = 1 - (logit / soft_cap)², of logits / temperature; None: no cap."""
+        if layer.soft_cap is None:
+            return None
+        return (logits * (self.temperature / layer.soft_cap)).square_().neg_().add_(1)
 
 
 def token_logprobs(
     hidden: Float[Tensor, "token hidden"],
-    head: Float[Tensor, "vocab hidden"],
+    output_layer: OutputLayer,
     targets: Int64[Tensor, " token"],
     *,
     temperature: float = 1.0,
 ) -> Float[Tensor, " token"]:
-    """log π(target) in nats of each row, differentiable in the hidden states and the output matrix.
+    """log π(target) in nats of each row, differentiable in the hidden states and the output layer.
 
-        log π(y|h) = (h·W_y)/τ - log Σ_v exp((h·W_v)/τ)
+        log π(y|h) = logit_y/τ - log Σ_v exp(logit_v/τ)
 
     Works through tiles of rows and vocabulary and recomputes their logits in the backward pass, so memory does not
     grow with rows × vocabulary, and the output matrix is read, and its gradient written, once for thousands of rows.
     `temperature` is the one that sampled.
     """
-    kept = in_place_gradient(head) if hidden.requires_grad else None
-    shown = head if kept is None else head.detach()
-    return _TokenLogprobs.apply(hidden, shown, targets, temperature, kept)  # type: ignore[no-any-return, no-untyped-call]
+    matrix = output_layer.matrix
+    kept = in_place_gradient(matrix) if hidden.requires_grad else None
+    shown = matrix if kept is None else matrix.detach()
+    settings = _Settings(temperature, output_layer.soft_cap, output_layer.scale, kept)
+    return _TokenLogprobs.apply(hidden, shown, output_layer.bias, targets, settings)  # type: ignore[no-any-return, no-untyped-call]
 
 
 def token_entropies(
-    hidden: Float[Tensor, "token hidden"], head: Float[Tensor, "vocab hidden"], *, temperature: float = 1.0
+    hidden: Float[Tensor, "token hidden"], output_layer: OutputLayer, *, temperature: float = 1.0
 ) -> Float[Tensor, " token"]:
     """Entropy -Σ_v π log π of each row's next-token distribution, in nats, a chunk of rows in memory at a time.
 
     Chunks are recomputed in the backward pass.
     """
-    dtype = head.dtype
-    wide = head.to(torch.promote_types(dtype, torch.float32))
+    dtype = output_layer.matrix.dtype
+    wide = output_layer.to(torch.promote_types(dtype, torch.float32))
 
-    def chunk(hidden: Tensor, head: Tensor) -> Tensor:
-        logprobs = torch.log_softmax(_logits(hidden, head.to(dtype), temperature), dim=-1)
+    def chunk(hidden: Tensor, matrix: Tensor, bias: Tensor | None) -> Tensor:
+        layer = replace(output_layer, matrix=matrix, bias=bias).to(dtype)
+        logprobs = torch.log_softmax(_logits(hidden, layer, temperature), dim=-1)
         return -(logprobs.exp() * logprobs).sum(-1)
 
     return torch.cat(
-        [checkpoint(chunk, hidden[rows], wide, use_reentrant=False) for rows in _chunks(len(hidden), head)]
+        [
+            checkpoint(chunk, hidden[rows], wide.matrix, wide.bias, use_reentrant=False)
+            for rows in _chunks(len(hidden), output_layer)
+        ]
     )
 
 
@@ -145,33 +183,33 @@ def distribution_kl(
 
 def full_kl(
     hidden: Float[Tensor, "token hidden"],
-    head: Float[Tensor, "vocab hidden"],
-    reference: tuple[Float[Tensor, "token hidden"], Float[Tensor, "vocab hidden"]],
+    output_layer: OutputLayer,
+    reference: tuple[Float[Tensor, "token hidden"], OutputLayer],
     *,
     temperature: float = 1.0,
 ) -> Float[Tensor, " token"]:
     """KL(π‖π_ref) of whole next-token distributions, in nats per row, a chunk of rows in memory at a time.
 
-    `reference` is the reference's hidden states and output matrix.  Chunks are recomputed in the backward pass.
+    `reference` is the reference's hidden states and output layer.  Chunks are recomputed in the backward pass.
     """
-    dtype = head.dtype
+    dtype = output_layer.matrix.dtype
     # The chunks' gradients are added up in this precision: in bfloat16 the sum soon stands still.
-    wide = head.to(torch.promote_types(dtype, torch.float32))
+    wide = output_layer.to(torch.promote_types(dtype, torch.float32))
 
-    def chunk(hidden: Tensor, head: Tensor, reference_hidden: Tensor) -> Tensor:
+    def chunk(hidden: Tensor, matrix: Tensor, bias: Tensor | None, reference_hidden: Tensor) -> Tensor:
+        layer = replace(output_layer, matrix=matrix, bias=bias).to(dtype)
         reference_logits = _logits(reference_hidden, reference[1], temperature)
-        return distribution_kl(_logits(hidden, head.to(dtype), temperature), reference_logits)
+        return distribution_kl(_logits(hidden, layer, temperature), reference_logits)
 
     parts = [
-        checkpoint(chunk, hidden[rows], wide, reference[0][rows], use_reentrant=False)
-        for rows in _chunks(len(hidden), head)
+        checkpoint(chunk, hidden[rows], wide.matrix, wide.bias, reference[0][rows], use_reentrant=False)
+        for rows in _chunks(len(hidden), output_layer)
     ]
     return torch.cat(parts)
 
 
-def _logits(hidden: Tensor, head: Tensor, temperature: float) -> Tensor:
-    logits = hidden.to(head.dtype) @ head.T
-    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+def _logits(hidden: Tensor, output_layer: OutputLayer, temperature: float) -> Tensor:
+    logits = output_layer.logits(hidden)
     return logits if temperature == 1.0 else logits.div_(temperature)
 
 
@@ -190,9 +228,10 @@ def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
         total += left @ right
 
 
-def _chunks(num_rows: int, head: Tensor) -> list[slice]:
+def _chunks(num_rows: int, output_layer: OutputLayer) -> list[slice]:
     """Rows whose logits are held at one time."""
-    return _slices(num_rows, (CUDA_ELEMENTS if head.is_cuda else CHUNK_ELEMENTS) // head.shape[0])
+    elements = CUDA_ELEMENTS if output_layer.matrix.is_cuda else CHUNK_ELEMENTS
+    return _slices(num_rows, elements // output_layer.vocabulary)
 
 
 def _tiles(num_rows: int, head: Tensor) -> Iterator[tuple[slice, list[slice]]]:

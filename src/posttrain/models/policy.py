@@ -3,7 +3,7 @@
 import copy
 import sys
 from dataclasses import dataclass, replace
-from typing import Literal, cast
+from typing import Literal
 
 import torch
 from torch import nn
@@ -11,7 +11,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from posttrain.errors import UserError
 from posttrain.models.forward import ForwardPass, PlainForward, SharedPromptForward
-from posttrain.models.shared_prompt.architectures import alteration, full_name, shared_prompt_refusal
+from posttrain.models.output_layer import OutputLayer, output_layer_of, require_output_layer
+from posttrain.models.shared_prompt.architectures import shared_prompt_refusal
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,9 +54,9 @@ class Policy:
         return min(context, int(window))
 
     @property
-    def head(self) -> torch.Tensor:
-        """The output matrix, [vocab hidden], in `compute_dtype`: logits = hidden @ headᵀ."""
-        return cast(torch.Tensor, self.model.get_output_embeddings().weight).to(self.compute_dtype)
+    def output_layer(self) -> OutputLayer:
+        """What makes logits of hidden states, in `compute_dtype`; from the weights as they are now."""
+        return output_layer_of(self.model, self.compute_dtype)
 
     def require_as_made(self) -> None:
         """Raise UserError where the model has got an adapter or a hook since, which the policy would run without.
@@ -70,7 +71,7 @@ class Policy:
                 f"policy: its model has changed since the policy was made of it: {found}.  Adapters and hooks come"
                 " first; then make the policy, anew with posttrain.as_policy(policy.model, policy.tokenizer)."
             )
-        require_plain_head(self.model)
+        require_output_layer(self.model)
 
     def copy(self) -> "Policy":
         """The policy with weights of its own, through the same forward pass."""
@@ -93,10 +94,10 @@ def as_policy(
     they are, and `forward="plain"` the model's own forward pass where the quicker shared-prompt one would do.  The
     model is put into eval mode: dropout is off when sampling and when updating.
 
-    Raises UserError for a model whose logits are not hidden @ headᵀ.
+    Raises UserError for a model whose logits are not those of one linear layer, soft-capped or scaled or as they are.
     """
     model = without_wrapper(model)
-    require_plain_head(model)
+    require_output_layer(model)
     model.eval()
     compute_dtype = torch.bfloat16 if dtype == "bfloat16" else model.dtype
     reason = "the plain forward pass was asked for" if forward == "plain" else shared_prompt_refusal(model)
@@ -131,21 +132,6 @@ def without_wrapper(model: nn.Module) -> PreTrainedModel:
             " it, with or without an adapter of peft."
         )
     return model
-
-
-def require_plain_head(model: PreTrainedModel) -> None:
-    """Refuse models whose logits are not hidden @ headᵀ: log-probs are computed from those, in chunks."""
-    head = model.get_output_embeddings()
-    for option in ("final_logit_softcapping", "logit_scale", "logits_scaling"):
-        if getattr(model.config, option, None) not in (None, 1, 1.0):
-            raise UserError(f"model: {option} in its config changes the logits, which is not supported yet.")
-    if head is None or getattr(head, "bias", None) is not None:
-        raise UserError("model: its output layer is not one matrix without bias, which is not supported yet.")
-    if type(head) is not nn.Linear or alteration(head) is not None:
-        raise UserError(
-            f"model: its output layer {alteration(head) or f'is a {full_name(type(head))}, not torch.nn.Linear'}, which"
-            " is not supported yet.  Leave the output layer out of the adapter's target_modules and modules_to_save."
-        )
 
 
 def stop_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:

@@ -17,6 +17,7 @@ from posttrain.batch import Batch, completions_of
 from posttrain.errors import RunError
 from posttrain.models.gradients import gradients_in_place
 from posttrain.models.logprobs import full_kl, token_entropies, token_logprobs
+from posttrain.models.output_layer import OutputLayer
 from posttrain.models.policy import Policy
 from posttrain.options.training import UpdateOptions
 from posttrain.records import Group
@@ -105,15 +106,15 @@ def token_view(policy: Policy, micro: Batch, objective: Objective) -> TokenView:
     with gradients_in_place():
         hidden = policy.forward.completion_hidden(micro.prompts, micro.completions, micro.prompt_of)
         logprobs = token_logprobs(
-            hidden, policy.head, micro.tokens.to(hidden.device), temperature=objective.temperature
+            hidden, policy.output_layer, micro.tokens.to(hidden.device), temperature=objective.temperature
         )
     needs, temperature = objective.needs, objective.temperature
     divergence = entropies = None
     if Need.FULL_KL in needs:
-        divergence = full_kl(hidden, policy.head, reference_hidden(objective, micro), temperature=temperature)
+        divergence = full_kl(hidden, policy.output_layer, reference_hidden(objective, micro), temperature=temperature)
     if Need.ENTROPY in needs:
         with torch.set_grad_enabled(torch.is_grad_enabled() and Need.ENTROPY in objective.algorithm.needs):
-            entropies = token_entropies(hidden, policy.head, temperature=temperature)
+            entropies = token_entropies(hidden, policy.output_layer, temperature=temperature)
     return TokenView(
         logprobs=logprobs,
         rollout=micro.rollout.to(logprobs.device),
@@ -141,11 +142,11 @@ def observe(observed: Observations, objective: Objective, view: TokenView) -> No
 
 
 @torch.no_grad()
-def reference_hidden(objective: Objective, micro: Batch) -> tuple[Tensor, Tensor]:
-    """The reference's hidden states and output matrix for the full KL."""
+def reference_hidden(objective: Objective, micro: Batch) -> tuple[Tensor, OutputLayer]:
+    """The reference's hidden states and output layer for the full KL."""
     assert objective.reference is not None
     hidden = objective.reference.forward.completion_hidden(micro.prompts, micro.completions, micro.prompt_of)
-    return hidden, objective.reference.head
+    return hidden, objective.reference.output_layer
 
 
 def require_finite_losses(losses: Float[Tensor, " token"], micro: Batch, objective: Objective, view: TokenView) -> None:
@@ -202,6 +203,6 @@ def group_logprobs(
     parts: list[Tensor] = []
     for micro in completions_of(groups).split(max_tokens):
         hidden = policy.forward.completion_hidden(micro.prompts, micro.completions, micro.prompt_of)
-        logprobs = token_logprobs(hidden, policy.head, micro.tokens.to(hidden.device), temperature=temperature)
+        logprobs = token_logprobs(hidden, policy.output_layer, micro.tokens.to(hidden.device), temperature=temperature)
         parts.append(logprobs.double().cpu())
     return torch.cat(parts)

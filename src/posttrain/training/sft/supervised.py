@@ -52,7 +52,7 @@ def predicted(policy: Policy, examples: Sequence[Example]) -> Predicted:
 def learned_logprobs(policy: Policy, examples: Sequence[Example]) -> Float[Tensor, " token"]:
     """log π of every learned token of the examples, in order, in nats."""
     hidden, targets = predicted(policy, examples)
-    return token_logprobs(hidden, policy.head, targets)
+    return token_logprobs(hidden, policy.output_layer, targets)
 
 
 def accumulate(policy: Policy, examples: Sequence[Example], tokens_per_microbatch: int) -> float:
@@ -104,7 +104,7 @@ def held_out_loss(policy: Policy, examples: Sequence[Example], tokens_per_microb
     total, right = 0.0, 0
     for micro in microbatches(examples, tokens_per_microbatch):
         hidden, targets = predicted(policy, micro)
-        found = -token_logprobs(hidden, policy.head, targets).double()
+        found = -token_logprobs(hidden, policy.output_layer, targets).double()
         total += found.sum().item()
         right += num_likeliest(policy, hidden, targets)
         sizes = [example.num_learned for example in micro]
@@ -115,8 +115,8 @@ def held_out_loss(policy: Policy, examples: Sequence[Example], tokens_per_microb
 
 def num_likeliest(policy: Policy, hidden: Float[Tensor, "token hidden"], targets: Int64[Tensor, " token"]) -> int:
     """Targets that are the likeliest token."""
-    head = policy.head
-    likeliest = [(rows.to(head.dtype) @ head.T).argmax(dim=-1) for rows in hidden.split(ROWS_AT_ONCE)]
+    output_layer = policy.output_layer
+    likeliest = [output_layer.logits(rows).argmax(dim=-1) for rows in hidden.split(ROWS_AT_ONCE)]
     return int((torch.cat(likeliest) == targets).sum().item())
 
 

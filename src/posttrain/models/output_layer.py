@@ -1,0 +1,115 @@
+"""The output layer of a causal language model: what makes logits of its last hidden states.
+
+Log-probs are computed from it in chunks (`models.logprobs`), so the logits of all tokens never exist at once.  It is
+read from the model's output embeddings and config, and `require_own_logits` holds it against the model itself.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from posttrain.errors import UserError
+from posttrain.models.shared_prompt.architectures import alteration, full_name
+
+SOFT_CAPS = ("final_logit_softcapping", "logits_soft_cap", "output_logit_soft_cap")
+"""What configs call a soft cap of logits: Gemma and most others; RecurrentGemma; xLSTM."""
+MULTIPLIERS = ("logit_scale", "lm_head_multiplier", "output_multiplier")
+"""What configs call a factor of logits: Cohere; Falcon-H1; Muse."""
+DIVISORS = ("logits_scaling",)
+"""What configs call a divisor of logits: Granite."""
+UNLIKE_THEIR_NAME = {"hyperclovax": ("multiplies", "logits_scaling"), "mpt": ("ignores", "logit_scale")}
+"""Families that do something else with an option of these names than all others do."""
+LOGIT_TOLERANCE = 1e-3
+"""Of the largest logit: rounding of float32; in bfloat16 more, see `require_own_logits`."""
+
+
+@dataclass(frozen=True, slots=True)
+class OutputLayer:
+    """Logits of a hidden state h, each vocabulary entry on its own.
+
+    z = scale · (h·Wᵀ + b),   logits = soft_cap · tanh(z / soft_cap)     or z where there is no cap
+    """
+
+    matrix: Float[Tensor, "vocab hidden"]
+    """W, in the policy's compute dtype."""
+    bias: Float[Tensor, " vocab"] | None = None
+    """b, in the same dtype."""
+    soft_cap: float | None = None
+    """Bound of the logits' magnitude, > 0."""
+    scale: float = 1.0
+
+    @property
+    def vocabulary(self) -> int:
+        """Number of logits."""
+        return self.matrix.shape[0]
+
+    def logits(self, hidden: Float[Tensor, "row hidden"]) -> Float[Tensor, "row vocab"]:
+        """Logits of each row, in float32 or wider, differentiable."""
+        return self.of_products(F.linear(hidden.to(self.matrix.dtype), self.matrix))
+
+    def of_products(self, products: Float[Tensor, "row vocab"]) -> Float[Tensor, "row vocab"]:
+        """Logits, in float32 or wider, where h·Wᵀ is known already."""
+        z = products.to(torch.promote_types(products.dtype, torch.float32))
+        if self.bias is not None:
+            z = z + self.bias
+        if self.scale != 1.0:
+            z = z * self.scale
+        return z if self.soft_cap is None else torch.tanh(z / self.soft_cap) * self.soft_cap
+
+    def part(self, vocab: slice) -> "OutputLayer":
+        """The same for a part of the vocabulary; nothing is copied."""
+        return replace(self, matrix=self.matrix[vocab], bias=None if self.bias is None else self.bias[vocab])
+
+    def copy(self) -> "OutputLayer":
+        """The same in memory of its own."""
+        return replace(self, matrix=self.matrix.clone(), bias=None if self.bias is None else self.bias.clone())
+
+    def take_over(self, other: "OutputLayer") -> None:
+        """Write another's matrix and bias over these, which stay where they are."""
+        self.matrix.copy_(other.matrix)
+        if self.bias is not None and other.bias is not None:
+            self.bias.copy_(other.bias)
+
+    def to(self, dtype: torch.dtype) -> "OutputLayer":
+        """The same with matrix and bias of another type."""
+        return replace(self, matrix=self.matrix.to(dtype), bias=None if self.bias is None else self.bias.to(dtype))
+
+
+def output_layer_of(model: PreTrainedModel, dtype: torch.dtype) -> OutputLayer:
+    """The model's output layer with matrix and bias in this dtype, its cap and scale as the config says."""
+    head, (soft_cap, scale) = model.get_output_embeddings(), cap_and_scale(model.config)
+    return OutputLayer(matrix=head.weight, bias=head.bias, soft_cap=soft_cap, scale=scale).to(dtype)
+
+
+def require_output_layer(model: PreTrainedModel) -> None:
+    """Raise UserError where the output layer is no plain linear one: an adapter's, a quantised one, none at all."""
+    head = model.get_output_embeddings()
+    if head is None:
+        raise UserError(
+            f"model: {type(model).__name__} has no output layer that makes logits of hidden states, so it is no causal"
+            " language model.  Give one as AutoModelForCausalLM makes it."
+        )
+    if type(head) is not nn.Linear or alteration(head) is not None:
+        raise UserError(
+            f"model: its output layer {alteration(head) or f'is a {full_name(type(head))}, not torch.nn.Linear'}, which"
+            " is not supported.  Leave the output layer out of the adapter's target_modules and modules_to_save."
+        )
+
+
+def cap_and_scale(config: Any) -> tuple[float | None, float]:
+    """Soft cap (None: none) and factor of the logits that a config asks for."""
+    different, name = UNLIKE_THEIR_NAME.get(config.model_type, ("", ""))
+    caps = [getattr(config, each, None) for each in SOFT_CAPS]
+    scale = 1.0
+    for each in (*MULTIPLIERS, *DIVISORS):
+        value = getattr(config, each, None)
+        if value is None or (each == name and different == "ignores"):
+            continue
+        divides = each in DIVISORS and not (each == name and different == "multiplies")
+        scale = scale / value if divides else scale * value
+    return next((float(cap) for cap in caps if cap), None), float(scale)
