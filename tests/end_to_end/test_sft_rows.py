@@ -111,12 +111,15 @@ def test_a_dry_run_shows_the_plan_and_the_masks_and_makes_nothing(
     assert "steps      2: 2 epochs" in out
     assert "<|im_start|>user\n2+2=<|im_end|>\n<|im_start|>assistant\n⟦4<|im_end|>⟧\n" in out
     assert not Path("run").exists()
-    assert main(["sft", "recipe.yaml", "--sft.max-length", "500"]) == 2
-    assert "sft.max_length = 500 is more than the model's context of 160 tokens" in capsys.readouterr().err
+    Path("rows.jsonl").write_text(json.dumps({"text": "=" * 200}) + "\n")
+    assert main(["sft", "recipe.yaml", "--task.held-out-share", "0", "--sft.max-length", "500"]) == 2
+    assert "1 rows are longer than 160 tokens: rows.jsonl:1 (201 tokens)" in capsys.readouterr().err
 
 
 def test_reinforcement_goes_on_from_what_was_learned(whole: Path, tmp_path: Path) -> None:
-    (tmp_path / "reward.py").write_text("def ends(completions, **columns):\n    return [float(len(c)) for c in completions]\n")
+    (tmp_path / "reward.py").write_text(
+        "def ends(completions, **columns):\n    return [float(len(c)) for c in completions]\n"
+    )
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps({"prompt": f"{n}+1="}) + "\n" for n in range(40)))
     small = ["--rollout.prompts-per-step", "2", "--rollout.group-size", "2", "--rollout.max-completion-tokens", "8"]
     small += ["--evaluation.samples", "1", "--run.num-steps", "1", "--run.threads", "1", "--run.folder", "rl"]
@@ -145,7 +148,9 @@ def test_from_python_the_policy_and_rows_are_objects_and_frozen_parts_stay(tmp_p
     assert not torch.equal(moved, start)
     assert run.summary["eval_loss"] is None, "nothing is held out"
     assert not any("eval/loss" in line for line in metrics_of(run.folder))
-    with pytest.raises(UserError, match="the run was made with objects that this resume lacks: policy = GPT2LMHeadModel"):
+    with pytest.raises(
+        UserError, match="the run was made with objects that this resume lacks: policy = GPT2LMHeadModel"
+    ):
         posttrain.train_sft(config, resume=True)
     with pytest.raises(UserError, match="rows = 39 rows is given, and the run was made with 40 rows"):
         posttrain.train_sft(config, rows=ROWS[1:], policy=policy, resume=True)
@@ -163,14 +168,12 @@ def test_a_base_model_learns_to_stop_at_the_token_that_ends_turns(tmp_path: Path
     }
     with pytest.raises(UserError, match=r"rows:1, message 1: .*stops at '<\|end\|>'"):
         posttrain.train_sft(posttrain.load_recipe(kind=SftConfig, **options), rows=ROWS, policy=policy)
-    with pytest.raises(UserError, match="sft.stop_token = 'stop it' is . tokens of this model"):
-        config = posttrain.load_recipe(kind=SftConfig, sft={"stop_token": "stop it"}, **options)
+    config = posttrain.load_recipe(kind=SftConfig, sft={"stop_token": "stop it"}, **options)
+    with pytest.raises(UserError, match=r"sft.stop_token = 'stop it' is \d tokens of this model"):
         posttrain.train_sft(config, rows=ROWS, policy=policy)
     config = posttrain.load_recipe(kind=SftConfig, sft={"stop_token": "<|im_end|>"}, **options)
     run = posttrain.train_sft(config, rows=ROWS, policy=policy)
     end = tokenizer.convert_tokens_to_ids("<|im_end|>")
     folder = run.model_folder
-    saved = posttrain.as_policy(
-        AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
-    )
+    saved = posttrain.as_policy(AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder))
     assert saved.stop_ids == (0, end)

@@ -20,6 +20,8 @@ from posttrain.training.sft.sft_report import marked
 from tests.support.conversations import THOUGHTLESS, chat_tokenizer, turns
 
 ALL = DatasetOptions(held_out_share=0)
+ASKED = "<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\n"
+AGAIN = ASKED.replace("a<", "c<")
 THINKING = turns("1+1?", "<think>a</think>2", "2+2?", "<think>b</think>4")
 
 
@@ -51,14 +53,12 @@ def shown(found: RowExamples) -> list[str]:
         (
             {"messages": turns("a", "b", "c", "d")},
             {},
-            "<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\n⟦b<|im_end|>⟧\n"
-            "<|im_start|>user\nc<|im_end|>\n<|im_start|>assistant\n⟦d<|im_end|>⟧",
+            f"{ASKED}⟦b<|im_end|>⟧\n{AGAIN}⟦d<|im_end|>⟧",
         ),
         (
             {"messages": turns("a", "b", "c", "d")},
             {"loss_on": "completion"},
-            "<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\nb<|im_end|>\n"
-            "<|im_start|>user\nc<|im_end|>\n<|im_start|>assistant\n⟦d<|im_end|>⟧",
+            f"{ASKED}b<|im_end|>\n{AGAIN}⟦d<|im_end|>⟧",
         ),
         (
             {"messages": turns("a", "b")},
@@ -68,8 +68,7 @@ def shown(found: RowExamples) -> list[str]:
         (
             {"prompt": turns("a", "b", "c"), "completion": [{"role": "assistant", "content": "d"}]},
             {},
-            "<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\nb<|im_end|>\n"
-            "<|im_start|>user\nc<|im_end|>\n<|im_start|>assistant\n⟦d<|im_end|>⟧",
+            f"{ASKED}b<|im_end|>\n{AGAIN}⟦d<|im_end|>⟧",
         ),
     ],
 )
@@ -118,7 +117,9 @@ LENGTHS = [{"prompt": "=" * n, "completion": "4"} for n in range(1, 8)]  # 3 to 
 
 
 def test_rows_that_are_too_long_are_counted_and_named_and_cut_or_skipped_where_that_is_asked_for() -> None:
-    with pytest.raises(UserError, match=r"^sft.max_length: 2 rows are longer than 7 tokens: rows:6 \(8 tokens\), rows:7 "):
+    with pytest.raises(
+        UserError, match=r"^sft.max_length: 2 rows are longer than 7 tokens: rows:6 \(8 tokens\), rows:7 "
+    ):
         examples(LENGTHS, longest=7)
     skipped = examples(LENGTHS, SftOptions(long_rows="skip"), longest=7)
     assert (len(skipped.trained), skipped.skipped, skipped.cut) == (5, ["rows:6", "rows:7"], [])
@@ -126,7 +127,9 @@ def test_rows_that_are_too_long_are_counted_and_named_and_cut_or_skipped_where_t
     cut = examples(LENGTHS, SftOptions(long_rows="cut"), longest=7)
     # The row of 8 tokens loses its stop token, that of 9 its whole answer and so is left out.
     assert (len(cut.trained), cut.cut, cut.skipped) == (6, ["rows:6"], ["rows:7"])
-    assert cut.trained[-1].unpacked() == Example((*[cut.trained[-1].tokens[0]] * 6, cut.trained[0].tokens[1]), (*[False] * 6, True))
+    assert cut.trained[-1].unpacked() == Example(
+        (*[cut.trained[-1].tokens[0]] * 6, cut.trained[0].tokens[1]), (*[False] * 6, True)
+    )
     with pytest.raises(UserError, match="all rows are longer than 2 tokens"):
         examples(LENGTHS, SftOptions(long_rows="skip"), longest=2)
 
@@ -136,8 +139,9 @@ def test_each_epoch_has_every_row_once_in_an_order_of_its_own_that_seed_and_epoc
     epochs = [[found.row(index) for index in range(7 * epoch, 7 * epoch + 7)] for epoch in range(4)]
     assert all(sorted(epoch) == list(range(7)) for epoch in epochs)
     assert len({tuple(epoch) for epoch in epochs}) == 4
-    assert [examples(LENGTHS).row(index) for index in range(28)] == sum(epochs, [])
-    assert [examples(LENGTHS, seed=1).row(index) for index in range(28)] != sum(epochs, [])
+    whole = [number for epoch in epochs for number in epoch]
+    assert [examples(LENGTHS).row(index) for index in range(28)] == whole
+    assert [examples(LENGTHS, seed=1).row(index) for index in range(28)] != whole
 
 
 @pytest.mark.parametrize("limits", [{"rows_per_batch": 3}, {"tokens_per_batch": 12}, {"tokens_per_batch": 10**6}])
@@ -167,7 +171,8 @@ def test_equal_prompts_stay_on_one_side_whatever_is_said_to_them(tmp_path: Path)
         {marked(chat_tokenizer(), each.unpacked()).partition("⟦")[0] for each in part}
         for part in (found.trained, found.apart)
     ]
-    assert sides[0] and sides[1] and not sides[0] & sides[1]
+    assert all(sides)
+    assert not sides[0] & sides[1]
     assert len(found.trained) + len(found.apart) == 60
     file = tmp_path / "apart.jsonl"
     file.write_text("".join(json.dumps(row) + "\n" for row in rows[:5]))

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from posttrain.errors import UserError
-from posttrain.models.conversation_masks import Conversation, Masking
+from posttrain.models.conversation_masks import Dialogue, Masking
 from posttrain.models.rendering import TokenizerRenderer, token_ids
 from posttrain.records import Example
 from tests.support.conversations import (
@@ -33,8 +33,8 @@ def masking(template: str = CHATML) -> Masking:
     return Masking(renderer=TokenizerRenderer(tokenizer), stop_ids=(tokenizer.eos_token_id,))
 
 
-def conversation(messages: list[dict[str, str]], num_given: int = 0) -> Conversation:
-    return Conversation(where="rows.jsonl:7", messages=messages, num_given=num_given)
+def conversation(messages: list[dict[str, str]], num_given: int = 0) -> Dialogue:
+    return Dialogue(where="rows.jsonl:7", messages=messages, num_given=num_given)
 
 
 def learned(mask: Masking, example: Example) -> list[str]:
@@ -97,7 +97,9 @@ def test_masks_agree_with_those_of_a_template_that_tells_what_is_generated(texts
 
 
 def test_a_template_that_drops_earlier_thoughts_is_told_by_row_and_turn_and_what_to_do() -> None:
-    with pytest.raises(UserError, match=r"^rows.jsonl:7, message 1: the chat template .* once more follows.*split_turns"):
+    with pytest.raises(
+        UserError, match=r"^rows.jsonl:7, message 1: the chat template .* once more follows.*split_turns"
+    ):
         masking(THOUGHTLESS).every_turn(conversation(THINKING))
 
 
@@ -114,7 +116,9 @@ def test_a_turn_by_itself_is_learned_behind_what_the_model_reads_when_it_is_aske
 
 
 def test_a_template_that_drops_the_thoughts_of_the_answer_itself_is_told() -> None:
-    with pytest.raises(UserError, match=r"^rows.jsonl:7, message 1: .*leaves out a part of its text.*loss_on: completion"):
+    with pytest.raises(
+        UserError, match=r"^rows.jsonl:7, message 1: .*leaves out a part of its text.*loss_on: completion"
+    ):
         masking(FORGETFUL).every_turn(conversation(THINKING[:2]))
 
 
@@ -146,7 +150,9 @@ def test_a_turn_that_ends_with_no_stop_token_is_told_with_the_option_that_makes_
     tokenizer = chat_tokenizer()
     end = tokenizer.convert_tokens_to_ids("<|im_end|>")
     base = Masking(renderer=TokenizerRenderer(tokenizer), stop_ids=(0,))  # a base model: <|end|>
-    with pytest.raises(UserError, match=r"message 1: .*ends the assistant's turn with .*stops at '<\|end\|>'.*sft.stop_token"):
+    with pytest.raises(
+        UserError, match=r"message 1: .*ends the assistant's turn with .*stops at '<\|end\|>'.*sft.stop_token"
+    ):
         getattr(base, way)(conversation(turns("a", "b")))
     both = Masking(renderer=base.renderer, stop_ids=(0, end))
     assert getattr(both, way)(conversation(turns("a", "b"))).tokens[-1] == end
@@ -171,7 +177,7 @@ def test_a_row_with_nothing_to_learn_is_an_error_that_names_it(messages: list[di
 
 
 def test_a_conversation_that_ends_with_a_question_has_no_last_turn() -> None:
-    with pytest.raises(UserError, match="^rows.jsonl:7: ends with a message of the role user"):
+    with pytest.raises(UserError, match=r"^rows.jsonl:7: ends with a message of the role user"):
         masking().last_turn(conversation(TWO[:-1]))
     mask = masking()
     assert learned(mask, mask.every_turn(conversation(TWO[:-1]))) == ["This, <b>.<|im_end|>"]

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
+from posttrain.models.conversation_masks import answered
 from posttrain.models.forward import PlainForward
 from posttrain.models.policy import Policy
-from posttrain.models.conversation_masks import answered
 from posttrain.records import Example
 from posttrain.training.sft.supervised import accumulate, held_out_loss, learned_logprobs, microbatches
 from tests.support.tiny import (
@@ -23,7 +23,9 @@ PARTS = [
     ((11, 12, 13, 14, 15, 16), (11,)),
     ((2, 3), (17, 18, 5)),
 ]
-EXAMPLES = [answered(prompt, completion) for prompt, completion in PARTS]  # 4, 5, 6 and 4 inputs: the last token of each is only predicted
+EXAMPLES = [
+    answered(prompt, completion) for prompt, completion in PARTS
+]  # 4, 5, 6 and 4 inputs: the last token of each is only predicted
 
 
 def expected_loss(policy: Policy) -> torch.Tensor:
@@ -94,7 +96,7 @@ TURNS = [
 
 
 def each_row_alone(policy: Policy) -> torch.Tensor:
-    """-(1/14) Σ log π over learned tokens, one unpadded row at a time, every token's log-prob and then those learned."""
+    """-(1/14) Σ log π over learned tokens, one unpadded row at a time: of every token, and then those learned."""
     found = []
     for example in TURNS:
         logprobs = plain_logprobs(policy.model, example.tokens[:1], example.tokens[1:])

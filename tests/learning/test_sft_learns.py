@@ -1,4 +1,4 @@
-"""A tiny model that talks in turns learns the form of an answer from 50 rows, in seconds, and only what it is to learn."""
+"""A tiny model that talks in turns learns the form of an answer from 50 rows, and nothing that it only reads."""
 
 import random
 from pathlib import Path
@@ -64,7 +64,7 @@ def test_a_form_is_learned_from_fifty_rows_and_asked_of_new_questions(
     before, after = run.summary["before"], run.summary["after"]
     assert isinstance(before, dict)
     assert isinstance(after, dict)
-    # A guess among 386 tokens is 6 nats.  Three tokens of four are form; of the letter, one of eight, ln 8 = 2.1 remain.
+    # A guess among 386 tokens is 6 nats.  Three tokens of four are form; of the letter, one of 8, ln 8 remains.
     assert before["loss"] > 5
     assert after["loss"] < 0.6
     assert after["loss_interval"][1] < before["loss_interval"][0]
@@ -73,9 +73,7 @@ def test_a_form_is_learned_from_fifty_rows_and_asked_of_new_questions(
     assert all(text.startswith("<answer>") and text.endswith("</answer>") for text in said), said
 
 
-def test_what_is_read_and_not_learned_is_not_learned(
-    learner: tuple[Policy, posttrain.Run], tmp_path: Path
-) -> None:
+def test_what_is_read_and_not_learned_is_not_learned(learner: tuple[Policy, posttrain.Run], tmp_path: Path) -> None:
     # The control: of eight letters none can be told from the others, which would be 2.1 nats; with every token learned
     # the same run gets there, and with the mask it stays as far off as an untrained model.
     masked = loss_of_questions(learner[0])

@@ -15,7 +15,9 @@ OPEN = "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 CHATML = "{% for m in messages %}" + HEAD + "{{ m.content }}<|im_end|>\n{% endfor %}" + OPEN
 SAID = "{% generation %}{{ m.content }}<|im_end|>{% endgeneration %}"
 TAGGED = "{% for m in messages %}" + HEAD
-TAGGED += "{% if m.role == 'assistant' %}" + SAID + "{% else %}{{ m.content }}<|im_end|>{% endif %}\n{% endfor %}" + OPEN
+TAGGED += (
+    "{% if m.role == 'assistant' %}" + SAID + "{% else %}{{ m.content }}<|im_end|>{% endif %}\n{% endfor %}" + OPEN
+)
 """ChatML that says which tokens the assistant generates."""
 THOUGHTLESS = "{% for m in messages %}" + HEAD
 THOUGHTLESS += "{{ m.content if loop.last else m.content.split('</think>')[-1] }}<|im_end|>\n{% endfor %}" + OPEN

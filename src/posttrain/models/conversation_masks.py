@@ -31,7 +31,7 @@ OTHER_WAYS = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Conversation:
+class Dialogue:
     """Messages of which the assistant's are to be learned."""
 
     where: str
@@ -73,7 +73,7 @@ class Masking:
         own = self.tokenizer.eos_token_id
         return own if own in self.stop_ids else self.stop_ids[0]
 
-    def every_turn(self, conversation: Conversation) -> Example:
+    def every_turn(self, conversation: Dialogue) -> Example:
         """All turns of the assistant in one row.  Raises UserError naming the turn that the template rewrites."""
         whole = self._tokens(conversation, len(conversation.messages))
         learned = [False] * len(whole)
@@ -91,7 +91,7 @@ class Masking:
             learned[len(before) : end] = [True] * (end - len(before))
         return trimmed(whole, learned)
 
-    def last_turn(self, conversation: Conversation) -> Example:
+    def last_turn(self, conversation: Dialogue) -> Example:
         """The last turn alone, behind what the model reads when it is asked for it.
 
         Where the template does not write the turn as it stands, the text itself is behind it, and a stop token.
@@ -111,11 +111,11 @@ class Masking:
             return answered(before, answer[: self._end(conversation, number, answer)])
         return answered(before, self._ended(continuation(self.tokenizer, opened, text)))
 
-    def turn_by_turn(self, conversation: Conversation) -> list[Example]:
+    def turn_by_turn(self, conversation: Dialogue) -> list[Example]:
         """Each turn in a row of its own, behind what the model reads when it is asked for it."""
         return [
             self.last_turn(
-                Conversation(
+                Dialogue(
                     where=conversation.where,
                     messages=conversation.messages[: number + 1],
                     num_given=conversation.num_given,
@@ -124,7 +124,7 @@ class Masking:
             for number in conversation.turns
         ]
 
-    def all_tokens(self, conversation: Conversation) -> Example:
+    def all_tokens(self, conversation: Dialogue) -> Example:
         """Every token of the conversation as the template writes it, but for the first, which nothing predicts."""
         whole = self._tokens(conversation, len(conversation.messages))
         return trimmed(whole, [False, *[True] * (len(whole) - 1)])
@@ -141,13 +141,13 @@ class Masking:
     def _ended(self, tokens: list[int]) -> list[int]:
         return tokens if tokens and tokens[-1] in self.stop_ids else [*tokens, self.stop]
 
-    def _text(self, conversation: Conversation, count: int, *, open_answer: bool = False) -> str:
+    def _text(self, conversation: Dialogue, count: int, *, open_answer: bool = False) -> str:
         return self.renderer.templated(conversation.messages[:count], conversation.where, open_answer=open_answer)
 
-    def _tokens(self, conversation: Conversation, count: int, *, open_answer: bool = False) -> list[int]:
+    def _tokens(self, conversation: Dialogue, count: int, *, open_answer: bool = False) -> list[int]:
         return token_ids(self.tokenizer, self._text(conversation, count, open_answer=open_answer), special=False)
 
-    def _end(self, conversation: Conversation, number: int, turn: list[int]) -> int:
+    def _end(self, conversation: Dialogue, number: int, turn: list[int]) -> int:
         """Tokens of a turn up to its last stop token, that included; only white space may follow it."""
         end = max((place for place, token in enumerate(turn, start=1) if token in self.stop_ids), default=0)
         rest = str(self.tokenizer.decode(turn[end:])).strip()
@@ -181,7 +181,7 @@ def trimmed(tokens: Sequence[int], learned: Sequence[bool]) -> Example:
     return Example(tuple(tokens[:end]), tuple(learned[:end]))
 
 
-def said(conversation: Conversation, number: int, opened: str) -> str:
+def said(conversation: Dialogue, number: int, opened: str) -> str:
     """The text of a turn that is said behind what opens it: thoughts that are open are not opened again."""
     text = str(conversation.messages[number]["content"])
     return text.lstrip().removeprefix(THINK).removeprefix("\n") if opened.rstrip().endswith(THINK) else text
@@ -192,7 +192,7 @@ def has_all(written: str, text: str) -> bool:
     return "".join(text.split()) in "".join(written.split())
 
 
-def rewritten(conversation: Conversation, number: int, how: str) -> UserError:
+def rewritten(conversation: Dialogue, number: int, how: str) -> UserError:
     """What to raise of a turn that cannot be learned among others."""
     return UserError(
         f"{conversation.where}, message {number}: the chat template {how}, so its tokens in the whole conversation are"

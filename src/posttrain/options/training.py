@@ -146,7 +146,7 @@ class SftOptions(OptimizerOptions):
     """A token that becomes one of the model's stop tokens, such as `<|im_end|>` for a base model whose chat template
     ends turns with it; empty leaves them as they are."""
     max_length: int | None = None
-    """Longest row in tokens, prompt included; null is the model's context."""
+    """Longest row in tokens, prompt included, and never more than the model's context, which null stands for."""
     long_rows: Literal["error", "skip", "cut"] = "error"
     """What becomes of longer rows: tell and stop, leave them out, or cut their ends off, stop token included."""
     num_epochs: float | None = None

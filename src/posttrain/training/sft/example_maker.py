@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from posttrain.errors import UserError
-from posttrain.models.conversation_masks import ASSISTANT, Conversation, Masking, trimmed
+from posttrain.models.conversation_masks import ASSISTANT, Dialogue, Masking, trimmed
 from posttrain.options.dataset import DatasetOptions
 from posttrain.options.training import SftOptions
 from posttrain.records import Example
@@ -95,13 +95,13 @@ class ExampleMaker:
         if isinstance(row, ConversationRow):
             messages = self.given(row.where, [*row.messages])
             assert not isinstance(messages, str)
-            return self.of_conversation(Conversation(where=row.where, messages=messages))
+            return self.of_conversation(Dialogue(where=row.where, messages=messages))
         given, answer = self.given(row.where, row.prompt), row.completion
         if isinstance(given, str):
             assert isinstance(answer, str), "text where the prompt is text"
             return [self.of_text(self.masking.completion(self.masking.renderer.render(given, id=row.where), answer))]
         said = [{"role": ASSISTANT, "content": answer}] if isinstance(answer, str) else [*answer]
-        return self.of_conversation(Conversation(where=row.where, messages=[*given, *said], num_given=len(given)))
+        return self.of_conversation(Dialogue(where=row.where, messages=[*given, *said], num_given=len(given)))
 
     def given(self, where: str, prompt: Any) -> str | Sequence[Mapping[str, Any]]:
         """A prompt, or a whole conversation, as the options of the task have it."""
@@ -114,7 +114,7 @@ class ExampleMaker:
             return example
         return trimmed(example.tokens, [False, *[True] * example.num_inputs])
 
-    def of_conversation(self, conversation: Conversation) -> list[Example]:
+    def of_conversation(self, conversation: Dialogue) -> list[Example]:
         """The example of a conversation, or those of its turns."""
         masking, loss_on = self.masking, self.options.loss_on
         if loss_on == "completion":

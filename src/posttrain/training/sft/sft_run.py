@@ -189,7 +189,7 @@ def example_source(config: SftConfig, policy: Policy, rows: Sequence[Mapping[str
             Masking(renderer=renderer, stop_ids=policy.stop_ids),
             config.task,
             config.sft,
-            longest=longest_row(policy, config.sft),
+            longest=min(config.sft.max_length or policy.max_positions, policy.max_positions),
             seed=config.run.seed,
             rows=rows,
         )
@@ -204,16 +204,6 @@ def example_source(config: SftConfig, policy: Policy, rows: Sequence[Mapping[str
         seed=config.run.seed,
         num_different=config.sft.num_demonstrations,
     )
-
-
-def longest_row(policy: Policy, options: SftOptions) -> int:
-    """Tokens that a row may have."""
-    if options.max_length is not None and options.max_length > policy.max_positions:
-        raise UserError(
-            f"sft.max_length = {options.max_length} is more than the model's context of {policy.max_positions} tokens."
-            "  Use at most that, or leave it out."
-        )
-    return options.max_length or policy.max_positions
 
 
 def inputs_of_sft(config: SftConfig, policy: Policy | None, rows: Sequence[Mapping[str, object]] | None) -> RunInputs:
