@@ -7,6 +7,29 @@ BECAUSE: dict[str, list[tuple[str, str]]] = {
             "if 'kl' not in observed.terms and any((column is not None for column in reference)):",
         ),
     ],
+    "There is nothing in it.": [
+        ("generation/decoding_rows.py", "… return Columns(count=torch.ones(0, dtype=torch.long, device=device), l …"),
+        (
+            "generation/decoding_rows.py",
+            "… torch.long, device=device), limit=torch.ones(0, dtype=torch.long, device=device), u …",
+        ),
+        (
+            "generation/decoding_rows.py",
+            "… ch.long, device=device), uniforms=torch.ones(0, width, dtype=torch.float64, device= …",
+        ),
+        (
+            "generation/decoding_rows.py",
+            "… h.float64, device=device), tokens=torch.ones(0, width, dtype=torch.long, device=dev …",
+        ),
+        (
+            "generation/decoding_rows.py",
+            "… ch.long, device=device), logprobs=torch.ones(0, width, dtype=torch.float64, device= …",
+        ),
+        (
+            "generation/decoding_rows.py",
+            "… t64, device=device), cut_logprobs=torch.ones(0, width, dtype=torch.float64, device= …",
+        ),
+    ],
     "One part is sorted again, in whichever order it came.": [
         ("training/learner.py", "if parts >= 1:"),
     ],
@@ -118,8 +141,8 @@ BECAUSE: dict[str, list[tuple[str, str]]] = {
         ("models/logprobs.py", "for rows in _slices(num_rows, max(TILE_ROWS, elements % vocab)):"),
     ],
     "Grouped heads are repeated ones.": [
-        ("models/shared_prompt/packed.py", "if mask is not None or query.is_cuda:"),
-        ("models/shared_prompt/packed.py", "if not (mask is not None and query.is_cuda):"),
+        ("models/shared_prompt/attention.py", "if mask is not None or query.is_cuda:"),
+        ("models/shared_prompt/attention.py", "if not (mask is not None and query.is_cuda):"),
     ],
     "No row looks at another, so that it does not matter which fills a gap.": [
         ("generation/decoding_rows.py", "target = [row for row in gone if row < left]"),
