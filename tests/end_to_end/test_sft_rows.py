@@ -45,6 +45,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = place(tmp_path_factory.mktemp("sft") / "whole")
     ended = command("sft", "recipe.yaml", folder=folder)
     assert ended.code == 0, ended.err
+    assert ended.out.endswith("talk to it   posttrain chat run\n")
     return folder
 
 

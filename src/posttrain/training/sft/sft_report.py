@@ -8,6 +8,7 @@ from transformers import PreTrainedTokenizerBase
 from posttrain.config import SftConfig
 from posttrain.models.loading.saving import save_policy
 from posttrain.models.policy import Policy
+from posttrain.options.dataset import DatasetOptions
 from posttrain.records import Example
 from posttrain.runs.curves import draw_curves
 from posttrain.runs.files import writing
@@ -94,15 +95,15 @@ def summary_of(state: SftState) -> dict[str, object]:
     }
 
 
-def last_lines(folder: Path, state: SftState, *, finished: bool) -> list[str]:
-    """The end of the output."""
-    folder = shown(folder)
+def last_lines(config: SftConfig, folder: Path, state: SftState, *, finished: bool) -> list[str]:
+    """The end of the output; rows have no measure beside their loss, so a model that has learned them is talked to."""
+    folder, rows = shown(folder), isinstance(config.task, DatasetOptions)
     if not finished:
         return [f"stopped after step {state.step}; go on with   {resume_command(folder, 'sft')}"]
     return [
         f"{result(state)} after {state.num_tokens / 1e6:.1f} M tokens",
         f"model        {folder / 'model'}",
-        f"measure it   posttrain eval {folder}",
+        f"talk to it   posttrain chat {folder}" if rows else f"measure it   posttrain eval {folder}",
     ]
 
 

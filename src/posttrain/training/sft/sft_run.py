@@ -257,7 +257,7 @@ def fit(
         if finished:
             write_model(session.policy, folder.path)
             summary = {**summary_of(trained.run), **source.summary()}
-        harness.end(summary, last_lines(folder.path, trained.run, finished=finished))
+        harness.end(summary, last_lines(session.config, folder.path, trained.run, finished=finished))
     return Run(folder=folder.path, summary=summary, interrupted=not finished)
 
 
