@@ -102,7 +102,16 @@ def test_a_dry_run_shows_the_plan_and_the_masks_and_makes_nothing(
     monkeypatch.chdir(place(tmp_path / "place"))
     rows = [{"prompt": "2+2=", "completion": "4"}, {"prompt": "=" * 60, "completion": "4"}]
     Path("rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    flags = ["--task.held-out-share", "0", "--task.chat", "--sft.long-rows", "skip", "--model.dtype", "bfloat16"]
+    flags = [
+        "--task.held-out-share",
+        "0",
+        "--task.prompt-format",
+        "chat",
+        "--sft.long-rows",
+        "skip",
+        "--model.dtype",
+        "bfloat16",
+    ]
     assert main(["sft", "recipe.yaml", "--dry-run", *flags]) == 0
     out = capsys.readouterr().out
     assert "model      model, 0.0" in out
@@ -110,7 +119,7 @@ def test_a_dry_run_shows_the_plan_and_the_masks_and_makes_nothing(
     assert "1 rows of" in out
     assert "1 too long and skipped: rows.jsonl:2" in out
     assert "steps      2: 2 epochs" in out
-    assert "<|im_start|>user\n2+2=<|im_end|>\n<|im_start|>assistant\n⟦4<|im_end|>⟧\n" in out
+    assert "<|im_start|>user\n2+2=<|im_end|>\n<|im_start|>assistant\n⟪4<|im_end|>⟫\n" in out
     assert not Path("run").exists()
     Path("rows.jsonl").write_text(json.dumps({"text": "=" * 200}) + "\n")
     assert main(["sft", "recipe.yaml", "--task.held-out-share", "0", "--sft.max-length", "500"]) == 2
@@ -125,7 +134,7 @@ def test_reinforcement_goes_on_from_what_was_learned(whole: Path, tmp_path: Path
     small = ["--rollout.prompts-per-step", "2", "--rollout.group-size", "2", "--rollout.max-completion-tokens", "8"]
     small += ["--evaluation.samples", "1", "--run.num-steps", "1", "--run.threads", "1", "--run.folder", "rl"]
     small += ["--update.tokens-per-microbatch", "128"]
-    task = ["--task.path", "rows.jsonl", "--task.chat", "--rewards", "reward.py:ends"]
+    task = ["--task.path", "rows.jsonl", "--task.prompt-format", "chat", "--rewards", "reward.py:ends"]
     ended = command("rl", "--model.path", whole / "run" / "model", *task, *small, folder=tmp_path)
     assert ended.code == 0, ended.err
     assert (tmp_path / "rl" / "model" / "model.safetensors").is_file()

@@ -46,29 +46,29 @@ def shown(found: RowExamples) -> list[str]:
 @pytest.mark.parametrize(
     ("row", "options", "expected"),
     [
-        ({"prompt": "2+2=", "completion": "4"}, {}, "2+2=⟦4<|im_end|>⟧"),
-        ({"prompt": "2+2=", "completion": "4"}, {"loss_on": "all"}, "2⟦+2=4<|im_end|>⟧"),
-        ({"text": "abc"}, {}, "a⟦bc<|im_end|>⟧"),
-        ({"text": "abc"}, {"loss_on": "completion"}, "a⟦bc<|im_end|>⟧"),
+        ({"prompt": "2+2=", "completion": "4"}, {}, "2+2=⟪4<|im_end|>⟫"),
+        ({"prompt": "2+2=", "completion": "4"}, {"loss_on": "all"}, "2⟪+2=4<|im_end|>⟫"),
+        ({"text": "abc"}, {}, "a⟪bc<|im_end|>⟫"),
+        ({"text": "abc"}, {"loss_on": "completion"}, "a⟪bc<|im_end|>⟫"),
         (
             {"messages": turns("a", "b", "c", "d")},
             {},
-            f"{ASKED}⟦b<|im_end|>⟧\n{AGAIN}⟦d<|im_end|>⟧",
+            f"{ASKED}⟪b<|im_end|>⟫\n{AGAIN}⟪d<|im_end|>⟫",
         ),
         (
             {"messages": turns("a", "b", "c", "d")},
             {"loss_on": "completion"},
-            f"{ASKED}b<|im_end|>\n{AGAIN}⟦d<|im_end|>⟧",
+            f"{ASKED}b<|im_end|>\n{AGAIN}⟪d<|im_end|>⟫",
         ),
         (
             {"messages": turns("a", "b")},
             {"loss_on": "all"},
-            "<|im_start|>⟦user\na<|im_end|>\n<|im_start|>assistant\nb<|im_end|>\n⟧",
+            "<|im_start|>⟪user\na<|im_end|>\n<|im_start|>assistant\nb<|im_end|>\n⟫",
         ),
         (
             {"prompt": turns("a", "b", "c"), "completion": [{"role": "assistant", "content": "d"}]},
             {},
-            f"{ASKED}b<|im_end|>\n{AGAIN}⟦d<|im_end|>⟧",
+            f"{ASKED}b<|im_end|>\n{AGAIN}⟪d<|im_end|>⟫",
         ),
     ],
 )
@@ -81,9 +81,17 @@ def test_a_row_of_each_format_is_learned_as_the_options_say(
 def test_the_task_says_how_a_plain_prompt_is_put() -> None:
     found = examples([{"prompt": "a", "completion": "b"}], task=replace(ALL, system="S"))
     start = "<|im_start|>system\nS<|im_end|>\n<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\n"
-    assert shown(found) == [f"{start}⟦b<|im_end|>⟧"]
+    assert shown(found) == [f"{start}⟪b<|im_end|>⟫"]
     talk = examples([{"messages": turns("a", "b")}], task=replace(ALL, system="S"))
-    assert shown(talk) == [f"{start}⟦b<|im_end|>⟧"]
+    assert shown(talk) == [f"{start}⟪b<|im_end|>⟫"]
+
+
+def test_without_a_template_a_prompt_is_text_and_a_conversation_is_refused() -> None:
+    plain = replace(ALL, prompt_format="plain")
+    row = {"prompt": turns("a"), "completion": [{"role": "assistant", "content": "b"}]}
+    assert shown(examples([row], task=plain)) == ["a⟪b<|im_end|>⟫"]
+    with pytest.raises(UserError, match=r"^rows:1: task.prompt_format = plain leaves out who speaks"):
+        examples([{"messages": turns("a", "b")}], task=plain)
 
 
 def test_turns_that_a_template_rewrites_can_be_rows_of_their_own() -> None:
@@ -91,10 +99,10 @@ def test_turns_that_a_template_rewrites_can_be_rows_of_their_own() -> None:
     with pytest.raises(UserError, match=r"^rows:1, message 1: .*sft.split_turns: true"):
         examples([row], template=THOUGHTLESS)
     found = examples([row], SftOptions(split_turns=True), template=THOUGHTLESS)
-    assert [text.count("⟦") for text in shown(found)] == [1, 1]
-    assert [text.rpartition("⟦")[2] for text in shown(found)] == [
-        "<think>a</think>2<|im_end|>⟧",
-        "<think>b</think>4<|im_end|>⟧",
+    assert [text.count("⟪") for text in shown(found)] == [1, 1]
+    assert [text.rpartition("⟪")[2] for text in shown(found)] == [
+        "<think>a</think>2<|im_end|>⟫",
+        "<think>b</think>4<|im_end|>⟫",
     ]
     assert "<think>a" not in shown(found)[1]
 
@@ -168,7 +176,7 @@ def test_equal_prompts_stay_on_one_side_whatever_is_said_to_them(tmp_path: Path)
     rows = [{"messages": turns(f"question {n % 20}", f"answer {n}")} for n in range(60)]
     found = examples(rows, task=DatasetOptions(held_out_share=0.3))
     sides = [
-        {marked(chat_tokenizer(), each.unpacked()).partition("⟦")[0] for each in part}
+        {marked(chat_tokenizer(), each.unpacked()).partition("⟪")[0] for each in part}
         for part in (found.trained, found.apart)
     ]
     assert all(sides)
@@ -189,6 +197,10 @@ def test_equal_prompts_stay_on_one_side_whatever_is_said_to_them(tmp_path: Path)
         ({"sft": {"eval_size": 3}}, "sft.eval_size = 3 is for demonstrations; of rows use task.held_out_size"),
         ({"demonstrator": {"max_tries": 1}}, "demonstrator: nothing is demonstrated"),
         ({"task": {"name": "dataset", "prefill": "<think>"}}, "task.prefill = '<think>' .* rows hold whole answers"),
+        (
+            {"task": {"name": "dataset", "last_assistant_message": "drop"}},
+            "task.last_assistant_message = drop is for prompts that are sampled from",
+        ),
         ({"task": {"name": "programs"}}, "task.name = programs: what is learned are rows"),
         ({"task": {"name": "countdown"}, "sft": {"long_rows": "cut"}}, "sft.long_rows = cut is for rows"),
         ({"sft": {"max_length": 1}}, "max_length = 1 leaves nothing to learn"),

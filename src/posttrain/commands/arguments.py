@@ -22,6 +22,8 @@ INTERRUPTED = 130
 
 BY_PATH = ("model",)
 """Sections of supervised runs whose `path` decides which other options they have."""
+TEMPLATE = ("model.chat_template", "model.template_options")
+"""How a model is spoken to: options of the commands that ask one."""
 MAY_CHANGE_ON_RESUME = ("run.num_steps", "run.time_limit_minutes", "run.early_stop_evaluations", "checkpoint")
 """How long a run goes on and what it keeps; all else is what made it the run that it is."""
 
@@ -99,8 +101,11 @@ def recipe_layers(recipes: Sequence[str]) -> list[RecipeLayer]:
 
 
 def model_layer(given: str) -> RecipeLayer:
-    """A model that is named by position, by its folder or by that of the run that trained it."""
-    path = given
+    """A model that is named by position, by its folder or by that of the run that trained it.
+
+    Of a run the options of its chat template too: the model is asked as it was trained.
+    """
+    path, trained = given, section_of_run(given, "model", ("template_options",))
     if is_run(given):
         path = str(Path(given) / "model")
         if not Path(path, "config.json").is_file():
@@ -108,7 +113,15 @@ def model_layer(given: str) -> RecipeLayer:
                 f"{given}: the folder of a run that has saved no model; it does so when it ends.  Go on with it by"
                 f" --resume {given}, or name the folder of a model."
             )
-    return RecipeLayer(where=COMMAND_LINE, sections={"model": {"path": path}})
+    return RecipeLayer(where=COMMAND_LINE, sections={"model": {"path": path, **trained}})
+
+
+def section_of_run(given: str, section: str, options: Sequence[str]) -> dict[str, Any]:
+    """What the recipe of a run says of some options of a section, those that it has; nothing where it is no run."""
+    if not is_run(given):
+        return {}
+    content = read_recipe(str(Path(given) / "config.yaml")).sections.get(section)
+    return {name: content[name] for name in options if name in content} if isinstance(content, dict) else {}
 
 
 def is_run(given: str) -> bool:
@@ -130,8 +143,8 @@ def layers_for_model(given: str, recipes: Sequence[str]) -> list[RecipeLayer]:
 
 
 def require_model(options: ModelOptions) -> None:
-    """Refuse a folder that is no model, or a device that is not there, before anything is loaded."""
-    options.require_folder()
+    """Refuse a folder that is no model, a missing file, or a device that is not there, before anything is loaded."""
+    options.require_files()
     if options.device == "cuda":
         from posttrain.models.loading.devices import chosen_device
 

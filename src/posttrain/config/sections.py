@@ -152,6 +152,11 @@ class SftConfig:
             )
         if self.demonstrator != Demonstrator():
             raise UserError("demonstrator: nothing is demonstrated where rows are learned.  Leave the section out.")
+        if task.last_assistant_message != "error":
+            raise UserError(
+                f"task.last_assistant_message = {task.last_assistant_message} is for prompts that are sampled from;"
+                " rows hold whole answers.  Leave it out."
+            )
         if task.prefill:
             raise UserError(
                 f"task.prefill = {task.prefill!r} is given to a model that is sampled; rows hold whole answers.  Leave"

@@ -1,6 +1,7 @@
 """Which model to load, and how: the `model` section of a recipe."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
@@ -22,9 +23,22 @@ class ModelOptions:
     then agree with the trainer's to about 1e-2 nats instead of 1e-5."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where the model lives; auto is cuda where there is one, else cpu."""
+    chat_template: str = ""
+    """File of a chat template, in Jinja, in place of the model's own; it is saved with the trained model."""
+    template_options: Mapping[str, object] = field(default_factory=dict)
+    """Arguments of the chat template, such as `{enable_thinking: false}`; one that it does not read is an error."""
+
+    def require_files(self) -> None:
+        """Fail early, before anything heavy is imported, when an option names nothing that can be loaded."""
+        self.require_folder()
+        if self.chat_template and not Path(self.chat_template).is_file():
+            raise UserError(
+                f"model.chat_template = {self.chat_template}: no such file.  Give the file of a Jinja template, such as"
+                " the chat_template.jinja of a model's folder; paths are relative to the folder you run in."
+            )
 
     def require_folder(self) -> None:
-        """Fail early, before anything heavy is imported, when `path` names nothing that can be loaded."""
+        """Refuse a `path` that names nothing that can be loaded."""
         if self.path == BUNDLED:
             return
         folder = Path(self.path)

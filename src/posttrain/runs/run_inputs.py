@@ -270,6 +270,7 @@ def named_files(config: Config) -> dict[str, RunInput]:
     elif isinstance(task, Mapping):
         paths["task.path"] = str(task["path"])
     paths |= {f"rewards[{index}].path": reward.path for index, reward in enumerate(config.rewards)}
+    paths["model.chat_template"] = config.model.chat_template
     paths["algorithm.path"] = str(config.algorithm.get("path", ""))
     found = {option: RunInput(path, digest_of(file_of(path))) for option, path in paths.items() if path}
     if config.model.path != BUNDLED:

@@ -1,7 +1,8 @@
 """A task of your own: prompts from the rows of a file or a list, rewards from your functions.
 
 **What the prompt looks like.**  The row's prompt column: text as it stands, or messages through the model's chat
-template.  The options put a system message before it and the beginning of the answer behind it.
+template, unless `prompt_format` has it all go through the template, or nothing.  The options put a system message
+before it and the beginning of the answer behind it.
 
 **What earns what.**  What the recipe's `rewards` say; they are given every column of the row but the prompt's.
 
@@ -27,6 +28,7 @@ from posttrain.options.dataset import DatasetOptions
 from posttrain.records import Prompt
 from posttrain.rewards.grading.function import RewardFunction
 from posttrain.tasks.base import Messages, PromptRenderer, Task
+from posttrain.tasks.prompt_content import prompt_content
 from posttrain.tasks.rows import MEMORY, DatasetRow, read_rows, require_column, rows_of
 
 LONG_ROWS = 64
@@ -118,22 +120,12 @@ def permutation(seed: int, purpose: str, index: int, num_rows: int) -> Int64[nda
 def content(row: DatasetRow, options: DatasetOptions) -> str | Messages:
     """The row's prompt as text or as messages."""
     given = row.columns[options.prompt_column]
-    if isinstance(given, str):
-        if not options.system and not options.chat:
-            return given
-        messages = [{"role": "user", "content": given}]
-    elif isinstance(given, list) and all(isinstance(message, Mapping) for message in given):
-        messages = given
-    else:
+    if not isinstance(given, str) and not (isinstance(given, list) and all(isinstance(m, Mapping) for m in given)):
         raise UserError(
             f"{row.where}: the column `{options.prompt_column}` must hold text or a list of messages, not"
             f" {str(given)[:80]!r} ({type(given).__name__})"
         )
-    if not options.system:
-        return messages
-    if any(message.get("role") == "system" for message in messages):
-        raise UserError(f"{row.where}: the prompt has a system message of its own; leave task.system out or remove it")
-    return [{"role": "system", "content": options.system}, *messages]
+    return prompt_content(given, options, row.where)
 
 
 def configured_rows(options: DatasetOptions) -> list[DatasetRow]:

@@ -12,6 +12,7 @@ from posttrain.runs.clock import Clock
 from posttrain.runs.folder import saved_recipe
 from posttrain.runs.guards import SameReward, SamplerGuard, UnscoredSteps
 from posttrain.runs.harness import Harness, HarnessOptions, require_resume
+from posttrain.runs.prompt_preview import Reader, first_step_lines
 from posttrain.runs.reports import EvaluationReport, Run, StepReport
 from posttrain.runs.run_folder import RunFolder, claim_folder
 from posttrain.runs.run_inputs import RunInputs, require_same_inputs
@@ -250,8 +251,11 @@ def go_on(session: Session, harness: Harness) -> list[str]:
     return notes
 
 
-def show_plan(config: Config, own: CallerObjects = NOTHING_BROUGHT) -> None:
-    """Print what a run would be, with the seconds of one step whose gradient is thrown away, and train nothing."""
+def show_plan(config: Config, own: CallerObjects = NOTHING_BROUGHT, *, show_prompts: int = 1) -> None:
+    """Print what a run would be, with the seconds of one step whose gradient is thrown away, and train nothing.
+
+    Of that step so many prompts are shown, each with a completion and its scores.
+    """
     with open_session(config, own) as session:
         config.require_use_for_reference(session.algorithm)
         require_room(session)
@@ -261,5 +265,12 @@ def show_plan(config: Config, own: CallerObjects = NOTHING_BROUGHT) -> None:
         collected = session.collector.collect(1, no_journal, clock)
         first, *_ = session.learner.batches(session.learner.credit(collected, clock), clock)
         session.learner.differentiate(first, clock)
-        for line in report.plan_lines(session, collected, clock.seconds, whole_step=True):
-            print(line)
+        plan = report.plan_lines(session, collected, clock.seconds, whole_step=True)
+        reader = Reader(
+            tokenizer=session.policy.tokenizer,
+            stop_ids=session.policy.stop_ids,
+            template_file="" if own.policy else config.model.chat_template,
+            template_options=config.model.template_options,
+        )
+        shown = first_step_lines(collected.groups, collected.grades, show_prompts, reader)
+        print("\n".join([*plan, "", *shown]))

@@ -220,7 +220,7 @@ def task_of(config: Config, own: CallerObjects, policy: Policy) -> Task:
         return require_task(own.task, "task")
     return load_task(
         config.task,
-        TokenizerRenderer(policy.tokenizer),
+        TokenizerRenderer(policy.tokenizer, template_options=config.model.template_options),
         seed=config.run.seed,
         prompts_per_step=config.rollout.prompts_per_step,
         rows=own.rows,
@@ -271,7 +271,7 @@ def inputs_of(config: Config, own: CallerObjects) -> RunInputs:
         objects["rows"] = rows_input(own.rows)
     unused = {"task.path"} if own.rows is not None else set()
     unused |= {"task.path", "task.held_out_path"} if own.task is not None else set()
-    unused |= {"model.path"} if own.policy is not None else set()
+    unused |= {"model.path", "model.chat_template"} if own.policy is not None else set()
     unused |= {"algorithm.path"} if own.algorithm is not None else set()
     return RunInputs(objects=objects, files={k: v for k, v in named_files(config).items() if k not in unused})
 

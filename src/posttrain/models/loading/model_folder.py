@@ -9,6 +9,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from posttrain.errors import UserError
+from posttrain.models.loading.chat_template import with_chat_template
 from posttrain.models.loading.construction import without_progress_bars
 from posttrain.models.loading.devices import chosen_device
 from posttrain.models.policy import Policy, as_policy
@@ -17,7 +18,7 @@ from posttrain.options.model import BUNDLED, ModelOptions
 
 def load_policy(options: ModelOptions) -> Policy:
     """Load a model folder.  Raises UserError where it is missing or holds no causal language model."""
-    options.require_folder()
+    options.require_files()
     device = chosen_device(options.device)
     folder = bundled_folder() if options.path == BUNDLED else Path(options.path)
     try:
@@ -32,7 +33,8 @@ def load_policy(options: ModelOptions) -> Policy:
             "  The folder needs config.json, model.safetensors, tokenizer.json and tokenizer_config.json."
         ) from error
     cast(torch.nn.Module, model).to(device)
-    return replace(as_policy(model, tokenizer, dtype=options.dtype), stored_dtype=stored)
+    tokenizer_as_asked = with_chat_template(tokenizer, options.chat_template)
+    return replace(as_policy(model, tokenizer_as_asked, dtype=options.dtype), stored_dtype=stored)
 
 
 def bundled_folder() -> Path:

@@ -7,10 +7,11 @@ from typing import Any
 
 from posttrain.errors import UserError
 from posttrain.models.conversation_masks import ASSISTANT, Dialogue, Masking, trimmed
+from posttrain.models.messages import BETWEEN_MESSAGES
 from posttrain.options.dataset import DatasetOptions
 from posttrain.options.training import SftOptions
 from posttrain.records import Example
-from posttrain.tasks.dataset import content
+from posttrain.tasks.prompt_content import prompt_content
 from posttrain.tasks.row_formats import CompletionRow, ConversationRow, RowFormat, formatted, told_format
 from posttrain.tasks.rows import DatasetRow
 
@@ -93,20 +94,25 @@ class ExampleMaker:
         if isinstance(row, TextRow):
             return [self.masking.text(self.masking.renderer.render(row.text, id=row.where))]
         if isinstance(row, ConversationRow):
-            messages = self.given(row.where, [*row.messages])
-            assert not isinstance(messages, str)
-            return self.of_conversation(Dialogue(where=row.where, messages=messages))
-        given, answer = self.given(row.where, row.prompt), row.completion
+            return self.of_conversation(Dialogue(where=row.where, messages=self.with_system(row)))
+        given, answer = prompt_content(as_list(row.prompt), self.task, row.where), row.completion
         if isinstance(given, str):
-            assert isinstance(answer, str), "text where the prompt is text"
-            return [self.of_text(self.masking.completion(self.masking.renderer.render(given, id=row.where), answer))]
-        said = [{"role": ASSISTANT, "content": answer}] if isinstance(answer, str) else [*answer]
-        return self.of_conversation(Dialogue(where=row.where, messages=[*given, *said], num_given=len(given)))
+            said = answer if isinstance(answer, str) else BETWEEN_MESSAGES.join(str(each["content"]) for each in answer)
+            return [self.of_text(self.masking.completion(self.masking.renderer.render(given, id=row.where), said))]
+        turns = [{"role": ASSISTANT, "content": answer}] if isinstance(answer, str) else [*answer]
+        return self.of_conversation(Dialogue(where=row.where, messages=[*given, *turns], num_given=len(given)))
 
-    def given(self, where: str, prompt: Any) -> str | Sequence[Mapping[str, Any]]:
-        """A prompt, or a whole conversation, as the options of the task have it."""
-        given = prompt if isinstance(prompt, str) else [*prompt]
-        return content(DatasetRow(where, {self.task.prompt_column: given}), self.task)
+    def with_system(self, row: ConversationRow) -> list[Mapping[str, Any]]:
+        """A conversation with the system message of the task, if there is one."""
+        if self.task.prompt_format == "plain":
+            raise UserError(
+                f"{row.where}: task.prompt_format = plain leaves out who speaks, so that turns cannot be told apart."
+                "  Leave it out, or give `prompt` and `completion`."
+            )
+        before = next((i for i, message in enumerate(row.messages) if message["role"] == ASSISTANT), 0)
+        opening = prompt_content([*row.messages[:before]], self.task, row.where) if before else []
+        assert not isinstance(opening, str)
+        return [*opening, *row.messages[before:]]
 
     def of_text(self, example: Example) -> Example:
         """The example of a plain completion, or all of it."""
@@ -147,6 +153,11 @@ class ExampleMaker:
                 f"sft.max_length: {len(self.too_long)} rows are longer than {self.longest} tokens: {rows}.  Use a"
                 " larger one if the model's context allows it, or sft.long_rows = skip or cut."
             )
+
+
+def as_list(prompt: Any) -> str | list[Mapping[str, Any]]:
+    """Text, or messages in a list."""
+    return prompt if isinstance(prompt, str) else [*prompt]
 
 
 def named(rows: Sequence[str]) -> str:

@@ -16,7 +16,7 @@ from posttrain.runs.folder import resume_command, shown
 from posttrain.runs.summary import peak_memory_bytes, versions
 from posttrain.training.sft.sft_state import SftState
 
-LEARNED = "⟦", "⟧"
+LEARNED = "⟪", "⟫"
 """Around tokens that are learned, where an example is shown."""
 SHOWN_CHARACTERS = 400
 """Of each part of an example that is shown."""
@@ -46,7 +46,7 @@ def sft_plan_lines(
 
 
 def marked(tokenizer: PreTrainedTokenizerBase, example: Example) -> str:
-    """An example as text, special tokens too, with ⟦what is learned⟧ marked; long parts lose their middle."""
+    """An example as text, special tokens too, with ⟪what is learned⟫ marked; long parts lose their middle."""
     parts: list[tuple[bool, list[int]]] = []
     for token, learned in zip(example.tokens, example.learned, strict=True):
         if not parts or parts[-1][0] != learned:

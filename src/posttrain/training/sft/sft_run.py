@@ -183,7 +183,8 @@ def with_stop_token(policy: Policy, text: str) -> Policy:
 
 def example_source(config: SftConfig, policy: Policy, rows: Sequence[Mapping[str, object]] | None) -> ExampleSource:
     """The rows of the recipe, or of the caller, or the demonstrations of its task."""
-    renderer = TokenizerRenderer(policy.tokenizer)
+    options = config.model.template_options if isinstance(config.model, ModelOptions) else {}
+    renderer = TokenizerRenderer(policy.tokenizer, template_options=options)
     if isinstance(config.task, DatasetOptions):
         return row_examples(
             Masking(renderer=renderer, stop_ids=policy.stop_ids),
@@ -213,8 +214,12 @@ def inputs_of_sft(config: SftConfig, policy: Policy | None, rows: Sequence[Mappi
     if policy is not None:
         count = sum(each.numel() for each in policy.model.parameters())
         objects["policy"] = RunInput(f"{class_name(policy.model)} of {count} parameters")
-    elif isinstance(config.model, ModelOptions) and config.model.path != BUNDLED:
-        files["model.path"] = RunInput(config.model.path, model_digest(Path(config.model.path)))
+    elif isinstance(config.model, ModelOptions):
+        path, template = config.model.path, config.model.chat_template
+        if path != BUNDLED:
+            files["model.path"] = RunInput(path, model_digest(Path(path)))
+        if template:
+            files["model.chat_template"] = RunInput(template, digest_of(Path(template)))
     if isinstance(config.task, DatasetOptions):
         paths = {
             "task.path": "" if rows is not None else config.task.path,
