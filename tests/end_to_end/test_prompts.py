@@ -81,6 +81,13 @@ def test_a_model_without_a_template_is_pointed_to_plain_text(options: Mapping[st
     assert rendered("hi", template=None, **{**options, "prompt_format": "plain"}).text.endswith("hi")
 
 
+def test_content_in_parts_is_measured_and_cut_as_the_text_that_it_is() -> None:
+    parts = [{"role": "user", "content": [{"type": "text", "text": "word " * 40}, {"type": "text", "text": "end"}]}]
+    made = rendered(parts, max_prompt_tokens=30, over_long="cut_left")
+    assert len(made.tokens) <= 30
+    assert made.text.endswith("word end\nassistant: ")
+
+
 def test_a_last_message_of_the_assistants_is_asked_about_and_is_what_is_said_of_it() -> None:
     with pytest.raises(UserError, match=r"rows:1: the last message is the assistant's: '42'.*`drop`.*`prefill`"):
         rendered([USER, SAID])

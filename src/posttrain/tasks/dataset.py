@@ -22,6 +22,7 @@ from itertools import chain
 from pathlib import Path
 
 from posttrain.errors import UserError
+from posttrain.models.messages import checked_messages
 from posttrain.options.dataset import DatasetOptions
 from posttrain.records import Prompt
 from posttrain.rewards.grading.function import RewardFunction
@@ -202,10 +203,10 @@ def counted(number: int, noun: str) -> str:
 
 
 def prompt_of(row: DatasetRow, column: str) -> str | Messages:
-    """A row's prompt, which is known to be one."""
+    """A row's prompt, which is known to be one; the content of its messages is text."""
     prompt = row.columns[column]
     assert isinstance(prompt, str | Sequence)
-    return prompt
+    return prompt if isinstance(prompt, str) else checked_messages(prompt, row.where)
 
 
 def require_messages(row: DatasetRow, prompt: str | Messages) -> None:
