@@ -103,7 +103,7 @@ def test_a_hub_that_cannot_be_reached_is_one_message_with_the_remedy(monkeypatch
 
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")  # where nobody listens
     pytest.importorskip("datasets")
-    with pytest.raises(RunError, match=r"nobody/rows: is no file or folder here, .* `hf download nobody/rows"):
+    with pytest.raises(RunError, match=r"nobody/rows: is no file or folder here, .* `hf download` brings the files of"):
         read_rows("nobody/rows")
     monkeypatch.setattr("posttrain.tasks.row_files.tables.find_spec", lambda name: None)
     with pytest.raises(UserError, match=r"install the extra: `pip install posttrain\[data\]`"):
