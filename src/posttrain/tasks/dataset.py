@@ -61,6 +61,8 @@ class DatasetTask(Task):
         self.bad = BadRows(options.skip_bad_rows)
         self.too_long: list[str] = []
         """Places of the rows that are left out, or whose prompts are cut, for their length."""
+        self.found = ""
+        """Where the prompts are, if in no column of their own."""
         self.names = source_names(options) if rows is None else []
         everything = self.usable(
             configured_rows(options, self.bad) if rows is None else rows_of(rows, MEMORY, self.bad)
@@ -76,7 +78,9 @@ class DatasetTask(Task):
 
     def usable(self, rows: Sequence[DatasetRow]) -> list[DatasetRow]:
         """The rows as the task takes them, the bad ones counted: a fault in any row shows now, not in step 900."""
-        kept, with_prompt = [], prompt_reader(rows, self.options)
+        kept = []
+        with_prompt, found = prompt_reader(rows, self.options)
+        self.found = self.found or found
         for row in rows:
             try:
                 ready = with_prompt(self.prepared(row))
@@ -171,6 +175,11 @@ class DatasetTask(Task):
         notes = [
             f"{counted(len(self.training_rows), 'row')} to train on" + (f": {', '.join(shares)}" if shares else "")
         ]
+        if self.found:
+            notes.append(self.found)
+        prompts = (role_shape(row.columns[self.options.prompt_column]) for row in self.training_rows)
+        if begun := sum(roles[-1:] == ("assistant",) for roles in prompts):
+            notes.append(f"of {counted(begun, 'prompt')} the last message is the assistant's, which begins the answer")
         if self.too_long:
             done = "left out" if self.options.over_long == "skip" else "cut from their beginning"
             more = f" and {len(self.too_long) - PLACES} more" if len(self.too_long) > PLACES else ""
@@ -226,16 +235,21 @@ def require_messages(row: DatasetRow, prompt: str | Messages) -> None:
             )
 
 
-def prompt_reader(rows: Sequence[DatasetRow], options: DatasetOptions) -> Callable[[DatasetRow], DatasetRow]:
-    """What finds the prompt of a row: in its column, in `messages`, or in what `chosen` and `rejected` begin with."""
+def prompt_reader(
+    rows: Sequence[DatasetRow], options: DatasetOptions
+) -> tuple[Callable[[DatasetRow], DatasetRow], str]:
+    """What finds the prompt of a row in its column, in `messages`, or in `chosen` and `rejected`; and where that is."""
     column = options.prompt_column
-    if column != DatasetOptions.prompt_column or any(column in row.columns for row in rows):
-        return lambda row: row
-    if any(RowFormat.MESSAGES in row.columns for row in rows):
-        return lambda row: DatasetRow(row.where, {**row.columns, column: question_of(row)})
-    if any({"chosen", "rejected"} <= row.columns.keys() for row in rows):
-        return lambda row: DatasetRow(row.where, {**row.columns, column: common_question_of(row)})
-    return lambda row: row
+
+    def with_prompt(find: Callable[[DatasetRow], object]) -> Callable[[DatasetRow], DatasetRow]:
+        return lambda row: DatasetRow(row.where, {**row.columns, column: find(row)})
+
+    own = column != DatasetOptions.prompt_column or any(column in row.columns for row in rows)
+    if not own and any(RowFormat.MESSAGES in row.columns for row in rows):
+        return with_prompt(question_of), "prompts are `messages` without the assistant's last turn"
+    if not own and any({"chosen", "rejected"} <= row.columns.keys() for row in rows):
+        return with_prompt(common_question_of), "prompts are what `chosen` and `rejected` begin with"
+    return (lambda row: row), ""
 
 
 def question_of(row: DatasetRow) -> list[Mapping[str, object]]:
