@@ -7,15 +7,18 @@ stream of uniform numbers, so neither batch-mates nor their order nor `max_rows`
 
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
+from posttrain.errors import UserError
 from posttrain.generation.decoder_steps import DecoderSteps
 from posttrain.generation.decoding_rows import PendingPrompt, Rows
 from posttrain.generation.engine import require_room_for
-from posttrain.generation.model_steps import ModelSteps
+from posttrain.generation.plain.model_steps import ModelSteps
+from posttrain.generation.plain.recomputed_steps import RecomputedSteps
 from posttrain.generation.request import Request
 from posttrain.generation.static import StaticSteps
 from posttrain.generation.stepping import Steps
@@ -38,7 +41,7 @@ class InProcessEngine:
         self.policy = policy
         self.max_rows = max_rows
         self.weights_version = 0
-        self._steps: Steps | None = None
+        self._steps: Steps[Any] | None = None
 
     @property
     def tokenizer(self) -> PreTrainedTokenizerBase:
@@ -71,6 +74,7 @@ class InProcessEngine:
         if self._steps is None:
             self._steps = steps_for(self.policy)
         steps = self._steps
+        require_known_tokens(prompts, self.policy)
         limits = [min(request.max_completion_tokens, require_room_for(prompt, self)) for prompt in prompts]
         found: list[list[Rollout]] = [[] for _ in prompts]
         steps.refresh()
@@ -139,8 +143,21 @@ class Schedule:
         self.rows.add(starting)
 
 
-def steps_for(policy: Policy) -> Steps:
+def require_known_tokens(prompts: Sequence[Prompt], policy: Policy) -> None:
+    """Refuse prompts with a token that the model has no embedding for: its tokenizer knows more than it does."""
+    rows = len(cast(nn.Embedding, policy.model.get_input_embeddings()).weight)
+    for prompt in prompts:
+        last = max(prompt.tokens)
+        if last >= rows:
+            raise UserError(
+                f"prompt {prompt.id}: the tokenizer's token {last} ({policy.tokenizer.decode([last])!r}) has no row in"
+                f" the model's embedding, which has {rows}.  Leave that text out of the prompt, or give the model the"
+                " tokenizer that it was trained with."
+            )
+
+
+def steps_for(policy: Policy) -> Steps[Any]:
     """Steps through the policy's own kind of forward pass; those of the shared-prompt one are captured on CUDA."""
     if not isinstance(policy.forward, SharedPromptForward):
-        return ModelSteps(policy)
+        return ModelSteps(policy) if policy.cache_refusal is None else RecomputedSteps(policy)
     return StaticSteps(policy) if policy.device.type == "cuda" else DecoderSteps(policy)

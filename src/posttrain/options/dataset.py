@@ -21,12 +21,17 @@ class DatasetOptions(RowSourceOptions):
     weight: 1}]`; each row says in a column `source` which it is of, and rewards are told apart by it."""
     prompt_column: str = "prompt"
     """Column with the prompt: text, or a list of messages with `role` and `content`."""
+    prompt_format: Literal["auto", "plain", "chat"] = "auto"
+    """`auto`: text as it stands, and lists of messages through the model's chat template.  `chat`: text too, as a
+    user's message.  `plain`: without a template; of messages the contents, an empty line between two, without roles."""
     system: str = ""
-    """System message before every prompt; makes conversations of plain prompts."""
-    chat: bool = False
-    """Put plain prompts to the model as a user's message, through its chat template, and not as bare text."""
+    """System message before every prompt.  It makes conversations of text, but with `prompt_format: plain`, where it
+    stands above the text with an empty line between."""
     prefill: str = ""
-    """Beginning of every answer, given in the prompt, such as `<think>`."""
+    """Beginning of every answer, given in the prompt and read by the rewards, such as `<think>`."""
+    last_assistant_message: Literal["error", "prefill", "drop"] = "error"
+    """What a last message of the assistant's is: nothing that may be there, the beginning of the answer (before
+    `prefill`), or an answer that is left out, as in rows for supervised training."""
     over_long: Literal["error", "skip", "cut_left"] = "error"
     """What to do with a prompt of more tokens than allowed: refuse it as a bad row, leave the row out, or cut the
     prompt from its beginning; of messages the oldest turns go first, the system message stays, and the last is cut if
@@ -57,6 +62,8 @@ class DatasetOptions(RowSourceOptions):
         some = self.max_prompt_tokens is None or self.max_prompt_tokens >= 1
         require(some, self, "max_prompt_tokens", "leaves no prompt; use >= 1, or null")
         require(self.prompt_column != "", self, "prompt_column", "names no column; the usual name is `prompt`")
+        both = (self.prompt_format, self.last_assistant_message) == ("plain", "prefill")
+        require(not both, self, "last_assistant_message", "needs a chat template, and prompt_format is plain; use drop")
         require(0 <= self.held_out_share < 1, self, "held_out_share", "must be at least 0 and below 1, such as 0.1")
         require(self.held_out_size >= 1, self, "held_out_size", "leaves nothing to evaluate on; use >= 1")
 

@@ -1,7 +1,8 @@
 """A task of your own: prompts from the rows of a file or a list, rewards from your functions.
 
 **What the prompt looks like.**  The row's prompt column: text as it stands, or messages through the model's chat
-template.  The options put a system message before it and the beginning of the answer behind it.
+template, unless `prompt_format` has it all go through the template, or nothing.  The options put a system message
+before it and the beginning of the answer behind it.
 
 **What earns what.**  What the recipe's `rewards` say; they are given every column of the row but the prompt's.
 
@@ -26,6 +27,7 @@ from posttrain.records import Prompt
 from posttrain.rewards.grading.function import RewardFunction
 from posttrain.tasks.base import Messages, PromptRenderer, Task
 from posttrain.tasks.draw_order import DrawOrder, quotas_of
+from posttrain.tasks.prompt_content import prompt_content
 from posttrain.tasks.prompt_lengths import LengthLimit, role_shape
 from posttrain.tasks.row_formats import RowFormat, conversation_row, preference_row
 from posttrain.tasks.rows import MEMORY, BadRows, DatasetRow, missing_column, read_rows, rows_of
@@ -195,22 +197,12 @@ class DatasetTask(Task):
 def content(row: DatasetRow, options: DatasetOptions) -> str | Messages:
     """The row's prompt as text or as messages."""
     given = row.columns[options.prompt_column]
-    if isinstance(given, str):
-        if not options.system and not options.chat:
-            return given
-        messages = [{"role": "user", "content": given}]
-    elif isinstance(given, list) and all(isinstance(message, Mapping) for message in given):
-        messages = given
-    else:
+    if not isinstance(given, str) and not (isinstance(given, list) and all(isinstance(m, Mapping) for m in given)):
         raise UserError(
             f"{row.where}: the column `{options.prompt_column}` must hold text or a list of messages, not"
             f" {str(given)[:80]!r} ({type(given).__name__})"
         )
-    if not options.system:
-        return messages
-    if any(message.get("role") == "system" for message in messages):
-        raise UserError(f"{row.where}: the prompt has a system message of its own; leave task.system out or remove it")
-    return [{"role": "system", "content": options.system}, *messages]
+    return prompt_content(given, options, row.where)
 
 
 def counted(number: int, noun: str) -> str:

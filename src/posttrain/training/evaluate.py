@@ -48,7 +48,7 @@ def evaluate(
         rows=rows,
         held_out_rows=held_out_rows,
     )
-    with open_session(config, own) as session:
+    with open_session(config, own, inference=True) as session:
         session.load_weights()
         questions, samples = session.questions(), config.evaluation.samples
         if progress is None:

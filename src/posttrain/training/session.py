@@ -9,7 +9,7 @@ from posttrain.algorithms.table import Algorithm, build_algorithm
 from posttrain.config import Config
 from posttrain.errors import RunError, UserError
 from posttrain.generation.engine import Engine, require_engine, require_room_for
-from posttrain.generation.parity import PROMPT_TOKENS, engine_in_parity
+from posttrain.generation.parity import engine_in_parity
 from posttrain.models.loading.model_folder import load_policy
 from posttrain.models.policy import Policy
 from posttrain.models.rendering import TokenizerRenderer
@@ -100,6 +100,8 @@ class Session:
     learner: Learner
     trained: TrainedByReward
     """The learner with the counters of its run."""
+    longest_prompt_tokens: int = 0
+    """Of all prompts that are known; found by `require_room`."""
     held_out: Questions | None = None
     """Made when first asked for."""
 
@@ -147,13 +149,13 @@ class Session:
         return self.held_out
 
 
-def open_session(config: Config, own: CallerObjects = NOTHING_BROUGHT) -> Session:
-    """Load the model and make everything else, but for what the caller brings."""
+def open_session(config: Config, own: CallerObjects = NOTHING_BROUGHT, *, inference: bool = False) -> Session:
+    """Load the model and make everything else, but for what the caller brings; `inference` trains nothing."""
     require_training_by_reward(config)
     with ExitStack() as opened:
         threads = opened.enter_context(claim_threads(config.run.threads))
         resources = opened.enter_context(Resources(config.sandbox))
-        session = assembled(config, own, resources, threads)
+        session = assembled(config, own, resources, threads, inference=inference)
         opened.pop_all()  # from here on it is the session that closes them
     return session
 
@@ -165,14 +167,17 @@ def require_training_by_reward(config: object) -> None:
         raise UserError(f"config: a {kind} is given, and a Config is needed, such as load_recipe() makes.")
 
 
-def assembled(config: Config, own: CallerObjects, resources: Resources, threads: ThreadClaim) -> Session:
+def assembled(
+    config: Config, own: CallerObjects, resources: Resources, threads: ThreadClaim, *, inference: bool
+) -> Session:
     """A session of these parts and of what the config describes."""
-    policy = own.policy or load_policy(config.model)
+    policy = own.policy or load_policy(config.model, seed=config.run.seed, inference=inference)
     policy.require_as_made()
     task = task_of(config, own, policy)
     algorithm = own.algorithm or build_algorithm(config.algorithm)
     if own.engine is None:
-        longest = config.rollout.max_completion_tokens + PROMPT_TOKENS
+        prompt_tokens = max((len(prompt.tokens) for prompt in longest_prompts(task)), default=0)
+        longest = config.rollout.max_completion_tokens + prompt_tokens
         tried = engine_in_parity(policy, max_rows=config.rollout.max_rows, longest=longest)
         engine, policy = cast(Engine, tried), tried.policy
     else:
@@ -225,7 +230,7 @@ def task_of(config: Config, own: CallerObjects, policy: Policy) -> Task:
         return require_task(own.task, "task")
     return load_task(
         with_longest_prompt(config, policy),
-        TokenizerRenderer(policy.tokenizer),
+        TokenizerRenderer(policy.tokenizer, template_options=config.model.template_options),
         seed=config.run.seed,
         prompts_per_step=config.rollout.prompts_per_step,
         rows=own.rows,
@@ -295,7 +300,7 @@ def inputs_of(config: Config, own: CallerObjects) -> RunInputs:
     unused = ["task.path", "task.sources"] if own.rows is not None else []
     unused += ["task.held_out_path"] if own.held_out_rows is not None else []
     unused += ["task."] if own.task is not None else []
-    unused += ["model.path"] if own.policy is not None else []
+    unused += ["model.path", "model.chat_template"] if own.policy is not None else []
     unused += ["algorithm.path"] if own.algorithm is not None else []
     files = {name: each for name, each in named_files(config).items() if not name.startswith(tuple(unused))}
     return RunInputs(objects=objects, files=files)
@@ -331,4 +336,5 @@ def require_room(session: Session) -> None:
     prompts = [*longest_prompts(session.task), *session.questions().prompts]
     for prompt in prompts:
         require_room_for(prompt, session.engine)
-    session.config.require_room(max(len(prompt.tokens) for prompt in prompts))
+    session.longest_prompt_tokens = max(len(prompt.tokens) for prompt in prompts)
+    session.config.require_room(session.longest_prompt_tokens)
