@@ -88,7 +88,7 @@ class DatasetTask(Task):
                 ready = with_prompt(self.prepared(row))
                 if problem := missing_column(ready, self.options.prompt_column):
                     raise UserError(problem)
-                require_messages(ready, content(ready, self.options))
+                content(ready, self.options)
             except UserError as error:
                 self.bad.add(str(error))
                 continue
@@ -106,24 +106,23 @@ class DatasetTask(Task):
 
     def row_of_length(self, row: DatasetRow, limit: LengthLimit) -> DatasetRow | None:
         """The row, or with its prompt cut; None where it is left out."""
-        column = self.options.prompt_column
+        column, over_long = self.options.prompt_column, self.options.over_long
         given = prompt_of(row, column)
-        tokens = limit.exceeded(given)
-        if not tokens:
-            return row
-        if self.options.over_long == "error":
-            self.bad.add(
-                f"{row.where}: the prompt has {tokens} tokens, and task.max_prompt_tokens = {limit.limit}. Shorten it,"
-                " or have such rows left out or cut: task.over_long = skip or cut_left."
-            )
+        try:
+            tokens = limit.exceeded(given)
+            if not tokens:
+                return row
+            if over_long == "error":
+                raise UserError(
+                    f"the prompt has {tokens} tokens, and task.max_prompt_tokens = {limit.limit}. Shorten it, or have"
+                    " such rows left out or cut: task.over_long = skip or cut_left."
+                )
+            kept = DatasetRow(row.where, {**row.columns, column: limit.cut(given)}) if over_long == "cut_left" else None
+        except UserError as error:
+            self.bad.add(f"{row.where}: {error}")
             return None
         self.too_long.append(row.where)
-        if self.options.over_long == "skip":
-            return None
-        try:
-            return DatasetRow(row.where, {**row.columns, column: limit.cut(given)})
-        except UserError as error:
-            raise UserError(f"{row.where}: {error}") from None
+        return kept
 
     def num_tokens(self, prompt: str | Messages) -> int:
         """Tokens that the policy sees of a prompt."""
@@ -179,8 +178,9 @@ class DatasetTask(Task):
         ]
         if self.found:
             notes.append(self.found)
-        prompts = (role_shape(row.columns[self.options.prompt_column]) for row in self.training_rows)
-        if begun := sum(roles[-1:] == ("assistant",) for roles in prompts):
+        if self.options.last_assistant_message == "prefill":
+            prompts = (role_shape(row.columns[self.options.prompt_column]) for row in self.training_rows)
+            begun = sum(roles[-1:] == ("assistant",) for roles in prompts)
             notes.append(f"of {counted(begun, 'prompt')} the last message is the assistant's, which begins the answer")
         if self.too_long:
             done = "left out" if self.options.over_long == "skip" else "cut from their beginning"
@@ -215,16 +215,6 @@ def prompt_of(row: DatasetRow, column: str) -> str | Messages:
     prompt = row.columns[column]
     assert isinstance(prompt, str | Sequence)
     return prompt
-
-
-def require_messages(row: DatasetRow, prompt: str | Messages) -> None:
-    """Refuse messages without a role and a text: the renderer would, when it comes to them."""
-    for number, message in enumerate(() if isinstance(prompt, str) else prompt):
-        if not all(isinstance(message.get(key), str) for key in ("role", "content")):
-            raise UserError(
-                f"{row.where}: message {number} of the prompt: {str(message)[:80]!r} must have the texts `role` and"
-                ' `content`, such as {"role": "user", "content": "…"}'
-            )
 
 
 def prompt_reader(
