@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from posttrain.commands.arguments import configured, layers_for_model, require_model, split_arguments
+from posttrain.commands.arguments import LOADING, configured, layers_for_model, require_model, split_arguments
 from posttrain.commands.flags import CommandSpec
 from posttrain.config import Config
 from posttrain.errors import UserError
@@ -26,8 +26,7 @@ PROGRAM = CommandSpec(
     " greedily, with 95% intervals over problems.  A run is measured by its own recipe where none is named.",
     switches=EvaluateSwitches(),
     only=(
-        "model.dtype",
-        "model.device",
+        *LOADING,
         "task",
         "rewards",
         "rollout.max_completion_tokens",

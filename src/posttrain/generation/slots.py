@@ -1,8 +1,12 @@
 """Cached keys and values of the rows that are being decoded: one slot a row, filled from the left."""
 
+from collections.abc import Sequence
+
 import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor
+
+from posttrain.models.shared_prompt.attention import in_sight
 
 BLOCK = 64
 """Slots grow by this many tokens at a time."""
@@ -34,8 +38,15 @@ class KeyValueSlots:
         """Let go of all rows and keep the room."""
         self.lengths = self.lengths[:0]
 
-    def add(self, cached: Float[Tensor, "two layer row kv_heads time width"], lengths: Int64[Tensor, " row"]) -> None:
-        """Append rows whose first `lengths` tokens are cached already; later columns are padding."""
+    def add(self, cached: Sequence[Tensor], lengths: Int64[Tensor, " row"]) -> None:
+        """Append rows whose first `lengths` tokens are cached already; later columns are padding.
+
+        All layers are one tensor, [row two layer kv_heads time width].
+        """
+        (rows_first,) = cached
+        self._add(rows_first.movedim(0, 2), lengths)
+
+    def _add(self, cached: Float[Tensor, "two layer row kv_heads time width"], lengths: Int64[Tensor, " row"]) -> None:
         before = self.num_rows
         self.lengths = torch.cat([self.lengths.to(lengths.device), lengths])
         longest = int(self.lengths.max())
@@ -63,9 +74,9 @@ class KeyValueSlots:
         """Count the token that every layer has written."""
         self.lengths = self.lengths + 1
 
-    def visible(self) -> Bool[Tensor, "row time"]:
-        """Which cached tokens each row sees during a step: its own, the one being written included."""
-        return torch.arange(self._width, device=self.lengths.device) <= self.lengths[:, None]
+    def visible(self, window: int | None = None) -> Bool[Tensor, "row time"]:
+        """Which cached tokens each row sees during a step: its last `window`, or all, with the one being written."""
+        return in_sight(self.lengths[:, None], torch.arange(self._width, device=self.lengths.device), window)
 
     def write(
         self, layer: int, key: Float[Tensor, "row kv_heads width"], value: Float[Tensor, "row kv_heads width"]

@@ -6,6 +6,7 @@ from typing import cast
 import torch
 from torch import nn
 
+from posttrain.models.context import changes_at, own_context
 from posttrain.models.policy import Policy
 from posttrain.models.recomputation import is_recomputing
 from posttrain.models.rendering import opening_tokens
@@ -27,6 +28,8 @@ def model_lines(policy: Policy, name: str) -> list[str]:
     lines = [f"model      {name}, {total / 1e6:.2f} M parameters{part}, {arithmetic}"]
     if policy.forward_reason is not None:
         lines.append(f"           by the model's own forward pass: {policy.forward_reason}")
+    if policy.cache_refusal is not None:
+        lines.append(f"           sampled without a cache, whole rows again for every token: {policy.cache_refusal}")
     return lines
 
 
@@ -42,8 +45,6 @@ def unused_options(policy: Policy, options: ModelOptions) -> Iterator[str]:
             f"attn_implementation = {options.attn_implementation} is not used: the shared-prompt forward pass has"
             " its own attention"
         )
-    if policy.context is not None and policy.context > policy.max_positions:
-        yield f"context = {policy.context} is more than the model allows, {policy.max_positions}"
 
 
 def weight_lines(policy: Policy) -> list[str]:
@@ -58,11 +59,11 @@ def weight_lines(policy: Policy) -> list[str]:
 
 def context_lines(policy: Policy) -> list[str]:
     """Tokens that prompt and completion may have together, and what bounds them."""
-    known = (("positions", "max_position_embeddings"), ("window", "sliding_window"))
-    values = {name: getattr(policy.model.config, key, None) for name, key in known}  # families differ in what they have
-    bounds = [f"{name} {value}" for name, value in values.items() if value is not None]
+    own, windows = own_context(policy.model.config), changes_at(policy.model.config)
+    bounds = [] if own is None else [f"the model's own {own}"]
+    bounds += [f"some layers look back {window}" for window in windows]
     asked = [] if policy.context is None else [f"asked for {policy.context}"]
-    return [f"context    {policy.max_positions} tokens ({', '.join([*bounds, *asked]) or 'no bound of its own'})"]
+    return [f"context    {policy.max_positions} tokens ({', '.join([*bounds, *asked])})"]
 
 
 def tokenizer_lines(policy: Policy) -> list[str]:

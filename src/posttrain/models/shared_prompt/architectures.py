@@ -9,14 +9,17 @@ from collections.abc import Iterator
 
 from torch import nn
 from transformers import PreTrainedModel
-from transformers.activations import SiLUActivation
+from transformers.activations import GELUTanh, SiLUActivation
 
-FAMILIES = {"llama": "Llama", "qwen2": "Qwen2", "qwen3": "Qwen3"}
-"""`config.model_type` of the families whose layers `decoder` reproduces, and how their classes' names begin."""
-PARTS = ("ForCausalLM", "Model", "DecoderLayer", "Attention", "MLP", "RMSNorm", "RotaryEmbedding")
-"""The classes of a family."""
-COMMON = (nn.Linear, nn.Embedding, nn.ModuleList, nn.SiLU, SiLUActivation)
-"""What all families are made of besides."""
+from posttrain.models.shared_prompt.families import FAMILIES, Family
+
+COMMON = (nn.Linear, nn.ModuleList, nn.SiLU, SiLUActivation, GELUTanh, nn.Dropout)
+"""What all families are made of besides their own classes.  Dropout is off: a policy's model is in eval mode."""
+ACTIVATIONS = ("silu", "gelu_pytorch_tanh")
+"""As configs call them."""
+ATTENTION = ("eager", "sdpa", "flash_attention_2", "flash_attention_3", "flash_attention_4", "flex_attention")
+"""Ways of the library to compute the same attention; another one is somebody's own."""
+LAYER_TYPES = ("full_attention", "sliding_attention")
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
@@ -33,19 +36,21 @@ def _config_refusals(model: PreTrainedModel) -> Iterator[str]:
     if config.model_type not in FAMILIES:
         yield f"its family is {config.model_type}, which is none of {', '.join(FAMILIES)}"
         return
-    if config.hidden_act != "silu":
-        yield f"its activation is {config.hidden_act}, not silu"
-    if getattr(config, "mlp_bias", False):
-        yield "its MLP layers have biases"
+    activation = getattr(config, FAMILIES[config.model_type].activation_option)
+    if activation not in ACTIVATIONS:
+        yield f"its activation is {activation}, which is none of {', '.join(ACTIVATIONS)}"
     for kind in getattr(config, "layer_types", None) or ():
-        if kind != "full_attention":
-            yield f"a layer's attention is {kind}, not full_attention"
+        if kind not in LAYER_TYPES:
+            yield f"a layer's attention is {kind}, which is none of {', '.join(LAYER_TYPES)}"
+    if config._attn_implementation not in ATTENTION:
+        yield f"its attention is {config._attn_implementation}, which is none of {', '.join(ATTENTION)}"
+    if getattr(config, "use_bidirectional_attention", False):
+        yield "its tokens see those behind them (use_bidirectional_attention)"
 
 
 def _module_refusals(model: PreTrainedModel) -> Iterator[str]:
     family = model.config.model_type
-    place = f"transformers.models.{family}.modeling_{family}.{FAMILIES[family]}"
-    allowed = {*(place + part for part in PARTS), *map(full_name, COMMON)}
+    allowed = allowed_classes(FAMILIES[family])
     for name, module in model.named_modules():
         where = name.removeprefix("model.") or "the model"
         if full_name(type(module)) not in allowed:
@@ -53,6 +58,13 @@ def _module_refusals(model: PreTrainedModel) -> Iterator[str]:
         altered = alteration(module)
         if altered is not None:
             yield f"{where} {altered}"
+
+
+def allowed_classes(family: Family) -> set[str]:
+    """The classes that a model of the family is made of, by their full names."""
+    place = f"transformers.models.{family.package}.modeling_{family.package}.{family.prefix}"
+    embedding = full_name(nn.Embedding) if family.scaled_embedding is None else place + family.scaled_embedding
+    return {*(place + part for part in family.parts), embedding, *map(full_name, COMMON)}
 
 
 def alteration(module: nn.Module) -> str | None:
