@@ -6,7 +6,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from posttrain.commands.arguments import LOADING, configured, layers_for_model, require_model, split_arguments
+from posttrain.commands.arguments import (
+    LOADING,
+    TEMPLATE,
+    configured,
+    layers_for_model,
+    require_model,
+    split_arguments,
+)
 from posttrain.commands.flags import CommandSpec
 from posttrain.config import Config
 from posttrain.errors import UserError
@@ -27,6 +34,7 @@ PROGRAM = CommandSpec(
     switches=EvaluateSwitches(),
     only=(
         *LOADING,
+        *TEMPLATE,
         "task",
         "rewards",
         "rollout.max_completion_tokens",

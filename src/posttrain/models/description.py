@@ -6,6 +6,7 @@ from typing import cast
 import torch
 from torch import nn
 
+from posttrain.models.adapters.quantized import num_parameters
 from posttrain.models.context import changes_at, own_context
 from posttrain.models.policy import Policy
 from posttrain.models.recomputation import is_recomputing
@@ -16,12 +17,14 @@ from posttrain.options.model import ModelOptions
 def model_lines(policy: Policy, name: str) -> list[str]:
     """Size, arithmetic and forward pass of a policy; one line, and another for what keeps it from the quicker pass."""
     model = policy.model
-    total = sum(parameter.numel() for parameter in model.parameters())
+    total = num_parameters(model)
     trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
     part = "" if trained == total else f" ({trained / 1e6:.2f} M trained)"
     held = {parameter.dtype for parameter in model.parameters()}
     weights = (
-        "" if held <= {policy.compute_dtype, torch.float32} else f" over {' and '.join(map(type_name, held))} weights"
+        ""
+        if held <= {policy.compute_dtype, torch.float32}
+        else f" over {' and '.join(sorted(map(type_name, held)))} weights"
     )
     again = ", layers computed again for gradients" if is_recomputing(model) else ""
     arithmetic = f"{type_name(policy.compute_dtype)}{weights} on {policy.device}{again}"

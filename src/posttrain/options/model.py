@@ -1,11 +1,13 @@
 """Which model to load, and how: the `model` section of a recipe."""
 
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
 from posttrain.errors import UserError, require
+from posttrain.options.adapter import AdapterOptions, is_adapter_folder, run_model
 
 BUNDLED = "bundled"
 """The value of `path` that means the small model which comes with this package."""
@@ -17,9 +19,9 @@ class ModelOptions:
     """The model that is trained, evaluated or asked."""
 
     path: str = BUNDLED
-    """A local folder that transformers' `from_pretrained` reads; a model of the hub as `org/name` or
-    `org/name@revision`, from the local cache or else downloaded once; or "bundled": the 1.3 M-parameter Countdown
-    model of this package."""
+    """A local folder: of a model that transformers' `from_pretrained` reads, of an adapter in peft's format, or of a
+    run; a model of the hub as `org/name` or `org/name@revision`, from the local cache or else downloaded once; or
+    "bundled": the 1.3 M-parameter Countdown model of this package."""
     revision: str = ""
     """Of a model of the hub: its branch, tag or commit; empty is the main branch."""
     trust_remote_code: bool = False
@@ -47,13 +49,36 @@ class ModelOptions:
     depend on the length (`longrope`, `dynamic`) are those of this one."""
     stop_tokens: tuple[str, ...] = ()
     """Texts, one token each, that end a completion beside the stop tokens that the model names itself."""
+    chat_template: str = ""
+    """File of a chat template, in Jinja, in place of the model's own; it is saved with the trained model."""
+    template_options: Mapping[str, object] = field(default_factory=dict)
+    """Arguments of the chat template, such as `{enable_thinking: false}`; one that it does not read is an error."""
+    adapter: AdapterOptions | None = None
+    """Train a low-rank adapter over the frozen model (LoRA); null trains the model itself, or goes on with the adapter
+    that `path` holds."""
+    quantization: Literal["nf4"] | None = None
+    """Keep the frozen model's linear layers in 4 bits (QLoRA; extra `qlora`): NF4 with quantised scales, products in
+    `dtype`.  Only with an adapter."""
 
     def __post_init__(self) -> None:
+        frozen = self.quantization is None or self.trains_adapter
+        rule = "keeps weights in 4 bits, which cannot be trained; give an adapter as well, model.adapter"
+        require(frozen, self, "quantization", rule)
         require(self.context is None or self.context > 1, self, "context", "leaves no room for a prompt and a token")
         if self.weights == "bfloat16" and self.dtype == "float32":
             raise UserError("weights = bfloat16 with dtype = float32 computes with what is not there; leave dtype out")
         if self.revision and self.hub_name is None:
             raise UserError(f"revision = {self.revision} is of a model of the hub, org/name, and path is {self.path}")
+
+    @property
+    def folder(self) -> Path:
+        """The folder that `path` means: of a run, what it has saved."""
+        return run_model(Path(self.path))
+
+    @property
+    def trains_adapter(self) -> bool:
+        """Whether it is an adapter that is trained: a new one, or that of the folder."""
+        return self.adapter is not None or (self.path != BUNDLED and is_adapter_folder(self.folder))
 
     @property
     def hub_name(self) -> str | None:
@@ -68,19 +93,28 @@ class ModelOptions:
         match = HUB_ID.fullmatch(self.path)
         return self.revision or (match["revision"] or "" if match is not None else "")
 
+    def require_files(self) -> None:
+        """Fail early, before anything heavy is imported, when an option names nothing that can be loaded."""
+        self.require_folder()
+        if self.chat_template and not Path(self.chat_template).is_file():
+            raise UserError(
+                f"model.chat_template = {self.chat_template}: no such file.  Give the file of a Jinja template, such as"
+                " the chat_template.jinja of a model's folder; paths are relative to the folder you run in."
+            )
+
     def require_folder(self) -> None:
-        """Fail early, before anything heavy is imported, when `path` names nothing that can be loaded."""
+        """Refuse a `path` that names nothing that can be loaded."""
         if self.path == BUNDLED or self.hub_name is not None:
             return
-        folder = Path(self.path)
+        folder = self.folder
         if not folder.is_dir():
             raise UserError(
                 f"model.path = {self.path}: no such folder.  Give the folder of a model that is on this machine"
                 f' (config.json, tokenizer and weights), a model of the hub as org/name, or "{BUNDLED}".'
             )
-        if (folder / "adapter_config.json").is_file() or (folder / "config.json").is_file():
+        if is_adapter_folder(folder) or (folder / "config.json").is_file():
             return
         raise UserError(
             f"model.path = {self.path}: the folder holds no config.json, so it is no model that transformers can"
-            " load.  A run keeps its trained model in RUN/model."
+            " load.  A run keeps its trained model in RUN/model, or its adapter in RUN/adapter."
         )

@@ -1,18 +1,25 @@
 """What the training loops can be told: one class per section of a recipe."""
 
 import math
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, replace
+from typing import Literal, TypeVar
 
-from posttrain.errors import require
+from posttrain.errors import UserError, require
+
+DEFAULT_RATE = 1e-6
+"""The learning rate where none is given and a whole model is trained."""
+RATE_OF_ADAPTERS = 10
+"""The best rate of an adapter as a multiple of that of the whole model, whatever the rank (Schulman & Thinking Machines
+2025, "LoRA without regret")."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizerOptions:
     """AdamW and its learning rate over time."""
 
-    learning_rate: float = 1e-6
-    """Largest learning rate.  1e-4 suits the bundled model; 1e-6 full training of models of a billion parameters."""
+    learning_rate: float | None = None
+    """Largest learning rate; null is 1e-6, which suits full training of models of a billion parameters, and with an
+    adapter (`model.adapter`) ten times that.  1e-4 suits the bundled model."""
     warmup_steps: int = 0
     """Optimiser updates over which the learning rate rises linearly to its largest value; 0 starts there."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
@@ -27,12 +34,35 @@ class OptimizerOptions:
     """Gradients with a larger Euclidean norm are scaled down to it; .inf never does."""
 
     def __post_init__(self) -> None:
-        require(0 < self.learning_rate < math.inf, self, "learning_rate", "cannot teach; use a finite number > 0")
+        require(0 < self.largest_rate < math.inf, self, "learning_rate", "cannot teach; use a finite number > 0")
         require(self.warmup_steps >= 0, self, "warmup_steps", "is negative; use >= 0")
         require(self.weight_decay >= 0, self, "weight_decay", "is negative; use >= 0")
         require(0 <= self.beta1 < 1, self, "beta1", "is no decay; use 0 <= beta1 < 1")
         require(0 <= self.beta2 < 1, self, "beta2", "is no decay; use 0 <= beta2 < 1")
         require(self.max_grad_norm > 0, self, "max_grad_norm", "leaves no gradient; use > 0 (.inf: no clipping)")
+
+    @property
+    def largest_rate(self) -> float:
+        """The learning rate that is used, or at first that of a schedule."""
+        return DEFAULT_RATE if self.learning_rate is None else self.learning_rate
+
+
+Optimizer = TypeVar("Optimizer", bound=OptimizerOptions)
+
+
+def for_what_is_trained(options: Optimizer, *, adapter: bool, where: str) -> Optimizer:
+    """The options with the learning rate filled in that suits an adapter, or a whole model; `where` is their section.
+
+    Raises UserError for weight decay on an adapter: it would pull A and B to zero, and the policy back to its base.
+    """
+    if adapter and options.weight_decay:
+        raise UserError(
+            f"{where}.weight_decay = {options.weight_decay:g}, and an adapter (model.adapter) is not decayed: that"
+            " would pull the policy back to its base.  Leave it out."
+        )
+    if options.learning_rate is not None:
+        return options
+    return replace(options, learning_rate=DEFAULT_RATE * (RATE_OF_ADAPTERS if adapter else 1))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,24 +161,58 @@ class RunOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class SftOptions(OptimizerOptions):
-    """Supervised training on demonstrations, completion tokens only."""
+    """Supervised training on rows of your own, or on demonstrations of a task."""
 
+    learning_rate: float = 1e-5
+    """Largest learning rate.  1e-5 suits full training of models of a billion parameters, 2e-3 one that is new."""
+    loss_on: Literal["assistant", "completion", "all"] = "assistant"
+    """Of rows: what is learned, each turn with its stop token.  `assistant`: the completion of a prompt, or every turn
+    of the assistant in `messages`; `completion`: its last turn alone; `all`: every token, prompts too.  Of plain text
+    it is always every token."""
+    split_turns: bool = False
+    """Of rows: make a row of each turn of the assistant, with what leads to it; for chat templates that rewrite earlier
+    turns, such as those that drop their thoughts."""
+    stop_token: str = ""
+    """A token that becomes one of the model's stop tokens, such as `<|im_end|>` for a base model whose chat template
+    ends turns with it; empty leaves them as they are."""
+    max_length: int | None = None
+    """Longest row in tokens, prompt included, and never more than the model's context, which null stands for."""
+    long_rows: Literal["error", "skip", "cut"] = "error"
+    """What becomes of longer rows: tell and stop, leave them out, or cut their ends off, stop token included."""
+    num_epochs: float | None = None
+    """Times that all rows are gone through, each time in another order, in place of `run.num_steps`; null goes by
+    that."""
+    rows_per_batch: int = 0
+    """Most rows of one optimiser update; 0 leaves it to `tokens_per_batch`.  No update has a row twice."""
     num_demonstrations: int = 0
     """Demonstrations that are gone through again and again; 0 writes fresh ones for every batch, without end."""
     tokens_per_batch: int = 16384
-    """Tokens, prompts included, of one optimiser update."""
+    """Tokens, prompts included, with which the batch of one optimiser update is full."""
     tokens_per_microbatch: int = 4096
     """Tokens that go through the model at once: bounds memory, never changes the gradient.  Small ones stay in a CPU's
     cache."""
     eval_every: int = 100
     """Updates between measurements of the held-out loss."""
     eval_size: int = 512
-    """Held-out demonstrations that the loss is measured on."""
+    """Held-out demonstrations that the loss is measured on; of rows task.held_out_size says how many."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        longest, epochs = self.max_length, self.num_epochs
+        require(longest is None or longest >= 2, self, "max_length", "leaves nothing to learn; use >= 2, or null")
+        require(epochs is None or 0 < epochs < math.inf, self, "num_epochs", "never trains; use > 0, or null")
+        require(self.rows_per_batch >= 0, self, "rows_per_batch", "is negative; use >= 1, or 0 for no limit")
         require(self.num_demonstrations >= 0, self, "num_demonstrations", "is negative; use >= 1, or 0 for no end")
         require(self.tokens_per_batch >= 2, self, "tokens_per_batch", "holds no demonstration; use >= 2")
         require(self.tokens_per_microbatch >= 2, self, "tokens_per_microbatch", "holds no row; use >= 2")
         require(self.eval_every >= 1, self, "eval_every", "never measures; use >= 1")
         require(self.eval_size >= 1, self, "eval_size", "measures nothing; use >= 1")
+        if self.split_turns and self.loss_on != "assistant":
+            raise UserError(
+                f"split_turns = true makes rows of all turns of the assistant, and loss_on = {self.loss_on} learns"
+                " something else.  Use one of them."
+            )
+
+    def given(self, *names: str) -> list[str]:
+        """Those of some options that have another value than by default."""
+        return [name for name in names if getattr(self, name) != getattr(SftOptions(), name)]

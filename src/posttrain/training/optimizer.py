@@ -65,7 +65,7 @@ def new_optimizer(
     require_distinct(modules, groups)
     return torch.optim.AdamW(
         [group for group in groups if group["params"]],
-        lr=options.learning_rate,
+        lr=options.largest_rate,
         betas=(options.beta1, options.beta2),
         fused=True,
     )
@@ -93,13 +93,13 @@ def learning_rate(options: OptimizerOptions, update: int, num_updates: int) -> f
     update counts from 0.  The first update of a warm-up over w has rate lr/w, never zero.
     """
     if update < options.warmup_steps:
-        return options.learning_rate * (update + 1) / options.warmup_steps
+        return options.largest_rate * (update + 1) / options.warmup_steps
     if options.schedule == "constant":
-        return options.learning_rate
+        return options.largest_rate
     progress = (update - options.warmup_steps) / max(1, num_updates - options.warmup_steps)
     left = 1 - min(progress, 1.0)
     share = left if options.schedule == "linear" else 0.5 * (1 - math.cos(math.pi * left))
-    return options.learning_rate * share
+    return options.largest_rate * share
 
 
 def standing_still(parameters: Iterable[nn.Parameter], rate: float) -> float:

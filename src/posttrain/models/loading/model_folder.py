@@ -21,6 +21,9 @@ from transformers import (
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from posttrain.errors import UserError
+from posttrain.models.adapters.peft_format import read_adapter
+from posttrain.models.loading.adapting import base_options, with_adapter
+from posttrain.models.loading.chat_template import with_chat_template
 from posttrain.models.loading.construction import without_progress_bars
 from posttrain.models.loading.devices import chosen_device
 from posttrain.models.loading.folder_kinds import needs_code, quantisation, read_json, require_model_folder
@@ -29,13 +32,27 @@ from posttrain.models.loading.text_part import is_wrapper, require_causal_class,
 from posttrain.models.loading.trainable import freeze, hold_frozen_in
 from posttrain.models.policy import Policy, as_policy, chosen_dtype
 from posttrain.models.recomputation import enable_recomputation
+from posttrain.options.adapter import is_adapter_folder
 from posttrain.options.model import BUNDLED, ModelOptions
 
 STORED = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32, "F64": torch.float64}
 """Types by their names in safetensors files."""
 
 
-def load_policy(options: ModelOptions) -> Policy:
+def load_policy(options: ModelOptions, *, seed: int = 0, inference: bool = False) -> Policy:
+    """Load a model, or an adapter with the model below it; then put a new adapter over it, where one is asked for.
+
+    The seed draws a new adapter; `inference` is for a model that is never trained.  Raises UserError where there is
+    neither a causal language model nor an adapter that can be loaded.
+    """
+    saved = None
+    if options.path != BUNDLED and is_adapter_folder(options.folder):
+        saved = read_adapter(options.folder)
+    plain = load_model(options if saved is None else base_options(options, saved))
+    return with_adapter(plain, options, saved, seed=seed, inference=inference)
+
+
+def load_model(options: ModelOptions) -> Policy:
     """Load a model.  Raises UserError where it is missing or is no causal language model that can be loaded."""
     device = chosen_device(options.device)
     folder = located_folder(options)
@@ -62,11 +79,11 @@ def load_policy(options: ModelOptions) -> Policy:
 
 def located_folder(options: ModelOptions) -> Path:
     """The folder that the options name, on this machine; one of the hub is downloaded where the cache lacks it."""
-    options.require_folder()
+    options.require_files()
     if options.path == BUNDLED:
         return bundled_folder()
     if options.hub_name is None:
-        folder = Path(options.path)
+        folder = options.folder
     else:
         folder = hub_folder(options.hub_name, options.hub_revision, with_code=options.trust_remote_code)
     require_model_folder(folder, where(options), trust_remote_code=options.trust_remote_code)
@@ -123,7 +140,7 @@ def loaded_tokenizer(folder: Path, options: ModelOptions) -> PreTrainedTokenizer
             f"{where(options)}: its tokenizer has no token for the letter a, so its files are not whole.  Copy"
             " tokenizer.json and tokenizer_config.json into the folder, from the model that it was made of."
         )
-    return cast(PreTrainedTokenizerBase, tokenizer)
+    return with_chat_template(cast(PreTrainedTokenizerBase, tokenizer), options.chat_template)
 
 
 @contextmanager

@@ -47,5 +47,7 @@ def hold_frozen_in(model: PreTrainedModel, dtype: torch.dtype) -> None:
         for parameter in module.parameters(recurse=False)
     }
     for module in model.modules():
-        if isinstance(module, MATRICES) and id(module.weight) not in trained | shared:
+        if not isinstance(module, MATRICES) or id(module.weight) in trained | shared:
+            continue
+        if module.weight.is_floating_point():  # else it is in 4 bits
             module.weight.data = module.weight.data.to(dtype)
