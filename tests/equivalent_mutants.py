@@ -7,6 +7,29 @@ BECAUSE: dict[str, list[tuple[str, str]]] = {
             "if 'kl' not in observed.terms and any((column is not None for column in reference)):",
         ),
     ],
+    "There is nothing in it.": [
+        ("generation/decoding_rows.py", "… return Columns(count=torch.ones(0, dtype=torch.long, device=device), l …"),
+        (
+            "generation/decoding_rows.py",
+            "… torch.long, device=device), limit=torch.ones(0, dtype=torch.long, device=device), u …",
+        ),
+        (
+            "generation/decoding_rows.py",
+            "… ch.long, device=device), uniforms=torch.ones(0, width, dtype=torch.float64, device= …",
+        ),
+        (
+            "generation/decoding_rows.py",
+            "… h.float64, device=device), tokens=torch.ones(0, width, dtype=torch.long, device=dev …",
+        ),
+        (
+            "generation/decoding_rows.py",
+            "… ch.long, device=device), logprobs=torch.ones(0, width, dtype=torch.float64, device= …",
+        ),
+        (
+            "generation/decoding_rows.py",
+            "… t64, device=device), cut_logprobs=torch.ones(0, width, dtype=torch.float64, device= …",
+        ),
+    ],
     "One part is sorted again, in whichever order it came.": [
         ("training/learner.py", "if parts >= 1:"),
     ],

@@ -24,7 +24,7 @@ def test_its_program_runs(tmp_path: Path) -> None:
     (program,) = programs(blocks(PAGE))
     done = python(program, tmp_path)
     assert done.code == 0, done.err
-    assert done.out.strip() == "9600 parameters are trained"  # 4 layers × rank 4 × (160 + 160 + 160 + 80)... see below
+    assert done.out.strip() == "8960 parameters are trained"  # 4 layers × 4 × ((160 + 160) + (160 + 80))
 
 
 def test_the_recipes_that_it_types_are_bundled_and_make_a_run_with_an_adapter() -> None:

@@ -11,12 +11,13 @@ from importlib import import_module
 
 COMMANDS = {
     "rl": ("rl", "train a model by reward"),
-    "sft": ("sft", "train a small model from nothing on demonstrations"),
+    "sft": ("sft", "train a model on rows of your own, or a small one from nothing"),
     "irl": ("irl", "find the reward behind demonstrations"),
     "eval": ("evaluate", "measure a model on problems that are held out from training"),
     "chat": ("chat", "ask a model by hand"),
     "serve": ("serve", "put a model behind an OpenAI-compatible endpoint"),
     "trace": ("trace", "show one rollout token by token: state, action, log-prob, reward, advantage"),
+    "plan": ("plan", "show what memory a recipe takes, before anything is loaded"),
     "check-task": ("check_task", "show what a reward pays for right answers and for cheap tricks"),
     "doctor": ("doctor", "show what this machine has, and whether programs can be run on it safely"),
     "config": ("config", "print what recipes and flags add up to"),

@@ -1,6 +1,9 @@
 """Models of the hub: from the local cache, or by one attempt at a download that fails within seconds, and says why."""
 
+import os
 import socket
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,7 +14,7 @@ from huggingface_hub import constants
 from posttrain.config import load_recipe
 from posttrain.errors import UserError
 from posttrain.models.loading import hub as hub_module
-from posttrain.models.loading.hub import cached_folder, hub_folder
+from posttrain.models.loading.hub import cached_folder
 from posttrain.models.loading.model_folder import load_policy
 from posttrain.options.model import ModelOptions
 from posttrain.runs.run_inputs import named_files
@@ -111,19 +114,29 @@ def test_what_the_hub_refuses_is_told_apart(name: str, says: str, local_hub: Loc
     assert len(local_hub.asked) == 1
 
 
-def test_a_model_is_downloaded_once_and_then_read_from_the_cache(
-    local_hub: LocalHub, source: Path, capsys: pytest.CaptureFixture[str]
+def test_a_model_is_downloaded_once_from_the_endpoint_that_the_environment_names(
+    local_hub: LocalHub, source: Path, cache: Path, tmp_path: Path
 ) -> None:
     (source / "surprise.py").write_text("raise SystemExit")
     (source / "flax_model.msgpack").write_text("large")
-    policy = load_policy(ModelOptions(path=NAME))
-    assert f"downloading {NAME} to" in capsys.readouterr().err
-    folder = Path(policy.model.name_or_path)
+    # A process of its own: huggingface_hub reads the environment when it is imported.
+    program = f"from posttrain.models.loading.hub import hub_folder; print(hub_folder({NAME!r}))"
+    environment = os.environ | {"HF_ENDPOINT": local_hub.url, "HF_HUB_CACHE": str(cache), "HF_HUB_OFFLINE": "0"}
+
+    def asked() -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-c", program]
+        return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=True)
+
+    done = asked()
+    assert f"downloading {NAME} to {cache}" in done.stderr
+    folder = Path(done.stdout.strip())
+    assert folder == cached_folder(NAME)
     assert {"config.json", "model.safetensors", "tokenizer.json"} <= {file.name for file in folder.iterdir()}
     assert not {"surprise.py", "flax_model.msgpack"} & {file.name for file in folder.iterdir()}
-    asked = len(local_hub.asked)
-    assert hub_folder(NAME) == folder
-    assert len(local_hub.asked) == asked
+    assert load_policy(ModelOptions(path=NAME)).model.name_or_path == str(folder)
+    requests = len(local_hub.asked)
+    assert asked().stdout == done.stdout
+    assert len(local_hub.asked) == requests
 
 
 def test_a_download_that_broke_off_is_no_model(cache: Path, source: Path) -> None:

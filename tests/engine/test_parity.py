@@ -16,8 +16,9 @@ from posttrain.options.training import UpdateOptions
 from posttrain.records import Group
 from posttrain.training.optimizer import new_optimizer
 from posttrain.training.update import Objective, group_logprobs, update
+from tests.support.decoders import DECODER_CLASSES
 from tests.support.tiny import (
-    DECODERS,
+    ALL_DECODERS,
     FAMILIES,
     SHAPE,
     STOP_IDS,
@@ -43,7 +44,7 @@ def gaps(policy: Policy, groups: list[Group], temperature: float = 1.0) -> torch
     ("dtype", "mean", "largest"), [(torch.float32, 1e-5, 1e-4), (torch.float64, 1e-14, 1e-12)], ids=["f32", "f64"]
 )
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", [*FAMILIES, *DECODER_CLASSES])
 def test_sampler_and_trainer_agree(
     family: str, temperature: float, dtype: torch.dtype, mean: float, largest: float
 ) -> None:
@@ -54,7 +55,7 @@ def test_sampler_and_trainer_agree(
     assert gap.max() <= largest
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", [*FAMILIES, *DECODER_CLASSES])
 def test_in_bfloat16_they_agree_to_its_own_precision(family: str) -> None:
     # A bfloat16 product errs by 2^-9; through two layers log-probs of a few nats err by about a hundredth.
     policy = tiny_policy(family, torch.float32, compute="bfloat16")
@@ -65,7 +66,7 @@ def test_in_bfloat16_they_agree_to_its_own_precision(family: str) -> None:
     assert gap.max() <= 1e-1
 
 
-@pytest.mark.parametrize("family", DECODERS)
+@pytest.mark.parametrize("family", ALL_DECODERS)
 def test_our_decoder_and_the_models_own_forward_agree(family: str) -> None:
     policy = tiny_policy(family)
     groups = InProcessEngine(policy).rollout(some_prompts(LENGTHS), request(4, 20))
@@ -93,16 +94,17 @@ def test_they_agree_after_updates_because_the_sampler_reads_the_weights_anew(fam
     assert stale.mean() > 1e-2  # an engine with old weights would be told from one with new ones
 
 
-def test_they_agree_on_a_model_with_a_sliding_window_because_nothing_outgrows_it() -> None:
+def test_they_agree_beyond_a_sliding_window_while_rows_come_and_go() -> None:
     shape = {**SHAPE, "sliding_window": 12, "bos_token_id": 0, "eos_token_id": list(STOP_IDS)}
     model = MistralForCausalLM(MistralConfig(**shape))
     with torch.no_grad():
         for parameter in model.parameters():
-            parameter.mul_(8)  # far from uniform, so that one token too many in the cache shows
+            parameter.mul_(8)  # far from uniform, so that one token too many in sight shows
     policy = as_policy(model, tokenizer())
-    prompts = some_prompts((3, 9))
-    groups = InProcessEngine(policy).rollout(prompts, request(6, 40))
-    assert gaps(policy, groups).max() <= 1e-4
-    groups = InProcessEngine(policy).rollout(prompts, request(6, 40, suppressed=STOP_IDS))
+    groups = InProcessEngine(policy, max_rows=5).rollout(some_prompts((3, 9, 20, 1)), request(6, 40))
     lengths = {len(group.prompt.tokens) + len(rollout.tokens) for group in groups for rollout in group.rollouts}
-    assert lengths == {12}  # of a context of 64
+    assert max(lengths) > 3 * 12
+    assert len(lengths) > 4
+    gap = gaps(policy, groups)
+    assert gap.mean() <= 1e-5
+    assert gap.max() <= 1e-4

@@ -13,7 +13,7 @@ from posttrain.models.shared_prompt import packed
 from posttrain.models.shared_prompt.attention import attend, repeated_heads
 from posttrain.models.shared_prompt.packed import PackedLayout
 from tests.support.tiny import (
-    DECODERS,
+    ALL_DECODERS,
     VOCAB,
     flat_gradient,
     plain_logprobs,
@@ -85,7 +85,7 @@ def gradient(policy: Policy, value: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("dtype", BOUNDS, ids=["f32", "f64"])
-@pytest.mark.parametrize("family", DECODERS)
+@pytest.mark.parametrize("family", ALL_DECODERS)
 def test_shared_prompts_give_the_loss_and_gradient_of_the_plain_model(family: str, dtype: torch.dtype) -> None:
     policy, bound = tiny_policy(family, dtype), BOUNDS[dtype]
     expected = hugging_face_loss(policy, ROWS)
@@ -95,7 +95,7 @@ def test_shared_prompts_give_the_loss_and_gradient_of_the_plain_model(family: st
 
 
 @pytest.mark.parametrize("dtype", BOUNDS, ids=["f32", "f64"])
-@pytest.mark.parametrize("family", DECODERS)
+@pytest.mark.parametrize("family", ALL_DECODERS)
 def test_whole_sequences_give_the_loss_and_gradient_of_the_plain_model(family: str, dtype: torch.dtype) -> None:
     policy, bound = tiny_policy(family, dtype), BOUNDS[dtype]
     prompts, completions, prompt_of = ROWS

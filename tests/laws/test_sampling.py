@@ -11,7 +11,15 @@ from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from posttrain.errors import RunError, UserError
-from posttrain.generation.sampling import first_exceeding, invert, invert_by_blocks, keep, require_finite, sample
+from posttrain.generation.sampling import (
+    SMALL_VOCAB,
+    first_exceeding,
+    invert,
+    invert_by_blocks,
+    keep,
+    require_finite,
+    sample,
+)
 from posttrain.generation.streams import StreamKey, uniforms
 from posttrain.options.sampling import Sampling
 
@@ -57,7 +65,7 @@ def kept_by_definition(probabilities: list[float], sampling: Sampling) -> set[in
     return {token for token in order if probabilities[token] >= sampling.min_p * max(probabilities)}
 
 
-@pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=0.6), *CUTS])
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=0.6), Sampling(temperature=2.0), *CUTS])
 def test_tokens_come_as_often_as_their_distribution_says(sampling: Sampling) -> None:
     logits = random_logits(0, 1, 12)
     num_draws = 20_000
@@ -97,6 +105,37 @@ def test_many_rows_of_a_large_vocabulary_are_handled_a_few_at_a_time_with_the_sa
             patch.setattr("posttrain.generation.sampling.ENTRIES_AT_ONCE", 900)  # three rows at a time
             pieces = sample(logits, uniform, sampling)
         torch.testing.assert_close(pieces, whole, rtol=0, atol=1e-14)
+
+
+@pytest.mark.parametrize(("entries", "at_once"), [(900, [3, 3, 1]), (100, [1] * 7), (2100, [7])])
+def test_as_many_rows_are_handled_at_once_as_there_is_room_for_and_one_at_least(
+    monkeypatch: pytest.MonkeyPatch, entries: int, at_once: list[int]
+) -> None:
+    handled: list[int] = []
+
+    def counted(weights: torch.Tensor, uniform: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        handled.append(len(weights))
+        return invert(weights, uniform)
+
+    monkeypatch.setattr("posttrain.generation.sampling.ENTRIES_AT_ONCE", entries)
+    monkeypatch.setattr("posttrain.generation.sampling.invert", counted)
+    sample(random_logits(3, 7, 300), random_uniform(3, 7), Sampling())
+    assert handled == at_once
+
+
+@pytest.mark.parametrize(("vocab", "by_blocks"), [(SMALL_VOCAB, 0), (SMALL_VOCAB + 1, 1)])
+def test_a_large_vocabulary_alone_is_searched_by_blocks(
+    monkeypatch: pytest.MonkeyPatch, vocab: int, by_blocks: int
+) -> None:
+    seen: list[int] = []
+
+    def counted(weights: torch.Tensor, uniform: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        seen.append(weights.shape[1])
+        return invert_by_blocks(weights, uniform)
+
+    monkeypatch.setattr("posttrain.generation.sampling.invert_by_blocks", counted)
+    invert(torch.ones(2, vocab), random_uniform(0, 2))
+    assert seen == [vocab] * by_blocks
 
 
 @given(seed=SEEDS, vocab=st.integers(1, 700), rows=st.integers(1, 5))

@@ -80,6 +80,12 @@ class LocalHub:
             return 404, {"X-Error-Code": "RepoNotFound"}, b"{}"
         if api and parts[4:5] == ["revision"] and parts[5] not in ("main", COMMIT):
             return 404, {"X-Error-Code": "RevisionNotFound"}, b"{}"
+        if api and parts[4:5] == ["tree"]:
+            tree = [
+                {"type": "file", "path": file.name, "size": file.stat().st_size, "oid": file.name}
+                for file in sorted(self.models[name].iterdir())
+            ]
+            return 200, {}, json.dumps(tree).encode()
         if api:
             files = [{"rfilename": file.name} for file in sorted(self.models[name].iterdir())]
             return 200, {}, json.dumps({"id": name, "sha": COMMIT, "siblings": files}).encode()

@@ -65,19 +65,20 @@ def main(arguments: Sequence[str]) -> int:
 def model(config: Config, name: str) -> int:
     """Load a model, print what it is, and try what a run tries before its first step."""
     require_model(config.model)
-    from posttrain.generation.parity import PROMPT_TOKENS, engine_in_parity, largest_gap
+    from posttrain.generation.parity import engine_in_parity, largest_gap, tried_length
     from posttrain.models.description import description, unused_options
     from posttrain.models.loading.model_folder import load_policy
 
-    longest = config.rollout.max_completion_tokens + PROMPT_TOKENS
-    engine = engine_in_parity(load_policy(config.model), max_rows=config.rollout.max_rows, longest=longest)
+    policy = load_policy(config.model)
+    longest = policy.max_positions
+    engine = engine_in_parity(policy, max_rows=config.rollout.max_rows, longest=longest)
     for line in (
         *description(engine.policy, name),
         *(f"not used   {each}" for each in unused_options(engine.policy, config.model)),
     ):
         print(line)
     way = "the shared-prompt pass" if engine.policy.forward_reason is None else "the model's own forward pass"
-    tokens = min(longest, engine.policy.max_positions)
+    tokens = tried_length(engine.policy, longest)
     gap = largest_gap(engine, longest)
     print(f"sampling   by {way}; its log-probs are within {gap:.1g} nats of the trainer's up to {tokens} tokens")
     return 0

@@ -36,6 +36,7 @@ class StaticSteps(DecoderSteps):
         self._slots = KeyValueSlots(block=BLOCK, round_rows=True)
         self._steps: dict[tuple[int, int, int], _StaticStep] = {}
 
+    @torch.no_grad()
     def refresh(self) -> None:
         """Take over the policy's weights as they are now, in place."""
         for index, layer in enumerate(self.layers):

@@ -28,6 +28,8 @@ def model_lines(policy: Policy, name: str) -> list[str]:
     lines = [f"model      {name}, {total / 1e6:.2f} M parameters{part}, {arithmetic}"]
     if policy.forward_reason is not None:
         lines.append(f"           by the model's own forward pass: {policy.forward_reason}")
+    if policy.cache_refusal is not None:
+        lines.append(f"           sampled without a cache, whole rows again for every token: {policy.cache_refusal}")
     return lines
 
 
@@ -43,8 +45,6 @@ def unused_options(policy: Policy, options: ModelOptions) -> Iterator[str]:
             f"attn_implementation = {options.attn_implementation} is not used: the shared-prompt forward pass has"
             " its own attention"
         )
-    if policy.context is not None and policy.context > policy.max_positions:
-        yield f"context = {policy.context} is more than the model allows, {policy.max_positions}"
 
 
 def weight_lines(policy: Policy) -> list[str]:
@@ -59,12 +59,9 @@ def weight_lines(policy: Policy) -> list[str]:
 
 def context_lines(policy: Policy) -> list[str]:
     """Tokens that prompt and completion may have together, and what bounds them."""
-    text = policy.model.config.get_text_config(decoder=True).to_dict()
-    bounds = [
-        f"{name} {text[key]}"
-        for name, key in (("positions", "max_position_embeddings"), ("window", "sliding_window"))
-        if text.get(key) is not None
-    ]
+    known = (("positions", "max_position_embeddings"), ("window", "sliding_window"))
+    values = {name: getattr(policy.model.config, key, None) for name, key in known}  # families differ in what they have
+    bounds = [f"{name} {value}" for name, value in values.items() if value is not None]
     asked = [] if policy.context is None else [f"asked for {policy.context}"]
     return [f"context    {policy.max_positions} tokens ({', '.join([*bounds, *asked]) or 'no bound of its own'})"]
 

@@ -2,7 +2,7 @@
 
 import copy
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -11,7 +11,9 @@ from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from posttrain.errors import UserError
-from posttrain.models.forward import ForwardPass, PlainForward, SharedPromptForward
+from posttrain.models.causality import require_causal_logits
+from posttrain.models.context import context_of, fix_angles
+from posttrain.models.forward import ForwardPass, PlainForward, SharedPromptForward, cache_refusal
 from posttrain.models.output_layer import OutputLayer, output_layer_of, require_output_layer
 from posttrain.models.shared_prompt.architectures import shared_prompt_refusal
 
@@ -30,10 +32,13 @@ class Policy:
     """How hidden states are computed, for losses as for sampling."""
     forward_reason: str | None
     """Why that is the model's own forward pass and not the quicker shared-prompt one; None where it is that one."""
+    cache_refusal: str | None = None
+    """Why the model's own forward pass samples without a cache, whole rows again for every token; None where it has one
+    or where the quicker pass is taken."""
+    context: int | None = None
+    """The longest prompt and completion together that was asked for; None means the model's own choice."""
     stored_dtype: torch.dtype | None = None
     """The type of the weights in the folder that they were loaded from, and are saved in; None means as they are."""
-    context: int | None = None
-    """Tokens of prompt and completion together that were asked for; None is as many as the model allows."""
 
     @property
     def device(self) -> torch.device:
@@ -42,24 +47,8 @@ class Policy:
 
     @property
     def max_positions(self) -> int:
-        """Longest prompt and completion together, in tokens: what was asked for, or what the model allows."""
-        return self.model_positions if self.context is None else min(self.context, self.model_positions)
-
-    @property
-    def model_positions(self) -> int:
-        """What the model allows of it.
-
-        No more than a sliding window, which our cache lacks, nor than the length beyond which `longrope` changes the
-        angles of all positions, those of cached keys too.
-        """
-        config = self.model.config
-        kinds, window = getattr(config, "layer_types", None), getattr(config, "sliding_window", None)
-        context, rope = int(config.max_position_embeddings), getattr(config, "rope_parameters", None) or {}
-        if rope.get("rope_type") == "longrope":
-            context = min(context, int(rope["original_max_position_embeddings"]))
-        if window is None or (kinds is not None and "sliding_attention" not in kinds):
-            return context
-        return min(context, int(window))
+        """Longest prompt and completion together, in tokens; see `models.context`."""
+        return context_of(self.model.config, self.context)
 
     @property
     def output_layer(self) -> OutputLayer:
@@ -102,16 +91,20 @@ def as_policy(
     holds the adapter's layers.  Parameters that require a gradient are what is trained.  Adapters and hooks belong into
     the model before this call; a run refuses those that come later.  `dtype` is the arithmetic of matrix products and
     attention: "bfloat16" over the weights as they are, "float32" their own type, "auto" bfloat16 on CUDA and their own
-    type on a CPU.  `forward="plain"` is the model's own forward pass where the quicker shared-prompt one would do,
-    `context` bounds prompt and completion together, and `stop_tokens` are texts of one token each that end a completion
-    beside the model's own.  `gradient_checkpointing_enable()` of the model is honoured.  The model is put into eval
-    mode: dropout is off when sampling and when updating.
+    type on a CPU.  `forward="plain"` is the model's own forward pass where the quicker shared-prompt one would do, and
+    `stop_tokens` are texts of one token each that end a completion beside the model's own.
+    `gradient_checkpointing_enable()` of the model is honoured.  The model is put into eval mode: dropout is off when
+    sampling and when updating.  `context` is the most tokens of prompt and completion together, and what rotary angles
+    are fixed for that would change with it (`longrope`, `dynamic`); without one it is what the model was made for, and
+    the original context for `longrope`.
 
     Raises UserError for a model whose logits are not those of one linear layer, soft-capped or scaled or as they are.
     """
     model = without_wrapper(model)
     require_output_layer(model)
     model.eval()
+    fix_angles(model, context_of(model.config, context))
+    require_causal_logits(model)
     compute_dtype = chosen_dtype(dtype, model.dtype, model.device)
     reason = "the plain forward pass was asked for" if forward == "plain" else shared_prompt_refusal(model)
     chosen = SharedPromptForward if reason is None else PlainForward
@@ -122,6 +115,7 @@ def as_policy(
         compute_dtype=compute_dtype,
         forward=chosen(model, compute_dtype),
         forward_reason=reason,
+        cache_refusal=None if reason is None else cache_refusal(model),
         context=context,
     )
 
@@ -169,14 +163,21 @@ def without_wrapper(model: nn.Module) -> PreTrainedModel:
 
 def stop_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, texts: Sequence[str] = ()) -> tuple[int, ...]:
     """The stop tokens that generation config, model config and tokenizer name, and those of texts, ascending."""
-    ids = {single_token(tokenizer, text) for text in texts}
     generation = model.generation_config.eos_token_id if model.generation_config is not None else None
-    for named in (generation, getattr(model.config, "eos_token_id", None), tokenizer.eos_token_id):
-        if named is not None:
-            ids.update([named] if isinstance(named, int) else named)
+    own = (generation, getattr(model.config, "eos_token_id", None), tokenizer.eos_token_id)
+    named = (*own, [single_token(tokenizer, text) for text in texts])
+    return united_stop_ids(named, model.name_or_path or "the model")
+
+
+def united_stop_ids(named: Iterable[int | Sequence[int] | None], model: str) -> tuple[int, ...]:
+    """All stop tokens that are named in some places, each naming one, several or none, in ascending order."""
+    ids: set[int] = set()
+    for each in named:
+        if each is not None:
+            ids.update([each] if isinstance(each, int) else each)
     if not ids:
         raise UserError(
-            f"{model.name_or_path or 'the model'}: neither its config nor its tokenizer names an end-of-text token, so"
+            f"{model}: neither its config nor its tokenizer names an end-of-text token, so"
             " no completion could stop.  Name one by model.stop_tokens, or set eos_token_id in generation_config.json."
         )
     return tuple(sorted(ids))

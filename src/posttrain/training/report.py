@@ -3,6 +3,7 @@
 import os
 import signal
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from itertools import zip_longest
 from pathlib import Path
 from textwrap import wrap
@@ -15,17 +16,20 @@ from posttrain.models.adapters.lora import lora_layers
 from posttrain.models.adapters.quantized import is_4_bit
 from posttrain.models.description import model_lines, unused_options
 from posttrain.models.loading.saving import save_trained
+from posttrain.models.memory.memory_plan import memory_plan
 from posttrain.models.policy import Policy
 from posttrain.options.adapter import run_model
 from posttrain.options.training import DEFAULT_RATE, RATE_OF_ADAPTERS
 from posttrain.runs.curves import draw_curves
 from posttrain.runs.files import writing
 from posttrain.runs.folder import resume_command, shown
+from posttrain.runs.planned_memory import machine_memory, memory_line, memory_warning, policy_plan
 from posttrain.runs.run_folder import RunFolder
 from posttrain.runs.summary import HELD_OUT, REWARD, build_summary
 from posttrain.tasks.base import Probe, Reading
+from posttrain.tasks.dataset import DatasetTask
 from posttrain.training.collector import CollectedStep
-from posttrain.training.evaluation import completions_of_run
+from posttrain.training.evaluation import completions_of_run, source_readings
 from posttrain.training.optimizer import standing_still
 from posttrain.training.session import Session, given_rewards
 from posttrain.training.state import RunState
@@ -61,6 +65,7 @@ def plan_lines(
     lines = [
         *policy_lines(session),
         f"task       {session.task.name}, {len(session.questions().prompts)} held-out problems",
+        *(f"           {note}" for note in (session.task.notes() if isinstance(session.task, DatasetTask) else ())),
         *adapter_lines(session.policy),
         f"algorithm  {session.algorithm.name}, learning rate {config.update.largest_rate:g}",
         f"rewards    {', '.join(f'{item.name} × {item.settings.weight:g}' for item in session.rewards)}",
@@ -70,9 +75,21 @@ def plan_lines(
         ),
         f"steps      {config.run.num_steps}{pace}",
         *time,
+        planned_memory(session)[0],
         f"folder     {config.run.folder}",
     ]
     return lines
+
+
+def planned_memory(session: Session) -> tuple[str, list[str]]:
+    """What the run will hold at most, in a line, and where that is more than there is, what to change."""
+    plan = policy_plan(
+        session.policy, session.config, session.algorithm, prompt_tokens=max(1, session.longest_prompt_tokens)
+    )
+    if session.own.engine is not None:
+        plan = memory_plan(plan.shape, replace(plan.setup, samples=False))
+    machine = machine_memory(on_cuda=plan.setup.on_cuda)
+    return memory_line(plan, machine), memory_warning(plan, machine)
 
 
 def adapter_lines(policy: Policy) -> list[str]:
@@ -128,6 +145,7 @@ def held_out_metrics(results: Mapping[str, object], probes: Mapping[str, Probe] 
     metrics: dict[str, float] = {}
     for name in (name for probe in probes.values() for name in probe.readings if name in results):
         metrics[f"eval/{name}"] = cast(float, results[name])
+    metrics |= source_readings(cast(Mapping[str, Mapping[str, object]], results.get("sources", {})))
     if results["mean_length"] is not None:
         metrics["eval/mean_length"] = cast(float, results["mean_length"])
     for name in (*HELD_OUT, REWARD):
@@ -210,10 +228,19 @@ def comparison(summary: Mapping[str, object], probes: Iterable[Probe] = ()) -> l
         **{name: reading for probe in probes for name, reading in probe.readings.items()},
     }
     return [
-        (reading.label, result_text(before, name, reading), result_text(after, name, reading))
+        (prefix + reading.label, result_text(first, name, reading), result_text(last, name, reading))
+        for prefix, first, last in [("", before, after), *of_sources(before, after)]
         for name, reading in readings.items()
-        if before.get(name) is not None and after.get(name) is not None
+        if first.get(name) is not None and last.get(name) is not None
     ]
+
+
+def of_sources(
+    before: Mapping[str, object], after: Mapping[str, object]
+) -> list[tuple[str, Mapping[str, object], Mapping[str, object]]]:
+    """The results of each data set of a mixture, with what their labels begin with."""
+    first, last = (cast(Mapping[str, Mapping[str, object]], each.get("sources", {})) for each in (before, after))
+    return [(f"{source}: ", first[source], last[source]) for source in first if source in last]
 
 
 def result_text(results: Mapping[str, object], name: str, reading: Reading) -> str:
@@ -232,7 +259,10 @@ def closing_lines(
     """The end of a run: numbers before and after, transcripts side by side, where things are and what to do next."""
     rows = comparison(summary, session.questions().probes.values())
     width = max([23, *(len(left) for _, left, _ in rows)]) + 1
-    table = [f"{label:<38}{left:<{width}}{right}" for label, left, right in [("held-out", "before", "after"), *rows]]
+    wide = max([37, *(len(label) for label, _, _ in rows)]) + 1
+    table = [
+        f"{label:<{wide}}{left:<{width}}{right}" for label, left, right in [("held-out", "before", "after"), *rows]
+    ]
     pairs = [line for b, a in zip(*transcripts, strict=True) for line in side_by_side(b[0], b[1], a[1])]
     folder = shown(folder)
     return [

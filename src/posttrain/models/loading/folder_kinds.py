@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from posttrain.errors import UserError
-from posttrain.models.loading.hub import has_weights
 
+SAFE_WEIGHTS, PICKLED_WEIGHTS = "*.safetensors", "pytorch_model*.bin"
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "spiece.model", "vocab.json", "vocab.txt", "tekken.json")
 OTHER_WEIGHTS = {"*.gguf": "llama.cpp's", "*.msgpack": "Flax's", "*.h5": "TensorFlow's", "*.onnx": "ONNX's"}
 NO_CAUSAL_HEADS = (
@@ -37,7 +37,11 @@ def require_model_folder(folder: Path, where: str, *, trust_remote_code: bool = 
             f"{where}: the folder holds no weights, or not all that its index names{found}.  It needs"
             " model.safetensors, or all of its parts."
         )
-    require_tokenizer_files(folder, where)
+    if not has_tokenizer(folder):  # transformers would make one that knows no text
+        raise UserError(
+            f"{where}: the folder holds no tokenizer.  Copy tokenizer.json and tokenizer_config.json into it, from the"
+            " model that it was made of."
+        )
 
 
 def require_no_adapter(folder: Path, where: str) -> None:
@@ -83,17 +87,20 @@ def needs_code(where: str, names: str) -> str:
     )
 
 
-def require_tokenizer_files(folder: Path, where: str) -> None:
-    """Refuse a folder without a tokenizer: transformers would make one that knows no text."""
-    own = (folder / "tokenizer_config.json").is_file() and "auto_map" in read_json(
-        folder / "tokenizer_config.json", where
-    )
-    files = any((folder / name).is_file() for name in TOKENIZER_FILES) or any(folder.glob("*.tiktoken"))
-    if not files and not own:
-        raise UserError(
-            f"{where}: the folder holds no tokenizer.  Copy tokenizer.json and tokenizer_config.json into it, from the"
-            " model that it was made of."
-        )
+def has_weights(folder: Path) -> bool:
+    """Whether a folder has weights, all of them where an index says which they are."""
+    for index in sorted(folder.glob("*.index.json")):
+        named = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+        return all((folder / file).is_file() for file in named)
+    return any(any(folder.glob(pattern)) for pattern in (SAFE_WEIGHTS, PICKLED_WEIGHTS))
+
+
+def has_tokenizer(folder: Path) -> bool:
+    """Whether a folder has the files of a tokenizer, or code that makes one."""
+    if any((folder / name).is_file() for name in TOKENIZER_FILES) or any(folder.glob("*.tiktoken")):
+        return True
+    settings = folder / "tokenizer_config.json"
+    return settings.is_file() and "auto_map" in json.loads(settings.read_text(encoding="utf-8"))
 
 
 def quantisation(config: Mapping[str, Any]) -> str | None:

@@ -5,26 +5,24 @@ train have no way out.  `HF_HOME`, `HF_HUB_CACHE`, `HF_ENDPOINT`, `HF_TOKEN` and
 huggingface_hub, which reads them.
 """
 
-import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from huggingface_hub import HfApi, constants, snapshot_download
+from huggingface_hub import HfApi, constants, snapshot_download, try_to_load_from_cache
 from huggingface_hub.errors import (  # type: ignore[attr-defined]
     HfHubHTTPError,
     HTTPError,  # of the HTTP library that it is built on, whichever that is
-    LocalEntryNotFoundError,
     RevisionNotFoundError,
 )
 
 from posttrain.errors import UserError
+from posttrain.models.loading.folder_kinds import PICKLED_WEIGHTS, SAFE_WEIGHTS, has_tokenizer, has_weights
 
 SECONDS = 8.0
 """Longest wait for an answer of the hub."""
 NO_ENTRY = (401, 403)
 """Answers of the hub to whom it does not know, or has not let in."""
-SAFE_WEIGHTS, PICKLED_WEIGHTS = "*.safetensors", "pytorch_model*.bin"
 FILES = ("*.json", "*.txt", "*.model", "*.tiktoken", "*.jinja")
 """What a model is made of beside its weights, as patterns."""
 
@@ -39,23 +37,12 @@ def hub_folder(name: str, revision: str = "", *, with_code: bool = False) -> Pat
 
 
 def cached_folder(name: str, revision: str = "") -> Path | None:
-    """The folder of a model in the local cache, None where it lacks the model or a part of it."""
-    try:
-        found = snapshot_download(
-            name, revision=revision or None, cache_dir=constants.HF_HUB_CACHE, local_files_only=True
-        )
-    except LocalEntryNotFoundError:
+    """The folder of a model in the local cache, None where it lacks the model or a part that is needed."""
+    config = try_to_load_from_cache(name, "config.json", revision=revision or None, cache_dir=constants.HF_HUB_CACHE)
+    if not isinstance(config, str):
         return None
-    folder = Path(found)
-    return folder if (folder / "config.json").is_file() and has_weights(folder) else None
-
-
-def has_weights(folder: Path) -> bool:
-    """Whether a folder has weights, all of them where an index says which they are."""
-    for index in sorted(folder.glob("*.index.json")):
-        named = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
-        return all((folder / file).is_file() for file in named)
-    return any(any(folder.glob(pattern)) for pattern in (SAFE_WEIGHTS, PICKLED_WEIGHTS))
+    folder = Path(config).parent
+    return folder if has_weights(folder) and has_tokenizer(folder) else None
 
 
 def downloaded(name: str, revision: str, *, with_code: bool) -> Path:
@@ -113,5 +100,6 @@ def remedy(name: str) -> str:
     """How to bring a model onto a machine without the hub."""
     return (
         f" On a machine that has the hub, `hf download {name}` names the folder that it makes: copy it here and"
-        f" give it as model.path, or copy its whole cache and name that by HF_HOME (here it is {constants.HF_HUB_CACHE})."
+        " give it as model.path, or copy its whole cache and name that by HF_HOME (here it is"
+        f" {constants.HF_HUB_CACHE})."
     )

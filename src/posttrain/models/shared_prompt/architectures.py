@@ -19,6 +19,8 @@ COMMON = (nn.Linear, nn.ModuleList, nn.SiLU, SiLUActivation, GELUTanh, nn.Dropou
 """What all families are made of besides their own classes.  Dropout is off: a policy's model is in eval mode."""
 ACTIVATIONS = ("silu", "gelu_pytorch_tanh")
 """As configs call them."""
+ATTENTION = ("eager", "sdpa", "flash_attention_2", "flash_attention_3", "flash_attention_4", "flex_attention")
+"""Ways of the library to compute the same attention; another one is somebody's own."""
 LAYER_TYPES = ("full_attention", "sliding_attention")
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
@@ -42,6 +44,8 @@ def _config_refusals(model: PreTrainedModel) -> Iterator[str]:
     for kind in getattr(config, "layer_types", None) or ():
         if kind not in LAYER_TYPES:
             yield f"a layer's attention is {kind}, which is none of {', '.join(LAYER_TYPES)}"
+    if config._attn_implementation not in ATTENTION:
+        yield f"its attention is {config._attn_implementation}, which is none of {', '.join(ATTENTION)}"
     if getattr(config, "use_bidirectional_attention", False):
         yield "its tokens see those behind them (use_bidirectional_attention)"
 
