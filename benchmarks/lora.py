@@ -27,7 +27,7 @@ from posttrain.models.policy import Policy, as_policy
 from posttrain.options.adapter import AdapterOptions
 from posttrain.options.training import UpdateOptions
 from posttrain.training.optimizer import apply_gradients, new_optimizer
-from posttrain.training.supervised import Example, accumulate, completion_logprobs
+from posttrain.training.sft.supervised import Example, accumulate, completion_logprobs
 
 
 @dataclass(frozen=True)

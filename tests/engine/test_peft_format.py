@@ -18,7 +18,7 @@ from posttrain.models.loading.saving import save_adapter, save_policy, save_trai
 from posttrain.models.policy import as_policy
 from posttrain.options.adapter import AdapterOptions
 from posttrain.options.model import ModelOptions
-from posttrain.training.supervised import Example, completion_logprobs
+from posttrain.training.sft.supervised import Example, completion_logprobs
 from tests.support.adapted import fill
 from tests.support.tiny import plain_logprobs, request, some_prompts, tiny_model, tokenizer
 

@@ -22,7 +22,7 @@ from posttrain.models.adapters.quantized import (
 )
 from posttrain.models.policy import Policy
 from posttrain.options.model import ModelOptions
-from posttrain.training.supervised import Example, completion_logprobs
+from posttrain.training.sft.supervised import Example, completion_logprobs
 from tests.support.adapted import LORA, adapted_policy
 from tests.support.tiny import relative_distance, request, some_prompts, tiny_model
 

@@ -10,7 +10,7 @@ from posttrain.errors import UserError
 from posttrain.models.adapters.lora import LoraLinear, adapter_off, adapter_tensors, lora_layers
 from posttrain.models.adapters.placing import add_adapter, target_layers
 from posttrain.options.adapter import ALL_LINEAR, AdapterOptions
-from posttrain.training.supervised import Example, completion_logprobs
+from posttrain.training.sft.supervised import Example, completion_logprobs
 from tests.support.adapted import LORA, adapted_policy, fill
 from tests.support.tiny import plain_logprobs, relative_distance, tiny_model, tiny_policy
 

@@ -33,6 +33,27 @@ def model_lines(policy: Policy, name: str) -> list[str]:
     return lines
 
 
+def adapter_lines(policy: Policy, default_rate: float) -> list[str]:
+    """What of an adapter a plan says, none where there is none; `default_rate` is that of a whole model."""
+    layers = lora_layers(policy.model)
+    if not layers:
+        return []
+    trained = sum(parameter.numel() for parameter in policy.model.parameters() if parameter.requires_grad)
+    first = next(iter(layers.values())).options
+    quantized = [layer for layer in policy.model.modules() if is_4_bit(layer)]
+    in_4_bits = (
+        f", {len(quantized)} layers of it in nf4 (scales quantised too), products in {type_name(policy.compute_dtype)}"
+    )
+    scaled = f"rank {first.rank}, alpha {first.alpha:g}{', rslora' if first.rslora else ''}"
+    return [
+        (
+            f"adapter    {scaled}, on {len(layers)} layers: {trained / 1e6:.3g} M parameters trained, the base"
+            f" frozen{in_4_bits if quantized else ''}"
+        ),
+        f"           default learning rate {default_rate * RATE_OF_ADAPTERS:g}, without an adapter {default_rate:g}",
+    ]
+
+
 def type_name(dtype: torch.dtype) -> str:
     """A type as recipes name it."""
     return str(dtype).removeprefix("torch.")
