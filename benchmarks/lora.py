@@ -26,8 +26,9 @@ from posttrain.models.loading.new_model import new_tokenizer
 from posttrain.models.policy import Policy, as_policy
 from posttrain.options.adapter import AdapterOptions
 from posttrain.options.training import UpdateOptions
+from posttrain.records import Example
 from posttrain.training.optimizer import apply_gradients, new_optimizer
-from posttrain.training.sft.supervised import Example, accumulate, completion_logprobs
+from posttrain.training.sft.supervised import accumulate, learned_logprobs
 
 
 @dataclass(frozen=True)
@@ -103,7 +104,10 @@ def measured(given: argparse.Namespace) -> dict[str, float]:
     before = peak_memory(given.device)
     policy = policy_of(shape, way, base, given)
     examples = [
-        Example(*(tuple(each) for each in torch.randint(10, shape.vocab, (2, shape.tokens)).tolist()))
+        Example(
+            tokens=tuple(torch.randint(10, shape.vocab, (2 * shape.tokens,)).tolist()),
+            learned=(False,) * shape.tokens + (True,) * shape.tokens,
+        )
         for _ in range(shape.rows)
     ]
     forward = seconds(lambda: forwards(policy, examples))
@@ -121,7 +125,7 @@ def measured(given: argparse.Namespace) -> dict[str, float]:
 
 @torch.no_grad()
 def forwards(policy: Policy, examples: list[Example]) -> None:
-    completion_logprobs(policy, examples)
+    learned_logprobs(policy, examples)
 
 
 def seconds(call) -> float:

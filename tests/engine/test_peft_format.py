@@ -18,8 +18,7 @@ from posttrain.models.loading.saving import save_adapter, save_policy, save_trai
 from posttrain.models.policy import as_policy
 from posttrain.options.adapter import AdapterOptions
 from posttrain.options.model import ModelOptions
-from posttrain.training.sft.supervised import Example, completion_logprobs
-from tests.support.adapted import fill
+from tests.support.adapted import Pair, completion_logprobs, fill
 from tests.support.tiny import plain_logprobs, request, some_prompts, tiny_model, tokenizer
 
 pytestmark = [
@@ -27,7 +26,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:fan_in_fan_out is set to:UserWarning"),
 ]
 IDS = torch.arange(5, 25)[None]
-EXAMPLES = [Example((3, 9, 4), (7, 12, 8, 5)), Example((2,), (6, 1, 5))]
+EXAMPLES = [Pair((3, 9, 4), (7, 12, 8, 5)), Pair((2,), (6, 1, 5))]
 
 
 @torch.no_grad()

@@ -6,11 +6,13 @@ from typing import cast
 import torch
 from torch import nn
 
-from posttrain.models.adapters.quantized import num_parameters
+from posttrain.models.adapters.lora import lora_layers
+from posttrain.models.adapters.quantized import is_4_bit, num_parameters
 from posttrain.models.policy import Policy
 from posttrain.models.recomputation import is_recomputing
 from posttrain.models.rendering import opening_tokens
 from posttrain.options.model import ModelOptions
+from posttrain.options.training import RATE_OF_ADAPTERS
 
 
 def model_lines(policy: Policy, name: str) -> list[str]:
@@ -41,9 +43,8 @@ def adapter_lines(policy: Policy, default_rate: float) -> list[str]:
     trained = sum(parameter.numel() for parameter in policy.model.parameters() if parameter.requires_grad)
     first = next(iter(layers.values())).options
     quantized = [layer for layer in policy.model.modules() if is_4_bit(layer)]
-    in_4_bits = (
-        f", {len(quantized)} layers of it in nf4 (scales quantised too), products in {type_name(policy.compute_dtype)}"
-    )
+    dtype = type_name(policy.compute_dtype)
+    in_4_bits = f", {len(quantized)} layers of it in nf4 (scales quantised too), products in {dtype}"
     scaled = f"rank {first.rank}, alpha {first.alpha:g}{', rslora' if first.rslora else ''}"
     return [
         (

@@ -12,6 +12,7 @@ from posttrain.models.memory.memory_plan import memory_plan
 from posttrain.models.memory.model_shape import object_shape
 from posttrain.models.policy import Policy
 from posttrain.options.dataset import DatasetOptions
+from posttrain.options.model import ModelOptions
 from posttrain.records import Example
 from posttrain.runs.curves import draw_curves
 from posttrain.runs.files import writing
