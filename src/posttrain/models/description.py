@@ -6,12 +6,14 @@ from typing import cast
 import torch
 from torch import nn
 
-from posttrain.models.adapters.quantized import num_parameters
+from posttrain.models.adapters.lora import lora_layers
+from posttrain.models.adapters.quantized import is_4_bit, num_parameters
 from posttrain.models.context import changes_at, own_context
 from posttrain.models.policy import Policy
 from posttrain.models.recomputation import is_recomputing
 from posttrain.models.rendering import opening_tokens
 from posttrain.options.model import ModelOptions
+from posttrain.options.training import RATE_OF_ADAPTERS
 
 
 def model_lines(policy: Policy, name: str) -> list[str]:
@@ -34,6 +36,26 @@ def model_lines(policy: Policy, name: str) -> list[str]:
     if policy.cache_refusal is not None:
         lines.append(f"           sampled without a cache, whole rows again for every token: {policy.cache_refusal}")
     return lines
+
+
+def adapter_lines(policy: Policy, default_rate: float) -> list[str]:
+    """What of an adapter a plan says, none where there is none; `default_rate` is that of a whole model."""
+    layers = lora_layers(policy.model)
+    if not layers:
+        return []
+    trained = sum(parameter.numel() for parameter in policy.model.parameters() if parameter.requires_grad)
+    first = next(iter(layers.values())).options
+    quantized = [layer for layer in policy.model.modules() if is_4_bit(layer)]
+    dtype = type_name(policy.compute_dtype)
+    in_4_bits = f", {len(quantized)} layers of it in nf4 (scales quantised too), products in {dtype}"
+    scaled = f"rank {first.rank}, alpha {first.alpha:g}{', rslora' if first.rslora else ''}"
+    return [
+        (
+            f"adapter    {scaled}, on {len(layers)} layers: {trained / 1e6:.3g} M parameters trained, the base"
+            f" frozen{in_4_bits if quantized else ''}"
+        ),
+        f"           default learning rate {default_rate * RATE_OF_ADAPTERS:g}, without an adapter {default_rate:g}",
+    ]
 
 
 def type_name(dtype: torch.dtype) -> str:

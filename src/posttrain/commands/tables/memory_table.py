@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from posttrain.models.memory.memory_plan import MemoryPlan, changes_that_save
-from posttrain.options.training import DEFAULT_RATE, RATE_OF_ADAPTERS
+from posttrain.options.training import RATE_OF_ADAPTERS
 from posttrain.runs.planned_memory import WORDS, MachineMemory, gigabytes, memory_warning, of_phase
 
 
@@ -51,7 +51,7 @@ class MemoryTable:
         """Whether this machine has as much."""
         return "yes" if plan.peak <= self.machine.size else "no"
 
-    def print(self, *, learning_rate: float) -> None:
+    def print(self, *, learning_rate: float, default_rate: float) -> None:
         """The table, and below it what would make the recipe smaller."""
         setup = self.own.setup
         table = Table(box=SIMPLE, header_style="bold", padding=(0, 0, 0, 1), pad_edge=False)
@@ -68,8 +68,8 @@ class MemoryTable:
             f" {setup.tokens_per_microbatch} tokens"
         )
         print(
-            f"learning rate {learning_rate:g}; where none is given {DEFAULT_RATE:g}, of an adapter"
-            f" {DEFAULT_RATE * RATE_OF_ADAPTERS:g}"
+            f"learning rate {learning_rate:g}; where none is given {default_rate:g}, of an adapter"
+            f" {default_rate * RATE_OF_ADAPTERS:g}"
         )
         warning = memory_warning(self.own, self.machine)
         for line in warning or [f"It fits: {gigabytes(self.own.peak)} of {gigabytes(self.machine.size)} GB."]:
