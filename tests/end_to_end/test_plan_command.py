@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
@@ -30,7 +31,8 @@ def large(tmp_path: Path) -> str:
 
 
 def plan(*arguments: str) -> Ended:
-    return command("plan", *arguments, folder=Path.cwd())
+    with TemporaryDirectory() as folder:
+        return command("plan", *arguments, folder=Path(folder))
 
 
 def planned(*arguments: str) -> dict:
