@@ -116,9 +116,9 @@ class DenseWeight:
         """See `Weight`."""
         assert isinstance(other, DenseWeight)
         for mine, new in zip(self.parts, other.parts, strict=True):
-            _tensor(mine).copy_(_tensor(new))
+            _write(_tensor(mine), _tensor(new))
             if mine.bias is not None and new.bias is not None:
-                mine.bias.copy_(new.bias)
+                _write(mine.bias, new.bias)
 
 
 def projection(modules: Sequence[nn.Linear], dtype: torch.dtype) -> Weight:
@@ -160,6 +160,11 @@ def _part(matrix: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Part:
 def _tensor(part: Part) -> Tensor:
     assert isinstance(part.matrix, Tensor), "a packed matrix follows no other"
     return part.matrix
+
+
+def _write(target: Tensor, source: Tensor) -> None:
+    if target.data_ptr() != source.data_ptr():  # a frozen parameter is its own copy
+        target.copy_(source)
 
 
 def _kept(tensor: Tensor) -> Tensor:
