@@ -8,12 +8,12 @@ from posttrain.generation.slots import KeyValueSlots
 LAYERS, KV_HEADS, WIDTH = 2, 1, 1
 
 
-def cached(*rows: list[float]) -> tuple[torch.Tensor, torch.Tensor]:
+def cached(*rows: list[float]) -> tuple[list[torch.Tensor], torch.Tensor]:
     """Prefilled rows: layer l holds value + 100 l as key and its negative as value; padding is NaN."""
     time = max(len(row) for row in rows)
     keys = torch.tensor([row + [torch.nan] * (time - len(row)) for row in rows], dtype=torch.float32)
     layers = torch.stack([keys, keys + 100])[:, :, None, :, None]
-    return torch.stack([layers, -layers]), torch.tensor([len(row) for row in rows])
+    return [torch.stack([layers, -layers]).movedim(2, 0)], torch.tensor([len(row) for row in rows])
 
 
 def step(slots: KeyValueSlots, *numbers: float) -> list[list[float]]:
@@ -55,8 +55,8 @@ def test_rows_can_leave_all_together_and_others_begin() -> None:
 def test_padding_may_be_wider_than_any_row_that_is_added() -> None:
     # The longest prompt of a prefill may have come and gone before the last row of a shorter one is added.
     slots = KeyValueSlots(block=2)
-    keys, lengths = cached([1, 2, 3, 4, 5], [6])
-    slots.add(keys[:, :, 1:], lengths[1:])
+    (keys,), lengths = cached([1, 2, 3, 4, 5], [6])
+    slots.add([keys[1:]], lengths[1:])
     assert step(slots, 7) == [[6, 7]]
 
 

@@ -56,7 +56,7 @@ class DecoderSteps:
         angles = self.angles_at(positions)
         return PrefilledPrompts(
             logits=self._logits(self.decoder.run(tokens, angles, capture, self.layers, wanted=ends - 1)),
-            cached=capture.padded(),
+            cached=[capture.padded()],
             lengths=torch.tensor(layout.root_lengths, device=self.device),
         )
 
@@ -87,7 +87,7 @@ class _Capture:
         self.kept.append((key, value))
         return self.attention(layer, kind, query, key, value)
 
-    def padded(self) -> Float[Tensor, "two layer prompt kv_heads time width"]:
+    def padded(self) -> Float[Tensor, "prompt two layer kv_heads time width"]:
         """Keys and values of all layers, one padded row per prompt."""
         layout = self.attention.layout
         lengths = torch.tensor(layout.root_lengths)
@@ -95,7 +95,7 @@ class _Capture:
         index = torch.tensor(layout.root_starts)[:, None] + torch.minimum(time, lengths[:, None] - 1)  # [prompt time]
         index = index.to(self.kept[0][0].device)
         stacked = torch.stack([torch.stack([kv[which] for kv in self.kept]) for which in (0, 1)])
-        return stacked[:, :, index].transpose(3, 4)  # [two layer prompt kv_heads time width]
+        return stacked[:, :, index].transpose(3, 4).movedim(2, 0)
 
 
 class _CachedAttention:

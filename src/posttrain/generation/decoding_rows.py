@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float64, Int64
@@ -100,7 +101,7 @@ class Rows:
     """The rows being decoded side by side."""
 
     def __init__(
-        self, policy: Policy, steps: Steps, request: Request, prompts: Sequence[Prompt], *, weights_version: int
+        self, policy: Policy, steps: Steps[Any], request: Request, prompts: Sequence[Prompt], *, weights_version: int
     ) -> None:
         device = policy.device
         self.policy, self.steps, self.request, self.prompts = policy, steps, request, prompts
@@ -120,7 +121,8 @@ class Rows:
         logits = []
         for prefilled, members in _by_prefill(rows):
             at = torch.tensor([item.row for item, _ in members], device=device)
-            self.slots.add(prefilled.cached.index_select(2, at), prefilled.lengths.index_select(0, at))
+            cached = [each.index_select(0, at) for each in prefilled.cached]
+            self.slots.add(cached, prefilled.lengths.index_select(0, at))
             logits.append(prefilled.logits.index_select(0, at))
         names = [(item.index, key.first_sample + sample) for item, sample in rows]
         width = self.request.max_completion_tokens

@@ -7,6 +7,7 @@ stream of uniform numbers, so neither batch-mates nor their order nor `max_rows`
 
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,7 +16,8 @@ from transformers import PreTrainedTokenizerBase
 from posttrain.generation.decoder_steps import DecoderSteps
 from posttrain.generation.decoding_rows import PendingPrompt, Rows
 from posttrain.generation.engine import require_room_for
-from posttrain.generation.model_steps import ModelSteps
+from posttrain.generation.plain.model_steps import ModelSteps
+from posttrain.generation.plain.recomputed_steps import RecomputedSteps
 from posttrain.generation.request import Request
 from posttrain.generation.static import StaticSteps
 from posttrain.generation.stepping import Steps
@@ -38,7 +40,7 @@ class InProcessEngine:
         self.policy = policy
         self.max_rows = max_rows
         self.weights_version = 0
-        self._steps: Steps | None = None
+        self._steps: Steps[Any] | None = None
 
     @property
     def tokenizer(self) -> PreTrainedTokenizerBase:
@@ -139,8 +141,8 @@ class Schedule:
         self.rows.add(starting)
 
 
-def steps_for(policy: Policy) -> Steps:
+def steps_for(policy: Policy) -> Steps[Any]:
     """Steps through the policy's own kind of forward pass; those of the shared-prompt one are captured on CUDA."""
     if not isinstance(policy.forward, SharedPromptForward):
-        return ModelSteps(policy)
+        return ModelSteps(policy) if policy.cache_refusal is None else RecomputedSteps(policy)
     return StaticSteps(policy) if policy.device.type == "cuda" else DecoderSteps(policy)

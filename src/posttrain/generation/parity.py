@@ -1,9 +1,9 @@
 """Do sampler and trainer compute the same log-probs?  Tried before the first step, watched at every one.
 
-Both read the same weights, but one through a cache and one row per completion, the other side by side and whole.  A
-family of models that one of them gets wrong would be trained on ratios that mean nothing: so a few sequences of mixed
-lengths are sampled, alone and together, and scored, alone and together, against the model's own forward pass on each
-sequence by itself.
+Both read the same weights, but one a token at a time, through a cache where the model has one, the other side by side
+and whole.  A family of models that one of them gets wrong would be trained on ratios that mean nothing: so a few
+sequences of mixed lengths are sampled, alone and together, and scored, alone and together, against the model's own
+forward pass on each sequence by itself.
 """
 
 import random
@@ -20,7 +20,8 @@ from posttrain.generation.engine import Engine
 from posttrain.generation.in_process import InProcessEngine
 from posttrain.generation.request import Request
 from posttrain.generation.streams import StreamKey
-from posttrain.models.forward import ForwardPass, PlainForward
+from posttrain.models.context import changes_at
+from posttrain.models.forward import ForwardPass, PlainForward, cache_refusal
 from posttrain.models.logprobs import token_logprobs
 from posttrain.models.policy import Policy
 from posttrain.options.sampling import Sampling
@@ -33,8 +34,8 @@ EXACT_NATS, BFLOAT16_NATS = 1e-3, 0.1
 SHORT_PROMPTS = (1, 13)
 """Tokens of the prompts that are tried, beside one as long as the run can reach."""
 COMPLETION_TOKENS, GROUP_SIZE = 4, 2
-PROMPT_TOKENS = 64
-"""Of the longest sequence that is tried, beside the completion tokens of the run."""
+USUAL_TOKENS, BEYOND_TOKENS = 512, 64
+"""Of the longest sequence that is tried where nothing changes with the length, and beyond what does."""
 
 
 def gap_limit(policy: Policy) -> float:
@@ -50,27 +51,47 @@ def gap_limit_metric(policy: Policy, engine: Engine) -> dict[str, float]:
 def engine_in_parity(policy: Policy, *, max_rows: int, longest: int) -> InProcessEngine:
     """An engine whose log-probs are the trainer's, up to sequences of `longest` tokens.
 
-    Where they are not, by the quicker forward pass, the model's own is taken, if it does better; the engine's policy
-    says so.  Raises UserError where that one fails too.
+    Where they are not, the next slower way is tried: the model's own forward pass, then the same without a cache; the
+    engine's policy says which was taken and why.  Raises UserError where the last fails too.
     """
-    engine = InProcessEngine(policy, max_rows=max_rows)
-    limit = gap_limit(policy)
-    gap = largest_gap(engine, longest)
-    if gap <= limit:
-        return engine
-    if policy.forward_reason is None:
-        reason = f"log-probs by the quicker one are up to {gap:.2g} nats off, where rounding explains {limit:g}"
-        slower = replace(policy, forward=PlainForward(policy.model, policy.compute_dtype), forward_reason=reason)
-        engine = InProcessEngine(slower, max_rows=max_rows)
+    limit, longest = gap_limit(policy), tried_length(policy, longest)
+    way: Policy | None = policy
+    gap = 0.0
+    while way is not None:
+        engine = InProcessEngine(way, max_rows=max_rows)
         gap = largest_gap(engine, longest)
         if gap <= limit:
             return engine
+        way = slower(way, f"log-probs {{}} are up to {gap:.2g} nats off, where rounding explains {limit:g}")
     raise UserError(
         f"model: sampling and training do not compute the same: log-probs of the same tokens differ by up to {gap:.2g}"
         f" nats in sequences of 1 to {longest} tokens, where rounding explains {limit:g}.  Its family"
         f" ({policy.model.config.model_type}) cannot be trained as it is.  Take a model of another family, or, if its"
         " attention changes with the length, lower rollout.max_completion_tokens."
     )
+
+
+def slower(policy: Policy, reason: str) -> Policy | None:
+    """The next slower way to sample, with the reason why it is taken; None where there is none."""
+    if policy.forward_reason is None:
+        return replace(
+            policy,
+            forward=PlainForward(policy.model, policy.compute_dtype),
+            forward_reason=reason.format("by the quicker one"),
+            cache_refusal=cache_refusal(policy.model),
+        )
+    if policy.cache_refusal is None:
+        return replace(policy, cache_refusal=reason.format("with one"))
+    return None
+
+
+def tried_length(policy: Policy, longest: int) -> int:
+    """Tokens of the longest sequence that is tried, for runs whose sequences reach `longest`.
+
+    Beyond every bound where attention changes and that the run can reach; elsewhere a few hundred tell as much.
+    """
+    bounds = [bound + BEYOND_TOKENS for bound in changes_at(policy.model.config) if bound < longest]
+    return min(longest, max([USUAL_TOKENS, *bounds]))
 
 
 def largest_gap(engine: InProcessEngine, longest: int) -> float:

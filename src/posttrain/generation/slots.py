@@ -1,5 +1,7 @@
 """Cached keys and values of the rows that are being decoded: one slot a row, filled from the left."""
 
+from collections.abc import Sequence
+
 import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor
@@ -36,8 +38,15 @@ class KeyValueSlots:
         """Let go of all rows and keep the room."""
         self.lengths = self.lengths[:0]
 
-    def add(self, cached: Float[Tensor, "two layer row kv_heads time width"], lengths: Int64[Tensor, " row"]) -> None:
-        """Append rows whose first `lengths` tokens are cached already; later columns are padding."""
+    def add(self, cached: Sequence[Tensor], lengths: Int64[Tensor, " row"]) -> None:
+        """Append rows whose first `lengths` tokens are cached already; later columns are padding.
+
+        All layers are one tensor, [row two layer kv_heads time width].
+        """
+        (rows_first,) = cached
+        self._add(rows_first.movedim(0, 2), lengths)
+
+    def _add(self, cached: Float[Tensor, "two layer row kv_heads time width"], lengths: Int64[Tensor, " row"]) -> None:
         before = self.num_rows
         self.lengths = torch.cat([self.lengths.to(lengths.device), lengths])
         longest = int(self.lengths.max())

@@ -1,17 +1,16 @@
-"""The two forward passes of sampling: prompts once each, then one token a row at a time.
+"""The forward passes of sampling: prompts once each, then one token a row at a time.
 
-`DecoderSteps` (`decoder_steps.py`) runs the decoder of the shared-prompt forward pass; `ModelSteps` (`model_steps.py`)
-is plain, the model's own forward.  Both fill the same cache, in inference mode.
+`DecoderSteps` (`decoder_steps.py`) runs the decoder of the shared-prompt forward pass; `ModelSteps`
+(`plain/model_steps.py`) the model's own forward with its cache, and `RecomputedSteps` (`plain/recomputed_steps.py`) the
+same without one.  All run in inference mode.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Protocol, TypeVar, runtime_checkable
 
 from jaxtyping import Float, Int64
 from torch import Tensor
-
-from posttrain.generation.slots import KeyValueSlots
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,13 +18,29 @@ class PrefilledPrompts:
     """Prompts that went through the model once: what their completions start from."""
 
     logits: Float[Tensor, "prompt vocab"]
-    cached: Float[Tensor, "two layer prompt kv_heads time width"]
-    """Keys and values, padded on the right."""
+    cached: Sequence[Tensor]
+    """What a completion goes on from, one row a prompt, padded on the right; which tensors, the slots know."""
     lengths: Int64[Tensor, " prompt"]
 
 
 @runtime_checkable
-class Steps(Protocol):
+class Slots(Protocol):
+    """What is remembered of the rows being decoded; rows come and go, the rest stay in place."""
+
+    def add(self, cached: Sequence[Tensor], lengths: Int64[Tensor, " row"]) -> None:
+        """Append rows of `lengths` tokens, from what prompts left behind; later columns are padding."""
+        ...
+
+    def move(self, source: Int64[Tensor, " moved"], target: Int64[Tensor, " moved"], num_left: int) -> None:
+        """Copy rows over finished ones and let go of all behind `num_left`."""
+        ...
+
+
+S = TypeVar("S", bound=Slots)
+
+
+@runtime_checkable
+class Steps(Protocol[S]):
     """A model's forward pass, seen from the sampler."""
 
     def refresh(self) -> None:
@@ -36,7 +51,7 @@ class Steps(Protocol):
         """Let go of what only a rollout needs; called after it."""
         ...
 
-    def slots(self) -> KeyValueSlots:
+    def slots(self) -> S:
         """An empty cache for one rollout."""
         ...
 
@@ -44,6 +59,6 @@ class Steps(Protocol):
         """Run whole prompts."""
         ...
 
-    def step(self, tokens: Int64[Tensor, " row"], slots: KeyValueSlots) -> Float[Tensor, "row vocab"]:
+    def step(self, tokens: Int64[Tensor, " row"], slots: S) -> Float[Tensor, "row vocab"]:
         """Run one more token of each row; logits of the next."""
         ...

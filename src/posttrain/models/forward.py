@@ -5,14 +5,17 @@ padded.  *Plain*: one padded row per completion through the model's own forward,
 not reproduce (`models.shared_prompt.architectures`), adapters included.
 """
 
-from collections.abc import Sequence
-from typing import Protocol, runtime_checkable
+from collections.abc import Mapping, Sequence
+from inspect import signature
+from typing import Protocol, cast, runtime_checkable
 
 import torch
-from jaxtyping import Float
-from torch import Tensor
-from transformers import PreTrainedModel
+from jaxtyping import Float, Int64
+from torch import Tensor, nn
+from transformers import DynamicCache, PreTrainedModel
+from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
+from posttrain.errors import UserError
 from posttrain.models.shared_prompt.decoder import Decoder
 from posttrain.models.shared_prompt.packed import PackedAttention, PackedLayout
 
@@ -65,14 +68,58 @@ class PlainForward:
         tokens = torch.tensor([(*row, *(row[0],) * (width - len(row))) for row in rows], device=device)
         positions = torch.arange(width, device=device).expand(len(rows), -1)
         # Padding is on the right, so causal attention keeps it from every real token without a mask.
-        with torch.autocast(device.type, dtype=torch.bfloat16, enabled=self.compute_dtype == torch.bfloat16):
-            out = self.model.base_model(input_ids=tokens, position_ids=positions, use_cache=False)
+        hidden = model_hidden(self.model, self.compute_dtype, tokens, positions, use_cache=False)
         return torch.cat(
             [
-                out.last_hidden_state[i, len(prompts[p]) - 1 : len(prompts[p]) - 1 + len(completion)]
+                hidden[i, len(prompts[p]) - 1 : len(prompts[p]) - 1 + len(completion)]
                 for i, (p, completion) in enumerate(zip(prompt_of, completions, strict=True))
             ]
         )
+
+
+def model_hidden(
+    model: PreTrainedModel,
+    compute_dtype: torch.dtype,
+    tokens: Int64[Tensor, "row time"],
+    positions: Int64[Tensor, "row time"],
+    **more: object,
+) -> Float[Tensor, "row time hidden"]:
+    """Hidden states by the model's own forward, under autocast where the compute type is bfloat16.
+
+    Positions are given where the family has them; others take them from the order of tokens, or have none.
+    """
+    if "position_ids" in _parameters(model):
+        more["position_ids"] = positions
+    with torch.autocast(tokens.device.type, dtype=torch.bfloat16, enabled=compute_dtype == torch.bfloat16):
+        out = trunk(model)(input_ids=tokens, **more)
+    return cast(Tensor, out.last_hidden_state)
+
+
+def trunk(model: PreTrainedModel) -> nn.Module:
+    """The model without its output layer."""
+    if model.base_model is not model:
+        return model.base_model
+    # A text-only class may name the part that only the whole family has.
+    parts = [part for part in model.children() if isinstance(part, PreTrainedModel)]
+    if len(parts) != 1:
+        raise UserError(f"model: a {type(model).__name__} has no part that gives the hidden states before its logits.")
+    return parts[0]
+
+
+def cache_refusal(model: PreTrainedModel) -> str | None:
+    """Why completions of this model cannot go on from cached keys and values, in words; None where they can."""
+    if "past_key_values" not in _parameters(model):
+        return f"a {model.config.model_type} keeps a state of its own instead of keys and values"
+    kept = {type(layer) for layer in DynamicCache(config=model.config).layers}
+    others = sorted(kind.__name__ for kind in kept - {DynamicLayer, DynamicSlidingWindowLayer})
+    if others or model._is_stateful:
+        return f"layers of a {model.config.model_type} keep more than keys and values ({', '.join(others)})"
+    return None
+
+
+def _parameters(model: PreTrainedModel) -> Mapping[str, object]:
+    """What the forward function of the model without its output layer takes."""
+    return signature(trunk(model).forward).parameters
 
 
 def shared_hidden(

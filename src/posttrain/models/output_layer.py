@@ -1,7 +1,7 @@
 """The output layer of a causal language model: what makes logits of its last hidden states.
 
 Log-probs are computed from it in chunks (`models.logprobs`), so the logits of all tokens never exist at once.  It is
-read from the model's output embeddings and config, and `require_own_logits` holds it against the model itself.
+read from the model's output embeddings and config; `models.causality` holds it against the model itself.
 """
 
 from dataclasses import dataclass, replace
@@ -24,8 +24,6 @@ DIVISORS = ("logits_scaling",)
 """What configs call a divisor of logits: Granite."""
 UNLIKE_THEIR_NAME = {"hyperclovax": ("multiplies", "logits_scaling"), "mpt": ("ignores", "logit_scale")}
 """Families that do something else with an option of these names than all others do."""
-LOGIT_TOLERANCE = 1e-3
-"""Of the largest logit: rounding of float32; in bfloat16 more, see `require_own_logits`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +80,7 @@ class OutputLayer:
 
 def output_layer_of(model: PreTrainedModel, dtype: torch.dtype) -> OutputLayer:
     """The model's output layer with matrix and bias in this dtype, its cap and scale as the config says."""
-    head, (soft_cap, scale) = model.get_output_embeddings(), cap_and_scale(model.config)
+    head, (soft_cap, scale) = model.get_output_embeddings(), cap_and_scale(model.config.get_text_config(decoder=True))
     return OutputLayer(matrix=head.weight, bias=head.bias, soft_cap=soft_cap, scale=scale).to(dtype)
 
 

@@ -10,7 +10,9 @@ from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from posttrain.errors import UserError
-from posttrain.models.forward import ForwardPass, PlainForward, SharedPromptForward
+from posttrain.models.causality import require_causal_logits
+from posttrain.models.context import context_of, fix_angles
+from posttrain.models.forward import ForwardPass, PlainForward, SharedPromptForward, cache_refusal
 from posttrain.models.output_layer import OutputLayer, output_layer_of, require_output_layer
 from posttrain.models.shared_prompt.architectures import shared_prompt_refusal
 
@@ -29,6 +31,11 @@ class Policy:
     """How hidden states are computed, for losses as for sampling."""
     forward_reason: str | None
     """Why that is the model's own forward pass and not the quicker shared-prompt one; None where it is that one."""
+    cache_refusal: str | None = None
+    """Why the model's own forward pass samples without a cache, whole rows again for every token; None where it has one
+    or where the quicker pass is taken."""
+    context: int | None = None
+    """The longest prompt and completion together that was asked for; None means the model's own choice."""
     stored_dtype: torch.dtype | None = None
     """The type of the weights in the folder that they were loaded from, and are saved in; None means as they are."""
 
@@ -39,21 +46,8 @@ class Policy:
 
     @property
     def max_positions(self) -> int:
-        """Longest prompt and completion together, in tokens.
-
-        No more than a sliding window, which our cache lacks, nor than the length beyond which `longrope` changes the
-        angles of all positions, those of cached keys too.
-        """
-        config = self.model.config
-        kinds, window = getattr(config, "layer_types", None), getattr(config, "sliding_window", None)
-        context, rope = int(config.max_position_embeddings), getattr(config, "rope_parameters", None) or {}
-        if rope.get("rope_type") == "longrope":
-            context = min(context, int(rope["original_max_position_embeddings"]))
-        if isinstance(self.forward, SharedPromptForward):
-            return context
-        if window is None or (kinds is not None and "sliding_attention" not in kinds):
-            return context
-        return min(context, int(window))
+        """Longest prompt and completion together, in tokens; see `models.context`."""
+        return context_of(self.model.config, self.context)
 
     @property
     def output_layer(self) -> OutputLayer:
@@ -87,6 +81,7 @@ def as_policy(
     *,
     dtype: str = "float32",
     forward: Literal["auto", "plain"] = "auto",
+    context: int | None = None,
 ) -> Policy:
     """A model object of your own as a policy, for training, sampling and evaluation from Python.
 
@@ -94,13 +89,17 @@ def as_policy(
     holds the adapter's layers.  Parameters that require a gradient are what is trained.  Adapters and hooks belong into
     the model before this call; a run refuses those that come later.  `dtype="bfloat16"` is autocast over the weights as
     they are, and `forward="plain"` the model's own forward pass where the quicker shared-prompt one would do.  The
-    model is put into eval mode: dropout is off when sampling and when updating.
+    model is put into eval mode: dropout is off when sampling and when updating.  `context` is the most tokens of prompt
+    and completion together, and what rotary angles are fixed for that would change with it (`longrope`, `dynamic`);
+    without one it is what the model was made for, and the original context for `longrope`.
 
     Raises UserError for a model whose logits are not those of one linear layer, soft-capped or scaled or as they are.
     """
     model = without_wrapper(model)
     require_output_layer(model)
     model.eval()
+    fix_angles(model, context_of(model.config, context))
+    require_causal_logits(model)
     compute_dtype = torch.bfloat16 if dtype == "bfloat16" else model.dtype
     reason = "the plain forward pass was asked for" if forward == "plain" else shared_prompt_refusal(model)
     chosen = SharedPromptForward if reason is None else PlainForward
@@ -111,6 +110,8 @@ def as_policy(
         compute_dtype=compute_dtype,
         forward=chosen(model, compute_dtype),
         forward_reason=reason,
+        cache_refusal=None if reason is None else cache_refusal(model),
+        context=context,
     )
 
 

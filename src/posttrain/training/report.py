@@ -53,10 +53,11 @@ def plan_lines(
         each = sum(seconds.values())
         pace = f", about {each:.1f} s each" if whole_step else f", {each:.1f} s to sample and score the first"
         time = [time_line(session, first, seconds, whole_step=whole_step)]
-    reason = policy.forward_reason
+    reason, slow = policy.forward_reason, policy.cache_refusal
     lines = [
         f"model      {session.model_name}, {millions:.2f} M parameters, {dtype} on {policy.device}",
         *([f"           by the model's own forward pass: {reason}"] if reason else []),
+        *([f"           sampled without a cache, whole rows again for every token: {slow}"] if slow else []),
         f"task       {session.task.name}, {len(session.questions().prompts)} held-out problems",
         f"algorithm  {session.algorithm.name}, learning rate {config.update.learning_rate:g}",
         f"rewards    {', '.join(f'{item.name} × {item.settings.weight:g}' for item in session.rewards)}",

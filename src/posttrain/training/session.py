@@ -9,7 +9,7 @@ from posttrain.algorithms.table import Algorithm, build_algorithm
 from posttrain.config import Config
 from posttrain.errors import RunError, UserError
 from posttrain.generation.engine import Engine, require_engine, require_room_for
-from posttrain.generation.parity import PROMPT_TOKENS, engine_in_parity
+from posttrain.generation.parity import engine_in_parity
 from posttrain.models.loading.model_folder import load_policy
 from posttrain.models.policy import Policy
 from posttrain.models.rendering import TokenizerRenderer
@@ -167,7 +167,8 @@ def assembled(config: Config, own: CallerObjects, resources: Resources, threads:
     task = task_of(config, own, policy)
     algorithm = own.algorithm or build_algorithm(config.algorithm)
     if own.engine is None:
-        longest = config.rollout.max_completion_tokens + PROMPT_TOKENS
+        prompt_tokens = max((len(prompt.tokens) for prompt in longest_prompts(task)), default=0)
+        longest = config.rollout.max_completion_tokens + prompt_tokens
         tried = engine_in_parity(policy, max_rows=config.rollout.max_rows, longest=longest)
         engine, policy = cast(Engine, tried), tried.policy
     else:

@@ -1,0 +1,88 @@
+"""Sampling without a cache: whole rows again for every token.
+
+Right for every causal model, whatever state it keeps (convolutions, recurrences, compressed attention), because a
+causal model's answer does not depend on what comes later; slow, as n tokens cost n passes over the row.
+"""
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor
+
+from posttrain.generation.stepping import PrefilledPrompts
+from posttrain.models.policy import Policy
+
+CHUNK_TOKENS = 16384
+"""Tokens that go through the model at a time, padding included."""
+
+
+class RowTokens:
+    """The tokens of the rows being decoded: all that sampling without a cache remembers."""
+
+    def __init__(self) -> None:
+        self.rows: list[tuple[int, ...]] = []
+
+    def add(self, cached: Sequence[Tensor], lengths: Int64[Tensor, " row"]) -> None:
+        """Append rows of which `lengths` tokens are known, padded on the right."""
+        (tokens,) = cached
+        pairs = zip(tokens.tolist(), lengths.tolist(), strict=True)
+        self.rows += [tuple(row[:length]) for row, length in pairs]
+
+    def move(self, source: Int64[Tensor, " moved"], target: Int64[Tensor, " moved"], num_left: int) -> None:
+        """Copy rows over finished ones and let go of all behind `num_left`."""
+        for one, other in zip(source.tolist(), target.tolist(), strict=True):
+            self.rows[other] = self.rows[one]
+        del self.rows[num_left:]
+
+
+class RecomputedSteps:
+    """Sampling through the policy's forward pass as training uses it, a token at a time."""
+
+    def __init__(self, policy: Policy) -> None:
+        self.policy = policy
+
+    def refresh(self) -> None:
+        """Nothing to do: the forward pass reads the policy's weights."""
+
+    def release(self) -> None:
+        """Nothing to do: it made no copies."""
+
+    def slots(self) -> RowTokens:
+        """No rows yet, for one rollout."""
+        return RowTokens()
+
+    def prefill(self, prompts: Sequence[Sequence[int]]) -> PrefilledPrompts:
+        """Run whole prompts."""
+        device = self.policy.device
+        lengths = torch.tensor([len(prompt) for prompt in prompts], device=device)
+        time = int(lengths.max())
+        tokens = torch.tensor([(*prompt, *(0,) * (time - len(prompt))) for prompt in prompts], device=device)
+        return PrefilledPrompts(logits=self._logits(prompts), cached=[tokens], lengths=lengths)
+
+    def step(self, tokens: Int64[Tensor, " row"], slots: RowTokens) -> Float[Tensor, "row vocab"]:
+        """Run every row again with one more token."""
+        slots.rows = [(*row, token) for row, token in zip(slots.rows, tokens.tolist(), strict=True)]
+        return self._logits(slots.rows)
+
+    def _logits(self, rows: Sequence[Sequence[int]]) -> Float[Tensor, "row vocab"]:
+        """Logits of the token that follows each row."""
+        parts = []
+        for chunk in chunks(rows, CHUNK_TOKENS):
+            # One completion a prompt, of a token that predicts nothing and is not read.
+            hidden = self.policy.forward.completion_hidden(chunk, [(0,)] * len(chunk), range(len(chunk)))
+            parts.append(self.policy.output_layer.logits(hidden))
+        return torch.cat(parts)
+
+
+def chunks(rows: Sequence[Sequence[int]], max_tokens: int) -> Iterator[list[Sequence[int]]]:
+    """Rows in order, in runs that hold at most `max_tokens` when padded to the longest; a longer row stands alone."""
+    run: list[Sequence[int]] = []
+    width = 0
+    for row in rows:
+        width = max(width, len(row))
+        if run and width * (len(run) + 1) > max_tokens:
+            yield run
+            run, width = [], len(row)
+        run.append(row)
+    yield run

@@ -1,0 +1,103 @@
+"""How many tokens a policy may hold at a time, and rotary angles that depend on that alone.
+
+Two kinds of rotary embedding take other angles for all positions once the longest row of a batch is beyond a bound:
+`longrope` and `dynamic`.  Batch-mates would then change a completion's log-probs, and keys that are cached already
+would be wrong.  So the angles are fixed once, for the context that the policy is given (docs/decisions/014).
+"""
+
+from typing import Any
+
+import torch
+from transformers import PreTrainedConfig, PreTrainedModel
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+from posttrain.errors import UserError
+
+NAMES = ("max_position_embeddings", "n_positions", "max_seq_len", "max_sequence_length", "seq_length", "n_ctx")
+"""What configs call the longest sequence that a model was made for."""
+WINDOWS = ("sliding_window", "window_size", "attention_chunk_size")
+"""What configs call the tokens that a layer of local attention looks back."""
+
+
+def context_of(config: PreTrainedConfig, asked: int | None) -> int:
+    """Tokens of prompt and completion together that a policy of this model holds.
+
+    `asked` is a person's choice; without one it is the length of the original training for `longrope` and the model's
+    own for all others.  Raises UserError where a model says none or less than is asked for.
+    """
+    own = own_context(config)
+    ropes = rope_settings(config)
+    if asked is None:
+        original = [int(rope["original_max_position_embeddings"]) for rope in ropes if kind_of(rope) == "longrope"]
+        lengths = [*original, *([] if own is None else [own])]
+        if not lengths:
+            raise UserError(
+                f"model: the config of this {config.model_type} does not say how many tokens it can read.  Set"
+                " model.context (in Python, as_policy(..., context=...)) to the most tokens of prompt and completion"
+                " together, such as 2048."
+            )
+        return min(lengths)
+    factors = [float(rope["factor"]) for rope in ropes if kind_of(rope) == "dynamic"]
+    most = own if own is None else int(own * max(factors, default=1.0))
+    if asked < 1 or (most is not None and asked > most):
+        bound = "at least 1" if most is None else f"1 to {most}"
+        raise UserError(f"model.context = {asked}: the context of this {config.model_type} is {bound} tokens.")
+    return asked
+
+
+def own_context(config: PreTrainedConfig) -> int | None:
+    """The length that the config states, under whichever name."""
+    text = config.get_text_config(decoder=True)
+    found = [getattr(text, name, None) for name in NAMES]
+    return next((value for value in found if isinstance(value, int) and value > 0), None)
+
+
+def changes_at(config: PreTrainedConfig) -> list[int]:
+    """Lengths beyond which some layer no longer sees all tokens of a sequence, ascending."""
+    text = config.get_text_config(decoder=True)
+    kinds = getattr(text, "layer_types", None)
+    if kinds is not None and all(kind == "full_attention" for kind in kinds):
+        return []
+    found = [getattr(text, name, None) for name in WINDOWS]
+    return sorted({value for value in found if isinstance(value, int) and value > 0})
+
+
+def rope_settings(config: PreTrainedConfig) -> list[dict[str, Any]]:
+    """The rotary settings of the model, or of each kind of its layers; empty where it has none."""
+    settings: dict[str, Any] = getattr(config.get_text_config(decoder=True), "rope_parameters", None) or {}
+    of_kinds = [each for each in settings.values() if isinstance(each, dict)]
+    return of_kinds or [settings]
+
+
+def kind_of(rope: dict[str, Any]) -> str:
+    """`default`, `longrope`, ..."""
+    return str(rope.get("rope_type", "default"))
+
+
+@torch.no_grad()
+def fix_angles(model: PreTrainedModel, context: int) -> None:
+    """Have the rotary embeddings take the angles that belong to this context, however long or short the rows are.
+
+    `longrope`: the short factors up to the original context, else the long ones for every position.  `dynamic`: the
+    base for a sequence of this length.  Neither config nor weights change, so neither does what is saved.
+    """
+    for module in model.modules():
+        kinds = vars(module).get("rope_type")
+        for layer_type, kind in kinds.items() if isinstance(kinds, dict) else [(None, kinds)]:
+            if kind in ("longrope", "dynamic"):
+                _fix(module, kind, layer_type, context)
+
+
+def _fix(module: Any, kind: str, layer_type: str | None, context: int) -> None:
+    prefix = "" if layer_type is None else f"{layer_type}_"
+    before = getattr(module, f"{prefix}inv_freq")
+    frequencies, scaling = ROPE_INIT_FUNCTIONS[kind](
+        module.config, before.device, seq_len=context, **({} if layer_type is None else {"layer_type": layer_type})
+    )
+    names = ["inv_freq", "original_inv_freq", *(["long_inv_freq"] if kind == "longrope" else [])]
+    for name in names:  # whichever of them the module's update would choose
+        setattr(module, prefix + name, frequencies.to(before))
+    setattr(module, f"{prefix}attention_scaling", scaling)
+    if kind == "dynamic":
+        setattr(module, f"{prefix}max_seq_len_cached", context)
+        module.original_max_seq_len = context
