@@ -1,5 +1,6 @@
 """Every family of the table computes what its model computes, or says why it does not: gradients, types, memory."""
 
+import copy
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -168,6 +169,38 @@ def test_what_a_config_says_is_done(what: str) -> None:
             ]
         )
     torch.testing.assert_close(actual, expected, rtol=0, atol=3e-5)
+
+
+LONG = {
+    "rope_type": "longrope",
+    "rope_theta": 100.0,
+    "short_factor": [1.0, 1.1],
+    "long_factor": [3.0, 9.0],
+    "original_max_position_embeddings": 16,
+    "partial_rotary_factor": 1.0,
+}
+
+
+@pytest.mark.parametrize("family", ["phi3", "llama"])
+def test_longrope_beyond_its_original_context_has_the_long_angles_for_rows_of_every_length(family: str) -> None:
+    model_class, config_class, extra = CLASSES[family]
+    config = {**SHAPE, **extra, "rope_parameters": LONG, "num_hidden_layers": 1}
+    draw = torch.Generator().manual_seed(0)
+    fresh: PreTrainedModel = model_class(config_class(**config)).eval()
+    with torch.no_grad():
+        for parameter in fresh.parameters():
+            parameter.add_(torch.rand(parameter.shape, generator=draw) - 0.5)
+    policy = as_policy(copy.deepcopy(fresh), tokenizer(), context=64)
+    assert policy.forward_reason is None
+    with torch.no_grad():
+        hidden = policy.forward.completion_hidden(PROMPTS, COMPLETIONS, PROMPT_OF)
+        lengths = [len(completion) for completion in COMPLETIONS]
+        for p, completion, actual in zip(PROMPT_OF, COMPLETIONS, hidden.split(lengths), strict=True):
+            # Tokens behind a row make the model take the long angles for all of it, and change nothing else.
+            row = [*PROMPTS[p], *completion[:-1]]
+            out = fresh.model(input_ids=torch.tensor([[*row, *[0] * (40 - len(row))]])).last_hidden_state
+            expected = out[0, len(PROMPTS[p]) - 1 : len(row)]
+            torch.testing.assert_close(actual, expected, rtol=0, atol=3e-5)
 
 
 REFUSED: dict[str, tuple[str, dict[str, object]]] = {
