@@ -12,6 +12,7 @@ from posttrain.config.reading import checked_sections, kind_of
 from posttrain.config.recipes import VARIANTS, RecipeLayer, merge, read_recipe
 from posttrain.config.sections import require_complete
 from posttrain.errors import UserError
+from posttrain.options.adapter import is_adapter_folder, run_model
 from posttrain.options.model import ModelOptions
 from posttrain.runs.same_recipe import run_recipe
 
@@ -22,6 +23,13 @@ INTERRUPTED = 130
 
 MAY_CHANGE_ON_RESUME = ("run.num_steps", "run.time_limit_minutes", "run.early_stop_evaluations", "checkpoint")
 """How long a run goes on and what it keeps; all else is what made it the run that it is."""
+
+
+LOADING = tuple(
+    f"model.{name}"
+    for name in ("revision", "trust_remote_code", "dtype", "weights", "device", "attn_implementation", "stop_tokens")
+)
+"""Options by which a model is loaded that is asked and not trained."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,15 +106,25 @@ def recipe_layers(recipes: Sequence[str]) -> list[RecipeLayer]:
 
 def model_layer(given: str) -> RecipeLayer:
     """A model that is named by position, by its folder or by that of the run that trained it."""
-    path = given
+    folder = run_model(Path(given))
+    section: dict[str, object] = {"path": given if folder == Path(given) else str(folder)}
     if is_run(given):
-        path = str(Path(given) / "model")
-        if not Path(path, "config.json").is_file():
+        if not (folder / "config.json").is_file() and not is_adapter_folder(folder):
             raise UserError(
                 f"{given}: the folder of a run that has saved no model; it does so when it ends.  Go on with it by"
                 f" --resume {given}, or name the folder of a model."
             )
-    return RecipeLayer(where=COMMAND_LINE, sections={"model": {"path": path}})
+        if is_adapter_folder(folder):  # over the base as it was trained
+            section["quantization"] = quantization_of_run(Path(given))
+        else:
+            section |= {"adapter": None, "quantization": None}
+    return RecipeLayer(where=COMMAND_LINE, sections={"model": section})
+
+
+def quantization_of_run(run: Path) -> object:
+    """What the recipe of a run says of `model.quantization`."""
+    model = run_recipe(run).sections.get("model")
+    return model.get("quantization") if isinstance(model, dict) else None
 
 
 def is_run(given: str) -> bool:

@@ -4,7 +4,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from posttrain.commands.arguments import configured, model_layer, require_model, split_arguments
+from posttrain.commands.arguments import LOADING, configured, model_layer, require_model, split_arguments
 from posttrain.commands.flags import CommandSpec
 from posttrain.options.model import BUNDLED, ModelOptions
 from posttrain.options.rollout import SamplingOptions
@@ -35,7 +35,7 @@ PROGRAM = CommandSpec(
     description="Ask a model, a folder, a run or `bundled`, by hand.  Every line is a question of its own; an empty"
     " one ends.",
     switches=ChatSwitches(),
-    only=("model.dtype", "model.device", "sampling"),
+    only=(*LOADING, "sampling"),
 )
 
 
@@ -76,7 +76,7 @@ def answer_all(config: ChatConfig, questions: "Sequence[str] | Iterator[str]", s
     from posttrain.rewards.grading.grade import grade, reward_function
     from posttrain.runs.progress import visible
 
-    policy = load_policy(config.model)
+    policy = load_policy(config.model, inference=True)
     engine = InProcessEngine(policy)
     for number, question in enumerate(questions):
         prompt = asked(question, policy.tokenizer)

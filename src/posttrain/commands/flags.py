@@ -107,8 +107,9 @@ def read_flags(arguments: Sequence[str], program: CommandSpec, sections: Mapping
         if value == "null" and NoneType in get_args(flags.paths.get(path_of(flag))):
             rest[at] = "None"  # a recipe says null, tyro None
     parsed = parse(flags.parser, rest, program)
+    switches = {each.name for each in fields(program.switches)}  # one may have the name of a section
     for path in given:
-        if path in flags.paths and path.partition(".")[0] in sections:
+        if path in flags.paths and path not in switches and path.partition(".")[0] in sections:
             place(content, path, value_at(parsed, path))
     return RecipeLayer(where=COMMAND_LINE, sections=content), parsed.command
 

@@ -23,7 +23,7 @@ from posttrain.binding import digest_of
 from posttrain.config import Config
 from posttrain.errors import RunError, UserError
 from posttrain.options.dataset import BUNDLED_PROGRAMS, DatasetOptions
-from posttrain.options.model import BUNDLED
+from posttrain.options.model import BUNDLED, ModelOptions
 from posttrain.schemas import PARSING
 
 FILE = "inputs.json"
@@ -273,8 +273,17 @@ def named_files(config: Config) -> dict[str, RunInput]:
     paths["algorithm.path"] = str(config.algorithm.get("path", ""))
     found = {option: RunInput(path, digest_of(file_of(path))) for option, path in paths.items() if path}
     if config.model.path != BUNDLED:
-        found["model.path"] = RunInput(config.model.path, model_digest(Path(config.model.path)))
+        found["model.path"] = RunInput(config.model.path, model_digest(folder_of(config.model)))
     return found
+
+
+def folder_of(model: ModelOptions) -> Path:
+    """The folder of a model, in the cache where it is one of the hub."""
+    if model.hub_name is None:
+        return Path(model.path)
+    from posttrain.models.loading.hub import cached_folder
+
+    return cached_folder(model.hub_name, model.hub_revision) or Path(model.path)
 
 
 def model_digest(folder: Path) -> str:

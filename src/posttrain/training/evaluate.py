@@ -39,7 +39,7 @@ def evaluate(
     if model is not None:
         config = replace(config, model=replace(config.model, path=str(model)))
     own = CallerObjects(policy=policy, task=task, engine=engine, algorithm=algorithm, rewards=rewards, rows=rows)
-    with open_session(config, own) as session:
+    with open_session(config, own, inference=True) as session:
         session.load_weights()
         questions, samples = session.questions(), config.evaluation.samples
         if progress is None:

@@ -9,6 +9,7 @@ from posttrain.config import Config
 from posttrain.generation.engine import Engine
 from posttrain.generation.parity import gap_limit_metric
 from posttrain.models.policy import Policy
+from posttrain.options.adapter import run_model
 from posttrain.runs.clock import Clock
 from posttrain.runs.folder import saved_recipe
 from posttrain.runs.guards import SameReward, SamplerGuard, UnscoredSteps
@@ -49,8 +50,8 @@ class Run:
 
     @property
     def model_folder(self) -> Path:
-        """The trained model, for `from_pretrained` and for `posttrain chat`."""
-        return self.folder / "model"
+        """The trained model, for `from_pretrained` and for `posttrain chat`; its adapter where that alone was saved."""
+        return run_model(self.folder)
 
 
 def train(
@@ -88,6 +89,8 @@ def train(
         require_room(session)
         session.trained.run.recipe = recipe
         require_sound_rows(session)
+        for line in report.planned_memory(session)[1]:  # before anything is sampled, which might be where it ends
+            print(line, flush=True)
         return train_session(session, resumed or inputs_of(config, own), watching, resume=resume, from_step=from_step)
 
 
@@ -272,6 +275,8 @@ def show_plan(config: Config, own: CallerObjects = NOTHING_BROUGHT) -> None:
         config.require_use_for_reference(session.algorithm)
         require_room(session)
         require_sound_rows(session)
+        for line in report.planned_memory(session)[1]:
+            print(line, flush=True)
         session.load_weights()
         clock = Clock()
         collected = session.collector.collect(1, no_journal, clock)

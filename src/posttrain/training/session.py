@@ -95,6 +95,8 @@ class Session:
     learner: Learner
     trained: TrainedByReward
     """The learner with the counters of its run."""
+    longest_prompt_tokens: int = 0
+    """Of all prompts that are known; found by `require_room`."""
     held_out: Questions | None = None
     """Made when first asked for."""
 
@@ -142,13 +144,13 @@ class Session:
         return self.held_out
 
 
-def open_session(config: Config, own: CallerObjects = NOTHING_BROUGHT) -> Session:
-    """Load the model and make everything else, but for what the caller brings."""
+def open_session(config: Config, own: CallerObjects = NOTHING_BROUGHT, *, inference: bool = False) -> Session:
+    """Load the model and make everything else, but for what the caller brings; `inference` trains nothing."""
     require_training_by_reward(config)
     with ExitStack() as opened:
         threads = opened.enter_context(claim_threads(config.run.threads))
         resources = opened.enter_context(Resources(config.sandbox))
-        session = assembled(config, own, resources, threads)
+        session = assembled(config, own, resources, threads, inference=inference)
         opened.pop_all()  # from here on it is the session that closes them
     return session
 
@@ -160,9 +162,11 @@ def require_training_by_reward(config: object) -> None:
         raise UserError(f"config: a {kind} is given, and a Config is needed, such as load_recipe() makes.")
 
 
-def assembled(config: Config, own: CallerObjects, resources: Resources, threads: ThreadClaim) -> Session:
+def assembled(
+    config: Config, own: CallerObjects, resources: Resources, threads: ThreadClaim, *, inference: bool
+) -> Session:
     """A session of these parts and of what the config describes."""
-    policy = own.policy or load_policy(config.model)
+    policy = own.policy or load_policy(config.model, seed=config.run.seed, inference=inference)
     policy.require_as_made()
     task = task_of(config, own, policy)
     algorithm = own.algorithm or build_algorithm(config.algorithm)
@@ -302,4 +306,5 @@ def require_room(session: Session) -> None:
     prompts = [*longest_prompts(session.task), *session.questions().prompts]
     for prompt in prompts:
         require_room_for(prompt, session.engine)
-    session.config.require_room(max(len(prompt.tokens) for prompt in prompts))
+    session.longest_prompt_tokens = max(len(prompt.tokens) for prompt in prompts)
+    session.config.require_room(session.longest_prompt_tokens)
