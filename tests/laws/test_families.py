@@ -14,6 +14,7 @@ from posttrain.algorithms.table import build_algorithm
 from posttrain.models.forward import PlainForward, SharedPromptForward
 from posttrain.models.logprobs import token_logprobs
 from posttrain.models.policy import Policy, as_policy
+from posttrain.models.shared_prompt.architectures import shared_prompt_refusal
 from posttrain.models.shared_prompt.families import FAMILIES
 from posttrain.training.update import Objective
 from tests.support.decoders import WINDOW
@@ -223,7 +224,7 @@ def test_what_the_decoder_does_not_do_is_refused_by_name(reason: str) -> None:
     family, config = REFUSED[reason]
     model_class, config_class, extra = CLASSES[family]
     model = model_class(config_class(**{**SHAPE, **extra, **config}))
-    assert as_policy(model, tokenizer()).forward_reason == reason
+    assert shared_prompt_refusal(model) == reason
 
 
 def with_a_plain_embedding(model: PreTrainedModel) -> None:
@@ -245,7 +246,7 @@ def with_a_norm_of_another_family(model: PreTrainedModel) -> None:
 def test_a_layer_of_another_family_is_refused(change: Callable[[PreTrainedModel], None], says: str) -> None:
     model = tiny_model("gemma2", exact=False)
     change(model)
-    reason = as_policy(model, tokenizer()).forward_reason
+    reason = shared_prompt_refusal(model)
     assert reason is not None
     assert re.match(says, reason), reason
 
