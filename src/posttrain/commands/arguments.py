@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from posttrain.commands.flags import COMMAND_LINE, CommandSpec, path_of, read_flags
-from posttrain.config import Config, build
+from posttrain.config import Config, SftConfig, build
 from posttrain.config.reading import checked_sections, kind_of
 from posttrain.config.recipes import VARIANTS, RecipeLayer, merge, read_recipe
 from posttrain.config.sections import require_complete
@@ -21,6 +21,10 @@ Built = TypeVar("Built")
 INTERRUPTED = 130
 """The exit code of a run that was asked to stop, as shells know it."""
 
+BY_PATH = ("model",)
+"""Sections of supervised runs whose `path` decides which other options they have."""
+TEMPLATE = ("model.chat_template", "model.template_options")
+"""How a model is spoken to: options of the commands that ask one."""
 MAY_CHANGE_ON_RESUME = ("run.num_steps", "run.time_limit_minutes", "run.early_stop_evaluations", "checkpoint")
 """How long a run goes on and what it keeps; all else is what made it the run that it is."""
 
@@ -83,18 +87,18 @@ def with_flags(
     kind: type, layers: Sequence[RecipeLayer], flags: Sequence[str], program: CommandSpec
 ) -> tuple[list[RecipeLayer], Any]:
     """Some layers with that of the flags above them, and the command's own switches."""
-    layers = [*layers, variants(flags)]
+    layers = [*layers, variants(flags, BY_PATH if kind is SftConfig else ())]
     content = checked_sections(kind, merge(layers))
     given, switches = read_flags(flags, program, content)
     return [*layers, given], switches
 
 
-def variants(flags: Sequence[str]) -> RecipeLayer:
-    """The task and algorithm that flags name: they decide which other flags there are."""
+def variants(flags: Sequence[str], by_path: Sequence[str] = ()) -> RecipeLayer:
+    """The task, the algorithm and, where it may be new, the model that flags name: they decide which others exist."""
     sections: dict[str, dict[str, object]] = {}
     for flag, after in zip_longest(flags, flags[1:], fillvalue=""):
         section, _, option = path_of(flag).partition(".")
-        if section in VARIANTS and option in ("name", "path"):
+        if (section in VARIANTS and option in ("name", "path")) or (section in by_path and option == "path"):
             sections.setdefault(section, {})[option] = flag.partition("=")[2] if "=" in flag else after
     return RecipeLayer(where=COMMAND_LINE, sections=sections)
 
@@ -105,9 +109,13 @@ def recipe_layers(recipes: Sequence[str]) -> list[RecipeLayer]:
 
 
 def model_layer(given: str) -> RecipeLayer:
-    """A model that is named by position, by its folder or by that of the run that trained it."""
+    """A model that is named by position, by its folder or by that of the run that trained it.
+
+    Of a run the options of its chat template too: the model is asked as it was trained.
+    """
     folder = run_model(Path(given))
     section: dict[str, object] = {"path": given if folder == Path(given) else str(folder)}
+    section |= section_of_run(given, "model", ("template_options",))
     if is_run(given):
         if not (folder / "config.json").is_file() and not is_adapter_folder(folder):
             raise UserError(
@@ -115,16 +123,18 @@ def model_layer(given: str) -> RecipeLayer:
                 f" --resume {given}, or name the folder of a model."
             )
         if is_adapter_folder(folder):  # over the base as it was trained
-            section["quantization"] = quantization_of_run(Path(given))
+            section |= section_of_run(given, "model", ("quantization",))
         else:
             section |= {"adapter": None, "quantization": None}
     return RecipeLayer(where=COMMAND_LINE, sections={"model": section})
 
 
-def quantization_of_run(run: Path) -> object:
-    """What the recipe of a run says of `model.quantization`."""
-    model = run_recipe(run).sections.get("model")
-    return model.get("quantization") if isinstance(model, dict) else None
+def section_of_run(given: str, section: str, options: Sequence[str]) -> dict[str, Any]:
+    """What the recipe of a run says of some options of a section, those that it has; nothing where it is no run."""
+    if not is_run(given):
+        return {}
+    content = run_recipe(Path(given)).sections.get(section)
+    return {name: content[name] for name in options if name in content} if isinstance(content, dict) else {}
 
 
 def is_run(given: str) -> bool:
@@ -146,8 +156,8 @@ def layers_for_model(given: str, recipes: Sequence[str]) -> list[RecipeLayer]:
 
 
 def require_model(options: ModelOptions) -> None:
-    """Refuse a folder that is no model, or a device that is not there, before anything is loaded."""
-    options.require_folder()
+    """Refuse a folder that is no model, a missing file, or a device that is not there, before anything is loaded."""
+    options.require_files()
     if options.device == "cuda":
         from posttrain.models.loading.devices import chosen_device
 

@@ -2,7 +2,7 @@
 
 import copy
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -163,14 +163,21 @@ def without_wrapper(model: nn.Module) -> PreTrainedModel:
 
 def stop_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, texts: Sequence[str] = ()) -> tuple[int, ...]:
     """The stop tokens that generation config, model config and tokenizer name, and those of texts, ascending."""
-    ids = {single_token(tokenizer, text) for text in texts}
     generation = model.generation_config.eos_token_id if model.generation_config is not None else None
-    for named in (generation, getattr(model.config, "eos_token_id", None), tokenizer.eos_token_id):
-        if named is not None:
-            ids.update([named] if isinstance(named, int) else named)
+    own = (generation, getattr(model.config, "eos_token_id", None), tokenizer.eos_token_id)
+    named = (*own, [single_token(tokenizer, text) for text in texts])
+    return united_stop_ids(named, model.name_or_path or "the model")
+
+
+def united_stop_ids(named: Iterable[int | Sequence[int] | None], model: str) -> tuple[int, ...]:
+    """All stop tokens that are named in some places, each naming one, several or none, in ascending order."""
+    ids: set[int] = set()
+    for each in named:
+        if each is not None:
+            ids.update([each] if isinstance(each, int) else each)
     if not ids:
         raise UserError(
-            f"{model.name_or_path or 'the model'}: neither its config nor its tokenizer names an end-of-text token, so"
+            f"{model}: neither its config nor its tokenizer names an end-of-text token, so"
             " no completion could stop.  Name one by model.stop_tokens, or set eos_token_id in generation_config.json."
         )
     return tuple(sorted(ids))

@@ -1,7 +1,8 @@
 """Which model to load, and how: the `model` section of a recipe."""
 
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
@@ -47,7 +48,10 @@ class ModelOptions:
     """Tokens of a prompt and its completion together; null is as many as the model allows, and no number is more."""
     stop_tokens: tuple[str, ...] = ()
     """Texts, one token each, that end a completion beside the stop tokens that the model names itself."""
-
+    chat_template: str = ""
+    """File of a chat template, in Jinja, in place of the model's own; it is saved with the trained model."""
+    template_options: Mapping[str, object] = field(default_factory=dict)
+    """Arguments of the chat template, such as `{enable_thinking: false}`; one that it does not read is an error."""
     adapter: AdapterOptions | None = None
     """Train a low-rank adapter over the frozen model (LoRA); null trains the model itself, or goes on with the adapter
     that `path` holds."""
@@ -88,8 +92,17 @@ class ModelOptions:
         match = HUB_ID.fullmatch(self.path)
         return self.revision or (match["revision"] or "" if match is not None else "")
 
+    def require_files(self) -> None:
+        """Fail early, before anything heavy is imported, when an option names nothing that can be loaded."""
+        self.require_folder()
+        if self.chat_template and not Path(self.chat_template).is_file():
+            raise UserError(
+                f"model.chat_template = {self.chat_template}: no such file.  Give the file of a Jinja template, such as"
+                " the chat_template.jinja of a model's folder; paths are relative to the folder you run in."
+            )
+
     def require_folder(self) -> None:
-        """Fail early, before anything heavy is imported, when `path` names nothing that can be loaded."""
+        """Refuse a `path` that names nothing that can be loaded."""
         if self.path == BUNDLED or self.hub_name is not None:
             return
         folder = self.folder

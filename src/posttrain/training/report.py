@@ -27,8 +27,9 @@ from posttrain.runs.planned_memory import machine_memory, memory_line, memory_wa
 from posttrain.runs.run_folder import RunFolder
 from posttrain.runs.summary import HELD_OUT, REWARD, build_summary
 from posttrain.tasks.base import Probe, Reading
+from posttrain.tasks.dataset import DatasetTask
 from posttrain.training.collector import CollectedStep
-from posttrain.training.evaluation import completions_of_run
+from posttrain.training.evaluation import completions_of_run, source_readings
 from posttrain.training.optimizer import standing_still
 from posttrain.training.session import Session, given_rewards
 from posttrain.training.state import RunState
@@ -64,6 +65,7 @@ def plan_lines(
     lines = [
         *policy_lines(session),
         f"task       {session.task.name}, {len(session.questions().prompts)} held-out problems",
+        *(f"           {note}" for note in (session.task.notes() if isinstance(session.task, DatasetTask) else ())),
         *adapter_lines(session.policy),
         f"algorithm  {session.algorithm.name}, learning rate {config.update.largest_rate:g}",
         f"rewards    {', '.join(f'{item.name} × {item.settings.weight:g}' for item in session.rewards)}",
@@ -143,6 +145,7 @@ def held_out_metrics(results: Mapping[str, object], probes: Mapping[str, Probe] 
     metrics: dict[str, float] = {}
     for name in (name for probe in probes.values() for name in probe.readings if name in results):
         metrics[f"eval/{name}"] = cast(float, results[name])
+    metrics |= source_readings(cast(Mapping[str, Mapping[str, object]], results.get("sources", {})))
     if results["mean_length"] is not None:
         metrics["eval/mean_length"] = cast(float, results["mean_length"])
     for name in (*HELD_OUT, REWARD):
@@ -225,10 +228,19 @@ def comparison(summary: Mapping[str, object], probes: Iterable[Probe] = ()) -> l
         **{name: reading for probe in probes for name, reading in probe.readings.items()},
     }
     return [
-        (reading.label, result_text(before, name, reading), result_text(after, name, reading))
+        (prefix + reading.label, result_text(first, name, reading), result_text(last, name, reading))
+        for prefix, first, last in [("", before, after), *of_sources(before, after)]
         for name, reading in readings.items()
-        if before.get(name) is not None and after.get(name) is not None
+        if first.get(name) is not None and last.get(name) is not None
     ]
+
+
+def of_sources(
+    before: Mapping[str, object], after: Mapping[str, object]
+) -> list[tuple[str, Mapping[str, object], Mapping[str, object]]]:
+    """The results of each data set of a mixture, with what their labels begin with."""
+    first, last = (cast(Mapping[str, Mapping[str, object]], each.get("sources", {})) for each in (before, after))
+    return [(f"{source}: ", first[source], last[source]) for source in first if source in last]
 
 
 def result_text(results: Mapping[str, object], name: str, reading: Reading) -> str:
@@ -247,7 +259,10 @@ def closing_lines(
     """The end of a run: numbers before and after, transcripts side by side, where things are and what to do next."""
     rows = comparison(summary, session.questions().probes.values())
     width = max([23, *(len(left) for _, left, _ in rows)]) + 1
-    table = [f"{label:<38}{left:<{width}}{right}" for label, left, right in [("held-out", "before", "after"), *rows]]
+    wide = max([37, *(len(label) for label, _, _ in rows)]) + 1
+    table = [
+        f"{label:<{wide}}{left:<{width}}{right}" for label, left, right in [("held-out", "before", "after"), *rows]
+    ]
     pairs = [line for b, a in zip(*transcripts, strict=True) for line in side_by_side(b[0], b[1], a[1])]
     folder = shown(folder)
     return [

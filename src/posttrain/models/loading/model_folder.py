@@ -23,6 +23,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from posttrain.errors import UserError
 from posttrain.models.adapters.peft_format import read_adapter
 from posttrain.models.loading.adapting import base_options, with_adapter
+from posttrain.models.loading.chat_template import with_chat_template
 from posttrain.models.loading.construction import without_progress_bars
 from posttrain.models.loading.devices import chosen_device
 from posttrain.models.loading.folder_kinds import needs_code, quantisation, read_json, require_model_folder
@@ -78,7 +79,7 @@ def load_model(options: ModelOptions) -> Policy:
 
 def located_folder(options: ModelOptions) -> Path:
     """The folder that the options name, on this machine; one of the hub is downloaded where the cache lacks it."""
-    options.require_folder()
+    options.require_files()
     if options.path == BUNDLED:
         return bundled_folder()
     if options.hub_name is None:
@@ -139,7 +140,7 @@ def loaded_tokenizer(folder: Path, options: ModelOptions) -> PreTrainedTokenizer
             f"{where(options)}: its tokenizer has no token for the letter a, so its files are not whole.  Copy"
             " tokenizer.json and tokenizer_config.json into the folder, from the model that it was made of."
         )
-    return cast(PreTrainedTokenizerBase, tokenizer)
+    return with_chat_template(cast(PreTrainedTokenizerBase, tokenizer), options.chat_template)
 
 
 @contextmanager
