@@ -5,6 +5,7 @@ import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+import peft
 import pytest
 import torch
 from torch import Tensor
@@ -53,7 +54,8 @@ def loss(policy: Policy) -> Tensor:
 def gradients(policy: Policy, value: Tensor) -> dict[str, Tensor]:
     policy.model.zero_grad()
     value.backward()
-    return {name: parameter.grad.clone() for name, parameter in policy.model.named_parameters()}
+    trained = [(name, parameter) for name, parameter in policy.model.named_parameters() if parameter.requires_grad]
+    return {name: parameter.grad.clone() for name, parameter in trained}
 
 
 def test_every_family_of_the_table_has_a_tiny_model() -> None:
@@ -113,6 +115,25 @@ def test_weights_in_bfloat16_err_no_more_than_the_models_own_forward_does(family
         assert actual[name].dtype == torch.bfloat16
         scale = gradient.norm() + 0.05 * max(each.norm() for each in expected.values())
         assert (actual[name].float() - gradient).norm() <= 0.15 * scale, name
+
+
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")  # transformers to peft
+@each_family
+def test_adapters_on_all_projections_have_the_gradient_of_the_models_own_forward(family: str) -> None:
+    model = tiny_model(family, torch.float32, exact=False)
+    names = [*FAMILIES[family].qkv, *FAMILIES[family].gate_up, "o_proj", "down_proj"]
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        peft.inject_adapter_in_model(peft.LoraConfig(r=2, target_modules=names, init_lora_weights=False), model)
+    policy = as_policy(model, tokenizer())
+    assert policy.forward_reason is None
+    actual = gradients(policy, loss(policy))
+    rows = zip(PROMPT_OF, COMPLETIONS, strict=True)
+    logprobs = torch.cat([plain_logprobs(model, PROMPTS[p], tokens, TEMPERATURE) for p, tokens in rows])
+    expected = gradients(policy, (torch.linspace(-1, 2, len(logprobs)) * logprobs).sum())
+    assert len(expected) == 2 * 2 * len(names)  # A and B of two layers, and nothing else
+    for name, gradient in expected.items():
+        assert (actual[name] - gradient).norm() <= 1e-4 * gradient.norm(), name
 
 
 # What a config may say besides.
