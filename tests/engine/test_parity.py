@@ -5,28 +5,26 @@ The bounds are those of the design: float32 to 1e-5 nats in the mean and 1e-4 at
 
 import pytest
 import torch
-from transformers import MistralConfig, MistralForCausalLM
 
 from posttrain.algorithms.table import build_algorithm
 from posttrain.generation.in_process import InProcessEngine
 from posttrain.generation.streams import StreamKey
-from posttrain.models.policy import Policy, as_policy
+from posttrain.models.policy import Policy
 from posttrain.options.sampling import Sampling
 from posttrain.options.training import UpdateOptions
 from posttrain.records import Group
 from posttrain.training.optimizer import new_optimizer
 from posttrain.training.update import Objective, group_logprobs, update
+from tests.support.families import CONTEXT, WINDOW, family_policy
 from tests.support.tiny import (
     DECODERS,
     FAMILIES,
-    SHAPE,
     STOP_IDS,
     batch_of,
     request,
     some_prompts,
     through_its_own_forward,
     tiny_policy,
-    tokenizer,
 )
 
 LENGTHS = (3, 17, 1, 9)
@@ -93,16 +91,11 @@ def test_they_agree_after_updates_because_the_sampler_reads_the_weights_anew(fam
     assert stale.mean() > 1e-2  # an engine with old weights would be told from one with new ones
 
 
-def test_they_agree_on_a_model_with_a_sliding_window_because_nothing_outgrows_it() -> None:
-    shape = {**SHAPE, "sliding_window": 12, "bos_token_id": 0, "eos_token_id": list(STOP_IDS)}
-    model = MistralForCausalLM(MistralConfig(**shape))
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.mul_(8)  # far from uniform, so that one token too many in the cache shows
-    policy = as_policy(model, tokenizer())
-    prompts = some_prompts((3, 9))
-    groups = InProcessEngine(policy).rollout(prompts, request(6, 40))
-    assert gaps(policy, groups).max() <= 1e-4
-    groups = InProcessEngine(policy).rollout(prompts, request(6, 40, suppressed=STOP_IDS))
+def test_completions_grow_beyond_a_sliding_window() -> None:
+    # Once they were cut at the window, without a word.
+    policy = family_policy("mistral", context=None)
+    assert policy.max_positions == CONTEXT
+    groups = InProcessEngine(policy).rollout(some_prompts((3, 9)), request(6, 80, suppressed=STOP_IDS))
     lengths = {len(group.prompt.tokens) + len(rollout.tokens) for group in groups for rollout in group.rollouts}
-    assert lengths == {12}  # of a context of 64
+    assert lengths == {CONTEXT}
+    assert CONTEXT > 4 * WINDOW
