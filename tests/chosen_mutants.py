@@ -254,9 +254,7 @@ MUTANTS: list[tuple[str, str, str, int]] = [
     ("generation/sampling.py", "before < (", "before <= (", 0),
     ("generation/sampling.py", "inside = torch.where(position < vocab, inside, 0.0)", "inside = inside + 0.0", 0),
     ("generation/sampling.py", "probabilities >= sampling.min_p", "probabilities > sampling.min_p", 0),
-    ("models/shared_prompt/architectures.py", 'config.hidden_act != "silu"', "False", 0),
-    ("models/shared_prompt/architectures.py", 'getattr(config, "mlp_bias", False)', "False", 0),
-    ("models/shared_prompt/architectures.py", 'kind != "full_attention"', "False", 0),
+    ("models/shared_prompt/architectures.py", "activation not in ACTIVATIONS", "False", 0),
     ("models/shared_prompt/decoder.py", "self.eps: float = config.rms_norm_eps", "self.eps: float = 1e-6", 0),
     ("models/logprobs.py", "logits.amax(dim=1, keepdim=True)", "logits[:, :1].clone()", 0),
     (

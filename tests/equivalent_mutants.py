@@ -141,8 +141,8 @@ BECAUSE: dict[str, list[tuple[str, str]]] = {
         ("models/logprobs.py", "for rows in _slices(num_rows, max(TILE_ROWS, elements % vocab)):"),
     ],
     "Grouped heads are repeated ones.": [
-        ("models/shared_prompt/packed.py", "if mask is not None or query.is_cuda:"),
-        ("models/shared_prompt/packed.py", "if not (mask is not None and query.is_cuda):"),
+        ("models/shared_prompt/attention.py", "if mask is not None or query.is_cuda:"),
+        ("models/shared_prompt/attention.py", "if not (mask is not None and query.is_cuda):"),
     ],
     "No row looks at another, so that it does not matter which fills a gap.": [
         ("generation/decoding_rows.py", "target = [row for row in gone if row < left]"),

@@ -56,7 +56,7 @@ GROUPS = [
         files=[
             "models/logprobs.py",
             "models/forward.py",
-            *(f"models/shared_prompt/{name}.py" for name in ("packed", "fused", "decoder")),
+            *(f"models/shared_prompt/{name}.py" for name in ("attention", "packed", "fused", "decoder", "linear")),
         ],
         suites=["laws", "engine"],
         modules=[

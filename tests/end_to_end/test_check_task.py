@@ -210,7 +210,7 @@ def test_rows_of_messages_reach_a_function_as_messages(
     assert checked(tmp_path, CHATS, "--rows", rows) == 1
     told = capsys.readouterr().out
     assert "raised TypeError: string indices must be integers" in told
-    assert "(reads messages and gets text: --chat here, --task.chat in training)" in told
+    assert "(reads messages and gets text: --chat here, --task.prompt-format chat in training)" in told
     assert checked(tmp_path, CHATS, "--rows", rows, "--chat") == 0
     assert checked(tmp_path, CHATS, "--chat", "--rows", rows) == 0
 

@@ -93,7 +93,7 @@ def test_system_messages_and_chat_make_conversations() -> None:
 
     plain, turns = [{"prompt": "hi"}], [{"prompt": [{"role": "user", "content": "hi"}]}]
     assert first(plain) == "hi"
-    assert first(plain, chat=True) == first(turns) == "user: hi\nassistant: "
+    assert first(plain, prompt_format="chat") == first(turns) == "user: hi\nassistant: "
     assert first(plain, system="Be brief.") == first(turns, system="Be brief.")
     assert first(turns, system="Be brief.", prefill="So") == "system: Be brief.\nuser: hi\nassistant: So"
     own = [{"prompt": [{"role": "system", "content": "x"}, {"role": "user", "content": "hi"}]}]

@@ -58,7 +58,11 @@ def test_a_model_without_chat_template_is_told_when_one_is_needed(place: Path, c
     bare = save_tiny_model(place / "bare")
     (bare / "chat_template.jinja").unlink()
     recipe = tiny_recipe(place, task={"prompt_style": "r1"}, model={"path": str(bare)})
-    says = ("prompt 'train/0' is a list of messages", "has no chat template", "give prompts as plain text")
+    says = (
+        "prompt 'train/0' is a list of messages",
+        "has no chat template",
+        "name a template's file as model.chat_template",
+    )
     require_one_message(in_this_process(capsys, "rl", recipe), 2, *says)
 
 

@@ -19,6 +19,7 @@ from posttrain.generation.streams import StreamKey, uniforms
 from posttrain.models.policy import Policy
 from posttrain.options.sampling import Sampling
 from posttrain.records import Finish, Group
+from tests.support.decoders import DECODER_CLASSES
 from tests.support.tiny import (
     DECODERS,
     STOP_IDS,
@@ -96,7 +97,10 @@ def engine_of(policy: Policy, path: str, max_rows: int = 256) -> InProcessEngine
     return engine
 
 
-WAYS = [(family, path) for family in DECODERS for path in ("decoder", "own_forward", "static")]
+WAYS = [
+    *((family, path) for family in DECODERS for path in ("decoder", "own_forward", "static")),
+    *((family, path) for family in DECODER_CLASSES for path in ("decoder", "static")),
+]
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])

@@ -5,26 +5,30 @@ The bounds are those of the design: float32 to 1e-5 nats in the mean and 1e-4 at
 
 import pytest
 import torch
+from transformers import MistralConfig, MistralForCausalLM
 
 from posttrain.algorithms.table import build_algorithm
 from posttrain.generation.in_process import InProcessEngine
 from posttrain.generation.streams import StreamKey
-from posttrain.models.policy import Policy
+from posttrain.models.policy import Policy, as_policy
 from posttrain.options.sampling import Sampling
 from posttrain.options.training import UpdateOptions
 from posttrain.records import Group
 from posttrain.training.optimizer import new_optimizer
 from posttrain.training.update import Objective, group_logprobs, update
+from tests.support.decoders import DECODER_CLASSES
 from tests.support.families import CONTEXT, WINDOW, family_policy
 from tests.support.tiny import (
-    DECODERS,
+    ALL_DECODERS,
     FAMILIES,
+    SHAPE,
     STOP_IDS,
     batch_of,
     request,
     some_prompts,
     through_its_own_forward,
     tiny_policy,
+    tokenizer,
 )
 
 LENGTHS = (3, 17, 1, 9)
@@ -41,7 +45,7 @@ def gaps(policy: Policy, groups: list[Group], temperature: float = 1.0) -> torch
     ("dtype", "mean", "largest"), [(torch.float32, 1e-5, 1e-4), (torch.float64, 1e-14, 1e-12)], ids=["f32", "f64"]
 )
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", [*FAMILIES, *DECODER_CLASSES])
 def test_sampler_and_trainer_agree(
     family: str, temperature: float, dtype: torch.dtype, mean: float, largest: float
 ) -> None:
@@ -52,7 +56,7 @@ def test_sampler_and_trainer_agree(
     assert gap.max() <= largest
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", [*FAMILIES, *DECODER_CLASSES])
 def test_in_bfloat16_they_agree_to_its_own_precision(family: str) -> None:
     # A bfloat16 product errs by 2^-9; through two layers log-probs of a few nats err by about a hundredth.
     policy = tiny_policy(family, torch.float32, compute="bfloat16")
@@ -63,7 +67,7 @@ def test_in_bfloat16_they_agree_to_its_own_precision(family: str) -> None:
     assert gap.max() <= 1e-1
 
 
-@pytest.mark.parametrize("family", DECODERS)
+@pytest.mark.parametrize("family", ALL_DECODERS)
 def test_our_decoder_and_the_models_own_forward_agree(family: str) -> None:
     policy = tiny_policy(family)
     groups = InProcessEngine(policy).rollout(some_prompts(LENGTHS), request(4, 20))
@@ -99,3 +103,19 @@ def test_completions_grow_beyond_a_sliding_window() -> None:
     lengths = {len(group.prompt.tokens) + len(rollout.tokens) for group in groups for rollout in group.rollouts}
     assert lengths == {CONTEXT}
     assert CONTEXT > 4 * WINDOW
+
+
+def test_they_agree_beyond_a_sliding_window_while_rows_come_and_go() -> None:
+    shape = {**SHAPE, "sliding_window": 12, "bos_token_id": 0, "eos_token_id": list(STOP_IDS)}
+    model = MistralForCausalLM(MistralConfig(**shape))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(8)  # far from uniform, so that one token too many in sight shows
+    policy = as_policy(model, tokenizer())
+    groups = InProcessEngine(policy, max_rows=5).rollout(some_prompts((3, 9, 20, 1)), request(6, 40))
+    lengths = {len(group.prompt.tokens) + len(rollout.tokens) for group in groups for rollout in group.rollouts}
+    assert max(lengths) > 3 * 12
+    assert len(lengths) > 4
+    gap = gaps(policy, groups)
+    assert gap.mean() <= 1e-5
+    assert gap.max() <= 1e-4

@@ -51,10 +51,11 @@ WINDOW = {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 
         (llama, {"head_dim": 6}, True),
         (llama, {"rope_parameters": {"rope_type": "default", "rope_theta": 50.0}}, True),
         (qwen2, {"use_sliding_window": False, "sliding_window": 4}, True),
-        (llama, {"mlp_bias": True}, False),
+        (llama, {"mlp_bias": True}, True),
+        (llama, {"hidden_act": "gelu_pytorch_tanh"}, True),
         (llama, {"hidden_act": "gelu"}, False),
         (qwen2, {"hidden_act": "relu"}, False),
-        (qwen2, WINDOW, False),
+        (qwen2, WINDOW, True),
     ],
     ids=lambda value: getattr(value, "__name__", str(value)),  # an address would differ between workers
 )

@@ -3,8 +3,16 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import nn
 
-from posttrain.models.shared_prompt.linear import MOST_ROWS, PackedWeight, for_inference, linear
+from posttrain.models.shared_prompt.linear import (
+    MOST_ROWS,
+    DenseWeight,
+    PackedWeight,
+    for_inference,
+    linear,
+    projection,
+)
 
 WEIGHT = torch.randn(37, 19, generator=torch.Generator().manual_seed(0))
 
@@ -33,3 +41,60 @@ def test_a_packed_matrix_is_a_copy_that_does_not_follow_its_weight() -> None:
 def test_a_matrix_in_another_precision_stays_as_it_is() -> None:
     for weight in (WEIGHT.double(), WEIGHT.bfloat16()):
         assert for_inference(weight) is weight
+
+
+def layers(*biased: bool, frozen: bool = False) -> list[nn.Linear]:
+    """Linear layers of one input, of 3, 5 and 7 outputs, some with a bias."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        made = [nn.Linear(4, 3 + 2 * i, bias=bias, dtype=torch.float64) for i, bias in enumerate(biased)]
+    return [layer.requires_grad_(not frozen) for layer in made]
+
+
+X = torch.randn(6, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+@pytest.mark.parametrize("biased", [(False,), (True,), (False, False, False), (True, True), (True, False, True)])
+def test_layers_side_by_side_give_what_each_gives(biased: tuple[bool, ...], frozen: bool) -> None:
+    modules = layers(*biased, frozen=frozen)
+    expected = torch.cat([module(X) for module in modules], dim=1)
+    weight = projection(modules, torch.float64)
+    for each in (weight, weight.owned(), weight.for_inference()):
+        torch.testing.assert_close(each.product(X), expected, rtol=0, atol=1e-14)
+
+
+def test_trained_layers_are_one_product_whose_gradient_is_theirs() -> None:
+    modules, others = layers(True, True, True), layers(True, True, True)
+    weight = projection(modules, torch.float64)
+    assert isinstance(weight, DenseWeight)
+    assert len(weight.parts) == 1
+    (weight.product(X).tanh() ** 2).sum().backward()
+    (torch.cat([other(X) for other in others], dim=1).tanh() ** 2).sum().backward()
+    for mine, theirs in zip(modules, others, strict=True):
+        torch.testing.assert_close(mine.weight.grad, theirs.weight.grad, rtol=0, atol=1e-13)
+        torch.testing.assert_close(mine.bias.grad, theirs.bias.grad, rtol=0, atol=1e-13)
+
+
+def test_frozen_layers_are_never_copied() -> None:
+    modules = layers(True, True, frozen=True)
+    weight = projection(modules, torch.float64)
+    for each in (weight, weight.owned()):
+        assert isinstance(each, DenseWeight)
+        assert all(part.matrix is module.weight for part, module in zip(each.parts, modules, strict=True))
+        assert all(part.bias is module.bias for part, module in zip(each.parts, modules, strict=True))
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_what_keeps_its_address_takes_over_new_numbers(frozen: bool) -> None:
+    modules = layers(True, True, frozen=frozen)
+    kept = projection(modules, torch.float64).owned()
+    assert isinstance(kept, DenseWeight)
+    addresses = [part.matrix.data_ptr() for part in kept.parts]
+    with torch.no_grad():
+        for module in modules:
+            module.weight = nn.Parameter(module.weight + 1, requires_grad=not frozen)  # not even where it was
+            module.bias.add_(1)
+    kept.take_over(projection(modules, torch.float64))
+    assert addresses == [part.matrix.data_ptr() for part in kept.parts]
+    torch.testing.assert_close(kept.product(X), torch.cat([m(X) for m in modules], dim=1), rtol=0, atol=1e-14)

@@ -10,9 +10,10 @@ from posttrain.models.forward import PlainForward, SharedPromptForward
 from posttrain.models.logprobs import token_logprobs
 from posttrain.models.policy import Policy
 from posttrain.models.shared_prompt import packed
+from posttrain.models.shared_prompt.attention import attend, repeated_heads
 from posttrain.models.shared_prompt.packed import PackedLayout
 from tests.support.tiny import (
-    DECODERS,
+    ALL_DECODERS,
     VOCAB,
     flat_gradient,
     plain_logprobs,
@@ -84,7 +85,7 @@ def gradient(policy: Policy, value: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("dtype", BOUNDS, ids=["f32", "f64"])
-@pytest.mark.parametrize("family", DECODERS)
+@pytest.mark.parametrize("family", ALL_DECODERS)
 def test_shared_prompts_give_the_loss_and_gradient_of_the_plain_model(family: str, dtype: torch.dtype) -> None:
     policy, bound = tiny_policy(family, dtype), BOUNDS[dtype]
     expected = hugging_face_loss(policy, ROWS)
@@ -94,7 +95,7 @@ def test_shared_prompts_give_the_loss_and_gradient_of_the_plain_model(family: st
 
 
 @pytest.mark.parametrize("dtype", BOUNDS, ids=["f32", "f64"])
-@pytest.mark.parametrize("family", DECODERS)
+@pytest.mark.parametrize("family", ALL_DECODERS)
 def test_whole_sequences_give_the_loss_and_gradient_of_the_plain_model(family: str, dtype: torch.dtype) -> None:
     policy, bound = tiny_policy(family, dtype), BOUNDS[dtype]
     prompts, completions, prompt_of = ROWS
@@ -199,8 +200,8 @@ def test_heads_that_are_repeated_give_what_grouped_heads_give() -> None:
     dice = torch.Generator().manual_seed(0)
     query, key, value = (torch.randn(2, heads, 5, 7, generator=dice, dtype=torch.float64) for heads in (6, 2, 2))
     mask = torch.ones(2, 1, 5, 5, dtype=torch.bool).tril()
-    grouped = packed.attend(query, key, value, mask)
-    repeated = packed.attend(query, packed.repeated_heads(key, 6), packed.repeated_heads(value, 6), mask)
+    grouped = attend(query, key, value, mask)
+    repeated = attend(query, repeated_heads(key, 6), repeated_heads(value, 6), mask)
     torch.testing.assert_close(repeated, grouped, rtol=0, atol=1e-14)
 
 

@@ -1,7 +1,9 @@
 """Prompts are rendered whole, tokenised once, and open with the model's special tokens exactly once."""
 
 import pytest
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
 from posttrain.errors import UserError
@@ -96,7 +98,9 @@ def test_options_reach_the_template_and_its_refusal_is_one_clear_message() -> No
 
 
 def test_messages_for_a_model_without_a_chat_template_say_what_to_do() -> None:
-    with pytest.raises(UserError, match=r"prompt 'p' is a list of messages, .* no chat template .* instruction-tuned"):
+    with pytest.raises(
+        UserError, match=r"prompt 'p' is a list of messages, .* no chat template.*task.prompt_format: plain"
+    ):
         TokenizerRenderer(tokenizer()).render([USER], id="p", prefill="", columns={})
 
 
@@ -106,6 +110,157 @@ def test_messages_for_a_model_without_a_chat_template_say_what_to_do() -> None:
 def test_messages_that_are_none_are_refused(messages: list[object]) -> None:
     with pytest.raises(UserError, match="prompt 'p'"):
         TokenizerRenderer(tokenizer(template=CHATML)).render(messages, id="p", prefill="", columns={})
+
+
+THINKING = (
+    "{% for message in messages %}[{{ message.role }}]{{ message.content.split(']')[-1] if message.role == 'assistant'"
+    " else message.content }}{% endfor %}{% if add_generation_prompt %}[assistant]"
+    "{% if enable_thinking is defined and not enable_thinking %}[]{% else %}[think{% endif %}{% endif %}"
+)
+"""As those of thinking models: what stands before "]" in earlier answers is dropped, and "[think" begins the answer."""
+
+
+@pytest.mark.parametrize(("options", "ends"), [({}, "[think"), ({"enable_thinking": False}, "[]")])
+def test_a_thinking_template_reads_its_option_and_drops_earlier_thoughts(options: dict[str, bool], ends: str) -> None:
+    made = tokenizer(template=THINKING)
+    said = [USER, {"role": "assistant", "content": "[why]so"}, {"role": "user", "content": "cd"}]
+    prompt = TokenizerRenderer(made, template_options=options).render(said, id="p")
+    assert prompt.text == f"[user]ab[assistant]so[user]cd[assistant]{ends}"
+    assert list(prompt.tokens) == ids(made, prompt.text)
+    assert prompt.messages == tuple(said)  # rewards read what was said
+
+
+@pytest.mark.parametrize(
+    ("prefill", "text"),
+    [
+        ("[think", "[user]ab[assistant][think"),
+        ("[think a", "[user]ab[assistant][think[think a"),  # not what the template writes: the writer's own affair
+        ("", "[user]ab[assistant][think"),
+    ],
+)
+def test_a_prefill_that_the_template_writes_itself_stands_there_once(prefill: str, text: str) -> None:
+    prompt = TokenizerRenderer(tokenizer(template=THINKING)).render([USER], id="p", prefill=prefill)
+    assert (prompt.text, prompt.prefill) == (text, prefill)
+
+
+def test_a_prefill_that_ends_the_question_too_is_still_written() -> None:
+    # Without a generation prompt the text ends with the user's words, which are not the answer's beginning.
+    made = tokenizer(template="{% for message in messages %}{{ message.content }}{% endfor %}")
+    prompt = TokenizerRenderer(made).render([USER], id="p", prefill="b")
+    assert (prompt.text, prompt.prefill) == ("abb", "b")
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"refuse_sistem": True}, r"refuse_sistem: .* reads no variable .* Did you mean `refuse_system`"),
+        ({"zzz": 1}, r"template_options\.zzz: the chat template reads no variable of that name"),
+        ({"add_generation_prompt": False}, r"add_generation_prompt: that is decided where the template is called"),
+        ({"tokenize": True}, "tokenize: that is decided"),
+    ],
+)
+def test_an_option_that_the_template_does_not_read_is_refused(options: dict[str, object], says: str) -> None:
+    with pytest.raises(UserError, match=says):
+        TokenizerRenderer(tokenizer(template=CHATML), template_options=options)
+
+
+def test_a_template_that_writes_the_date_of_today_writes_one_date_for_ever() -> None:
+    made = tokenizer(template="{% for m in messages %}{{ m.content }} {{ strftime_now('%d %b %Y') }}{% endfor %}")
+    assert TokenizerRenderer(made).render([USER], id="p").text == "ab 26 Jul 2024"
+    options = {"strftime_now": "2031-02-01"}
+    assert TokenizerRenderer(made, template_options=options).render([USER], id="p").text == "ab 01 Feb 2031"
+    # And nothing else changes: a line end, or a block with blanks before it, is at the beginning what it was.
+    for text in (
+        "\n  {% if strftime_now is defined %}\nx{% endif %}",
+        "  {%- if strftime_now %}x{% endif %}",
+        "\n\n x{# strftime_now #}",
+    ):
+        made.chat_template = text
+        assert TokenizerRenderer(made).render([USER], id="p").text == made.apply_chat_template([USER], tokenize=False)
+    for wrong in ("today", 5):
+        with pytest.raises(UserError, match=r"strftime_now = .*said as 2024-07-26"):
+            TokenizerRenderer(made, template_options={"strftime_now": wrong})
+
+
+def test_an_option_without_a_template_is_refused() -> None:
+    with pytest.raises(UserError, match=r"template_options\.enable_thinking: .* no chat template"):
+        TokenizerRenderer(tokenizer(), template_options={"enable_thinking": False})
+
+
+def test_a_template_that_is_no_jinja_is_told_by_its_line() -> None:
+    with pytest.raises(UserError, match="no Jinja template: line 2: "):
+        TokenizerRenderer(tokenizer(template="a\n{% for m in messages %}")).render([USER], id="p")
+
+
+def test_of_several_templates_the_one_named_default_is_taken() -> None:
+    made = tokenizer()
+    made.chat_template = {"default": CHATML, "tool_use": "x"}
+    assert TokenizerRenderer(made).render([USER], id="p").text == "[user]ab[assistant]"
+    made.chat_template = {"one": CHATML, "two": "x"}
+    with pytest.raises(UserError, match=r"of the names one, two and none of the name default.*model\.chat_template"):
+        TokenizerRenderer(made).render([USER], id="p")
+
+
+def test_content_in_parts_of_text_is_that_text() -> None:
+    made = tokenizer(template=CHATML)
+    parts = [{"type": "text", "text": "a", "image": None}, {"type": "text", "text": "b"}]
+    prompt = TokenizerRenderer(made).render([{"role": "user", "content": parts, "name": None}], id="p")
+    assert prompt == TokenizerRenderer(made).render([USER], id="p")
+    assert prompt.messages == (USER,)  # no columns without a value, which templates would take for given
+
+
+@pytest.mark.parametrize(
+    ("part", "says"),
+    [
+        ({"type": "image", "image": "x.png"}, r"{'type': 'image', 'image': 'x.png'} is no text"),
+        ({"type": "text", "text": None}, r".* is no text"),
+        ("ab", r".* is no text"),
+    ],
+)
+def test_a_part_that_is_no_text_is_refused_by_row_and_place(part: object, says: str) -> None:
+    messages = [{"role": "system", "content": "x"}, {"role": "user", "content": [part]}]
+    with pytest.raises(UserError, match=r"prompt 'rows:3', message 1, part 0: " + says):
+        TokenizerRenderer(tokenizer(template=CHATML)).render(messages, id="rows:3")
+
+
+def test_half_of_a_surrogate_pair_is_refused_by_row() -> None:
+    made = TokenizerRenderer(tokenizer(template=CHATML))
+    for content in ("a\ud83dc", [{"role": "user", "content": "a\ud83dc"}]):
+        with pytest.raises(UserError, match=r"prompt 'rows:3': half of a surrogate pair, '\\ud83d', before 'c"):
+            made.render(content, id="rows:3")
+
+
+def byte_level(template: str | None = None) -> PreTrainedTokenizerFast:
+    """Bytes and no merges: é is two tokens, 😀 four."""
+    vocab = {token: index for index, token in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    inner = Tokenizer(models.BPE(vocab=vocab, merges=[]))
+    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    inner.decoder = decoders.ByteLevel()
+    inner.add_tokens([AddedToken("<think>", normalized=False)])
+    inner.add_special_tokens(["<end>"])
+    made = PreTrainedTokenizerFast(tokenizer_object=inner, eos_token="<end>")
+    made.chat_template = template
+    return made
+
+
+@given(
+    text=st.text(st.characters(exclude_categories=["Cs"]), min_size=1), prefill=st.sampled_from(["", "<think>\n", "é"])
+)
+def test_byte_level_tokens_decode_to_the_text_whatever_it_is(text: str, prefill: str) -> None:
+    made = byte_level("{% for m in messages %}{{ m.content }}<end>{% endfor %}")
+    for content, before in ((text, text), ([{"role": "user", "content": text}], f"{text}<end>")):
+        prompt = TokenizerRenderer(made).render(content, id="p", prefill=prefill)
+        assert prompt.text == before + prefill == made.decode(prompt.tokens)
+        assert list(prompt.tokens) == ids(made, before + prefill)
+
+
+def test_a_piece_of_a_character_is_carried_as_it_was_sampled() -> None:
+    # "é" is two bytes; a completion that is cut between them is no text, and tokenising its text gives another token.
+    made = byte_level()
+    prompt = TokenizerRenderer(made).render("é", id="p")
+    cut = (*prompt.tokens, prompt.tokens[0])
+    assert len(prompt.tokens) == 2
+    assert tuple(ids(made, made.decode(cut))) != cut
 
 
 def test_an_empty_prompt_is_refused_unless_the_tokenizer_opens_it() -> None:

@@ -39,9 +39,11 @@ from posttrain.options.training import UpdateOptions
 from posttrain.records import Finish, Group, Prompt, Rollout
 from posttrain.training.update import Objective, update
 from posttrain.training.update_metrics import update_metrics
+from tests.support.decoders import DECODER_CLASSES, exact_norm, make_exact
 
 VOCAB, STOP_IDS = 24, (5, 11)
 DECODERS = ("qwen3", "llama", "qwen2")
+ALL_DECODERS = (*DECODERS, *DECODER_CLASSES)
 FAMILIES = (*DECODERS, "gpt2")
 
 SHAPE = {
@@ -60,6 +62,7 @@ CLASSES = {
     "qwen3": (Qwen3ForCausalLM, Qwen3Config, {"head_dim": 8, "tie_word_embeddings": True}),  # 4 × 8 is not 16
     "llama": (LlamaForCausalLM, LlamaConfig, {"attention_bias": True}),
     "qwen2": (Qwen2ForCausalLM, Qwen2Config, {}),
+    **DECODER_CLASSES,
 }
 
 
@@ -74,11 +77,6 @@ class ExactRotary(nn.Module):
         rates = 10_000.0 ** (-torch.arange(0, self.width, 2, dtype=torch.float64) / self.width)
         angles = (position_ids[..., None].double() * rates).repeat(1, 1, 2)
         return angles.cos().to(x.dtype), angles.sin().to(x.dtype)
-
-
-def exact_norm(self: nn.Module, x: Tensor) -> Tensor:
-    """RMSNorm without the detour through float32."""
-    return self.weight * x * torch.rsqrt(x.square().mean(-1, keepdim=True) + self.variance_epsilon)
 
 
 def tiny_model(
@@ -101,8 +99,10 @@ def tiny_model(
         model: PreTrainedModel = GPT2LMHeadModel(config)
     else:
         model_class, config_class, extra = CLASSES[family]
-        model = model_class(config_class(**SHAPE, **extra))
-        if exact:
+        model = model_class(config_class(**{**SHAPE, **extra}))
+        if exact and family in DECODER_CLASSES:
+            make_exact(model)
+        elif exact:
             model.model.rotary_emb = ExactRotary(getattr(model.config, "head_dim", None) or 16 // 4)
             for module in model.modules():
                 if type(module).__name__.endswith("RMSNorm"):
@@ -112,7 +112,7 @@ def tiny_model(
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             numbers = torch.from_numpy(random.random(parameter.shape) * 2 - 1)
-            centre = 1.0 if "norm.weight" in name or ".ln_" in name else 0.0
+            centre = 1.0 if ("norm.weight" in name and "gemma" not in family) or ".ln_" in name else 0.0
             parameter.copy_(centre + 0.35 * numbers)
     return model
 
@@ -130,7 +130,7 @@ def tiny_policy(
 ) -> Policy:
     """As the library makes it; `compute="bfloat16"` is its mixed precision."""
     policy = as_policy(tiny_model(family, dtype, seed=seed), tokenizer(), dtype=compute)
-    if family not in DECODERS:
+    if family not in ALL_DECODERS:
         return policy
     # The exact norms are none of the family's layers, and are refused as they should be; here we know what they do.
     return replace(policy, forward=TrustedForward(policy.model, policy.compute_dtype), forward_reason=None)

@@ -3,9 +3,20 @@
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
-from posttrain.commands.arguments import configured, model_layer, require_model, split_arguments
+from posttrain.commands.arguments import (
+    LOADING,
+    TEMPLATE,
+    configured,
+    model_layer,
+    require_model,
+    section_of_run,
+    split_arguments,
+)
 from posttrain.commands.flags import CommandSpec
+from posttrain.config.recipes import TASKS_OF_ROWS
+from posttrain.options.dataset import DatasetOptions
 from posttrain.options.model import BUNDLED, ModelOptions
 from posttrain.options.rollout import SamplingOptions
 
@@ -26,6 +37,13 @@ class ChatSwitches:
 
     prompt: str = ""
     """Ask this, print the answer and leave."""
+    system: str | None = None
+    """System message before every question; of a run the one that it was trained with, unless one, or "", is given."""
+    prefill: str | None = None
+    """Beginning of every answer, such as `<think>`; of a run likewise."""
+    prompt_format: Literal["auto", "plain", "chat"] | None = None
+    """How a question is put: as a user's message through the chat template, or plain; auto is by the template where
+    there is one.  Of a run likewise."""
     seed: int = 0
     """Another seed samples other answers; the same one repeats them."""
 
@@ -35,7 +53,7 @@ PROGRAM = CommandSpec(
     description="Ask a model, a folder, a run or `bundled`, by hand.  Every line is a question of its own; an empty"
     " one ends.",
     switches=ChatSwitches(),
-    only=("model.dtype", "model.device", "sampling"),
+    only=(*LOADING, *TEMPLATE, "sampling"),
 )
 
 
@@ -46,8 +64,16 @@ def main(arguments: Sequence[str]) -> int:
     config, switches = configured(ChatConfig, [model_layer(model)], given.flags, PROGRAM)
     require_model(config.model)
     questions = [switches.prompt] if switches.prompt else typed(HINT if model == BUNDLED else "")
-    answer_all(config, questions, switches.seed)
+    answer_all(config, questions, way_of_asking(model, switches), switches.seed)
     return 0
+
+
+def way_of_asking(model: str, switches: ChatSwitches) -> DatasetOptions:
+    """How questions are put: as switches say, else as the run that trained the model put its prompts."""
+    names = ("system", "prefill", "prompt_format")
+    given = {name: getattr(switches, name) for name in names if getattr(switches, name) is not None}
+    trained = section_of_run(model, "task", ("name", *names))
+    return DatasetOptions(**{**(trained if trained.get("name") in TASKS_OF_ROWS else {}), **given, "name": "dataset"})
 
 
 def typed(hint: str) -> Iterator[str]:
@@ -65,21 +91,23 @@ def typed(hint: str) -> Iterator[str]:
         yield line
 
 
-def answer_all(config: ChatConfig, questions: "Sequence[str] | Iterator[str]", seed: int) -> None:
+def answer_all(config: ChatConfig, questions: "Sequence[str] | Iterator[str]", how: DatasetOptions, seed: int) -> None:
     """Load the model, then answer each question as it comes."""
     from posttrain.commands.typed_prompt import asked
     from posttrain.generation.in_process import InProcessEngine
     from posttrain.generation.request import Request
     from posttrain.generation.streams import StreamKey
     from posttrain.models.loading.model_folder import load_policy
+    from posttrain.models.rendering import TokenizerRenderer
     from posttrain.rewards.countdown.grader import countdown
     from posttrain.rewards.grading.grade import grade, reward_function
     from posttrain.runs.progress import visible
 
-    policy = load_policy(config.model)
+    policy = load_policy(config.model, inference=True)
     engine = InProcessEngine(policy)
+    renderer = TokenizerRenderer(policy.tokenizer, template_options=config.model.template_options)
     for number, question in enumerate(questions):
-        prompt = asked(question, policy.tokenizer)
+        prompt = asked(question, renderer, how)
         request = Request(
             group_size=1,
             max_completion_tokens=config.sampling.max_completion_tokens,

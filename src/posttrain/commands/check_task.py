@@ -34,15 +34,15 @@ HELP = """usage: posttrain check-task REWARD|TASK|FILE.py:FUNCTION [--rows FILE]
 Replay right answers and cheap tricks against a reward and show what it pays for each.  A reward of this package has its
 own right answers; for a function of yours --rows names rows (.jsonl, .json, .csv, .parquet), whose column `answer` is
 tried as a right answer; for code and programs it names rows whose tests are looked at.  Your function is given text or
-messages as each row's prompt is, with --chat messages always, as training with --task.chat does.  It runs in a process
-of its own, and has --seconds (10) for an answer.  For a penalty a right answer is one that goes free and a trick is one
-that is fined.  Exit code 0 where every right answer is paid and no trick is, else 1.
+messages as each row's prompt is, with --chat messages always, as training with --task.prompt-format chat does.  It runs
+in a process of its own, and has --seconds (10) for an answer.  For a penalty a right answer is one that goes free and a
+trick is one that is fined.  Exit code 0 where every right answer is paid and no trick is, else 1.
 """
 FLAGS = ("rows", "prompt-column", "seconds", "endpoint", "model", "key-env")
 SWITCHES = ("chat",)
 """Flags without a value."""
 MOST_ROWS = 20
-CHAT_FLAG = "(reads messages and gets text: --chat here, --task.chat in training)"
+CHAT_FLAG = "(reads messages and gets text: --chat here, --task.prompt-format chat in training)"
 EXAMPLES = {**cheap_attacks.EXAMPLES, **SHAPING}
 """By the names of rewards: all that can be tried with nothing but this package."""
 TASK_REWARDS = {"countdown": "countdown", "programs": "code"}
@@ -218,7 +218,7 @@ def from_rows(flags: dict[str, str]) -> list[AttackExample]:
         read = read_rows(flags["rows"])
         require_column(read, column)
     common = most_common([row.columns for row in read[:MOST_ROWS]])
-    options = DatasetOptions(prompt_column=column, chat="chat" in flags)
+    options = DatasetOptions(prompt_column=column, prompt_format="chat" if "chat" in flags else "auto")
     return [from_row(row, options, common) for row in read[:MOST_ROWS]]
 
 
@@ -226,7 +226,7 @@ def from_row(row: DatasetRow, options: DatasetOptions, common: str) -> AttackExa
     """One row, its prompt of the shape that training would give it, with its own answer and the tricks."""
     given = content(row, options)
     messages = None if isinstance(given, str) else tuple(dict(message) for message in given)
-    prompt = given if isinstance(given, str) else str(given[-1].get("content", ""))
+    prompt = given if isinstance(given, str) else given[-1]["content"]
     columns = {name: value for name, value in row.columns.items() if name != options.prompt_column}
     answer = columns.get("answer", columns.get("ground_truth"))
     right = (Answer("the row's own answer", str(answer), right=True),) if answer is not None else ()

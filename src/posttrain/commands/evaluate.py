@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from posttrain.commands.arguments import configured, layers_for_model, require_model, split_arguments
+from posttrain.commands.arguments import TEMPLATE, configured, layers_for_model, require_model, split_arguments
 from posttrain.commands.flags import CommandSpec
 from posttrain.config import Config
 from posttrain.errors import UserError
@@ -28,6 +28,7 @@ PROGRAM = CommandSpec(
     only=(
         "model.dtype",
         "model.device",
+        *TEMPLATE,
         "task",
         "rewards",
         "rollout.max_completion_tokens",

@@ -14,14 +14,14 @@ from difflib import get_close_matches
 from functools import partial
 from itertools import dropwhile, pairwise, takewhile
 from types import NoneType
-from typing import Annotated, Any, get_args, get_type_hints
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import tyro
 
 from posttrain.binding import OWN
 from posttrain.config.recipes import RecipeLayer, parse_yaml, short_form
 from posttrain.errors import UserError
-from posttrain.schemas import Option, Schema, as_record, is_record, record_class
+from posttrain.schemas import Option, Schema, as_record, is_record, record_class, unwrapped
 
 COMMAND_LINE = "command line"
 ANYTHING = Annotated[
@@ -38,6 +38,11 @@ ANYTHING = Annotated[
 REWARDS_HELP = (
     "Reward functions, each NAME or FILE.py:FUNCTION, with =WEIGHT where that is not 1; none means the task's own."
 )
+OR_ROWS = {
+    "task": "  Or a file of rows, which makes the task `dataset`: with it --help shows how its prompts are read.",
+    "algorithm": "",
+}
+"""What else a `path` may name in a section that may be of one's own."""
 ALIASES = {
     "update.learning_rate": ("lr",),
     "sft.learning_rate": ("lr",),
@@ -51,6 +56,10 @@ ALIASES = {
     "rollout.prompts_per_step": ("batch_size", "train_batch_size"),
     "rollout.max_completion_tokens": ("max_completion_length", "max_new_tokens", "max_tokens"),
     "update.max_grad_norm": ("grad_clip", "gradient_clipping", "max_norm"),
+    "task.prompt_format": ("chat",),
+    "task.system": ("system_prompt",),
+    "model.chat_template": ("chat_template_path",),
+    "model.template_options": ("chat_template_kwargs",),
     "model.path": ("model", "model_name", "model_name_or_path"),
     "task.path": ("dataset", "dataset_name", "data", "train_file"),
     "rewards": ("reward", "reward_funcs", "reward_functions"),
@@ -107,8 +116,9 @@ def read_flags(arguments: Sequence[str], program: CommandSpec, sections: Mapping
         if value == "null" and NoneType in get_args(flags.paths.get(path_of(flag))):
             rest[at] = "None"  # a recipe says null, tyro None
     parsed = parse(flags.parser, rest, program)
+    switches = {each.name for each in fields(program.switches)}  # one may have the name of a section
     for path in given:
-        if path in flags.paths and path.partition(".")[0] in sections:
+        if path in flags.paths and path not in switches and path.partition(".")[0] in sections:
             place(content, path, value_at(parsed, path))
     return RecipeLayer(where=COMMAND_LINE, sections=content), parsed.command
 
@@ -207,14 +217,25 @@ def read_part(record: Any, program: CommandSpec, path: str) -> Any:
     """
     schema = type(record).schema
     unread = {option.name for option in schema.options if not program.reads(f"{path}.{option.name}")}
-    leading = [replace(option, annotation=ANYTHING) for option in schema.options if option.annotation is Any]
+    # With a default that a schema can hold: the record's own value takes its place below.
+    leading = [
+        replace(option, annotation=ANYTHING, default=None) for option in schema.options if is_written_as_yaml(option)
+    ]
     if path in OWN and not hasattr(record, "path"):
-        leading.append(Option("path", str, "", f"A {OWN[path]} of your own in its place, as FILE.py:NAME."))
+        leading.append(
+            Option("path", str, "", f"A {OWN[path]} of your own in its place, as FILE.py:NAME.{OR_ROWS[path]}")
+        )
     made = record_class(replace(schema, leading=(*schema.leading, *leading), left_out=schema.left_out | unread))
     hints = get_type_hints(made)
     values = {each.name: getattr(record, each.name) for each in fields(made) if hasattr(record, each.name)}
     null = [name for name, value in values.items() if value is None and is_dataclass(hints[name])]
     return made(**values | {name: hints[name]() for name in null})
+
+
+def is_written_as_yaml(option: Option) -> bool:
+    """Whether a flag gives an option as a recipe writes it: `--task.columns '{prompt: question}'`."""
+    listed = get_origin(option.annotation) is tuple and is_dataclass(unwrapped(option.annotation))
+    return option.annotation is Any or get_origin(option.annotation) is Mapping or listed
 
 
 def leaves(path: str, record: Any) -> Iterator[tuple[str, Any]]:

@@ -4,7 +4,7 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from posttrain.commands.arguments import configured, model_layer, require_model, split_arguments
+from posttrain.commands.arguments import LOADING, TEMPLATE, configured, model_layer, require_model, split_arguments
 from posttrain.commands.flags import CommandSpec
 from posttrain.errors import UserError, require
 from posttrain.options.model import ModelOptions
@@ -40,7 +40,7 @@ PROGRAM = CommandSpec(
         " as OpenAI's clients ask for them, one request at a time.  Ctrl-C ends it."
     ),
     switches=ServeSwitches(),
-    only=("model.dtype", "model.device"),
+    only=(*LOADING, *TEMPLATE),
 )
 
 
@@ -54,11 +54,14 @@ def main(arguments: Sequence[str]) -> int:
     require(switches.seconds > 0, switches, "seconds", "leaves no time to answer; use more than 0")
     if switches.host not in LOOPBACK and not switches.public:
         raise UserError(f"--host {switches.host} lets other machines ask, without a key; say --public if you mean it")
-    from posttrain.commands.serving.http_server import serving
+    from posttrain.commands.serving.http_server import Service, listening
     from posttrain.models.loading.model_folder import load_policy
+    from posttrain.models.rendering import TokenizerRenderer
 
     policy, seconds = load_policy(config.model), min(switches.seconds, threading.TIMEOUT_MAX)
-    with serving(policy, name=model.rstrip("/"), host=switches.host, port=switches.port, seconds=seconds) as server:
+    renderer = TokenizerRenderer(policy.tokenizer, template_options=config.model.template_options)
+    service = Service(policy, renderer, name=model.rstrip("/"), seconds=seconds)
+    with listening(service, host=switches.host, port=switches.port) as server:
         print(f"{model} at http://{switches.host}:{server.server_port}/v1   (Ctrl-C ends it)", flush=True)
         server.serve_forever()
     return 0

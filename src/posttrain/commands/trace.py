@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from posttrain.commands.arguments import configured, layers_for_model, require_model, split_arguments
+from posttrain.commands.arguments import TEMPLATE, configured, layers_for_model, require_model, split_arguments
 from posttrain.commands.flags import CommandSpec
 from posttrain.config import Config
 from posttrain.errors import UserError
@@ -26,7 +26,7 @@ PROGRAM = CommandSpec(
     description="Sample a group of completions of a prompt and show one of them token by token.  PROMPT is a text, or"
     " the number of a held-out problem of the task.  A run is traced by its own recipe where none is named.",
     switches=TraceSwitches(),
-    only=("model.dtype", "model.device", "task", "rewards", "algorithm", "rollout", "run.seed"),
+    only=("model.dtype", "model.device", *TEMPLATE, "task", "rewards", "algorithm", "rollout", "run.seed"),
 )
 
 
@@ -43,7 +43,7 @@ def main(arguments: Sequence[str]) -> int:
         )
     if not switches.below <= 0:
         raise UserError(f"command line: --below {switches.below}: log-probs are at most 0; use 0, or less such as -1")
-    from posttrain.commands.trace_table import TableWindow, prompt_to_trace, table
+    from posttrain.commands.tables.trace_table import TableWindow, prompt_to_trace, table
     from posttrain.training.session import open_session
 
     with open_session(config) as session:

@@ -2,27 +2,30 @@
 
 import re
 from collections.abc import Mapping
-
-from transformers import PreTrainedTokenizerBase
+from dataclasses import replace
 
 from posttrain.models.rendering import TokenizerRenderer
+from posttrain.options.dataset import DatasetOptions
 from posttrain.records import Prompt
+from posttrain.tasks.prompt_content import prompt_content
 
 COUNTDOWN = re.compile(r"Use (all|some) of ([0-9]+(?:, [0-9]+)*) to make ([0-9]+)\.")
 """A Countdown problem as the bundled model knows it; an answer to it can be graded."""
+AS_TYPED = DatasetOptions()
 
 
-def asked(text: str, tokenizer: PreTrainedTokenizerBase) -> Prompt:
-    """A typed question as a prompt: through the chat template where there is one, else as it stands.
+def asked(text: str, renderer: TokenizerRenderer, how: DatasetOptions = AS_TYPED) -> Prompt:
+    """A typed question as a prompt, by `prompt_format`, `system` and `prefill`, as a dataset's rows become prompts.
 
-    A Countdown problem on one line is put as the bundled model was taught, and carries the columns that graders read.
+    But that `auto` means the chat template where there is one, and else text.  A Countdown problem on one line is put
+    as the bundled model was taught where nothing else is asked for, and carries the columns that graders read.
     """
-    renderer, columns = TokenizerRenderer(tokenizer), countdown_columns(text)
-    if columns:
+    columns = countdown_columns(text)
+    if columns and how == AS_TYPED:
         return renderer.render(text.strip() + "\n", id="asked", columns=columns)
-    if tokenizer.chat_template:
-        return renderer.render([{"role": "user", "content": text}], id="asked")
-    return renderer.render(text, id="asked")
+    if how.prompt_format == "auto":
+        how = replace(how, prompt_format="chat" if renderer.template else "plain")
+    return renderer.render(prompt_content(text, how, "asked"), id="asked", prefill=how.prefill)
 
 
 def countdown_columns(text: str) -> Mapping[str, object]:

@@ -3,15 +3,17 @@
 from collections.abc import Sequence
 
 import torch
-from jaxtyping import Float, Int64
+from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
 from posttrain.generation.slots import KeyValueSlots
 from posttrain.generation.stepping import PrefilledPrompts
 from posttrain.models.forward import SharedPromptForward
 from posttrain.models.policy import Policy
-from posttrain.models.shared_prompt.decoder import DecoderLayer, inference_layer
-from posttrain.models.shared_prompt.linear import Weight, for_inference, linear
+from posttrain.models.shared_prompt.attention import AttentionKind, capped_scores
+from posttrain.models.shared_prompt.decoder import Angles
+from posttrain.models.shared_prompt.decoder_layer import DecoderLayer
+from posttrain.models.shared_prompt.linear import Matrix, for_inference, linear
 from posttrain.models.shared_prompt.packed import PackedAttention, PackedLayout
 
 
@@ -23,12 +25,13 @@ class DecoderSteps:
         self.policy, self.decoder, self.device = policy, policy.forward.decoder, policy.device
         self.layers: list[DecoderLayer] = []
         self.output_layer = policy.output_layer
-        self.head: Weight = self.output_layer.matrix
-        self.cos, self.sin = self.decoder.angles(torch.arange(policy.max_positions, device=policy.device))
+        self.head: Matrix = self.output_layer.matrix
+        self.angles = self.decoder.angles(torch.arange(policy.max_positions, device=policy.device))
 
+    @torch.no_grad()
     def refresh(self) -> None:
         """Read the policy's weights anew."""
-        self.layers = [inference_layer(layer) for layer in self.decoder.layers()]
+        self.layers = [self.decoder.layer(index).for_inference() for index in range(self.decoder.num_layers)]
         self.output_layer = self.policy.output_layer
         self.head = for_inference(self.output_layer.matrix)
 
@@ -50,7 +53,7 @@ class DecoderSteps:
         ends = torch.tensor(layout.root_starts, device=self.device) + torch.tensor(
             layout.root_lengths, device=self.device
         )
-        angles = self.cos[positions], self.sin[positions]
+        angles = self.angles_at(positions)
         return PrefilledPrompts(
             logits=self._logits(self.decoder.run(tokens, angles, capture, self.layers, wanted=ends - 1)),
             cached=[capture.padded()],
@@ -61,9 +64,13 @@ class DecoderSteps:
         """Run one more token of each row."""
         positions = slots.begin_step()
         attention = _CachedAttention(slots)
-        hidden = self.decoder.run(tokens, (self.cos[positions], self.sin[positions]), attention, self.layers)
+        hidden = self.decoder.run(tokens, self.angles_at(positions), attention, self.layers)
         slots.end_step()
         return self._logits(hidden)
+
+    def angles_at(self, positions: Int64[Tensor, " token"]) -> Angles:
+        """Rotary angles out of those that were made for all positions."""
+        return {name: (cos[positions], sin[positions]) for name, (cos, sin) in self.angles.items()}
 
     def _logits(self, hidden: Tensor) -> Float[Tensor, "row vocab"]:
         return self.output_layer.of_products(linear(hidden.to(self.policy.compute_dtype), self.head))
@@ -76,9 +83,9 @@ class _Capture:
         self.attention = PackedAttention(layout, device)
         self.kept: list[tuple[Tensor, Tensor]] = []
 
-    def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    def __call__(self, layer: int, kind: AttentionKind, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         self.kept.append((key, value))
-        return self.attention(layer, query, key, value)
+        return self.attention(layer, kind, query, key, value)
 
     def padded(self) -> Float[Tensor, "prompt two layer kv_heads time width"]:
         """Keys and values of all layers, one padded row per prompt."""
@@ -92,21 +99,37 @@ class _Capture:
 
 
 class _CachedAttention:
-    """Attention of one new token a row over its cached ones, softmax(q·kᵀ/√width)·v.
+    """Attention of one new token a row over its cached ones, of the layer's kind.
 
     Written as two batched products: with a single query they are quicker on a CPU than the fused kernel.
     """
 
     def __init__(self, slots: KeyValueSlots) -> None:
         self.slots = slots
-        hidden_from = ~slots.visible()
-        self.hidden_from = hidden_from[:, None, None, :] if bool(hidden_from.any()) else None
+        self._hidden_from: dict[int | None, Tensor | None] = {}
 
-    def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    def __call__(self, layer: int, kind: AttentionKind, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         keys, values = self.slots.write(layer, key, value)
-        rows, heads, width = query.shape
-        grouped = query.view(rows, keys.shape[1], -1, width) * width**-0.5
-        scores = grouped @ keys.transpose(2, 3)  # [row kv_heads heads/kv_heads time]
-        if self.hidden_from is not None:
-            scores = scores.masked_fill_(self.hidden_from, -torch.inf)
-        return (torch.softmax(scores, dim=-1) @ values).view(rows, heads, width)
+        return attend_to_cache(query, keys, values, self._mask(kind.window), kind)
+
+    def _mask(self, window: int | None) -> Tensor | None:
+        """Made once a step for all layers of a window."""
+        if window not in self._hidden_from:
+            hidden_from = ~self.slots.visible(window)
+            self._hidden_from[window] = hidden_from if bool(hidden_from.any()) else None
+        return self._hidden_from[window]
+
+
+def attend_to_cache(
+    query: Float[Tensor, "row heads width"],
+    keys: Float[Tensor, "row kv_heads time width"],
+    values: Float[Tensor, "row kv_heads time width"],
+    hidden_from: Bool[Tensor, "row time"] | None,
+    kind: AttentionKind,
+) -> Float[Tensor, "row heads width"]:
+    """softmax(masked scores)·v of one query a row."""
+    rows, heads, width = query.shape
+    scores = capped_scores(query.view(rows, keys.shape[1], -1, width), keys, kind)  # [row kv_heads heads/kv_heads time]
+    if hidden_from is not None:
+        scores = scores.masked_fill_(hidden_from[:, None, None, :], -torch.inf)
+    return (torch.softmax(scores, dim=-1) @ values).view(rows, heads, width)

@@ -6,6 +6,8 @@ import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
+from posttrain.models.shared_prompt.attention import in_sight
+
 BLOCK = 64
 """Slots grow by this many tokens at a time."""
 
@@ -72,9 +74,9 @@ class KeyValueSlots:
         """Count the token that every layer has written."""
         self.lengths = self.lengths + 1
 
-    def visible(self) -> Bool[Tensor, "row time"]:
-        """Which cached tokens each row sees during a step: its own, the one being written included."""
-        return torch.arange(self._width, device=self.lengths.device) <= self.lengths[:, None]
+    def visible(self, window: int | None = None) -> Bool[Tensor, "row time"]:
+        """Which cached tokens each row sees during a step: its last `window`, or all, with the one being written."""
+        return in_sight(self.lengths[:, None], torch.arange(self._width, device=self.lengths.device), window)
 
     def write(
         self, layer: int, key: Float[Tensor, "row kv_heads width"], value: Float[Tensor, "row kv_heads width"]

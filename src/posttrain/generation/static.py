@@ -6,16 +6,15 @@ rollout.  On a CPU the same padded step runs without capture, which is how the t
 """
 
 from collections.abc import Callable
-from dataclasses import fields
 
 import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from posttrain.generation.decoder_steps import DecoderSteps
+from posttrain.generation.decoder_steps import DecoderSteps, attend_to_cache
 from posttrain.generation.slots import KeyValueSlots, power_of_two
 from posttrain.models.policy import Policy
-from posttrain.models.shared_prompt.decoder import DecoderLayer
+from posttrain.models.shared_prompt.attention import AttentionKind, in_sight
 
 BLOCK = 256
 """Cached tokens that a captured step attends to are a multiple of this."""
@@ -31,19 +30,17 @@ class StaticSteps(DecoderSteps):
     def __init__(self, policy: Policy) -> None:
         super().__init__(policy)
         self.prepare = captured if policy.device.type == "cuda" else uncaptured
-        self.layers = [_owned(layer) for layer in self.decoder.layers()]
+        self.layers = [self.decoder.layer(index).owned() for index in range(self.decoder.num_layers)]
         self.output_layer = policy.output_layer.copy()
         self.head = self.output_layer.matrix
         self._slots = KeyValueSlots(block=BLOCK, round_rows=True)
         self._steps: dict[tuple[int, int, int], _StaticStep] = {}
 
+    @torch.no_grad()
     def refresh(self) -> None:
         """Take over the policy's weights as they are now, in place."""
-        for mine, new in zip(self.layers, self.decoder.layers(), strict=True):
-            for field in fields(DecoderLayer):
-                target, source = getattr(mine, field.name), getattr(new, field.name)
-                if target is not None:
-                    target.copy_(source)
+        for index, layer in enumerate(self.layers):
+            layer.take_over(self.decoder.layer(index))
         self.output_layer.take_over(self.policy.output_layer)
 
     def release(self) -> None:
@@ -72,7 +69,7 @@ class StaticSteps(DecoderSteps):
         self, tokens: Int64[Tensor, " row"], lengths: Int64[Tensor, " row"], attention: "_StaticAttention"
     ) -> Float[Tensor, "row vocab"]:
         """The padded step itself."""
-        hidden = self.decoder.run(tokens, (self.cos[lengths], self.sin[lengths]), attention, self.layers)
+        hidden = self.decoder.run(tokens, self.angles_at(lengths), attention, self.layers)
         return self._logits(hidden)
 
 
@@ -130,20 +127,10 @@ class _StaticAttention:
         self.rows = torch.arange(len(lengths), device=lengths.device)
         self.time = torch.arange(width, device=lengths.device)
 
-    def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    def __call__(self, layer: int, kind: AttentionKind, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         keys, values = (self.cached[which, layer, : len(self.rows)] for which in (0, 1))
         keys[self.rows, :, self.lengths] = key
         values[self.rows, :, self.lengths] = value
         keys, values = keys[:, :, : self.width], values[:, :, : self.width]
-        rows, heads, head_width = query.shape
-        grouped = query.view(rows, keys.shape[1], -1, head_width) * head_width**-0.5
-        hidden_from = (self.time > self.lengths[:, None])[:, None, None, :]
-        scores = (grouped @ keys.transpose(2, 3)).masked_fill(hidden_from, -torch.inf)
-        return (torch.softmax(scores, dim=-1) @ values).view(rows, heads, head_width)
-
-
-def _owned(layer: DecoderLayer) -> DecoderLayer:
-    """The layer's weights in memory of their own."""
-    copies = {field.name: getattr(layer, field.name) for field in fields(DecoderLayer)}
-    cloned = {name: None if weight is None else weight.clone() for name, weight in copies.items()}
-    return DecoderLayer(**cloned)  # type: ignore[arg-type]
+        hidden_from = ~in_sight(self.lengths[:, None], self.time, kind.window)
+        return attend_to_cache(query, keys, values, hidden_from, kind)

@@ -7,10 +7,12 @@ Joining pieces that were tokenised apart gives other tokens than the model was t
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from jinja2 import TemplateError
+from jinja2 import TemplateError, TemplateSyntaxError
 from transformers import PreTrainedTokenizerBase
 
 from posttrain.errors import UserError
+from posttrain.models.messages import checked_messages
+from posttrain.models.template_text import DATE, TODAY, known_options, require_template, template_text, with_one_date
 from posttrain.records import Prompt
 
 PROBE = "a"
@@ -24,8 +26,11 @@ class TokenizerRenderer:
         self, tokenizer: PreTrainedTokenizerBase, *, template_options: Mapping[str, Any] | None = None
     ) -> None:
         self.tokenizer = tokenizer
-        self.template_options = dict(template_options or {})
+        template = template_text(tokenizer)
+        self.template_options = known_options(template, template_options or {})
         """Further arguments of the chat template, such as `enable_thinking`."""
+        self.template = with_one_date(template, self.template_options.pop(TODAY, DATE))
+        """The text of the chat template; empty where the model has none for messages."""
         self.prefix = opening_tokens(tokenizer)
 
     def render(
@@ -40,14 +45,48 @@ class TokenizerRenderer:
 
         A last message of the assistant's is the beginning of its answer too, before `prefill`.  A tokenizer that
         opens plain text with a special token (BOS) does so here, once: the token is in `tokens` and not in `text`.
-        Messages get what their template writes and nothing else.
+        Messages get what their template writes and nothing else.  Where the template begins the answer with the
+        prefill itself, as those of some thinking models do with `<think>`, it stands there once.
         """
         if isinstance(content, str):
             return self._prompt(content, None, id=id, prefill=prefill, columns=columns or {})
         messages = checked_messages(content, id)
         if messages[-1]["role"] == "assistant":
             prefill = messages.pop()["content"] + prefill
-        return self._prompt(self._templated(messages, id), messages, id=id, prefill=prefill, columns=columns or {})
+        text = self.templated(messages, id)
+        if prefill and self._opening_of_answer(text, messages, id).endswith(prefill):
+            text = text.removesuffix(prefill)
+        return self._prompt(text, messages, id=id, prefill=prefill, columns=columns or {})
+
+    def templated(self, messages: Sequence[Mapping[str, str]], id: str, *, open_answer: bool = True) -> str:
+        """The text that the chat template makes of messages; `open_answer` ends it where the assistant speaks next."""
+        require_template(self.tokenizer, id)
+        try:
+            text = self.tokenizer.apply_chat_template(
+                [dict(message) for message in messages],
+                chat_template=self.template,
+                tokenize=False,
+                add_generation_prompt=open_answer,
+                **self.template_options,
+            )
+        except TemplateSyntaxError as error:
+            raise UserError(
+                f"the chat template is no Jinja template: line {error.lineno}: {error.message}.  Mend it, or name"
+                " another file as model.chat_template."
+            ) from error
+        except TemplateError as error:
+            raise UserError(
+                f"prompt {id!r}: the model's chat template refuses these messages: {error}"
+                f" (roles: {', '.join(message['role'] for message in messages)}). Change the messages, for example"
+                " move the system message into the first user message."
+            ) from error
+        assert isinstance(text, str)
+        return text
+
+    def _opening_of_answer(self, text: str, messages: Sequence[Mapping[str, str]], id: str) -> str:
+        """What the template writes behind the messages to have the assistant speak; empty where that is not known."""
+        before = self.templated(messages, id, open_answer=False)
+        return text.removeprefix(before) if text.startswith(before) else ""
 
     def _prompt(
         self,
@@ -58,6 +97,7 @@ class TokenizerRenderer:
         prefill: str,
         columns: Mapping[str, object],
     ) -> Prompt:
+        require_characters(text + prefill, id)
         tokens = token_ids(self.tokenizer, text + prefill, special=False)
         if messages is None and tokens[: len(self.prefix)] != self.prefix:
             tokens = self.prefix + tokens
@@ -72,26 +112,16 @@ class TokenizerRenderer:
             columns=dict(columns),
         )
 
-    def _templated(self, messages: list[dict[str, str]], id: str) -> str:
-        if not self.tokenizer.chat_template:
-            raise UserError(
-                f"prompt {id!r} is a list of messages, but the model's tokenizer"
-                f" ({self.tokenizer.name_or_path or type(self.tokenizer).__name__}) has no chat template to write them"
-                " with. Use an instruction-tuned model, put a chat_template.jinja into the model's folder, or give"
-                " prompts as plain text (of a dataset, with task.chat: false and no task.system)."
-            )
-        try:
-            text = self.tokenizer.apply_chat_template(
-                messages, tokenize=False, add_generation_prompt=True, **self.template_options
-            )
-        except TemplateError as error:
-            raise UserError(
-                f"prompt {id!r}: the model's chat template refuses these messages: {error}"
-                f" (roles: {', '.join(message['role'] for message in messages)}). Change the messages, for example"
-                " move the system message into the first user message."
-            ) from error
-        assert isinstance(text, str)
-        return text
+
+def require_characters(text: str, id: str) -> None:
+    """Refuse half of a surrogate pair, which JSON can say, no tokenizer reads, and no UTF-8 file can hold."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise UserError(
+            f"prompt {id!r}: half of a surrogate pair, {text[error.start]!a}, before {text[error.end :][:20]!a} is no"
+            " character.  Mend the text, or leave the row out."
+        ) from error
 
 
 def token_ids(tokenizer: PreTrainedTokenizerBase, text: str, *, special: bool) -> list[int]:
@@ -110,20 +140,3 @@ def opening_tokens(tokenizer: PreTrainedTokenizerBase) -> list[int]:
         if full[start : start + len(bare)] == bare:
             return full[:start]
     return []
-
-
-def checked_messages(content: Sequence[object], id: str) -> list[dict[str, str]]:
-    """The messages, each of them known to have a role and a text."""
-    messages = []
-    for number, message in enumerate(content):
-        if not isinstance(message, Mapping) or not all(
-            isinstance(message.get(key), str) for key in ("role", "content")
-        ):
-            raise UserError(
-                f"prompt {id!r}, message {number}: {str(message)[:80]!r} must have the texts `role` and `content`,"
-                ' such as {"role": "user", "content": "…"}'
-            )
-        messages.append(dict(message))
-    if not any(message["role"] != "assistant" for message in messages):
-        raise UserError(f"prompt {id!r} has no message of a user; give at least one")
-    return messages

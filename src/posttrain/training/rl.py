@@ -9,10 +9,12 @@ from posttrain.config import Config
 from posttrain.generation.engine import Engine
 from posttrain.generation.parity import gap_limit_metric
 from posttrain.models.policy import Policy
+from posttrain.options.adapter import run_model
 from posttrain.runs.clock import Clock
 from posttrain.runs.folder import saved_recipe
 from posttrain.runs.guards import SameReward, SamplerGuard, UnscoredSteps
 from posttrain.runs.harness import Harness, HarnessOptions, require_resume
+from posttrain.runs.prompt_preview import Reader, first_step_lines
 from posttrain.runs.reports import EvaluationReport, StepReport
 from posttrain.runs.run_folder import RunFolder, claim_folder
 from posttrain.runs.run_inputs import RunInputs, require_same_inputs
@@ -49,8 +51,8 @@ class Run:
 
     @property
     def model_folder(self) -> Path:
-        """The trained model, for `from_pretrained` and for `posttrain chat`."""
-        return self.folder / "model"
+        """The trained model, for `from_pretrained` and for `posttrain chat`; its adapter where that alone was saved."""
+        return run_model(self.folder)
 
 
 def train(
@@ -62,6 +64,7 @@ def train(
     algorithm: Algorithm | None = None,
     rewards: Rewards = (),
     rows: Rows | None = None,
+    held_out_rows: Rows | None = None,
     watchers: Sequence[Watcher] = (),
     resume: bool = False,
     from_step: int | None = None,
@@ -71,14 +74,23 @@ def train(
     """Improve a policy by sampling, grading and reinforcing its own completions.
 
     For callers in Python: `policy` (made by `posttrain.as_policy`), `task`, `engine` and `algorithm` are objects in
-    place of what the config describes; `rewards` are functions of your own, `rows` your own prompts, and `watchers` see
-    each step.  With `resume` the run in `config.run.folder` goes on from its last checkpoint, to the same bits as if it
-    had never stopped; with `from_step` from that of an earlier step, giving up what came after; with `accept_changes`
-    also where rows, rewards or files are no longer what the run was made of, such as a reward that has been mended.
-    `recipe` is what the summary says that the config comes from.
+    place of what the config describes; `rewards` are functions of your own, `rows` your own prompts with
+    `held_out_rows` those to evaluate on, and `watchers` see each step.  With `resume` the run in `config.run.folder`
+    goes on from its last checkpoint, to the same bits as if it had never stopped; with `from_step` from that of an
+    earlier step, giving up what came after; with `accept_changes` also where rows, rewards or files are no longer what
+    the run was made of, such as a reward that has been mended.  `recipe` is what the summary says that the config comes
+    from.
     """
     require_resume(from_step, resume=resume)
-    own = CallerObjects(policy=policy, task=task, engine=engine, algorithm=algorithm, rewards=rewards, rows=rows)
+    own = CallerObjects(
+        policy=policy,
+        task=task,
+        engine=engine,
+        algorithm=algorithm,
+        rewards=rewards,
+        rows=rows,
+        held_out_rows=held_out_rows,
+    )
     watching = require_watchers(watchers)
     resumed = None
     if resume:
@@ -88,6 +100,8 @@ def train(
         require_room(session)
         session.trained.run.recipe = recipe
         require_sound_rows(session)
+        for line in report.planned_memory(session)[1]:  # before anything is sampled, which might be where it ends
+            print(line, flush=True)
         return train_session(session, resumed or inputs_of(config, own), watching, resume=resume, from_step=from_step)
 
 
@@ -266,16 +280,28 @@ def go_on(session: Session, harness: Harness) -> list[str]:
     return notes
 
 
-def show_plan(config: Config, own: CallerObjects = NOTHING_BROUGHT) -> None:
-    """Print what a run would be, with the seconds of one step whose gradient is thrown away, and train nothing."""
+def show_plan(config: Config, own: CallerObjects = NOTHING_BROUGHT, *, show_prompts: int = 1) -> None:
+    """Print what a run would be, with the seconds of one step whose gradient is thrown away, and train nothing.
+
+    Of that step so many prompts are shown, each with a completion and its scores.
+    """
     with open_session(config, own) as session:
         config.require_use_for_reference(session.algorithm)
         require_room(session)
         require_sound_rows(session)
+        for line in report.planned_memory(session)[1]:
+            print(line, flush=True)
         session.load_weights()
         clock = Clock()
         collected = session.collector.collect(1, no_journal, clock)
         first, *_ = session.learner.batches(session.learner.credit(collected, clock), clock)
         session.learner.differentiate(first, clock)
-        for line in report.plan_lines(session, collected, clock.seconds, whole_step=True):
-            print(line)
+        plan = report.plan_lines(session, collected, clock.seconds, whole_step=True)
+        reader = Reader(
+            tokenizer=session.policy.tokenizer,
+            stop_ids=session.policy.stop_ids,
+            template_file="" if own.policy else config.model.chat_template,
+            template_options=config.model.template_options,
+        )
+        shown = first_step_lines(collected.groups, collected.grades, show_prompts, reader)
+        print("\n".join([*plan, "", *shown]))

@@ -10,6 +10,8 @@ from posttrain.config import SftConfig
 from posttrain.errors import RunError, UserError
 from posttrain.models.loading.new_model import new_model, new_tokenizer
 from posttrain.models.loading.saving import save_policy
+from posttrain.models.memory.memory_plan import memory_plan
+from posttrain.models.memory.model_shape import object_shape
 from posttrain.models.policy import Policy, as_policy
 from posttrain.models.rendering import TokenizerRenderer
 from posttrain.options.countdown import CountdownOptions
@@ -21,6 +23,7 @@ from posttrain.runs.curves import draw_curves
 from posttrain.runs.files import writing
 from posttrain.runs.folder import resume_command, saved_recipe, shown
 from posttrain.runs.harness import Harness, HarnessOptions, require_resume
+from posttrain.runs.planned_memory import machine_memory, memory_line, memory_warning, sft_setup
 from posttrain.runs.reports import EvaluationReport, StepReport
 from posttrain.runs.run_folder import RunFolder
 from posttrain.runs.summary import peak_memory_bytes, versions
@@ -247,12 +250,15 @@ def lower_loss(metrics: Mapping[str, float]) -> float | None:
 def sft_plan_lines(config: SftConfig, policy: Policy, num_held_out: int) -> list[str]:
     """What the run is about to do."""
     millions = sum(parameter.numel() for parameter in policy.model.parameters()) / 1e6
-    options = config.sft
+    options, shape = config.sft, object_shape(policy.model)
+    memory, machine = memory_plan(shape, sft_setup(config, shape)), machine_memory(on_cuda=False)
     return [
         f"model      new, {millions:.2f} M parameters, {len(policy.tokenizer)} tokens of vocabulary",
         f"data       demonstrations of {config.task.name}, fresh for every batch; {num_held_out} held out",
-        f"one step   {options.tokens_per_batch} tokens, learning rate {options.learning_rate:g} ({options.schedule})",
+        f"one step   {options.tokens_per_batch} tokens, learning rate {options.largest_rate:g} ({options.schedule})",
         f"steps      {config.run.num_steps}",
+        memory_line(memory, machine),
+        *memory_warning(memory, machine),
         f"folder     {config.run.folder}",
     ]
 

@@ -249,7 +249,7 @@ def test_a_function_of_messages_that_gets_text_is_told_how_to_get_messages() -> 
     def chats(completions: list[Any]) -> list[float]:
         return [float(len(completion[0]["content"])) for completion in completions]
 
-    with pytest.raises(RunError, match=r"raised TypeError: string indices (?s:.*)task\.chat"):
+    with pytest.raises(RunError, match=r"raised TypeError: string indices (?s:.*)task\.prompt_format"):
         graded([group(["ab"])], chats)
     assert scores([group(["ab"], messages=CHAT)], chats) == [[2.0]]
 
@@ -258,7 +258,7 @@ def test_a_function_of_messages_that_gets_text_is_told_how_to_get_messages() -> 
 
     with pytest.raises(RunError, match="raised TypeError") as caught:
         graded([group(["ab"])], wrong)
-    assert "task.chat" not in str(caught.value)
+    assert "task.prompt_format" not in str(caught.value)
 
 
 def test_ground_truth_is_explained_to_whom_it_concerns() -> None:

@@ -38,9 +38,9 @@ COMPLETIONS = {"/v1/completions": False, "/v1/chat/completions": True}
 class Service:
     """A policy that answers requests, one at a time."""
 
-    def __init__(self, policy: Policy, name: str, seconds: float) -> None:
-        self.policy, self.name, self.seconds = policy, name, seconds
-        self.engine, self.renderer = InProcessEngine(policy), TokenizerRenderer(policy.tokenizer)
+    def __init__(self, policy: Policy, renderer: TokenizerRenderer, *, name: str, seconds: float) -> None:
+        self.policy, self.renderer, self.name, self.seconds = policy, renderer, name, seconds
+        self.engine = InProcessEngine(policy)
         self.lock, self.began = threading.Lock(), int(time.time())
 
     def models(self) -> dict[str, Any]:
@@ -237,12 +237,15 @@ class HttpServer(ThreadingHTTPServer):
             super().handle_error(request, client_address)
 
 
-def serving(
-    policy: Policy, *, name: str, host: str = "127.0.0.1", port: int = 0, seconds: float = SECONDS
-) -> HttpServer:
+def serving(policy: Policy, *, name: str, seconds: float = SECONDS) -> HttpServer:
+    """A server of a policy that listens on a free port of this machine; `serve_forever` answers."""
+    return listening(Service(policy, TokenizerRenderer(policy.tokenizer), name=name, seconds=seconds))
+
+
+def listening(service: Service, *, host: str = "127.0.0.1", port: int = 0) -> HttpServer:
     """A server that listens; `serve_forever` answers."""
     try:
-        return HttpServer((host, port), Service(policy, name, seconds))
+        return HttpServer((host, port), service)
     except OSError as error:
         where = f"--host {host} --port {port}"
         raise UserError(f"{where}: cannot listen there ({error.strerror}); choose another port") from error

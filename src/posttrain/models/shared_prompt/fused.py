@@ -4,6 +4,10 @@ On a CPU a small model spends as long in memory passes over activations as in ma
 activation once where composed operations write it five times.
 """
 
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
@@ -15,13 +19,14 @@ class _RmsNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: FunctionCtx, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         inverse_rms = _inverse_rms(x, eps)
-        normed = x * inverse_rms
+        normed = _normed(x, inverse_rms, weight)
         ctx.save_for_backward(normed, inverse_rms, weight)
         return normed * weight
 
     @staticmethod
     def backward(ctx: FunctionCtx, grad: Tensor) -> tuple[Tensor, Tensor, None]:
         normed, inverse_rms, weight = ctx.saved_tensors  # type: ignore[attr-defined]
+        grad = grad.to(inverse_rms.dtype)
         grad_weight = (grad * normed).sum_to_size(weight.shape)
         grad_normed = grad * weight
         along = (grad_normed * normed).mean(dim=-1, keepdim=True)
@@ -40,22 +45,40 @@ class _Rotate(torch.autograd.Function):
         return _rotated(grad, cos, -sin), None, None
 
 
-class _SwiGlu(torch.autograd.Function):
+@dataclass(frozen=True, slots=True)
+class Activation:
+    """What a gated MLP does to its gate, and the gradient of that."""
+
+    value: Callable[[Tensor], Tensor]
+    backward: Callable[[Tensor, Tensor, Tensor], object]
+    """backward(grad, gate, out) writes the gradient of the gate to `out`."""
+
+
+SILU = Activation(F.silu, lambda grad, gate, out: torch.ops.aten.silu_backward.grad_input(grad, gate, grad_input=out))
+GELU_TANH = Activation(
+    partial(F.gelu, approximate="tanh"),
+    lambda grad, gate, out: torch.ops.aten.gelu_backward.grad_input(grad, gate, approximate="tanh", grad_input=out),
+)
+
+
+class _Gated(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: FunctionCtx, gate_up: Tensor) -> Tensor:
+    def forward(ctx: FunctionCtx, gate_up: Tensor, activation: Activation) -> Tensor:
         ctx.save_for_backward(gate_up)
+        ctx.activation = activation  # type: ignore[attr-defined]
         gate, up = gate_up.chunk(2, dim=-1)
-        return F.silu(gate).mul_(up)
+        return activation.value(gate).mul_(up)
 
     @staticmethod
-    def backward(ctx: FunctionCtx, grad: Tensor) -> tuple[Tensor]:
+    def backward(ctx: FunctionCtx, grad: Tensor) -> tuple[Tensor, None]:
         (gate_up,) = ctx.saved_tensors  # type: ignore[attr-defined]
+        activation: Activation = ctx.activation  # type: ignore[attr-defined]
         gate, up = gate_up.chunk(2, dim=-1)
         grad_gate_up = torch.empty_like(gate_up)
         grad_gate, grad_up = grad_gate_up.chunk(2, dim=-1)
-        torch.mul(grad, F.silu(gate), out=grad_up)
-        torch.ops.aten.silu_backward.grad_input(grad * up, gate, grad_input=grad_gate)
-        return (grad_gate_up,)
+        torch.mul(grad, activation.value(gate), out=grad_up)
+        activation.backward(grad * up, gate, grad_gate)
+        return grad_gate_up, None
 
 
 def rms_norm(x: Float[Tensor, "*rows width"], weight: Float[Tensor, "*weights width"], eps: float) -> Tensor:
@@ -63,35 +86,43 @@ def rms_norm(x: Float[Tensor, "*rows width"], weight: Float[Tensor, "*weights wi
 
         y = w · x / √(mean(x²) + ε)     Zhang & Sennrich 2019, arXiv:1910.07467, eq. 4
 
-    `weight` is one row, or one row per head (the last two axes of x).
+    `weight` is one row, or one row per head (the last two axes of x).  Means are taken in float32 at least; the result
+    has the wider of the two types, x's and the weight's.
     """
     if not torch.is_grad_enabled():
-        return x * _inverse_rms(x, eps) * weight
+        return _normed(x, _inverse_rms(x, eps), weight) * weight
     normed: Tensor = _RmsNorm.apply(x, weight, eps)  # type: ignore[no-untyped-call]
     return normed
 
 
 def rotate(
-    x: Float[Tensor, "token head width"], cos: Float[Tensor, "token 1 width"], sin: Float[Tensor, "token 1 width"]
+    x: Float[Tensor, "token head width"], cos: Float[Tensor, "token 1 turned"], sin: Float[Tensor, "token 1 turned"]
 ) -> Float[Tensor, "token head width"]:
     """Turn each pair (x_i, x_{i+width/2}) by its position's angle: rotary embedding, half-split layout.
 
         y = x · cos + swap(x) · sin     swap exchanges the halves; sin is negated in the first
 
-    Su et al. 2021 (RoFormer), arXiv:2104.09864, eq. 34, with the pairing of the Llama family.
+    Su et al. 2021 (RoFormer), arXiv:2104.09864, eq. 34, with the pairing of the Llama family.  Where there are
+    angles for the first elements of a head only, the others stay as they are.
     """
+    turned = cos.shape[-1]
+    if turned < x.shape[-1]:
+        return torch.cat([rotate(x[..., :turned], cos, sin), x[..., turned:]], dim=-1)
     if not torch.is_grad_enabled():
         return _rotated(x, cos, sin)
     rotated: Tensor = _Rotate.apply(x, cos, sin)  # type: ignore[no-untyped-call]
     return rotated
 
 
-def swiglu(gate_up: Float[Tensor, "token two_mlp"]) -> Float[Tensor, "token mlp"]:
-    """The gated activation silu(gate) · up of [gate, up] side by side.  Shazeer 2020, arXiv:2002.05202, eq. 6."""
+def gated(gate_up: Float[Tensor, "token two_mlp"], activation: Activation) -> Float[Tensor, "token mlp"]:
+    """The gated activation of [gate, up] side by side.
+
+    y = silu(gate) · up, or gelu(gate) · up with gelu's tanh form     Shazeer 2020, arXiv:2002.05202, eq. 6
+    """
     if not torch.is_grad_enabled():
         gate, up = gate_up.chunk(2, dim=-1)
-        return F.silu(gate).mul_(up)
-    out: Tensor = _SwiGlu.apply(gate_up)  # type: ignore[no-untyped-call]
+        return activation.value(gate).mul_(up)
+    out: Tensor = _Gated.apply(gate_up, activation)  # type: ignore[no-untyped-call]
     return out
 
 
@@ -99,6 +130,10 @@ def _inverse_rms(x: Tensor, eps: float) -> Tensor:
     precise = torch.promote_types(x.dtype, torch.float32)  # bfloat16 would be off by 0.4 %
     norm: Tensor = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=precise)
     return norm.square_().div_(x.shape[-1]).add_(eps).rsqrt_()
+
+
+def _normed(x: Tensor, inverse_rms: Tensor, weight: Tensor) -> Tensor:
+    return (x * inverse_rms).to(torch.promote_types(x.dtype, weight.dtype))
 
 
 def _rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

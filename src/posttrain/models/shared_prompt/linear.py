@@ -1,11 +1,17 @@
-"""Products with weight matrices, and matrices packed for the many small ones of decoding on a CPU."""
+"""Products with weight matrices, and matrices packed for the many small ones of decoding on a CPU.
+
+The decoder reads every linear layer of a model through `adapted.projection`, which gives a `Weight`.
+"""
 
 from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 
 SIZES = (1, 2, 4, 8, 16, *range(32, 257, 32))
 """Numbers of rows that products are made with.  oneDNN compiles a kernel of half a megabyte for each that it meets."""
@@ -48,18 +54,114 @@ class PackedWeight:
         return out[:rows]
 
 
-Weight = Tensor | PackedWeight
+Matrix = Tensor | PackedWeight
+
+
+@runtime_checkable
+class Weight(Protocol):
+    """A linear layer as the decoder uses it, x · Wᵀ + b, however its numbers are kept."""
+
+    def product(self, x: Float[Tensor, "row inputs"]) -> Float[Tensor, "row outputs"]:
+        """x · Wᵀ + b."""
+        ...
+
+    def for_inference(self) -> "Weight":
+        """The same as its products are quickest while its numbers stay as they are."""
+        ...
+
+    def owned(self) -> "Weight":
+        """The same at addresses that stay; `take_over` brings it up to date."""
+        ...
+
+    def take_over(self, other: "Weight") -> None:
+        """Take over the numbers of a weight of the same modules, in place."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Some rows of a linear layer, the first of its outputs first."""
+
+    matrix: Matrix
+    bias: Tensor | None = None
+
+    def product(self, x: Float[Tensor, "row inputs"]) -> Float[Tensor, "row outputs"]:
+        """x · Wᵀ + bias."""
+        return linear(x, self.matrix, self.bias)
+
+
+@dataclass(frozen=True, slots=True)
+class DenseWeight:
+    """Linear layers of one input, outputs side by side: joined in one part, or one part each."""
+
+    parts: tuple[Part, ...]
+
+    def product(self, x: Float[Tensor, "row inputs"]) -> Float[Tensor, "row outputs"]:
+        """See `Weight`."""
+        if len(self.parts) == 1:
+            return self.parts[0].product(x)
+        return torch.cat([part.product(x) for part in self.parts], dim=-1)
+
+    def for_inference(self) -> "DenseWeight":
+        """See `Weight`."""
+        return DenseWeight(tuple(Part(for_inference(_tensor(part)), part.bias) for part in self.parts))
+
+    def owned(self) -> "DenseWeight":
+        """See `Weight`.  What is frozen has its address already, and no copy is made of it."""
+        return DenseWeight(
+            tuple(Part(_kept(_tensor(part)), None if part.bias is None else _kept(part.bias)) for part in self.parts)
+        )
+
+    def take_over(self, other: Weight) -> None:
+        """See `Weight`."""
+        assert isinstance(other, DenseWeight)
+        for mine, new in zip(self.parts, other.parts, strict=True):
+            _tensor(mine).copy_(_tensor(new))
+            if mine.bias is not None and new.bias is not None:
+                mine.bias.copy_(new.bias)
+
+
+def dense_projection(modules: Sequence[nn.Linear], dtype: torch.dtype) -> Weight:
+    """Linear layers that read the same input as one, outputs side by side, in `dtype`.
+
+    Layers that are trained are joined by a differentiable concatenation, so one product serves them all and gradients
+    reach the model's own parameters.  Frozen ones stay apart: a joined copy would be kept for the backward pass, where
+    the parameters themselves will do.
+    """
+    parameters = [
+        parameter for module in modules for parameter in (module.weight, module.bias) if parameter is not None
+    ]
+    trained = all(parameter.requires_grad for parameter in parameters)
+    biases: list[Tensor] = [module.bias for module in modules if module.bias is not None]
+    if len(modules) == 1 or not trained or len(biases) not in (0, len(modules)):
+        return DenseWeight(tuple(_part(module.weight, module.bias, dtype) for module in modules))
+    joined = torch.cat([module.weight for module in modules])
+    return DenseWeight((_part(joined, torch.cat(biases) if biases else None, dtype),))
 
 
 def linear(
-    x: Float[Tensor, "row inputs"], weight: Weight, bias: Float[Tensor, " outputs"] | None = None
+    x: Float[Tensor, "row inputs"], matrix: Matrix, bias: Float[Tensor, " outputs"] | None = None
 ) -> Float[Tensor, "row outputs"]:
     """x · Wᵀ + bias, whichever way the matrix is kept."""
-    if isinstance(weight, PackedWeight):
-        return weight.product(x, bias)
-    return F.linear(x, weight, bias)
+    if isinstance(matrix, PackedWeight):
+        return matrix.product(x, bias)
+    return F.linear(x, matrix, bias)
 
 
-def for_inference(weight: Tensor) -> Weight:
+def for_inference(matrix: Tensor) -> Matrix:
     """The matrix as its products are quickest while it stays as it is."""
-    return PackedWeight(weight) if PackedWeight.serves(weight) else weight
+    return PackedWeight(matrix) if PackedWeight.serves(matrix) else matrix
+
+
+def _part(matrix: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Part:
+    return Part(matrix.to(dtype), None if bias is None else bias.to(dtype))
+
+
+def _tensor(part: Part) -> Tensor:
+    assert isinstance(part.matrix, Tensor), "a packed matrix follows no other"
+    return part.matrix
+
+
+def _kept(tensor: Tensor) -> Tensor:
+    frozen = isinstance(tensor, nn.Parameter) and not tensor.requires_grad
+    return tensor if frozen else tensor.detach().clone()

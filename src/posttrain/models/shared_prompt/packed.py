@@ -14,6 +14,8 @@ from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 from torch.autograd.function import FunctionCtx
 
+from posttrain.models.shared_prompt.attention import AttentionKind, attend, causal_mask, in_sight
+
 BUCKET_FILL = 0.75
 """A bucket takes sequences down to this share of its longest one."""
 
@@ -39,8 +41,20 @@ class BranchIndices:
 
     roots: Int64[Tensor, " member"]
     """The root that each member continues."""
-    mask: Bool[Tensor, "member 1 width keys"]
-    """Which keys (the root's tokens, then the branch's own) each query sees."""
+    sees_root: Bool[Tensor, "member longest"]
+    """Which keys of its root, padded to the longest, are tokens."""
+    root_lengths: Int64[Tensor, " member"]
+    """Position of each branch's first token."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Masks:
+    """Which keys each query sees, bucket by bucket, in layers of one window."""
+
+    roots: tuple[Bool[Tensor, "1 1 _ _"] | None, ...]
+    """[1, 1, width, width] each; None where all tokens before are seen."""
+    branches: tuple[Bool[Tensor, "_ 1 _ _"], ...]
+    """[member, 1, width, keys] each; keys are the root's tokens, then the branch's own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,6 +92,15 @@ class PackedLayout:
         self.num_tokens = self.num_root_tokens + sum(self.branch_lengths)
         self.root_starts = _starts(self.root_lengths, 0)
         self.branch_starts = _starts(self.branch_lengths, self.num_root_tokens)
+        self.longest = max(
+            *self.root_lengths,
+            *(
+                length + self.root_lengths[root]
+                for length, root in zip(self.branch_lengths, self.branch_root, strict=True)
+            ),
+            0,
+        )
+        """Tokens of the longest sequence, a branch's with its root."""
         self.root_buckets = _like_lengths(self.root_lengths)
         self.branch_buckets = _like_lengths(self.branch_lengths)
 
@@ -120,14 +143,36 @@ class PackedLayout:
         return torch.cat(token_of_slot), slot_of_token
 
     def _branch_indices(self, bucket: Bucket, device: torch.device) -> BranchIndices:
-        members, width = bucket.members, bucket.width
-        roots = [self.branch_root[member] for member in members]
+        roots = [self.branch_root[member] for member in bucket.members]
         root_lengths = torch.tensor([self.root_lengths[root] for root in roots])
-        longest = max(self.root_lengths)
-        sees_root = torch.arange(longest) < root_lengths[:, None]  # [member longest]
-        causal = torch.ones(width, width, dtype=torch.bool).tril()
-        parts = [sees_root[:, None, None, :].expand(-1, 1, width, -1), causal.expand(len(members), 1, width, width)]
-        return BranchIndices(roots=torch.tensor(roots).to(device), mask=torch.cat(parts, dim=3).to(device))
+        sees_root = torch.arange(max(self.root_lengths)) < root_lengths[:, None]
+        return BranchIndices(
+            roots=torch.tensor(roots).to(device), sees_root=sees_root.to(device), root_lengths=root_lengths.to(device)
+        )
+
+    def masks(self, indices: PackedIndices, window: int | None) -> Masks:
+        """The masks of layers with a window, on the device of the indices."""
+        device = indices.positions.device
+        roots = (
+            None if window is None or bucket.width <= window else causal_mask(bucket.width, window, device)[None, None]
+            for bucket in self.root_buckets
+        )
+        branches = (
+            _branch_mask(bucket.width, branch, window)
+            for bucket, branch in zip(self.branch_buckets, indices.branches, strict=True)
+        )
+        return Masks(roots=tuple(roots), branches=tuple(branches))
+
+
+def _branch_mask(width: int, branch: BranchIndices, window: int | None) -> Bool[Tensor, "member 1 width keys"]:
+    members, longest = branch.sees_root.shape
+    to_root = branch.sees_root[:, None, :].expand(-1, width, -1)
+    if window is not None:
+        queries = branch.root_lengths[:, None] + torch.arange(width, device=branch.roots.device)  # [member width]
+        keys = torch.arange(longest, device=branch.roots.device)
+        to_root = to_root & in_sight(queries[:, :, None], keys, window)
+    own = causal_mask(width, window, branch.roots.device).expand(members, -1, -1)
+    return torch.cat([to_root, own], dim=2)[:, None]
 
 
 class _Rearrange(torch.autograd.Function):
@@ -165,16 +210,18 @@ class PackedAttention:
 
     def __init__(self, layout: PackedLayout, device: torch.device) -> None:
         self.layout, self.indices = layout, layout.indices(device)
+        self._masks: dict[int | None, Masks] = {}
 
     def __call__(
         self,
         layer: int,
+        kind: AttentionKind,
         query: Float[Tensor, "token heads width"],
         key: Float[Tensor, "token kv_heads width"],
         value: Float[Tensor, "token kv_heads width"],
     ) -> Float[Tensor, "token heads width"]:
-        """Scaled dot-product attention, softmax(q·kᵀ/√width)·v, within each sequence of the layout."""
-        layout, at = self.layout, self.indices
+        """Attention of the layer's kind within each sequence of the layout."""
+        layout, at, masks = self.layout, self.indices, self._masks_of(kind.window)
         heads, kv_heads, width = query.shape[1], key.shape[1], query.shape[2]
         packed = torch.cat([query.flatten(1), key.flatten(1), value.flatten(1)], dim=1)  # [token qkv]
         padded: Tensor = _Rearrange.apply(packed, at.token_of_slot, at.slot_of_token)  # type: ignore[no-untyped-call]
@@ -187,16 +234,27 @@ class PackedAttention:
             for bucket, part in zip(buckets, parts, strict=True)
         ]
         num_roots = len(layout.root_buckets)
-        out = [attend(q, k, v, None) for q, k, v in split_heads[:num_roots]]
+        out = [
+            attend(q, k, v, mask, kind) for (q, k, v), mask in zip(split_heads[:num_roots], masks.roots, strict=True)
+        ]
         if layout.branch_buckets:
             root_key, root_value = self._roots([kv[1:] for kv in split_heads[:num_roots]])
-            for (q, k, v), branch in zip(split_heads[num_roots:], at.branches, strict=True):
+            branches = zip(split_heads[num_roots:], at.branches, masks.branches, strict=True)
+            for (q, k, v), branch, mask in branches:
                 keys = torch.cat([root_key.index_select(0, branch.roots), k], dim=2)
                 values = torch.cat([root_value.index_select(0, branch.roots), v], dim=2)
-                out.append(attend(q, keys, values, branch.mask))
+                out.append(attend(q, keys, values, mask, kind))
         slots = torch.cat([o.transpose(1, 2).reshape(-1, heads * width) for o in out])
         packed_out: Tensor = _Unpad.apply(slots, at.slot_of_token)  # type: ignore[no-untyped-call]
         return packed_out.view(-1, heads, width)
+
+    def _masks_of(self, window: int | None) -> Masks:
+        """Made once for all layers of a window; one that no sequence outgrows is none."""
+        if window is not None and window >= self.layout.longest:
+            window = None
+        if window not in self._masks:
+            self._masks[window] = self.layout.masks(self.indices, window)
+        return self._masks[window]
 
     def _roots(self, keys_values: list[tuple[Tensor, ...]]) -> tuple[Tensor, Tensor]:
         """Keys and values of all roots in order, padded to the longest."""
@@ -207,28 +265,6 @@ class PackedAttention:
         )
         rows = self.indices.row_of_root
         return keys.index_select(0, rows), values.index_select(0, rows)
-
-
-def attend(
-    query: Float[Tensor, "row heads queries width"],
-    key: Float[Tensor, "row kv_heads keys width"],
-    value: Float[Tensor, "row kv_heads keys width"],
-    mask: Bool[Tensor, "row 1 queries keys"] | None,
-) -> Float[Tensor, "row heads queries width"]:
-    """Grouped-query attention, softmax(q·kᵀ/√width)·v; without a mask it is causal."""
-    if mask is not None and query.is_cuda:
-        # CUDA's kernels for grouped heads take no mask; the one that remains would keep all scores.
-        key, value = (repeated_heads(kv, query.shape[1]) for kv in (key, value))
-    return F.scaled_dot_product_attention(
-        query, key, value, attn_mask=mask, is_causal=mask is None, enable_gqa=query.shape[1] != key.shape[1]
-    )
-
-
-def repeated_heads(
-    kv: Float[Tensor, "row kv_heads keys width"], num_heads: int
-) -> Float[Tensor, "row heads keys width"]:
-    """Each head as many times in a row as there are query heads that share it."""
-    return kv.repeat_interleave(num_heads // kv.shape[1], dim=1)
 
 
 def _starts(lengths: Sequence[int], first: int) -> list[int]:

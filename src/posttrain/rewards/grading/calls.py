@@ -263,8 +263,8 @@ def chat_hint(problem: InvalidScore, row: RolloutRow) -> str:
 
 
 CHAT_HINT = (
-    "It reads messages, and gets text, as the prompts are plain text: make conversations of them by task.chat = true"
-    " (--task.chat), or let it read the text."
+    "It reads messages, and gets text, as the prompts are plain text: make conversations of them by"
+    " task.prompt_format = chat (--task.prompt-format chat), or let it read the text."
 )
 
 

@@ -11,6 +11,7 @@ import torch
 
 from posttrain.commands.typed_prompt import asked
 from posttrain.errors import UserError
+from posttrain.models.rendering import TokenizerRenderer
 from posttrain.records import Grades, Group, Prompt
 from posttrain.runs.clock import Clock
 from posttrain.runs.progress import visible
@@ -41,7 +42,8 @@ class TableWindow:
 def prompt_to_trace(session: Session, text: str) -> Prompt:
     """A held-out problem by number, or the text itself."""
     if not text.isascii() or not text.isdigit():
-        return asked(text, session.policy.tokenizer)
+        options = session.config.model.template_options
+        return asked(text, TokenizerRenderer(session.policy.tokenizer, template_options=options))
     problems = session.questions().prompts
     if int(text) >= len(problems):
         raise UserError(f"command line: PROMPT {text}: there are {len(problems)} held-out problems, numbered from 0")

@@ -1,0 +1,206 @@
+"""Prompts and completions as the model reads and writes them, for a person to look at before an hour of training."""
+
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from transformers import PreTrainedTokenizerBase
+
+from posttrain.records import Finish, Grades, Group, Prompt
+from posttrain.runs.progress import visible
+
+OPEN, CLOSE, PREFILL = "⟦", "⟧", "▶"
+"""Around a token that stands for itself, and before the beginning of the answer."""
+LEGEND = f"{OPEN}…{CLOSE} is one token of its own, {PREFILL} where the prefill begins"
+LAST_TOKENS = 4
+"""Whose ids are shown: a prompt that ends otherwise than in training shows there."""
+MOST_CHARACTERS = 4000
+"""Of a prompt or completion; the middle of a longer one is left out."""
+MOST_OF_A_COLUMN = 60
+OPEN_THOUGHT = re.compile(r"<(think|thinking|thought|reason|reasoning)>\s*$")
+"""How templates of thinking models begin an answer; other tags at the end of a prompt may name who speaks."""
+Piece = tuple[str, bool]
+"""Text, and whether it is a special or added token."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reader:
+    """What reads the prompts: the parts of a model that decide what they look like to it."""
+
+    tokenizer: PreTrainedTokenizerBase
+    stop_ids: Sequence[int]
+    template_file: str = ""
+    """Of a template in place of the model's."""
+    template_options: Mapping[str, object] = field(default_factory=dict)
+
+
+def preview_lines(prompts: Sequence[Prompt], reader: Reader) -> list[str]:
+    """Prompts with their special tokens, last ids and columns, and what ends a completion; safe to print."""
+    lines = head_lines(prompts, reader)
+    for prompt in prompts:
+        lines += ["", *prompt_lines(prompt, reader.tokenizer)]
+    return lines
+
+
+def first_step_lines(groups: Sequence[Group], grades: Grades, count: int, reader: Reader) -> list[str]:
+    """The first so many prompts of a step, each with its first completion and what the rewards say of that."""
+    lines = head_lines([group.prompt for group in groups[:count]], reader)
+    for position, group in enumerate(groups[:count]):
+        lines += ["", *prompt_lines(group.prompt, reader.tokenizer)]
+        lines += graded_lines(group, grades, position, reader.tokenizer)
+    return lines
+
+
+def head_lines(prompts: Sequence[Prompt], reader: Reader) -> list[str]:
+    """What holds of all prompts: the template, what ends a completion, and the marks."""
+    return [
+        visible(f"template   {template_of(prompts, reader)}"),
+        f"stop ids   {', '.join(named_token(token, reader.tokenizer) for token in reader.stop_ids)}",
+        f"marks      {LEGEND}",
+    ]
+
+
+def template_of(prompts: Sequence[Prompt], reader: Reader) -> str:
+    """Which chat template the prompts go through, if any does."""
+    if all(prompt.messages is None for prompt in prompts):
+        has_one = ", and the model has one" if reader.tokenizer.chat_template else ""
+        return f"none: the prompts are text{has_one}"
+    options = ", ".join(f"{name} = {value!r}" for name, value in reader.template_options.items())
+    name = reader.template_file or "the model's own"
+    return f"{name}, with {options}" if options else name
+
+
+def prompt_lines(prompt: Prompt, tokenizer: PreTrainedTokenizerBase) -> list[str]:
+    """One prompt: where it comes from and its size, its text, its last ids and what else rewards get."""
+    text = marked_text(prompt, tokenizer)
+    unmarked = [f"prefill    {quoted(prompt.prefill)}"] if prompt.prefill and PREFILL not in text else []
+    kind = "as text" if prompt.messages is None else "through the chat template"
+    last = ", ".join(named_token(token, tokenizer) for token in prompt.tokens[-LAST_TOKENS:])
+    columns = ", ".join(f"{name} = {excerpt(value)}" for name, value in prompt.columns.items())
+    return [
+        visible(f"prompt     {prompt.id}, {len(prompt.tokens)} tokens, {kind}"),
+        *indented(text),
+        *unmarked,
+        f"last ids   {last}",
+        visible(f"columns    {columns or 'none'}"),
+        *([visible(f"note       {note}")] if (note := opening_note(prompt)) else []),
+    ]
+
+
+def graded_lines(group: Group, grades: Grades, position: int, tokenizer: PreTrainedTokenizerBase) -> list[str]:
+    """The first completion of a group, the one at `position` of what was graded, and each reward's score of it."""
+    rollout = group.rollouts[0]
+    scores = [
+        f"{name} {number(score)}{outcome_of(grades, name, position)}"
+        for name, score in zip(grades.names, grades.scores[:, position, 0].tolist(), strict=True)
+    ]
+    ended = "stopped" if rollout.finish is Finish.STOP else "cut off at the limit"
+    return [
+        f"completion {len(rollout.tokens)} tokens, {ended}",
+        *indented(shown(pieces(rollout.tokens, tokenizer))),
+        visible(f"scores     {', '.join(scores)}; reward {number(grades.rewards[position, 0].item())}"),
+    ]
+
+
+def number(score: float) -> str:
+    """A score, or that there is none."""
+    return "none" if math.isnan(score) else f"{score:g}"
+
+
+def outcome_of(grades: Grades, name: str, position: int) -> str:
+    """What a reward called the first completion of a group, where it has names."""
+    return f" ({grades.outcomes[name][position][0]})" if name in grades.outcomes else ""
+
+
+def opening_note(prompt: Prompt) -> str:
+    """What to tell of a template that begins the answer by itself: rewards would not see that beginning."""
+    if prompt.messages is None or prompt.prefill:
+        return ""
+    found = OPEN_THOUGHT.search(prompt.text)
+    if found is None:
+        return ""
+    tag = found[0].replace("\n", "\\n")
+    return (
+        f"the chat template begins the answer with `{tag}`, which the rewards do not see.  To have them see it, say"
+        f' task.prefill: "{tag}"; it then stands there once.'
+    )
+
+
+# Tokens as text
+
+
+def marked_text(prompt: Prompt, tokenizer: PreTrainedTokenizerBase) -> str:
+    """The text of a prompt's tokens, a mark where the prefill begins."""
+    made = pieces(prompt.tokens, tokenizer)
+    text = "".join(piece for piece, _ in made)
+    if not prompt.prefill or not text.endswith(prompt.prefill):
+        return shown(made)
+    before, after = split_at(made, len(text) - len(prompt.prefill))
+    return f"{shown(before)}{PREFILL}{shown(after)}"
+
+
+def pieces(tokens: Sequence[int], tokenizer: PreTrainedTokenizerBase) -> list[Piece]:
+    """The text of tokens; those between two special ones together, as a character may be spread over several."""
+    special = {*tokenizer.all_special_ids, *tokenizer.added_tokens_decoder}
+    made: list[Piece] = []
+    run: list[int] = []
+    for token in tokens:
+        if token not in special:
+            run.append(token)
+            continue
+        if run:
+            made.append((decoded(run, tokenizer), False))
+        made.append((decoded([token], tokenizer), True))
+        run = []
+    return [*made, (decoded(run, tokenizer), False)] if run else made
+
+
+def decoded(tokens: Sequence[int], tokenizer: PreTrainedTokenizerBase) -> str:
+    """The text of tokens, special ones too, nothing tidied away."""
+    return str(tokenizer.decode([*tokens], skip_special_tokens=False, clean_up_tokenization_spaces=False))
+
+
+def split_at(made: Sequence[Piece], length: int) -> tuple[list[Piece], list[Piece]]:
+    """Pieces before and after so many characters; one that lies across is cut in two."""
+    before: list[Piece] = []
+    for index, (text, special) in enumerate(made):
+        if length < len(text):
+            head = [(text[:length], special)] if length else []
+            return [*before, *head], [(text[length:], special), *made[index + 1 :]]
+        before.append((text, special))
+        length -= len(text)
+    return before, []
+
+
+def shown(made: Sequence[Piece]) -> str:
+    """Pieces as text that is safe to print; a long one without its middle."""
+    text = "".join(f"{OPEN}{piece}{CLOSE}" if special else piece for piece, special in made)
+    left_out = len(text) - MOST_CHARACTERS
+    if left_out > 0:
+        half = MOST_CHARACTERS // 2
+        text = f"{text[:half]}\n… {left_out} characters are not shown …\n{text[-half:]}"
+    return visible(text)
+
+
+def indented(text: str) -> Iterator[str]:
+    """The lines of a text below a heading."""
+    return (f"  {line}" for line in text.split("\n"))
+
+
+def named_token(token: int, tokenizer: PreTrainedTokenizerBase) -> str:
+    """A token's id and text, or its piece as the vocabulary has it where that is only a part of a character."""
+    text = decoded([token], tokenizer)
+    piece = tokenizer.convert_ids_to_tokens(token)
+    return f"{token} {quoted(str(piece) if '�' in text else text)}"
+
+
+def excerpt(value: object) -> str:
+    """A column's value on one line, cut where it is long."""
+    text = repr(value)
+    return text if len(text) <= MOST_OF_A_COLUMN else f"{text[: MOST_OF_A_COLUMN - 1]}…"
+
+
+def quoted(text: str) -> str:
+    """A short text in quotes, line ends and control characters written out."""
+    return '"' + visible(text).replace("\n", "\\n").replace("\t", "\\t") + '"'
