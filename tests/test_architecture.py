@@ -39,6 +39,7 @@ MAY_IMPORT_IRL = {"irl_runs", "neural_irl", ""}
 ENTRY_POINTS = {
     "posttrain.training.rl.train",
     "posttrain.training.evaluate.evaluate",
+    "posttrain.training.sft.sft_run.train_sft",
     "posttrain.rewards.grading.grade.grade",
 }
 """Functions that people call with keywords of their choice, and that may therefore take more than six arguments."""

@@ -6,7 +6,7 @@ from dataclasses import fields, is_dataclass
 from inspect import signature
 from pathlib import Path
 from types import ModuleType
-from typing import Any, get_type_hints
+from typing import Any, get_args, get_type_hints
 
 import pytest
 
@@ -50,7 +50,8 @@ def classes() -> list[tuple[str, Any]]:
         if section in CLASSES:
             found += [(section, made) for made in CLASSES[section][1].values()]
         elif section not in ("rewards", "algorithm"):
-            found.append((section, get_type_hints(kind)[section]))
+            hint = get_type_hints(kind)[section]
+            found += [(section, made) for made in get_args(hint) or [hint]]
     return found
 
 

@@ -30,7 +30,7 @@ PROGRAMS += ("sandbox/fork_server.py", "models/loading/new_model.py")
 """Where texts are programs, answers, templates, and flags of bubblewrap: they tell nobody anything."""
 READ_IN_A_TERMINAL = ("commands/", "cli.py")
 """Where texts are told by a command alone."""
-LAST_WORDS = {"training/report.py", "training/sft.py"}
+LAST_WORDS = {"training/report.py", "training/sft/sft_report.py"}
 """Where a finished run says by which commands to go on; who called it from Python has the `Run`."""
 JSON = '{"'
 """How examples of rows begin."""

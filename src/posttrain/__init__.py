@@ -21,10 +21,12 @@ if TYPE_CHECKING:
     from posttrain.irl_runs.run import recover
     from posttrain.models.policy import as_policy
     from posttrain.rewards.grading.function import reward_function
+    from posttrain.runs.reports import Run
     from posttrain.runs.watchers import Watcher
     from posttrain.tasks.base import Probe, Reading, Task
     from posttrain.training.evaluate import evaluate
-    from posttrain.training.rl import Run, train
+    from posttrain.training.rl import train
+    from posttrain.training.sft.sft_run import train_sft
 
 __all__ = [
     "Algorithm",
@@ -45,6 +47,7 @@ __all__ = [
     "recover",
     "reward_function",
     "train",
+    "train_sft",
 ]
 
 HOMES = {
@@ -63,8 +66,9 @@ HOMES = {
     "Probe": "posttrain.tasks.base",
     "Reading": "posttrain.tasks.base",
     "Task": "posttrain.tasks.base",
-    "Run": "posttrain.training.rl",
+    "Run": "posttrain.runs.reports",
     "train": "posttrain.training.rl",
+    "train_sft": "posttrain.training.sft.sft_run",
     "evaluate": "posttrain.training.evaluate",
 }
 """Where each public name is defined."""

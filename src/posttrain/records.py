@@ -42,6 +42,26 @@ class Prompt:
     """The data set of a mixture that it is from: what it earns is told apart by it."""
 
 
+@dataclass(frozen=True, slots=True)
+class Example:
+    """A row of tokens to learn from, of which some are learned and the others only read."""
+
+    tokens: tuple[int, ...]
+    """No more than up to the last that is learned: what comes behind it plays no part."""
+    learned: tuple[bool, ...]
+    """One for each token; that of the first is False, for nothing comes before it that could predict it."""
+
+    @property
+    def num_inputs(self) -> int:
+        """Tokens that go through the model: all but the last, which is only predicted."""
+        return len(self.tokens) - 1
+
+    @property
+    def num_learned(self) -> int:
+        """Tokens that carry loss."""
+        return sum(self.learned)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rollout:
     """One completion exactly as it was sampled; later stages add columns, none writes here."""

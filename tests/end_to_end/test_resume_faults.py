@@ -13,7 +13,6 @@ import yaml
 import posttrain
 from posttrain.cli import main
 from posttrain.errors import UserError
-from posttrain.training import sft
 from tests.support.accidents import flip_bit
 from tests.support.runs import metrics_of, require_same, save_tiny_model, tiny_recipe
 
@@ -83,7 +82,7 @@ def test_a_step_to_go_on_from_is_one_with_a_checkpoint_of_a_run_that_is_resumed(
     assert contents(run) == before
     assert not (four.parents[1] / "new" / "run").exists()
     with pytest.raises(UserError, match=r"^from_step = 1: only a run that is resumed"):
-        sft.train(posttrain.SftConfig(), from_step=1)
+        posttrain.train_sft(posttrain.SftConfig(), from_step=1)
 
 
 EDITS = {

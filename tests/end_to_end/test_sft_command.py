@@ -16,7 +16,7 @@ from posttrain.config.recipes import RecipeLayer
 from posttrain.errors import UserError
 from posttrain.runs.reports import CheckpointReport, EndReport, EvaluationReport, StepReport
 from posttrain.runs.watchers import Watcher
-from posttrain.training.sft import train
+from posttrain.training.sft.sft_run import train_sft
 from tests.support.accidents import Accident
 from tests.support.runs import command, metrics_of
 
@@ -80,22 +80,28 @@ def config_of(place: Path) -> SftConfig:
 
 def test_a_watcher_of_ones_own_sees_steps_evaluations_checkpoints_and_the_end(whole: Path) -> None:
     place, notes = whole.parent.parent / "watched", Notes()
-    assert train(config_of(place), watchers=[notes]) == place / "run" / "model"
-    lines, tokens = metrics_of(place / "run"), 0
+    run = train_sft(config_of(place), watchers=[notes])
+    assert run.model_folder == place / "run" / "model"
+    assert json.loads((run.folder / "summary.json").read_text()) == run.summary
+    (first, *lines), tokens = metrics_of(place / "run"), 0
     for line in lines:
         tokens += line.pop("own/tokens")
         assert tokens == line["num_tokens"]
-    assert lines == metrics_of(whole), "a watcher changes nothing"
-    measured = {line["step"]: {"eval/loss": line["eval/loss"]} for line in lines if "eval/loss" in line}
+    assert [first, *lines] == metrics_of(whole), "a watcher changes nothing"
+    measured = {
+        line["step"]: {name: value for name, value in line.items() if name.startswith("eval/")}
+        for line in [first, *lines]
+        if "eval/loss" in line
+    }
     assert {report.step: report.results for report in notes.evaluations} == measured
-    assert list(measured) == notes.saves == [4, 8, 12]
+    assert list(measured) == [0, *notes.saves] == [0, 4, 8, 12]
     (end,) = notes.ends
     assert end.summary["eval_loss"] == measured[12]["eval/loss"]
 
 
 def test_a_class_for_a_watcher_is_refused_before_anything_is_made(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="watchers: Notes is a class; give an object of it"):
-        train(config_of(tmp_path / "place"), watchers=[Notes])  # type: ignore[list-item]
+        train_sft(config_of(tmp_path / "place"), watchers=[Notes])  # type: ignore[list-item]
     assert not (tmp_path / "place" / "run").exists()
 
 
@@ -108,12 +114,14 @@ def require_same_weights(run: Path, other: Path) -> None:
 
 
 def test_the_loss_falls_and_the_model_loads_without_posttrain(whole: Path) -> None:
-    losses = [step["loss"] for step in metrics_of(whole)]
+    before, *steps = metrics_of(whole)
+    losses = [step["loss"] for step in steps]
     # From ln 390 = 5.97 nats, a uniform guess, to far below the 4.8 of knowing the digits and tags from the rest.
     assert losses[0] == pytest.approx(5.97, abs=0.3)
     assert losses[-1] < 4.0
     summary = json.loads((whole / "summary.json").read_text())
-    measured = [step["eval/loss"] for step in metrics_of(whole) if "eval/loss" in step]
+    measured = [step["eval/loss"] for step in steps if "eval/loss" in step]
+    assert (summary["before"]["loss"], summary["after"]["loss"]) == (before["eval/loss"], measured[-1])
     assert summary["eval_loss"] == measured[-1], "the loss of the weights that are saved"
     assert summary["best_eval_loss"] == min(measured)
     manifest = json.loads((whole / "checkpoints" / "step-000012" / "manifest.json").read_text())
@@ -126,7 +134,7 @@ def test_the_loss_falls_and_the_model_loads_without_posttrain(whole: Path) -> No
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGKILL, -9), (signal.SIGINT, 130)])
 def test_a_stopped_run_is_resumed_to_the_same_bits(whole: Path, number: int, code: int) -> None:
     place = whole.parent.parent / f"stopped-{number}"
-    accident = Accident(moment="open metrics.jsonl 7", signal=number)  # once made, six times written to
+    accident = Accident(moment="open metrics.jsonl 8", signal=number)  # once made, written to before and six times
     ended = command("sft", recipe(place), folder=place, accident=accident)
     assert ended.code == code, ended.err
     if number == signal.SIGINT:
@@ -153,7 +161,7 @@ def test_the_command_that_a_damaged_checkpoint_names_leads_to_the_same_bits(
     run = Path(shutil.copytree(whole, tmp_path / "run"))
     (run / "checkpoints" / "step-000012" / "state.json").write_text("{}")
     lines = (run / "metrics.jsonl").read_text().splitlines(keepends=True)
-    (run / "metrics.jsonl").write_text("".join(lines[3:]))
+    (run / "metrics.jsonl").write_text("".join([lines[0], *lines[4:]]))
     assert main(["sft", "--resume", str(run)]) == 1
     told = capsys.readouterr()
     assert f"\n    posttrain sft --resume {run} --from-step 8\n" in told.err
@@ -164,7 +172,7 @@ def test_the_command_that_a_damaged_checkpoint_names_leads_to_the_same_bits(
     assert "scores.jsonl" not in out  # there are none of a supervised run
     for file in ("model/model.safetensors", "checkpoints/step-000012/optimizer.safetensors"):
         assert (run / file).read_bytes() == (whole / file).read_bytes()
-    assert metrics_of(run) == metrics_of(whole)[3:]
+    assert metrics_of(run) == [metrics_of(whole)[0], *metrics_of(whole)[4:]]
 
 
 def test_a_learning_rate_that_was_edited_by_hand_is_refused(

@@ -32,10 +32,13 @@ from posttrain.options.training import (
 from posttrain.records import Group, Prompt
 from posttrain.rewards.grading.function import reward_function
 from posttrain.runs.run_folder import RunFolder
+from posttrain.runs.run_inputs import RunInputs
 from posttrain.runs.threads import claim_threads
 from posttrain.tasks.base import Probe, Reading, Task
 from posttrain.tasks.countdown.countdown_task import CountdownTask
-from posttrain.training import rl, sft
+from posttrain.training import rl
+from posttrain.training.sft import sft_run
+from posttrain.training.sft.demonstration_set import DemonstrationSet
 from tests.support import tiny
 from tests.support.tiny import some_prompts, tiny_policy, tokenizer
 
@@ -148,7 +151,7 @@ def supervised_run(folder: Path) -> dict[str, Any]:
         patch.setitem(tiny.SHAPE, "max_position_embeddings", 160)
         policy = tiny_policy()
     options = CountdownOptions()
-    demonstrations = sft.DemonstrationSet(
+    demonstrations = DemonstrationSet(
         policy=policy,
         task=CountdownTask(options, TokenizerRenderer(tokenizer()), seed=0),
         demonstrator=Demonstrator(give_up=0.9, max_tries=1),
@@ -166,8 +169,17 @@ def supervised_run(folder: Path) -> dict[str, Any]:
         ),
         run=RunOptions(folder=str(folder), num_steps=4, threads=1),
     )
-    options = sft.sft_harness_options(recipe)
-    sft.fit(recipe, demonstrations, RunFolder.create(folder, "{}"), claim_threads(1), options, resume=False)
+    session = sft_run.SftSession(
+        config=recipe,
+        policy=policy,
+        model_name="tiny",
+        source=demonstrations,
+        held_out=demonstrations.held_out(recipe.sft),
+        num_steps=4,
+        inputs=RunInputs(),
+    )
+    options = sft_run.sft_harness_options(session)
+    sft_run.fit(session, RunFolder.create(folder, "{}"), claim_threads(1), options)
     summary = json.loads((folder / "summary.json").read_text())
     kept = {key: summary[key] for key in ("eval_loss", "best_eval_loss", "tokens", "examples")}
     return {**kept, "metrics": metrics(folder), "weights": checksum(policy.model)}

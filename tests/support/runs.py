@@ -26,7 +26,12 @@ from tests.support.accidents import Accident, arrange
 
 SHAPE = NewModelOptions(hidden_size=16, mlp_size=24, num_layers=1, num_heads=2, num_kv_heads=1, max_positions=96)
 NO_ACCIDENT = Accident()
-PRELOADED = ["posttrain.training.rl", "posttrain.training.sft", "posttrain.runs.curves", "posttrain.commands.rl"]
+PRELOADED = [
+    "posttrain.training.rl",
+    "posttrain.training.sft.sft_run",
+    "posttrain.runs.curves",
+    "posttrain.commands.rl",
+]
 
 
 def save_tiny_model(folder: Path, *, seed: int = 0) -> Path:

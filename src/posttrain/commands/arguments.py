@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from posttrain.commands.flags import COMMAND_LINE, CommandSpec, path_of, read_flags
-from posttrain.config import Config, build
+from posttrain.config import Config, SftConfig, build
 from posttrain.config.reading import checked_sections, kind_of
 from posttrain.config.recipes import VARIANTS, RecipeLayer, merge, read_recipe
 from posttrain.config.sections import require_complete
@@ -21,6 +21,8 @@ Built = TypeVar("Built")
 INTERRUPTED = 130
 """The exit code of a run that was asked to stop, as shells know it."""
 
+BY_PATH = ("model",)
+"""Sections of supervised runs whose `path` decides which other options they have."""
 TEMPLATE = ("model.chat_template", "model.template_options")
 """How a model is spoken to: options of the commands that ask one."""
 MAY_CHANGE_ON_RESUME = ("run.num_steps", "run.time_limit_minutes", "run.early_stop_evaluations", "checkpoint")
@@ -85,18 +87,18 @@ def with_flags(
     kind: type, layers: Sequence[RecipeLayer], flags: Sequence[str], program: CommandSpec
 ) -> tuple[list[RecipeLayer], Any]:
     """Some layers with that of the flags above them, and the command's own switches."""
-    layers = [*layers, variants(flags)]
+    layers = [*layers, variants(flags, BY_PATH if kind is SftConfig else ())]
     content = checked_sections(kind, merge(layers))
     given, switches = read_flags(flags, program, content)
     return [*layers, given], switches
 
 
-def variants(flags: Sequence[str]) -> RecipeLayer:
-    """The task and algorithm that flags name: they decide which other flags there are."""
+def variants(flags: Sequence[str], by_path: Sequence[str] = ()) -> RecipeLayer:
+    """The task, the algorithm and, where it may be new, the model that flags name: they decide which others exist."""
     sections: dict[str, dict[str, object]] = {}
     for flag, after in zip_longest(flags, flags[1:], fillvalue=""):
         section, _, option = path_of(flag).partition(".")
-        if section in VARIANTS and option in ("name", "path"):
+        if (section in VARIANTS and option in ("name", "path")) or (section in by_path and option == "path"):
             sections.setdefault(section, {})[option] = flag.partition("=")[2] if "=" in flag else after
     return RecipeLayer(where=COMMAND_LINE, sections=sections)
 

@@ -7,7 +7,7 @@ instead, and its signature says what its options are.
 
 from collections.abc import Mapping
 from dataclasses import fields
-from typing import Any, Literal, get_type_hints
+from typing import Any, Literal, get_args, get_type_hints
 
 from posttrain.binding import OWN, is_name_in_file, is_own, own_schema
 from posttrain.config.recipes import TASKS_OF_ROWS
@@ -43,9 +43,11 @@ def section_record(kind: type, section: str, content: object) -> Any:
 def section_schema(kind: type, section: str, content: object) -> Schema:
     """What a section may say, which may depend on the `name` in it."""
     default, variants = variants_of(section)
-    if not variants:
-        return Schema(get_type_hints(kind)[section])
     given = content if isinstance(content, Mapping) else {}
+    if not variants:
+        new, *existing = get_args(get_type_hints(kind)[section]) or [get_type_hints(kind)[section]]
+        # Only `model` of a supervised run has two: one that is there has a path.
+        return Schema(existing[0] if existing and "path" in given else new)
     if is_own(section, content):
         return own_schema(section, given["path"])
     name = given.get("name", default)

@@ -1,6 +1,6 @@
 """The whole configuration of a run as one frozen record, and the rules between its sections."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from enum import Enum
 from pathlib import Path
@@ -11,6 +11,7 @@ from posttrain.config.recipes import to_yaml
 from posttrain.config.schema import section_record
 from posttrain.errors import UserError
 from posttrain.options.countdown import CountdownOptions
+from posttrain.options.dataset import DatasetOptions
 from posttrain.options.demonstrator import Demonstrator
 from posttrain.options.grading import GradingOptions
 from posttrain.options.irl_method import (
@@ -105,13 +106,18 @@ class Config:
             )
 
 
+ROWS_ONLY = ("loss_on", "split_turns", "stop_token", "max_length", "long_rows", "num_epochs", "rows_per_batch")
+"""Options of `sft` that say what becomes of rows."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class SftConfig:
-    """Everything that decides a supervised run, which makes a small model from nothing."""
+    """Everything that decides a supervised run."""
 
-    model: NewModelOptions = field(default_factory=NewModelOptions)
+    model: NewModelOptions | ModelOptions = field(default_factory=NewModelOptions)
+    """A model that exists, where `path` is given, and else a small one that is made from nothing."""
     task: TaskOptions = field(default_factory=CountdownOptions)
-    """The problems that are demonstrated."""
+    """The rows that are learned, or the problems that are demonstrated."""
     demonstrator: Demonstrator = field(default_factory=Demonstrator)
     sft: SftOptions = field(default_factory=SftOptions)
     checkpoint: CheckpointOptions = field(default_factory=CheckpointOptions)
@@ -127,6 +133,42 @@ class SftConfig:
                     f"run.{option} = {value} stops runs of `posttrain rl` only; a supervised run ends with its"
                     " schedule.  Leave it out."
                 )
+        if self.sft.num_epochs is not None and self.run.num_steps != RunOptions().num_steps:
+            raise UserError(
+                f"run.num_steps = {self.run.num_steps} and sft.num_epochs = {self.sft.num_epochs:g} both say when"
+                " the run ends.  Leave one out."
+            )
+        if isinstance(self.task, DatasetOptions):
+            self._require_rows_options(self.task)
+        else:
+            self._require_none(self.sft.given(*ROWS_ONLY), "is for rows; demonstrations of countdown go without")
+
+    def _require_rows_options(self, task: DatasetOptions) -> None:
+        if task.name != DatasetOptions.name:
+            raise UserError(
+                f"task.name = {task.name}: what is learned are rows (dataset) or demonstrations (countdown)."
+            )
+        self._require_none(self.sft.given("num_demonstrations"), "is for demonstrations; rows are what they are")
+        if self.sft.eval_size != SftOptions().eval_size:
+            raise UserError(
+                f"sft.eval_size = {self.sft.eval_size} is for demonstrations; of rows use task.held_out_size"
+            )
+        if self.demonstrator != Demonstrator():
+            raise UserError("demonstrator: nothing is demonstrated where rows are learned.  Leave the section out.")
+        if task.last_assistant_message != "error":
+            raise UserError(
+                f"task.last_assistant_message = {task.last_assistant_message} is for prompts that are sampled from;"
+                " rows hold whole answers.  Leave it out."
+            )
+        if task.prefill:
+            raise UserError(
+                f"task.prefill = {task.prefill!r} is given to a model that is sampled; rows hold whole answers.  Leave"
+                " it out."
+            )
+
+    def _require_none(self, given: Sequence[str], rule: str) -> None:
+        if given:
+            raise UserError(f"sft.{given[0]} = {getattr(self.sft, given[0])} {rule}.  Leave it out.")
 
 
 @dataclass(frozen=True, kw_only=True)

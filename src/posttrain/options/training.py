@@ -161,24 +161,58 @@ class RunOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class SftOptions(OptimizerOptions):
-    """Supervised training on demonstrations, completion tokens only."""
+    """Supervised training on rows of your own, or on demonstrations of a task."""
 
+    learning_rate: float = 1e-5
+    """Largest learning rate.  1e-5 suits full training of models of a billion parameters, 2e-3 one that is new."""
+    loss_on: Literal["assistant", "completion", "all"] = "assistant"
+    """Of rows: what is learned, each turn with its stop token.  `assistant`: the completion of a prompt, or every turn
+    of the assistant in `messages`; `completion`: its last turn alone; `all`: every token, prompts too.  Of plain text
+    it is always every token."""
+    split_turns: bool = False
+    """Of rows: make a row of each turn of the assistant, with what leads to it; for chat templates that rewrite earlier
+    turns, such as those that drop their thoughts."""
+    stop_token: str = ""
+    """A token that becomes one of the model's stop tokens, such as `<|im_end|>` for a base model whose chat template
+    ends turns with it; empty leaves them as they are."""
+    max_length: int | None = None
+    """Longest row in tokens, prompt included, and never more than the model's context, which null stands for."""
+    long_rows: Literal["error", "skip", "cut"] = "error"
+    """What becomes of longer rows: tell and stop, leave them out, or cut their ends off, stop token included."""
+    num_epochs: float | None = None
+    """Times that all rows are gone through, each time in another order, in place of `run.num_steps`; null goes by
+    that."""
+    rows_per_batch: int = 0
+    """Most rows of one optimiser update; 0 leaves it to `tokens_per_batch`.  No update has a row twice."""
     num_demonstrations: int = 0
     """Demonstrations that are gone through again and again; 0 writes fresh ones for every batch, without end."""
     tokens_per_batch: int = 16384
-    """Tokens, prompts included, of one optimiser update."""
+    """Tokens, prompts included, with which the batch of one optimiser update is full."""
     tokens_per_microbatch: int = 4096
     """Tokens that go through the model at once: bounds memory, never changes the gradient.  Small ones stay in a CPU's
     cache."""
     eval_every: int = 100
     """Updates between measurements of the held-out loss."""
     eval_size: int = 512
-    """Held-out demonstrations that the loss is measured on."""
+    """Held-out demonstrations that the loss is measured on; of rows task.held_out_size says how many."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        longest, epochs = self.max_length, self.num_epochs
+        require(longest is None or longest >= 2, self, "max_length", "leaves nothing to learn; use >= 2, or null")
+        require(epochs is None or 0 < epochs < math.inf, self, "num_epochs", "never trains; use > 0, or null")
+        require(self.rows_per_batch >= 0, self, "rows_per_batch", "is negative; use >= 1, or 0 for no limit")
         require(self.num_demonstrations >= 0, self, "num_demonstrations", "is negative; use >= 1, or 0 for no end")
         require(self.tokens_per_batch >= 2, self, "tokens_per_batch", "holds no demonstration; use >= 2")
         require(self.tokens_per_microbatch >= 2, self, "tokens_per_microbatch", "holds no row; use >= 2")
         require(self.eval_every >= 1, self, "eval_every", "never measures; use >= 1")
         require(self.eval_size >= 1, self, "eval_size", "measures nothing; use >= 1")
+        if self.split_turns and self.loss_on != "assistant":
+            raise UserError(
+                f"split_turns = true makes rows of all turns of the assistant, and loss_on = {self.loss_on} learns"
+                " something else.  Use one of them."
+            )
+
+    def given(self, *names: str) -> list[str]:
+        """Those of some options that have another value than by default."""
+        return [name for name in names if getattr(self, name) != getattr(SftOptions(), name)]

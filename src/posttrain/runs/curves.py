@@ -26,8 +26,12 @@ def draw_curves(metrics: Path, picture: Path, title: str = "") -> None:
     figure = Figure(figsize=(15, 8), layout="constrained")
     panels = figure.subplots(2, 3)
     figure.suptitle(title, fontsize=14, fontweight="bold")
-    draw_reward(panels[0, 0], records)
-    draw_held_out(panels[0, 1], records)
+    if any("reward" in record for record in records):
+        draw_reward(panels[0, 0], records)
+        draw_held_out(panels[0, 1], records)
+    else:
+        draw_loss(panels[0, 0], records)
+        draw_token_accuracy(panels[0, 1], records)
     draw_length(panels[0, 2], records)
     draw_outcomes(panels[1, 0], records)
     draw_stability(panels[1, 1], records)
@@ -63,6 +67,28 @@ def draw_held_out(axes: "Axes", records: Records) -> None:
             axes.fill_between(low_steps, low, high, color=colour, alpha=0.18, linewidth=0, label="95% interval")
     axes.set_ylim(0, 1)
     dress(axes, "Held-out accuracy", "share solved")
+
+
+def draw_loss(axes: "Axes", records: Records) -> None:
+    """Of a supervised run: the loss of each step, its running mean, and that of held-out examples with its interval."""
+    steps, losses = series(records, "loss")
+    axes.plot(steps, losses, color=BLUE, alpha=0.35, linewidth=1, marker=".", markersize=3, label="step")
+    axes.plot(steps, running_mean(losses), color=BLUE, linewidth=2.2, label="running mean")
+    measured, held_out = series(records, "eval/loss")
+    if measured:
+        axes.plot(measured, held_out, color=GREEN, linewidth=2, marker="o", markersize=4, label="held out")
+        low, high = (series(records, f"eval/loss_{end}")[1] for end in ("low", "high"))
+        axes.fill_between(measured, low, high, color=GREEN, alpha=0.18, linewidth=0, label="95% interval")
+    dress(axes, "Loss", "nats per token")
+
+
+def draw_token_accuracy(axes: "Axes", records: Records) -> None:
+    """Of a supervised run: how many held-out tokens are the likeliest."""
+    steps, values = series(records, "eval/mean_token_accuracy")
+    if steps:
+        axes.plot(steps, values, color=GREEN, linewidth=2, marker="o", markersize=4, label="held out")
+    axes.set_ylim(0, 1)
+    dress(axes, "Likeliest token", "share of tokens")
 
 
 def draw_length(axes: "Axes", records: Records) -> None:

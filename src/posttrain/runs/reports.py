@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor
 
+from posttrain.options.adapter import run_model
 from posttrain.records import Grades, Group
 
 Metrics = Mapping[str, float]
@@ -85,3 +86,18 @@ class EndReport:
     summary: Mapping[str, object]
     """The content of summary.json; empty where the run was interrupted."""
     interrupted: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """A finished, or interrupted, run."""
+
+    folder: Path
+    summary: Mapping[str, object]
+    """The content of summary.json; empty where the run was interrupted."""
+    interrupted: bool = False
+
+    @property
+    def model_folder(self) -> Path:
+        """The trained model, for `from_pretrained` and for `posttrain chat`; its adapter where that alone was saved."""
+        return run_model(self.folder)

@@ -9,7 +9,7 @@ from posttrain.config import Config, SftConfig, build
 from posttrain.config.recipes import RecipeLayer, parse_yaml, read_recipe
 from posttrain.config.sections import plain
 from posttrain.errors import RunError, UserError
-from posttrain.options.training import CheckpointOptions
+from posttrain.options.training import CheckpointOptions, RunOptions
 from posttrain.runs.manifest import RECIPE, saved_steps
 
 
@@ -61,7 +61,7 @@ def lasting(config: Config | SftConfig) -> Config | SftConfig:
         config.run,
         folder="-",
         overwrite=False,
-        num_steps=1,
+        num_steps=RunOptions().num_steps,
         time_limit_minutes=None,
         early_stop_evaluations=None,
     )

@@ -1,7 +1,6 @@
 """The loop: prompts → rollouts → grades → advantages → batches → loss → updates, as often as the recipe says."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from posttrain.algorithms.table import Algorithm
@@ -9,13 +8,12 @@ from posttrain.config import Config
 from posttrain.generation.engine import Engine
 from posttrain.generation.parity import gap_limit_metric
 from posttrain.models.policy import Policy
-from posttrain.options.adapter import run_model
 from posttrain.runs.clock import Clock
 from posttrain.runs.folder import saved_recipe
 from posttrain.runs.guards import SameReward, SamplerGuard, UnscoredSteps
 from posttrain.runs.harness import Harness, HarnessOptions, require_resume
 from posttrain.runs.prompt_preview import Reader, first_step_lines
-from posttrain.runs.reports import EvaluationReport, StepReport
+from posttrain.runs.reports import EvaluationReport, Run, StepReport
 from posttrain.runs.run_folder import RunFolder, claim_folder
 from posttrain.runs.run_inputs import RunInputs, require_same_inputs
 from posttrain.runs.watchers import Watcher, require_watchers
@@ -38,21 +36,6 @@ from posttrain.training.session import (
 )
 from posttrain.training.state import RunState
 from posttrain.training.update_metrics import UpdateReport, update_metrics
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
-    """A finished, or interrupted, run."""
-
-    folder: Path
-    summary: Mapping[str, object]
-    """The content of summary.json; empty where the run was interrupted."""
-    interrupted: bool = False
-
-    @property
-    def model_folder(self) -> Path:
-        """The trained model, for `from_pretrained` and for `posttrain chat`; its adapter where that alone was saved."""
-        return run_model(self.folder)
 
 
 def train(

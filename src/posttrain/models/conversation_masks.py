@@ -1,0 +1,200 @@
+"""Conversations and texts as rows of tokens, with those that are to be learned: what the model itself would say.
+
+A chat template writes a whole conversation and does not tell who says which token.  So it is asked turn by turn:
+
+    before = T(messages before the turn, the assistant speaks next)        what the model reads when it is asked
+    upto   = T(messages up to the turn)                                    what it has said then
+
+The turn's own tokens are those by which `upto` is longer, up to its stop token; what a template writes behind that,
+such as a line's end, is never sampled and not learned.  This holds where `before` begins `upto` and `upto` begins the
+whole, token by token.  Both are checked for every turn: templates that rewrite earlier turns, as those of thinking
+models do that drop their thoughts, would be learned wrongly in silence.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+
+from posttrain.errors import UserError
+from posttrain.models.rendering import TokenizerRenderer, token_ids
+from posttrain.records import Example, Prompt
+
+ASSISTANT = "assistant"
+THINK = "<think>"
+"""Begins the thoughts of models that have their template open them."""
+OTHER_WAYS = (
+    "  With sft.loss_on: completion the last turn alone is learned, and with sft.split_turns: true each turn in a row"
+    " of its own, as the model meets it."
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dialogue:
+    """Messages of which the assistant's are to be learned."""
+
+    where: str
+    """Named in messages: the row."""
+    messages: Sequence[Mapping[str, Any]]
+    num_given: int = 0
+    """Messages at the beginning that are given, whoever says them: those of a row's prompt."""
+
+    @property
+    def turns(self) -> list[int]:
+        """The messages that are learned, by number from 0.  Raises UserError where there are none."""
+        roles = [message["role"] for message in self.messages]
+        found = [number for number, role in enumerate(roles) if role == ASSISTANT and number >= self.num_given]
+        if not found:
+            raise UserError(
+                f"{self.where}: nothing to learn: no message of the role {ASSISTANT} (roles: {', '.join(roles)})."
+                "  Mend the row or leave it out."
+            )
+        if found[0] == 0:
+            raise UserError(f"{self.where}: begins with the assistant's answer.  Put before it what it answers.")
+        return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Masking:
+    """Makes examples for one model: its template, its tokenizer and its stop tokens."""
+
+    renderer: TokenizerRenderer
+    stop_ids: tuple[int, ...]
+
+    @property
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        """The model's."""
+        return self.renderer.tokenizer
+
+    @property
+    def stop(self) -> int:
+        """The stop token that ends a text: the tokenizer's own, or the first that the model names."""
+        own = self.tokenizer.eos_token_id
+        return own if own in self.stop_ids else self.stop_ids[0]
+
+    def every_turn(self, conversation: Dialogue) -> Example:
+        """All turns of the assistant in one row.  Raises UserError naming the turn that the template rewrites."""
+        whole = self._tokens(conversation, len(conversation.messages))
+        learned = [False] * len(whole)
+        for number in conversation.turns:
+            opened = self._text(conversation, number, open_answer=True)
+            before = token_ids(self.tokenizer, opened, special=False)
+            upto = self._tokens(conversation, number + 1)
+            if upto[: len(before)] != before:
+                raise rewritten(conversation, number, "begins it in another way than when the assistant is to speak")
+            end = len(before) + self._end(conversation, number, upto[len(before) :])
+            if whole[:end] != upto[:end]:
+                raise rewritten(conversation, number, "writes what leads to its end in another way once more follows")
+            if not has_all(str(self.tokenizer.decode(upto[len(before) : end])), said(conversation, number, opened)):
+                raise rewritten(conversation, number, "leaves out a part of its text, such as the thoughts")
+            learned[len(before) : end] = [True] * (end - len(before))
+        return trimmed(whole, learned)
+
+    def last_turn(self, conversation: Dialogue) -> Example:
+        """The last turn alone, behind what the model reads when it is asked for it.
+
+        Where the template does not write the turn as it stands, the text itself is behind it, and a stop token.
+        """
+        number = conversation.turns[-1]
+        if number != len(conversation.messages) - 1:
+            role = conversation.messages[-1]["role"]
+            raise UserError(
+                f"{conversation.where}: ends with a message of the role {role}, so its last turn is no answer.  Leave"
+                " that out, or learn all turns: sft.loss_on: assistant."
+            )
+        opened, whole = self._text(conversation, number, open_answer=True), self._text(conversation, number + 1)
+        before = token_ids(self.tokenizer, opened, special=False)
+        written, text = whole.removeprefix(opened), said(conversation, number, opened)
+        if whole.startswith(opened) and has_all(written, text):
+            answer = continuation(self.tokenizer, opened, written)
+            return answered(before, answer[: self._end(conversation, number, answer)])
+        return answered(before, self._ended(continuation(self.tokenizer, opened, text)))
+
+    def turn_by_turn(self, conversation: Dialogue) -> list[Example]:
+        """Each turn in a row of its own, behind what the model reads when it is asked for it."""
+        return [
+            self.last_turn(
+                Dialogue(
+                    where=conversation.where,
+                    messages=conversation.messages[: number + 1],
+                    num_given=conversation.num_given,
+                )
+            )
+            for number in conversation.turns
+        ]
+
+    def all_tokens(self, conversation: Dialogue) -> Example:
+        """Every token of the conversation as the template writes it, but for the first, which nothing predicts."""
+        whole = self._tokens(conversation, len(conversation.messages))
+        return trimmed(whole, [False, *[True] * (len(whole) - 1)])
+
+    def completion(self, prompt: Prompt, text: str) -> Example:
+        """A text behind a plain prompt, and a stop token if it does not end with one."""
+        return answered(prompt.tokens, self._ended(continuation(self.tokenizer, prompt.text, text)))
+
+    def text(self, text: Prompt) -> Example:
+        """All of a text but its first token, and a stop token if it does not end with one."""
+        tokens = self._ended([*text.tokens])
+        return trimmed(tokens, [False, *[True] * (len(tokens) - 1)])
+
+    def _ended(self, tokens: list[int]) -> list[int]:
+        return tokens if tokens and tokens[-1] in self.stop_ids else [*tokens, self.stop]
+
+    def _text(self, conversation: Dialogue, count: int, *, open_answer: bool = False) -> str:
+        return self.renderer.templated(conversation.messages[:count], conversation.where, open_answer=open_answer)
+
+    def _tokens(self, conversation: Dialogue, count: int, *, open_answer: bool = False) -> list[int]:
+        return token_ids(self.tokenizer, self._text(conversation, count, open_answer=open_answer), special=False)
+
+    def _end(self, conversation: Dialogue, number: int, turn: list[int]) -> int:
+        """Tokens of a turn up to its last stop token, that included; only white space may follow it."""
+        end = max((place for place, token in enumerate(turn, start=1) if token in self.stop_ids), default=0)
+        rest = str(self.tokenizer.decode(turn[end:])).strip()
+        if end and not rest:
+            return end
+        stops = ", ".join(repr(self.tokenizer.decode([each])) for each in self.stop_ids)
+        raise UserError(
+            f"{conversation.where}, message {number}: the chat template ends the assistant's turn with"
+            f" {rest[-20:] or 'nothing'!r}, and the model stops at {stops}: it would not learn to stop.  If a token of"
+            ' the template ends turns, make it one of the model\'s stop tokens: sft.stop_token, such as "<|im_end|>".'
+        )
+
+
+def continuation(tokenizer: PreTrainedTokenizerBase, prompt: str, text: str) -> list[int]:
+    """The tokens of a text behind a prompt whose own tokens stay as they are: they are what the model is asked with.
+
+    Read together with it where that leaves the prompt's tokens alone, else apart, as they are sampled.
+    """
+    before, whole = (token_ids(tokenizer, each, special=False) for each in (prompt, prompt + text))
+    return whole[len(before) :] if whole[: len(before)] == before else token_ids(tokenizer, text, special=False)
+
+
+def answered(prompt: Sequence[int], completion: Sequence[int]) -> Example:
+    """A prompt that is read and a completion that is learned."""
+    return Example((*prompt, *completion), (False,) * len(prompt) + (True,) * len(completion))
+
+
+def trimmed(tokens: Sequence[int], learned: Sequence[bool]) -> Example:
+    """An example without what comes behind its last learned token."""
+    end = max((place for place, each in enumerate(learned, start=1) if each), default=0)
+    return Example(tuple(tokens[:end]), tuple(learned[:end]))
+
+
+def said(conversation: Dialogue, number: int, opened: str) -> str:
+    """The text of a turn that is said behind what opens it: thoughts that are open are not opened again."""
+    text = str(conversation.messages[number]["content"])
+    return text.lstrip().removeprefix(THINK).removeprefix("\n") if opened.rstrip().endswith(THINK) else text
+
+
+def has_all(written: str, text: str) -> bool:
+    """Whether what a template has written has all of a text; it may have changed the white space."""
+    return "".join(text.split()) in "".join(written.split())
+
+
+def rewritten(conversation: Dialogue, number: int, how: str) -> UserError:
+    """What to raise of a turn that cannot be learned among others."""
+    return UserError(
+        f"{conversation.where}, message {number}: the chat template {how}, so its tokens in the whole conversation are"
+        f" not those that the model would say.{OTHER_WAYS}"
+    )

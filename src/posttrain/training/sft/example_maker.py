@@ -1,0 +1,165 @@
+"""From rows to examples: the format of a row, what of it is learned, and what becomes of rows that are too long."""
+
+from array import array
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from posttrain.errors import UserError
+from posttrain.models.conversation_masks import ASSISTANT, Dialogue, Masking, trimmed
+from posttrain.models.messages import BETWEEN_MESSAGES
+from posttrain.options.dataset import DatasetOptions
+from posttrain.options.training import SftOptions
+from posttrain.records import Example
+from posttrain.tasks.prompt_content import prompt_content
+from posttrain.tasks.row_formats import CompletionRow, ConversationRow, RowFormat, formatted, told_format
+from posttrain.tasks.rows import DatasetRow
+
+TEXT = "text"
+"""The column of rows that are plain text and nothing else."""
+FORMATS = (RowFormat.PROMPT_COMPLETION, RowFormat.MESSAGES)
+NAMED = 5
+"""Rows that a message names, of many."""
+
+
+@dataclass(frozen=True, slots=True)
+class TextRow:
+    """A text that is learned whole."""
+
+    where: str
+    text: str
+
+
+LearnedRow = CompletionRow | ConversationRow | TextRow
+
+
+def learned_rows(rows: Sequence[DatasetRow]) -> list[LearnedRow]:
+    """Rows of one of the formats that can be learned, each checked."""
+    columns = rows[0].columns
+    if TEXT in columns and not {"messages", "completion"} & columns.keys():
+        return [text_row(row) for row in rows]
+    found = formatted(rows, told_format(rows, FORMATS))
+    return [row for row in found if isinstance(row, CompletionRow | ConversationRow)]
+
+
+def text_row(row: DatasetRow) -> TextRow:
+    """A row whose text is no prompt of anything."""
+    text = row.columns.get(TEXT)
+    if not isinstance(text, str) or not text:
+        raise UserError(f"{row.where}: the column `{TEXT}` must hold a text, not {text!r:.80}; fill it or drop the row")
+    return TextRow(row.where, text)
+
+
+@dataclass(frozen=True, slots=True)
+class PackedExample:
+    """An example in little memory."""
+
+    tokens: "array[int]"
+    learned: bytes
+
+    @classmethod
+    def of(cls, example: Example) -> "PackedExample":
+        """The same example."""
+        return cls(array("i", example.tokens), bytes(example.learned))
+
+    def unpacked(self) -> Example:
+        """As the loss takes it."""
+        return Example(tuple(self.tokens), tuple(map(bool, self.learned)))
+
+
+@dataclass(slots=True, kw_only=True)
+class ExampleMaker:
+    """Makes examples of rows, and keeps count of those that are too long."""
+
+    masking: Masking
+    task: DatasetOptions
+    options: SftOptions
+    longest: int
+    """Tokens of the longest row that stays as it is."""
+    too_long: list[tuple[str, int]] = field(default_factory=list)
+    skipped: list[str] = field(default_factory=list)
+    cut: list[str] = field(default_factory=list)
+
+    def examples(self, rows: Sequence[LearnedRow]) -> list[PackedExample]:
+        """The examples of some rows, one or, where turns are split, several each."""
+        return [
+            PackedExample.of(kept)
+            for row in rows
+            for example in self.whole(row)
+            if (kept := self.fitting(row.where, example)) is not None
+        ]
+
+    def whole(self, row: LearnedRow) -> list[Example]:
+        """What is learned of a row."""
+        if isinstance(row, TextRow):
+            return [self.masking.text(self.masking.renderer.render(row.text, id=row.where))]
+        if isinstance(row, ConversationRow):
+            return self.of_conversation(Dialogue(where=row.where, messages=self.with_system(row)))
+        given, answer = prompt_content(as_list(row.prompt), self.task, row.where), row.completion
+        if isinstance(given, str):
+            said = answer if isinstance(answer, str) else BETWEEN_MESSAGES.join(str(each["content"]) for each in answer)
+            return [self.of_text(self.masking.completion(self.masking.renderer.render(given, id=row.where), said))]
+        turns = [{"role": ASSISTANT, "content": answer}] if isinstance(answer, str) else [*answer]
+        return self.of_conversation(Dialogue(where=row.where, messages=[*given, *turns], num_given=len(given)))
+
+    def with_system(self, row: ConversationRow) -> list[Mapping[str, Any]]:
+        """A conversation with the system message of the task, if there is one."""
+        if self.task.prompt_format == "plain":
+            raise UserError(
+                f"{row.where}: task.prompt_format = plain leaves out who speaks, so that turns cannot be told apart."
+                "  Leave it out, or give `prompt` and `completion`."
+            )
+        before = next((i for i, message in enumerate(row.messages) if message["role"] == ASSISTANT), 0)
+        opening = prompt_content([*row.messages[:before]], self.task, row.where) if before else []
+        assert not isinstance(opening, str)
+        return [*opening, *row.messages[before:]]
+
+    def of_text(self, example: Example) -> Example:
+        """The example of a plain completion, or all of it."""
+        if self.options.loss_on != "all":
+            return example
+        return trimmed(example.tokens, [False, *[True] * example.num_inputs])
+
+    def of_conversation(self, conversation: Dialogue) -> list[Example]:
+        """The example of a conversation, or those of its turns."""
+        masking, loss_on = self.masking, self.options.loss_on
+        if loss_on == "completion":
+            return [masking.last_turn(conversation)]
+        if loss_on == "all":
+            return [masking.all_tokens(conversation)]
+        return masking.turn_by_turn(conversation) if self.options.split_turns else [masking.every_turn(conversation)]
+
+    def fitting(self, where: str, example: Example) -> Example | None:
+        """The example if it is short enough, cut or left out if it is not."""
+        if not example.num_learned:
+            raise UserError(
+                f"{where}: nothing to learn: a single token, and nothing predicts the first.  Drop the row."
+            )
+        if len(example.tokens) <= self.longest:
+            return example
+        self.too_long.append((where, len(example.tokens)))
+        kept = trimmed(example.tokens[: self.longest], example.learned[: self.longest])
+        if self.options.long_rows == "cut" and kept.num_learned:
+            self.cut.append(where)
+            return kept
+        self.skipped.append(where)
+        return None
+
+    def require_short(self) -> None:
+        """Raise UserError where rows are too long and that is to be told."""
+        if self.too_long and self.options.long_rows == "error":
+            rows = named([f"{where} ({length} tokens)" for where, length in self.too_long])
+            raise UserError(
+                f"sft.max_length: {len(self.too_long)} rows are longer than {self.longest} tokens: {rows}.  Use a"
+                " larger one if the model's context allows it, or sft.long_rows = skip or cut."
+            )
+
+
+def as_list(prompt: Any) -> str | list[Mapping[str, Any]]:
+    """Text, or messages in a list."""
+    return prompt if isinstance(prompt, str) else [*prompt]
+
+
+def named(rows: Sequence[str]) -> str:
+    """The first rows of many."""
+    return ", ".join(rows[:NAMED]) + (", …" if len(rows) > NAMED else "")

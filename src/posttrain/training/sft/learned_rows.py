@@ -1,0 +1,139 @@
+"""Rows of a file, or of a list, as examples to learn from: told apart by format, split, masked and measured.
+
+All rows are made into tokens before a run starts, so that a fault in any of them shows then.  The order in which they
+are gone through is drawn anew for each epoch, a function of the seed and the epoch alone.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from posttrain.errors import UserError
+from posttrain.models.conversation_masks import ASSISTANT, Masking
+from posttrain.options.dataset import DatasetOptions
+from posttrain.options.training import SftOptions
+from posttrain.records import Example
+from posttrain.tasks.dataset import configured_rows, held_out_of, split
+from posttrain.tasks.draw_order import permutation
+from posttrain.tasks.row_formats import CompletionRow, ConversationRow
+from posttrain.tasks.rows import MEMORY, BadRows, DatasetRow, rows_of
+from posttrain.training.sft.example_maker import ExampleMaker, LearnedRow, PackedExample, TextRow, learned_rows, named
+
+
+@dataclass(slots=True, kw_only=True)
+class RowExamples:
+    """Examples made of rows, by number: epoch after epoch without end."""
+
+    seed: int
+    trained: Sequence[PackedExample]
+    apart: Sequence[PackedExample]
+    """Held-out ones."""
+    skipped: Sequence[str] = ()
+    """Rows that were too long and are left out."""
+    cut: Sequence[str] = ()
+    """Rows that were too long and have lost their ends."""
+
+    def row(self, index: int) -> int:
+        """Which row the index-th is, counted from the beginning of the run: a function of the seed and its epoch."""
+        epoch, place = divmod(index, len(self.trained))
+        return int(permutation(self.seed, "sft", epoch, len(self.trained))[place])
+
+    def batch(self, first: int, options: SftOptions) -> list[Example]:
+        """Rows from a number on, until together they fill a batch; the last one of the last epoch ends with it."""
+        return [self.trained[number].unpacked() for number in self.batch_rows(first, options)]
+
+    def batch_rows(self, first: int, options: SftOptions) -> list[int]:
+        """The numbers of the rows of a batch."""
+        most = options.rows_per_batch or len(self.trained)
+        if options.num_epochs is not None:
+            most = min(most, self.num_rows(options.num_epochs) - first)
+        most = min(most, len(self.trained))
+        chosen: list[int] = []
+        tokens = 0
+        while len(chosen) < most and tokens < options.tokens_per_batch:
+            number = self.row(first + len(chosen))
+            if number in chosen:  # where an epoch ends within the batch, which no row is to be in twice
+                break
+            chosen.append(number)
+            tokens += len(self.trained[number].tokens) - 1
+        return chosen
+
+    def num_rows(self, epochs: float) -> int:
+        """Rows that so many epochs are."""
+        return max(1, round(epochs * len(self.trained)))
+
+    def num_steps(self, options: SftOptions) -> int | None:
+        """Batches that the epochs are; None where the recipe says how many there are."""
+        if options.num_epochs is None:
+            return None
+        steps = first = 0
+        while first < self.num_rows(options.num_epochs):
+            first += len(self.batch_rows(first, options))
+            steps += 1
+        return steps
+
+    def held_out(self, options: SftOptions) -> list[Example]:
+        """Rows that are never trained on."""
+        return [each.unpacked() for each in self.apart]
+
+    def described(self) -> list[str]:
+        """What the plan says of them."""
+        tokens = sum(len(each.tokens) for each in self.trained)
+        learned = sum(sum(each.learned) for each in self.trained)
+        lines = [f"{len(self.trained)} rows of {tokens} tokens, {learned} of them learned"]
+        lines += [f"{len(rows)} too long and {what}: {named(rows)}" for rows, what in self._too_long()]
+        return lines
+
+    def summary(self) -> dict[str, object]:
+        """What summary.json says of them."""
+        counts = {"trained": len(self.trained), "held_out": len(self.apart)}
+        return {"rows": {**counts, "skipped": [*self.skipped], "cut": [*self.cut]}}
+
+    def _too_long(self) -> list[tuple[Sequence[str], str]]:
+        return [(rows, what) for rows, what in ((self.skipped, "skipped"), (self.cut, "cut")) if rows]
+
+
+def row_examples(
+    masking: Masking,
+    task: DatasetOptions,
+    options: SftOptions,
+    *,
+    longest: int,
+    seed: int,
+    rows: Iterable[Mapping[str, object]] | None = None,
+) -> RowExamples:
+    """The rows of the task's file, or those given, as examples of at most `longest` tokens."""
+    bad = BadRows(task.skip_bad_rows)
+    everything = learned_rows(configured_rows(task, bad) if rows is None else rows_of(rows, MEMORY, bad))
+    held_out_rows = held_out_of(task, None, bad)
+    apart = None if held_out_rows is None else learned_rows(held_out_rows)
+    training, held_out = split(keyed(everything, task), None if apart is None else keyed(apart, task), task)
+    maker = ExampleMaker(masking=masking, task=task, options=options, longest=longest)
+    trained, measured = (maker.examples(learned_in(part)) for part in (training, held_out))
+    maker.require_short()
+    if not trained:
+        raise UserError(
+            f"sft.long_rows = {options.long_rows}: all rows are longer than {longest} tokens, so that none is left."
+            "  Use a larger sft.max_length."
+        )
+    return RowExamples(seed=seed, trained=trained, apart=measured, skipped=maker.skipped, cut=maker.cut)
+
+
+def keyed(rows: Sequence[LearnedRow], task: DatasetOptions) -> list[DatasetRow]:
+    """Rows by what is asked in them, so that equal prompts stay on one side of a split."""
+    return [DatasetRow(row.where, {task.prompt_column: asked(row), "row": row}) for row in rows]
+
+
+def learned_in(rows: Sequence[DatasetRow]) -> list[LearnedRow]:
+    """The rows again."""
+    found = [row.columns["row"] for row in rows]
+    return [row for row in found if isinstance(row, CompletionRow | ConversationRow | TextRow)]
+
+
+def asked(row: LearnedRow) -> object:
+    """What comes before the first answer of a row."""
+    if isinstance(row, TextRow):
+        return row.text
+    if isinstance(row, CompletionRow):
+        return row.prompt if isinstance(row.prompt, str) else [*row.prompt]
+    roles = [message["role"] for message in row.messages]
+    return [*row.messages[: roles.index(ASSISTANT) if ASSISTANT in roles else None]]

@@ -1,0 +1,98 @@
+"""What a supervised run trains, and what it remembers between steps."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+
+from posttrain.errors import RunError
+from posttrain.models.policy import Policy
+from posttrain.options.training import SftOptions
+from posttrain.records import Example
+from posttrain.runs.checkpoint import Checkpoint
+from posttrain.runs.tensor_state import (
+    Tensors,
+    module_tensors,
+    optimizer_tensors,
+    restore_module,
+    restore_optimizer,
+)
+from posttrain.training.optimizer import POLICY, apply_gradients, learning_rate, new_optimizer
+from posttrain.training.sft.supervised import HeldOutLoss, accumulate
+
+
+@dataclass(slots=True, kw_only=True)
+class SftState:
+    """What a supervised run remembers between steps, besides weights."""
+
+    step: int = 0
+    next_example: int = 0
+    num_tokens: int = 0
+    seconds: float = 0.0
+    eval_loss: float | None = None
+    """Held-out loss when last measured; a finished run measures it on its final weights."""
+    best_eval_loss: float | None = None
+    before: dict[str, object] = field(default_factory=dict)
+    """What was measured before training, as summary.json has it."""
+    after: dict[str, object] = field(default_factory=dict)
+    """What was measured last."""
+
+    def saw_evaluation(self, measured: HeldOutLoss) -> None:
+        """Keep a measurement in mind; one before training is no result of it."""
+        if not self.step:
+            self.before = measured.summary()
+            return
+        self.after, self.eval_loss = measured.summary(), measured.loss
+        best = self.best_eval_loss
+        self.best_eval_loss = self.eval_loss if best is None else min(self.eval_loss, best)
+
+
+class TrainedBySupervision:
+    """A policy, its optimiser and the counters of its run."""
+
+    def __init__(self, policy: Policy, options: SftOptions) -> None:
+        self.policy, self.options, self.run = policy, options, SftState()
+        self.optimizer = new_optimizer(policy.model.parameters(), options)
+
+    @property
+    def step(self) -> int:
+        """Steps finished."""
+        return self.run.step
+
+    @property
+    def seconds(self) -> float:
+        """What they have taken, in all lives of the run."""
+        return self.run.seconds
+
+    def learn(self, batch: Sequence[Example], step: int, num_steps: int) -> dict[str, float]:
+        """Take one optimiser step on a batch of examples; returns its metrics."""
+        loss = accumulate(self.policy, batch, self.options.tokens_per_microbatch)
+        rate = learning_rate(self.options, step - 1, num_steps)
+        grad_norm = apply_gradients(self.optimizer, rate, self.options.max_grad_norm)[POLICY]
+        if not math.isfinite(grad_norm):
+            raise RunError(f"loss {loss}, gradient norm {grad_norm}; lower sft.learning_rate.")
+        self.run.step = step
+        self.run.next_example += len(batch)
+        self.run.num_tokens += sum(example.num_inputs for example in batch)
+        num_tokens = float(self.run.num_tokens)
+        return {"loss": loss, "grad_norm": grad_norm, "learning_rate": rate, "num_tokens": num_tokens}
+
+    def tensors(self) -> Mapping[str, Tensors]:
+        """All tensors that the next step reads."""
+        return {"policy": module_tensors(self.policy.model), "optimizer": optimizer_tensors(self.optimizer)[0]}
+
+    def state(self) -> Mapping[str, object]:
+        """Whatever else it reads, as plain data."""
+        return {"run": asdict(self.run), "optimizer": optimizer_tensors(self.optimizer)[1]}
+
+    def add_seconds(self, seconds: Mapping[str, float]) -> None:
+        """Count the time of a step."""
+        self.run.seconds += sum(seconds.values())
+
+    def restore(self, saved: Checkpoint) -> None:
+        """Be as the checkpoint was."""
+        optimizer, run = saved.state["optimizer"], saved.state["run"]
+        assert isinstance(optimizer, Mapping)
+        assert isinstance(run, Mapping)
+        restore_module(self.policy.model, saved.tensors["policy"])
+        restore_optimizer(self.optimizer, saved.tensors["optimizer"], optimizer)
+        self.run = SftState(**run)

@@ -1,0 +1,142 @@
+"""Supervised learning: the loss over the learned tokens of examples, its gradient, and the loss of held-out ones.
+
+There is no option to pack rows: the shared-prompt forward pass packs every micro-batch anyway, each row attending to
+itself alone, and the plain one pads.  Neither changes the loss or its gradient.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor
+
+from posttrain.models.gradients import gradients_in_place
+from posttrain.models.logprobs import token_logprobs
+from posttrain.models.policy import Policy
+from posttrain.records import Example
+from posttrain.training.evaluation import RESAMPLES
+
+ROWS_AT_ONCE = 256
+"""Positions whose logits over the whole vocabulary are held at a time."""
+
+
+class Predicted(NamedTuple):
+    """What predicts the learned tokens of some examples, one after the other."""
+
+    hidden: Float[Tensor, "token hidden"]
+    targets: Int64[Tensor, " token"]
+
+
+def predicted(policy: Policy, examples: Sequence[Example]) -> Predicted:
+    """The hidden states before the learned tokens, and those tokens.
+
+    To the forward pass an example is what comes before its first learned token, continued up to its last one.
+    """
+    firsts = [example.learned.index(True) for example in examples]
+    hidden = policy.forward.completion_hidden(
+        [example.tokens[:first] for example, first in zip(examples, firsts, strict=True)],
+        [example.tokens[first:] for example, first in zip(examples, firsts, strict=True)],
+        range(len(examples)),
+    )
+    continued = [
+        (example.tokens[first:], example.learned[first:]) for example, first in zip(examples, firsts, strict=True)
+    ]
+    targets = torch.tensor([token for tokens, _ in continued for token in tokens], device=hidden.device)
+    learned = torch.tensor([each for _, mask in continued for each in mask], device=hidden.device)
+    return Predicted(hidden, targets) if bool(learned.all()) else Predicted(hidden[learned], targets[learned])
+
+
+def learned_logprobs(policy: Policy, examples: Sequence[Example]) -> Float[Tensor, " token"]:
+    """log π of every learned token of the examples, in order, in nats."""
+    hidden, targets = predicted(policy, examples)
+    return token_logprobs(hidden, policy.output_layer, targets)
+
+
+def accumulate(policy: Policy, examples: Sequence[Example], tokens_per_microbatch: int) -> float:
+    """Add the gradient of the batch's loss to the model's, a micro-batch at a time; returns the loss in nats per token.
+
+    L = -(1/n) Σ_learned tokens log π(token)      n: learned tokens of the whole batch, never of a micro-batch
+    """
+    count = sum(example.num_learned for example in examples)
+    total = 0.0
+    for micro in microbatches(examples, tokens_per_microbatch):
+        with gradients_in_place():
+            loss = -learned_logprobs(policy, micro).sum() / count
+        loss.backward()
+        total += loss.item()
+    return total
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldOutLoss:
+    """How well examples that are not trained on are known."""
+
+    loss: float
+    """Mean -log π over learned tokens, in nats per token."""
+    interval: tuple[float, float]
+    """95% bootstrap interval over examples, which are what was drawn at random."""
+    accuracy: float
+    """Share of learned tokens that are the likeliest."""
+
+    def metrics(self) -> dict[str, float]:
+        """Under the names of docs/metrics.md."""
+        low, high = self.interval
+        return {
+            "eval/loss": self.loss,
+            "eval/loss_low": low,
+            "eval/loss_high": high,
+            "eval/mean_token_accuracy": self.accuracy,
+        }
+
+    def summary(self) -> dict[str, object]:
+        """As summary.json has it."""
+        return {"loss": self.loss, "loss_interval": list(self.interval), "mean_token_accuracy": self.accuracy}
+
+
+@torch.no_grad()
+def held_out_loss(policy: Policy, examples: Sequence[Example], tokens_per_microbatch: int) -> HeldOutLoss:
+    """Measure the policy on examples, of which there is at least one."""
+    losses: list[float] = []
+    counts: list[int] = []
+    total, right = 0.0, 0
+    for micro in microbatches(examples, tokens_per_microbatch):
+        hidden, targets = predicted(policy, micro)
+        found = -token_logprobs(hidden, policy.output_layer, targets).double()
+        total += found.sum().item()
+        right += num_likeliest(policy, hidden, targets)
+        sizes = [example.num_learned for example in micro]
+        losses += [part.sum().item() for part in found.split(sizes)]
+        counts += sizes
+    return HeldOutLoss(loss=total / sum(counts), interval=ratio_interval(losses, counts), accuracy=right / sum(counts))
+
+
+def num_likeliest(policy: Policy, hidden: Float[Tensor, "token hidden"], targets: Int64[Tensor, " token"]) -> int:
+    """Targets that are the likeliest token."""
+    output_layer = policy.output_layer
+    likeliest = [output_layer.logits(rows).argmax(dim=-1) for rows in hidden.split(ROWS_AT_ONCE)]
+    return int((torch.cat(likeliest) == targets).sum().item())
+
+
+def ratio_interval(losses: Sequence[float], counts: Sequence[int]) -> tuple[float, float]:
+    """95% percentile interval of Σ loss / Σ tokens over resampled examples; the same numbers give the same one."""
+    summed, tokens = np.asarray(losses), np.asarray(counts)
+    draws = np.random.default_rng(0).integers(len(summed), size=(RESAMPLES, len(summed)))
+    low, high = np.percentile(summed[draws].sum(axis=1) / tokens[draws].sum(axis=1), [2.5, 97.5])
+    return float(low), float(high)
+
+
+def microbatches(examples: Sequence[Example], max_tokens: int) -> Iterator[list[Example]]:
+    """Examples of like length together, at most `max_tokens` inputs each (a longer example stands alone)."""
+    batch: list[Example] = []
+    held = 0
+    for example in sorted(examples, key=lambda e: e.num_inputs):
+        if batch and held + example.num_inputs > max_tokens:
+            yield batch
+            batch, held = [], 0
+        batch.append(example)
+        held += example.num_inputs
+    if batch:
+        yield batch

@@ -1,0 +1,215 @@
+"""Rows as examples: their formats, their order, how they fill batches, and what becomes of those that are too long."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from posttrain.config import SftConfig, load_recipe
+from posttrain.errors import UserError
+from posttrain.models.conversation_masks import Masking
+from posttrain.models.rendering import TokenizerRenderer
+from posttrain.options.dataset import DatasetOptions
+from posttrain.options.training import SftOptions
+from posttrain.records import Example
+from posttrain.training.sft.learned_rows import RowExamples, row_examples
+from posttrain.training.sft.sft_report import marked
+from tests.support.conversations import THOUGHTLESS, chat_tokenizer, turns
+
+ALL = DatasetOptions(held_out_share=0)
+ASKED = "<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\n"
+AGAIN = ASKED.replace("a<", "c<")
+THINKING = turns("1+1?", "<think>a</think>2", "2+2?", "<think>b</think>4")
+
+
+def examples(
+    rows: Sequence[Mapping[str, Any]],
+    options: SftOptions | None = None,
+    task: DatasetOptions = ALL,
+    *,
+    longest: int = 200,
+    template: str | None = None,
+    seed: int = 0,
+) -> RowExamples:
+    tokenizer = chat_tokenizer(*([template] if template else []))
+    masking = Masking(renderer=TokenizerRenderer(tokenizer), stop_ids=(tokenizer.eos_token_id,))
+    return row_examples(masking, task, options or SftOptions(), longest=longest, seed=seed, rows=rows)
+
+
+def shown(found: RowExamples) -> list[str]:
+    return [marked(chat_tokenizer(), each.unpacked()) for each in found.trained]
+
+
+@pytest.mark.parametrize(
+    ("row", "options", "expected"),
+    [
+        ({"prompt": "2+2=", "completion": "4"}, {}, "2+2=⟪4<|im_end|>⟫"),
+        ({"prompt": "2+2=", "completion": "4"}, {"loss_on": "all"}, "2⟪+2=4<|im_end|>⟫"),
+        ({"text": "abc"}, {}, "a⟪bc<|im_end|>⟫"),
+        ({"text": "abc"}, {"loss_on": "completion"}, "a⟪bc<|im_end|>⟫"),
+        (
+            {"messages": turns("a", "b", "c", "d")},
+            {},
+            f"{ASKED}⟪b<|im_end|>⟫\n{AGAIN}⟪d<|im_end|>⟫",
+        ),
+        (
+            {"messages": turns("a", "b", "c", "d")},
+            {"loss_on": "completion"},
+            f"{ASKED}b<|im_end|>\n{AGAIN}⟪d<|im_end|>⟫",
+        ),
+        (
+            {"messages": turns("a", "b")},
+            {"loss_on": "all"},
+            "<|im_start|>⟪user\na<|im_end|>\n<|im_start|>assistant\nb<|im_end|>\n⟫",
+        ),
+        (
+            {"prompt": turns("a", "b", "c"), "completion": [{"role": "assistant", "content": "d"}]},
+            {},
+            f"{ASKED}b<|im_end|>\n{AGAIN}⟪d<|im_end|>⟫",
+        ),
+    ],
+)
+def test_a_row_of_each_format_is_learned_as_the_options_say(
+    row: Mapping[str, Any], options: Mapping[str, Any], expected: str
+) -> None:
+    assert shown(examples([row], SftOptions(**options))) == [expected]
+
+
+def test_the_task_says_how_a_plain_prompt_is_put() -> None:
+    found = examples([{"prompt": "a", "completion": "b"}], task=replace(ALL, system="S"))
+    start = "<|im_start|>system\nS<|im_end|>\n<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\n"
+    assert shown(found) == [f"{start}⟪b<|im_end|>⟫"]
+    talk = examples([{"messages": turns("a", "b")}], task=replace(ALL, system="S"))
+    assert shown(talk) == [f"{start}⟪b<|im_end|>⟫"]
+
+
+def test_without_a_template_a_prompt_is_text_and_a_conversation_is_refused() -> None:
+    plain = replace(ALL, prompt_format="plain")
+    row = {"prompt": turns("a"), "completion": [{"role": "assistant", "content": "b"}]}
+    assert shown(examples([row], task=plain)) == ["a⟪b<|im_end|>⟫"]
+    with pytest.raises(UserError, match=r"^rows:1: task.prompt_format = plain leaves out who speaks"):
+        examples([{"messages": turns("a", "b")}], task=plain)
+
+
+def test_turns_that_a_template_rewrites_can_be_rows_of_their_own() -> None:
+    row = {"messages": THINKING}
+    with pytest.raises(UserError, match=r"^rows:1, message 1: .*sft.split_turns: true"):
+        examples([row], template=THOUGHTLESS)
+    found = examples([row], SftOptions(split_turns=True), template=THOUGHTLESS)
+    assert [text.count("⟪") for text in shown(found)] == [1, 1]
+    assert [text.rpartition("⟪")[2] for text in shown(found)] == [
+        "<think>a</think>2<|im_end|>⟫",
+        "<think>b</think>4<|im_end|>⟫",
+    ]
+    assert "<think>a" not in shown(found)[1]
+
+
+@pytest.mark.parametrize(
+    ("rows", "says"),
+    [
+        ([{"text": ""}], "^rows:1: the column `text` must hold a text, not ''"),
+        ([{"text": "a"}, {"text": None}], "^rows:2: the column `text` must hold a text, not None"),
+        ([{"prompt": "a"}], "^rows:1: its columns are of no format"),
+        ([{"messages": turns("a")}], "^rows:1: nothing to learn"),
+    ],
+)
+def test_a_row_that_cannot_be_learned_is_named(rows: Sequence[Mapping[str, Any]], says: str) -> None:
+    with pytest.raises(UserError, match=says):
+        examples(rows)
+
+
+LENGTHS = [{"prompt": "=" * n, "completion": "4"} for n in range(1, 8)]  # 3 to 9 tokens: prompt, answer, stop
+
+
+def test_rows_that_are_too_long_are_counted_and_named_and_cut_or_skipped_where_that_is_asked_for() -> None:
+    with pytest.raises(
+        UserError, match=r"^sft.max_length: 2 rows are longer than 7 tokens: rows:6 \(8 tokens\), rows:7 "
+    ):
+        examples(LENGTHS, longest=7)
+    skipped = examples(LENGTHS, SftOptions(long_rows="skip"), longest=7)
+    assert (len(skipped.trained), skipped.skipped, skipped.cut) == (5, ["rows:6", "rows:7"], [])
+    assert skipped.described() == ["5 rows of 25 tokens, 10 of them learned", "2 too long and skipped: rows:6, rows:7"]
+    cut = examples(LENGTHS, SftOptions(long_rows="cut"), longest=7)
+    # The row of 8 tokens loses its stop token, that of 9 its whole answer and so is left out.
+    assert (len(cut.trained), cut.cut, cut.skipped) == (6, ["rows:6"], ["rows:7"])
+    assert cut.trained[-1].unpacked() == Example(
+        (*[cut.trained[-1].tokens[0]] * 6, cut.trained[0].tokens[1]), (*[False] * 6, True)
+    )
+    with pytest.raises(UserError, match="all rows are longer than 2 tokens"):
+        examples(LENGTHS, SftOptions(long_rows="skip"), longest=2)
+
+
+def test_each_epoch_has_every_row_once_in_an_order_of_its_own_that_seed_and_epoch_decide() -> None:
+    found = examples(LENGTHS)
+    epochs = [[found.row(index) for index in range(7 * epoch, 7 * epoch + 7)] for epoch in range(4)]
+    assert all(sorted(epoch) == list(range(7)) for epoch in epochs)
+    assert len({tuple(epoch) for epoch in epochs}) == 4
+    whole = [number for epoch in epochs for number in epoch]
+    assert [examples(LENGTHS).row(index) for index in range(28)] == whole
+    assert [examples(LENGTHS, seed=1).row(index) for index in range(28)] != whole
+
+
+@pytest.mark.parametrize("limits", [{"rows_per_batch": 3}, {"tokens_per_batch": 12}, {"tokens_per_batch": 10**6}])
+@pytest.mark.parametrize("epochs", [0.5, 1, 2.5])
+def test_batches_of_some_epochs_have_every_row_that_often_and_none_twice(
+    limits: Mapping[str, int], epochs: float
+) -> None:
+    found, options = examples(LENGTHS), SftOptions(num_epochs=epochs, **limits)
+    numbers: list[int] = []
+    batches = []
+    for _ in range(found.num_steps(options) or 0):
+        batches.append(found.batch_rows(len(numbers), options))
+        numbers += batches[-1]
+    assert numbers == [found.row(index) for index in range(round(7 * epochs))]
+    assert all(batch and len(set(batch)) == len(batch) for batch in batches)
+    if "rows_per_batch" in limits:
+        assert max(map(len, batches)) == 3
+    inputs = [[len(found.trained[number].tokens) - 1 for number in batch] for batch in batches]
+    assert all(sum(batch[:-1]) < options.tokens_per_batch for batch in inputs)
+    assert found.num_steps(replace(options, num_epochs=None)) is None
+
+
+def test_equal_prompts_stay_on_one_side_whatever_is_said_to_them(tmp_path: Path) -> None:
+    rows = [{"messages": turns(f"question {n % 20}", f"answer {n}")} for n in range(60)]
+    found = examples(rows, task=DatasetOptions(held_out_share=0.3))
+    sides = [
+        {marked(chat_tokenizer(), each.unpacked()).partition("⟪")[0] for each in part}
+        for part in (found.trained, found.apart)
+    ]
+    assert all(sides)
+    assert not sides[0] & sides[1]
+    assert len(found.trained) + len(found.apart) == 60
+    file = tmp_path / "apart.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows[:5]))
+    given = examples(rows, task=DatasetOptions(held_out_path=str(file)))
+    assert (len(given.trained), len(given.apart)) == (45, 5)
+
+
+@pytest.mark.parametrize(
+    ("sections", "says"),
+    [
+        ({"sft": {"split_turns": True, "loss_on": "all"}}, "split_turns = true .* loss_on = all learns"),
+        ({"sft": {"num_epochs": 1}, "run": {"num_steps": 7}}, "run.num_steps = 7 and sft.num_epochs = 1 both"),
+        ({"sft": {"num_demonstrations": 3}}, "sft.num_demonstrations = 3 is for demonstrations"),
+        ({"sft": {"eval_size": 3}}, "sft.eval_size = 3 is for demonstrations; of rows use task.held_out_size"),
+        ({"demonstrator": {"max_tries": 1}}, "demonstrator: nothing is demonstrated"),
+        ({"task": {"name": "dataset", "prefill": "<think>"}}, "task.prefill = '<think>' .* rows hold whole answers"),
+        (
+            {"task": {"name": "dataset", "last_assistant_message": "drop"}},
+            "task.last_assistant_message = drop is for prompts that are sampled from",
+        ),
+        ({"task": {"name": "programs"}}, "task.name = programs: what is learned are rows"),
+        ({"task": {"name": "countdown"}, "sft": {"long_rows": "cut"}}, "sft.long_rows = cut is for rows"),
+        ({"sft": {"max_length": 1}}, "max_length = 1 leaves nothing to learn"),
+        ({"sft": {"num_epochs": 0}}, "num_epochs = 0.0 never trains"),
+        ({"sft": {"rows_per_batch": -1}}, "rows_per_batch = -1 is negative"),
+        ({"model": {"hidden_size": 8, "path": "x"}}, "model.hidden_size: no such field"),
+        ({"model": {"hidden_size": 8, "dtype": "bfloat16"}}, "model.dtype: no such field"),
+    ],
+)
+def test_options_that_contradict_each_other_are_told(sections: Mapping[str, Any], says: str) -> None:
+    with pytest.raises(UserError, match=says):
+        load_recipe(kind=SftConfig, **{"task": {"name": "dataset"}, **sections})

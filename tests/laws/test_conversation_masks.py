@@ -1,0 +1,211 @@
+"""What is learned of a conversation is what the model would say, token by token, and nothing else.
+
+The traps of chat templates, each by what it does to a mask: turns without a stop token, templates that tell nothing,
+that drop thoughts or rewrite earlier turns, tokens that merge where the answer begins, pad = eos.
+"""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from posttrain.errors import UserError
+from posttrain.models.conversation_masks import Dialogue, Masking
+from posttrain.models.rendering import TokenizerRenderer, token_ids
+from posttrain.records import Example
+from tests.support.conversations import (
+    CHATML,
+    CLOSED,
+    FORGETFUL,
+    OPENING,
+    TAGGED,
+    THOUGHTLESS,
+    WORDY,
+    chat_tokenizer,
+    turns,
+)
+
+TWO = turns("What?", "This, <b>.", "And?", "That", system="Be brief.")
+THINKING = turns("1+1?", "<think>\none and one\n</think>\n\n2", "2+2?", "<think>\ntwo and two\n</think>\n\n4")
+
+
+def masking(template: str = CHATML) -> Masking:
+    tokenizer = chat_tokenizer(template)
+    return Masking(renderer=TokenizerRenderer(tokenizer), stop_ids=(tokenizer.eos_token_id,))
+
+
+def conversation(messages: list[dict[str, str]], num_given: int = 0) -> Dialogue:
+    return Dialogue(where="rows.jsonl:7", messages=messages, num_given=num_given)
+
+
+def learned(mask: Masking, example: Example) -> list[str]:
+    """The spans of learned tokens as text."""
+    spans: list[list[int]] = [[]]
+    for token, each in zip(example.tokens, example.learned, strict=True):
+        if each:
+            spans[-1].append(token)
+        elif spans[-1]:
+            spans.append([])
+    return [mask.tokenizer.decode(span) for span in spans if span]
+
+
+def text(mask: Masking, example: Example) -> str:
+    return str(mask.tokenizer.decode(example.tokens))
+
+
+def test_every_turn_of_the_assistant_is_learned_with_its_stop_token_and_nothing_else_is() -> None:
+    # A template that tells nothing of who speaks, as most published ones: the mask is not empty and not all.
+    mask = masking()
+    example = mask.every_turn(conversation(TWO))
+    assert learned(mask, example) == ["This, <b>.<|im_end|>", "That<|im_end|>"]
+    # Up to the last stop token; the line's end behind it is the template's.
+    assert text(mask, example) == mask.renderer.templated(TWO, "", open_answer=False).removesuffix("\n")
+
+
+def test_what_tools_and_users_say_is_never_learned_though_an_answer_surrounds_it() -> None:
+    messages = [*turns("Look it up", "call"), {"role": "tool", "content": "found"}, *turns("", "so")[1:]]
+    mask = masking()
+    assert learned(mask, mask.every_turn(conversation(messages))) == ["call<|im_end|>", "so<|im_end|>"]
+    assert learned(mask, mask.every_turn(conversation(messages, num_given=2))) == ["so<|im_end|>"]
+
+
+@given(texts=st.lists(st.text(st.characters(codec="utf-8"), max_size=12), min_size=2, max_size=8))
+def test_the_last_learned_token_of_each_turn_is_a_stop_token(texts: list[str]) -> None:
+    messages = turns(*texts[: len(texts) // 2 * 2])
+    mask = masking()
+    example = mask.every_turn(conversation(messages))
+    ends = [
+        token
+        for token, here, after in zip(example.tokens, example.learned, (*example.learned[1:], False), strict=True)
+        if here and not after
+    ]
+    assert ends == [mask.stop] * (len(messages) // 2)
+    answers = [f"{message['content']}<|im_end|>" for message in messages[1::2]]
+    assert learned(mask, example) == answers
+    assert not example.learned[0]
+
+
+@given(texts=st.lists(st.text("ab <>\n", max_size=8), min_size=2, max_size=6))
+def test_masks_agree_with_those_of_a_template_that_tells_what_is_generated(texts: list[str]) -> None:
+    mask = masking(TAGGED)
+    messages = turns(*texts[: len(texts) // 2 * 2])
+    told = mask.tokenizer.apply_chat_template(messages, return_dict=True, return_assistant_tokens_mask=True)
+    example = mask.every_turn(conversation(messages))
+    length = len(example.tokens)
+    assert list(example.tokens) == told["input_ids"][:length]
+    assert list(map(int, example.learned)) == told["assistant_masks"][:length]
+    assert not any(told["assistant_masks"][length:])
+
+
+def test_a_template_that_drops_earlier_thoughts_is_told_by_row_and_turn_and_what_to_do() -> None:
+    with pytest.raises(
+        UserError, match=r"^rows.jsonl:7, message 1: the chat template .* once more follows.*split_turns"
+    ):
+        masking(THOUGHTLESS).every_turn(conversation(THINKING))
+
+
+@pytest.mark.parametrize("template", [CHATML, THOUGHTLESS, FORGETFUL])
+def test_a_turn_by_itself_is_learned_behind_what_the_model_reads_when_it_is_asked(template: str) -> None:
+    mask = masking(template)
+    rows = mask.turn_by_turn(conversation(THINKING))
+    assert rows[-1] == mask.last_turn(conversation(THINKING))
+    for number, example in zip((1, 3), rows, strict=True):
+        asked = mask.renderer.render(THINKING[:number], id="")
+        assert example.tokens[: len(asked.tokens)] == asked.tokens
+        # Where the template drops the thoughts of the answer itself, the text as it stands is learned.
+        assert learned(mask, example) == [f"{THINKING[number]['content']}<|im_end|>"]
+
+
+def test_a_template_that_drops_the_thoughts_of_the_answer_itself_is_told() -> None:
+    with pytest.raises(
+        UserError, match=r"^rows.jsonl:7, message 1: .*leaves out a part of its text.*loss_on: completion"
+    ):
+        masking(FORGETFUL).every_turn(conversation(THINKING[:2]))
+
+
+def test_thoughts_that_the_template_opens_are_not_opened_twice() -> None:
+    mask = masking(OPENING)
+    with pytest.raises(UserError, match="begins it in another way"):
+        mask.every_turn(conversation(THINKING[:2]))
+    example = mask.last_turn(conversation(THINKING[:2]))
+    assert text(mask, example).count("<think>") == 1
+    assert learned(mask, example) == ["one and one\n</think>\n\n2<|im_end|>"]
+
+
+def test_an_answer_begins_at_a_token_that_the_model_can_sample() -> None:
+    # " th" and "e" merge over the place where the answer begins; asked, the model has read "assistant: " to its space.
+    mask = masking(CLOSED)
+    messages = turns("Which?", "the")
+    opened = mask.renderer.templated(messages[:1], "")
+    before = token_ids(mask.tokenizer, opened, special=False)
+    assert token_ids(mask.tokenizer, f"{opened}the", special=False)[: len(before)] != before
+    with pytest.raises(UserError, match="message 1: the chat template begins it in another way"):
+        mask.every_turn(conversation(messages))
+    example = mask.last_turn(conversation(messages))
+    assert list(example.tokens[: len(before)]) == before
+    assert learned(mask, example) == ["the<|im_end|>"]
+
+
+@pytest.mark.parametrize("way", ["every_turn", "last_turn"])
+def test_a_turn_that_ends_with_no_stop_token_is_told_with_the_option_that_makes_it_one(way: str) -> None:
+    tokenizer = chat_tokenizer()
+    end = tokenizer.convert_tokens_to_ids("<|im_end|>")
+    base = Masking(renderer=TokenizerRenderer(tokenizer), stop_ids=(0,))  # a base model: <|end|>
+    with pytest.raises(
+        UserError, match=r"message 1: .*ends the assistant's turn with .*stops at '<\|end\|>'.*sft.stop_token"
+    ):
+        getattr(base, way)(conversation(turns("a", "b")))
+    both = Masking(renderer=base.renderer, stop_ids=(0, end))
+    assert getattr(both, way)(conversation(turns("a", "b"))).tokens[-1] == end
+    with pytest.raises(UserError, match=r"ends the assistant's turn with '.*</turn>'"):
+        getattr(masking(WORDY), way)(conversation(turns("a", " b")))
+    # A stop token within the answer is not the end of its turn.
+    with pytest.raises(UserError, match="ends the assistant's turn with"):
+        getattr(base, way)(conversation(turns("a", "b <|end|> c")))
+
+
+@pytest.mark.parametrize(
+    ("messages", "says"),
+    [
+        (turns("a"), "nothing to learn: no message of the role assistant \\(roles: user\\)"),
+        ([{"role": "assistant", "content": "b"}], "begins with the assistant's answer"),
+    ],
+)
+def test_a_row_with_nothing_to_learn_is_an_error_that_names_it(messages: list[dict[str, str]], says: str) -> None:
+    for way in (masking().every_turn, masking().last_turn, masking().turn_by_turn):
+        with pytest.raises(UserError, match=f"^rows.jsonl:7: {says}"):
+            way(conversation(messages))
+
+
+def test_a_conversation_that_ends_with_a_question_has_no_last_turn() -> None:
+    with pytest.raises(UserError, match=r"^rows.jsonl:7: ends with a message of the role user"):
+        masking().last_turn(conversation(TWO[:-1]))
+    mask = masking()
+    assert learned(mask, mask.every_turn(conversation(TWO[:-1]))) == ["This, <b>.<|im_end|>"]
+
+
+def test_a_pad_token_that_is_the_stop_token_loses_nothing() -> None:
+    mask = masking()
+    examples = [mask.every_turn(conversation(TWO)), mask.completion(mask.renderer.render("2+2=", id=""), "4")]
+    mask.tokenizer.pad_token = mask.tokenizer.eos_token
+    assert [mask.every_turn(conversation(TWO)), mask.completion(mask.renderer.render("2+2=", id=""), "4")] == examples
+    assert all(example.tokens[-1] == mask.stop and example.learned[-1] for example in examples)
+
+
+@pytest.mark.parametrize("answer", ["4", " the", "4<|im_end|>"])
+def test_a_plain_completion_stands_behind_the_prompt_as_it_is_asked_and_ends_with_one_stop_token(answer: str) -> None:
+    mask = masking()
+    prompt = mask.renderer.render("2+2= ", id="")
+    example = mask.completion(prompt, answer)
+    assert example.tokens[: len(prompt.tokens)] == prompt.tokens
+    assert learned(mask, example) == [f"{answer.removesuffix('<|im_end|>')}<|im_end|>"]
+    assert example.tokens.count(mask.stop) == 1
+
+
+def test_of_a_plain_text_all_is_learned_that_something_predicts() -> None:
+    mask = masking()
+    example = mask.text(mask.renderer.render("some text", id=""))
+    assert text(mask, example) == "some text<|im_end|>"
+    assert example.learned == (False, *[True] * (len(example.tokens) - 1))
+    whole = mask.all_tokens(conversation(TWO))
+    assert text(mask, whole) == mask.renderer.templated(TWO, "", open_answer=False)
+    assert whole.learned == (False, *[True] * (len(whole.tokens) - 1))
