@@ -47,7 +47,7 @@ class SavedAdapter:
     folder: Path
     settings: Mapping[str, Any]
     tensors: Mapping[str, Tensor]
-    """By the model's name of the layer: `model.layers.0.mlp.down_proj.lora_A`."""
+    """By the model's name of the layer: `layers.0.mlp.down_proj.lora_A` and what comes before it."""
 
     @property
     def base(self) -> str:
