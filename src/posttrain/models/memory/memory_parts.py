@@ -85,9 +85,10 @@ def key_value_cache(shape: ModelShape, setup: MemorySetup) -> int:
 
 
 def cache_growth(shape: ModelShape, setup: MemorySetup) -> int:
-    """The cache one block of tokens ago, which is copied whenever room grows: 2 L k c · rows · (P + T - block)."""
+    """One layer of the cache one block of tokens ago, for room grows a layer at a time: 2 k c · rows · (P + T - block)."""
     block = CUDA_CACHE_BLOCK if setup.on_cuda else CACHE_BLOCK
-    return _cached(shape, setup, setup.row_tokens - block) if setup.completion_tokens > block else 0
+    outgrown = _cached(shape, setup, setup.row_tokens - block) if setup.completion_tokens > block else 0
+    return outgrown // shape.layers
 
 
 def _cached(shape: ModelShape, setup: MemorySetup, tokens: int) -> int:
