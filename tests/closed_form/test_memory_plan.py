@@ -126,6 +126,14 @@ def test_a_micro_batch_holds_what_its_budget_allows(budget: int, prompts: int, c
     assert (micro.prompts, micro.completions) == (prompts, completions)
 
 
+@pytest.mark.parametrize(("budget", "rows"), [(200_000, 256), (16384, 24), (1312, 2), (1311, 1), (10, 1)])
+def test_rows_of_the_models_own_pass_count_their_prompts_each(budget: int, rows: int) -> None:
+    """656 tokens a row, so 24 rows are 15,744 tokens and 25 would be 16,400."""
+    setup = MemorySetup(tokens_per_microbatch=budget, shared_prompt=False)
+    micro = largest_micro_batch(setup)
+    assert (micro.completions, micro.tokens(setup)) == (rows, rows * 656)
+
+
 def test_four_bits_are_made_of_weights_that_were_loaded_whole() -> None:
     """8.03 B in float32 are 32 GB while loading, in bfloat16 16 GB; in 4 bits they are 8 GB."""
     setup = replace(IN_BF16.with_adapter(16, quantized=True), tokens_per_microbatch=1024, max_rows=8, recomputes=True)
