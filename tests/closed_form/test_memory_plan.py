@@ -91,6 +91,14 @@ def test_a_reference_is_a_copy_but_not_under_an_adapter() -> None:
     assert parts.reference(QWEN, setup.with_adapter(16)) == 0
 
 
+def test_a_copy_holds_linear_layers_in_the_type_of_products_where_the_quick_pass_is_taken() -> None:
+    """Qwen's embedding is its output matrix and stays in float32; Llama's output matrix is one of the linear layers."""
+    setup = MemorySetup(reference=True, compute_bytes=2)
+    assert parts.reference(QWEN, setup) == 4 * QWEN.parameters - 2 * QWEN.linear_parameters
+    assert parts.reference(LLAMA, setup) == 4 * LLAMA.parameters - 2 * (LLAMA.linear_parameters + 128_256 * 4096)
+    assert parts.reference(QWEN, replace(setup, shared_prompt=False)) == 4 * QWEN.parameters
+
+
 def test_an_adapters_parameters_are_rank_times_inputs_plus_outputs() -> None:
     """Of Qwen2.5-0.5B, layer by layer: q and o 896+896, k and v 896+128, gate, up and down 896+4864."""
     expected = 24 * 16 * (2 * (896 + 896) + 2 * (896 + 128) + 3 * (896 + 4864))

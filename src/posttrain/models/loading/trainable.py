@@ -39,15 +39,18 @@ def hold_frozen_in(model: PreTrainedModel, dtype: torch.dtype) -> None:
     So the numbers stay the same.  Norms, biases and embeddings, whose type their output takes on, stay as they are, and
     so does a matrix that is an embedding too.
     """
-    trained = {id(parameter) for parameter in model.parameters() if parameter.requires_grad}
-    shared = {
+    for matrix in linear_matrices(model):
+        if not matrix.requires_grad:
+            matrix.data = matrix.data.to(dtype)
+
+
+def linear_matrices(model: nn.Module) -> list[nn.Parameter]:
+    """The matrices of linear layers that are nothing else, such as an embedding, and are not in 4 bits; each once."""
+    others = {
         id(parameter)
         for module in model.modules()
         if not isinstance(module, MATRICES)
         for parameter in module.parameters(recurse=False)
     }
-    for module in model.modules():
-        if not isinstance(module, MATRICES) or id(module.weight) in trained | shared:
-            continue
-        if module.weight.is_floating_point():  # else it is in 4 bits
-            module.weight.data = module.weight.data.to(dtype)
+    found = {id(module.weight): module.weight for module in model.modules() if isinstance(module, MATRICES)}
+    return [each for key, each in found.items() if key not in others and each.is_floating_point()]

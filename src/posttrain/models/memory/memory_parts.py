@@ -64,8 +64,17 @@ def optimizer(shape: ModelShape, setup: MemorySetup) -> int:
 
 
 def reference(shape: ModelShape, setup: MemorySetup) -> int:
-    """A frozen copy of the weights, b · N; nothing under an adapter, whose reference is the same with it off."""
-    return setup.weight_bytes * shape.parameters if setup.reference and setup.adapter_rank is None else 0
+    """A frozen copy of the weights; nothing under an adapter, whose reference is the same with it off.
+
+        b · (N - M) + c · M     M: linear layers, and V·d where the embedding is another matrix
+
+    In the model's own forward pass b · N.
+    """
+    if not setup.reference or setup.adapter_rank is not None:
+        return 0
+    matrices = shape.linear_parameters + (0 if shape.tied else shape.head_parameters)
+    held_as = setup.compute_bytes if setup.shared_prompt else setup.weight_bytes
+    return setup.weight_bytes * (shape.parameters - matrices) + held_as * matrices
 
 
 def critic(shape: ModelShape, setup: MemorySetup) -> int:
