@@ -44,6 +44,14 @@ def hold_frozen_in(model: PreTrainedModel, dtype: torch.dtype) -> None:
             matrix.data = matrix.data.to(dtype)
 
 
+def hold_rest_in(model: PreTrainedModel, dtype: torch.dtype) -> None:
+    """Hold in this type all that `hold_frozen_in` leaves as it is."""
+    matrices = {id(each) for each in linear_matrices(model)}
+    for parameter in model.parameters():
+        if id(parameter) not in matrices and parameter.is_floating_point():
+            parameter.data = parameter.data.to(dtype)
+
+
 def linear_matrices(model: nn.Module) -> list[nn.Parameter]:
     """The matrices of linear layers that are nothing else, such as an embedding, and are not in 4 bits; each once."""
     others = {
