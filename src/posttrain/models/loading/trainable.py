@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from fnmatch import fnmatchcase
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
@@ -52,8 +52,11 @@ def hold_rest_in(model: PreTrainedModel, dtype: torch.dtype) -> None:
             parameter.data = parameter.data.to(dtype)
 
 
-def linear_matrices(model: nn.Module) -> list[nn.Parameter]:
-    """The matrices of linear layers that are nothing else, such as an embedding, and are not in 4 bits; each once."""
+def linear_matrices(model: nn.Module) -> list[Tensor]:
+    """The parameters that are matrices of linear layers and nothing else, such as an embedding, but not those in 4 bits.
+
+    Each is there once.
+    """
     others = {
         id(parameter)
         for module in model.modules()
