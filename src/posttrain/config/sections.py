@@ -124,6 +124,8 @@ class SftConfig:
     run: RunOptions = field(default_factory=RunOptions)
 
     def __post_init__(self) -> None:
+        adapter = isinstance(self.model, ModelOptions) and self.model.trains_adapter
+        object.__setattr__(self, "sft", for_what_is_trained(self.sft, adapter=adapter, where="sft"))
         if self.run.num_steps < 1:
             raise UserError(f"run.num_steps = {self.run.num_steps} leaves a new model untrained; use >= 1")
         for option in ("time_limit_minutes", "early_stop_evaluations"):

@@ -3,16 +3,20 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 
 from posttrain.errors import RunError
+from posttrain.models.adapters.lora import adapter_dropout
 from posttrain.models.policy import Policy
 from posttrain.options.training import SftOptions
 from posttrain.records import Example
 from posttrain.runs.checkpoint import Checkpoint
 from posttrain.runs.tensor_state import (
     Tensors,
+    frozen_state,
     module_tensors,
     optimizer_tensors,
+    require_same_frozen,
     restore_module,
     restore_optimizer,
 )
@@ -49,8 +53,9 @@ class SftState:
 class TrainedBySupervision:
     """A policy, its optimiser and the counters of its run."""
 
-    def __init__(self, policy: Policy, options: SftOptions) -> None:
-        self.policy, self.options, self.run = policy, options, SftState()
+    def __init__(self, policy: Policy, options: SftOptions, *, seed: int = 0) -> None:
+        """The seed is for an adapter's dropout."""
+        self.policy, self.options, self.run, self.seed = policy, options, SftState(), seed
         self.optimizer = new_optimizer(policy.model.parameters(), options)
 
     @property
@@ -65,7 +70,8 @@ class TrainedBySupervision:
 
     def learn(self, batch: Sequence[Example], step: int, num_steps: int) -> dict[str, float]:
         """Take one optimiser step on a batch of examples; returns its metrics."""
-        loss = accumulate(self.policy, batch, self.options.tokens_per_microbatch)
+        with adapter_dropout(self.policy.model, self.seed, step):
+            loss = accumulate(self.policy, batch, self.options.tokens_per_microbatch)
         rate = learning_rate(self.options, step - 1, num_steps)
         grad_norm = apply_gradients(self.optimizer, rate, self.options.max_grad_norm)[POLICY]
         if not math.isfinite(grad_norm):
@@ -80,9 +86,14 @@ class TrainedBySupervision:
         """All tensors that the next step reads."""
         return {"policy": module_tensors(self.policy.model), "optimizer": optimizer_tensors(self.optimizer)[0]}
 
+    @cached_property
+    def frozen(self) -> Mapping[str, object]:
+        """What checkpoints say of the weights that they leave out; those never change."""
+        return frozen_state(self.policy.model, self.policy.model.name_or_path or "a new model")
+
     def state(self) -> Mapping[str, object]:
         """Whatever else it reads, as plain data."""
-        return {"run": asdict(self.run), "optimizer": optimizer_tensors(self.optimizer)[1]}
+        return {"run": asdict(self.run), "optimizer": optimizer_tensors(self.optimizer)[1], **self.frozen}
 
     def add_seconds(self, seconds: Mapping[str, float]) -> None:
         """Count the time of a step."""
@@ -93,6 +104,7 @@ class TrainedBySupervision:
         optimizer, run = saved.state["optimizer"], saved.state["run"]
         assert isinstance(optimizer, Mapping)
         assert isinstance(run, Mapping)
+        require_same_frozen(self.frozen, saved.state)
         restore_module(self.policy.model, saved.tensors["policy"])
         restore_optimizer(self.optimizer, saved.tensors["optimizer"], optimizer)
         self.run = SftState(**run)
