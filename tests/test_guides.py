@@ -18,7 +18,7 @@ from posttrain.config import load_recipe
 from posttrain.errors import UserError
 from posttrain.generation.engine import MEMBERS, require_engine
 from posttrain.generation.in_process import InProcessEngine
-from tests.support.pages import attribute, before_patch, blocks, posttrain, programs, python, write_files
+from tests.support.pages import attribute, before_patch, blocks, commands, posttrain, programs, python, write_files
 from tests.support.runs import command, save_tiny_model
 from tests.support.tiny import request, some_prompts, tiny_policy
 
@@ -208,3 +208,21 @@ def test_the_step_by_hand_prints_what_stands_under_it(tmp_path: Path) -> None:
     assert done.code == 0, done.err
     assert done.out == printed
     assert list(tmp_path.iterdir()) == []
+
+
+DATA = (GUIDES / "datasets.md").read_text(encoding="utf-8")
+
+
+def test_the_page_on_data_runs_and_says_what_its_plan_says(tmp_path: Path) -> None:
+    write_files(blocks(DATA), tmp_path)
+    save_tiny_model(tmp_path / "MODEL")
+    (said,) = (text for language, _, text in blocks(DATA) if language == "text")
+    for typed in commands(DATA):
+        ended = posttrain(shlex.split(typed)[1:], tmp_path)
+        assert ended.code == 0, ended.err
+        plan = "\n".join(line.rstrip() for line in ended.out.splitlines())
+        mixed = "mixture.yaml" in typed
+        assert ("sums 25.0% of the draws, questions 75.0% of the draws" in plan) == mixed
+        assert mixed or said in plan
+    last = json.loads((tmp_path / "runs/data/metrics.jsonl").read_text().splitlines()[-2])
+    assert {"sources/sums/num_groups", "sources/questions/num_groups"} & last.keys()

@@ -44,8 +44,15 @@ def call_arguments(record: Any, *, where: str) -> dict[str, Any]:
         value = getattr(record, option.name)
         if value is None and option.default is REQUIRED:
             raise UserError(f"{where}.{option.name} is missing; it has no default")
-        arguments[option.name] = constructed(value, f"{where}.{option.name}.") if is_record(value) else value
+        arguments[option.name] = constructed_within(value, f"{where}.{option.name}")
     return arguments
+
+
+def constructed_within(value: Any, where: str) -> Any:
+    """An option's value; of a record, or a list of records, what they are records of."""
+    if isinstance(value, tuple):
+        return tuple(constructed_within(item, f"{where}[{index}]") for index, item in enumerate(value))
+    return constructed(value, f"{where}.") if is_record(value) else value
 
 
 def constructed(record: Any, before: str) -> Any:

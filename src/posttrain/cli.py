@@ -17,6 +17,7 @@ COMMANDS = {
     "chat": ("chat", "ask a model by hand"),
     "serve": ("serve", "put a model behind an OpenAI-compatible endpoint"),
     "trace": ("trace", "show one rollout token by token: state, action, log-prob, reward, advantage"),
+    "plan": ("plan", "show what memory a recipe takes, before anything is loaded"),
     "check-task": ("check_task", "show what a reward pays for right answers and for cheap tricks"),
     "doctor": ("doctor", "show what this machine has, and whether programs can be run on it safely"),
     "config": ("config", "print what recipes and flags add up to"),

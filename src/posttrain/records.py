@@ -38,6 +38,8 @@ class Prompt:
     """The chat turns behind `text`, or None for a plain prompt."""
     columns: Mapping[str, object] = field(default_factory=dict)
     """Every column of the problem's dataset row; reward functions receive them by name."""
+    source: str = ""
+    """The data set of a mixture that it is from: what it earns is told apart by it."""
 
 
 @dataclass(frozen=True, slots=True)

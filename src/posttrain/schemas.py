@@ -132,7 +132,7 @@ def is_record(value: object) -> bool:
 def record_class(schema: Schema) -> Any:
     """A frozen dataclass of the schema's options without their rules; an option without a default is None at first.
 
-    An option that is a dataclass, or None, has a record of that in its place.
+    An option that is a dataclass, or None, or a list of them, has records of that in its place.
     """
     from pydantic import ConfigDict, WrapValidator
     from typing_extensions import Doc
@@ -140,7 +140,9 @@ def record_class(schema: Schema) -> Any:
     made: list[Any] = []
     for option in schema.options:
         annotation, default, inner = option.annotation, option.default, unwrapped(option.annotation)
-        if isinstance(inner, type) and is_dataclass(inner) and get_origin(annotation) is not tuple:
+        if isinstance(inner, type) and is_dataclass(inner) and get_origin(annotation) is tuple:
+            annotation = tuple[record_class(Schema(inner)), ...]  # type: ignore[misc]
+        elif isinstance(inner, type) and is_dataclass(inner):
             within = record_class(Schema(inner))
             null = WrapValidator(lambda value, check: None if value is None else check(value))
             annotation = within if inner is annotation else Annotated[within, null]

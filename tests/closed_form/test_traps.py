@@ -22,7 +22,7 @@ from posttrain.options.rollout import RolloutOptions
 from posttrain.options.sampling import Sampling
 from posttrain.options.training import UpdateOptions
 from posttrain.records import Group
-from posttrain.training.learner import frozen_copy
+from posttrain.training.reference import FrozenCopy
 from posttrain.training.update import Objective, group_logprobs, update
 from tests.support.tiny import (
     STOP_IDS,
@@ -159,7 +159,7 @@ def test_4_a_reference_that_is_the_policy_has_no_kl() -> None:
 
     # Ours is a copy from before the policy moved.
     algorithm = build_algorithm({"name": "dapo", "kl": {"coefficient": 0.1, "estimator": "k3"}})
-    log_ref = group_logprobs(frozen_copy(policy), [group], temperature=1.0, max_tokens=100)
+    log_ref = group_logprobs(FrozenCopy(policy).policy, [group], temperature=1.0, max_tokens=100)
     batch = batch_of([group], [[1.0]], algorithm, reference_logprobs=log_ref)
     _, metrics = gradient_of_update(now, batch, Objective(algorithm=algorithm, temperature=1.0))
     x = our_logprobs(now) - our_logprobs(policy)

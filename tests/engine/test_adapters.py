@@ -15,8 +15,8 @@ from posttrain.errors import UserError
 from posttrain.generation.in_process import InProcessEngine
 from posttrain.models.policy import Policy, as_policy
 from posttrain.options.training import UpdateOptions
-from posttrain.training.learner import frozen_copy
 from posttrain.training.optimizer import new_optimizer
+from posttrain.training.reference import FrozenCopy
 from posttrain.training.update import Objective, group_logprobs, update
 from tests.support.tiny import batch_of, plain_logprobs, request, some_prompts, tiny_model, tokenizer
 
@@ -86,7 +86,7 @@ def test_sampler_trainer_and_reference_run_with_the_adapter(adapt) -> None:
     expected = logprobs_of(policy.model, groups)
     sampled = torch.tensor([p for group in groups for r in group.rollouts for p in r.logprobs], dtype=torch.float64)
     trained = group_logprobs(policy, groups, temperature=1.0, max_tokens=60)
-    reference = group_logprobs(frozen_copy(policy), groups, temperature=1.0, max_tokens=60)
+    reference = group_logprobs(FrozenCopy(policy).policy, groups, temperature=1.0, max_tokens=60)
     for actual in (sampled, trained, reference):
         torch.testing.assert_close(actual, expected, rtol=0, atol=1e-5)  # norms are taken in float32
     assert (expected - logprobs_of(tiny_model("qwen3", exact=False), groups)).abs().max() > 0.1  # the adapter matters

@@ -11,7 +11,8 @@ from posttrain.runs.checkpoint import load_latest, saved_steps
 from posttrain.runs.harness import Harness, HarnessOptions
 from posttrain.runs.run_folder import RunFolder
 from posttrain.runs.tensor_state import like
-from posttrain.training.learner import Learner, frozen_copy
+from posttrain.training.learner import Learner
+from posttrain.training.reference import FrozenCopy
 from posttrain.training.state import RunState, TrainedByReward
 from tests.support.stages import Stages, stages_with
 from tests.support.tiny import tiny_policy, weights
@@ -60,12 +61,12 @@ def test_a_saved_run_goes_on_from_its_weights_momentum_counts_and_reference(tmp_
     assert (resumed.step, again.learner.num_updates) == (3, 3)
     assert torch.equal(weights(again.policy), weights(stages.policy))
     assert again.learner.reference is not None
-    expected = stages.learner.reference if refresh_every else tiny_policy()
-    assert expected is not None
-    assert torch.equal(weights(again.learner.reference), weights(expected))
+    assert stages.learner.reference is not None
+    expected = stages.learner.reference.policy if refresh_every else tiny_policy()
+    assert torch.equal(weights(again.learner.reference.policy), weights(expected))
     # What comes next is the same to the bit, momentum and all.
     for one in (stages, again):
-        one.learner.reference = frozen_copy(tiny_policy())
+        one.learner.reference = FrozenCopy(tiny_policy())
         one.learn(one.credited(4))
     assert torch.equal(weights(again.policy), weights(stages.policy))
 

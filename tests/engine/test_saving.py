@@ -56,3 +56,28 @@ def test_the_files_have_the_modes_that_new_files_have(tmp_path: Path) -> None:
     finally:
         os.umask(before)
     assert {file.stat().st_mode & 0o777 for file in (tmp_path / "saved").iterdir()} == {0o640}  # 0666 without 027
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_what_is_saved_gives_the_same_logits_and_keeps_its_generation_config(family: str, tmp_path: Path) -> None:
+    source, saved = tmp_path / "source", tmp_path / "saved"
+    model = tiny_model(family, torch.float32, exact=False)
+    model.save_pretrained(source)
+    tokenizer().save_pretrained(source)
+    # As many models have it: a temperature without sampling.
+    settings = {
+        "do_sample": False,
+        "temperature": 0.6,
+        "top_p": 0.9,
+        "eos_token_id": [5, 11],
+        "repetition_penalty": 1.1,
+    }
+    (source / "generation_config.json").write_text(json.dumps(settings))
+    save_policy(load_policy(ModelOptions(path=str(source))), saved)
+    kept = json.loads((saved / "generation_config.json").read_text())
+    assert {name: kept[name] for name in settings} == settings
+    again = AutoModelForCausalLM.from_pretrained(saved)
+    tokens = torch.arange(20)[None] % 24
+    assert torch.equal(again(input_ids=tokens).logits, model(input_ids=tokens).logits)
+    tied = again.get_input_embeddings().weight is again.get_output_embeddings().weight
+    assert tied == (family == "qwen3")

@@ -18,6 +18,7 @@ from posttrain.models.policy import Policy
 from posttrain.records import Rollout
 from posttrain.training import learner as learner_module
 from posttrain.training import update as update_module
+from posttrain.training.reference import FrozenCopy
 from posttrain.training.update import Objective
 from tests.support.stages import PLAIN_DAPO, stages_with
 from tests.support.tiny import batch_of, gradient_of_update, relative_distance, tiny_policy, written_group
@@ -44,7 +45,8 @@ def with_terms(algorithm: Algorithm, *terms: LossTerm) -> Algorithm:
 
 def gradient(policy: Policy, algorithm: Algorithm, reference: Policy) -> tuple[Tensor, dict[str, float]]:
     batch = batch_of(GROUPS, ADVANTAGES, algorithm, reference_logprobs=REFERENCE)
-    return gradient_of_update(policy, batch, Objective(algorithm=algorithm, temperature=0.8, reference=reference))
+    objective = Objective(algorithm=algorithm, temperature=0.8, reference=FrozenCopy(reference))
+    return gradient_of_update(policy, batch, objective)
 
 
 @pytest.mark.parametrize("name", ["grpo", "gspo", "cispo"])
@@ -172,7 +174,7 @@ def test_only_what_a_term_needs_is_computed(config, expected, passes: Counter[st
     stages = stages_with(config)
     assert (stages.learner.reference is not None) == bool(expected)
     if not expected:  # not even where there is one
-        stages.learner.reference = tiny_policy(seed=1)
+        stages.learner.reference = FrozenCopy(tiny_policy(seed=1))
     stages.learn(stages.credited())
     assert passes == expected
 

@@ -16,8 +16,8 @@ from posttrain.errors import RunError
 from posttrain.models.policy import Policy
 from posttrain.options.training import OptimizerOptions, UpdateOptions
 from posttrain.records import Group
-from posttrain.training.learner import frozen_copy
 from posttrain.training.optimizer import apply_gradients, learning_rate, new_optimizer
+from posttrain.training.reference import FrozenCopy
 from posttrain.training.update import Objective, group_logprobs, token_view, update
 from tests.support.tiny import (
     batch_of,
@@ -69,7 +69,8 @@ def sampled_by(log_mu: torch.Tensor) -> list[Group]:
 
 
 def objective_of(algorithm: Algorithm, reference: Policy | None = None) -> Objective:
-    return Objective(algorithm=algorithm, temperature=TEMPERATURE, reference=reference)
+    kept = None if reference is None else FrozenCopy(reference)
+    return Objective(algorithm=algorithm, temperature=TEMPERATURE, reference=kept)
 
 
 # The policy term.
@@ -155,7 +156,7 @@ def test_the_full_kl_in_the_loss_is_differentiated(family: str) -> None:
     algorithm = build_algorithm({"name": "dapo", "kl": {"coefficient": 0.3, "estimator": "full"}, **UNCLIPPED})
     log_mu = behaviour(policy, shift=0.1)
     batch = batch_of(sampled_by(log_mu), ADVANTAGES, algorithm, reference_logprobs=behaviour(reference))
-    actual, metrics = gradient_of_update(policy, batch, objective_of(algorithm, frozen_copy(reference)))
+    actual, metrics = gradient_of_update(policy, batch, objective_of(algorithm, reference))
 
     def all_logprobs(model: torch.nn.Module) -> torch.Tensor:
         rows = [(group.prompt.tokens, rollout.tokens) for group in GROUPS for rollout in group.rollouts]
@@ -220,7 +221,7 @@ def test_reference_log_probs_keep_to_the_token_budget_also_within_a_group(monkey
 
 def test_a_frozen_copy_does_not_follow_the_policy() -> None:
     policy = tiny_policy()
-    reference, before = frozen_copy(policy), weights(policy)
+    reference, before = FrozenCopy(policy).policy, weights(policy)
     with torch.no_grad():
         for parameter in policy.model.parameters():
             parameter.add_(1.0)

@@ -54,8 +54,13 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt_neo": (
         "gpt_neo",
         {
-            **{**OLDER, "hidden_size": 16, "num_layers": 2, "num_heads": 4, "max_position_embeddings": CONTEXT},
-            **{"attention_types": [[["global", "local"], 1]], "window_size": WINDOW},
+            **OLDER,
+            "hidden_size": 16,
+            "num_layers": 2,
+            "num_heads": 4,
+            "max_position_embeddings": CONTEXT,
+            "attention_types": [[["global", "local"], 1]],
+            "window_size": WINDOW,
         },
     ),
     "mistral": ("mistral", {**COMMON, **LOCAL}),
@@ -78,15 +83,23 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama4": (
         "llama4_text",
         {
-            **{**COMMON, "head_dim": 4, "attention_chunk_size": WINDOW, "num_local_experts": 2},
-            **{"intermediate_size_mlp": 16, "num_experts_per_tok": 1},
+            **COMMON,
+            "head_dim": 4,
+            "attention_chunk_size": WINDOW,
+            "num_local_experts": 2,
+            "intermediate_size_mlp": 16,
+            "num_experts_per_tok": 1,
         },
     ),
     "gemma4": (
         "gemma4_text",
         {
-            **{**COMMON, **ALTERNATING, "head_dim": 4, "global_head_dim": 8},
-            **{"hidden_size_per_layer_input": 4, "vocab_size_per_layer_input": VOCAB},
+            **COMMON,
+            **ALTERNATING,
+            "head_dim": 4,
+            "global_head_dim": 8,
+            "hidden_size_per_layer_input": 4,
+            "vocab_size_per_layer_input": VOCAB,
         },
     ),
     "deepseek_v3": ("deepseek_v3", {**COMMON, **LATENT, **EXPERTS, **MOE}),

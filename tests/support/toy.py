@@ -13,8 +13,8 @@ from posttrain.models.policy import Policy
 from posttrain.options.sampling import Sampling
 from posttrain.options.training import UpdateOptions
 from posttrain.records import Group
-from posttrain.training.learner import frozen_copy
 from posttrain.training.optimizer import learning_rate, new_optimizer
+from posttrain.training.reference import reference_of
 from posttrain.training.update import Objective, group_logprobs, update
 from posttrain.training.update_metrics import update_metrics
 from tests.support.tiny import advantage, batch_of, request, some_prompts
@@ -44,7 +44,7 @@ def train_on(toy: Toy, policy: Policy) -> Iterator[dict[str, float]]:
     algorithm: Algorithm = build_algorithm(toy.algorithm)
     engine = InProcessEngine(policy, max_rows=12)
     optimizer = new_optimizer(policy.model.parameters(), toy.update)
-    reference = frozen_copy(policy) if algorithm.uses_reference else None
+    reference = reference_of(policy) if algorithm.uses_reference else None
     objective = Objective(algorithm=algorithm, temperature=toy.temperature, reference=reference)
     random = np.random.Generator(np.random.Philox(0))
     for step in range(toy.num_steps):

@@ -12,6 +12,7 @@ from posttrain.config.reading import checked_sections, kind_of
 from posttrain.config.recipes import VARIANTS, RecipeLayer, merge, read_recipe
 from posttrain.config.sections import require_complete
 from posttrain.errors import UserError
+from posttrain.options.adapter import is_adapter_folder, run_model
 from posttrain.options.model import ModelOptions
 from posttrain.runs.same_recipe import run_recipe
 
@@ -26,6 +27,13 @@ TEMPLATE = ("model.chat_template", "model.template_options")
 """How a model is spoken to: options of the commands that ask one."""
 MAY_CHANGE_ON_RESUME = ("run.num_steps", "run.time_limit_minutes", "run.early_stop_evaluations", "checkpoint")
 """How long a run goes on and what it keeps; all else is what made it the run that it is."""
+
+
+LOADING = tuple(
+    f"model.{name}"
+    for name in ("revision", "trust_remote_code", "dtype", "weights", "device", "attn_implementation", "stop_tokens")
+)
+"""Options by which a model is loaded that is asked and not trained."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,22 +113,27 @@ def model_layer(given: str) -> RecipeLayer:
 
     Of a run the options of its chat template too: the model is asked as it was trained.
     """
-    path, trained = given, section_of_run(given, "model", ("template_options",))
+    folder = run_model(Path(given))
+    section: dict[str, object] = {"path": given if folder == Path(given) else str(folder)}
+    section |= section_of_run(given, "model", ("template_options",))
     if is_run(given):
-        path = str(Path(given) / "model")
-        if not Path(path, "config.json").is_file():
+        if not (folder / "config.json").is_file() and not is_adapter_folder(folder):
             raise UserError(
                 f"{given}: the folder of a run that has saved no model; it does so when it ends.  Go on with it by"
                 f" --resume {given}, or name the folder of a model."
             )
-    return RecipeLayer(where=COMMAND_LINE, sections={"model": {"path": path, **trained}})
+        if is_adapter_folder(folder):  # over the base as it was trained
+            section |= section_of_run(given, "model", ("quantization",))
+        else:
+            section |= {"adapter": None, "quantization": None}
+    return RecipeLayer(where=COMMAND_LINE, sections={"model": section})
 
 
 def section_of_run(given: str, section: str, options: Sequence[str]) -> dict[str, Any]:
     """What the recipe of a run says of some options of a section, those that it has; nothing where it is no run."""
     if not is_run(given):
         return {}
-    content = read_recipe(str(Path(given) / "config.yaml")).sections.get(section)
+    content = run_recipe(Path(given)).sections.get(section)
     return {name: content[name] for name in options if name in content} if isinstance(content, dict) else {}
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from posttrain.commands.arguments import (
+    LOADING,
     TEMPLATE,
     configured,
     model_layer,
@@ -52,7 +53,7 @@ PROGRAM = CommandSpec(
     description="Ask a model, a folder, a run or `bundled`, by hand.  Every line is a question of its own; an empty"
     " one ends.",
     switches=ChatSwitches(),
-    only=("model.dtype", "model.device", *TEMPLATE, "sampling"),
+    only=(*LOADING, *TEMPLATE, "sampling"),
 )
 
 
@@ -102,7 +103,7 @@ def answer_all(config: ChatConfig, questions: "Sequence[str] | Iterator[str]", h
     from posttrain.rewards.grading.grade import grade, reward_function
     from posttrain.runs.progress import visible
 
-    policy = load_policy(config.model)
+    policy = load_policy(config.model, inference=True)
     engine = InProcessEngine(policy)
     renderer = TokenizerRenderer(policy.tokenizer, template_options=config.model.template_options)
     for number, question in enumerate(questions):

@@ -5,9 +5,17 @@ import platform
 import shutil
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 
-from posttrain.commands.arguments import configured, recipe_layers, split_arguments
+from posttrain.commands.arguments import (
+    configured,
+    model_layer,
+    recipe_layers,
+    require_model,
+    split_arguments,
+    switch_value,
+)
 from posttrain.commands.flags import CommandSpec
 from posttrain.config import Config
 from posttrain.errors import RunError
@@ -18,11 +26,22 @@ from posttrain.sandbox.process_pool import ProcessPool
 from posttrain.sandbox.replay_sandbox import ReplaySandbox
 from posttrain.sandbox.sandboxes import backend_for
 
+
+@dataclass(frozen=True, kw_only=True)
+class DoctorSwitches:
+    """What else is looked at."""
+
+    model: str = ""
+    """Say of this model instead what a run would make of it: a folder, a run, a model of the hub, or `bundled`."""
+
+
 PROGRAM = CommandSpec(
     name="posttrain doctor [RECIPE.yaml ...]",
     description="Show versions, devices and free memory, and try the sandbox that the recipes and flags name: every"
-    " probe that does not pass is named with its remedy.  Exit code 0 where programs can be run safely, else 1.",
-    only=("sandbox",),
+    " probe that does not pass is named with its remedy.  Exit code 0 where programs can be run safely, else 1.  With"
+    " --model: its size and types, forward pass and why, context, stop tokens and tokenizer; then it is sampled from.",
+    switches=DoctorSwitches(),
+    only=("sandbox", "model"),
 )
 
 PACKAGES = ("posttrain", "torch", "transformers", "tokenizers", "numpy", "math-verify", "peft")
@@ -32,11 +51,37 @@ GIB = 1 << 30
 def main(arguments: Sequence[str]) -> int:
     """Print the tables."""
     given = split_arguments(arguments)
-    config, _ = configured(Config, recipe_layers(given.positional), given.flags, PROGRAM)
+    layers = recipe_layers(given.positional)
+    named = switch_value("model", given)
+    config, _ = configured(Config, [*layers, *([model_layer(named)] if named else [])], given.flags, PROGRAM)
+    if named:
+        return model(config, named)
     for name, says in (*machine(), *packages()):
         print(f"{name:12} {says}")
     print()
     return sandbox(config.sandbox)
+
+
+def model(config: Config, name: str) -> int:
+    """Load a model, print what it is, and try what a run tries before its first step."""
+    require_model(config.model)
+    from posttrain.generation.parity import engine_in_parity, largest_gap, tried_length
+    from posttrain.models.description import description, unused_options
+    from posttrain.models.loading.model_folder import load_policy
+
+    policy = load_policy(config.model)
+    longest = policy.max_positions
+    engine = engine_in_parity(policy, max_rows=config.rollout.max_rows, longest=longest)
+    for line in (
+        *description(engine.policy, name),
+        *(f"not used   {each}" for each in unused_options(engine.policy, config.model)),
+    ):
+        print(line)
+    way = "the shared-prompt pass" if engine.policy.forward_reason is None else "the model's own forward pass"
+    tokens = tried_length(engine.policy, longest)
+    gap = largest_gap(engine, longest)
+    print(f"sampling   by {way}; its log-probs are within {gap:.1g} nats of the trainer's up to {tokens} tokens")
+    return 0
 
 
 def machine() -> list[tuple[str, str]]:

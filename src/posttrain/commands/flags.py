@@ -21,7 +21,7 @@ import tyro
 from posttrain.binding import OWN
 from posttrain.config.recipes import RecipeLayer, parse_yaml, short_form
 from posttrain.errors import UserError
-from posttrain.schemas import Option, Schema, as_record, is_record, record_class
+from posttrain.schemas import Option, Schema, as_record, is_record, record_class, unwrapped
 
 COMMAND_LINE = "command line"
 ANYTHING = Annotated[
@@ -116,8 +116,9 @@ def read_flags(arguments: Sequence[str], program: CommandSpec, sections: Mapping
         if value == "null" and NoneType in get_args(flags.paths.get(path_of(flag))):
             rest[at] = "None"  # a recipe says null, tyro None
     parsed = parse(flags.parser, rest, program)
+    switches = {each.name for each in fields(program.switches)}  # one may have the name of a section
     for path in given:
-        if path in flags.paths and path.partition(".")[0] in sections:
+        if path in flags.paths and path not in switches and path.partition(".")[0] in sections:
             place(content, path, value_at(parsed, path))
     return RecipeLayer(where=COMMAND_LINE, sections=content), parsed.command
 
@@ -216,9 +217,10 @@ def read_part(record: Any, program: CommandSpec, path: str) -> Any:
     """
     schema = type(record).schema
     unread = {option.name for option in schema.options if not program.reads(f"{path}.{option.name}")}
-    leading = [replace(option, annotation=ANYTHING) for option in schema.options if option.annotation is Any]
-    mappings = [option for option in schema.options if get_origin(option.annotation) is Mapping]
-    leading += [replace(option, annotation=ANYTHING, default=None) for option in mappings]  # the record has its value
+    # With a default that a schema can hold: the record's own value takes its place below.
+    leading = [
+        replace(option, annotation=ANYTHING, default=None) for option in schema.options if is_written_as_yaml(option)
+    ]
     if path in OWN and not hasattr(record, "path"):
         leading.append(
             Option("path", str, "", f"A {OWN[path]} of your own in its place, as FILE.py:NAME.{OR_ROWS[path]}")
@@ -228,6 +230,12 @@ def read_part(record: Any, program: CommandSpec, path: str) -> Any:
     values = {each.name: getattr(record, each.name) for each in fields(made) if hasattr(record, each.name)}
     null = [name for name, value in values.items() if value is None and is_dataclass(hints[name])]
     return made(**values | {name: hints[name]() for name in null})
+
+
+def is_written_as_yaml(option: Option) -> bool:
+    """Whether a flag gives an option as a recipe writes it: `--task.columns '{prompt: question}'`."""
+    listed = get_origin(option.annotation) is tuple and is_dataclass(unwrapped(option.annotation))
+    return option.annotation is Any or get_origin(option.annotation) is Mapping or listed
 
 
 def leaves(path: str, record: Any) -> Iterator[tuple[str, Any]]:

@@ -4,7 +4,7 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from posttrain.commands.arguments import TEMPLATE, configured, model_layer, require_model, split_arguments
+from posttrain.commands.arguments import LOADING, TEMPLATE, configured, model_layer, require_model, split_arguments
 from posttrain.commands.flags import CommandSpec
 from posttrain.errors import UserError, require
 from posttrain.options.model import ModelOptions
@@ -40,7 +40,7 @@ PROGRAM = CommandSpec(
         " as OpenAI's clients ask for them, one request at a time.  Ctrl-C ends it."
     ),
     switches=ServeSwitches(),
-    only=("model.dtype", "model.device", *TEMPLATE),
+    only=(*LOADING, *TEMPLATE),
 )
 
 

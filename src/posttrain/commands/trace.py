@@ -43,7 +43,7 @@ def main(arguments: Sequence[str]) -> int:
         )
     if not switches.below <= 0:
         raise UserError(f"command line: --below {switches.below}: log-probs are at most 0; use 0, or less such as -1")
-    from posttrain.commands.trace_table import TableWindow, prompt_to_trace, table
+    from posttrain.commands.tables.trace_table import TableWindow, prompt_to_trace, table
     from posttrain.training.session import open_session
 
     with open_session(config) as session:

@@ -63,10 +63,14 @@ def merge(layers: Iterable[RecipeLayer]) -> MergedRecipe:
 
 
 def with_task_of_rows(section: str, before: object, value: object) -> object:
-    """The task of a layer that names a file of rows: `dataset`, unless it or an earlier layer names one of rows."""
-    if section != "task" or not isinstance(value, dict) or "name" in value or not is_file_of_rows(value.get("path")):
+    """The task of a layer that names rows, by `path` or `sources`: `dataset`, unless one of rows is named already."""
+    if section != "task" or not isinstance(value, dict) or "name" in value:
         return value
-    named = before.get("name") if isinstance(before, dict) else None
+    earlier = before if isinstance(before, dict) else {}
+    mixture = "sources" in value and "path" not in {**earlier, **value}
+    if not mixture and not is_file_of_rows(value.get("path")):
+        return value
+    named = earlier.get("name")
     return value if named in TASKS_OF_ROWS else {"name": DatasetOptions.name, **value}
 
 

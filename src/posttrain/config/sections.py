@@ -38,6 +38,7 @@ from posttrain.options.training import (
     RunOptions,
     SftOptions,
     UpdateOptions,
+    for_what_is_trained,
 )
 from posttrain.schemas import record_of
 
@@ -70,6 +71,8 @@ class Config:
         object.__setattr__(self, "algorithm", full_section("algorithm", self.algorithm))
         if isinstance(self.task, Mapping):
             object.__setattr__(self, "task", full_section("task", self.task))
+        update = for_what_is_trained(self.update, adapter=self.model.trains_adapter, where="update")
+        object.__setattr__(self, "update", update)
         require_different_rewards(self.rewards)
         self.require_room(1)
         if self.update.minibatches_per_epoch > self.rollout.prompts_per_step:

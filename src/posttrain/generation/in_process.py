@@ -7,12 +7,13 @@ stream of uniform numbers, so neither batch-mates nor their order nor `max_rows`
 
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
+from posttrain.errors import UserError
 from posttrain.generation.decoder_steps import DecoderSteps
 from posttrain.generation.decoding_rows import PendingPrompt, Rows
 from posttrain.generation.engine import require_room_for
@@ -73,6 +74,7 @@ class InProcessEngine:
         if self._steps is None:
             self._steps = steps_for(self.policy)
         steps = self._steps
+        require_known_tokens(prompts, self.policy)
         limits = [min(request.max_completion_tokens, require_room_for(prompt, self)) for prompt in prompts]
         found: list[list[Rollout]] = [[] for _ in prompts]
         steps.refresh()
@@ -139,6 +141,19 @@ class Schedule:
             if item.started == group_size:
                 self.pending.popleft()
         self.rows.add(starting)
+
+
+def require_known_tokens(prompts: Sequence[Prompt], policy: Policy) -> None:
+    """Refuse prompts with a token that the model has no embedding for: its tokenizer knows more than it does."""
+    rows = len(cast(nn.Embedding, policy.model.get_input_embeddings()).weight)
+    for prompt in prompts:
+        last = max(prompt.tokens)
+        if last >= rows:
+            raise UserError(
+                f"prompt {prompt.id}: the tokenizer's token {last} ({policy.tokenizer.decode([last])!r}) has no row in"
+                f" the model's embedding, which has {rows}.  Leave that text out of the prompt, or give the model the"
+                " tokenizer that it was trained with."
+            )
 
 
 def steps_for(policy: Policy) -> Steps[Any]:

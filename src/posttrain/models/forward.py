@@ -16,6 +16,7 @@ from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from posttrain.errors import UserError
+from posttrain.models.recomputation import recomputing_layers
 from posttrain.models.shared_prompt.decoder import Decoder
 from posttrain.models.shared_prompt.packed import PackedAttention, PackedLayout
 
@@ -68,7 +69,8 @@ class PlainForward:
         tokens = torch.tensor([(*row, *(row[0],) * (width - len(row))) for row in rows], device=device)
         positions = torch.arange(width, device=device).expand(len(rows), -1)
         # Padding is on the right, so causal attention keeps it from every real token without a mask.
-        hidden = model_hidden(self.model, self.compute_dtype, tokens, positions, use_cache=False)
+        with recomputing_layers(self.model):
+            hidden = model_hidden(self.model, self.compute_dtype, tokens, positions, use_cache=False)
         return torch.cat(
             [
                 hidden[i, len(prompts[p]) - 1 : len(prompts[p]) - 1 + len(completion)]

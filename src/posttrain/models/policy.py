@@ -80,19 +80,23 @@ def as_policy(
     model: PreTrainedModel | nn.Module,
     tokenizer: PreTrainedTokenizerBase,
     *,
-    dtype: str = "float32",
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto",
     forward: Literal["auto", "plain"] = "auto",
     context: int | None = None,
+    stop_tokens: Sequence[str] = (),
 ) -> Policy:
     """A model object of your own as a policy, for training, sampling and evaluation from Python.
 
     Any causal language model of transformers, with or without an adapter; a `PeftModel` gives its base model, which
     holds the adapter's layers.  Parameters that require a gradient are what is trained.  Adapters and hooks belong into
-    the model before this call; a run refuses those that come later.  `dtype="bfloat16"` is autocast over the weights as
-    they are, and `forward="plain"` the model's own forward pass where the quicker shared-prompt one would do.  The
-    model is put into eval mode: dropout is off when sampling and when updating.  `context` is the most tokens of prompt
-    and completion together, and what rotary angles are fixed for that would change with it (`longrope`, `dynamic`);
-    without one it is what the model was made for, and the original context for `longrope`.
+    the model before this call; a run refuses those that come later.  `dtype` is the arithmetic of matrix products and
+    attention: "bfloat16" over the weights as they are, "float32" their own type, "auto" bfloat16 on CUDA and their own
+    type on a CPU.  `forward="plain"` is the model's own forward pass where the quicker shared-prompt one would do, and
+    `stop_tokens` are texts of one token each that end a completion beside the model's own.
+    `gradient_checkpointing_enable()` of the model is honoured.  The model is put into eval mode: dropout is off when
+    sampling and when updating.  `context` is the most tokens of prompt and completion together, and what rotary angles
+    are fixed for that would change with it (`longrope`, `dynamic`); without one it is what the model was made for, and
+    the original context for `longrope`.
 
     Raises UserError for a model whose logits are not those of one linear layer, soft-capped or scaled or as they are.
     """
@@ -101,19 +105,38 @@ def as_policy(
     model.eval()
     fix_angles(model, context_of(model.config, context))
     require_causal_logits(model)
-    compute_dtype = torch.bfloat16 if dtype == "bfloat16" else model.dtype
+    compute_dtype = chosen_dtype(dtype, model.dtype, model.device)
     reason = "the plain forward pass was asked for" if forward == "plain" else shared_prompt_refusal(model)
     chosen = SharedPromptForward if reason is None else PlainForward
     return Policy(
         model=model,
         tokenizer=tokenizer,
-        stop_ids=stop_ids(model, tokenizer),
+        stop_ids=stop_ids(model, tokenizer, stop_tokens),
         compute_dtype=compute_dtype,
         forward=chosen(model, compute_dtype),
         forward_reason=reason,
         cache_refusal=None if reason is None else cache_refusal(model),
         context=context,
     )
+
+
+def chosen_dtype(name: str, weights: torch.dtype, device: torch.device) -> torch.dtype:
+    """The type of matrix products that `auto`, `float32` or `bfloat16` means for weights of a type on a device.
+
+    float32 does not narrow: weights of float64 are computed with as they are.
+    """
+    if name == "auto":
+        return torch.bfloat16 if device.type == "cuda" and weights == torch.float32 else weights
+    if name == "bfloat16":
+        return torch.bfloat16
+    if name != "float32":
+        raise UserError(f"dtype = {name}: no type of computation; use auto, float32 or bfloat16.")
+    if weights in (torch.bfloat16, torch.float16):
+        held = str(weights).removeprefix("torch.")
+        raise UserError(
+            f"dtype = float32, but the model's weights are {held}: load them in float32, or leave dtype out."
+        )
+    return weights
 
 
 def without_wrapper(model: nn.Module) -> PreTrainedModel:
@@ -138,10 +161,11 @@ def without_wrapper(model: nn.Module) -> PreTrainedModel:
     return model
 
 
-def stop_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
-    """The stop tokens that generation config, model config and tokenizer name, in ascending order."""
+def stop_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, texts: Sequence[str] = ()) -> tuple[int, ...]:
+    """The stop tokens that generation config, model config and tokenizer name, and those of texts, ascending."""
     generation = model.generation_config.eos_token_id if model.generation_config is not None else None
-    named = (generation, getattr(model.config, "eos_token_id", None), tokenizer.eos_token_id)
+    own = (generation, getattr(model.config, "eos_token_id", None), tokenizer.eos_token_id)
+    named = (*own, [single_token(tokenizer, text) for text in texts])
     return united_stop_ids(named, model.name_or_path or "the model")
 
 
@@ -154,6 +178,18 @@ def united_stop_ids(named: Iterable[int | Sequence[int] | None], model: str) -> 
     if not ids:
         raise UserError(
             f"{model}: neither its config nor its tokenizer names an end-of-text token, so"
-            " no completion could stop.  Set eos_token_id in generation_config.json."
+            " no completion could stop.  Name one by model.stop_tokens, or set eos_token_id in generation_config.json."
         )
     return tuple(sorted(ids))
+
+
+def single_token(tokenizer: PreTrainedTokenizerBase, text: str) -> int:
+    """The one token that a text is.  Raises UserError where it is several or none."""
+    ids: list[int] = tokenizer(text, add_special_tokens=False)["input_ids"]
+    if len(ids) != 1:
+        pieces = ", ".join(repr(tokenizer.decode([each])) for each in ids)
+        raise UserError(
+            f"model.stop_tokens: {text!r} is {len(ids)} tokens of this model{f' ({pieces})' if ids else ''}; each must"
+            " be one.  Use a special token of the tokenizer, such as its end-of-turn token."
+        )
+    return ids[0]

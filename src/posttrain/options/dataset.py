@@ -1,22 +1,24 @@
-"""Options of the task whose prompts are rows of a file."""
+"""Options of the tasks whose prompts are rows of data."""
 
 from dataclasses import dataclass
 from typing import Literal
 
 from posttrain.errors import require
+from posttrain.options.row_source import MixtureSourceOptions, RowSourceOptions, require_weights
 
 BUNDLED_PROGRAMS = "bundled"
 """The path that stands for the problems that come with the package."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class DatasetOptions:
-    """Prompts from a local file, one row each; every other column reaches the reward functions by its name."""
+class DatasetOptions(RowSourceOptions):
+    """Prompts from rows of data, one each; every other column reaches the reward functions by its name."""
 
     name: Literal["dataset"] = "dataset"
     """Which task this is."""
-    path: str = ""
-    """File of rows: .jsonl (one JSON object a line), .json (a list of objects), .csv or .parquet."""
+    sources: tuple[MixtureSourceOptions, ...] = ()
+    """Several data sets in place of `path`, as a list such as `[{path: maths.jsonl, weight: 2}, {path: code.jsonl,
+    weight: 1}]`; each row says in a column `source` which it is of, and rewards are told apart by it."""
     prompt_column: str = "prompt"
     """Column with the prompt: text, or a list of messages with `role` and `content`."""
     prompt_format: Literal["auto", "plain", "chat"] = "auto"
@@ -30,15 +32,35 @@ class DatasetOptions:
     last_assistant_message: Literal["error", "prefill", "drop"] = "error"
     """What a last message of the assistant's is: nothing that may be there, the beginning of the answer (before
     `prefill`), or an answer that is left out, as in rows for supervised training."""
+    over_long: Literal["error", "skip", "cut_left"] = "error"
+    """What to do with a prompt of more tokens than allowed: refuse it as a bad row, leave the row out, or cut the
+    prompt from its beginning; of messages the oldest turns go first, the system message stays, and the last is cut if
+    it must be."""
+    max_prompt_tokens: int | None = None
+    """Most tokens of a prompt.  Without it: of `skip` and `cut_left`, what the model's context and
+    `update.tokens_per_microbatch` leave beside `rollout.max_completion_tokens`; of `error`, what leaves any room."""
+    skip_bad_rows: int = 0
+    """How many rows that cannot be used (a broken line, a missing column, an empty prompt) are left out; more are an
+    error, and the plan says which they were."""
     held_out_path: str = ""
-    """File of rows to evaluate on; prompts that are in both files are not trained on."""
+    """Rows to evaluate on, named as in `path`; prompts that are on both sides are not trained on."""
+    held_out_split: str = ""
+    """Split to evaluate on, of `held_out_path` or else of `path`."""
     held_out_share: float = 0.1
-    """Without `held_out_path`: share of different prompts set apart for evaluation, chosen by a hash of the prompt and
-    so the same for every seed; 0 trains on all and evaluates on none."""
+    """Without `held_out_path` and `held_out_split`: share of different prompts set apart for evaluation, chosen by a
+    hash of the prompt and so the same for every seed; 0 trains on all and evaluates on none."""
     held_out_size: int = 512
     """Most held-out rows that are evaluated on; the others are still never trained on."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
+        require_weights(self.sources)
+        require(not (self.sources and self.path), self, "path", "is given beside sources; make it one of them")
+        alone = not self.sources or self.held_out_path or not self.held_out_split
+        require(bool(alone), self, "held_out_split", "is of no one path; give held_out_path, or sources without it")
+        require(self.skip_bad_rows >= 0, self, "skip_bad_rows", "is no number of rows; use >= 0")
+        some = self.max_prompt_tokens is None or self.max_prompt_tokens >= 1
+        require(some, self, "max_prompt_tokens", "leaves no prompt; use >= 1, or null")
         require(self.prompt_column != "", self, "prompt_column", "names no column; the usual name is `prompt`")
         both = (self.prompt_format, self.last_assistant_message) == ("plain", "prefill")
         require(not both, self, "last_assistant_message", "needs a chat template, and prompt_format is plain; use drop")

@@ -1,18 +1,25 @@
 """What the training loops can be told: one class per section of a recipe."""
 
 import math
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, replace
+from typing import Literal, TypeVar
 
 from posttrain.errors import UserError, require
+
+DEFAULT_RATE = 1e-6
+"""The learning rate where none is given and a whole model is trained."""
+RATE_OF_ADAPTERS = 10
+"""The best rate of an adapter as a multiple of that of the whole model, whatever the rank (Schulman & Thinking Machines
+2025, "LoRA without regret")."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizerOptions:
     """AdamW and its learning rate over time."""
 
-    learning_rate: float = 1e-6
-    """Largest learning rate.  1e-4 suits the bundled model; 1e-6 full training of models of a billion parameters."""
+    learning_rate: float | None = None
+    """Largest learning rate; null is 1e-6, which suits full training of models of a billion parameters, and with an
+    adapter (`model.adapter`) ten times that.  1e-4 suits the bundled model."""
     warmup_steps: int = 0
     """Optimiser updates over which the learning rate rises linearly to its largest value; 0 starts there."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
@@ -27,12 +34,35 @@ class OptimizerOptions:
     """Gradients with a larger Euclidean norm are scaled down to it; .inf never does."""
 
     def __post_init__(self) -> None:
-        require(0 < self.learning_rate < math.inf, self, "learning_rate", "cannot teach; use a finite number > 0")
+        require(0 < self.largest_rate < math.inf, self, "learning_rate", "cannot teach; use a finite number > 0")
         require(self.warmup_steps >= 0, self, "warmup_steps", "is negative; use >= 0")
         require(self.weight_decay >= 0, self, "weight_decay", "is negative; use >= 0")
         require(0 <= self.beta1 < 1, self, "beta1", "is no decay; use 0 <= beta1 < 1")
         require(0 <= self.beta2 < 1, self, "beta2", "is no decay; use 0 <= beta2 < 1")
         require(self.max_grad_norm > 0, self, "max_grad_norm", "leaves no gradient; use > 0 (.inf: no clipping)")
+
+    @property
+    def largest_rate(self) -> float:
+        """The learning rate that is used, or at first that of a schedule."""
+        return DEFAULT_RATE if self.learning_rate is None else self.learning_rate
+
+
+Optimizer = TypeVar("Optimizer", bound=OptimizerOptions)
+
+
+def for_what_is_trained(options: Optimizer, *, adapter: bool, where: str) -> Optimizer:
+    """The options with the learning rate filled in that suits an adapter, or a whole model; `where` is their section.
+
+    Raises UserError for weight decay on an adapter: it would pull A and B to zero, and the policy back to its base.
+    """
+    if adapter and options.weight_decay:
+        raise UserError(
+            f"{where}.weight_decay = {options.weight_decay:g}, and an adapter (model.adapter) is not decayed: that"
+            " would pull the policy back to its base.  Leave it out."
+        )
+    if options.learning_rate is not None:
+        return options
+    return replace(options, learning_rate=DEFAULT_RATE * (RATE_OF_ADAPTERS if adapter else 1))
 
 
 @dataclass(frozen=True, kw_only=True)

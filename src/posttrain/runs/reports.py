@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor
 
+from posttrain.options.adapter import run_model
 from posttrain.records import Grades, Group
 
 Metrics = Mapping[str, float]
@@ -98,5 +99,5 @@ class Run:
 
     @property
     def model_folder(self) -> Path:
-        """The trained model, for `from_pretrained` and for `posttrain chat`."""
-        return self.folder / "model"
+        """The trained model, for `from_pretrained` and for `posttrain chat`; its adapter where that alone was saved."""
+        return run_model(self.folder)

@@ -7,7 +7,8 @@
     rollouts/          step-000012.parquet: every completion of a finished step, with what became of it
     checkpoints/       step-000012/: see checkpoint.py
     summary.json       what came out: see summary.py
-    model/             a plain `from_pretrained` folder
+    model/             a plain `from_pretrained` folder; of an adapter, merged, where model.adapter.save says so
+    adapter/           an adapter as peft reads it
     curves.png         see curves.py
 
 Whatever a call writes is on the disk (fsync) when the call returns.
@@ -53,6 +54,7 @@ CONTENTS = (
     "rollouts",
     "checkpoints",
     "model",
+    "adapter",
     "config.yaml",  # last: a folder that is half cleared can still be told from someone else's
 )
 """What overwriting removes; anything else in the folder stays."""

@@ -23,8 +23,10 @@ from posttrain.binding import digest_of
 from posttrain.config import Config
 from posttrain.errors import RunError, UserError
 from posttrain.options.dataset import BUNDLED_PROGRAMS, DatasetOptions
-from posttrain.options.model import BUNDLED
+from posttrain.options.model import BUNDLED, ModelOptions
+from posttrain.options.row_source import RowSourceOptions
 from posttrain.schemas import PARSING
+from posttrain.tasks.rows import rows_digest
 
 FILE = "inputs.json"
 """Its name in a run folder."""
@@ -264,18 +266,37 @@ def named_files(config: Config) -> dict[str, RunInput]:
     """The model folder, and the files of rows and of code, that a recipe names, by option."""
     paths: dict[str, str] = {}
     task = config.task
-    if isinstance(task, DatasetOptions):
-        bundled = task.path == BUNDLED_PROGRAMS
-        paths |= {"task.path": "" if bundled else task.path, "task.held_out_path": task.held_out_path}
-    elif isinstance(task, Mapping):
+    if isinstance(task, Mapping):
         paths["task.path"] = str(task["path"])
     paths |= {f"rewards[{index}].path": reward.path for index, reward in enumerate(config.rewards)}
     paths["model.chat_template"] = config.model.chat_template
     paths["algorithm.path"] = str(config.algorithm.get("path", ""))
     found = {option: RunInput(path, digest_of(file_of(path))) for option, path in paths.items() if path}
+    if isinstance(task, DatasetOptions):
+        found |= named_rows(task)
     if config.model.path != BUNDLED:
-        found["model.path"] = RunInput(config.model.path, model_digest(Path(config.model.path)))
+        found["model.path"] = RunInput(config.model.path, model_digest(folder_of(config.model)))
     return found
+
+
+def folder_of(model: ModelOptions) -> Path:
+    """The folder of a model, in the cache where it is one of the hub."""
+    if model.hub_name is None:
+        return Path(model.path)
+    from posttrain.models.loading.hub import cached_folder
+
+    return cached_folder(model.hub_name, model.hub_revision) or Path(model.path)
+
+
+def named_rows(task: DatasetOptions) -> dict[str, RunInput]:
+    """The rows that the options of a task name: files, several of them, saved folders, and data sets on the hub."""
+    of_option: dict[str, RowSourceOptions] = {
+        "task.path": task,
+        "task.held_out_path": replace(task, path=task.held_out_path),
+        **{f"task.sources[{index}].path": source for index, source in enumerate(task.sources)},
+    }
+    named = {option: each for option, each in of_option.items() if each.path not in ("", BUNDLED_PROGRAMS)}
+    return {option: RunInput(each.path, rows_digest(each.path, each.revision)) for option, each in named.items()}
 
 
 def model_digest(folder: Path) -> str:

@@ -3,7 +3,8 @@
 Safetensors stores tensors and nothing else, so what is not a tensor travels beside them as plain data.
 """
 
-from collections.abc import Mapping
+import hashlib
+from collections.abc import Collection, Mapping
 
 import torch
 from torch import Tensor
@@ -13,23 +14,84 @@ from torch.optim import Optimizer
 from posttrain.errors import RunError
 
 Tensors = Mapping[str, Tensor]
+FROZEN = "frozen"
+"""Where a checkpoint's state says what the weights were that it leaves out."""
 
 
-def module_tensors(module: Module) -> dict[str, Tensor]:
-    """A module's parameters and persistent buffers; of tied ones (embedding and output head) the first name only."""
+def module_tensors(module: Module, names: Collection[str] | None = None) -> dict[str, Tensor]:
+    """What training changes of a module, or the tensors of these names.
+
+    Where every parameter is trained that is parameters and persistent buffers; where some are frozen, those that are
+    not.  Of tied ones (embedding and output head) the first name only.
+    """
+    named = untied(module)
+    if names is None:
+        names = trained_names(module, named)
+    return {name: tensor.detach() for name, tensor in named.items() if name in names}
+
+
+def restore_module(module: Module, tensors: Tensors, names: Collection[str] | None = None) -> None:
+    """Copy saved tensors into a module; a name or a shape that does not fit is an error before anything is copied."""
+    refuse_mismatch("the model", shapes(module_tensors(module, names)), tensors)
+    module.load_state_dict(dict(tensors), strict=False)  # strict would ask for frozen and for tied names too
+
+
+def untied(module: Module) -> dict[str, Tensor]:
+    """A module's parameters and persistent buffers, each under its first name."""
     named: dict[str, Tensor] = {}
     seen: set[int] = set()
     for name, tensor in module.state_dict(keep_vars=True).items():
         if id(tensor) not in seen:
             seen.add(id(tensor))
-            named[name] = tensor.detach()
+            named[name] = tensor
     return named
 
 
-def restore_module(module: Module, tensors: Tensors) -> None:
-    """Copy saved tensors into a module; a name or a shape that does not fit is an error before anything is copied."""
-    refuse_mismatch("the model", {name: t.shape for name, t in module_tensors(module).items()}, tensors)
-    module.load_state_dict(dict(tensors), strict=False)  # strict would ask for the tied names too
+def trained_names(module: Module, named: Tensors) -> Collection[str]:
+    """The tensors that training changes, of those named."""
+    if all(parameter.requires_grad for parameter in module.parameters()):
+        return named.keys()
+    return {name for name, tensor in named.items() if tensor.requires_grad}
+
+
+def shapes(tensors: Tensors) -> dict[str, torch.Size]:
+    """The shape of each."""
+    return {name: tensor.shape for name, tensor in tensors.items()}
+
+
+def frozen_digest(module: Module) -> str:
+    """SHA-256 over all that training leaves as it is, names, types and numbers; empty where nothing is frozen.
+
+    A checkpoint without these weights is worth nothing beside others.  A second for each 1.5 GB.
+    """
+    named = untied(module)
+    frozen = named.keys() - trained_names(module, named)
+    digest = hashlib.sha256()
+    for name in sorted(frozen):
+        tensor = named[name].detach().cpu().contiguous()
+        digest.update(f"{name} {tensor.dtype} {[*tensor.shape]}\n".encode())
+        digest.update(tensor.flatten().view(torch.uint8).numpy().data)
+    return digest.hexdigest() if frozen else ""
+
+
+def frozen_state(module: Module, name: str) -> dict[str, object]:
+    """What a checkpoint says of the weights that it leaves out, if any; `name` is the model's."""
+    digest = frozen_digest(module)
+    return {FROZEN: {"model": name, "sha256": digest}} if digest else {}
+
+
+def require_same_frozen(now: Mapping[str, object], saved: Mapping[str, object]) -> None:
+    """Refuse a checkpoint whose frozen weights were others than there are now, by what `frozen_state` says of both."""
+    digests, said = [], []
+    for state in (saved.get(FROZEN), now.get(FROZEN)):
+        known = state if isinstance(state, Mapping) else {"model": "a model without frozen parts", "sha256": ""}
+        digests.append(known["sha256"])
+        said.append(f"{known['model']} (SHA-256 {str(known['sha256'])[:16]})" if known["sha256"] else known["model"])
+    if digests[0] != digests[1]:
+        raise RunError(
+            f"the frozen weights are not those of the checkpoint: it was made over {said[0]}, and here there is"
+            f" {said[1]}.  What was trained is of use over its own base alone: resume with that model."
+        )
 
 
 def optimizer_tensors(optimizer: Optimizer) -> tuple[dict[str, Tensor], dict[str, object]]:

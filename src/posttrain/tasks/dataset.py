@@ -6,37 +6,43 @@ before it and the beginning of the answer behind it.
 
 **What earns what.**  What the recipe's `rewards` say; they are given every column of the row but the prompt's.
 
-**Which rows are trained on.**  Epoch by epoch in an order drawn anew for each, without replacement.  Held-out rows
-never are: those of `held_out_path`, or a share chosen by a hash of the prompt, so that equal prompts stay together.
+**Which rows are trained on.**  Epoch by epoch in an order drawn anew for each from the seed, without replacement; of a
+mixture as posttrain.tasks.draw_order says.  Held-out rows never are: those of `held_out_path` or `held_out_split`, or a
+share chosen by a hash of the prompt, so that equal prompts stay together.
 
 **Known hacks.**  They are those of your reward functions; look at what scores well, and keep rows held out.
 """
 
-import functools
 import hashlib
 import heapq
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from itertools import chain
 from pathlib import Path
-
-import numpy as np
-from jaxtyping import Int64
-from numpy import ndarray
 
 from posttrain.errors import UserError
 from posttrain.options.dataset import DatasetOptions
 from posttrain.records import Prompt
 from posttrain.rewards.grading.function import RewardFunction
 from posttrain.tasks.base import Messages, PromptRenderer, Task
+from posttrain.tasks.draw_order import DrawOrder, quotas_of
 from posttrain.tasks.prompt_content import prompt_content
-from posttrain.tasks.rows import MEMORY, DatasetRow, read_rows, require_column, rows_of
+from posttrain.tasks.prompt_lengths import LengthLimit, role_shape
+from posttrain.tasks.row_formats import RowFormat, conversation_row, preference_row
+from posttrain.tasks.rows import MEMORY, BadRows, DatasetRow, missing_column, read_rows, rows_of
 
 LONG_ROWS = 64
 """Rows, of those with the most text, whose tokens are counted before a run starts."""
+SOURCE = "source"
+"""The column that says which data set of a mixture a row is of."""
+PLACES = 5
+"""Rows that the plan names of those left out or cut."""
+Rows = Iterable[Mapping[str, object]]
 
 
 class DatasetTask(Task):
-    """Rows of a file, or of a list given as `rows`, as the options say."""
+    """Rows as the options say, or of lists given as `rows` and `held_out_rows`."""
 
     name = "dataset"
     reward_functions: tuple[RewardFunction, ...] = ()
@@ -49,72 +55,134 @@ class DatasetTask(Task):
         *,
         seed: int,
         prompts_per_step: int,
-        rows: Iterable[Mapping[str, object]] | None = None,
+        rows: Rows | None = None,
+        held_out_rows: Rows | None = None,
     ) -> None:
         self.options = options
         self.renderer = renderer
-        self.seed = seed
-        self.prompts_per_step = prompts_per_step
-        everything = self.prepared(configured_rows(options) if rows is None else rows_of(rows, MEMORY))
-        require_column(everything, options.prompt_column)
-        apart = self.prepared(read_rows(options.held_out_path)) if options.held_out_path else None
-        self.training_rows, self.held_out_rows = split(everything, apart, options)
-        for row in (*self.training_rows, *self.held_out_rows):
-            content(row, options)  # a fault in any row shows now, not in step 900
+        self.bad = BadRows(options.skip_bad_rows)
+        self.too_long: list[str] = []
+        """Places of the rows that are left out, or whose prompts are cut, for their length."""
+        self.names = source_names(options) if rows is None else []
+        everything = self.usable(
+            configured_rows(options, self.bad) if rows is None else rows_of(rows, MEMORY, self.bad)
+        )
+        apart = held_out_of(options, held_out_rows, self.bad)
+        training, held_out = split(everything, None if apart is None else self.usable(apart), options)
+        self.training_rows, self.held_out_rows = self.of_length(training), self.of_length(held_out)
+        self.order = self.draw_order(seed, prompts_per_step)
 
-    def prepared(self, rows: list[DatasetRow]) -> list[DatasetRow]:
-        """The rows as the task takes them."""
-        return rows
+    def prepared(self, row: DatasetRow) -> DatasetRow:
+        """A row as the task takes it.  Raises UserError of a bad one."""
+        return row
+
+    def usable(self, rows: Sequence[DatasetRow]) -> list[DatasetRow]:
+        """The rows as the task takes them, the bad ones counted: a fault in any row shows now, not in step 900."""
+        kept, with_prompt = [], prompt_reader(rows, self.options)
+        for row in rows:
+            try:
+                ready = with_prompt(self.prepared(row))
+                if problem := missing_column(ready, self.options.prompt_column):
+                    raise UserError(problem)
+                require_messages(ready, content(ready, self.options))
+            except UserError as error:
+                self.bad.add(str(error))
+                continue
+            kept.append(ready)
+        if not kept:
+            raise UserError(f"none of the {len(rows)} rows can be used:{self.bad.listed()}")
+        return kept
+
+    def of_length(self, rows: list[DatasetRow]) -> list[DatasetRow]:
+        """The rows whose prompts are short enough, or are made so."""
+        if self.options.max_prompt_tokens is None:
+            return rows
+        limit = LengthLimit(self.options.max_prompt_tokens, self.num_tokens)
+        return [kept for row in rows if (kept := self.row_of_length(row, limit)) is not None]
+
+    def row_of_length(self, row: DatasetRow, limit: LengthLimit) -> DatasetRow | None:
+        """The row, or with its prompt cut; None where it is left out."""
+        column = self.options.prompt_column
+        given = prompt_of(row, column)
+        tokens = limit.exceeded(given)
+        if not tokens:
+            return row
+        if self.options.over_long == "error":
+            self.bad.add(
+                f"{row.where}: the prompt has {tokens} tokens, and task.max_prompt_tokens = {limit.limit}. Shorten it,"
+                " or have such rows left out or cut: task.over_long = skip or cut_left."
+            )
+            return None
+        self.too_long.append(row.where)
+        if self.options.over_long == "skip":
+            return None
+        try:
+            return DatasetRow(row.where, {**row.columns, column: limit.cut(given)})
+        except UserError as error:
+            raise UserError(f"{row.where}: {error}") from None
+
+    def num_tokens(self, prompt: str | Messages) -> int:
+        """Tokens that the policy sees of a prompt."""
+        row = DatasetRow("a prompt", {self.options.prompt_column: prompt})
+        return len(self.prompt(row).tokens)
+
+    def draw_order(self, seed: int, size: int) -> DrawOrder:
+        """The order in which the training rows are drawn."""
+        if not self.names:
+            num_rows = (len(self.training_rows),)
+            return DrawOrder(seed=seed, size=size, counts=num_rows, quotas=num_rows)
+        counts = [sum(row.columns[SOURCE] == name for row in self.training_rows) for name in self.names]
+        if 0 in counts:
+            raise UserError(f"task.sources: none of the rows of {self.names[counts.index(0)]} is left to train on")
+        weights = [source.weight for source in self.options.sources if source.weight is not None]
+        quotas = quotas_of(counts, weights or None)
+        return DrawOrder(seed=seed, size=size, names=tuple(self.names), counts=tuple(counts), quotas=quotas)
 
     def prompts(self, step: int, draws: range) -> list[Prompt]:
         """Draws below `prompts_per_step` go through the epochs; those above are refills, from the rest of the rows."""
-        size = self.prompts_per_step
-        numbers = [
-            row_number(draw, seed=self.seed, step=step, size=size, num_rows=len(self.training_rows)) for draw in draws
-        ]
-        return [self.prompt(self.training_rows[number]) for number in numbers]
+        return [self.prompt(self.training_rows[self.order.row(step, draw)]) for draw in draws]
 
     def held_out(self) -> list[Prompt]:
         """At most `held_out_size` rows that are never trained on, in the file's order."""
         return [self.prompt(row) for row in self.held_out_rows]
 
     def longest_prompts(self) -> list[Prompt]:
-        """The training rows with the most text; how many tokens that makes is known once they are rendered."""
-        sizes = [len(str(row.columns[self.options.prompt_column])) for row in self.training_rows]
+        """The training rows with the most text, and one of each kind of conversation, which a template may refuse.
+
+        How many tokens that text makes is known once it is rendered.
+        """
+        prompts = [row.columns[self.options.prompt_column] for row in self.training_rows]
+        sizes = [len(str(prompt)) for prompt in prompts]
         chosen = heapq.nlargest(LONG_ROWS, range(len(sizes)), key=sizes.__getitem__)
-        return [self.prompt(self.training_rows[number]) for number in chosen]
+        shapes = {role_shape(prompt): number for number, prompt in enumerate(prompts)}
+        return [self.prompt(self.training_rows[number]) for number in dict.fromkeys([*chosen, *shapes.values()])]
 
     def prompt(self, row: DatasetRow) -> Prompt:
         """A row as the policy sees it."""
         columns = {name: value for name, value in row.columns.items() if name != self.options.prompt_column}
-        return self.renderer.render(
-            content(row, self.options), id=row.where, prefill=self.options.prefill, columns=columns
-        )
+        given = content(row, self.options)
+        prompt = self.renderer.render(given, id=row.where, prefill=self.options.prefill, columns=columns)
+        return replace(prompt, source=str(row.columns.get(SOURCE, ""))) if self.names else prompt
 
-
-def row_number(draw: int, *, seed: int, step: int, size: int, num_rows: int) -> int:
-    """Which training row a draw is, in steps of `size` prompts, counted from 1: a function of its arguments."""
-    if draw >= size:
-        refills = refill_order(seed, step, size, num_rows)
-        return refills[(draw - size) % len(refills)]
-    epoch, position = divmod((step - 1) * size + draw, num_rows)
-    return int(permutation(seed, "epoch", epoch, num_rows)[position])
-
-
-@functools.lru_cache(maxsize=1)
-def refill_order(seed: int, step: int, size: int, num_rows: int) -> list[int]:
-    """Rows that can replace this step's uninformative ones: those it has not drawn, or all where it drew all."""
-    drawn = {row_number(draw, seed=seed, step=step, size=size, num_rows=num_rows) for draw in range(size)}
-    order: list[int] = permutation(seed, "refill", step, num_rows).tolist()
-    return [row for row in order if row not in drawn] or order
-
-
-@functools.lru_cache(maxsize=4)
-def permutation(seed: int, purpose: str, index: int, num_rows: int) -> Int64[ndarray, " row"]:
-    """The order of the rows in one epoch (or of one step's refills): a function of what it is for."""
-    name = repr(("dataset", seed, purpose, index)).encode()
-    key = np.frombuffer(hashlib.blake2b(name, digest_size=16).digest(), dtype="<u8").astype(np.uint64)
-    return np.random.Generator(np.random.Philox(key=key)).permutation(num_rows)
+    def notes(self) -> list[str]:
+        """What the plan says of the rows: how many there are, and which were left out or cut."""
+        shares = [
+            f"{name} {quota / sum(self.order.quotas):.1%} of the draws"
+            for name, quota in zip(self.names, self.order.quotas, strict=False)
+        ]
+        notes = [
+            f"{counted(len(self.training_rows), 'row')} to train on" + (f": {', '.join(shares)}" if shares else "")
+        ]
+        if self.too_long:
+            done = "left out" if self.options.over_long == "skip" else "cut from their beginning"
+            more = f" and {len(self.too_long) - PLACES} more" if len(self.too_long) > PLACES else ""
+            notes.append(
+                f"{counted(len(self.too_long), 'prompt')} of more than {self.options.max_prompt_tokens} tokens {done}:"
+                f" {', '.join(self.too_long[:PLACES])}{more}"
+            )
+        if self.bad.faults:
+            notes += f"{counted(len(self.bad.faults), 'bad row')} left out:{self.bad.listed()}".splitlines()
+        return notes
 
 
 def content(row: DatasetRow, options: DatasetOptions) -> str | Messages:
@@ -128,11 +196,93 @@ def content(row: DatasetRow, options: DatasetOptions) -> str | Messages:
     return prompt_content(given, options, row.where)
 
 
-def configured_rows(options: DatasetOptions) -> list[DatasetRow]:
-    """The rows of the options' file."""
+def counted(number: int, noun: str) -> str:
+    """A number of things in words."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def prompt_of(row: DatasetRow, column: str) -> str | Messages:
+    """A row's prompt, which is known to be one."""
+    prompt = row.columns[column]
+    assert isinstance(prompt, str | Sequence)
+    return prompt
+
+
+def require_messages(row: DatasetRow, prompt: str | Messages) -> None:
+    """Refuse messages without a role and a text: the renderer would, when it comes to them."""
+    for number, message in enumerate(() if isinstance(prompt, str) else prompt):
+        if not all(isinstance(message.get(key), str) for key in ("role", "content")):
+            raise UserError(
+                f"{row.where}: message {number} of the prompt: {str(message)[:80]!r} must have the texts `role` and"
+                ' `content`, such as {"role": "user", "content": "…"}'
+            )
+
+
+def prompt_reader(rows: Sequence[DatasetRow], options: DatasetOptions) -> Callable[[DatasetRow], DatasetRow]:
+    """What finds the prompt of a row: in its column, in `messages`, or in what `chosen` and `rejected` begin with."""
+    column = options.prompt_column
+    if column != DatasetOptions.prompt_column or any(column in row.columns for row in rows):
+        return lambda row: row
+    if any(RowFormat.MESSAGES in row.columns for row in rows):
+        return lambda row: DatasetRow(row.where, {**row.columns, column: question_of(row)})
+    if any({"chosen", "rejected"} <= row.columns.keys() for row in rows):
+        return lambda row: DatasetRow(row.where, {**row.columns, column: common_question_of(row)})
+    return lambda row: row
+
+
+def question_of(row: DatasetRow) -> list[Mapping[str, object]]:
+    """A conversation without the assistant's last turn, which is the answer."""
+    messages = [*conversation_row(row).messages]
+    while messages and messages[-1]["role"] == "assistant":
+        messages.pop()
+    return messages
+
+
+def common_question_of(row: DatasetRow) -> str | list[Mapping[str, object]]:
+    """What the two completions of a preference answer."""
+    prompt = preference_row(row).prompt
+    return prompt if isinstance(prompt, str) else [*prompt]
+
+
+def configured_rows(options: DatasetOptions, bad: BadRows) -> list[DatasetRow]:
+    """The rows of the options' path, or of its sources one after the other."""
+    if options.sources:
+        read = zip(source_names(options), options.sources, strict=True)
+        return [*chain.from_iterable(of_source(read_rows(each.path, each, bad), name) for name, each in read)]
     if not options.path:
         raise UserError("task.path is missing: name the file of rows, such as `path: rows.jsonl`")
-    return read_rows(options.path)
+    return read_rows(options.path, options, bad)
+
+
+def source_names(options: DatasetOptions) -> list[str]:
+    """What the sources of a mixture are called."""
+    names = [source.name or Path(source.path).stem.strip("*?-_") or source.path for source in options.sources]
+    if len(set(names)) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise UserError(f"task.sources: two are called {twice}; give each a name of its own")
+    return names
+
+
+def of_source(rows: Sequence[DatasetRow], name: str) -> list[DatasetRow]:
+    """The rows with the column that says which data set they are of."""
+    for row in rows:
+        if SOURCE in row.columns:
+            raise UserError(
+                f"{row.where}: has a column `{SOURCE}` of its own, and a mixture writes there which data set a row is"
+                f" of. Rename it: columns: {{origin: {SOURCE}}}."
+            )
+    return [DatasetRow(row.where, {**row.columns, SOURCE: name}) for row in rows]
+
+
+def held_out_of(options: DatasetOptions, rows: Rows | None, bad: BadRows) -> list[DatasetRow] | None:
+    """The rows that are held out by name; None where a share of all is."""
+    if rows is not None:
+        return rows_of(rows, f"held_out_{MEMORY}", bad)
+    if options.held_out_path:
+        return read_rows(options.held_out_path, replace(options, split=options.held_out_split), bad)
+    if options.held_out_split:
+        return read_rows(options.path, options, bad, split=options.held_out_split)
+    return None
 
 
 def split(
@@ -140,15 +290,14 @@ def split(
 ) -> tuple[list[DatasetRow], list[DatasetRow]]:
     """Training rows, and the held-out rows that are evaluated on; no prompt is on both sides."""
     column = options.prompt_column
+    prints = [fingerprint(row, column) for row in rows]
     if held_out is None:
         threshold = int(options.held_out_share * 2**64)
-        held_out = [row for row in rows if fingerprint(row, column) < threshold]
-    else:
-        require_column(held_out, column)
+        held_out = [row for row, value in zip(rows, prints, strict=True) if value < threshold]
     apart = {fingerprint(row, column) for row in held_out}
-    training = [row for row in rows if fingerprint(row, column) not in apart]
+    training = [row for row, value in zip(rows, prints, strict=True) if value not in apart]
     if not training or (options.held_out_share > 0 and not held_out):
-        source = options.held_out_path or f"held_out_share = {options.held_out_share}"
+        source = options.held_out_path or options.held_out_split or f"held_out_share = {options.held_out_share}"
         raise UserError(
             f"{Path(options.path).name or MEMORY}: {source} leaves {len(training)} rows to train on and"
             f" {len(held_out)} to evaluate on, of {len(rows)}; there must be some of each. Give more different"

@@ -1,15 +1,24 @@
-"""Rows of a local file, each with the place it came from; every fault is reported by that place."""
+"""Rows of data, each with the place it came from; every fault is reported by that place."""
 
 import difflib
+import glob
+import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
+from posttrain.binding import digest_of
 from posttrain.errors import UserError
+from posttrain.options.row_source import RowSourceOptions
+from posttrain.tasks.row_files.tables import HUB_NAME, hub_commit, hub_rows, is_saved_dataset, parquet_rows, saved_rows
+from posttrain.tasks.row_files.text_files import Found, csv_rows, json_lines, json_list, whole_characters
 
 MEMORY = "rows"
 """Where rows come from that are in no file."""
+SUFFIXES = (".jsonl", ".json", ".csv", ".tsv", ".parquet")
+MOST_NAMED = 5
+"""Bad rows that a message lists."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,36 +26,131 @@ class DatasetRow:
     """One row and where to find it."""
 
     where: str
-    """FILE:LINE for JSON lines, FILE:NUMBER, from 1, for other rows."""
+    """FILE:LINE for JSON lines and CSV, FILE:NUMBER, from 1, for other rows."""
     columns: Mapping[str, object]
 
 
-def rows_of(values: Iterable[object], source: str) -> list[DatasetRow]:
-    """Numbered rows, each known to be a mapping."""
-    rows = []
-    for number, value in enumerate(values, start=1):
+@dataclass(frozen=True, slots=True)
+class BadRows:
+    """The rows that cannot be used: as many as are allowed are left out and counted."""
+
+    allowed: int = 0
+    faults: list[str] = field(default_factory=list)
+    """What is said of each, its place first."""
+
+    def add(self, fault: str) -> None:
+        """Count a row.  Raises UserError where it is one too many."""
+        self.faults.append(fault)
+        if len(self.faults) > self.allowed:
+            raise UserError(self.message())
+
+    def message(self) -> str:
+        """What is said where there are too many."""
+        if not self.allowed:
+            return self.faults[0]
+        return (
+            f"at least {len(self.faults)} rows cannot be used, and task.skip_bad_rows = {self.allowed} allows"
+            f" {self.allowed}. Mend them or allow more. The first:" + self.listed()
+        )
+
+    def listed(self) -> str:
+        """The first of them, each on a line, and how many more there are."""
+        more = [f"and {len(self.faults) - MOST_NAMED} more"] if len(self.faults) > MOST_NAMED else []
+        return "".join(f"\n  {line}" for line in [*self.faults[:MOST_NAMED], *more])
+
+
+def rows_of(values: Iterable[object], source: str, bad: BadRows | None = None) -> list[DatasetRow]:
+    """Numbered rows, each known to be a mapping of texts that can be written."""
+    return known_rows(iter(enumerate(map(whole_characters, values), start=1)), source, bad or BadRows())
+
+
+def known_rows(found: Found, source: str, bad: BadRows) -> list[DatasetRow]:
+    """The rows among what was found, the others counted as bad ones."""
+    rows: list[DatasetRow] = []
+    for number, value in found:
         where = f"{source}:{number}"
-        if not isinstance(value, Mapping):
-            raise UserError(f"{where}: a row must be an object of named columns, not {type(value).__name__}")
-        rows.append(DatasetRow(where, dict(value)))
+        if isinstance(value, UserError):
+            bad.add(f"{where}: {value}")
+        elif not isinstance(value, Mapping):
+            bad.add(f"{where}: a row must be an object of named columns, not {type(value).__name__}")
+        else:
+            rows.append(DatasetRow(where, dict(value)))
     if not rows:
         raise UserError(f"{source}: there are no rows; give at least one")
     return rows
 
 
-def read_rows(path: str) -> list[DatasetRow]:
-    """All rows of a .jsonl, .json, .csv or .parquet file."""
-    file = Path(path)
-    if not file.is_file():
-        raise UserError(f"{path}: no such file{near_file(file)}. Paths are relative to the folder you run in.")
+def read_rows(
+    path: str, source: RowSourceOptions | None = None, bad: BadRows | None = None, *, split: str = ""
+) -> list[DatasetRow]:
+    """All rows at a path, under the names that the options give the columns; `split` goes before the options' own."""
+    source, bad = source or RowSourceOptions(), bad or BadRows()
+    split = split or source.split
+    if split and files_of(path):
+        raise UserError(f"{path}: split = {split} is of a saved folder or of the hub; a file has none. Leave it out.")
+    rows = unnamed_rows(path, source, split, bad)
+    if source.columns or source.json_columns:
+        rows = [row for each in rows if (row := with_columns(each, source, bad)) is not None]
+    return rows
+
+
+def unnamed_rows(path: str, source: RowSourceOptions, split: str, bad: BadRows) -> list[DatasetRow]:
+    """All rows at a path as they are there."""
+    folder, files = Path(path), files_of(path)
+    if files:
+        return [row for file in files for row in known_rows(found_in(file, source.delimiter), file.name, bad)]
+    if folder.is_dir():
+        if not is_saved_dataset(folder):
+            raise UserError(
+                f"{path}: is a folder that `datasets` did not save; give its files as a pattern, such as"
+                f" {folder / '*.parquet'}"
+            )
+        return rows_of(saved_rows(folder, split), folder.name, bad)
+    if is_on_hub(path):
+        found = hub_rows(path, subset=source.subset, split=split, revision=source.revision)
+        return rows_of(found, path, bad)
+    raise UserError(f"{path}: no such file{near_file(folder)}. Paths are relative to the folder you run in.")
+
+
+def files_of(path: str) -> list[Path]:
+    """The file of a path, or the files of a pattern in the order of their names; none where there is no file."""
+    if Path(path).is_file():
+        return [Path(path)]
+    return [file for name in sorted(glob.glob(path, recursive=True)) if (file := Path(name)).is_file()]
+
+
+def rows_digest(path: str, revision: str = "") -> str:
+    """What tells the rows at a path from others: a hash of their files, their commit on the hub; empty if unknown."""
+    files = files_of(path)
+    if len(files) == 1:
+        return digest_of(files[0])
+    if not files and Path(path).is_dir():
+        files = sorted(file for file in Path(path).rglob("*") if file.suffix in (".arrow", ".json"))
+    if files:
+        listed = "".join(f"{file.name} {digest_of(file)}\n" for file in files)
+        return hashlib.sha256(listed.encode("utf-8", "surrogateescape")).hexdigest()
+    return hub_commit(path, revision) if is_on_hub(path) else ""
+
+
+def is_on_hub(path: str) -> bool:
+    """Whether a path that is not here can be a data set's name on the hub."""
+    return bool(HUB_NAME.fullmatch(path)) and Path(path).suffix.lower() not in SUFFIXES
+
+
+def found_in(file: Path, delimiter: str) -> Found:
+    """The rows of a .jsonl, .json, .csv, .tsv or .parquet file."""
     match file.suffix.lower():
         case ".jsonl":
-            return read_json_lines(file)
+            return json_lines(file)
         case ".json":
-            return rows_of(read_json_list(file), file.name)
-        case ".csv" | ".parquet":
-            return rows_of(read_table(file), file.name)
-    raise UserError(f"{path}: rows are read from .jsonl, .json, .csv and .parquet files; convert it to one of these")
+            return json_list(file)
+        case ".csv":
+            return csv_rows(file, delimiter)
+        case ".tsv":
+            return csv_rows(file, delimiter or "\t")
+        case ".parquet":
+            return iter(enumerate(parquet_rows(file), start=1))
+    raise UserError(f"{file}: rows are read from {', '.join(SUFFIXES)} files; convert it to one of these")
 
 
 def near_file(file: Path) -> str:
@@ -56,70 +160,48 @@ def near_file(file: Path) -> str:
     return f" (did you mean {near[0]}?)" if near else ""
 
 
-def read_text(file: Path) -> str:
-    """A text file in UTF-8, with or without a byte order mark."""
-    try:
-        return file.read_text(encoding="utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise UserError(f"{file}: not UTF-8 at byte {error.start}; save it as UTF-8") from error
-
-
-def read_json_lines(file: Path) -> list[DatasetRow]:
-    """One row per line; blank lines are passed over."""
-    rows: list[DatasetRow] = []
-    # Only "\n" ends a line: JSON strings may hold the other line ends that str.splitlines() splits at.
-    for number, line in enumerate(read_text(file).split("\n"), start=1):
-        if line.strip():
-            where = f"{file.name}:{number}"
-            try:
-                value = json.loads(line)
-            except json.JSONDecodeError as error:
-                raise UserError(
-                    f"{where}: not JSON at column {error.colno}: {error.msg}. Every line holds one whole object,"
-                    f' such as {{"prompt": "1 + 1 = ", "answer": "2"}}. The line: {line[:80]!a}'
-                ) from error
-            if not isinstance(value, dict):
-                raise UserError(f"{where}: a row must be an object of named columns, not {type(value).__name__}")
-            rows.append(DatasetRow(where, value))
-    if not rows:
-        raise UserError(f"{file}: there are no rows; give at least one")
-    return rows
-
-
-def read_json_list(file: Path) -> list[object]:
-    """The items of a file that holds one JSON list."""
-    try:
-        value = json.loads(read_text(file))
-    except json.JSONDecodeError as error:
-        raise UserError(
-            f"{file.name}:{error.lineno}: not JSON at column {error.colno}: {error.msg}."
-            " One object per line is the format of a .jsonl file."
-        ) from error
-    if not isinstance(value, list):
-        raise UserError(f"{file}: must hold a list of objects, not {type(value).__name__}")
-    return value
-
-
-def read_table(file: Path) -> Sequence[object]:
-    """The rows of a CSV or Parquet file."""
-    import pyarrow as pa
-    from pyarrow import csv, parquet
-
-    try:
-        table = csv.read_csv(file) if file.suffix.lower() == ".csv" else parquet.read_table(file)
-    except (pa.ArrowException, OSError) as error:
-        raise UserError(f"{file}: cannot be read as {file.suffix[1:]}: {error}") from error
-    rows: list[object] = table.to_pylist()
-    return rows
+def with_columns(row: DatasetRow, source: RowSourceOptions, bad: BadRows) -> DatasetRow | None:
+    """The row with its JSON read and its columns renamed; None of a bad one."""
+    columns = dict(row.columns)
+    for name in (*source.json_columns, *source.columns.values()):
+        if name not in columns:
+            bad.add(
+                f"{row.where}: no column `{name}`, which `columns` or `json_columns` names. {nearest(name, columns)}"
+            )
+            return None
+    for name in source.json_columns:
+        text = columns[name]
+        try:
+            columns[name] = json.loads(text) if isinstance(text, str) else text
+        except json.JSONDecodeError as error:
+            bad.add(
+                f"{row.where}: the column `{name}` is no JSON: {error.msg} in {text!r:.80}. Leave it out of"
+                " json_columns to have it as text."
+            )
+            return None
+    renamed = {new: columns[old] for new, old in source.columns.items()}
+    kept = {name: value for name, value in columns.items() if name not in {*source.columns.values(), *renamed}}
+    return DatasetRow(row.where, {**renamed, **kept})
 
 
 def require_column(rows: Sequence[DatasetRow], name: str) -> None:
     """Refuse rows of which one lacks the column or holds nothing in it."""
     for row in rows:
-        if row.columns.get(name) in (None, "", []):
-            if name in row.columns:
-                raise UserError(f"{row.where}: the column `{name}` is empty; fill it or drop the row")
-            near = difflib.get_close_matches(name, row.columns, n=1)
-            hint = f"Did you mean `{near[0]}`?" if near else f"It has {', '.join(row.columns) or 'no columns'}."
-            remedy = "Name the prompt's column by task.prompt_column, in check-task by --prompt-column."
-            raise UserError(f"{row.where}: no column `{name}`. {hint} {remedy}")
+        if problem := missing_column(row, name):
+            raise UserError(problem)
+
+
+def missing_column(row: DatasetRow, name: str) -> str:
+    """What is wrong with a row that lacks a column or holds nothing in it; else empty."""
+    if row.columns.get(name) not in (None, "", []):
+        return ""
+    if name in row.columns:
+        return f"{row.where}: the column `{name}` is empty; fill it or drop the row"
+    remedy = "Name the prompt's column by task.prompt_column, in check-task by --prompt-column."
+    return f"{row.where}: no column `{name}`. {nearest(name, row.columns)} {remedy}"
+
+
+def nearest(name: str, columns: Mapping[str, object]) -> str:
+    """The column whose name is like one that there is not, or all there are."""
+    near = difflib.get_close_matches(name, columns, n=1)
+    return f"Did you mean `{near[0]}`?" if near else f"It has {', '.join(columns) or 'no columns'}."

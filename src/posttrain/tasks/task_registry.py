@@ -1,17 +1,17 @@
 """From a recipe's `task` section to a task."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 from typing_extensions import get_protocol_members
 
 from posttrain.binding import build_own
 from posttrain.errors import UserError
 from posttrain.options.countdown import CountdownOptions
-from posttrain.options.dataset import ProgramsOptions
+from posttrain.options.dataset import DatasetOptions, ProgramsOptions
 from posttrain.options.task import TaskOptions
 from posttrain.tasks.base import PromptRenderer, Task
 from posttrain.tasks.countdown.countdown_task import CountdownTask
-from posttrain.tasks.dataset import DatasetTask
+from posttrain.tasks.dataset import DatasetTask, Rows
 from posttrain.tasks.programs.programs_task import ProgramsTask
 
 WITHOUT_DEFAULT = ("prompts", "held_out")
@@ -24,25 +24,25 @@ def load_task(
     *,
     seed: int,
     prompts_per_step: int,
-    rows: Iterable[Mapping[str, object]] | None = None,
+    rows: Rows | None = None,
+    held_out_rows: Rows | None = None,
 ) -> Task:
-    """The task that the options describe; `rows`, given by a Python caller, stand for a dataset's file.
+    """The task that the options describe; rows that a Python caller gives stand for the files of a dataset.
 
     Of a task of the user's own the options are a mapping: `path`, FILE.py:CLASS, and what else the class takes.
     """
+    given = {"rows": rows, "held_out_rows": held_out_rows}
+    named = next((name for name, value in given.items() if value is not None), "")
+    if named and not isinstance(options, DatasetOptions):
+        kind = options["path"] if isinstance(options, Mapping) else options.name
+        raise UserError(f"{named}: the task is {kind}, which makes its own prompts.  Use task.name = dataset.")
     if isinstance(options, Mapping):
-        if rows is not None:
-            raise UserError(
-                f"rows: the task is {options['path']}, which makes its own prompts.  Use task.name = dataset."
-            )
         return own_task(options, renderer, seed=seed)
     if isinstance(options, CountdownOptions):
-        if rows is not None:
-            raise UserError("rows: the task is countdown, which makes its own problems.  Use task.name = dataset.")
         return CountdownTask(options, renderer, seed=seed)
     if isinstance(options, ProgramsOptions):
-        return ProgramsTask(options, renderer, seed=seed, prompts_per_step=prompts_per_step, rows=rows)
-    return DatasetTask(options, renderer, seed=seed, prompts_per_step=prompts_per_step, rows=rows)
+        return ProgramsTask(options, renderer, seed=seed, prompts_per_step=prompts_per_step, **given)
+    return DatasetTask(options, renderer, seed=seed, prompts_per_step=prompts_per_step, **given)
 
 
 def own_task(options: Mapping[str, object], renderer: PromptRenderer, *, seed: int) -> Task:

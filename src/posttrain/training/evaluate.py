@@ -24,6 +24,7 @@ def evaluate(
     algorithm: Algorithm | None = None,
     rewards: Rewards = (),
     rows: Rows | None = None,
+    held_out_rows: Rows | None = None,
     progress: Progress | None = None,
 ) -> dict[str, object]:
     """What a model can do on held-out problems, with 95% intervals; what `posttrain eval` does.
@@ -38,8 +39,16 @@ def evaluate(
     config = config or Config()
     if model is not None:
         config = replace(config, model=replace(config.model, path=str(model)))
-    own = CallerObjects(policy=policy, task=task, engine=engine, algorithm=algorithm, rewards=rewards, rows=rows)
-    with open_session(config, own) as session:
+    own = CallerObjects(
+        policy=policy,
+        task=task,
+        engine=engine,
+        algorithm=algorithm,
+        rewards=rewards,
+        rows=rows,
+        held_out_rows=held_out_rows,
+    )
+    with open_session(config, own, inference=True) as session:
         session.load_weights()
         questions, samples = session.questions(), config.evaluation.samples
         if progress is None:

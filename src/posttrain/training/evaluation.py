@@ -174,11 +174,36 @@ def full_evaluation(
         "mean_length": sampled.mean_length,
         "outcomes": dict(sampled.outcomes),
         **with_interval("pass_at_8", pass_at_k(sampled.correct, 8)),
+        **({"sources": by_source} if (by_source := sources_apart(sampled)) else {}),
     }
     for name, probe in questions.probes.items():
         numbers = probe_results(engine, questions, probe, sampled.groups, advance)
         results |= checked_readings(f"task {questions.task}: probe {name!r}", probe, numbers, results)
     return results, sampled.groups
+
+
+def sources_apart(answers: Answers) -> dict[str, dict[str, object]]:
+    """Of a mixture, what is known of the sampled answers to the problems of each of its data sets."""
+    sources = np.array([group.prompt.source for group in answers.groups], dtype=object)
+    apart: dict[str, dict[str, object]] = {}
+    for source in sorted({*sources} - {""}):
+        rates, rewards = (means_of_problems(values[sources == source]) for values in (answers.correct, answers.rewards))
+        apart[source] = {
+            "num_problems": int((sources == source).sum()),
+            **with_interval("accuracy_sampled", rates),
+            **with_interval(REWARD, rewards),
+        }
+    return apart
+
+
+def source_readings(apart: Mapping[str, Mapping[str, object]]) -> dict[str, float]:
+    """The same under the names of docs/metrics.md."""
+    return {
+        f"eval/sources/{source}/{name}": value
+        for source, numbers in apart.items()
+        for name in ("accuracy_sampled", REWARD)
+        if isinstance(value := numbers.get(name), float)
+    }
 
 
 def checked_readings(where: str, probe: Probe, numbers: object, results: Mapping[str, object]) -> Mapping[str, float]:
@@ -232,6 +257,7 @@ def brief_evaluation(engine: Engine, questions: Questions, *, problems: int) -> 
     metrics = {
         **metrics_with_interval(REWARD, means_of_problems(answers.rewards)),
         **metrics_with_interval("accuracy_sampled", answers.rates),
+        **source_readings(sources_apart(answers)),
         "eval/num_unscored": float(answers.num_unscored),
     }
     if not len(answers.rates):

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from random import Random
 
 import torch
@@ -14,19 +15,23 @@ from posttrain.algorithms.table import Algorithm
 from posttrain.algorithms.terms import Need
 from posttrain.batch import Batch, CreditedGroups, collate, sampled_columns
 from posttrain.errors import UserError
+from posttrain.models.adapters.lora import adapter_dropout, lora_layers
 from posttrain.models.policy import Policy
 from posttrain.options.training import UpdateOptions
 from posttrain.runs.checkpoint import Checkpoint
 from posttrain.runs.clock import Clock
 from posttrain.runs.tensor_state import (
     Tensors,
+    frozen_state,
     module_tensors,
     optimizer_tensors,
+    require_same_frozen,
     restore_module,
     restore_optimizer,
 )
 from posttrain.training.collector import CollectedStep
 from posttrain.training.optimizer import ParameterGroup, learning_rate, new_optimizer, require_all_trained
+from posttrain.training.reference import Reference, reference_of
 from posttrain.training.update import Objective, Observations, group_logprobs, micro_loss, update
 from posttrain.training.update_metrics import UpdateReport
 
@@ -84,7 +89,8 @@ class Learner:
             parameter_groups or policy.model.parameters(), settings.update
         )
         require_all_trained(self.optimizer, policy.model)
-        self.reference = frozen_copy(policy) if algorithm.uses_reference else None
+        require_undecayed_adapter(policy, settings.update)
+        self.reference: Reference | None = reference_of(policy) if algorithm.uses_reference else None
         self.num_updates = 0
         """Optimiser updates behind the policy's weights: their version."""
 
@@ -120,7 +126,8 @@ class Learner:
             return None
         with clock("reference"):
             budget, temperature = self.settings.update.tokens_per_microbatch, self.settings.temperature
-            return group_logprobs(self.reference, collected.groups, temperature=temperature, max_tokens=budget)
+            with self.reference.entered() as reference:
+                return group_logprobs(reference, collected.groups, temperature=temperature, max_tokens=budget)
 
     def _penalties(
         self, behaviour: Float64[Tensor, " token"], reference: Float64[Tensor, " token"] | None
@@ -141,12 +148,12 @@ class Learner:
             if not batch.completions:
                 continue  # nothing to learn from; a zero gradient would still move AdamW's weights
             rate = learning_rate(settings.update, (step - 1) * settings.updates_per_step + index, num_updates)
-            with clock("update"):
+            with clock("update"), adapter_dropout(self.policy.model, settings.seed, self.num_updates):
                 reports.append(update(self.policy, self.optimizer, batch, self.objective(), settings.update, rate))
             self.num_updates += 1
         every = settings.refresh_reference_every
         if self.reference is not None and every and step % every == 0:
-            self.reference = frozen_copy(self.policy)
+            self.reference = reference_of(self.policy)
         return reports
 
     def objective(self) -> Objective:
@@ -203,8 +210,13 @@ class Learner:
             "optimizer": optimizer_tensors(self.optimizer)[0],
         }
         if self.reference is not None and self.settings.refresh_reference_every:
-            saved["reference"] = module_tensors(self.reference.model)
+            saved["reference"] = self.reference.tensors()
         return saved
+
+    @cached_property
+    def frozen(self) -> Mapping[str, object]:
+        """What checkpoints say of the weights that they leave out; those never change."""
+        return frozen_state(self.policy.model, self.policy.model.name_or_path or "a model object")
 
     def optimizer_state(self) -> dict[str, object]:
         """What of the optimiser is no tensor."""
@@ -212,18 +224,20 @@ class Learner:
 
     def restore(self, saved: Checkpoint, *, num_updates: int) -> None:
         """Put a checkpoint's weights and optimiser state back."""
+        require_same_frozen(self.frozen, saved.state)
         restore_module(self.policy.model, saved.tensors["policy"])
         optimizer = saved.state["optimizer"]
         assert isinstance(optimizer, Mapping)
         restore_optimizer(self.optimizer, saved.tensors["optimizer"], optimizer)
-        if "reference" in saved.tensors:
-            self.reference = frozen_copy(self.policy)
-            restore_module(self.reference.model, saved.tensors["reference"])
+        if self.reference is not None and "reference" in saved.tensors:
+            self.reference.restore(saved.tensors["reference"])
         self.num_updates = num_updates
 
 
-def frozen_copy(policy: Policy) -> Policy:
-    """The policy as it is now, for a KL term to compare with; its weights take no gradient."""
-    made = policy.copy()
-    made.model.requires_grad_(False)
-    return made
+def require_undecayed_adapter(policy: Policy, options: UpdateOptions) -> None:
+    """Refuse weight decay where an adapter is trained: it would pull A and B to zero, and the policy to its base."""
+    if options.weight_decay and lora_layers(policy.model):
+        raise UserError(
+            f"update.weight_decay = {options.weight_decay:g}, and an adapter is not decayed: that would pull the policy"
+            " back to its base.  Leave it out."
+        )

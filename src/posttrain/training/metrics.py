@@ -24,6 +24,7 @@ def step_metrics(groups: Sequence[Group], grades: Grades, informed: Bool[Tensor,
     """
     return {
         **reward_metrics(grades),
+        **source_metrics(groups, grades),
         **outcome_metrics(grades.outcomes),
         **completion_metrics(groups),
         "frac_zero_advantage": (~informed).double().mean().item(),
@@ -51,6 +52,17 @@ def reward_metrics(grades: Grades) -> dict[str, float]:
             metrics[f"rewards/{name}/mean"] = fmean(values)
         if len(values) >= 2:
             metrics[f"rewards/{name}/std"] = stdev(values)
+    return metrics
+
+
+def source_metrics(groups: Sequence[Group], grades: Grades) -> dict[str, float]:
+    """Of a mixture, how many groups each of its data sets gave and the mean reward over their scored rollouts."""
+    metrics: dict[str, float] = {}
+    for source in sorted({group.prompt.source for group in groups if group.prompt.source}):
+        of_source = torch.tensor([group.prompt.source == source for group in groups])
+        metrics[f"sources/{source}/num_groups"] = float(of_source.sum())
+        if rewards := scored(grades.rewards[of_source]):
+            metrics[f"sources/{source}/reward"] = fmean(rewards)
     return metrics
 
 

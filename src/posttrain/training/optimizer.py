@@ -60,10 +60,12 @@ def new_optimizer(
             {"params": [p for p in trainable if p.ndim >= 2], "weight_decay": options.weight_decay, **own},
             {"params": [p for p in trainable if p.ndim < 2], "weight_decay": 0.0, **own},
         ]
+    if not any(group["params"] for group in groups):
+        raise UserError("model: every parameter is frozen (requires_grad is False), so there is nothing to train.")
     require_distinct(modules, groups)
     return torch.optim.AdamW(
         [group for group in groups if group["params"]],
-        lr=options.learning_rate,
+        lr=options.largest_rate,
         betas=(options.beta1, options.beta2),
         fused=True,
     )
@@ -91,13 +93,30 @@ def learning_rate(options: OptimizerOptions, update: int, num_updates: int) -> f
     update counts from 0.  The first update of a warm-up over w has rate lr/w, never zero.
     """
     if update < options.warmup_steps:
-        return options.learning_rate * (update + 1) / options.warmup_steps
+        return options.largest_rate * (update + 1) / options.warmup_steps
     if options.schedule == "constant":
-        return options.learning_rate
+        return options.largest_rate
     progress = (update - options.warmup_steps) / max(1, num_updates - options.warmup_steps)
     left = 1 - min(progress, 1.0)
     share = left if options.schedule == "linear" else 0.5 * (1 - math.cos(math.pi * left))
-    return options.learning_rate * share
+    return options.largest_rate * share
+
+
+def standing_still(parameters: Iterable[nn.Parameter], rate: float) -> float:
+    """Share of the trained weights that a step as large as the learning rate leaves where they are.
+
+        |w| ∈ [2^(e-1), 2^e) moves by a step of at least eps · 2^(e-2)      eps = 2^-7 in bfloat16
+
+    AdamW's steps are about as large as the rate.  A weight of a type as wide as float32 counts as moved.
+    """
+    trained = [parameter.detach() for parameter in parameters if parameter.requires_grad]
+    still = torch.zeros((), dtype=torch.float64)
+    for weight in trained:
+        eps = torch.finfo(weight.dtype).eps
+        if eps > torch.finfo(torch.float32).eps:
+            least = eps * torch.exp2(torch.frexp(weight.float()).exponent - 2.0)
+            still += ((least > rate) & (weight != 0)).sum().cpu()
+    return still.item() / max(1, sum(weight.numel() for weight in trained))
 
 
 def apply_gradients(optimizer: torch.optim.Optimizer, rate: float, max_grad_norm: float) -> dict[str, float]:

@@ -3,6 +3,7 @@
 import os
 import signal
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from itertools import zip_longest
 from pathlib import Path
 from textwrap import wrap
@@ -11,15 +12,25 @@ from typing import cast
 
 import torch
 
-from posttrain.models.loading.saving import save_policy
+from posttrain.models.adapters.lora import lora_layers
+from posttrain.models.adapters.quantized import is_4_bit
+from posttrain.models.description import model_lines, unused_options
+from posttrain.models.loading.saving import save_trained
+from posttrain.models.memory.memory_plan import memory_plan
+from posttrain.models.policy import Policy
+from posttrain.options.adapter import run_model
+from posttrain.options.training import DEFAULT_RATE, RATE_OF_ADAPTERS
 from posttrain.runs.curves import draw_curves
-from posttrain.runs.files import write_atomically, writing
+from posttrain.runs.files import writing
 from posttrain.runs.folder import resume_command, shown
+from posttrain.runs.planned_memory import machine_memory, memory_line, memory_warning, policy_plan
 from posttrain.runs.run_folder import RunFolder
 from posttrain.runs.summary import HELD_OUT, REWARD, build_summary
 from posttrain.tasks.base import Probe, Reading
+from posttrain.tasks.dataset import DatasetTask
 from posttrain.training.collector import CollectedStep
-from posttrain.training.evaluation import completions_of_run
+from posttrain.training.evaluation import completions_of_run, source_readings
+from posttrain.training.optimizer import standing_still
 from posttrain.training.session import Session, given_rewards
 from posttrain.training.state import RunState
 
@@ -44,8 +55,6 @@ def plan_lines(
     Seconds are by stage; with `whole_step` those of its gradient are among them.
     """
     config, rollout = session.config, session.config.rollout
-    policy, dtype = session.policy, str(session.policy.compute_dtype).removeprefix("torch.")
-    millions = sum(parameter.numel() for parameter in policy.model.parameters()) / 1e6
     share = pace = ""
     time = []
     if first is not None:
@@ -53,13 +62,12 @@ def plan_lines(
         each = sum(seconds.values())
         pace = f", about {each:.1f} s each" if whole_step else f", {each:.1f} s to sample and score the first"
         time = [time_line(session, first, seconds, whole_step=whole_step)]
-    reason, slow = policy.forward_reason, policy.cache_refusal
     lines = [
-        f"model      {session.model_name}, {millions:.2f} M parameters, {dtype} on {policy.device}",
-        *([f"           by the model's own forward pass: {reason}"] if reason else []),
-        *([f"           sampled without a cache, whole rows again for every token: {slow}"] if slow else []),
+        *policy_lines(session),
         f"task       {session.task.name}, {len(session.questions().prompts)} held-out problems",
-        f"algorithm  {session.algorithm.name}, learning rate {config.update.learning_rate:g}",
+        *(f"           {note}" for note in (session.task.notes() if isinstance(session.task, DatasetTask) else ())),
+        *adapter_lines(session.policy),
+        f"algorithm  {session.algorithm.name}, learning rate {config.update.largest_rate:g}",
         f"rewards    {', '.join(f'{item.name} × {item.settings.weight:g}' for item in session.rewards)}",
         (
             f"one step   {rollout.prompts_per_step} prompts × {rollout.group_size} completions{share}"
@@ -67,8 +75,54 @@ def plan_lines(
         ),
         f"steps      {config.run.num_steps}{pace}",
         *time,
+        planned_memory(session)[0],
         f"folder     {config.run.folder}",
     ]
+    return lines
+
+
+def planned_memory(session: Session) -> tuple[str, list[str]]:
+    """What the run will hold at most, in a line, and where that is more than there is, what to change."""
+    plan = policy_plan(
+        session.policy, session.config, session.algorithm, prompt_tokens=max(1, session.longest_prompt_tokens)
+    )
+    if session.own.engine is not None:
+        plan = memory_plan(plan.shape, replace(plan.setup, samples=False))
+    machine = machine_memory(on_cuda=plan.setup.on_cuda)
+    return memory_line(plan, machine), memory_warning(plan, machine)
+
+
+def adapter_lines(policy: Policy) -> list[str]:
+    """What of an adapter a plan says; nothing where there is none."""
+    layers = lora_layers(policy.model)
+    if not layers:
+        return []
+    trained = sum(parameter.numel() for parameter in policy.model.parameters() if parameter.requires_grad)
+    first = next(iter(layers.values())).options
+    quantized = [layer for layer in policy.model.modules() if is_4_bit(layer)]
+    dtype = str(policy.compute_dtype).removeprefix("torch.")
+    in_4_bits = f", {len(quantized)} layers of it in nf4 (scales quantised too), products in {dtype}"
+    scaled = f"rank {first.rank}, alpha {first.alpha:g}{', rslora' if first.rslora else ''}"
+    return [
+        (
+            f"adapter    {scaled}, on {len(layers)} layers: {trained / 1e6:.3g} M parameters trained, the base"
+            f" frozen{in_4_bits if quantized else ''}"
+        ),
+        f"           default learning rate {DEFAULT_RATE * RATE_OF_ADAPTERS:g}, without an adapter {DEFAULT_RATE:g}",
+    ]
+
+
+def policy_lines(session: Session) -> list[str]:
+    """What is trained, and what of its weights cannot be."""
+    lines, rate = model_lines(session.policy, session.model_name), session.config.update.largest_rate
+    if session.own.policy is None:
+        lines += [f"           {each}" for each in unused_options(session.policy, session.config.model)]
+    still = standing_still(session.policy.model.parameters(), rate)
+    if still > 0:
+        lines.append(
+            f"           {still:.0%} of the trained weights are too large in bfloat16 for a step of {rate:g} to move"
+            " them, and so are Adam's running means; train in float32 (model.weights: auto), or with a higher rate"
+        )
     return lines
 
 
@@ -91,6 +145,7 @@ def held_out_metrics(results: Mapping[str, object], probes: Mapping[str, Probe] 
     metrics: dict[str, float] = {}
     for name in (name for probe in probes.values() for name in probe.readings if name in results):
         metrics[f"eval/{name}"] = cast(float, results[name])
+    metrics |= source_readings(cast(Mapping[str, Mapping[str, object]], results.get("sources", {})))
     if results["mean_length"] is not None:
         metrics["eval/mean_length"] = cast(float, results["mean_length"])
     for name in (*HELD_OUT, REWARD):
@@ -116,9 +171,10 @@ def write_results(session: Session, run: RunFolder, state: RunState, after: Mapp
         device=str(session.policy.device),
         run=described_run(session, state, [line["reward"] for line in run.metrics() if "reward" in line]),
     )
+    adapter = session.config.model.adapter
     with writing(folder / "model", folder):
-        save_policy(session.policy, folder / "model")
-        write_atomically(folder / "model" / "README.md", model_card(session, state, summary).encode())
+        card = model_card(session, state, summary)
+        save_trained(session.policy, folder, adapter.save if adapter is not None else "adapter", card)
     with writing(folder / "curves.png", folder):
         draw_curves(folder / "metrics.jsonl", folder / "curves.png", title=folder.name)
     return summary
@@ -172,10 +228,19 @@ def comparison(summary: Mapping[str, object], probes: Iterable[Probe] = ()) -> l
         **{name: reading for probe in probes for name, reading in probe.readings.items()},
     }
     return [
-        (reading.label, result_text(before, name, reading), result_text(after, name, reading))
+        (prefix + reading.label, result_text(first, name, reading), result_text(last, name, reading))
+        for prefix, first, last in [("", before, after), *of_sources(before, after)]
         for name, reading in readings.items()
-        if before.get(name) is not None and after.get(name) is not None
+        if first.get(name) is not None and last.get(name) is not None
     ]
+
+
+def of_sources(
+    before: Mapping[str, object], after: Mapping[str, object]
+) -> list[tuple[str, Mapping[str, object], Mapping[str, object]]]:
+    """The results of each data set of a mixture, with what their labels begin with."""
+    first, last = (cast(Mapping[str, Mapping[str, object]], each.get("sources", {})) for each in (before, after))
+    return [(f"{source}: ", first[source], last[source]) for source in first if source in last]
 
 
 def result_text(results: Mapping[str, object], name: str, reading: Reading) -> str:
@@ -194,7 +259,10 @@ def closing_lines(
     """The end of a run: numbers before and after, transcripts side by side, where things are and what to do next."""
     rows = comparison(summary, session.questions().probes.values())
     width = max([23, *(len(left) for _, left, _ in rows)]) + 1
-    table = [f"{label:<38}{left:<{width}}{right}" for label, left, right in [("held-out", "before", "after"), *rows]]
+    wide = max([37, *(len(label) for label, _, _ in rows)]) + 1
+    table = [
+        f"{label:<{wide}}{left:<{width}}{right}" for label, left, right in [("held-out", "before", "after"), *rows]
+    ]
     pairs = [line for b, a in zip(*transcripts, strict=True) for line in side_by_side(b[0], b[1], a[1])]
     folder = shown(folder)
     return [
@@ -223,7 +291,7 @@ def measuring(session: Session, folder: Path) -> str:
     own = session.own
     brought = {"task": own.task is not None, "rows": own.rows is not None, "rewards": bool(given_rewards(own))}
     given = ", ".join(f"{name}={name}" for name, is_brought in brought.items() if is_brought)
-    return f"posttrain.evaluate({str(folder / 'model')!r}, config, {given})" if given else f"posttrain eval {folder}"
+    return f"posttrain.evaluate({str(run_model(folder))!r}, config, {given})" if given else f"posttrain eval {folder}"
 
 
 def side_by_side(prompt: str, before: str, after: str) -> list[str]:

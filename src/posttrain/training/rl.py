@@ -47,6 +47,7 @@ def train(
     algorithm: Algorithm | None = None,
     rewards: Rewards = (),
     rows: Rows | None = None,
+    held_out_rows: Rows | None = None,
     watchers: Sequence[Watcher] = (),
     resume: bool = False,
     from_step: int | None = None,
@@ -56,14 +57,23 @@ def train(
     """Improve a policy by sampling, grading and reinforcing its own completions.
 
     For callers in Python: `policy` (made by `posttrain.as_policy`), `task`, `engine` and `algorithm` are objects in
-    place of what the config describes; `rewards` are functions of your own, `rows` your own prompts, and `watchers` see
-    each step.  With `resume` the run in `config.run.folder` goes on from its last checkpoint, to the same bits as if it
-    had never stopped; with `from_step` from that of an earlier step, giving up what came after; with `accept_changes`
-    also where rows, rewards or files are no longer what the run was made of, such as a reward that has been mended.
-    `recipe` is what the summary says that the config comes from.
+    place of what the config describes; `rewards` are functions of your own, `rows` your own prompts with
+    `held_out_rows` those to evaluate on, and `watchers` see each step.  With `resume` the run in `config.run.folder`
+    goes on from its last checkpoint, to the same bits as if it had never stopped; with `from_step` from that of an
+    earlier step, giving up what came after; with `accept_changes` also where rows, rewards or files are no longer what
+    the run was made of, such as a reward that has been mended.  `recipe` is what the summary says that the config comes
+    from.
     """
     require_resume(from_step, resume=resume)
-    own = CallerObjects(policy=policy, task=task, engine=engine, algorithm=algorithm, rewards=rewards, rows=rows)
+    own = CallerObjects(
+        policy=policy,
+        task=task,
+        engine=engine,
+        algorithm=algorithm,
+        rewards=rewards,
+        rows=rows,
+        held_out_rows=held_out_rows,
+    )
     watching = require_watchers(watchers)
     resumed = None
     if resume:
@@ -73,6 +83,8 @@ def train(
         require_room(session)
         session.trained.run.recipe = recipe
         require_sound_rows(session)
+        for line in report.planned_memory(session)[1]:  # before anything is sampled, which might be where it ends
+            print(line, flush=True)
         return train_session(session, resumed or inputs_of(config, own), watching, resume=resume, from_step=from_step)
 
 
@@ -260,6 +272,8 @@ def show_plan(config: Config, own: CallerObjects = NOTHING_BROUGHT, *, show_prom
         config.require_use_for_reference(session.algorithm)
         require_room(session)
         require_sound_rows(session)
+        for line in report.planned_memory(session)[1]:
+            print(line, flush=True)
         session.load_weights()
         clock = Clock()
         collected = session.collector.collect(1, no_journal, clock)

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from contextlib import ExitStack
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import cast
 
 from posttrain.algorithms.table import Algorithm, build_algorithm
@@ -13,7 +13,9 @@ from posttrain.generation.parity import engine_in_parity
 from posttrain.models.loading.model_folder import load_policy
 from posttrain.models.policy import Policy
 from posttrain.models.rendering import TokenizerRenderer
+from posttrain.options.dataset import DatasetOptions
 from posttrain.options.reward import RewardSettings
+from posttrain.options.task import TaskOptions
 from posttrain.rewards.grading.function import RewardFunction
 from posttrain.rewards.grading.pending_scores import require_enforceable
 from posttrain.rewards.grading.resources import Resources, row_check
@@ -57,6 +59,8 @@ class CallerObjects:
     """They go before those of the config."""
     rows: Rows | None = None
     """In place of a dataset's file."""
+    held_out_rows: Rows | None = None
+    """Those to evaluate on, in place of a share of the rows."""
 
     def __post_init__(self) -> None:
         for name, kind, remedy in (
@@ -66,8 +70,9 @@ class CallerObjects:
             value = getattr(self, name)
             if value is not None and not isinstance(value, kind):
                 raise UserError(f"{name}: {value!r:.60} ({type(value).__name__}) is no {kind.__name__}; {remedy}.")
-        if isinstance(self.rows, Iterable) and not isinstance(self.rows, Sized):  # a generator gives them once
-            object.__setattr__(self, "rows", list(self.rows))
+        for name, rows in (("rows", self.rows), ("held_out_rows", self.held_out_rows)):
+            if isinstance(rows, Iterable) and not isinstance(rows, Sized):  # a generator gives them once
+                object.__setattr__(self, name, list(rows))
 
 
 NOTHING_BROUGHT = CallerObjects()
@@ -95,6 +100,8 @@ class Session:
     learner: Learner
     trained: TrainedByReward
     """The learner with the counters of its run."""
+    longest_prompt_tokens: int = 0
+    """Of all prompts that are known; found by `require_room`."""
     held_out: Questions | None = None
     """Made when first asked for."""
 
@@ -142,13 +149,13 @@ class Session:
         return self.held_out
 
 
-def open_session(config: Config, own: CallerObjects = NOTHING_BROUGHT) -> Session:
-    """Load the model and make everything else, but for what the caller brings."""
+def open_session(config: Config, own: CallerObjects = NOTHING_BROUGHT, *, inference: bool = False) -> Session:
+    """Load the model and make everything else, but for what the caller brings; `inference` trains nothing."""
     require_training_by_reward(config)
     with ExitStack() as opened:
         threads = opened.enter_context(claim_threads(config.run.threads))
         resources = opened.enter_context(Resources(config.sandbox))
-        session = assembled(config, own, resources, threads)
+        session = assembled(config, own, resources, threads, inference=inference)
         opened.pop_all()  # from here on it is the session that closes them
     return session
 
@@ -160,9 +167,11 @@ def require_training_by_reward(config: object) -> None:
         raise UserError(f"config: a {kind} is given, and a Config is needed, such as load_recipe() makes.")
 
 
-def assembled(config: Config, own: CallerObjects, resources: Resources, threads: ThreadClaim) -> Session:
+def assembled(
+    config: Config, own: CallerObjects, resources: Resources, threads: ThreadClaim, *, inference: bool
+) -> Session:
     """A session of these parts and of what the config describes."""
-    policy = own.policy or load_policy(config.model)
+    policy = own.policy or load_policy(config.model, seed=config.run.seed, inference=inference)
     policy.require_as_made()
     task = task_of(config, own, policy)
     algorithm = own.algorithm or build_algorithm(config.algorithm)
@@ -215,16 +224,33 @@ def assembled(config: Config, own: CallerObjects, resources: Resources, threads:
 def task_of(config: Config, own: CallerObjects, policy: Policy) -> Task:
     """The caller's task, or that of the config."""
     if own.task is not None:
-        if own.rows is not None:
-            raise UserError("rows: a task is given as well, which makes its own prompts.  Give one of them.")
+        if own.rows is not None or own.held_out_rows is not None:
+            named = "rows" if own.rows is not None else "held_out_rows"
+            raise UserError(f"{named}: a task is given as well, which makes its own prompts.  Give one of them.")
         return require_task(own.task, "task")
     return load_task(
-        config.task,
+        with_longest_prompt(config, policy),
         TokenizerRenderer(policy.tokenizer, template_options=config.model.template_options),
         seed=config.run.seed,
         prompts_per_step=config.rollout.prompts_per_step,
         rows=own.rows,
+        held_out_rows=own.held_out_rows,
     )
+
+
+def with_longest_prompt(config: Config, policy: Policy) -> TaskOptions | Mapping[str, object]:
+    """The task's options; where long prompts are left out or cut, with the length that leaves room for an answer."""
+    task = config.task
+    if not isinstance(task, DatasetOptions) or task.over_long == "error" or task.max_prompt_tokens is not None:
+        return task
+    completion, budget = config.rollout.max_completion_tokens, config.update.tokens_per_microbatch
+    left = min(policy.max_positions, budget) - completion
+    if left < 1:
+        raise UserError(
+            f"task.over_long = {task.over_long}: rollout.max_completion_tokens = {completion} leaves no prompt any room"
+            f" in the model's context of {policy.max_positions}.  Lower it, or say task.max_prompt_tokens."
+        )
+    return replace(task, max_prompt_tokens=left)
 
 
 def rewards_of(config: Config, own: CallerObjects, task: Task) -> tuple[RewardFunction, ...]:
@@ -269,11 +295,15 @@ def inputs_of(config: Config, own: CallerObjects) -> RunInputs:
         objects[f"rewards[{index}]"] = code_input(f"{reward.name} ({said})" if said else reward.name, reward.call)
     if own.rows is not None:
         objects["rows"] = rows_input(own.rows)
-    unused = {"task.path"} if own.rows is not None else set()
-    unused |= {"task.path", "task.held_out_path"} if own.task is not None else set()
-    unused |= {"model.path", "model.chat_template"} if own.policy is not None else set()
-    unused |= {"algorithm.path"} if own.algorithm is not None else set()
-    return RunInputs(objects=objects, files={k: v for k, v in named_files(config).items() if k not in unused})
+    if own.held_out_rows is not None:
+        objects["held_out_rows"] = rows_input(own.held_out_rows)
+    unused = ["task.path", "task.sources"] if own.rows is not None else []
+    unused += ["task.held_out_path"] if own.held_out_rows is not None else []
+    unused += ["task."] if own.task is not None else []
+    unused += ["model.path", "model.chat_template"] if own.policy is not None else []
+    unused += ["algorithm.path"] if own.algorithm is not None else []
+    files = {name: each for name, each in named_files(config).items() if not name.startswith(tuple(unused))}
+    return RunInputs(objects=objects, files=files)
 
 
 def policy_input(policy: Policy, config: Config, own: CallerObjects) -> RunInput:
@@ -291,7 +321,11 @@ def require_sound_rows(session: Session) -> None:
     """Refuse rows by which a reward could score nobody, where it can tell: in step 900 they would be a silent 0."""
     if not isinstance(session.task, DatasetTask):
         return
-    rows = [(row.where, row.columns) for row in (*session.task.training_rows, *session.task.held_out_rows)]
+    column = session.task.options.prompt_column
+    rows = [  # a check looks for the prompt under that name
+        (row.where, {**row.columns, "prompt": row.columns[column]})
+        for row in (*session.task.training_rows, *session.task.held_out_rows)
+    ]
     for function in session.rewards:
         if (checked := row_check(function.call)) is not None:
             checked.check_rows([row for row in rows if function.settings.applies(row[1])], session.resources)
@@ -302,4 +336,5 @@ def require_room(session: Session) -> None:
     prompts = [*longest_prompts(session.task), *session.questions().prompts]
     for prompt in prompts:
         require_room_for(prompt, session.engine)
-    session.config.require_room(max(len(prompt.tokens) for prompt in prompts))
+    session.longest_prompt_tokens = max(len(prompt.tokens) for prompt in prompts)
+    session.config.require_room(session.longest_prompt_tokens)

@@ -62,7 +62,7 @@ class TrainedByReward:
 
     def state(self) -> Mapping[str, object]:
         """Whatever else it reads, as plain data."""
-        return {"run": asdict(self.run), "optimizer": self.learner.optimizer_state()}
+        return {"run": asdict(self.run), "optimizer": self.learner.optimizer_state(), **self.learner.frozen}
 
     @property
     def seconds(self) -> float:

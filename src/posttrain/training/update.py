@@ -22,6 +22,7 @@ from posttrain.models.policy import Policy
 from posttrain.options.training import UpdateOptions
 from posttrain.records import Group
 from posttrain.training.optimizer import apply_gradients
+from posttrain.training.reference import Reference
 from posttrain.training.update_metrics import UpdateReport
 
 
@@ -32,7 +33,7 @@ class Objective:
     algorithm: Algorithm
     temperature: float
     """The one that sampled: log-probs are taken at it."""
-    reference: Policy | None = None
+    reference: Reference | None = None
     """Needed here only by the full KL; other terms find its log-probs in the batch."""
     measure_entropy: bool = False
     """Report the policy's entropy; costs a pass over the output layer."""
@@ -145,8 +146,9 @@ def observe(observed: Observations, objective: Objective, view: TokenView) -> No
 def reference_hidden(objective: Objective, micro: Batch) -> tuple[Tensor, OutputLayer]:
     """The reference's hidden states and output layer for the full KL."""
     assert objective.reference is not None
-    hidden = objective.reference.forward.completion_hidden(micro.prompts, micro.completions, micro.prompt_of)
-    return hidden, objective.reference.output_layer
+    with objective.reference.entered() as reference:
+        hidden = reference.forward.completion_hidden(micro.prompts, micro.completions, micro.prompt_of)
+        return hidden, reference.output_layer
 
 
 def require_finite_losses(losses: Float[Tensor, " token"], micro: Batch, objective: Objective, view: TokenView) -> None:

@@ -1,40 +1,197 @@
-"""A policy from a model folder, or from the package."""
+"""A policy from a model folder, from the hub or its cache, or from the package."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from safetensors import SafetensorError, safe_open
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    AutoTokenizer,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from posttrain.errors import UserError
+from posttrain.models.adapters.peft_format import read_adapter
+from posttrain.models.loading.adapting import base_options, with_adapter
 from posttrain.models.loading.chat_template import with_chat_template
 from posttrain.models.loading.construction import without_progress_bars
 from posttrain.models.loading.devices import chosen_device
-from posttrain.models.policy import Policy, as_policy
+from posttrain.models.loading.folder_kinds import needs_code, quantisation, read_json, require_model_folder
+from posttrain.models.loading.hub import hub_folder
+from posttrain.models.loading.text_part import is_wrapper, require_causal_class, require_text_part, text_part
+from posttrain.models.loading.trainable import freeze, hold_frozen_in
+from posttrain.models.policy import Policy, as_policy, chosen_dtype
+from posttrain.models.recomputation import enable_recomputation
+from posttrain.options.adapter import is_adapter_folder
 from posttrain.options.model import BUNDLED, ModelOptions
 
+STORED = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32, "F64": torch.float64}
+"""Types by their names in safetensors files."""
 
-def load_policy(options: ModelOptions) -> Policy:
-    """Load a model folder.  Raises UserError where it is missing or holds no causal language model."""
-    options.require_files()
+
+def load_policy(options: ModelOptions, *, seed: int = 0, inference: bool = False) -> Policy:
+    """Load a model, or an adapter with the model below it; then put a new adapter over it, where one is asked for.
+
+    The seed draws a new adapter; `inference` is for a model that is never trained.  Raises UserError where there is
+    neither a causal language model nor an adapter that can be loaded.
+    """
+    saved = None
+    if options.path != BUNDLED and is_adapter_folder(options.folder):
+        saved = read_adapter(options.folder)
+    plain = load_model(options if saved is None else base_options(options, saved))
+    return with_adapter(plain, options, saved, seed=seed, inference=inference)
+
+
+def load_model(options: ModelOptions) -> Policy:
+    """Load a model.  Raises UserError where it is missing or is no causal language model that can be loaded."""
     device = chosen_device(options.device)
-    folder = bundled_folder() if options.path == BUNDLED else Path(options.path)
-    try:
-        config = AutoConfig.from_pretrained(folder)
-        stored = config.dtype
-        with without_progress_bars():  # they would write over ours
-            model = AutoModelForCausalLM.from_pretrained(folder, config=config, dtype=torch.float32)
-        tokenizer = AutoTokenizer.from_pretrained(folder)
-    except (OSError, ValueError, KeyError) as error:
+    folder = located_folder(options)
+    config = loaded_config(folder, options)
+    model = loaded_model(folder, config, options)
+    if not model_is_quantised(folder):
+        cast(torch.nn.Module, model).to(device)
+    tokenizer = loaded_tokenizer(folder, options)
+    freeze(model, options.frozen)
+    dtype, stored = chosen_dtype(options.dtype, model.dtype, device), stored_dtype(folder, config)
+    if options.weights == "auto" and stored == dtype:  # so no bit of them is lost
+        hold_frozen_in(model, dtype)
+    if options.gradient_checkpointing:
+        enable_recomputation(model)
+    policy = as_policy(
+        model,
+        tokenizer,
+        dtype="bfloat16" if dtype == torch.bfloat16 else "float32",
+        context=options.context,
+        stop_tokens=options.stop_tokens,
+    )
+    return replace(policy, stored_dtype=stored)
+
+
+def located_folder(options: ModelOptions) -> Path:
+    """The folder that the options name, on this machine; one of the hub is downloaded where the cache lacks it."""
+    options.require_files()
+    if options.path == BUNDLED:
+        return bundled_folder()
+    if options.hub_name is None:
+        folder = options.folder
+    else:
+        folder = hub_folder(options.hub_name, options.hub_revision, with_code=options.trust_remote_code)
+    require_model_folder(folder, where(options), trust_remote_code=options.trust_remote_code)
+    return folder
+
+
+def loaded_config(folder: Path, options: ModelOptions) -> PreTrainedConfig:
+    """The config of a folder, with the attention that the options ask for."""
+    chosen = options.attn_implementation
+    known = {"eager", *ALL_ATTENTION_FUNCTIONS.valid_keys()}
+    if chosen != "auto" and chosen not in known:
         raise UserError(
-            f"model.path = {options.path}: transformers cannot load it as a causal language model ({error})."
-            "  The folder needs config.json, model.safetensors, tokenizer.json and tokenizer_config.json."
-        ) from error
-    cast(torch.nn.Module, model).to(device)
-    tokenizer_as_asked = with_chat_template(tokenizer, options.chat_template)
-    return replace(as_policy(model, tokenizer_as_asked, dtype=options.dtype), stored_dtype=stored)
+            f"model.attn_implementation = {chosen}: none that transformers knows; use auto, {', '.join(sorted(known))}."
+        )
+    with told_as_one_error(options):
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=options.trust_remote_code)
+    if is_wrapper(config):
+        require_text_part(config, where(options))
+    else:
+        require_causal_class(config, where(options))
+    return cast(PreTrainedConfig, config)
+
+
+def loaded_model(folder: Path, config: PreTrainedConfig, options: ModelOptions) -> PreTrainedModel:
+    """The causal language model of a folder, on the CPU, in the type that its weights are to have."""
+    whole = is_wrapper(config)
+    loader: Any = AutoModelForImageTextToText if whole else AutoModelForCausalLM
+    attention = {} if options.attn_implementation == "auto" else {"attn_implementation": options.attn_implementation}
+    with told_as_one_error(options), without_progress_bars():  # they would write over ours
+        model, found = loader.from_pretrained(
+            folder,
+            config=config,
+            dtype=torch.bfloat16 if options.weights == "bfloat16" else torch.float32,
+            trust_remote_code=options.trust_remote_code,
+            output_loading_info=True,
+            **attention,
+        )
+    lacking = sorted(str(name) for name in (*found["missing_keys"], *found["mismatched_keys"]))
+    if lacking:
+        raise UserError(
+            f"{where(options)}: the weights lack {len(lacking)} of what a {type(model).__name__} needs"
+            f" ({', '.join(lacking[:3])}{' ...' if len(lacking) > 3 else ''}), which would be made up at random.  The"
+            " files are those of another model, or not whole."
+        )
+    return text_part(model) if whole else cast(PreTrainedModel, model)
+
+
+def loaded_tokenizer(folder: Path, options: ModelOptions) -> PreTrainedTokenizerBase:
+    """The tokenizer of a folder, known to have tokens for a text."""
+    with told_as_one_error(options):
+        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=options.trust_remote_code)
+    if not tokenizer("a", add_special_tokens=False)["input_ids"]:
+        raise UserError(
+            f"{where(options)}: its tokenizer has no token for the letter a, so its files are not whole.  Copy"
+            " tokenizer.json and tokenizer_config.json into the folder, from the model that it was made of."
+        )
+    return with_chat_template(cast(PreTrainedTokenizerBase, tokenizer), options.chat_template)
+
+
+@contextmanager
+def told_as_one_error(options: ModelOptions) -> Iterator[None]:
+    """What transformers says of a folder that it cannot load, in one message that says what to do."""
+    try:
+        yield
+    except (OSError, ValueError, KeyError, ImportError, RuntimeError, SafetensorError) as error:
+        if isinstance(error, UserError):
+            raise
+        said = " ".join(str(error).split())[:300]
+        if "trust_remote_code" in said:
+            raise UserError(needs_code(where(options), "of its tokenizer or config")) from error
+        if options.attn_implementation not in ("auto", "eager", "sdpa"):
+            raise UserError(
+                f"model.attn_implementation = {options.attn_implementation}: not here ({said}).  Use auto."
+            ) from error
+        raise UserError(f"{where(options)}: transformers cannot load it ({said}).  {load_remedy(options)}") from error
+
+
+def load_remedy(options: ModelOptions) -> str:
+    """What may help where a folder cannot be loaded."""
+    folder = Path(options.path)
+    method = quantisation(read_json(folder / "config.json", where(options))) if folder.is_dir() else None
+    if method is not None:
+        return (
+            f"Its weights are quantised ({method}), which needs that method's own packages and often a GPU.  Give the"
+            " folder of the model that it was quantised from."
+        )
+    return "The folder needs config.json, model.safetensors, tokenizer.json and tokenizer_config.json."
+
+
+def where(options: ModelOptions) -> str:
+    """How messages about the model begin."""
+    return f"model.path = {options.path}"
+
+
+def model_is_quantised(folder: Path) -> bool:
+    """Whether the weights of a folder are quantised: such a model is where its loader put it."""
+    return quantisation(read_json(folder / "config.json", str(folder))) is not None
+
+
+def stored_dtype(folder: Path, config: PreTrainedConfig) -> torch.dtype | None:
+    """The type of the weights on the disk: as the config says, or else as the first of them is; None where unknown."""
+    if isinstance(config.dtype, torch.dtype):
+        return config.dtype
+    for file in sorted(folder.glob("*.safetensors")):
+        with safe_open(file, framework="pt") as content:
+            for name in content.keys():  # noqa: SIM118  it is no mapping
+                return STORED.get(content.get_slice(name).get_dtype())
+    return None
 
 
 def bundled_folder() -> Path:

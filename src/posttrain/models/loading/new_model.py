@@ -64,7 +64,16 @@ def new_tokenizer() -> PreTrainedTokenizerFast:
 
 def new_model(options: NewModelOptions, tokenizer: PreTrainedTokenizerFast, *, seed: int) -> PreTrainedModel:
     """Untrained Qwen3-architecture weights, a function of the seed."""
-    config = Qwen3Config(
+    config = new_model_config(options, tokenizer)
+    with ONE_AT_A_TIME, torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = cast(PreTrainedModel, Qwen3ForCausalLM(config))
+    return model
+
+
+def new_model_config(options: NewModelOptions, tokenizer: PreTrainedTokenizerFast) -> Qwen3Config:
+    """The architecture of such a model."""
+    return Qwen3Config(
         vocab_size=len(tokenizer),
         hidden_size=options.hidden_size,
         intermediate_size=options.mlp_size,
@@ -79,7 +88,3 @@ def new_model(options: NewModelOptions, tokenizer: PreTrainedTokenizerFast, *, s
         pad_token_id=tokenizer.pad_token_id,
         dtype=torch.float32,
     )
-    with ONE_AT_A_TIME, torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        model = cast(PreTrainedModel, Qwen3ForCausalLM(config))
-    return model

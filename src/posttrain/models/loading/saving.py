@@ -1,29 +1,101 @@
 """A policy as a folder that transformers reads."""
 
+import json
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Literal
 
 import torch
 from torch import Tensor
 
+from posttrain.models.adapters.lora import lora_layers
+from posttrain.models.adapters.peft_format import write_adapter
+from posttrain.models.adapters.quantized import is_4_bit, merged_weights
 from posttrain.models.loading.construction import without_progress_bars
-from posttrain.models.policy import Policy
+from posttrain.models.policy import Policy, stop_ids
+from posttrain.options.adapter import ADAPTER_CONFIG
+
+
+def save_trained(policy: Policy, run: Path, save: Literal["adapter", "merged", "both"], card: str) -> None:
+    """What a finished run keeps, each with a card: the model in RUN/model, or an adapter in RUN/adapter, or both.
+
+    `save` is `model.adapter.save`; where no adapter is trained it plays no part.
+    """
+    adapted = bool(lora_layers(policy.model))
+    if adapted and save != "merged":
+        save_adapter(policy, run / "adapter")
+        write_card(run / "adapter", card)
+    if not adapted or save != "adapter":
+        save_policy(policy, run / "model")
+        write_card(run / "model", card + merged_note(policy))
+
+
+def write_card(folder: Path, card: str) -> None:
+    """Write a model card, if there is one."""
+    if card:
+        (folder / "README.md").write_text(card, encoding="utf-8")
+
+
+def merged_note(policy: Policy) -> str:
+    """What the card of a merged model says of how it was made; empty where nothing was merged."""
+    layers = lora_layers(policy.model)
+    if not layers:
+        return ""
+    dtype = str(policy.stored_dtype or policy.model.dtype).removeprefix("torch.")
+    in_4_bits = any(is_4_bit(layer) for layer in policy.model.modules())
+    onto = "dequantised 4-bit (nf4) weights, those that it was trained over" if in_4_bits else "the base's weights"
+    return (
+        f"\nAn adapter of {len(layers)} layers was merged in float32 onto {onto}, and the sum is stored in {dtype}.\n"
+    )
+
+
+def save_adapter(policy: Policy, folder: Path) -> None:
+    """Write the adapter alone, in peft's format, and the tokenizer."""
+    write_adapter(policy.model, folder)
+    with without_progress_bars():
+        policy.tokenizer.save_pretrained(folder)
+    readable_as(folder / ADAPTER_CONFIG, folder)
 
 
 def save_policy(policy: Policy, folder: Path) -> None:
-    """Write model and tokenizer; weights that were loaded from bfloat16 are bfloat16 again, and config.json says so."""
+    """Write model and tokenizer; weights that were loaded from bfloat16 are bfloat16 again, and config.json says so.
+
+    An adapter is added into a copy of the weights, in float32; those in 4 bits are what their numbers stand for.
+    """
     model, dtype = policy.model, policy.stored_dtype
+    adapted = bool(lora_layers(model)) or any(is_4_bit(layer) for layer in model.modules())
+    weights = merged_weights(model, dtype) if adapted else model.state_dict()
     with without_progress_bars():
-        if dtype is None or dtype == model.dtype:
-            model.save_pretrained(folder)
+        if dtype is None or {each.dtype for each in weights.values() if each.is_floating_point()} == {dtype}:
+            model.save_pretrained(folder, state_dict=weights if adapted else None)
         else:
             held = model.dtype
-            model.save_pretrained(folder, state_dict=in_dtype(model.state_dict(), dtype))
+            model.save_pretrained(folder, state_dict=in_dtype(weights, dtype))
             model.config.dtype = dtype
             model.config.save_pretrained(folder)
             model.config.dtype = held
         policy.tokenizer.save_pretrained(folder)
+    save_code(policy, folder)
+    save_stop_ids(policy, folder)
     readable_as(folder / "config.json", folder)
+
+
+def save_code(policy: Policy, folder: Path) -> None:
+    """Copy the Python code that a model's folder brought, so that the one that is saved can be loaded again."""
+    source = Path(policy.model.name_or_path or "")
+    if hasattr(policy.model.config, "auto_map") and source.is_dir():
+        for file in source.glob("*.py"):
+            shutil.copyfile(file, folder / file.name)
+
+
+def save_stop_ids(policy: Policy, folder: Path) -> None:
+    """Name the stop tokens that the model did not name itself, in its generation config: it was trained to use them."""
+    if policy.stop_ids != stop_ids(policy.model, policy.tokenizer):
+        file = folder / "generation_config.json"
+        content = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+        content["eos_token_id"] = list(policy.stop_ids)
+        file.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
 def in_dtype(weights: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:

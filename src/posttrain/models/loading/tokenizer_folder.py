@@ -1,29 +1,24 @@
-"""What prompts need of a model folder: its tokenizer and its stop tokens, without the weights."""
+"""What prompts need of a model: its tokenizer and its stop tokens, without the weights."""
 
-from pathlib import Path
+from transformers import GenerationConfig, PreTrainedTokenizerBase
 
-from transformers import AutoConfig, AutoTokenizer, GenerationConfig, PreTrainedTokenizerBase
-
-from posttrain.errors import UserError
-from posttrain.models.loading.chat_template import with_chat_template
-from posttrain.models.loading.model_folder import bundled_folder
-from posttrain.models.policy import united_stop_ids
+from posttrain.models.adapters.peft_format import read_adapter
+from posttrain.models.loading.adapting import base_options
+from posttrain.models.loading.model_folder import loaded_config, loaded_tokenizer, located_folder, told_as_one_error
+from posttrain.models.policy import single_token, united_stop_ids
+from posttrain.options.adapter import is_adapter_folder
 from posttrain.options.model import BUNDLED, ModelOptions
 
 
 def load_tokenizer(options: ModelOptions) -> tuple[PreTrainedTokenizerBase, tuple[int, ...]]:
     """The tokenizer that a policy of these options has, and its stop tokens.  Raises UserError where there is none."""
-    options.require_files()
-    folder = bundled_folder() if options.path == BUNDLED else Path(options.path)
-    try:
-        config = AutoConfig.from_pretrained(folder)
-        tokenizer = AutoTokenizer.from_pretrained(folder)
+    if options.path != BUNDLED and is_adapter_folder(options.folder):
+        options = base_options(options, read_adapter(options.folder))
+    folder = located_folder(options)
+    config, tokenizer = loaded_config(folder, options), loaded_tokenizer(folder, options)
+    with told_as_one_error(options):
         stored = (folder / "generation_config.json").is_file()
         generation = GenerationConfig.from_pretrained(folder) if stored else GenerationConfig.from_model_config(config)
-    except (OSError, ValueError, KeyError) as error:
-        raise UserError(
-            f"model.path = {options.path}: transformers cannot load its tokenizer ({error}).  The folder needs"
-            " config.json, tokenizer.json and tokenizer_config.json."
-        ) from error
-    named = (generation.eos_token_id, getattr(config, "eos_token_id", None), tokenizer.eos_token_id)
-    return with_chat_template(tokenizer, options.chat_template), united_stop_ids(named, options.path)
+    own = (generation.eos_token_id, getattr(config, "eos_token_id", None), tokenizer.eos_token_id)
+    texts = [single_token(tokenizer, text) for text in options.stop_tokens]
+    return tokenizer, united_stop_ids((*own, texts), options.path)

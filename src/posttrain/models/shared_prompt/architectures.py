@@ -1,8 +1,8 @@
 """Which models the shared-prompt forward pass reproduces; every other one runs through its own forward pass.
 
 `decoder` reads weights and calls no module of the model but its rotary embedding, so it is right only where
-every module is one that it knows, exactly.  What is not on the list is refused, never guessed: an adapter, a quantised
-or a sharded layer, a subclass, a hook.
+every module is one that it knows, exactly; plain low-rank adapters and layers in 4 bits are among them.  What is not on
+the list is refused, never guessed: another adapter, a sharded layer, a subclass, a hook.
 """
 
 from collections.abc import Iterator
@@ -11,6 +11,8 @@ from torch import nn
 from transformers import PreTrainedModel
 from transformers.activations import GELUTanh, SiLUActivation
 
+from posttrain.models.adapters.peft_layers import adapter_refusal, is_adapter_layer
+from posttrain.models.adapters.quantized import is_4_bit
 from posttrain.models.shared_prompt.families import FAMILIES, Family
 
 COMMON = (nn.Linear, nn.ModuleList, nn.SiLU, SiLUActivation, GELUTanh, nn.Dropout)
@@ -51,8 +53,19 @@ def _config_refusals(model: PreTrainedModel) -> Iterator[str]:
 def _module_refusals(model: PreTrainedModel) -> Iterator[str]:
     family = model.config.model_type
     allowed = allowed_classes(FAMILIES[family])
+    inside: tuple[str, ...] = ()
     for name, module in model.named_modules():
+        if inside and name.startswith(inside):
+            continue
         where = name.removeprefix("model.") or "the model"
+        if is_adapter_layer(module):
+            inside = (*inside, f"{name}.")
+            refusal = adapter_refusal(module)
+            if refusal is not None:
+                yield f"{where} {refusal}"
+            continue
+        if is_4_bit(module):
+            continue
         if full_name(type(module)) not in allowed:
             yield f"{where} is a {full_name(type(module))}, which is no layer of the {family} family"
         altered = alteration(module)

@@ -15,12 +15,12 @@ from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 from transformers.activations import GELUTanh, SiLUActivation
 
+from posttrain.models.shared_prompt.adapted import projection
 from posttrain.models.shared_prompt.attention import AttentionKind
 from posttrain.models.shared_prompt.decoder_layer import DecoderLayer, LayerNorms
 from posttrain.models.shared_prompt.embedding import embed
 from posttrain.models.shared_prompt.families import FAMILIES, SAME_ANGLES
 from posttrain.models.shared_prompt.fused import GELU_TANH, SILU, gated, rms_norm, rotate
-from posttrain.models.shared_prompt.linear import projection
 
 Attend = Callable[
     [

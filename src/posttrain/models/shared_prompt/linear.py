@@ -1,6 +1,6 @@
 """Products with weight matrices, and matrices packed for the many small ones of decoding on a CPU.
 
-The decoder reads every linear layer of a model through `projection`, which gives a `Weight`.
+The decoder reads every linear layer of a model through `adapted.projection`, which gives a `Weight`.
 """
 
 from bisect import bisect_left
@@ -121,7 +121,7 @@ class DenseWeight:
                 mine.bias.copy_(new.bias)
 
 
-def projection(modules: Sequence[nn.Linear], dtype: torch.dtype) -> Weight:
+def dense_projection(modules: Sequence[nn.Linear], dtype: torch.dtype) -> Weight:
     """Linear layers that read the same input as one, outputs side by side, in `dtype`.
 
     Layers that are trained are joined by a differentiable concatenation, so one product serves them all and gradients

@@ -10,7 +10,6 @@
 heart.
 """
 
-from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
@@ -20,7 +19,7 @@ from posttrain.options.dataset import BUNDLED_PROGRAMS, ProgramsOptions
 from posttrain.rewards.code.code_reward import CodeReward
 from posttrain.rewards.grading.function import RewardFunction
 from posttrain.tasks.base import PromptRenderer
-from posttrain.tasks.dataset import DatasetTask
+from posttrain.tasks.dataset import DatasetTask, Rows
 from posttrain.tasks.programs.program_layouts import program_row
 from posttrain.tasks.rows import DatasetRow
 
@@ -42,15 +41,17 @@ class ProgramsTask(DatasetTask):
         *,
         seed: int,
         prompts_per_step: int,
-        rows: Iterable[Mapping[str, object]] | None = None,
+        rows: Rows | None = None,
+        held_out_rows: Rows | None = None,
     ) -> None:
         path = str(bundled_programs()) if options.path == BUNDLED_PROGRAMS else options.path
         found = replace(options, path=path, prompt_column="prompt")
-        super().__init__(found, renderer, seed=seed, prompts_per_step=prompts_per_step, rows=rows)
+        given = {"rows": rows, "held_out_rows": held_out_rows}
+        super().__init__(found, renderer, seed=seed, prompts_per_step=prompts_per_step, **given)
 
-    def prepared(self, rows: list[DatasetRow]) -> list[DatasetRow]:
-        """Each in our own layout, its prompt with what is asked for."""
-        return [with_request(program_row(row)) for row in rows]
+    def prepared(self, row: DatasetRow) -> DatasetRow:
+        """In our own layout, its prompt with what is asked for."""
+        return with_request(program_row(row))
 
 
 def with_request(row: DatasetRow) -> DatasetRow:

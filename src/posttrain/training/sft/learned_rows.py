@@ -12,9 +12,10 @@ from posttrain.models.conversation_masks import ASSISTANT, Masking
 from posttrain.options.dataset import DatasetOptions
 from posttrain.options.training import SftOptions
 from posttrain.records import Example
-from posttrain.tasks.dataset import configured_rows, permutation, split
+from posttrain.tasks.dataset import configured_rows, held_out_of, split
+from posttrain.tasks.draw_order import permutation
 from posttrain.tasks.row_formats import CompletionRow, ConversationRow
-from posttrain.tasks.rows import MEMORY, DatasetRow, read_rows, rows_of
+from posttrain.tasks.rows import MEMORY, BadRows, DatasetRow, rows_of
 from posttrain.training.sft.example_maker import ExampleMaker, LearnedRow, PackedExample, TextRow, learned_rows, named
 
 
@@ -101,8 +102,10 @@ def row_examples(
     rows: Iterable[Mapping[str, object]] | None = None,
 ) -> RowExamples:
     """The rows of the task's file, or those given, as examples of at most `longest` tokens."""
-    everything = learned_rows(configured_rows(task) if rows is None else rows_of(rows, MEMORY))
-    apart = learned_rows(read_rows(task.held_out_path)) if task.held_out_path else None
+    bad = BadRows(task.skip_bad_rows)
+    everything = learned_rows(configured_rows(task, bad) if rows is None else rows_of(rows, MEMORY, bad))
+    held_out_rows = held_out_of(task, None, bad)
+    apart = None if held_out_rows is None else learned_rows(held_out_rows)
     training, held_out = split(keyed(everything, task), None if apart is None else keyed(apart, task), task)
     maker = ExampleMaker(masking=masking, task=task, options=options, longest=longest)
     trained, measured = (maker.examples(learned_in(part)) for part in (training, held_out))

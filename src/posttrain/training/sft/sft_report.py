@@ -6,13 +6,17 @@ from pathlib import Path
 from transformers import PreTrainedTokenizerBase
 
 from posttrain.config import SftConfig
+from posttrain.models.description import model_lines
 from posttrain.models.loading.saving import save_policy
+from posttrain.models.memory.memory_plan import memory_plan
+from posttrain.models.memory.model_shape import object_shape
 from posttrain.models.policy import Policy
 from posttrain.options.dataset import DatasetOptions
 from posttrain.records import Example
 from posttrain.runs.curves import draw_curves
 from posttrain.runs.files import writing
 from posttrain.runs.folder import resume_command, shown
+from posttrain.runs.planned_memory import machine_memory, memory_line, memory_warning, sft_setup
 from posttrain.runs.summary import peak_memory_bytes, versions
 from posttrain.training.sft.sft_state import SftState
 
@@ -26,21 +30,19 @@ def sft_plan_lines(
     config: SftConfig, policy: Policy, model: str, data: Sequence[str], *, num_held_out: int, num_steps: int
 ) -> list[str]:
     """What the run is about to do with the model of this name, and with the data so described."""
-    millions = sum(parameter.numel() for parameter in policy.model.parameters()) / 1e6
-    trained = sum(parameter.numel() for parameter in policy.model.parameters() if parameter.requires_grad) / 1e6
-    options, dtype = config.sft, str(policy.compute_dtype).removeprefix("torch.")
-    part = f", {trained:.2f} M of them trained" if trained != millions else ""
-    reason = policy.forward_reason
+    options, shape = config.sft, object_shape(policy.model)
+    memory, machine = memory_plan(shape, sft_setup(config, shape)), machine_memory(on_cuda=False)
     rows = f"{options.rows_per_batch} rows or " if options.rows_per_batch else ""
     first, *more = data
-    rate = f"learning rate {options.learning_rate:g} ({options.schedule})"
+    rate = f"learning rate {options.largest_rate:g} ({options.schedule})"
     return [
-        f"model      {model}, {millions:.2f} M parameters{part}, {dtype} on {policy.device}",
-        *([f"           by the model's own forward pass: {reason}"] if reason else []),
+        *model_lines(policy, model),
         f"data       {first}; {num_held_out} held out",
         *(f"           {line}" for line in more),
         f"one step   {rows}{options.tokens_per_batch} tokens, {rate}",
         f"steps      {num_steps}" + (f": {options.num_epochs:g} epochs" if options.num_epochs is not None else ""),
+        memory_line(memory, machine),
+        *memory_warning(memory, machine),
         f"folder     {config.run.folder}",
     ]
 

@@ -1,0 +1,71 @@
+"""`posttrain plan`: the memory that a recipe takes, part by part, before anything is loaded."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from posttrain.commands.arguments import configured, recipe_layers, split_arguments
+from posttrain.commands.flags import CommandSpec
+from posttrain.config import Config, IrlConfig
+from posttrain.config.reading import kind_of
+from posttrain.errors import UserError
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanSwitches:
+    """What this command takes for granted, and how it answers."""
+
+    prompt_tokens: int = 256
+    """Length that prompts are taken to have; a run knows the length of its longest."""
+    gpu_gb: float | None = None
+    """Plan for a CUDA GPU with so many GB, whatever this machine has."""
+    json: bool = False
+    """Print the plan as JSON, in bytes."""
+
+
+PROGRAM = CommandSpec(
+    name="posttrain plan [RECIPE.yaml ...]",
+    description="Show what memory a recipe takes, and beside it the same as PPO with a critic, GRPO, GRPO with LoRA and"
+    " GRPO with QLoRA.  Of the model its config.json is read, no weights.  Warns where a run will not fit.",
+    switches=PlanSwitches(),
+)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Print the table, the warning and what would make the run smaller."""
+    given = split_arguments(arguments)
+    layers = recipe_layers(given.positional)
+    config, switches = configured(kind_of(layers), layers, given.flags, PROGRAM)
+    if isinstance(config, IrlConfig):
+        raise UserError(f"{PROGRAM.name}: this recipe trains no language model.  Give one of `posttrain rl` or `sft`.")
+    for option, least in (("prompt_tokens", 1), ("gpu_gb", 0.001)):
+        value = getattr(switches, option)
+        if value is not None and value < least:
+            raise UserError(f"command line: --{option.replace('_', '-')} {value}: use at least {least}.")
+    from posttrain.commands.tables.memory_table import MemoryTable
+    from posttrain.models.memory.memory_plan import memory_plan
+    from posttrain.models.memory.model_files import recipe_shape
+    from posttrain.runs.planned_memory import MachineMemory, machine_memory, rl_setup, sft_setup, side_by_side
+
+    shape = recipe_shape(config.model)
+    if isinstance(config, Config):
+        from posttrain.algorithms.table import build_algorithm
+
+        algorithm = build_algorithm(config.algorithm)
+        on_cuda = None if switches.gpu_gb is None else True
+        setup = rl_setup(config, shape, algorithm, prompt_tokens=switches.prompt_tokens, on_cuda=on_cuda)
+    else:
+        setup = sft_setup(config, shape)
+    if switches.gpu_gb is None:
+        machine = machine_memory(on_cuda=setup.on_cuda)
+    else:
+        setup = replace(setup, on_cuda=True)
+        machine = MachineMemory(round(switches.gpu_gb * 1e9), "GPU memory")
+    setups = side_by_side(setup) if isinstance(config, Config) else {"recipe": setup}
+    table = MemoryTable({name: memory_plan(shape, each) for name, each in setups.items()}, machine)
+    if switches.json:
+        print(json.dumps(table.as_json(), indent=1))
+    else:
+        rate = config.update.largest_rate if isinstance(config, Config) else config.sft.largest_rate
+        table.print(learning_rate=rate)
+    return 0

@@ -1,0 +1,97 @@
+"""Plans of memory side by side, for a terminal and as JSON."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from rich.box import SIMPLE
+from rich.console import Console
+from rich.table import Table
+
+from posttrain.models.memory.memory_plan import MemoryPlan, changes_that_save
+from posttrain.options.training import DEFAULT_RATE, RATE_OF_ADAPTERS
+from posttrain.runs.planned_memory import WORDS, MachineMemory, gigabytes, memory_warning, of_phase
+
+
+def count(number: int) -> str:
+    """A number of parameters, in millions or billions."""
+    return f"{number / 1e9:.2f} B" if number >= 1e9 else f"{number / 1e6:.1f} M"
+
+
+@dataclass(frozen=True)
+class MemoryTable:
+    """A column for each plan, the recipe's own first."""
+
+    plans: Mapping[str, MemoryPlan]
+    machine: MachineMemory
+
+    @property
+    def own(self) -> MemoryPlan:
+        """The recipe's."""
+        return next(iter(self.plans.values()))
+
+    def rows(self) -> Iterator[tuple[str, list[str]]]:
+        """Names and cells; sizes in GB.  A part that no column has is left out."""
+        plans = list(self.plans.values())
+        yield "parameters", [count(plan.shape.parameters) for plan in plans]
+        yield "trained", [count(plan.trained) for plan in plans]
+        yield from self.parts([plan.always for plan in plans])
+        yield "process, allocator", [gigabytes(plan.runtime) for plan in plans]
+        for phase in plans[0].phases:
+            yield f"while {phase}", [gigabytes(plan.phases[phase] + plan.runtime) for plan in plans]
+            yield from self.parts([of_phase(plan, phase) for plan in plans])
+        yield f"fits {gigabytes(self.machine.size)} GB", [self.fits(plan) for plan in plans]
+
+    def parts(self, held: Sequence[Mapping[str, int]]) -> Iterator[tuple[str, list[str]]]:
+        """Parts that some column has, below the sum that they belong to."""
+        for name, words in WORDS.items():
+            if any(parts.get(name) for parts in held):
+                yield f"  {words}", [gigabytes(parts[name]) if parts.get(name) else "" for parts in held]
+
+    def fits(self, plan: MemoryPlan) -> str:
+        """Whether this machine has as much."""
+        return "yes" if plan.peak <= self.machine.size else "no"
+
+    def print(self, *, learning_rate: float) -> None:
+        """The table, and below it what would make the recipe smaller."""
+        setup = self.own.setup
+        table = Table(box=SIMPLE, header_style="bold", padding=(0, 0, 0, 1), pad_edge=False)
+        table.add_column("GB", no_wrap=True)
+        for name in self.plans:
+            table.add_column(name, justify="right", no_wrap=True)
+        for name, cells in self.rows():
+            table.add_row(name, *cells)
+        console = Console(highlight=False)
+        console.print(table)
+        rows = f"{setup.num_rows} rows" if setup.samples else f"{setup.tokens_per_microbatch} tokens"
+        print(
+            f"{rows} at a time, of {setup.prompt_tokens} + {setup.completion_tokens} tokens; micro-batches of"
+            f" {setup.tokens_per_microbatch} tokens"
+        )
+        print(
+            f"learning rate {learning_rate:g}; where none is given {DEFAULT_RATE:g}, of an adapter"
+            f" {DEFAULT_RATE * RATE_OF_ADAPTERS:g}"
+        )
+        warning = memory_warning(self.own, self.machine)
+        for line in warning or [f"It fits: {gigabytes(self.own.peak)} of {gigabytes(self.machine.size)} GB."]:
+            print(line)
+
+    def as_json(self) -> dict[str, object]:
+        """Everything in bytes."""
+        plans = {
+            name: {
+                "parameters": plan.shape.parameters,
+                "trained_parameters": plan.trained,
+                "always": dict(plan.always),
+                "sampling": dict(plan.sampling),
+                "updating": dict(plan.updating),
+                "runtime": plan.runtime,
+                "peak": plan.peak,
+                "fits": plan.peak <= self.machine.size,
+            }
+            for name, plan in self.plans.items()
+        }
+        changes = [
+            {"setting": change.setting, "saves": change.saves, "same_results": change.same_results}
+            for change in changes_that_save(self.own.shape, self.own.setup)
+        ]
+        return {"machine_bytes": self.machine.size, "machine": self.machine.kind, "plans": plans, "changes": changes}

@@ -1,0 +1,73 @@
+"""LoRA layers of peft in a model object that a caller brings, read where they are plain: y = W·x + s·B·A·x.
+
+peft itself is not needed: whoever has such a layer has imported it.
+"""
+
+from dataclasses import dataclass
+from typing import Any, cast
+
+from torch import nn
+
+from posttrain.models.adapters.lora import Factors, LoraLinear
+from posttrain.models.adapters.quantized import CLASS as LINEAR_4BIT
+
+PLACE = "peft.tuners.lora."
+KINDS = (PLACE + "layer.Linear", PLACE + "bnb.Linear4bit")
+"""Classes of peft whose layers may be plain."""
+BASES = ("torch.nn.modules.linear.Linear", LINEAR_4BIT)
+
+
+@dataclass(frozen=True, slots=True)
+class AdaptedLayer:
+    """A linear layer with a low-rank adapter, whoever made it."""
+
+    base: nn.Linear
+    factors: Factors | None
+    """None while the adapter is off."""
+    scale: float
+
+
+def full_class_name(value: object) -> str:
+    """A class as people look it up."""
+    return f"{type(value).__module__}.{type(value).__qualname__}"
+
+
+def is_adapter_layer(module: nn.Module) -> bool:
+    """Whether this is a layer with a low-rank adapter, ours or peft's."""
+    return isinstance(module, LoraLinear) or full_class_name(module) in KINDS
+
+
+def adapter_refusal(module: nn.Module) -> str | None:
+    """What of such a layer is more than y = W·x + s·B·A·x, in words; None where nothing is."""
+    base = cast(Any, module).base_layer
+    if full_class_name(base) not in BASES:
+        return f"has an adapter over a {full_class_name(base)}"
+    if isinstance(module, LoraLinear):
+        return "has an adapter with dropout" if module.options.dropout else None
+    layer: Any = module
+    if layer.merged:
+        return "has an adapter that is merged into its weights"
+    if len(layer.active_adapters) != 1:
+        return f"has {len(layer.active_adapters)} adapters at once"
+    name = layer.active_adapters[0]
+    if name not in layer.lora_A:
+        return None  # of another layer's
+    if layer.lora_variant or layer.lora_bias.get(name):
+        return "has an adapter that is more than plain LoRA"
+    if not isinstance(layer.lora_dropout[name], nn.Identity):
+        return "has an adapter with dropout"
+    return None
+
+
+def adapted_layer(module: nn.Module) -> AdaptedLayer | None:
+    """What is in force of such a layer; None for any other."""
+    if isinstance(module, LoraLinear):
+        return AdaptedLayer(cast(nn.Linear, module.base_layer), module.factors(), module.scale)
+    if not is_adapter_layer(module):
+        return None
+    layer: Any = module
+    name = layer.active_adapters[0]
+    if layer.disable_adapters or name not in layer.lora_A:
+        return AdaptedLayer(layer.base_layer, None, 0.0)
+    factors = Factors(layer.lora_A[name].weight, layer.lora_B[name].weight)
+    return AdaptedLayer(layer.base_layer, factors, float(layer.scaling[name]))

@@ -1,0 +1,143 @@
+"""Frozen layers in 4 bits, made by bitsandbytes: NF4 in blocks of 64 with quantised scales (QLoRA).
+
+Dettmers et al. 2023, arXiv:2305.14314, sections 3 and 4.  bitsandbytes 0.50 has a kernel for CPUs with AVX512-BF16 that
+packs a layer's weight in the first forward pass without gradient in eval mode, and leaves it packed.  From then on
+products are in bfloat16 whatever was asked for, and the base layer's part of a gradient vanishes, without a word.  So
+it is left off wherever anything is trained (`KERNEL`), and taken for inference alone.
+"""
+
+import logging
+from types import ModuleType
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
+
+from posttrain.errors import UserError
+from posttrain.models.adapters.lora import LoraLinear
+from posttrain.models.adapters.placing import linear_layers, put
+
+NF4 = "nf4"
+KERNEL = "support_avx512bf16_for_cpu"
+"""The attribute of a layer that lets it pack its weight."""
+CLASS = "bitsandbytes.nn.modules.Linear4bit"
+
+
+def bitsandbytes() -> ModuleType:
+    """The library, imported only where 4 bits are asked for.  Raises UserError where it is not installed."""
+    log = logging.getLogger("bitsandbytes")
+    level = log.level
+    log.setLevel(logging.CRITICAL)  # of kernels on a hub that it does without
+    try:
+        import bitsandbytes as library
+    except ImportError as error:
+        raise UserError(
+            f"model.quantization = {NF4}: bitsandbytes is not installed ({error}).  pip install 'posttrain[qlora]', or"
+            " leave model.quantization out."
+        ) from error
+    finally:
+        log.setLevel(level)
+    made: ModuleType = library
+    return made
+
+
+def quantize(model: PreTrainedModel, compute_dtype: torch.dtype, *, packed_kernel: bool = False) -> None:
+    """Put every linear layer but the output layer into 4 bits, one at a time; products are in `compute_dtype`.
+
+    `packed_kernel` is for models that are never trained and compute in bfloat16; see above.
+    """
+    library = bitsandbytes()
+    if packed_kernel:
+        assert compute_dtype == torch.bfloat16, "the packed kernel computes in bfloat16"
+    layers = {name: layer for name, layer in linear_layers(model).items() if type(layer) is nn.Linear}
+    if not layers:
+        raise UserError(
+            f"model.quantization = {NF4}: the model's family ({model.config.model_type}) has no torch.nn.Linear to put"
+            " into 4 bits.  Leave model.quantization out."
+        )
+    for name, layer in layers.items():
+        put(model, name, in_4_bits(library, layer, compute_dtype, packed_kernel=packed_kernel))
+
+
+def in_4_bits(library: Any, layer: nn.Linear, compute_dtype: torch.dtype, *, packed_kernel: bool) -> nn.Module:
+    """The layer with its matrix in NF4."""
+    made = library.nn.Linear4bit(
+        layer.in_features,
+        layer.out_features,
+        bias=False,
+        compute_dtype=compute_dtype,
+        compress_statistics=True,
+        quant_type=NF4,
+        device="meta",
+    )
+    device = layer.weight.device
+    made.weight = library.nn.Params4bit(
+        layer.weight.data, requires_grad=False, compress_statistics=True, quant_type=NF4, module=made
+    ).to(device)
+    if layer.bias is not None:  # in the type that it is added in: bitsandbytes would change it in place
+        made.bias = nn.Parameter(layer.bias.data.to(compute_dtype), requires_grad=False)
+    made.eval()
+    setattr(made, KERNEL, packed_kernel and bool(getattr(made, KERNEL)))
+    return made  # type: ignore[no-any-return]
+
+
+def is_4_bit(layer: nn.Module) -> bool:
+    """Whether bitsandbytes keeps a layer's matrix in 4 bits."""
+    return f"{type(layer).__module__}.{type(layer).__qualname__}" == CLASS
+
+
+def runs_packed(layer: nn.Module) -> bool:
+    """Whether a layer runs through bitsandbytes' packed kernel, for inference alone."""
+    return is_4_bit(layer) and bool(getattr(layer, KERNEL))
+
+
+def dequantized(layer: nn.Module) -> Tensor:
+    """The matrix of a 4-bit layer, [outputs inputs], in the type that it was quantised from."""
+    assert not runs_packed(layer), "the numbers of a packed layer are in another order"
+    library, weight = bitsandbytes(), cast(Any, layer).weight
+    made: Tensor = library.functional.dequantize_4bit(weight.data, weight.quant_state)
+    return made
+
+
+def whole_weight(layer: nn.Module) -> Tensor:
+    """The matrix of a frozen linear layer, [outputs inputs], however it is kept."""
+    if is_4_bit(layer):
+        return dequantized(layer)
+    weight = layer.weight
+    assert isinstance(weight, Tensor)
+    return weight.detach().T if isinstance(layer, Conv1D) else weight.detach()
+
+
+def num_parameters(model: nn.Module) -> int:
+    """Parameters of a model, those in 4 bits counted one by one."""
+    packed = [cast(nn.Linear, layer) for layer in model.modules() if is_4_bit(layer)]
+    hidden = sum(layer.in_features * layer.out_features - layer.weight.numel() for layer in packed)
+    return sum(parameter.numel() for parameter in model.parameters()) + hidden
+
+
+def merged_weights(model: PreTrainedModel, dtype: torch.dtype | None) -> dict[str, Tensor]:
+    """The model's weights as if it had neither adapters nor 4-bit layers, by the names of a model without.
+
+        W' = W + s·B·A, added in float32      of a 4-bit layer W is what its numbers stand for
+
+    Made from a copy, a matrix at a time, each in `dtype`, or in that of its W (a 4-bit one's: what it was made from).
+    """
+    layers, changed = linear_layers(model), dict[str, Tensor]()
+    for name, layer in layers.items():
+        above = model.get_submodule(name)
+        weight = whole_weight(layer)
+        if isinstance(above, LoraLinear):
+            change = above.change()
+            weight = (weight.to(change.dtype) + change).to(dtype or weight.dtype)
+        if isinstance(above, LoraLinear) or is_4_bit(layer):
+            changed[f"{name}.weight"] = (weight.T if isinstance(layer, Conv1D) else weight).contiguous()
+    made: dict[str, Tensor] = {}
+    for name, tensor in model.state_dict().items():
+        plain = name.replace(".base_layer.", ".")
+        of_adapter = name.rpartition(".")[2] in ("lora_A", "lora_B")
+        of_4_bits = any(plain.startswith(f"{changed_name}.") for changed_name in changed)
+        if not of_adapter and not of_4_bits:
+            made[plain] = changed.get(plain, tensor)
+    return made

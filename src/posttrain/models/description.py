@@ -1,0 +1,99 @@
+"""What a policy is, in lines: the first of them at the start of every run, all of them by `posttrain doctor`."""
+
+from collections.abc import Iterator
+from typing import cast
+
+import torch
+from torch import nn
+
+from posttrain.models.adapters.quantized import num_parameters
+from posttrain.models.policy import Policy
+from posttrain.models.recomputation import is_recomputing
+from posttrain.models.rendering import opening_tokens
+from posttrain.options.model import ModelOptions
+
+
+def model_lines(policy: Policy, name: str) -> list[str]:
+    """Size, arithmetic and forward pass of a policy; one line, and another for what keeps it from the quicker pass."""
+    model = policy.model
+    total = num_parameters(model)
+    trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+    part = "" if trained == total else f" ({trained / 1e6:.2f} M trained)"
+    held = {parameter.dtype for parameter in model.parameters()}
+    weights = (
+        "" if held <= {policy.compute_dtype, torch.float32} else f" over {' and '.join(map(type_name, held))} weights"
+    )
+    again = ", layers computed again for gradients" if is_recomputing(model) else ""
+    arithmetic = f"{type_name(policy.compute_dtype)}{weights} on {policy.device}{again}"
+    lines = [f"model      {name}, {total / 1e6:.2f} M parameters{part}, {arithmetic}"]
+    if policy.forward_reason is not None:
+        lines.append(f"           by the model's own forward pass: {policy.forward_reason}")
+    if policy.cache_refusal is not None:
+        lines.append(f"           sampled without a cache, whole rows again for every token: {policy.cache_refusal}")
+    return lines
+
+
+def type_name(dtype: torch.dtype) -> str:
+    """A type as recipes name it."""
+    return str(dtype).removeprefix("torch.")
+
+
+def unused_options(policy: Policy, options: ModelOptions) -> Iterator[str]:
+    """What of the options of a model has no effect on this one, in words."""
+    if options.attn_implementation != "auto" and policy.forward_reason is None:
+        yield (
+            f"attn_implementation = {options.attn_implementation} is not used: the shared-prompt forward pass has"
+            " its own attention"
+        )
+
+
+def weight_lines(policy: Policy) -> list[str]:
+    """Types of the weights: in memory, and in the files that they came from."""
+    sizes: dict[torch.dtype, int] = {}
+    for parameter in policy.model.parameters():
+        sizes[parameter.dtype] = sizes.get(parameter.dtype, 0) + parameter.numel() * parameter.element_size()
+    held = ", ".join(f"{type_name(dtype)} {size / 2**20:.1f} MiB" for dtype, size in sizes.items())
+    stored = "" if policy.stored_dtype is None else f"; saved as {type_name(policy.stored_dtype)}"
+    return [f"weights    {held}{stored}"]
+
+
+def context_lines(policy: Policy) -> list[str]:
+    """Tokens that prompt and completion may have together, and what bounds them."""
+    known = (("positions", "max_position_embeddings"), ("window", "sliding_window"))
+    values = {name: getattr(policy.model.config, key, None) for name, key in known}  # families differ in what they have
+    bounds = [f"{name} {value}" for name, value in values.items() if value is not None]
+    asked = [] if policy.context is None else [f"asked for {policy.context}"]
+    return [f"context    {policy.max_positions} tokens ({', '.join([*bounds, *asked]) or 'no bound of its own'})"]
+
+
+def tokenizer_lines(policy: Policy) -> list[str]:
+    """Stop tokens, chat template and the facts by which tokenizers trip."""
+    tokenizer = policy.tokenizer
+    rows = len(cast(nn.Embedding, policy.model.get_input_embeddings()).weight)
+    known = max(tokenizer.get_vocab().values()) + 1
+    stops = ", ".join(f"{each} {tokenizer.decode([each])!r}" for each in policy.stop_ids)
+    opening = opening_tokens(tokenizer)
+    pad = tokenizer.pad_token_id
+    padding = (
+        "none" if pad is None else f"{tokenizer.pad_token!r}{', a stop token too' if pad in policy.stop_ids else ''}"
+    )
+    facts = [
+        f"{known} tokens for {rows} rows of the embedding",
+        f"opens plain text with {tokenizer.decode(opening)!r}" if opening else "opens plain text with nothing",
+        f"padding {padding} (none is needed)",
+    ]
+    if known > rows:
+        facts.append("prompts with a token beyond the embedding are refused")
+    template = (
+        "of the model's own: messages may be prompts" if tokenizer.chat_template else "none: prompts are plain text"
+    )
+    return [
+        f"stop ids   {stops}",
+        f"template   {template}",
+        f"tokenizer  {'; '.join(facts)}",
+    ]
+
+
+def description(policy: Policy, name: str) -> list[str]:
+    """All that is known of a policy before it has sampled."""
+    return [*model_lines(policy, name), *weight_lines(policy), *context_lines(policy), *tokenizer_lines(policy)]

@@ -1,0 +1,120 @@
+"""What kind of folder a model's is, told from its small files before anything is loaded.
+
+An adapter without its base, a model that reads and then writes, weights without a tokenizer: each is refused in a line
+that says what it is, where transformers would end in a traceback or load something else.
+"""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from posttrain.errors import UserError
+
+SAFE_WEIGHTS, PICKLED_WEIGHTS = "*.safetensors", "pytorch_model*.bin"
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "spiece.model", "vocab.json", "vocab.txt", "tekken.json")
+OTHER_WEIGHTS = {"*.gguf": "llama.cpp's", "*.msgpack": "Flax's", "*.h5": "TensorFlow's", "*.onnx": "ONNX's"}
+NO_CAUSAL_HEADS = (
+    *("MaskedLM", "SequenceClassification", "TokenClassification", "QuestionAnswering", "MultipleChoice"),
+    *("PreTraining", "ImageClassification", "CTC", "RewardModel"),
+)
+"""How the names of classes end whose output layer is not that of a causal language model."""
+
+
+def require_model_folder(folder: Path, where: str, *, trust_remote_code: bool = False) -> None:
+    """Refuse a folder that is none of a causal language model, with its tokenizer and weights.
+
+    `where` is how messages begin, such as `model.path = FOLDER`.
+    """
+    require_no_adapter(folder, where)
+    config = read_json(folder / "config.json", where)
+    require_causal(config, where)
+    require_trusted_code(config, where, trusted=trust_remote_code)
+    if not has_weights(folder):
+        others = [whose for pattern, whose in OTHER_WEIGHTS.items() if any(folder.glob(pattern))]
+        found = f"; those in it are {' and '.join(others)}, which are not read" if others else ""
+        raise UserError(
+            f"{where}: the folder holds no weights, or not all that its index names{found}.  It needs"
+            " model.safetensors, or all of its parts."
+        )
+    if not has_tokenizer(folder):  # transformers would make one that knows no text
+        raise UserError(
+            f"{where}: the folder holds no tokenizer.  Copy tokenizer.json and tokenizer_config.json into it, from the"
+            " model that it was made of."
+        )
+
+
+def require_no_adapter(folder: Path, where: str) -> None:
+    """Refuse a folder of an adapter alone."""
+    if (folder / "adapter_config.json").is_file() and not (folder / "config.json").is_file():
+        adapter = read_json(folder / "adapter_config.json", where)
+        kind, base = adapter.get("peft_type", "unknown"), adapter.get("base_model_name_or_path") or "it does not say"
+        raise UserError(
+            f"{where}: an adapter of peft ({kind}) without the model that it adapts (base: {base}), which is not loaded"
+            " by itself.  Merge it into its base with peft's merge_and_unload and save that, or in Python give"
+            " posttrain.as_policy the PeftModel."
+        )
+
+
+def require_causal(config: Mapping[str, Any], where: str) -> None:
+    """Refuse models of other kinds, by their name."""
+    made_as = next(iter(config.get("architectures") or ()), config.get("model_type", "a model"))
+    if config.get("is_encoder_decoder"):
+        raise UserError(
+            f"{where}: {made_as} has an encoder and a decoder, and only causal language models (a decoder alone) are"
+            " trained here."
+        )
+    if made_as.endswith(NO_CAUSAL_HEADS):
+        raise UserError(
+            f"{where}: {made_as} is no causal language model: its output layer does not give the next token."
+        )
+
+
+def require_trusted_code(config: Mapping[str, Any], where: str, *, trusted: bool) -> None:
+    """Refuse a model whose code comes with it, unless that is trusted."""
+    from transformers import CONFIG_MAPPING
+
+    own = config.get("auto_map") or {}
+    if own and not trusted and config.get("model_type") not in CONFIG_MAPPING:
+        raise UserError(needs_code(where, ", ".join(sorted({str(name) for name in own.values()}))))
+
+
+def needs_code(where: str, names: str) -> str:
+    """The message about code that comes with a model."""
+    return (
+        f"{where}: the model needs Python code of its own ({names}), which runs only where you trust it: read it, then"
+        " set model.trust_remote_code: true (--model.trust-remote-code)."
+    )
+
+
+def has_weights(folder: Path) -> bool:
+    """Whether a folder has weights, all of them where an index says which they are."""
+    for index in sorted(folder.glob("*.index.json")):
+        named = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+        return all((folder / file).is_file() for file in named)
+    return any(any(folder.glob(pattern)) for pattern in (SAFE_WEIGHTS, PICKLED_WEIGHTS))
+
+
+def has_tokenizer(folder: Path) -> bool:
+    """Whether a folder has the files of a tokenizer, or code that makes one."""
+    if any((folder / name).is_file() for name in TOKENIZER_FILES) or any(folder.glob("*.tiktoken")):
+        return True
+    settings = folder / "tokenizer_config.json"
+    return settings.is_file() and "auto_map" in json.loads(settings.read_text(encoding="utf-8"))
+
+
+def quantisation(config: Mapping[str, Any]) -> str | None:
+    """How the weights of a folder are quantised, None where they are not."""
+    found = config.get("quantization_config")
+    return str(found.get("quant_method", "an unnamed method")) if isinstance(found, Mapping) else None
+
+
+def read_json(file: Path, where: str) -> dict[str, Any]:
+    """The content of one of the folder's small files."""
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UserError(f"{where}: {file.name} cannot be read ({error}).") from error
+    if not isinstance(content, dict):
+        raise UserError(f"{where}: {file.name} holds a {type(content).__name__} and no object.")
+    return content

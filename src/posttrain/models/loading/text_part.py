@@ -1,0 +1,54 @@
+"""The causal language model inside a model that reads pictures or sound too."""
+
+import torch
+from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
+
+from posttrain.errors import UserError
+
+
+def is_wrapper(config: PreTrainedConfig) -> bool:
+    """Whether a config is that of a model with a text part among others."""
+    return config.get_text_config(decoder=True) is not config
+
+
+def require_text_part(config: PreTrainedConfig, where: str) -> None:
+    """Refuse a model whose text part transformers has no causal language model for."""
+    text = config.get_text_config(decoder=True)
+    served = type(config) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING and type(text) in MODEL_FOR_CAUSAL_LM_MAPPING
+    if not served:
+        raise UserError(
+            f"{where}: {made_as(config)} reads more than text, and transformers has no causal language model for its"
+            f" text part ({text.model_type}).  Take a model of text alone."
+        )
+
+
+def require_causal_class(config: PreTrainedConfig, where: str) -> None:
+    """Refuse a family that transformers has no causal language model for; one whose code comes with it may have."""
+    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING and not hasattr(config, "auto_map"):
+        raise UserError(
+            f"{where}: transformers has no causal language model of the family {config.model_type} ({made_as(config)})."
+        )
+
+
+def made_as(config: PreTrainedConfig) -> str:
+    """The class that a model was saved as."""
+    return next(iter(config.architectures or ()), type(config).__name__.removesuffix("Config"))
+
+
+def text_part(whole: PreTrainedModel) -> PreTrainedModel:
+    """The decoder and the output layer of a wrapper as a causal language model, the weights being the wrapper's own."""
+    text = whole.config.get_text_config(decoder=True)
+    with torch.device("meta"):
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(text)
+    setattr(model, model.base_model_prefix, whole.get_decoder())
+    model.set_output_embeddings(whole.get_output_embeddings())
+    text.tie_word_embeddings = model.get_output_embeddings().weight is model.get_input_embeddings().weight
+    if whole.generation_config is not None:
+        model.generation_config = whole.generation_config
+    left = [name for name, tensor in (*model.named_parameters(), *model.named_buffers()) if tensor.is_meta]
+    if left:
+        raise UserError(
+            f"model: the text part of a {type(whole).__name__} lacks {left[0]}.  Take a model of text alone."
+        )
+    return model

@@ -1,0 +1,53 @@
+"""Which parameters are trained, and in what type the others are held."""
+
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
+
+from posttrain.errors import UserError
+
+MATRICES = (nn.Linear, Conv1D)
+"""Layers whose matrix meets its input in the type that products are computed in, whatever type it is held in."""
+
+
+def freeze(model: PreTrainedModel, patterns: Sequence[str]) -> None:
+    """Take the parameters whose names match out of training; of tied ones any name will do.
+
+    Raises UserError where a pattern matches nothing, or where nothing is left.
+    """
+    named = list(model.named_parameters(remove_duplicate=False))
+    for pattern in patterns:
+        found = [parameter for name, parameter in named if fnmatchcase(name, pattern)]
+        if not found:
+            some = ", ".join(name for name, _ in (*named[:2], *named[-2:]))
+            raise UserError(
+                f"model.frozen: no parameter is named {pattern}.  Names are such as {some}; * stands for any part."
+            )
+        for parameter in found:
+            parameter.requires_grad_(False)
+    if patterns and not any(parameter.requires_grad for _, parameter in named):
+        raise UserError(f"model.frozen = {', '.join(patterns)} leaves no parameter to train.  Freeze fewer of them.")
+
+
+def hold_frozen_in(model: PreTrainedModel, dtype: torch.dtype) -> None:
+    """Hold the frozen matrices of linear layers in a smaller type: what they are rounded to in every product anyway.
+
+    So the numbers stay the same.  Norms, biases and embeddings, whose type their output takes on, stay as they are, and
+    so does a matrix that is an embedding too.
+    """
+    trained = {id(parameter) for parameter in model.parameters() if parameter.requires_grad}
+    shared = {
+        id(parameter)
+        for module in model.modules()
+        if not isinstance(module, MATRICES)
+        for parameter in module.parameters(recurse=False)
+    }
+    for module in model.modules():
+        if not isinstance(module, MATRICES) or id(module.weight) in trained | shared:
+            continue
+        if module.weight.is_floating_point():  # else it is in 4 bits
+            module.weight.data = module.weight.data.to(dtype)

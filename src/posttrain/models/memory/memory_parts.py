@@ -1,0 +1,180 @@
+"""Bytes of everything that a run holds, each an equation in the model's shape and the run's setup.
+
+N: parameters; L: layers; d: hidden; q, k, f: channels of queries, of keys and of the MLP; V: vocabulary; r: rank.
+b, c: bytes of a weight and of a number in matrix products.
+"""
+
+from posttrain.models.logprobs import CUDA_ELEMENTS, TILE_ELEMENTS
+from posttrain.models.memory.memory_setup import FLOAT32, MemorySetup, largest_micro_batch
+from posttrain.models.memory.model_shape import ModelShape
+
+NF4_BYTES = 0.5 + 1 / 64 + 4 / (64 * 256)
+"""Of a weight in 4 bits: beside them each block of 64 has a scale of a byte, and each 256 of those one of 4 bytes.
+Dettmers et al. 2023 (QLoRA), arXiv:2305.14314, §3: 4.127 bits."""
+CACHE_BLOCK, CUDA_CACHE_BLOCK = 64, 256
+"""Tokens by which a row's room in the cache grows."""
+LOGITS_COPIES, CUDA_LOGITS_COPIES = 2, 3
+"""Of the logits of all rows while one token of each is sampled: those of the model, and what is made of them."""
+
+
+def trained_parameters(shape: ModelShape, setup: MemorySetup) -> int:
+    """How many weights an update changes, unless the setup knows.
+
+    N;   of an adapter on all linear layers   r · Σ (inputs + outputs)
+    """
+    if setup.trained is not None:
+        return setup.trained
+    if setup.adapter_rank is None:
+        return shape.parameters
+    return setup.adapter_rank * sum(inputs + outputs for inputs, outputs in shape.linear_layers)
+
+
+def trained_bytes(setup: MemorySetup) -> int:
+    """Bytes of one trained weight; an adapter's are float32 whatever is below it."""
+    return setup.weight_bytes if setup.adapter_rank is None else FLOAT32
+
+
+def weights(shape: ModelShape, setup: MemorySetup) -> int:
+    """Weights in memory, those of linear layers (M) under an adapter in the type of matrix products or in 4 bits.
+
+    b · N;   with an adapter   c · M + b · (N - M) + 4 · r Σ (inputs + outputs);   in 4 bits 4.127 / 8 for c
+    """
+    if setup.adapter_rank is None:
+        return setup.weight_bytes * shape.parameters
+    matrices = shape.linear_parameters
+    head = 0 if shape.tied else shape.head_parameters
+    packed = NF4_BYTES if setup.quantized else setup.frozen_bytes
+    rest = setup.weight_bytes * (shape.parameters - matrices - head) + setup.frozen_bytes * head
+    return round(packed * matrices) + rest + FLOAT32 * trained_parameters(shape, setup)
+
+
+def gradients(shape: ModelShape, setup: MemorySetup) -> int:
+    """b · trained parameters."""
+    return trained_bytes(setup) * trained_parameters(shape, setup)
+
+
+def optimizer(shape: ModelShape, setup: MemorySetup) -> int:
+    """AdamW's two moments: 2 b · trained parameters."""
+    return 2 * gradients(shape, setup)
+
+
+def reference(shape: ModelShape, setup: MemorySetup) -> int:
+    """A frozen copy of the weights, b · N; nothing under an adapter, whose reference is the same with it off."""
+    return setup.weight_bytes * shape.parameters if setup.reference and setup.adapter_rank is None else 0
+
+
+def critic(shape: ModelShape, setup: MemorySetup) -> int:
+    """Weights, gradient and two moments of a second model with one output in place of the vocabulary.
+
+    4 b · (N - V·d + d)     where the output matrix is one of its own; else 4 b · (N + d)
+    """
+    if not setup.critic:
+        return 0
+    trunk = shape.parameters - (0 if shape.tied else shape.head_parameters)
+    return 4 * setup.weight_bytes * (trunk + shape.hidden)
+
+
+def key_value_cache(shape: ModelShape, setup: MemorySetup) -> int:
+    """Keys and values of all rows at their longest: 2 L k c · rows · (P + T), in whole blocks of tokens."""
+    return _cached(shape, setup, setup.row_tokens)
+
+
+def cache_growth(shape: ModelShape, setup: MemorySetup) -> int:
+    """The cache one block of tokens ago, which is copied whenever room grows: 2 L k c · rows · (P + T - block)."""
+    block = CUDA_CACHE_BLOCK if setup.on_cuda else CACHE_BLOCK
+    return _cached(shape, setup, setup.row_tokens - block) if setup.completion_tokens > block else 0
+
+
+def _cached(shape: ModelShape, setup: MemorySetup, tokens: int) -> int:
+    block = CUDA_CACHE_BLOCK if setup.on_cuda else CACHE_BLOCK
+    room = -(-tokens // block) * block
+    return 2 * shape.layers * shape.kv_width * setup.compute_bytes * setup.num_rows * room
+
+
+def sampled_logits(shape: ModelShape, setup: MemorySetup) -> int:
+    """Logits of the next token of all rows, and as much again for the probabilities: copies · 4 · rows · V."""
+    copies = CUDA_LOGITS_COPIES if setup.on_cuda else LOGITS_COPIES
+    return copies * FLOAT32 * setup.num_rows * shape.vocab
+
+
+def trained_logits(shape: ModelShape, setup: MemorySetup) -> int:
+    """One tile of logits in the update, never rows × V of them, and hidden states of the tokens with their gradient.
+
+    4 · min(tile, T·V) + 3 · 4 · T · d
+    """
+    tokens = largest_micro_batch(setup).completions * setup.completion_tokens
+    tile = CUDA_ELEMENTS if setup.on_cuda else TILE_ELEMENTS
+    return FLOAT32 * min(tile, tokens * shape.vocab) + 3 * FLOAT32 * tokens * shape.hidden
+
+
+def sampler_copies(shape: ModelShape, setup: MemorySetup) -> int:
+    """Matrices made ready for decoding: in the order that products read them fastest, or in their type.
+
+        c · (linear layers + V·d);   the output matrix alone where the others are read where they are
+
+    Frozen ones are, on a GPU or in 4 bits or in bfloat16; all are where the model's own forward pass samples.
+    """
+    if not setup.shared_prompt:
+        return 0
+    in_place = setup.adapter_rank is not None and (setup.quantized or setup.on_cuda or setup.compute_bytes < FLOAT32)
+    return setup.compute_bytes * (shape.head_parameters + (0 if in_place else shape.linear_parameters))
+
+
+def update_copies(shape: ModelShape, setup: MemorySetup) -> int:
+    """Matrices that an update keeps for its backward pass beside the weights.
+
+        c · joined projections of the shared-prompt pass;   c · (linear layers + V·d) where c ≠ b
+
+    Of frozen matrices one at a time is made ready: c · the largest, and c · V·d where c ≠ b.
+    """
+    c, casts = setup.compute_bytes, setup.weight_bytes != setup.compute_bytes
+    head = shape.head_parameters if casts else 0
+    if setup.adapter_rank is not None:
+        whole = setup.quantized or setup.frozen_bytes != c
+        return c * (head + (max((i * o for i, o in shape.linear_layers), default=0) if whole else 0))
+    if casts:
+        return c * (shape.linear_parameters + head)
+    return c * shape.joined_parameters if setup.shared_prompt else 0
+
+
+def token_activations(shape: ModelShape, setup: MemorySetup) -> int:
+    """What one layer keeps of one token for its backward pass.
+
+    shared prompt:  d (8 + 2c) + c (q + 2k) + 2 c q + 3 c f (+ 4 (q + k) for norms of heads)
+    model's own:    d (20 + 4c) + c (3 q + 2 k) + 4 c f
+    """
+    c, mlp = setup.compute_bytes, shape.mlp_width
+    query, key, hidden = shape.query_width, shape.kv_width, shape.hidden
+    norms = FLOAT32 * (query + key) if shape.normed_heads else 0
+    if setup.shared_prompt:
+        return hidden * (8 + 2 * c) + c * (query + 2 * key) + 2 * c * query + 3 * c * mlp + norms
+    return hidden * (20 + 4 * c) + c * (3 * query + 2 * key) + 4 * c * mlp + 2 * norms
+
+
+def attention_activations(shape: ModelShape, setup: MemorySetup) -> int:
+    """What one layer's attention keeps of a completion beside that: the keys and values that its tokens see, its mask.
+
+    2 c k (P + T) + c T (P + T)     on CUDA with q for k: there heads that share keys get copies of their own
+    """
+    if not setup.shared_prompt or setup.group_size == 1:
+        return 0
+    c, seen = setup.compute_bytes, setup.row_tokens
+    copies = shape.query_width if setup.on_cuda else shape.kv_width
+    return 2 * c * copies * seen + c * setup.completion_tokens * seen
+
+
+def activations(shape: ModelShape, setup: MemorySetup) -> int:
+    """Of the largest micro-batch: what each layer keeps of each token, all L layers at once.
+
+        L · (tokens · token_activations + completions · attention_activations)
+
+    With gradient checkpointing each layer keeps its input alone, 4 d a token, and one layer at a time the rest.
+    """
+    micro = largest_micro_batch(setup)
+    tokens = micro.tokens(setup)
+    layer = tokens * token_activations(shape, setup) + micro.completions * attention_activations(shape, setup)
+    if setup.adapter_rank is not None:  # A·x is kept for each linear layer, and x itself by them all
+        layer += tokens * FLOAT32 * setup.adapter_rank * len(shape.linear_layers) // shape.layers
+    if setup.recomputes:
+        return layer + shape.layers * tokens * FLOAT32 * shape.hidden
+    return layer * shape.layers

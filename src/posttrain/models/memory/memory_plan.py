@@ -1,0 +1,150 @@
+"""The memory of a run, part by part, before anything is loaded: always, while sampling, while updating."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from posttrain.models.memory import memory_parts as parts
+from posttrain.models.memory.memory_setup import BFLOAT16, FLOAT32, MemorySetup
+from posttrain.models.memory.model_shape import ModelShape
+
+IMPORTED_BYTES = 405_000_000
+"""Of a Python process that has imported torch and transformers: measured, x86-64 Linux, torch 2.13 for CPUs."""
+LIBRARY_BYTES = 35_000_000
+"""What their libraries add once a model runs: compiled kernels, threads.  Measured there too."""
+CUDA_CONTEXT_BYTES = 600_000_000
+"""Of a CUDA context with torch's kernels and its libraries' workspaces: 400 to 900 MB, by device and version."""
+ALLOCATOR_SHARE = 0.15
+"""What allocators hold on to beyond what is in use, as a share of it.  Measured with glibc's malloc: .02 to .25."""
+ADAPTER_RANK = 16
+"""Of the adapter that a plan is compared with."""
+WORTH_TELLING = 0.02
+"""Share of the peak that a change of settings must save to be told."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryPlan:
+    """Bytes by part, at their largest; parts of sampling and of updating are not held at the same time."""
+
+    shape: ModelShape
+    setup: MemorySetup
+    always: Mapping[str, int]
+    sampling: Mapping[str, int]
+    updating: Mapping[str, int]
+
+    @property
+    def phases(self) -> dict[str, int]:
+        """Bytes in use in each phase of a step, the runtime's apart."""
+        always = sum(self.always.values())
+        return {
+            "sampling": always + sum(self.sampling.values()),
+            "updating": always + sum(self.updating.values()),
+        }
+
+    @property
+    def runtime(self) -> int:
+        """What is held beside tensors: by the process or the CUDA context, and by the allocator."""
+        fixed = CUDA_CONTEXT_BYTES if self.setup.on_cuda else IMPORTED_BYTES + LIBRARY_BYTES
+        return fixed + round(ALLOCATOR_SHARE * max(self.phases.values()))
+
+    @property
+    def peak(self) -> int:
+        """The most that the run holds at any time."""
+        return max(self.phases.values()) + self.runtime
+
+    @property
+    def trained(self) -> int:
+        """Parameters that are trained."""
+        return parts.trained_parameters(self.shape, self.setup)
+
+
+def memory_plan(shape: ModelShape, setup: MemorySetup) -> MemoryPlan:
+    """The memory of a run of this setup."""
+    always = {
+        "weights": parts.weights(shape, setup),
+        "optimizer": parts.optimizer(shape, setup),
+        "reference": parts.reference(shape, setup),
+        "critic": parts.critic(shape, setup),
+    }
+    sampling = {
+        "key_value_cache": parts.key_value_cache(shape, setup),
+        "cache_growth": parts.cache_growth(shape, setup),
+        "logits": parts.sampled_logits(shape, setup),
+        "copies": parts.sampler_copies(shape, setup),
+    }
+    if not setup.samples:
+        sampling = dict.fromkeys(sampling, 0)
+    if setup.on_cuda and setup.shared_prompt:  # captured steps keep their addresses, so these stay where they are
+        always |= {name: sampling.pop(name) for name in ("key_value_cache", "copies")}
+    updating = {
+        "gradients": parts.gradients(shape, setup),
+        "activations": parts.activations(shape, setup),
+        "logits": parts.trained_logits(shape, setup),
+        "copies": parts.update_copies(shape, setup),
+    }
+    return MemoryPlan(shape=shape, setup=setup, always=always, sampling=sampling, updating=updating)
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A change of one setting that makes a run smaller."""
+
+    setting: str
+    setup: MemorySetup
+    """What it makes of the run."""
+    saves: int
+    """Bytes that it takes off the peak."""
+    same_results: bool
+    """Whether it changes nothing but memory and time."""
+
+
+def changes_that_save(shape: ModelShape, setup: MemorySetup) -> list[Change]:
+    """Each change that makes the run smaller: first those that change no result, the one that saves most before."""
+    peak = memory_plan(shape, setup).peak
+    tried = [(each, True) for each in smaller_parts(setup)] + [(each, False) for each in other_training(setup)]
+    found = [
+        Change(setting, changed, peak - memory_plan(shape, changed).peak, same) for (setting, changed), same in tried
+    ]
+    worth = [change for change in found if change.saves > WORTH_TELLING * peak]
+    return sorted(worth, key=lambda change: (not change.same_results, -change.saves))
+
+
+def changes_until_it_fits(shape: ModelShape, setup: MemorySetup, size: int) -> tuple[list[str], MemoryPlan]:
+    """Settings to change together until the run fits into so many bytes, or nothing more helps, and the plan then."""
+    settings: list[str] = []
+    plan = memory_plan(shape, setup)
+    while plan.peak > size and (changes := changes_that_save(shape, plan.setup)):
+        settings = [each for each in settings if name_of(each) != name_of(changes[0].setting)] + [changes[0].setting]
+        plan = memory_plan(shape, changes[0].setup)
+    return settings, plan
+
+
+def name_of(setting: str) -> str:
+    """The option that a change sets."""
+    return setting.partition(" ")[0]
+
+
+def smaller_parts(setup: MemorySetup) -> list[tuple[str, MemorySetup]]:
+    """What bounds memory and changes no result: what to set, and the setup that it makes."""
+    tried: list[tuple[str, MemorySetup]] = []
+    tokens = max(setup.row_tokens, setup.tokens_per_microbatch // 4)
+    if tokens < setup.tokens_per_microbatch:
+        tried.append((f"{setup.micro_batch_option} = {tokens}", replace(setup, tokens_per_microbatch=tokens)))
+    if setup.samples and setup.num_rows > 1:
+        rows = max(1, setup.num_rows // 4)
+        tried.append((f"rollout.max_rows = {rows}", replace(setup, max_rows=rows)))
+    if not setup.recomputes:
+        tried.append(("model.gradient_checkpointing = true", replace(setup, recomputes=True)))
+    return tried
+
+
+def other_training(setup: MemorySetup) -> list[tuple[str, MemorySetup]]:
+    """What trains less of the model, or less exactly: what to set, and the setup that it makes."""
+    tried: list[tuple[str, MemorySetup]] = []
+    rank = setup.adapter_rank or ADAPTER_RANK
+    if setup.adapter_rank is None:
+        if setup.weight_bytes == FLOAT32:
+            tried.append(("model.weights = bfloat16", replace(setup, weight_bytes=BFLOAT16)))
+        tried.append((f"model.adapter.rank = {rank}", setup.with_adapter(rank)))
+    elif not setup.quantized:
+        tried.append(("model.quantization = nf4", setup.with_adapter(rank, quantized=True)))
+    return tried

@@ -1,0 +1,201 @@
+"""The memory that a run will take beside what the machine has: from its config, and in words."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import cast
+
+import torch
+from torch import nn
+from transformers.pytorch_utils import Conv1D
+
+from posttrain.algorithms.table import Algorithm
+from posttrain.config import Config, SftConfig
+from posttrain.models.adapters.lora import lora_layers
+from posttrain.models.adapters.quantized import is_4_bit
+from posttrain.models.forward import SharedPromptForward
+from posttrain.models.loading.devices import chosen_device
+from posttrain.models.memory.memory_plan import (
+    ADAPTER_RANK,
+    MemoryPlan,
+    changes_that_save,
+    changes_until_it_fits,
+    memory_plan,
+)
+from posttrain.models.memory.memory_setup import BFLOAT16, FLOAT32, MemorySetup
+from posttrain.models.memory.model_shape import ModelShape, object_shape
+from posttrain.models.policy import Policy
+from posttrain.models.recomputation import is_recomputing
+from posttrain.options.model import ModelOptions
+
+GB = 1e9
+LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
+"""Where Linux says how much of the machine's memory a container may have."""
+SFT_ROW_TOKENS = 512
+"""Length that the plan of a supervised run takes its rows to have; its micro-batches are bounded whatever it is."""
+TOLD = 3
+"""Parts and changes that a short form names."""
+WORDS = {
+    "weights": "weights",
+    "optimizer": "optimiser",
+    "reference": "reference",
+    "critic": "critic",
+    "key_value_cache": "K/V cache",
+    "cache_growth": "K/V cache growing",
+    "logits": "logits",
+    "copies": "matrix copies",
+    "gradients": "gradients",
+    "activations": "activations",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class MachineMemory:
+    """What there is to fit into."""
+
+    size: int
+    """Bytes."""
+    kind: str
+
+
+def machine_memory(*, on_cuda: bool) -> MachineMemory:
+    """The memory of the GPU, or of this machine as far as this process may have it."""
+    if on_cuda:
+        return MachineMemory(torch.cuda.get_device_properties(0).total_memory, "GPU memory")
+    size = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    for limit in LIMITS:
+        said = limit.read_text().strip() if limit.is_file() else ""
+        size = min(size, int(said)) if said.isdecimal() else size
+    return MachineMemory(size, "RAM")
+
+
+def rl_setup(
+    config: Config, shape: ModelShape, algorithm: Algorithm, *, prompt_tokens: int, on_cuda: bool | None = None
+) -> MemorySetup:
+    """What of a recipe decides its memory; its device is the one that it would have here, unless that is said."""
+    model, rollout = config.model, config.rollout
+    cuda = chosen_device(model.device).type == "cuda" if on_cuda is None else on_cuda
+    longest = min(model.context or shape.max_positions, shape.max_positions)
+    held = held_as(model, shape, on_cuda=cuda)
+    return replace(
+        held,
+        reference=algorithm.uses_reference,
+        prompt_tokens=prompt_tokens,
+        completion_tokens=max(1, min(rollout.max_completion_tokens, longest - prompt_tokens)),
+        prompts_per_step=rollout.prompts_per_step,
+        group_size=rollout.group_size,
+        max_rows=rollout.max_rows,
+        tokens_per_microbatch=config.update.tokens_per_microbatch,
+    )
+
+
+def held_as(options: ModelOptions, shape: ModelShape, *, on_cuda: bool) -> MemorySetup:
+    """How a model is held, by its options: the one place where they become numbers of bytes."""
+    small = options.weights == "bfloat16"
+    in_bfloat16 = options.dtype == "bfloat16" or small or (options.dtype == "auto" and on_cuda)
+    compute = BFLOAT16 if in_bfloat16 else FLOAT32
+    rank = ADAPTER_RANK if options.adapter is None else options.adapter.rank
+    frozen = shape.frozen_parameters(options.frozen)
+    return MemorySetup(
+        weight_bytes=BFLOAT16 if small else FLOAT32,
+        # weights: auto, of a model that was stored in bfloat16
+        frozen_bytes=FLOAT32 if options.weights == "float32" else compute,
+        compute_bytes=compute,
+        adapter_rank=rank if options.trains_adapter else None,
+        quantized=options.quantization is not None,
+        trained=shape.parameters - frozen if frozen and not options.trains_adapter else None,
+        recomputes=options.gradient_checkpointing,
+        shared_prompt=shape.shared_prompt,
+        on_cuda=on_cuda,
+    )
+
+
+def sft_setup(config: SftConfig, shape: ModelShape) -> MemorySetup:
+    """What of a supervised recipe decides its memory: whole rows of some length, as many as a micro-batch holds."""
+    tokens = min(SFT_ROW_TOKENS, shape.max_positions)
+    return MemorySetup(
+        samples=False,
+        micro_batch_option="sft.tokens_per_microbatch",
+        shared_prompt=shape.shared_prompt,
+        prompt_tokens=0,
+        completion_tokens=tokens,
+        prompts_per_step=max(1, -(-config.sft.tokens_per_batch // tokens)),
+        group_size=1,
+        tokens_per_microbatch=config.sft.tokens_per_microbatch,
+    )
+
+
+def policy_plan(policy: Policy, config: Config, algorithm: Algorithm, *, prompt_tokens: int) -> MemoryPlan:
+    """The plan of a run whose policy is there already, in whatever types and with whatever frozen."""
+    model, shape = policy.model, object_shape(policy.model)
+    on_cuda = policy.device.type == "cuda"
+    layers = [each for each in model.modules() if isinstance(each, nn.Linear | Conv1D)]
+    frozen = [each.weight for each in layers if not each.weight.requires_grad and each.weight.is_floating_point()]
+    adapters = list(lora_layers(model).values())
+    setup = replace(
+        rl_setup(config, shape, algorithm, prompt_tokens=prompt_tokens, on_cuda=on_cuda),
+        weight_bytes=cast(nn.Embedding, model.get_input_embeddings()).weight.dtype.itemsize,
+        frozen_bytes=frozen[0].dtype.itemsize if frozen else FLOAT32,
+        compute_bytes=policy.compute_dtype.itemsize,
+        adapter_rank=adapters[0].options.rank if adapters else None,
+        quantized=any(is_4_bit(each) for each in layers),
+        trained=sum(each.numel() for each in model.parameters() if each.requires_grad),
+        recomputes=is_recomputing(model),
+        shared_prompt=isinstance(policy.forward, SharedPromptForward),
+    )
+    return memory_plan(shape, setup)
+
+
+def side_by_side(setup: MemorySetup) -> dict[str, MemorySetup]:
+    """This recipe, and what it would be as PPO with a critic, without, with an adapter, and with one over 4 bits."""
+    grpo = replace(setup.full_training(), critic=False)
+    return {
+        "recipe": setup,
+        "PPO": replace(grpo, critic=True),
+        "GRPO": grpo,
+        "GRPO LoRA": grpo.with_adapter(ADAPTER_RANK),
+        "GRPO QLoRA": grpo.with_adapter(ADAPTER_RANK, quantized=True),
+    }
+
+
+def memory_line(plan: MemoryPlan, machine: MachineMemory) -> str:
+    """The plan in short: the peak, when it is, and what it is made of."""
+    phase = largest_phase(plan)
+    parts = sorted((*plan.always.items(), *of_phase(plan, phase).items()), key=lambda part: -part[1])
+    named = ", ".join(f"{WORDS[name]} {gigabytes(size)}" for name, size in parts[:TOLD])
+    return (
+        f"memory     at most about {gigabytes(plan.peak)} of {gigabytes(machine.size)} GB {machine.kind}, while"
+        f" {phase}: {named}, the process itself {gigabytes(plan.runtime)}"
+    )
+
+
+def memory_warning(plan: MemoryPlan, machine: MachineMemory) -> list[str]:
+    """What to say before a run that will not fit, and what would make it smaller; nothing where it fits."""
+    if plan.peak <= machine.size:
+        return []
+    short = f"at most about {gigabytes(plan.peak)} GB, while {largest_phase(plan)}"
+    there = f"there are {gigabytes(machine.size)} GB of {machine.kind}"
+    lines = [f"warning    this run will not fit: {short}, where {there}.  By itself each of these saves"]
+    for change in changes_that_save(plan.shape, plan.setup):
+        enough = ", enough to fit" if plan.peak - change.saves <= machine.size else ""
+        other = "" if change.same_results else "; it is other training"
+        lines.append(f"           {gigabytes(change.saves)} GB  {change.setting}{enough}{other}")
+    settings, then = changes_until_it_fits(plan.shape, plan.setup, machine.size)
+    fits = "it fits" if then.peak <= machine.size else "it still does not fit: take a smaller model"
+    return [*lines, f"           With {', '.join(settings)} together it is {gigabytes(then.peak)} GB, and {fits}."]
+
+
+def largest_phase(plan: MemoryPlan) -> str:
+    """The phase of a step that holds most."""
+    return max(plan.phases, key=lambda phase: plan.phases[phase])
+
+
+def of_phase(plan: MemoryPlan, phase: str) -> Mapping[str, int]:
+    """The parts that this phase alone holds."""
+    return plan.sampling if phase == "sampling" else plan.updating
+
+
+def gigabytes(size: float) -> str:
+    """Bytes in units of 10⁹, to three digits or so."""
+    return f"{size / GB:.0f}" if size >= 100 * GB else f"{size / GB:.1f}" if size >= 10 * GB else f"{size / GB:.2f}"

@@ -1,0 +1,132 @@
+"""Rows of Parquet files, of folders that `datasets` saved, and of the hub."""
+
+import json
+import re
+from collections.abc import Iterable, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import quote
+from urllib.request import Request, urlopen
+
+from posttrain.errors import RunError, UserError
+
+if TYPE_CHECKING:
+    from pyarrow import Table
+
+HUB_NAME = re.compile(r"[\w-]+/[\w.-]+")
+"""OWNER/NAME."""
+HUB_SECONDS = 5.0
+"""How long a hub may take to answer."""
+
+
+def parquet_rows(file: Path) -> Sequence[object]:
+    """The rows of a Parquet file."""
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    try:
+        rows: list[object] = parquet.read_table(file).to_pylist()
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{file}: cannot be read as parquet: {error}") from error
+    return rows
+
+
+def is_saved_dataset(folder: Path) -> bool:
+    """Whether `save_to_disk` of the library `datasets` wrote a folder."""
+    return (folder / "dataset_dict.json").is_file() or (folder / "state.json").is_file()
+
+
+def saved_folder(folder: Path, split: str) -> Path:
+    """The folder of one split of a saved data set."""
+    listing = folder / "dataset_dict.json"
+    if not listing.is_file():
+        if split:
+            raise UserError(f"{folder}: split = {split}, but the folder holds a single data set; leave the split out")
+        return folder
+    names = json.loads(listing.read_text(encoding="utf-8"))["splits"]
+    return folder / chosen_split(str(folder), names, split)
+
+
+def chosen_split(path: str, names: Iterable[str], split: str) -> str:
+    """The split asked for; without one `train`, or the only one there is."""
+    known = [*names]
+    chosen = split or ("train" if "train" in known else known[0] if len(known) == 1 else "")
+    if chosen not in known:
+        problem = f"no split {split}" if split else "several splits, and none is named"
+        raise UserError(f"{path}: {problem}. There are {', '.join(known)}; name one as `split`.")
+    return chosen
+
+
+def saved_files(folder: Path) -> list[Path]:
+    """The files of rows in the folder of a saved data set."""
+    state = json.loads((folder / "state.json").read_text(encoding="utf-8"))
+    return [folder / each["filename"] for each in state["_data_files"]]
+
+
+def saved_rows(folder: Path, split: str) -> Sequence[object]:
+    """The rows of a data set that `datasets` saved, which needs no `datasets` to be read."""
+    import pyarrow as pa
+
+    try:
+        tables = [arrow_table(file) for file in saved_files(saved_folder(folder, split))]
+        rows: list[object] = pa.concat_tables(tables).to_pylist()
+    except (pa.ArrowException, OSError, KeyError, json.JSONDecodeError) as error:
+        raise UserError(
+            f"{folder}: cannot be read as a data set that `datasets` saved ({type(error).__name__}: {error});"
+            " save it again with save_to_disk"
+        ) from error
+    return rows
+
+
+def arrow_table(file: Path) -> "Table":
+    """The table of an Arrow stream."""
+    import pyarrow as pa
+
+    with pa.memory_map(str(file)) as content:
+        return pa.ipc.open_stream(content).read_all()
+
+
+def hub_rows(path: str, *, subset: str, split: str, revision: str) -> Sequence[object]:
+    """The rows of a data set on the hub.  Raises UserError with the remedy where it cannot be had, within seconds."""
+    remedy = (
+        f"Where there is a network: `hf download {path} --repo-type dataset --local-dir data`, and then give its files,"
+        " such as data/*.parquet."
+    )
+    if find_spec("datasets") is None:
+        raise UserError(
+            f"{path}: is no file or folder here. To read it as a data set on the hub install the extra:"
+            f" `pip install posttrain[data]`. {remedy}"
+        )
+    commit = hub_commit(path, revision)
+    if not commit:
+        raise RunError(
+            f"{path}: is no file or folder here, and the hub has no such data set that can be read from this machine"
+            f" (asked for {HUB_SECONDS:g} seconds at most). {remedy}"
+        )
+    import datasets
+
+    try:
+        names = datasets.get_dataset_split_names(path, subset or None, revision=commit)
+        chosen = chosen_split(path, names, split)
+        return list(datasets.load_dataset(path, subset or None, split=chosen, revision=commit))
+    except UserError:  # of a split that there is not
+        raise
+    except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
+        raise RunError(f"{path}: the library datasets cannot load it: {error}. {remedy}") from error
+
+
+def hub_commit(path: str, revision: str) -> str:
+    """The commit that a data set on the hub is at; empty where that cannot be learned within seconds."""
+    from huggingface_hub import constants
+    from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
+
+    if constants.HF_HUB_OFFLINE:
+        return ""
+    address = f"{constants.ENDPOINT}/api/datasets/{path}/revision/{quote(revision or 'main', safe='')}"
+    request = Request(address, headers=build_hf_headers())
+    try:
+        with urlopen(request, timeout=HUB_SECONDS) as answer:
+            return str(json.load(answer)["sha"])
+    except (OSError, ValueError, KeyError):  # no network, no such data set, no answer of a hub
+        return ""

@@ -1,0 +1,98 @@
+"""The policy that a KL term compares with: entered as a context, it yields a policy, and costs what it must.
+
+    with reference.entered() as policy: ...
+
+Of a model with frozen parts the copy shares them; of an adapter over a frozen model there is no copy of the model at
+all: the reference is the same weights with the adapter off, or with the matrices that it had.
+"""
+
+import copy
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
+from typing import Protocol, runtime_checkable
+
+from torch import Tensor
+
+from posttrain.models.adapters.lora import adapter_as, adapter_off, adapter_tensors, trains_adapter_alone
+from posttrain.models.policy import Policy
+from posttrain.runs.tensor_state import Tensors, module_tensors, refuse_mismatch, restore_module, shapes
+
+
+@runtime_checkable
+class Reference(Protocol):
+    """What a KL compares with."""
+
+    def entered(self) -> AbstractContextManager[Policy]:
+        """Inside, the reference is there as a policy; what it yields is not to be kept."""
+        ...
+
+    def tensors(self) -> Tensors:
+        """What it takes to make it again from the policy's model."""
+        ...
+
+    def restore(self, tensors: Tensors) -> None:
+        """Be as `tensors` once said."""
+        ...
+
+
+class FrozenCopy:
+    """The policy as it was when this was made; parameters that are not trained are the policy's own."""
+
+    def __init__(self, policy: Policy) -> None:
+        # What is not trained does not change, so that one copy of it does for both.
+        shared = {id(each): each for each in policy.model.parameters() if not each.requires_grad}
+        self.trained = tuple(module_tensors(policy.model))
+        model, forward = copy.deepcopy((policy.model, policy.forward), shared)
+        self.policy = replace(policy, model=model, forward=forward)
+        model.requires_grad_(False)
+
+    @contextmanager
+    def entered(self) -> Iterator[Policy]:
+        """The copy."""
+        yield self.policy
+
+    def tensors(self) -> Tensors:
+        """The parameters that differ from the policy's."""
+        return module_tensors(self.policy.model, self.trained)
+
+    def restore(self, tensors: Tensors) -> None:
+        """Copy them back."""
+        restore_module(self.policy.model, tensors, self.trained)
+
+
+class EarlierAdapter:
+    """The policy's own model with the adapter off, or as it was: nothing but that adapter is kept.
+
+    An adapter is as good as off where all its B are zero, as they are where training starts from the base.
+    """
+
+    def __init__(self, policy: Policy) -> None:
+        self.policy = policy
+        matrices = adapter_tensors(policy.model)
+        is_base = all(not bool(each.any()) for name, each in matrices.items() if name.endswith("lora_B"))
+        self.kept: Mapping[str, Tensor] | None = None if is_base else {n: each.clone() for n, each in matrices.items()}
+        """The matrices of then; None where the adapter is off."""
+
+    @contextmanager
+    def entered(self) -> Iterator[Policy]:
+        """The policy, whose adapter is another until the context is left."""
+        model = self.policy.model
+        with adapter_off(model) if self.kept is None else adapter_as(model, self.kept):
+            yield self.policy
+
+    def tensors(self) -> Tensors:
+        """The matrices; none where the adapter is off."""
+        return self.kept or {}
+
+    def restore(self, tensors: Tensors) -> None:
+        """Keep these matrices."""
+        own = adapter_tensors(self.policy.model)
+        if tensors:
+            refuse_mismatch("the reference's adapter", shapes(own), tensors)
+        self.kept = {name: each.to(own[name], copy=True) for name, each in tensors.items()} if tensors else None
+
+
+def reference_of(policy: Policy) -> Reference:
+    """The policy as it is now, to compare with; it takes no gradient."""
+    return EarlierAdapter(policy) if trains_adapter_alone(policy.model) else FrozenCopy(policy)

@@ -1,0 +1,250 @@
+"""The equations of the memory plan, on public shapes: figures by hand, and bytes that autograd itself keeps."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import GPT2Config, LlamaConfig, PreTrainedConfig, Qwen2Config, Qwen3Config, Qwen3MoeConfig
+
+from posttrain.errors import UserError
+from posttrain.models.memory import memory_parts as parts
+from posttrain.models.memory.memory_plan import MemoryPlan, changes_that_save, changes_until_it_fits, memory_plan
+from posttrain.models.memory.memory_setup import BFLOAT16, MemorySetup, largest_micro_batch
+from posttrain.models.memory.model_shape import config_shape
+from posttrain.models.policy import as_policy
+from posttrain.runs.planned_memory import MachineMemory, memory_line, memory_warning, side_by_side
+from tests.support.tiny import new_tokenizer
+
+LLAMA_3_8B = LlamaConfig(
+    vocab_size=128_256,
+    hidden_size=4096,
+    intermediate_size=14_336,
+    num_hidden_layers=32,
+    num_attention_heads=32,
+    num_key_value_heads=8,
+    max_position_embeddings=8192,
+    tie_word_embeddings=False,
+)
+QWEN_HALF_B = Qwen2Config(
+    vocab_size=151_936,
+    hidden_size=896,
+    intermediate_size=4864,
+    num_hidden_layers=24,
+    num_attention_heads=14,
+    num_key_value_heads=2,
+    max_position_embeddings=32_768,
+    tie_word_embeddings=True,
+)
+LLAMA, QWEN = config_shape(LLAMA_3_8B), config_shape(QWEN_HALF_B)
+IN_BF16 = MemorySetup(
+    weight_bytes=BFLOAT16, compute_bytes=BFLOAT16, on_cuda=True, prompt_tokens=256, completion_tokens=256
+)
+GB = 1e9
+
+
+def test_parameters_are_those_of_the_published_models() -> None:
+    """8.03 B and 0.494 B by their cards; GPT-2's smallest has 124,439,808, and its matrices lie the other way round."""
+    assert LLAMA.parameters == 8_030_261_248
+    assert QWEN.parameters == 494_032_768
+    assert (QWEN.tied, LLAMA.tied) == (True, False)
+    small = config_shape(GPT2Config())
+    assert small.parameters == 124_439_808
+    assert small.linear_parameters == 12 * (768 * 2304 + 768 * 768 + 2 * 768 * 3072)
+    assert not small.shared_prompt
+    assert LLAMA.shared_prompt
+
+
+def test_a_mixture_counts_all_experts_and_computes_with_those_that_a_token_is_sent_to() -> None:
+    config = Qwen3MoeConfig(
+        num_hidden_layers=2,
+        hidden_size=64,
+        num_experts=8,
+        num_experts_per_tok=2,
+        moe_intermediate_size=32,
+        vocab_size=100,
+    )
+    shape = config_shape(config)
+    assert shape.parameters > 2 * 8 * 3 * 64 * 32
+    assert shape.mlp_width == 2 * 32
+
+
+def test_the_courses_column_is_ours_but_for_the_critics_gradient() -> None:
+    """A critic of 8 B weights in 16 bits: 2 N = 16 GB of weights, 4 N = 32 GB of moments; a gradient is 2 N more."""
+    assert 6 * LLAMA.parameters / GB == pytest.approx(48, rel=0.01)
+    critic = parts.critic(LLAMA, replace(IN_BF16, critic=True))
+    # Without the output matrix, 128,256 × 4096, in place of which it has one row.
+    trunk = 8_030_261_248 - 128_256 * 4096 + 4096
+    assert critic == 2 * trunk + 2 * trunk + 4 * trunk
+    assert parts.critic(LLAMA, IN_BF16) == 0
+
+
+def test_full_training_in_float32_is_sixteen_bytes_a_parameter() -> None:
+    plan = memory_plan(QWEN, MemorySetup())
+    assert plan.always["weights"] + plan.always["optimizer"] + plan.updating["gradients"] == 16 * QWEN.parameters
+
+
+def test_a_reference_is_a_copy_but_not_under_an_adapter() -> None:
+    setup = MemorySetup(reference=True)
+    assert parts.reference(QWEN, setup) == 4 * QWEN.parameters
+    assert parts.reference(QWEN, setup.with_adapter(16)) == 0
+
+
+def test_an_adapters_parameters_are_rank_times_inputs_plus_outputs() -> None:
+    """Of Qwen2.5-0.5B, layer by layer: q and o 896+896, k and v 896+128, gate, up and down 896+4864."""
+    expected = 24 * 16 * (2 * (896 + 896) + 2 * (896 + 128) + 3 * (896 + 4864))
+    setup = MemorySetup().with_adapter(16)
+    assert parts.trained_parameters(QWEN, setup) == expected
+    assert parts.gradients(QWEN, setup) == 4 * expected
+    assert parts.optimizer(QWEN, setup) == 8 * expected
+
+
+def test_four_bits_take_4_127_bits_a_weight_of_linear_layers_alone() -> None:
+    setup = IN_BF16.with_adapter(16, quantized=True)
+    adapter = 4 * parts.trained_parameters(LLAMA, setup)
+    rest = 2 * (LLAMA.parameters - LLAMA.linear_parameters)
+    assert (parts.weights(LLAMA, setup) - adapter - rest) * 8 / LLAMA.linear_parameters == pytest.approx(
+        4.127, abs=1e-3
+    )
+
+
+def test_a_cached_token_of_llama_3_8b_takes_128_kib() -> None:
+    """2 · 32 layers · 8 heads · 128 channels · 2 bytes; 512 tokens are two blocks, so nothing is rounded."""
+    setup = replace(IN_BF16, max_rows=1)
+    assert parts.key_value_cache(LLAMA, setup) == 512 * 128 * 1024
+    assert parts.cache_growth(LLAMA, setup) == 0, "256 completion tokens are one block"
+    assert parts.cache_growth(LLAMA, replace(setup, completion_tokens=512)) == 512 * 128 * 1024
+
+
+@pytest.mark.parametrize(
+    ("budget", "prompts", "completions"), [(200_000, 32, 256), (3456, 1, 8), (3457, 2, 7), (700, 1, 1), (10, 1, 1)]
+)
+def test_a_micro_batch_holds_what_its_budget_allows(budget: int, prompts: int, completions: int) -> None:
+    """Groups of 256 + 8 · 400 = 3,456 tokens; a second prompt leaves room for (3457 - 512) / 400 = 7 completions."""
+    micro = largest_micro_batch(MemorySetup(tokens_per_microbatch=budget))
+    assert (micro.prompts, micro.completions) == (prompts, completions)
+
+
+def test_only_sampling_keeps_keys_and_values_and_captured_steps_keep_them_always() -> None:
+    on_cpu, on_cuda = (memory_plan(QWEN, MemorySetup(on_cuda=cuda)) for cuda in (False, True))
+    assert on_cpu.sampling["key_value_cache"] > 0
+    assert "key_value_cache" not in on_cpu.always
+    assert on_cuda.always["key_value_cache"] > 0
+    assert set(memory_plan(QWEN, MemorySetup(samples=False)).sampling.values()) == {0}
+
+
+CHANGES: dict[str, Callable[[MemorySetup], MemorySetup]] = {
+    "tokens_per_microbatch": lambda setup: replace(setup, tokens_per_microbatch=2048),
+    "max_rows": lambda setup: replace(setup, max_rows=16),
+    "gradient_checkpointing": lambda setup: replace(setup, recomputes=True),
+    "weights": lambda setup: replace(setup, weight_bytes=BFLOAT16),
+    "adapter": lambda setup: setup.with_adapter(16),
+    "quantization": lambda setup: setup.with_adapter(16, quantized=True),
+    "reference": lambda setup: replace(setup, reference=False),
+    "frozen": lambda setup: replace(setup, trained=10**8),
+    "critic": lambda setup: replace(setup, critic=False),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_whatever_should_save_memory_does(change: str) -> None:
+    setup = MemorySetup(reference=True, critic=True, compute_bytes=BFLOAT16)
+    before, after = memory_plan(QWEN, setup), memory_plan(QWEN, CHANGES[change](setup))
+    assert min(after.phases[phase] - before.phases[phase] for phase in after.phases) < 0
+
+
+def held_by_autograd(config: PreTrainedConfig, forward: str) -> tuple[int, MemorySetup]:
+    """Bytes of all distinct tensors that one micro-batch of two groups keeps for its backward pass."""
+    from transformers import AutoModelForCausalLM
+
+    policy = as_policy(AutoModelForCausalLM.from_config(config), new_tokenizer(), dtype="float32", forward=forward)
+    setup = MemorySetup(
+        prompt_tokens=32, completion_tokens=48, prompts_per_step=2, group_size=4, shared_prompt=forward == "auto"
+    )
+    prompts, completions = [tuple(range(32))] * 2, [tuple(range(48))] * 8
+    own = {parameter.untyped_storage().data_ptr() for parameter in policy.model.parameters()}
+    kept: dict[int, int] = {}
+    alive: list[Tensor] = []
+
+    def keep(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in own:
+            kept[storage.data_ptr()] = storage.nbytes()
+            alive.append(tensor)
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        policy.forward.completion_hidden(prompts, completions, [0] * 4 + [1] * 4)
+    return sum(kept.values()), setup
+
+
+SIZES = {"vocab_size": 300, "hidden_size": 96, "intermediate_size": 256, "num_hidden_layers": 3}
+HEADS = {"num_attention_heads": 6, "num_key_value_heads": 2}
+
+
+@pytest.mark.parametrize(
+    ("config", "forward"),
+    [
+        (Qwen3Config(**SIZES, **HEADS, head_dim=16), "auto"),
+        (LlamaConfig(**SIZES, **HEADS), "auto"),
+        (Qwen2Config(**SIZES, **HEADS), "plain"),
+        (LlamaConfig(**SIZES, **HEADS), "plain"),
+        (GPT2Config(vocab_size=300, n_embd=96, n_layer=3, n_head=6), "plain"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else value.model_type,
+)
+def test_activations_are_what_autograd_keeps(config: PreTrainedConfig, forward: str) -> None:
+    """Within a tenth through the shared-prompt pass, a fifth through the model's own, whose functions vary."""
+    held, setup = held_by_autograd(config, forward)
+    shape = config_shape(config)
+    joined = 4 * shape.joined_parameters if forward == "auto" else 0
+    assert parts.activations(shape, setup) == pytest.approx(held - joined, rel=0.1 if forward == "auto" else 0.2)
+
+
+def test_a_run_that_fits_is_not_warned_of() -> None:
+    plan = memory_plan(QWEN, MemorySetup())
+    assert memory_warning(plan, MachineMemory(plan.peak, "RAM")) == []
+    assert "Qwen" not in memory_line(plan, MachineMemory(plan.peak, "RAM"))
+
+
+def test_a_warning_names_settings_with_what_each_saves_and_those_that_together_make_it_fit() -> None:
+    setup = replace(IN_BF16, weight_bytes=4)
+    plan = memory_plan(LLAMA, setup)
+    first, *lines, together = memory_warning(plan, MachineMemory(24 * 10**9, "GPU memory"))
+    assert "will not fit" in first
+    assert "24.0 GB of GPU memory" in first
+    changes = changes_that_save(LLAMA, setup)
+    assert [change.setting for change in changes if f"{change.setting}" in "".join(lines)] == [
+        change.setting for change in changes
+    ]
+    for change in changes:
+        assert change.saves == plan.peak - memory_plan(LLAMA, change.setup).peak
+    settings, then = changes_until_it_fits(LLAMA, setup, 24 * 10**9)
+    assert "model.quantization = nf4" in settings
+    assert then.peak <= 24 * 10**9
+    assert together.endswith("and it fits.")
+    assert "still does not fit" in memory_warning(plan, MachineMemory(10**9, "RAM"))[-1]
+
+
+def test_settings_that_change_no_result_are_told_first() -> None:
+    kinds = [change.same_results for change in changes_that_save(LLAMA, MemorySetup())]
+    assert kinds == sorted(kinds, reverse=True)
+    assert len(set(kinds)) == 2
+
+
+def test_each_column_differs_from_grpo_by_what_its_name_says() -> None:
+    plans: dict[str, MemoryPlan] = {
+        name: memory_plan(QWEN, setup) for name, setup in side_by_side(MemorySetup().with_adapter(4)).items()
+    }
+    grpo = plans["GRPO"]
+    assert plans["PPO"].peak - grpo.peak == pytest.approx(1.15 * parts.critic(QWEN, MemorySetup(critic=True)), rel=1e-6)
+    assert plans["recipe"].trained < plans["GRPO LoRA"].trained < grpo.trained == QWEN.parameters
+    assert plans["GRPO QLoRA"].always["weights"] < plans["GRPO LoRA"].always["weights"]
+
+
+def test_a_config_that_is_no_language_models_is_refused() -> None:
+    from transformers import ViTConfig
+
+    with pytest.raises(UserError, match="no causal language model"):
+        config_shape(ViTConfig())

@@ -1,0 +1,161 @@
+"""`posttrain plan`: a table, a warning and JSON, from a config.json alone; and the short form where a run begins."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from posttrain.runs.planned_memory import machine_memory
+from tests.support.runs import Ended, command
+
+LARGE = {
+    "model_type": "llama",
+    "vocab_size": 128_256,
+    "hidden_size": 8192,
+    "intermediate_size": 28_672,
+    "num_hidden_layers": 80,
+    "num_attention_heads": 64,
+    "num_key_value_heads": 8,
+    "max_position_embeddings": 8192,
+}
+"""Of 70 billion parameters: 1.1 TB to train in full."""
+
+
+@pytest.fixture
+def large(tmp_path: Path) -> str:
+    folder = tmp_path / "large"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(LARGE))
+    return str(folder)
+
+
+def plan(*arguments: str) -> Ended:
+    return command("plan", *arguments, folder=Path.cwd())
+
+
+def planned(*arguments: str) -> dict:
+    ended = plan(*arguments, "--json")
+    assert ended.code == 0, ended.err
+    return json.loads(ended.out)
+
+
+def test_a_model_without_weights_is_planned_and_what_would_fit_is_said(large: str) -> None:
+    ended = plan("countdown-tiny", "--model.path", large, "--gpu-gb", "80")
+    assert ended.code == 0, ended.err
+    assert "70.55 B" in ended.out
+    assert "this run will not fit" in ended.out
+    assert "80.0 GB of GPU memory" in ended.out
+    assert "model.gradient_checkpointing = true" in ended.out
+
+
+def test_the_bundled_model_fits_anywhere_and_its_table_has_all_columns() -> None:
+    ended = plan("countdown-tiny")
+    assert ended.code == 0, ended.err
+    assert "It fits" in ended.out
+    for word in (
+        "recipe",
+        "PPO",
+        "GRPO LoRA",
+        "GRPO QLoRA",
+        "1.3 M",
+        "K/V cache",
+        "activations",
+        "learning rate 0.0001",
+    ):
+        assert word in ended.out
+
+
+def test_json_says_the_same_in_bytes(large: str) -> None:
+    made = planned("--model.path", large, "--gpu-gb", "80")
+    assert made["machine_bytes"] == 80 * 10**9
+    recipe = made["plans"]["recipe"]
+    assert recipe["parameters"] == recipe["trained_parameters"] == 70_553_706_496
+    assert not recipe["fits"]
+    assert made["changes"][0]["saves"] > 0
+
+
+@pytest.mark.parametrize(
+    ("flags", "part"),
+    [
+        (["--prompt-tokens", "600"], "key_value_cache"),
+        (["--rollout.max-completion-tokens", "800"], "key_value_cache"),
+        (["--rollout.max-rows", "512", "--rollout.prompts-per-step", "64"], "key_value_cache"),
+        (["--update.tokens-per-microbatch", "8192"], "activations"),
+    ],
+)
+def test_what_bounds_tokens_in_memory_moves_the_plan(flags: list[str], part: str) -> None:
+    def size(made: dict) -> int:
+        recipe = made["plans"]["recipe"]
+        return {**recipe["sampling"], **recipe["updating"]}[part]
+
+    assert size(planned("countdown-tiny", *flags)) > size(planned("countdown-tiny"))
+
+
+def test_a_kl_term_adds_a_reference() -> None:
+    with_kl = planned("--algorithm.kl.coefficient", "0.1")["plans"]["recipe"]["always"]
+    assert with_kl["reference"] == with_kl["weights"] > 0
+    assert planned()["plans"]["recipe"]["always"]["reference"] == 0
+
+
+def test_a_supervised_recipe_has_a_plan_of_its_own() -> None:
+    made = planned("countdown-base")
+    assert [*made["plans"]] == ["recipe"]
+    assert set(made["plans"]["recipe"]["sampling"].values()) == {0}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["irl-course"], "trains no language model"),
+        (["--prompt-tokens", "0"], "use at least 1"),
+        (["--gpu-gb", "0"], "use at least"),
+        (["--model.path", "nowhere"], "no such folder"),
+    ],
+)
+def test_what_cannot_be_planned_is_an_error_with_its_remedy(arguments: list[str], says: str) -> None:
+    ended = plan(*arguments)
+    assert ended.code == 2
+    assert says in ended.err
+
+
+def test_a_config_that_cannot_be_read_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "of nobody"}')
+    ended = plan("--model.path", str(tmp_path))
+    assert ended.code == 2
+    assert "config.json cannot be read" in ended.err
+
+
+def test_a_dry_run_has_the_plan_in_a_line(tmp_path: Path) -> None:
+    small = ["--rollout.prompts-per-step", "2", "--rollout.group-size", "2", "--run.threads", "1"]
+    fits = command("rl", "countdown-tiny", "--dry-run", *small, folder=tmp_path)
+    assert fits.code == 0, fits.err
+    assert "memory     at most about" in fits.out
+    assert "will not fit" not in fits.out
+
+
+RECIPE_OPTIONS = {
+    "weights": (["--model.weights", "bfloat16"], "always", "optimizer", 0.5),
+    "checkpointing": (["--model.gradient-checkpointing"], "updating", "activations", 0.4),
+    "adapter": (["--model.adapter.rank", "16"], "always", "optimizer", 0.15),
+    "rank": (["--model.adapter.rank", "4"], "always", "optimizer", 0.04),
+    "frozen": (["--model.frozen", "*embed_tokens*"], "always", "optimizer", 0.97),
+    "context": (["--model.context", "300"], "sampling", "key_value_cache", 0.6),
+}
+
+
+@pytest.mark.parametrize("name", RECIPE_OPTIONS)
+def test_options_of_the_model_reach_the_plan(name: str) -> None:
+    """The bundled model has 1.3 M parameters and 16 · 240 K of them in an adapter of rank 16; 640 tokens become 320."""
+    flags, phase, part, at_most = RECIPE_OPTIONS[name]
+    with_option, without = (planned(*flags)["plans"]["recipe"][phase][part] for flags in (flags, []))
+    assert 0 < with_option <= at_most * without
+
+
+def test_four_bits_reach_the_plan() -> None:
+    adapter = ["--model.adapter.rank", "4"]
+    quantized = planned(*adapter, "--model.quantization", "nf4")["plans"]["recipe"]["always"]
+    assert quantized["weights"] < 0.4 * planned(*adapter)["plans"]["recipe"]["always"]["weights"]
+
+
+def test_the_machine_has_some_memory() -> None:
+    assert 1e8 < machine_memory(on_cuda=False).size < 1e14

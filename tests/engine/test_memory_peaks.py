@@ -1,0 +1,87 @@
+"""The plan of a run's memory beside what a run holds: peaks of processes of their own, under the usual allocator."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+from transformers import Qwen3Config
+
+from posttrain.algorithms.table import build_algorithm
+from posttrain.models.memory.memory_plan import IMPORTED_BYTES, MemoryPlan, memory_plan
+from posttrain.models.memory.memory_setup import MemorySetup
+from posttrain.models.memory.model_shape import config_shape
+from tests.support.memory_probe import PROMPT_TOKENS
+from tests.support.memory_probe import __name__ as probe
+
+MODEL = {"vocab_size": 400, "tie_word_embeddings": True, "max_position_embeddings": 512, "eos_token_id": 0}
+GRPO = {"name": "grpo"}
+WITH_REFERENCE = {"name": "grpo", "kl": {"coefficient": 0.1}}
+
+
+def shape(
+    hidden: int, mlp: int, layers: int, heads: tuple[int, int, int], rollout: tuple[int, int, int], tokens: int, **other
+) -> dict:
+    """Heads of queries, of keys and their width; prompts a step, completions of each and their length."""
+    model = {**MODEL, "hidden_size": hidden, "intermediate_size": mlp, "num_hidden_layers": layers}
+    model |= dict(zip(("num_attention_heads", "num_key_value_heads", "head_dim"), heads, strict=True))
+    sampled = dict(zip(("prompts_per_step", "group_size", "max_completion_tokens"), rollout, strict=True))
+    vocab, algorithm = other.get("vocab", 400), other.get("algorithm", GRPO)
+    return {
+        "model": {**model, "vocab_size": vocab},
+        "rollout": sampled,
+        "tokens_per_microbatch": tokens,
+        "algorithm": algorithm,
+    }
+
+
+SHAPES = {
+    "weights": shape(768, 2048, 3, (12, 4, 64), (2, 4, 8), 80, algorithm=WITH_REFERENCE),
+    "activations": shape(256, 768, 6, (8, 4, 32), (2, 8, 64), 1024),
+    "cache": shape(128, 256, 2, (32, 32, 64), (4, 8, 140), 512),
+    "logits": shape(64, 128, 2, (4, 4, 16), (16, 16, 4), 2048, vocab=60_000),
+}
+
+
+def planned(name: str) -> MemoryPlan:
+    given = SHAPES[name]
+    rollout = given["rollout"]
+    setup = MemorySetup(
+        reference=build_algorithm(given["algorithm"]).uses_reference,
+        prompt_tokens=PROMPT_TOKENS,
+        completion_tokens=rollout["max_completion_tokens"],
+        prompts_per_step=rollout["prompts_per_step"],
+        group_size=rollout["group_size"],
+        tokens_per_microbatch=given["tokens_per_microbatch"],
+    )
+    return memory_plan(config_shape(Qwen3Config(**given["model"])), setup)
+
+
+@pytest.fixture(scope="module")
+def measured() -> dict[str, int]:
+    ran = subprocess.run(
+        [sys.executable, "-m", probe, json.dumps(SHAPES)], capture_output=True, text=True, timeout=200, check=False
+    )
+    assert ran.returncode == 0, ran.stderr
+    return json.loads(ran.stdout)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the process's memory is read from /proc")
+@pytest.mark.parametrize("name", SHAPES)
+def test_the_plan_is_within_a_fifth_of_the_measured_peak(name: str, measured: dict[str, int]) -> None:
+    """Of full training with GRPO; what was held once everything was imported is taken off both."""
+    assert planned(name).peak - IMPORTED_BYTES == pytest.approx(measured[name], rel=0.2)
+
+
+@pytest.mark.parametrize(
+    ("name", "part"),
+    [("weights", "optimizer"), ("activations", "activations"), ("cache", "key_value_cache"), ("logits", "logits")],
+)
+def test_each_shape_is_mostly_what_it_is_called(name: str, part: str) -> None:
+    """Else the comparison would be of four times the same."""
+    plan = planned(name)
+    parts = {
+        **plan.always,
+        **(plan.updating if plan.phases["updating"] == max(plan.phases.values()) else plan.sampling),
+    }
+    assert max(parts, key=lambda each: parts[each]) == part
