@@ -2,12 +2,14 @@
 
 import math
 from dataclasses import dataclass, replace
-from typing import Literal, TypeVar
+from typing import ClassVar, Literal, TypeVar
 
 from posttrain.errors import UserError, require
 
 DEFAULT_RATE = 1e-6
-"""The learning rate where none is given and a whole model is trained."""
+"""The learning rate where none is given and a whole model is trained by reward."""
+SFT_RATE = 1e-5
+"""The same where rows or demonstrations are learned."""
 RATE_OF_ADAPTERS = 10
 """The best rate of an adapter as a multiple of that of the whole model, whatever the rank (Schulman & Thinking Machines
 2025, "LoRA without regret")."""
@@ -16,6 +18,8 @@ RATE_OF_ADAPTERS = 10
 @dataclass(frozen=True, kw_only=True)
 class OptimizerOptions:
     """AdamW and its learning rate over time."""
+
+    default_rate: ClassVar[float] = DEFAULT_RATE
 
     learning_rate: float | None = None
     """Largest learning rate; null is 1e-6, which suits full training of models of a billion parameters, and with an
@@ -44,7 +48,7 @@ class OptimizerOptions:
     @property
     def largest_rate(self) -> float:
         """The learning rate that is used, or at first that of a schedule."""
-        return DEFAULT_RATE if self.learning_rate is None else self.learning_rate
+        return self.default_rate if self.learning_rate is None else self.learning_rate
 
 
 Optimizer = TypeVar("Optimizer", bound=OptimizerOptions)
@@ -62,7 +66,7 @@ def for_what_is_trained(options: Optimizer, *, adapter: bool, where: str) -> Opt
         )
     if options.learning_rate is not None:
         return options
-    return replace(options, learning_rate=DEFAULT_RATE * (RATE_OF_ADAPTERS if adapter else 1))
+    return replace(options, learning_rate=options.default_rate * (RATE_OF_ADAPTERS if adapter else 1))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,8 +167,11 @@ class RunOptions:
 class SftOptions(OptimizerOptions):
     """Supervised training on rows of your own, or on demonstrations of a task."""
 
-    learning_rate: float = 1e-5
-    """Largest learning rate.  1e-5 suits full training of models of a billion parameters, 2e-3 one that is new."""
+    default_rate: ClassVar[float] = SFT_RATE
+
+    learning_rate: float | None = None
+    """Largest learning rate; null is 1e-5, which suits full training of models of a billion parameters, and with an
+    adapter (`model.adapter`) ten times that.  2e-3 suits a small model that is new."""
     loss_on: Literal["assistant", "completion", "all"] = "assistant"
     """Of rows: what is learned, each turn with its stop token.  `assistant`: the completion of a prompt, or every turn
     of the assistant in `messages`; `completion`: its last turn alone; `all`: every token, prompts too.  Of plain text

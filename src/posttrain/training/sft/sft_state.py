@@ -11,8 +11,10 @@ from posttrain.records import Example
 from posttrain.runs.checkpoint import Checkpoint
 from posttrain.runs.tensor_state import (
     Tensors,
+    frozen_state,
     module_tensors,
     optimizer_tensors,
+    require_same_frozen,
     restore_module,
     restore_optimizer,
 )
@@ -52,6 +54,8 @@ class TrainedBySupervision:
     def __init__(self, policy: Policy, options: SftOptions) -> None:
         self.policy, self.options, self.run = policy, options, SftState()
         self.optimizer = new_optimizer(policy.model.parameters(), options)
+        self.frozen = frozen_state(policy.model, policy.model.name_or_path or "a model object")
+        """What the weights are that checkpoints leave out; read once, for nothing changes them."""
 
     @property
     def step(self) -> int:
@@ -82,7 +86,7 @@ class TrainedBySupervision:
 
     def state(self) -> Mapping[str, object]:
         """Whatever else it reads, as plain data."""
-        return {"run": asdict(self.run), "optimizer": optimizer_tensors(self.optimizer)[1]}
+        return {"run": asdict(self.run), "optimizer": optimizer_tensors(self.optimizer)[1], **self.frozen}
 
     def add_seconds(self, seconds: Mapping[str, float]) -> None:
         """Count the time of a step."""
@@ -93,6 +97,7 @@ class TrainedBySupervision:
         optimizer, run = saved.state["optimizer"], saved.state["run"]
         assert isinstance(optimizer, Mapping)
         assert isinstance(run, Mapping)
+        require_same_frozen(self.frozen, saved.state)
         restore_module(self.policy.model, saved.tensors["policy"])
         restore_optimizer(self.optimizer, saved.tensors["optimizer"], optimizer)
         self.run = SftState(**run)
