@@ -61,7 +61,6 @@ class RowExamples:
         most = options.rows_per_batch or len(self.trained)
         if options.num_epochs is not None:
             most = min(most, self.num_rows(options.num_epochs) - first)
-        most = min(most, len(self.trained))
         chosen: list[int] = []
         tokens = 0
         while len(chosen) < most and tokens < options.tokens_per_batch:
