@@ -132,7 +132,7 @@ BECAUSE: dict[str, list[tuple[str, str]]] = {
         ("models/logprobs.py", "self.room = like.new_empty((rows.stop - rows.start) * (vocab.stop + vocab.start))"),
     ],
     "It copies the output matrix, which costs memory, and computes the same.": [
-        ("models/logprobs.py", "shown = head if kept is None else head.clone()"),
+        ("models/logprobs.py", "shown = matrix if kept is None else matrix.clone()"),
     ],
     "How large a tile is, below its limit: for speed.": [
         ("models/logprobs.py", "for rows in _slices(num_rows, min(TILE_ROWS, elements // vocab)):"),

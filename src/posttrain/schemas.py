@@ -134,9 +134,11 @@ def record_class(schema: Schema) -> Any:
 
     An option that is a dataclass, or None, or a list of them, has records of that in its place.
     """
-    from pydantic import ConfigDict, WrapValidator
+    from pydantic import BeforeValidator, ConfigDict, WrapValidator
     from typing_extensions import Doc
 
+    # Below what may be null pydantic sees Python's lists and no longer JSON's.
+    as_tuple = BeforeValidator(lambda value: tuple(value) if isinstance(value, list) else value)
     made: list[Any] = []
     for option in schema.options:
         annotation, default, inner = option.annotation, option.default, unwrapped(option.annotation)
@@ -147,6 +149,8 @@ def record_class(schema: Schema) -> Any:
             null = WrapValidator(lambda value, check: None if value is None else check(value))
             annotation = within if inner is annotation else Annotated[within, null]
             default = as_record(within, default) if is_instance(default) else default
+        if get_origin(annotation) is tuple:
+            annotation = Annotated[annotation, as_tuple]
         if default is REQUIRED:
             annotation, default = annotation | None, None
         # By a factory, for a mapping is no default that a dataclass takes.

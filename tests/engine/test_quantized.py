@@ -22,12 +22,11 @@ from posttrain.models.adapters.quantized import (
 )
 from posttrain.models.policy import Policy
 from posttrain.options.model import ModelOptions
-from posttrain.training.supervised import Example, completion_logprobs
-from tests.support.adapted import LORA, adapted_policy
+from tests.support.adapted import LORA, Pair, adapted_policy, completion_logprobs
 from tests.support.tiny import relative_distance, request, some_prompts, tiny_model
 
 pytest.importorskip("bitsandbytes")
-EXAMPLES = [Example((3, 9, 4), (7, 12, 8, 5)), Example((2,), (6, 1, 5))]
+EXAMPLES = [Pair((3, 9, 4), (7, 12, 8, 5)), Pair((2,), (6, 1, 5))]
 each_forward = pytest.mark.parametrize("forward", ["auto", "plain"])
 
 

@@ -10,11 +10,10 @@ from posttrain.errors import UserError
 from posttrain.models.adapters.lora import LoraLinear, adapter_off, adapter_tensors, lora_layers
 from posttrain.models.adapters.placing import add_adapter, target_layers
 from posttrain.options.adapter import ALL_LINEAR, AdapterOptions
-from posttrain.training.supervised import Example, completion_logprobs
-from tests.support.adapted import LORA, adapted_policy, fill
+from tests.support.adapted import LORA, Pair, adapted_policy, completion_logprobs, fill
 from tests.support.tiny import plain_logprobs, relative_distance, tiny_model, tiny_policy
 
-EXAMPLES = [Example((3, 9, 4), (7, 12, 8, 5)), Example((2,), (6, 1, 5)), Example((9, 9, 1, 0, 4), (8, 5))]
+EXAMPLES = [Pair((3, 9, 4), (7, 12, 8, 5)), Pair((2,), (6, 1, 5)), Pair((9, 9, 1, 0, 4), (8, 5))]
 each_family = pytest.mark.parametrize("family", ["qwen3", "llama", "qwen2", "gpt2"])
 each_forward = pytest.mark.parametrize("forward", ["auto", "plain"])
 

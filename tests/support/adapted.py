@@ -1,15 +1,37 @@
 """Tiny models under an adapter whose B is not zero, so that whatever leaves it out is far off."""
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from posttrain.models.adapters.lora import lora_layers
 from posttrain.models.adapters.placing import add_adapter
 from posttrain.models.adapters.quantized import quantize
+from posttrain.models.logprobs import token_logprobs
 from posttrain.models.policy import Policy, as_policy
 from posttrain.options.adapter import AdapterOptions
 from tests.support.tiny import tiny_model, tokenizer
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A prompt and what continues it."""
+
+    prompt: tuple[int, ...]
+    completion: tuple[int, ...]
+
+
+def completion_logprobs(policy: Policy, pairs: Sequence[Pair]) -> Tensor:
+    """log π of every completion token, in order, by the policy's forward pass."""
+    hidden = policy.forward.completion_hidden(
+        [pair.prompt for pair in pairs], [pair.completion for pair in pairs], range(len(pairs))
+    )
+    targets = torch.tensor([token for pair in pairs for token in pair.completion])
+    return token_logprobs(hidden, policy.output_layer, targets)
+
 
 LORA = AdapterOptions(rank=3, alpha=6)
 

@@ -57,7 +57,8 @@ def train_on(toy: Toy, policy: Policy) -> Iterator[dict[str, float]]:
             rewards = torch.from_numpy(random.permutation(rewards.flatten().numpy())).view_as(rewards)
         log_ref = None
         if reference is not None:
-            log_ref = group_logprobs(reference, groups, temperature=toy.temperature, max_tokens=100)
+            with reference.entered() as then:
+                log_ref = group_logprobs(then, groups, temperature=toy.temperature, max_tokens=100)
         batch = batch_of(groups, advantage(algorithm, rewards).tolist(), algorithm, reference_logprobs=log_ref)
         rate = learning_rate(toy.update, step, toy.num_steps)
         taken = [update(policy, optimizer, batch, objective, toy.update, rate)] if batch.completions else []

@@ -66,6 +66,6 @@ def main(arguments: Sequence[str]) -> int:
     if switches.json:
         print(json.dumps(table.as_json(), indent=1))
     else:
-        rate = config.update.largest_rate if isinstance(config, Config) else config.sft.largest_rate
-        table.print(learning_rate=rate)
+        options = config.update if isinstance(config, Config) else config.sft
+        table.print(learning_rate=options.largest_rate, default_rate=options.default_rate)
     return 0

@@ -6,11 +6,14 @@ from typing import cast
 import torch
 from torch import nn
 
-from posttrain.models.adapters.quantized import num_parameters
+from posttrain.models.adapters.lora import lora_layers
+from posttrain.models.adapters.quantized import is_4_bit, num_parameters
+from posttrain.models.context import changes_at, own_context
 from posttrain.models.policy import Policy
 from posttrain.models.recomputation import is_recomputing
 from posttrain.models.rendering import opening_tokens
 from posttrain.options.model import ModelOptions
+from posttrain.options.training import RATE_OF_ADAPTERS
 
 
 def model_lines(policy: Policy, name: str) -> list[str]:
@@ -21,7 +24,9 @@ def model_lines(policy: Policy, name: str) -> list[str]:
     part = "" if trained == total else f" ({trained / 1e6:.2f} M trained)"
     held = {parameter.dtype for parameter in model.parameters()}
     weights = (
-        "" if held <= {policy.compute_dtype, torch.float32} else f" over {' and '.join(map(type_name, held))} weights"
+        ""
+        if held <= {policy.compute_dtype, torch.float32}
+        else f" over {' and '.join(sorted(map(type_name, held)))} weights"
     )
     again = ", layers computed again for gradients" if is_recomputing(model) else ""
     arithmetic = f"{type_name(policy.compute_dtype)}{weights} on {policy.device}{again}"
@@ -31,6 +36,26 @@ def model_lines(policy: Policy, name: str) -> list[str]:
     if policy.cache_refusal is not None:
         lines.append(f"           sampled without a cache, whole rows again for every token: {policy.cache_refusal}")
     return lines
+
+
+def adapter_lines(policy: Policy, default_rate: float) -> list[str]:
+    """What of an adapter a plan says, none where there is none; `default_rate` is that of a whole model."""
+    layers = lora_layers(policy.model)
+    if not layers:
+        return []
+    trained = sum(parameter.numel() for parameter in policy.model.parameters() if parameter.requires_grad)
+    first = next(iter(layers.values())).options
+    quantized = [layer for layer in policy.model.modules() if is_4_bit(layer)]
+    dtype = type_name(policy.compute_dtype)
+    in_4_bits = f", {len(quantized)} layers of it in nf4 (scales quantised too), products in {dtype}"
+    scaled = f"rank {first.rank}, alpha {first.alpha:g}{', rslora' if first.rslora else ''}"
+    return [
+        (
+            f"adapter    {scaled}, on {len(layers)} layers: {trained / 1e6:.3g} M parameters trained, the base"
+            f" frozen{in_4_bits if quantized else ''}"
+        ),
+        f"           default learning rate {default_rate * RATE_OF_ADAPTERS:g}, without an adapter {default_rate:g}",
+    ]
 
 
 def type_name(dtype: torch.dtype) -> str:
@@ -59,11 +84,11 @@ def weight_lines(policy: Policy) -> list[str]:
 
 def context_lines(policy: Policy) -> list[str]:
     """Tokens that prompt and completion may have together, and what bounds them."""
-    known = (("positions", "max_position_embeddings"), ("window", "sliding_window"))
-    values = {name: getattr(policy.model.config, key, None) for name, key in known}  # families differ in what they have
-    bounds = [f"{name} {value}" for name, value in values.items() if value is not None]
+    own, windows = own_context(policy.model.config), changes_at(policy.model.config)
+    bounds = [] if own is None else [f"the model's own {own}"]
+    bounds += [f"some layers look back {window}" for window in windows]
     asked = [] if policy.context is None else [f"asked for {policy.context}"]
-    return [f"context    {policy.max_positions} tokens ({', '.join([*bounds, *asked]) or 'no bound of its own'})"]
+    return [f"context    {policy.max_positions} tokens ({', '.join([*bounds, *asked])})"]
 
 
 def tokenizer_lines(policy: Policy) -> list[str]:

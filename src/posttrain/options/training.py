@@ -6,10 +6,6 @@ from typing import ClassVar, Literal, TypeVar
 
 from posttrain.errors import UserError, require
 
-DEFAULT_RATE = 1e-6
-"""The learning rate where none is given and a whole model is trained by reward."""
-SFT_RATE = 1e-5
-"""The same where rows or demonstrations are learned."""
 RATE_OF_ADAPTERS = 10
 """The best rate of an adapter as a multiple of that of the whole model, whatever the rank (Schulman & Thinking Machines
 2025, "LoRA without regret")."""
@@ -19,7 +15,8 @@ RATE_OF_ADAPTERS = 10
 class OptimizerOptions:
     """AdamW and its learning rate over time."""
 
-    default_rate: ClassVar[float] = DEFAULT_RATE
+    default_rate: ClassVar[float] = 1e-6
+    """The learning rate where none is given and a whole model is trained."""
 
     learning_rate: float | None = None
     """Largest learning rate; null is 1e-6, which suits full training of models of a billion parameters, and with an
@@ -167,11 +164,11 @@ class RunOptions:
 class SftOptions(OptimizerOptions):
     """Supervised training on rows of your own, or on demonstrations of a task."""
 
-    default_rate: ClassVar[float] = SFT_RATE
+    default_rate: ClassVar[float] = 1e-5
 
     learning_rate: float | None = None
     """Largest learning rate; null is 1e-5, which suits full training of models of a billion parameters, and with an
-    adapter (`model.adapter`) ten times that.  2e-3 suits a small model that is new."""
+    adapter (`model.adapter`) ten times that.  2e-3 suits a model that is new."""
     loss_on: Literal["assistant", "completion", "all"] = "assistant"
     """Of rows: what is learned, each turn with its stop token.  `assistant`: the completion of a prompt, or every turn
     of the assistant in `messages`; `completion`: its last turn alone; `all`: every token, prompts too.  Of plain text

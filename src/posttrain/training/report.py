@@ -12,14 +12,10 @@ from typing import cast
 
 import torch
 
-from posttrain.models.adapters.lora import lora_layers
-from posttrain.models.adapters.quantized import is_4_bit
-from posttrain.models.description import model_lines, unused_options
+from posttrain.models.description import adapter_lines, model_lines, unused_options
 from posttrain.models.loading.saving import save_trained
 from posttrain.models.memory.memory_plan import memory_plan
-from posttrain.models.policy import Policy
 from posttrain.options.adapter import run_model
-from posttrain.options.training import DEFAULT_RATE, RATE_OF_ADAPTERS
 from posttrain.runs.curves import draw_curves
 from posttrain.runs.files import writing
 from posttrain.runs.folder import resume_command, shown
@@ -66,7 +62,7 @@ def plan_lines(
         *policy_lines(session),
         f"task       {session.task.name}, {len(session.questions().prompts)} held-out problems",
         *(f"           {note}" for note in (session.task.notes() if isinstance(session.task, DatasetTask) else ())),
-        *adapter_lines(session.policy),
+        *adapter_lines(session.policy, config.update.default_rate),
         f"algorithm  {session.algorithm.name}, learning rate {config.update.largest_rate:g}",
         f"rewards    {', '.join(f'{item.name} × {item.settings.weight:g}' for item in session.rewards)}",
         (
@@ -90,26 +86,6 @@ def planned_memory(session: Session) -> tuple[str, list[str]]:
         plan = memory_plan(plan.shape, replace(plan.setup, samples=False))
     machine = machine_memory(on_cuda=plan.setup.on_cuda)
     return memory_line(plan, machine), memory_warning(plan, machine)
-
-
-def adapter_lines(policy: Policy) -> list[str]:
-    """What of an adapter a plan says; nothing where there is none."""
-    layers = lora_layers(policy.model)
-    if not layers:
-        return []
-    trained = sum(parameter.numel() for parameter in policy.model.parameters() if parameter.requires_grad)
-    first = next(iter(layers.values())).options
-    quantized = [layer for layer in policy.model.modules() if is_4_bit(layer)]
-    dtype = str(policy.compute_dtype).removeprefix("torch.")
-    in_4_bits = f", {len(quantized)} layers of it in nf4 (scales quantised too), products in {dtype}"
-    scaled = f"rank {first.rank}, alpha {first.alpha:g}{', rslora' if first.rslora else ''}"
-    return [
-        (
-            f"adapter    {scaled}, on {len(layers)} layers: {trained / 1e6:.3g} M parameters trained, the base"
-            f" frozen{in_4_bits if quantized else ''}"
-        ),
-        f"           default learning rate {DEFAULT_RATE * RATE_OF_ADAPTERS:g}, without an adapter {DEFAULT_RATE:g}",
-    ]
 
 
 def policy_lines(session: Session) -> list[str]:
@@ -289,7 +265,12 @@ def unmeasured_lines(summary: Mapping[str, object]) -> list[str]:
 def measuring(session: Session, folder: Path) -> str:
     """What measures the trained model as the run did: a command, or a call where no recipe says all that it takes."""
     own = session.own
-    brought = {"task": own.task is not None, "rows": own.rows is not None, "rewards": bool(given_rewards(own))}
+    brought = {
+        "task": own.task is not None,
+        "rows": own.rows is not None,
+        "held_out_rows": own.held_out_rows is not None,
+        "rewards": bool(given_rewards(own)),
+    }
     given = ", ".join(f"{name}={name}" for name, is_brought in brought.items() if is_brought)
     return f"posttrain.evaluate({str(run_model(folder))!r}, config, {given})" if given else f"posttrain eval {folder}"
 

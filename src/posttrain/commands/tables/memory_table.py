@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from posttrain.models.memory.memory_plan import MemoryPlan, changes_that_save
-from posttrain.options.training import DEFAULT_RATE, RATE_OF_ADAPTERS
+from posttrain.options.training import RATE_OF_ADAPTERS
 from posttrain.runs.planned_memory import WORDS, MachineMemory, gigabytes, memory_warning, of_phase
 
 
@@ -38,7 +38,8 @@ class MemoryTable:
         yield "process, allocator", [gigabytes(plan.runtime) for plan in plans]
         for phase in plans[0].phases:
             yield f"while {phase}", [gigabytes(plan.phases[phase] + plan.runtime) for plan in plans]
-            yield from self.parts([of_phase(plan, phase) for plan in plans])
+            if phase != "loading":
+                yield from self.parts([of_phase(plan, phase) for plan in plans])
         yield f"fits {gigabytes(self.machine.size)} GB", [self.fits(plan) for plan in plans]
 
     def parts(self, held: Sequence[Mapping[str, int]]) -> Iterator[tuple[str, list[str]]]:
@@ -51,7 +52,7 @@ class MemoryTable:
         """Whether this machine has as much."""
         return "yes" if plan.peak <= self.machine.size else "no"
 
-    def print(self, *, learning_rate: float) -> None:
+    def print(self, *, learning_rate: float, default_rate: float) -> None:
         """The table, and below it what would make the recipe smaller."""
         setup = self.own.setup
         table = Table(box=SIMPLE, header_style="bold", padding=(0, 0, 0, 1), pad_edge=False)
@@ -68,8 +69,8 @@ class MemoryTable:
             f" {setup.tokens_per_microbatch} tokens"
         )
         print(
-            f"learning rate {learning_rate:g}; where none is given {DEFAULT_RATE:g}, of an adapter"
-            f" {DEFAULT_RATE * RATE_OF_ADAPTERS:g}"
+            f"learning rate {learning_rate:g}; where none is given {default_rate:g}, of an adapter"
+            f" {default_rate * RATE_OF_ADAPTERS:g}"
         )
         warning = memory_warning(self.own, self.machine)
         for line in warning or [f"It fits: {gigabytes(self.own.peak)} of {gigabytes(self.machine.size)} GB."]:
@@ -81,6 +82,7 @@ class MemoryTable:
             name: {
                 "parameters": plan.shape.parameters,
                 "trained_parameters": plan.trained,
+                "loading": dict(plan.loading),
                 "always": dict(plan.always),
                 "sampling": dict(plan.sampling),
                 "updating": dict(plan.updating),

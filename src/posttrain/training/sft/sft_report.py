@@ -6,12 +6,13 @@ from pathlib import Path
 from transformers import PreTrainedTokenizerBase
 
 from posttrain.config import SftConfig
-from posttrain.models.description import model_lines
-from posttrain.models.loading.saving import save_policy
+from posttrain.models.description import adapter_lines, model_lines
+from posttrain.models.loading.saving import save_trained
 from posttrain.models.memory.memory_plan import memory_plan
 from posttrain.models.memory.model_shape import object_shape
 from posttrain.models.policy import Policy
 from posttrain.options.dataset import DatasetOptions
+from posttrain.options.model import ModelOptions
 from posttrain.records import Example
 from posttrain.runs.curves import draw_curves
 from posttrain.runs.files import writing
@@ -37,6 +38,7 @@ def sft_plan_lines(
     rate = f"learning rate {options.largest_rate:g} ({options.schedule})"
     return [
         *model_lines(policy, model),
+        *adapter_lines(policy, options.default_rate),
         f"data       {first}; {num_held_out} held out",
         *(f"           {line}" for line in more),
         f"one step   {rows}{options.tokens_per_batch} tokens, {rate}",
@@ -73,10 +75,11 @@ def preview_lines(policy: Policy, examples: Sequence[Example]) -> list[str]:
     return lines
 
 
-def write_model(policy: Policy, folder: Path) -> None:
-    """Save the model and curves of a finished run."""
+def write_model(config: SftConfig, policy: Policy, folder: Path) -> None:
+    """Save the model, or its adapter, and curves of a finished run."""
+    adapter = config.model.adapter if isinstance(config.model, ModelOptions) else None
     with writing(folder / "model", folder):
-        save_policy(policy, folder / "model")
+        save_trained(policy, folder, adapter.save if adapter is not None else "adapter", "")
     with writing(folder / "curves.png", folder):
         draw_curves(folder / "metrics.jsonl", folder / "curves.png", title=folder.name)
 

@@ -173,7 +173,7 @@ def open_sft(config: SftConfig, inputs: RunInputs, policy: Policy | None, given:
 def sft_policy(config: SftConfig) -> Policy:
     """The model of the recipe, from its folder or from nothing."""
     if isinstance(config.model, ModelOptions):
-        return load_policy(config.model)
+        return load_policy(config.model, seed=config.run.seed)
     tokenizer = new_tokenizer()
     return as_policy(new_model(config.model, tokenizer, seed=config.run.seed), tokenizer)
 
@@ -251,7 +251,7 @@ def fit(
 ) -> Run:
     """The loop: a batch of examples, its gradient, a step; measured and saved every so often."""
     source, options, num_steps = session.source, session.config.sft, session.num_steps
-    trained = TrainedBySupervision(session.policy, options)
+    trained = TrainedBySupervision(session.policy, options, seed=session.config.run.seed)
     with Harness(folder, trained, harness_options) as harness:
         notes = harness.resume(threads) if resume else []
         folder.write_inputs(session.inputs)
@@ -270,7 +270,7 @@ def fit(
         finished = trained.step >= num_steps
         summary: dict[str, object] = {}
         if finished:
-            write_model(session.policy, folder.path)
+            write_model(session.config, session.policy, folder.path)
             summary = {**summary_of(trained.run), **source.summary()}
         harness.end(summary, last_lines(session.config, folder.path, trained.run, finished=finished))
     return Run(folder=folder.path, summary=summary, interrupted=not finished)

@@ -3,8 +3,10 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 
 from posttrain.errors import RunError
+from posttrain.models.adapters.lora import adapter_dropout
 from posttrain.models.policy import Policy
 from posttrain.options.training import SftOptions
 from posttrain.records import Example
@@ -51,11 +53,10 @@ class SftState:
 class TrainedBySupervision:
     """A policy, its optimiser and the counters of its run."""
 
-    def __init__(self, policy: Policy, options: SftOptions) -> None:
-        self.policy, self.options, self.run = policy, options, SftState()
+    def __init__(self, policy: Policy, options: SftOptions, *, seed: int = 0) -> None:
+        """The seed is for an adapter's dropout."""
+        self.policy, self.options, self.run, self.seed = policy, options, SftState(), seed
         self.optimizer = new_optimizer(policy.model.parameters(), options)
-        self.frozen = frozen_state(policy.model, policy.model.name_or_path or "a model object")
-        """What the weights are that checkpoints leave out; read once, for nothing changes them."""
 
     @property
     def step(self) -> int:
@@ -69,7 +70,8 @@ class TrainedBySupervision:
 
     def learn(self, batch: Sequence[Example], step: int, num_steps: int) -> dict[str, float]:
         """Take one optimiser step on a batch of examples; returns its metrics."""
-        loss = accumulate(self.policy, batch, self.options.tokens_per_microbatch)
+        with adapter_dropout(self.policy.model, self.seed, step):
+            loss = accumulate(self.policy, batch, self.options.tokens_per_microbatch)
         rate = learning_rate(self.options, step - 1, num_steps)
         grad_norm = apply_gradients(self.optimizer, rate, self.options.max_grad_norm)[POLICY]
         if not math.isfinite(grad_norm):
@@ -83,6 +85,11 @@ class TrainedBySupervision:
     def tensors(self) -> Mapping[str, Tensors]:
         """All tensors that the next step reads."""
         return {"policy": module_tensors(self.policy.model), "optimizer": optimizer_tensors(self.optimizer)[0]}
+
+    @cached_property
+    def frozen(self) -> Mapping[str, object]:
+        """What checkpoints say of the weights that they leave out; those never change."""
+        return frozen_state(self.policy.model, self.policy.model.name_or_path or "a model object")
 
     def state(self) -> Mapping[str, object]:
         """Whatever else it reads, as plain data."""

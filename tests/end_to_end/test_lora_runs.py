@@ -1,0 +1,143 @@
+"""A run with an adapter: its plan, its folder, what finds it there, how it is resumed, and over which base."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from safetensors.torch import load_file
+
+import posttrain
+from posttrain.cli import main
+from posttrain.config import Config
+from posttrain.errors import RunError, UserError
+from posttrain.models.adapters.lora import lora_layers
+from posttrain.models.loading.model_folder import load_policy
+from posttrain.options.adapter import AdapterOptions
+from posttrain.options.model import ModelOptions
+from posttrain.options.training import OptimizerOptions, for_what_is_trained
+from tests.support.runs import metrics_of, save_tiny_model, tiny_recipe
+
+ADAPTER = {"rank": 2, "targets": ["q_proj", "down_proj"]}
+
+
+def recipe_of(folder: Path, num_steps: int, **model: object) -> Path:
+    """A recipe of a run with an adapter and a KL to its base."""
+    base = folder / "base"
+    if not base.is_dir():
+        save_tiny_model(base)
+    recipe = tiny_recipe(folder, algorithm={"name": "grpo", "kl": {"coefficient": 0.1}})
+    content: dict[str, Any] = yaml.safe_load(recipe.read_text())
+    content["model"] = {"path": str(base), "adapter": ADAPTER, **model}
+    content["run"] = {**content["run"], "num_steps": num_steps}
+    content["checkpoint"] = {"every_steps": 1}
+    content["update"] = {**content.get("update", {}), "learning_rate": 0.01}
+    recipe.write_text(yaml.safe_dump(content))
+    return recipe
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of two steps whose checkpoints are all there."""
+    made = tmp_path_factory.mktemp("lora")
+    assert main(["rl", str(recipe_of(made, 2)), "--run.folder", str(made / "run")]) == 0
+    return made / "run"
+
+
+def test_a_run_keeps_the_adapter_and_eval_chat_and_rl_find_it(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert (run / "adapter" / "adapter_model.safetensors").is_file()
+    assert not (run / "model").exists()
+    kept = json.loads((run / "adapter" / "adapter_config.json").read_text())
+    assert Path(kept["base_model_name_or_path"]) == (run.parent / "base").resolve()
+    assert main(["eval", str(run), "--output", str(tmp_path / "results.json")]) == 0
+    assert (
+        json.loads((tmp_path / "results.json").read_text()) == json.loads((run / "summary.json").read_text())["after"]
+    )
+    assert main(["chat", str(run), "--prompt", "3 and 4 make "]) == 0
+    capsys.readouterr()
+    recipe = recipe_of(tmp_path, 1)
+    assert main(["rl", str(recipe), "--model.path", str(run), "--model.adapter", "null", "--dry-run"]) == 0
+    assert "adapter    rank 2, alpha 32, on 2 layers" in capsys.readouterr().out
+
+
+def test_a_checkpoint_holds_the_adapter_its_optimiser_and_the_digest_of_its_base(run: Path) -> None:
+    path = run / "checkpoints" / "step-000002"
+    policy = load_file(path / "policy.safetensors")
+    assert {name.rpartition(".")[2] for name in policy} == {"lora_A", "lora_B"}
+    assert len(policy) == 2 * 2
+    assert len(load_file(path / "optimizer.safetensors")) == 3 * 4  # step and two means of each
+    frozen = json.loads((path / "state.json").read_text())["frozen"]
+    assert len(frozen["sha256"]) == 64
+    assert frozen["model"].endswith("base")
+    saved = load_file(run / "adapter" / "adapter_model.safetensors")
+    for name, tensor in policy.items():
+        assert tensor.equal(saved[f"base_model.model.{name}.weight"])
+
+
+@pytest.mark.parametrize("more", [{}, {"adapter": {**ADAPTER, "dropout": 0.2}}], ids=["plain", "dropout"])
+def test_a_resumed_run_gives_the_bits_of_one_that_never_stopped(tmp_path: Path, more: dict[str, object]) -> None:
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    recipe = recipe_of(tmp_path, 3, **more)
+    assert main(["rl", str(recipe), "--run.folder", str(whole)]) == 0
+    assert main(["rl", str(recipe), "--run.folder", str(parts), "--run.num-steps", "1"]) == 0
+    assert main(["rl", "--resume", str(parts), "--run.num-steps", "3"]) == 0
+    ours, theirs = (load_file(each / "adapter" / "adapter_model.safetensors") for each in (whole, parts))
+    assert all(tensor.equal(theirs[name]) for name, tensor in ours.items())
+    assert [line["loss"] for line in metrics_of(whole)[1:4]] == [line["loss"] for line in metrics_of(parts)[1:4]]
+
+
+def test_a_run_is_not_resumed_over_another_base(tmp_path: Path) -> None:
+    recipe, folder = recipe_of(tmp_path, 1), tmp_path / "run"
+    assert main(["rl", str(recipe), "--run.folder", str(folder)]) == 0
+    save_tiny_model(tmp_path / "base", seed=1)
+    config = posttrain.load_recipe(folder / "config.yaml", run={"num_steps": 2, "folder": str(folder)})
+    with pytest.raises(UserError, match="has changed since the run began"):
+        posttrain.train(config, resume=True)
+    with pytest.raises(RunError, match=r"frozen weights are not those .* made over .*base \(SHA-256 [0-9a-f]{16}\)"):
+        posttrain.train(config, resume=True, accept_changes=True)
+
+
+def test_a_recipe_with_a_saved_model_keeps_it_merged_too(tmp_path: Path) -> None:
+    recipe = recipe_of(tmp_path, 1, adapter={**ADAPTER, "save": "both"})
+    made = posttrain.train(posttrain.load_recipe(recipe, run={"folder": str(tmp_path / "run")}))
+    assert made.model_folder == tmp_path / "run" / "model"
+    assert not lora_layers(load_policy(ModelOptions(path=str(tmp_path / "run"))).model)
+    assert lora_layers(load_policy(ModelOptions(path=str(tmp_path / "run" / "adapter"))).model)
+
+
+# The learning rate.
+
+
+def test_the_default_learning_rate_with_an_adapter_is_ten_times_that_without() -> None:
+    assert Config().update.learning_rate == 1e-6
+    assert Config(model=ModelOptions(adapter=AdapterOptions())).update.learning_rate == pytest.approx(1e-5)
+    given = OptimizerOptions(learning_rate=3e-4)
+    for adapter in (False, True):
+        assert for_what_is_trained(given, adapter=adapter, where="sft").learning_rate == 3e-4
+
+
+def test_the_plan_says_both_rates_and_which_is_used(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["rl", str(recipe_of(tmp_path, 1)), "--dry-run"]) == 0
+    printed = capsys.readouterr().out
+    assert "default learning rate 1e-05, without an adapter 1e-06" in printed
+    assert "learning rate 0.01" in printed
+    assert main(["rl", str(recipe_of(tmp_path, 1)), "--update.learning-rate", "null", "--dry-run"]) == 0
+    assert "learning rate 1e-05\n" in capsys.readouterr().out
+
+
+def test_weight_decay_with_an_adapter_is_refused_with_the_section(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"update\.weight_decay = 0\.1, and an adapter .* is not decayed"):
+        posttrain.load_recipe(recipe_of(tmp_path, 1), update={"weight_decay": 0.1})
+
+
+def test_nf4_trains_and_is_measured_over_the_same_base(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("bitsandbytes")
+    recipe, folder = recipe_of(tmp_path, 1, quantization="nf4"), tmp_path / "run"
+    assert main(["rl", str(recipe), "--run.folder", str(folder)]) == 0
+    assert "layers of it in nf4 (scales quantised too), products in float32" in capsys.readouterr().out
+    assert main(["eval", str(folder), "--output", str(tmp_path / "results.json")]) == 0
+    after = json.loads((folder / "summary.json").read_text())["after"]
+    assert json.loads((tmp_path / "results.json").read_text()) == after

@@ -1,0 +1,233 @@
+"""Adapters go to peft and come from it, with the same logits; what is more than plain LoRA is refused by name."""
+
+import json
+from pathlib import Path
+
+import peft
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, PreTrainedModel
+
+from posttrain.errors import UserError
+from posttrain.generation.in_process import InProcessEngine
+from posttrain.models.adapters.lora import lora_layers
+from posttrain.models.loading.model_folder import bundled_folder, load_policy
+from posttrain.models.loading.saving import save_adapter, save_policy, save_trained
+from posttrain.models.policy import as_policy
+from posttrain.options.adapter import AdapterOptions
+from posttrain.options.model import ModelOptions
+from tests.support.adapted import Pair, completion_logprobs, fill
+from tests.support.tiny import plain_logprobs, request, some_prompts, tiny_model, tokenizer
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning"),  # transformers to peft
+    pytest.mark.filterwarnings("ignore:fan_in_fan_out is set to:UserWarning"),
+]
+IDS = torch.arange(5, 25)[None]
+EXAMPLES = [Pair((3, 9, 4), (7, 12, 8, 5)), Pair((2,), (6, 1, 5))]
+
+
+@torch.no_grad()
+def logits(model: torch.nn.Module) -> Tensor:
+    return model(input_ids=IDS).logits
+
+
+def base() -> PreTrainedModel:
+    return AutoModelForCausalLM.from_pretrained(bundled_folder(), dtype=torch.float32)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [AdapterOptions(rank=3, alpha=7, targets=("q_proj", "mlp.down_proj")), AdapterOptions(rank=4, rslora=True)],
+)
+def test_peft_reads_what_we_write_and_we_read_it_again(options: AdapterOptions, tmp_path: Path) -> None:
+    policy = load_policy(ModelOptions(adapter=options))
+    fill(policy.model)
+    save_adapter(policy, tmp_path / "a")
+    with_peft = peft.PeftModel.from_pretrained(base(), tmp_path / "a")
+    torch.testing.assert_close(logits(with_peft), logits(policy.model), rtol=0, atol=1e-5)
+    assert (logits(base()) - logits(policy.model)).abs().max() > 0.1
+    again = load_policy(ModelOptions(path=str(tmp_path / "a")))
+    assert torch.equal(logits(again.model), logits(policy.model))
+    assert all(p.requires_grad == ("lora_" in name) for name, p in again.model.named_parameters())
+
+
+def saved_by_peft(folder: Path, **settings: object) -> torch.nn.Module:
+    chosen = {"r": 3, "lora_alpha": 5, "target_modules": ["q_proj", "up_proj"], "task_type": "CAUSAL_LM", **settings}
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = peft.get_peft_model(base(), peft.LoraConfig(init_lora_weights=False, **chosen))
+    model.save_pretrained(folder)
+    return model
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"use_rslora": True, "lora_dropout": 0.1},
+        {"rank_pattern": {"up_proj": 5}, "alpha_pattern": {"layers.1.self_attn.q_proj": 11}},
+        {"target_modules": "all-linear"},
+    ],
+)
+def test_we_read_what_peft_saves(settings: dict[str, object], tmp_path: Path) -> None:
+    expected = logits(saved_by_peft(tmp_path / "a", **settings).eval())
+    policy = load_policy(ModelOptions(path=str(tmp_path / "a")))
+    torch.testing.assert_close(logits(policy.model), expected, rtol=0, atol=1e-5)
+    save_adapter(policy, tmp_path / "b")
+    again = peft.PeftModel.from_pretrained(base(), tmp_path / "b").eval()
+    torch.testing.assert_close(logits(again), expected, rtol=0, atol=1e-5)
+
+
+def test_an_adapter_over_gpt2_whose_matrices_are_transposed_is_read_by_peft(tmp_path: Path) -> None:
+    GPT2LMHeadModel(GPT2Config(vocab_size=64, n_embd=16, n_layer=1, n_head=2, n_positions=64)).save_pretrained(tmp_path)
+    tokenizer().save_pretrained(tmp_path)
+    policy = load_policy(ModelOptions(path=str(tmp_path), adapter=AdapterOptions(rank=2), stop_tokens=("+",)))
+    fill(policy.model)
+    save_adapter(policy, tmp_path / "a")
+    save_policy(policy, tmp_path / "merged")
+    for made in (
+        peft.PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(tmp_path), tmp_path / "a"),
+        AutoModelForCausalLM.from_pretrained(tmp_path / "merged"),
+    ):
+        torch.testing.assert_close(logits(made.eval()), logits(policy.model), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("save", ["adapter", "merged", "both"])
+def test_a_run_keeps_the_adapter_or_a_merged_model_or_both(save: str, tmp_path: Path) -> None:
+    policy = load_policy(ModelOptions(adapter=AdapterOptions(rank=3)))
+    fill(policy.model)
+    save_trained(policy, tmp_path, save, "# A card\n")
+    assert (tmp_path / "adapter").is_dir() == (save != "merged")
+    assert (tmp_path / "model").is_dir() == (save != "adapter")
+    for folder in tmp_path.iterdir():
+        assert (folder / "tokenizer.json").is_file()
+        assert "# A card" in (folder / "README.md").read_text(encoding="utf-8")
+    if save != "adapter":
+        merged = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
+        # Sums of a few hundred float32 products, of logits up to 30.
+        torch.testing.assert_close(logits(merged), logits(policy.model), rtol=1e-5, atol=1e-4)
+        card = (tmp_path / "model" / "README.md").read_text(encoding="utf-8")
+        assert "An adapter of 28 layers was merged in float32 onto the base's weights" in card
+        assert "stored in float32" in card
+    found = load_policy(ModelOptions(path=str(tmp_path / ("model" if save == "merged" else "adapter"))))
+    assert bool(lora_layers(found.model)) == (save != "merged")
+
+
+def test_the_card_of_a_model_merged_from_4_bits_says_onto_which_weights(tmp_path: Path) -> None:
+    pytest.importorskip("bitsandbytes")
+    policy = load_policy(ModelOptions(adapter=AdapterOptions(rank=3, save="merged"), quantization="nf4"))
+    fill(policy.model)
+    save_trained(policy, tmp_path, "merged", "# A card\n")
+    assert "onto dequantised 4-bit (nf4) weights" in (tmp_path / "model" / "README.md").read_text(encoding="utf-8")
+    merged = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
+    torch.testing.assert_close(logits(merged), logits(policy.model), rtol=1e-5, atol=1e-4)
+
+
+REFUSED = {
+    "dora": ({"use_dora": True}, {}, r"use_dora = True, which is more than plain LoRA"),
+    "saved modules": ({"modules_to_save": ["lm_head"]}, {}, r"modules_to_save = \['lm_head'\]"),
+    "another kind": ({"peft_type": "IA3"}, {}, r"of type IA3, and only LORA is read"),
+    "no base": ({"base_model_name_or_path": None}, {}, r"does not name the model below"),
+    "a base that is gone": ({"base_model_name_or_path": "/gone"}, {}, r"base_model_name_or_path in .*/gone: no such"),
+    "another rank": ({}, {"adapter": AdapterOptions(rank=8)}, r"adapter\.rank = 8, and the adapter in .* has 3"),
+    "another alpha": ({}, {"adapter": AdapterOptions(rank=3, alpha=1)}, r"adapter\.alpha = 1, and the adapter"),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_an_adapter_that_is_more_or_other_than_it_should_be_is_refused(what: str, tmp_path: Path) -> None:
+    changes, options, says = REFUSED[what]
+    saved_by_peft(tmp_path)
+    file = tmp_path / "adapter_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+    with pytest.raises(UserError, match=says):
+        load_policy(ModelOptions(path=str(tmp_path), **options))
+
+
+def test_an_adapter_of_another_base_is_refused_with_the_layer(tmp_path: Path) -> None:
+    saved_by_peft(tmp_path)
+    file = tmp_path / "adapter_model.safetensors"
+    tensors = load_file(file)
+    save_file({name.replace("layers.0", "layers.77"): each for name, each in tensors.items()}, file)
+    with pytest.raises(UserError, match=r"adapter is for model\.layers\.77\.mlp\.up_proj, and its base .* has no such"):
+        load_policy(ModelOptions(path=str(tmp_path)))
+    save_file({name: each[:, :2].contiguous() for name, each in tensors.items()}, file)
+    with pytest.raises(UserError, match=r"of shape \[3, 2\], and its base .* asks for \[3, 160\]"):
+        load_policy(ModelOptions(path=str(tmp_path)))
+    file.write_bytes(b"nonsense")
+    with pytest.raises(UserError, match=r"no adapter that can be read"):
+        load_policy(ModelOptions(path=str(tmp_path)))
+
+
+def test_a_saved_adapter_may_get_another_dropout(tmp_path: Path) -> None:
+    saved_by_peft(tmp_path)
+    policy = load_policy(ModelOptions(path=str(tmp_path), adapter=AdapterOptions(rank=3, alpha=5, dropout=0.1)))
+    assert {layer.options.dropout for layer in lora_layers(policy.model).values()} == {0.1}
+
+
+# peft's own layers, in a model object.
+
+
+def with_peft(**settings: object) -> torch.nn.Module:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        config = peft.LoraConfig(
+            **{"r": 2, "target_modules": ["q_proj", "down_proj"], "init_lora_weights": False, **settings}
+        )
+        return peft.get_peft_model(tiny_model("qwen3", torch.float32, exact=False), config)
+
+
+def test_plain_lora_of_peft_goes_through_the_quicker_pass_and_follows_its_switches() -> None:
+    made = with_peft()
+    policy = as_policy(made, tokenizer())
+    assert policy.forward_reason is None
+    expected = torch.cat([plain_logprobs(policy.model, e.prompt, e.completion) for e in EXAMPLES])
+    torch.testing.assert_close(completion_logprobs(policy, EXAMPLES), expected, rtol=0, atol=1e-5)
+    groups = InProcessEngine(policy).rollout(some_prompts((3, 7)), request())
+    rollout = groups[0].rollouts[0]
+    with torch.no_grad():
+        own = plain_logprobs(policy.model, groups[0].prompt.tokens, rollout.tokens)
+    torch.testing.assert_close(torch.tensor(rollout.logprobs), own.float(), rtol=0, atol=1e-5)
+    with made.disable_adapter(), torch.no_grad():
+        off = completion_logprobs(policy, EXAMPLES)
+    base_logprobs = completion_logprobs(
+        as_policy(tiny_model("qwen3", torch.float32, exact=False), tokenizer()), EXAMPLES
+    )
+    assert torch.equal(off, base_logprobs.detach())
+    assert (off - expected).abs().max() > 0.05
+
+
+def test_gradients_of_peft_s_matrices_are_those_of_its_own_forward() -> None:
+    gradients = []
+    for forward in ("auto", "plain"):
+        policy = as_policy(with_peft(), tokenizer(), forward=forward)
+        completion_logprobs(policy, EXAMPLES).sum().backward()
+        gradients.append(torch.cat([p.grad.flatten() for p in policy.model.parameters() if p.requires_grad]))
+    torch.testing.assert_close(gradients[0], gradients[1], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"use_dora": True}, "has an adapter that is more than plain LoRA"),
+        ({"lora_dropout": 0.1}, "has an adapter with dropout"),
+        ({"lora_bias": True}, "has an adapter that is more than plain LoRA"),
+    ],
+)
+def test_what_is_more_than_plain_lora_goes_through_the_model_s_own_forward(settings, says: str) -> None:
+    policy = as_policy(with_peft(**settings), tokenizer())
+    assert policy.forward_reason is not None
+    assert says in policy.forward_reason
+
+
+def test_a_merged_or_a_second_adapter_of_peft_is_no_plain_one() -> None:
+    made = with_peft()
+    made.add_adapter("second", peft.LoraConfig(r=2, target_modules=["q_proj"]))
+    made.base_model.set_adapter(["default", "second"])
+    assert "2 adapters at once" in str(as_policy(made, tokenizer()).forward_reason)
+    made = with_peft()
+    made.merge_adapter()
+    assert "merged into its weights" in str(as_policy(made, tokenizer()).forward_reason)
