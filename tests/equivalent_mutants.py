@@ -118,7 +118,7 @@ BECAUSE: dict[str, list[tuple[str, str]]] = {
         ),
     ],
     "Only numbers are taken of it.": [
-        ("runs/tensor_state.py", "named[name] = tensor.clone()"),
+        ("runs/tensor_state.py", "return {name: tensor.clone() for name, tensor in named.items() if name in names}"),
         (
             "runs/checkpoint.py",
             "save_file({name: tensor.clone().contiguous() for name, tensor in named.items()}, file)",

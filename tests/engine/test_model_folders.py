@@ -5,7 +5,6 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-import peft
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -72,11 +71,6 @@ def refused(folder: Path) -> str:
     return said
 
 
-def an_adapter(folder: Path) -> None:
-    base = AutoModelForCausalLM.from_pretrained(small_folder(folder.with_name("base")))
-    peft.get_peft_model(base, peft.LoraConfig(r=2, target_modules=["q_proj"])).save_pretrained(folder)
-
-
 def without(*names: str) -> Callable[[Path], None]:
     def make(folder: Path) -> None:
         small_folder(folder)
@@ -131,7 +125,6 @@ def lacking_a_part(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("make", "says"),
     [
-        (an_adapter, ("adapter of peft (LORA)", "base: ", "/base", "merge_and_unload")),
         (without("tokenizer.json"), ("no tokenizer", "Copy tokenizer.json and tokenizer_config.json")),
         (without("model.safetensors"), ("holds no weights", "needs model.safetensors")),
         (of_another_library, ("holds no weights", "llama.cpp's, which are not read")),

@@ -9,9 +9,9 @@ from posttrain.models.shared_prompt.linear import (
     MOST_ROWS,
     DenseWeight,
     PackedWeight,
+    dense_projection,
     for_inference,
     linear,
-    projection,
 )
 
 WEIGHT = torch.randn(37, 19, generator=torch.Generator().manual_seed(0))
@@ -59,14 +59,14 @@ X = torch.randn(6, 4, dtype=torch.float64, generator=torch.Generator().manual_se
 def test_layers_side_by_side_give_what_each_gives(biased: tuple[bool, ...], frozen: bool) -> None:
     modules = layers(*biased, frozen=frozen)
     expected = torch.cat([module(X) for module in modules], dim=1)
-    weight = projection(modules, torch.float64)
+    weight = dense_projection(modules, torch.float64)
     for each in (weight, weight.owned(), weight.for_inference()):
         torch.testing.assert_close(each.product(X), expected, rtol=0, atol=1e-14)
 
 
 def test_trained_layers_are_one_product_whose_gradient_is_theirs() -> None:
     modules, others = layers(True, True, True), layers(True, True, True)
-    weight = projection(modules, torch.float64)
+    weight = dense_projection(modules, torch.float64)
     assert isinstance(weight, DenseWeight)
     assert len(weight.parts) == 1
     (weight.product(X).tanh() ** 2).sum().backward()
@@ -78,7 +78,7 @@ def test_trained_layers_are_one_product_whose_gradient_is_theirs() -> None:
 
 def test_frozen_layers_are_never_copied() -> None:
     modules = layers(True, True, frozen=True)
-    weight = projection(modules, torch.float64)
+    weight = dense_projection(modules, torch.float64)
     for each in (weight, weight.owned()):
         assert isinstance(each, DenseWeight)
         assert all(part.matrix is module.weight for part, module in zip(each.parts, modules, strict=True))
@@ -88,13 +88,13 @@ def test_frozen_layers_are_never_copied() -> None:
 @pytest.mark.parametrize("frozen", [False, True])
 def test_what_keeps_its_address_takes_over_new_numbers(frozen: bool) -> None:
     modules = layers(True, True, frozen=frozen)
-    kept = projection(modules, torch.float64).owned()
+    kept = dense_projection(modules, torch.float64).owned()
     assert isinstance(kept, DenseWeight)
     addresses = [part.matrix.data_ptr() for part in kept.parts]
     with torch.no_grad():
         for module in modules:
             module.weight = nn.Parameter(module.weight + 1, requires_grad=not frozen)  # not even where it was
             module.bias.add_(1)
-    kept.take_over(projection(modules, torch.float64))
+    kept.take_over(dense_projection(modules, torch.float64))
     assert addresses == [part.matrix.data_ptr() for part in kept.parts]
     torch.testing.assert_close(kept.product(X), torch.cat([m(X) for m in modules], dim=1), rtol=0, atol=1e-14)
