@@ -5,11 +5,13 @@ from dataclasses import replace
 import torch
 
 from posttrain.errors import UserError
+from posttrain.models.adapters.lora import drops
 from posttrain.models.adapters.peft_format import SavedAdapter, put_adapter
 from posttrain.models.adapters.placing import add_adapter
 from posttrain.models.adapters.quantized import quantize
 from posttrain.models.loading.trainable import hold_frozen_in
 from posttrain.models.policy import Policy, as_policy
+from posttrain.models.recomputation import is_recomputing
 from posttrain.options.adapter import ADAPTER_CONFIG, AdapterOptions
 from posttrain.options.model import ModelOptions
 
@@ -38,6 +40,11 @@ def with_adapter(
         put_adapter(model, saved, options.adapter)
     elif options.adapter is not None:
         add_adapter(model, options.adapter, seed=seed)
+    if drops(model) and is_recomputing(model):
+        raise UserError(
+            "model.adapter.dropout with model.gradient_checkpointing: layers that are computed again would drop other"
+            " inputs than the first time.  Use one of them; dropout is rarely of use in reinforcement learning."
+        )
     if options.weights == "auto" and plain.stored_dtype == dtype:
         hold_frozen_in(model, dtype)  # only now are they frozen
     adapted = as_policy(
@@ -46,4 +53,9 @@ def with_adapter(
         dtype="bfloat16" if dtype == torch.bfloat16 else "float32",
         context=plain.context,  # angles are fixed for it
     )
-    return replace(plain, forward=adapted.forward, forward_reason=adapted.forward_reason)
+    return replace(
+        plain,
+        forward=adapted.forward,
+        forward_reason=adapted.forward_reason,
+        cache_refusal=adapted.cache_refusal,
+    )
