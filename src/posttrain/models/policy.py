@@ -11,6 +11,7 @@ from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from posttrain.errors import UserError
+from posttrain.models.adapters.peft_layers import adapted_names
 from posttrain.models.causality import require_causal_logits
 from posttrain.models.context import context_of, fix_angles
 from posttrain.models.forward import ForwardPass, PlainForward, SharedPromptForward, cache_refusal
@@ -61,6 +62,9 @@ class Policy:
         Asked where a session is made, before every rollout and with every step's weights: milliseconds each time.
         """
         found = shared_prompt_refusal(self.model) if type(self.forward) is SharedPromptForward else None
+        if found is None and isinstance(self.forward, SharedPromptForward):
+            other = adapted_names(self.model) ^ self.forward.adapted
+            found = f"{min(other)} has got or lost an adapter" if other else None
         if found is None and any(module.training for module in self.model.modules()):
             found = "it has layers in training mode, whose dropout would be on"
         if found is not None:
