@@ -202,11 +202,8 @@ def test_a_base_model_learns_to_stop_at_the_token_that_ends_turns(tmp_path: Path
     }
     with pytest.raises(UserError, match=r"rows:1, message 1: .*stops at '<\|end\|>'"):
         posttrain.train_sft(posttrain.load_recipe(kind=SftConfig, **options), rows=ROWS, policy=policy)
-    config = posttrain.load_recipe(kind=SftConfig, sft={"stop_token": "stop it"}, **options)
-    with pytest.raises(UserError, match=r"sft.stop_token = 'stop it' is \d tokens of this model"):
-        posttrain.train_sft(config, rows=ROWS, policy=policy)
-    config = posttrain.load_recipe(kind=SftConfig, sft={"stop_token": "<|im_end|>"}, **options)
-    run = posttrain.train_sft(config, rows=ROWS, policy=policy)
+    policy = posttrain.as_policy(chat_model(tokenizer), tokenizer, stop_tokens=["<|im_end|>"])
+    run = posttrain.train_sft(posttrain.load_recipe(kind=SftConfig, **options), rows=ROWS, policy=policy)
     end = tokenizer.convert_tokens_to_ids("<|im_end|>")
     folder = run.model_folder
     saved = posttrain.as_policy(AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder))

@@ -152,7 +152,7 @@ def test_a_turn_that_ends_with_no_stop_token_is_told_with_the_option_that_makes_
     end = tokenizer.convert_tokens_to_ids("<|im_end|>")
     base = Masking(renderer=TokenizerRenderer(tokenizer), stop_ids=(0,))  # a base model: <|end|>
     with pytest.raises(
-        UserError, match=r"message 1: .*ends the assistant's turn with .*stops at '<\|end\|>'.*sft.stop_token"
+        UserError, match=r"message 1: .*ends the assistant's turn with .*stops at '<\|end\|>'.*model\.stop_tokens"
     ):
         getattr(base, way)(conversation(turns("a", "b")))
     both = Masking(renderer=base.renderer, stop_ids=(0, end))

@@ -108,7 +108,7 @@ class Config:
 
 PROMPTS_ONLY = ("last_assistant_message", "prefill", "over_long", "max_prompt_tokens")
 """Options of the task `dataset` that say nothing of rows that are learned."""
-ROWS_ONLY = ("loss_on", "split_turns", "stop_token", "max_length", "long_rows", "num_epochs", "rows_per_batch")
+ROWS_ONLY = ("loss_on", "split_turns", "max_length", "long_rows", "num_epochs", "rows_per_batch")
 """Options of `sft` that say what becomes of rows."""
 
 

@@ -13,7 +13,7 @@ from posttrain.models.conversation_masks import Masking
 from posttrain.models.loading.model_folder import load_policy
 from posttrain.models.loading.new_model import new_model, new_tokenizer
 from posttrain.models.policy import Policy, as_policy
-from posttrain.models.rendering import TokenizerRenderer, token_ids
+from posttrain.models.rendering import TokenizerRenderer
 from posttrain.options.dataset import DatasetOptions
 from posttrain.options.model import BUNDLED, ModelOptions
 from posttrain.options.training import SftOptions
@@ -155,8 +155,6 @@ def open_sft(config: SftConfig, inputs: RunInputs, policy: Policy | None, given:
         name = config.model.path if isinstance(config.model, ModelOptions) else "new"
         policy = sft_policy(config)
     policy.require_as_made()
-    if config.sft.stop_token:
-        policy = with_stop_token(policy, config.sft.stop_token)
     source = example_source(config, policy, given)
     num_steps = source.num_steps(config.sft) or config.run.num_steps
     return SftSession(
@@ -176,20 +174,6 @@ def sft_policy(config: SftConfig) -> Policy:
         return load_policy(config.model, seed=config.run.seed)
     tokenizer = new_tokenizer()
     return as_policy(new_model(config.model, tokenizer, seed=config.run.seed), tokenizer)
-
-
-def with_stop_token(policy: Policy, text: str) -> Policy:
-    """The policy with one more stop token, which is saved with its model."""
-    found = token_ids(policy.tokenizer, text, special=False)
-    if len(found) != 1:
-        raise UserError(
-            f"sft.stop_token = {text!r} is {len(found)} tokens of this model.  Name one of its tokens, such as the one"
-            " with which its chat template ends turns."
-        )
-    stops = tuple(sorted({*policy.stop_ids, *found}))
-    assert policy.model.generation_config is not None
-    policy.model.generation_config.eos_token_id = [*stops]
-    return replace(policy, stop_ids=stops)
 
 
 def example_source(config: SftConfig, policy: Policy, given: GivenRows) -> ExampleSource:
