@@ -30,6 +30,15 @@ BECAUSE: dict[str, list[tuple[str, str]]] = {
             "… t64, device=device), cut_logprobs=torch.ones(0, width, dtype=torch.float64, device= …",
         ),
     ],
+    "It looks at one token more than is needed.": [
+        ("generation/decoding_rows.py", "window = max((len(text.encode('utf-8')) for text in texts)) + 5"),
+    ],
+    "A NaN stays a NaN.": [
+        (
+            "generation/decoding_rows.py",
+            "… require_finite(kept.logprobs[rows].mean(dim=1), row_name=lambda i: f'prompt {se …",
+        ),
+    ],
     "One part is sorted again, in whichever order it came.": [
         ("training/learner.py", "if parts >= 1:"),
     ],
@@ -119,6 +128,7 @@ BECAUSE: dict[str, list[tuple[str, str]]] = {
     ],
     "Only numbers are taken of it.": [
         ("runs/tensor_state.py", "return {name: tensor.clone() for name, tensor in named.items() if name in names}"),
+        ("runs/tensor_state.py", "tensor = named[name].clone().cpu().contiguous()"),
         (
             "runs/checkpoint.py",
             "save_file({name: tensor.clone().contiguous() for name, tensor in named.items()}, file)",
@@ -132,7 +142,7 @@ BECAUSE: dict[str, list[tuple[str, str]]] = {
         ("models/logprobs.py", "self.room = like.new_empty((rows.stop - rows.start) * (vocab.stop + vocab.start))"),
     ],
     "It copies the output matrix, which costs memory, and computes the same.": [
-        ("models/logprobs.py", "shown = head if kept is None else head.clone()"),
+        ("models/logprobs.py", "shown = matrix if kept is None else matrix.clone()"),
     ],
     "How large a tile is, below its limit: for speed.": [
         ("models/logprobs.py", "for rows in _slices(num_rows, min(TILE_ROWS, elements // vocab)):"),

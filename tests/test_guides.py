@@ -67,6 +67,14 @@ def test_a_command_trains_with_what_the_file_defines(typed: str, folder: Path) -
         assert ("loss/entropy_bonus" in steps[-2]) == ("fading" not in typed)
 
 
+def test_the_doctor_says_of_a_model_what_the_page_says_that_it_says(folder: Path) -> None:
+    (typed,) = (typed for typed in TYPED if typed.startswith("doctor"))
+    done = posttrain(shlex.split(typed), folder)
+    assert done.code == 0, done.err
+    names = [line.split()[0] for line in done.out.splitlines()]
+    assert names == ["model", "weights", "context", "stop", "template", "tokenizer", "sampling"]
+
+
 def test_the_help_shows_the_options_of_ones_own(folder: Path) -> None:
     (typed,) = (typed for typed in TYPED if "--help" in typed)
     done = posttrain(shlex.split(typed), folder)

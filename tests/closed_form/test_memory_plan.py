@@ -126,6 +126,14 @@ def test_a_micro_batch_holds_what_its_budget_allows(budget: int, prompts: int, c
     assert (micro.prompts, micro.completions) == (prompts, completions)
 
 
+def test_four_bits_are_made_of_weights_that_were_loaded_whole() -> None:
+    """8.03 B in float32 are 32 GB while loading, in bfloat16 16 GB; in 4 bits they are 8 GB."""
+    setup = replace(IN_BF16.with_adapter(16, quantized=True), tokens_per_microbatch=1024, max_rows=8, recomputes=True)
+    for size in (4, 2):
+        plan = memory_plan(LLAMA, replace(setup, weight_bytes=size))
+        assert plan.phases["loading"] == size * LLAMA.parameters == max(plan.phases.values())
+
+
 def test_only_sampling_keeps_keys_and_values_and_captured_steps_keep_them_always() -> None:
     on_cpu, on_cuda = (memory_plan(QWEN, MemorySetup(on_cuda=cuda)) for cuda in (False, True))
     assert on_cpu.sampling["key_value_cache"] > 0
@@ -151,7 +159,7 @@ CHANGES: dict[str, Callable[[MemorySetup], MemorySetup]] = {
 def test_whatever_should_save_memory_does(change: str) -> None:
     setup = MemorySetup(reference=True, critic=True, compute_bytes=BFLOAT16)
     before, after = memory_plan(QWEN, setup), memory_plan(QWEN, CHANGES[change](setup))
-    assert min(after.phases[phase] - before.phases[phase] for phase in after.phases) < 0
+    assert min(after.phases[phase] - before.phases[phase] for phase in ("sampling", "updating")) < 0
 
 
 def held_by_autograd(config: PreTrainedConfig, forward: str) -> tuple[int, MemorySetup]:
@@ -221,7 +229,7 @@ def test_a_warning_names_settings_with_what_each_saves_and_those_that_together_m
     for change in changes:
         assert change.saves == plan.peak - memory_plan(LLAMA, change.setup).peak
     settings, then = changes_until_it_fits(LLAMA, setup, 24 * 10**9)
-    assert "model.quantization = nf4" in settings
+    assert "model.adapter.rank = 16" in settings
     assert then.peak <= 24 * 10**9
     assert together.endswith("and it fits.")
     assert "still does not fit" in memory_warning(plan, MachineMemory(10**9, "RAM"))[-1]
@@ -238,7 +246,7 @@ def test_each_column_differs_from_grpo_by_what_its_name_says() -> None:
         name: memory_plan(QWEN, setup) for name, setup in side_by_side(MemorySetup().with_adapter(4)).items()
     }
     grpo = plans["GRPO"]
-    assert plans["PPO"].peak - grpo.peak == pytest.approx(1.15 * parts.critic(QWEN, MemorySetup(critic=True)), rel=1e-6)
+    assert plans["PPO"].peak - grpo.peak == parts.critic(QWEN, MemorySetup(critic=True))
     assert plans["recipe"].trained < plans["GRPO LoRA"].trained < grpo.trained == QWEN.parameters
     assert plans["GRPO QLoRA"].always["weights"] < plans["GRPO LoRA"].always["weights"]
 

@@ -1,13 +1,21 @@
 """Metrics of hand-made records, against values worked out by hand, and against the list in docs/metrics.md."""
 
 import math
+from dataclasses import replace
 from math import nan, sqrt
 
 import pytest
 import torch
 
 from posttrain.records import Finish, Grades, Group, Prompt, Rollout
-from posttrain.training.metrics import completion_metrics, outcome_metrics, reward_metrics, step_metrics, step_tokens
+from posttrain.training.metrics import (
+    completion_metrics,
+    outcome_metrics,
+    reward_metrics,
+    source_metrics,
+    step_metrics,
+    step_tokens,
+)
 from tests.support.pages import documented
 
 
@@ -55,6 +63,23 @@ def test_each_reward_function_has_its_own_mean_and_deviation() -> None:
     assert metrics["rewards/shape/mean"] == 2.0
     assert "rewards/shape/std" not in metrics
     assert "rewards/absent/mean" not in metrics
+
+
+def test_the_rewards_of_a_mixture_are_told_apart_by_data_set() -> None:
+    def of(source: str) -> Group:
+        return replace(group(0, 1, rollout(0, 1)), prompt=Prompt(id="p", text="?", tokens=(1,), source=source))
+
+    groups = [of("maths"), of("code"), of("maths"), of("silent")]
+    metrics = source_metrics(groups, grades([[1.0, nan], [5.0, 7.0], [2.0, 3.0], [nan, nan]]))
+    assert metrics == {
+        "sources/maths/num_groups": 2,
+        "sources/maths/reward": 2,  # of 1, 2, 3, and not the mean of 1 and 2.5
+        "sources/code/num_groups": 1,
+        "sources/code/reward": 6,
+        "sources/silent/num_groups": 1,
+    }
+    assert all(documented(name) for name in metrics)
+    assert source_metrics([of(""), of("")], grades([[1.0, nan], [5.0, 7.0]])) == {}
 
 
 def test_a_step_in_which_nothing_was_scored_has_no_reward() -> None:

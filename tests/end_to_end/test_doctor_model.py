@@ -3,9 +3,12 @@
 from pathlib import Path
 
 import pytest
+from transformers import Lfm2Config, Lfm2ForCausalLM, MistralConfig, MistralForCausalLM
 
 from posttrain.cli import main
+from posttrain.models.loading.new_model import new_tokenizer
 from tests.support.model_folders import changed, family_folder, small_folder
+from tests.support.tiny import SHAPE
 
 TINY = [
     *("--rollout.prompts-per-step", "2", "--rollout.group-size", "2", "--rollout.max-completion-tokens", "3"),
@@ -35,7 +38,7 @@ def test_a_model_of_a_family_that_the_shared_prompt_pass_knows(capsys: pytest.Ca
     assert line(said, "model ").startswith("model      model, 0.01 M parameters (0.00 M trained), float32 on ")
     assert "the model's own forward pass" not in said
     assert line(said, "weights").startswith("weights    float32 ")
-    assert line(said, "context") == "context    64 tokens (positions 64)"
+    assert line(said, "context") == "context    64 tokens (the model's own 64)"
     assert line(said, "stop ids").startswith("stop ids   0 '<|end|>', 7 ")
     assert "messages may be prompts" in line(said, "template")
     assert "384 tokens for 384 rows of the embedding" in line(said, "tokenizer")
@@ -47,8 +50,19 @@ def test_a_model_that_runs_through_its_own_forward_pass_says_why(capsys: pytest.
     said = printed(capsys, "doctor", "--model", "model", "--model.dtype", "bfloat16", "--model.context", "30")
     assert "bfloat16 on cpu" in line(said, "model ")
     assert "by the model's own forward pass: its family is gpt2" in said
-    assert line(said, "context") == "context    30 tokens (positions 64, asked for 30)"
+    assert line(said, "context") == "context    30 tokens (the model's own 64, asked for 30)"
     assert line(said, "sampling").startswith("sampling   by the model's own forward pass")
+
+
+def test_a_model_without_a_cache_says_why_and_how_far_its_layers_see(capsys: pytest.CaptureFixture[str]) -> None:
+    shape = {**SHAPE, "vocab_size": 400, "layer_types": ["conv", "full_attention"], "conv_L_cache": 3}
+    Lfm2ForCausalLM(Lfm2Config(**shape)).save_pretrained("model")
+    new_tokenizer().save_pretrained("model")
+    said = printed(capsys, "doctor", "--model", "model")
+    assert "sampled without a cache, whole rows again for every token: layers of a lfm2 keep more" in said
+    assert line(said, "sampling").startswith("sampling   by the model's own forward pass without a cache")
+    MistralForCausalLM(MistralConfig(**{**SHAPE, "vocab_size": 400}, sliding_window=8)).save_pretrained("model")
+    assert "some layers look back 8" in line(printed(capsys, "doctor", "--model", "model"), "context")
 
 
 def test_a_folder_that_is_no_model_is_told(capsys: pytest.CaptureFixture[str]) -> None:
@@ -58,11 +72,10 @@ def test_a_folder_that_is_no_model_is_told(capsys: pytest.CaptureFixture[str]) -
 
 def test_a_plan_begins_with_the_same_line_and_says_what_has_no_effect(capsys: pytest.CaptureFixture[str]) -> None:
     small_folder(Path("model"))
-    options = ["--model.attn-implementation", "eager", "--model.context", "500"]
+    options = ["--model.attn-implementation", "eager"]
     said = printed(capsys, "rl", "--model.path", "model", *options, *TINY, "--dry-run")
     assert line(said, "model ") == line(printed(capsys, "doctor", "--model", "model"), "model ")
     assert "attn_implementation = eager is not used" in said
-    assert "context = 500 is more than the model allows, 64" in said
 
 
 def test_a_plan_says_which_share_of_bfloat16_weights_no_step_can_move(capsys: pytest.CaptureFixture[str]) -> None:

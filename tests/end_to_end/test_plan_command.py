@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
@@ -30,7 +31,8 @@ def large(tmp_path: Path) -> str:
 
 
 def plan(*arguments: str) -> Ended:
-    return command("plan", *arguments, folder=Path.cwd())
+    with TemporaryDirectory() as folder:
+        return command("plan", *arguments, folder=Path(folder))
 
 
 def planned(*arguments: str) -> dict:
@@ -122,7 +124,7 @@ def test_a_config_that_cannot_be_read_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "of nobody"}')
     ended = plan("--model.path", str(tmp_path))
     assert ended.code == 2
-    assert "config.json cannot be read" in ended.err
+    assert "transformers cannot load it" in ended.err
 
 
 def test_a_dry_run_has_the_plan_in_a_line(tmp_path: Path) -> None:
@@ -136,7 +138,7 @@ def test_a_dry_run_has_the_plan_in_a_line(tmp_path: Path) -> None:
 RECIPE_OPTIONS = {
     "weights": (["--model.weights", "bfloat16"], "always", "optimizer", 0.5),
     "checkpointing": (["--model.gradient-checkpointing"], "updating", "activations", 0.4),
-    "adapter": (["--model.adapter.rank", "16"], "always", "optimizer", 0.15),
+    "adapter": (["--model.adapter.rank", "16"], "always", "optimizer", 0.16),
     "rank": (["--model.adapter.rank", "4"], "always", "optimizer", 0.04),
     "frozen": (["--model.frozen", "*embed_tokens*"], "always", "optimizer", 0.97),
     "context": (["--model.context", "300"], "sampling", "key_value_cache", 0.6),
@@ -145,7 +147,7 @@ RECIPE_OPTIONS = {
 
 @pytest.mark.parametrize("name", RECIPE_OPTIONS)
 def test_options_of_the_model_reach_the_plan(name: str) -> None:
-    """The bundled model has 1.3 M parameters and 16 · 240 K of them in an adapter of rank 16; 640 tokens become 320."""
+    """The bundled model has 1.3 M parameters and 195 K in an adapter of rank 16; 640 tokens become 320."""
     flags, phase, part, at_most = RECIPE_OPTIONS[name]
     with_option, without = (planned(*flags)["plans"]["recipe"][phase][part] for flags in (flags, []))
     assert 0 < with_option <= at_most * without

@@ -81,6 +81,13 @@ def test_a_model_without_a_template_is_pointed_to_plain_text(options: Mapping[st
     assert rendered("hi", template=None, **{**options, "prompt_format": "plain"}).text.endswith("hi")
 
 
+def test_content_in_parts_is_measured_and_cut_as_the_text_that_it_is() -> None:
+    parts = [{"role": "user", "content": [{"type": "text", "text": "word " * 40}, {"type": "text", "text": "end"}]}]
+    made = rendered(parts, max_prompt_tokens=30, over_long="cut_left")
+    assert len(made.tokens) <= 30
+    assert made.text.endswith("word end\nassistant: ")
+
+
 def test_a_last_message_of_the_assistants_is_asked_about_and_is_what_is_said_of_it() -> None:
     with pytest.raises(UserError, match=r"rows:1: the last message is the assistant's: '42'.*`drop`.*`prefill`"):
         rendered([USER, SAID])
@@ -248,7 +255,7 @@ def test_the_help_says_that_a_file_of_rows_makes_the_task(capsys) -> None:
 def test_prompts_are_shown_without_the_weights_and_as_many_as_are_asked_for(
     tmp_path: Path, model: Path, capsys
 ) -> None:
-    (model / "model.safetensors").unlink()
+    (model / "model.safetensors").write_bytes(b"not read")
     recipe = tiny_recipe(tmp_path / "place", rollout={"prompts_per_step": 2})
     capsys.readouterr()
     assert main(["rl", str(recipe), "--show-prompts", "5"]) == 0

@@ -115,7 +115,8 @@ def test_without_a_cache_rows_are_their_tokens() -> None:
     assert rows.rows == [(6,), (3, 4, 5)]
 
 
-def test_chunks_of_rows_hold_no_more_than_they_may_padded() -> None:
-    rows = [(1,) * length for length in (2, 3, 1, 9, 1, 1)]
-    runs = [[len(row) for row in run] for run in chunks(rows, 6)]
-    assert runs == [[2, 3], [1], [9], [1, 1]]  # 1 beside 2 and 3 would be 3 × 3
+def test_rows_of_like_length_go_through_the_model_together() -> None:
+    lengths = (4, 3, 1, 40, 5, 1, 5)
+    assert list(chunks(lengths, 20)) == [[2, 5], [1, 0, 4, 6], [3]]  # four rows of 5; 40 alone
+    assert list(chunks(lengths, 15)) == [[2, 5], [1, 0, 4], [6], [3]]
+    assert list(chunks((3, 6, 7), 100)) == [[0, 1], [2]]  # 7 beside 3 would be more padding than tokens

@@ -19,8 +19,8 @@ from posttrain.generation.streams import StreamKey, uniforms
 from posttrain.models.policy import Policy
 from posttrain.options.sampling import Sampling
 from posttrain.records import Finish, Group
-from tests.support.decoders import DECODER_CLASSES
 from tests.support.tiny import (
+    ALL_DECODERS,
     DECODERS,
     STOP_IDS,
     VOCAB,
@@ -98,13 +98,13 @@ def engine_of(policy: Policy, path: str, max_rows: int = 256) -> InProcessEngine
 
 
 WAYS = [
-    *((family, path) for family in DECODERS for path in ("decoder", "own_forward", "static")),
-    *((family, path) for family in DECODER_CLASSES for path in ("decoder", "static")),
+    *((family, path, 1.0) for family in DECODERS for path in ("decoder", "own_forward", "static")),
+    *((family, path, 0.7) for family in ALL_DECODERS for path in ("decoder", "static")),
+    ("gpt2", "own_forward", 0.7),
 ]
 
 
-@pytest.mark.parametrize("temperature", [1.0, 0.7])
-@pytest.mark.parametrize(("family", "path"), [*WAYS, ("gpt2", "own_forward")])
+@pytest.mark.parametrize(("family", "path", "temperature"), WAYS)
 def test_each_token_is_the_one_that_an_uncached_model_would_have_drawn(
     family: str, path: str, temperature: float
 ) -> None:

@@ -12,6 +12,7 @@ from transformers import (
     AutoModelForCausalLM,
     BertConfig,
     BertForMaskedLM,
+    BitsAndBytesConfig,
     CLIPVisionConfig,
     Gemma3Config,
     Gemma3ForConditionalGeneration,
@@ -30,9 +31,13 @@ from transformers import (
 )
 
 from posttrain.errors import UserError
+from posttrain.generation.in_process import InProcessEngine
+from posttrain.generation.parity import largest_gap
+from posttrain.models.adapters.quantized import is_4_bit, runs_packed
 from posttrain.models.loading.model_folder import load_policy
 from posttrain.models.loading.new_model import new_tokenizer
 from posttrain.models.loading.saving import save_policy
+from posttrain.options.adapter import AdapterOptions
 from posttrain.options.model import ModelOptions
 from tests.support.model_folders import changed, family_folder, small_folder
 
@@ -142,6 +147,44 @@ def test_what_is_no_causal_language_model_is_refused_by_name(
     make(tmp_path / "model")
     said = refused(tmp_path / "model")
     assert [each for each in says if each not in said] == []
+
+
+def test_an_adapter_needs_a_whole_model_below_it(tmp_path: Path) -> None:
+    lower = adapter_folder(tmp_path / "lower")
+    upper = Path(shutil.copytree(lower, tmp_path / "upper"))
+    changed(upper / "adapter_config.json", base_model_name_or_path=str(lower))
+    with pytest.raises(UserError, match=r"lower: an adapter of peft \(LORA, over .*/base\).*merge_and_unload"):
+        load(upper)
+    assert sum(parameter.requires_grad for parameter in load(lower).parameters()) == 4  # A and B of two layers
+    shutil.rmtree(tmp_path / "base")
+    with pytest.raises(UserError, match=r"base_model_name_or_path in .*: .*/base: no such folder"):
+        load(lower)
+
+
+def test_an_adapter_keeps_the_context_that_was_asked_for(tmp_path: Path) -> None:
+    folder = small_folder(tmp_path / "model")
+    rope = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 4.0}
+    changed(folder / "config.json", rope_parameters=rope)
+    plain, adapted = (
+        load_policy(ModelOptions(path=str(folder), context=200, adapter=adapter))
+        for adapter in (None, AdapterOptions(rank=2))
+    )
+    assert (plain.max_positions, adapted.max_positions) == (200, 200)
+    tokens = torch.arange(30)[None]  # B is 0: the adapter changes nothing yet
+    assert torch.equal(plain.model(input_ids=tokens).logits, adapted.model(input_ids=tokens).logits)
+
+
+def test_a_folder_in_4_bits_is_sampled_as_it_is_trained(tmp_path: Path) -> None:
+    source = small_folder(tmp_path / "source")
+    config = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=torch.float32)
+    folder = tmp_path / "folder"
+    AutoModelForCausalLM.from_pretrained(source, quantization_config=config).save_pretrained(folder)
+    new_tokenizer().save_pretrained(folder)
+    policy = load_policy(ModelOptions(path=str(folder)))
+    assert len([layer for layer in policy.model.modules() if is_4_bit(layer)]) == 2 * 7
+    # Its layers would pack their weights in the first pass without gradient, and compute something else from then on.
+    assert not any(runs_packed(layer) for layer in policy.model.modules())
+    assert largest_gap(InProcessEngine(policy), 40) < 1e-4
 
 
 def test_weights_in_several_files_are_loaded_whole(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from posttrain.records import Group
 from posttrain.training.optimizer import new_optimizer
 from posttrain.training.update import Objective, group_logprobs, update
 from tests.support.decoders import DECODER_CLASSES
+from tests.support.families import CONTEXT, WINDOW, family_policy
 from tests.support.tiny import (
     ALL_DECODERS,
     FAMILIES,
@@ -92,6 +93,16 @@ def test_they_agree_after_updates_because_the_sampler_reads_the_weights_anew(fam
         stale = gaps(policy, groups)
     assert stale is not None
     assert stale.mean() > 1e-2  # an engine with old weights would be told from one with new ones
+
+
+def test_completions_grow_beyond_a_sliding_window() -> None:
+    # Once they were cut at the window, without a word.
+    policy = family_policy("mistral", context=None)
+    assert policy.max_positions == CONTEXT
+    groups = InProcessEngine(policy).rollout(some_prompts((3, 9)), request(6, 80, suppressed=STOP_IDS))
+    lengths = {len(group.prompt.tokens) + len(rollout.tokens) for group in groups for rollout in group.rollouts}
+    assert lengths == {CONTEXT}
+    assert CONTEXT > 4 * WINDOW
 
 
 def test_they_agree_beyond_a_sliding_window_while_rows_come_and_go() -> None:

@@ -1,17 +1,21 @@
 """Before a run, sampler and trainer are compared with the model itself: a wrong one falls back, or is refused."""
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-from transformers import GPTNeoConfig, GPTNeoForCausalLM, LlamaConfig, LlamaForCausalLM
+from torch import nn
+from transformers import LlamaConfig, LlamaForCausalLM
 
 import posttrain
 from posttrain.errors import RunError, UserError
 from posttrain.generation.in_process import InProcessEngine
-from posttrain.generation.parity import EXACT_NATS, engine_in_parity, largest_gap
+from posttrain.generation.parity import EXACT_NATS, engine_in_parity, largest_gap, probe_prompts, tried_length
+from posttrain.generation.plain.aligned_slots import AlignedSlots
+from posttrain.generation.plain.model_steps import ModelSteps
 from posttrain.models.forward import PlainForward, SharedPromptForward
 from posttrain.models.loading.model_folder import load_policy
 from posttrain.models.policy import Policy, as_policy
@@ -19,6 +23,7 @@ from posttrain.records import Group
 from posttrain.runs.alarms import alarms
 from posttrain.runs.guards import GAP, GAP_LIMIT, SamplerGuard
 from posttrain.runs.reports import StepReport
+from tests.support.families import family_policy
 from tests.support.runs import save_tiny_model, tiny_recipe
 from tests.support.tiny import FAMILIES, SHAPE, tiny_policy
 
@@ -50,15 +55,57 @@ def test_a_wrong_quick_pass_falls_back_to_the_models_own() -> None:
     assert largest_gap(engine, 40) <= EXACT_NATS
 
 
-def test_a_model_whose_cache_is_wrong_at_mixed_lengths_is_refused() -> None:
-    torch.manual_seed(0)
-    shape = {"vocab_size": 24, "hidden_size": 16, "num_layers": 2, "num_heads": 4, "max_position_embeddings": 64}
-    local = GPTNeoConfig(**shape, attention_types=[[["global", "local"], 1]], window_size=8, initializer_range=0.5)
-    local.eos_token_id = 5
-    policy = as_policy(GPTNeoForCausalLM(local), tiny_policy("gpt2").tokenizer)
-    with pytest.raises(UserError, match=r"model: sampling and training do not compute the same.*gpt_neo") as refusal:
+class Forgetful(AlignedSlots):
+    """A cache that loses a row's first token, as one would that knows too little of a family."""
+
+    def visible(self) -> torch.Tensor:
+        return super().visible() & (torch.arange(self.seen + 1) > self._first[:, None] - self._left)
+
+
+def test_a_model_whose_cache_is_wrong_samples_without_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ModelSteps, "slots", lambda self: Forgetful())
+    policy = family_policy("mistral")
+    engine = engine_in_parity(policy, max_rows=4, longest=40)
+    assert policy.cache_refusal is None
+    assert re.match(r"log-probs with one are up to [\d.]+ nats off", str(engine.policy.cache_refusal))
+    assert largest_gap(engine, 40) <= EXACT_NATS / 100
+
+
+def test_where_quick_pass_and_cache_are_both_wrong_whole_rows_are_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ModelSteps, "slots", lambda self: Forgetful())
+    policy = llama()
+    assert isinstance(policy.forward, SharedPromptForward)
+    policy.forward.decoder.eps = 0.1
+    chosen = engine_in_parity(policy, max_rows=4, longest=40).policy
+    assert isinstance(chosen.forward, PlainForward)
+    assert "by the quicker one" in str(chosen.forward_reason)
+    assert "with one" in str(chosen.cache_refusal)
+
+
+def test_a_model_whose_answers_depend_on_batch_mates_is_refused() -> None:
+    policy = family_policy("mistral")
+
+    def mixing(module: nn.Module, arguments: object, output: torch.Tensor) -> torch.Tensor:
+        return output + output.mean(dim=0, keepdim=True)
+
+    policy.model.model.layers[0].mlp.register_forward_hook(mixing)
+    with pytest.raises(UserError, match=r"model: sampling and training do not compute the same.*mistral") as refusal:
         engine_in_parity(policy, max_rows=4, longest=40)
     assert "1 to 40 tokens" in str(refusal.value)
+
+
+def test_the_probe_goes_beyond_every_window_that_the_run_can_reach() -> None:
+    windowed, plain = family_policy("mistral"), llama()
+    assert tried_length(windowed, 7) == 7  # a run that stays inside
+    assert tried_length(windowed, 40) == 40
+    windowed.model.config.sliding_window = 4096
+    assert tried_length(windowed, 4000) == 512
+    assert tried_length(windowed, 4100) == 4100
+    assert tried_length(windowed, 9000) == 4160
+    assert tried_length(plain, 400) == 400
+    assert tried_length(plain, 9000) == 512
+    longest = [len(prompt.tokens) for prompt in probe_prompts(family_policy("mistral"), 40)][-1]
+    assert longest == 36  # and the tokens that are sampled
 
 
 def step(number: int, gap: float | None) -> StepReport:

@@ -1,9 +1,11 @@
 """Every family of the table computes what its model computes, or says why it does not: gradients, types, memory."""
 
+import copy
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+import peft
 import pytest
 import torch
 from torch import Tensor
@@ -13,6 +15,7 @@ from posttrain.algorithms.table import build_algorithm
 from posttrain.models.forward import PlainForward, SharedPromptForward
 from posttrain.models.logprobs import token_logprobs
 from posttrain.models.policy import Policy, as_policy
+from posttrain.models.shared_prompt.architectures import shared_prompt_refusal
 from posttrain.models.shared_prompt.families import FAMILIES
 from posttrain.training.update import Objective
 from tests.support.decoders import WINDOW
@@ -51,7 +54,8 @@ def loss(policy: Policy) -> Tensor:
 def gradients(policy: Policy, value: Tensor) -> dict[str, Tensor]:
     policy.model.zero_grad()
     value.backward()
-    return {name: parameter.grad.clone() for name, parameter in policy.model.named_parameters()}
+    trained = [(name, parameter) for name, parameter in policy.model.named_parameters() if parameter.requires_grad]
+    return {name: parameter.grad.clone() for name, parameter in trained}
 
 
 def test_every_family_of_the_table_has_a_tiny_model() -> None:
@@ -113,6 +117,25 @@ def test_weights_in_bfloat16_err_no_more_than_the_models_own_forward_does(family
         assert (actual[name].float() - gradient).norm() <= 0.15 * scale, name
 
 
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")  # transformers to peft
+@each_family
+def test_adapters_on_all_projections_have_the_gradient_of_the_models_own_forward(family: str) -> None:
+    model = tiny_model(family, torch.float32, exact=False)
+    names = [*FAMILIES[family].qkv, *FAMILIES[family].gate_up, "o_proj", "down_proj"]
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        peft.inject_adapter_in_model(peft.LoraConfig(r=2, target_modules=names, init_lora_weights=False), model)
+    policy = as_policy(model, tokenizer())
+    assert policy.forward_reason is None
+    actual = gradients(policy, loss(policy))
+    rows = zip(PROMPT_OF, COMPLETIONS, strict=True)
+    logprobs = torch.cat([plain_logprobs(model, PROMPTS[p], tokens, TEMPERATURE) for p, tokens in rows])
+    expected = gradients(policy, (torch.linspace(-1, 2, len(logprobs)) * logprobs).sum())
+    assert len(expected) == 2 * 2 * len(names)  # A and B of two layers, and nothing else
+    for name, gradient in expected.items():
+        assert (actual[name] - gradient).norm() <= 1e-4 * gradient.norm(), name
+
+
 # What a config may say besides.
 
 BIASED = {"attention_bias": True}
@@ -170,6 +193,38 @@ def test_what_a_config_says_is_done(what: str) -> None:
     torch.testing.assert_close(actual, expected, rtol=0, atol=3e-5)
 
 
+LONG = {
+    "rope_type": "longrope",
+    "rope_theta": 100.0,
+    "short_factor": [1.0, 1.1],
+    "long_factor": [3.0, 9.0],
+    "original_max_position_embeddings": 16,
+    "partial_rotary_factor": 1.0,
+}
+
+
+@pytest.mark.parametrize("family", ["phi3", "llama"])
+def test_longrope_beyond_its_original_context_has_the_long_angles_for_rows_of_every_length(family: str) -> None:
+    model_class, config_class, extra = CLASSES[family]
+    config = {**SHAPE, **extra, "rope_parameters": LONG, "num_hidden_layers": 1}
+    draw = torch.Generator().manual_seed(0)
+    fresh: PreTrainedModel = model_class(config_class(**config)).eval()
+    with torch.no_grad():
+        for parameter in fresh.parameters():
+            parameter.add_(torch.rand(parameter.shape, generator=draw) - 0.5)
+    policy = as_policy(copy.deepcopy(fresh), tokenizer(), context=64)
+    assert policy.forward_reason is None
+    with torch.no_grad():
+        hidden = policy.forward.completion_hidden(PROMPTS, COMPLETIONS, PROMPT_OF)
+        lengths = [len(completion) for completion in COMPLETIONS]
+        for p, completion, actual in zip(PROMPT_OF, COMPLETIONS, hidden.split(lengths), strict=True):
+            # Tokens behind a row make the model take the long angles for all of it, and change nothing else.
+            row = [*PROMPTS[p], *completion[:-1]]
+            out = fresh.model(input_ids=torch.tensor([[*row, *[0] * (40 - len(row))]])).last_hidden_state
+            expected = out[0, len(PROMPTS[p]) - 1 : len(row)]
+            torch.testing.assert_close(actual, expected, rtol=0, atol=3e-5)
+
+
 REFUSED: dict[str, tuple[str, dict[str, object]]] = {
     "its activation is gelu, which is none of silu, gelu_pytorch_tanh": ("gemma2", {"hidden_activation": "gelu"}),
     "its tokens see those behind them (use_bidirectional_attention)": (
@@ -190,7 +245,7 @@ def test_what_the_decoder_does_not_do_is_refused_by_name(reason: str) -> None:
     family, config = REFUSED[reason]
     model_class, config_class, extra = CLASSES[family]
     model = model_class(config_class(**{**SHAPE, **extra, **config}))
-    assert as_policy(model, tokenizer()).forward_reason == reason
+    assert shared_prompt_refusal(model) == reason
 
 
 def with_a_plain_embedding(model: PreTrainedModel) -> None:
@@ -212,7 +267,7 @@ def with_a_norm_of_another_family(model: PreTrainedModel) -> None:
 def test_a_layer_of_another_family_is_refused(change: Callable[[PreTrainedModel], None], says: str) -> None:
     model = tiny_model("gemma2", exact=False)
     change(model)
-    reason = as_policy(model, tokenizer()).forward_reason
+    reason = shared_prompt_refusal(model)
     assert reason is not None
     assert re.match(says, reason), reason
 

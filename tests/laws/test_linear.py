@@ -76,6 +76,16 @@ def test_trained_layers_are_one_product_whose_gradient_is_theirs() -> None:
         torch.testing.assert_close(mine.bias.grad, theirs.bias.grad, rtol=0, atol=1e-13)
 
 
+@needs_packing
+def test_frozen_layers_are_joined_where_they_are_packed() -> None:
+    modules = [layer.float() for layer in layers(True, True, frozen=True)]
+    weight = dense_projection(modules, torch.float32).for_inference()
+    assert isinstance(weight, DenseWeight)
+    assert [type(part.matrix) for part in weight.parts] == [PackedWeight]
+    expected = torch.cat([module(X.float()) for module in modules], dim=1)
+    torch.testing.assert_close(weight.product(X.float()), expected, rtol=0, atol=1e-6)
+
+
 def test_frozen_layers_are_never_copied() -> None:
     modules = layers(True, True, frozen=True)
     weight = dense_projection(modules, torch.float64)

@@ -219,7 +219,7 @@ def test_content_in_parts_of_text_is_that_text() -> None:
 )
 def test_a_part_that_is_no_text_is_refused_by_row_and_place(part: object, says: str) -> None:
     messages = [{"role": "system", "content": "x"}, {"role": "user", "content": [part]}]
-    with pytest.raises(UserError, match=r"prompt 'rows:3', message 1, part 0: " + says):
+    with pytest.raises(UserError, match=r"prompt 'rows:3': message 1 of the prompt, part 0: " + says):
         TokenizerRenderer(tokenizer(template=CHATML)).render(messages, id="rows:3")
 
 

@@ -16,8 +16,10 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from posttrain.algorithms.table import build_algorithm
 from posttrain.generation.in_process import InProcessEngine
+from posttrain.models.adapters.placing import add_adapter
 from posttrain.models.loading.new_model import new_tokenizer
 from posttrain.models.policy import as_policy
+from posttrain.options.adapter import AdapterOptions
 from posttrain.options.rollout import RolloutOptions
 from posttrain.options.training import UpdateOptions
 from posttrain.records import Prompt
@@ -62,6 +64,8 @@ def held_more(shape: dict) -> int:
     """Bytes that the steps held at most, beyond what this process holds now."""
     imported = held_now()
     model = Qwen3ForCausalLM(Qwen3Config(**shape["model"]))
+    if "adapter_rank" in shape:
+        add_adapter(model, AdapterOptions(rank=shape["adapter_rank"]), seed=0)
     policy = replace(as_policy(model, new_tokenizer()), stop_ids=(NEVER,))
     rollout = RolloutOptions(**shape["rollout"])
     collector = Collector(

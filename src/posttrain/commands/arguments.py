@@ -31,7 +31,10 @@ MAY_CHANGE_ON_RESUME = ("run.num_steps", "run.time_limit_minutes", "run.early_st
 
 LOADING = tuple(
     f"model.{name}"
-    for name in ("revision", "trust_remote_code", "dtype", "weights", "device", "attn_implementation", "stop_tokens")
+    for name in (
+        *("revision", "trust_remote_code", "dtype", "weights", "device", "attn_implementation", "context"),
+        "stop_tokens",
+    )
 )
 """Options by which a model is loaded that is asked and not trained."""
 

@@ -70,17 +70,17 @@ def model(config: Config, name: str) -> int:
     from posttrain.models.loading.model_folder import load_policy
 
     policy = load_policy(config.model)
-    longest = policy.max_positions
+    longest = tried_length(policy, policy.max_positions)
     engine = engine_in_parity(policy, max_rows=config.rollout.max_rows, longest=longest)
     for line in (
         *description(engine.policy, name),
         *(f"not used   {each}" for each in unused_options(engine.policy, config.model)),
     ):
         print(line)
-    way = "the shared-prompt pass" if engine.policy.forward_reason is None else "the model's own forward pass"
-    tokens = tried_length(engine.policy, longest)
+    own = "the model's own forward pass" + (" without a cache" if engine.policy.cache_refusal is not None else "")
+    way = "the shared-prompt pass" if engine.policy.forward_reason is None else own
     gap = largest_gap(engine, longest)
-    print(f"sampling   by {way}; its log-probs are within {gap:.1g} nats of the trainer's up to {tokens} tokens")
+    print(f"sampling   by {way}; its log-probs are within {gap:.1g} nats of the trainer's up to {longest} tokens")
     return 0
 
 

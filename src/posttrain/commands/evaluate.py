@@ -6,7 +6,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from posttrain.commands.arguments import TEMPLATE, configured, layers_for_model, require_model, split_arguments
+from posttrain.commands.arguments import (
+    LOADING,
+    TEMPLATE,
+    configured,
+    layers_for_model,
+    require_model,
+    split_arguments,
+)
 from posttrain.commands.flags import CommandSpec
 from posttrain.config import Config
 from posttrain.errors import UserError
@@ -26,8 +33,7 @@ PROGRAM = CommandSpec(
     " greedily, with 95% intervals over problems.  A run is measured by its own recipe where none is named.",
     switches=EvaluateSwitches(),
     only=(
-        "model.dtype",
-        "model.device",
+        *LOADING,
         *TEMPLATE,
         "task",
         "rewards",

@@ -3,7 +3,14 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from posttrain.commands.arguments import TEMPLATE, configured, layers_for_model, require_model, split_arguments
+from posttrain.commands.arguments import (
+    LOADING,
+    TEMPLATE,
+    configured,
+    layers_for_model,
+    require_model,
+    split_arguments,
+)
 from posttrain.commands.flags import CommandSpec
 from posttrain.config import Config
 from posttrain.errors import UserError
@@ -26,7 +33,7 @@ PROGRAM = CommandSpec(
     description="Sample a group of completions of a prompt and show one of them token by token.  PROMPT is a text, or"
     " the number of a held-out problem of the task.  A run is traced by its own recipe where none is named.",
     switches=TraceSwitches(),
-    only=("model.dtype", "model.device", *TEMPLATE, "task", "rewards", "algorithm", "rollout", "run.seed"),
+    only=(*LOADING, *TEMPLATE, "task", "rewards", "algorithm", "rollout", "run.seed"),
 )
 
 

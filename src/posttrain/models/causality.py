@@ -25,8 +25,10 @@ def require_causal_logits(model: PreTrainedModel) -> None:
         raise UserError(f"{name} reads prompts with an encoder; only causal language models can be trained here.")
     vocabulary = len(cast(nn.Embedding, model.get_input_embeddings()).weight)
     rows = torch.tensor([[1, 2, 3], [1, 2, 4]], device=model.device) % vocabulary
-    own = model(input_ids=rows, use_cache=False).logits
-    tolerance = EXACT_TOLERANCE if own.dtype in (torch.float32, torch.float64) else HALF_TOLERANCE
+    dtype = product_type(model)
+    with torch.autocast(model.device.type, dtype=torch.bfloat16, enabled=dtype == torch.bfloat16 != model.dtype):
+        own = model(input_ids=rows, use_cache=False).logits
+    tolerance = EXACT_TOLERANCE if dtype in (torch.float32, torch.float64) else HALF_TOLERANCE
     bound = tolerance * own.abs().max()
     if (own[0, :2] - own[1, :2]).abs().max() > bound:
         raise UserError(
@@ -34,10 +36,16 @@ def require_causal_logits(model: PreTrainedModel) -> None:
             " (is_decoder in its config, for families that have it)."
         )
     positions = torch.arange(rows.shape[1], device=rows.device).expand(len(rows), -1)
-    hidden = model_hidden(model, model.dtype, rows, positions, use_cache=False)
-    ours = output_layer_of(model, model.dtype).logits(hidden.flatten(0, 1))
+    hidden = model_hidden(model, dtype, rows, positions, use_cache=False)
+    ours = output_layer_of(model, dtype).logits(hidden.flatten(0, 1))
     if ours.shape != own.flatten(0, 1).shape or (ours - own.flatten(0, 1)).abs().max() > bound:
         raise UserError(
             f"{name} makes its logits in another way than from its last hidden states by one matrix, a bias, a scale"
             " and a soft cap, which is not supported."
         )
+
+
+def product_type(model: PreTrainedModel) -> torch.dtype:
+    """What all of a model can be computed in: its type, or bfloat16 where some of its matrices are held in that."""
+    held = {parameter.dtype for parameter in model.parameters()}
+    return torch.bfloat16 if torch.bfloat16 in held else model.dtype

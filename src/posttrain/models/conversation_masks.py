@@ -118,7 +118,6 @@ class Masking:
                 Dialogue(
                     where=conversation.where,
                     messages=conversation.messages[: number + 1],
-                    num_given=conversation.num_given,
                 )
             )
             for number in conversation.turns

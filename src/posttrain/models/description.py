@@ -8,6 +8,7 @@ from torch import nn
 
 from posttrain.models.adapters.lora import lora_layers
 from posttrain.models.adapters.quantized import is_4_bit, num_parameters
+from posttrain.models.context import changes_at, own_context
 from posttrain.models.policy import Policy
 from posttrain.models.recomputation import is_recomputing
 from posttrain.models.rendering import opening_tokens
@@ -23,7 +24,9 @@ def model_lines(policy: Policy, name: str) -> list[str]:
     part = "" if trained == total else f" ({trained / 1e6:.2f} M trained)"
     held = {parameter.dtype for parameter in model.parameters()}
     weights = (
-        "" if held <= {policy.compute_dtype, torch.float32} else f" over {' and '.join(map(type_name, held))} weights"
+        ""
+        if held <= {policy.compute_dtype, torch.float32}
+        else f" over {' and '.join(sorted(map(type_name, held)))} weights"
     )
     again = ", layers computed again for gradients" if is_recomputing(model) else ""
     arithmetic = f"{type_name(policy.compute_dtype)}{weights} on {policy.device}{again}"
@@ -81,11 +84,11 @@ def weight_lines(policy: Policy) -> list[str]:
 
 def context_lines(policy: Policy) -> list[str]:
     """Tokens that prompt and completion may have together, and what bounds them."""
-    known = (("positions", "max_position_embeddings"), ("window", "sliding_window"))
-    values = {name: getattr(policy.model.config, key, None) for name, key in known}  # families differ in what they have
-    bounds = [f"{name} {value}" for name, value in values.items() if value is not None]
+    own, windows = own_context(policy.model.config), changes_at(policy.model.config)
+    bounds = [] if own is None else [f"the model's own {own}"]
+    bounds += [f"some layers look back {window}" for window in windows]
     asked = [] if policy.context is None else [f"asked for {policy.context}"]
-    return [f"context    {policy.max_positions} tokens ({', '.join([*bounds, *asked]) or 'no bound of its own'})"]
+    return [f"context    {policy.max_positions} tokens ({', '.join([*bounds, *asked])})"]
 
 
 def tokenizer_lines(policy: Policy) -> list[str]:

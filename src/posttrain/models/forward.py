@@ -114,7 +114,7 @@ def trunk(model: PreTrainedModel) -> nn.Module:
 def cache_refusal(model: PreTrainedModel) -> str | None:
     """Why completions of this model cannot go on from cached keys and values, in words; None where they can."""
     if "past_key_values" not in _parameters(model):
-        return f"a {model.config.model_type} keeps a state of its own instead of keys and values"
+        return f"a {model.config.model_type} takes no cache of keys and values"
     kept = {type(layer) for layer in DynamicCache(config=model.config).layers}
     others = sorted(kind.__name__ for kind in kept - {DynamicLayer, DynamicSlidingWindowLayer})
     if others or model._is_stateful:

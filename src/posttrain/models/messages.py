@@ -8,22 +8,23 @@ BETWEEN_MESSAGES = "\n\n"
 """Stands between the contents of two messages that are written as plain text."""
 
 
-def checked_messages(content: Sequence[object], id: str) -> list[dict[str, str]]:
+def checked_messages(content: Sequence[object], where: str) -> list[dict[str, str]]:
     """The messages, each of them known to have a role and a text; parts of text are joined to one.
 
     Keys without a value are left out: columns of a Parquet file give them to every message.
     """
     messages = []
     for number, message in enumerate(content):
+        place = f"{where}: message {number} of the prompt"
         if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
             raise UserError(
-                f"prompt {id!r}, message {number}: {str(message)[:80]!r} must have the texts `role` and `content`,"
-                ' such as {"role": "user", "content": "…"}'
+                f"{place}: {str(message)[:80]!r} must have the texts `role` and `content`, such as"
+                ' {"role": "user", "content": "…"}'
             )
         given = {key: value for key, value in message.items() if value is not None}
-        messages.append({**given, "content": content_text(given.get("content"), f"prompt {id!r}, message {number}")})
+        messages.append({**given, "content": content_text(given.get("content"), place)})
     if not any(message["role"] != "assistant" for message in messages):
-        raise UserError(f"prompt {id!r} has no message of a user; give at least one")
+        raise UserError(f"{where}: the prompt has no message of a user; give at least one")
     return messages
 
 
@@ -33,8 +34,8 @@ def content_text(content: object, where: str) -> str:
         return content
     if not isinstance(content, list | tuple) or not content:
         raise UserError(
-            f'{where}: its `content` must be a text, such as {{"role": "user", "content": "…"}}, not'
-            f" {str(content)[:80]!r}"
+            f"{where}: {str(content)[:80]!r} as its content: it must have the texts `role` and `content`, such as"
+            ' {"role": "user", "content": "…"}'
         )
     texts = []
     for number, part in enumerate(content):

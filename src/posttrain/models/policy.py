@@ -93,14 +93,15 @@ def as_policy(
 
     Any causal language model of transformers, with or without an adapter; a `PeftModel` gives its base model, which
     holds the adapter's layers.  Parameters that require a gradient are what is trained.  Adapters and hooks belong into
-    the model before this call; a run refuses those that come later.  `dtype` is the arithmetic of matrix products and
-    attention: "bfloat16" over the weights as they are, "float32" their own type, "auto" bfloat16 on CUDA and their own
-    type on a CPU.  `forward="plain"` is the model's own forward pass where the quicker shared-prompt one would do, and
-    `stop_tokens` are texts of one token each that end a completion beside the model's own.
-    `gradient_checkpointing_enable()` of the model is honoured.  The model is put into eval mode: dropout is off when
-    sampling and when updating.  `context` is the most tokens of prompt and completion together, and what rotary angles
-    are fixed for that would change with it (`longrope`, `dynamic`); without one it is what the model was made for, and
-    the original context for `longrope`.
+    the model before this call; a run refuses those that come later.
+
+    `dtype` is the arithmetic of matrix products and attention: "bfloat16" over the weights as they are, "float32" their
+    own type, "auto" bfloat16 on CUDA and their own type on a CPU.  `forward="plain"` is the model's own forward pass
+    where the quicker shared-prompt one would do.  `context` is the most tokens of prompt and completion together, and
+    what rotary angles are fixed for that would change with it (`longrope`, `dynamic`); without one it is what the model
+    was made for, and the original context for `longrope`.  `stop_tokens` are texts of one token each that end a
+    completion beside the model's own.  `gradient_checkpointing_enable()` of the model is honoured.  The model is put
+    into eval mode: dropout is off when sampling and when updating.
 
     Raises UserError for a model whose logits are not those of one linear layer, soft-capped or scaled or as they are.
     """
@@ -108,8 +109,8 @@ def as_policy(
     require_output_layer(model)
     model.eval()
     fix_angles(model, context_of(model.config, context))
-    require_causal_logits(model)
     compute_dtype = chosen_dtype(dtype, model.dtype, model.device)
+    require_causal_logits(model)
     reason = "the plain forward pass was asked for" if forward == "plain" else shared_prompt_refusal(model)
     chosen = SharedPromptForward if reason is None else PlainForward
     return Policy(

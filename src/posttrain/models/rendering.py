@@ -50,7 +50,7 @@ class TokenizerRenderer:
         """
         if isinstance(content, str):
             return self._prompt(content, None, id=id, prefill=prefill, columns=columns or {})
-        messages = checked_messages(content, id)
+        messages = checked_messages(content, f"prompt {id!r}")
         if messages[-1]["role"] == "assistant":
             prefill = messages.pop()["content"] + prefill
         text = self.templated(messages, id)

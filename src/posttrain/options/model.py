@@ -45,7 +45,8 @@ class ModelOptions:
     frozen: tuple[str, ...] = ()
     """Parameters that are not trained, by name or pattern, such as `*embed_tokens*` or `*.layers.[0-3].*`."""
     context: int | None = None
-    """Tokens of a prompt and its completion together; null is as many as the model allows, and no number is more."""
+    """Tokens of a prompt and its completion together; null is as many as the model was made for.  Rotary angles that
+    depend on the length (`longrope`, `dynamic`) are those of this one."""
     stop_tokens: tuple[str, ...] = ()
     """Texts, one token each, that end a completion beside the stop tokens that the model names itself."""
     chat_template: str = ""

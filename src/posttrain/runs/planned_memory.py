@@ -37,6 +37,7 @@ SFT_ROW_TOKENS = 512
 TOLD = 3
 """Parts and changes that a short form names."""
 WORDS = {
+    "as_loaded": "weights as loaded",
     "weights": "weights",
     "optimizer": "optimiser",
     "reference": "reference",
@@ -162,7 +163,8 @@ def side_by_side(setup: MemorySetup) -> dict[str, MemorySetup]:
 def memory_line(plan: MemoryPlan, machine: MachineMemory) -> str:
     """The plan in short: the peak, when it is, and what it is made of."""
     phase = largest_phase(plan)
-    parts = sorted((*plan.always.items(), *of_phase(plan, phase).items()), key=lambda part: -part[1])
+    always = plan.always if phase != "loading" else {}
+    parts = sorted((*always.items(), *of_phase(plan, phase).items()), key=lambda part: -part[1])
     named = ", ".join(f"{WORDS[name]} {gigabytes(size)}" for name, size in parts[:TOLD])
     return (
         f"memory     at most about {gigabytes(plan.peak)} of {gigabytes(machine.size)} GB {machine.kind}, while"
@@ -187,13 +189,13 @@ def memory_warning(plan: MemoryPlan, machine: MachineMemory) -> list[str]:
 
 
 def largest_phase(plan: MemoryPlan) -> str:
-    """The phase of a step that holds most."""
+    """The phase that holds most."""
     return max(plan.phases, key=lambda phase: plan.phases[phase])
 
 
 def of_phase(plan: MemoryPlan, phase: str) -> Mapping[str, int]:
     """The parts that this phase alone holds."""
-    return plan.sampling if phase == "sampling" else plan.updating
+    return {"loading": plan.loading, "sampling": plan.sampling, "updating": plan.updating}[phase]
 
 
 def gigabytes(size: float) -> str:

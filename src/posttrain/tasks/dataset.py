@@ -22,6 +22,7 @@ from itertools import chain
 from pathlib import Path
 
 from posttrain.errors import UserError
+from posttrain.models.messages import checked_messages
 from posttrain.options.dataset import DatasetOptions
 from posttrain.records import Prompt
 from posttrain.rewards.grading.function import RewardFunction
@@ -63,6 +64,8 @@ class DatasetTask(Task):
         self.bad = BadRows(options.skip_bad_rows)
         self.too_long: list[str] = []
         """Places of the rows that are left out, or whose prompts are cut, for their length."""
+        self.found = ""
+        """Where the prompts are, if in no column of their own."""
         self.names = source_names(options) if rows is None else []
         everything = self.usable(
             configured_rows(options, self.bad) if rows is None else rows_of(rows, MEMORY, self.bad)
@@ -78,13 +81,15 @@ class DatasetTask(Task):
 
     def usable(self, rows: Sequence[DatasetRow]) -> list[DatasetRow]:
         """The rows as the task takes them, the bad ones counted: a fault in any row shows now, not in step 900."""
-        kept, with_prompt = [], prompt_reader(rows, self.options)
+        kept = []
+        with_prompt, found = prompt_reader(rows, self.options)
+        self.found = self.found or found
         for row in rows:
             try:
                 ready = with_prompt(self.prepared(row))
                 if problem := missing_column(ready, self.options.prompt_column):
                     raise UserError(problem)
-                require_messages(ready, content(ready, self.options))
+                content(ready, self.options)
             except UserError as error:
                 self.bad.add(str(error))
                 continue
@@ -102,24 +107,23 @@ class DatasetTask(Task):
 
     def row_of_length(self, row: DatasetRow, limit: LengthLimit) -> DatasetRow | None:
         """The row, or with its prompt cut; None where it is left out."""
-        column = self.options.prompt_column
+        column, over_long = self.options.prompt_column, self.options.over_long
         given = prompt_of(row, column)
-        tokens = limit.exceeded(given)
-        if not tokens:
-            return row
-        if self.options.over_long == "error":
-            self.bad.add(
-                f"{row.where}: the prompt has {tokens} tokens, and task.max_prompt_tokens = {limit.limit}. Shorten it,"
-                " or have such rows left out or cut: task.over_long = skip or cut_left."
-            )
+        try:
+            tokens = limit.exceeded(given)
+            if not tokens:
+                return row
+            if over_long == "error":
+                raise UserError(
+                    f"the prompt has {tokens} tokens, and task.max_prompt_tokens = {limit.limit}. Shorten it, or have"
+                    " such rows left out or cut: task.over_long = skip or cut_left."
+                )
+            kept = DatasetRow(row.where, {**row.columns, column: limit.cut(given)}) if over_long == "cut_left" else None
+        except UserError as error:
+            self.bad.add(f"{row.where}: {error}")
             return None
         self.too_long.append(row.where)
-        if self.options.over_long == "skip":
-            return None
-        try:
-            return DatasetRow(row.where, {**row.columns, column: limit.cut(given)})
-        except UserError as error:
-            raise UserError(f"{row.where}: {error}") from None
+        return kept
 
     def num_tokens(self, prompt: str | Messages) -> int:
         """Tokens that the policy sees of a prompt."""
@@ -173,6 +177,12 @@ class DatasetTask(Task):
         notes = [
             f"{counted(len(self.training_rows), 'row')} to train on" + (f": {', '.join(shares)}" if shares else "")
         ]
+        if self.found:
+            notes.append(self.found)
+        if self.options.last_assistant_message == "prefill":
+            prompts = (role_shape(row.columns[self.options.prompt_column]) for row in self.training_rows)
+            begun = sum(roles[-1:] == ("assistant",) for roles in prompts)
+            notes.append(f"of {counted(begun, 'prompt')} the last message is the assistant's, which begins the answer")
         if self.too_long:
             done = "left out" if self.options.over_long == "skip" else "cut from their beginning"
             more = f" and {len(self.too_long) - PLACES} more" if len(self.too_long) > PLACES else ""
@@ -202,32 +212,27 @@ def counted(number: int, noun: str) -> str:
 
 
 def prompt_of(row: DatasetRow, column: str) -> str | Messages:
-    """A row's prompt, which is known to be one."""
+    """A row's prompt, which is known to be one; the content of its messages is text."""
     prompt = row.columns[column]
     assert isinstance(prompt, str | Sequence)
-    return prompt
+    return prompt if isinstance(prompt, str) else checked_messages(prompt, row.where)
 
 
-def require_messages(row: DatasetRow, prompt: str | Messages) -> None:
-    """Refuse messages without a role and a text: the renderer would, when it comes to them."""
-    for number, message in enumerate(() if isinstance(prompt, str) else prompt):
-        if not all(isinstance(message.get(key), str) for key in ("role", "content")):
-            raise UserError(
-                f"{row.where}: message {number} of the prompt: {str(message)[:80]!r} must have the texts `role` and"
-                ' `content`, such as {"role": "user", "content": "…"}'
-            )
-
-
-def prompt_reader(rows: Sequence[DatasetRow], options: DatasetOptions) -> Callable[[DatasetRow], DatasetRow]:
-    """What finds the prompt of a row: in its column, in `messages`, or in what `chosen` and `rejected` begin with."""
+def prompt_reader(
+    rows: Sequence[DatasetRow], options: DatasetOptions
+) -> tuple[Callable[[DatasetRow], DatasetRow], str]:
+    """What finds the prompt of a row in its column, in `messages`, or in `chosen` and `rejected`; and where that is."""
     column = options.prompt_column
-    if column != DatasetOptions.prompt_column or any(column in row.columns for row in rows):
-        return lambda row: row
-    if any(RowFormat.MESSAGES in row.columns for row in rows):
-        return lambda row: DatasetRow(row.where, {**row.columns, column: question_of(row)})
-    if any({"chosen", "rejected"} <= row.columns.keys() for row in rows):
-        return lambda row: DatasetRow(row.where, {**row.columns, column: common_question_of(row)})
-    return lambda row: row
+
+    def with_prompt(find: Callable[[DatasetRow], object]) -> Callable[[DatasetRow], DatasetRow]:
+        return lambda row: DatasetRow(row.where, {**row.columns, column: find(row)})
+
+    own = column != DatasetOptions.prompt_column or any(column in row.columns for row in rows)
+    if not own and any(RowFormat.MESSAGES in row.columns for row in rows):
+        return with_prompt(question_of), "prompts are `messages` without the assistant's last turn"
+    if not own and any({"chosen", "rejected"} <= row.columns.keys() for row in rows):
+        return with_prompt(common_question_of), "prompts are what `chosen` and `rejected` begin with"
+    return (lambda row: row), ""
 
 
 def question_of(row: DatasetRow) -> list[Mapping[str, object]]:

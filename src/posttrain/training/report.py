@@ -265,7 +265,12 @@ def unmeasured_lines(summary: Mapping[str, object]) -> list[str]:
 def measuring(session: Session, folder: Path) -> str:
     """What measures the trained model as the run did: a command, or a call where no recipe says all that it takes."""
     own = session.own
-    brought = {"task": own.task is not None, "rows": own.rows is not None, "rewards": bool(given_rewards(own))}
+    brought = {
+        "task": own.task is not None,
+        "rows": own.rows is not None,
+        "held_out_rows": own.held_out_rows is not None,
+        "rewards": bool(given_rewards(own)),
+    }
     given = ", ".join(f"{name}={name}" for name, is_brought in brought.items() if is_brought)
     return f"posttrain.evaluate({str(run_model(folder))!r}, config, {given})" if given else f"posttrain eval {folder}"
 

@@ -38,7 +38,8 @@ class MemoryTable:
         yield "process, allocator", [gigabytes(plan.runtime) for plan in plans]
         for phase in plans[0].phases:
             yield f"while {phase}", [gigabytes(plan.phases[phase] + plan.runtime) for plan in plans]
-            yield from self.parts([of_phase(plan, phase) for plan in plans])
+            if phase != "loading":
+                yield from self.parts([of_phase(plan, phase) for plan in plans])
         yield f"fits {gigabytes(self.machine.size)} GB", [self.fits(plan) for plan in plans]
 
     def parts(self, held: Sequence[Mapping[str, int]]) -> Iterator[tuple[str, list[str]]]:
@@ -81,6 +82,7 @@ class MemoryTable:
             name: {
                 "parameters": plan.shape.parameters,
                 "trained_parameters": plan.trained,
+                "loading": dict(plan.loading),
                 "always": dict(plan.always),
                 "sampling": dict(plan.sampling),
                 "updating": dict(plan.updating),

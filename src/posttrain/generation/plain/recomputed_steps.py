@@ -67,22 +67,28 @@ class RecomputedSteps:
 
     def _logits(self, rows: Sequence[Sequence[int]]) -> Float[Tensor, "row vocab"]:
         """Logits of the token that follows each row."""
-        parts = []
-        for chunk in chunks(rows, CHUNK_TOKENS):
+        places, parts = [], []
+        for chunk in chunks([len(row) for row in rows], CHUNK_TOKENS):
             # One completion a prompt, of a token that predicts nothing and is not read.
-            hidden = self.policy.forward.completion_hidden(chunk, [(0,)] * len(chunk), range(len(chunk)))
+            prompts = [rows[place] for place in chunk]
+            hidden = self.policy.forward.completion_hidden(prompts, [(0,)] * len(chunk), range(len(chunk)))
             parts.append(self.policy.output_layer.logits(hidden))
-        return torch.cat(parts)
+            places += chunk
+        logits = torch.cat(parts)
+        return torch.empty_like(logits).index_copy_(0, torch.tensor(places, device=logits.device), logits)
 
 
-def chunks(rows: Sequence[Sequence[int]], max_tokens: int) -> Iterator[list[Sequence[int]]]:
-    """Rows in order, in runs that hold at most `max_tokens` when padded to the longest; a longer row stands alone."""
-    run: list[Sequence[int]] = []
-    width = 0
-    for row in rows:
-        width = max(width, len(row))
-        if run and width * (len(run) + 1) > max_tokens:
+def chunks(lengths: Sequence[int], max_tokens: int) -> Iterator[list[int]]:
+    """Places of rows of these lengths, the shortest first, in runs that go through the model together.
+
+    Padded to its longest row, a run holds at most `max_tokens`, and no row more padding than tokens; a row of more than
+    that stands alone.
+    """
+    run: list[int] = []
+    for place in sorted(range(len(lengths)), key=lambda place: lengths[place]):
+        width = lengths[place]
+        if run and (width * (len(run) + 1) > max_tokens or width > 2 * lengths[run[0]]):
             yield run
-            run, width = [], len(row)
-        run.append(row)
+            run = []
+        run.append(place)
     yield run

@@ -83,6 +83,13 @@ def in_4_bits(library: Any, layer: nn.Linear, compute_dtype: torch.dtype, *, pac
     return made  # type: ignore[no-any-return]
 
 
+def leave_unpacked(model: PreTrainedModel) -> None:
+    """Keep the layers of a model that was stored in 4 bits from packing their weights; see above."""
+    for layer in model.modules():
+        if is_4_bit(layer):
+            setattr(layer, KERNEL, False)
+
+
 def is_4_bit(layer: nn.Module) -> bool:
     """Whether bitsandbytes keeps a layer's matrix in 4 bits."""
     return f"{type(layer).__module__}.{type(layer).__qualname__}" == CLASS

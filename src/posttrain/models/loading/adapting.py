@@ -40,5 +40,10 @@ def with_adapter(
         add_adapter(model, options.adapter, seed=seed)
     if options.weights == "auto" and plain.stored_dtype == dtype:
         hold_frozen_in(model, dtype)  # only now are they frozen
-    adapted = as_policy(model, plain.tokenizer, dtype="bfloat16" if dtype == torch.bfloat16 else "float32")
+    adapted = as_policy(
+        model,
+        plain.tokenizer,
+        dtype="bfloat16" if dtype == torch.bfloat16 else "float32",
+        context=plain.context,  # angles are fixed for it
+    )
     return replace(plain, forward=adapted.forward, forward_reason=adapted.forward_reason)

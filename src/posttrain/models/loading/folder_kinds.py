@@ -45,14 +45,13 @@ def require_model_folder(folder: Path, where: str, *, trust_remote_code: bool = 
 
 
 def require_no_adapter(folder: Path, where: str) -> None:
-    """Refuse a folder of an adapter alone."""
+    """Refuse an adapter below an adapter, for one is loaded over a whole model alone."""
     if (folder / "adapter_config.json").is_file() and not (folder / "config.json").is_file():
         adapter = read_json(folder / "adapter_config.json", where)
         kind, base = adapter.get("peft_type", "unknown"), adapter.get("base_model_name_or_path") or "it does not say"
         raise UserError(
-            f"{where}: an adapter of peft ({kind}) without the model that it adapts (base: {base}), which is not loaded"
-            " by itself.  Merge it into its base with peft's merge_and_unload and save that, or in Python give"
-            " posttrain.as_policy the PeftModel."
+            f"{where}: an adapter of peft ({kind}, over {base}) where a whole model is needed.  Merge it into its base"
+            " with peft's merge_and_unload and save that."
         )
 
 

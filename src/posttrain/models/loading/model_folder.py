@@ -22,6 +22,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from posttrain.errors import UserError
 from posttrain.models.adapters.peft_format import read_adapter
+from posttrain.models.adapters.quantized import leave_unpacked
 from posttrain.models.loading.adapting import base_options, with_adapter
 from posttrain.models.loading.chat_template import with_chat_template
 from posttrain.models.loading.construction import without_progress_bars
@@ -58,7 +59,9 @@ def load_model(options: ModelOptions) -> Policy:
     folder = located_folder(options)
     config = loaded_config(folder, options)
     model = loaded_model(folder, config, options)
-    if not model_is_quantised(folder):
+    if model_is_quantised(folder):
+        leave_unpacked(model)
+    else:
         cast(torch.nn.Module, model).to(device)
     tokenizer = loaded_tokenizer(folder, options)
     freeze(model, options.frozen)

@@ -48,6 +48,11 @@ def weights(shape: ModelShape, setup: MemorySetup) -> int:
     return round(packed * matrices) + rest + FLOAT32 * trained_parameters(shape, setup)
 
 
+def loaded(shape: ModelShape, setup: MemorySetup) -> int:
+    """Weights as they are read, before linear layers are held in a smaller type or in 4 bits: b · N."""
+    return setup.weight_bytes * shape.parameters
+
+
 def gradients(shape: ModelShape, setup: MemorySetup) -> int:
     """b · trained parameters."""
     return trained_bytes(setup) * trained_parameters(shape, setup)

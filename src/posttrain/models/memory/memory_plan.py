@@ -13,8 +13,8 @@ LIBRARY_BYTES = 35_000_000
 """What their libraries add once a model runs: compiled kernels, threads.  Measured there too."""
 CUDA_CONTEXT_BYTES = 600_000_000
 """Of a CUDA context with torch's kernels and its libraries' workspaces: 400 to 900 MB, by device and version."""
-ALLOCATOR_SHARE = 0.15
-"""What allocators hold on to beyond what is in use, as a share of it.  Measured with glibc's malloc: .02 to .25."""
+CUDA_ALLOCATOR_SHARE = 0.05
+"""What torch's allocator on a GPU holds beyond what is in use, as a share of it: an allowance, not measured."""
 ADAPTER_RANK = 16
 """Of the adapter that a plan is compared with."""
 WORTH_TELLING = 0.02
@@ -27,24 +27,33 @@ class MemoryPlan:
 
     shape: ModelShape
     setup: MemorySetup
+    loading: Mapping[str, int]
+    """Of weights that end in a smaller type or in 4 bits it may be more than the run ever holds again."""
     always: Mapping[str, int]
     sampling: Mapping[str, int]
     updating: Mapping[str, int]
 
     @property
     def phases(self) -> dict[str, int]:
-        """Bytes in use in each phase of a step, the runtime's apart."""
+        """Bytes in use while loading and in each phase of a step, the runtime's apart."""
         always = sum(self.always.values())
         return {
+            "loading": sum(self.loading.values()),
             "sampling": always + sum(self.sampling.values()),
             "updating": always + sum(self.updating.values()),
         }
 
     @property
     def runtime(self) -> int:
-        """What is held beside tensors: by the process or the CUDA context, and by the allocator."""
-        fixed = CUDA_CONTEXT_BYTES if self.setup.on_cuda else IMPORTED_BYTES + LIBRARY_BYTES
-        return fixed + round(ALLOCATOR_SHARE * max(self.phases.values()))
+        """What is held beside tensors in use: by the process or the CUDA context, and by the allocator.
+
+        On a CPU what one phase has freed counts while the other runs: malloc gives back large tensors alone, and keeps
+        the rest in pieces that the other phase's tensors do not fit into.
+        """
+        if self.setup.on_cuda:
+            return CUDA_CONTEXT_BYTES + round(CUDA_ALLOCATOR_SHARE * max(self.phases.values()))
+        freed = min(sum(self.sampling.values()), sum(self.updating.values()))
+        return IMPORTED_BYTES + LIBRARY_BYTES + freed
 
     @property
     def peak(self) -> int:
@@ -81,7 +90,8 @@ def memory_plan(shape: ModelShape, setup: MemorySetup) -> MemoryPlan:
         "logits": parts.trained_logits(shape, setup),
         "copies": parts.update_copies(shape, setup),
     }
-    return MemoryPlan(shape=shape, setup=setup, always=always, sampling=sampling, updating=updating)
+    loading = {"as_loaded": parts.loaded(shape, setup)}
+    return MemoryPlan(shape=shape, setup=setup, loading=loading, always=always, sampling=sampling, updating=updating)
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,9 +151,10 @@ def other_training(setup: MemorySetup) -> list[tuple[str, MemorySetup]]:
     """What trains less of the model, or less exactly: what to set, and the setup that it makes."""
     tried: list[tuple[str, MemorySetup]] = []
     rank = setup.adapter_rank or ADAPTER_RANK
+    if setup.weight_bytes == FLOAT32:
+        halved = replace(setup, weight_bytes=BFLOAT16, compute_bytes=BFLOAT16, frozen_bytes=BFLOAT16)
+        tried.append(("model.weights = bfloat16", halved))
     if setup.adapter_rank is None:
-        if setup.weight_bytes == FLOAT32:
-            tried.append(("model.weights = bfloat16", replace(setup, weight_bytes=BFLOAT16)))
         tried.append((f"model.adapter.rank = {rank}", setup.with_adapter(rank)))
     elif not setup.quantized:
         tried.append(("model.quantization = nf4", setup.with_adapter(rank, quantized=True)))

@@ -103,8 +103,11 @@ class DenseWeight:
         return torch.cat([part.product(x) for part in self.parts], dim=-1)
 
     def for_inference(self) -> "DenseWeight":
-        """See `Weight`."""
-        return DenseWeight(tuple(Part(for_inference(_tensor(part)), part.bias) for part in self.parts))
+        """See `Weight`.  Packing makes a copy, and what is copied anyway is joined."""
+        parts = self.parts
+        if all(PackedWeight.serves(_tensor(part)) for part in parts):
+            parts = _joined(parts)
+        return DenseWeight(tuple(Part(for_inference(_tensor(part)), part.bias) for part in parts))
 
     def owned(self) -> "DenseWeight":
         """See `Weight`.  What is frozen has its address already, and no copy is made of it."""
@@ -116,9 +119,9 @@ class DenseWeight:
         """See `Weight`."""
         assert isinstance(other, DenseWeight)
         for mine, new in zip(self.parts, other.parts, strict=True):
-            _tensor(mine).copy_(_tensor(new))
+            _write(_tensor(mine), _tensor(new))
             if mine.bias is not None and new.bias is not None:
-                mine.bias.copy_(new.bias)
+                _write(mine.bias, new.bias)
 
 
 def dense_projection(modules: Sequence[nn.Linear], dtype: torch.dtype) -> Weight:
@@ -132,11 +135,10 @@ def dense_projection(modules: Sequence[nn.Linear], dtype: torch.dtype) -> Weight
         parameter for module in modules for parameter in (module.weight, module.bias) if parameter is not None
     ]
     trained = all(parameter.requires_grad for parameter in parameters)
-    biases: list[Tensor] = [module.bias for module in modules if module.bias is not None]
-    if len(modules) == 1 or not trained or len(biases) not in (0, len(modules)):
-        return DenseWeight(tuple(_part(module.weight, module.bias, dtype) for module in modules))
-    joined = torch.cat([module.weight for module in modules])
-    return DenseWeight((_part(joined, torch.cat(biases) if biases else None, dtype),))
+    parts = tuple(Part(module.weight, module.bias) for module in modules)
+    if trained:
+        parts = _joined(parts)
+    return DenseWeight(tuple(_part(_tensor(part), part.bias, dtype) for part in parts))
 
 
 def linear(
@@ -153,6 +155,14 @@ def for_inference(matrix: Tensor) -> Matrix:
     return PackedWeight(matrix) if PackedWeight.serves(matrix) else matrix
 
 
+def _joined(parts: tuple[Part, ...]) -> tuple[Part, ...]:
+    """One part of all, unless some have a bias and others none."""
+    biases = [part.bias for part in parts if part.bias is not None]
+    if len(parts) == 1 or len(biases) not in (0, len(parts)):
+        return parts
+    return (Part(torch.cat([_tensor(part) for part in parts]), torch.cat(biases) if biases else None),)
+
+
 def _part(matrix: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Part:
     return Part(matrix.to(dtype), None if bias is None else bias.to(dtype))
 
@@ -160,6 +170,11 @@ def _part(matrix: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Part:
 def _tensor(part: Part) -> Tensor:
     assert isinstance(part.matrix, Tensor), "a packed matrix follows no other"
     return part.matrix
+
+
+def _write(target: Tensor, source: Tensor) -> None:
+    if target.data_ptr() != source.data_ptr():  # a frozen parameter is its own copy
+        target.copy_(source)
 
 
 def _kept(tensor: Tensor) -> Tensor:

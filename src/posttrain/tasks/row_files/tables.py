@@ -90,8 +90,8 @@ def arrow_table(file: Path) -> "Table":
 def hub_rows(path: str, *, subset: str, split: str, revision: str) -> Sequence[object]:
     """The rows of a data set on the hub.  Raises UserError with the remedy where it cannot be had, within seconds."""
     remedy = (
-        f"Where there is a network: `hf download {path} --repo-type dataset --local-dir data`, and then give its files,"
-        " such as data/*.parquet."
+        f"Where there is a network, `hf download` brings the files of {path} (its type is dataset, not model); then"
+        " give those, such as data/*.parquet."
     )
     if find_spec("datasets") is None:
         raise UserError(

@@ -1,0 +1,27 @@
+"""Rows for tests of data sets, in files and as a task."""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from posttrain.models.loading.new_model import new_tokenizer
+from posttrain.models.rendering import TokenizerRenderer
+from posttrain.options.dataset import DatasetOptions
+from posttrain.tasks.dataset import DatasetTask
+
+RENDERER = TokenizerRenderer(new_tokenizer())
+SUMS = [{"prompt": f"{i} + {i} = ", "answer": 2 * i} for i in range(40)]
+
+
+def task_of_rows(
+    rows: Sequence[Mapping[str, object]] | None = None, *, held_out_share: float = 0.0, **given: Any
+) -> DatasetTask:
+    own = {"held_out_rows": given.pop("held_out_rows", None)}
+    options = DatasetOptions(held_out_share=held_out_share, **given)
+    return DatasetTask(options, RENDERER, seed=0, prompts_per_step=8, rows=rows, **own)
+
+
+def json_lines(path: Path, rows: Sequence[Mapping[str, object]]) -> str:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
