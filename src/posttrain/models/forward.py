@@ -16,6 +16,7 @@ from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from posttrain.errors import UserError
+from posttrain.models.adapters.peft_layers import adapted_names
 from posttrain.models.recomputation import recomputing_layers
 from posttrain.models.shared_prompt.decoder import Decoder
 from posttrain.models.shared_prompt.packed import PackedAttention, PackedLayout
@@ -49,6 +50,8 @@ class SharedPromptForward:
 
     def __init__(self, model: PreTrainedModel, compute_dtype: torch.dtype) -> None:
         self.decoder = Decoder(model, compute_dtype)
+        self.adapted = adapted_names(model)
+        """Layers that had an adapter when this was made; who trains knows of no others."""
 
     def completion_hidden(
         self, prompts: Sequence[Tokens], completions: Sequence[Tokens], prompt_of: Sequence[int]

@@ -53,7 +53,7 @@ def hold_rest_in(model: PreTrainedModel, dtype: torch.dtype) -> None:
 
 
 def linear_matrices(model: nn.Module) -> list[Tensor]:
-    """The parameters that are matrices of linear layers and nothing else (such as an embedding), none of them in 4 bits.
+    """The parameters that are matrices of linear layers and nothing else (no embedding), none of them in 4 bits.
 
     Each is there once.
     """
