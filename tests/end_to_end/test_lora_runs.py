@@ -134,6 +134,8 @@ def test_a_supervised_run_trains_an_adapter_and_resumes_to_the_same_bits(
 def test_the_default_learning_rate_with_an_adapter_is_ten_times_that_without() -> None:
     assert Config().update.learning_rate == 1e-6
     assert Config(model=ModelOptions(adapter=AdapterOptions())).update.learning_rate == pytest.approx(1e-5)
+    own = posttrain.load_recipe("own-model", model={"adapter": {"rank": 2}}, task={"path": "rows.jsonl"})
+    assert own.update.learning_rate == pytest.approx(1e-5)
     given = OptimizerOptions(learning_rate=3e-4)
     for adapter in (False, True):
         assert for_what_is_trained(given, adapter=adapter, where="sft").learning_rate == 3e-4

@@ -19,10 +19,12 @@ from transformers.pytorch_utils import Conv1D
 
 from posttrain.errors import UserError
 from posttrain.models.adapters.lora import DOWN, UP, LoraLinear, adapter_tensors, lora_layers
-from posttrain.models.adapters.placing import linear_layers, put
-from posttrain.options.adapter import ADAPTER_CONFIG, AdapterOptions
+from posttrain.models.adapters.placing import linear_layers, put, target_layers
+from posttrain.options.adapter import ADAPTER_CONFIG, ALL_LINEAR, AdapterOptions
 
 WEIGHTS = "adapter_model.safetensors"
+CHAT_TEMPLATE = "chat_template.jinja"
+GENERATION_CONFIG = "generation_config.json"
 PREFIX = "base_model.model."
 """What peft's wrappers put before the names of a model's layers."""
 PLAIN: Mapping[str, tuple[object, ...]] = {
@@ -65,6 +67,19 @@ class SavedAdapter:
             rslora=bool(self.settings.get("use_rslora", False)),
             targets=tuple(layers),
         )
+
+    @property
+    def chat_template(self) -> str:
+        """The file of the chat template that it was trained with; empty where the folder holds none."""
+        file = self.folder / CHAT_TEMPLATE
+        return str(file) if file.is_file() else ""
+
+    @property
+    def stop_ids(self) -> tuple[int, ...]:
+        """The stop tokens that it was trained to end with, where they are more than its base names."""
+        file = self.folder / GENERATION_CONFIG
+        named = json.loads(file.read_text(encoding="utf-8")).get("eos_token_id") if file.is_file() else None
+        return () if named is None else (named,) if isinstance(named, int) else tuple(named)
 
     def options_of(self, layer: str) -> AdapterOptions:
         """Those of one layer, which peft lets have a rank and an alpha of its own."""
@@ -172,6 +187,7 @@ def put_adapter(model: PreTrainedModel, saved: SavedAdapter, options: AdapterOpt
     """
     where = f"model.path = {saved.folder}"
     require_same_kind(saved, options, where)
+    require_same_layers(model, saved, options, where)
     known = linear_layers(model)
     model.requires_grad_(False)
     for layer in dict.fromkeys(name.rpartition(".")[0] for name in saved.tensors):
@@ -210,3 +226,18 @@ def require_same_kind(saved: SavedAdapter, options: AdapterOptions | None, where
                 f"model.adapter.{name} = {given}, and the adapter in {where} has {there}.  Leave model.adapter out to"
                 " go on with it as it is, or start from its base."
             )
+
+
+def require_same_layers(
+    model: PreTrainedModel, saved: SavedAdapter, options: AdapterOptions | None, where: str
+) -> None:
+    """Refuse targets that are named and mean other layers than those of the adapter which is there."""
+    if options is None or options.targets == (ALL_LINEAR,):
+        return
+    asked, there = set(target_layers(model, options.targets)), set(saved.options.targets)
+    if asked != there:
+        raise UserError(
+            f"model.adapter.targets = {', '.join(options.targets)}: the adapter in {where} is on other layers"
+            f" ({min(asked ^ there)} is one that differs).  Leave model.adapter out to go on with it as it is, or start"
+            " from its base."
+        )

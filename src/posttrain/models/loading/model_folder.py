@@ -50,6 +50,8 @@ def load_policy(options: ModelOptions, *, seed: int = 0, inference: bool = False
     if options.path != BUNDLED and is_adapter_folder(options.folder):
         saved = read_adapter(options.folder)
     plain = load_model(options if saved is None else base_options(options, saved))
+    if saved is not None:
+        plain = replace(plain, stop_ids=tuple(sorted({*plain.stop_ids, *saved.stop_ids})))
     return with_adapter(plain, options, saved, seed=seed, inference=inference)
 
 
