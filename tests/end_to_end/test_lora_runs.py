@@ -13,6 +13,7 @@ from posttrain.cli import main
 from posttrain.config import Config
 from posttrain.errors import RunError, UserError
 from posttrain.models.adapters.lora import lora_layers
+from posttrain.models.adapters.quantized import is_4_bit
 from posttrain.models.loading.model_folder import load_policy
 from posttrain.options.adapter import AdapterOptions
 from posttrain.options.model import ModelOptions
@@ -134,6 +135,8 @@ def test_a_supervised_run_trains_an_adapter_and_resumes_to_the_same_bits(
 def test_the_default_learning_rate_with_an_adapter_is_ten_times_that_without() -> None:
     assert Config().update.learning_rate == 1e-6
     assert Config(model=ModelOptions(adapter=AdapterOptions())).update.learning_rate == pytest.approx(1e-5)
+    own = posttrain.load_recipe("own-model", model={"adapter": {"rank": 2}}, task={"path": "rows.jsonl"})
+    assert own.update.learning_rate == pytest.approx(1e-5)
     given = OptimizerOptions(learning_rate=3e-4)
     for adapter in (False, True):
         assert for_what_is_trained(given, adapter=adapter, where="sft").learning_rate == 3e-4
@@ -161,3 +164,6 @@ def test_nf4_trains_and_is_measured_over_the_same_base(tmp_path: Path, capsys: p
     assert main(["eval", str(folder), "--output", str(tmp_path / "results.json")]) == 0
     after = json.loads((folder / "summary.json").read_text())["after"]
     assert json.loads((tmp_path / "results.json").read_text()) == after
+    # Whoever goes on with the adapter goes on over a base in 4 bits, unasked.
+    again = load_policy(ModelOptions(path=str(folder)))
+    assert any(is_4_bit(layer) for layer in again.model.modules())

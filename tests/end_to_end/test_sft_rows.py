@@ -184,6 +184,7 @@ def test_an_adapter_alone_is_trained_saved_and_resumed_at_ten_times_the_rate(tmp
     assert ended.code == 0, ended.err
     assert "M trained)" in ended.out
     assert "learning rate 0.0001 " in ended.out
+    assert "model        run/adapter\n" in ended.out
     saved = folder / "run" / "checkpoints" / "step-000004"
     before = (saved / "policy.safetensors").read_bytes()
     assert len(before) < (folder / "model" / "model.safetensors").stat().st_size / 2

@@ -1,6 +1,7 @@
 """Adapters go to peft and come from it, with the same logits; what is more than plain LoRA is refused by name."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import peft
@@ -15,6 +16,7 @@ from posttrain.generation.in_process import InProcessEngine
 from posttrain.models.adapters.lora import lora_layers
 from posttrain.models.loading.model_folder import bundled_folder, load_policy
 from posttrain.models.loading.saving import save_adapter, save_policy, save_trained
+from posttrain.models.loading.tokenizer_folder import load_tokenizer
 from posttrain.models.policy import as_policy
 from posttrain.options.adapter import AdapterOptions
 from posttrain.options.model import ModelOptions
@@ -166,7 +168,7 @@ def test_an_adapter_over_an_adapter_is_refused(tmp_path: Path) -> None:
     saved_by_peft(tmp_path)
     file = tmp_path / "adapter_config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"base_model_name_or_path": str(tmp_path)}))
-    with pytest.raises(UserError, match=r"an adapter of peft \(LORA\) without the model that it adapts"):
+    with pytest.raises(UserError, match=r"an adapter of peft \(LORA, over .*\) where a whole model is needed"):
         load_policy(ModelOptions(path=str(tmp_path)))
 
 
@@ -239,3 +241,46 @@ def test_a_merged_or_a_second_adapter_of_peft_is_no_plain_one() -> None:
     made = with_peft()
     made.merge_adapter()
     assert "merged into its weights" in str(as_policy(made, tokenizer()).forward_reason)
+
+
+def test_an_adapter_alone_keeps_the_template_and_the_stop_tokens_that_it_was_trained_with(tmp_path: Path) -> None:
+    (tmp_path / "own.jinja").write_text("own {{ messages }}")
+    trained = ModelOptions(
+        adapter=AdapterOptions(rank=2), chat_template=str(tmp_path / "own.jinja"), stop_tokens=("+", "=")
+    )
+    policy = load_policy(trained)
+    assert len(policy.stop_ids) == 3
+    save_adapter(policy, tmp_path / "a")
+    again = ModelOptions(path=str(tmp_path / "a"))
+    assert load_policy(again).stop_ids == policy.stop_ids
+    assert load_policy(again).tokenizer.chat_template == "own {{ messages }}"
+    tokenizer, stop_ids = load_tokenizer(again)
+    assert (tokenizer.chat_template, stop_ids) == ("own {{ messages }}", policy.stop_ids)
+    (tmp_path / "other.jinja").write_text("other")
+    other = load_policy(replace(again, chat_template=str(tmp_path / "other.jinja")))
+    assert other.tokenizer.chat_template == "other"
+
+
+def test_targets_that_are_not_those_of_a_saved_adapter_are_refused(tmp_path: Path) -> None:
+    policy = load_policy(ModelOptions(adapter=AdapterOptions(rank=2, targets=("q_proj", "v_proj"))))
+    save_adapter(policy, tmp_path)
+    same = AdapterOptions(rank=2, targets=("v_proj", "q_proj"))
+    assert len(lora_layers(load_policy(ModelOptions(path=str(tmp_path), adapter=same)).model)) == len(
+        lora_layers(policy.model)
+    )
+    with pytest.raises(UserError, match=r"model.adapter.targets = q_proj: .* other layers \(.*v_proj is one"):
+        load_policy(ModelOptions(path=str(tmp_path), adapter=AdapterOptions(rank=2, targets=("q_proj",))))
+
+
+def test_parameters_cannot_be_frozen_under_an_adapter_which_would_not_heed_it() -> None:
+    with pytest.raises(UserError, match=r"frozen = .*model.adapter.targets"):
+        ModelOptions(adapter=AdapterOptions(), frozen=("*.layers.0.*",))
+
+
+def test_a_base_that_has_moved_is_told_with_the_file_that_names_it(tmp_path: Path) -> None:
+    save_adapter(load_policy(ModelOptions(adapter=AdapterOptions(rank=2))), tmp_path)
+    settings = json.loads((tmp_path / "adapter_config.json").read_text())
+    settings["base_model_name_or_path"] = str(tmp_path / "gone")
+    (tmp_path / "adapter_config.json").write_text(json.dumps(settings))
+    with pytest.raises(UserError, match=r"adapter_config.json.*If that model has moved, write its new folder there"):
+        load_policy(ModelOptions(path=str(tmp_path)))

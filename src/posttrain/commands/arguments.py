@@ -120,6 +120,7 @@ def model_layer(given: str) -> RecipeLayer:
     section: dict[str, object] = {"path": given if folder == Path(given) else str(folder)}
     section |= section_of_run(given, "model", ("template_options",))
     if is_run(given):
+        section |= {"chat_template": "", "frozen": []}  # the template is in what the run has saved
         if not (folder / "config.json").is_file() and not is_adapter_folder(folder):
             raise UserError(
                 f"{given}: the folder of a run that has saved no model; it does so when it ends.  Go on with it by"

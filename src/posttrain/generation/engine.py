@@ -166,6 +166,7 @@ def require_room_for(prompt: Prompt, engine: Engine) -> int:
         raise UserError(
             f"prompt {prompt.id}: {len(prompt.tokens)} tokens"
             + (f" leave no room in the model's context of {context}." if prompt.tokens else ".")
-            + "  Every prompt needs at least 1 token, and 1 less than the context.  Shorten or drop this row."
+            + "  Every prompt needs at least 1 token, and 1 less than the context.  Shorten or drop this row; of a"
+            " dataset task.over_long: skip or cut_left does it."
         )
     return room

@@ -43,7 +43,8 @@ class ModelOptions:
     """Compute each layer again in the backward pass instead of keeping what it computed: less memory, about a third
     more time, the same gradients."""
     frozen: tuple[str, ...] = ()
-    """Parameters that are not trained, by name or pattern, such as `*embed_tokens*` or `*.layers.[0-3].*`."""
+    """Parameters that are not trained, by name or pattern, such as `*embed_tokens*` or `*.layers.[0-3].*`; without an
+    adapter, which leaves all of them frozen."""
     context: int | None = None
     """Tokens of a prompt and its completion together; null is as many as the model was made for.  Rotary angles that
     depend on the length (`longrope`, `dynamic`) are those of this one."""
@@ -64,6 +65,8 @@ class ModelOptions:
         frozen = self.quantization is None or self.trains_adapter
         rule = "keeps weights in 4 bits, which cannot be trained; give an adapter as well, model.adapter"
         require(frozen, self, "quantization", rule)
+        no_effect = "freezes what an adapter leaves frozen anyway; say by model.adapter.targets which layers learn"
+        require(not (self.frozen and self.trains_adapter), self, "frozen", no_effect)
         require(self.context is None or self.context > 1, self, "context", "leaves no room for a prompt and a token")
         if self.weights == "bfloat16" and self.dtype == "float32":
             raise UserError("weights = bfloat16 with dtype = float32 computes with what is not there; leave dtype out")

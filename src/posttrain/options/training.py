@@ -63,7 +63,8 @@ def for_what_is_trained(options: Optimizer, *, adapter: bool, where: str) -> Opt
         )
     if options.learning_rate is not None:
         return options
-    return replace(options, learning_rate=options.default_rate * (RATE_OF_ADAPTERS if adapter else 1))
+    rate = options.default_rate * RATE_OF_ADAPTERS if adapter else options.default_rate
+    return replace(options, learning_rate=float(f"{rate:.6g}"))  # 1e-05, and not 9.999999999999999e-06
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
@@ -19,10 +19,13 @@ from transformers.pytorch_utils import Conv1D
 
 from posttrain.errors import UserError
 from posttrain.models.adapters.lora import DOWN, UP, LoraLinear, adapter_tensors, lora_layers
-from posttrain.models.adapters.placing import linear_layers, put
-from posttrain.options.adapter import ADAPTER_CONFIG, AdapterOptions
+from posttrain.models.adapters.placing import linear_layers, put, target_layers
+from posttrain.models.adapters.quantized import is_4_bit
+from posttrain.options.adapter import ADAPTER_CONFIG, ALL_LINEAR, AdapterOptions
 
 WEIGHTS = "adapter_model.safetensors"
+CHAT_TEMPLATE = "chat_template.jinja"
+GENERATION_CONFIG = "generation_config.json"
 PREFIX = "base_model.model."
 """What peft's wrappers put before the names of a model's layers."""
 PLAIN: Mapping[str, tuple[object, ...]] = {
@@ -38,6 +41,10 @@ PLAIN: Mapping[str, tuple[object, ...]] = {
     "use_bdlora": (None, False),
 }
 """What peft's settings are in an adapter that is y = W·x + s·B·A·x and no more; others are refused by name."""
+
+
+BASE_IN_4_BITS = "base_in_4_bits.json"
+"""The file that stands beside an adapter whose base was in 4 bits when it was trained."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +73,24 @@ class SavedAdapter:
             targets=tuple(layers),
         )
 
+    @property
+    def chat_template(self) -> str:
+        """The file of the chat template that it was trained with; empty where the folder holds none."""
+        file = self.folder / CHAT_TEMPLATE
+        return str(file) if file.is_file() else ""
+
+    @property
+    def quantization(self) -> Literal["nf4"] | None:
+        """In how many bits its base was, which peft's format does not say."""
+        return "nf4" if (self.folder / BASE_IN_4_BITS).is_file() else None
+
+    @property
+    def stop_ids(self) -> tuple[int, ...]:
+        """The stop tokens that it was trained to end with, where they are more than its base names."""
+        file = self.folder / GENERATION_CONFIG
+        named = json.loads(file.read_text(encoding="utf-8")).get("eos_token_id") if file.is_file() else None
+        return () if named is None else (named,) if isinstance(named, int) else tuple(named)
+
     def options_of(self, layer: str) -> AdapterOptions:
         """Those of one layer, which peft lets have a rank and an alpha of its own."""
         alpha = next(
@@ -89,6 +114,9 @@ def write_adapter(model: PreTrainedModel, folder: Path) -> None:
     save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
     settings = json.dumps(adapter_settings(model), indent=2, sort_keys=True)
     (folder / ADAPTER_CONFIG).write_text(settings + "\n", encoding="utf-8")
+    (folder / BASE_IN_4_BITS).unlink(missing_ok=True)
+    if any(is_4_bit(layer) for layer in model.modules()):
+        (folder / BASE_IN_4_BITS).write_text('{"quantization": "nf4"}\n', encoding="utf-8")
 
 
 def adapter_settings(model: PreTrainedModel) -> dict[str, object]:
@@ -172,6 +200,7 @@ def put_adapter(model: PreTrainedModel, saved: SavedAdapter, options: AdapterOpt
     """
     where = f"model.path = {saved.folder}"
     require_same_kind(saved, options, where)
+    require_same_layers(model, saved, options, where)
     known = linear_layers(model)
     model.requires_grad_(False)
     for layer in dict.fromkeys(name.rpartition(".")[0] for name in saved.tensors):
@@ -210,3 +239,18 @@ def require_same_kind(saved: SavedAdapter, options: AdapterOptions | None, where
                 f"model.adapter.{name} = {given}, and the adapter in {where} has {there}.  Leave model.adapter out to"
                 " go on with it as it is, or start from its base."
             )
+
+
+def require_same_layers(
+    model: PreTrainedModel, saved: SavedAdapter, options: AdapterOptions | None, where: str
+) -> None:
+    """Refuse targets that are named and mean other layers than those of the adapter which is there."""
+    if options is None or options.targets == (ALL_LINEAR,):
+        return
+    asked, there = set(target_layers(model, options.targets)), set(saved.options.targets)
+    if asked != there:
+        raise UserError(
+            f"model.adapter.targets = {', '.join(options.targets)}: the adapter in {where} is on other layers"
+            f" ({min(asked ^ there)} is one that differs).  Leave model.adapter out to go on with it as it is, or start"
+            " from its base."
+        )

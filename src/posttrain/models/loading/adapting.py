@@ -14,13 +14,22 @@ from posttrain.options.model import ModelOptions
 
 
 def base_options(options: ModelOptions, saved: SavedAdapter) -> ModelOptions:
-    """How the model below a saved adapter is loaded: by the path that the adapter names."""
+    """How the model below a saved adapter is loaded: by the path that this names, with its template, in 4 bits if it was."""
     try:
-        below = replace(options, path=saved.base, adapter=options.adapter or AdapterOptions())
+        below = replace(
+            options,
+            path=saved.base,
+            adapter=options.adapter or AdapterOptions(),
+            chat_template=options.chat_template or saved.chat_template,
+            quantization=options.quantization or saved.quantization,
+        )
         below.require_folder()
     except UserError as error:
         where = f"base_model_name_or_path in {saved.folder / ADAPTER_CONFIG}"
-        raise UserError(f"{where}: the model below the adapter cannot be had.  {error}") from error
+        raise UserError(
+            f"{where}: the model below the adapter cannot be had.  {error}  If that model has moved, write its new"
+            " folder there."
+        ) from error
     return below
 
 

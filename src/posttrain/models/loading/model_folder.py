@@ -78,7 +78,8 @@ def load_policy(options: ModelOptions, *, seed: int = 0, inference: bool = False
         context=base.context,
         stop_tokens=base.stop_tokens,
     )
-    return replace(policy, stored_dtype=stored)
+    stops = policy.stop_ids if saved is None else tuple(sorted({*policy.stop_ids, *saved.stop_ids}))
+    return replace(policy, stored_dtype=stored, stop_ids=stops)
 
 
 def plain_model(

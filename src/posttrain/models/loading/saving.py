@@ -51,10 +51,11 @@ def merged_note(policy: Policy) -> str:
 
 
 def save_adapter(policy: Policy, folder: Path) -> None:
-    """Write the adapter alone, in peft's format, and the tokenizer."""
+    """Write the adapter alone, in peft's format, and with it tokenizer, chat template and stop tokens."""
     write_adapter(policy.model, folder)
     with without_progress_bars():
         policy.tokenizer.save_pretrained(folder)
+    save_stop_ids(policy, folder)
     readable_as(folder / ADAPTER_CONFIG, folder)
 
 

@@ -12,8 +12,10 @@ from posttrain.options.model import BUNDLED, ModelOptions
 
 def load_tokenizer(options: ModelOptions) -> tuple[PreTrainedTokenizerBase, tuple[int, ...]]:
     """The tokenizer that a policy of these options has, and its stop tokens.  Raises UserError where there is none."""
+    of_adapter: tuple[int, ...] = ()
     if options.path != BUNDLED and is_adapter_folder(options.folder):
-        options = base_options(options, read_adapter(options.folder))
+        saved = read_adapter(options.folder)
+        options, of_adapter = base_options(options, saved), saved.stop_ids
     folder = located_folder(options)
     config, tokenizer = loaded_config(folder, options), loaded_tokenizer(folder, options)
     with told_as_one_error(options):
@@ -21,4 +23,4 @@ def load_tokenizer(options: ModelOptions) -> tuple[PreTrainedTokenizerBase, tupl
         generation = GenerationConfig.from_pretrained(folder) if stored else GenerationConfig.from_model_config(config)
     own = (generation.eos_token_id, getattr(config, "eos_token_id", None), tokenizer.eos_token_id)
     texts = [single_token(tokenizer, text) for text in options.stop_tokens]
-    return tokenizer, united_stop_ids((*own, texts), options.path)
+    return tokenizer, united_stop_ids((*own, texts, of_adapter), options.path)
