@@ -18,13 +18,12 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from posttrain.errors import UserError
-from posttrain.models.adapters.lora import DOWN, UP, LoraLinear, adapter_tensors, lora_layers
+from posttrain.models.adapters.in_force import adapter_tensors
+from posttrain.models.adapters.lora import DOWN, UP, LoraLinear, lora_layers
+from posttrain.models.adapters.peft_objects import PREFIX, WEIGHTS, write_peft_adapter
 from posttrain.models.adapters.placing import linear_layers, put
 from posttrain.options.adapter import ADAPTER_CONFIG, AdapterOptions
 
-WEIGHTS = "adapter_model.safetensors"
-PREFIX = "base_model.model."
-"""What peft's wrappers put before the names of a model's layers."""
 PLAIN: Mapping[str, tuple[object, ...]] = {
     "bias": ("none",),
     "use_dora": (False,),
@@ -84,6 +83,9 @@ class SavedAdapter:
 
 def write_adapter(model: PreTrainedModel, folder: Path) -> None:
     """Write the model's adapter as it is now.  The base is named by its folder, in full where it is on this machine."""
+    if not lora_layers(model):
+        write_peft_adapter(model, folder)
+        return
     folder.mkdir(parents=True, exist_ok=True)
     tensors = {f"{PREFIX}{name}.weight": tensor.cpu().contiguous() for name, tensor in adapter_tensors(model).items()}
     save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})

@@ -24,7 +24,7 @@ from posttrain.errors import UserError
 from posttrain.models.adapters.peft_format import read_adapter
 from posttrain.models.adapters.quantized import leave_unpacked
 from posttrain.models.loading.adapting import base_options, with_adapter
-from posttrain.models.loading.chat_template import with_chat_template
+from posttrain.models.loading.chat_settings import name_stop_ids, named_stop_ids, tokenizer_folder, with_chat_template
 from posttrain.models.loading.construction import without_progress_bars
 from posttrain.models.loading.devices import chosen_device
 from posttrain.models.loading.folder_kinds import needs_code, quantisation, read_json, require_model_folder
@@ -49,12 +49,15 @@ def load_policy(options: ModelOptions, *, seed: int = 0, inference: bool = False
     saved = None
     if options.path != BUNDLED and is_adapter_folder(options.folder):
         saved = read_adapter(options.folder)
-    plain = load_model(options if saved is None else base_options(options, saved))
+    plain = load_model(options) if saved is None else load_model(base_options(options, saved), adapter=saved.folder)
     return with_adapter(plain, options, saved, seed=seed, inference=inference)
 
 
-def load_model(options: ModelOptions) -> Policy:
-    """Load a model.  Raises UserError where it is missing or is no causal language model that can be loaded."""
+def load_model(options: ModelOptions, *, adapter: Path | None = None) -> Policy:
+    """Load a model; its tokenizer and further stop tokens are those in the folder of an adapter, as far as it has any.
+
+    Raises UserError where it is missing or is no causal language model that can be loaded.
+    """
     device = chosen_device(options.device)
     folder = located_folder(options)
     config = loaded_config(folder, options)
@@ -63,7 +66,8 @@ def load_model(options: ModelOptions) -> Policy:
         leave_unpacked(model)
     else:
         cast(torch.nn.Module, model).to(device)
-    tokenizer = loaded_tokenizer(folder, options)
+    tokenizer = loaded_tokenizer(tokenizer_folder(folder, adapter), options)
+    name_stop_ids(model, [] if adapter is None else named_stop_ids(adapter))
     freeze(model, options.frozen)
     dtype, stored = chosen_dtype(options.dtype, model.dtype, device), stored_dtype(folder, config)
     if options.weights == "auto" and stored == dtype:  # so no bit of them is lost

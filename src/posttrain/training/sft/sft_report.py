@@ -11,6 +11,7 @@ from posttrain.models.loading.saving import save_trained
 from posttrain.models.memory.memory_plan import memory_plan
 from posttrain.models.memory.model_shape import object_shape
 from posttrain.models.policy import Policy
+from posttrain.options.adapter import run_model
 from posttrain.options.dataset import DatasetOptions
 from posttrain.options.model import ModelOptions
 from posttrain.records import Example
@@ -107,7 +108,7 @@ def last_lines(config: SftConfig, folder: Path, state: SftState, *, finished: bo
         return [f"stopped after step {state.step}; go on with   {resume_command(folder, 'sft')}"]
     return [
         f"{result(state)} after {state.num_tokens / 1e6:.1f} M tokens",
-        f"model        {folder / 'model'}",
+        f"model        {run_model(folder)}",
         f"talk to it   posttrain chat {folder}" if rows else f"measure it   posttrain eval {folder}",
     ]
 
