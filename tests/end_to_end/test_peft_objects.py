@@ -84,12 +84,15 @@ KINDS: Mapping[str, Mapping[str, Any]] = {
 
 
 @pytest.mark.parametrize(("train", "kind"), [(by_reward, "plain"), *((supervised, kind) for kind in KINDS)])
-def test_what_was_trained_is_saved_as_peft_reads_it(train: Any, kind: str, base: Path, tmp_path: Path) -> None:
+def test_what_was_trained_is_saved_as_peft_reads_it(
+    train: Any, kind: str, base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     model, policy = brought(base, **KINDS[kind])
     before = logits(model)
     run = train(tmp_path / "run", policy)
     assert run.model_folder == tmp_path / "run" / "adapter"
     assert not (tmp_path / "run" / "model").exists()
+    assert train is by_reward or f"model        {run.model_folder}\n" in capsys.readouterr().out
     again = peft.PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), run.model_folder)
     assert torch.equal(logits(again), logits(model))
     assert (logits(again) - before).abs().max() > 1e-3

@@ -54,7 +54,7 @@ def peft_layers(model: nn.Module) -> dict[str, nn.Module]:
         return {}
     from peft.tuners.lora import LoraLayer
 
-    kind: type = LoraLayer  # a mixin, which is no module by itself
+    kind: Any = LoraLayer  # a mixin, which is no module by itself
     return {name: module for name, module in model.named_modules() if isinstance(module, kind)}
 
 
