@@ -28,6 +28,10 @@ Tokens = Sequence[int]
 class ForwardPass(Protocol):
     """A model's hidden states, as a loss reads them."""
 
+    padded: bool
+    """Whether every completion is a row of its own, prompt included, as wide as the widest: what a micro-batch costs.
+    Else a prompt is computed once, and nothing is padded."""
+
     def completion_hidden(
         self, prompts: Sequence[Tokens], completions: Sequence[Tokens], prompt_of: Sequence[int]
     ) -> Float[Tensor, "token hidden"]:
@@ -41,6 +45,8 @@ class ForwardPass(Protocol):
 
 class SharedPromptForward:
     """Each prompt once however many completions continue it, through `models.shared_prompt.decoder`."""
+
+    padded = False
 
     def __init__(self, model: PreTrainedModel, compute_dtype: torch.dtype) -> None:
         self.decoder = Decoder(model, compute_dtype)
@@ -58,6 +64,8 @@ class SharedPromptForward:
 
 class PlainForward:
     """The model's own forward on right-padded rows with explicit position ids."""
+
+    padded = True
 
     def __init__(self, model: PreTrainedModel, compute_dtype: torch.dtype) -> None:
         self.model, self.compute_dtype = model, compute_dtype
