@@ -39,6 +39,8 @@ FLAGS_OF_ALL = {"help", "version"}
 OTHERS_CALLS = {
     "reset": "an environment's",
     "get_base_model": "peft's",
+    "merge_and_unload": "peft's",
+    "unmerge_adapter": "peft's",
     "asarray": "numpy's",
     "isnan": "torch's",
     "where": "torch's",

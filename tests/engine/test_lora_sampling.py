@@ -15,7 +15,8 @@ from posttrain.errors import UserError
 from posttrain.generation.in_process import InProcessEngine
 from posttrain.generation.parity import engine_in_parity, gap_limit_metric, largest_gap
 from posttrain.generation.static import StaticSteps
-from posttrain.models.adapters.lora import adapter_off, adapter_tensors, lora_layers
+from posttrain.models.adapters.in_force import adapter_off, adapter_tensors
+from posttrain.models.adapters.lora import lora_layers
 from posttrain.models.loading.model_folder import load_policy
 from posttrain.models.policy import Policy
 from posttrain.options.adapter import AdapterOptions

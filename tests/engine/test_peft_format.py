@@ -128,6 +128,22 @@ def test_the_card_of_a_model_merged_from_4_bits_says_onto_which_weights(tmp_path
     torch.testing.assert_close(logits(merged), logits(policy.model), rtol=1e-5, atol=1e-4)
 
 
+def test_stop_tokens_and_a_template_of_one_s_own_are_there_again_with_the_adapter(tmp_path: Path) -> None:
+    template = tmp_path / "own.jinja"
+    template.write_text("{% for m in messages %}{{ m.content }}{% endfor %}own: ")
+    trained = load_policy(
+        ModelOptions(adapter=AdapterOptions(rank=2), stop_tokens=("+", "!"), chat_template=str(template))
+    )
+    for name in ("first", "second"):  # that a run which goes on with it saves is the same
+        save_trained(trained, tmp_path / name, "adapter", "")
+        options = ModelOptions(path=str(tmp_path / name / "adapter"))
+        found, (tokenizer, ids) = load_policy(options), load_tokenizer(options)
+        assert found.stop_ids == ids == trained.stop_ids
+        assert len(ids) == len(load_policy(ModelOptions()).stop_ids) + 2
+        assert found.tokenizer.chat_template == tokenizer.chat_template == template.read_text()
+        trained = found
+
+
 REFUSED = {
     "dora": ({"use_dora": True}, {}, r"use_dora = True, which is more than plain LoRA"),
     "saved modules": ({"modules_to_save": ["lm_head"]}, {}, r"modules_to_save = \['lm_head'\]"),

@@ -12,7 +12,11 @@ from tokenizers import pre_tokenizers
 from posttrain.errors import UserError
 from posttrain.models.conversation_masks import Dialogue, Masking
 from posttrain.models.rendering import TokenizerRenderer, token_ids
+from posttrain.options.dataset import DatasetOptions
+from posttrain.options.training import SftOptions
 from posttrain.records import Example
+from posttrain.tasks.rows import BadRows, DatasetRow
+from posttrain.training.sft.example_maker import ExampleMaker, learned_rows
 from tests.support.conversations import (
     CHATML,
     CLOSED,
@@ -229,3 +233,46 @@ def test_of_a_plain_text_all_is_learned_that_something_predicts() -> None:
     whole = mask.all_tokens(conversation(TWO))
     assert text(mask, whole) == mask.renderer.templated(TWO, "", open_answer=False)
     assert whole.learned == (False, *[True] * (len(whole.tokens) - 1))
+
+
+CALLING = CHATML.replace(
+    "{{ m.content }}",
+    "{{ m.content }}{% for c in m.tool_calls or [] %}"
+    "<call>{{ c.function.name }} {{ c.function.arguments }}</call>{% endfor %}",
+)
+TOLD = "{% for tool in tools or [] %}<|im_start|>tool {{ tool.name }}<|im_end|>\n{% endfor %}" + CALLING
+CALL = [
+    {"role": "user", "content": "1+1?"},
+    {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "add", "arguments": "[1, 1]"}}]},
+    {"role": "tool", "content": "2"},
+    {"role": "assistant", "content": "It is 2."},
+]
+
+
+def of_row(template: str, loss_on: str = "assistant", **columns: object) -> tuple[Masking, Example]:
+    mask, row = masking(template), DatasetRow("rows.jsonl:7", {"messages": CALL, **columns})
+    options = SftOptions(loss_on=loss_on)
+    maker = ExampleMaker(masking=mask, task=DatasetOptions(), options=options, longest=500, bad=BadRows())
+    [example] = maker.examples(learned_rows([row], BadRows()))
+    return mask, example.unpacked()
+
+
+def test_a_call_of_a_tool_without_content_is_the_assistant_s_and_is_learned_and_what_the_tool_says_is_not() -> None:
+    mask, example = of_row(CALLING)
+    assert learned(mask, example) == ["<call>add [1, 1]</call><|im_end|>", "It is 2.<|im_end|>"]
+    mask, example = of_row(TOLD, tools=[{"name": "add"}])
+    assert text(mask, example).startswith("<|im_start|>tool add<|im_end|>\n<|im_start|>user")
+    assert learned(mask, example) == ["<call>add [1, 1]</call><|im_end|>", "It is 2.<|im_end|>"]
+
+
+@pytest.mark.parametrize(
+    ("template", "columns", "says"),
+    [
+        (CHATML, {}, r"rows.jsonl:7, message 1: the chat template does not write its call of add"),
+        (CALLING, {"tools": [{"name": "add"}]}, r"describes tools, and the chat template does not read them"),
+        (TOLD, {"tools": "add"}, r"rows.jsonl:7: the column `tools` must hold a list .*json_columns"),
+    ],
+)
+def test_a_template_that_leaves_out_calls_or_tools_is_told_by_row(template: str, columns: dict, says: str) -> None:
+    with pytest.raises(UserError, match=says):
+        of_row(template, **columns)

@@ -39,6 +39,8 @@ class Dialogue:
     messages: Sequence[Mapping[str, Any]]
     num_given: int = 0
     """Messages at the beginning that are given, whoever says them: those of a row's prompt."""
+    tools: Sequence[Mapping[str, Any]] = ()
+    """What the template is told of tools that may be called."""
 
     @property
     def turns(self) -> list[int]:
@@ -86,7 +88,9 @@ class Masking:
             end = len(before) + self._end(conversation, number, upto[len(before) :])
             if whole[:end] != upto[:end]:
                 raise rewritten(conversation, number, "writes what leads to its end in another way once more follows")
-            if not has_all(str(self.tokenizer.decode(upto[len(before) : end])), said(conversation, number, opened)):
+            written = str(self.tokenizer.decode(upto[len(before) : end]))
+            require_calls(conversation, number, written)
+            if not has_all(written, said(conversation, number, opened)):
                 raise rewritten(conversation, number, "leaves out a part of its text, such as the thoughts")
             learned[len(before) : end] = [True] * (end - len(before))
         return trimmed(whole, learned)
@@ -106,6 +110,7 @@ class Masking:
         opened, whole = self._text(conversation, number, open_answer=True), self._text(conversation, number + 1)
         before = token_ids(self.tokenizer, opened, special=False)
         written, text = whole.removeprefix(opened), said(conversation, number, opened)
+        require_calls(conversation, number, written)
         if whole.startswith(opened) and has_all(written, text):
             answer = continuation(self.tokenizer, opened, written)
             return answered(before, answer[: self._end(conversation, number, answer)])
@@ -118,6 +123,7 @@ class Masking:
                 Dialogue(
                     where=conversation.where,
                     messages=conversation.messages[: number + 1],
+                    tools=conversation.tools,
                 )
             )
             for number in conversation.turns
@@ -141,7 +147,8 @@ class Masking:
         return tokens if tokens and tokens[-1] in self.stop_ids else [*tokens, self.stop]
 
     def _text(self, conversation: Dialogue, count: int, *, open_answer: bool = False) -> str:
-        return self.renderer.templated(conversation.messages[:count], conversation.where, open_answer=open_answer)
+        messages, tools = conversation.messages[:count], conversation.tools
+        return self.renderer.templated(messages, conversation.where, open_answer=open_answer, tools=tools)
 
     def _tokens(self, conversation: Dialogue, count: int, *, open_answer: bool = False) -> list[int]:
         return token_ids(self.tokenizer, self._text(conversation, count, open_answer=open_answer), special=False)
@@ -189,6 +196,18 @@ def said(conversation: Dialogue, number: int, opened: str) -> str:
 def has_all(written: str, text: str) -> bool:
     """Whether what a template has written has all of a text; it may have changed the white space."""
     return "".join(text.split()) in "".join(written.split())
+
+
+def require_calls(conversation: Dialogue, number: int, written: str) -> None:
+    """Refuse a turn whose calls of tools the template leaves out: nothing of them would be learned."""
+    for call in conversation.messages[number].get("tool_calls") or ():
+        name = str(call.get("function", call).get("name", ""))
+        if not name or name not in written:
+            raise UserError(
+                f"{conversation.where}, message {number}: the chat template does not write its call of"
+                f" {name or 'a tool without a name'}, so it would not be learned.  Name a template that does as"
+                " model.chat_template, or leave the row out."
+            )
 
 
 def rewritten(conversation: Dialogue, number: int, how: str) -> UserError:

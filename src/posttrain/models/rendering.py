@@ -58,15 +58,31 @@ class TokenizerRenderer:
             text = text.removesuffix(prefill)
         return self._prompt(text, messages, id=id, prefill=prefill, columns=columns or {})
 
-    def templated(self, messages: Sequence[Mapping[str, str]], id: str, *, open_answer: bool = True) -> str:
-        """The text that the chat template makes of messages; `open_answer` ends it where the assistant speaks next."""
+    def templated(
+        self,
+        messages: Sequence[Mapping[str, str]],
+        id: str,
+        *,
+        open_answer: bool = True,
+        tools: Sequence[Mapping[str, Any]] = (),
+    ) -> str:
+        """The text that the chat template makes of messages; `open_answer` ends it where the assistant speaks next.
+
+        `tools` are those that the messages may call, as the template wants them described.
+        """
         require_template(self.tokenizer, id)
+        if tools and "tools" not in self.template:
+            raise UserError(
+                f"prompt {id!r}: its column `tools` describes tools, and the chat template does not read them.  Drop"
+                " the column, or name a template that does as model.chat_template."
+            )
         try:
             text = self.tokenizer.apply_chat_template(
                 [dict(message) for message in messages],
                 chat_template=self.template,
                 tokenize=False,
                 add_generation_prompt=open_answer,
+                tools=[dict(tool) for tool in tools] or None,
                 **self.template_options,
             )
         except TemplateSyntaxError as error:

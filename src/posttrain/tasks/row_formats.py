@@ -8,7 +8,8 @@
 | messages | `messages`: a whole conversation | `ConversationRow` |
 | prompt | `prompt` | `PromptRow` |
 
-A prompt or completion is text or a list of messages, each with the texts `role` and `content`.  Where one of a row's is
+A prompt or completion is text or a list of messages, each with the texts `role` and `content`; a message of the
+assistant's that has `tool_calls` may go without content.  Where one of a row's is
 text and another messages, the text becomes a message: a prompt the user's, a completion the assistant's.
 
 **Implicit prompts.**  Of messages: the longest common prefix of `chosen` and `rejected`.  Of text: the longest common
@@ -82,6 +83,8 @@ class ConversationRow:
 
 
 FormattedRow = PromptRow | ConversationRow
+TOOLS = "tools"
+"""The column that describes the tools which the messages of a row may call."""
 
 REQUIRED: Mapping[RowFormat, tuple[str, ...]] = {
     RowFormat.LABELLED: ("prompt", "completion", "label"),
@@ -186,9 +189,16 @@ def content_of(row: DatasetRow, name: str) -> Content:
 
 
 def message_of(row: DatasetRow, name: str, number: int, message: object) -> Message:
-    """A message with a role and a text; keys without a value are left out, as Parquet gives each message all keys."""
-    if isinstance(message, Mapping) and all(isinstance(message.get(key), str) for key in ("role", "content")):
-        return {key: value for key, value in message.items() if value is not None}
+    """A message with a role and a text, empty where it calls tools and says nothing.
+
+    Keys without a value are left out, as Parquet gives each message all keys.
+    """
+    if isinstance(message, Mapping) and isinstance(message.get("role"), str):
+        given = {key: value for key, value in message.items() if value is not None}
+        if isinstance(given.get("content"), str):
+            return given
+        if "content" not in given and is_call(given):
+            return {**given, "content": ""}
     foreign = isinstance(message, Mapping) and {"from", "value"} <= message.keys()
     renamed = " (`from` and `value` are ShareGPT's names for them)" if foreign else ""
     raise fault(
@@ -196,6 +206,25 @@ def message_of(row: DatasetRow, name: str, number: int, message: object) -> Mess
         f"the column `{name}`, message {number}: {excerpt(message)} must have the texts `role` and `content`{renamed},"
         ' such as {"role": "user", "content": "…"}',
     )
+
+
+def is_call(message: Message) -> bool:
+    """Whether a message calls tools, so that it need not say anything."""
+    calls = message.get("tool_calls")
+    return isinstance(calls, list | tuple) and len(calls) > 0 and message["role"] == "assistant"
+
+
+def tools_of(row: FormattedRow) -> Sequence[Mapping[str, object]]:
+    """The tools that a row's column `tools` describes to the chat template; none where it is empty or not there."""
+    tools = row.columns.get(TOOLS)
+    if tools is None:
+        return ()
+    if not isinstance(tools, list | tuple) or not all(isinstance(tool, Mapping) for tool in tools):
+        raise UserError(
+            f"{row.where}: the column `{TOOLS}` must hold a list of descriptions of tools, not {excerpt(tools)}; one"
+            f" that is text is read by task.json_columns: [{TOOLS}]"
+        )
+    return tools
 
 
 def alike(prompt: Content, completion: Content) -> tuple[Content, Content]:

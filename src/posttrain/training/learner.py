@@ -16,6 +16,7 @@ from posttrain.algorithms.terms import Need
 from posttrain.batch import Batch, CreditedGroups, collate, sampled_columns
 from posttrain.errors import UserError
 from posttrain.models.adapters.lora import adapter_dropout, lora_layers
+from posttrain.models.adapters.peft_objects import require_whole_adapter
 from posttrain.models.policy import Policy
 from posttrain.options.training import UpdateOptions
 from posttrain.runs.checkpoint import Checkpoint
@@ -89,6 +90,7 @@ class Learner:
             parameter_groups or policy.model.parameters(), settings.update
         )
         require_all_trained(self.optimizer, policy.model)
+        require_whole_adapter(policy.model)
         require_undecayed_adapter(policy, settings.update)
         self.reference: Reference | None = reference_of(policy) if algorithm.uses_reference else None
         self.num_updates = 0

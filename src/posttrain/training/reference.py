@@ -14,7 +14,8 @@ from typing import Protocol, runtime_checkable
 
 from torch import Tensor, nn
 
-from posttrain.models.adapters.lora import adapter_as, adapter_off, adapter_tensors, trains_adapter_alone
+from posttrain.models.adapters.in_force import adapter_as, adapter_off, adapter_tensors, trains_adapter_alone
+from posttrain.models.adapters.lora import UP
 from posttrain.models.loading.trainable import linear_matrices
 from posttrain.models.policy import Policy
 from posttrain.runs.tensor_state import Tensors, module_tensors, refuse_mismatch, restore_module, shapes
@@ -78,7 +79,7 @@ class EarlierAdapter:
     def __init__(self, policy: Policy) -> None:
         self.policy = policy
         matrices = adapter_tensors(policy.model)
-        is_base = all(not bool(each.any()) for name, each in matrices.items() if name.endswith("lora_B"))
+        is_base = all(not bool(each.any()) for name, each in matrices.items() if f".{UP}" in name)
         self.kept: Mapping[str, Tensor] | None = None if is_base else {n: each.clone() for n, each in matrices.items()}
         """The matrices of then; None where the adapter is off."""
 

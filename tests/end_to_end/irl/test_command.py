@@ -229,7 +229,7 @@ MISTAKES = {
     ),
     "an environment that does not exist": ("--world.name gymnasium --world.env Nope-v1", "world.env = Nope-v1"),
     "a map that does not exist": (
-        "--world.name gymnasium --world.options map_name 9x9",
+        '--world.name gymnasium --world.options {"map_name":"9x9"}',
         "gymnasium.make('FrozenLake-v1', map_name='9x9') fails",
     ),
     "an environment without a table": (

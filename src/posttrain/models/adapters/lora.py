@@ -1,4 +1,4 @@
-"""Low-rank adapters in place of a model's linear layers, and what is in force of them.
+"""Low-rank adapters in place of a model's linear layers.
 
     y = W·x + b + s·B·(A·x)      W, b frozen; A [rank inputs], B [outputs rank]
 
@@ -6,7 +6,7 @@ Hu et al. 2021, arXiv:2106.09685.  Sampler and trainer run through the same laye
 """
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -109,50 +109,6 @@ def layer_shape(layer: nn.Module) -> tuple[int, int]:
 def lora_layers(model: nn.Module) -> dict[str, LoraLinear]:
     """The layers with an adapter, by the name that the model has for them."""
     return {name: module for name, module in model.named_modules() if isinstance(module, LoraLinear)}
-
-
-def adapter_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """The matrices of all adapters by name, as they are now; they go on changing."""
-    return {
-        f"{name}.{which}": tensor.detach()
-        for name, layer in lora_layers(model).items()
-        for which, tensor in ((DOWN, layer.lora_A), (UP, layer.lora_B))
-    }
-
-
-def trains_adapter_alone(model: nn.Module) -> bool:
-    """Whether the model has adapters, and takes a gradient in them and nowhere else."""
-    own = {id(matrix) for layer in lora_layers(model).values() for matrix in (layer.lora_A, layer.lora_B)}
-    return bool(own) and all(id(each) in own for each in model.parameters() if each.requires_grad)
-
-
-# What is in force
-
-
-@contextmanager
-def adapter_off(model: nn.Module) -> Iterator[None]:
-    """Inside, the model computes what its base does, to the bit."""
-    layers = lora_layers(model).values()
-    for layer in layers:
-        layer.off = True
-    try:
-        yield
-    finally:
-        for layer in layers:
-            layer.off = False
-
-
-@contextmanager
-def adapter_as(model: nn.Module, tensors: Mapping[str, Tensor]) -> Iterator[None]:
-    """Inside, the model runs with other matrices of its adapter, such as `adapter_tensors` once gave."""
-    layers = lora_layers(model)
-    for name, layer in layers.items():
-        layer.stand_in = Factors(tensors[f"{name}.{DOWN}"], tensors[f"{name}.{UP}"])
-    try:
-        yield
-    finally:
-        for layer in layers.values():
-            layer.stand_in = None
 
 
 @contextmanager

@@ -18,16 +18,13 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from posttrain.errors import UserError
-from posttrain.models.adapters.lora import DOWN, UP, LoraLinear, adapter_tensors, lora_layers
+from posttrain.models.adapters.in_force import adapter_tensors
+from posttrain.models.adapters.lora import DOWN, UP, LoraLinear, lora_layers
+from posttrain.models.adapters.peft_objects import PREFIX, WEIGHTS, write_peft_adapter
 from posttrain.models.adapters.placing import linear_layers, put, target_layers
 from posttrain.models.adapters.quantized import is_4_bit
 from posttrain.options.adapter import ADAPTER_CONFIG, ALL_LINEAR, AdapterOptions
 
-WEIGHTS = "adapter_model.safetensors"
-CHAT_TEMPLATE = "chat_template.jinja"
-GENERATION_CONFIG = "generation_config.json"
-PREFIX = "base_model.model."
-"""What peft's wrappers put before the names of a model's layers."""
 PLAIN: Mapping[str, tuple[object, ...]] = {
     "bias": ("none",),
     "use_dora": (False,),
@@ -74,22 +71,9 @@ class SavedAdapter:
         )
 
     @property
-    def chat_template(self) -> str:
-        """The file of the chat template that it was trained with; empty where the folder holds none."""
-        file = self.folder / CHAT_TEMPLATE
-        return str(file) if file.is_file() else ""
-
-    @property
     def quantization(self) -> Literal["nf4"] | None:
         """In how many bits its base was, which peft's format does not say."""
         return "nf4" if (self.folder / BASE_IN_4_BITS).is_file() else None
-
-    @property
-    def stop_ids(self) -> tuple[int, ...]:
-        """The stop tokens that it was trained to end with, where they are more than its base names."""
-        file = self.folder / GENERATION_CONFIG
-        named = json.loads(file.read_text(encoding="utf-8")).get("eos_token_id") if file.is_file() else None
-        return () if named is None else (named,) if isinstance(named, int) else tuple(named)
 
     def options_of(self, layer: str) -> AdapterOptions:
         """Those of one layer, which peft lets have a rank and an alpha of its own."""
@@ -109,6 +93,9 @@ class SavedAdapter:
 
 def write_adapter(model: PreTrainedModel, folder: Path) -> None:
     """Write the model's adapter as it is now.  The base is named by its folder, in full where it is on this machine."""
+    if not lora_layers(model):
+        write_peft_adapter(model, folder)
+        return
     folder.mkdir(parents=True, exist_ok=True)
     tensors = {f"{PREFIX}{name}.weight": tensor.cpu().contiguous() for name, tensor in adapter_tensors(model).items()}
     save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})

@@ -3,6 +3,7 @@
 peft itself is not needed: whoever has such a layer has imported it.
 """
 
+import sys
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -37,9 +38,24 @@ def is_adapter_layer(module: nn.Module) -> bool:
     return isinstance(module, LoraLinear) or full_class_name(module) in KINDS
 
 
+def has_peft() -> bool:
+    """Whether peft is imported: whoever has a model with its layers has done so."""
+    return "peft" in sys.modules
+
+
 def adapted_names(model: nn.Module) -> frozenset[str]:
     """The names of a model's layers with an adapter."""
     return frozenset(name for name, module in model.named_modules() if is_adapter_layer(module))
+
+
+def peft_layers(model: nn.Module) -> dict[str, nn.Module]:
+    """Every layer of a model that peft has put there, plain or not, by name."""
+    if not has_peft():
+        return {}
+    from peft.tuners.lora import LoraLayer
+
+    kind: Any = LoraLayer  # a mixin, which is no module by itself
+    return {name: module for name, module in model.named_modules() if isinstance(module, kind)}
 
 
 def adapter_refusal(module: nn.Module) -> str | None:
@@ -49,18 +65,26 @@ def adapter_refusal(module: nn.Module) -> str | None:
         return f"has an adapter over a {full_class_name(base)}"
     if isinstance(module, LoraLinear):
         return "has an adapter with dropout" if module.options.dropout else None
+    told = more_than_plain(module)
+    if told is not None:
+        return told
+    layer: Any = module
+    drops = any(
+        not isinstance(layer.lora_dropout[name], nn.Identity) for name in layer.active_adapters if name in layer.lora_A
+    )
+    return "has an adapter with dropout" if drops else None
+
+
+def more_than_plain(module: nn.Module) -> str | None:
+    """What of a layer of peft is more than y = W·x + s·B·A·x at evaluation, in words; None where nothing is."""
     layer: Any = module
     if layer.merged:
         return "has an adapter that is merged into its weights"
     if len(layer.active_adapters) != 1:
         return f"has {len(layer.active_adapters)} adapters at once"
     name = layer.active_adapters[0]
-    if name not in layer.lora_A:
-        return None  # of another layer's
-    if layer.lora_variant or layer.lora_bias.get(name):
+    if name in layer.lora_A and (layer.lora_variant or layer.lora_bias.get(name)):
         return "has an adapter that is more than plain LoRA"
-    if not isinstance(layer.lora_dropout[name], nn.Identity):
-        return "has an adapter with dropout"
     return None
 
 

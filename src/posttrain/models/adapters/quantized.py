@@ -16,7 +16,6 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from posttrain.errors import UserError
-from posttrain.models.adapters.lora import LoraLinear
 from posttrain.models.adapters.placing import linear_layers, put
 
 NF4 = "nf4"
@@ -134,29 +133,3 @@ def num_parameters(model: nn.Module) -> int:
     packed = [cast(nn.Linear, layer) for layer in model.modules() if is_4_bit(layer)]
     hidden = sum(layer.in_features * layer.out_features - layer.weight.numel() for layer in packed)
     return sum(parameter.numel() for parameter in model.parameters()) + hidden
-
-
-def merged_weights(model: PreTrainedModel, dtype: torch.dtype | None) -> dict[str, Tensor]:
-    """The model's weights as if it had neither adapters nor 4-bit layers, by the names of a model without.
-
-        W' = W + s·B·A, added in float32      of a 4-bit layer W is what its numbers stand for
-
-    Made from a copy, a matrix at a time, each in `dtype`, or in that of its W (a 4-bit one's: what it was made from).
-    """
-    layers, changed = linear_layers(model), dict[str, Tensor]()
-    for name, layer in layers.items():
-        above = model.get_submodule(name)
-        weight = whole_weight(layer)
-        if isinstance(above, LoraLinear):
-            change = above.change()
-            weight = (weight.to(change.dtype) + change).to(dtype or weight.dtype)
-        if isinstance(above, LoraLinear) or is_4_bit(layer):
-            changed[f"{name}.weight"] = (weight.T if isinstance(layer, Conv1D) else weight).contiguous()
-    made: dict[str, Tensor] = {}
-    for name, tensor in model.state_dict().items():
-        plain = name.replace(".base_layer.", ".")
-        of_adapter = name.rpartition(".")[2] in ("lora_A", "lora_B")
-        of_4_bits = any(plain.startswith(f"{changed_name}.") for changed_name in changed)
-        if not of_adapter and not of_4_bits:
-            made[plain] = changed.get(plain, tensor)
-    return made

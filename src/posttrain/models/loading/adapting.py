@@ -14,13 +14,12 @@ from posttrain.options.model import ModelOptions
 
 
 def base_options(options: ModelOptions, saved: SavedAdapter) -> ModelOptions:
-    """How the model below a saved adapter is loaded: by the path that this names, with its template, in 4 bits if it was."""
+    """How the model below a saved adapter is loaded: by the path that this names, in 4 bits if it was."""
     try:
         below = replace(
             options,
             path=saved.base,
             adapter=options.adapter or AdapterOptions(),
-            chat_template=options.chat_template or saved.chat_template,
             quantization=options.quantization or saved.quantization,
         )
         below.require_folder()

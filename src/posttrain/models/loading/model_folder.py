@@ -24,7 +24,7 @@ from posttrain.errors import UserError
 from posttrain.models.adapters.peft_format import read_adapter
 from posttrain.models.adapters.quantized import leave_unpacked, quantize
 from posttrain.models.loading.adapting import base_options, put_over
-from posttrain.models.loading.chat_template import with_chat_template
+from posttrain.models.loading.chat_settings import name_stop_ids, named_stop_ids, tokenizer_folder, with_chat_template
 from posttrain.models.loading.construction import ONE_AT_A_TIME, without_progress_bars
 from posttrain.models.loading.devices import chosen_device
 from posttrain.models.loading.folder_kinds import (
@@ -63,7 +63,9 @@ def load_policy(options: ModelOptions, *, seed: int = 0, inference: bool = False
     config = loaded_config(folder, base)
     stored = stored_dtype(folder, config)
     model, dtype = plain_model(folder, config, base, device, inference=inference)
-    tokenizer = loaded_tokenizer(folder, base)
+    adapter = None if saved is None else saved.folder
+    tokenizer = loaded_tokenizer(tokenizer_folder(folder, adapter), base)
+    name_stop_ids(model, [] if adapter is None else named_stop_ids(adapter))
     if base.gradient_checkpointing:
         enable_recomputation(model)
     put_over(model, options, saved, seed=seed)
@@ -78,8 +80,7 @@ def load_policy(options: ModelOptions, *, seed: int = 0, inference: bool = False
         context=base.context,
         stop_tokens=base.stop_tokens,
     )
-    stops = policy.stop_ids if saved is None else tuple(sorted({*policy.stop_ids, *saved.stop_ids}))
-    return replace(policy, stored_dtype=stored, stop_ids=stops)
+    return replace(policy, stored_dtype=stored)
 
 
 def plain_model(

@@ -1,6 +1,5 @@
 """A policy as a folder that transformers reads."""
 
-import json
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,9 +8,11 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from posttrain.models.adapters.lora import lora_layers
+from posttrain.models.adapters.merging import merged_weights
 from posttrain.models.adapters.peft_format import write_adapter
-from posttrain.models.adapters.quantized import is_4_bit, merged_weights
+from posttrain.models.adapters.peft_layers import adapted_names
+from posttrain.models.adapters.quantized import is_4_bit
+from posttrain.models.loading.chat_settings import write_stop_ids
 from posttrain.models.loading.construction import without_progress_bars
 from posttrain.models.policy import Policy, stop_ids
 from posttrain.options.adapter import ADAPTER_CONFIG
@@ -22,7 +23,7 @@ def save_trained(policy: Policy, run: Path, save: Literal["adapter", "merged", "
 
     `save` is `model.adapter.save`; where no adapter is trained it plays no part.
     """
-    adapted = bool(lora_layers(policy.model))
+    adapted = bool(adapted_names(policy.model))
     if adapted and save != "merged":
         save_adapter(policy, run / "adapter")
         write_card(run / "adapter", card)
@@ -39,7 +40,7 @@ def write_card(folder: Path, card: str) -> None:
 
 def merged_note(policy: Policy) -> str:
     """What the card of a merged model says of how it was made; empty where nothing was merged."""
-    layers = lora_layers(policy.model)
+    layers = adapted_names(policy.model)
     if not layers:
         return ""
     dtype = str(policy.stored_dtype or policy.model.dtype).removeprefix("torch.")
@@ -51,11 +52,11 @@ def merged_note(policy: Policy) -> str:
 
 
 def save_adapter(policy: Policy, folder: Path) -> None:
-    """Write the adapter alone, in peft's format, and with it tokenizer, chat template and stop tokens."""
+    """Write the adapter alone, in peft's format, with the tokenizer, its template and all stop tokens."""
     write_adapter(policy.model, folder)
     with without_progress_bars():
         policy.tokenizer.save_pretrained(folder)
-    save_stop_ids(policy, folder)
+    write_stop_ids(policy.stop_ids, folder)
     readable_as(folder / ADAPTER_CONFIG, folder)
 
 
@@ -65,7 +66,7 @@ def save_policy(policy: Policy, folder: Path) -> None:
     An adapter is added into a copy of the weights, in float32; those in 4 bits are what their numbers stand for.
     """
     model, dtype = policy.model, policy.stored_dtype
-    adapted = bool(lora_layers(model)) or any(is_4_bit(layer) for layer in model.modules())
+    adapted = bool(adapted_names(model)) or any(is_4_bit(layer) for layer in model.modules())
     weights = merged_weights(model, dtype) if adapted else model.state_dict()
     with without_progress_bars():
         if dtype is None or {each.dtype for each in weights.values() if each.is_floating_point()} == {dtype}:
@@ -93,10 +94,7 @@ def save_code(policy: Policy, folder: Path) -> None:
 def save_stop_ids(policy: Policy, folder: Path) -> None:
     """Name the stop tokens that the model did not name itself, in its generation config: it was trained to use them."""
     if policy.stop_ids != stop_ids(policy.model, policy.tokenizer):
-        file = folder / "generation_config.json"
-        content = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
-        content["eos_token_id"] = list(policy.stop_ids)
-        file.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+        write_stop_ids(policy.stop_ids, folder)
 
 
 def in_dtype(weights: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:

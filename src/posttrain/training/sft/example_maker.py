@@ -12,7 +12,7 @@ from posttrain.options.dataset import DatasetOptions
 from posttrain.options.training import SftOptions
 from posttrain.records import Example
 from posttrain.tasks.prompt_content import prompt_content
-from posttrain.tasks.row_formats import CompletionRow, ConversationRow, RowFormat, formatted, told_format
+from posttrain.tasks.row_formats import CompletionRow, ConversationRow, RowFormat, formatted, told_format, tools_of
 from posttrain.tasks.rows import BadRows, DatasetRow
 
 TEXT = "text"
@@ -108,13 +108,14 @@ class ExampleMaker:
         if isinstance(row, TextRow):
             return [self.masking.text(self.masking.renderer.render(row.text, id=row.where))]
         if isinstance(row, ConversationRow):
-            return self.of_conversation(Dialogue(where=row.where, messages=self.with_system(row)))
+            return self.of_conversation(Dialogue(where=row.where, messages=self.with_system(row), tools=tools_of(row)))
         given, answer = prompt_content(as_list(row.prompt), self.task, row.where), row.completion
         if isinstance(given, str):
             said = answer if isinstance(answer, str) else BETWEEN_MESSAGES.join(str(each["content"]) for each in answer)
             return [self.of_text(self.masking.completion(self.masking.renderer.render(given, id=row.where), said))]
         turns = [{"role": ASSISTANT, "content": answer}] if isinstance(answer, str) else [*answer]
-        return self.of_conversation(Dialogue(where=row.where, messages=[*given, *turns], num_given=len(given)))
+        messages, tools = [*given, *turns], tools_of(row)
+        return self.of_conversation(Dialogue(where=row.where, messages=messages, num_given=len(given), tools=tools))
 
     def with_system(self, row: ConversationRow) -> list[Mapping[str, Any]]:
         """A conversation with the system message of the task, if there is one."""

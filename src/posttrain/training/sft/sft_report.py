@@ -103,12 +103,12 @@ def summary_of(state: SftState) -> dict[str, object]:
 
 def last_lines(config: SftConfig, folder: Path, state: SftState, *, finished: bool) -> list[str]:
     """The end of the output; rows have no measure beside their loss, so a model that has learned them is talked to."""
-    kept, folder, rows = folder, shown(folder), isinstance(config.task, DatasetOptions)
+    folder, rows = shown(folder), isinstance(config.task, DatasetOptions)
     if not finished:
         return [f"stopped after step {state.step}; go on with   {resume_command(folder, 'sft')}"]
     return [
         f"{result(state)} after {state.num_tokens / 1e6:.1f} M tokens",
-        f"model        {shown(run_model(kept))}",
+        f"model        {run_model(folder)}",
         f"talk to it   posttrain chat {folder}" if rows else f"measure it   posttrain eval {folder}",
     ]
 

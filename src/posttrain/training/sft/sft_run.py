@@ -9,6 +9,7 @@ from typing import Protocol
 from posttrain.binding import digest_of
 from posttrain.config import SftConfig
 from posttrain.errors import UserError
+from posttrain.models.adapters.peft_objects import require_whole_adapter
 from posttrain.models.conversation_masks import Masking
 from posttrain.models.loading.model_folder import load_policy
 from posttrain.models.loading.new_model import new_model, new_tokenizer
@@ -155,6 +156,7 @@ def open_sft(config: SftConfig, inputs: RunInputs, policy: Policy | None, given:
         name = config.model.path if isinstance(config.model, ModelOptions) else "new"
         policy = sft_policy(config)
     policy.require_as_made()
+    require_whole_adapter(policy.model)
     source = example_source(config, policy, given)
     num_steps = source.num_steps(config.sft) or config.run.num_steps
     return SftSession(
