@@ -16,6 +16,8 @@ from tokenizers import Tokenizer, decoders, models
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
+    GPT2Config,
+    GPT2LMHeadModel,
     PreTrainedTokenizerFast,
     Qwen2Config,
     Qwen2ForCausalLM,
@@ -30,7 +32,12 @@ from posttrain.tasks.countdown.countdown_task import CountdownTask
 END, PAD = "<|end|>", "<|pad|>"
 CHARACTERS = string.ascii_letters + string.digits + " .,:;?!+-*/()="
 MAX_POSITIONS = 2048
-FAMILIES: dict[str, Any] = {"qwen2": (Qwen2Config, Qwen2ForCausalLM), "qwen3": (Qwen3Config, Qwen3ForCausalLM)}
+FAMILIES: dict[str, Any] = {
+    "gpt2": (GPT2Config, GPT2LMHeadModel),
+    "qwen2": (Qwen2Config, Qwen2ForCausalLM),
+    "qwen3": (Qwen3Config, Qwen3ForCausalLM),
+}
+"""GPT-2's config knows most names of the others, and takes its MLP to be four times as wide as the rest."""
 
 
 def main() -> None:

@@ -67,6 +67,16 @@ SHAPES = {
         learning_rate=1e-6,
         steps=3,
     ),
+    # Positions that are learned: through the model's own forward pass, without prompts that are shared.
+    "gpt2-124m": Shape(
+        network=Network(family="gpt2", hidden=768, layers=12, heads=12, kv_heads=12, mlp=3072, vocab=50257),
+        prompts=4,
+        prompt_tokens=128,
+        completion_tokens=48,
+        learning_rate=1e-6,
+        tokens_per_microbatch=2048,
+        steps=3,
+    ),
     "large-vocab": Shape(
         network=Network(family="qwen3", hidden=256, layers=4, heads=4, kv_heads=2, mlp=768, vocab=151936),
         prompts=4,

@@ -30,6 +30,15 @@ BECAUSE: dict[str, list[tuple[str, str]]] = {
             "… t64, device=device), cut_logprobs=torch.ones(0, width, dtype=torch.float64, device= …",
         ),
     ],
+    "It looks at one token more than is needed.": [
+        ("generation/decoding_rows.py", "window = max((len(text.encode('utf-8')) for text in texts)) + 5"),
+    ],
+    "A NaN stays a NaN.": [
+        (
+            "generation/decoding_rows.py",
+            "… require_finite(kept.logprobs[rows].mean(dim=1), row_name=lambda i: f'prompt {se …",
+        ),
+    ],
     "One part is sorted again, in whichever order it came.": [
         ("training/learner.py", "if parts >= 1:"),
     ],

@@ -63,22 +63,43 @@ class Batch:
         """Tokens of each completion."""
         return [len(completion) for completion in self.completions]
 
-    def split(self, max_tokens: int) -> "Iterator[Batch]":
-        """Micro-batches of at most `max_tokens` tokens, a prompt counted once; whole groups wherever one fits.
+    def split(self, max_tokens: int, *, padded: bool = False) -> "Iterator[Batch]":
+        """Micro-batches of at most `max_tokens` tokens, counted as the forward pass computes them.
 
+        A prompt counts once, and whole groups stay together wherever one fits; or, for a pass of padded rows, every
+        completion counts its prompt and all are as wide as the widest.  A completion that is too long stands alone.
         Every loss term is a weighted sum over tokens and the weights are fixed, so the split changes no gradient.
         """
+        for rows in self._padded_rows(max_tokens) if padded else self._whole_groups(max_tokens):
+            yield self.select(rows)
+
+    def _padded_rows(self, max_tokens: int) -> Iterator[list[int]]:
+        """Completions in order: so many that rows · widest row is within `max_tokens`."""
+        chosen: list[int] = []
+        widest = 0
+        for row, (prompt, length) in enumerate(zip(self.prompt_of, self.lengths, strict=True)):
+            width = len(self.prompts[prompt]) + length
+            if chosen and max(widest, width) * (len(chosen) + 1) > max_tokens:
+                yield chosen
+                chosen, widest = [], 0
+            chosen.append(row)
+            widest = max(widest, width)
+        if chosen:
+            yield chosen
+
+    def _whole_groups(self, max_tokens: int) -> Iterator[list[int]]:
+        """Completions in order, their prompts counted once: groups that fit in whole, or parts of one that does not."""
         chosen: list[int] = []
         held = 0
         for first, last in self._runs(max_tokens):
             cost = len(self.prompts[self.prompt_of[first]]) + sum(self.lengths[first:last])
             if chosen and held + cost > max_tokens:
-                yield self.select(chosen)
+                yield chosen
                 chosen, held = [], 0
             chosen += range(first, last)
             held += cost
         if chosen:
-            yield self.select(chosen)
+            yield chosen
 
     def _runs(self, max_tokens: int) -> Iterator[tuple[int, int]]:
         """Completions that stay together: those of one prompt, or what of them fits into `max_tokens`."""

@@ -138,7 +138,7 @@ def record_class(schema: Schema) -> Any:
     from typing_extensions import Doc
 
     # Below what may be null pydantic sees Python's lists and no longer JSON's.
-    as_tuple = BeforeValidator(lambda value: tuple(value) if isinstance(value, list) else value)
+    as_tuple = BeforeValidator(lists_as_tuples)
     made: list[Any] = []
     for option in schema.options:
         annotation, default, inner = option.annotation, option.default, unwrapped(option.annotation)
@@ -222,6 +222,11 @@ def checked(annotation: Any, content: object) -> tuple[Any, list[Mistake]]:
         return checker(annotation).validate_json(json.dumps(content, default=spoken), strict=True), []
     except ValidationError as errors:
         return None, [mistake(annotation, error) for error in errors.errors(include_url=False)]
+
+
+def lists_as_tuples(value: object) -> object:
+    """A list as a tuple, and the lists that are its items too; all else as it is."""
+    return tuple(map(lists_as_tuples, value)) if isinstance(value, list) else value
 
 
 def record_of(annotation: Any, content: object, *, where: str) -> Any:

@@ -165,6 +165,8 @@ def test_a_reward_that_is_always_the_same_is_told_at_the_first_step() -> None:
     lines = [{"step": step, **same} for step in range(1, 4)]
     assert fired(lines) == [(1, "same reward")]
     assert alarms(lines, {})[0].says == "all completions of 3 steps have the same reward, 0.500"
+    assert alarms(lines[:2], {})[0].says == "all completions of 2 steps have the same reward, 0.500"
+    assert alarms(lines[:1], {})[0].says == "all completions of the step have the same reward, 0.500"
     assert fired([{"step": 0, **measured(0.5)}, *lines]) == [(1, "same reward")]  # that of step 0 is no step
     # Another score in another step, in another group, of another function, or within a group: not the same.
     for differs in (
@@ -176,6 +178,17 @@ def test_a_reward_that_is_always_the_same_is_told_at_the_first_step() -> None:
         assert names([*lines, {"step": 4, **same, **differs}]) == []
         assert names([{"step": 0, **same, **differs}, *lines]) == []
     assert names([{"step": 1, "frac_reward_zero_std": 1.0, "reward": 1.0, "rewards/f/mean": 1.0}]) == []  # one score
+    # Of two functions one that gives another score in another step is enough.
+    both = {**same, "rewards/g/mean": 0.5, "rewards/g/std": 0.0}
+    assert names([{"step": 1, **both}, {"step": 2, **both}]) == ["same reward"]
+    assert names([{"step": 1, **both}, {"step": 2, **both, "rewards/g/mean": 0.4}]) == []
+
+
+def test_a_gap_between_sampler_and_trainer_is_told_above_the_limit_of_its_arithmetic() -> None:
+    gap = "sampling/sampling_logp_difference"
+    assert names([{"step": 1, f"{gap}/max": 0.25, f"{gap}/limit": 0.125}]) == ["sampler gap"]
+    assert names([{"step": 1, f"{gap}/max": 0.125, f"{gap}/limit": 0.125}]) == []
+    assert names([{"step": 1, f"{gap}/max": 0.25}]) == []
 
 
 def test_a_reward_that_rises_alone() -> None:

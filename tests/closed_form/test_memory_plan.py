@@ -37,6 +37,9 @@ QWEN_HALF_B = Qwen2Config(
     max_position_embeddings=32_768,
     tie_word_embeddings=True,
 )
+NORMS = 65 * 4096
+"""Weights of Llama's norms."""
+SMALL = {"hidden_size": 16, "num_hidden_layers": 1, "vocab_size": 9, "intermediate_size": 8}
 LLAMA, QWEN = config_shape(LLAMA_3_8B), config_shape(QWEN_HALF_B)
 IN_BF16 = MemorySetup(
     weight_bytes=BFLOAT16, compute_bytes=BFLOAT16, on_cuda=True, prompt_tokens=256, completion_tokens=256
@@ -91,6 +94,14 @@ def test_a_reference_is_a_copy_but_not_under_an_adapter() -> None:
     assert parts.reference(QWEN, setup.with_adapter(16)) == 0
 
 
+def test_a_copy_holds_linear_layers_in_the_type_of_products_where_the_quick_pass_is_taken() -> None:
+    """Qwen's embedding is its output matrix and stays in float32; Llama's output matrix is one of the linear layers."""
+    setup = MemorySetup(reference=True, compute_bytes=2)
+    assert parts.reference(QWEN, setup) == 4 * QWEN.parameters - 2 * QWEN.linear_parameters
+    assert parts.reference(LLAMA, setup) == 4 * LLAMA.parameters - 2 * (LLAMA.linear_parameters + 128_256 * 4096)
+    assert parts.reference(QWEN, replace(setup, shared_prompt=False)) == 4 * QWEN.parameters
+
+
 def test_an_adapters_parameters_are_rank_times_inputs_plus_outputs() -> None:
     """Of Qwen2.5-0.5B, layer by layer: q and o 896+896, k and v 896+128, gate, up and down 896+4864."""
     expected = 24 * 16 * (2 * (896 + 896) + 2 * (896 + 128) + 3 * (896 + 4864))
@@ -114,7 +125,7 @@ def test_a_cached_token_of_llama_3_8b_takes_128_kib() -> None:
     setup = replace(IN_BF16, max_rows=1)
     assert parts.key_value_cache(LLAMA, setup) == 512 * 128 * 1024
     assert parts.cache_growth(LLAMA, setup) == 0, "256 completion tokens are one block"
-    assert parts.cache_growth(LLAMA, replace(setup, completion_tokens=512)) == 512 * 128 * 1024
+    assert parts.cache_growth(LLAMA, replace(setup, completion_tokens=512)) * 32 == 512 * 128 * 1024
 
 
 @pytest.mark.parametrize(
@@ -126,12 +137,35 @@ def test_a_micro_batch_holds_what_its_budget_allows(budget: int, prompts: int, c
     assert (micro.prompts, micro.completions) == (prompts, completions)
 
 
-def test_four_bits_are_made_of_weights_that_were_loaded_whole() -> None:
-    """8.03 B in float32 are 32 GB while loading, in bfloat16 16 GB; in 4 bits they are 8 GB."""
-    setup = replace(IN_BF16.with_adapter(16, quantized=True), tokens_per_microbatch=1024, max_rows=8, recomputes=True)
-    for size in (4, 2):
-        plan = memory_plan(LLAMA, replace(setup, weight_bytes=size))
-        assert plan.phases["loading"] == size * LLAMA.parameters == max(plan.phases.values())
+@pytest.mark.parametrize(("budget", "rows"), [(200_000, 256), (16384, 24), (1312, 2), (1311, 1), (10, 1)])
+def test_rows_of_the_models_own_pass_count_their_prompts_each(budget: int, rows: int) -> None:
+    """656 tokens a row, so 24 rows are 15,744 tokens and 25 would be 16,400."""
+    setup = MemorySetup(tokens_per_microbatch=budget, shared_prompt=False)
+    micro = largest_micro_batch(setup)
+    assert (micro.completions, micro.tokens(setup)) == (rows, rows * 656)
+
+
+def test_four_bits_are_made_of_weights_as_they_are_stored_a_layer_at_a_time() -> None:
+    """Of 8.03 B weights all but the embedding are in linear layers: 7.50 B in 2 bytes and .53 B in 4 are 17.1 GB.
+
+    The largest layer is 4096 × 14336 in float32.  On a GPU there are the 4-bit layers, never all of it.
+    """
+    setup = replace(MemorySetup(compute_bytes=2).with_adapter(16, quantized=True), tokens_per_microbatch=1024)
+    stored = replace(LLAMA, stored_bytes=2)
+    embedding, layer = 128_256 * 4096, 4 * 4096 * 14_336
+    assert parts.loaded(stored, setup) == 2 * (8_030_261_248 - embedding - NORMS) + 4 * (embedding + NORMS) + layer
+    assert parts.loaded(LLAMA, setup) == 4 * 8_030_261_248 + layer, "what is stored in float32 is read so"
+    on_gpu = replace(setup, on_cuda=True)
+    assert parts.loaded(stored, on_gpu) == parts.weights(stored, on_gpu) + layer < 10 * GB
+    held = replace(setup, quantized=False)
+    assert parts.loaded(stored, held) == 2 * (8_030_261_248 - embedding - NORMS) + 4 * (embedding + NORMS)
+    assert parts.loaded(stored, replace(held, frozen_bytes=4)) == 4 * 8_030_261_248
+    assert parts.loaded(stored, MemorySetup()) == 4 * 8_030_261_248
+
+
+def test_the_config_says_in_what_weights_are_stored() -> None:
+    stored = [config_shape(Qwen3Config(**SMALL, dtype=dtype)).stored_bytes for dtype in ("bfloat16", "float32", None)]
+    assert stored == [2, 4, 4]
 
 
 def test_only_sampling_keeps_keys_and_values_and_captured_steps_keep_them_always() -> None:

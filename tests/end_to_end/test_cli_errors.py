@@ -51,7 +51,10 @@ IN_A_RECIPE = {
     "a quoted number": ("rollout: {group_size: '8'}", "rollout.group_size = '8' should be a whole number"),
     "a truth value for a number": ("rollout: {group_size: true}", "rollout.group_size = true should be a whole number"),
     "null for a number": ("rollout: {group_size: null}", "rollout.group_size = null should be a whole number"),
-    "a choice that does not exist": ("model: {dtype: fp16}", "model.dtype = 'fp16' should be 'float32' or 'bfloat16'"),
+    "a choice that does not exist": (
+        "model: {dtype: fp16}",
+        "model.dtype = 'fp16' should be 'auto', 'float32' or 'bfloat16'",
+    ),
     "a value for a section": ("update: 5", "update = 5 should be a mapping of names to values"),
     "a list for a recipe": (
         "- a\n- b",

@@ -5,10 +5,18 @@ import math
 from pathlib import Path
 
 import pytest
+from torch import Tensor
 
 import posttrain
 from posttrain.cli import main
+from posttrain.commands.serving.http_server import Service
+from posttrain.generation.decoder_steps import DecoderSteps
+from posttrain.generation.slots import KeyValueSlots
+from posttrain.models.forward import PlainForward
+from posttrain.models.loading.model_folder import load_policy
 from posttrain.models.loading.new_model import new_model, new_tokenizer
+from posttrain.models.rendering import TokenizerRenderer
+from posttrain.options.model import ModelOptions
 from posttrain.options.new_model import NewModelOptions
 
 PROBLEM = "Use all of 11, 25, 11 to make 25."
@@ -109,6 +117,33 @@ def test_chat_reads_questions_until_there_are_none(
     monkeypatch.setattr("builtins.input", lambda prompt: next(lines))
     out = printed(capsys, "chat", model, "--sampling.max-completion-tokens", "4", "--sampling.temperature", "0")
     assert out.count("tokens, ended by ") == 2
+
+
+def wrong_step(steps: DecoderSteps, tokens: Tensor, slots: KeyValueSlots) -> Tensor:
+    """One that gives every token the logit of the one before it."""
+    return STEP(steps, tokens, slots).roll(1, dims=1)
+
+
+STEP = DecoderSteps.step
+
+
+@pytest.mark.parametrize("command", ["chat", "trace"])
+def test_a_model_that_the_quick_way_to_sample_gets_wrong_is_asked_in_another(
+    command: str, model: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limit = {"chat": "sampling", "trace": "rollout"}[command]
+    ask = [command, model, *(["--prompt"] if command == "chat" else []), "hello", f"--{limit}.max-completion-tokens"]
+    right = printed(capsys, *ask, "8")
+    monkeypatch.setattr(DecoderSteps, "step", wrong_step)
+    assert printed(capsys, *ask, "8") == right
+
+
+def test_a_server_does_so_too(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    policy = load_policy(ModelOptions(path=model))
+    monkeypatch.setattr(DecoderSteps, "step", wrong_step)
+    service = Service(policy, TokenizerRenderer(policy.tokenizer), name="it", seconds=60)
+    assert isinstance(service.engine.policy.forward, PlainForward)
+    assert service.policy is service.engine.policy
 
 
 def test_an_evaluation_writes_what_it_prints(model: str, capsys: pytest.CaptureFixture[str]) -> None:

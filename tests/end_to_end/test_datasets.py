@@ -180,7 +180,10 @@ def test_held_out_rows_from_memory_are_those_and_no_others() -> None:
 BAD = {
     "a missing column": ('{"question": "a"}', "no column `prompt`"),
     "a wrong type": ('{"prompt": 3}', "the column `prompt` must hold text or a list of messages"),
-    "a message without text": ('{"prompt": [{"role": "user"}]}', "message 0: its `content` must be a text"),
+    "a message without text": (
+        '{"prompt": [{"role": "user"}]}',
+        "message 0 of the prompt: .* as its content: it must have the texts",
+    ),
     "an empty prompt": ('{"prompt": ""}', "the column `prompt` is empty"),
     "a broken line": ('{"prompt": "a"', "not JSON at column 15"),
     "no object": ("[1]", "a row must be an object of named columns, not list"),

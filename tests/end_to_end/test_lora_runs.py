@@ -108,6 +108,26 @@ def test_a_recipe_with_a_saved_model_keeps_it_merged_too(tmp_path: Path) -> None
     assert lora_layers(load_policy(ModelOptions(path=str(tmp_path / "run" / "adapter"))).model)
 
 
+def test_a_supervised_run_trains_an_adapter_and_resumes_to_the_same_bits(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    base = save_tiny_model(tmp_path / "base")
+    rows = [{"prompt": f"{i} and {i} make ", "completion": f"{2 * i}"} for i in range(24)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    typed = ["sft", "--model.path", str(base), "--model.adapter.rank", "2", "--task.path", str(tmp_path / "rows.jsonl")]
+    typed += ["--checkpoint.every-steps", "1", "--sft.rows-per-batch", "4", "--run.threads", "1"]
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    assert main([*typed, "--run.num-steps", "3", "--run.folder", str(whole)]) == 0
+    assert "default learning rate 0.0001, without an adapter 1e-05" in capsys.readouterr().out
+    assert main([*typed, "--run.num-steps", "1", "--run.folder", str(parts)]) == 0
+    assert main(["sft", "--resume", str(parts), "--run.num-steps", "3"]) == 0
+    ours, theirs = (load_file(each / "adapter" / "adapter_model.safetensors") for each in (whole, parts))
+    assert all(tensor.equal(theirs[name]) for name, tensor in ours.items())
+    assert any(bool(tensor.any()) for name, tensor in ours.items() if "lora_B" in name)
+    state = json.loads((whole / "checkpoints" / "step-000003" / "state.json").read_text())
+    assert len(state["frozen"]["sha256"]) == 64
+
+
 # The learning rate.
 
 

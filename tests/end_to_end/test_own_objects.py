@@ -24,6 +24,7 @@ from posttrain.models.policy import Policy
 from posttrain.models.rendering import TokenizerRenderer
 from posttrain.options.model import ModelOptions
 from posttrain.records import Group, Prompt
+from posttrain.rewards.code.code_reward import CodeReward
 from posttrain.training.rl import show_plan
 from posttrain.training.session import CallerObjects, open_session
 from tests.end_to_end.test_python_api import config_for
@@ -303,6 +304,30 @@ def test_a_plan_is_made_of_the_objects_that_it_is_given(
     assert not (tmp_path / "run").exists()
 
 
+def test_a_plan_takes_one_step_with_its_gradient_and_leaves_the_policy_as_it_was(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    policy = policy_of(model)
+    before = [parameter.detach().clone() for parameter in policy.model.parameters()]
+    gradients: list[torch.Tensor] = []
+    policy.model.model.norm.weight.register_hook(gradients.append)
+    task, engine = Sums(policy), Counts(policy)
+    show_plan(config(tmp_path / "run"), CallerObjects(policy=policy, task=task, engine=engine, rewards=[dice]))
+    assert engine.sampled == [("rollout", 1, 0)]
+    assert engine.versions == [0]
+    assert gradients
+    assert all(torch.equal(a, b) for a, b in zip(before, policy.model.parameters(), strict=True))
+    assert "without their gradients" not in capsys.readouterr().out
+
+
+def test_a_plan_refuses_rows_that_no_answer_can_pass(model: Path, tmp_path: Path) -> None:
+    tests = {"kind": "calls", "entry": "add", "cases": [{"args": [1, 2], "expect": 3}]}
+    made = config(tmp_path / "run", task={"name": "dataset", "held_out_share": 0.0})
+    own = CallerObjects(policy=policy_of(model), rows=[{"prompt": "add", "tests": tests}], rewards=[CodeReward()])
+    with pytest.raises(UserError, match="rows:1"):
+        show_plan(made, own)
+
+
 def adapted(policy: Policy) -> None:
     """Put an adapter into a policy's model, as `peft.inject_adapter_in_model` is called."""
     config = peft.LoraConfig(r=2, target_modules=["q_proj"], init_lora_weights=False)
@@ -315,7 +340,9 @@ def test_an_adapter_that_comes_after_its_policy_is_refused_before_anything_is_wr
     policy = policy_of(model)
     task, engine = Sums(policy), Counts(policy)
     adapted(policy)
-    with pytest.raises(UserError, match=r"policy: its model has changed .*q_proj is a peft.*posttrain\.as_policy"):
+    with pytest.raises(
+        UserError, match=r"policy: its model has changed .*q_proj has got or lost an adapter.*posttrain\.as_policy"
+    ):
         posttrain.train(config(tmp_path / "run"), policy=policy, task=task, engine=engine, rewards=[dice])
     assert engine.versions == []
     assert not (tmp_path / "run").exists()

@@ -123,7 +123,7 @@ def with_adapted_head(model: PreTrainedModel) -> None:
 
 
 LATE = {
-    "an adapter": (quickly_run, injected, "layers.0.self_attn.q_proj is a peft.tuners.lora.layer.Linear"),
+    "an adapter": (quickly_run, injected, "layers.0.mlp.down_proj has got or lost an adapter"),
     "a stand-in": (quickly_run, with_stand_in, "layers.0.self_attn.q_proj is a .*AdaptedLinear"),
     "a hook": (quickly_run, with_hook, "layers.0 has a hook"),
     # As peft makes it: in training mode, so that its dropout would be on.

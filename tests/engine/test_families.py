@@ -12,17 +12,18 @@ import torch
 from posttrain.generation.in_process import InProcessEngine
 from posttrain.generation.parity import largest_gap
 from posttrain.models.logprobs import token_logprobs
-from posttrain.models.policy import Policy
+from posttrain.models.policy import Policy, as_policy
 from posttrain.options.sampling import Sampling
 from posttrain.records import Group
 from posttrain.training.update import group_logprobs
-from tests.support.families import CONFIGS, CONTEXT, WITHOUT_CACHE, eager_model, family_policy
+from tests.support.families import CONFIGS, CONTEXT, WITHOUT_CACHE, eager_model, family_model, family_policy
 from tests.support.tiny import (
     flat_gradient,
     plain_logprobs,
     relative_distance,
     request,
     some_prompts,
+    tokenizer,
 )
 
 PROMPTS, LIMIT, TEMPERATURE = (3, 21, 1, 12), 22, 0.8
@@ -76,6 +77,17 @@ def test_the_gradient_is_that_of_the_model_itself(family: str) -> None:
         ]
     )
     assert relative_distance(flat_gradient(policy), theirs) <= 1e-5
+
+
+@pytest.mark.parametrize("family", ["mistral", "granite", "gemma2"])
+def test_frozen_matrices_in_bfloat16_are_as_exact_as_products_in_it(family: str) -> None:
+    model = family_model(family)
+    for module in model.modules():
+        if isinstance(module, torch.nn.Linear) and module is not model.get_output_embeddings():
+            module.weight.requires_grad_(False)
+            module.weight.data = module.weight.data.bfloat16()
+    policy = as_policy(model, tokenizer(), dtype="bfloat16", forward="plain")
+    assert largest_gap(InProcessEngine(policy, max_rows=4), CONTEXT // 2) <= 0.1
 
 
 @each_family

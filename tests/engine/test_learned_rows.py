@@ -15,7 +15,7 @@ from posttrain.models.rendering import TokenizerRenderer
 from posttrain.options.dataset import DatasetOptions
 from posttrain.options.training import SftOptions
 from posttrain.records import Example
-from posttrain.training.sft.learned_rows import RowExamples, row_examples
+from posttrain.training.sft.learned_rows import GivenRows, RowExamples, row_examples
 from posttrain.training.sft.sft_report import marked
 from tests.support.conversations import THOUGHTLESS, chat_tokenizer, turns
 
@@ -36,7 +36,7 @@ def examples(
 ) -> RowExamples:
     tokenizer = chat_tokenizer(*([template] if template else []))
     masking = Masking(renderer=TokenizerRenderer(tokenizer), stop_ids=(tokenizer.eos_token_id,))
-    return row_examples(masking, task, options or SftOptions(), longest=longest, seed=seed, rows=rows)
+    return row_examples(masking, task, options or SftOptions(), longest=longest, seed=seed, given=GivenRows(rows=rows))
 
 
 def shown(found: RowExamples) -> list[str]:
@@ -121,6 +121,27 @@ def test_a_row_that_cannot_be_learned_is_named(rows: Sequence[Mapping[str, Any]]
         examples(rows)
 
 
+def test_bad_rows_are_left_out_and_counted_where_some_may_be() -> None:
+    rows = [{"messages": turns("a", "b")}, {"messages": turns("a")}, {"messages": "x"}]
+    found = examples(rows, task=replace(ALL, skip_bad_rows=2))
+    assert len(found.trained) == 1
+    first, second, third = found.described()[1:]
+    assert first == "bad rows left out:"
+    assert second.strip().startswith("rows:3: the column `messages` must hold a list of messages")
+    assert third.strip().startswith("rows:2: nothing to learn")
+    assert len(found.summary()["rows"]["bad"]) == 2  # type: ignore[index]
+    with pytest.raises(UserError, match=r"at least 2 rows cannot be used, and task.skip_bad_rows = 1 allows 1"):
+        examples(rows, task=replace(ALL, skip_bad_rows=1))
+
+
+def test_rows_to_measure_on_can_be_given() -> None:
+    tokenizer = chat_tokenizer()
+    masking = Masking(renderer=TokenizerRenderer(tokenizer), stop_ids=(tokenizer.eos_token_id,))
+    given = GivenRows(rows=LENGTHS, held_out=LENGTHS[:2])
+    found = row_examples(masking, DatasetOptions(), SftOptions(), longest=99, seed=0, given=given)
+    assert (len(found.trained), len(found.apart)) == (5, 2)
+
+
 LENGTHS = [{"prompt": "=" * n, "completion": "4"} for n in range(1, 8)]  # 3 to 9 tokens: prompt, answer, stop
 
 
@@ -152,7 +173,9 @@ def test_each_epoch_has_every_row_once_in_an_order_of_its_own_that_seed_and_epoc
     assert [examples(LENGTHS, seed=1).row(index) for index in range(28)] != whole
 
 
-@pytest.mark.parametrize("limits", [{"rows_per_batch": 3}, {"tokens_per_batch": 12}, {"tokens_per_batch": 10**6}])
+@pytest.mark.parametrize(
+    "limits", [{"rows_per_batch": 3}, {"rows_per_batch": 5}, {"tokens_per_batch": 12}, {"tokens_per_batch": 10**6}]
+)
 @pytest.mark.parametrize("epochs", [0.5, 1, 2.5])
 def test_batches_of_some_epochs_have_every_row_that_often_and_none_twice(
     limits: Mapping[str, int], epochs: float
@@ -166,7 +189,7 @@ def test_batches_of_some_epochs_have_every_row_that_often_and_none_twice(
     assert numbers == [found.row(index) for index in range(round(7 * epochs))]
     assert all(batch and len(set(batch)) == len(batch) for batch in batches)
     if "rows_per_batch" in limits:
-        assert max(map(len, batches)) == 3
+        assert max(map(len, batches)) == min(limits["rows_per_batch"], len(numbers))
     inputs = [[len(found.trained[number].tokens) - 1 for number in batch] for batch in batches]
     assert all(sum(batch[:-1]) < options.tokens_per_batch for batch in inputs)
     assert found.num_steps(replace(options, num_epochs=None)) is None
@@ -196,10 +219,16 @@ def test_equal_prompts_stay_on_one_side_whatever_is_said_to_them(tmp_path: Path)
         ({"sft": {"num_demonstrations": 3}}, "sft.num_demonstrations = 3 is for demonstrations"),
         ({"sft": {"eval_size": 3}}, "sft.eval_size = 3 is for demonstrations; of rows use task.held_out_size"),
         ({"demonstrator": {"max_tries": 1}}, "demonstrator: nothing is demonstrated"),
-        ({"task": {"name": "dataset", "prefill": "<think>"}}, "task.prefill = '<think>' .* rows hold whole answers"),
+        ({"task": {"name": "dataset", "prefill": "<think>"}}, "task.prefill = <think> .* rows hold whole answers"),
         (
             {"task": {"name": "dataset", "last_assistant_message": "drop"}},
             "task.last_assistant_message = drop is for prompts that are sampled from",
+        ),
+        ({"task": {"name": "dataset", "over_long": "skip"}}, "task.over_long = skip .* says sft.max_length"),
+        ({"task": {"name": "dataset", "max_prompt_tokens": 9}}, "task.max_prompt_tokens = 9 is for prompts"),
+        (
+            {"task": {"name": "dataset", "sources": [{"path": "a.jsonl", "weight": 2}]}},
+            "task.sources: an epoch has each row once, so that weights say nothing",
         ),
         ({"task": {"name": "programs"}}, "task.name = programs: what is learned are rows"),
         ({"task": {"name": "countdown"}, "sft": {"long_rows": "cut"}}, "sft.long_rows = cut is for rows"),

@@ -5,7 +5,6 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-import peft
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -75,12 +74,6 @@ def refused(folder: Path) -> str:
     assert len(said) < LONGEST_MESSAGE
     assert "\n" not in said
     return said
-
-
-def adapter_folder(folder: Path) -> Path:
-    base = AutoModelForCausalLM.from_pretrained(small_folder(folder.with_name("base")))
-    peft.get_peft_model(base, peft.LoraConfig(r=2, target_modules=["q_proj"])).save_pretrained(folder)
-    return folder
 
 
 def without(*names: str) -> Callable[[Path], None]:

@@ -162,6 +162,14 @@ def test_an_adapter_of_another_base_is_refused_with_the_layer(tmp_path: Path) ->
         load_policy(ModelOptions(path=str(tmp_path)))
 
 
+def test_an_adapter_over_an_adapter_is_refused(tmp_path: Path) -> None:
+    saved_by_peft(tmp_path)
+    file = tmp_path / "adapter_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"base_model_name_or_path": str(tmp_path)}))
+    with pytest.raises(UserError, match=r"an adapter of peft \(LORA\) without the model that it adapts"):
+        load_policy(ModelOptions(path=str(tmp_path)))
+
+
 def test_a_saved_adapter_may_get_another_dropout(tmp_path: Path) -> None:
     saved_by_peft(tmp_path)
     policy = load_policy(ModelOptions(path=str(tmp_path), adapter=AdapterOptions(rank=3, alpha=5, dropout=0.1)))

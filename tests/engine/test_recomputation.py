@@ -24,7 +24,7 @@ from posttrain.models.loading.model_folder import load_policy
 from posttrain.models.policy import Policy, as_policy
 from posttrain.models.recomputation import enable_recomputation, is_recomputing, recomputing_layers
 from posttrain.options.model import ModelOptions
-from tests.support.model_folders import family_folder
+from tests.support.model_folders import family_folder, small_folder
 from tests.support.tiny import SHAPE, request, some_prompts, tokenizer
 
 PROMPTS, COMPLETIONS, PROMPT_OF = [[1, 2, 3, 4], [5, 6]], [[3, 4, 5, 6, 7], [7, 8], [9, 10, 11]], [0, 0, 1]
@@ -140,6 +140,15 @@ def test_the_option_and_the_models_own_switch_are_the_same(tmp_path: Path) -> No
         off.model.gradient_checkpointing_enable()
     again = as_policy(off.model, off.tokenizer)
     assert gradients(again)[1] == gradients(on)[1]
+
+
+def test_the_quicker_pass_is_kept_with_layers_that_are_computed_again(tmp_path: Path) -> None:
+    folder = str(small_folder(tmp_path / "model"))
+    on, off = (load_policy(ModelOptions(path=folder, gradient_checkpointing=each)) for each in (True, False))
+    assert (on.forward_reason, off.forward_reason) == (None, None)
+    with pytest.warns(FutureWarning):
+        off.model.gradient_checkpointing_enable()
+    assert as_policy(off.model, off.tokenizer).forward_reason is None
 
 
 def test_a_model_whose_layers_cannot_be_computed_again_is_refused() -> None:

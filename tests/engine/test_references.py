@@ -1,5 +1,7 @@
 """The reference of a KL, entered as a context: a copy sharing what is frozen, or the policy with its adapter off."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
@@ -7,6 +9,7 @@ from torch import Tensor
 from posttrain.algorithms.table import build_algorithm
 from posttrain.generation.in_process import InProcessEngine
 from posttrain.models.adapters.lora import adapter_dropout, adapter_tensors
+from posttrain.models.forward import PlainForward
 from posttrain.models.logprobs import token_logprobs
 from posttrain.models.policy import Policy
 from posttrain.options.adapter import AdapterOptions
@@ -108,6 +111,40 @@ def test_a_model_with_frozen_parts_and_no_adapter_has_a_copy_of_the_rest_for_its
     copied = reference.policy.model
     assert copied.model.embed_tokens.weight is policy.model.model.embed_tokens.weight
     assert copied.model.norm.weight is not policy.model.model.norm.weight
+
+
+@pytest.mark.parametrize("family", ["qwen3", "llama"])
+def test_a_copy_of_what_computes_in_bfloat16_holds_its_matrices_in_it_and_no_number_changes(family: str) -> None:
+    policy = tiny_policy(family, torch.float32, compute="bfloat16")
+    whole, reference = policy.copy(), FrozenCopy(policy)
+    tied = family == "qwen3"
+    for name, parameter in reference.policy.model.named_parameters():
+        matrix = parameter.ndim == 2 and "embed" not in name
+        assert parameter.dtype == (torch.bfloat16 if matrix else torch.float32), name
+        assert not parameter.requires_grad
+    assert ("lm_head.weight" in dict(reference.policy.model.named_parameters())) != tied
+    assert {parameter.dtype for parameter in policy.model.parameters()} == {torch.float32}
+    with torch.no_grad():
+        for parameter in policy.model.parameters():
+            parameter.mul_(1.5)
+    assert torch.equal(under(reference), logprobs(whole))
+    assert not torch.equal(logprobs(policy), logprobs(whole))
+    again = FrozenCopy(policy)
+    again.restore(reference.tensors())
+    assert torch.equal(under(again), logprobs(whole))
+    again.restore(dict(whole.model.named_parameters()))  # of a checkpoint that has them in float32
+    assert torch.equal(under(again), logprobs(whole))
+
+
+def test_a_copy_shares_frozen_matrices_and_holds_the_others_of_the_models_own_pass_as_they_are() -> None:
+    policy = tiny_policy(dtype=torch.float32, compute="bfloat16")
+    frozen = policy.model.model.layers[0].requires_grad_(False)
+    copied = FrozenCopy(policy).policy.model
+    assert copied.model.layers[0].mlp.up_proj.weight is frozen.mlp.up_proj.weight
+    assert frozen.mlp.up_proj.weight.dtype == torch.float32
+    assert copied.model.layers[1].mlp.up_proj.weight.dtype == torch.bfloat16
+    plain = replace(policy, forward=PlainForward(policy.model, torch.bfloat16))
+    assert {parameter.dtype for parameter in FrozenCopy(plain).policy.model.parameters()} == {torch.float32}
 
 
 def test_dropout_is_of_the_policy_s_gradients_alone_not_of_its_reference_or_its_sampling() -> None:

@@ -1,5 +1,7 @@
 """The cache of keys and values: what is written for a row is what the row sees, whatever comes, goes and moves."""
 
+import weakref
+
 import pytest
 import torch
 
@@ -63,9 +65,9 @@ def test_padding_may_be_wider_than_any_row_that_is_added() -> None:
 def test_room_for_rows_comes_in_powers_of_two_where_shapes_are_to_be_few() -> None:
     slots = KeyValueSlots(round_rows=True)
     slots.add(*cached([1], [2], [3]))
-    assert slots.storage.shape[2] == 4
+    assert slots.room[0] == 4
     slots.add(*cached([4], [5]))
-    assert slots.storage.shape[2] == 8
+    assert slots.room[0] == 8
 
 
 def test_room_that_is_to_stay_where_it_is_never_shrinks() -> None:
@@ -74,9 +76,44 @@ def test_room_that_is_to_stay_where_it_is_never_shrinks() -> None:
     slots.move(torch.tensor([], dtype=torch.long), torch.tensor([], dtype=torch.long), 1)
     for number in range(3):
         step(slots, number)  # one row of four is left, and outgrows its two tokens
-    assert slots.storage.shape[2::2] == (4, 4)
-    place = slots.storage.data_ptr()
+    assert slots.room == (4, 4)
+    place = [layer.data_ptr() for layer in slots.layers], slots.times_moved
     slots.clear()
     slots.add(*cached([5], [6], [7], [8]))
     assert step(slots, 9, 10, 11, 12) == [[5, 9], [6, 10], [7, 11], [8, 12]]
-    assert (slots.storage.shape[2::2], slots.storage.data_ptr()) == ((4, 4), place)
+    assert slots.room == (4, 4)
+    assert ([layer.data_ptr() for layer in slots.layers], slots.times_moved) == place
+
+
+def test_room_grows_a_layer_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the whole cache would be held twice."""
+    made: list[weakref.ref[torch.Tensor]] = []
+    held: list[int] = []
+    new_zeros = torch.Tensor.new_zeros
+
+    def counted(self: torch.Tensor, *size: int) -> torch.Tensor:
+        room = new_zeros(self, *size)
+        made.append(weakref.ref(room))
+        held.append(sum(each() is not None for each in made))
+        return room
+
+    monkeypatch.setattr(torch.Tensor, "new_zeros", counted)
+    slots = KeyValueSlots(block=1)
+    five = [torch.ones(3, 2, 5, 1, 4, 1)], torch.full((3,), 4)  # five layers
+    slots.add(*five)
+    assert held == [1, 2, 3, 4, 5]
+    for _ in range(2):
+        slots.begin_step()
+        slots.end_step()
+    assert held[5:] == [6] * 5  # five, and the one that is being replaced
+    assert slots.times_moved == 2  # the room that was there for a first token was enough for it
+
+
+def test_whoever_holds_the_layers_sees_them_after_they_have_grown() -> None:
+    slots = KeyValueSlots(block=2)
+    slots.add(*cached([1, 2]))
+    layers, before = slots.layers, slots.times_moved
+    for number in (3, 4, 5):
+        step(slots, number)
+    assert slots.times_moved > before
+    assert layers[1][0, 0, 0, :5, 0].tolist() == [101, 102, 103, 104, 105]

@@ -1,6 +1,7 @@
 """A batch: weights fixed on all rollouts, then what cannot matter left out, then split as memory asks."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -10,9 +11,20 @@ from hypothesis import strategies as st
 from posttrain.algorithms.table import Algorithm, build_algorithm
 from posttrain.algorithms.token_weights import mean_over_tokens
 from posttrain.batch import Batch, CreditedGroups, completions_of, sampled_columns
+from posttrain.models.forward import PlainForward
+from posttrain.models.policy import Policy
+from posttrain.options.training import UpdateOptions
 from posttrain.records import Group
-from posttrain.training.update import Objective
-from tests.support.tiny import batch_of, gradient_of_update, relative_distance, tiny_policy, twin, written_group
+from posttrain.training.update import Objective, group_logprobs, token_view, update
+from tests.support.tiny import (
+    batch_of,
+    gradient_of_update,
+    relative_distance,
+    through_its_own_forward,
+    tiny_policy,
+    twin,
+    written_group,
+)
 
 ALGORITHM = build_algorithm({"name": "dapo"})  # mean_over_tokens: 1 / number of tokens
 
@@ -100,26 +112,30 @@ def test_leaving_out_what_has_no_advantage_changes_no_gradient(name: str) -> Non
     assert relative_distance(less, more) <= 1e-12
 
 
-@given(
-    lengths=st.integers(1, 4).flatmap(
-        lambda size: st.lists(
-            st.tuples(st.integers(1, 9), st.lists(st.integers(1, 9), min_size=size, max_size=size)),
-            min_size=1,
-            max_size=4,
-        )
-    ),
-    budget=st.integers(2, 40),
+# Of each group: tokens of its prompt, and of its completions; all groups are of one size.
+LENGTHS = st.integers(1, 4).flatmap(
+    lambda size: st.lists(
+        st.tuples(st.integers(1, 9), st.lists(st.integers(1, 9), min_size=size, max_size=size)), min_size=1, max_size=4
+    )
 )
-def test_micro_batches_hold_every_completion_once_within_the_budget(
-    lengths: list[tuple[int, list[int]]], budget: int
-) -> None:
+
+
+def batch_of_lengths(lengths: list[tuple[int, list[int]]]) -> tuple[list[Group], Batch]:
+    """Groups with prompts and completions of these lengths, and the batch that they make."""
     groups = [
         written_group(range(prompt), [[i] * length for i, length in enumerate(completions)], name=str(draw), draw=draw)
         for draw, (prompt, completions) in enumerate(lengths)
     ]
     size = len(groups[0].rollouts)
     advantages = torch.arange(1.0, len(groups) * size + 1).view(-1, size).tolist()
-    batch = batch_of(groups, advantages, ALGORITHM)
+    return groups, batch_of(groups, advantages, ALGORITHM)
+
+
+@given(lengths=LENGTHS, budget=st.integers(2, 40))
+def test_micro_batches_hold_every_completion_once_within_the_budget(
+    lengths: list[tuple[int, list[int]]], budget: int
+) -> None:
+    groups, batch = batch_of_lengths(lengths)
     micro_batches = list(batch.split(budget))
     assert [row for micro in micro_batches for row in rows_of(micro)] == rows_of(batch)
     assert torch.equal(torch.cat([micro.columns.weights for micro in micro_batches]), batch.columns.weights)
@@ -131,6 +147,27 @@ def test_micro_batches_hold_every_completion_once_within_the_budget(
         holders = [micro for micro in micro_batches if any(owner == group.prompt.id for owner, _ in micro.names)]
         cost = len(group.prompt.tokens) + sum(len(rollout.tokens) for rollout in group.rollouts)
         assert len(holders) == 1 or cost > budget
+
+
+@given(lengths=LENGTHS, budget=st.integers(2, 40))
+def test_padded_micro_batches_count_every_prompt_and_the_padding(
+    lengths: list[tuple[int, list[int]]], budget: int
+) -> None:
+    _, batch = batch_of_lengths(lengths)
+    micro_batches = list(batch.split(budget, padded=True))
+    assert [row for micro in micro_batches for row in rows_of(micro)] == rows_of(batch)
+    for micro in micro_batches:
+        widest = max(len(prompt) + len(tokens) for prompt, tokens, *_ in rows_of(micro))
+        assert widest * len(micro.completions) <= budget or len(micro.completions) == 1
+
+
+def test_padded_micro_batches_are_filled_before_the_next_is_begun() -> None:
+    # Rows of 5, 4, 6 and 5, 2, 3 tokens.
+    batch = batch_of(GROUPS, [[1, 2, 3], [4, 5, 6]], ALGORITHM)
+    sizes = {budget: [len(m.completions) for m in batch.split(budget, padded=True)] for budget in (36, 18, 17, 10, 6)}
+    # 17: 5 + 4 as two of 5, and a third of 6 would make 18; then 6 + 5 as two of 6; 2 + 3.
+    # 10: two of 5; 6 alone; two of 5; 3.
+    assert sizes == {36: [6], 18: [3, 3], 17: [2, 2, 2], 10: [2, 1, 2, 1], 6: [1, 1, 1, 1, 2]}
 
 
 def test_micro_batches_are_filled_before_the_next_is_begun() -> None:
@@ -158,10 +195,49 @@ def test_every_micro_batch_has_the_whole_budget() -> None:
     assert [len(micro.prompts) for micro in batch.split(12)] == [3, 3]
 
 
+class CountedForward(PlainForward):
+    """Notes how many tokens go through the model at a time."""
+
+    def __init__(self, policy: Policy) -> None:
+        super().__init__(policy.model, policy.compute_dtype)
+        self.sizes: list[int] = []
+
+    def completion_hidden(self, *given: Any) -> torch.Tensor:
+        handle = self.model.model.embed_tokens.register_forward_hook(
+            lambda module, tokens, out: self.sizes.append(tokens[0].numel())
+        )
+        try:
+            return super().completion_hidden(*given)
+        finally:
+            handle.remove()
+
+
+def test_the_models_own_pass_keeps_to_the_budget_with_long_prompts() -> None:
+    """Prompts of 20 and three completions of up to 4: a group is 20 + 7 tokens where it is shared, 72 here."""
+    policy = through_its_own_forward(tiny_policy())
+    forward = CountedForward(policy)
+    policy = replace(policy, forward=forward)
+    groups = [written_group(range(20), [(1, 2, 3, 4), (5,), (6, 7)], name=str(draw), draw=draw) for draw in range(2)]
+    batch = batch_of(groups, [[1, 2, 3]] * 2, ALGORITHM)
+    objective = Objective(algorithm=ALGORITHM, temperature=1.0)
+    for micro in batch.split(48, padded=policy.forward.padded):
+        token_view(policy, micro, objective)
+    assert forward.sizes == [2 * 23, 2 * 23, 2 * 21]  # the last token of a completion predicts nothing
+    forward.sizes.clear()
+    group_logprobs(policy, groups, temperature=1.0, max_tokens=48)
+    assert forward.sizes == [2 * 23, 2 * 23, 2 * 21]
+    optimizer = torch.optim.SGD(policy.model.parameters(), lr=0.0)
+    forward.sizes.clear()
+    update(policy, optimizer, batch, objective, UpdateOptions(tokens_per_microbatch=48), 0.0)
+    assert forward.sizes == [2 * 23, 2 * 23, 2 * 21]
+
+
 @pytest.mark.parametrize("name", ["grpo", "gspo", "dapo"])
 @pytest.mark.parametrize("budget", [16, 8, 5, 2])
-def test_how_a_batch_is_split_changes_no_gradient(name: str, budget: int) -> None:
+@pytest.mark.parametrize("own_forward", [False, True])
+def test_how_a_batch_is_split_changes_no_gradient(name: str, budget: int, own_forward: bool) -> None:
     algorithm, policy = build_algorithm({"name": name}), tiny_policy()
+    policy = through_its_own_forward(policy) if own_forward else policy
     batch = batch_of(GROUPS, [[1, -2, 3], [-4, 5, 6]], algorithm)
     objective = Objective(algorithm=algorithm, temperature=0.8)
     whole, one = gradient_of_update(policy, batch, objective)

@@ -7,6 +7,7 @@ that drop thoughts or rewrite earlier turns, tokens that merge where the answer 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers import pre_tokenizers
 
 from posttrain.errors import UserError
 from posttrain.models.conversation_masks import Dialogue, Masking
@@ -151,7 +152,7 @@ def test_a_turn_that_ends_with_no_stop_token_is_told_with_the_option_that_makes_
     end = tokenizer.convert_tokens_to_ids("<|im_end|>")
     base = Masking(renderer=TokenizerRenderer(tokenizer), stop_ids=(0,))  # a base model: <|end|>
     with pytest.raises(
-        UserError, match=r"message 1: .*ends the assistant's turn with .*stops at '<\|end\|>'.*sft.stop_token"
+        UserError, match=r"message 1: .*ends the assistant's turn with .*stops at '<\|end\|>'.*model\.stop_tokens"
     ):
         getattr(base, way)(conversation(turns("a", "b")))
     both = Masking(renderer=base.renderer, stop_ids=(0, end))
@@ -199,6 +200,25 @@ def test_a_plain_completion_stands_behind_the_prompt_as_it_is_asked_and_ends_wit
     assert example.tokens[: len(prompt.tokens)] == prompt.tokens
     assert learned(mask, example) == [f"{answer.removesuffix('<|im_end|>')}<|im_end|>"]
     assert example.tokens.count(mask.stop) == 1
+
+
+def test_a_text_ends_with_the_tokenizer_s_own_stop_token_where_the_model_has_several() -> None:
+    mask = masking()
+    several = Masking(renderer=mask.renderer, stop_ids=(0, mask.stop))
+    assert several.completion(mask.renderer.render("2+2=", id=""), "4").tokens[-1] == mask.stop
+    own = mask.tokenizer.eos_token
+    mask.tokenizer.eos_token = None
+    assert several.text(mask.renderer.render("some", id="")).tokens[-1] == 0
+    mask.tokenizer.eos_token = own
+
+
+def test_a_tokenizer_that_begins_every_text_with_a_space_puts_none_before_the_answer() -> None:
+    mask = masking()
+    mask.tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
+    prompt = mask.renderer.render("2+2=", id="")
+    example = mask.completion(prompt, "four")
+    assert text(mask, example).strip() == "2+2=four<|im_end|>"
+    assert example.tokens[: len(prompt.tokens)] == prompt.tokens
 
 
 def test_of_a_plain_text_all_is_learned_that_something_predicts() -> None:

@@ -74,6 +74,9 @@ def test_micro_batches_hold_every_example_once_those_of_like_length_together() -
     assert [[e.num_inputs for e in micro] for micro in microbatches(EXAMPLES, 3)] == [[4], [4], [5], [6]]
     assert [[e.num_inputs for e in micro] for micro in microbatches(EXAMPLES, 19)] == [[4, 4, 5, 6]]
     assert list(microbatches([], 9)) == []
+    # In padded rows 4 + 5 inputs are two rows of five, and all four are four rows of six.
+    for budget, expected in ((9, [[4, 4], [5], [6]]), (19, [[4, 4, 5], [6]]), (24, [[4, 4, 5, 6]])):
+        assert [[e.num_inputs for e in m] for m in microbatches(EXAMPLES, budget, padded=True)] == expected
 
 
 # Rows of several learned spans

@@ -94,7 +94,7 @@ def typed(hint: str) -> Iterator[str]:
 def answer_all(config: ChatConfig, questions: "Sequence[str] | Iterator[str]", how: DatasetOptions, seed: int) -> None:
     """Load the model, then answer each question as it comes."""
     from posttrain.commands.typed_prompt import asked
-    from posttrain.generation.in_process import InProcessEngine
+    from posttrain.generation.parity import USUAL_TOKENS, engine_in_parity
     from posttrain.generation.request import Request
     from posttrain.generation.streams import StreamKey
     from posttrain.models.loading.model_folder import load_policy
@@ -104,7 +104,8 @@ def answer_all(config: ChatConfig, questions: "Sequence[str] | Iterator[str]", h
     from posttrain.runs.progress import visible
 
     policy = load_policy(config.model, inference=True)
-    engine = InProcessEngine(policy)
+    longest = min(policy.max_positions, USUAL_TOKENS + config.sampling.max_completion_tokens)
+    engine = engine_in_parity(policy, max_rows=1, longest=longest)
     renderer = TokenizerRenderer(policy.tokenizer, template_options=config.model.template_options)
     for number, question in enumerate(questions):
         prompt = asked(question, renderer, how)

@@ -106,7 +106,9 @@ class Config:
             )
 
 
-ROWS_ONLY = ("loss_on", "split_turns", "stop_token", "max_length", "long_rows", "num_epochs", "rows_per_batch")
+PROMPTS_ONLY = ("last_assistant_message", "prefill", "over_long", "max_prompt_tokens")
+"""Options of the task `dataset` that say nothing of rows that are learned."""
+ROWS_ONLY = ("loss_on", "split_turns", "max_length", "long_rows", "num_epochs", "rows_per_batch")
 """Options of `sft` that say what becomes of rows."""
 
 
@@ -157,16 +159,15 @@ class SftConfig:
             )
         if self.demonstrator != Demonstrator():
             raise UserError("demonstrator: nothing is demonstrated where rows are learned.  Leave the section out.")
-        if task.last_assistant_message != "error":
-            raise UserError(
-                f"task.last_assistant_message = {task.last_assistant_message} is for prompts that are sampled from;"
-                " rows hold whole answers.  Leave it out."
-            )
-        if task.prefill:
-            raise UserError(
-                f"task.prefill = {task.prefill!r} is given to a model that is sampled; rows hold whole answers.  Leave"
-                " it out."
-            )
+        for option in PROMPTS_ONLY:
+            value = getattr(task, option)
+            if value != getattr(DatasetOptions(), option):
+                raise UserError(
+                    f"task.{option} = {value} is for prompts that are sampled from; rows hold whole answers.  Leave it"
+                    " out; how long rows may be says sft.max_length."
+                )
+        if any(source.weight is not None for source in task.sources):
+            raise UserError("task.sources: an epoch has each row once, so that weights say nothing.  Leave them out.")
 
     def _require_none(self, given: Sequence[str], rule: str) -> None:
         if given:

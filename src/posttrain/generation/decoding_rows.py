@@ -118,19 +118,22 @@ class Rows:
     def add(self, rows: Sequence[tuple[PendingPrompt, int]]) -> None:
         """Start completions of prefilled prompts: cache, uniform numbers and a first token each."""
         device, before, key = self.policy.device, self.num_rows, self.request.key
-        logits = []
+        some = rows[0][0].prefilled.logits
+        logits = some.new_empty(len(rows), some.shape[1])
+        done = 0
         for prefilled, members in _by_prefill(rows):
             at = torch.tensor([item.row for item, _ in members], device=device)
             cached = [each.index_select(0, at) for each in prefilled.cached]
             self.slots.add(cached, prefilled.lengths.index_select(0, at))
-            logits.append(prefilled.logits.index_select(0, at))
+            torch.index_select(prefilled.logits, 0, at, out=logits[done : done + len(at)])
+            done += len(at)
         names = [(item.index, key.first_sample + sample) for item, sample in rows]
         width = self.request.max_completion_tokens
         table = uniform_table(key, [(key.first_draw + i, s) for i, s in names], start=key.first_position, count=width)
         self.names += names
         limit = torch.tensor([item.limit for item, _ in rows], device=device)
         self.columns = self.columns.add(limit, torch.from_numpy(table).to(device))
-        self._sample(torch.cat(logits), torch.arange(before, self.num_rows, device=device))
+        self._sample(logits, torch.arange(before, self.num_rows, device=device))
 
     def decode(self) -> None:
         """One more token for every row."""

@@ -20,7 +20,13 @@ class KeyValueSlots:
         self._block, self._round_rows = block, round_rows
         self.lengths = torch.zeros(0, dtype=torch.long)
         """Tokens that each row holds."""
-        self._cached: Tensor | None = None  # [2 layer row kv_heads capacity width]
+        self.layers: list[Tensor] = []
+        """All that is allocated, unused rows and columns included: of each layer [two row kv_heads capacity width].
+
+        The list stays the same one when room grows, so that whoever holds it keeps no layer that has been outgrown.
+        """
+        self.times_moved = 0
+        """How often room was made anew; between two of those every layer stays at its address."""
         self._width = 0  # longest row, the token being written included
 
     @property
@@ -29,10 +35,9 @@ class KeyValueSlots:
         return len(self.lengths)
 
     @property
-    def storage(self) -> Float[Tensor, "two layer row kv_heads capacity width"]:
-        """All that is allocated, unused rows and columns included."""
-        assert self._cached is not None
-        return self._cached
+    def room(self) -> tuple[int, int]:
+        """Rows, and tokens of each, that are allocated."""
+        return (self.layers[0].shape[1], self.layers[0].shape[3]) if self.layers else (0, 0)
 
     def clear(self) -> None:
         """Let go of all rows and keep the room."""
@@ -44,29 +49,29 @@ class KeyValueSlots:
         All layers are one tensor, [row two layer kv_heads time width].
         """
         (rows_first,) = cached
-        self._add(rows_first.movedim(0, 2), lengths)
-
-    def _add(self, cached: Float[Tensor, "two layer row kv_heads time width"], lengths: Int64[Tensor, " row"]) -> None:
         before = self.num_rows
         self.lengths = torch.cat([self.lengths.to(lengths.device), lengths])
         longest = int(self.lengths.max())
-        self._reserve(longest + 1, like=cached)
-        assert self._cached is not None
-        kept = cached[:, :, :, :, :longest]  # padding is as wide as the longest prompt of a prefill, added or not
-        self._cached[:, :, before : self.num_rows, :, : kept.shape[4]] = kept
+        _, two, num_layers, kv_heads, _, width = rows_first.shape
+        if not self.layers:
+            self.layers += [rows_first.new_empty(two, 0, kv_heads, 0, width) for _ in range(num_layers)]
+        self._reserve(longest + 1)
+        kept = rows_first[:, :, :, :, :longest]  # padding is as wide as the longest prompt of a prefill, added or not
+        for layer, new in zip(self.layers, kept.unbind(2), strict=True):
+            layer[:, before : self.num_rows, :, : kept.shape[4]] = new.movedim(0, 1)
 
     def move(self, source: Int64[Tensor, " moved"], target: Int64[Tensor, " moved"], num_left: int) -> None:
         """Copy rows over finished ones and let go of all behind `num_left`."""
-        assert self._cached is not None
         if len(source):
-            self._cached[:, :, target] = self._cached[:, :, source]
+            for layer in self.layers:
+                layer[:, target] = layer[:, source]
             self.lengths[target] = self.lengths[source]
         self.lengths = self.lengths[:num_left]
 
     def begin_step(self) -> Int64[Tensor, " row"]:
         """Make room for one token a row; returns its position in each row."""
         self._width = int(self.lengths.max()) + 1
-        self._reserve(self._width, like=self._cached)
+        self._reserve(self._width)
         self._rows = torch.arange(self.num_rows, device=self.lengths.device)
         return self.lengths
 
@@ -82,29 +87,27 @@ class KeyValueSlots:
         self, layer: int, key: Float[Tensor, "row kv_heads width"], value: Float[Tensor, "row kv_heads width"]
     ) -> tuple[Float[Tensor, "row kv_heads time width"], Float[Tensor, "row kv_heads time width"]]:
         """Store one token a row in one layer; returns that layer's keys and values up to it."""
-        assert self._cached is not None
-        keys, values = self._cached[0, layer, : self.num_rows], self._cached[1, layer, : self.num_rows]
+        keys, values = self.layers[layer][:, : self.num_rows].unbind(0)
         keys[self._rows, :, self.lengths] = key
         values[self._rows, :, self.lengths] = value
         return keys[:, :, : self._width], values[:, :, : self._width]
 
-    def _reserve(self, time: int, like: Tensor | None) -> None:
-        assert like is not None
-        old = self._cached
-        if old is not None and old.shape[2] >= self.num_rows and old.shape[4] >= time:
+    def _reserve(self, time: int) -> None:
+        """Room for so many tokens of every row in use: a layer at a time, so that only one is ever held twice."""
+        old_rows, old_capacity = self.room
+        if old_rows >= self.num_rows and old_capacity >= time:
             return
-        rows = self.num_rows if old is None else max(self.num_rows, min(old.shape[2], 2 * self.num_rows))
+        rows = max(self.num_rows, min(old_rows, 2 * self.num_rows))
         capacity = (time + self._block - 1) // self._block * self._block
-        if self._round_rows:
-            rows = power_of_two(self.num_rows)
-            if old is not None:  # room that is never given back comes to stay at one address
-                rows, capacity = max(rows, old.shape[2]), max(capacity, old.shape[4])
-        two, layers, _, kv_heads, _, width = like.shape
-        # Zeros, not empty: padding is masked, but 0 · NaN is NaN.
-        self._cached = like.new_zeros(two, layers, rows, kv_heads, capacity, width)
-        if old is not None:
-            kept, seen = min(rows, old.shape[2]), min(capacity, old.shape[4])
-            self._cached[:, :, :kept, :, :seen] = old[:, :, :kept, :, :seen]
+        if self._round_rows:  # room that is never given back comes to stay at one address
+            rows, capacity = max(power_of_two(self.num_rows), old_rows), max(capacity, old_capacity)
+        kept, seen = min(rows, old_rows), min(capacity, old_capacity)
+        for index, old in enumerate(self.layers):
+            two, _, kv_heads, _, width = old.shape
+            # Zeros, not empty: padding is masked, but 0 · NaN is NaN.
+            self.layers[index] = old.new_zeros(two, rows, kv_heads, capacity, width)
+            self.layers[index][:, :kept, :, :seen] = old[:, :kept, :, :seen]
+        self.times_moved += 1
 
 
 def power_of_two(number: int) -> int:

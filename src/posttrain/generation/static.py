@@ -5,7 +5,7 @@ addresses, and each shape is captured once.  Weights, cache and inputs keep thei
 rollout.  On a CPU the same padded step runs without capture, which is how the tests reach it.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from jaxtyping import Float, Int64
@@ -56,11 +56,10 @@ class StaticSteps(DecoderSteps):
         lengths = slots.begin_step()
         rows = power_of_two(len(tokens))
         width = (int(lengths.max()) // BLOCK + 1) * BLOCK
-        key = (rows, width, slots.storage.data_ptr())
+        key = (rows, width, slots.times_moved)
         if key not in self._steps:
-            current = slots.storage.data_ptr()
-            self._steps = {other: step for other, step in self._steps.items() if other[2] == current}
-            self._steps[key] = _StaticStep(self, slots.storage, rows, width)
+            self._steps = {other: step for other, step in self._steps.items() if other[2] == slots.times_moved}
+            self._steps[key] = _StaticStep(self, slots.layers, rows, width)
         logits = self._steps[key](tokens, lengths)
         slots.end_step()
         return logits
@@ -76,7 +75,7 @@ class StaticSteps(DecoderSteps):
 class _StaticStep:
     """One shape: fixed inputs, and on CUDA the graph that reads them."""
 
-    def __init__(self, steps: StaticSteps, cached: Tensor, rows: int, width: int) -> None:
+    def __init__(self, steps: StaticSteps, cached: Sequence[Tensor], rows: int, width: int) -> None:
         self.tokens = torch.zeros(rows, dtype=torch.long, device=steps.device)
         self.lengths = torch.zeros(rows, dtype=torch.long, device=steps.device)
         attention = _StaticAttention(cached, self.lengths, width)
@@ -122,13 +121,13 @@ def captured(compute: Callable[[], Tensor]) -> Callable[[], Tensor]:
 class _StaticAttention:
     """Attention of one new token a row over a fixed width of the cache, later tokens masked."""
 
-    def __init__(self, cached: Tensor, lengths: Int64[Tensor, " row"], width: int) -> None:
+    def __init__(self, cached: Sequence[Tensor], lengths: Int64[Tensor, " row"], width: int) -> None:
         self.cached, self.lengths, self.width = cached, lengths, width
         self.rows = torch.arange(len(lengths), device=lengths.device)
         self.time = torch.arange(width, device=lengths.device)
 
     def __call__(self, layer: int, kind: AttentionKind, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        keys, values = (self.cached[which, layer, : len(self.rows)] for which in (0, 1))
+        keys, values = self.cached[layer][:, : len(self.rows)].unbind(0)
         keys[self.rows, :, self.lengths] = key
         values[self.rows, :, self.lengths] = value
         keys, values = keys[:, :, : self.width], values[:, :, : self.width]

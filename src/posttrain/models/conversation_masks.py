@@ -118,7 +118,6 @@ class Masking:
                 Dialogue(
                     where=conversation.where,
                     messages=conversation.messages[: number + 1],
-                    num_given=conversation.num_given,
                 )
             )
             for number in conversation.turns
@@ -157,7 +156,7 @@ class Masking:
         raise UserError(
             f"{conversation.where}, message {number}: the chat template ends the assistant's turn with"
             f" {rest[-20:] or 'nothing'!r}, and the model stops at {stops}: it would not learn to stop.  If a token of"
-            ' the template ends turns, make it one of the model\'s stop tokens: sft.stop_token, such as "<|im_end|>".'
+            ' the template ends turns, make it a stop token of the model: model.stop_tokens, such as ["<|im_end|>"].'
         )
 
 

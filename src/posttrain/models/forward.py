@@ -16,6 +16,7 @@ from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from posttrain.errors import UserError
+from posttrain.models.adapters.peft_layers import adapted_names
 from posttrain.models.recomputation import recomputing_layers
 from posttrain.models.shared_prompt.decoder import Decoder
 from posttrain.models.shared_prompt.packed import PackedAttention, PackedLayout
@@ -26,6 +27,10 @@ Tokens = Sequence[int]
 @runtime_checkable
 class ForwardPass(Protocol):
     """A model's hidden states, as a loss reads them."""
+
+    padded: bool
+    """Whether every completion is a row of its own, prompt included, as wide as the widest: what a micro-batch costs.
+    Else a prompt is computed once, and nothing is padded."""
 
     def completion_hidden(
         self, prompts: Sequence[Tokens], completions: Sequence[Tokens], prompt_of: Sequence[int]
@@ -41,8 +46,12 @@ class ForwardPass(Protocol):
 class SharedPromptForward:
     """Each prompt once however many completions continue it, through `models.shared_prompt.decoder`."""
 
+    padded = False
+
     def __init__(self, model: PreTrainedModel, compute_dtype: torch.dtype) -> None:
         self.decoder = Decoder(model, compute_dtype)
+        self.adapted = adapted_names(model)
+        """Layers that had an adapter when this was made; who trains knows of no others."""
 
     def completion_hidden(
         self, prompts: Sequence[Tokens], completions: Sequence[Tokens], prompt_of: Sequence[int]
@@ -55,6 +64,8 @@ class SharedPromptForward:
 
 class PlainForward:
     """The model's own forward on right-padded rows with explicit position ids."""
+
+    padded = True
 
     def __init__(self, model: PreTrainedModel, compute_dtype: torch.dtype) -> None:
         self.model, self.compute_dtype = model, compute_dtype

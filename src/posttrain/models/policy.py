@@ -11,10 +11,12 @@ from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from posttrain.errors import UserError
+from posttrain.models.adapters.peft_layers import adapted_names
 from posttrain.models.causality import require_causal_logits
 from posttrain.models.context import context_of, fix_angles
 from posttrain.models.forward import ForwardPass, PlainForward, SharedPromptForward, cache_refusal
 from posttrain.models.output_layer import OutputLayer, output_layer_of, require_output_layer
+from posttrain.models.recomputation import release_inputs
 from posttrain.models.shared_prompt.architectures import shared_prompt_refusal
 
 
@@ -61,6 +63,9 @@ class Policy:
         Asked where a session is made, before every rollout and with every step's weights: milliseconds each time.
         """
         found = shared_prompt_refusal(self.model) if type(self.forward) is SharedPromptForward else None
+        if found is None and isinstance(self.forward, SharedPromptForward):
+            other = adapted_names(self.model) ^ self.forward.adapted
+            found = f"{min(other)} has got or lost an adapter" if other else None
         if found is None and any(module.training for module in self.model.modules()):
             found = "it has layers in training mode, whose dropout would be on"
         if found is not None:
@@ -103,6 +108,7 @@ def as_policy(
     """
     model = without_wrapper(model)
     require_output_layer(model)
+    release_inputs(model)
     model.eval()
     fix_angles(model, context_of(model.config, context))
     compute_dtype = chosen_dtype(dtype, model.dtype, model.device)

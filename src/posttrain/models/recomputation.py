@@ -33,6 +33,16 @@ def enable_recomputation(model: PreTrainedModel) -> None:
     with ONE_AT_A_TIME, warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # the name that all versions know is to be another
         model.gradient_checkpointing_enable({"use_reentrant": False})
+    release_inputs(model)
+
+
+def release_inputs(model: PreTrainedModel) -> None:
+    """Take off the hook of the embeddings that transformers puts there with gradient checkpointing.
+
+    It makes their output require a gradient, for the reentrant kind alone; a hook keeps a model from the quicker pass.
+    """
+    if is_recomputing(model) and model.main_input_name == "input_ids":
+        model.disable_input_require_grads()
 
 
 def recomputable_layers(model: PreTrainedModel) -> list[GradientCheckpointingLayer]:

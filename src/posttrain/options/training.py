@@ -176,9 +176,6 @@ class SftOptions(OptimizerOptions):
     split_turns: bool = False
     """Of rows: make a row of each turn of the assistant, with what leads to it; for chat templates that rewrite earlier
     turns, such as those that drop their thoughts."""
-    stop_token: str = ""
-    """A token that becomes one of the model's stop tokens, such as `<|im_end|>` for a base model whose chat template
-    ends turns with it; empty leaves them as they are."""
     max_length: int | None = None
     """Longest row in tokens, prompt included, and never more than the model's context, which null stands for."""
     long_rows: Literal["error", "skip", "cut"] = "error"

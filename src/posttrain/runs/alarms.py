@@ -168,7 +168,7 @@ def same_reward(history: Sequence[Line]) -> Alarm | None:
         {value for line in lines if (value := line.get(name)) is not None} for name in names if name.endswith("/mean")
     ]
     deviations = [value for name in names if name.endswith("/std") for value in known(lines, name)]
-    if not deviations or any(deviations) or any(len(each) > 1 for each in means) or min(spreads, default=0) < 1:
+    if not deviations or any(deviations) or any(len(each) > 1 for each in means) or min(spreads) < 1:
         return None
     steps = "the step" if len(lines) == 1 else f"{len(lines)} steps"
     return Alarm("same reward", f"all completions of {steps} have the same reward, {lines[-1]['reward']:.3f}")

@@ -192,7 +192,8 @@ class Learner:
     def differentiate(self, batch: Batch, clock: Clock) -> None:
         """Compute the gradient of an update and throw it away: what it costs, without one."""
         with clock("update"):
-            for micro in batch.split(self.settings.update.tokens_per_microbatch):
+            budget, padded = self.settings.update.tokens_per_microbatch, self.policy.forward.padded
+            for micro in batch.split(budget, padded=padded):
                 micro_loss(self.policy, micro, self.objective(), Observations()).backward()
             self.policy.model.zero_grad(set_to_none=True)
             if self.policy.device.type == "cuda":

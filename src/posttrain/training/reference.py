@@ -12,9 +12,10 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from typing import Protocol, runtime_checkable
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from posttrain.models.adapters.lora import adapter_as, adapter_off, adapter_tensors, trains_adapter_alone
+from posttrain.models.loading.trainable import linear_matrices
 from posttrain.models.policy import Policy
 from posttrain.runs.tensor_state import Tensors, module_tensors, refuse_mismatch, restore_module, shapes
 
@@ -37,13 +38,20 @@ class Reference(Protocol):
 
 
 class FrozenCopy:
-    """The policy as it was when this was made; parameters that are not trained are the policy's own."""
+    """The policy as it was when this was made; parameters that are not trained are the policy's own.
+
+    Matrices of linear layers are held in the type of their products, which rounds them to it anyway, so the numbers are
+    those of a whole copy.  In the model's own forward pass a layer may do otherwise, and all are held as they are.
+    """
 
     def __init__(self, policy: Policy) -> None:
         # What is not trained does not change, so that one copy of it does for both.
-        shared = {id(each): each for each in policy.model.parameters() if not each.requires_grad}
+        copies = {id(each): each for each in policy.model.parameters() if not each.requires_grad}
+        if not policy.forward.padded:
+            rounded = [each for each in linear_matrices(policy.model) if each.requires_grad]
+            copies |= {id(each): nn.Parameter(each.detach().to(policy.compute_dtype, copy=True)) for each in rounded}
         self.trained = tuple(module_tensors(policy.model))
-        model, forward = copy.deepcopy((policy.model, policy.forward), shared)
+        model, forward = copy.deepcopy((policy.model, policy.forward), copies)
         self.policy = replace(policy, model=model, forward=forward)
         model.requires_grad_(False)
 

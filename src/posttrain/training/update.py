@@ -72,7 +72,7 @@ def update(
     optimizer.zero_grad(set_to_none=True)  # an update that failed may have left some of its gradient
     total = 0.0
     observed = Observations()
-    micro_batches = list(batch.split(options.tokens_per_microbatch))
+    micro_batches = list(batch.split(options.tokens_per_microbatch, padded=policy.forward.padded))
     for micro in micro_batches:
         loss = micro_loss(policy, micro, objective, observed)
         loss.backward()
@@ -203,7 +203,7 @@ def group_logprobs(
 ) -> Float64[Tensor, " token"]:
     """log-probs of every completion token of the groups under another policy, in order, in nats."""
     parts: list[Tensor] = []
-    for micro in completions_of(groups).split(max_tokens):
+    for micro in completions_of(groups).split(max_tokens, padded=policy.forward.padded):
         hidden = policy.forward.completion_hidden(micro.prompts, micro.completions, micro.prompt_of)
         logprobs = token_logprobs(hidden, policy.output_layer, micro.tokens.to(hidden.device), temperature=temperature)
         parts.append(logprobs.double().cpu())

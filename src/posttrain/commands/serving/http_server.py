@@ -21,7 +21,7 @@ from posttrain.commands.serving.http_requests import (
 )
 from posttrain.commands.serving.token_logprobs import token_logprobs
 from posttrain.errors import RunError, UserError
-from posttrain.generation.in_process import InProcessEngine
+from posttrain.generation.parity import USUAL_TOKENS, engine_in_parity
 from posttrain.generation.request import Request
 from posttrain.generation.streams import StreamKey
 from posttrain.models.policy import Policy
@@ -29,6 +29,8 @@ from posttrain.models.rendering import TokenizerRenderer
 from posttrain.records import Finish, Group
 
 MAX_BODY_BYTES = 8 << 20
+MAX_ROWS = 256
+"""Completions that are decoded side by side."""
 SECONDS = 600.0
 """Longest that a request may take, and that one waits for its turn."""
 COMPLETIONS = {"/v1/completions": False, "/v1/chat/completions": True}
@@ -39,8 +41,9 @@ class Service:
     """A policy that answers requests, one at a time."""
 
     def __init__(self, policy: Policy, renderer: TokenizerRenderer, *, name: str, seconds: float) -> None:
-        self.policy, self.renderer, self.name, self.seconds = policy, renderer, name, seconds
-        self.engine = InProcessEngine(policy)
+        longest = min(policy.max_positions, 2 * USUAL_TOKENS)  # a usual prompt, and an answer
+        self.engine = engine_in_parity(policy, max_rows=MAX_ROWS, longest=longest)
+        self.policy, self.renderer, self.name, self.seconds = self.engine.policy, renderer, name, seconds
         self.lock, self.began = threading.Lock(), int(time.time())
 
     def models(self) -> dict[str, Any]:

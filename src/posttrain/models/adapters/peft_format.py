@@ -47,7 +47,7 @@ class SavedAdapter:
     folder: Path
     settings: Mapping[str, Any]
     tensors: Mapping[str, Tensor]
-    """By the model's name of the layer: `layers.0.mlp.down_proj.lora_A` and what comes before it."""
+    """By the model's own name of the layer, and which of the two matrices it is."""
 
     @property
     def base(self) -> str:

@@ -37,6 +37,11 @@ def is_adapter_layer(module: nn.Module) -> bool:
     return isinstance(module, LoraLinear) or full_class_name(module) in KINDS
 
 
+def adapted_names(model: nn.Module) -> frozenset[str]:
+    """The names of a model's layers with an adapter."""
+    return frozenset(name for name, module in model.named_modules() if is_adapter_layer(module))
+
+
 def adapter_refusal(module: nn.Module) -> str | None:
     """What of such a layer is more than y = W·x + s·B·A·x, in words; None where nothing is."""
     base = cast(Any, module).base_layer

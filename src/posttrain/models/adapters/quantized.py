@@ -43,21 +43,33 @@ def bitsandbytes() -> ModuleType:
     return made
 
 
-def quantize(model: PreTrainedModel, compute_dtype: torch.dtype, *, packed_kernel: bool = False) -> None:
+def quantize(
+    model: PreTrainedModel,
+    compute_dtype: torch.dtype,
+    *,
+    made_from: torch.dtype | None = None,
+    device: torch.device | None = None,
+    packed_kernel: bool = False,
+) -> None:
     """Put every linear layer but the output layer into 4 bits, one at a time; products are in `compute_dtype`.
 
+    Each goes alone to `device`, and into the type `made_from`, before it is quantised, and is let go of then: nothing
+    but one layer is held twice.  Where they are not given, layers are quantised as and where they are.
     `packed_kernel` is for models that are never trained and compute in bfloat16; see above.
     """
     library = bitsandbytes()
     if packed_kernel:
         assert compute_dtype == torch.bfloat16, "the packed kernel computes in bfloat16"
-    layers = {name: layer for name, layer in linear_layers(model).items() if type(layer) is nn.Linear}
-    if not layers:
+    names = [name for name, layer in linear_layers(model).items() if type(layer) is nn.Linear]
+    if not names:
         raise UserError(
             f"model.quantization = {NF4}: the model's family ({model.config.model_type}) has no torch.nn.Linear to put"
             " into 4 bits.  Leave model.quantization out."
         )
-    for name, layer in layers.items():
+    for name in names:
+        layer = cast(nn.Linear, model.get_submodule(name))
+        layer.weight.requires_grad_(False)
+        layer.weight.data = layer.weight.data.to(device or layer.weight.device, made_from or layer.weight.dtype)
         put(model, name, in_4_bits(library, layer, compute_dtype, packed_kernel=packed_kernel))
 
 
@@ -77,7 +89,7 @@ def in_4_bits(library: Any, layer: nn.Linear, compute_dtype: torch.dtype, *, pac
         layer.weight.data, requires_grad=False, compress_statistics=True, quant_type=NF4, module=made
     ).to(device)
     if layer.bias is not None:  # in the type that it is added in: bitsandbytes would change it in place
-        made.bias = nn.Parameter(layer.bias.data.to(compute_dtype), requires_grad=False)
+        made.bias = nn.Parameter(layer.bias.data.to(device, compute_dtype), requires_grad=False)
     made.eval()
     setattr(made, KERNEL, packed_kernel and bool(getattr(made, KERNEL)))
     return made  # type: ignore[no-any-return]

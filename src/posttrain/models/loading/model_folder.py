@@ -22,15 +22,21 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from posttrain.errors import UserError
 from posttrain.models.adapters.peft_format import read_adapter
-from posttrain.models.adapters.quantized import leave_unpacked
-from posttrain.models.loading.adapting import base_options, with_adapter
+from posttrain.models.adapters.quantized import leave_unpacked, quantize
+from posttrain.models.loading.adapting import base_options, put_over
 from posttrain.models.loading.chat_template import with_chat_template
-from posttrain.models.loading.construction import without_progress_bars
+from posttrain.models.loading.construction import ONE_AT_A_TIME, without_progress_bars
 from posttrain.models.loading.devices import chosen_device
-from posttrain.models.loading.folder_kinds import needs_code, quantisation, read_json, require_model_folder
+from posttrain.models.loading.folder_kinds import (
+    SAFE_WEIGHTS,
+    needs_code,
+    quantisation,
+    read_json,
+    require_model_folder,
+)
 from posttrain.models.loading.hub import hub_folder
 from posttrain.models.loading.text_part import is_wrapper, require_causal_class, require_text_part, text_part
-from posttrain.models.loading.trainable import freeze, hold_frozen_in
+from posttrain.models.loading.trainable import freeze, hold_frozen_in, hold_rest_in, linear_matrices
 from posttrain.models.policy import Policy, as_policy, chosen_dtype
 from posttrain.models.recomputation import enable_recomputation
 from posttrain.options.adapter import is_adapter_folder
@@ -43,41 +49,85 @@ STORED = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32, "F
 def load_policy(options: ModelOptions, *, seed: int = 0, inference: bool = False) -> Policy:
     """Load a model, or an adapter with the model below it; then put a new adapter over it, where one is asked for.
 
+    All of it is made ready on the CPU and goes to its device then; only what is put into 4 bits goes there before,
+    layer by layer.  So neither ever holds more than the model as it is stored, or as it will be, and one layer.
     The seed draws a new adapter; `inference` is for a model that is never trained.  Raises UserError where there is
     neither a causal language model nor an adapter that can be loaded.
     """
     saved = None
     if options.path != BUNDLED and is_adapter_folder(options.folder):
         saved = read_adapter(options.folder)
-    plain = load_model(options if saved is None else base_options(options, saved))
-    return with_adapter(plain, options, saved, seed=seed, inference=inference)
-
-
-def load_model(options: ModelOptions) -> Policy:
-    """Load a model.  Raises UserError where it is missing or is no causal language model that can be loaded."""
-    device = chosen_device(options.device)
-    folder = located_folder(options)
-    config = loaded_config(folder, options)
-    model = loaded_model(folder, config, options)
-    if model_is_quantised(folder):
-        leave_unpacked(model)
-    else:
-        cast(torch.nn.Module, model).to(device)
-    tokenizer = loaded_tokenizer(folder, options)
-    freeze(model, options.frozen)
-    dtype, stored = chosen_dtype(options.dtype, model.dtype, device), stored_dtype(folder, config)
-    if options.weights == "auto" and stored == dtype:  # so no bit of them is lost
-        hold_frozen_in(model, dtype)
-    if options.gradient_checkpointing:
+    base = options if saved is None else base_options(options, saved)
+    device = chosen_device(base.device)
+    folder = located_folder(base)
+    config = loaded_config(folder, base)
+    stored = stored_dtype(folder, config)
+    model, dtype = plain_model(folder, config, base, device, inference=inference)
+    tokenizer = loaded_tokenizer(folder, base)
+    if base.gradient_checkpointing:
         enable_recomputation(model)
+    put_over(model, options, saved, seed=seed)
+    if base.weights == "auto" and stored == dtype:  # so no bit of what is frozen is lost
+        hold_frozen_in(model, dtype)
+    if not model_is_quantised(folder):
+        cast(torch.nn.Module, model).to(device)
     policy = as_policy(
         model,
         tokenizer,
         dtype="bfloat16" if dtype == torch.bfloat16 else "float32",
-        context=options.context,
-        stop_tokens=options.stop_tokens,
+        context=base.context,
+        stop_tokens=base.stop_tokens,
     )
     return replace(policy, stored_dtype=stored)
+
+
+def plain_model(
+    folder: Path, config: PreTrainedConfig, options: ModelOptions, device: torch.device, *, inference: bool
+) -> tuple[PreTrainedModel, torch.dtype]:
+    """The model of a folder without an adapter, in 4 bits where that is asked for, and the type of its products."""
+    narrow = read_as_stored(folder, config, options, device)
+    model = loaded_model(folder, config, options, torch.bfloat16 if narrow else memory_dtype(options))
+    if model_is_quantised(folder):
+        leave_unpacked(model)
+    if narrow:
+        hold_rest_in(model, torch.float32)
+        model.config.dtype = torch.float32
+    freeze(model, options.frozen)
+    dtype = chosen_dtype(options.dtype, torch.float32 if narrow else model.dtype, device)
+    if options.quantization is not None:
+        packed = inference and dtype == torch.bfloat16
+        quantize(model, dtype, made_from=memory_dtype(options), device=device, packed_kernel=packed)
+    if narrow and (options.weights == "float32" or dtype != torch.bfloat16):
+        for matrix in linear_matrices(model):  # such as the output layer's, which is not in 4 bits
+            matrix.data = matrix.data.float()
+    return model, dtype
+
+
+def read_as_stored(folder: Path, config: PreTrainedConfig, options: ModelOptions, device: torch.device) -> bool:
+    """Whether weights are read in bfloat16, to be held in it or put into 4 bits, though `weights` is float32 or auto.
+
+    Where all are stored in it and the base is frozen, that is the same numbers for half the memory.  Not so where
+    the family keeps constants in the type that it is made in.
+    """
+    if not options.trains_adapter or options.weights == "bfloat16" or model_is_quantised(folder):
+        return False
+    held = options.weights == "auto" and chosen_dtype(options.dtype, torch.float32, device) == torch.bfloat16
+    if options.quantization is None and not held:
+        return False
+    return stored_dtypes(folder) == {torch.bfloat16} and not has_buffers_of_its_type(config)
+
+
+def has_buffers_of_its_type(config: PreTrainedConfig) -> bool:
+    """Whether a model of this config has buffers that are as wide as its weights, such as Gemma's scale."""
+    auto: Any = AutoModelForImageTextToText if is_wrapper(config) else AutoModelForCausalLM
+    with ONE_AT_A_TIME, torch.device("meta"):
+        model = auto.from_config(config, dtype=torch.bfloat16)
+    return any(buffer.dtype == torch.bfloat16 for buffer in model.buffers())
+
+
+def memory_dtype(options: ModelOptions) -> torch.dtype:
+    """The type that weights are held in unless they are frozen."""
+    return torch.bfloat16 if options.weights == "bfloat16" else torch.float32
 
 
 def located_folder(options: ModelOptions) -> Path:
@@ -110,8 +160,8 @@ def loaded_config(folder: Path, options: ModelOptions) -> PreTrainedConfig:
     return cast(PreTrainedConfig, config)
 
 
-def loaded_model(folder: Path, config: PreTrainedConfig, options: ModelOptions) -> PreTrainedModel:
-    """The causal language model of a folder, on the CPU, in the type that its weights are to have."""
+def loaded_model(folder: Path, config: PreTrainedConfig, options: ModelOptions, dtype: torch.dtype) -> PreTrainedModel:
+    """The causal language model of a folder, on the CPU, its weights in one type."""
     whole = is_wrapper(config)
     loader: Any = AutoModelForImageTextToText if whole else AutoModelForCausalLM
     attention = {} if options.attn_implementation == "auto" else {"attn_implementation": options.attn_implementation}
@@ -119,7 +169,7 @@ def loaded_model(folder: Path, config: PreTrainedConfig, options: ModelOptions) 
         model, found = loader.from_pretrained(
             folder,
             config=config,
-            dtype=torch.bfloat16 if options.weights == "bfloat16" else torch.float32,
+            dtype=dtype,
             trust_remote_code=options.trust_remote_code,
             output_loading_info=True,
             **attention,
@@ -190,11 +240,22 @@ def stored_dtype(folder: Path, config: PreTrainedConfig) -> torch.dtype | None:
     """The type of the weights on the disk: as the config says, or else as the first of them is; None where unknown."""
     if isinstance(config.dtype, torch.dtype):
         return config.dtype
-    for file in sorted(folder.glob("*.safetensors")):
+    for _, dtype in stored_tensors(folder):
+        return dtype
+    return None
+
+
+def stored_dtypes(folder: Path) -> set[torch.dtype | None]:
+    """The types of all weights on the disk, None among them for one of no known name; none where they are pickled."""
+    return {dtype for _, dtype in stored_tensors(folder)}
+
+
+def stored_tensors(folder: Path) -> Iterator[tuple[str, torch.dtype | None]]:
+    """Names and types of the tensors in a folder's safetensors, by the files' headers alone."""
+    for file in sorted(folder.glob(SAFE_WEIGHTS)):
         with safe_open(file, framework="pt") as content:
             for name in content.keys():  # noqa: SIM118  it is no mapping
-                return STORED.get(content.get_slice(name).get_dtype())
-    return None
+                yield name, STORED.get(content.get_slice(name).get_dtype())
 
 
 def bundled_folder() -> Path:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from fnmatch import fnmatchcase
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
@@ -39,15 +39,29 @@ def hold_frozen_in(model: PreTrainedModel, dtype: torch.dtype) -> None:
     So the numbers stay the same.  Norms, biases and embeddings, whose type their output takes on, stay as they are, and
     so does a matrix that is an embedding too.
     """
-    trained = {id(parameter) for parameter in model.parameters() if parameter.requires_grad}
-    shared = {
+    for matrix in linear_matrices(model):
+        if not matrix.requires_grad:
+            matrix.data = matrix.data.to(dtype)
+
+
+def hold_rest_in(model: PreTrainedModel, dtype: torch.dtype) -> None:
+    """Hold in this type all that `hold_frozen_in` leaves as it is."""
+    matrices = {id(each) for each in linear_matrices(model)}
+    for parameter in model.parameters():
+        if id(parameter) not in matrices and parameter.is_floating_point():
+            parameter.data = parameter.data.to(dtype)
+
+
+def linear_matrices(model: nn.Module) -> list[Tensor]:
+    """The parameters that are matrices of linear layers and nothing else (no embedding), none of them in 4 bits.
+
+    Each is there once.
+    """
+    others = {
         id(parameter)
         for module in model.modules()
         if not isinstance(module, MATRICES)
         for parameter in module.parameters(recurse=False)
     }
-    for module in model.modules():
-        if not isinstance(module, MATRICES) or id(module.weight) in trained | shared:
-            continue
-        if module.weight.is_floating_point():  # else it is in 4 bits
-            module.weight.data = module.weight.data.to(dtype)
+    found = {id(module.weight): module.weight for module in model.modules() if isinstance(module, MATRICES)}
+    return [each for key, each in found.items() if key not in others and each.is_floating_point()]

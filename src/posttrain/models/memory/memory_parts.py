@@ -49,8 +49,23 @@ def weights(shape: ModelShape, setup: MemorySetup) -> int:
 
 
 def loaded(shape: ModelShape, setup: MemorySetup) -> int:
-    """Weights as they are read, before linear layers are held in a smaller type or in 4 bits: b · N."""
-    return setup.weight_bytes * shape.parameters
+    """Weights as they are read: all before any is put into 4 bits, one by one.  M: linear layers, and V·d if not tied.
+
+        b · N;   of a frozen base that ends in a smaller type   b · (N - M) + s · M     s: bytes of a weight on the disk
+        on a GPU, where layers come one by one                  weights
+
+    and in 4 bits b · the largest layer beside them.  A base that is not in bfloat16 on the disk is read in b.
+    """
+    if setup.adapter_rank is None:
+        return setup.weight_bytes * shape.parameters
+    largest = max((inputs * outputs for inputs, outputs in shape.linear_layers), default=0)
+    one_layer = setup.weight_bytes * largest if setup.quantized else 0
+    if setup.on_cuda:
+        return weights(shape, setup) + one_layer
+    matrices = shape.linear_parameters + (0 if shape.tied else shape.head_parameters)
+    narrowed = setup.quantized or setup.frozen_bytes < setup.weight_bytes
+    read_as = min(setup.weight_bytes, shape.stored_bytes) if narrowed else setup.weight_bytes
+    return setup.weight_bytes * (shape.parameters - matrices) + read_as * matrices + one_layer
 
 
 def gradients(shape: ModelShape, setup: MemorySetup) -> int:
@@ -64,8 +79,17 @@ def optimizer(shape: ModelShape, setup: MemorySetup) -> int:
 
 
 def reference(shape: ModelShape, setup: MemorySetup) -> int:
-    """A frozen copy of the weights, b · N; nothing under an adapter, whose reference is the same with it off."""
-    return setup.weight_bytes * shape.parameters if setup.reference and setup.adapter_rank is None else 0
+    """A frozen copy of the weights; nothing under an adapter, whose reference is the same with it off.
+
+        b · (N - M) + c · M     M: linear layers, and V·d where the embedding is another matrix
+
+    In the model's own forward pass b · N.
+    """
+    if not setup.reference or setup.adapter_rank is not None:
+        return 0
+    matrices = shape.linear_parameters + (0 if shape.tied else shape.head_parameters)
+    held_as = setup.compute_bytes if setup.shared_prompt else setup.weight_bytes
+    return setup.weight_bytes * (shape.parameters - matrices) + held_as * matrices
 
 
 def critic(shape: ModelShape, setup: MemorySetup) -> int:
@@ -85,9 +109,10 @@ def key_value_cache(shape: ModelShape, setup: MemorySetup) -> int:
 
 
 def cache_growth(shape: ModelShape, setup: MemorySetup) -> int:
-    """The cache one block of tokens ago, which is copied whenever room grows: 2 L k c · rows · (P + T - block)."""
+    """A layer of the cache one block of tokens ago, for layers grow one by one: 2 k c · rows · (P + T - block)."""
     block = CUDA_CACHE_BLOCK if setup.on_cuda else CACHE_BLOCK
-    return _cached(shape, setup, setup.row_tokens - block) if setup.completion_tokens > block else 0
+    outgrown = _cached(shape, setup, setup.row_tokens - block) if setup.completion_tokens > block else 0
+    return outgrown // shape.layers
 
 
 def _cached(shape: ModelShape, setup: MemorySetup, tokens: int) -> int:

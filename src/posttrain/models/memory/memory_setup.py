@@ -71,7 +71,7 @@ class MicroBatchSize:
     completions: int
 
     def tokens(self, setup: MemorySetup) -> int:
-        """Tokens that go through the model: those of a shared prompt once."""
+        """Tokens that go through the model: those of a shared prompt once, else once for each completion."""
         prompts = self.prompts if setup.shared_prompt else self.completions
         return prompts * setup.prompt_tokens + self.completions * setup.completion_tokens
 
@@ -81,6 +81,9 @@ def largest_micro_batch(setup: MemorySetup) -> MicroBatchSize:
 
     Groups that lost completions without an advantage fill it up, so it may hold parts of one group more than fit whole.
     """
+    if not setup.shared_prompt:
+        rows = max(1, min(setup.tokens_per_microbatch // setup.row_tokens, setup.prompts_per_step * setup.group_size))
+        return MicroBatchSize(-(-rows // setup.group_size), rows)
     group_tokens = setup.prompt_tokens + setup.group_size * setup.completion_tokens
     prompts = min(-(-setup.tokens_per_microbatch // group_tokens), setup.prompts_per_step)
     fitting = (setup.tokens_per_microbatch - prompts * setup.prompt_tokens) // setup.completion_tokens

@@ -41,6 +41,8 @@ class ModelShape:
     """Channels inside the MLP that a token goes through; of a mixture, those of all experts that it is sent to."""
     max_positions: int
     """Longest prompt and completion together, in tokens."""
+    stored_bytes: int = 4
+    """Of a weight on the disk, 2 where the config says that all are in bfloat16."""
     sizes: tuple[tuple[str, int], ...] = ()
     """Every parameter's name, and how many numbers it has."""
     gated: bool = True
@@ -116,6 +118,7 @@ def shape_of(model: PreTrainedModel) -> ModelShape:
         kv_width=(_first(text, "num_key_value_heads") or heads) * width,
         mlp_width=(mlp or 4 * hidden) * experts,
         max_positions=_first(text, "max_position_embeddings", "max_seq_len") or UNBOUNDED,
+        stored_bytes=2 if config.dtype == torch.bfloat16 else 4,
         sizes=tuple((name, parameter.numel()) for name, parameter in model.named_parameters()),
         gated=bool(names & {"gate_proj", "gate_up_proj"}),
         normed_heads=bool(names & {"q_norm", "k_norm"}),

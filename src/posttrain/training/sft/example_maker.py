@@ -13,7 +13,7 @@ from posttrain.options.training import SftOptions
 from posttrain.records import Example
 from posttrain.tasks.prompt_content import prompt_content
 from posttrain.tasks.row_formats import CompletionRow, ConversationRow, RowFormat, formatted, told_format
-from posttrain.tasks.rows import DatasetRow
+from posttrain.tasks.rows import BadRows, DatasetRow
 
 TEXT = "text"
 """The column of rows that are plain text and nothing else."""
@@ -33,13 +33,21 @@ class TextRow:
 LearnedRow = CompletionRow | ConversationRow | TextRow
 
 
-def learned_rows(rows: Sequence[DatasetRow]) -> list[LearnedRow]:
-    """Rows of one of the formats that can be learned, each checked."""
+def learned_rows(rows: Sequence[DatasetRow], bad: BadRows) -> list[LearnedRow]:
+    """Rows of one of the formats that can be learned, each checked, the bad ones counted."""
     columns = rows[0].columns
-    if TEXT in columns and not {"messages", "completion"} & columns.keys():
-        return [text_row(row) for row in rows]
-    found = formatted(rows, told_format(rows, FORMATS))
-    return [row for row in found if isinstance(row, CompletionRow | ConversationRow)]
+    plain = TEXT in columns and not {"messages", "completion"} & columns.keys()
+    format = None if plain else told_format(rows, FORMATS)
+    found: list[LearnedRow] = []
+    for row in rows:
+        try:
+            made = text_row(row) if format is None else formatted([row], format)[0]
+        except UserError as error:
+            bad.add(str(error))
+            continue
+        assert isinstance(made, CompletionRow | ConversationRow | TextRow)
+        found.append(made)
+    return found
 
 
 def text_row(row: DatasetRow) -> TextRow:
@@ -76,18 +84,24 @@ class ExampleMaker:
     options: SftOptions
     longest: int
     """Tokens of the longest row that stays as it is."""
+    bad: BadRows
+    """Those that cannot be learned."""
     too_long: list[tuple[str, int]] = field(default_factory=list)
     skipped: list[str] = field(default_factory=list)
     cut: list[str] = field(default_factory=list)
 
     def examples(self, rows: Sequence[LearnedRow]) -> list[PackedExample]:
         """The examples of some rows, one or, where turns are split, several each."""
-        return [
-            PackedExample.of(kept)
-            for row in rows
-            for example in self.whole(row)
-            if (kept := self.fitting(row.where, example)) is not None
-        ]
+        found: list[PackedExample] = []
+        for row in rows:
+            try:
+                whole = self.whole(row)
+            except UserError as error:
+                self.bad.add(str(error))
+                continue
+            kept = (self.fitting(row.where, example) for example in whole)
+            found += [PackedExample.of(each) for each in kept if each is not None]
+        return found
 
     def whole(self, row: LearnedRow) -> list[Example]:
         """What is learned of a row."""

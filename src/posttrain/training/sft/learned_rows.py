@@ -4,19 +4,32 @@ All rows are made into tokens before a run starts, so that a fault in any of the
 are gone through is drawn anew for each epoch, a function of the seed and the epoch alone.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 from posttrain.errors import UserError
 from posttrain.models.conversation_masks import ASSISTANT, Masking
 from posttrain.options.dataset import DatasetOptions
 from posttrain.options.training import SftOptions
 from posttrain.records import Example
-from posttrain.tasks.dataset import configured_rows, held_out_of, split
+from posttrain.tasks.dataset import Rows, configured_rows, held_out_of, split
 from posttrain.tasks.draw_order import permutation
 from posttrain.tasks.row_formats import CompletionRow, ConversationRow
 from posttrain.tasks.rows import MEMORY, BadRows, DatasetRow, rows_of
 from posttrain.training.sft.example_maker import ExampleMaker, LearnedRow, PackedExample, TextRow, learned_rows, named
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GivenRows:
+    """Rows that a caller in Python brings."""
+
+    rows: Rows | None = None
+    """In place of the task's file."""
+    held_out: Rows | None = None
+    """To measure on, in place of a file or a share."""
+
+
+NOTHING_GIVEN = GivenRows()
 
 
 @dataclass(slots=True, kw_only=True)
@@ -31,6 +44,8 @@ class RowExamples:
     """Rows that were too long and are left out."""
     cut: Sequence[str] = ()
     """Rows that were too long and have lost their ends."""
+    bad: BadRows = field(default_factory=BadRows)
+    """Rows that cannot be used and are left out, where some may be."""
 
     def row(self, index: int) -> int:
         """Which row the index-th is, counted from the beginning of the run: a function of the seed and its epoch."""
@@ -46,7 +61,6 @@ class RowExamples:
         most = options.rows_per_batch or len(self.trained)
         if options.num_epochs is not None:
             most = min(most, self.num_rows(options.num_epochs) - first)
-        most = min(most, len(self.trained))
         chosen: list[int] = []
         tokens = 0
         while len(chosen) < most and tokens < options.tokens_per_batch:
@@ -81,12 +95,12 @@ class RowExamples:
         learned = sum(sum(each.learned) for each in self.trained)
         lines = [f"{len(self.trained)} rows of {tokens} tokens, {learned} of them learned"]
         lines += [f"{len(rows)} too long and {what}: {named(rows)}" for rows, what in self._too_long()]
-        return lines
+        return lines + (f"bad rows left out:{self.bad.listed()}".splitlines() if self.bad.faults else [])
 
     def summary(self) -> dict[str, object]:
         """What summary.json says of them."""
         counts = {"trained": len(self.trained), "held_out": len(self.apart)}
-        return {"rows": {**counts, "skipped": [*self.skipped], "cut": [*self.cut]}}
+        return {"rows": {**counts, "skipped": [*self.skipped], "cut": [*self.cut], "bad": [*self.bad.faults]}}
 
     def _too_long(self) -> list[tuple[Sequence[str], str]]:
         return [(rows, what) for rows, what in ((self.skipped, "skipped"), (self.cut, "cut")) if rows]
@@ -99,15 +113,16 @@ def row_examples(
     *,
     longest: int,
     seed: int,
-    rows: Iterable[Mapping[str, object]] | None = None,
+    given: GivenRows = NOTHING_GIVEN,
 ) -> RowExamples:
     """The rows of the task's file, or those given, as examples of at most `longest` tokens."""
     bad = BadRows(task.skip_bad_rows)
-    everything = learned_rows(configured_rows(task, bad) if rows is None else rows_of(rows, MEMORY, bad))
-    held_out_rows = held_out_of(task, None, bad)
-    apart = None if held_out_rows is None else learned_rows(held_out_rows)
+    read = configured_rows(task, bad) if given.rows is None else rows_of(given.rows, MEMORY, bad)
+    held_out_rows = held_out_of(task, given.held_out, bad)
+    everything = learned_rows(read, bad)
+    apart = None if held_out_rows is None else learned_rows(held_out_rows, bad)
     training, held_out = split(keyed(everything, task), None if apart is None else keyed(apart, task), task)
-    maker = ExampleMaker(masking=masking, task=task, options=options, longest=longest)
+    maker = ExampleMaker(masking=masking, task=task, options=options, longest=longest, bad=bad)
     trained, measured = (maker.examples(learned_in(part)) for part in (training, held_out))
     maker.require_short()
     if not trained:
@@ -115,7 +130,7 @@ def row_examples(
             f"sft.long_rows = {options.long_rows}: all rows are longer than {longest} tokens, so that none is left."
             "  Use a larger sft.max_length."
         )
-    return RowExamples(seed=seed, trained=trained, apart=measured, skipped=maker.skipped, cut=maker.cut)
+    return RowExamples(seed=seed, trained=trained, apart=measured, skipped=maker.skipped, cut=maker.cut, bad=bad)
 
 
 def keyed(rows: Sequence[LearnedRow], task: DatasetOptions) -> list[DatasetRow]:

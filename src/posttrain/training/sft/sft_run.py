@@ -1,6 +1,6 @@
 """A supervised run: a model, new or one's own, learns demonstrations or rows."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from time import perf_counter
@@ -13,7 +13,7 @@ from posttrain.models.conversation_masks import Masking
 from posttrain.models.loading.model_folder import load_policy
 from posttrain.models.loading.new_model import new_model, new_tokenizer
 from posttrain.models.policy import Policy, as_policy
-from posttrain.models.rendering import TokenizerRenderer, token_ids
+from posttrain.models.rendering import TokenizerRenderer
 from posttrain.options.dataset import DatasetOptions
 from posttrain.options.model import BUNDLED, ModelOptions
 from posttrain.options.training import SftOptions
@@ -22,12 +22,22 @@ from posttrain.runs.folder import saved_recipe
 from posttrain.runs.harness import Harness, HarnessOptions, require_resume
 from posttrain.runs.reports import EvaluationReport, Run, StepReport
 from posttrain.runs.run_folder import RunFolder
-from posttrain.runs.run_inputs import RunInput, RunInputs, class_name, model_digest, require_same_inputs, rows_input
+from posttrain.runs.run_inputs import (
+    RunInput,
+    RunInputs,
+    class_name,
+    folder_of,
+    model_digest,
+    named_rows,
+    require_same_inputs,
+    rows_input,
+)
 from posttrain.runs.threads import ThreadClaim, claim_threads
 from posttrain.runs.watchers import Watcher, require_watchers
 from posttrain.tasks.countdown.countdown_task import CountdownTask
+from posttrain.tasks.dataset import Rows
 from posttrain.training.sft.demonstration_set import DemonstrationSet
-from posttrain.training.sft.learned_rows import row_examples
+from posttrain.training.sft.learned_rows import NOTHING_GIVEN, GivenRows, row_examples
 from posttrain.training.sft.sft_report import last_lines, preview_lines, sft_plan_lines, summary_of, write_model
 from posttrain.training.sft.sft_state import TrainedBySupervision
 from posttrain.training.sft.supervised import accumulate, held_out_loss
@@ -90,7 +100,8 @@ def train_sft(
     config: SftConfig,
     *,
     policy: Policy | None = None,
-    rows: Iterable[Mapping[str, object]] | None = None,
+    rows: Rows | None = None,
+    held_out_rows: Rows | None = None,
     watchers: Sequence[Watcher] = (),
     resume: bool = False,
     from_step: int | None = None,
@@ -100,13 +111,15 @@ def train_sft(
 
     The loss is the mean of -log π over learned tokens; the others are read and not learned.  For callers in Python:
     `policy` (made by `posttrain.as_policy`) takes the place of the config's model, of which the parameters that require
-    a gradient are trained, and `rows` that of the task's file.  `watchers` see each step, each measurement of the
-    held-out loss, each checkpoint and the end.  With `resume` the run in `config.run.folder` goes on from its last
-    checkpoint, or with `from_step` from that of an earlier step; with `accept_changes` also where model or rows are no
-    longer what they were.
+    a gradient are trained, `rows` that of the task's file, and `held_out_rows` are to be measured on.  `watchers` see
+    each step, each measurement of the held-out loss, each checkpoint and the end.  With `resume` the run in
+    `config.run.folder` goes on from its last checkpoint, or with `from_step` from that of an earlier step; with
+    `accept_changes` also where model or rows are no longer what they were.
     """
     require_resume(from_step, resume=resume)
-    given = None if rows is None else list(rows)
+    given = GivenRows(
+        rows=None if rows is None else list(rows), held_out=None if held_out_rows is None else list(held_out_rows)
+    )
     inputs = inputs_of_sft(config, policy, given)
     if resume:
         inputs = require_same_inputs(Path(config.run.folder), inputs, accept_changes=accept_changes)
@@ -125,7 +138,7 @@ def train_sft(
 def show_sft_plan(config: SftConfig) -> None:
     """Print what a run would be, its first rows as they are learned, and the seconds of one update, taking none."""
     with claim_threads(config.run.threads):
-        session = open_sft(config, RunInputs(), None, None)
+        session = open_sft(config, RunInputs(), None, NOTHING_GIVEN)
         batch, began = session.source.batch(0, config.sft), perf_counter()
         accumulate(session.policy, batch, config.sft.tokens_per_microbatch)
         seconds = perf_counter() - began
@@ -134,9 +147,7 @@ def show_sft_plan(config: SftConfig) -> None:
         print("\n".join(preview_lines(session.policy, batch[:PREVIEWED])))
 
 
-def open_sft(
-    config: SftConfig, inputs: RunInputs, policy: Policy | None, rows: Sequence[Mapping[str, object]] | None
-) -> SftSession:
+def open_sft(config: SftConfig, inputs: RunInputs, policy: Policy | None, given: GivenRows) -> SftSession:
     """Load or make the model, and read all there is to learn from."""
     if policy is not None:
         name = policy.model.name_or_path or "a model object"
@@ -144,9 +155,7 @@ def open_sft(
         name = config.model.path if isinstance(config.model, ModelOptions) else "new"
         policy = sft_policy(config)
     policy.require_as_made()
-    if config.sft.stop_token:
-        policy = with_stop_token(policy, config.sft.stop_token)
-    source = example_source(config, policy, rows)
+    source = example_source(config, policy, given)
     num_steps = source.num_steps(config.sft) or config.run.num_steps
     return SftSession(
         config=config,
@@ -167,21 +176,7 @@ def sft_policy(config: SftConfig) -> Policy:
     return as_policy(new_model(config.model, tokenizer, seed=config.run.seed), tokenizer)
 
 
-def with_stop_token(policy: Policy, text: str) -> Policy:
-    """The policy with one more stop token, which is saved with its model."""
-    found = token_ids(policy.tokenizer, text, special=False)
-    if len(found) != 1:
-        raise UserError(
-            f"sft.stop_token = {text!r} is {len(found)} tokens of this model.  Name one of its tokens, such as the one"
-            " with which its chat template ends turns."
-        )
-    stops = tuple(sorted({*policy.stop_ids, *found}))
-    assert policy.model.generation_config is not None
-    policy.model.generation_config.eos_token_id = [*stops]
-    return replace(policy, stop_ids=stops)
-
-
-def example_source(config: SftConfig, policy: Policy, rows: Sequence[Mapping[str, object]] | None) -> ExampleSource:
+def example_source(config: SftConfig, policy: Policy, given: GivenRows) -> ExampleSource:
     """The rows of the recipe, or of the caller, or the demonstrations of its task."""
     options = config.model.template_options if isinstance(config.model, ModelOptions) else {}
     renderer = TokenizerRenderer(policy.tokenizer, template_options=options)
@@ -192,9 +187,9 @@ def example_source(config: SftConfig, policy: Policy, rows: Sequence[Mapping[str
             config.sft,
             longest=min(config.sft.max_length or policy.max_positions, policy.max_positions),
             seed=config.run.seed,
-            rows=rows,
+            given=given,
         )
-    if rows is not None:
+    if given != NOTHING_GIVEN:
         raise UserError(
             'rows: the task is countdown, which makes demonstrations of its own.  Use task = {"name": "dataset"}.'
         )
@@ -207,7 +202,7 @@ def example_source(config: SftConfig, policy: Policy, rows: Sequence[Mapping[str
     )
 
 
-def inputs_of_sft(config: SftConfig, policy: Policy | None, rows: Sequence[Mapping[str, object]] | None) -> RunInputs:
+def inputs_of_sft(config: SftConfig, policy: Policy | None, given: GivenRows) -> RunInputs:
     """What a run is made of beside its config: the caller's objects, and files whose place none of them takes."""
     objects: dict[str, RunInput] = {}
     files: dict[str, RunInput] = {}
@@ -217,17 +212,16 @@ def inputs_of_sft(config: SftConfig, policy: Policy | None, rows: Sequence[Mappi
     elif isinstance(config.model, ModelOptions):
         path, template = config.model.path, config.model.chat_template
         if path != BUNDLED:
-            files["model.path"] = RunInput(path, model_digest(Path(path)))
+            files["model.path"] = RunInput(path, model_digest(folder_of(config.model)))
         if template:
             files["model.chat_template"] = RunInput(template, digest_of(Path(template)))
     if isinstance(config.task, DatasetOptions):
-        paths = {
-            "task.path": "" if rows is not None else config.task.path,
-            "task.held_out_path": config.task.held_out_path,
-        }
-        files |= {option: RunInput(path, digest_of(Path(path))) for option, path in paths.items() if path}
-    if rows is not None:
-        objects["rows"] = rows_input(rows)
+        unused = ["task.path", "task.sources"] if given.rows is not None else []
+        unused += ["task.held_out_path"] if given.held_out is not None else []
+        files |= {name: each for name, each in named_rows(config.task).items() if not name.startswith(tuple(unused))}
+    for name, rows in (("rows", given.rows), ("held_out_rows", given.held_out)):
+        if rows is not None:
+            objects[name] = rows_input(rows)
     return RunInputs(objects=objects, files=files)
 
 

@@ -89,7 +89,7 @@ class TrainedBySupervision:
     @cached_property
     def frozen(self) -> Mapping[str, object]:
         """What checkpoints say of the weights that they leave out; those never change."""
-        return frozen_state(self.policy.model, self.policy.model.name_or_path or "a new model")
+        return frozen_state(self.policy.model, self.policy.model.name_or_path or "a model object")
 
     def state(self) -> Mapping[str, object]:
         """Whatever else it reads, as plain data."""

@@ -62,7 +62,7 @@ def accumulate(policy: Policy, examples: Sequence[Example], tokens_per_microbatc
     """
     count = sum(example.num_learned for example in examples)
     total = 0.0
-    for micro in microbatches(examples, tokens_per_microbatch):
+    for micro in microbatches(examples, tokens_per_microbatch, padded=policy.forward.padded):
         with gradients_in_place():
             loss = -learned_logprobs(policy, micro).sum() / count
         loss.backward()
@@ -102,7 +102,7 @@ def held_out_loss(policy: Policy, examples: Sequence[Example], tokens_per_microb
     losses: list[float] = []
     counts: list[int] = []
     total, right = 0.0, 0
-    for micro in microbatches(examples, tokens_per_microbatch):
+    for micro in microbatches(examples, tokens_per_microbatch, padded=policy.forward.padded):
         hidden, targets = predicted(policy, micro)
         found = -token_logprobs(hidden, policy.output_layer, targets).double()
         total += found.sum().item()
@@ -128,12 +128,16 @@ def ratio_interval(losses: Sequence[float], counts: Sequence[int]) -> tuple[floa
     return float(low), float(high)
 
 
-def microbatches(examples: Sequence[Example], max_tokens: int) -> Iterator[list[Example]]:
-    """Examples of like length together, at most `max_tokens` inputs each (a longer example stands alone)."""
+def microbatches(examples: Sequence[Example], max_tokens: int, *, padded: bool = False) -> Iterator[list[Example]]:
+    """Examples of like length together, at most `max_tokens` inputs each (a longer example stands alone).
+
+    For a pass of padded rows each counts as many inputs as the longest of its micro-batch.
+    """
     batch: list[Example] = []
     held = 0
     for example in sorted(examples, key=lambda e: e.num_inputs):
-        if batch and held + example.num_inputs > max_tokens:
+        before = len(batch) * example.num_inputs if padded else held  # in this order the newest is the longest
+        if batch and before + example.num_inputs > max_tokens:
             yield batch
             batch, held = [], 0
         batch.append(example)
