@@ -3,12 +3,15 @@
 import json
 import math
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 from torch import Tensor
 
 import posttrain
 from posttrain.cli import main
+from posttrain.commands import chat, evaluate, serve, trace
+from posttrain.commands.arguments import LOADING, TEMPLATE
 from posttrain.commands.serving.http_server import Service
 from posttrain.generation.decoder_steps import DecoderSteps
 from posttrain.generation.slots import KeyValueSlots
@@ -208,3 +211,8 @@ def test_a_sample_or_problem_that_does_not_exist_is_told(model: str, capsys: pyt
     assert "--sample 8: a group has rollout.group_size = 8 completions; use 0 to 7" in capsys.readouterr().err
     assert main(["trace", model, "512"]) == 2
     assert "PROMPT 512: there are 512 held-out problems, numbered from 0" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", [chat, evaluate, serve, trace])
+def test_whatever_asks_a_model_loads_it_by_the_same_options(command: ModuleType) -> None:
+    assert {*LOADING, *TEMPLATE} <= set(command.PROGRAM.only)
