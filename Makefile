@@ -11,7 +11,7 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-gymnasium soak check lint format types docs bench mutants constraints clean
+.PHONY: help demo test test-gymnasium soak check lint format types docs families bench mutants constraints clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' Makefile
@@ -46,6 +46,9 @@ docs: .venv/.ok ## the documentation, in docs/_build; a warning is an error
 	rm -rf docs/api
 	$(BIN)/sphinx-build -E -W --keep-going -q docs docs/_build
 	@echo docs/_build/index.html
+
+families: .venv/.ok ## every family of models through sampler and trainer, into docs/models.md (ten minutes)
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.families
 
 bench: .venv/.ok ## speed and memory beside TRL, which gets an environment of its own
 	$(BIN)/python benchmarks/vs_trl.py

@@ -76,6 +76,12 @@ def refused(folder: Path) -> str:
     return said
 
 
+def adapter_folder(folder: Path) -> Path:
+    base = AutoModelForCausalLM.from_pretrained(small_folder(folder.with_name("base")))
+    peft.get_peft_model(base, peft.LoraConfig(r=2, target_modules=["q_proj"])).save_pretrained(folder)
+    return folder
+
+
 def without(*names: str) -> Callable[[Path], None]:
     def make(folder: Path) -> None:
         small_folder(folder)

@@ -122,6 +122,11 @@ def family_model(name: str, *, attention: str | None = None, **changes: Any) -> 
     with torch.random.fork_rng():
         torch.manual_seed(0)  # for what is left as the library makes it
         model: PreTrainedModel = AutoModelForCausalLM.from_config(config, attn_implementation=attention)
+    return randomise(model)
+
+
+def randomise(model: PreTrainedModel) -> PreTrainedModel:
+    """The model with uniform numbers as weights, the same each time: none is 0 or what a norm begins with."""
     random = np.random.Generator(np.random.Philox(7))
     with torch.no_grad():
         for parameter_name, parameter in model.named_parameters():

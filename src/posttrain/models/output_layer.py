@@ -20,8 +20,8 @@ SOFT_CAPS = ("final_logit_softcapping", "logits_soft_cap", "output_logit_soft_ca
 """What configs call a soft cap of logits: Gemma and most others; RecurrentGemma; xLSTM."""
 MULTIPLIERS = ("logit_scale", "lm_head_multiplier", "output_multiplier")
 """What configs call a factor of logits: Cohere; Falcon-H1; Muse."""
-DIVISORS = ("logits_scaling",)
-"""What configs call a divisor of logits: Granite."""
+DIVISORS = ("logits_scaling", "logits_mup_width_multiplier")
+"""What configs call a divisor of logits: Granite; Inkling, which divides the hidden states."""
 UNLIKE_THEIR_NAME = {"hyperclovax": ("multiplies", "logits_scaling"), "mpt": ("ignores", "logit_scale")}
 """Families that do something else with an option of these names than all others do."""
 

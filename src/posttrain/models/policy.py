@@ -112,7 +112,7 @@ def as_policy(
     model.eval()
     fix_angles(model, context_of(model.config, context))
     compute_dtype = chosen_dtype(dtype, model.dtype, model.device)
-    require_causal_logits(model)
+    require_causal_logits(model, compute_dtype)
     reason = "the plain forward pass was asked for" if forward == "plain" else shared_prompt_refusal(model)
     chosen = SharedPromptForward if reason is None else PlainForward
     return Policy(

@@ -15,11 +15,15 @@ def is_wrapper(config: PreTrainedConfig) -> bool:
 def require_text_part(config: PreTrainedConfig, where: str) -> None:
     """Refuse a model whose text part transformers has no causal language model for."""
     text = config.get_text_config(decoder=True)
-    served = type(config) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING and type(text) in MODEL_FOR_CAUSAL_LM_MAPPING
-    if not served:
+    if type(text) not in MODEL_FOR_CAUSAL_LM_MAPPING:
         raise UserError(
             f"{where}: {made_as(config)} reads more than text, and transformers has no causal language model for its"
             f" text part ({text.model_type}).  Take a model of text alone."
+        )
+    if type(config) not in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING:
+        raise UserError(
+            f"{where}: {made_as(config)} reads more than text; of such models those that read pictures are loaded, as"
+            f" their text part.  Take a {text.model_type} of its own."
         )
 
 
@@ -41,9 +45,13 @@ def text_part(whole: PreTrainedModel) -> PreTrainedModel:
     text = whole.config.get_text_config(decoder=True)
     with torch.device("meta"):
         model: PreTrainedModel = AutoModelForCausalLM.from_config(text)
-    setattr(model, model.base_model_prefix, whole.get_decoder())
-    model.set_output_embeddings(whole.get_output_embeddings())
-    text.tie_word_embeddings = model.get_output_embeddings().weight is model.get_input_embeddings().weight
+    decoder = whole.get_decoder()
+    if type(decoder) is type(model):  # as in Llama 4, whose output layer is the decoder's own
+        model = decoder
+    else:
+        setattr(model, model.base_model_prefix, decoder)
+        model.set_output_embeddings(whole.get_output_embeddings())
+        text.tie_word_embeddings = model.get_output_embeddings().weight is model.get_input_embeddings().weight
     if whole.generation_config is not None:
         model.generation_config = whole.generation_config
     left = [name for name, tensor in (*model.named_parameters(), *model.named_buffers()) if tensor.is_meta]
