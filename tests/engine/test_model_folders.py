@@ -76,12 +76,6 @@ def refused(folder: Path) -> str:
     return said
 
 
-def adapter_folder(folder: Path) -> Path:
-    base = AutoModelForCausalLM.from_pretrained(small_folder(folder.with_name("base")))
-    peft.get_peft_model(base, peft.LoraConfig(r=2, target_modules=["q_proj"])).save_pretrained(folder)
-    return folder
-
-
 def without(*names: str) -> Callable[[Path], None]:
     def make(folder: Path) -> None:
         small_folder(folder)
@@ -153,18 +147,6 @@ def test_what_is_no_causal_language_model_is_refused_by_name(
     make(tmp_path / "model")
     said = refused(tmp_path / "model")
     assert [each for each in says if each not in said] == []
-
-
-def test_an_adapter_needs_a_whole_model_below_it(tmp_path: Path) -> None:
-    lower = adapter_folder(tmp_path / "lower")
-    upper = Path(shutil.copytree(lower, tmp_path / "upper"))
-    changed(upper / "adapter_config.json", base_model_name_or_path=str(lower))
-    with pytest.raises(UserError, match=r"lower: an adapter of peft \(LORA, over .*/base\).*merge_and_unload"):
-        load(upper)
-    assert sum(parameter.requires_grad for parameter in load(lower).parameters()) == 4  # A and B of two layers
-    shutil.rmtree(tmp_path / "base")
-    with pytest.raises(UserError, match=r"base_model_name_or_path in .*: .*/base: no such folder"):
-        load(lower)
 
 
 def test_an_adapter_keeps_the_context_that_was_asked_for(tmp_path: Path) -> None:
