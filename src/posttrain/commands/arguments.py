@@ -6,7 +6,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any, TypeVar
 
-from posttrain.commands.flags import COMMAND_LINE, CommandSpec, path_of, read_flags
+from posttrain.commands.flags import COMMAND_LINE, CommandSpec, path_of, read_flags, yaml_value
 from posttrain.config import Config, SftConfig, build
 from posttrain.config.reading import checked_sections, kind_of
 from posttrain.config.recipes import VARIANTS, RecipeLayer, merge, read_recipe
@@ -101,8 +101,11 @@ def variants(flags: Sequence[str], by_path: Sequence[str] = ()) -> RecipeLayer:
     sections: dict[str, dict[str, object]] = {}
     for flag, after in zip_longest(flags, flags[1:], fillvalue=""):
         section, _, option = path_of(flag).partition(".")
+        value = flag.partition("=")[2] if "=" in flag else after
         if (section in VARIANTS and option in ("name", "path")) or (section in by_path and option == "path"):
-            sections.setdefault(section, {})[option] = flag.partition("=")[2] if "=" in flag else after
+            sections.setdefault(section, {})[option] = value
+        elif (section, option) == ("task", "sources"):  # several data sets, and so the task that reads them
+            sections.setdefault(section, {})[option] = yaml_value(flag, value)
     return RecipeLayer(where=COMMAND_LINE, sections=sections)
 
 

@@ -17,6 +17,7 @@ from types import NoneType
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import tyro
+from yaml import YAMLError
 
 from posttrain.binding import OWN
 from posttrain.config.recipes import RecipeLayer, parse_yaml, short_form
@@ -115,12 +116,38 @@ def read_flags(arguments: Sequence[str], program: CommandSpec, sections: Mapping
     for at, (flag, value) in enumerate(pairwise(rest), start=1):
         if value == "null" and NoneType in get_args(flags.paths.get(path_of(flag))):
             rest[at] = "None"  # a recipe says null, tyro None
-    parsed = parse(flags.parser, rest, program)
+    parsed = parse(flags.parser, as_tyro_reads(rest, flags.paths), program)
     switches = {each.name for each in fields(program.switches)}  # one may have the name of a section
     for path in given:
         if path in flags.paths and path not in switches and path.partition(".")[0] in sections:
             place(content, path, value_at(parsed, path))
     return RecipeLayer(where=COMMAND_LINE, sections=content), parsed.command
+
+
+def as_tyro_reads(arguments: Sequence[str], paths: Mapping[str, Any]) -> list[str]:
+    """Values that are written as a recipe has them, as tyro reads them: `--x true`, `--x false`, `--x '[a, b]'`."""
+    read: list[str] = []
+    for argument in arguments:
+        flag = read[-1] if read else ""
+        annotation = paths.get(path_of(flag)) if "=" not in flag else None
+        if annotation is bool and argument in ("true", "false"):
+            above, _, name = flag.removeprefix("--").rpartition(".")
+            read[-1] = flag if argument == "true" else f"--{above}.no-{name}" if above else f"--no-{name}"
+        elif get_origin(annotation) is tuple and argument.startswith("["):
+            items = yaml_value(flag, argument)
+            read += [str(item) for item in items] if isinstance(items, list) else [argument]
+        else:
+            read.append(argument)
+    return read
+
+
+def yaml_value(flag: str, text: str) -> object:
+    """What a flag is given, as a recipe writes it.  Raises UserError where it is no YAML."""
+    try:
+        return parse_yaml(text)
+    except YAMLError as error:
+        said = " ".join(str(error).split())
+        raise UserError(f"{COMMAND_LINE}: {flag}: {text[:80]!r} is no YAML ({said[:200]})") from None
 
 
 def path_of(argument: str) -> str:
