@@ -224,7 +224,7 @@ DATA = (GUIDES / "datasets.md").read_text(encoding="utf-8")
 def test_the_page_on_data_runs_and_says_what_its_plan_says(tmp_path: Path) -> None:
     write_files(blocks(DATA), tmp_path)
     save_tiny_model(tmp_path / "MODEL")
-    (said,) = (text for language, _, text in blocks(DATA) if language == "text")
+    (said,) = (text for language, name, text in blocks(DATA) if language == "text" and not name)
     for typed in commands(DATA):
         ended = posttrain(shlex.split(typed)[1:], tmp_path)
         assert ended.code == 0, ended.err

@@ -12,6 +12,7 @@ from posttrain.rewards.grading.answers import DetailedGrade
 from posttrain.runs.clock import Clock
 from posttrain.runs.reports import StepReport
 from posttrain.training.learner import CreditedStep
+from posttrain.training.reference import FrozenCopy
 from tests.support.stages import Stages, Tokens, even_tokens, stages_with
 from tests.support.tiny import plain_logprobs, tiny_policy, weights
 
@@ -127,12 +128,14 @@ def test_a_step_without_a_signal_moves_no_weight_although_the_optimiser_has_mome
 
 def test_a_kl_in_the_reward_is_taken_off_before_advantages() -> None:
     stages = stages_with({"name": "rloo", "kl": {"coefficient": 0.5, "estimator": "k1", "place": "reward"}})
-    stages.learner.reference = tiny_policy(seed=1)
+    stages.learner.reference = FrozenCopy(tiny_policy(seed=1))
     credited = stages.credited()
     for group, advantages in zip(credited.groups.groups, credited.advantages, strict=True):
         totals = []
         for rollout in group.rollouts:
-            log_ref = plain_logprobs(stages.learner.reference.model, group.prompt.tokens, rollout.tokens).sum().item()
+            log_ref = (
+                plain_logprobs(stages.learner.reference.policy.model, group.prompt.tokens, rollout.tokens).sum().item()
+            )
             totals.append(even_tokens([rollout.tokens])[0] - 0.5 * (sum(rollout.logprobs) - log_ref))
         others = [(sum(totals) - own) / 3 for own in totals]
         expected = [own - other for own, other in zip(totals, others, strict=True)]
@@ -218,7 +221,7 @@ def test_unscored_rollouts_take_no_part() -> None:
 @pytest.mark.parametrize(("place", "updates"), [("loss", 1), ("reward", 0)])
 def test_without_any_advantage_only_a_kl_in_the_loss_is_a_reason_to_update(place: str, updates: int) -> None:
     stages = stages_with({"name": "rloo", "kl": {"coefficient": 0.5, "estimator": "k1", "place": place}})
-    stages.learner.reference = tiny_policy(seed=1)
+    stages.learner.reference = FrozenCopy(tiny_policy(seed=1))
     credited = stages.credited()
     metrics = stages.learn(without_advantage(credited))
     assert metrics["num_updates"] == updates

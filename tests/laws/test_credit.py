@@ -18,6 +18,7 @@ from posttrain.algorithms.terms import KlTerm, policy_term
 from posttrain.algorithms.token_weights import mean_over_tokens
 from posttrain.runs.clock import Clock
 from posttrain.training.learner import CreditedStep
+from posttrain.training.reference import FrozenCopy
 from posttrain.training.rl import step_report
 from posttrain.training.state import RunState
 from tests.support.stages import Stages, even_tokens, stages_with
@@ -94,7 +95,7 @@ TEMPERATURE = 0.8
 
 def own_stages(**update: int) -> Stages:
     stages = stages_with(OWN, temperature=TEMPERATURE, **update)
-    stages.learner.reference = tiny_policy(seed=1)
+    stages.learner.reference = FrozenCopy(tiny_policy(seed=1))
     return stages
 
 
@@ -103,7 +104,7 @@ def written_out(stages: Stages, credited: CreditedStep) -> dict[tuple[str, int],
     of_each: dict[tuple[str, int], tuple[list[float], list[float]]] = {}
     for group in credited.groups.groups:
         for rollout in group.rollouts:
-            model = stages.learner.reference.model
+            model = stages.learner.reference.policy.model
             log_ref = plain_logprobs(model, group.prompt.tokens, rollout.tokens, TEMPERATURE).tolist()
             earned = [-0.3 * (own - other) for own, other in zip(rollout.logprobs, log_ref, strict=True)]
             returns = [math.fsum(earned[t:]) for t in range(len(earned))]
@@ -213,10 +214,10 @@ def test_a_kl_taken_off_token_by_token_adds_up_to_that_of_the_completion(estimat
         return algorithm.credit(evidence)
 
     stages = stages_with(replace(algorithm, credit=watching), temperature=TEMPERATURE)
-    stages.learner.reference = tiny_policy(seed=1)
+    stages.learner.reference = FrozenCopy(tiny_policy(seed=1))
     credited = stages.credited()
     rows = [(group.prompt.tokens, r) for group in credited.groups.groups for r in group.rollouts]
-    model = stages.learner.reference.model
+    model = stages.learner.reference.policy.model
     log_ref = torch.cat([plain_logprobs(model, prompt, r.tokens, TEMPERATURE).detach() for prompt, r in rows])
     log_mu = torch.tensor([number for _, r in rows for number in r.logprobs], dtype=torch.float64)
     owner = torch.arange(len(rows)).repeat_interleave(torch.tensor([len(r.tokens) for _, r in rows]))

@@ -147,7 +147,7 @@ def require_known_tokens(prompts: Sequence[Prompt], policy: Policy) -> None:
     """Refuse prompts with a token that the model has no embedding for: its tokenizer knows more than it does."""
     rows = len(cast(nn.Embedding, policy.model.get_input_embeddings()).weight)
     for prompt in prompts:
-        last = max(prompt.tokens)
+        last = max(prompt.tokens, default=0)
         if last >= rows:
             raise UserError(
                 f"prompt {prompt.id}: the tokenizer's token {last} ({policy.tokenizer.decode([last])!r}) has no row in"
