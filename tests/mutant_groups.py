@@ -55,8 +55,20 @@ GROUPS = [
     Group(
         files=[
             "models/logprobs.py",
-            "models/forward.py",
-            *(f"models/shared_prompt/{name}.py" for name in ("attention", "packed", "fused", "decoder", "linear")),
+            *(f"models/{name}.py" for name in ("forward", "output_layer")),
+            *(
+                f"models/shared_prompt/{name}.py"
+                for name in (
+                    "adapted",
+                    "attention",
+                    "decoder",
+                    "decoder_layer",
+                    "families",
+                    "fused",
+                    "linear",
+                    "packed",
+                )
+            ),
         ],
         suites=["laws", "engine"],
         modules=[
@@ -74,6 +86,17 @@ GROUPS = [
             *(f"posttrain.runs.{name}" for name in ("checkpoint", "manifest", "tensor_state", "files")),
             "posttrain.training.state",
         ],
+    ),
+    Group(
+        files=["models/adapters/*.py"],
+        suites=["closed_form", "laws", "engine"],
+        modules=["posttrain.models.adapters"],
+    ),
+    Group(files=["models/memory/*.py"], suites=["closed_form"], modules=["posttrain.models.memory"]),
+    Group(
+        files=["tasks/draw_order.py", "tasks/row_formats.py"],
+        suites=["closed_form", "laws"],
+        modules=["posttrain.tasks.draw_order", "posttrain.tasks.row_formats"],
     ),
     Group(
         files=["irl/*.py", "neural_irl.py", "irl_runs/environment.py", "irl_runs/measures.py"],
