@@ -1,4 +1,4 @@
-"""What holds for every test of whole runs: their curves are left blank, but for those of inverse RL, which are looked at."""
+"""What holds for every test of whole runs: their curves are left blank, but for inverse RL, whose pictures are read."""
 
 from collections.abc import Iterator
 

@@ -1,4 +1,4 @@
-"""Pictures that are not drawn: matplotlib takes half of the time of a run of seconds, and few tests look at its curves."""
+"""Pictures that are not drawn: matplotlib takes half of the time of a very short run, and few tests look at its curves."""
 
 from pathlib import Path
 from typing import Any

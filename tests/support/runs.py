@@ -1,7 +1,8 @@
 """Runs of a very small model through the real command, each in a process of its own, and what two runs must share.
 
 The processes are forked from one that has loaded torch and transformers already, and has done nothing else, and the
-curves of a run are left blank unless a test asks: a run then takes half a second instead of five.  `python -m posttrain` itself is tested in test_rl_command.py.
+curves of a run are left blank unless a test asks: a run then takes half a second instead of five.
+`python -m posttrain` itself is tested in test_rl_command.py.
 """
 
 import json
