@@ -1,4 +1,4 @@
-"""Pictures that are not drawn: matplotlib takes half of the time of a very short run, and few tests look at its curves."""
+"""Pictures that are not drawn: matplotlib takes half the time of a very short run, and few tests look at its curves."""
 
 from pathlib import Path
 from typing import Any
