@@ -8,7 +8,7 @@ from transformers import PreTrainedTokenizerBase
 
 from posttrain.binding import bind
 from posttrain.errors import UserError
-from posttrain.generation.engine import sample_groups
+from posttrain.generation.engine import Engine, sample_groups
 from posttrain.generation.parity import engine_in_parity
 from posttrain.generation.request import Request
 from posttrain.generation.streams import StreamKey
@@ -17,9 +17,12 @@ from posttrain.models.policy import Policy, as_policy
 from posttrain.models.rendering import TokenizerRenderer
 from posttrain.options.model import ModelOptions
 from posttrain.options.rollout import SamplingOptions
-from posttrain.records import Group
+from posttrain.records import Group, Prompt
 
 Messages = Sequence[Mapping[str, object]]
+
+MAX_ROWS = 256
+"""Completions decoded side by side."""
 
 
 def generate(
@@ -42,8 +45,6 @@ def generate(
     what a recipe's `rollout` says of it: `temperature` (0 is greedy), `max_completion_tokens`, `top_k`, `top_p`,
     `min_p`.  The same seed gives the same completions, whatever stands beside them; another one gives others.
     """
-    if group_size < 1:
-        raise UserError(f"generate: group_size = {group_size} is no completion at all; use >= 1.")
     options = bind(SamplingOptions, sampling, where="generate")
     policy = policy_of(model, tokenizer)
     renderer = TokenizerRenderer(policy.tokenizer)
@@ -56,15 +57,24 @@ def generate(
     rendered = [renderer.render(prompt, id=f"prompts[{index}]") for index, prompt in enumerate(listed)]
     if not rendered:
         return []
+    longest = max(len(prompt.tokens) for prompt in rendered) + options.max_completion_tokens
+    engine = engine_in_parity(policy, max_rows=MAX_ROWS, longest=min(longest, policy.max_positions))
+    return completions(engine, rendered, options, group_size=group_size, seed=seed)
+
+
+def completions(
+    engine: Engine, prompts: Sequence[Prompt], options: SamplingOptions, *, group_size: int, seed: int
+) -> list[Group]:
+    """The same from an engine and rendered prompts."""
+    if group_size < 1:
+        raise UserError(f"generate: group_size = {group_size} is no completion at all; use >= 1.")
     request = Request(
         group_size=group_size,
         max_completion_tokens=options.max_completion_tokens,
         sampling=options.sampling,
         key=StreamKey(seed, "generate", 0),
     )
-    longest = max(len(prompt.tokens) for prompt in rendered) + options.max_completion_tokens
-    engine = engine_in_parity(policy, max_rows=256, longest=min(longest, policy.max_positions))
-    return sample_groups(engine, rendered, request)
+    return sample_groups(engine, prompts, request)
 
 
 def policy_of(model: Policy | nn.Module | str | Path, tokenizer: PreTrainedTokenizerBase | None) -> Policy:
