@@ -103,8 +103,12 @@ class Grades:
     """Reward functions, in the order of `scores`."""
     scores: Float64[Tensor, "function prompt group"]
     """One score per function and rollout; NaN where the function does not apply or its service failed."""
+    weights: Float64[Tensor, " function"]
+    """What each function's scores count, with the step's place in their schedules; 0 for what is only reported."""
     rewards: Float64[Tensor, "prompt group"]
-    """Weighted sum of the scores that exist; NaN where none does."""
+    """Weighted sum of the scores that exist, clipped where `clips` says so; NaN where none does."""
+    clips: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    """Function name -> bounds of what counts of its scores; `scores` are as they were given."""
     outcomes: Mapping[str, tuple[tuple[str, ...], ...]] = field(default_factory=dict)
     """For graders that tell how a completion failed: function name -> outcome per prompt and rollout."""
     details: Mapping[str, tuple[tuple[Mapping[str, object] | None, ...], ...]] = field(default_factory=dict)
@@ -113,6 +117,13 @@ class Grades:
     """Scores that are missing because scoring itself failed, not because the function does not apply."""
     num_cached: int = 0
     """Scores that were known from an equal completion, and for which no function was asked."""
+
+    @property
+    def clipped(self) -> Float64[Tensor, "function prompt group"]:
+        """The scores as they go into the sum: within the bounds that a function's are clipped to."""
+        bounds = [self.clips.get(name, (-torch.inf, torch.inf)) for name in self.names]
+        low, high = torch.tensor(bounds, dtype=torch.float64).T[:, :, None, None]
+        return self.scores.maximum(low).minimum(high)
 
     def select(self, rows: Sequence[int]) -> "Grades":
         """Those of some groups; what is counted of all of them goes with it."""
@@ -130,6 +141,8 @@ class Grades:
         return Grades(
             names=self.names,
             scores=torch.cat([self.scores, other.scores], dim=1),
+            weights=self.weights,
+            clips=self.clips,
             rewards=torch.cat([self.rewards, other.rewards]),
             outcomes=_appended([(self, self.outcomes), (other, other.outcomes)], blank=""),
             details=_appended([(self, self.details), (other, other.details)], blank=None),

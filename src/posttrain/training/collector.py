@@ -3,7 +3,9 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from posttrain.algorithms.advantages import informative
+from torch import Tensor
+
+from posttrain.algorithms.aggregation import sums_differ
 from posttrain.algorithms.table import Resample
 from posttrain.generation.engine import Engine, sample_groups
 from posttrain.generation.request import Request
@@ -35,6 +37,8 @@ class CollectorSettings:
     seed: int = 0
     resample: Resample | None = None
     """The algorithm's dynamic sampling."""
+    informative: Callable[[Grades], Tensor] = sums_differ
+    """Which groups it keeps, by the algorithm."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,7 +109,7 @@ class Collector:
             return groups, self.grade(groups, step=step, journal=journal)
 
     def _refilled(self, first: CollectedStep, journal: Journal, clock: Clock) -> CollectedStep:
-        """Put other prompts' groups in place of those whose rewards are all equal, for a stated number of rounds.
+        """Put other prompts' groups in place of those that teach nothing, for a stated number of rounds.
 
         What is uninformative after the last round stays, so that a step always has its full number of groups.
         """
@@ -114,7 +118,7 @@ class Collector:
         replaced: list[tuple[Sequence[Group], Grades]] = []
         drawn = len(groups)
         for _ in range(self.settings.resample.max_rounds):
-            keep = informative(grades.rewards)
+            keep = self.settings.informative(grades)
             missing = int((~keep).sum())
             if missing == 0:
                 break

@@ -188,7 +188,11 @@ def assembled(
         engine,
         rewards,
         CollectorSettings(
-            rollout=config.rollout, grading=config.grading, seed=config.run.seed, resample=algorithm.resample
+            rollout=config.rollout,
+            grading=config.grading,
+            seed=config.run.seed,
+            resample=algorithm.resample,
+            informative=algorithm.informative,
         ),
         resources=resources,
     )

@@ -103,7 +103,8 @@ def judged(session: Session, group: Group, sample: int) -> tuple[Grades, list[st
     if not group.prompt.columns and not session.config.rewards:
         notes.append("No reward: the text is no problem of the task.  Name a reward that any text has: --rewards ...")
         unscored = torch.full((1, len(group.rollouts)), torch.nan, dtype=torch.float64)
-        return Grades(names=("none",), scores=unscored[None], rewards=unscored), notes
+        none = Grades(names=("none",), scores=unscored[None], weights=torch.ones(1).double(), rewards=unscored)
+        return none, notes
     grades = session.collector.grade([group])
     got = " ".join(f"{value:.2f}" for value in grades.rewards[0].tolist())
     notes.append(f"rewards of the group: {got}; advantage by {session.algorithm.name}")

@@ -227,32 +227,35 @@ def as_grades(
     said = [[one if isinstance(one, Score) else UNSCORED for one in column] for column in verdicts]
     values = torch.tensor([[one.value for one in column] for column in said], dtype=torch.float64)
     scores = values.reshape(len(functions), *shape)
-    at_step = [function.settings.weight_at(step) for function in functions]
-    weights = torch.tensor(at_step, dtype=torch.float64)[:, None, None]
-    counted = ~scores.isnan() & (weights != 0)
-    clipped = torch.stack([clip(column, function) for column, function in zip(scores, functions, strict=True)])
-    rewards = torch.where(counted, weights * clipped, 0.0).sum(dim=0)
     by_name = {function.name: column for function, column in zip(functions, said, strict=True)}
     outcomes = {name: [one.outcome for one in column] for name, column in by_name.items()}
     details = {name: [one.details for one in column] for name, column in by_name.items()}
-    return Grades(
+    grades = Grades(
         names=tuple(function.name for function in functions),
         scores=scores,
-        rewards=torch.where(counted.any(dim=0), rewards, math.nan),
+        weights=torch.tensor([function.settings.weight_at(step) for function in functions], dtype=torch.float64),
+        rewards=torch.full(shape, math.nan, dtype=torch.float64),
+        clips={each.name: each.settings.clip for each in functions if each.settings.clip is not None},
         outcomes={name: grouped(column, shape[1]) for name, column in outcomes.items() if any(column)},
         details={name: grouped(column, shape[1]) for name, column in details.items() if any(column)},
         num_failures=sum(not isinstance(one, Score) for column in verdicts for one in column),
     )
+    return replace(grades, rewards=weighted_sum(grades.clipped, grades.weights))
+
+
+def weighted_sum(
+    scores: Float64[Tensor, "function prompt group"], weights: Float64[Tensor, " function"]
+) -> Float64[Tensor, "prompt group"]:
+    """Σ_k w_k s_k over the functions of non-zero weight that scored; NaN where none did."""
+    by_function = weights[:, None, None]
+    counted = ~scores.isnan() & (by_function != 0)
+    total = torch.where(counted, by_function * scores, 0.0).sum(dim=0)
+    return torch.where(counted.any(dim=0), total, math.nan)
 
 
 def grouped(column: Sequence[Told], size: int) -> tuple[tuple[Told, ...], ...]:
     """One entry for each rollout, in groups."""
     return tuple(tuple(column[start : start + size]) for start in range(0, len(column), size))
-
-
-def clip(scores: Float64[Tensor, "prompt group"], function: RewardFunction) -> Float64[Tensor, "prompt group"]:
-    """A function's scores as they go into the sum."""
-    return scores if function.settings.clip is None else scores.clamp(*function.settings.clip)
 
 
 def require_few_failures(function: RewardFunction, verdicts: Sequence[Verdict], share: float) -> None:
