@@ -23,13 +23,9 @@ from posttrain.rewards.grading.answers import (
     raised,
     verdicts_in,
 )
-<<<<<<< HEAD
 from posttrain.rewards.grading.call_log import CallLog
-from posttrain.rewards.grading.function import Keywords, RewardFunction, ScoringFailure
+from posttrain.rewards.grading.function import TEXTS, Keywords, RewardFunction, ScoringFailure
 from posttrain.rewards.grading.trainer_state import TrainerState
-=======
-from posttrain.rewards.grading.function import TEXTS, Keywords, RewardFunction, ScoringFailure, keywords
->>>>>>> e2a80fe5169de2e00db443332bcd7e46662a2155
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,13 +60,10 @@ def sooner(*deadlines: Deadline) -> Deadline:
     return min(deadlines, key=lambda deadline: deadline.at)
 
 
-<<<<<<< HEAD
 NOT_CACHED = {"trainer_state", "log_metric"}
 """Arguments that a function is not given whose scores are remembered: they belong to a step, and to one call."""
-=======
 STANDS_FOR = {"ground_truth": "answer", "nums": "numbers"}
 """Parameters of functions of one response, and the columns that they take where none has their name."""
->>>>>>> e2a80fe5169de2e00db443332bcd7e46662a2155
 WITHHELD = {"prompt", "completion"}
 """Columns that functions of lists do not see: the rendered prompt and what was sampled stand in their place."""
 
