@@ -25,7 +25,7 @@ from posttrain.runs.summary import HELD_OUT, REWARD, build_summary
 from posttrain.tasks.base import Probe, Reading
 from posttrain.tasks.dataset import DatasetTask
 from posttrain.training.collector import CollectedStep
-from posttrain.training.evaluation import completions_of_run, source_readings
+from posttrain.training.evaluation import completions_of_run, logged_readings, source_readings
 from posttrain.training.optimizer import standing_still
 from posttrain.training.session import Session, given_rewards
 from posttrain.training.state import RunState
@@ -122,6 +122,7 @@ def held_out_metrics(results: Mapping[str, object], probes: Mapping[str, Probe] 
     for name in (name for probe in probes.values() for name in probe.readings if name in results):
         metrics[f"eval/{name}"] = cast(float, results[name])
     metrics |= source_readings(cast(Mapping[str, Mapping[str, object]], results.get("sources", {})))
+    metrics |= logged_readings(cast(Mapping[str, float], results.get("logged", {})))
     if results["mean_length"] is not None:
         metrics["eval/mean_length"] = cast(float, results["mean_length"])
     for name in (*HELD_OUT, REWARD):

@@ -200,7 +200,7 @@ def evaluate_when_due(session: Session, harness: Harness) -> Mapping[str, float]
     if not options.every_steps or state.step % options.every_steps:
         return {}
     with harness.clock("evaluate"):
-        metrics = brief_evaluation(session.engine, session.questions(), problems=options.brief_problems)
+        metrics = brief_evaluation(session.engine, session.questions_now(), problems=options.brief_problems)
         harness.evaluated(EvaluationReport(step=state.step, results=metrics))
     if "eval/accuracy_sampled" in metrics:
         state.saw_evaluation(metrics["eval/accuracy_sampled"])
@@ -229,7 +229,7 @@ def save_before(session: Session, harness: Harness) -> None:
 
 def measure_held_out(session: Session, harness: Harness, when: str) -> tuple[dict[str, object], list[list[str]]]:
     """The full evaluation, and the first sampled completions of the problems that the end shows."""
-    options, questions = session.config.evaluation, session.questions()
+    options, questions = session.config.evaluation, session.questions_now()
     total = num_completions(questions, samples=options.samples)
     with harness.progress.stage(f"held-out problems {when}", total) as advance:
         results, groups = full_evaluation(session.engine, questions, samples=options.samples, advance=advance)
