@@ -1,7 +1,6 @@
 """What a run says in words: its plan before, what came out after, and the files that keep it."""
 
 import os
-import signal
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import zip_longest
@@ -286,9 +285,9 @@ def side_by_side(prompt: str, before: str, after: str) -> list[str]:
     return [prompt.strip(), f"  {'before':<{COLUMN}} | after", *body, ""]
 
 
-def interrupted(folder: Path, step: int, by: signal.Signals) -> list[str]:
+def interrupted(folder: Path, step: int, by: str) -> list[str]:
     """What an interrupted run leaves."""
     return [
-        f"{by.name}: stopped after step {step}; everything is saved.",
+        f"{by}: stopped after step {step}; everything is saved.",
         f"go on with   {resume_command(folder, 'rl')}",
     ]
