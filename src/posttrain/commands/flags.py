@@ -37,7 +37,8 @@ ANYTHING = Annotated[
 ]
 """Whatever a recipe could say in this place."""
 REWARDS_HELP = (
-    "Reward functions, each NAME or FILE.py:FUNCTION, with =WEIGHT where that is not 1; none means the task's own."
+    "Reward functions, each NAME, FILE.py:FUNCTION or package.module:FUNCTION, with =WEIGHT where that is not 1; none"
+    " means the task's own."
 )
 OR_ROWS = {
     "task": "  Or a file of rows, which makes the task `dataset`: with it --help shows how its prompts are read.",

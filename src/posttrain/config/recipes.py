@@ -114,7 +114,7 @@ def full_form(section: str, value: object) -> object:
 
 
 def short_reward(text: str) -> dict[str, object]:
-    """`NAME`, `FILE.py:FUNCTION`, or either with `=WEIGHT`."""
+    """`NAME`, `FILE.py:FUNCTION` or `package.module:FUNCTION`, each with `=WEIGHT` where it is not 1."""
     source, _, weight = text.partition("=")
     reward: dict[str, object] = {"path" if ":" in source else "name": source}
     if weight:
