@@ -16,6 +16,7 @@ BUILT_IN = {
     "countdown_credit": "posttrain.rewards.countdown.partial_credit:CountdownCredit",
     "strict_format": "posttrain.rewards.format:strict_format",
     "last_format": "posttrain.rewards.format:last_format",
+    "line_format": "posttrain.rewards.format:line_format",
     "graded_format": "posttrain.rewards.format:graded_format",
     "code": "posttrain.rewards.code.code_reward:CodeReward",
     "code_course": "posttrain.rewards.code.code_reward:code_course",
@@ -45,7 +46,12 @@ A module is imported when a recipe asks for it.
 
 
 def load_reward(options: RewardOptions) -> RewardFunction:
-    """The function that an item of a recipe's `rewards` names, with its weight."""
+    """The function, or the reward model, that an item of a recipe's `rewards` names, with its weight."""
+    if options.model:
+        from posttrain.rewards.model import RewardModel  # it loads transformers
+
+        scored = RewardModel(options.model, **options.model_options)
+        return RewardFunction(name=options.called, call=scored, settings=options, bounded=True)
     if options.path:
         place, _, name = options.path.rpartition(":")
         call = own_function(options.path)
@@ -55,7 +61,8 @@ def load_reward(options: RewardOptions) -> RewardFunction:
     if options.name not in BUILT_IN:
         raise UserError(
             f"rewards: no reward function `{options.name}`.  {did_you_mean(options.name, BUILT_IN)}"
-            "  A function of your own is given as FILE.py:FUNCTION or package.module:FUNCTION."
+            "  A function of your own is FILE.py:FUNCTION or package.module:FUNCTION, a reward model its folder as"
+            " `model: FOLDER`."
         )
     module, _, function = BUILT_IN[options.name].partition(":")
     call = getattr(importlib.import_module(module), function)
