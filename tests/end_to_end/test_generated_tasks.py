@@ -185,7 +185,7 @@ def test_maths_science_code_and_logic_rows_share_a_step_with_a_reward_each(tmp_p
         require_sound_rows(session)  # each reward looks at the rows of its own source
         step = session.collector.collect(1, no_journal, Clock())
     assert not step.grades.rewards.isnan().any()  # of every row
-    metrics = step_metrics(step.groups, step.grades, range(len(step.groups)))
+    metrics = step_metrics(step.groups, step.grades, ~step.grades.rewards.isnan())
     sources = ("maths", "science", "code", "logic")
     for source in sources:
         assert metrics[f"sources/{source}/num_groups"] == 2  # of 8 prompts, weights alike

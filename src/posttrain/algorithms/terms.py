@@ -20,6 +20,7 @@ from posttrain.batch import TokenColumns
 from posttrain.errors import RunError, UserError
 
 RatioTo = Literal["behaviour", "reference"]
+KlLevel = Literal["token", "completion"]
 
 
 class Need(StrEnum):
@@ -122,6 +123,9 @@ class KlTerm:
     """k1, k2, k3: from the token that was sampled.  full: the KL of the whole distribution there, in the loss only."""
     place: Literal["loss", "reward"] = "loss"
     """loss: a term per token with the token's weight.  reward: taken off each token's reward before advantages."""
+    level: KlLevel = "token"
+    """token: an estimate for each token.  completion: one of the summed log-ratio, which all tokens of a completion
+    share; in the loss only, and of the whole completion's weight under `mean_over_sequences` (grpo, gspo)."""
 
     def __post_init__(self) -> None:
         if not self.coefficient > 0:
@@ -130,6 +134,16 @@ class KlTerm:
             raise UserError(
                 "estimator = full with place = reward: the full KL belongs to a position, not to the token that was "
                 "sampled there, so a reward cannot carry it.  Use k1 in the reward, or full in the loss."
+            )
+        if self.level == "completion" and self.place == "reward":
+            raise UserError(
+                "level = completion with place = reward: rewards of tokens are summed over a completion anyway, and"
+                " with estimator = k1 that sum is the log-ratio of the whole.  Leave level out, or use place = loss."
+            )
+        if self.level == "completion" and self.estimator == "full":
+            raise UserError(
+                "level = completion with estimator = full: the full KL belongs to a position, and no sum of log-ratios"
+                " gives it.  Use k1, k2 or k3, or level = token."
             )
 
 
@@ -169,14 +183,14 @@ def ratio_denominator(view: TokenView, ratio_to: RatioTo) -> Float[Tensor, " tok
 
 
 def kl_term(term: KlTerm) -> LossTerm:
-    """The KL to the reference as a term of the loss, estimated from the sampled token or in full."""
+    """The KL to the reference as a term of the loss, estimated from the sampled token or completion, or in full."""
     full = term.estimator == "full"
     return LossTerm(
         name="kl",
-        per_token=given_full_kl if full else partial(estimated_kl, estimator=term.estimator),
+        per_token=given_full_kl if full else partial(estimated_kl, estimator=term.estimator, level=term.level),
         coefficient=term.coefficient,
         needs=frozenset({Need.FULL_KL if full else Need.REFERENCE_LOGPROBS}),
-        metric="kl",
+        metric="kl" if term.level == "token" else None,  # `kl` is in nats per token, and that of completions is not
     )
 
 
@@ -186,9 +200,12 @@ def given_full_kl(view: TokenView) -> Float[Tensor, " token"]:
     return view.full_kl
 
 
-def estimated_kl(view: TokenView, *, estimator: str) -> Float[Tensor, " token"]:
-    """The estimate of the KL that the sampled token gives."""
-    return kl.ESTIMATORS[estimator](view.logprobs, ratio_denominator(view, "reference"))
+def estimated_kl(view: TokenView, *, estimator: str, level: KlLevel = "token") -> Float[Tensor, " token"]:
+    """The estimate of the KL that the sampled token gives, or the whole completion that it is of."""
+    reference = ratio_denominator(view, "reference")
+    if level == "completion":
+        return kl.of_completions(view.logprobs, reference, view.rollout, estimator=estimator)
+    return kl.ESTIMATORS[estimator](view.logprobs, reference)
 
 
 def needs_of(terms: Iterable[LossTerm]) -> frozenset[Need]:

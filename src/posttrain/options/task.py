@@ -1,12 +1,14 @@
 """The `task` section of a recipe: one class of options per task, chosen by `name`."""
 
+from posttrain.options.arithmetic import ArithmeticOptions
 from posttrain.options.countdown import CountdownOptions
 from posttrain.options.dataset import DatasetOptions, GeneratedOptions, ProgramsOptions
 
-TaskOptions = CountdownOptions | DatasetOptions | ProgramsOptions | GeneratedOptions
+TaskOptions = CountdownOptions | ArithmeticOptions | DatasetOptions | ProgramsOptions | GeneratedOptions
 
 TASK_OPTIONS: dict[str, type[TaskOptions]] = {
     "countdown": CountdownOptions,
+    "arithmetic": ArithmeticOptions,
     "dataset": DatasetOptions,
     "programs": ProgramsOptions,
     "generated": GeneratedOptions,
