@@ -7,11 +7,14 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 from posttrain.errors import UserError
 from posttrain.options.generator import GeneratorOptions
 from posttrain.schemas import did_you_mean
 
+ROOT = Path(__file__).parents[3]
+"""The folder that this package lies in, wherever the run was started from."""
 SHOWN = 12
 """Names of generators or options that a message lists where none is near."""
 
@@ -37,10 +40,11 @@ def generated_rows(source: GeneratorOptions) -> list[dict[str, object]]:
 @functools.lru_cache(maxsize=8)
 def made_rows(request: str) -> tuple[dict[str, object], ...]:
     """What the row maker answers."""
+    path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
     done = subprocess.run(
         [sys.executable, "-P", "-m", "posttrain.tasks.generated.row_maker"],
         input=request,
-        env={**os.environ, "PYTHONHASHSEED": "0"},
+        env={**os.environ, "PYTHONHASHSEED": "0", "PYTHONPATH": path},
         capture_output=True,
         text=True,
         check=False,
