@@ -188,7 +188,7 @@ def reward_model(name: str, flags: dict[str, str]) -> tuple[RewardFunction, list
             f"check-task {name}: a reward model is tried with rows that have an answer, which tricks are held against:"
             " give --rows FILE with the columns prompt and answer"
         )
-    function = load_reward(RewardOptions(model=name, label=label_of(flags)))
+    function = load_reward(RewardOptions(model=name, label=label_of(flags), over_long="cut_left"))
     with Resources() as resources:
         return function, [above_its_answer(function, example, resources) for example in examples]
 

@@ -20,6 +20,8 @@ BUILT_IN = {
     "graded_format": "posttrain.rewards.format:graded_format",
     "code": "posttrain.rewards.code.code_reward:CodeReward",
     "code_course": "posttrain.rewards.code.code_reward:code_course",
+    "exact_match": "posttrain.rewards.exact_match:exact_match",
+    "generated": "posttrain.rewards.generated.generated_reward:GeneratedReward",
     "judge": "posttrain.rewards.judge.judge_reward:JudgeReward",
     "math": "posttrain.rewards.maths.math_reward:MathsReward",
     "maths": "posttrain.rewards.maths.math_reward:MathsReward",
