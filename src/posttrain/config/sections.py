@@ -27,7 +27,7 @@ from posttrain.options.irl_method import (
 from posttrain.options.irl_world import DemonstrationOptions, IcyGridOptions, SampledOptions, WorldOptions
 from posttrain.options.model import ModelOptions
 from posttrain.options.new_model import NewModelOptions
-from posttrain.options.reward import RewardOptions, require_different_rewards
+from posttrain.options.reward import RewardOptions
 from posttrain.options.rollout import RolloutOptions
 from posttrain.options.sandbox import SandboxOptions
 from posttrain.options.task import TaskOptions
@@ -73,7 +73,6 @@ class Config:
             object.__setattr__(self, "task", full_section("task", self.task))
         update = for_what_is_trained(self.update, adapter=self.model.trains_adapter, where="update")
         object.__setattr__(self, "update", update)
-        require_different_rewards(self.rewards)
         self.require_room(1)
         if self.update.minibatches_per_epoch > self.rollout.prompts_per_step:
             raise UserError(
