@@ -80,6 +80,16 @@ def test_kl_estimators(estimator: str, seed: int) -> None:
     assert_twin(estimate, twins.kl(estimator, logprobs, reference))
 
 
+@pytest.mark.parametrize("estimator", kl.ESTIMATORS)
+@settings(max_examples=60)
+@given(seed=SEEDS)
+def test_kl_estimators_of_whole_completions(estimator: str, seed: int) -> None:
+    logprobs, reference, _, rollout = random_tokens(seed)
+    arguments = [torch.from_numpy(column) for column in (logprobs, reference, rollout)]
+    estimate = kl.of_completions(*arguments, estimator=estimator)
+    assert_twin(estimate, twins.completion_kl(estimator, logprobs, reference, rollout))
+
+
 @settings(max_examples=30)
 @given(seed=SEEDS)
 def test_full_kl(seed: int) -> None:

@@ -30,8 +30,8 @@ def decoupled_zscore(
     function's z adds up to 0 in every group, and taking its rounding off would give groups without information an
     advantage.  Which function's scores spread wider no longer matters, only weights do; with the sum, (1, 0) and (0, 1)
     would be worth the same.  std_lm goes over all rollouts that a function of non-zero weight scored; both deviations
-    divide by their number (population), or by one less (sample), and have ε added (0 in the paper, 1e-4 in TRL).  S that is rounding alone, as of two functions that
-    cancel, is exactly 0, and so is a rollout that nothing scored.
+    divide by their number (population), or by one less (sample), and have ε added, 0 in the paper and 1e-4 in TRL.
+    S that is rounding alone, as of two functions that cancel, is exactly 0, and so is a rollout that nothing scored.
     """
     counted = ~scores.isnan() & (weights != 0)[:, None, None]
     z = torch.stack([group_zscore(column, deviation=deviation, epsilon=epsilon) for column in scores])

@@ -24,6 +24,10 @@ class Overlong:
             raise UserError(f"penalty = {self.penalty}: must be above 0; for no punishment write `overlong: null`.")
 
 
+PAPERS_OVERLONG = Overlong()
+"""What DAPO has, in its proportions."""
+
+
 def overlong_punishment(
     rewards: Float[Tensor, "prompt group"],
     lengths: Int64[Tensor, "prompt group"],

@@ -32,7 +32,7 @@ from posttrain.algorithms.aggregation import (
 from posttrain.algorithms.checks import require_credit, require_weights
 from posttrain.algorithms.credit import Credit, CreditRule, Evidence, per_rollout
 from posttrain.algorithms.losses import UNBOUNDED, ClipRange, RatioLevel, clipped_surrogate, weighted_policy_gradient
-from posttrain.algorithms.overlong import Overlong, overlong_punishment
+from posttrain.algorithms.overlong import PAPERS_OVERLONG, Overlong, overlong_punishment
 from posttrain.algorithms.terms import (
     KlTerm,
     LossTerm,
@@ -255,7 +255,7 @@ def dapo(
     *,
     clip_low: float = 0.2,
     clip_high: float = 0.28,
-    overlong: Overlong | None = Overlong(),
+    overlong: Overlong | None = PAPERS_OVERLONG,
     resample: Resample | None = Resample(),
     reward_aggregation: RewardAggregation = "sum_then_normalize",
     ratio_to: RatioTo = "behaviour",

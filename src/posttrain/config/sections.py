@@ -144,12 +144,21 @@ class SftConfig:
         if isinstance(self.task, DatasetOptions):
             self._require_rows_options(self.task)
         else:
-            self._require_none(self.sft.given(*ROWS_ONLY), "is for rows; demonstrations of countdown go without")
+            rule = f"is for rows; demonstrations of {self.task.name} go without"
+            self._require_none(self.sft.given(*ROWS_ONLY), rule)
+            self._require_demonstrator(self.task.name)
+
+    def _require_demonstrator(self, task: str) -> None:
+        if task != CountdownOptions.name and self.demonstrator != Demonstrator():
+            raise UserError(
+                f"demonstrator: its options are those of Countdown's; that of {task} has none.  Leave the section out."
+            )
 
     def _require_rows_options(self, task: DatasetOptions) -> None:
         if task.name != DatasetOptions.name:
             raise UserError(
-                f"task.name = {task.name}: what is learned are rows (dataset) or demonstrations (countdown)."
+                f"task.name = {task.name}: what is learned are rows (dataset) or demonstrations (countdown,"
+                " arithmetic)."
             )
         self._require_none(self.sft.given("num_demonstrations"), "is for demonstrations; rows are what they are")
         if self.sft.eval_size != SftOptions().eval_size:

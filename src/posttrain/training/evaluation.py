@@ -187,7 +187,8 @@ def full_evaluation(
         **({"logged": dict(sampled.logged)} if sampled.logged else {}),
     }
     for name, probe in questions.probes.items():
-        numbers = probe_results(engine, questions, probe, sampled.groups, advance)
+        read = greedy if probe.greedy else sampled
+        numbers = probe_results(engine, questions, probe, read.groups, advance)
         results |= checked_readings(f"task {questions.task}: probe {name!r}", probe, numbers, results)
     return results, sampled.groups
 
