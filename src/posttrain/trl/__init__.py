@@ -7,9 +7,9 @@
 docs/guides/trl.md says what is the same, and what is not.
 """
 
-from posttrain.trl.grpo_config import GRPOConfig
+from posttrain.trl.fields.grpo_config import GRPOConfig
+from posttrain.trl.fields.model_config import ModelConfig, get_kbit_device_map, get_peft_config, get_quantization_config
 from posttrain.trl.grpo_trainer import GRPOTrainer
-from posttrain.trl.model_config import ModelConfig, get_kbit_device_map, get_peft_config, get_quantization_config
 
 __all__ = [
     "GRPOConfig",

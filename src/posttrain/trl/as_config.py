@@ -19,8 +19,8 @@ from posttrain.options.training import (
     UpdateOptions,
 )
 from posttrain.trl.batch_arithmetic import BatchPlan
-from posttrain.trl.grpo_config import GRPOConfig
-from posttrain.trl.training_fields import TrainingFields
+from posttrain.trl.fields.grpo_config import GRPOConfig
+from posttrain.trl.fields.training_fields import TrainingFields
 
 DEVIATION_EPSILON = 1e-4
 """What TRL adds to a deviation before it divides by it, in units of reward."""

@@ -9,7 +9,7 @@ import math
 from dataclasses import dataclass
 
 from posttrain.errors import UserError
-from posttrain.trl.grpo_config import GRPOConfig
+from posttrain.trl.fields.grpo_config import GRPOConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

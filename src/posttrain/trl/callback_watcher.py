@@ -13,8 +13,8 @@ from posttrain.models.policy import Policy
 from posttrain.runs.reports import CheckpointReport, EndReport, StepReport
 from posttrain.runs.watchers import Watcher
 from posttrain.trl.as_config import RunLength
+from posttrain.trl.fields.training_fields import TrainingFields
 from posttrain.trl.log_entries import Entry, PendingEntries
-from posttrain.trl.training_fields import TrainingFields
 
 
 @dataclass(slots=True, kw_only=True)

@@ -26,8 +26,8 @@ from posttrain.training.session import CallerObjects, Session, inputs_of, open_s
 from posttrain.trl.as_config import RunLength, folder_of_run, rl_config, scale_of
 from posttrain.trl.batch_arithmetic import batch_plan
 from posttrain.trl.callback_watcher import CallbackWatcher, Events, made_callback
-from posttrain.trl.field_rules import lines_about
-from posttrain.trl.grpo_config import GRPO_RULES, GRPOConfig
+from posttrain.trl.fields.field_rules import lines_about
+from posttrain.trl.fields.grpo_config import GRPO_RULES, GRPOConfig
 from posttrain.trl.held_out import evaluation_entry
 from posttrain.trl.log_entries import Entry, prefixed, step_entry
 from posttrain.trl.model_source import ModelSource, loaded

@@ -13,7 +13,7 @@ from posttrain.models.loading.model_folder import load_policy, loaded_config, lo
 from posttrain.models.policy import Policy, as_policy, stop_ids
 from posttrain.options.adapter import ALL_LINEAR, AdapterOptions
 from posttrain.options.model import ModelOptions
-from posttrain.trl.training_fields import TrainingFields
+from posttrain.trl.fields.training_fields import TrainingFields
 
 if TYPE_CHECKING:
     from peft import LoraConfig

@@ -7,7 +7,7 @@ from posttrain.errors import RunError, UserError
 from posttrain.models.adapters.peft_layers import adapted_names
 from posttrain.models.loading.saving import save_adapter, save_policy
 from posttrain.models.policy import Policy
-from posttrain.trl.training_fields import TrainingFields
+from posttrain.trl.fields.training_fields import TrainingFields
 
 
 def save(policy: Policy, folder: Path) -> None:

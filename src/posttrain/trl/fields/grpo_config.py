@@ -3,14 +3,14 @@
 from dataclasses import dataclass
 from typing import Any
 
-from posttrain.trl.field_rules import Rules, idle, refused, supported, translated
-from posttrain.trl.training_fields import TrainingFields
-from posttrain.trl.training_rules import TRAINING_RULES
+from posttrain.trl.fields.field_rules import Rules, idle, refused, supported, translated
+from posttrain.trl.fields.training_fields import TrainingFields
+from posttrain.trl.fields.training_rules import TRAINING_RULES
 
 
 @dataclass
 class GRPOConfig(TrainingFields):
-    """How GRPOTrainer trains; docs/guides/trl_fields.md says what becomes of every field."""
+    """How GRPOTrainer trains; the page "TRL's fields" says what becomes of each."""
 
     disable_dropout: bool = False
     cast_lm_head_to_fp32: bool = False
@@ -109,7 +109,7 @@ GRPO_RULES: Rules = {
     "disable_dropout": idle("the model's own dropout is always off; that of an adapter acts in updates."),
     "cast_lm_head_to_fp32": idle("log-probs are computed in float32."),
     "num_generations": supported("rollout.group_size"),
-    "num_generations_eval": supported("", "completions of each prompt in evaluate(); num_generations by default"),
+    "num_generations_eval": supported("", "completions of each prompt of an evaluation; num_generations by default"),
     "max_completion_length": supported("rollout.max_completion_tokens"),
     "ds3_gather_for_generation": idle("one process trains here, and holds all weights."),
     "shuffle_dataset": supported("task.shuffle", "the order is a function of the seed, and another one than TRL's"),
@@ -151,8 +151,10 @@ GRPO_RULES: Rules = {
     "vespo_k_neg": idle(NOT_SOFT),
     "vespo_lambda_neg": idle(NOT_SOFT),
     "importance_sampling_level": supported("algorithm.ratio_level", "token and sequence"),
-    "reward_weights": supported("rewards[].weight"),
-    "multi_objective_aggregation": supported("algorithm.reward_aggregation"),
+    "reward_weights": supported("", "the weight of each reward function"),
+    "multi_objective_aggregation": refused(
+        "rewards are weighed and summed before they are compared; use sum_then_normalize."
+    ),
     "scale_rewards": supported(
         "algorithm.deviation, algorithm.deviation_over", "group, batch and none, with 1e-4 added"
     ),
@@ -178,7 +180,7 @@ GRPO_RULES: Rules = {
     "off_policy_mask_threshold": refused(
         "no completion is masked for its age; use num_iterations=1 to stay on policy."
     ),
-    "use_bias_correction_kl": supported("algorithm.kl.ratio_weighted", "the KL times the ratio"),
+    "use_bias_correction_kl": supported("algorithm.kl.importance", "the KL times the ratio"),
     "log_completions": idle(KEPT),
     "log_multimodal": idle("there are no images."),
     "num_completions_to_print": idle(KEPT),

@@ -1,6 +1,6 @@
-"""What becomes of each field of `TrainingFields`; docs/guides/trl_fields.md is made of this table."""
+"""What becomes of each field of `TrainingFields`; the page "TRL's fields" is made of this table."""
 
-from posttrain.trl.field_rules import Rules, idle, refused, supported, translated
+from posttrain.trl.fields.field_rules import Rules, idle, refused, supported, translated
 
 ONE_PROCESS = "one process trains here, on one device."
 NO_DATALOADER = "rows are a list in memory, and prompts are rendered when they are drawn."
@@ -21,7 +21,7 @@ TRAINING_RULES: Rules = {
     ),
     "warmup_steps": supported("update.warmup_steps", "below 1 a share of all updates; the first rate is lr/w, not 0"),
     "optim": refused(
-        "AdamW of torch is the optimiser here; give another as `optimizers=(optimizer, None)`.",
+        "AdamW of torch is the optimiser here; give another in `optimizers`.",
         "adamw_torch",
         "adamw_hf",
         "adamw_torch_fused",
@@ -40,7 +40,7 @@ TRAINING_RULES: Rules = {
     "fp16": refused("float16 overflows in this training; use bf16=True on a GPU.", None),
     "bf16_full_eval": refused("an evaluation computes as training does; leave it out."),
     "fp16_full_eval": refused("an evaluation computes as training does; leave it out."),
-    "tf32": refused("set it in torch: torch.set_float32_matmul_precision('high') before training."),
+    "tf32": refused("set it in torch: `torch.set_float32_matmul_precision` before training."),
     "activation_checkpointing": translated("model.gradient_checkpointing", "is read as gradient_checkpointing."),
     "activation_checkpointing_kwargs": idle("layers are computed again without reentrance."),
     "gradient_checkpointing": supported(
@@ -65,13 +65,13 @@ TRAINING_RULES: Rules = {
     "log_level": idle("a run prints its plan and its progress."),
     "log_level_replica": idle(ONE_PROCESS),
     "disable_tqdm": idle("progress is a bar in a terminal and plain lines elsewhere."),
-    "report_to": supported("run.report_to", "tensorboard, wandb, mlflow and trackio; none by default"),
+    "report_to": supported("", "tensorboard, wandb, mlflow and trackio; none by default"),
     "run_name": idle("a run is called by its folder."),
     "project": idle("a run is called by its folder."),
     "trackio_space_id": refused("runs are tracked on this machine; leave it out."),
     "trackio_bucket_id": refused("runs are tracked on this machine; leave it out."),
     "trackio_static_space_id": refused("runs are tracked on this machine; leave it out."),
-    "eval_strategy": supported("", "no, steps and epoch: when `evaluate()` is called"),
+    "eval_strategy": supported("", "no, steps and epoch: when there is an evaluation"),
     "eval_steps": supported("", "in updates, logging_steps by default"),
     "eval_delay": supported("", "updates, or with eval_strategy=epoch epochs, before the first evaluation"),
     "per_device_eval_batch_size": idle(
@@ -91,12 +91,12 @@ TRAINING_RULES: Rules = {
     "save_total_limit": supported("checkpoint.keep_last", "all are kept by default"),
     "enable_jit_checkpoint": idle("a signal ends the run after its step, with a checkpoint."),
     "push_to_hub": supported("", "once, after the last step"),
-    "hub_token": supported("", "of push_to_hub()"),
-    "hub_private_repo": supported("", "of push_to_hub()"),
-    "hub_model_id": supported("", "of push_to_hub(); the name of the folder by default"),
+    "hub_token": supported("", "of what is pushed"),
+    "hub_private_repo": supported("", "of what is pushed"),
+    "hub_model_id": supported("", "of what is pushed; the name of the folder by default"),
     "hub_strategy": idle("what is pushed is the trained model, at the end."),
     "hub_always_push": idle("what is pushed is the trained model, at the end."),
-    "hub_revision": supported("", "of push_to_hub()"),
+    "hub_revision": supported("", "of what is pushed"),
     "load_best_model_at_end": refused(
         "the last weights are kept; give eval_strategy and save_total_limit and choose one."
     ),
@@ -134,10 +134,10 @@ TRAINING_RULES: Rules = {
     "deepspeed": refused(ONE_PROCESS + "  Leave it out; posttrain plan says what fits."),
     "debug": refused("a value that is not finite ends the run with its row; leave it out.", []),
     "skip_memory_metrics": idle("summary.json has the peak of memory."),
-    "do_train": idle("train() trains and evaluate() evaluates."),
-    "do_eval": idle("train() trains and evaluate() evaluates."),
-    "do_predict": idle("train() trains and evaluate() evaluates."),
-    "resume_from_checkpoint": supported("", "as the argument of train() of that name"),
+    "do_train": idle("a trainer does what its methods are called for."),
+    "do_eval": idle("a trainer does what its methods are called for."),
+    "do_predict": idle("a trainer does what its methods are called for."),
+    "resume_from_checkpoint": supported("", "as the argument of `train` of that name"),
     "local_rank": refused(ONE_PROCESS + "  Leave it out.", 0),
     "model_init_kwargs": supported(
         "model.*", "dtype, attn_implementation, revision, trust_remote_code, device_map, quantization_config"

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from posttrain.errors import UserError
-from posttrain.trl.field_rules import CheckedFields, Rules, refused, supported, translated
+from posttrain.trl.fields.field_rules import CheckedFields, Rules, refused, supported, translated
 
 if TYPE_CHECKING:
     from peft import LoraConfig

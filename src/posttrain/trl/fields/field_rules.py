@@ -1,6 +1,6 @@
 """What becomes of a field of TRL's configs: an option of ours, a word about it, or an error.  None is ignored.
 
-Each config has a table, name -> Rule, that its objects are checked by and that docs/guides/trl_fields.md is made of.
+Each config has a table, name -> Rule, that its objects are checked by and that the page of all fields is made of.
 """
 
 import json

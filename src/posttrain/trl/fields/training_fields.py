@@ -1,12 +1,12 @@
 """The fields of transformers' TrainingArguments that TRL's configs have, with TRL 1.16's names, order and defaults.
 
-What becomes of each says `posttrain.trl.training_rules`.
+What becomes of each says `posttrain.trl.fields.training_rules`.
 """
 
 from dataclasses import dataclass, field
 from typing import Any
 
-from posttrain.trl.field_rules import CheckedFields
+from posttrain.trl.fields.field_rules import CheckedFields
 
 
 @dataclass
