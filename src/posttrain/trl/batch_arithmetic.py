@@ -84,7 +84,8 @@ def batch_plan(args: GRPOConfig) -> BatchPlan:
         raise UserError(
             f"GRPOConfig: steps_per_generation = {per_generation}, num_iterations = {passes} and"
             f" gradient_accumulation_steps = {accumulation}: an update would begin in one generation batch and end in"
-            " the next.  Let one of steps_per_generation and gradient_accumulation_steps be a multiple of the other."
+            " the next.  Let steps_per_generation be a multiple of gradient_accumulation_steps, or"
+            " gradient_accumulation_steps one of steps_per_generation · num_iterations."
         )
     updates = per_generation // accumulation
     if updates > 1:
