@@ -99,8 +99,8 @@ MUTANTS: list[tuple[str, str, str, int]] = [
         0,
     ),
     ("algorithms/advantages.py", "/ degrees).sqrt()", "/ degrees)", 0),
-    ("algorithms/advantages.py", "torch.where(largest > 0, scaled / spread, 0.0)", "scaled / (spread + 1e-8)", 0),
-    ("algorithms/advantages.py", "torch.where(largest > 0, scaled / spread, 0.0)", "scaled / spread", 0),
+    ("algorithms/advantages.py", "scaled / (spread + epsilon / largest)", "scaled / (spread + epsilon + 1e-8)", 0),
+    ("algorithms/advantages.py", "(largest > 0, scaled / (spread", "(largest == largest, scaled / (spread", 0),
     ("algorithms/advantages.py", "(~rewards.isnan()).sum(dim=1, keepdim=True)", "rewards.shape[1] + 0 * rewards", 1),
     ("algorithms/advantages.py", "num_scored > 1", "num_scored > 2", 0),
     ("algorithms/advantages.py", "num_scored > 1", "num_scored > 0", 0),
@@ -156,16 +156,16 @@ MUTANTS: list[tuple[str, str, str, int]] = [
     ("algorithms/losses.py", 'level == "sequence_mean"', 'level != "sequence_mean"', 0),
     ("algorithms/losses.py", "total / lengths", "total / len(rollout)", 0),
     ("algorithms/losses.py", "torch.where(unwanted, clip.log_lowest, -inf)", "inf * 0 + clip.log_lowest", 0),
-    ("algorithms/losses.py", "torch.where(unwanted, inf, clip.log_highest)", "inf * 0 + clip.log_highest", 0),
+    ("algorithms/losses.py", "inf.clamp(max=clip.log_dual)", "inf", 0),
     (
         "algorithms/losses.py",
-        "torch.where(unwanted, inf, clip.log_highest)",
+        "torch.where(unwanted, inf.clamp(max=clip.log_dual), clip.log_highest)",
         "torch.where(advantages <= 0, inf, 0.2)",
         0,
     ),
     ("algorithms/losses.py", "unwanted, clip.log_lowest", "~unwanted, clip.log_lowest", 0),
     ("algorithms/losses.py", "clip.log_lowest, -inf", "-clip.log_highest, -inf", 0),
-    ("algorithms/losses.py", "inf, clip.log_highest", "inf, -clip.log_lowest", 0),
+    ("algorithms/losses.py", "log_dual), clip.log_highest", "log_dual), -clip.log_lowest", 0),
     ("algorithms/losses.py", "-bounded.exp() * advantages", "bounded.exp() * advantages", 0),
     ("algorithms/losses.py", "-bounded.exp() * advantages", "-(1 + bounded) * advantages", 0),
     ("algorithms/losses.py", ".exp().detach()", ".exp()", 0),
@@ -225,7 +225,7 @@ MUTANTS: list[tuple[str, str, str, int]] = [
     ("algorithms/table.py", '"none": raw, "batch_mean": batch_centred', '"none": batch_centred, "batch_mean": raw', 0),
     ("algorithms/table.py", "per_rollout(leave_one_out)", "per_rollout(group_centred)", 0),
     ("algorithms/table.py", "per_rollout(group_centred)", "per_rollout(group_zscore)", 0),
-    ("algorithms/table.py", "partial(group_zscore, deviation=deviation)", "group_zscore", 0),
+    ("algorithms/advantages.py", "deviation=deviation, epsilon=epsilon", "epsilon=epsilon", 0),
     ("algorithms/table.py", "clip_high: float = 0.28", "clip_high: float = 0.2", 0),
     ("algorithms/table.py", "clip_low: float = 3e-4", "clip_low: float = 5e-4", 0),
     ("algorithms/table.py", "clip_high: float = 4e-4", "clip_high: float = 6e-4", 0),
@@ -233,7 +233,7 @@ MUTANTS: list[tuple[str, str, str, int]] = [
     ("algorithms/table.py", "clip_low: float = 1.0", "clip_low: float = 0.9", 0),
     ("algorithms/table.py", '"sequence_mean" if sequence_ratio == "mean"', '"sequence_mean" if True', 0),
     *[
-        ("algorithms/table.py", "ClipRange(low=clip_low, high=clip_high)", "ClipRange(low=clip_high, high=clip_low)", i)
+        ("algorithms/table.py", "ClipRange(low=clip_low, high=clip_high", "ClipRange(low=clip_high, high=clip_low", i)
         for i in range(5)
     ],
     *[("algorithms/table.py", ", ratio_to=ratio_to)", ")", i) for i in range(5)],

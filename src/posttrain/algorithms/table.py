@@ -4,6 +4,7 @@ A function's signature is its config schema: `algorithm: {name: dapo, clip_high:
 Training code reads the fields of `Algorithm` and never asks which one runs.  docs/algorithms/ has a page for each.
 """
 
+import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -13,7 +14,14 @@ from typing import Literal
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
-from posttrain.algorithms.advantages import batch_centred, group_centred, group_zscore, leave_one_out, raw
+from posttrain.algorithms.advantages import (
+    batch_centred,
+    group_centred,
+    group_zscore,
+    leave_one_out,
+    raw,
+    standardised,
+)
 from posttrain.algorithms.checks import require_credit, require_weights
 from posttrain.algorithms.credit import Credit, CreditRule, Evidence, per_rollout
 from posttrain.algorithms.losses import UNBOUNDED, ClipRange, RatioLevel, clipped_surrogate, weighted_policy_gradient
@@ -198,20 +206,25 @@ def grpo(
     *,
     clip_low: float = 0.2,
     clip_high: float = 0.2,
+    dual_clip: float | None = None,
+    ratio_level: RatioLevel = "token",
     deviation: Literal["population", "sample", "none"] = "population",
+    deviation_over: Literal["group", "batch"] = "group",
+    deviation_epsilon: float = 0.0,
     token_weights: Weighting = "mean_over_sequences",
     ratio_to: RatioTo = "behaviour",
     kl: KlTerm | None = None,
 ) -> Algorithm:
     """Shao et al. 2024, arXiv:2402.03300: rewards standardised within each prompt's group, PPO's clipped surrogate.
 
-    `deviation` says what the centred reward is divided by; "none" leaves it in units of reward.
+    `deviation` says what the centred reward is divided by; "none" leaves it in units of reward.  With the options it
+    is every loss of TRL's that has a clipped ratio: docs/algorithms/grpo.md has the table.
     """
-    advantage = group_centred if deviation == "none" else partial(group_zscore, deviation=deviation)
+    clip = ClipRange(low=clip_low, high=clip_high, dual=math.inf if dual_clip is None else dual_clip)
     return composed(
         "grpo",
-        credit=per_rollout(advantage),
-        policy=policy_term(clipped_surrogate, clip=ClipRange(low=clip_low, high=clip_high), ratio_to=ratio_to),
+        credit=per_rollout(standardised(deviation, over=deviation_over, epsilon=deviation_epsilon)),
+        policy=policy_term(clipped_surrogate, clip=clip, level=ratio_level, ratio_to=ratio_to),
         token_weights=WEIGHTINGS[token_weights],
         kl=kl,
     )
@@ -275,13 +288,22 @@ def gspo(
 
 
 def cispo(
-    *, clip_low: float = 1.0, clip_high: float = 4.0, ratio_to: RatioTo = "behaviour", kl: KlTerm | None = None
+    *,
+    clip_low: float = 1.0,
+    clip_high: float = 4.0,
+    ratio_level: RatioLevel = "token",
+    deviation: Literal["population", "sample", "none"] = "population",
+    deviation_over: Literal["group", "batch"] = "group",
+    deviation_epsilon: float = 0.0,
+    ratio_to: RatioTo = "behaviour",
+    kl: KlTerm | None = None,
 ) -> Algorithm:
     """MiniMax 2025, arXiv:2506.13585: the importance weight is clipped, the gradient of no token is dropped."""
+    clip = ClipRange(low=clip_low, high=clip_high)
     return composed(
         "cispo",
-        credit=per_rollout(group_zscore),
-        policy=policy_term(weighted_policy_gradient, clip=ClipRange(low=clip_low, high=clip_high), ratio_to=ratio_to),
+        credit=per_rollout(standardised(deviation, over=deviation_over, epsilon=deviation_epsilon)),
+        policy=policy_term(weighted_policy_gradient, clip=clip, level=ratio_level, ratio_to=ratio_to),
         token_weights=mean_over_tokens,
         kl=kl,
     )
