@@ -8,7 +8,8 @@ import torch
 
 from posttrain.algorithms.advantages import group_centred, group_zscore
 from posttrain.algorithms.credit import Evidence, mean_of_rollouts
-from posttrain.algorithms.table import ALGORITHMS, Overlong, Resample, build_algorithm, overlong_punishment
+from posttrain.algorithms.overlong import Overlong, overlong_punishment
+from posttrain.algorithms.table import ALGORITHMS, Resample, build_algorithm
 from posttrain.algorithms.terms import KlTerm, Need, TokenView
 from posttrain.batch import TokenColumns
 from posttrain.errors import UserError
@@ -181,7 +182,13 @@ def test_clipped_tokens_are_those_of_the_algorithms_own_range_and_level() -> Non
 
 def credit(config: dict[str, object], rewards: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
     """The advantage of each completion, [prompt group], under a limit of 100 tokens."""
-    evidence = Evidence(rewards=rewards, scores=rewards[None], lengths=lengths, max_completion_tokens=100)
+    evidence = Evidence(
+        rewards=rewards,
+        scores=rewards[None],
+        weights=torch.ones(1, dtype=torch.float64),
+        lengths=lengths,
+        max_completion_tokens=100,
+    )
     return mean_of_rollouts(build_algorithm(config).credit(evidence).advantages, lengths)
 
 
@@ -317,7 +324,7 @@ def test_the_same_options_build_the_same_function_as_calling_it() -> None:
         ({"name": "grpo", "deviation": "sampel"}, "'population', 'sample' or 'none'.  Did you mean `sample`?"),
         (
             {"name": "grpo", "kl": 0.1},
-            "algorithm.kl = 0.1 should be a mapping of names to values: coefficient, estimator, place",
+            "algorithm.kl = 0.1 should be a mapping of names to values: coefficient, estimator, place, level",
         ),
         ({"name": "grpo", "kl": {}}, "algorithm.kl.coefficient is missing"),
         (

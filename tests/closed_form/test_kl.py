@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from posttrain.algorithms.credit import Evidence
-from posttrain.algorithms.kl import ESTIMATORS, k1, k2, k3
+from posttrain.algorithms.kl import ESTIMATORS, k1, k2, k3, of_completions
 from posttrain.algorithms.terms import KlTerm, TokenView, kl_term
 from posttrain.batch import TokenColumns
 from posttrain.errors import UserError
@@ -56,12 +56,32 @@ def test_the_full_divergence_takes_logits_as_they_are() -> None:
     )
 
 
+def test_the_estimate_of_a_completion_is_that_of_the_sum_of_its_log_ratios() -> None:
+    # Completion 0 of three tokens: π/ref = 2 · 1/2 · 4 = 4, so k1 = ln 4, k2 = (ln 4)²/2, k3 = 1/4 - 1 + ln 4.
+    # Completion 1 of one token: π/ref = 1/2, so -ln 2, (ln 2)²/2, 2 - 1 - ln 2.
+    policy, reference = logs(0.6, 0.2, 0.8, 0.1), logs(0.3, 0.4, 0.2, 0.2)
+    rollout = torch.tensor([0, 0, 0, 1])
+    expected = {
+        "k1": (2 * LN2, -LN2),
+        "k2": (2 * LN2**2, LN2**2 / 2),
+        "k3": (-3 / 4 + 2 * LN2, 1 - LN2),
+    }
+    for name, (three, one) in expected.items():
+        estimate = of_completions(policy, reference, rollout, estimator=name)
+        assert estimate.tolist() == pytest.approx([three] * 3 + [one], rel=1e-14)
+
+
 def evidence(token_rewards: torch.Tensor, lengths: list[list[int]]) -> Evidence:
     """Rollouts of which nothing is known but what their tokens earn."""
     shape = torch.tensor(lengths)
     rewards = torch.zeros(shape.shape, dtype=torch.float64)
     return Evidence(
-        rewards=rewards, scores=rewards[None], lengths=shape, max_completion_tokens=9, token_rewards=token_rewards
+        rewards=rewards,
+        scores=rewards[None],
+        weights=torch.ones(1, dtype=torch.float64),
+        lengths=shape,
+        max_completion_tokens=9,
+        token_rewards=token_rewards,
     )
 
 

@@ -22,9 +22,17 @@ from posttrain.algorithms.advantages import (
     raw,
     standardised,
 )
+from posttrain.algorithms.aggregation import (
+    RewardAggregation,
+    decoupled_zscore,
+    per_function,
+    scores_differ,
+    sums_differ,
+)
 from posttrain.algorithms.checks import require_credit, require_weights
 from posttrain.algorithms.credit import Credit, CreditRule, Evidence, per_rollout
 from posttrain.algorithms.losses import UNBOUNDED, ClipRange, RatioLevel, clipped_surrogate, weighted_policy_gradient
+from posttrain.algorithms.overlong import PAPERS_OVERLONG, Overlong, overlong_punishment
 from posttrain.algorithms.terms import (
     KlTerm,
     LossTerm,
@@ -44,7 +52,7 @@ from posttrain.algorithms.token_weights import (
 )
 from posttrain.binding import bind, build_own, is_own
 from posttrain.errors import UserError
-from posttrain.records import Group
+from posttrain.records import Grades, Group
 from posttrain.schemas import did_you_mean
 
 Weighting = Literal["mean_over_tokens", "mean_over_sequences", "sum_over_sequence", "constant_length"]
@@ -63,22 +71,6 @@ class Resample:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Overlong:
-    """DAPO's soft overlong punishment: the last stretch before the length limit costs reward, more with every token."""
-
-    buffer: float = 0.2
-    """Length of that stretch, as a fraction of max_completion_tokens."""
-    penalty: float = 1.0
-    """What a completion of max_completion_tokens loses, in units of reward."""
-
-    def __post_init__(self) -> None:
-        if not 0 < self.buffer <= 1:
-            raise UserError(f"buffer = {self.buffer}: a fraction of max_completion_tokens, above 0 and at most 1.")
-        if not self.penalty > 0:
-            raise UserError(f"penalty = {self.penalty}: must be above 0; for no punishment write `overlong: null`.")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Algorithm:
     """All that sampling, batching and the update need to know about a method."""
 
@@ -92,6 +84,8 @@ class Algorithm:
     kl_penalty: KlTerm | None = None
     """A KL to the reference that is taken off the rewards of the sampled tokens."""
     resample: Resample | None = None
+    informative: Callable[[Grades], Tensor] = sums_differ
+    """Which groups teach something, as dynamic sampling asks: the others make room."""
 
     def __post_init__(self) -> None:
         owner = f"algorithm {self.name}"
@@ -157,22 +151,34 @@ def composed(
     )
 
 
-def overlong_punishment(
-    rewards: Float[Tensor, "prompt group"],
-    lengths: Int64[Tensor, "prompt group"],
+def decoupled(
+    algorithm: Algorithm,
+    aggregation: RewardAggregation,
     *,
-    max_completion_tokens: int,
-    overlong: Overlong,
-) -> Float[Tensor, "prompt group"]:
-    """Rewards less DAPO's length penalty, linear over the buffer before the length limit.
+    deviation: Literal["population", "sample", "none"] = "population",
+    epsilon: float = 0.0,
+    overlong: Overlong | None = None,
+) -> Algorithm:
+    """The algorithm, with each reward function's scores normalised before they are summed where that is asked for.
 
-        r - penalty · clip((|y| - (L - C)) / C, 0, 1),   L = max_completion_tokens, C = buffer · L
-
-    Yu et al. 2025, arXiv:2503.14476.  Unscored (NaN) stays unscored.
+    Raises UserError where something is taken off the sum of rewards, for there is none, or nothing is to be normalised.
     """
-    buffer_tokens = overlong.buffer * max_completion_tokens
-    into_buffer = (lengths.to(rewards.dtype) - (max_completion_tokens - buffer_tokens)) / buffer_tokens
-    return rewards - overlong.penalty * into_buffer.clamp(0, 1)
+    if aggregation == "sum_then_normalize":
+        return algorithm
+    asked = "reward_aggregation = normalize_then_sum"
+    if algorithm.kl_penalty is not None:
+        raise UserError(
+            f"{asked} has no sum of rewards that kl.place = reward could be taken off; use kl.place = loss."
+        )
+    if overlong is not None:
+        raise UserError(
+            f"{asked} has no sum of rewards that `overlong` could be taken off.  Write `overlong: null`, and for the"
+            " same punishment add the reward soft_overlong, with a weight of its own."
+        )
+    if deviation == "none":
+        raise UserError(f"{asked} divides by deviations, and deviation = none by none; use population or sample.")
+    credit = per_function(partial(decoupled_zscore, deviation=deviation, epsilon=epsilon))
+    return replace(algorithm, credit=credit, informative=scores_differ)
 
 
 def reinforce(
@@ -211,6 +217,7 @@ def grpo(
     deviation: Literal["population", "sample", "none"] = "population",
     deviation_over: Literal["group", "batch"] = "group",
     deviation_epsilon: float = 0.0,
+    reward_aggregation: RewardAggregation = "sum_then_normalize",
     token_weights: Weighting = "mean_over_sequences",
     ratio_to: RatioTo = "behaviour",
     kl: KlTerm | None = None,
@@ -221,13 +228,14 @@ def grpo(
     is every loss of TRL's that has a clipped ratio: docs/algorithms/grpo.md has the table.
     """
     clip = ClipRange(low=clip_low, high=clip_high, dual=math.inf if dual_clip is None else dual_clip)
-    return composed(
+    made = composed(
         "grpo",
         credit=per_rollout(standardised(deviation, over=deviation_over, epsilon=deviation_epsilon)),
         policy=policy_term(clipped_surrogate, clip=clip, level=ratio_level, ratio_to=ratio_to),
         token_weights=WEIGHTINGS[token_weights],
         kl=kl,
     )
+    return decoupled(made, reward_aggregation, deviation=deviation, epsilon=deviation_epsilon)
 
 
 def dr_grpo(
@@ -247,8 +255,9 @@ def dapo(
     *,
     clip_low: float = 0.2,
     clip_high: float = 0.28,
-    overlong: Overlong | None = Overlong(),
+    overlong: Overlong | None = PAPERS_OVERLONG,
     resample: Resample | None = Resample(),
+    reward_aggregation: RewardAggregation = "sum_then_normalize",
     ratio_to: RatioTo = "behaviour",
     kl: KlTerm | None = None,
 ) -> Algorithm:
@@ -261,7 +270,7 @@ def dapo(
         token_weights=mean_over_tokens,
         kl=kl,
     )
-    return replace(made, resample=resample)
+    return replace(decoupled(made, reward_aggregation, overlong=overlong), resample=resample)
 
 
 def gspo(
@@ -269,6 +278,7 @@ def gspo(
     clip_low: float = 3e-4,
     clip_high: float = 4e-4,
     sequence_ratio: Literal["mean", "product"] = "mean",
+    reward_aggregation: RewardAggregation = "sum_then_normalize",
     ratio_to: RatioTo = "behaviour",
     kl: KlTerm | None = None,
 ) -> Algorithm:
@@ -278,13 +288,14 @@ def gspo(
     """
     level: RatioLevel = "sequence_mean" if sequence_ratio == "mean" else "sequence_product"
     clip = ClipRange(low=clip_low, high=clip_high)
-    return composed(
+    made = composed(
         "gspo",
         credit=per_rollout(group_zscore),
         policy=policy_term(clipped_surrogate, clip=clip, level=level, ratio_to=ratio_to),
         token_weights=mean_over_sequences,
         kl=kl,
     )
+    return decoupled(made, reward_aggregation)
 
 
 def cispo(
@@ -295,18 +306,20 @@ def cispo(
     deviation: Literal["population", "sample", "none"] = "population",
     deviation_over: Literal["group", "batch"] = "group",
     deviation_epsilon: float = 0.0,
+    reward_aggregation: RewardAggregation = "sum_then_normalize",
     ratio_to: RatioTo = "behaviour",
     kl: KlTerm | None = None,
 ) -> Algorithm:
     """MiniMax 2025, arXiv:2506.13585: the importance weight is clipped, the gradient of no token is dropped."""
     clip = ClipRange(low=clip_low, high=clip_high)
-    return composed(
+    made = composed(
         "cispo",
         credit=per_rollout(standardised(deviation, over=deviation_over, epsilon=deviation_epsilon)),
         policy=policy_term(weighted_policy_gradient, clip=clip, level=ratio_level, ratio_to=ratio_to),
         token_weights=mean_over_tokens,
         kl=kl,
     )
+    return decoupled(made, reward_aggregation, deviation=deviation, epsilon=deviation_epsilon)
 
 
 WEIGHTINGS: Mapping[str, Callable[..., Tensor]] = {

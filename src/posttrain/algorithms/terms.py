@@ -20,6 +20,7 @@ from posttrain.batch import TokenColumns
 from posttrain.errors import RunError, UserError
 
 RatioTo = Literal["behaviour", "reference"]
+KlLevel = Literal["token", "completion"]
 
 
 class Need(StrEnum):
@@ -125,6 +126,9 @@ class KlTerm:
     importance: RatioLevel | None = None
     """In the loss: multiply the estimate by the ratio π/μ of its token (token) or completion (sequence_mean,
     sequence_product), with the ratio's own gradient.  Null multiplies by nothing."""
+    level: KlLevel = "token"
+    """token: an estimate for each token.  completion: one of the summed log-ratio, which all tokens of a completion
+    share; in the loss only, and of the whole completion's weight under `mean_over_sequences` (grpo, gspo)."""
 
     def __post_init__(self) -> None:
         if not self.coefficient > 0:
@@ -139,6 +143,16 @@ class KlTerm:
                 "a reward has no ratio yet" if self.place == "reward" else "the full KL is not that of a sampled token"
             )
             raise UserError(f"importance = {self.importance}: {why}.  Leave it out, or use k1, k2 or k3 in the loss.")
+        if self.level == "completion" and self.place == "reward":
+            raise UserError(
+                "level = completion with place = reward: rewards of tokens are summed over a completion anyway, and"
+                " with estimator = k1 that sum is the log-ratio of the whole.  Leave level out, or use place = loss."
+            )
+        if self.level == "completion" and self.estimator == "full":
+            raise UserError(
+                "level = completion with estimator = full: the full KL belongs to a position, and no sum of log-ratios"
+                " gives it.  Use k1, k2 or k3, or level = token."
+            )
 
 
 def policy_term(
@@ -177,16 +191,17 @@ def ratio_denominator(view: TokenView, ratio_to: RatioTo) -> Float[Tensor, " tok
 
 
 def kl_term(term: KlTerm) -> LossTerm:
-    """The KL to the reference as a term of the loss, estimated from the sampled token or in full."""
+    """The KL to the reference as a term of the loss, estimated from the sampled token or completion, or in full."""
     full = term.estimator == "full"
     return LossTerm(
         name="kl",
         per_token=importance_weighed(
-            given_full_kl if full else partial(estimated_kl, estimator=term.estimator), term.importance
+            given_full_kl if full else partial(estimated_kl, estimator=term.estimator, level=term.level),
+            term.importance,
         ),
         coefficient=term.coefficient,
         needs=frozenset({Need.FULL_KL if full else Need.REFERENCE_LOGPROBS}),
-        metric="kl",
+        metric="kl" if term.level == "token" else None,  # `kl` is in nats per token, and that of completions is not
     )
 
 
@@ -216,9 +231,12 @@ def given_full_kl(view: TokenView) -> Float[Tensor, " token"]:
     return view.full_kl
 
 
-def estimated_kl(view: TokenView, *, estimator: str) -> Float[Tensor, " token"]:
-    """The estimate of the KL that the sampled token gives."""
-    return kl.ESTIMATORS[estimator](view.logprobs, ratio_denominator(view, "reference"))
+def estimated_kl(view: TokenView, *, estimator: str, level: KlLevel = "token") -> Float[Tensor, " token"]:
+    """The estimate of the KL that the sampled token gives, or the whole completion that it is of."""
+    reference = ratio_denominator(view, "reference")
+    if level == "completion":
+        return kl.of_completions(view.logprobs, reference, view.rollout, estimator=estimator)
+    return kl.ESTIMATORS[estimator](view.logprobs, reference)
 
 
 def needs_of(terms: Iterable[LossTerm]) -> frozenset[Need]:

@@ -27,7 +27,7 @@ from posttrain.options.irl_method import (
 from posttrain.options.irl_world import DemonstrationOptions, IcyGridOptions, SampledOptions, WorldOptions
 from posttrain.options.model import ModelOptions
 from posttrain.options.new_model import NewModelOptions
-from posttrain.options.reward import RewardOptions, require_different_rewards
+from posttrain.options.reward import RewardOptions
 from posttrain.options.rollout import RolloutOptions
 from posttrain.options.sandbox import SandboxOptions
 from posttrain.options.task import TaskOptions
@@ -73,7 +73,6 @@ class Config:
             object.__setattr__(self, "task", full_section("task", self.task))
         update = for_what_is_trained(self.update, adapter=self.model.trains_adapter, where="update")
         object.__setattr__(self, "update", update)
-        require_different_rewards(self.rewards)
         self.require_room(1)
         if self.update.minibatches_per_epoch > self.rollout.prompts_per_step:
             raise UserError(
@@ -145,12 +144,21 @@ class SftConfig:
         if isinstance(self.task, DatasetOptions):
             self._require_rows_options(self.task)
         else:
-            self._require_none(self.sft.given(*ROWS_ONLY), "is for rows; demonstrations of countdown go without")
+            rule = f"is for rows; demonstrations of {self.task.name} go without"
+            self._require_none(self.sft.given(*ROWS_ONLY), rule)
+            self._require_demonstrator(self.task.name)
+
+    def _require_demonstrator(self, task: str) -> None:
+        if task != CountdownOptions.name and self.demonstrator != Demonstrator():
+            raise UserError(
+                f"demonstrator: its options are those of Countdown's; that of {task} has none.  Leave the section out."
+            )
 
     def _require_rows_options(self, task: DatasetOptions) -> None:
         if task.name != DatasetOptions.name:
             raise UserError(
-                f"task.name = {task.name}: what is learned are rows (dataset) or demonstrations (countdown)."
+                f"task.name = {task.name}: what is learned are rows (dataset) or demonstrations (countdown,"
+                " arithmetic)."
             )
         self._require_none(self.sft.given("num_demonstrations"), "is for demonstrations; rows are what they are")
         if self.sft.eval_size != SftOptions().eval_size:

@@ -1,7 +1,7 @@
 """Which reward functions score a completion: an item of a recipe's `rewards` section."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from posttrain.errors import UserError, require
@@ -116,19 +116,3 @@ class RewardOptions(RewardSettings):
     def called(self) -> str:
         """The name that its scores are logged under."""
         return self.name or self.path.rpartition(":")[2]
-
-
-def require_different_rewards(rewards: Sequence[RewardOptions]) -> None:
-    """Refuse two rewards of a recipe whose scores would be logged as one."""
-    names = [reward.called for reward in rewards]
-    for reward in rewards:
-        if names.count(reward.called) > 1:
-            own = any(each.path for each in rewards if each.called == reward.called)
-            raise UserError(
-                f"rewards: two are called {reward.called!r}, and their scores would merge in the logs; "
-                + (
-                    f"give one another name: write `other = {reward.called}` in its file and name FILE.py:other"
-                    if own
-                    else "name it once, or in Python give one another name by reward_function(call, name=...)"
-                )
-            )

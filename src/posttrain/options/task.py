@@ -1,12 +1,14 @@
 """The `task` section of a recipe: one class of options per task, chosen by `name`."""
 
+from posttrain.options.arithmetic import ArithmeticOptions
 from posttrain.options.countdown import CountdownOptions
 from posttrain.options.dataset import DatasetOptions, ProgramsOptions
 
-TaskOptions = CountdownOptions | DatasetOptions | ProgramsOptions
+TaskOptions = CountdownOptions | ArithmeticOptions | DatasetOptions | ProgramsOptions
 
 TASK_OPTIONS: dict[str, type[TaskOptions]] = {
     "countdown": CountdownOptions,
+    "arithmetic": ArithmeticOptions,
     "dataset": DatasetOptions,
     "programs": ProgramsOptions,
 }

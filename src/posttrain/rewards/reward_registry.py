@@ -16,6 +16,7 @@ BUILT_IN = {
     "countdown_credit": "posttrain.rewards.countdown.partial_credit:CountdownCredit",
     "strict_format": "posttrain.rewards.format:strict_format",
     "last_format": "posttrain.rewards.format:last_format",
+    "line_format": "posttrain.rewards.format:line_format",
     "graded_format": "posttrain.rewards.format:graded_format",
     "code": "posttrain.rewards.code.code_reward:CodeReward",
     "code_course": "posttrain.rewards.code.code_reward:code_course",

@@ -1,7 +1,6 @@
 """What a run says in words: its plan before, what came out after, and the files that keep it."""
 
 import os
-import signal
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import zip_longest
@@ -25,7 +24,7 @@ from posttrain.runs.summary import HELD_OUT, REWARD, build_summary
 from posttrain.tasks.base import Probe, Reading
 from posttrain.tasks.dataset import DatasetTask
 from posttrain.training.collector import CollectedStep
-from posttrain.training.evaluation import completions_of_run, source_readings
+from posttrain.training.evaluation import completions_of_run, logged_readings, source_readings
 from posttrain.training.optimizer import standing_still
 from posttrain.training.session import Session, given_rewards
 from posttrain.training.state import RunState
@@ -122,6 +121,7 @@ def held_out_metrics(results: Mapping[str, object], probes: Mapping[str, Probe] 
     for name in (name for probe in probes.values() for name in probe.readings if name in results):
         metrics[f"eval/{name}"] = cast(float, results[name])
     metrics |= source_readings(cast(Mapping[str, Mapping[str, object]], results.get("sources", {})))
+    metrics |= logged_readings(cast(Mapping[str, float], results.get("logged", {})))
     if results["mean_length"] is not None:
         metrics["eval/mean_length"] = cast(float, results["mean_length"])
     for name in (*HELD_OUT, REWARD):
@@ -285,9 +285,9 @@ def side_by_side(prompt: str, before: str, after: str) -> list[str]:
     return [prompt.strip(), f"  {'before':<{COLUMN}} | after", *body, ""]
 
 
-def interrupted(folder: Path, step: int, by: signal.Signals) -> list[str]:
+def interrupted(folder: Path, step: int, by: str) -> list[str]:
     """What an interrupted run leaves."""
     return [
-        f"{by.name}: stopped after step {step}; everything is saved.",
+        f"{by}: stopped after step {step}; everything is saved.",
         f"go on with   {resume_command(folder, 'rl')}",
     ]

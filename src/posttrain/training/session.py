@@ -16,7 +16,7 @@ from posttrain.models.rendering import TokenizerRenderer
 from posttrain.options.dataset import DatasetOptions
 from posttrain.options.reward import RewardSettings
 from posttrain.options.task import TaskOptions
-from posttrain.rewards.grading.function import RewardFunction
+from posttrain.rewards.grading.function import RewardFunction, with_own_names
 from posttrain.rewards.grading.pending_scores import require_enforceable
 from posttrain.rewards.grading.resources import Resources, row_check
 from posttrain.rewards.reward_registry import load_reward
@@ -151,6 +151,10 @@ class Session:
             )
         return self.held_out
 
+    def questions_now(self) -> Questions:
+        """The same for rewards that ask how far the run is."""
+        return replace(self.questions(), trainer_state=self.collector.trainer_state(self.trained.run.step + 1))
+
 
 def open_session(config: Config, own: CallerObjects = NOTHING_BROUGHT, *, inference: bool = False) -> Session:
     """Load the model and make everything else, but for what the caller brings; `inference` trains nothing."""
@@ -191,7 +195,13 @@ def assembled(
         engine,
         rewards,
         CollectorSettings(
-            rollout=config.rollout, grading=config.grading, seed=config.run.seed, resample=algorithm.resample
+            rollout=config.rollout,
+            grading=config.grading,
+            seed=config.run.seed,
+            resample=algorithm.resample,
+            informative=algorithm.informative,
+            num_steps=config.run.num_steps,
+            num_rows=len(task.training_rows) if isinstance(task, DatasetTask) else 0,
         ),
         resources=resources,
     )
@@ -267,7 +277,7 @@ def rewards_of(config: Config, own: CallerObjects, task: Task) -> tuple[RewardFu
         )
     for function in rewards:
         require_enforceable(function, config.grading)
-    return rewards
+    return with_own_names(rewards)
 
 
 def given_rewards(own: CallerObjects) -> tuple[RewardFunction, ...]:

@@ -21,7 +21,7 @@ from posttrain.runs.reports import Run
 from posttrain.runs.run_inputs import require_same_inputs
 from posttrain.schemas import did_you_mean
 from posttrain.training.optimizer import OwnOptimizer
-from posttrain.training.rl import make_ready, train_session
+from posttrain.training.rl import Beginning, make_ready, to_the_end, train_session
 from posttrain.training.session import CallerObjects, Session, inputs_of, open_session
 from posttrain.trl.as_config import RunLength, folder_of_run, rl_config, scale_of
 from posttrain.trl.batch_arithmetic import batch_plan
@@ -115,7 +115,8 @@ class GRPOTrainer(TrainerMethods[GRPOConfig]):
         with open_session(config, own) as self.session:
             make_ready(self.session)
             watcher.begin(self.session.learner.optimizer)
-            self.run = train_session(self.session, inputs, [watcher], resume=resume, from_step=from_step)
+            how = Beginning(watchers=[watcher], resume=resume, from_step=from_step)
+            self.run = to_the_end(train_session(self.session, inputs, how))
         self.session = None
         if self.args.push_to_hub:
             self.push_to_hub()

@@ -130,6 +130,18 @@ FORMAT = AttackExample(
         Answer("the structure around nothing", "<think></think><answer>7</answer>", known=True),
     ),
 )
+LINES = AttackExample(
+    "What is 3 + 4?",
+    {},
+    (
+        Answer("each tag on a line of its own", "<think>\na\n</think>\n<answer>\n7\n</answer>", right=True),
+        Answer("all on one line", "<think>a</think> <answer>7</answer>"),
+        Answer("text behind the last tag", "<think>\na\n</think>\n<answer>\n7\n</answer>\nThat is it."),
+        Answer("one line feed for two", "<think>\n</think>\n<answer>\n7\n</answer>"),
+        Answer("two answers", "<think>\na\n</think>\n<answer>\n7\n</answer>\n<answer>\n8\n</answer>"),
+        Answer("the lines around nothing", "<think>\n\n</think>\n<answer>\n\n</answer>", known=True),
+    ),
+)
 MATHS = AttackExample(
     "What is 10 / 2?",
     {"answer": "5"},
@@ -183,6 +195,7 @@ EXAMPLES: dict[str, AttackExample] = {
     "countdown_last": COUNTDOWN,
     "strict_format": FORMAT,
     "last_format": FORMAT,
+    "line_format": LINES,
     "graded_format": FORMAT,
     "math": MATHS,
     "maths": MATHS,

@@ -35,9 +35,8 @@ from posttrain.runs.run_inputs import (
 )
 from posttrain.runs.threads import ThreadClaim, claim_threads
 from posttrain.runs.watchers import Watcher, require_watchers
-from posttrain.tasks.countdown.countdown_task import CountdownTask
 from posttrain.tasks.dataset import Rows
-from posttrain.training.sft.demonstration_set import DemonstrationSet
+from posttrain.training.sft.demonstration_set import DemonstrationSet, demonstrations_of
 from posttrain.training.sft.learned_rows import NOTHING_GIVEN, GivenRows, row_examples
 from posttrain.training.sft.sft_report import last_lines, preview_lines, sft_plan_lines, summary_of, write_model
 from posttrain.training.sft.sft_state import TrainedBySupervision
@@ -174,7 +173,7 @@ def sft_policy(config: SftConfig) -> Policy:
     """The model of the recipe, from its folder or from nothing."""
     if isinstance(config.model, ModelOptions):
         return load_policy(config.model, seed=config.run.seed)
-    tokenizer = new_tokenizer()
+    tokenizer = new_tokenizer(config.model.template)
     return as_policy(new_model(config.model, tokenizer, seed=config.run.seed), tokenizer)
 
 
@@ -193,12 +192,12 @@ def example_source(config: SftConfig, policy: Policy, given: GivenRows) -> Examp
         )
     if given != NOTHING_GIVEN:
         raise UserError(
-            'rows: the task is countdown, which makes demonstrations of its own.  Use task = {"name": "dataset"}.'
+            f"rows: the task is {config.task.name}, which makes demonstrations of its own.  Use task ="
+            ' {"name": "dataset"}.'
         )
     return DemonstrationSet(
         policy=policy,
-        task=CountdownTask(config.task, renderer, seed=config.run.seed),
-        demonstrator=config.demonstrator,
+        demonstrations=demonstrations_of(config.task, config.demonstrator, renderer, seed=config.run.seed),
         seed=config.run.seed,
         num_different=config.sft.num_demonstrations,
     )
