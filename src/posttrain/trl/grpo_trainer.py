@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
-from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerState
+from transformers import PreTrainedTokenizerBase
 from transformers.trainer_utils import TrainOutput
 
 from posttrain.config import Config
@@ -17,22 +17,21 @@ from posttrain.errors import UserError
 from posttrain.generation.engine import Engine
 from posttrain.models.policy import Policy
 from posttrain.options.dataset import DatasetOptions
-from posttrain.runs.reports import Run
 from posttrain.runs.run_inputs import require_same_inputs
 from posttrain.schemas import did_you_mean
 from posttrain.training.optimizer import OwnOptimizer
 from posttrain.training.rl import Beginning, make_ready, to_the_end, train_session
 from posttrain.training.session import CallerObjects, Session, inputs_of, open_session
-from posttrain.trl.as_config import RunLength, folder_of_run, rl_config, scale_of
+from posttrain.trl.as_config import RunLength, rl_config, scale_of
 from posttrain.trl.batch_arithmetic import batch_plan
-from posttrain.trl.callback_watcher import CallbackWatcher, Events, made_callback
-from posttrain.trl.fields.field_rules import lines_about
+from posttrain.trl.callback_watcher import CallbackWatcher
 from posttrain.trl.fields.grpo_config import GRPO_RULES, GRPOConfig
 from posttrain.trl.held_out import evaluation_entry
-from posttrain.trl.log_entries import Entry, prefixed, step_entry
-from posttrain.trl.model_source import ModelSource, loaded
+from posttrain.trl.log_entries import prefixed, step_entry
+from posttrain.trl.model_source import ModelSource, default_folder
 from posttrain.trl.reward_texts import reward_functions
-from posttrain.trl.saved_models import push, resume_step, save
+from posttrain.trl.saved_models import resume_step
+from posttrain.trl.trainer_methods import TrainerMethods
 from posttrain.trl.training_rows import Dataset, Row, longest_prompt, rows_of_dataset
 
 if TYPE_CHECKING:

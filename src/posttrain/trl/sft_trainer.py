@@ -14,9 +14,9 @@ from posttrain.errors import UserError
 from posttrain.options.dataset import DatasetOptions
 from posttrain.options.training import SftOptions
 from posttrain.runs.reports import StepReport
+from posttrain.training.sft.learned_rows import GivenRows
 from posttrain.training.sft.sft_run import example_source, train_sft
 from posttrain.training.sft.supervised import held_out_loss
-from posttrain.training.sft.learned_rows import GivenRows
 from posttrain.trl.as_config import RunLength, checkpoint_options, run_options, schedule_of, warmup_updates
 from posttrain.trl.callback_watcher import CallbackWatcher
 from posttrain.trl.fields.sft_config import SFT_RULES, SFTConfig
@@ -77,9 +77,7 @@ class SFTTrainer(TrainerMethods[SFTConfig]):
         rows = self.learned(self.train_dataset, "train_dataset")
         length = run_length(self.args, len(rows))
         measures = self.eval_dataset is not None
-        watcher = CallbackWatcher(
-            self.events, length, entry_of=sft_entry, evaluate=self.evaluate if measures else None
-        )
+        watcher = CallbackWatcher(self.events, length, entry_of=sft_entry, evaluate=self.evaluate if measures else None)
         watcher.begin(None)
         self.run = train_sft(
             sft_config(self, rows, length),

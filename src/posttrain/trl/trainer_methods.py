@@ -6,7 +6,6 @@ from typing import Any, Generic, TypeVar
 
 from transformers import PreTrainedModel, TrainerState
 
-from posttrain.options.model import ModelOptions
 from posttrain.runs.reports import Run
 from posttrain.trl.as_config import folder_of_run
 from posttrain.trl.callback_watcher import Events, made_callback
@@ -28,9 +27,7 @@ class TrainerMethods(Generic[Args]):
         self.policy, self.model_options, notes = loaded(source, args)
         self.notes += notes
         self.processing_class = self.policy.tokenizer
-        self.events = Events(
-            args=args, policy=self.policy, callbacks=[made_callback(each) for each in callbacks or ()]
-        )
+        self.events = Events(args=args, policy=self.policy, callbacks=[made_callback(each) for each in callbacks or ()])
         self.run: Run | None = None
         """The run that train() made: its folder and its summary."""
 
