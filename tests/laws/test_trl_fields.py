@@ -10,13 +10,14 @@ from typing import Any
 import pytest
 
 from posttrain.errors import UserError
-from posttrain.trl import GRPOConfig, ModelConfig
+from posttrain.trl import GRPOConfig, ModelConfig, SFTConfig
 from posttrain.trl.fields.field_rules import CheckedFields, Rules, Treatment, default_values, lines_about
 from posttrain.trl.fields.grpo_config import GRPO_RULES
 from posttrain.trl.fields.model_config import MODEL_RULES
+from posttrain.trl.fields.sft_config import SFT_RULES
 
 STORED = json.loads((Path(__file__).parents[1] / "data" / "trl_fields.json").read_text(encoding="utf-8"))
-TABLES: dict[type[CheckedFields], Rules] = {GRPOConfig: GRPO_RULES, ModelConfig: MODEL_RULES}
+TABLES: dict[type[CheckedFields], Rules] = {GRPOConfig: GRPO_RULES, SFTConfig: SFT_RULES, ModelConfig: MODEL_RULES}
 OTHER_DEFAULTS = {"gradient_checkpointing": None}
 """Where a script that leaves a field out gets something else, which changes memory and no number."""
 BY_CLASS = [

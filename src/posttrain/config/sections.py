@@ -1,7 +1,7 @@
 """The whole configuration of a run as one frozen record, and the rules between its sections."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,6 +28,7 @@ from posttrain.options.irl_world import DemonstrationOptions, IcyGridOptions, Sa
 from posttrain.options.model import ModelOptions
 from posttrain.options.new_model import NewModelOptions
 from posttrain.options.reward import RewardOptions
+from posttrain.options.reward_model import RewardModelOptions
 from posttrain.options.rollout import RolloutOptions
 from posttrain.options.sandbox import SandboxOptions
 from posttrain.options.task import TaskOptions
@@ -255,11 +256,15 @@ def as_recipe(config: AnyConfig) -> str:
     """The config as a recipe file, every option written out: reading it gives the same config."""
     content = {name: plain(section) for name, section in asdict(config).items()}
     if "rewards" in content:  # each is by name or by path, which comes first
-        content["rewards"] = [
-            {key: value for key, value in ({"name": "", "path": ""} | each).items() if value not in ("", {}, None)}
-            for each in content["rewards"]
-        ]
+        content["rewards"] = [said_of(each) for each in content["rewards"]]
     return to_yaml(content)
+
+
+def said_of(reward: dict[str, object]) -> dict[str, object]:
+    """What a recipe says of a reward: first which it is, and of a function nothing that only a reward model has."""
+    of_models = {each.name for each in fields(RewardModelOptions)} if not reward["model"] else set()
+    ordered: dict[str, object] = {"name": "", "path": "", "model": ""} | reward
+    return {key: value for key, value in ordered.items() if value not in ("", {}, None) and key not in of_models}
 
 
 def plain(value: Any) -> Any:

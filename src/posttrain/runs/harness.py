@@ -262,9 +262,13 @@ class Harness:
         """
         left = self.seconds_left()
         passed = left is not None and left <= 0
-        told = any(watcher.stopping for watcher in self.options.watchers)
-        self.stopping = bool(self.interruption) or passed or told or self.options.stop_early()
+        self.stopping = bool(self.interruption) or passed or self.told_to_stop or self.options.stop_early()
         return self.stopping
+
+    @property
+    def told_to_stop(self) -> bool:
+        """Whether one of the user's watchers wants no further step."""
+        return any(watcher.stopping for watcher in self.options.watchers)
 
     def asked_to_save(self) -> bool:
         """Whether a watcher wants the step saved; asked once of each step."""

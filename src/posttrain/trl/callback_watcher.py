@@ -98,7 +98,7 @@ class CallbackWatcher(Watcher):
         """What the script said."""
         return self.events.args
 
-    def begin(self, optimizer: Optimizer) -> None:
+    def begin(self, optimizer: Optimizer | None) -> None:
         """Training begins, or goes on, with this optimiser."""
         self.events.optimizer = optimizer
         state, args, length = self.events.state, self.args, self.length

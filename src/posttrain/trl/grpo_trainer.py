@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
-from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerState
+from transformers import PreTrainedTokenizerBase
 from transformers.trainer_utils import TrainOutput
 
 from posttrain.config import Config
@@ -17,22 +17,21 @@ from posttrain.errors import UserError
 from posttrain.generation.engine import Engine
 from posttrain.models.policy import Policy
 from posttrain.options.dataset import DatasetOptions
-from posttrain.runs.reports import Run
 from posttrain.runs.run_inputs import require_same_inputs
 from posttrain.schemas import did_you_mean
 from posttrain.training.optimizer import OwnOptimizer
 from posttrain.training.rl import Beginning, make_ready, to_the_end, train_session
 from posttrain.training.session import CallerObjects, Session, inputs_of, open_session
-from posttrain.trl.as_config import RunLength, folder_of_run, rl_config, scale_of
+from posttrain.trl.as_config import RunLength, rl_config, scale_of
 from posttrain.trl.batch_arithmetic import batch_plan
-from posttrain.trl.callback_watcher import CallbackWatcher, Events, made_callback
-from posttrain.trl.fields.field_rules import lines_about
+from posttrain.trl.callback_watcher import CallbackWatcher
 from posttrain.trl.fields.grpo_config import GRPO_RULES, GRPOConfig
 from posttrain.trl.held_out import evaluation_entry
-from posttrain.trl.log_entries import Entry, prefixed, step_entry
-from posttrain.trl.model_source import ModelSource, loaded
+from posttrain.trl.log_entries import prefixed, step_entry
+from posttrain.trl.model_source import ModelSource, default_folder
 from posttrain.trl.reward_texts import reward_functions
-from posttrain.trl.saved_models import push, resume_step, save
+from posttrain.trl.saved_models import resume_step
+from posttrain.trl.trainer_methods import TrainerMethods
 from posttrain.trl.training_rows import Dataset, Row, longest_prompt, rows_of_dataset
 
 if TYPE_CHECKING:
@@ -43,7 +42,7 @@ RewardGiven = Callable[..., object] | str | nn.Module
 """A function, a reward model, or the folder or name of one."""
 
 
-class GRPOTrainer:
+class GRPOTrainer(TrainerMethods[GRPOConfig]):
     """Trains a model by reward, told as TRL's class of that name is told; the loop is that of `posttrain.train`.
 
         trainer = GRPOTrainer(model=PATH, reward_funcs=solved, args=GRPOConfig(...), train_dataset=rows)
@@ -69,17 +68,13 @@ class GRPOTrainer:
     ) -> None:
         """`not_here` are arguments of TRL's that only their default is possible of: tools, rollout_func."""
         require_none(not_here)
-        self.args = args if args is not None else GRPOConfig(default_folder(model))
-        self.notes = list(lines_about(self.args, GRPO_RULES))
         source = ModelSource(
             model=model,
             processing_class=processing_class,
             peft_config=peft_config,
             quantization_config=quantization_config,
         )
-        self.policy, options, notes = loaded(source, self.args)
-        self.processing_class = self.policy.tokenizer
-        self.notes += notes
+        super().__init__(source, args or GRPOConfig(default_folder(model, "GRPO")), GRPO_RULES, callbacks)
         self.train_dataset, self.eval_dataset = train_dataset, eval_dataset
         self.plan = batch_plan(self.args)
         self.notes += self.plan.notes
@@ -92,32 +87,14 @@ class GRPOTrainer:
         self.optimizer = own_optimizer(optimizers)
         self.engine: Engine | None = None
         """An engine of your own, in place of the one in this process."""
-        self.events = Events(
-            args=self.args, policy=self.policy, callbacks=[made_callback(each) for each in callbacks or []]
-        )
-        self.run: Run | None = None
-        """The run that train() made: its folder and its summary."""
         self.session: Session | None = None
         """While train() or evaluate() is going on."""
-        self._options = options
-        self.events.tell("on_init_end")
-        for note in self.notes:
-            print(f"posttrain.trl: {note}", flush=True)
-
-    @property
-    def model(self) -> PreTrainedModel:
-        """What is trained."""
-        return self.policy.model
-
-    @property
-    def state(self) -> TrainerState:
-        """How far training is, and `log_history`."""
-        return self.events.state
+        self.tell()
 
     def train(self, resume_from_checkpoint: str | bool | None = None) -> TrainOutput:
         """Train to the end, or to where a callback stops; the folder then is a run of posttrain's like any other."""
         asked = resume_from_checkpoint if resume_from_checkpoint is not None else self.args.resume_from_checkpoint
-        resume, from_step = resume_step(asked, Path(folder_of_run(self.args)))
+        resume, from_step = resume_step(asked, self.folder)
         config, length, rows = self.described()
         own = self.objects(rows)
         inputs = inputs_of(config, own)
@@ -162,7 +139,7 @@ class GRPOTrainer:
             updates_per_step=plan.updates_per_step,
             updates_per_epoch=plan.updates_per_epoch(len(rows)),
         )
-        config = rl_config(args, self._options, plan, length)
+        config = rl_config(args, self.model_options, plan, length)
         return with_room(config, args, self.policy, rows), length, rows
 
     def evaluate(
@@ -192,28 +169,6 @@ class GRPOTrainer:
         self.events.tell("on_evaluate", metrics=told)
         return told | {"epoch": self.state.epoch}
 
-    def save_model(self, output_dir: str | None = None) -> None:
-        """Write the model, or the adapter alone where one is trained, with the tokenizer, for from_pretrained."""
-        save(self.policy, Path(output_dir or folder_of_run(self.args)))
-
-    def push_to_hub(self, commit_message: str = "End of training") -> str:
-        """Upload the trained model to the hub, as `hub_model_id`; returns where it is."""
-        folder = Path(folder_of_run(self.args)) / "pushed"
-        save(self.policy, folder)
-        return push(folder, self.args, commit_message)
-
-    def add_callback(self, callback: Any) -> None:
-        """One callback more, an object or a class."""
-        self.events.add(callback)
-
-    def remove_callback(self, callback: Any) -> None:
-        """One less, given as the object or by its class."""
-        self.events.remove(callback)
-
-    def log(self, logs: Entry) -> None:
-        """An entry of your own in `state.log_history`, told to the callbacks."""
-        self.events.log(logs)
-
 
 def with_room(config: Config, args: GRPOConfig, policy: Policy, rows: Sequence[Row]) -> Config:
     """The config with micro-batches of as many rows as TRL has on a device, of the longest there are."""
@@ -221,12 +176,6 @@ def with_room(config: Config, args: GRPOConfig, policy: Policy, rows: Sequence[R
     longest = longest_prompt(rows, config.task, policy, config.model.template_options)
     tokens = args.per_device_train_batch_size * (longest + config.rollout.max_completion_tokens)
     return replace(config, update=replace(config.update, tokens_per_microbatch=max(2, tokens)))
-
-
-def default_folder(model: object) -> str:
-    """Where a run goes for which no args are given: MODEL-GRPO."""
-    name = model if isinstance(model, str) else str(model.name_or_path) if isinstance(model, PreTrainedModel) else ""
-    return f"{Path(name).name or 'model'}-GRPO"
 
 
 def require_none(given: Mapping[str, object]) -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 import torch
@@ -33,6 +34,12 @@ class ModelSource:
     processing_class: PreTrainedTokenizerBase | None = None
     peft_config: "LoraConfig | None" = None
     quantization_config: BitsAndBytesConfig | None = None
+
+
+def default_folder(model: object, kind: str) -> str:
+    """Where a run goes for which no args are given: MODEL-GRPO, MODEL-SFT."""
+    name = model if isinstance(model, str) else str(model.name_or_path) if isinstance(model, PreTrainedModel) else ""
+    return f"{Path(name).name or 'model'}-{kind}"
 
 
 def loaded(source: ModelSource, args: TrainingFields) -> tuple[Policy, ModelOptions, list[str]]:
