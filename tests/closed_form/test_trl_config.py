@@ -137,6 +137,14 @@ def test_what_a_script_leaves_out_is_as_in_trl(path: str) -> None:
         ({"importance_sampling_level": "sequence"}, {"algorithm.ratio_level": "sequence_mean"}),
         ({"scale_rewards": "batch"}, {"algorithm.deviation_over": "batch"}),
         ({"scale_rewards": "none"}, {"algorithm.deviation": "none", "algorithm.deviation_epsilon": 0.0}),
+        (
+            {"multi_objective_aggregation": "normalize_then_sum", "scale_rewards": "none"},
+            {
+                "algorithm.reward_aggregation": "normalize_then_sum",
+                "algorithm.deviation": "sample",
+                "algorithm.deviation_epsilon": 1e-4,
+            },
+        ),
         ({"scale_rewards": False}, {"algorithm.deviation": "none"}),
         ({"scale_rewards": True}, {"algorithm.deviation": "sample", "algorithm.deviation_over": "group"}),
         (
@@ -165,6 +173,7 @@ def test_a_field_sets_what_the_table_says(given: dict[str, Any], expected: dict[
     ("given", "says"),
     [
         ({"lr_scheduler_type": "polynomial"}, "lr_scheduler_type = 'polynomial': use linear, cosine, constant or"),
+        ({"multi_objective_aggregation": "sum"}, "use sum_then_normalize or normalize_then_sum"),
         ({"loss_type": "sapo"}, "loss_type = 'sapo': use grpo, bnpo, dapo, dr_grpo, luspo or cispo"),
         ({"loss_type": "cispo"}, "epsilon_high = 0.2 with loss_type = cispo"),
         ({"scale_rewards": "std"}, "scale_rewards = 'std': use group, batch or none"),

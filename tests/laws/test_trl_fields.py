@@ -3,6 +3,7 @@
 tests/data/trl_fields.json has the names and defaults as `dataclasses.fields` of TRL's classes gives them.
 """
 
+import importlib.util
 import json
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from posttrain.trl.fields.grpo_config import GRPO_RULES
 from posttrain.trl.fields.model_config import MODEL_RULES
 from posttrain.trl.fields.sft_config import SFT_RULES
 
+DOCS = Path(__file__).parents[2] / "docs"
 STORED = json.loads((Path(__file__).parents[1] / "data" / "trl_fields.json").read_text(encoding="utf-8"))
 TABLES: dict[type[CheckedFields], Rules] = {GRPOConfig: GRPO_RULES, SFTConfig: SFT_RULES, ModelConfig: MODEL_RULES}
 OTHER_DEFAULTS = {"gradient_checkpointing": None}
@@ -71,3 +73,16 @@ def test_enums_and_mappings_in_json_are_read() -> None:
 
     args = GRPOConfig(lr_scheduler_type=SchedulerType.COSINE, model_init_kwargs='{"revision": "main"}')
     assert (args.lr_scheduler_type, args.model_init_kwargs) == ("cosine", {"revision": "main"})
+
+
+def test_the_page_of_fields_is_made_of_the_tables() -> None:
+    spec = importlib.util.spec_from_file_location("trl_fields", DOCS / "trl_fields.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    page = module.page()
+    for config, name, _ in (case.values for case in BY_CLASS):
+        assert f"| `{name}` |" in page, config
+    assert "| `use_vllm` | `False` | refused |" in page
+    assert "trl_fields.write()" in (DOCS / "conf.py").read_text(encoding="utf-8")

@@ -127,7 +127,11 @@ def algorithm_section(args: GRPOConfig) -> dict[str, object]:
     require_one_of(args, "loss_type", args.loss_type, (*TOKEN_WEIGHTS, "cispo"))
     high = args.epsilon if args.epsilon_high is None else args.epsilon_high
     section: dict[str, object] = {"ratio_level": LEVELS[args.importance_sampling_level]}
-    if scale == "none":
+    together = args.multi_objective_aggregation
+    require_one_of(args, "multi_objective_aggregation", together, ("sum_then_normalize", "normalize_then_sum"))
+    if together == "normalize_then_sum":  # which standardises whatever scale_rewards says
+        section |= {"reward_aggregation": together, "deviation": "sample", "deviation_epsilon": DEVIATION_EPSILON}
+    elif scale == "none":
         section["deviation"] = "none"
     else:
         section |= {"deviation": "sample", "deviation_over": scale, "deviation_epsilon": DEVIATION_EPSILON}

@@ -79,7 +79,8 @@ class GRPOTrainer(TrainerMethods[GRPOConfig]):
         self.plan = batch_plan(self.args)
         self.notes += self.plan.notes
         self.rewards = reward_functions(
-            loaded_rewards(reward_funcs, reward_processing_classes),
+            reward_funcs,
+            reward_processing_classes,
             self.args.reward_weights,
             self.policy.tokenizer,
             lambda: self.state,
@@ -206,22 +207,6 @@ ARGUMENTS = (
     "peft_config",
 )
 """What a trainer can be given."""
-
-
-def loaded_rewards(
-    given: RewardGiven | list[RewardGiven],
-    tokenizers: PreTrainedTokenizerBase | list[PreTrainedTokenizerBase | None] | None,
-) -> list[Callable[..., object]]:
-    """The rewards, models among them loaded."""
-    rewards = list(given) if isinstance(given, list | tuple) else [given]
-    if not rewards:
-        raise UserError("reward_funcs: there is none.  Give a function, or a list of them.")
-    made: list[Callable[..., object]] = []
-    for each in rewards:
-        if isinstance(each, str | nn.Module):
-            raise UserError(f"reward_funcs: {each!r:.60}: reward models are not there yet; give a function.")
-        made.append(each)
-    return made
 
 
 def own_optimizer(given: tuple[object, object]) -> OwnOptimizer | None:

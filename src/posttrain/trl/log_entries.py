@@ -7,7 +7,7 @@ from statistics import fmean, stdev
 
 from posttrain.records import Grades, Group
 from posttrain.runs.reports import StepReport
-from posttrain.training.metrics import completion_metrics, reward_metrics, scored
+from posttrain.training.metrics import completion_metrics, logged_metrics, reward_metrics, scored
 
 Entry = dict[str, float | None]
 
@@ -44,6 +44,7 @@ def sampled_entry(groups: Sequence[Group], grades: Grades, *, whole_batch: bool 
     for name in grades.names:
         entry[f"rewards/{name}/mean"] = ours.get(f"rewards/{name}/mean")
         entry[f"rewards/{name}/std"] = ours.get(f"rewards/{name}/std")
+    entry |= {name.split("/", 2)[2]: value for name, value in logged_metrics(grades.logged).items()}
     entry["reward"] = ours.get("reward")
     entry["reward_std"] = stdev(rewards) if len(rewards) >= 2 else None
     entry["frac_reward_zero_std"] = zero

@@ -45,6 +45,7 @@ def default_folder(model: object, kind: str) -> str:
 def loaded(source: ModelSource, args: TrainingFields) -> tuple[Policy, ModelOptions, list[str]]:
     """The policy, the options that describe it as far as options do, and what is to be told of it."""
     notes: list[str] = []
+    require_lora(source.peft_config)
     options = model_options(source, args, notes)
     if isinstance(source.model, str):
         policy, options = policy_of_path(source, options, args, notes)
@@ -82,6 +83,16 @@ def model_options(source: ModelSource, args: TrainingFields, notes: list[str]) -
     return options
 
 
+def require_lora(config: object) -> None:
+    """Refuse an adapter of another kind, and what is none."""
+    if config is None:
+        return
+    from peft import LoraConfig
+
+    if not isinstance(config, LoraConfig):
+        raise UserError(f"peft_config: a {type(config).__name__} is given; adapters are LoRA here: peft.LoraConfig.")
+
+
 def revision_of(given: object) -> str:
     """A revision of a model of the hub; the main branch is what it is without one."""
     return "" if given in (None, "main") else str(given)
@@ -106,7 +117,7 @@ def dtype_of(given: object, args: TrainingFields, notes: list[str]) -> Dtype:
 def recomputes(source: ModelSource, args: TrainingFields, notes: list[str]) -> bool:
     """Whether layers are computed again in the backward pass, which changes memory and no number."""
     wanted = bool(args.gradient_checkpointing or args.activation_checkpointing)
-    drops = source.peft_config is not None and float(vars(source.peft_config).get("lora_dropout") or 0) > 0
+    drops = source.peft_config is not None and source.peft_config.lora_dropout > 0
     if wanted and drops:
         notes.append(
             "gradient_checkpointing = True is left off, since the adapter has a dropout: layers that are computed again"
@@ -185,10 +196,8 @@ def with_peft(policy: Policy, config: "LoraConfig", *, seed: int) -> Policy:
 
 def peft_model(model: nn.Module, config: "LoraConfig") -> nn.Module:
     """A model with an adapter of peft over it.  Raises UserError where it has one, or where the config is none."""
-    from peft import LoraConfig, PeftModel, get_peft_model
+    from peft import PeftModel, get_peft_model
 
-    if not isinstance(config, LoraConfig):
-        raise UserError(f"peft_config: a {type(config).__name__} is given; adapters are LoRA here: peft.LoraConfig.")
     if isinstance(model, PeftModel):
         raise UserError("peft_config: the model is a PeftModel already, with an adapter of its own.  Leave one out.")
     made: nn.Module = get_peft_model(cast(PreTrainedModel, model), config)
@@ -205,8 +214,6 @@ def adapter_options(config: "LoraConfig", family: str) -> AdapterOptions | None:
     from peft import LoraConfig
     from peft.utils import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING
 
-    if not isinstance(config, LoraConfig):
-        raise UserError(f"peft_config: a {type(config).__name__} is given; adapters are LoRA here: peft.LoraConfig.")
     said: Any = config
     plain = LoraConfig(
         r=said.r,

@@ -152,8 +152,8 @@ GRPO_RULES: Rules = {
     "vespo_lambda_neg": idle(NOT_SOFT),
     "importance_sampling_level": supported("algorithm.ratio_level", "token and sequence"),
     "reward_weights": supported("", "the weight of each reward function"),
-    "multi_objective_aggregation": refused(
-        "rewards are weighed and summed before they are compared; use sum_then_normalize."
+    "multi_objective_aggregation": supported(
+        "algorithm.reward_aggregation", "normalize_then_sum heeds no scale_rewards, as in TRL"
     ),
     "scale_rewards": supported(
         "algorithm.deviation, algorithm.deviation_over", "group, batch and none, with 1e-4 added"

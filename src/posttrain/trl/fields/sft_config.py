@@ -51,9 +51,7 @@ SFT_RULES: Rules = {
     "adam_beta1": supported("sft.beta1"),
     "adam_beta2": supported("sft.beta2"),
     "max_grad_norm": supported("sft.max_grad_norm", "0 and None clip nothing"),
-    "gradient_accumulation_steps": supported(
-        "sft.rows_per_batch", "times the rows on a device"
-    ),
+    "gradient_accumulation_steps": supported("sft.rows_per_batch", "times the rows on a device"),
     "include_for_metrics": refused("the loss on held-out rows is what is measured; leave it out."),
     "batch_eval_metrics": refused("the loss on held-out rows is what is measured; leave it out."),
     "remove_unused_columns": refused("columns that are not learned are not read; leave it out.", True, False, None),
