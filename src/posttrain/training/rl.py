@@ -123,13 +123,18 @@ def run_steps(config: Config, own: CallerObjects, how: Beginning) -> RunSteps:
             Path(config.run.folder), inputs_of(config, own), accept_changes=how.accept_changes
         )
     with open_session(config, own) as session:
-        config.require_use_for_reference(session.algorithm)
-        require_room(session)
         session.trained.run.recipe = how.recipe
-        require_sound_rows(session)
-        for line in report.planned_memory(session)[1]:  # before anything is sampled, which might be where it ends
-            print(line, flush=True)
+        make_ready(session)
         return (yield from train_session(session, resumed or inputs_of(config, own), how))
+
+
+def make_ready(session: Session) -> None:
+    """Refuse what could not be trained, and warn of memory before anything is sampled, which might be where it ends."""
+    session.config.require_use_for_reference(session.algorithm)
+    require_room(session)
+    require_sound_rows(session)
+    for line in report.planned_memory(session)[1]:
+        print(line, flush=True)
 
 
 def harness_options(
@@ -320,11 +325,7 @@ def show_plan(config: Config, own: CallerObjects = NOTHING_BROUGHT, *, show_prom
     Of that step so many prompts are shown, each with a completion and its scores.
     """
     with open_session(config, own) as session:
-        config.require_use_for_reference(session.algorithm)
-        require_room(session)
-        require_sound_rows(session)
-        for line in report.planned_memory(session)[1]:
-            print(line, flush=True)
+        make_ready(session)
         session.load_weights()
         clock = Clock()
         collected = session.collector.collect(1, no_journal, clock)

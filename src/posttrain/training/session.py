@@ -39,6 +39,7 @@ from posttrain.tasks.task_registry import load_task, require_task
 from posttrain.training.collector import Collector, CollectorSettings
 from posttrain.training.evaluation import Questions
 from posttrain.training.learner import Learner, LearnerSettings
+from posttrain.training.optimizer import OwnOptimizer
 from posttrain.training.state import TrainedByReward
 
 Rows = Iterable[Mapping[str, object]]
@@ -80,6 +81,8 @@ class CallerObjects:
     """In place of a dataset's file."""
     held_out_rows: Rows | None = None
     """Those to evaluate on, in place of a share of the rows."""
+    optimizer: OwnOptimizer | None = None
+    """In place of AdamW, over the policy's parameters."""
 
     def __post_init__(self) -> None:
         for name, kind, remedy in (
@@ -233,6 +236,7 @@ def assembled(
             num_steps=config.run.num_steps,
             refresh_reference_every=config.reference.refresh_every,
         ),
+        own_optimizer=own.optimizer,
     )
     return Session(
         config=config,
@@ -317,6 +321,8 @@ def inputs_of(config: Config, own: CallerObjects) -> RunInputs:
         objects["engine"] = RunInput(class_name(own.engine) + draws)
     if own.algorithm is not None:
         objects["algorithm"] = code_input(own.algorithm.name, own.algorithm)
+    if own.optimizer is not None:
+        objects["optimizer"] = RunInput(class_name(own.optimizer.optimizer))
     for index, reward in enumerate(given_rewards(own)):
         settings = {
             each.name: getattr(reward.settings, each.name)

@@ -254,7 +254,7 @@ def fit(
                     metrics |= measured(session, trained, harness)
                 tokens = sum(example.num_inputs for example in batch)
                 harness.record(StepReport(step=step, metrics=metrics, num_tokens=tokens))
-        finished = trained.step >= num_steps
+        finished = trained.step >= num_steps or (harness.told_to_stop and not harness.interruption)
         summary: dict[str, object] = {}
         if finished:
             write_model(session.config, session.policy, folder.path)
