@@ -127,6 +127,10 @@ BECAUSE: dict[str, list[tuple[str, str]]] = {
         ),
     ],
     "Only numbers are taken of it.": [
+        (
+            "training/optimizer.py",
+            "trained = [parameter.clone() for parameter in parameters if parameter.requires_grad]",
+        ),
         ("runs/tensor_state.py", "return {name: tensor.clone() for name, tensor in named.items() if name in names}"),
         ("runs/tensor_state.py", "tensor = named[name].clone().cpu().contiguous()"),
         (

@@ -32,7 +32,7 @@ GROUPS = [
     Group(
         files=["training/collector.py", "training/rl.py"],
         suites=["closed_form", "laws", "engine", "end_to_end"],
-        modules=["posttrain.training.collector", "posttrain.training.rl", "posttrain.train"],
+        modules=["posttrain.training.collector", "posttrain.training.rl", "posttrain.train", "tests.support.stages"],
     ),
     Group(
         files=["generation/sampling.py", "generation/streams.py"],

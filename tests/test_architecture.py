@@ -20,7 +20,7 @@ SOURCE = ROOT / "src" / "posttrain"
 LAYERS = [
     {"__main__"},
     {"cli", ""},
-    {"commands", "trl"},
+    {"commands", "trl", "course"},
     {"training", "irl_runs", "neural_irl"},  # irl_runs and neural_irl are users of irl/, which stands alone
     {"runs"},
     {"generation", "tasks", "config"},
@@ -41,6 +41,7 @@ ENTRY_POINTS = {
     "posttrain.training.evaluate.evaluate",
     "posttrain.training.sft.sft_run.train_sft",
     "posttrain.rewards.grading.grade.grade",
+    "posttrain.course.one_group.grpo_step",
 }
 """Functions that people call with keywords of their choice, and that may therefore take more than six arguments."""
 TRIVIAL_STATEMENTS = 2

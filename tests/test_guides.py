@@ -122,6 +122,7 @@ def test_the_advantages_are_those_that_its_docstrings_say(folder: Path) -> None:
     evidence = Evidence(
         rewards=torch.tensor([[0.0, 1.0]], dtype=torch.float64),
         scores=torch.zeros(1, 1, 2, dtype=torch.float64),
+        weights=torch.ones(1, dtype=torch.float64),
         lengths=torch.tensor([[1, 3]]),
         max_completion_tokens=3,
     )

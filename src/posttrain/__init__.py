@@ -7,7 +7,9 @@
 `solved(completions, answer, **columns)` gets lists and returns one number, or None, for each completion;
 `posttrain.reward_function(solved, weight=0.5)` gives it a weight.  A model object is given as
 `train(config, policy=posttrain.as_policy(model, tokenizer))`; `Task`, `Engine`, `Algorithm` and `Watcher` say what an
-object of your own has to be.  Importing this module loads nothing heavy: each name is loaded when it is first used.
+object of your own has to be.  `steps` is `train` one step at a time, `generate` samples outside any run, and
+`posttrain.course` has the functions of a course.  Importing this module loads nothing heavy: each name is loaded when
+it is first used.
 """
 
 from importlib import import_module
@@ -17,16 +19,19 @@ if TYPE_CHECKING:
     from posttrain.algorithms.table import Algorithm
     from posttrain.config import Config, IrlConfig, SftConfig, as_recipe, load_recipe
     from posttrain.generation.engine import Engine
+    from posttrain.generation.generate import generate
     from posttrain.irl_runs.environment import LearnedReward
     from posttrain.irl_runs.run import recover
     from posttrain.models.policy import as_policy
     from posttrain.rewards.grading.function import reward_function
+    from posttrain.rewards.model import RewardModel
     from posttrain.runs.reports import Run
     from posttrain.runs.watchers import Watcher
     from posttrain.tasks.base import Probe, Reading, Task
     from posttrain.training.evaluate import evaluate
     from posttrain.training.rl import train
     from posttrain.training.sft.sft_run import train_sft
+    from posttrain.training.steps import steps
 
 __all__ = [
     "Algorithm",
@@ -36,6 +41,7 @@ __all__ = [
     "LearnedReward",
     "Probe",
     "Reading",
+    "RewardModel",
     "Run",
     "SftConfig",
     "Task",
@@ -43,9 +49,11 @@ __all__ = [
     "as_policy",
     "as_recipe",
     "evaluate",
+    "generate",
     "load_recipe",
     "recover",
     "reward_function",
+    "steps",
     "train",
     "train_sft",
 ]
@@ -62,6 +70,7 @@ HOMES = {
     "recover": "posttrain.irl_runs.run",
     "as_policy": "posttrain.models.policy",
     "reward_function": "posttrain.rewards.grading.function",
+    "RewardModel": "posttrain.rewards.model",
     "Watcher": "posttrain.runs.watchers",
     "Probe": "posttrain.tasks.base",
     "Reading": "posttrain.tasks.base",
@@ -70,6 +79,8 @@ HOMES = {
     "train": "posttrain.training.rl",
     "train_sft": "posttrain.training.sft.sft_run",
     "evaluate": "posttrain.training.evaluate",
+    "generate": "posttrain.generation.generate",
+    "steps": "posttrain.training.steps",
 }
 """Where each public name is defined."""
 

@@ -103,16 +103,31 @@ class Grades:
     """Reward functions, in the order of `scores`."""
     scores: Float64[Tensor, "function prompt group"]
     """One score per function and rollout; NaN where the function does not apply or its service failed."""
+    weights: Float64[Tensor, " function"]
+    """What each function's scores count, with the step's place in their schedules; 0 for what is only reported."""
     rewards: Float64[Tensor, "prompt group"]
-    """Weighted sum of the scores that exist; NaN where none does."""
+    """Weighted sum of the scores that exist, clipped where `clips` says so; NaN where none does."""
+    clips: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    """Function name -> bounds of what counts of its scores; `scores` are as they were given."""
     outcomes: Mapping[str, tuple[tuple[str, ...], ...]] = field(default_factory=dict)
     """For graders that tell how a completion failed: function name -> outcome per prompt and rollout."""
     details: Mapping[str, tuple[tuple[Mapping[str, object] | None, ...], ...]] = field(default_factory=dict)
     """What else graders tell, in the same order: plain JSON for the journal."""
+    extras: Mapping[str, tuple[tuple[Mapping[str, object] | None, ...], ...]] = field(default_factory=dict)
+    """What functions logged of single completions by `log_extra`, in the same order: column -> plain JSON."""
+    logged: Mapping[str, tuple[tuple[Mapping[str, float] | None, ...], ...]] = field(default_factory=dict)
+    """What functions logged by `log_metric`, at every rollout of the call that it is of: name -> number."""
     num_failures: int = 0
     """Scores that are missing because scoring itself failed, not because the function does not apply."""
     num_cached: int = 0
     """Scores that were known from an equal completion, and for which no function was asked."""
+
+    @property
+    def clipped(self) -> Float64[Tensor, "function prompt group"]:
+        """The scores as they go into the sum: within the bounds that a function's are clipped to."""
+        bounds = [self.clips.get(name, (-torch.inf, torch.inf)) for name in self.names]
+        low, high = torch.tensor(bounds, dtype=torch.float64).T[:, :, None, None]
+        return self.scores.maximum(low).minimum(high)
 
     def select(self, rows: Sequence[int]) -> "Grades":
         """Those of some groups; what is counted of all of them goes with it."""
@@ -123,6 +138,8 @@ class Grades:
             rewards=self.rewards[chosen],
             outcomes={name: tuple(outcomes[i] for i in chosen) for name, outcomes in self.outcomes.items()},
             details={name: tuple(details[i] for i in chosen) for name, details in self.details.items()},
+            extras={name: tuple(extras[i] for i in chosen) for name, extras in self.extras.items()},
+            logged={name: tuple(logged[i] for i in chosen) for name, logged in self.logged.items()},
         )
 
     def joined(self, other: "Grades") -> "Grades":
@@ -130,9 +147,13 @@ class Grades:
         return Grades(
             names=self.names,
             scores=torch.cat([self.scores, other.scores], dim=1),
+            weights=self.weights,
+            clips=self.clips,
             rewards=torch.cat([self.rewards, other.rewards]),
             outcomes=_appended([(self, self.outcomes), (other, other.outcomes)], blank=""),
             details=_appended([(self, self.details), (other, other.details)], blank=None),
+            extras=_appended([(self, self.extras), (other, other.extras)], blank=None),
+            logged=_appended([(self, self.logged), (other, other.logged)], blank=None),
             num_failures=self.num_failures + other.num_failures,
             num_cached=self.num_cached + other.num_cached,
         )

@@ -150,6 +150,7 @@ REWARDS = torch.tensor([[nan, -5.0, -2.0], [-3.0, nan, -4.0]], dtype=torch.float
 GRADES = Grades(
     names=("f",),
     scores=REWARDS[None],
+    weights=torch.ones(1, dtype=torch.float64),
     rewards=REWARDS,
     outcomes={"f": (("right", "wrong", "wrong"), ("right", "wrong", "odd"))},
 )
@@ -178,5 +179,6 @@ def test_of_a_long_completion_the_beginning_and_the_end_are_shown() -> None:
         ("a" * half + "b" * half, "a" * half + "b" * half),
         ("a" * half + "x" + "b" * half, "a" * half + " … " + "b" * half),
     ):
-        alone = Grades(names=("f",), scores=torch.zeros(1, 1, 1).double(), rewards=torch.zeros(1, 1).double())
+        zero = torch.zeros(1, 1, dtype=torch.float64)
+        alone = Grades(names=("f",), scores=zero[None], weights=torch.ones(1).double(), rewards=zero)
         assert transcript(Alarm("no signal", ""), [group([text])], alone) == f"1 + 1?\n{shown}"

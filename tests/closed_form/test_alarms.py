@@ -246,6 +246,7 @@ def test_the_transcript_shows_what_the_alarm_is_about() -> None:
     grades = Grades(
         names=("f",),
         scores=torch.zeros(1, 1, 2, dtype=torch.float64),
+        weights=torch.ones(1, dtype=torch.float64),
         rewards=torch.zeros(1, 2, dtype=torch.float64),
         outcomes={"f": (("right", "malformed"),)},
         num_failures=0,

@@ -160,7 +160,13 @@ def test_clipped_tokens_are_those_of_the_algorithms_own_range_and_level() -> Non
 
 def credit(config: dict[str, object], rewards: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
     """The advantage of each completion, [prompt group], under a limit of 100 tokens."""
-    evidence = Evidence(rewards=rewards, scores=rewards[None], lengths=lengths, max_completion_tokens=100)
+    evidence = Evidence(
+        rewards=rewards,
+        scores=rewards[None],
+        weights=torch.ones(1, dtype=torch.float64),
+        lengths=lengths,
+        max_completion_tokens=100,
+    )
     return mean_of_rollouts(build_algorithm(config).credit(evidence).advantages, lengths)
 
 

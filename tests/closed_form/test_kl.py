@@ -73,7 +73,12 @@ def evidence(token_rewards: torch.Tensor, lengths: list[list[int]]) -> Evidence:
     shape = torch.tensor(lengths)
     rewards = torch.zeros(shape.shape, dtype=torch.float64)
     return Evidence(
-        rewards=rewards, scores=rewards[None], lengths=shape, max_completion_tokens=9, token_rewards=token_rewards
+        rewards=rewards,
+        scores=rewards[None],
+        weights=torch.ones(1, dtype=torch.float64),
+        lengths=shape,
+        max_completion_tokens=9,
+        token_rewards=token_rewards,
     )
 
 

@@ -33,7 +33,8 @@ def group(draw: int, prompt_tokens: int, *rollouts: Rollout) -> Group:
 def grades(rewards: list[list[float]], **scores: list[list[float]]) -> Grades:
     table = torch.tensor(rewards, dtype=torch.float64)
     functions = torch.tensor(list(scores.values()) or [rewards], dtype=torch.float64)
-    return Grades(names=tuple(scores) or ("only",), scores=functions, rewards=table)
+    names = tuple(scores) or ("only",)
+    return Grades(names=names, scores=functions, weights=torch.ones(len(names), dtype=torch.float64), rewards=table)
 
 
 def test_the_mean_reward_and_the_deviation_within_groups_leave_unscored_rollouts_out() -> None:
@@ -121,7 +122,7 @@ def test_when_every_completion_was_cut_off_there_is_no_terminated_length() -> No
 def test_every_metric_of_a_step_is_finite_and_in_the_documentation() -> None:
     outcomes = {"right": (("correct", "no_answer"), ("correct", "correct"))}
     table = grades([[0.5, nan], [1.0, 0.0]], right=[[0.5, nan], [1.0, 0.0]], shape=[[1.0, 0.0], [1.0, 1.0]])
-    told = Grades(names=table.names, scores=table.scores, rewards=table.rewards, outcomes=outcomes, num_failures=1)
+    told = replace(table, outcomes=outcomes, num_failures=1)
     groups = [
         group(0, 3, rollout(0, 2), rollout(1, 6, finish=Finish.LENGTH)),
         group(1, 3, rollout(0, 2), rollout(1, 1)),

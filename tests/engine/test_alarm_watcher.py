@@ -17,7 +17,7 @@ def report(step: int, reward: float, accuracy: float | None) -> StepReport:
     if accuracy is not None:
         metrics |= evaluation(accuracy)
     rewards = torch.tensor([[reward, reward]], dtype=torch.float64)
-    grades = Grades(names=("mine",), scores=rewards[None], rewards=rewards)
+    grades = Grades(names=("mine",), scores=rewards[None], weights=torch.ones(1).double(), rewards=rewards)
     return StepReport(step=step, metrics=metrics, groups=[written_group((1,), [(2,), (3,)])], grades=grades)
 
 

@@ -1,15 +1,23 @@
 """The learner between its parts: which rate each update has, when the reference is renewed, what a trial leaves."""
 
 from dataclasses import replace
+from pathlib import Path
 
+import peft
 import pytest
 import torch
 
+from posttrain.algorithms.table import build_algorithm
+from posttrain.errors import RunError, UserError
+from posttrain.models.policy import as_policy
 from posttrain.options.training import UpdateOptions
+from posttrain.runs.checkpoint import Checkpoint
 from posttrain.runs.clock import Clock
-from posttrain.training.learner import Learner
+from posttrain.training.learner import Learner, LearnerSettings
 from posttrain.training.update import group_logprobs
+from tests.support.adapted import adapted_policy
 from tests.support.stages import stages_with
+from tests.support.tiny import tiny_model, tokenizer
 
 KL = {"name": "grpo", "kl": {"coefficient": 0.1}}
 
@@ -68,3 +76,45 @@ def test_a_trial_computes_the_gradient_and_leaves_no_trace_of_it() -> None:
     assert gradients[0].norm() > 0
     assert all(parameter.grad is None for parameter in stages.policy.model.parameters())
     assert all(torch.equal(a, b) for a, b in zip(before, stages.policy.model.parameters(), strict=True))
+
+
+SETTINGS = LearnerSettings(update=UpdateOptions(), max_completion_tokens=8, temperature=1.0, num_steps=3)
+
+
+def learner_of_an_adapter(*, seed: int = 0) -> Learner:
+    return Learner(adapted_policy(seed=seed), build_algorithm({"name": "grpo"}), SETTINGS)
+
+
+def saved_state(learner: Learner) -> Checkpoint:
+    """What a checkpoint of the learner reads back as."""
+    state = {"optimizer": learner.optimizer_state(), **learner.frozen}
+    return Checkpoint(step=1, path=Path("step-1"), tensors=learner.tensors(), state=state, made_with={})
+
+
+def test_an_adapter_is_restored_over_its_own_base_alone() -> None:
+    saved, same, other = (learner_of_an_adapter(seed=seed) for seed in (0, 1, 0))
+    with torch.no_grad():
+        next(each for each in other.policy.model.parameters() if not each.requires_grad).add_(0.5)
+    with pytest.raises(RunError, match="the frozen weights are not those of the checkpoint"):
+        other.restore(saved_state(saved), num_updates=1)
+    same.restore(saved_state(saved), num_updates=7)
+    theirs, ours = saved.tensors()["policy"], same.tensors()["policy"]
+    assert all(torch.equal(ours[name], tensor) for name, tensor in theirs.items())
+    assert same.num_updates == 7
+
+
+def test_a_checkpoint_calls_the_base_by_the_name_of_its_model() -> None:
+    learner = learner_of_an_adapter()
+    assert '"model": "a model object"' in repr(learner.frozen).replace("'", '"')
+    named = learner_of_an_adapter()
+    named.policy.model.config.name_or_path = named.policy.model.name_or_path = "models/base"
+    assert '"model": "models/base"' in repr(named.frozen).replace("'", '"')
+
+
+def test_an_adapter_of_peft_beside_which_the_base_learns_is_refused() -> None:
+    model = tiny_model("qwen3", torch.float32, exact=False)
+    peft.inject_adapter_in_model(peft.LoraConfig(r=2, target_modules=["q_proj"], lora_dropout=0.0), model)
+    for parameter in model.parameters():
+        parameter.requires_grad_(True)
+    with pytest.raises(UserError, match="which the files of an adapter do not hold"):
+        Learner(as_policy(model, tokenizer()), build_algorithm({"name": "grpo"}), SETTINGS)

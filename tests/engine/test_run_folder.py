@@ -41,6 +41,7 @@ GROUPS = [group(0), group(5)]
 GRADES = Grades(
     names=("right", "shape"),
     scores=torch.tensor([[[1.0, 0.0], [0.5, nan]], [[0.0, 0.25], [nan, nan]]], dtype=torch.float64),
+    weights=torch.tensor([1.0, 1.0], dtype=torch.float64),
     rewards=torch.tensor([[1.0, 0.25], [0.5, nan]], dtype=torch.float64),
     outcomes={"right": (("correct", "no_answer"), ("partly", "none"))},
 )

@@ -45,7 +45,12 @@ def some_evidence(seed: int, num_prompts: int, group_size: int, *, token_rewards
     lengths = torch.randint(1, LIMIT + 1, shape, generator=rng)
     earned = torch.randn(int(lengths.sum()), generator=rng, dtype=torch.float64) if token_rewards else None
     return Evidence(
-        rewards=rewards, scores=rewards[None], lengths=lengths, max_completion_tokens=LIMIT, token_rewards=earned
+        rewards=rewards,
+        scores=rewards[None],
+        weights=torch.ones(1, dtype=torch.float64),
+        lengths=lengths,
+        max_completion_tokens=LIMIT,
+        token_rewards=earned,
     )
 
 

@@ -230,7 +230,13 @@ def batch_of(
 def advantage(algorithm: Algorithm, rewards: Tensor) -> Tensor:
     """What the algorithm makes of rewards, [prompt group], where every completion has one token."""
     ones = torch.ones(rewards.shape, dtype=torch.long)
-    evidence = Evidence(rewards=rewards.double(), scores=rewards.double()[None], lengths=ones, max_completion_tokens=16)
+    evidence = Evidence(
+        rewards=rewards.double(),
+        scores=rewards.double()[None],
+        weights=torch.ones(1, dtype=torch.float64),
+        lengths=ones,
+        max_completion_tokens=16,
+    )
     return algorithm.credit(evidence).advantages.view_as(rewards)
 
 

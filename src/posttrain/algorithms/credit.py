@@ -23,7 +23,9 @@ class Evidence:
     rewards: Float64[Tensor, "prompt group"]
     """Weighted sums of the scores; NaN where nothing scored a rollout."""
     scores: Float64[Tensor, "function prompt group"]
-    """Score of each reward function; NaN where it does not apply."""
+    """Score of each reward function, clipped where the recipe says so; NaN where it does not apply."""
+    weights: Float64[Tensor, " function"]
+    """What each function's scores count in `rewards`; 0 for one that is only reported."""
     lengths: Int64[Tensor, "prompt group"]
     """Tokens of each completion, the stop token included; at least 1."""
     max_completion_tokens: int

@@ -14,6 +14,13 @@ from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
 from posttrain.algorithms.advantages import batch_centred, group_centred, group_zscore, leave_one_out, raw
+from posttrain.algorithms.aggregation import (
+    RewardAggregation,
+    decoupled_zscore,
+    per_function,
+    scores_differ,
+    sums_differ,
+)
 from posttrain.algorithms.checks import require_credit, require_weights
 from posttrain.algorithms.credit import Credit, CreditRule, Evidence, per_rollout
 from posttrain.algorithms.losses import UNBOUNDED, ClipRange, RatioLevel, clipped_surrogate, weighted_policy_gradient
@@ -36,7 +43,7 @@ from posttrain.algorithms.token_weights import (
 )
 from posttrain.binding import bind, build_own, is_own
 from posttrain.errors import UserError
-from posttrain.records import Group
+from posttrain.records import Grades, Group
 from posttrain.schemas import did_you_mean
 
 Weighting = Literal["mean_over_tokens", "mean_over_sequences", "sum_over_sequence", "constant_length"]
@@ -84,6 +91,8 @@ class Algorithm:
     kl_penalty: KlTerm | None = None
     """A KL to the reference that is taken off the rewards of the sampled tokens."""
     resample: Resample | None = None
+    informative: Callable[[Grades], Tensor] = sums_differ
+    """Which groups teach something, as dynamic sampling asks: the others make room."""
 
     def __post_init__(self) -> None:
         owner = f"algorithm {self.name}"
@@ -167,6 +176,35 @@ def overlong_punishment(
     return rewards - overlong.penalty * into_buffer.clamp(0, 1)
 
 
+def decoupled(
+    algorithm: Algorithm,
+    aggregation: RewardAggregation,
+    *,
+    deviation: Literal["population", "sample", "none"] = "population",
+    overlong: Overlong | None = None,
+) -> Algorithm:
+    """The algorithm, with each reward function's scores normalised before they are summed where that is asked for.
+
+    Raises UserError where something is taken off the sum of rewards, for there is none, or nothing is to be normalised.
+    """
+    if aggregation == "sum_then_normalize":
+        return algorithm
+    asked = "reward_aggregation = normalize_then_sum"
+    if algorithm.kl_penalty is not None:
+        raise UserError(
+            f"{asked} has no sum of rewards that kl.place = reward could be taken off; use kl.place = loss."
+        )
+    if overlong is not None:
+        raise UserError(
+            f"{asked} has no sum of rewards that `overlong` could be taken off.  Write `overlong: null`, and for the"
+            " same punishment add the reward soft_overlong, with a weight of its own."
+        )
+    if deviation == "none":
+        raise UserError(f"{asked} divides by deviations, and deviation = none by none; use population or sample.")
+    credit = per_function(partial(decoupled_zscore, deviation=deviation))
+    return replace(algorithm, credit=credit, informative=scores_differ)
+
+
 def reinforce(
     *,
     baseline: Literal["none", "batch_mean"] = "none",
@@ -199,6 +237,7 @@ def grpo(
     clip_low: float = 0.2,
     clip_high: float = 0.2,
     deviation: Literal["population", "sample", "none"] = "population",
+    reward_aggregation: RewardAggregation = "sum_then_normalize",
     token_weights: Weighting = "mean_over_sequences",
     ratio_to: RatioTo = "behaviour",
     kl: KlTerm | None = None,
@@ -208,13 +247,14 @@ def grpo(
     `deviation` says what the centred reward is divided by; "none" leaves it in units of reward.
     """
     advantage = group_centred if deviation == "none" else partial(group_zscore, deviation=deviation)
-    return composed(
+    made = composed(
         "grpo",
         credit=per_rollout(advantage),
         policy=policy_term(clipped_surrogate, clip=ClipRange(low=clip_low, high=clip_high), ratio_to=ratio_to),
         token_weights=WEIGHTINGS[token_weights],
         kl=kl,
     )
+    return decoupled(made, reward_aggregation, deviation=deviation)
 
 
 def dr_grpo(
@@ -236,6 +276,7 @@ def dapo(
     clip_high: float = 0.28,
     overlong: Overlong | None = Overlong(),
     resample: Resample | None = Resample(),
+    reward_aggregation: RewardAggregation = "sum_then_normalize",
     ratio_to: RatioTo = "behaviour",
     kl: KlTerm | None = None,
 ) -> Algorithm:
@@ -248,7 +289,7 @@ def dapo(
         token_weights=mean_over_tokens,
         kl=kl,
     )
-    return replace(made, resample=resample)
+    return replace(decoupled(made, reward_aggregation, overlong=overlong), resample=resample)
 
 
 def gspo(
@@ -256,6 +297,7 @@ def gspo(
     clip_low: float = 3e-4,
     clip_high: float = 4e-4,
     sequence_ratio: Literal["mean", "product"] = "mean",
+    reward_aggregation: RewardAggregation = "sum_then_normalize",
     ratio_to: RatioTo = "behaviour",
     kl: KlTerm | None = None,
 ) -> Algorithm:
@@ -265,26 +307,33 @@ def gspo(
     """
     level: RatioLevel = "sequence_mean" if sequence_ratio == "mean" else "sequence_product"
     clip = ClipRange(low=clip_low, high=clip_high)
-    return composed(
+    made = composed(
         "gspo",
         credit=per_rollout(group_zscore),
         policy=policy_term(clipped_surrogate, clip=clip, level=level, ratio_to=ratio_to),
         token_weights=mean_over_sequences,
         kl=kl,
     )
+    return decoupled(made, reward_aggregation)
 
 
 def cispo(
-    *, clip_low: float = 1.0, clip_high: float = 4.0, ratio_to: RatioTo = "behaviour", kl: KlTerm | None = None
+    *,
+    clip_low: float = 1.0,
+    clip_high: float = 4.0,
+    reward_aggregation: RewardAggregation = "sum_then_normalize",
+    ratio_to: RatioTo = "behaviour",
+    kl: KlTerm | None = None,
 ) -> Algorithm:
     """MiniMax 2025, arXiv:2506.13585: the importance weight is clipped, the gradient of no token is dropped."""
-    return composed(
+    made = composed(
         "cispo",
         credit=per_rollout(group_zscore),
         policy=policy_term(weighted_policy_gradient, clip=ClipRange(low=clip_low, high=clip_high), ratio_to=ratio_to),
         token_weights=mean_over_tokens,
         kl=kl,
     )
+    return decoupled(made, reward_aggregation)
 
 
 WEIGHTINGS: Mapping[str, Callable[..., Tensor]] = {

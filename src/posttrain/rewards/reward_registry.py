@@ -46,7 +46,12 @@ A module is imported when a recipe asks for it.
 
 
 def load_reward(options: RewardOptions) -> RewardFunction:
-    """The function that an item of a recipe's `rewards` names, with its weight."""
+    """The function, or the reward model, that an item of a recipe's `rewards` names, with its weight."""
+    if options.model:
+        from posttrain.rewards.model import RewardModel  # it loads transformers
+
+        scored = RewardModel(options.model, **options.model_options)
+        return RewardFunction(name=options.called, call=scored, settings=options, bounded=True)
     if options.path:
         file, _, _ = options.path.rpartition(":")
         call, name = function_in_file(options.path)
@@ -54,7 +59,7 @@ def load_reward(options: RewardOptions) -> RewardFunction:
     if options.name not in BUILT_IN:
         raise UserError(
             f"rewards: no reward function `{options.name}`.  {did_you_mean(options.name, BUILT_IN)}"
-            "  A function of your own is given as FILE.py:FUNCTION."
+            "  A function of your own is given as FILE.py:FUNCTION, a reward model by its folder as `model: FOLDER`."
         )
     module, _, function = BUILT_IN[options.name].partition(":")
     call = getattr(importlib.import_module(module), function)

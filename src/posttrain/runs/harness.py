@@ -118,6 +118,10 @@ class Harness:
         self._began, self._seconds_before = time.monotonic(), 0.0
         self.stopping = False
         """Whether the run ends after the step that is going on."""
+        self._recorded: StepReport | None = None
+        """The step that was recorded last."""
+        self._saved = -1
+        """The step that was saved last."""
         self._told: set[str] = set()
         """Damage to older checkpoints."""
         self._open = ExitStack()
@@ -268,14 +272,22 @@ class Harness:
             left = f"\n    The last good checkpoint is {saved[max(saved)]}." if saved else ""
             raise RunError(f"step {self.step}: {error}{left}") from error
 
-    def record(self, report: StepReport) -> None:
-        """Hand a finished step to the watchers, one after the other."""
+    def record(self, report: StepReport) -> StepReport:
+        """Hand a finished step to the watchers, one after the other; returns it with what they added."""
         metrics = dict(report.metrics)
         for watcher in self.watchers:
             with self.clock(watcher.stage) if watcher.stage else nullcontext():
                 more = watcher.on_step(replace(report, metrics=dict(metrics), seconds=dict(self.clock.seconds)))
             metrics |= more or {}
+        self._recorded = replace(report, metrics=metrics, seconds=dict(self.clock.seconds))
         self.clock = Clock()
+        return self._recorded
+
+    def leave(self) -> None:
+        """End the run after the step that was recorded last, as a signal in that step would have: it is saved."""
+        self.interruption.left = True
+        if self._recorded is not None and self._saved != self._recorded.step:
+            self.save(score=self.options.score(self._recorded.metrics))
 
     def evaluated(self, report: EvaluationReport) -> None:
         """Hand an evaluation to the watchers."""
@@ -288,6 +300,7 @@ class Harness:
         recipe = saved_recipe(self.options.config)
         folder, tensors, state = self.folder.checkpoints, self.trained.tensors(), self.trained.state()
         path = checkpoint.save(folder, step, tensors, state, score=score, recipe=recipe)
+        self._saved = step
         for wrong in checkpoint.prune(folder, keep_last=keep.keep_last, keep_best=int(keep.keep_best)):
             if wrong not in self._told:
                 self._told.add(wrong)

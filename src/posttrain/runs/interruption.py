@@ -17,9 +17,16 @@ class Interruption:
 
     def __init__(self) -> None:
         self.signal: signal.Signals | None = None
+        self.left = False
+        """Whether whoever takes the steps one by one wants no more of them."""
 
     def __bool__(self) -> bool:
-        return self.signal is not None
+        return self.left or self.signal is not None
+
+    @property
+    def reason(self) -> str:
+        """What stopped the run, as its last lines name it."""
+        return "closed" if self.signal is None else self.signal.name
 
 
 @contextmanager

@@ -60,7 +60,7 @@ def require_watchers(candidates: object) -> tuple[Watcher, ...]:
 
 OURS = frozenset({"step", "step_time", "tokens_per_second", "num_non_finite"})
 """Metrics that a step gets after a user's watchers have seen it."""
-OUR_GROUPS = ("eval", "seconds")
+OUR_GROUPS = ("eval", "seconds", "logged")
 """What comes before the / in metrics that some steps have and others do not."""
 
 

@@ -3,7 +3,9 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from posttrain.algorithms.advantages import informative
+from torch import Tensor
+
+from posttrain.algorithms.aggregation import sums_differ
 from posttrain.algorithms.table import Resample
 from posttrain.generation.engine import Engine, sample_groups
 from posttrain.generation.request import Request
@@ -14,6 +16,7 @@ from posttrain.records import Grades, Group
 from posttrain.rewards.grading.function import RewardFunction
 from posttrain.rewards.grading.grade import grade
 from posttrain.rewards.grading.resources import Resources
+from posttrain.rewards.grading.trainer_state import TrainerState
 from posttrain.runs.clock import Clock
 from posttrain.tasks.answers_of_task import training_prompts
 from posttrain.tasks.base import Task
@@ -35,6 +38,12 @@ class CollectorSettings:
     seed: int = 0
     resample: Resample | None = None
     """The algorithm's dynamic sampling."""
+    informative: Callable[[Grades], Tensor] = sums_differ
+    """Which groups it keeps, by the algorithm."""
+    num_steps: int = 0
+    """Steps of the whole run, which rewards are told."""
+    num_rows: int = 0
+    """Training rows that prompts are read from; 0 where they are made."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +104,14 @@ class Collector:
             step=step,
             grading=self.settings.grading,
             resources=self.resources,
+            trainer_state=self.trainer_state(step),
         )
+
+    def trainer_state(self, step: int) -> TrainerState:
+        """What rewards are told while completions of a step are scored; draws of refills pass over no rows."""
+        done, rows = step - 1, self.settings.num_rows
+        epoch = done * self.settings.rollout.prompts_per_step / rows if rows else None
+        return TrainerState(global_step=done, max_steps=self.settings.num_steps, epoch=epoch)
 
     def _sampled(self, step: int, draws: range, journal: Journal, clock: Clock) -> tuple[list[Group], Grades]:
         with clock("rollout"):
@@ -105,7 +121,7 @@ class Collector:
             return groups, self.grade(groups, step=step, journal=journal)
 
     def _refilled(self, first: CollectedStep, journal: Journal, clock: Clock) -> CollectedStep:
-        """Put other prompts' groups in place of those whose rewards are all equal, for a stated number of rounds.
+        """Put other prompts' groups in place of those that teach nothing, for a stated number of rounds.
 
         What is uninformative after the last round stays, so that a step always has its full number of groups.
         """
@@ -114,7 +130,7 @@ class Collector:
         replaced: list[tuple[Sequence[Group], Grades]] = []
         drawn = len(groups)
         for _ in range(self.settings.resample.max_rounds):
-            keep = informative(grades.rewards)
+            keep = self.settings.informative(grades)
             missing = int((~keep).sum())
             if missing == 0:
                 break

@@ -104,7 +104,8 @@ class Learner:
         sampled = sampled_columns(groups)
         evidence = Evidence(
             rewards=grades.rewards,
-            scores=grades.scores,
+            scores=grades.clipped,
+            weights=grades.weights,
             lengths=lengths,
             max_completion_tokens=self.settings.max_completion_tokens,
             token_rewards=self._penalties(sampled.behaviour_logprobs, reference),

@@ -1,6 +1,7 @@
 """The loop: prompts → rollouts → grades → advantages → batches → loss → updates, as often as the recipe says."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from posttrain.algorithms.table import Algorithm
@@ -64,7 +65,6 @@ def train(
     the run was made of, such as a reward that has been mended.  `recipe` is what the summary says that the config comes
     from.
     """
-    require_resume(from_step, resume=resume)
     own = CallerObjects(
         policy=policy,
         task=task,
@@ -74,18 +74,58 @@ def train(
         rows=rows,
         held_out_rows=held_out_rows,
     )
-    watching = require_watchers(watchers)
+    how = Beginning(watchers=watchers, resume=resume, from_step=from_step, accept_changes=accept_changes, recipe=recipe)
+    return to_the_end(run_steps(config, own, how))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Beginning:
+    """How a run begins: who watches it, and whether it goes on from a checkpoint."""
+
+    watchers: Sequence[Watcher] = ()
+    resume: bool = False
+    from_step: int | None = None
+    accept_changes: bool = False
+    recipe: str = ""
+    """What the summary says that the config comes from."""
+
+    def __post_init__(self) -> None:
+        require_resume(self.from_step, resume=self.resume)
+        object.__setattr__(self, "watchers", require_watchers(self.watchers))
+
+
+RunSteps = Generator[StepReport, None, Run]
+"""A run, which yields each step when it is recorded and returns what came out.
+
+Closed early it ends as an interrupted run does: what was recorded last is saved, and no `Run` is returned.
+"""
+
+
+def to_the_end(steps: RunSteps) -> Run:
+    """Take all steps of a run."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            run: Run = end.value
+            return run
+
+
+def run_steps(config: Config, own: CallerObjects, how: Beginning) -> RunSteps:
+    """The run that a config and a caller's objects describe, step by step; nothing is done before the first `next`."""
     resumed = None
-    if resume:
-        resumed = require_same_inputs(Path(config.run.folder), inputs_of(config, own), accept_changes=accept_changes)
+    if how.resume:
+        resumed = require_same_inputs(
+            Path(config.run.folder), inputs_of(config, own), accept_changes=how.accept_changes
+        )
     with open_session(config, own) as session:
         config.require_use_for_reference(session.algorithm)
         require_room(session)
-        session.trained.run.recipe = recipe
+        session.trained.run.recipe = how.recipe
         require_sound_rows(session)
         for line in report.planned_memory(session)[1]:  # before anything is sampled, which might be where it ends
             print(line, flush=True)
-        return train_session(session, resumed or inputs_of(config, own), watching, resume=resume, from_step=from_step)
+        return (yield from train_session(session, resumed or inputs_of(config, own), how))
 
 
 def harness_options(
@@ -110,15 +150,13 @@ def harness_options(
     )
 
 
-def train_session(
-    session: Session, inputs: RunInputs, watchers: Sequence[Watcher], *, resume: bool, from_step: int | None = None
-) -> Run:
+def train_session(session: Session, inputs: RunInputs, how: Beginning) -> RunSteps:
     """The run of a session, from its folder to its summary."""
     config, state = session.config, session.trained.run
-    folder = RunFolder.resume(config.run.folder) if resume else claim_folder(config)
-    options = harness_options(session, folder, watchers, from_step)
+    folder = RunFolder.resume(config.run.folder) if how.resume else claim_folder(config)
+    options = harness_options(session, folder, how.watchers, how.from_step)
     with Harness(folder, session.trained, options) as harness:
-        notes = go_on(session, harness) if resume else []
+        notes = go_on(session, harness) if how.resume else []
         if inputs.changes:
             folder.write_inputs(inputs)
             notes.append(f"No longer as it was when the run began: {'; '.join(inputs.changes)}.")
@@ -130,20 +168,22 @@ def train_session(
         harness.start([*report.plan_lines(session, first, harness.clock.seconds), *notes])
         if not state.before:
             measure_before(session, harness)
-            if not resume:  # only now: nor does a mistake in the evaluation cost an earlier run
+            if not how.resume:  # only now: nor does a mistake in the evaluation cost an earlier run
                 folder.begin(saved_recipe(config))
             folder.write_inputs(inputs)
             save_before(session, harness)
         harness.progress.compare_with(report.held_out_metrics(session.trained.run.before))
-        with harness.naming_the_step():
-            take_steps(session, harness, first)
-        if harness.interruption.signal is not None:
-            harness.end({}, report.interrupted(folder.path, state.step, harness.interruption.signal))
-            return Run(folder=folder.path, summary={}, interrupted=True)
-        return conclude(session, harness, state)
+        try:
+            with harness.naming_the_step():
+                yield from take_steps(session, harness, first)
+        except GeneratorExit:  # whoever takes the steps wants no more
+            harness.leave()
+            end_early(session, harness)
+            raise
+        return end_early(session, harness) if harness.interruption else conclude(session, harness, state)
 
 
-def take_steps(session: Session, harness: Harness, first: CollectedStep | None) -> None:
+def take_steps(session: Session, harness: Harness, first: CollectedStep | None) -> Iterator[StepReport]:
     """Take the steps that are left; `first` is what the first of them has collected already."""
     collector, learner = session.collector, session.learner
     journal, state = harness.folder.journal_scores, session.trained.run
@@ -155,7 +195,7 @@ def take_steps(session: Session, harness: Harness, first: CollectedStep | None) 
         session.load_weights()
         count_step(state, collected, updates, learner.num_updates)
         evaluation = evaluate_when_due(session, harness)
-        harness.record(step_report(session, credited, updates, evaluation))
+        yield harness.record(step_report(session, credited, updates, evaluation))
         first = None
 
 
@@ -200,7 +240,7 @@ def evaluate_when_due(session: Session, harness: Harness) -> Mapping[str, float]
     if not options.every_steps or state.step % options.every_steps:
         return {}
     with harness.clock("evaluate"):
-        metrics = brief_evaluation(session.engine, session.questions(), problems=options.brief_problems)
+        metrics = brief_evaluation(session.engine, session.questions_now(), problems=options.brief_problems)
         harness.evaluated(EvaluationReport(step=state.step, results=metrics))
     if "eval/accuracy_sampled" in metrics:
         state.saw_evaluation(metrics["eval/accuracy_sampled"])
@@ -229,13 +269,20 @@ def save_before(session: Session, harness: Harness) -> None:
 
 def measure_held_out(session: Session, harness: Harness, when: str) -> tuple[dict[str, object], list[list[str]]]:
     """The full evaluation, and the first sampled completions of the problems that the end shows."""
-    options, questions = session.config.evaluation, session.questions()
+    options, questions = session.config.evaluation, session.questions_now()
     total = num_completions(questions, samples=options.samples)
     with harness.progress.stage(f"held-out problems {when}", total) as advance:
         results, groups = full_evaluation(session.engine, questions, samples=options.samples, advance=advance)
     harness.evaluated(EvaluationReport(step=session.trained.step, results=results, groups=groups))
     shown = [[group.prompt.text, group.graded_text(group.rollouts[0])] for group in groups[: report.SHOWN]]
     return results, shown
+
+
+def end_early(session: Session, harness: Harness) -> Run:
+    """Say what an interrupted run leaves."""
+    folder, step = harness.folder.path, session.trained.run.step
+    harness.end({}, report.interrupted(folder, step, harness.interruption.reason))
+    return Run(folder=folder, summary={}, interrupted=True)
 
 
 def conclude(session: Session, harness: Harness, state: RunState) -> Run:

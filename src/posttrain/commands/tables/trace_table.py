@@ -15,6 +15,7 @@ from posttrain.models.rendering import TokenizerRenderer
 from posttrain.records import Grades, Group, Prompt
 from posttrain.runs.clock import Clock
 from posttrain.runs.progress import visible
+from posttrain.runs.prompt_preview import logged_lines
 from posttrain.training.collector import CollectedStep
 from posttrain.training.session import Session
 
@@ -103,9 +104,11 @@ def judged(session: Session, group: Group, sample: int) -> tuple[Grades, list[st
     if not group.prompt.columns and not session.config.rewards:
         notes.append("No reward: the text is no problem of the task.  Name a reward that any text has: --rewards ...")
         unscored = torch.full((1, len(group.rollouts)), torch.nan, dtype=torch.float64)
-        return Grades(names=("none",), scores=unscored[None], rewards=unscored), notes
+        none = Grades(names=("none",), scores=unscored[None], weights=torch.ones(1).double(), rewards=unscored)
+        return none, notes
     grades = session.collector.grade([group])
     got = " ".join(f"{value:.2f}" for value in grades.rewards[0].tolist())
     notes.append(f"rewards of the group: {got}; advantage by {session.algorithm.name}")
     notes += [f"{name}: {outcomes[0][sample]}" for name, outcomes in grades.outcomes.items()]
+    notes += [visible(f"logged by {line}") for line in logged_lines(grades, 0, sample)]
     return grades, notes

@@ -2,8 +2,9 @@
 
 import functools
 import inspect
+import itertools
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -127,6 +128,22 @@ def reward_function(
     named = name or own_name(call)
     made = bind(RewardSettings, {"weight": weight, **settings}, where=f"reward {named!r}")
     return RewardFunction(name=named, call=call, settings=made, text_only=text_only)
+
+
+def with_own_names(functions: Sequence[RewardFunction]) -> tuple[RewardFunction, ...]:
+    """The functions, those that share a name told apart: `solved`, `solved_2`, `solved_3`.
+
+    The first keeps the name, and is the one that gates and `of` mean by it; a name that another function has is left
+    to that one.
+    """
+    own = {function.name for function in functions}
+    told: dict[str, RewardFunction] = {}
+    for function in functions:
+        others = (f"{function.name}_{number}" for number in itertools.count(2))
+        names = itertools.chain([function.name], (name for name in others if name not in own))
+        name = next(name for name in names if name not in told)
+        told[name] = function if name == function.name else replace(function, name=name)
+    return tuple(told.values())
 
 
 def own_name(call: object) -> str:

@@ -11,6 +11,7 @@ from posttrain.config import SftConfig
 from posttrain.errors import UserError
 from posttrain.models.adapters.peft_objects import require_whole_adapter
 from posttrain.models.conversation_masks import Masking
+from posttrain.models.loading.folder_digest import model_digest
 from posttrain.models.loading.model_folder import load_policy
 from posttrain.models.loading.new_model import new_model, new_tokenizer
 from posttrain.models.policy import Policy, as_policy
@@ -28,7 +29,6 @@ from posttrain.runs.run_inputs import (
     RunInputs,
     class_name,
     folder_of,
-    model_digest,
     named_rows,
     require_same_inputs,
     rows_input,

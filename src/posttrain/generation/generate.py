@@ -1,0 +1,91 @@
+"""Completions of prompts from a model in memory or in a folder, outside any run: for notebooks and for a first look."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from torch import nn
+from transformers import PreTrainedTokenizerBase
+
+from posttrain.binding import bind
+from posttrain.errors import UserError
+from posttrain.generation.engine import Engine, sample_groups
+from posttrain.generation.parity import engine_in_parity
+from posttrain.generation.request import Request
+from posttrain.generation.streams import StreamKey
+from posttrain.models.loading.model_folder import load_policy
+from posttrain.models.policy import Policy, as_policy
+from posttrain.models.rendering import TokenizerRenderer
+from posttrain.options.model import ModelOptions
+from posttrain.options.rollout import SamplingOptions
+from posttrain.records import Group, Prompt
+
+Messages = Sequence[Mapping[str, object]]
+
+MAX_ROWS = 256
+"""Completions decoded side by side."""
+
+
+def generate(
+    model: Policy | nn.Module | str | Path,
+    prompts: str | Sequence[str | Messages],
+    *,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+    group_size: int = 1,
+    seed: int = 0,
+    **sampling: object,
+) -> list[Group]:
+    """Sample completions: a group of `group_size` for each prompt, in the order of the prompts.
+
+        for group in posttrain.generate(policy, ["2+3=", "4+4="], group_size=4, max_completion_tokens=8):
+            print([rollout.text for rollout in group.rollouts])
+
+    Each rollout has its `text`, its `tokens` with the stop token, the `logprobs` of the tokens in nats and why it
+    `finish`ed.  The model is a policy (`posttrain.as_policy`), a model object with its `tokenizer`, or the folder of a
+    model; one prompt or a list of them, each text as it stands or a conversation for the chat template.  `sampling` is
+    what a recipe's `rollout` says of it: `temperature` (0 is greedy), `max_completion_tokens`, `top_k`, `top_p`,
+    `min_p`.  The same seed gives the same completions, whatever stands beside them; another one gives others.
+    """
+    options = bind(SamplingOptions, sampling, where="generate")
+    policy = policy_of(model, tokenizer)
+    renderer = TokenizerRenderer(policy.tokenizer)
+    listed = [prompts] if isinstance(prompts, str) else list(prompts)
+    if any(isinstance(each, Mapping) for each in listed):
+        raise UserError(
+            "generate: prompts holds a message where a prompt stands.  A conversation is a list of messages, and"
+            " prompts a list of those: prompts=[[{...}, {...}]]."
+        )
+    rendered = [renderer.render(prompt, id=f"prompts[{index}]") for index, prompt in enumerate(listed)]
+    if not rendered:
+        return []
+    longest = max(len(prompt.tokens) for prompt in rendered) + options.max_completion_tokens
+    engine = engine_in_parity(policy, max_rows=MAX_ROWS, longest=min(longest, policy.max_positions))
+    return completions(engine, rendered, options, group_size=group_size, seed=seed)
+
+
+def completions(
+    engine: Engine, prompts: Sequence[Prompt], options: SamplingOptions, *, group_size: int, seed: int
+) -> list[Group]:
+    """The same from an engine and rendered prompts."""
+    if group_size < 1:
+        raise UserError(f"generate: group_size = {group_size} is no completion at all; use >= 1.")
+    request = Request(
+        group_size=group_size,
+        max_completion_tokens=options.max_completion_tokens,
+        sampling=options.sampling,
+        key=StreamKey(seed, "generate", 0),
+    )
+    return sample_groups(engine, prompts, request)
+
+
+def policy_of(model: Policy | nn.Module | str | Path, tokenizer: PreTrainedTokenizerBase | None) -> Policy:
+    """The policy that is given, or made of a model object and its tokenizer, or loaded from a folder."""
+    if isinstance(model, nn.Module):
+        if tokenizer is None:
+            raise UserError(
+                f"model: a {type(model).__name__} is given without its tokenizer.  Give tokenizer=..., or a policy:"
+                " posttrain.as_policy(model, tokenizer)."
+            )
+        return as_policy(model, tokenizer)
+    if tokenizer is not None:
+        raise UserError("tokenizer: a policy and a folder have one of their own.  Leave it out.")
+    return model if isinstance(model, Policy) else load_policy(ModelOptions(path=str(model)), inference=True)
