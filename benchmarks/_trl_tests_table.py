@@ -70,7 +70,9 @@ def summary(outcomes: Outcomes) -> str:
     """Counts, and the failures without an explanation."""
     counts = Counter(kind for kind, _ in outcomes.of.values())
     lines = [", ".join(f"{counts[kind]} {kind}" for kind in ("passed", "refused", "failed", "skipped"))]
-    return "\n".join([*lines, *(f"not explained: {name}: {outcomes.of[name][1]:.200}" for name in outcomes.unexplained)])
+    return "\n".join(
+        [*lines, *(f"not explained: {name}: {outcomes.of[name][1]:.200}" for name in outcomes.unexplained)]
+    )
 
 
 def page(outcomes: Outcomes, version: str) -> str:
