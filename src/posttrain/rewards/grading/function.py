@@ -153,6 +153,12 @@ def own_name(call: object) -> str:
     return str(getattr(call, "__name__", type(call).__name__))
 
 
+TEXTS = {"texts", "responses"}
+"""What functions of lists may call all completions as text."""
+OF_ALL = TEXTS | {"prompts", "completions", "completion_ids"}
+"""What only a function of lists asks for."""
+
+
 @dataclass(frozen=True, slots=True)
 class Keywords:
     """The keywords of a function's signature."""
@@ -164,9 +170,12 @@ class Keywords:
 
     @property
     def one_by_one(self) -> bool:
-        """Whether it scores one completion per call, `(response, ground_truth) -> float`, rather than lists of all."""
+        """Whether it scores one completion per call rather than lists of all.
+
+        `(response, ground_truth) -> float`, `(completion) -> float`, `(completion, nums, target) -> float`
+        """
         named = self.required | self.optional
-        return "response" in named and not named & {"prompts", "completions", "completion_ids"}
+        return bool(named & {"response", "completion"}) and not named & OF_ALL
 
     def wants(self, name: str) -> bool:
         """Whether an argument of this name can be given."""
