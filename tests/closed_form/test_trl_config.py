@@ -156,6 +156,12 @@ def test_what_a_script_leaves_out_is_as_in_trl(path: str) -> None:
         ({"save_steps": 50, "steps_per_generation": 4}, {"checkpoint.every_steps": 12}),
         ({"save_strategy": "no"}, {"checkpoint.every_steps": 0}),
         ({"save_strategy": "epoch"}, {"checkpoint.every_steps": 100}),
+        ({"report_to": "none"}, {"run.report_to": ()}),
+        ({"report_to": None}, {"run.report_to": ()}),
+        (
+            {"report_to": ["tensorboard", "wandb"], "run_name": "one", "project": "two"},
+            {"run.report_to": ("tensorboard", "wandb"), "tracker.name": "one", "tracker.project": "two"},
+        ),
         ({"save_total_limit": 2}, {"checkpoint.keep_last": 2}),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, dict) else None,
@@ -174,6 +180,7 @@ def test_a_field_sets_what_the_table_says(given: dict[str, Any], expected: dict[
     [
         ({"lr_scheduler_type": "polynomial"}, "lr_scheduler_type = 'polynomial': use linear, cosine, constant or"),
         ({"multi_objective_aggregation": "sum"}, "use sum_then_normalize or normalize_then_sum"),
+        ({"report_to": "all"}, "report_to = 'all': use none, or name some of tensorboard, wandb, mlflow, trackio"),
         ({"loss_type": "sapo"}, "loss_type = 'sapo': use grpo, bnpo, dapo, dr_grpo, luspo or cispo"),
         ({"loss_type": "cispo"}, "epsilon_high = 0.2 with loss_type = cispo"),
         ({"scale_rewards": "std"}, "scale_rewards = 'std': use group, batch or none"),
