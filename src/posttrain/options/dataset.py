@@ -19,6 +19,9 @@ class DatasetOptions(RowSourceOptions):
     sources: tuple[MixtureSourceOptions, ...] = ()
     """Several data sets in place of `path`, as a list such as `[{path: maths.jsonl, weight: 2}, {path: code.jsonl,
     weight: 1}]`; each row says in a column `source` which it is of, and rewards are told apart by it."""
+    shuffle: bool = True
+    """Draw the rows of every epoch in an order of its own; without it always in the order of the data, a mixture's
+    sources in turns that are drawn all the same."""
     prompt_column: str = "prompt"
     """Column with the prompt: text, or a list of messages with `role` and `content`."""
     prompt_format: Literal["auto", "plain", "chat"] = "auto"

@@ -18,7 +18,7 @@ from pathlib import Path
 from types import CellType, CodeType, FunctionType, MethodType
 from typing import Any
 
-from posttrain.binding import digest_of
+from posttrain.binding import digest_of, module_file
 from posttrain.config import Config
 from posttrain.errors import RunError, UserError
 from posttrain.models.loading.folder_digest import model_digest
@@ -306,6 +306,9 @@ def named_rows(task: DatasetOptions) -> dict[str, RunInput]:
 
 
 def file_of(path: str) -> Path:
-    """The file of a path that may be FILE.py:NAME."""
+    """The file of a path that may be FILE.py:NAME or package.module:NAME."""
     file, _, name = path.rpartition(":")
-    return Path(file if file.endswith(".py") and name.isidentifier() else path)
+    if not name.isidentifier() or not file:
+        return Path(path)
+    in_module = all(part.isidentifier() for part in file.split("."))
+    return (module_file(file) or Path(path)) if in_module else Path(file if file.endswith(".py") else path)

@@ -134,13 +134,20 @@ class DatasetTask(Task):
         """The order in which the training rows are drawn."""
         if not self.names:
             num_rows = (len(self.training_rows),)
-            return DrawOrder(seed=seed, size=size, counts=num_rows, quotas=num_rows)
+            return DrawOrder(seed=seed, size=size, counts=num_rows, quotas=num_rows, shuffled=self.options.shuffle)
         counts = [sum(row.columns[SOURCE] == name for row in self.training_rows) for name in self.names]
         if 0 in counts:
             raise UserError(f"task.sources: none of the rows of {self.names[counts.index(0)]} is left to train on")
         weights = [source.weight for source in self.options.sources if source.weight is not None]
         quotas = quotas_of(counts, weights or None)
-        return DrawOrder(seed=seed, size=size, names=tuple(self.names), counts=tuple(counts), quotas=quotas)
+        return DrawOrder(
+            seed=seed,
+            size=size,
+            names=tuple(self.names),
+            counts=tuple(counts),
+            quotas=quotas,
+            shuffled=self.options.shuffle,
+        )
 
     def prompts(self, step: int, draws: range) -> list[Prompt]:
         """Draws below `prompts_per_step` go through the epochs; those above are refills, from the rest of the rows."""
