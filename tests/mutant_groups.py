@@ -32,7 +32,7 @@ GROUPS = [
     Group(
         files=["training/collector.py", "training/rl.py"],
         suites=["closed_form", "laws", "engine", "end_to_end"],
-        modules=["posttrain.training.collector", "posttrain.training.rl", "posttrain.train"],
+        modules=["posttrain.training.collector", "posttrain.training.rl", "posttrain.train", "tests.support.stages"],
     ),
     Group(
         files=["generation/sampling.py", "generation/streams.py"],
@@ -90,7 +90,7 @@ GROUPS = [
     Group(
         files=["models/adapters/*.py"],
         suites=["closed_form", "laws", "engine"],
-        modules=["posttrain.models.adapters"],
+        modules=["posttrain.models.adapters", "tests.support.adapted"],
     ),
     Group(files=["models/memory/*.py"], suites=["closed_form"], modules=["posttrain.models.memory"]),
     Group(

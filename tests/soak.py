@@ -17,9 +17,9 @@ from posttrain.options.reward import RewardOptions
 from posttrain.records import Finish, Group, Prompt, Rollout
 from posttrain.rewards.code.code_reward import CodeReward
 from posttrain.rewards.grading.answers import Graded, Score
-from posttrain.rewards.grading.calls import Bounds, RolloutRow, calls_for, read_result
+from posttrain.rewards.grading.calls import Bounds, Call, RolloutRow, calls_for, read_result
 from posttrain.rewards.grading.dispatch import dispatch
-from posttrain.rewards.grading.function import RewardFunction
+from posttrain.rewards.grading.function import RewardFunction, keywords
 from posttrain.rewards.grading.resources import default_resources
 from posttrain.rewards.reward_registry import load_reward
 from posttrain.sandbox.execution import ServerOptions
@@ -178,7 +178,8 @@ def ask(function: RewardFunction, texts: list[str], outcomes: Counter[str]) -> N
         Rollout(sample=i, tokens=(1,), logprobs=(0.0,), finish=Finish.STOP, text=text) for i, text in enumerate(texts)
     )
     group = Group(prompt=prompt, draw=0, rollouts=rollouts)
-    calls = calls_for(function, [RolloutRow(group, rollout) for rollout in rollouts], Bounds(may_lose=len(texts)))
+    rows = tuple(RolloutRow(group, rollout) for rollout in rollouts)
+    calls = calls_for(Call(function, rows, keywords(function), Bounds(may_lose=len(texts))))
     for call, result in zip(calls, dispatch(calls, default_resources()), strict=True):
         verdicts = read_result(call, result)
         one = verdicts[0] if isinstance(verdicts, list) else verdicts

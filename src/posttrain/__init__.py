@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from posttrain.irl_runs.run import recover
     from posttrain.models.policy import as_policy
     from posttrain.rewards.grading.function import reward_function
+    from posttrain.rewards.model import RewardModel
     from posttrain.runs.reports import Run
     from posttrain.runs.watchers import Watcher
     from posttrain.tasks.base import Probe, Reading, Task
@@ -40,6 +41,7 @@ __all__ = [
     "LearnedReward",
     "Probe",
     "Reading",
+    "RewardModel",
     "Run",
     "SftConfig",
     "Task",
@@ -68,6 +70,7 @@ HOMES = {
     "recover": "posttrain.irl_runs.run",
     "as_policy": "posttrain.models.policy",
     "reward_function": "posttrain.rewards.grading.function",
+    "RewardModel": "posttrain.rewards.model",
     "Watcher": "posttrain.runs.watchers",
     "Probe": "posttrain.tasks.base",
     "Reading": "posttrain.tasks.base",

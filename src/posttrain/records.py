@@ -113,6 +113,10 @@ class Grades:
     """For graders that tell how a completion failed: function name -> outcome per prompt and rollout."""
     details: Mapping[str, tuple[tuple[Mapping[str, object] | None, ...], ...]] = field(default_factory=dict)
     """What else graders tell, in the same order: plain JSON for the journal."""
+    extras: Mapping[str, tuple[tuple[Mapping[str, object] | None, ...], ...]] = field(default_factory=dict)
+    """What functions logged of single completions by `log_extra`, in the same order: column -> plain JSON."""
+    logged: Mapping[str, tuple[tuple[Mapping[str, float] | None, ...], ...]] = field(default_factory=dict)
+    """What functions logged by `log_metric`, at every rollout of the call that it is of: name -> number."""
     num_failures: int = 0
     """Scores that are missing because scoring itself failed, not because the function does not apply."""
     num_cached: int = 0
@@ -134,6 +138,8 @@ class Grades:
             rewards=self.rewards[chosen],
             outcomes={name: tuple(outcomes[i] for i in chosen) for name, outcomes in self.outcomes.items()},
             details={name: tuple(details[i] for i in chosen) for name, details in self.details.items()},
+            extras={name: tuple(extras[i] for i in chosen) for name, extras in self.extras.items()},
+            logged={name: tuple(logged[i] for i in chosen) for name, logged in self.logged.items()},
         )
 
     def joined(self, other: "Grades") -> "Grades":
@@ -146,6 +152,8 @@ class Grades:
             rewards=torch.cat([self.rewards, other.rewards]),
             outcomes=_appended([(self, self.outcomes), (other, other.outcomes)], blank=""),
             details=_appended([(self, self.details), (other, other.details)], blank=None),
+            extras=_appended([(self, self.extras), (other, other.extras)], blank=None),
+            logged=_appended([(self, self.logged), (other, other.logged)], blank=None),
             num_failures=self.num_failures + other.num_failures,
             num_cached=self.num_cached + other.num_cached,
         )

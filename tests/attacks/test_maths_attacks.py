@@ -1,13 +1,15 @@
 """Mathematical answers, honest and hostile: what deserves pay is paid, nothing else is, and nothing takes long."""
 
-import time
 import warnings
 from collections import Counter
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from posttrain.rewards.grading.answers import Graded
 from posttrain.rewards.maths.math_reward import MathsOutcome, MathsReward, quickly
 from tests.support.corpus import built, read
+from tests.support.timing import idle_milliseconds, milliseconds
 
 ITEMS = read("maths.jsonl")
 PAID = {"right": 1.0, "wrong": 0.0, "unscored": None}
@@ -44,14 +46,13 @@ def test_what_is_read_outside_of_the_sandbox_is_read_in_two_milliseconds_per_kil
     for item in ITEMS:
         text = text_of(item)
         kilobytes = len(text.encode("utf-8", "surrogatepass")) / 1000
-        in_time = (seconds(text, item) < 2e-3 * max(1.0, kilobytes) for _ in range(20))
-        assert any(in_time), shown(item, "slow")  # once is enough: the machine may have been busy
+        read, allowed = reading(text, item), 2 * max(1.0, kilobytes)
+        in_time = milliseconds(read) < allowed or any(idle_milliseconds(read) < allowed for _ in range(20))
+        assert in_time, shown(item, "slow")  # once is enough: something else may have come between
 
 
-def seconds(text: str, item: dict[str, Any]) -> float:
-    start = time.process_time()
-    quickly(text, item.get("finish") == "length", item["gold"])
-    return time.process_time() - start
+def reading(text: str, item: dict[str, Any]) -> Callable[[], object]:
+    return partial(quickly, text, item.get("finish") == "length", item["gold"])
 
 
 def test_the_corpus_has_many_answers_of_every_kind() -> None:

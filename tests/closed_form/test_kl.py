@@ -6,7 +6,10 @@ import pytest
 import torch
 
 from posttrain.algorithms.credit import Evidence
-from posttrain.algorithms.kl import ESTIMATORS, k1, k2, k3
+from posttrain.algorithms.kl import ESTIMATORS, k1, k2, k3, of_completions
+from posttrain.algorithms.terms import KlTerm, TokenView, kl_term
+from posttrain.batch import TokenColumns
+from posttrain.errors import UserError
 from posttrain.models.logprobs import distribution_kl
 
 
@@ -53,6 +56,21 @@ def test_the_full_divergence_takes_logits_as_they_are() -> None:
     )
 
 
+def test_the_estimate_of_a_completion_is_that_of_the_sum_of_its_log_ratios() -> None:
+    # Completion 0 of three tokens: π/ref = 2 · 1/2 · 4 = 4, so k1 = ln 4, k2 = (ln 4)²/2, k3 = 1/4 - 1 + ln 4.
+    # Completion 1 of one token: π/ref = 1/2, so -ln 2, (ln 2)²/2, 2 - 1 - ln 2.
+    policy, reference = logs(0.6, 0.2, 0.8, 0.1), logs(0.3, 0.4, 0.2, 0.2)
+    rollout = torch.tensor([0, 0, 0, 1])
+    expected = {
+        "k1": (2 * LN2, -LN2),
+        "k2": (2 * LN2**2, LN2**2 / 2),
+        "k3": (-3 / 4 + 2 * LN2, 1 - LN2),
+    }
+    for name, (three, one) in expected.items():
+        estimate = of_completions(policy, reference, rollout, estimator=name)
+        assert estimate.tolist() == pytest.approx([three] * 3 + [one], rel=1e-14)
+
+
 def evidence(token_rewards: torch.Tensor, lengths: list[list[int]]) -> Evidence:
     """Rollouts of which nothing is known but what their tokens earn."""
     shape = torch.tensor(lengths)
@@ -83,3 +101,43 @@ def test_at_the_reference_every_estimate_is_zero() -> None:
     same = logs(0.3, 0.7)
     for estimate in (k1(same, same), k2(same, same), k3(same, same), distribution_kl(same[None], same[None])):
         assert torch.all(estimate == 0)
+
+
+def weighed(importance: str | None) -> tuple[list[float], list[float]]:
+    """Values and slopes of k3 for two tokens of one completion, π = (.6, .4), μ = (.4, .1) and ref = (.3, .8)."""
+    logprobs = logs(0.6, 0.4).requires_grad_()
+    zeros = torch.zeros(2, dtype=torch.float64)
+    columns = TokenColumns(
+        advantages=zeros, weights=zeros, behaviour_logprobs=logs(0.4, 0.1), reference_logprobs=logs(0.3, 0.8)
+    )
+    view = TokenView(logprobs=logprobs, rollout=torch.zeros(2, dtype=torch.int64), columns=columns)
+    values = kl_term(KlTerm(coefficient=1.0, importance=importance)).per_token(view)
+    values.sum().backward()
+    return values.tolist(), logprobs.grad.tolist()
+
+
+def test_an_estimate_is_weighed_with_its_own_ratio() -> None:
+    # x = (ln 2, -ln 2), k3 as above, ρ = (1.5, 4).  The slope of ρk is ρ(k + 1 - e⁻ˣ) = ρx.
+    k = [1 / 2 - 1 + LN2, 2 - 1 - LN2]
+    values, slopes = weighed("token")
+    assert values == pytest.approx([1.5 * k[0], 4 * k[1]], rel=1e-12)
+    assert slopes == pytest.approx([1.5 * LN2, -4 * LN2], rel=1e-12)
+    assert weighed(None) == (pytest.approx(k, rel=1e-12), pytest.approx([1 / 2, -1], rel=1e-12))
+
+
+def test_estimates_of_a_completion_share_its_ratio() -> None:
+    # √(1.5 · 4) = √6 for both, whose log each log π moves by 1/2: √6 (1 - e⁻ˣ + (k₁ + k₂)/2).
+    k = [1 / 2 - 1 + LN2, 2 - 1 - LN2]
+    values, slopes = weighed("sequence_mean")
+    root = math.sqrt(6)
+    assert values == pytest.approx([root * k[0], root * k[1]], rel=1e-12)
+    assert slopes == pytest.approx([root * (1 / 2 + sum(k) / 2), root * (-1 + sum(k) / 2)], rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [({"place": "reward"}, "a reward has no ratio"), ({"estimator": "full"}, "not that of a sampled token")],
+)
+def test_only_an_estimate_in_the_loss_is_weighed(options, message) -> None:
+    with pytest.raises(UserError, match=message):
+        KlTerm(coefficient=1.0, importance="token", **options)

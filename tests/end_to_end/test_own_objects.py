@@ -25,6 +25,8 @@ from posttrain.models.rendering import TokenizerRenderer
 from posttrain.options.model import ModelOptions
 from posttrain.records import Group, Prompt
 from posttrain.rewards.code.code_reward import CodeReward
+from posttrain.runs.planned_memory import MachineMemory
+from posttrain.training import report
 from posttrain.training.rl import show_plan
 from posttrain.training.session import CallerObjects, open_session
 from tests.end_to_end.test_python_api import config_for
@@ -108,6 +110,10 @@ def config(folder: Path, num_steps: int = 3, **sections: Any) -> posttrain.Confi
 
 def rewarded_by_answer(completions: Sequence[str], answer: Sequence[int], **columns: object) -> list[float]:
     return [score + number for score, number in zip(dice(list(completions)), answer, strict=True)]
+
+
+def by_length(completion_ids: Sequence[Sequence[int]], **columns: object) -> list[float]:
+    return [float(len(tokens)) for tokens in completion_ids]
 
 
 def upside_down(evidence: Evidence) -> Credit:
@@ -326,6 +332,34 @@ def test_a_plan_refuses_rows_that_no_answer_can_pass(model: Path, tmp_path: Path
     own = CallerObjects(policy=policy_of(model), rows=[{"prompt": "add", "tests": tests}], rewards=[CodeReward()])
     with pytest.raises(UserError, match="rows:1"):
         show_plan(made, own)
+
+
+def test_a_plan_refuses_a_prompt_that_leaves_no_room_though_its_step_does_not_draw_it(
+    model: Path, tmp_path: Path
+) -> None:
+    made = config(tmp_path / "run", task={"name": "dataset", "held_out_share": 0.0})
+    far = [{"prompt": "1+1=" * 200}]
+    own = CallerObjects(policy=policy_of(model), rows=[{"prompt": "1+1="}], held_out_rows=far, rewards=[dice])
+    with pytest.raises(UserError, match="held_out_rows:1"):
+        show_plan(made, own)
+
+
+def test_a_plan_says_what_to_change_where_memory_is_short_and_whose_template_is_used(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    policy = policy_of(model)
+    policy.tokenizer.chat_template = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
+    (tmp_path / "unused.jinja").write_text("{{ messages }}")
+    made = config(tmp_path / "run", task={"name": "dataset", "held_out_share": 0.0})
+    made = replace(made, model=replace(made.model, chat_template=str(tmp_path / "unused.jinja")))
+    own = CallerObjects(policy=policy, rows=[{"prompt": [{"role": "user", "content": "1+1="}]}], rewards=[by_length])
+    show_plan(made, own, show_prompts=1)
+    printed = capsys.readouterr().out
+    assert "template   the model's own" in printed
+    assert "will not fit" not in printed
+    monkeypatch.setattr(report, "machine_memory", lambda *, on_cuda: MachineMemory(1, "RAM"))
+    show_plan(made, own)
+    assert "this run will not fit" in capsys.readouterr().out
 
 
 def adapted(policy: Policy) -> None:

@@ -89,12 +89,29 @@ def test_a_folder_that_cannot_be_made_is_told(place: Path, capsys) -> None:
     )
 
 
+PATIENT = """
+import time
+from pathlib import Path
+from dice import dice
+
+calls = []
+
+def patient(completions, **columns):
+    calls.append("call")
+    while len(calls) > 1 and not Path(__file__).with_name("go").exists():  # in step 2
+        time.sleep(0.01)
+    return dice(completions)
+"""
+
+
 def test_a_run_is_not_overwritten_unless_told_and_has_one_writer(place: Path, capsys) -> None:
-    recipe = tiny_recipe(place, run={"num_steps": 1})
+    (place / "patient.py").write_text(PATIENT)
+    recipe = tiny_recipe(place, run={"num_steps": 2}, rewards=[{"path": f"{place}/patient.py:patient"}])
     running = start("rl", recipe, folder=place)
     running.wait_until((place / "run" / "config.yaml").exists)
     second = in_this_process(capsys, "rl", recipe)
     require_one_message(second, 2, f"process {running.process.pid} is writing to this run folder", "one writer")
+    (place / "go").touch()
     assert running.ended().code == 0
     says = ("already holds a run", "--resume", "--run.overwrite", "--run.folder")
     require_one_message(in_this_process(capsys, "rl", recipe), 2, *says)

@@ -13,6 +13,7 @@ import posttrain
 from posttrain.training.evaluation import full_evaluation
 from posttrain.training.session import open_session
 from tests.support.pages import documented
+from tests.support.pictures import width_and_height
 from tests.support.runs import after_training, command, metrics_of, require_same, save_tiny_model, tiny_recipe
 
 ROWS = [{"prompt": f"What is {i} + {i}? ", "answer": 2 * i} for i in range(30)]
@@ -43,7 +44,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     (place / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
     (place / "more.py").write_text(REWARDS)
-    ended = command("rl", recipe, folder=place)
+    ended = command("rl", recipe, folder=place, pictures=True)
     assert ended.code == 0, ended.err
     assert ended.err == ""
     return place / "run"
@@ -57,7 +58,7 @@ def test_every_file_is_there(run: Path) -> None:
     names = {path.name for path in run.iterdir()}
     files = {"config.yaml", "inputs.json", "metrics.jsonl", "scores.jsonl", "alarms.jsonl", "summary.json"}
     assert names == {*files, "curves.png", ".posttrain.lock", "rollouts", "checkpoints", "model"}
-    assert (run / "curves.png").read_bytes().startswith(b"\x89PNG")
+    assert width_and_height(run / "curves.png") == (1650, 880)
     assert len(list((run / "rollouts").iterdir())) == 5
 
 

@@ -135,20 +135,3 @@ def test_by_the_command_a_reward_that_ends_the_program_is_an_error(
     monkeypatch.setattr(sys, "stdout", io.StringIO())
     assert main(["rl", str(recipe), "--rewards", f"{place}/mine.py:mine"]) == 1
     assert says in capsys.readouterr().err
-
-
-def test_two_rewards_of_one_name_are_refused_before_a_model_is_looked_for(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for name in ("a.py", "b.py"):
-        (tmp_path / name).write_text("def solved(completions, **columns):\n    return [1.0 for _ in completions]\n")
-    rewards = ["--rewards", f"{tmp_path}/a.py:solved", f"{tmp_path}/b.py:solved"]
-    assert main(["rl", "countdown-tiny", "--model.path", "no-such-folder", *rewards]) == 2
-    assert "write `other = solved` in its file and name FILE.py:other" in capsys.readouterr().err
-    (tmp_path / "b.py").write_text((tmp_path / "b.py").read_text() + "\nother = solved\n")
-    loaded = posttrain.load_recipe(
-        "countdown-tiny", rewards=[{"path": f"{tmp_path}/a.py:solved"}, {"path": f"{tmp_path}/b.py:other"}]
-    )
-    assert [reward.called for reward in loaded.rewards] == ["solved", "other"]
-    with pytest.raises(UserError, match=r"two are called 'maths'.*name it once, or in Python.*reward_function"):
-        posttrain.load_recipe("countdown-tiny", rewards=[{"name": "maths"}, {"name": "maths", "weight": 2.0}])

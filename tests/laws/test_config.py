@@ -50,7 +50,6 @@ SECTIONS = st.fixed_dictionaries(
                 cache=st.booleans(),
             ),
             max_size=2,
-            unique_by=lambda reward: reward.name or reward.path,  # two of one name would merge in the logs
         ).map(tuple),
         "algorithm": st.sampled_from(
             [*({"name": name} for name in ALGORITHMS), {"name": "grpo", "kl": {"coefficient": 0.1}}]

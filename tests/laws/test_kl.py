@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from posttrain.algorithms.kl import ESTIMATORS, k1, k2, k3
+from posttrain.algorithms.kl import ESTIMATORS, k1, k2, k3, of_completions
 from posttrain.models.logprobs import distribution_kl
 
 LOGITS = st.lists(st.floats(-3, 3), min_size=2, max_size=6)
@@ -75,6 +75,29 @@ def in_reward(name: str, log_p: torch.Tensor, log_q: torch.Tensor, logits: torch
     """Expected gradient of a penalty's value times log π."""
     penalty = ESTIMATORS[name](log_p, log_q).detach()
     return gradient((log_p.exp().detach() * penalty * log_p).sum(), logits)
+
+
+@given(policies(), st.integers(0, 1000))
+def test_k3_of_completions_in_the_loss_has_the_gradient_of_the_other_direction_between_whole_completions(
+    case, seed
+) -> None:
+    # Two tokens, the second of which depends on the first: every completion is enumerated.
+    logits, reference = case
+    width = len(logits)
+    rng = torch.Generator().manual_seed(seed)
+    after, reference_after = torch.randn(2, width, width, generator=rng, dtype=torch.float64)
+    first, second = logits.log_softmax(0), (after + logits).log_softmax(1)
+    tokens = torch.stack([first[:, None].expand(width, width), second], dim=-1).reshape(-1)
+    other = reference.log_softmax(0)[:, None].expand(width, width)
+    others = torch.stack([other, reference_after.log_softmax(1)], dim=-1).reshape(-1)
+    rollout = torch.arange(width**2).repeat_interleave(2)
+    wholes, whole_others = (each.view(-1, 2).sum(1) for each in (tokens, others))
+    estimates = of_completions(tokens, others, rollout, estimator="k3").view(-1, 2)[:, 0]
+    forward = gradient(divergence(whole_others, wholes), logits)
+    assert_same(gradient((wholes.exp().detach() * estimates).sum(), logits), forward)
+    torch.testing.assert_close(
+        (wholes.exp() * estimates).sum(), divergence(wholes, whole_others), rtol=1e-9, atol=1e-12
+    )
 
 
 @given(policies())

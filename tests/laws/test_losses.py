@@ -7,7 +7,7 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from posttrain.algorithms.kl import ESTIMATORS
+from posttrain.algorithms.kl import ESTIMATORS, of_completions
 from posttrain.algorithms.losses import (
     ClipRange,
     clipped_surrogate,
@@ -93,6 +93,15 @@ def test_the_gradient_of_the_weighted_loss_leaves_the_weight_alone(level, tokens
 @given(tokens=tokens())
 def test_the_gradient_of_a_kl_estimate_is_its_finite_difference(name, tokens) -> None:
     assert_gradient(lambda x: ESTIMATORS[name](x, tokens[1]).sum(), tokens[0])
+
+
+@pytest.mark.parametrize("name", ESTIMATORS)
+@settings(max_examples=25)
+@given(tokens=tokens())
+def test_the_gradient_of_a_completions_kl_estimate_is_its_finite_difference(name, tokens) -> None:
+    logprobs, reference, _, rollout = tokens
+    weights = 1 / rollout.bincount()[rollout]
+    assert_gradient(lambda x: (weights * of_completions(x, reference, rollout, estimator=name)).sum(), logprobs)
 
 
 @settings(max_examples=15)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from posttrain.algorithms import advantages, kl, losses, token_weights
 from posttrain.algorithms.losses import ClipRange
-from posttrain.algorithms.table import Overlong, overlong_punishment
+from posttrain.algorithms.overlong import Overlong, overlong_punishment
 from posttrain.models.logprobs import distribution_kl
 from tests.support import twins
 
@@ -78,6 +78,16 @@ def test_kl_estimators(estimator: str, seed: int) -> None:
     logprobs, reference, _, _ = random_tokens(seed)
     estimate = kl.ESTIMATORS[estimator](torch.from_numpy(logprobs), torch.from_numpy(reference))
     assert_twin(estimate, twins.kl(estimator, logprobs, reference))
+
+
+@pytest.mark.parametrize("estimator", kl.ESTIMATORS)
+@settings(max_examples=60)
+@given(seed=SEEDS)
+def test_kl_estimators_of_whole_completions(estimator: str, seed: int) -> None:
+    logprobs, reference, _, rollout = random_tokens(seed)
+    arguments = [torch.from_numpy(column) for column in (logprobs, reference, rollout)]
+    estimate = kl.of_completions(*arguments, estimator=estimator)
+    assert_twin(estimate, twins.completion_kl(estimator, logprobs, reference, rollout))
 
 
 @settings(max_examples=30)

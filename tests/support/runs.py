@@ -1,7 +1,8 @@
 """Runs of a very small model through the real command, each in a process of its own, and what two runs must share.
 
-The processes are forked from one that has loaded torch and transformers already, and has done nothing else: a run then
-takes a second instead of five.  `python -m posttrain` itself is tested in test_rl_command.py.
+The processes are forked from one that has loaded torch and transformers already, and has done nothing else, and the
+curves of a run are left blank unless a test asks: a run then takes half a second instead of five.
+`python -m posttrain` itself is tested in test_rl_command.py.
 """
 
 import json
@@ -19,10 +20,12 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from matplotlib.figure import Figure
 
 from posttrain.models.loading.new_model import new_model, new_tokenizer
 from posttrain.options.new_model import NewModelOptions
 from tests.support.accidents import Accident, arrange
+from tests.support.pictures import save_blank
 
 SHAPE = NewModelOptions(hidden_size=16, mlp_size=24, num_layers=1, num_heads=2, num_kv_heads=1, max_positions=96)
 NO_ACCIDENT = Accident()
@@ -31,6 +34,11 @@ PRELOADED = [
     "posttrain.training.sft.sft_run",
     "posttrain.runs.curves",
     "posttrain.commands.rl",
+    "matplotlib.figure",
+    "pandas",  # which pyarrow looks for
+    "pyarrow.parquet",
+    "pydantic.type_adapter",
+    "pytest",  # which `pictures` imports
 ]
 
 
@@ -99,10 +107,12 @@ class Command:
         os.kill(self.process.pid, number)
 
 
-def start(*argv: object, folder: Path, accident: Accident = NO_ACCIDENT, logs: Path | None = None) -> Command:
+def start(
+    *argv: object, folder: Path, accident: Accident = NO_ACCIDENT, logs: Path | None = None, pictures: bool = False
+) -> Command:
     """Begin `posttrain ARGV` in a folder; what it prints goes there too, or to another one."""
-    arguments = [str(each) for each in argv]
-    return forked(partial(run_command, arguments), folder=folder, accident=accident, logs=logs or folder)
+    work = partial(run_command, [str(each) for each in argv], pictures=pictures)
+    return forked(work, folder=folder, accident=accident, logs=logs or folder)
 
 
 def start_program(text: str, *, folder: Path, logs: Path) -> Command:
@@ -120,9 +130,9 @@ def forked(work: Callable[[], object], *, folder: Path, accident: Accident, logs
     return Command(process, log)
 
 
-def command(*argv: object, folder: Path, accident: Accident = NO_ACCIDENT) -> Ended:
+def command(*argv: object, folder: Path, accident: Accident = NO_ACCIDENT, pictures: bool = False) -> Ended:
     """`posttrain ARGV`, run to its end."""
-    return start(*argv, folder=folder, accident=accident).ended()
+    return start(*argv, folder=folder, accident=accident, pictures=pictures).ended()
 
 
 def in_process(work: Callable[[], object], folder: str, log: str, accident: Accident) -> None:
@@ -139,10 +149,12 @@ def in_process(work: Callable[[], object], folder: str, log: str, accident: Acci
     sys.exit(code)  # type: ignore[arg-type]
 
 
-def run_command(argv: Sequence[str]) -> int:
+def run_command(argv: Sequence[str], *, pictures: bool) -> int:
     """What `python -m posttrain` does."""
     from posttrain.cli import main
 
+    if not pictures:
+        Figure.savefig = save_blank  # type: ignore[method-assign]  # this process does nothing else
     return main(argv)
 
 

@@ -12,6 +12,24 @@ PATIENCE = 10.0
 """Seconds after which no other try is begun."""
 
 
+def a_millisecond_of_work() -> None:
+    """Additions that take a millisecond on a machine of 2025 with nothing else to do."""
+    total = 0
+    for number in range(25_000):
+        total += number * number
+
+
+def milliseconds(work: Callable[[], object]) -> float:
+    """Processor time of a call."""
+    return 1000 * timeit.timeit(work, timer=time.process_time, number=1)
+
+
+def idle_milliseconds(work: Callable[[], object]) -> float:
+    """Processor time of a call on an idle machine: a busy one is as slow with work that is known."""
+    before, taken, after = (milliseconds(each) for each in (a_millisecond_of_work, work, a_millisecond_of_work))
+    return taken / max(before, after)
+
+
 def time_ratio(read: Callable[[str], object], piece: str) -> float:
     """How many times as long four times the text takes, in processor time; tried again while it is not linear."""
     short, long = (piece * (length // len(piece)) for length in (SHORT, LONG))

@@ -63,6 +63,15 @@ def kl(estimator: str, logprobs: np.ndarray, reference: np.ndarray) -> np.ndarra
     return {"k1": -np.log(ratio), "k2": np.log(ratio) ** 2 / 2, "k3": ratio - 1 - np.log(ratio)}[estimator]
 
 
+def completion_kl(estimator: str, logprobs: np.ndarray, reference: np.ndarray, rollout: np.ndarray) -> np.ndarray:
+    wholes = []
+    for own in rollout:
+        policy = math.prod(math.exp(x) for x, i in zip(logprobs, rollout, strict=True) if i == own)
+        other = math.prod(math.exp(x) for x, i in zip(reference, rollout, strict=True) if i == own)
+        wholes.append(kl(estimator, np.array(math.log(policy)), np.array(math.log(other))))
+    return np.array(wholes)
+
+
 def full_kl(logits: np.ndarray, reference: np.ndarray) -> np.ndarray:
     totals = []
     for row, other in zip(logits, reference, strict=True):

@@ -23,8 +23,10 @@ Schulman 2020, "Approximating KL divergence" (joschu.net/blog/kl-approx.html), n
 from collections.abc import Callable, Mapping
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int64
 from torch import Tensor
+
+from posttrain.algorithms.losses import log_ratio
 
 
 def k1(logprobs: Float[Tensor, " token"], reference_logprobs: Float[Tensor, " token"]) -> Float[Tensor, " token"]:
@@ -44,6 +46,25 @@ def k3(logprobs: Float[Tensor, " token"], reference_logprobs: Float[Tensor, " to
     """
     toward_reference = reference_logprobs - logprobs
     return torch.expm1(toward_reference) - toward_reference
+
+
+def of_completions(
+    logprobs: Float[Tensor, " token"],
+    reference_logprobs: Float[Tensor, " token"],
+    rollout: Int64[Tensor, " token"],
+    *,
+    estimator: str,
+) -> Float[Tensor, " token"]:
+    """The estimate that a whole completion gives of KL(π‖ref) between completions, in nats, at each of its tokens.
+
+        k(x),   x = Σ_t (log π(y_t) - log ref(y_t))
+
+    As values k1 and k3 are unbiased for it, while the sum of the tokens' k3 is so in another way, prefix by prefix.
+    The slope of k3 is (1 - e⁻ˣ) Σ_t ∇log π(y_t): all tokens of a completion are pulled alike, by the whole it makes.
+    k3 grows like ref(y)/π(y), over hundreds of tokens beyond any number.
+    """
+    whole = log_ratio(logprobs, reference_logprobs, rollout, level="sequence_product")
+    return ESTIMATORS[estimator](whole, torch.zeros_like(whole))
 
 
 ESTIMATORS: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {"k1": k1, "k2": k2, "k3": k3}

@@ -20,6 +20,7 @@ from posttrain.batch import TokenColumns
 from posttrain.errors import RunError, UserError
 
 RatioTo = Literal["behaviour", "reference"]
+KlLevel = Literal["token", "completion"]
 
 
 class Need(StrEnum):
@@ -122,6 +123,12 @@ class KlTerm:
     """k1, k2, k3: from the token that was sampled.  full: the KL of the whole distribution there, in the loss only."""
     place: Literal["loss", "reward"] = "loss"
     """loss: a term per token with the token's weight.  reward: taken off each token's reward before advantages."""
+    importance: RatioLevel | None = None
+    """In the loss: multiply the estimate by the ratio π/μ of its token (token) or completion (sequence_mean,
+    sequence_product), with the ratio's own gradient.  Null multiplies by nothing."""
+    level: KlLevel = "token"
+    """token: an estimate for each token.  completion: one of the summed log-ratio, which all tokens of a completion
+    share; in the loss only, and of the whole completion's weight under `mean_over_sequences` (grpo, gspo)."""
 
     def __post_init__(self) -> None:
         if not self.coefficient > 0:
@@ -130,6 +137,21 @@ class KlTerm:
             raise UserError(
                 "estimator = full with place = reward: the full KL belongs to a position, not to the token that was "
                 "sampled there, so a reward cannot carry it.  Use k1 in the reward, or full in the loss."
+            )
+        if self.importance is not None and (self.place == "reward" or self.estimator == "full"):
+            why = (
+                "a reward has no ratio yet" if self.place == "reward" else "the full KL is not that of a sampled token"
+            )
+            raise UserError(f"importance = {self.importance}: {why}.  Leave it out, or use k1, k2 or k3 in the loss.")
+        if self.level == "completion" and self.place == "reward":
+            raise UserError(
+                "level = completion with place = reward: rewards of tokens are summed over a completion anyway, and"
+                " with estimator = k1 that sum is the log-ratio of the whole.  Leave level out, or use place = loss."
+            )
+        if self.level == "completion" and self.estimator == "full":
+            raise UserError(
+                "level = completion with estimator = full: the full KL belongs to a position, and no sum of log-ratios"
+                " gives it.  Use k1, k2 or k3, or level = token."
             )
 
 
@@ -169,15 +191,38 @@ def ratio_denominator(view: TokenView, ratio_to: RatioTo) -> Float[Tensor, " tok
 
 
 def kl_term(term: KlTerm) -> LossTerm:
-    """The KL to the reference as a term of the loss, estimated from the sampled token or in full."""
+    """The KL to the reference as a term of the loss, estimated from the sampled token or completion, or in full."""
     full = term.estimator == "full"
     return LossTerm(
         name="kl",
-        per_token=given_full_kl if full else partial(estimated_kl, estimator=term.estimator),
+        per_token=importance_weighed(
+            given_full_kl if full else partial(estimated_kl, estimator=term.estimator, level=term.level),
+            term.importance,
+        ),
         coefficient=term.coefficient,
         needs=frozenset({Need.FULL_KL if full else Need.REFERENCE_LOGPROBS}),
-        metric="kl",
+        metric="kl" if term.level == "token" else None,  # `kl` is in nats per token, and that of completions is not
     )
+
+
+def importance_weighed(
+    estimate: Callable[[TokenView], Tensor], level: RatioLevel | None
+) -> Callable[[TokenView], Tensor]:
+    """The estimate times π/μ, both with their gradients; as it is where there is no level.
+
+        L = ρ k,   ∇L = ρ (k ∇log π + ∇k)        DeepSeek-V3.2 (2025), arXiv:2512.02556; TRL's use_bias_correction_kl
+
+    Tokens from an older policy then estimate the KL of today's.  With k1 or k3 and token ratios the slope is that of
+    KL(π‖ref), where k3 alone has that of KL(ref‖π): k3 + 1 - e⁻ˣ = x.
+    """
+    if level is None:
+        return estimate
+
+    def per_token(view: TokenView) -> Float[Tensor, " token"]:
+        ratio = log_ratio(view.logprobs, view.columns.behaviour_logprobs, view.rollout, level=level)
+        return ratio.exp() * estimate(view)
+
+    return per_token
 
 
 def given_full_kl(view: TokenView) -> Float[Tensor, " token"]:
@@ -186,9 +231,12 @@ def given_full_kl(view: TokenView) -> Float[Tensor, " token"]:
     return view.full_kl
 
 
-def estimated_kl(view: TokenView, *, estimator: str) -> Float[Tensor, " token"]:
-    """The estimate of the KL that the sampled token gives."""
-    return kl.ESTIMATORS[estimator](view.logprobs, ratio_denominator(view, "reference"))
+def estimated_kl(view: TokenView, *, estimator: str, level: KlLevel = "token") -> Float[Tensor, " token"]:
+    """The estimate of the KL that the sampled token gives, or the whole completion that it is of."""
+    reference = ratio_denominator(view, "reference")
+    if level == "completion":
+        return kl.of_completions(view.logprobs, reference, view.rollout, estimator=estimator)
+    return kl.ESTIMATORS[estimator](view.logprobs, reference)
 
 
 def needs_of(terms: Iterable[LossTerm]) -> frozenset[Need]:

@@ -15,10 +15,10 @@ from posttrain.commands.arguments import (
     split_arguments,
 )
 from posttrain.commands.flags import CommandSpec
-from posttrain.config.recipes import TASKS_OF_ROWS
 from posttrain.options.dataset import DatasetOptions
 from posttrain.options.model import BUNDLED, ModelOptions
 from posttrain.options.rollout import SamplingOptions
+from posttrain.options.task import TASK_OPTIONS
 
 HINT = "The bundled model knows one kind of question: Use all of 11, 25, 11 to make 25."
 
@@ -73,7 +73,7 @@ def way_of_asking(model: str, switches: ChatSwitches) -> DatasetOptions:
     names = ("system", "prefill", "prompt_format")
     given = {name: getattr(switches, name) for name in names if getattr(switches, name) is not None}
     trained = section_of_run(model, "task", ("name", *names))
-    return DatasetOptions(**{**(trained if trained.get("name") in TASKS_OF_ROWS else {}), **given, "name": "dataset"})
+    return DatasetOptions(**{**(trained if trained.get("name") in TASK_OPTIONS else {}), **given, "name": "dataset"})
 
 
 def typed(hint: str) -> Iterator[str]:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from posttrain.commands.arguments import split_arguments
+from posttrain.config.recipes import kind_of_reward
 from posttrain.errors import RunError, UserError
 from posttrain.options.dataset import DatasetOptions
 from posttrain.options.reward import RewardOptions
@@ -27,18 +28,21 @@ from posttrain.tasks.dataset import content
 from posttrain.tasks.programs.program_layouts import program_row
 from posttrain.tasks.rows import DatasetRow, read_rows, require_column
 
-HELP = """usage: posttrain check-task REWARD|TASK|FILE.py:FUNCTION [--rows FILE] [--prompt-column NAME] [--chat]
-                             [--seconds N]
+HELP = """usage: posttrain check-task REWARD|TASK|FILE.py:FUNCTION|package.module:FUNCTION [--rows FILE]
+                             [--prompt-column NAME] [--chat] [--seconds N]
+       posttrain check-task FOLDER|org/name --rows FILE [--label LABEL] [--prompt-column NAME] [--chat]
        posttrain check-task judge --endpoint URL --model NAME [--key-env VARIABLE]
 
 Replay right answers and cheap tricks against a reward and show what it pays for each.  A reward of this package has its
 own right answers; for a function of yours --rows names rows (.jsonl, .json, .csv, .parquet), whose column `answer` is
 tried as a right answer; for code and programs it names rows whose tests are looked at.  Your function is given text or
 messages as each row's prompt is, with --chat messages always, as training with --task.prompt-format chat does.  It runs
-in a process of its own, and has --seconds (10) for an answer.  For a penalty a right answer is one that goes free and a
-trick is one that is fined.  Exit code 0 where every right answer is paid and no trick is, else 1.
+in a process of its own, and has --seconds (10) for an answer; what it logs is looked at and not kept.  For a penalty a
+right answer is one that goes free and a trick is one that is fined.  A reward model has no bound to pay above: of it a
+trick is paid that has at least the score of the row's own answer.  Exit code 0 where every right answer is paid and no
+trick is, else 1.
 """
-FLAGS = ("rows", "prompt-column", "seconds", "endpoint", "model", "key-env")
+FLAGS = ("rows", "prompt-column", "seconds", "endpoint", "model", "key-env", "label")
 SWITCHES = ("chat",)
 """Flags without a value."""
 MOST_ROWS = 20
@@ -159,6 +163,8 @@ def read_switches(flags: Sequence[str]) -> dict[str, str]:
 
 def found(name: str, flags: dict[str, str]) -> tuple[RewardFunction, list[AttackExample]]:
     """The reward, and the rows and answers to try it with."""
+    if kind_of_reward(name) == "model":
+        return reward_model(name, flags)
     if ":" in name:
         examples = from_rows(flags)
         return own_function(name, examples, seconds_of(flags)), examples
@@ -172,6 +178,32 @@ def found(name: str, flags: dict[str, str]) -> tuple[RewardFunction, list[Attack
     example = EXAMPLES[reward]
     options = RewardOptions(name=reward, options=dict(example.options), of=example.of)
     return load_reward(options), [example.with_generic()]
+
+
+def reward_model(name: str, flags: dict[str, str]) -> tuple[RewardFunction, list[AttackExample]]:
+    """A reward model and rows to try it with: what a trick earns is held against what the row's own answer does."""
+    examples = from_rows(flags)
+    if not any(answer.right for example in examples for answer in example.answers):
+        raise UserError(
+            f"check-task {name}: a reward model is tried with rows that have an answer, which tricks are held against:"
+            " give --rows FILE with the columns prompt and answer"
+        )
+    function = load_reward(RewardOptions(model=name, label=label_of(flags), over_long="cut_left"))
+    with Resources() as resources:
+        return function, [above_its_answer(function, example, resources) for example in examples]
+
+
+def label_of(flags: Mapping[str, str]) -> int | str | None:
+    """The label of a reward model, by place or by name."""
+    label = flags.get("label")
+    return int(label) if label is not None and label.isdecimal() else label
+
+
+def above_its_answer(function: RewardFunction, example: AttackExample, resources: Resources) -> AttackExample:
+    """The example, in which paid is what has at least the score of the row's own answer; without one nothing is."""
+    scores = [tried(function, example, answer, resources).score for answer in example.answers if answer.right]
+    known = [score for score in scores if score is not None]
+    return replace(example, above=math.nextafter(known[0], -math.inf) if known else math.inf)
 
 
 def seconds_of(flags: Mapping[str, str]) -> float:

@@ -19,6 +19,7 @@ from posttrain.commands.arguments import (
 from posttrain.commands.flags import CommandSpec
 from posttrain.config import Config
 from posttrain.errors import RunError
+from posttrain.options.model import BUNDLED, ModelOptions
 from posttrain.options.sandbox import SandboxOptions
 from posttrain.sandbox.fork_server import ServerLost
 from posttrain.sandbox.probes import Finding, SandboxUnavailable
@@ -55,7 +56,7 @@ def main(arguments: Sequence[str]) -> int:
     named = switch_value("model", given)
     config, _ = configured(Config, [*layers, *([model_layer(named)] if named else [])], given.flags, PROGRAM)
     if named:
-        return model(config, named)
+        return classifier(config, named) if is_classifier(config.model) else model(config, named)
     for name, says in (*machine(), *packages()):
         print(f"{name:12} {says}")
     print()
@@ -81,6 +82,36 @@ def model(config: Config, name: str) -> int:
     way = "the shared-prompt pass" if engine.policy.forward_reason is None else own
     gap = largest_gap(engine, longest)
     print(f"sampling   by {way}; its log-probs are within {gap:.1g} nats of the trainer's up to {longest} tokens")
+    return 0
+
+
+def is_classifier(options: ModelOptions) -> bool:
+    """Whether a folder here is that of a model for sequence classification, by its config.json."""
+    file = options.folder / "config.json"
+    if options.path == BUNDLED or not file.is_file():
+        return False
+    from posttrain.models.loading.folder_kinds import read_json
+
+    made_as = read_json(file, f"model.path = {options.path}").get("architectures") or [""]
+    return str(made_as[0]).endswith("ForSequenceClassification")
+
+
+def classifier(config: Config, name: str) -> int:
+    """Load a reward model, print what it is, and try it."""
+    from posttrain.models.adapters.quantized import num_parameters
+    from posttrain.rewards.model import RewardModel, label_names
+
+    given = config.model
+    found = RewardModel(
+        name, label=0, dtype=given.dtype, device=given.device, trust_remote_code=given.trust_remote_code
+    )
+    shown = ", ".join(f"{place} ({label})" for place, label in enumerate(label_names(found.model)))
+    millions = num_parameters(found.model) / 1e6
+    print(f"model      {name}: {type(found.model).__name__}, {millions:.1f} M parameters, {found.model.dtype}")
+    print(f"labels     {shown}; as a reward: {{model: {name}, label: …}}")
+    reads = "conversations and plain text" if found.text.renderer.template else "plain text: it has no chat template"
+    print(f"reads      up to {found.limit} tokens, {reads}")
+    print(f"scored by  {found.scores.reading.value}; a row alone and in a batch have the same score")
     return 0
 
 

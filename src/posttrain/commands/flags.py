@@ -37,7 +37,9 @@ ANYTHING = Annotated[
 ]
 """Whatever a recipe could say in this place."""
 REWARDS_HELP = (
-    "Reward functions, each NAME or FILE.py:FUNCTION, with =WEIGHT where that is not 1; none means the task's own."
+    "Reward functions, each NAME, FILE.py:FUNCTION or package.module:FUNCTION, or a reward model's FOLDER or org/name,"
+    " with =WEIGHT where that is not 1, or in braces as a recipe writes it, '{model: FOLDER, label: helpful}'; none"
+    " means the task's own."
 )
 OR_ROWS = {
     "task": "  Or a file of rows, which makes the task `dataset`: with it --help shows how its prompts are read.",
@@ -234,7 +236,7 @@ def make_flags(sections: Mapping[str, Any], program: CommandSpec) -> Flags:
 
 def short_forms(rewards: Sequence[Any]) -> tuple[str, ...]:
     """Rewards as flags give them."""
-    return tuple(short_form(reward.name or reward.path, reward.weight) for reward in rewards)
+    return tuple(short_form(reward.path or reward.model or reward.name, reward.weight) for reward in rewards)
 
 
 def read_part(record: Any, program: CommandSpec, path: str) -> Any:

@@ -114,9 +114,14 @@ def full_form(section: str, value: object) -> object:
 
 
 def short_reward(text: str) -> dict[str, object]:
-    """`NAME`, `FILE.py:FUNCTION`, or either with `=WEIGHT`."""
+    """`NAME`, `FILE.py:FUNCTION`, `package.module:FUNCTION`, a reward model's `FOLDER/` or `org/name`; with `=WEIGHT`.
+
+    With braces it is the whole item, as a recipe writes it: `{model: FOLDER, label: helpful, weight: 0.5}`.
+    """
+    if text.lstrip().startswith("{"):
+        return whole_reward(text)
     source, _, weight = text.partition("=")
-    reward: dict[str, object] = {"path" if ":" in source else "name": source}
+    reward: dict[str, object] = {kind_of_reward(source): source}
     if weight:
         try:
             reward["weight"] = float(weight)
@@ -125,6 +130,24 @@ def short_reward(text: str) -> dict[str, object]:
                 f"rewards: {text!r} gives the weight {weight!r}, which is no number; use NAME=0.5"
             ) from None
     return reward
+
+
+def kind_of_reward(source: str) -> str:
+    """Whether a text names a function of the user's own, a reward model or a function of this package."""
+    if ":" in source:
+        return "path"
+    return "model" if "/" in source or Path(source).is_dir() else "name"
+
+
+def whole_reward(text: str) -> dict[str, object]:
+    """A reward as a recipe writes it, on one line."""
+    try:
+        item = parse_yaml(text)
+    except yaml.YAMLError as error:
+        raise UserError(f"rewards: {text[:80]!r} is no YAML ({problem(error)})") from None
+    if not isinstance(item, dict):
+        raise UserError(f"rewards: {text[:80]!r} is no reward; write one as {{name: maths, weight: 0.5}}")
+    return item
 
 
 def short_form(source: str, weight: float) -> str:

@@ -1,7 +1,7 @@
 """The whole configuration of a run as one frozen record, and the rules between its sections."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,7 +27,8 @@ from posttrain.options.irl_method import (
 from posttrain.options.irl_world import DemonstrationOptions, IcyGridOptions, SampledOptions, WorldOptions
 from posttrain.options.model import ModelOptions
 from posttrain.options.new_model import NewModelOptions
-from posttrain.options.reward import RewardOptions, require_different_rewards
+from posttrain.options.reward import RewardOptions
+from posttrain.options.reward_model import RewardModelOptions
 from posttrain.options.rollout import RolloutOptions
 from posttrain.options.sandbox import SandboxOptions
 from posttrain.options.task import TaskOptions
@@ -76,7 +77,6 @@ class Config:
             object.__setattr__(self, "task", full_section("task", self.task))
         update = for_what_is_trained(self.update, adapter=self.model.trains_adapter, where="update")
         object.__setattr__(self, "update", update)
-        require_different_rewards(self.rewards)
         self.require_room(1)
         if self.update.minibatches_per_epoch > self.rollout.prompts_per_step:
             raise UserError(
@@ -150,12 +150,21 @@ class SftConfig:
         if isinstance(self.task, DatasetOptions):
             self._require_rows_options(self.task)
         else:
-            self._require_none(self.sft.given(*ROWS_ONLY), "is for rows; demonstrations of countdown go without")
+            rule = f"is for rows; demonstrations of {self.task.name} go without"
+            self._require_none(self.sft.given(*ROWS_ONLY), rule)
+            self._require_demonstrator(self.task.name)
+
+    def _require_demonstrator(self, task: str) -> None:
+        if task != CountdownOptions.name and self.demonstrator != Demonstrator():
+            raise UserError(
+                f"demonstrator: its options are those of Countdown's; that of {task} has none.  Leave the section out."
+            )
 
     def _require_rows_options(self, task: DatasetOptions) -> None:
         if task.name != DatasetOptions.name:
             raise UserError(
-                f"task.name = {task.name}: what is learned are rows (dataset) or demonstrations (countdown)."
+                f"task.name = {task.name}: what is learned are rows (dataset) or demonstrations (countdown,"
+                " arithmetic)."
             )
         self._require_none(self.sft.given("num_demonstrations"), "is for demonstrations; rows are what they are")
         if self.sft.eval_size != SftOptions().eval_size:
@@ -263,11 +272,15 @@ def as_recipe(config: AnyConfig) -> str:
     """The config as a recipe file, every option written out: reading it gives the same config."""
     content = {name: plain(section) for name, section in asdict(config).items()}
     if "rewards" in content:  # each is by name or by path, which comes first
-        content["rewards"] = [
-            {key: value for key, value in ({"name": "", "path": ""} | each).items() if value not in ("", {}, None)}
-            for each in content["rewards"]
-        ]
+        content["rewards"] = [said_of(each) for each in content["rewards"]]
     return to_yaml(content)
+
+
+def said_of(reward: dict[str, object]) -> dict[str, object]:
+    """What a recipe says of a reward: first which it is, and of a function nothing that only a reward model has."""
+    of_models = {each.name for each in fields(RewardModelOptions)} if not reward["model"] else set()
+    ordered: dict[str, object] = {"name": "", "path": "", "model": ""} | reward
+    return {key: value for key, value in ordered.items() if value not in ("", {}, None) and key not in of_models}
 
 
 def plain(value: Any) -> Any:

@@ -1,6 +1,7 @@
 """The shape of a model that is made from nothing."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,3 +20,6 @@ class NewModelOptions:
     """Key and value heads; divides `num_heads`."""
     max_positions: int = 1024
     """Longest prompt and completion together, in tokens."""
+    template: Literal["question", "turns"] = "question"
+    """The chat template that its tokenizer gets.  `question`: a single message, on a line of its own.  `turns`: system,
+    user and assistant in turn, as instruction-tuned models have it."""

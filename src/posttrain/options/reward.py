@@ -1,10 +1,11 @@
 """Which reward functions score a completion: an item of a recipe's `rewards` section."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from posttrain.errors import UserError, require
+from posttrain.options.reward_model import RewardModelOptions, folder_name
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,50 +86,41 @@ class RewardSettings(CallOptions, RewardTerms):
 
 
 @dataclass(frozen=True, kw_only=True)
-class RewardOptions(RewardSettings):
-    """One reward function, by name or by path, and its settings."""
+class RewardOptions(RewardModelOptions, RewardSettings):
+    """One reward function, by name or by path, or a reward model; and its settings."""
 
     name: str = ""
-    """A reward function of this package, by name."""
+    """A reward function of this package, by name; or what a reward model is to be called, else by its folder."""
     path: str = ""
-    """A function of your own, as FILE.py:FUNCTION; give either this or `name`."""
+    """A function of your own, as FILE.py:FUNCTION or package.module:FUNCTION; give this, `name` or `model`."""
     options: Mapping[str, object] = field(default_factory=dict)
     """Options of a reward of this package that has some, such as `{max_tokens: 400, cache_tokens: 100}`."""
 
     def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.path and self.options:
-            raise UserError(f"options = {dict(self.options)} are for rewards of this package; {self.path} takes none")
-        if (self.name == "") == (self.path == ""):
+        RewardSettings.__post_init__(self)
+        RewardModelOptions.__post_init__(self)
+        if (self.path or self.model) and self.options:
+            given = self.path or f"a reward model has options beside `model`, and {self.model}"
+            raise UserError(f"options = {dict(self.options)} are for rewards of this package; {given} takes none")
+        if [self.name == "" and self.model == "", self.path == ""].count(False) != 1:
             raise UserError(
-                "a reward has either a name (`name: graded_format`) or a path (`path: my_rewards.py:solved`)"
+                "a reward has either a name (`name: graded_format`), a path (`path: my_rewards.py:solved`) or a model"
+                " (`model: my-reward-model`)"
             )
-        named = self.name == "" or self.name.isidentifier()
+        if self.model_options and not self.model:
+            option, value = next(iter(self.model_options.items()))
+            raise UserError(f"{option} = {value} is of a reward model, and {self.called} is a function; leave it out")
+        named = self.name == "" or self.model != "" or self.name.isidentifier()
         require(named, self, "name", "is no name of a reward; a function of your own is path: FILE.py:FUNCTION")
-        file, colon, function = self.path.rpartition(":")
-        holds = self.path == "" or (colon == ":" and file.endswith(".py") and function.isidentifier())
-        require(holds, self, "path", "is not FILE.py:FUNCTION, such as my_rewards.py:solved")
+        place, _, function = self.path.rpartition(":")
+        found = place.endswith(".py") or all(part.isidentifier() for part in place.split("."))
+        rule = "is not FILE.py:FUNCTION, such as my_rewards.py:solved, and not package.module:FUNCTION"
+        require(self.path == "" or (found and function.isidentifier()), self, "path", rule)
         for option in ("workers", "cache"):
             own = self.path != "" or not getattr(self, option)
-            require(own, self, option, f"is for functions of your own; {self.name} sees to it by itself")
+            require(own, self, option, f"is for functions of your own; {self.called} sees to it by itself")
 
     @property
     def called(self) -> str:
         """The name that its scores are logged under."""
-        return self.name or self.path.rpartition(":")[2]
-
-
-def require_different_rewards(rewards: Sequence[RewardOptions]) -> None:
-    """Refuse two rewards of a recipe whose scores would be logged as one."""
-    names = [reward.called for reward in rewards]
-    for reward in rewards:
-        if names.count(reward.called) > 1:
-            own = any(each.path for each in rewards if each.called == reward.called)
-            raise UserError(
-                f"rewards: two are called {reward.called!r}, and their scores would merge in the logs; "
-                + (
-                    f"give one another name: write `other = {reward.called}` in its file and name FILE.py:other"
-                    if own
-                    else "name it once, or in Python give one another name by reward_function(call, name=...)"
-                )
-            )
+        return self.name or self.path.rpartition(":")[2] or folder_name(self.model)

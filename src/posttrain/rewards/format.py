@@ -1,6 +1,7 @@
 """Rewards for keeping to `<think>…</think> <answer>…</answer>`, whatever the answer says.
 
 `strict_format` and `last_format` give 1 where the structure of posttrain.rewards.tags is there in that mode, else 0.
+`line_format` asks for each tag on a line of its own besides, as templates for instruction-tuned models show it.
 `graded_format` is the course's variant over the strict structure: 1 where the answer, stripped of ASCII white space,
 holds arithmetic characters only (0-9, + - * / ( ) and space), 0.5 where it holds other text as well or nothing at
 all, 0 without the structure.  Unlike the widely copied regular expressions for it, it admits any white space between
@@ -15,7 +16,7 @@ from enum import StrEnum
 from posttrain.options.countdown import FormatMode
 from posttrain.rewards.countdown.arithmetic import ALPHABET
 from posttrain.rewards.grading.answers import Graded
-from posttrain.rewards.tags import WHITE_SPACE, answer_text
+from posttrain.rewards.tags import WHITE_SPACE, answer_lines, answer_text
 
 
 class FormatOutcome(StrEnum):
@@ -44,6 +45,13 @@ def format_outcome(text: str, mode: FormatMode, *, cut_off: bool) -> FormatOutco
     return FormatOutcome.TRUNCATED if cut_off else FormatOutcome.UNFORMATTED
 
 
+def line_outcome(text: str, *, cut_off: bool) -> FormatOutcome:
+    """Whether the text has the structure line by line."""
+    if answer_lines(text) is not None:
+        return FormatOutcome.FORMATTED
+    return FormatOutcome.TRUNCATED if cut_off else FormatOutcome.UNFORMATTED
+
+
 def arithmetic_structure(text: str, *, cut_off: bool) -> FormatOutcome:
     """Whether the text has the strict structure, around nothing but arithmetic characters."""
     answer = answer_text(text, "strict")
@@ -63,6 +71,12 @@ def last_format(*, completions: Sequence[str], finish_reasons: Sequence[str], **
     """Reward function: 1 where the text ends in the structure."""
     rows = zip(completions, finish_reasons, strict=True)
     return format_grades(format_outcome(text, "last", cut_off=finish == "length") for text, finish in rows)
+
+
+def line_format(*, completions: Sequence[str], finish_reasons: Sequence[str], **_columns: object) -> list[Graded]:
+    """Reward function: 1 where the whole text has the structure with each tag on a line of its own."""
+    rows = zip(completions, finish_reasons, strict=True)
+    return format_grades(line_outcome(text, cut_off=finish == "length") for text, finish in rows)
 
 
 def graded_format(*, completions: Sequence[str], finish_reasons: Sequence[str], **_columns: object) -> list[Graded]:

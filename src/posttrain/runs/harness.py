@@ -241,6 +241,7 @@ class Harness:
             self.options.checkpoint,
             last_step=self.options.run.num_steps,
             stopping=self.decide_to_stop,
+            asked=self.asked_to_save,
             save=lambda report: self.save(score=self.options.score(report.metrics)),
         )
 
@@ -254,6 +255,8 @@ class Harness:
         self.decide_to_stop()  # already: a resumed run may have nothing left to do
         while self.trained.step < self.options.run.num_steps and not self.stopping:
             self.step = self.trained.step + 1
+            for watcher in self.options.watchers:
+                watcher.on_step_begin(self.step)
             yield self.step
 
     def decide_to_stop(self) -> bool:
@@ -263,8 +266,20 @@ class Harness:
         """
         left = self.seconds_left()
         passed = left is not None and left <= 0
-        self.stopping = bool(self.interruption) or passed or self.options.stop_early()
+        self.stopping = bool(self.interruption) or passed or self.told_to_stop or self.options.stop_early()
         return self.stopping
+
+    @property
+    def told_to_stop(self) -> bool:
+        """Whether one of the user's watchers wants no further step."""
+        return any(watcher.stopping for watcher in self.options.watchers)
+
+    def asked_to_save(self) -> bool:
+        """Whether a watcher wants the step saved; asked once of each step."""
+        asked = [watcher for watcher in self.options.watchers if watcher.saving]
+        for watcher in asked:
+            watcher.saving = False
+        return bool(asked)
 
     @contextmanager
     def naming_the_step(self) -> Iterator[None]:

@@ -14,6 +14,7 @@ from posttrain.algorithms.table import Algorithm
 from posttrain.config import Config, SftConfig
 from posttrain.models.adapters.lora import lora_layers
 from posttrain.models.adapters.quantized import is_4_bit
+from posttrain.models.classifiers.classifier_memory import classifier_bytes
 from posttrain.models.forward import SharedPromptForward
 from posttrain.models.loading.devices import chosen_device
 from posttrain.models.memory.memory_plan import (
@@ -42,6 +43,7 @@ WORDS = {
     "optimizer": "optimiser",
     "reference": "reference",
     "critic": "critic",
+    "reward_models": "reward models",
     "key_value_cache": "K/V cache",
     "cache_growth": "K/V cache growing",
     "logits": "logits",
@@ -82,6 +84,7 @@ def rl_setup(
     return replace(
         held,
         reference=algorithm.uses_reference,
+        reward_models=sum(classifier_bytes(item, on_cuda=cuda) for item in config.rewards if item.model),
         prompt_tokens=prompt_tokens,
         completion_tokens=max(1, min(rollout.max_completion_tokens, longest - prompt_tokens)),
         prompts_per_step=rollout.prompts_per_step,

@@ -100,6 +100,17 @@ def graded_lines(group: Group, grades: Grades, position: int, tokenizer: PreTrai
         f"completion {len(rollout.tokens)} tokens, {ended}",
         *indented(shown(pieces(rollout.tokens, tokenizer))),
         visible(f"scores     {', '.join(scores)}; reward {number(grades.rewards[position, 0].item())}"),
+        *(visible(f"logged     {line}") for line in logged_lines(grades, position, 0)),
+    ]
+
+
+def logged_lines(grades: Grades, position: int, sample: int) -> list[str]:
+    """What functions logged of a completion, a line for each function."""
+    told = {name: of_groups[position][sample] for name, of_groups in grades.extras.items()}
+    return [
+        f"{name}: {', '.join(f'{column} = {excerpt(value)}' for column, value in extra.items())}"
+        for name, extra in told.items()
+        if extra
     ]
 
 

@@ -10,6 +10,9 @@ from torch import Tensor
 
 from posttrain.records import Grades, Group, Rollout
 
+EXACT = 2**53
+"""The greatest of the integers that a float tells apart."""
+
 
 def parquet_bytes(
     step: int, groups: Sequence[Group], grades: Grades, advantages: Float64[Tensor, "prompt group"]
@@ -63,7 +66,31 @@ def grade_columns(grades: Grades, advantages: Float64[Tensor, "prompt group"]) -
     columns |= {f"score/{name}": nullable(scores) for name, scores in zip(grades.names, grades.scores, strict=True)}
     for name, outcomes in grades.outcomes.items():
         columns[f"outcome/{name}"] = [outcome for group in outcomes for outcome in group]
+    for name, extras in grades.extras.items():
+        rows = [extra or {} for group in extras for extra in group]
+        for column in sorted({column for row in rows for column in row}):
+            columns[f"extra/{name}/{column}"] = of_one_type([row.get(column) for row in rows])
     return columns
+
+
+def of_one_type(values: Sequence[object]) -> list[object]:
+    """The values where all of them, but None, are truth values, texts or numbers; else each as JSON text."""
+    kinds = {type(value) for value in values if value is not None}
+    if kinds <= {bool}:
+        return list(values)
+    if kinds == {str}:
+        return [whole(value) if isinstance(value, str) else None for value in values]
+    if kinds <= {int, float}:
+        numbers = [value for value in values if isinstance(value, int | float)]
+        if all(abs(number) <= EXACT for number in numbers if isinstance(number, int)):
+            as_float = float in kinds
+            return [float(value) if as_float and isinstance(value, int) else value for value in values]
+    return [None if value is None else json.dumps(value) for value in values]
+
+
+def whole(text: str) -> str:
+    """A text without halves of characters, which no file takes."""
+    return text.encode("utf-8", "replace").decode("utf-8")
 
 
 def nullable(values: Float64[Tensor, "prompt group"]) -> list[object]:

@@ -117,7 +117,10 @@ class RunFolder(Folder):
         scores = grades.scores.tolist()
         for row, group in enumerate(groups):
             by_function = dict(zip(grades.names, (column[row] for column in scores), strict=True))
-            details = {name: list(of_group[row]) for name, of_group in grades.details.items()}
+            told = {
+                what: {name: list(of_group[row]) for name, of_group in by_name.items()}
+                for what, by_name in (("details", grades.details), ("extra", grades.extras), ("logged", grades.logged))
+            }
             lines.append(
                 {
                     "step": step,
@@ -125,7 +128,7 @@ class RunFolder(Folder):
                     "prompt_id": group.prompt.id,
                     "scores": {name: [None if math.isnan(s) else s for s in row] for name, row in by_function.items()},
                     "outcomes": {name: list(outcomes[row]) for name, outcomes in grades.outcomes.items()},
-                    **({"details": details} if details else {}),
+                    **{what: finite(by_name) for what, by_name in told.items() if by_name},
                 }
             )
         self._append("scores.jsonl", lines)
@@ -208,6 +211,18 @@ def rollout_step(file: Path) -> int | None:
     """The step that a rollout file belongs to; None where it is none."""
     name = re.fullmatch(r"step-(\d{6,})\.parquet", file.name)
     return int(name[1]) if name and file.is_file() else None
+
+
+def finite(value: object) -> object:
+    """Plain data with null in place of infinity and NaN, for which JSON has no word."""
+    match value:
+        case dict():
+            return {name: finite(item) for name, item in value.items()}
+        case list():
+            return [finite(item) for item in value]
+        case float() if not math.isfinite(value):
+            return None
+    return value
 
 
 def num_groups(metrics: Mapping[str, object]) -> int:

@@ -12,27 +12,25 @@ import functools
 import hashlib
 import inspect
 import json
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from types import CellType, CodeType, FunctionType, MethodType
 from typing import Any
 
-from posttrain.binding import digest_of
+from posttrain.binding import digest_of, module_file
 from posttrain.config import Config
 from posttrain.errors import RunError, UserError
+from posttrain.models.loading.folder_digest import model_digest
 from posttrain.options.dataset import BUNDLED_PROGRAMS, DatasetOptions
 from posttrain.options.model import BUNDLED, ModelOptions
 from posttrain.options.row_source import RowSourceOptions
 from posttrain.schemas import PARSING
+from posttrain.tasks.generated.generator_rows import generator_digest
 from posttrain.tasks.rows import rows_digest
 
 FILE = "inputs.json"
 """Its name in a run folder."""
-MODEL_FILES = re.compile(r"[^.].*\.(json|safetensors|bin|model|jinja|py)|(vocab|merges)\.txt")
-"""The files that a model is made of; a folder may hold others, such as notes."""
-MIB = 2**20
 NO_SOURCE = "\0"
 """Stands in a description where a function's source cannot be had."""
 
@@ -274,6 +272,10 @@ def named_files(config: Config) -> dict[str, RunInput]:
     found = {option: RunInput(path, digest_of(file_of(path))) for option, path in paths.items() if path}
     if isinstance(task, DatasetOptions):
         found |= named_rows(task)
+    for index, reward in enumerate(config.rewards):
+        if reward.model:
+            folder = folder_of(ModelOptions(path=reward.model))
+            found[f"rewards[{index}].model"] = RunInput(reward.model, model_digest(folder))
     if config.model.path != BUNDLED:
         found["model.path"] = RunInput(config.model.path, model_digest(folder_of(config.model)))
     return found
@@ -292,33 +294,21 @@ def named_rows(task: DatasetOptions) -> dict[str, RunInput]:
     """The rows that the options of a task name: files, several of them, saved folders, and data sets on the hub."""
     of_option: dict[str, RowSourceOptions] = {
         "task.path": task,
-        "task.held_out_path": replace(task, path=task.held_out_path),
+        "task.held_out_path": replace(task, path=task.held_out_path, generator=""),
         **{f"task.sources[{index}].path": source for index, source in enumerate(task.sources)},
     }
     named = {option: each for option, each in of_option.items() if each.path not in ("", BUNDLED_PROGRAMS)}
-    return {option: RunInput(each.path, rows_digest(each.path, each.revision)) for option, each in named.items()}
-
-
-def model_digest(folder: Path) -> str:
-    """A model folder by the sizes of its files and the first and last MiB of each; empty where there is none.
-
-    Of weights that is enough to tell another model or another training from this one, and takes no time.
-    """
-    digest = hashlib.sha256()
-    files = [file for file in sorted(folder.glob("*")) if MODEL_FILES.fullmatch(file.name)]
-    try:
-        for file in files:
-            digest.update(f"{file.name} {file.stat().st_size}\n".encode())
-            with file.open("rb") as content:
-                digest.update(content.read(MIB))
-                content.seek(max(content.tell(), file.stat().st_size - MIB))
-                digest.update(content.read(MIB))
-    except OSError:
-        return ""
-    return digest.hexdigest() if files else ""
+    files = {option: RunInput(each.path, rows_digest(each.path, each.revision)) for option, each in named.items()}
+    generators = {option.removesuffix("path") + "generator": each.generator for option, each in of_option.items()}
+    return files | {
+        option: RunInput(f"{name} of reasoning-gym", generator_digest()) for option, name in generators.items() if name
+    }
 
 
 def file_of(path: str) -> Path:
-    """The file of a path that may be FILE.py:NAME."""
+    """The file of a path that may be FILE.py:NAME or package.module:NAME."""
     file, _, name = path.rpartition(":")
-    return Path(file if file.endswith(".py") and name.isidentifier() else path)
+    if not name.isidentifier() or not file:
+        return Path(path)
+    in_module = all(part.isidentifier() for part in file.split("."))
+    return (module_file(file) or Path(path)) if in_module else Path(file if file.endswith(".py") else path)

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
+from posttrain.errors import UserError
 from posttrain.records import Group, Prompt
 from posttrain.rewards.grading.function import RewardFunction
 
@@ -40,8 +41,8 @@ class Reading:
 class Probe:
     """Something that only one task can tell of a policy, as data: evaluation runs it and reports print it.
 
-    Without `suppressed` and `endless` it reads the sampled completions of the evaluation, else one completion more for
-    each held-out problem.
+    Without `suppressed` and `endless` it reads completions of the evaluation, the sampled ones unless it is `greedy`,
+    else one completion more for each held-out problem.
     """
 
     readings: Mapping[str, Reading]
@@ -52,6 +53,15 @@ class Probe:
     """Texts of one token each that may not be sampled; where one is no single token, the probe is left out."""
     endless: bool = False
     """Whether no completion may stop before the token limit."""
+    greedy: bool = False
+    """Whether it reads the likeliest completion of each problem in place of the sampled ones."""
+
+    def __post_init__(self) -> None:
+        if self.greedy and self.samples_anew:
+            raise UserError(
+                "a probe is greedy = True and has suppressed or endless too: those sample anew, and greedy reads what"
+                " is there.  Use one of them."
+            )
 
     @property
     def samples_anew(self) -> bool:

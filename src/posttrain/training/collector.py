@@ -16,6 +16,8 @@ from posttrain.records import Grades, Group
 from posttrain.rewards.grading.function import RewardFunction
 from posttrain.rewards.grading.grade import grade
 from posttrain.rewards.grading.resources import Resources
+from posttrain.rewards.grading.trainer_state import TrainerState
+from posttrain.rewards.grading.unscored_rows import UnscoredRows
 from posttrain.runs.clock import Clock
 from posttrain.tasks.answers_of_task import training_prompts
 from posttrain.tasks.base import Task
@@ -39,6 +41,10 @@ class CollectorSettings:
     """The algorithm's dynamic sampling."""
     informative: Callable[[Grades], Tensor] = sums_differ
     """Which groups it keeps, by the algorithm."""
+    num_steps: int = 0
+    """Steps of the whole run, which rewards are told."""
+    num_rows: int = 0
+    """Training rows that prompts are read from; 0 where they are made."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +77,7 @@ class Collector:
     ) -> None:
         self.task, self.engine, self.rewards, self.settings = task, engine, tuple(rewards), settings
         self.resources = resources
+        self.unscored = UnscoredRows(settings.grading.on_unscored_row)
 
     def collect(self, step: int, journal: Journal, clock: Clock) -> CollectedStep:
         """Sample and grade the step's groups; every score goes to the journal before it is used."""
@@ -99,14 +106,23 @@ class Collector:
             step=step,
             grading=self.settings.grading,
             resources=self.resources,
+            trainer_state=self.trainer_state(step),
         )
+
+    def trainer_state(self, step: int) -> TrainerState:
+        """What rewards are told while completions of a step are scored; draws of refills pass over no rows."""
+        done, rows = step - 1, self.settings.num_rows
+        epoch = done * self.settings.rollout.prompts_per_step / rows if rows else None
+        return TrainerState(global_step=done, max_steps=self.settings.num_steps, epoch=epoch)
 
     def _sampled(self, step: int, draws: range, journal: Journal, clock: Clock) -> tuple[list[Group], Grades]:
         with clock("rollout"):
             request = self.request(step, first_draw=draws.start)
             groups = sample_groups(self.engine, training_prompts(self.task, step, draws), request)
         with clock("grade"):
-            return groups, self.grade(groups, step=step, journal=journal)
+            grades = self.grade(groups, step=step, journal=journal)
+        self.unscored.look_at(groups, grades)
+        return groups, grades
 
     def _refilled(self, first: CollectedStep, journal: Journal, clock: Clock) -> CollectedStep:
         """Put other prompts' groups in place of those that teach nothing, for a stated number of rounds.

@@ -18,11 +18,14 @@ from posttrain.options.grading import GradingOptions
 from posttrain.options.sampling import Sampling
 from posttrain.options.training import EvaluationOptions
 from posttrain.records import Grades, Group, Prompt
+from posttrain.rewards.grading.calls import NO_RUN
 from posttrain.rewards.grading.grade import OnError, RewardFunction, grade
 from posttrain.rewards.grading.resources import Resources
+from posttrain.rewards.grading.trainer_state import TrainerState
 from posttrain.runs.reports import as_number
 from posttrain.runs.summary import HELD_OUT, REWARD
 from posttrain.tasks.base import Probe
+from posttrain.training.metrics import logged_metrics
 
 RESAMPLES = 2000
 """Bootstrap resamples behind an interval."""
@@ -49,6 +52,8 @@ class Questions:
     """What an exception of the judge's or of a reward's does, as in training."""
     resources: Resources | None = None
     """Those of the session, if there is one."""
+    trainer_state: TrainerState = NO_RUN
+    """Where the run is, as rewards are told."""
     probes: Mapping[str, Probe] = field(default_factory=dict)
     """What the task has measured besides, in a full evaluation."""
 
@@ -64,6 +69,8 @@ class Answers:
     """As training sums it, with the weights that schedules end with; NaN where nothing scored."""
     outcomes: Mapping[str, float]
     """Share of each outcome that the judge told."""
+    logged: Mapping[str, float]
+    """What reward functions logged: FUNCTION/NAME -> mean."""
 
     @property
     def rates(self) -> Float64[ndarray, " problem"]:
@@ -114,6 +121,10 @@ def judged_answers(groups: Sequence[Group], questions: Questions, rewards: Seque
         correct=torch.where(scores.isnan(), torch.nan, (scores >= 1).double()).numpy(),
         rewards=(torch.full_like(scores, torch.nan) if summed is None else summed.rewards).numpy(),
         outcomes={outcome: count / told.total() for outcome, count in sorted(told.items())},
+        logged={
+            name.removeprefix("logged/"): value
+            for name, value in logged_metrics((judged if summed is None else summed).logged).items()
+        },
     )
 
 
@@ -131,6 +142,7 @@ def asked(groups: Sequence[Group], functions: Sequence[RewardFunction], question
         step=LATE,
         grading=questions.grading,
         resources=questions.resources,
+        trainer_state=questions.trainer_state,
     )
 
 
@@ -175,9 +187,11 @@ def full_evaluation(
         "outcomes": dict(sampled.outcomes),
         **with_interval("pass_at_8", pass_at_k(sampled.correct, 8)),
         **({"sources": by_source} if (by_source := sources_apart(sampled)) else {}),
+        **({"logged": dict(sampled.logged)} if sampled.logged else {}),
     }
     for name, probe in questions.probes.items():
-        numbers = probe_results(engine, questions, probe, sampled.groups, advance)
+        read = greedy if probe.greedy else sampled
+        numbers = probe_results(engine, questions, probe, read.groups, advance)
         results |= checked_readings(f"task {questions.task}: probe {name!r}", probe, numbers, results)
     return results, sampled.groups
 
@@ -204,6 +218,11 @@ def source_readings(apart: Mapping[str, Mapping[str, object]]) -> dict[str, floa
         for name in ("accuracy_sampled", REWARD)
         if isinstance(value := numbers.get(name), float)
     }
+
+
+def logged_readings(logged: Mapping[str, float]) -> dict[str, float]:
+    """What reward functions logged of held-out completions, under the names of docs/metrics.md."""
+    return {f"eval/logged/{name}": value for name, value in logged.items()}
 
 
 def checked_readings(where: str, probe: Probe, numbers: object, results: Mapping[str, object]) -> Mapping[str, float]:
@@ -258,6 +277,7 @@ def brief_evaluation(engine: Engine, questions: Questions, *, problems: int) -> 
         **metrics_with_interval(REWARD, means_of_problems(answers.rewards)),
         **metrics_with_interval("accuracy_sampled", answers.rates),
         **source_readings(sources_apart(answers)),
+        **logged_readings(answers.logged),
         "eval/num_unscored": float(answers.num_unscored),
     }
     if not len(answers.rates):

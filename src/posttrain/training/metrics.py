@@ -14,6 +14,7 @@ from torch import Tensor
 
 from posttrain.algorithms.advantages import informative
 from posttrain.records import Finish, Grades, Group
+from posttrain.rewards.grading.call_log import mean
 from posttrain.runs.alarms import repeated_share
 
 
@@ -26,6 +27,7 @@ def step_metrics(groups: Sequence[Group], grades: Grades, informed: Bool[Tensor,
         **reward_metrics(grades),
         **source_metrics(groups, grades),
         **outcome_metrics(grades.outcomes),
+        **logged_metrics(grades.logged),
         **completion_metrics(groups),
         "frac_zero_advantage": (~informed).double().mean().item(),
     }
@@ -72,6 +74,19 @@ def outcome_metrics(outcomes: Mapping[str, tuple[tuple[str, ...], ...]]) -> dict
     for name, by_group in outcomes.items():
         counts = Counter(outcome for group in by_group for outcome in group if outcome)
         metrics |= {f"outcomes/{name}/{outcome}": count / counts.total() for outcome, count in sorted(counts.items())}
+    return metrics
+
+
+def logged_metrics(logged: Mapping[str, tuple[tuple[Mapping[str, float] | None, ...], ...]]) -> dict[str, float]:
+    """What reward functions logged, under names that no other metric has: the mean over the completions of its calls.
+
+    So it does not depend on how completions were divided into calls, as workers and repeated calls divide them.
+    """
+    metrics: dict[str, float] = {}
+    for function, by_group in logged.items():
+        told = [numbers for group in by_group for numbers in group if numbers]
+        for name in sorted({name for numbers in told for name in numbers}):
+            metrics[f"logged/{function}/{name}"] = mean([numbers[name] for numbers in told if name in numbers])
     return metrics
 
 

@@ -15,6 +15,7 @@ from posttrain.models.description import adapter_lines, model_lines, unused_opti
 from posttrain.models.loading.saving import save_trained
 from posttrain.models.memory.memory_plan import memory_plan
 from posttrain.options.adapter import run_model
+from posttrain.rewards.model import RewardModel
 from posttrain.runs.curves import draw_curves
 from posttrain.runs.files import writing
 from posttrain.runs.folder import resume_command, shown
@@ -24,7 +25,7 @@ from posttrain.runs.summary import HELD_OUT, REWARD, build_summary
 from posttrain.tasks.base import Probe, Reading
 from posttrain.tasks.dataset import DatasetTask
 from posttrain.training.collector import CollectedStep
-from posttrain.training.evaluation import completions_of_run, source_readings
+from posttrain.training.evaluation import completions_of_run, logged_readings, source_readings
 from posttrain.training.optimizer import standing_still
 from posttrain.training.session import Session, given_rewards
 from posttrain.training.state import RunState
@@ -81,10 +82,16 @@ def planned_memory(session: Session) -> tuple[str, list[str]]:
     plan = policy_plan(
         session.policy, session.config, session.algorithm, prompt_tokens=max(1, session.longest_prompt_tokens)
     )
-    if session.own.engine is not None:
-        plan = memory_plan(plan.shape, replace(plan.setup, samples=False))
+    setup = replace(plan.setup, reward_models=reward_model_bytes(session))
+    plan = memory_plan(plan.shape, replace(setup, samples=setup.samples and session.own.engine is None))
     machine = machine_memory(on_cuda=plan.setup.on_cuda)
     return memory_line(plan, machine), memory_warning(plan, machine)
+
+
+def reward_model_bytes(session: Session) -> int:
+    """Bytes of the reward models that are where the policy is."""
+    models = [function.call for function in session.rewards if isinstance(function.call, RewardModel)]
+    return sum(each.memory_bytes for each in models if each.model.device.type == session.policy.device.type)
 
 
 def policy_lines(session: Session) -> list[str]:
@@ -121,6 +128,7 @@ def held_out_metrics(results: Mapping[str, object], probes: Mapping[str, Probe] 
     for name in (name for probe in probes.values() for name in probe.readings if name in results):
         metrics[f"eval/{name}"] = cast(float, results[name])
     metrics |= source_readings(cast(Mapping[str, Mapping[str, object]], results.get("sources", {})))
+    metrics |= logged_readings(cast(Mapping[str, float], results.get("logged", {})))
     if results["mean_length"] is not None:
         metrics["eval/mean_length"] = cast(float, results["mean_length"])
     for name in (*HELD_OUT, REWARD):

@@ -123,13 +123,18 @@ def run_steps(config: Config, own: CallerObjects, how: Beginning) -> RunSteps:
             Path(config.run.folder), inputs_of(config, own), accept_changes=how.accept_changes
         )
     with open_session(config, own) as session:
-        config.require_use_for_reference(session.algorithm)
-        require_room(session)
         session.trained.run.recipe = how.recipe
-        require_sound_rows(session)
-        for line in report.planned_memory(session)[1]:  # before anything is sampled, which might be where it ends
-            print(line, flush=True)
+        make_ready(session)
         return (yield from train_session(session, resumed or inputs_of(config, own), how))
+
+
+def make_ready(session: Session) -> None:
+    """Refuse what could not be trained, and warn of memory before anything is sampled, which might be where it ends."""
+    session.config.require_use_for_reference(session.algorithm)
+    require_room(session)
+    require_sound_rows(session)
+    for line in report.planned_memory(session)[1]:
+        print(line, flush=True)
 
 
 def harness_options(
@@ -244,7 +249,7 @@ def evaluate_when_due(session: Session, harness: Harness) -> Mapping[str, float]
     if not options.every_steps or state.step % options.every_steps:
         return {}
     with harness.clock("evaluate"):
-        metrics = brief_evaluation(session.engine, session.questions(), problems=options.brief_problems)
+        metrics = brief_evaluation(session.engine, session.questions_now(), problems=options.brief_problems)
         harness.evaluated(EvaluationReport(step=state.step, results=metrics))
     if "eval/accuracy_sampled" in metrics:
         state.saw_evaluation(metrics["eval/accuracy_sampled"])
@@ -273,7 +278,7 @@ def save_before(session: Session, harness: Harness) -> None:
 
 def measure_held_out(session: Session, harness: Harness, when: str) -> tuple[dict[str, object], list[list[str]]]:
     """The full evaluation, and the first sampled completions of the problems that the end shows."""
-    options, questions = session.config.evaluation, session.questions()
+    options, questions = session.config.evaluation, session.questions_now()
     total = num_completions(questions, samples=options.samples)
     with harness.progress.stage(f"held-out problems {when}", total) as advance:
         results, groups = full_evaluation(session.engine, questions, samples=options.samples, advance=advance)
@@ -320,11 +325,7 @@ def show_plan(config: Config, own: CallerObjects = NOTHING_BROUGHT, *, show_prom
     Of that step so many prompts are shown, each with a completion and its scores.
     """
     with open_session(config, own) as session:
-        config.require_use_for_reference(session.algorithm)
-        require_room(session)
-        require_sound_rows(session)
-        for line in report.planned_memory(session)[1]:
-            print(line, flush=True)
+        make_ready(session)
         session.load_weights()
         clock = Clock()
         collected = session.collector.collect(1, no_journal, clock)

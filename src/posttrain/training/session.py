@@ -6,7 +6,9 @@ from dataclasses import dataclass, fields, replace
 from typing import cast
 
 from posttrain.algorithms.table import Algorithm, build_algorithm
+from posttrain.binding import bind
 from posttrain.config import Config
+from posttrain.config.recipes import short_reward
 from posttrain.errors import RunError, UserError
 from posttrain.generation.engine import Engine, require_engine, require_room_for
 from posttrain.generation.parity import engine_in_parity
@@ -14,11 +16,13 @@ from posttrain.models.loading.model_folder import load_policy
 from posttrain.models.policy import Policy
 from posttrain.models.rendering import TokenizerRenderer
 from posttrain.options.dataset import DatasetOptions
-from posttrain.options.reward import RewardSettings
+from posttrain.options.reward import RewardOptions, RewardSettings
 from posttrain.options.task import TaskOptions
-from posttrain.rewards.grading.function import RewardFunction
+from posttrain.rewards.grading.function import RewardFunction, with_own_names
 from posttrain.rewards.grading.pending_scores import require_enforceable
 from posttrain.rewards.grading.resources import Resources, row_check
+from posttrain.rewards.grading.unscored_rows import require_rewarded_rows
+from posttrain.rewards.model import RewardModel
 from posttrain.rewards.reward_registry import load_reward
 from posttrain.runs.run_inputs import RunInput, RunInputs, class_name, code_input, named_files, rows_input, sha256_of
 from posttrain.runs.threads import ThreadClaim, claim_threads
@@ -35,16 +39,32 @@ from posttrain.tasks.task_registry import load_task, require_task
 from posttrain.training.collector import Collector, CollectorSettings
 from posttrain.training.evaluation import Questions
 from posttrain.training.learner import Learner, LearnerSettings
+from posttrain.training.optimizer import OwnOptimizer
 from posttrain.training.state import TrainedByReward
 
 Rows = Iterable[Mapping[str, object]]
 Reward = Callable[..., object] | RewardFunction
 """A function, or what `reward_function` makes of one: with a name and a weight of its own."""
-Rewards = Reward | Sequence[Reward]
+Rewards = Reward | str | Sequence[Reward | str]
+"""A text is a reward as a flag names it: of this package, FILE.py:FUNCTION, or the folder of a reward model."""
 
 
 SOME_WEIGHTS = 64
 """Of each parameter, to tell two policies of one shape from each other."""
+
+
+def loaded_rewards(given: Rewards) -> Rewards:
+    """Rewards, with what they name in place of those that are texts."""
+    if isinstance(given, str):
+        return named_reward(given)
+    if isinstance(given, list | tuple) and any(isinstance(each, str) for each in given):
+        return [named_reward(each) if isinstance(each, str) else each for each in given]
+    return given
+
+
+def named_reward(text: str) -> RewardFunction:
+    """The reward that a flag would name so."""
+    return load_reward(bind(RewardOptions, short_reward(text), where="rewards"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,6 +81,8 @@ class CallerObjects:
     """In place of a dataset's file."""
     held_out_rows: Rows | None = None
     """Those to evaluate on, in place of a share of the rows."""
+    optimizer: OwnOptimizer | None = None
+    """In place of AdamW, over the policy's parameters."""
 
     def __post_init__(self) -> None:
         for name, kind, remedy in (
@@ -70,6 +92,7 @@ class CallerObjects:
             value = getattr(self, name)
             if value is not None and not isinstance(value, kind):
                 raise UserError(f"{name}: {value!r:.60} ({type(value).__name__}) is no {kind.__name__}; {remedy}.")
+        object.__setattr__(self, "rewards", loaded_rewards(self.rewards))
         for name, rows in (("rows", self.rows), ("held_out_rows", self.held_out_rows)):
             if isinstance(rows, Iterable) and not isinstance(rows, Sized):  # a generator gives them once
                 object.__setattr__(self, name, list(rows))
@@ -148,6 +171,10 @@ class Session:
             )
         return self.held_out
 
+    def questions_now(self) -> Questions:
+        """The same for rewards that ask how far the run is."""
+        return replace(self.questions(), trainer_state=self.collector.trainer_state(self.trained.run.step + 1))
+
 
 def open_session(config: Config, own: CallerObjects = NOTHING_BROUGHT, *, inference: bool = False) -> Session:
     """Load the model and make everything else, but for what the caller brings; `inference` trains nothing."""
@@ -182,7 +209,7 @@ def assembled(
         engine, policy = cast(Engine, tried), tried.policy
     else:
         engine = require_engine(own.engine)
-    rewards = rewards_of(config, own, task)
+    rewards = rewards_of(config, own, task, policy)
     collector = Collector(
         task,
         engine,
@@ -193,6 +220,8 @@ def assembled(
             seed=config.run.seed,
             resample=algorithm.resample,
             informative=algorithm.informative,
+            num_steps=config.run.num_steps,
+            num_rows=len(task.training_rows) if isinstance(task, DatasetTask) else 0,
         ),
         resources=resources,
     )
@@ -207,6 +236,7 @@ def assembled(
             num_steps=config.run.num_steps,
             refresh_reference_every=config.reference.refresh_every,
         ),
+        own_optimizer=own.optimizer,
     )
     return Session(
         config=config,
@@ -257,7 +287,7 @@ def with_longest_prompt(config: Config, policy: Policy) -> TaskOptions | Mapping
     return replace(task, max_prompt_tokens=left)
 
 
-def rewards_of(config: Config, own: CallerObjects, task: Task) -> tuple[RewardFunction, ...]:
+def rewards_of(config: Config, own: CallerObjects, task: Task, policy: Policy) -> tuple[RewardFunction, ...]:
     """The caller's rewards and those of the config, or else the task's own."""
     rewards = (*given_rewards(own), *(load_reward(item) for item in config.rewards)) or task_rewards(task)
     if not rewards:
@@ -267,7 +297,9 @@ def rewards_of(config: Config, own: CallerObjects, task: Task) -> tuple[RewardFu
         )
     for function in rewards:
         require_enforceable(function, config.grading)
-    return rewards
+        if isinstance(function.call, RewardModel):
+            function.call.require_apart(policy.model)
+    return with_own_names(rewards)
 
 
 def given_rewards(own: CallerObjects) -> tuple[RewardFunction, ...]:
@@ -289,6 +321,8 @@ def inputs_of(config: Config, own: CallerObjects) -> RunInputs:
         objects["engine"] = RunInput(class_name(own.engine) + draws)
     if own.algorithm is not None:
         objects["algorithm"] = code_input(own.algorithm.name, own.algorithm)
+    if own.optimizer is not None:
+        objects["optimizer"] = RunInput(class_name(own.optimizer.optimizer))
     for index, reward in enumerate(given_rewards(own)):
         settings = {
             each.name: getattr(reward.settings, each.name)
@@ -322,7 +356,7 @@ def policy_input(policy: Policy, config: Config, own: CallerObjects) -> RunInput
 
 
 def require_sound_rows(session: Session) -> None:
-    """Refuse rows by which a reward could score nobody, where it can tell: in step 900 they would be a silent 0."""
+    """Refuse rows that no reward is for, or that one could score nobody by, where that can be told before training."""
     if not isinstance(session.task, DatasetTask):
         return
     column = session.task.options.prompt_column
@@ -330,6 +364,7 @@ def require_sound_rows(session: Session) -> None:
         (row.where, {**row.columns, "prompt": row.columns[column]})
         for row in (*session.task.training_rows, *session.task.held_out_rows)
     ]
+    require_rewarded_rows(rows, session.rewards)
     for function in session.rewards:
         if (checked := row_check(function.call)) is not None:
             checked.check_rows([row for row in rows if function.settings.applies(row[1])], session.resources)

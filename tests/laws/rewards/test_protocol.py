@@ -15,6 +15,7 @@ import torch
 from posttrain.errors import RunError
 from posttrain.rewards.grading.answers import DetailedGrade, Graded
 from posttrain.rewards.grading.grade import grade, reward_function
+from posttrain.rewards.grading.trainer_state import TrainerState
 from tests.support.reward_rows import CHAT, Outcome, graded, group, scores
 
 # What a function is given.
@@ -28,6 +29,8 @@ def test_a_function_with_kwargs_is_given_everything_by_keyword_and_in_lists() ->
         return [0.0] * 4
 
     graded([group(["a", "b"], columns={"answer": 2}), group(["c", "d"], columns={"answer": 3})], everything)
+    of_the_call = {name: seen.pop(name) for name in ("trainer_state", "log_extra", "log_metric")}
+    assert of_the_call["trainer_state"] == TrainerState(global_step=0)
     assert seen == {
         "prompts": ["1 + 1?"] * 4,
         "completions": ["a", "b", "c", "d"],

@@ -32,7 +32,8 @@ def digest(value):
     return zlib.crc32(json.dumps(value, default=str).encode())
 
 def everything(**columns):
-    return [digest([[k, v[i]] for k, v in sorted(columns.items())]) for i in range(len(columns["prompts"]))]
+    lists = [(k, v) for k, v in sorted(columns.items()) if k not in ("trainer_state", "log_extra", "log_metric")]
+    return [digest([[k, v[i]] for k, v in lists]) for i in range(len(columns["prompts"]))]
 
 def compares(prompts, completions):
     most = {}

@@ -15,6 +15,7 @@ from posttrain.models.rendering import TokenizerRenderer
 from posttrain.records import Grades, Group, Prompt
 from posttrain.runs.clock import Clock
 from posttrain.runs.progress import visible
+from posttrain.runs.prompt_preview import logged_lines
 from posttrain.training.collector import CollectedStep
 from posttrain.training.session import Session
 
@@ -109,4 +110,5 @@ def judged(session: Session, group: Group, sample: int) -> tuple[Grades, list[st
     got = " ".join(f"{value:.2f}" for value in grades.rewards[0].tolist())
     notes.append(f"rewards of the group: {got}; advantage by {session.algorithm.name}")
     notes += [f"{name}: {outcomes[0][sample]}" for name, outcomes in grades.outcomes.items()]
+    notes += [visible(f"logged by {line}") for line in logged_lines(grades, 0, sample)]
     return grades, notes

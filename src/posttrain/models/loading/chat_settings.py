@@ -47,14 +47,15 @@ def write_stop_ids(ids: Sequence[int], folder: Path) -> None:
     file.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
-def with_chat_template(tokenizer: PreTrainedTokenizerBase, file: str) -> PreTrainedTokenizerBase:
+def with_chat_template(
+    tokenizer: PreTrainedTokenizerBase, file: str, option: str = "model.chat_template"
+) -> PreTrainedTokenizerBase:
     """The tokenizer with the template in a file, which is then saved with it; as it is where no file is named."""
     if file:
         try:
             tokenizer.chat_template = Path(file).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise UserError(
-                f"model.chat_template = {file}: cannot be read as text in UTF-8 ({error}).  Give the file of a Jinja"
-                " template."
+                f"{option} = {file}: cannot be read as text in UTF-8 ({error}).  Give the file of a Jinja template."
             ) from error
     return tokenizer

@@ -29,7 +29,19 @@ def require_model_folder(folder: Path, where: str, *, trust_remote_code: bool = 
     require_no_adapter(folder, where)
     config = read_json(folder / "config.json", where)
     require_causal(config, where)
-    require_trusted_code(config, where, trusted=trust_remote_code)
+    require_parts(folder, config, where, trust_remote_code=trust_remote_code)
+
+
+def require_parts(
+    folder: Path,
+    config: Mapping[str, Any],
+    where: str,
+    *,
+    trust_remote_code: bool = False,
+    option: str = "model.trust_remote_code",
+) -> None:
+    """Refuse a folder without weights or tokenizer, or with code that nobody trusts; `option` says who does."""
+    require_trusted_code(config, where, trusted=trust_remote_code, option=option)
     if not has_weights(folder):
         others = [whose for pattern, whose in OTHER_WEIGHTS.items() if any(folder.glob(pattern))]
         found = f"; those in it are {' and '.join(others)}, which are not read" if others else ""
@@ -69,20 +81,22 @@ def require_causal(config: Mapping[str, Any], where: str) -> None:
         )
 
 
-def require_trusted_code(config: Mapping[str, Any], where: str, *, trusted: bool) -> None:
+def require_trusted_code(
+    config: Mapping[str, Any], where: str, *, trusted: bool, option: str = "model.trust_remote_code"
+) -> None:
     """Refuse a model whose code comes with it, unless that is trusted."""
     from transformers import CONFIG_MAPPING
 
     own = config.get("auto_map") or {}
     if own and not trusted and config.get("model_type") not in CONFIG_MAPPING:
-        raise UserError(needs_code(where, ", ".join(sorted({str(name) for name in own.values()}))))
+        raise UserError(needs_code(where, ", ".join(sorted({str(name) for name in own.values()})), option))
 
 
-def needs_code(where: str, names: str) -> str:
+def needs_code(where: str, names: str, option: str = "model.trust_remote_code") -> str:
     """The message about code that comes with a model."""
     return (
         f"{where}: the model needs Python code of its own ({names}), which runs only where you trust it: read it, then"
-        " set model.trust_remote_code: true (--model.trust-remote-code)."
+        f" set {option}: true" + (" (--model.trust-remote-code)." if option.startswith("model.") else ".")
     )
 
 

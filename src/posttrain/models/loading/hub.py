@@ -27,13 +27,14 @@ FILES = ("*.json", "*.txt", "*.model", "*.tiktoken", "*.jinja")
 """What a model is made of beside its weights, as patterns."""
 
 
-def hub_folder(name: str, revision: str = "", *, with_code: bool = False) -> Path:
+def hub_folder(name: str, revision: str = "", *, with_code: bool = False, option: str = "model.path") -> Path:
     """The folder of a model of the hub on this machine; downloaded where the cache lacks it.
 
-    Raises UserError where it cannot be had: no hub, no such model or revision, no entry.
+    `option` is what messages call the place where a recipe names it.  Raises UserError where it cannot be had: no hub,
+    no such model or revision, no entry.
     """
     found = cached_folder(name, revision)
-    return found if found is not None else downloaded(name, revision, with_code=with_code)
+    return found if found is not None else downloaded(name, revision, with_code=with_code, option=option)
 
 
 def cached_folder(name: str, revision: str = "") -> Path | None:
@@ -45,12 +46,13 @@ def cached_folder(name: str, revision: str = "") -> Path | None:
     return folder if has_weights(folder) and has_tokenizer(folder) else None
 
 
-def downloaded(name: str, revision: str, *, with_code: bool) -> Path:
+def downloaded(name: str, revision: str, *, with_code: bool, option: str) -> Path:
     """The folder of a model after one attempt to download it."""
-    what = f"model.path = {name}{f'@{revision}' if revision else ''}"
+    what = f"{option} = {name}{f'@{revision}' if revision else ''}"
     if constants.HF_HUB_OFFLINE:
         raise UserError(
-            f"{what}: not in the cache of this machine, and HF_HUB_OFFLINE forbids to ask the hub. {remedy(name)}"
+            f"{what}: not in the cache of this machine, and HF_HUB_OFFLINE forbids to ask the hub."
+            f" {remedy(name, option)}"
         )
     try:
         told = HfApi(endpoint=constants.ENDPOINT).model_info(name, revision=revision or None, timeout=SECONDS)
@@ -69,12 +71,12 @@ def downloaded(name: str, revision: str, *, with_code: bool) -> Path:
     except RevisionNotFoundError as error:
         raise UserError(f"{what}: the model is on the hub, and has no revision {revision}.") from error
     except HfHubHTTPError as error:
-        raise UserError(refusal(what, name, error.response.status_code)) from error
+        raise UserError(refusal(what, name, error.response.status_code, option)) from error
     except (HTTPError, OSError) as error:
         said = f"{type(error).__name__}: {error}".splitlines()[0]
         raise UserError(
             f"{what}: not in the cache of this machine, and {constants.ENDPOINT} cannot be reached ({said})."
-            f"{remedy(name)}"
+            f"{remedy(name, option)}"
         ) from error
 
 
@@ -84,7 +86,7 @@ def wanted(files: Sequence[str], *, with_code: bool) -> list[str]:
     return [*FILES, SAFE_WEIGHTS if safe else PICKLED_WEIGHTS, *(["*.py"] if with_code else [])]
 
 
-def refusal(what: str, name: str, status: int) -> str:
+def refusal(what: str, name: str, status: int, option: str) -> str:
     """What an answer of the hub that is no model means."""
     if status in NO_ENTRY:
         return (
@@ -93,13 +95,13 @@ def refusal(what: str, name: str, status: int) -> str:
         )
     if status == 404:
         return f"{what}: neither a folder here nor a model of the hub ({constants.ENDPOINT} answers 404)."
-    return f"{what}: {constants.ENDPOINT} answers {status}.  Try again later. {remedy(name)}"
+    return f"{what}: {constants.ENDPOINT} answers {status}.  Try again later. {remedy(name, option)}"
 
 
-def remedy(name: str) -> str:
+def remedy(name: str, option: str) -> str:
     """How to bring a model onto a machine without the hub."""
     return (
         f" On a machine that has the hub, `hf download {name}` names the folder that it makes: copy it here and"
-        " give it as model.path, or copy its whole cache and name that by HF_HOME (here it is"
+        f" give it as {option}, or copy its whole cache and name that by HF_HOME (here it is"
         f" {constants.HF_HUB_CACHE})."
     )

@@ -4,7 +4,7 @@ The tokenizer is byte-level, so it encodes any text, with one token per digit, f
 tokens, and merges learned from a page of prompt English.
 """
 
-from typing import cast
+from typing import Literal, cast
 
 import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -36,17 +36,35 @@ What is the result of this? Write the answer, then stop. Question and answer. Ad
 """
 
 
-def new_tokenizer() -> PreTrainedTokenizerFast:
+INSTRUCTIONS = """
+You are a helpful assistant. Think first, then answer. Reply in this form alone. You are a helpful assistant.
+Think about the question first, then give the answer. Think first, then answer. Reply in this form alone, as asked.
+If you add this and that, what is the result? What is the sum? What's this plus that? The result is. \
+The sum of these is.
+The answer is. The sum of this and that is. Add the ones, then the tens.
+"""
+
+TURNS_TEMPLATE = f"""\
+{{%- for message in messages -%}}
+{{{{- "<|" + message.role + "|>\n" + message.content | trim + "{END}\n" -}}}}
+{{%- endfor -%}}
+{{%- if add_generation_prompt -%}}{{{{- "<|assistant|>\n" -}}}}{{%- endif -%}}
+"""
+ROLES = ("<|system|>", "<|user|>", "<|assistant|>")
+
+
+def new_tokenizer(template: Literal["question", "turns"] = "question") -> PreTrainedTokenizerFast:
     """A byte-level BPE tokenizer: any text in, one token per digit, tags kept by decoding."""
+    turns = template == "turns"
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
     )
     tokenizer.decoder = decoders.ByteLevel()
-    words = PROMPT_ENGLISH.split("\n")
+    words = (INSTRUCTIONS if turns else PROMPT_ENGLISH).split("\n")
     trainer = trainers.BpeTrainer(
         vocab_size=380,
-        special_tokens=[END, PAD],
+        special_tokens=[END, PAD, *(ROLES if turns else ())],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
@@ -58,7 +76,7 @@ def new_tokenizer() -> PreTrainedTokenizerFast:
         pad_token=PAD,
         clean_up_tokenization_spaces=False,
         padding_side="left",
-        chat_template=CHAT_TEMPLATE,
+        chat_template=TURNS_TEMPLATE if turns else CHAT_TEMPLATE,
     )
 
 

@@ -73,6 +73,7 @@ def memory_plan(shape: ModelShape, setup: MemorySetup) -> MemoryPlan:
         "optimizer": parts.optimizer(shape, setup),
         "reference": parts.reference(shape, setup),
         "critic": parts.critic(shape, setup),
+        "reward_models": setup.reward_models,
     }
     sampling = {
         "key_value_cache": parts.key_value_cache(shape, setup),

@@ -26,6 +26,8 @@ class MemorySetup:
     """Whether there is a reference; with an adapter it is the same weights with the adapter off."""
     critic: bool = False
     """Whether there is a critic, a model of the policy's size."""
+    reward_models: int = 0
+    """Bytes of the weights of the reward models that live where the policy does."""
     recomputes: bool = False
     """Gradient checkpointing: a layer's activations are computed again in the backward pass."""
     shared_prompt: bool = True

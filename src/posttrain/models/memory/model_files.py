@@ -20,7 +20,7 @@ def recipe_shape(options: ModelOptions | NewModelOptions) -> ModelShape:
     Of an adapter's folder it is that of the model below.  A model of the hub is found as a run finds it.
     """
     if isinstance(options, NewModelOptions):
-        return config_shape(new_model_config(options, new_tokenizer()))
+        return config_shape(new_model_config(options, new_tokenizer(options.template)))
     if options.path != BUNDLED and is_adapter_folder(options.folder):
         options = base_options(options, read_adapter(options.folder))
     config = loaded_config(config_folder(options), options)

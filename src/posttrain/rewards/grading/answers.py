@@ -35,6 +35,10 @@ class Score(NamedTuple):
     """How the completion fared, where the function tells."""
     details: Mapping[str, object] | None = None
     """What else it tells, for the journal."""
+    extra: Mapping[str, object] | None = None
+    """What it logged of this completion, by column."""
+    metrics: Mapping[str, float] | None = None
+    """What it logged of the call that gave this score, by name."""
 
 
 @dataclass(frozen=True, slots=True)

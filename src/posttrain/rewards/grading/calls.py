@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterable, MutableMapping, MutableSequence, MutableSet, Sequence, Set
 from copy import Error as CopyError
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -23,7 +23,9 @@ from posttrain.rewards.grading.answers import (
     raised,
     verdicts_in,
 )
-from posttrain.rewards.grading.function import TEXTS, Keywords, RewardFunction, ScoringFailure, keywords
+from posttrain.rewards.grading.call_log import CallLog
+from posttrain.rewards.grading.function import TEXTS, Keywords, RewardFunction, ScoringFailure
+from posttrain.rewards.grading.trainer_state import TrainerState
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +60,8 @@ def sooner(*deadlines: Deadline) -> Deadline:
     return min(deadlines, key=lambda deadline: deadline.at)
 
 
+NOT_CACHED = {"trainer_state", "log_metric"}
+"""Arguments that a function is not given whose scores are remembered: they belong to a step, and to one call."""
 STANDS_FOR = {"ground_truth": "answer", "nums": "numbers"}
 """Parameters of functions of one response, and the columns that they take where none has their name."""
 WITHHELD = {"prompt", "completion"}
@@ -89,6 +93,7 @@ class Bounds:
 
 
 UNBOUNDED = Bounds()
+NO_RUN = TrainerState()
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +105,13 @@ class Call:
     wanted: Keywords
     """What the function's signature asks for."""
     bounds: Bounds = UNBOUNDED
+    trainer_state: object = NO_RUN
+    """Where the run is: a TrainerState, or what stands for one."""
+    log: CallLog = field(init=False)
+    """What is logged in it; a call for other rows has one of its own."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "log", CallLog(self.function.name, len(self.rows)))
 
     def deadline(self) -> Deadline:
         """When it has to be done, if it begins now."""
@@ -112,30 +124,36 @@ Result = object | FunctionError | ScoringFailure | WorkerAnswer
 """What a call returned, or what became of it."""
 
 
-def calls_for(function: RewardFunction, rows: Sequence[RolloutRow], bounds: Bounds = UNBOUNDED) -> list[Call]:
-    """The calls that score these rows: one for all of them, or for each; in workers, for each prompt's."""
-    wanted = keywords(function)
-    if wanted.one_by_one:
-        return [Call(function, (row,), wanted, bounds) for row in rows]
-    if function.settings.workers:
-        prompts = itertools.groupby(rows, key=lambda row: id(row.group))
-        return [Call(function, tuple(of_prompt), wanted, bounds) for _, of_prompt in prompts]
-    return [Call(function, tuple(rows), wanted, bounds)] if rows else []
+def calls_for(call: Call) -> list[Call]:
+    """The calls that score the rows of one: one for all of them, or for each; in workers, for each prompt's."""
+    if call.wanted.one_by_one:
+        return [replace(call, rows=(row,)) for row in call.rows]
+    if call.function.settings.workers:
+        prompts = itertools.groupby(call.rows, key=lambda row: id(row.group))
+        return [replace(call, rows=tuple(of_prompt)) for _, of_prompt in prompts]
+    return [call] if call.rows else []
 
 
 def reward_arguments(call: Call) -> dict[str, object]:
     """The arguments that the function's signature asks for; every one is made anew for this call."""
     wanted = call.wanted
     if wanted.one_by_one:
-        values = single(call.rows[0], call.function)
+        values = single(call.rows[0], call.function) | of_the_call(call)
         require_known(call, values.keys())
     else:
-        given = standard(call.rows, call.function)
+        given = standard(call.rows, call.function) | of_the_call(call)
         columns = {name: None for row in call.rows for name in row.group.prompt.columns if name not in WITHHELD}
         texts: dict[str, object] = {name: [row.text for row in call.rows] for name in TEXTS & wanted.required}
         require_known(call, columns.keys() | given.keys() | texts.keys())
         values = texts | {name: column(name, call.rows) for name in columns if wanted.wants(name)} | given
     return {name: value for name, value in values.items() if wanted.wants(name)}
+
+
+def of_the_call(call: Call) -> dict[str, object]:
+    """What belongs to no completion: where the run is, and what takes a function's own columns and metrics."""
+    given = {"trainer_state": call.trainer_state, **call.log.arguments()}
+    cached = call.function.settings.cache
+    return {name: value for name, value in given.items() if not (cached and name in NOT_CACHED)}
 
 
 def standard(rows: Sequence[RolloutRow], function: RewardFunction) -> dict[str, object]:
@@ -224,6 +242,8 @@ def require_known(call: Call, offered: Set[str]) -> None:
                 near_by = "answer" in offered
                 hint = "A function of lists has columns under their own names: "
                 hint += "call the parameter `answer`." if near_by else "add a column `ground_truth` to the dataset."
+        if name in NOT_CACHED:
+            hint = "Its scores are remembered (`cache`), so that none may hang on a step or a call: leave `cache` out."
         raise UserError(
             f"reward {call.function.name!r} needs an argument {name!r}, but there are only"
             f" {', '.join(sorted(offered))}. {hint}"
@@ -231,7 +251,15 @@ def require_known(call: Call, offered: Set[str]) -> None:
 
 
 def read_result(call: Call, result: Result) -> list[Verdict] | InvalidScore:
-    """One verdict per row of the call, or what is wrong with all of them together."""
+    """One verdict per row of the call, or what is wrong with all of them together.
+
+    Scores have with them what the call logged of them.
+    """
+    return call.log.kept_with(verdicts_of(call, result))
+
+
+def verdicts_of(call: Call, result: Result) -> list[Verdict] | InvalidScore:
+    """What a result says of each row of its call."""
     if isinstance(result, WorkerAnswer):
         return result.verdicts
     if isinstance(result, ScoringFailure):

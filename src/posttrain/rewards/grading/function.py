@@ -2,8 +2,9 @@
 
 import functools
 import inspect
+import itertools
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -37,6 +38,13 @@ class FunctionSource:
 def source_in_file(file: Path, name: str) -> FunctionSource:
     """The source of a function that a recipe names as FILE.py:FUNCTION."""
     return FunctionSource(place=str(file.resolve()), name=name, file=str(file.resolve()), digest=digest_of(file))
+
+
+def source_in_module(call: object, place: str, name: str) -> FunctionSource:
+    """The source of a function that a recipe names as package.module:FUNCTION, which may come from another module."""
+    defines = call.__module__ if inspect.isfunction(call) else place
+    file = getattr(sys.modules.get(defines), "__file__", None) or ""
+    return FunctionSource(place=place, name=name, file=file, digest=digest_of(Path(file)))
 
 
 @functools.cache  # as it was when first asked for: a file may change after its function has been imported
@@ -127,6 +135,22 @@ def reward_function(
     named = name or own_name(call)
     made = bind(RewardSettings, {"weight": weight, **settings}, where=f"reward {named!r}")
     return RewardFunction(name=named, call=call, settings=made, text_only=text_only)
+
+
+def with_own_names(functions: Sequence[RewardFunction]) -> tuple[RewardFunction, ...]:
+    """The functions, those that share a name told apart: `solved`, `solved_2`, `solved_3`.
+
+    The first keeps the name, and is the one that gates and `of` mean by it; a name that another function has is left
+    to that one.
+    """
+    own = {function.name for function in functions}
+    told: dict[str, RewardFunction] = {}
+    for function in functions:
+        others = (f"{function.name}_{number}" for number in itertools.count(2))
+        names = itertools.chain([function.name], (name for name in others if name not in own))
+        name = next(name for name in names if name not in told)
+        told[name] = function if name == function.name else replace(function, name=name)
+    return tuple(told.values())
 
 
 def own_name(call: object) -> str:

@@ -2,9 +2,11 @@
 
 **How a function is called.**  Once per batch and by keyword, with what its signature asks for (everything, if it has
 `**kwargs`): `prompts`, `completions`, `completion_ids`, `finish_reasons` and every dataset column, as lists with one
-entry per completion.  For a plain prompt these are strings.  For a conversation `prompts[i]` is the list of messages
-and `completions[i]` is `[{"role": "assistant", "content": ...}]`.  A completion's text is what was prefilled plus what
-was sampled, tags kept, stop token removed.  A function with a parameter `response` scores one completion per call:
+entry per completion; `trainer_state`, a posttrain.rewards.grading.trainer_state.TrainerState; and, to log by,
+`log_extra(column, values)` and `log_metric(name, value)` of posttrain.rewards.grading.call_log.  For a plain prompt
+prompts and completions are strings.  For a conversation `prompts[i]` is the list of messages and `completions[i]` is
+`[{"role": "assistant", "content": ...}]`.  A completion's text is what was prefilled plus what was sampled, tags kept,
+stop token removed.  A function with a parameter `response` scores one completion per call:
 `(response, ground_truth) -> float`, where `ground_truth` is the column of that name or `answer`.
 
 **What it returns.**  One `float | int | bool | None | Graded` per completion; None where it does not apply.  A function
@@ -37,10 +39,11 @@ from posttrain.records import Grades, Group
 from posttrain.rewards.grading.answers import UNSCORED, InvalidScore, OutOfTime, Score, Verdict, safe_text
 from posttrain.rewards.grading.calls import Call, RolloutRow, after, read_result, run_error
 from posttrain.rewards.grading.dispatch import dispatch
-from posttrain.rewards.grading.function import RewardFunction, ScoringFailure, reward_function
+from posttrain.rewards.grading.function import RewardFunction, ScoringFailure, reward_function, with_own_names
 from posttrain.rewards.grading.pending_scores import PendingScores, bounds_of, require_enforceable
 from posttrain.rewards.grading.resources import Resources, default_resources
 from posttrain.rewards.grading.score_cache import may_be_cached
+from posttrain.rewards.grading.trainer_state import TrainerState
 
 __all__ = ["Journal", "OnError", "RewardFunction", "ScoringFailure", "grade", "reward_function"]
 
@@ -66,6 +69,7 @@ def grade(
     step: int = 1,
     grading: GradingOptions = DEFAULTS,
     resources: Resources | None = None,
+    trainer_state: object = None,
 ) -> Grades:
     """Score every rollout with every function.
 
@@ -74,14 +78,17 @@ def grade(
     Weights are those of the step, and scores are clipped where a function's terms say so.
 
     `journal` is handed all scores before anything uses them, also when too many failures then stop the run.
-    `resources` are the session's; without a session the process's own are used, with default options.
+    `resources` are the session's; without a session the process's own are used, with default options.  Functions that
+    ask for it are told `trainer_state`; without one, that of a run before its step.
     """
-    require_different_names(functions)
+    require_some(functions)
+    functions = with_own_names(functions)
     require_equal_sizes(groups)
     for function in functions:
         require_enforceable(function, grading)
     rows = [RolloutRow(group, rollout) for group in groups for rollout in group.rollouts]
-    pending = score_rows(rows, functions, on_error, grading, resources or default_resources())
+    state = TrainerState(global_step=step - 1) if trainer_state is None else trainer_state
+    pending = score_rows(rows, functions, on_error, grading, resources or default_resources(), state)
     verdicts = [waiting.verdicts for waiting in pending]
     grades = as_grades(groups, functions, verdicts, step)
     grades = replace(grades, num_cached=sum(waiting.num_cached for waiting in pending))
@@ -105,20 +112,13 @@ def require_equal_sizes(groups: Sequence[Group]) -> None:
             )
 
 
-def require_different_names(functions: Sequence[RewardFunction]) -> None:
-    """Refuse functions whose scores would be logged as one."""
+def require_some(functions: Sequence[RewardFunction]) -> None:
+    """Refuse to score with nothing."""
     if not functions:
         raise UserError(
             "no reward function: name one under `rewards` in the recipe (such as `my_rewards.py:solved`), or give"
             " rewards=[...] in Python"
         )
-    names = [function.name for function in functions]
-    for function in functions:
-        if names.count(function.name) > 1:
-            raise UserError(
-                f"two reward functions are called {function.name!r}, and their scores would merge in the logs;"
-                " give each a name of its own: reward_function(call, name=...) in Python, FILE.py:FUNCTION in a recipe"
-            )
 
 
 def score_rows(
@@ -127,6 +127,7 @@ def score_rows(
     on_error: OnError,
     grading: GradingOptions,
     resources: Resources,
+    trainer_state: object,
 ) -> list[PendingScores]:
     """What each function says of each row: a score, or a failure that came back after every retry."""
     until = after(grading.seconds, f"grading.seconds = {grading.seconds:g} for all rewards of a batch were over")
@@ -138,7 +139,8 @@ def score_rows(
             function = functions[place]
             seen = [row_for(row, i, function, verdicts, places) for i, row in enumerate(rows)]
             cache = resources.caches.cache_for(grading) if may_be_cached(function) else None
-            pending[place] = PendingScores(function, seen, bounds_of(function, len(rows), grading, until), cache)
+            bounds = bounds_of(function, len(rows), grading, until)
+            pending[place] = PendingScores(function, seen, bounds, cache, trainer_state)
         call_with_retries([pending[place] for place in together], on_error, resources)
         for place in together:
             verdicts[place] = pending[place].conclude()
@@ -230,6 +232,8 @@ def as_grades(
     by_name = {function.name: column for function, column in zip(functions, said, strict=True)}
     outcomes = {name: [one.outcome for one in column] for name, column in by_name.items()}
     details = {name: [one.details for one in column] for name, column in by_name.items()}
+    extras = {name: [one.extra for one in column] for name, column in by_name.items()}
+    logged = {name: [one.metrics for one in column] for name, column in by_name.items()}
     grades = Grades(
         names=tuple(function.name for function in functions),
         scores=scores,
@@ -238,6 +242,8 @@ def as_grades(
         clips={each.name: each.settings.clip for each in functions if each.settings.clip is not None},
         outcomes={name: grouped(column, shape[1]) for name, column in outcomes.items() if any(column)},
         details={name: grouped(column, shape[1]) for name, column in details.items() if any(column)},
+        extras={name: grouped(column, shape[1]) for name, column in extras.items() if any(column)},
+        logged={name: grouped(column, shape[1]) for name, column in logged.items() if any(column)},
         num_failures=sum(not isinstance(one, Score) for column in verdicts for one in column),
     )
     return replace(grades, rewards=weighted_sum(grades.clipped, grades.weights))

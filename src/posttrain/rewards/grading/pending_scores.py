@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from posttrain.errors import UserError
 from posttrain.options.grading import GradingOptions
 from posttrain.rewards.grading.answers import OutOfTime, Score, Verdict
-from posttrain.rewards.grading.calls import Bounds, Call, Deadline, RolloutRow, after, calls_for, sooner
-from posttrain.rewards.grading.function import RewardFunction, ScoringFailure
+from posttrain.rewards.grading.calls import NO_RUN, Bounds, Call, Deadline, RolloutRow, after, calls_for, sooner
+from posttrain.rewards.grading.function import RewardFunction, ScoringFailure, keywords
 from posttrain.rewards.grading.score_cache import Cache, keys_of
 
 
@@ -19,9 +19,10 @@ class PendingScores:
         seen: Sequence[RolloutRow | Score],
         bounds: Bounds,
         cache: Cache | None = None,
+        trainer_state: object = NO_RUN,
     ) -> None:
         """`seen` has what is settled without asking in place of a row; `bounds` are those of this function."""
-        self.function, self.bounds, self.cache = function, bounds, cache
+        self.function, self.bounds, self.cache, self.trainer_state = function, bounds, cache, trainer_state
         self.rows = {index: row for index, row in enumerate(seen) if isinstance(row, RolloutRow)}
         unasked = OutOfTime(bounds.until.says)
         self.verdicts: list[Verdict] = [said if isinstance(said, Score) else unasked for said in seen]
@@ -52,7 +53,8 @@ class PendingScores:
 
     def calls(self) -> list[Call]:
         """The calls that ask about what is open."""
-        return calls_for(self.function, [self.rows[index] for index in self.asked], self.bounds)
+        rows = tuple(self.rows[index] for index in self.asked)
+        return calls_for(Call(self.function, rows, keywords(self.function), self.bounds, self.trainer_state))
 
     def take(self, fresh: Sequence[Verdict]) -> None:
         """Write down what the calls came to; what failed is open again, what no call was made for first."""

@@ -120,8 +120,8 @@ class Cache:
         """A remembered score, once it is sure that it is the one written for this key."""
         if not isinstance(said, str) or sealed != seal(key, said):
             raise self._unusable("a score in it has been damaged")
-        value, outcome, details = json.loads(said)
-        return Score(math.nan if value is None else value, outcome, details)
+        value, *more = json.loads(said)
+        return Score(math.nan if value is None else value, *more)
 
     @contextmanager
     def _told(self) -> Iterator[None]:
@@ -140,7 +140,9 @@ class Cache:
 
 def said_of(score: Score) -> str:
     """A score as text."""
-    return json.dumps([None if math.isnan(score.value) else score.value, score.outcome, score.details])
+    value = None if math.isnan(score.value) else score.value
+    extra = [] if score.extra is None else [score.extra]
+    return json.dumps([value, score.outcome, score.details, *extra])
 
 
 def seal(key: bytes, said: str) -> bytes:

@@ -1,17 +1,97 @@
 """Demonstrations of a task as examples to learn from."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from random import Random
+from typing import Protocol
 
 from posttrain.models.conversation_masks import answered
 from posttrain.models.policy import Policy
+from posttrain.options.arithmetic import ArithmeticOptions
+from posttrain.options.countdown import CountdownOptions
 from posttrain.options.demonstrator import Demonstrator
 from posttrain.options.training import SftOptions
 from posttrain.records import Example, Prompt
+from posttrain.tasks.arithmetic.addition_answers import demonstrated_answer, demonstrated_question
+from posttrain.tasks.arithmetic.additions import demonstrated_additions, held_out_additions
+from posttrain.tasks.arithmetic.arithmetic_task import ArithmeticTask, conversation
+from posttrain.tasks.base import PromptRenderer
 from posttrain.tasks.countdown.countdown_task import CountdownTask
 from posttrain.tasks.countdown.demonstrator import demonstrate
 from posttrain.tasks.countdown.problems import held_out_problems
+
+Demonstration = tuple[Prompt, str]
+"""A problem, and what is to be said of it."""
+
+
+class Demonstrations(Protocol):
+    """Where demonstrations of a task come from."""
+
+    @property
+    def name(self) -> str:
+        """The task's."""
+        ...
+
+    def training(self, index: int, rng: Random) -> Demonstration:
+        """The training demonstration with this number."""
+        ...
+
+    def held_out(self, size: int, rng: Random) -> Iterator[Demonstration]:
+        """Demonstrations of problems that are never trained on, at most so many."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class CountdownDemonstrations:
+    """Imperfect searches."""
+
+    task: CountdownTask
+    demonstrator: Demonstrator
+    name: str = CountdownTask.name
+
+    def training(self, index: int, rng: Random) -> Demonstration:
+        """The search on the training problem with this number."""
+        problem = self.task.training_problem(index)
+        return self.task.prompt(problem, f"train/{index}"), demonstrate(problem, rng, self.demonstrator)
+
+    def held_out(self, size: int, rng: Random) -> Iterator[Demonstration]:
+        """Searches on problems whose numbers are held out."""
+        problems = held_out_problems(self.task.difficulty, self.task.options.numbers, size)
+        for index, problem in enumerate(problems):
+            yield self.task.prompt(problem, f"held-out/{index}"), demonstrate(problem, rng, self.demonstrator)
+
+
+class ArithmeticDemonstrations:
+    """Additions answered in prose most often, and in the form that is asked for at times."""
+
+    name = ArithmeticTask.name
+
+    def __init__(self, task: ArithmeticTask) -> None:
+        self.task, options = task, task.options
+        self.shown = demonstrated_additions(num_training=options.num_questions, num_held_out=options.held_out_size)
+
+    def training(self, index: int, rng: Random) -> Demonstration:
+        """One of the additions that are not held out, at random."""
+        addition = rng.choice(self.shown)
+        content = conversation(demonstrated_question(addition, rng), self.task.options.system)
+        prompt = self.task.renderer.render(content, id=f"train/{index}", prefill="", columns={})
+        return prompt, demonstrated_answer(addition, rng)
+
+    def held_out(self, size: int, rng: Random) -> Iterator[Demonstration]:
+        """The held-out additions."""
+        options = self.task.options
+        apart = held_out_additions(options.held_out_size, num_training=options.num_questions)
+        for index, addition in enumerate(apart[:size]):
+            yield self.task.prompt(addition, f"held-out/{index}"), demonstrated_answer(addition, rng)
+
+
+def demonstrations_of(
+    task: CountdownOptions | ArithmeticOptions, demonstrator: Demonstrator, renderer: PromptRenderer, *, seed: int
+) -> Demonstrations:
+    """What a recipe's task has demonstrated."""
+    if isinstance(task, ArithmeticOptions):
+        return ArithmeticDemonstrations(ArithmeticTask(task, renderer, seed=seed))
+    return CountdownDemonstrations(CountdownTask(task, renderer, seed=seed), demonstrator)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,8 +99,7 @@ class DemonstrationSet:
     """Demonstrations by number: training ones without end, held-out ones on problems that are never trained on."""
 
     policy: Policy
-    task: CountdownTask
-    demonstrator: Demonstrator
+    demonstrations: Demonstrations
     seed: int
     num_different: int
     """Training demonstrations before they repeat; 0 never repeats."""
@@ -28,9 +107,7 @@ class DemonstrationSet:
     def example(self, index: int) -> Example:
         """The training demonstration with this number."""
         index = index % self.num_different if self.num_different else index
-        problem = self.task.training_problem(index)
-        rng = Random(f"demonstration {self.seed} {index}")
-        return self._example(self.task.prompt(problem, f"train/{index}"), demonstrate(problem, rng, self.demonstrator))
+        return self._example(*self.demonstrations.training(index, Random(f"demonstration {self.seed} {index}")))
 
     def batch(self, first: int, options: SftOptions) -> list[Example]:
         """Demonstrations from a number on, until together they fill a batch."""
@@ -40,20 +117,16 @@ class DemonstrationSet:
         return examples
 
     def held_out(self, options: SftOptions) -> list[Example]:
-        """Demonstrations of problems whose numbers are held out."""
-        rng = Random("held-out demonstrations")
-        chosen: list[Example] = []
-        for problem in held_out_problems(self.task.difficulty, self.task.options.numbers, options.eval_size):
-            prompt = self.task.prompt(problem, f"held-out/{len(chosen)}")
-            chosen.append(self._example(prompt, demonstrate(problem, rng, self.demonstrator)))
-        return chosen
+        """Demonstrations of problems that are held out."""
+        shown = self.demonstrations.held_out(options.eval_size, Random("held-out demonstrations"))
+        return [self._example(*each) for each in shown]
 
     def num_steps(self, options: SftOptions) -> None:
         """There is no end to them: the recipe says when the run ends."""
 
     def described(self) -> Sequence[str]:
         """What the plan says of them."""
-        return [f"demonstrations of {self.task.name}, fresh for every batch"]
+        return [f"demonstrations of {self.demonstrations.name}, fresh for every batch"]
 
     def summary(self) -> dict[str, object]:
         """What summary.json says of them."""

@@ -11,6 +11,7 @@ from posttrain.config import SftConfig
 from posttrain.errors import UserError
 from posttrain.models.adapters.peft_objects import require_whole_adapter
 from posttrain.models.conversation_masks import Masking
+from posttrain.models.loading.folder_digest import model_digest
 from posttrain.models.loading.model_folder import load_policy
 from posttrain.models.loading.new_model import new_model, new_tokenizer
 from posttrain.models.policy import Policy, as_policy
@@ -28,7 +29,6 @@ from posttrain.runs.run_inputs import (
     RunInputs,
     class_name,
     folder_of,
-    model_digest,
     named_rows,
     require_same_inputs,
     rows_input,
@@ -36,9 +36,8 @@ from posttrain.runs.run_inputs import (
 from posttrain.runs.threads import ThreadClaim, claim_threads
 from posttrain.runs.trackers.tracker import require_trackers
 from posttrain.runs.watchers import Watcher, require_watchers
-from posttrain.tasks.countdown.countdown_task import CountdownTask
 from posttrain.tasks.dataset import Rows
-from posttrain.training.sft.demonstration_set import DemonstrationSet
+from posttrain.training.sft.demonstration_set import DemonstrationSet, demonstrations_of
 from posttrain.training.sft.learned_rows import NOTHING_GIVEN, GivenRows, row_examples
 from posttrain.training.sft.sft_report import last_lines, preview_lines, sft_plan_lines, summary_of, write_model
 from posttrain.training.sft.sft_state import TrainedBySupervision
@@ -176,7 +175,7 @@ def sft_policy(config: SftConfig) -> Policy:
     """The model of the recipe, from its folder or from nothing."""
     if isinstance(config.model, ModelOptions):
         return load_policy(config.model, seed=config.run.seed)
-    tokenizer = new_tokenizer()
+    tokenizer = new_tokenizer(config.model.template)
     return as_policy(new_model(config.model, tokenizer, seed=config.run.seed), tokenizer)
 
 
@@ -195,12 +194,12 @@ def example_source(config: SftConfig, policy: Policy, given: GivenRows) -> Examp
         )
     if given != NOTHING_GIVEN:
         raise UserError(
-            'rows: the task is countdown, which makes demonstrations of its own.  Use task = {"name": "dataset"}.'
+            f"rows: the task is {config.task.name}, which makes demonstrations of its own.  Use task ="
+            ' {"name": "dataset"}.'
         )
     return DemonstrationSet(
         policy=policy,
-        task=CountdownTask(config.task, renderer, seed=config.run.seed),
-        demonstrator=config.demonstrator,
+        demonstrations=demonstrations_of(config.task, config.demonstrator, renderer, seed=config.run.seed),
         seed=config.run.seed,
         num_different=config.sft.num_demonstrations,
     )
@@ -255,7 +254,7 @@ def fit(
                     metrics |= measured(session, trained, harness)
                 tokens = sum(example.num_inputs for example in batch)
                 harness.record(StepReport(step=step, metrics=metrics, num_tokens=tokens))
-        finished = trained.step >= num_steps
+        finished = trained.step >= num_steps or (harness.told_to_stop and not harness.interruption)
         summary: dict[str, object] = {}
         if finished:
             write_model(session.config, session.policy, folder.path)

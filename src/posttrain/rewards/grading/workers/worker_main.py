@@ -28,7 +28,9 @@ from posttrain.rewards.grading.answers import (
     settled,
     verdicts_in,
 )
+from posttrain.rewards.grading.call_log import CallLog
 from posttrain.rewards.grading.function import ScoringFailure
+from posttrain.rewards.grading.trainer_state import TrainerState
 from posttrain.rewards.grading.workers.worker_messages import MOST_BYTES, dump, from_json, verdicts_written
 from posttrain.rewards.reward_registry import function_at
 from posttrain.sandbox.inside import frames
@@ -71,6 +73,10 @@ def receive(channel: socket.socket) -> dict[str, Any]:
 def answer(call: Callable[..., object], request: dict[str, Any]) -> dict[str, object]:
     """What a call comes to."""
     arguments = {name: from_json(written) for name, written in request["arguments"].items()}
+    log = CallLog(request["reward"], request["count"])
+    arguments |= {name: take for name, take in log.arguments().items() if name in request["logs"]}
+    if "trainer_state" in request:
+        arguments["trainer_state"] = TrainerState(**request["trainer_state"])
     try:
         result = invoke(call, arguments)
         if inspect.isawaitable(result):
@@ -81,13 +87,16 @@ def answer(call: Callable[..., object], request: dict[str, Any]) -> dict[str, ob
         result = function_error(error)
     except RunError as error:
         return {"stop": str(error)}
+    if log.problem:  # that the function has caught
+        return {"stop": log.problem}
     if isinstance(result, ScoringFailure):
         return {"failure": safe_text(result, str)}
     if isinstance(result, FunctionError):
         cause = result.__cause__
         trace = "".join(traceback.format_exception(cause))
         return {"raised": [type(cause).__name__, safe_text(cause, str)[:LONGEST_TEXT], trace[-LONGEST_TEXT:]]}
-    return verdicts_written(verdicts_in(result, one_by_one=request["one_by_one"], count=request["count"]))
+    read = verdicts_in(result, one_by_one=request["one_by_one"], count=request["count"])
+    return verdicts_written(log.kept_with(read))
 
 
 def awaited(awaitable: Awaitable[object]) -> object:

@@ -1,6 +1,7 @@
 """What passes between us and a worker: JSON, which keeps arguments and verdicts as they are, and never code.
 
-To it: first {"place", "name", "path"}, then for each call {"arguments", "one_by_one", "count"}.
+To it: first {"place", "name", "path"}, then for each call {"arguments", "one_by_one", "count", "reward", "logs"}, with
+{"trainer_state"} where the function asks for it.
 From it: {"ready"} or {"refused"}, then for each call {"verdicts"}, {"problem"}, {"raised"}, {"failure"} or {"stop"}.
 """
 
@@ -67,8 +68,8 @@ def verdicts_written(verdicts: list[Verdict] | InvalidScore) -> dict[str, object
 def verdict_written(verdict: Verdict) -> list[object]:
     """One verdict; NaN is a number of Python's JSON."""
     match verdict:
-        case Score(value=value, outcome=outcome, details=details):
-            return ["score", value, outcome, details]
+        case Score():
+            return ["score", *verdict]
         case InvalidScore(text=text):
             return ["problem", text]
         case failure:
@@ -78,8 +79,8 @@ def verdict_written(verdict: Verdict) -> list[object]:
 def verdict_of(written: list[Any]) -> Verdict:
     """What `verdict_written` wrote."""
     match written:
-        case ["score", value, outcome, details]:
-            return Score(value, outcome, details)
+        case ["score", *said]:
+            return Score(*said)
         case ["problem", text]:
             return InvalidScore(text)
         case [_, text]:

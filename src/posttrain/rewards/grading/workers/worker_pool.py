@@ -5,12 +5,15 @@ import select
 import signal
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 from posttrain.errors import RunError, UserError
 from posttrain.rewards.grading.answers import OutOfTime
+from posttrain.rewards.grading.call_log import LOGS
 from posttrain.rewards.grading.calls import NEVER, Call, Result, reward_arguments
 from posttrain.rewards.grading.function import FunctionSource, ScoringFailure
+from posttrain.rewards.grading.trainer_state import TrainerState
 from posttrain.rewards.grading.workers.worker import Worker, WorkerLost
 from posttrain.rewards.grading.workers.worker_messages import NotWritableError, dump, result_of, to_json
 
@@ -153,8 +156,12 @@ def wait(jobs: Sequence[Job]) -> None:
 
 def payload(call: Call) -> bytes:
     """A call as its worker is told of it.  Raises UserError where a column cannot be told."""
-    arguments = {}
-    for name, value in reward_arguments(call).items():
+    arguments, given = {}, reward_arguments(call)
+    request = {"one_by_one": call.wanted.one_by_one, "count": len(call.rows), "reward": call.function.name}
+    request["logs"] = [name for name in LOGS if given.pop(name, None) is not None]
+    if "trainer_state" in given:
+        request["trainer_state"] = state_as_json(call, given.pop("trainer_state"))
+    for name, value in given.items():
         try:
             arguments[name] = to_json(value)
             dump(arguments[name])
@@ -163,7 +170,17 @@ def payload(call: Call) -> bytes:
                 f"reward {call.function.name!r} runs in a worker, and the column {name!r} holds what cannot be sent to"
                 f" one: {error}.  Give it as numbers, texts, lists and mappings, or leave out `workers`."
             ) from None
-    return dump({"arguments": arguments, "one_by_one": call.wanted.one_by_one, "count": len(call.rows)})
+    return dump({"arguments": arguments, **request})
+
+
+def state_as_json(call: Call, state: object) -> dict[str, object]:
+    """The state of the run as a worker is told it.  Raises UserError for one that is not ours."""
+    if not isinstance(state, TrainerState):
+        raise UserError(
+            f"reward {call.function.name!r} runs in a worker, and asks for a `trainer_state` that cannot be sent to"
+            f" one: {type(state).__name__}.  Leave out `workers`, or the argument."
+        )
+    return asdict(state)
 
 
 def ended(status: int) -> str:

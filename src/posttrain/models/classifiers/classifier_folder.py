@@ -1,0 +1,149 @@
+"""A sequence classifier from a folder or the hub: what a reward model is.
+
+transformers makes up what a folder lacks and says so in a warning at most: a causal language model becomes a classifier
+with a random head.  Here that is refused by name, unless it is asked for.
+"""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from safetensors import SafetensorError
+from transformers import (
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+
+from posttrain.errors import UserError
+from posttrain.models.adapters.quantized import leave_unpacked, quantize
+from posttrain.models.loading.construction import without_progress_bars
+from posttrain.models.loading.devices import chosen_device
+from posttrain.models.loading.folder_kinds import (
+    quantisation,
+    read_json,
+    require_no_adapter,
+    require_parts,
+)
+from posttrain.models.loading.hub import hub_folder
+from posttrain.options.model import ModelOptions
+from posttrain.options.reward_model import RewardModelOptions
+
+CAUSAL_HEADS = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
+"""How the names of classes end that write and do not score."""
+HEAD_SEED = 0
+"""Draws a head that nobody trained, if that is asked for."""
+
+
+def classifier_files(options: RewardModelOptions) -> Path:
+    """The folder of a reward model on this machine, known to hold one; of the hub it is downloaded if it must be.
+
+    Reads small files alone.  Raises UserError for what is no classifier.
+    """
+    where, named = place(options), ModelOptions(path=options.model)
+    if named.hub_name is not None:
+        option, trusted = f"rewards: model = {named.hub_name}", options.trust_remote_code
+        folder = hub_folder(named.hub_name, named.hub_revision, with_code=trusted, option=option)
+    else:
+        folder = named.folder
+    if not folder.is_dir():
+        raise UserError(
+            f"{where}: no such folder.  Give the folder of a reward model (config.json, tokenizer and weights), or one"
+            " of the hub as org/name."
+        )
+    require_no_adapter(folder, where)
+    if not (folder / "config.json").is_file():
+        raise UserError(f"{where}: the folder holds no config.json, so it is no model that transformers can load.")
+    config = read_json(folder / "config.json", where)
+    require_parts(
+        folder, config, where, trust_remote_code=options.trust_remote_code, option="the reward's trust_remote_code"
+    )
+    require_head(config, where, untrained_head=options.untrained_head)
+    return folder
+
+
+def require_head(config: Mapping[str, Any], where: str, *, untrained_head: bool) -> None:
+    """Refuse a language model: it has no head that scores, and one would be made up."""
+    made_as = next(iter(config.get("architectures") or ()), "")
+    if made_as.endswith(CAUSAL_HEADS) and not untrained_head:
+        raise UserError(
+            f"{where}: {made_as} is a language model and no reward model: it has no head that scores a text, and a new"
+            " one would be random.  Give a folder whose model was trained as a sequence classifier"
+            " (…ForSequenceClassification), or say untrained_head: true to have random scores."
+        )
+
+
+def loaded_classifier(folder: Path, options: RewardModelOptions) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """The classifier of a folder and its tokenizer, frozen, on its device and in its type."""
+    where = place(options)
+    device = chosen_device(options.device, option="rewards: device")
+    config = read_json(folder / "config.json", where)
+    causal = str(next(iter(config.get("architectures") or ()), "")).endswith(CAUSAL_HEADS)
+    with told_in_one_message(where), without_progress_bars(), torch.random.fork_rng(devices=[]):
+        torch.manual_seed(HEAD_SEED)
+        model, found = AutoModelForSequenceClassification.from_pretrained(
+            folder,
+            dtype=chosen_type(options, device),
+            trust_remote_code=options.trust_remote_code,
+            output_loading_info=True,
+            **({"num_labels": 1} if causal else {}),
+        )
+        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=options.trust_remote_code)
+    lacking = [str(name) for name in (*found["missing_keys"], *found["mismatched_keys"])]
+    require_weights(model, lacking, where, untrained_head=options.untrained_head)
+    model.requires_grad_(False).eval()
+    stored_in_bits = quantisation(config) is not None
+    if options.quantization is not None and not stored_in_bits:
+        quantize(model.base_model, chosen_type(options, device), device=device)
+    if stored_in_bits:
+        leave_unpacked(model)
+    else:
+        cast(torch.nn.Module, model).to(device)
+    return model, tokenizer
+
+
+def chosen_type(options: RewardModelOptions, device: torch.device) -> torch.dtype:
+    """The type of a reward model's weights."""
+    narrow = options.dtype == "bfloat16" or (options.dtype == "auto" and device.type == "cuda")
+    return torch.bfloat16 if narrow else torch.float32
+
+
+def require_weights(model: PreTrainedModel, lacking: list[str], where: str, *, untrained_head: bool) -> None:
+    """Refuse a model whose weights are not all in its folder; of a head that may be so by name."""
+    body = f"{model.base_model_prefix}."
+    of_body = sorted(name for name in lacking if name.startswith(body))
+    if of_body:
+        raise UserError(
+            f"{where}: the weights lack {len(of_body)} of what a {type(model).__name__} needs"
+            f" ({', '.join(of_body[:3])}{' ...' if len(of_body) > 3 else ''}), which would be made up at random.  The"
+            " files are those of another model, or not whole."
+        )
+    if lacking and not untrained_head:
+        raise UserError(
+            f"{where}: nobody has trained its head: the weights lack {', '.join(sorted(lacking))}, which would be made"
+            " up at random.  Give a folder that was saved after training, or say untrained_head: true to have random"
+            " scores."
+        )
+
+
+@contextmanager
+def told_in_one_message(where: str) -> Iterator[None]:
+    """What transformers says of a folder that it cannot load, in one message."""
+    try:
+        yield
+    except (OSError, ValueError, KeyError, ImportError, RuntimeError, SafetensorError) as error:
+        if isinstance(error, UserError):
+            raise
+        said = " ".join(str(error).split())[:300]
+        raise UserError(
+            f"{where}: transformers cannot load it as a sequence classifier ({said}).  The folder needs config.json,"
+            " model.safetensors, tokenizer.json and tokenizer_config.json of such a model."
+        ) from error
+
+
+def place(options: RewardModelOptions) -> str:
+    """How messages about a reward model begin."""
+    return f"rewards: model = {options.model}"

@@ -1,0 +1,245 @@
+"""What a reward model reads, which of its numbers is the score, and what is said of a folder that cannot score."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from posttrain.config import load_recipe
+from posttrain.config.sections import as_recipe
+from posttrain.errors import UserError
+from posttrain.options.reward import RewardOptions
+from posttrain.rewards.grading.answers import Graded
+from posttrain.rewards.model import RewardModel
+from posttrain.rewards.reward_registry import load_reward
+from tests.support.model_folders import small_folder
+from tests.support.reward_models import classifier, reward_folder, reward_tokenizer
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return reward_folder(tmp_path_factory.mktemp("rewards") / "two-numbers", labels=("terse", "helpful"))
+
+
+@pytest.fixture(scope="module")
+def reward(folder: Path) -> RewardModel:
+    return RewardModel(folder, label="helpful")
+
+
+def answer(text: str) -> list[dict[str, str]]:
+    return [{"role": "assistant", "content": text}]
+
+
+def test_a_plain_prompt_and_its_completion_are_one_text(reward: RewardModel) -> None:
+    tokenizer = reward_tokenizer()
+    assert reward.text.tokens("Use all of ", "them.") == tokenizer("Use all of them.")["input_ids"]
+
+
+def test_special_tokens_that_the_reward_model_s_tokenizer_adds_to_a_text_are_there_once() -> None:
+    tokenizer = reward_tokenizer()
+    tokenizer.bos_token = "<|end|>"
+    tokenizer.add_bos_token = True
+    from tokenizers.processors import TemplateProcessing
+
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+        single="<|end|> $A", special_tokens=[("<|end|>", 0)]
+    )
+    plain = RewardModel(classifier(), tokenizer=tokenizer).text.tokens("a", "b")
+    chat = RewardModel(classifier(), tokenizer=tokenizer).text.tokens([{"role": "user", "content": "a"}], answer("b"))
+    assert plain.count(0) == 1
+    assert plain[0] == 0
+    assert tokenizer.decode(chat) == "[user]a<|end|>[assistant]b<|end|>"  # what the template writes, and nothing else
+
+
+def test_a_conversation_goes_through_the_reward_model_s_own_template(reward: RewardModel) -> None:
+    messages = [{"role": "system", "content": "s"}, {"role": "user", "content": "q"}]
+    read = reward.text.tokenizer.decode(reward.text.tokens(messages, answer("a")))
+    assert read == "[system]s<|end|>[user]q<|end|>[assistant]a<|end|>"
+
+
+def test_a_template_of_a_file_takes_the_place_of_the_model_s_own(folder: Path, tmp_path: Path) -> None:
+    file = tmp_path / "template.jinja"
+    file.write_text("{% for m in messages %}{{ m.content }}/{% endfor %}")
+    read = RewardModel(folder, label=0, chat_template=str(file)).text
+    assert read.tokenizer.decode(read.tokens([{"role": "user", "content": "q"}], answer("a"))) == "q/a/"
+
+
+def test_a_conversation_without_a_template_is_refused_with_what_helps(tmp_path: Path) -> None:
+    reward = RewardModel(reward_folder(tmp_path, chat=False))
+    with pytest.raises(UserError, match=r"has no chat template\.  Name a file with one as the reward's chat_template"):
+        reward(prompts=[[{"role": "user", "content": "q"}]], completions=[answer("a")])
+
+
+def test_the_label_is_named_or_counted(folder: Path) -> None:
+    by = {label: RewardModel(folder, label=label)(prompts=["a"], completions=["b"]) for label in ("helpful", 1, 0)}
+    assert by["helpful"] == by[1] != by[0]
+
+
+@pytest.mark.parametrize(
+    ("label", "says"),
+    [
+        (None, "the model gives 2 numbers, 0 (terse), 1 (helpful).  Say which one is the score: label: helpful."),
+        ("kind", "label = kind: there is none such.  Its labels are 0 (terse), 1 (helpful)."),
+        (2, "label = 2: there is none such.  Its labels are 0 (terse), 1 (helpful)."),
+        (-1, "label = -1 is no place; labels count from 0"),
+    ],
+)
+def test_a_label_that_there_is_not_is_told_with_those_that_there_are(
+    folder: Path, label: int | str | None, says: str
+) -> None:
+    with pytest.raises(UserError, match=re.escape(says)):
+        RewardModel(folder, label=label)
+
+
+def test_one_number_needs_no_label(tmp_path: Path) -> None:
+    assert RewardModel(reward_folder(tmp_path, labels=("only",))).label == 0
+
+
+def test_a_text_that_is_too_long_is_an_error_before_anything_is_computed(folder: Path) -> None:
+    reward = RewardModel(folder, label=0, max_tokens=4)
+    reward.scores = None  # type: ignore[assignment]
+    with pytest.raises(UserError, match="prompt and completion have 6 tokens, and the reward model reads 4"):
+        reward(prompts=["1", "123"], completions=["2", "456"])
+
+
+def test_or_its_end_is_read_and_the_cut_is_told(folder: Path) -> None:
+    reward = RewardModel(folder, label=0, max_tokens=4, over_long="cut_left")
+    short, cut, end = reward(prompts=["1", "123", "34"], completions=["2", "456", "56"])
+    assert isinstance(cut, Graded)
+    assert isinstance(short, Graded)
+    assert (short.outcome, cut.outcome) == ("whole", "cut")
+    assert cut.score == end.score  # type: ignore[union-attr]
+    assert cut.score != short.score
+
+
+def test_no_more_may_be_asked_than_the_model_was_made_for(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="max_tokens = 97: it was made for 96"):
+        RewardModel(folder, label=0, max_tokens=97)
+    assert RewardModel(reward_folder(tmp_path, "roberta")).limit == 94  # its positions count from behind padding, 1
+
+
+# Folders
+
+
+def test_a_language_model_is_no_reward_model(tmp_path: Path) -> None:
+    small_folder(tmp_path)
+    with pytest.raises(UserError, match="Qwen3ForCausalLM is a language model and no reward model: it has no head"):
+        RewardModel(tmp_path)
+    random = [RewardModel(tmp_path, untrained_head=True)(prompts=["a"], completions=["b"]) for _ in range(2)]
+    assert random[0] == random[1] != [0.0]
+
+
+def test_a_head_that_nobody_trained_is_refused_by_name(tmp_path: Path) -> None:
+    reward_folder(tmp_path)
+    weights = load_file(tmp_path / "model.safetensors")
+    save_file({name: each for name, each in weights.items() if name != "score.weight"}, tmp_path / "model.safetensors")
+    with pytest.raises(UserError, match=r"nobody has trained its head: the weights lack score\.weight"):
+        RewardModel(tmp_path)
+    assert RewardModel(tmp_path, untrained_head=True).label == 0
+
+
+def test_a_body_that_is_not_whole_is_refused_in_any_case(tmp_path: Path) -> None:
+    reward_folder(tmp_path)
+    weights = load_file(tmp_path / "model.safetensors")
+    save_file({name: each for name, each in weights.items() if "layers.1" not in name}, tmp_path / "model.safetensors")
+    with pytest.raises(UserError, match=r"the weights lack .* of what a Qwen3ForSequenceClassification needs"):
+        RewardModel(tmp_path, untrained_head=True)
+
+
+def broken(folder: Path, how: str) -> Path:
+    if how == "nothing":
+        return folder / "no-such-folder"
+    reward_folder(folder)
+    match how:
+        case "no config":
+            (folder / "config.json").unlink()
+        case "no weights":
+            (folder / "model.safetensors").unlink()
+        case "no tokenizer":
+            for file in folder.glob("*token*"):
+                file.unlink()
+        case "an adapter":
+            (folder / "config.json").unlink()
+            (folder / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA"}))
+        case "of no known kind":
+            config = json.loads((folder / "config.json").read_text())
+            (folder / "config.json").write_text(json.dumps(config | {"model_type": "none-such"}))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("how", "says"),
+    [
+        ("nothing", "no such folder.  Give the folder of a reward model"),
+        ("no config", "the folder holds no config.json"),
+        ("no weights", "the folder holds no weights"),
+        ("no tokenizer", "the folder holds no tokenizer"),
+        ("an adapter", "an adapter of peft (LORA, over it does not say) where a whole model is needed"),
+        ("of no known kind", "transformers cannot load it as a sequence classifier"),
+    ],
+)
+def test_each_kind_of_folder_that_cannot_score_is_told_as_what_it_is(tmp_path: Path, how: str, says: str) -> None:
+    with pytest.raises(UserError, match=re.escape(says)) as raised:
+        RewardModel(broken(tmp_path / "rm", how))
+    assert str(raised.value).startswith("rewards: model = ")
+
+
+def test_an_object_needs_its_tokenizer_and_no_word_on_how_it_is_loaded() -> None:
+    with pytest.raises(UserError, match="needs its tokenizer too"):
+        RewardModel(classifier())
+    with pytest.raises(UserError, match="dtype = bfloat16 is for a folder"):
+        RewardModel(classifier(), tokenizer=reward_tokenizer(), dtype="bfloat16")
+
+
+# Recipes
+
+
+@pytest.mark.parametrize(
+    ("item", "says"),
+    [
+        ({"model": "rm", "path": "mine.py:f"}, "either a name (`name: graded_format`), a path"),
+        ({"name": "maths", "label": 1}, "label = 1 is of a reward model, and maths is a function; leave it out"),
+        ({"path": "mine.py:f", "dtype": "bfloat16"}, "dtype = bfloat16 is of a reward model, and f is a function"),
+        ({"model": "a/rm", "options": {"a": 1}}, "a reward model has options beside `model`"),
+        ({"model": "a/rm", "workers": 2}, "workers = 2 is for functions of your own; rm sees to it by itself"),
+        ({"model": "a/rm", "max_tokens": 0}, "max_tokens = 0 leaves nothing to read"),
+        ({"model": "a/rm", "tokens_per_batch": 0}, "tokens_per_batch = 0 lets no token through"),
+    ],
+)
+def test_a_reward_is_of_one_kind_and_has_the_options_of_that(item: dict[str, Any], says: str) -> None:
+    with pytest.raises(UserError, match=re.escape(says)):
+        RewardOptions(**item)
+
+
+def test_in_a_recipe_and_in_a_flag_it_is_named_by_its_folder(folder: Path) -> None:
+    short = load_recipe("countdown-tiny", rewards=["countdown", f"{folder.parent}/two-numbers=0.5"])
+    full = load_recipe("countdown-tiny", rewards=["countdown", {"model": str(folder), "weight": 0.5}])
+    braces = load_recipe("countdown-tiny", rewards=["countdown", f"{{model: {folder}, weight: 0.5}}"])
+    assert short.rewards == full.rewards == braces.rewards
+    assert [each.called for each in short.rewards] == ["countdown", "two-numbers"]
+    function, written = as_recipe(full).split("rewards:")[1].split("- ")[1:3]
+    assert "dtype" not in function  # which is of reward models
+    assert "model: " in written
+
+
+def test_its_scores_have_the_name_that_is_given_or_the_folder_s(folder: Path) -> None:
+    assert load_reward(RewardOptions(model=str(folder), label=1)).name == "two-numbers"
+    assert load_reward(RewardOptions(model=str(folder), label=1, name="help")).name == "help"
+    assert RewardOptions(model="org/judge-7b@main").called == "judge-7b"
+    with pytest.raises(UserError, match=r"two are called 'two-numbers'.*give one of them another `name`"):
+        load_recipe("countdown-tiny", rewards=[{"model": str(folder), "label": at} for at in (0, 1)])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_its_types_are_its_own(tmp_path: Path, dtype: torch.dtype) -> None:
+    """Stored in either, held in either, and the numbers within bfloat16's rounding of each other."""
+    reward_folder(tmp_path, dtype=dtype)
+    held = {name: RewardModel(tmp_path, dtype=name) for name in ("float32", "bfloat16")}
+    assert [each.model.dtype for each in held.values()] == [torch.float32, torch.bfloat16]
+    scores = [each(prompts=["ab"], completions=["cd"])[0] for each in held.values()]
+    assert scores[0] == pytest.approx(scores[1], abs=0.1)
+    assert held["bfloat16"].memory_bytes * 2 == held["float32"].memory_bytes
