@@ -1,5 +1,6 @@
 """From nothing to an instruct model, to an adapter that keeps to a form, to a chat with it: a few steps of each."""
 
+import json
 import re
 import shlex
 from collections.abc import Mapping, Sequence
@@ -15,7 +16,8 @@ from posttrain.commands.rl import PROGRAM
 from posttrain.config import Config, SftConfig
 from posttrain.config.recipes import parse_yaml, read_recipe
 from posttrain.errors import UserError
-from posttrain.models.loading.model_folder import load_policy
+from posttrain.models.loading.model_folder import bundled_folder, load_policy
+from posttrain.models.loading.new_model import new_model_config, new_tokenizer
 from posttrain.models.rendering import TokenizerRenderer
 from posttrain.options.arithmetic import SYSTEM, ArithmeticOptions
 from posttrain.options.demonstrator import Demonstrator
@@ -86,6 +88,21 @@ def test_a_chat_with_the_run_has_its_system_message_and_the_models_template(
     # The roles, the end and the tags are tokens of their own; digits stand alone.
     assert len(policy.tokenizer("<|user|><think>57</answer><|end|>")["input_ids"]) == 6
     assert policy.tokenizer.eos_token == "<|end|>"
+
+
+def test_the_bundled_instruct_model_is_that_of_its_recipe_and_answers_in_prose() -> None:
+    folder = bundled_folder("bundled-instruct")
+    assert sum(file.stat().st_size for file in folder.iterdir()) < 2e6
+    recipe = posttrain.load_recipe("format-adherence-base", kind=SftConfig)
+    assert isinstance(recipe.model, NewModelOptions)
+    shape = new_model_config(recipe.model, new_tokenizer(recipe.model.template)).to_dict()
+    saved = json.loads((folder / "config.json").read_text())
+    names = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "vocab_size", "model_type")
+    assert {name: saved[name] for name in names} == {name: shape[name] for name in names}
+    config = posttrain.load_recipe("format-adherence-tiny", task={"held_out_size": 8}, evaluation={"samples": 1})
+    found = posttrain.evaluate("bundled-instruct", config)
+    assert found["accuracy_greedy"] <= 0.3
+    assert found["answer_accuracy_greedy"] == 1
 
 
 class Counting(ArithmeticTask):
