@@ -7,7 +7,6 @@ WORDS = ("<pad>", "<end>", *"abcdefghijklmn")
 """Tokens by id."""
 END = 1
 GROUP_SIZE, MAX_COMPLETION_LENGTH = 4, 8
-REWARD_WEIGHTS = [1.0, 0.5]
 SHAPE = {
     "vocab_size": len(WORDS),
     "hidden_size": 8,
@@ -24,6 +23,28 @@ SHAPE = {
 }
 """Of a Qwen3 with 952 parameters, so that every gradient can be kept."""
 
+FIELDS = {
+    "per_device_train_batch_size": 12,
+    "gradient_accumulation_steps": 1,
+    "num_generations": GROUP_SIZE,
+    "max_completion_length": MAX_COMPLETION_LENGTH,
+    "num_iterations": 2,
+    "max_steps": 2,
+    "shuffle_dataset": False,
+    "reward_weights": [1.0, 0.5],
+    "learning_rate": 1.0,
+    "lr_scheduler_type": "constant",
+    "max_grad_norm": 0.0,  # never clipped
+    "use_cpu": True,
+    "bf16": False,
+    "gradient_checkpointing": False,
+    "logging_steps": 1,
+    "save_strategy": "no",
+    "report_to": "none",
+    "disable_tqdm": True,
+}
+"""Of GRPOConfig, in every case that says nothing else."""
+
 CLIPPED = ("grpo", "bnpo", "dr_grpo", "dapo")
 NARROW = {"epsilon": 0.05, "epsilon_high": 0.08}
 CISPO = {"loss_type": "cispo", "epsilon_high": 1.15}
@@ -33,7 +54,7 @@ KL = {"beta": 0.04}
 
 
 def cases() -> dict[str, dict[str, Any]]:
-    """Name -> fields of GRPOConfig; all others are TRL's defaults."""
+    """Name -> fields of GRPOConfig; others are those of FIELDS, or TRL's defaults."""
     made: dict[str, dict[str, Any]] = {}
     for loss in CLIPPED:
         made[loss] = {"loss_type": loss}
@@ -90,6 +111,4 @@ def given() -> dict[str, Any]:
         "prompts": prompts,
         "completions": completions(prompts),
         "scores": scores,
-        "reward_weights": REWARD_WEIGHTS,
-        "max_completion_length": MAX_COMPLETION_LENGTH,
     }

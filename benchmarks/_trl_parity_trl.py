@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from _trl_parity_cases import GROUP_SIZE, MAX_COMPLETION_LENGTH, SHAPE, WORDS, cases, given
+from _trl_parity_cases import FIELDS, GROUP_SIZE, SHAPE, WORDS, cases, given
 from datasets import Dataset
 from tokenizers import Tokenizer, models, pre_tokenizers
 from torch import nn
@@ -40,6 +40,7 @@ def main() -> None:
         "made by": {name: version(name) for name in PACKAGES},
         "model": {"config": SHAPE, "shapes": shapes, "weights": encoded(dict(model.named_parameters()))},
         "given": data,
+        "fields": FIELDS,
         "cases": results,
     }
     Path(sys.argv[1]).write_text(json.dumps(written, indent=0) + "\n", encoding="utf-8")
@@ -68,7 +69,7 @@ def result(name: str, fields: dict[str, Any], data: dict[str, Any], folder: Path
     trainer = RecordingTrainer(
         model=str(folder / "model"),
         reward_funcs=reward_functions(data),
-        args=settings(fields, data, folder),
+        args=settings(fields, folder),
         train_dataset=Dataset.from_list(rows),
         rollout_func=forced(data),
     )
@@ -91,32 +92,10 @@ def result(name: str, fields: dict[str, Any], data: dict[str, Any], folder: Path
     }
 
 
-def settings(fields: dict[str, Any], data: dict[str, Any], folder: Path) -> GRPOConfig:
-    batch = {"per_device_train_batch_size": len(data["prompts"]) * GROUP_SIZE, "gradient_accumulation_steps": 1}
+def settings(fields: dict[str, Any], folder: Path) -> GRPOConfig:
     return GRPOConfig(
         output_dir=str(folder / "run"),
-        **{
-            **batch,
-            "num_generations": GROUP_SIZE,
-            "max_completion_length": MAX_COMPLETION_LENGTH,
-            "num_iterations": 2,
-            "max_steps": 2,
-            "shuffle_dataset": False,
-            "reward_weights": data["reward_weights"],
-            "learning_rate": 1.0,
-            "lr_scheduler_type": "constant",
-            "max_grad_norm": 0.0,  # never clipped
-            "model_init_kwargs": {"dtype": "float32"},
-            "use_cpu": True,
-            "bf16": False,
-            "gradient_checkpointing": False,
-            "logging_steps": 1,
-            "save_strategy": "no",
-            "report_to": "none",
-            "disable_tqdm": True,
-            "dataloader_pin_memory": False,
-            **fields,
-        },
+        **{**FIELDS, "model_init_kwargs": {"dtype": "float32"}, "dataloader_pin_memory": False, **fields},
     )
 
 

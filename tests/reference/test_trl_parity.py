@@ -2,59 +2,44 @@
 
 TRL wrote its numbers to tests/data/trl_parity.json; `make trl-parity` writes them anew.  Each case has two updates on
 one batch: the first where the policy is the one that sampled, the second where it has left it, so that ratios, clips
-and the KL act.
+and the KL act.  Ours come through `posttrain.trl`, so that what its fields mean is proven with them.
 """
 
-import math
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from pathlib import Path
 
 import pytest
 import torch
 
-from posttrain.config import Config
-from posttrain.models.policy import as_policy
-from posttrain.options.dataset import DatasetOptions
-from posttrain.options.rollout import RolloutOptions
-from posttrain.options.training import UpdateOptions
-from posttrain.rewards.grading.grade import reward_function
 from posttrain.runs.clock import Clock
 from posttrain.training.collector import no_journal
-from posttrain.training.session import CallerObjects, open_session
+from posttrain.training.session import open_session
 from posttrain.training.update_metrics import update_metrics
+from posttrain.trl import GRPOConfig, GRPOTrainer
 from tests.support import trl_numbers
 from tests.support.tiny import relative_distance
 from tests.support.trl_numbers import CASES, GIVEN, GROUP_SIZE
 
-WEIGHTS = {
-    "grpo": "mean_over_sequences",
-    "bnpo": "mean_over_tokens",
-    "dapo": "mean_over_tokens",
-    "dr_grpo": "constant_length",
-    "luspo": "sum_over_sequence",
-}
-"""What TRL's losses are called here; docs/algorithms/grpo.md has the table."""
+WORST = 1e-5
+"""Relative distance of a parameter's gradient, or of its weights, from TRL's."""
 
 
-def algorithm(fields: dict[str, Any]) -> dict[str, Any]:
-    """Our algorithm for some fields of TRL's config."""
-    scale = fields.get("scale_rewards", "group")
-    low = fields.get("epsilon", 0.2)
-    high = fields.get("epsilon_high", low)
-    made: dict[str, Any] = {
-        "deviation": "none" if scale == "none" else "sample",
-        "ratio_level": "sequence_mean" if fields.get("importance_sampling_level") == "sequence" else "token",
-    }
-    if scale != "none":
-        made |= {"deviation_over": scale, "deviation_epsilon": 1e-4}
-    if fields.get("beta"):
-        weighed = fields.get("use_bias_correction_kl", True)
-        made["kl"] = {"coefficient": fields["beta"], "importance": made["ratio_level"] if weighed else None}
-    if fields["loss_type"] == "cispo":
-        return {"name": "cispo", "clip_high": high - 1, **made}
-    clip = {"clip_low": low, "clip_high": high, "dual_clip": fields.get("delta")}
-    return {"name": "grpo", "token_weights": WEIGHTS[fields["loss_type"]], **clip, **made}
+def trainer_of(name: str, folder: Path, dtype: torch.dtype) -> tuple[GRPOTrainer, trl_numbers.RecordingSgd]:
+    """posttrain.trl with what TRL was given: fields, model, rewards, rows, and gradient descent at the same rate."""
+    fields = trl_numbers.FIELDS | CASES[name]["fields"]
+    model = trl_numbers.model().to(dtype)
+    sgd = trl_numbers.RecordingSgd(model, fields["learning_rate"])
+    trainer = GRPOTrainer(
+        model=model,
+        reward_funcs=trl_numbers.reward_functions(),
+        args=GRPOConfig(output_dir=str(folder / "run"), **fields),
+        train_dataset=trl_numbers.rows(),
+        processing_class=trl_numbers.tokenizer(),
+        optimizers=(sgd, None),
+    )
+    trainer.engine = trl_numbers.ForcedEngine(trainer.policy)
+    return trainer, sgd
 
 
 @dataclass(frozen=True)
@@ -70,28 +55,10 @@ class Outcome:
 
 @cache
 def outcome(name: str) -> Outcome:
-    fields = CASES[name]["fields"]
-    policy = as_policy(trl_numbers.model().double(), trl_numbers.tokenizer(), dtype="float32")
-    config = Config(
-        task=DatasetOptions(held_out_share=0.0),
-        algorithm=algorithm(fields),
-        rollout=RolloutOptions(
-            prompts_per_step=len(GIVEN["prompts"]),
-            group_size=GROUP_SIZE,
-            max_completion_tokens=GIVEN["max_completion_length"],
-            temperature=fields.get("temperature", 1.0),
-        ),
-        update=UpdateOptions(learning_rate=fields.get("learning_rate", 1.0), max_grad_norm=math.inf, epochs_per_step=2),
-    )
-    rewards = [
-        reward_function(function, weight=weight)
-        for function, weight in zip(trl_numbers.reward_functions(), GIVEN["reward_weights"], strict=True)
-    ]
-    own = CallerObjects(
-        policy=policy, engine=trl_numbers.ForcedEngine(policy), rewards=rewards, rows=trl_numbers.rows()
-    )
-    with open_session(config, own) as session:
-        session.learner.optimizer = sgd = trl_numbers.RecordingSgd(policy.model)
+    """Of the case in float64, step by step: so nothing but TRL's own rounding stands between the numbers."""
+    trainer, sgd = trainer_of(name, Path("unused"), torch.float64)
+    config, _, rows = trainer.described()
+    with open_session(config, trainer.objects(rows)) as session:
         collected = session.collector.collect(1, no_journal, Clock())
         credited = session.learner.credit(collected, Clock())
         reports = session.learner.learn(session.learner.batches(credited, Clock()), 1, Clock())
@@ -106,21 +73,38 @@ def outcome(name: str) -> Outcome:
 
 
 def require_same(ours: dict[str, torch.Tensor], theirs: str, what: str) -> None:
-    """Of every parameter ‖ours - theirs‖ ≤ 1e-5 ‖theirs‖."""
+    """Of every parameter ‖ours - theirs‖ ≤ WORST · ‖theirs‖."""
     for name, expected in trl_numbers.decoded(theirs).items():
         distance = relative_distance(ours[name].double(), expected.double())
-        assert distance <= 1e-5, f"{what} of {name}: {distance:.1e} apart"
+        assert distance <= WORST, f"{what} of {name}: {distance:.1e} apart"
+
+
+def require_same_updates(name: str, made: list[trl_numbers.Recorded]) -> None:
+    """The gradients of both updates and the weights after each."""
+    for number, (ours, theirs) in enumerate(zip(made, CASES[name]["updates"], strict=True), start=1):
+        require_same(ours.gradient, theirs["gradient"], f"gradient {number}")
+        require_same(ours.weights, theirs["weights"], f"weights after update {number}")
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_loss_gradients_and_weights_are_those_of_trl(name) -> None:
     made = outcome(name)
-    assert len(made.updates) == 2
-    for number, expected in enumerate(CASES[name]["updates"]):
-        # TRL's loss is a float32 mean of terms of size 1, which may cancel.
-        assert made.losses[number] == pytest.approx(expected["loss"], rel=1e-5, abs=2e-7)
-        require_same(made.updates[number].gradient, expected["gradient"], f"gradient {number + 1}")
-        require_same(made.updates[number].weights, expected["weights"], f"weights after update {number + 1}")
+    for loss, expected in zip(made.losses, CASES[name]["updates"], strict=True):
+        # TRL's is a float32 mean of terms of size 1, which may cancel.
+        assert loss == pytest.approx(expected["loss"], rel=WORST, abs=2e-7)
+    require_same_updates(name, made.updates)
+
+
+def test_a_whole_run_takes_the_steps_of_trl(tmp_path, capsys) -> None:
+    """In float32, through `train()`, with its log: what a script sees."""
+    name = "dapo with a KL"
+    trainer, sgd = trainer_of(name, tmp_path, torch.float32)
+    trainer.train()
+    require_same_updates(name, sgd.updates)
+    entry = trainer.state.log_history[0]
+    # Scores .9 + .4/2, .1, .3 + 1/2, .2 + .2/2; 1, 0, .6/2, .7; 1, 1, 1, 1 add up to 8.3 over 12 completions.
+    assert entry["reward"] == pytest.approx(8.3 / 12)
+    assert entry["completions/mean_length"] == pytest.approx(58 / 12)
 
 
 @pytest.mark.parametrize("name", CASES)

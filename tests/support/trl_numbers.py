@@ -23,7 +23,6 @@ from posttrain.records import Finish, Group, Prompt, Rollout
 from posttrain.training.update import group_logprobs
 
 FILE = Path(__file__).parents[1] / "data" / "trl_parity.json"
-GROUP_SIZE = 4
 
 
 @cache
@@ -33,6 +32,9 @@ def numbers() -> dict[str, Any]:
 
 GIVEN: dict[str, Any] = numbers()["given"]
 CASES: dict[str, dict[str, Any]] = numbers()["cases"]
+GROUP_SIZE = len(GIVEN["completions"][0])
+FIELDS = numbers()["fields"]
+"""Of GRPOConfig, in every case that says nothing else."""
 
 
 def decoded(text: str) -> dict[str, Tensor]:
@@ -129,10 +131,10 @@ class Recorded:
 
 
 class RecordingSgd(torch.optim.SGD):
-    """Gradient descent at rate 1 that keeps each gradient and the weights after each step."""
+    """Gradient descent that keeps each gradient and the weights after each step."""
 
-    def __init__(self, model: torch.nn.Module) -> None:
-        super().__init__(model.parameters(), lr=1.0)
+    def __init__(self, model: torch.nn.Module, rate: float) -> None:
+        super().__init__(model.parameters(), lr=rate)
         self.names = dict(model.named_parameters())
         self.updates: list[Recorded] = []
 

@@ -40,6 +40,13 @@ def source_in_file(file: Path, name: str) -> FunctionSource:
     return FunctionSource(place=str(file.resolve()), name=name, file=str(file.resolve()), digest=digest_of(file))
 
 
+def source_in_module(call: object, place: str, name: str) -> FunctionSource:
+    """The source of a function that a recipe names as package.module:FUNCTION, which may come from another module."""
+    defines = call.__module__ if inspect.isfunction(call) else place
+    file = getattr(sys.modules.get(defines), "__file__", None) or ""
+    return FunctionSource(place=place, name=name, file=file, digest=digest_of(Path(file)))
+
+
 @functools.cache  # as it was when first asked for: a file may change after its function has been imported
 def source_of(call: Callable[..., object], reward: str) -> FunctionSource:
     """The source of a function that Python code handed over.  Raises UserError where no name leads back to it."""
