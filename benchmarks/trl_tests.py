@@ -46,7 +46,9 @@ def main() -> None:
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--trl", type=lambda text: Path(text).resolve(), help="a checkout of TRL, or its unpacked archive")
+    parser.add_argument(
+        "--trl", type=lambda text: Path(text).resolve(), help="a checkout of TRL, or its unpacked archive"
+    )
     parser.add_argument("--only", help="tests whose names have this, as pytest -k")
     parser.add_argument("--write", action="store_true", help="write the page")
     return parser.parse_args()

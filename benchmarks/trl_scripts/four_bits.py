@@ -6,7 +6,9 @@ It is run in a folder that holds models/policy; TRL needs peft and bitsandbytes 
 from datasets import Dataset
 from trl import GRPOConfig, GRPOTrainer, ModelConfig, get_peft_config, get_quantization_config
 
-dataset = Dataset.from_list([{"prompt": text} for text in ("Rain falls on", "The train to", "Bread and", "Nine of ten")])
+dataset = Dataset.from_list(
+    [{"prompt": text} for text in ("Rain falls on", "The train to", "Bread and", "Nine of ten")]
+)
 
 
 def vowels(completions, **kwargs):

@@ -6,7 +6,9 @@ It is run in a folder that holds models/policy and models/scorer.
 from datasets import Dataset
 from trl import GRPOConfig, GRPOTrainer
 
-dataset = Dataset.from_list([{"prompt": text} for text in ("Rain falls on", "The train to", "Bread and", "Nine of ten")])
+dataset = Dataset.from_list(
+    [{"prompt": text} for text in ("Rain falls on", "The train to", "Bread and", "Nine of ten")]
+)
 
 
 def longer_than_the_mean(completions, **kwargs):
