@@ -1,4 +1,4 @@
-"""What TRL's tests import and load, out of what is here: `trl` is posttrain.trl, and hub names are small local folders."""
+"""What TRL's tests import and load, out of what is here: `trl` is posttrain.trl, hub names are small local folders."""
 
 import json
 import sys
@@ -99,7 +99,7 @@ def install() -> None:
 
 
 def make_hub(folder: Path) -> None:
-    """Folders under the names that tests load from the hub; relative paths find them where tests are run in `folder`."""
+    """Folders under the names that tests load from the hub; as relative paths they are found by tests run in `folder`."""
     for name, kind, config in (
         ("tiny-Qwen2ForCausalLM-2.5", Qwen2ForCausalLM, Qwen2Config),
         ("tiny-Qwen2ForSequenceClassification-2.5", Qwen2ForSequenceClassification, Qwen2Config),

@@ -10,6 +10,7 @@ Each is recipes/format-adherence-tiny.yaml with another `algorithm`:
     course, as run    the same with the reference taken from the policy before each step, which is what a loop does that
                       calls disable_adapter() and never enters it: ratio 1, KL 0
     course, ratio μ   the course's KL to the true reference, but the completion's ratio to the policy that sampled
+    course, longer    `course` for 75 steps
     control           the recipe, with every step's rewards permuted over the whole step
 
 Held-out questions are judged by the true grader in all.  Results go to benchmarks/results/format-adherence.json.
@@ -39,6 +40,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "course": {"algorithm": TO_REFERENCE},
     "course, as run": {"algorithm": TO_REFERENCE, "reference": {"refresh_every": 1}},
     "course, ratio μ": {"algorithm": COMPLETION_LEVEL},
+    "course, longer": {"algorithm": TO_REFERENCE, "run": {"num_steps": 75}},
     "control": {},
 }
 SHOWN = ("accuracy_greedy", "accuracy_sampled", "answer_accuracy_greedy", "format_and_answer_greedy", "mean_length")
@@ -55,15 +57,17 @@ def permuted_format(completions: list[str], **columns: Any) -> list[float]:
     return scores
 
 
-def measured(name: str, seed: int, folder: Path, flags: dict[str, Any]) -> dict[str, Any]:
+def measured(name: str, seed: int, folder: Path) -> dict[str, Any]:
     """One run: what was held out before and after, the course's training rows after, and the metrics of its steps."""
     import posttrain
+    from posttrain.rewards.grading.function import reward_function
 
-    options = {**flags, **VARIANTS[name]}
-    options["run"] = {**flags.get("run", {}), "seed": seed, "folder": str(folder), "overwrite": True}
-    config = posttrain.load_recipe("format-adherence-tiny", **options)
+    control = reward_function(permuted_format, text_only=True)
+    place = {"seed": seed, "folder": str(folder), "overwrite": True}
+    variant = VARIANTS[name]
+    config = posttrain.load_recipe("format-adherence-tiny", **{**variant, "run": {**variant.get("run", {}), **place}})
     began = time.perf_counter()
-    run = posttrain.train(config, rewards=[permuted_format] if name == "control" else ())
+    run = posttrain.train(config, rewards=[control] if name == "control" else ())
     minutes = (time.perf_counter() - began) / 60
     summary = json.loads((folder / "summary.json").read_text())
     rows = posttrain.load_recipe("format-adherence-tiny", task={"measured_on": "training"})
@@ -74,16 +78,9 @@ def measured(name: str, seed: int, folder: Path, flags: dict[str, Any]) -> dict[
         "minutes": minutes,
         "before": {key: summary["before"][key] for key in SHOWN},
         "after": {key: summary["after"][key] for key in SHOWN},
-        "training_rows": {key: value for key, value in evaluated(run.folder, rows).items() if key in SHOWN},
+        "training_rows": {key: value for key, value in posttrain.evaluate(run.folder, rows).items() if key in SHOWN},
         "steps": [{key: step[key] for key in METRICS if key in step} for step in steps],
     }
-
-
-def evaluated(folder: Path, config: Any) -> dict[str, Any]:
-    """The saved adapter on other questions than the run's."""
-    import posttrain
-
-    return posttrain.evaluate(folder, config)
 
 
 def machine() -> dict[str, Any]:
@@ -115,9 +112,12 @@ def main() -> None:
     for seed in given.seeds:
         for name in given.only:
             folder = given.folder / f"{'-'.join(name.replace(',', '').split())}-{seed}"
-            runs.append(measured(name, seed, folder, {}))
+            runs.append(measured(name, seed, folder))
             print("\n".join(table(runs)), flush=True)
-    RESULTS.write_text(json.dumps({"machine": machine(), "runs": runs}, indent=1) + "\n")
+    earlier = json.loads(RESULTS.read_text())["runs"] if RESULTS.is_file() else []
+    done = {(item["name"], item["seed"]) for item in runs}
+    kept = [item for item in earlier if (item["name"], item["seed"]) not in done]
+    RESULTS.write_text(json.dumps({"machine": machine(), "runs": [*kept, *runs]}, indent=1) + "\n")
     print(f"kept in {RESULTS}")
 
 

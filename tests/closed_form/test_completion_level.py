@@ -62,6 +62,19 @@ def test_a_completion_whose_whole_has_left_the_range_learns_from_the_kl_alone() 
     assert slopes[1].tolist() == pytest.approx([0.4 / 4] * 3, rel=1e-12)
 
 
+# Trap: `disable_adapter()` is called and never entered, so that the reference is the policy.
+def test_where_the_reference_is_the_policy_itself_nothing_is_clipped_and_nothing_pulled() -> None:
+    # ρ = 1 and k3 = 0 whose slope is 0: what is left is -A ∇log π(y), on the mean over completions, as with a ratio
+    # to the policy that sampled and without a KL.
+    reference = spread(values(0.5, 0.5, 0.6, 0.4).log())
+    on_policy = {**COURSE, "ratio_to": "behaviour", "kl": None}
+    for config in (COURSE, on_policy):
+        logprobs = reference.clone().requires_grad_()
+        update_loss(config, logprobs).backward()
+        expected = -values(1.2, -0.4, 0.5, -1)[ROLLOUT] / 4
+        assert logprobs.grad.tolist() == pytest.approx(expected.tolist(), rel=1e-12)
+
+
 def test_the_kl_of_completions_is_reported_beside_the_kl_per_token() -> None:
     whole, token = (
         build_algorithm({"name": "grpo", "kl": {"coefficient": 1, "level": level}}).terms[1]

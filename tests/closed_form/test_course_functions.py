@@ -1,4 +1,4 @@
-"""The functions of `posttrain.course` at the values that the course itself tries, beside its own where that is wrong."""
+"""The functions of `posttrain.course` at the values that the course tries, beside its own where that is wrong."""
 
 import math
 

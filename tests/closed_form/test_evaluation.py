@@ -369,6 +369,33 @@ def test_a_reading_that_is_no_finite_number_is_refused_by_task_probe_and_name(va
         full_evaluation(InProcessEngine(tiny_policy()), with_probe({"mine": value}), samples=1)
 
 
+def test_the_data_sets_of_a_mixture_are_measured_apart_and_in_the_order_of_their_names() -> None:
+    names = ["h", "b", "", "c", "a", "f", "b", "d", "g", "e"]
+    prompts = [replace(prompt, source=name) for prompt, name in zip(some_prompts([3] * 10), names, strict=True)]
+    questions = replace(QUESTIONS, prompts=prompts, rewards=(reward_function(length),))
+    results, groups = full_evaluation(InProcessEngine(tiny_policy()), questions, samples=4)
+    apart = results["sources"]
+    assert list(apart) == list("abcdefgh")
+    for source, numbers in apart.items():
+        of_source = [[r.tokens for r in group.rollouts] for group in groups if group.prompt.source == source]
+        assert numbers["num_problems"] == len(of_source) == names.count(source)
+        assert numbers["accuracy_sampled"] == np.mean([even(row) for row in of_source])
+        means = [np.mean([n for n in length(row) if n is not None]) for row in of_source]
+        assert numbers["reward"] == pytest.approx(np.mean(means), abs=1e-12)
+    alone, _ = full_evaluation(InProcessEngine(tiny_policy()), QUESTIONS, samples=1)
+    assert "sources" not in alone
+
+
+def test_names_that_a_probe_must_not_give_are_said_in_order() -> None:
+    names = ["zeta", "alpha", "mu", "kappa", "beta", "omega"]
+    with pytest.raises(UserError, match="measured alpha, beta, kappa, mu, omega, zeta, but its readings are"):
+        full_evaluation(InProcessEngine(tiny_policy()), with_probe(dict.fromkeys(names, 1.0)), samples=1)
+    taken = ["num_unscored", "accuracy_sampled", "outcomes", "accuracy_greedy", "mean_length", "num_problems"]
+    probe = Probe(readings={name: Reading(name) for name in taken}, measure=lambda groups: dict.fromkeys(taken, 1.0))
+    with pytest.raises(UserError, match=f"gives {', '.join(sorted(taken))}, which evaluation has already"):
+        full_evaluation(InProcessEngine(tiny_policy()), replace(QUESTIONS, probes={"p": probe}), samples=1)
+
+
 def test_a_probe_that_measures_nothing_says_so_with_a_mapping() -> None:
     with pytest.raises(UserError, match=r"^task odd: probe 'p' measured None \(NoneType\); give a mapping"):
         full_evaluation(InProcessEngine(tiny_policy()), with_probe(None), samples=1)

@@ -14,7 +14,7 @@ from posttrain.trl import GRPOConfig
 from posttrain.trl.as_config import RunLength, rl_config
 from posttrain.trl.batch_arithmetic import batch_plan
 
-KL = {"coefficient": 0.04, "estimator": "k3", "place": "loss", "importance": "token"}
+KL = {"algorithm.kl.coefficient": 0.04, "algorithm.kl.estimator": "k3", "algorithm.kl.importance": "token"}
 
 
 def config_of(**given: Any) -> Config:
@@ -124,8 +124,8 @@ def test_what_a_script_leaves_out_is_as_in_trl(path: str) -> None:
         ({"top_k": None, "top_p": None}, {"rollout.allow_cut_sampling": False}),  # what TRL once wrote for all tokens
         ({"shuffle_dataset": False}, {"task.shuffle": False}),
         ({"max_prompt_length": 64}, {"task.max_prompt_tokens": 64, "task.over_long": "cut_left"}),
-        ({"beta": 0.04}, {"algorithm.kl": KL}),
-        ({"beta": 0.04, "use_bias_correction_kl": False}, {"algorithm.kl": {**KL, "importance": None}}),
+        ({"beta": 0.04}, KL),
+        ({"beta": 0.04, "use_bias_correction_kl": False}, {**KL, "algorithm.kl.importance": None}),
         ({"epsilon": 0.1}, {"algorithm.clip_low": 0.1, "algorithm.clip_high": 0.1}),
         ({"epsilon_high": 0.28}, {"algorithm.clip_low": 0.2, "algorithm.clip_high": 0.28}),
         ({"delta": 4.0}, {"algorithm.dual_clip": 4.0}),
@@ -156,6 +156,12 @@ def test_what_a_script_leaves_out_is_as_in_trl(path: str) -> None:
         ({"save_steps": 50, "steps_per_generation": 4}, {"checkpoint.every_steps": 12}),
         ({"save_strategy": "no"}, {"checkpoint.every_steps": 0}),
         ({"save_strategy": "epoch"}, {"checkpoint.every_steps": 100}),
+        ({"report_to": "none"}, {"run.report_to": ()}),
+        ({"report_to": None}, {"run.report_to": ()}),
+        (
+            {"report_to": ["tensorboard", "wandb"], "run_name": "one", "project": "two"},
+            {"run.report_to": ("tensorboard", "wandb"), "tracker.name": "one", "tracker.project": "two"},
+        ),
         ({"save_total_limit": 2}, {"checkpoint.keep_last": 2}),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, dict) else None,
@@ -174,6 +180,7 @@ def test_a_field_sets_what_the_table_says(given: dict[str, Any], expected: dict[
     [
         ({"lr_scheduler_type": "polynomial"}, "lr_scheduler_type = 'polynomial': use linear, cosine, constant or"),
         ({"multi_objective_aggregation": "sum"}, "use sum_then_normalize or normalize_then_sum"),
+        ({"report_to": "all"}, "report_to = 'all': use none, or name some of tensorboard, wandb, mlflow, trackio"),
         ({"loss_type": "sapo"}, "loss_type = 'sapo': use grpo, bnpo, dapo, dr_grpo, luspo or cispo"),
         ({"loss_type": "cispo"}, "epsilon_high = 0.2 with loss_type = cispo"),
         ({"scale_rewards": "std"}, "scale_rewards = 'std': use group, batch or none"),

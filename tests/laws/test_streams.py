@@ -81,14 +81,10 @@ def test_every_part_of_the_name_gives_other_numbers() -> None:
     assert (uniforms(StreamKey(1, "a", 11), 0, 0, 0, 8) != uniforms(StreamKey(11, "a", 1), 0, 0, 0, 8)).all()
 
 
-def test_streams_start_with_the_first_draw_sample_and_position() -> None:
+def test_streams_start_with_the_first_draw_sample_and_position_and_these_are_no_part_of_the_key() -> None:
     assert StreamKey(7, "rollout", 3, first_draw=0, first_sample=0, first_position=0) == KEY
-
-
-def test_where_a_request_starts_is_no_part_of_the_key() -> None:
     shifted = StreamKey(7, "rollout", 3, first_draw=5, first_sample=2, first_position=9)
     assert uniforms(shifted, 6, 1, 0, 8).tolist() == uniforms(KEY, 6, 1, 0, 8).tolist()
-    assert StreamKey(7, "rollout", 3, first_draw=0) == KEY
 
 
 def test_numbers_are_uniform_along_positions_draws_samples_and_steps() -> None:

@@ -17,6 +17,7 @@ from posttrain.runs.prompt_preview import Reader, first_step_lines
 from posttrain.runs.reports import EvaluationReport, Run, StepReport
 from posttrain.runs.run_folder import RunFolder, claim_folder
 from posttrain.runs.run_inputs import RunInputs, require_same_inputs
+from posttrain.runs.trackers.tracker import require_trackers
 from posttrain.runs.watchers import Watcher, require_watchers
 from posttrain.tasks.base import Task
 from posttrain.training import report
@@ -34,6 +35,7 @@ from posttrain.training.session import (
     open_session,
     require_room,
     require_sound_rows,
+    require_training_by_reward,
 )
 from posttrain.training.state import RunState
 from posttrain.training.update_metrics import UpdateReport, update_metrics
@@ -113,6 +115,8 @@ def to_the_end(steps: RunSteps) -> Run:
 
 def run_steps(config: Config, own: CallerObjects, how: Beginning) -> RunSteps:
     """The run that a config and a caller's objects describe, step by step; nothing is done before the first `next`."""
+    require_training_by_reward(config)
+    require_trackers(config.run.report_to, config.tracker)
     resumed = None
     if how.resume:
         resumed = require_same_inputs(

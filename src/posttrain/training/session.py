@@ -21,6 +21,7 @@ from posttrain.options.task import TaskOptions
 from posttrain.rewards.grading.function import RewardFunction, with_own_names
 from posttrain.rewards.grading.pending_scores import require_enforceable
 from posttrain.rewards.grading.resources import Resources, row_check
+from posttrain.rewards.grading.unscored_rows import require_rewarded_rows
 from posttrain.rewards.model import RewardModel
 from posttrain.rewards.reward_registry import load_reward
 from posttrain.runs.run_inputs import RunInput, RunInputs, class_name, code_input, named_files, rows_input, sha256_of
@@ -355,7 +356,7 @@ def policy_input(policy: Policy, config: Config, own: CallerObjects) -> RunInput
 
 
 def require_sound_rows(session: Session) -> None:
-    """Refuse rows by which a reward could score nobody, where it can tell: in step 900 they would be a silent 0."""
+    """Refuse rows that no reward is for, or that one could score nobody by, where that can be told before training."""
     if not isinstance(session.task, DatasetTask):
         return
     column = session.task.options.prompt_column
@@ -363,6 +364,7 @@ def require_sound_rows(session: Session) -> None:
         (row.where, {**row.columns, "prompt": row.columns[column]})
         for row in (*session.task.training_rows, *session.task.held_out_rows)
     ]
+    require_rewarded_rows(rows, session.rewards)
     for function in session.rewards:
         if (checked := row_check(function.call)) is not None:
             checked.check_rows([row for row in rows if function.settings.applies(row[1])], session.resources)

@@ -11,6 +11,7 @@ from posttrain.options.dataset import DatasetOptions
 from posttrain.options.grading import GradingOptions
 from posttrain.options.model import ModelOptions
 from posttrain.options.rollout import RolloutOptions
+from posttrain.options.tracker import TrackerName, TrackerOptions
 from posttrain.options.training import (
     CheckpointOptions,
     EvaluationOptions,
@@ -38,6 +39,12 @@ TOKEN_WEIGHTS = {
     "luspo": "sum_over_sequence",
 }
 """What each loss_type with a clipped ratio divides by."""
+TRACKERS: Mapping[str, TrackerName] = {
+    "tensorboard": "tensorboard",
+    "wandb": "wandb",
+    "mlflow": "mlflow",
+    "trackio": "trackio",
+}
 ALL_CHECKPOINTS = 1_000_000
 NO_LIMIT = 1_000_000_000
 """Tokens of a micro-batch until the longest prompt is known."""
@@ -93,6 +100,7 @@ def rl_config(args: GRPOConfig, model: ModelOptions, plan: BatchPlan, length: Ru
         reference=reference_options(args, length),
         evaluation=EvaluationOptions(every_steps=0),
         checkpoint=checkpoint_options(args, length),
+        tracker=tracker_options(args),
         run=run_options(args, length.steps),
     )
 
@@ -206,8 +214,33 @@ def checkpoint_options(args: TrainingFields, length: RunLength) -> CheckpointOpt
 def run_options(args: TrainingFields, num_steps: int) -> RunOptions:
     """Where the run is kept and how long it goes on."""
     return RunOptions(
-        folder=folder_of_run(args), overwrite=args.overwrite_output_dir, seed=args.seed, num_steps=num_steps
+        folder=folder_of_run(args),
+        overwrite=args.overwrite_output_dir,
+        seed=args.seed,
+        num_steps=num_steps,
+        report_to=trackers(args),
     )
+
+
+def trackers(args: TrainingFields) -> tuple[TrackerName, ...]:
+    """The trackers that report_to names, if any."""
+    given = [args.report_to] if isinstance(args.report_to, str) else args.report_to or []
+    named = [each for each in given if each != "none"]
+    for each in named:
+        if each not in TRACKERS:
+            raise UserError(
+                f"{type(args).__name__}: report_to = {each!r}: use none, or name some of {', '.join(TRACKERS)}."
+            )
+    return tuple(TRACKERS[each] for each in named)
+
+
+def tracker_options(args: TrainingFields) -> TrackerOptions:
+    """What trackers call the run."""
+    plain = TrackerOptions()
+    if not trackers(args):
+        return plain
+    project = plain.project if args.project == TrainingFields.project else args.project
+    return TrackerOptions(project=project, name=args.run_name or plain.name)
 
 
 def folder_of_run(args: TrainingFields) -> str:

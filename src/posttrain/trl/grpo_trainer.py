@@ -18,6 +18,7 @@ from posttrain.generation.engine import Engine
 from posttrain.models.policy import Policy
 from posttrain.options.dataset import DatasetOptions
 from posttrain.runs.run_inputs import require_same_inputs
+from posttrain.runs.trackers.tracker import require_trackers
 from posttrain.schemas import did_you_mean
 from posttrain.training.optimizer import OwnOptimizer
 from posttrain.training.rl import Beginning, make_ready, to_the_end, train_session
@@ -99,6 +100,7 @@ class GRPOTrainer(TrainerMethods[GRPOConfig]):
         asked = resume_from_checkpoint if resume_from_checkpoint is not None else self.args.resume_from_checkpoint
         resume, from_step = resume_step(asked, self.folder)
         config, length, rows = self.described()
+        require_trackers(config.run.report_to, config.tracker)
         own = self.objects(rows)
         inputs = inputs_of(config, own)
         if resume:

@@ -10,7 +10,7 @@ from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from posttrain.errors import UserError
 from posttrain.rewards.grading.answers import Graded
-from posttrain.rewards.grading.function import RewardFunction, own_name, reward_function
+from posttrain.rewards.grading.function import TEXTS, RewardFunction, keywords, own_name, reward_function
 from posttrain.rewards.model import RewardModel
 
 COMPLETION_IDS = "completion_ids"
@@ -42,6 +42,8 @@ class DecodedReward:
         ids = given[COMPLETION_IDS] if self.takes_ids else given.pop(COMPLETION_IDS)
         if "completions" in given:
             given["completions"] = as_trl_decodes(given["completions"], ids, self.tokenizer)
+        for name in given.keys() & TEXTS:
+            given[name] = as_trl_decodes(given[name], ids, self.tokenizer)
         if "trainer_state" in given:
             given["trainer_state"] = self.state()
         return self.call(**given)
@@ -148,7 +150,6 @@ def decoded(
             f"reward_funcs: {call!r:.80} ({type(call).__name__}) cannot score completions.  Give a function, an object"
             " with a __call__ method, a sequence classifier of transformers, or the folder of one."
         )
-    named = inspect.signature(call).parameters
-    if "response" in named and not named.keys() & {"prompts", "completions", COMPLETION_IDS}:
+    if keywords(RewardFunction(name=own_name(call), call=call)).one_by_one:
         return call
     return DecodedReward(call, tokenizer, state)

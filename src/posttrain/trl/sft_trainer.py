@@ -17,7 +17,14 @@ from posttrain.runs.reports import StepReport
 from posttrain.training.sft.learned_rows import GivenRows
 from posttrain.training.sft.sft_run import example_source, train_sft
 from posttrain.training.sft.supervised import held_out_loss
-from posttrain.trl.as_config import RunLength, checkpoint_options, run_options, schedule_of, warmup_updates
+from posttrain.trl.as_config import (
+    RunLength,
+    checkpoint_options,
+    run_options,
+    schedule_of,
+    tracker_options,
+    warmup_updates,
+)
 from posttrain.trl.callback_watcher import CallbackWatcher
 from posttrain.trl.fields.sft_config import SFT_RULES, SFTConfig
 from posttrain.trl.log_entries import Entry, prefixed
@@ -169,6 +176,7 @@ def sft_config(trainer: SFTTrainer, rows: Sequence[Row], length: RunLength) -> S
         task=DatasetOptions(held_out_share=0.0),
         sft=options,
         checkpoint=checkpoint_options(args, length),
+        tracker=tracker_options(args),
         run=run_options(args, length.steps),
     )
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from posttrain.errors import UserError
-from posttrain.trl.fields.field_rules import CheckedFields, Rules, refused, supported, translated
+from posttrain.trl.fields.field_rules import CheckedFields, Rules, lines_about, refused, supported, translated
 
 if TYPE_CHECKING:
     from peft import LoraConfig
@@ -45,6 +45,8 @@ class ModelConfig(CheckedFields):
             raise UserError("ModelConfig: load_in_8bit and load_in_4bit: weights are held in one of them; use 4 bits.")
         if isinstance(self.lora_target_modules, list) and len(self.lora_target_modules) == 1:
             self.lora_target_modules = self.lora_target_modules[0]  # "all-linear" on a command line
+        for line in lines_about(self, MODEL_RULES):
+            print(f"posttrain.trl: {line}", flush=True)
 
 
 MODEL_RULES: Rules = {
@@ -75,6 +77,12 @@ def get_peft_config(model_args: ModelConfig) -> "LoraConfig | None":
     """The LoraConfig of peft that these arguments describe; None without use_peft."""
     if not model_args.use_peft:
         return None
+    if model_args.load_in_4bit:
+        print(
+            "posttrain.trl: load_in_4bit = True is for get_quantization_config: weights are in 4 bits where a trainer"
+            " is given what that makes, as quantization_config.",
+            flush=True,
+        )
     from peft import LoraConfig
 
     config: Any = LoraConfig

@@ -1,0 +1,128 @@
+"""From nothing to an instruct model, to an adapter that keeps to a form, to a chat with it: a few steps of each."""
+
+from collections.abc import Mapping, Sequence
+from random import Random
+
+import pytest
+
+import posttrain
+from posttrain.commands.chat import ChatSwitches, way_of_asking
+from posttrain.config import SftConfig
+from posttrain.errors import UserError
+from posttrain.models.loading.model_folder import load_policy
+from posttrain.models.rendering import TokenizerRenderer
+from posttrain.options.arithmetic import SYSTEM, ArithmeticOptions
+from posttrain.options.demonstrator import Demonstrator
+from posttrain.options.model import ModelOptions
+from posttrain.options.new_model import NewModelOptions
+from posttrain.options.training import CheckpointOptions, RunOptions, SftOptions
+from posttrain.records import Group
+from posttrain.tasks.arithmetic.additions import held_out_additions
+from posttrain.tasks.arithmetic.arithmetic_task import ArithmeticTask
+from posttrain.training.sft.demonstration_set import demonstrations_of
+from posttrain.training.sft.sft_run import train_sft
+from tests.support.runs import metrics_of
+
+SHAPE = NewModelOptions(
+    template="turns", hidden_size=16, mlp_size=24, num_layers=1, num_heads=2, num_kv_heads=1, max_positions=160
+)
+SYSTEM_HERE = "Reply in tags."
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[posttrain.Run, posttrain.Run]:
+    """A supervised run on demonstrations of the task, and one of reinforcement from what it saved."""
+    folder = tmp_path_factory.mktemp("format")
+    base = train_sft(
+        SftConfig(
+            model=SHAPE,
+            task=ArithmeticOptions(held_out_size=4),
+            sft=SftOptions(tokens_per_batch=256, eval_size=4, learning_rate=1e-2),
+            checkpoint=CheckpointOptions(every_steps=0),
+            run=RunOptions(folder=str(folder / "base"), num_steps=2, threads=1),
+        )
+    )
+    config = posttrain.load_recipe(
+        "format-adherence-tiny",
+        model={"path": str(folder / "base")},
+        task={"held_out_size": 4, "system": SYSTEM_HERE},
+        rollout={"prompts_per_step": 8, "max_completion_tokens": 8},
+        evaluation={"every_steps": 0, "samples": 2},
+        run={"folder": str(folder / "run"), "num_steps": 1},
+    )
+    return base, posttrain.train(config)
+
+
+def test_answers_are_measured_beside_the_form_sampled_and_greedy(runs: tuple[posttrain.Run, posttrain.Run]) -> None:
+    _, run = runs
+    for when in ("before", "after"):
+        for name in ("answer_accuracy", "format_and_answer"):
+            assert {f"{name}_sampled", f"{name}_greedy"} <= run.summary[when].keys()
+    step = metrics_of(run.folder)[1]
+    assert step["rewards/right_sum/mean"] >= 0
+    assert step["reward"] == step["rewards/line_format/mean"]
+
+
+def test_a_chat_with_the_run_has_its_system_message_and_the_models_template(
+    runs: tuple[posttrain.Run, posttrain.Run],
+) -> None:
+    base, run = runs
+    assert way_of_asking(str(run.folder), ChatSwitches()).system == SYSTEM_HERE
+    assert way_of_asking(str(run.folder), ChatSwitches(system="")).system == ""
+    assert way_of_asking(str(base.folder), ChatSwitches()).system == SYSTEM
+    policy = load_policy(ModelOptions(path=str(base.folder)))
+    prompt = TokenizerRenderer(policy.tokenizer).render(
+        [{"role": "system", "content": "S"}, {"role": "user", "content": "Q"}], id="asked"
+    )
+    assert prompt.text == "<|system|>\nS<|end|>\n<|user|>\nQ<|end|>\n<|assistant|>\n"
+    # The roles, the end and the tags are tokens of their own; digits stand alone.
+    assert len(policy.tokenizer("<|user|><think>57</answer><|end|>")["input_ids"]) == 6
+    assert policy.tokenizer.eos_token == "<|end|>"
+
+
+class Counting(ArithmeticTask):
+    """Probes that tell how many completions of a problem they were given."""
+
+    def probes(self) -> Mapping[str, posttrain.Probe]:
+        def counted(name: str) -> posttrain.Probe:
+            def measure(groups: Sequence[Group]) -> dict[str, float]:
+                return {name: len(groups[0].rollouts)}
+
+            return posttrain.Probe(
+                readings={name: posttrain.Reading(name)}, measure=measure, greedy=name == "of_greedy"
+            )
+
+        return {name: counted(name) for name in ("of_greedy", "of_sampled")}
+
+
+def test_a_greedy_probe_reads_the_likeliest_completion_of_each_problem(
+    runs: tuple[posttrain.Run, posttrain.Run],
+) -> None:
+    base, _ = runs
+    policy = load_policy(ModelOptions(path=str(base.folder)), inference=True)
+    task = Counting(ArithmeticOptions(held_out_size=2), TokenizerRenderer(policy.tokenizer), seed=0)
+    config = posttrain.load_recipe(rollout={"max_completion_tokens": 4}, evaluation={"samples": 3})
+    found = posttrain.evaluate(policy=policy, config=config, task=task)
+    assert (found["of_greedy"], found["of_sampled"]) == (1, 3)
+
+
+def test_demonstrations_of_additions_depend_on_seed_and_number_and_leave_held_out_ones_alone() -> None:
+    class Renderer:
+        def render(self, content: object, **_options: object) -> object:
+            return content
+
+    def shown(seed: int) -> list[object]:
+        source = demonstrations_of(ArithmeticOptions(), Demonstrator(), Renderer(), seed=0)  # type: ignore[arg-type]
+        return [source.training(number, Random(f"{seed} {number}")) for number in range(300)]
+
+    assert shown(0) == shown(0)
+    assert shown(0) != shown(1)
+    held_out = {each.question for each in held_out_additions(32, num_training=64)}
+    assert not held_out & {messages[1]["content"] for messages, _ in shown(0)}  # type: ignore[index]
+
+
+def test_the_options_of_countdowns_demonstrator_are_refused() -> None:
+    with pytest.raises(UserError, match="demonstrator: its options are those of Countdown's; that of arithmetic has"):
+        SftConfig(task=ArithmeticOptions(), demonstrator=Demonstrator(give_up=0.1))
+    with pytest.raises(UserError, match=r"sft.num_epochs = 2 is for rows; demonstrations of arithmetic go without"):
+        SftConfig(task=ArithmeticOptions(), sft=SftOptions(num_epochs=2))
