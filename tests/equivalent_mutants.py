@@ -17,6 +17,43 @@ BECAUSE: dict[str, list[tuple[str, str]]] = {
             "good = next((each for each in reversed(steps) if each <= step and (not damage(steps[each]))), None)",
         ),
     ],
+    "A layer without an adapter has one of rank 0, whose scale is of nothing.": [
+        ("models/shared_prompt/adapted.py", "… tedLayer(cast(nn.Linear, module), None, 1.0) for layer, module in zip(layers, mod …"),
+    ],
+    "It decides what is remembered or kept ready, for memory and speed, and the numbers are the same.": [
+        ("models/shared_prompt/adapted.py", "if not not torch.is_grad_enabled():"),
+        (
+            "models/shared_prompt/adapted.py",
+            "bases = [base if not is_4_bit(base.layer) else _packed(base) for base in self.parts.bases]",
+        ),
+    ],
+    "Joining one tensor gives that tensor, copied.": [
+        ("models/shared_prompt/adapted.py", "grad_low = torch.cat(back, dim=1) if len(back) >= 1 else back[0]"),
+        ("models/shared_prompt/adapted.py", "return torch.cat(out, dim=1) if len(out) >= 1 else out[0]"),
+        (
+            "models/shared_prompt/adapted.py",
+            "return AdaptedWeight(parts, torch.cat(downs) if len(downs) >= 1 else downs[0], tuple(ups))",
+        ),
+    ],
+    "A matrix of no rows or no columns has no numbers.": [
+        ("models/shared_prompt/adapted.py", "none = torch.ones(0, inputs, dtype=dtype, device=device)"),
+        ("models/shared_prompt/adapted.py", "… ups = [torch.ones(outputs, 0, dtype=dtype, device=device …"),
+    ],
+    "The backward pass gives these no gradient whatever they remember.": [
+        ("models/shared_prompt/adapted.py", "return weight.clone().to(self.dtype)"),
+        (
+            "models/shared_prompt/adapted.py",
+            "return None if self.layer.bias is None else self.layer.bias.clone().to(self.dtype)",
+        ),
+        (
+            "models/shared_prompt/adapted.py",
+            "return replace(self, down=self.down.clone().clone(), ups=tuple((up.detach().clone() for up in self.ups)))",
+        ),
+        (
+            "models/shared_prompt/adapted.py",
+            "return replace(self, down=self.down.detach().clone(), ups=tuple((up.clone().clone() for up in self.ups)))",
+        ),
+    ],
     "No step has a negative number.": [
         ("runs/files.py", "kept, before = (0, -2)"),
     ],

@@ -1,4 +1,4 @@
-"""Scripts written for TRL run with one line changed, and log under TRL's names; `make trl-scripts` asks TRL for them."""
+"""Scripts written for TRL run with one line changed and log under its names; `make trl-scripts` asks TRL for them."""
 
 import json
 import runpy

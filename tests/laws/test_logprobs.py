@@ -288,3 +288,21 @@ def test_the_gradient_of_hidden_states_does_not_stand_still_over_a_large_bfloat1
     token_logprobs(hidden, OutputLayer(head), torch.tensor([0])).sum().backward()
     assert hidden.grad is not None
     assert hidden.grad.item() == pytest.approx(-(1 - 2**-12), rel=1e-6)
+
+
+def test_a_layer_takes_over_another_s_matrix_and_its_bias_and_stays_where_it_is() -> None:
+    first, second = (OutputLayer(random(VOCAB, 3, seed=seed), random(VOCAB, seed=seed + 1)) for seed in (1, 5))
+    matrix, bias = first.matrix, first.bias
+    with torch.no_grad():
+        first.take_over(second)
+    assert first.matrix is matrix
+    assert first.bias is bias
+    assert torch.equal(matrix, second.matrix)
+    assert bias is not None
+    assert second.bias is not None
+    assert torch.equal(bias, second.bias)
+    without = OutputLayer(random(VOCAB, 3, seed=7))
+    with torch.no_grad():
+        without.take_over(second)
+    assert without.bias is None
+    assert torch.equal(without.matrix, second.matrix)

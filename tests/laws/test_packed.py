@@ -9,8 +9,9 @@ from posttrain.models import forward
 from posttrain.models.forward import PlainForward, SharedPromptForward
 from posttrain.models.logprobs import token_logprobs
 from posttrain.models.policy import Policy
-from posttrain.models.shared_prompt import packed
+from posttrain.models.shared_prompt import decoder, packed
 from posttrain.models.shared_prompt.attention import attend, repeated_heads
+from posttrain.models.shared_prompt.embedding import embed
 from posttrain.models.shared_prompt.packed import PackedLayout
 from tests.support.tiny import (
     ALL_DECODERS,
@@ -208,3 +209,17 @@ def test_heads_that_are_repeated_give_what_grouped_heads_give() -> None:
 def test_a_prompt_without_a_token_has_no_place_in_the_layout() -> None:
     with pytest.raises(AssertionError, match="a root has a token at least"):
         PackedLayout([3, 0])
+
+
+def test_a_prompt_goes_through_the_model_once_for_all_its_completions(monkeypatch: pytest.MonkeyPatch) -> None:
+    policy, seen = tiny_policy(), []
+
+    def counted(embedding: torch.nn.Embedding, tokens: torch.Tensor) -> torch.Tensor:
+        seen.append(tokens.numel())
+        return embed(embedding, tokens)
+
+    monkeypatch.setattr(decoder, "embed", counted)
+    prompts, completions = [(1, 2, 3, 4), (6, 7)], [(8, 9), (10,), (12, 13, 14), (3,), (4, 5)]
+    policy.forward.completion_hidden(prompts, completions, [0, 0, 0, 1, 1])
+    # 4 + 2 tokens of prompts and 2 + 1 + 3 + 1 + 2 of completions; prompts once for each would be 3 · 4 + 2 · 2 + 9.
+    assert sum(seen) <= 6 + 9
