@@ -14,7 +14,7 @@ from posttrain.trl import GRPOConfig
 from posttrain.trl.as_config import RunLength, rl_config
 from posttrain.trl.batch_arithmetic import batch_plan
 
-KL = {"coefficient": 0.04, "estimator": "k3", "place": "loss", "importance": "token"}
+KL = {"algorithm.kl.coefficient": 0.04, "algorithm.kl.estimator": "k3", "algorithm.kl.importance": "token"}
 
 
 def config_of(**given: Any) -> Config:
@@ -124,8 +124,8 @@ def test_what_a_script_leaves_out_is_as_in_trl(path: str) -> None:
         ({"top_k": None, "top_p": None}, {"rollout.allow_cut_sampling": False}),  # what TRL once wrote for all tokens
         ({"shuffle_dataset": False}, {"task.shuffle": False}),
         ({"max_prompt_length": 64}, {"task.max_prompt_tokens": 64, "task.over_long": "cut_left"}),
-        ({"beta": 0.04}, {"algorithm.kl": KL}),
-        ({"beta": 0.04, "use_bias_correction_kl": False}, {"algorithm.kl": {**KL, "importance": None}}),
+        ({"beta": 0.04}, KL),
+        ({"beta": 0.04, "use_bias_correction_kl": False}, {**KL, "algorithm.kl.importance": None}),
         ({"epsilon": 0.1}, {"algorithm.clip_low": 0.1, "algorithm.clip_high": 0.1}),
         ({"epsilon_high": 0.28}, {"algorithm.clip_low": 0.2, "algorithm.clip_high": 0.28}),
         ({"delta": 4.0}, {"algorithm.dual_clip": 4.0}),

@@ -79,8 +79,8 @@ def get_peft_config(model_args: ModelConfig) -> "LoraConfig | None":
         return None
     if model_args.load_in_4bit:
         print(
-            "posttrain.trl: load_in_4bit = True is for get_quantization_config: weights are in 4 bits where a trainer is"
-            " given what that makes, as quantization_config.",
+            "posttrain.trl: load_in_4bit = True is for get_quantization_config: weights are in 4 bits where a trainer"
+            " is given what that makes, as quantization_config.",
             flush=True,
         )
     from peft import LoraConfig

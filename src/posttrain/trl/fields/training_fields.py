@@ -139,6 +139,10 @@ class TrainingFields(CheckedFields):
     save_safetensors: bool = True
     group_by_length: bool = False
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.eval_strategy = self.evaluation_strategy or self.eval_strategy
+
     @property
     def world_size(self) -> int:
         """Processes that train: one."""
