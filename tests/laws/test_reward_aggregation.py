@@ -32,7 +32,7 @@ def scored(draw: st.DrawFn) -> tuple[torch.Tensor, torch.Tensor]:
     return values.reshape(functions, prompts, group), torch.tensor(weights, dtype=torch.float64)
 
 
-def twin(scores: np.ndarray, weights: np.ndarray, degrees: int) -> np.ndarray:
+def twin(scores: np.ndarray, weights: np.ndarray, degrees: int, epsilon: float) -> np.ndarray:
     """The paper's formulas, one rollout at a time, the mean over the batch taken off as it says."""
     functions, prompts, group = scores.shape
     total = np.full((prompts, group), nan)
@@ -41,21 +41,23 @@ def twin(scores: np.ndarray, weights: np.ndarray, degrees: int) -> np.ndarray:
             continue
         known = scores[k, i][~np.isnan(scores[k, i])]
         spread = math.sqrt(((known - known.mean()) ** 2).sum() / (len(known) - degrees)) if len(known) > degrees else 0
-        z = (scores[k, i, j] - known.mean()) / spread if spread > 1e-12 else 0.0
+        z = (scores[k, i, j] - known.mean()) / (spread + epsilon) if spread > 1e-12 else 0.0
         total[i, j] = weights[k] * z + (0.0 if np.isnan(total[i, j]) else total[i, j])
     known = total[~np.isnan(total)]
     if len(known) <= degrees or known.std() < 1e-12:
         return np.zeros_like(total)
     spread = math.sqrt(((known - known.mean()) ** 2).sum() / (len(known) - degrees))
-    return np.nan_to_num((total - known.mean()) / spread)
+    return np.nan_to_num((total - known.mean()) / (spread + epsilon))
 
 
 @settings(max_examples=150, deadline=None)
-@given(given=scored(), deviation=DEVIATIONS)
-def test_it_is_the_paper_s_formula_written_out(given: tuple[torch.Tensor, torch.Tensor], deviation: str) -> None:
+@given(given=scored(), deviation=DEVIATIONS, epsilon=st.sampled_from([0.0, 1e-4, 0.5]))
+def test_it_is_the_paper_s_formula_written_out(
+    given: tuple[torch.Tensor, torch.Tensor], deviation: str, epsilon: float
+) -> None:
     scores, weights = given
-    made = decoupled_zscore(scores, weights, deviation=deviation)  # type: ignore[arg-type]
-    expected = twin(scores.numpy(), weights.numpy(), degrees=1 if deviation == "sample" else 0)
+    made = decoupled_zscore(scores, weights, deviation=deviation, epsilon=epsilon)  # type: ignore[arg-type]
+    expected = twin(scores.numpy(), weights.numpy(), 1 if deviation == "sample" else 0, epsilon)
     np.testing.assert_allclose(made.numpy(), expected, rtol=1e-9, atol=1e-9)
 
 
@@ -158,6 +160,7 @@ def test_every_algorithm_that_normalises_by_group_can_normalise_first(name: str)
         ({"name": "grpo", "kl": {"coefficient": 0.1, "place": "reward"}}, "use kl.place = loss"),
         ({"name": "dapo"}, "Write `overlong: null`"),
         ({"name": "grpo", "deviation": "none"}, "use population or sample"),
+        ({"name": "cispo", "deviation_over": "batch"}, "deviation_over = batch; use group"),
     ],
 )
 def test_what_needs_the_sum_of_rewards_is_refused_beside_it(options: dict[str, object], rule: str) -> None:

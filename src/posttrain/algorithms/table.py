@@ -157,6 +157,7 @@ def decoupled(
     *,
     deviation: Literal["population", "sample", "none"] = "population",
     epsilon: float = 0.0,
+    over: Literal["group", "batch"] = "group",
     overlong: Overlong | None = None,
 ) -> Algorithm:
     """The algorithm, with each reward function's scores normalised before they are summed where that is asked for.
@@ -175,6 +176,8 @@ def decoupled(
             f"{asked} has no sum of rewards that `overlong` could be taken off.  Write `overlong: null`, and for the"
             " same punishment add the reward soft_overlong, with a weight of its own."
         )
+    if over != "group":
+        raise UserError(f"{asked} divides by deviations of groups first, and deviation_over = {over}; use group.")
     if deviation == "none":
         raise UserError(f"{asked} divides by deviations, and deviation = none by none; use population or sample.")
     credit = per_function(partial(decoupled_zscore, deviation=deviation, epsilon=epsilon))
@@ -235,7 +238,7 @@ def grpo(
         token_weights=WEIGHTINGS[token_weights],
         kl=kl,
     )
-    return decoupled(made, reward_aggregation, deviation=deviation, epsilon=deviation_epsilon)
+    return decoupled(made, reward_aggregation, deviation=deviation, epsilon=deviation_epsilon, over=deviation_over)
 
 
 def dr_grpo(
@@ -319,7 +322,7 @@ def cispo(
         token_weights=mean_over_tokens,
         kl=kl,
     )
-    return decoupled(made, reward_aggregation, deviation=deviation, epsilon=deviation_epsilon)
+    return decoupled(made, reward_aggregation, deviation=deviation, epsilon=deviation_epsilon, over=deviation_over)
 
 
 WEIGHTINGS: Mapping[str, Callable[..., Tensor]] = {

@@ -34,7 +34,7 @@ class CallLog:
         self.extra: dict[str, list[object]] = {}
         self.numbers: dict[str, list[float]] = {}
         self.problem = ""
-        """What was wrong first, for a function that catches what it is told by."""
+        """What was wrong, for a function that catches what it is told by."""
         self.over = False
 
     def arguments(self) -> dict[str, Callable[[str, object], None]]:
@@ -92,7 +92,7 @@ class CallLog:
 
     def refuse(self, says: str) -> NoReturn:
         """End the run: no completion is at fault."""
-        self.problem = self.problem or f"reward {self.reward!r}: {says}."
+        self.problem = f"reward {self.reward!r}: {says}."
         raise RunError(self.problem)
 
     def close(self) -> None:
