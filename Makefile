@@ -11,7 +11,7 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-gymnasium soak check lint format types docs families bench trl-parity mutants constraints clean
+.PHONY: help demo test test-gymnasium soak check lint format types docs families bench trl-parity trl-scripts trl-tests mutants constraints clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' Makefile
@@ -55,6 +55,12 @@ bench: .venv/.ok ## speed and memory beside TRL, which gets an environment of it
 
 trl-parity: .venv/.ok ## have TRL write the numbers that our losses and gradients are held to, into tests/data (a minute)
 	$(BIN)/python benchmarks/trl_parity.py
+
+trl-scripts: .venv/.ok ## have TRL run benchmarks/trl_scripts, which the suite runs with one line changed
+	$(BIN)/python benchmarks/trl_scripts.py
+
+trl-tests: .venv/.ok ## TRL's own tests through posttrain.trl, into docs/guides/trl_tests.md; TRL=FOLDER for a checkout of it
+	$(BIN)/python benchmarks/trl_tests.py --write $(if $(TRL),--trl $(TRL))
 
 mutants: .venv/.ok ## change one operator or number at a time: the tests must notice each (hours; goes on where it stopped)
 	$(BIN)/python tests/mutants.py

@@ -1,4 +1,4 @@
-"""What TRL's tests import and load, out of what is here: `trl` is posttrain.trl, and hub names are small local folders."""
+"""What TRL's tests import and load, out of what is here: `trl` is posttrain.trl, hub names are small local folders."""
 
 import json
 import sys
@@ -8,7 +8,15 @@ from types import ModuleType
 from typing import Any
 
 import torch
-from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2ForSequenceClassification
+from transformers import (
+    LlamaConfig,
+    LlamaForSequenceClassification,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen2ForSequenceClassification,
+    Qwen3Config,
+    Qwen3ForSequenceClassification,
+)
 
 import posttrain.trl
 from posttrain.errors import UserError
@@ -91,23 +99,25 @@ def install() -> None:
 
 
 def make_hub(folder: Path) -> None:
-    """Folders under the names that tests load from the hub; relative paths find them where tests are run in `folder`."""
-    for name, kind in (
-        ("tiny-Qwen2ForCausalLM-2.5", Qwen2ForCausalLM),
-        ("tiny-Qwen2ForSequenceClassification-2.5", Qwen2ForSequenceClassification),
+    """Folders under the names that tests load from the hub; as relative paths they are found by tests run in `folder`."""
+    for name, kind, config in (
+        ("tiny-Qwen2ForCausalLM-2.5", Qwen2ForCausalLM, Qwen2Config),
+        ("tiny-Qwen2ForSequenceClassification-2.5", Qwen2ForSequenceClassification, Qwen2Config),
+        ("tiny-Qwen3ForSequenceClassification", Qwen3ForSequenceClassification, Qwen3Config),
+        ("tiny-LlamaForSequenceClassification-3.2", LlamaForSequenceClassification, LlamaConfig),
     ):
-        save_model(folder / HUB / name, kind)
+        save_model(folder / HUB / name, kind, config)
     prompts = [{"prompt": start} for start, _ in ADAGES]
     asked = [{"prompt": [{"role": "user", "content": f"How does it go on: {start}"}]} for start, _ in ADAGES]
     save_rows(folder / HUB / "zen", {"standard_prompt_only": prompts, "conversational_prompt_only": asked})
 
 
-def save_model(folder: Path, kind: Any) -> None:
-    """A Qwen2 of 2 layers with a tokenizer of bytes and a chat template."""
+def save_model(folder: Path, kind: Any, config_kind: Any = Qwen2Config) -> None:
+    """A model of 2 layers with a tokenizer of bytes and a chat template."""
     tokenizer = new_tokenizer("turns")
-    config = Qwen2Config(
+    config = config_kind(
         vocab_size=len(tokenizer),
-        hidden_size=8,
+        hidden_size=16,
         intermediate_size=32,
         num_hidden_layers=2,
         num_attention_heads=4,

@@ -9,9 +9,14 @@ import pytest
 
 from posttrain.errors import UserError
 
-NO_FIXTURE = (FileNotFoundError, OSError, ConnectionError)
-EXPLAINED: dict[str, str] = {}
-"""Name, or the beginning of names -> why it fails and is left so."""
+KINDS = ("passed", "refused", "failed", "skipped")
+EXPLAINED = {
+    "test_compute_entropy": "looks at a method inside TRL's trainer; `top_entropy_quantile` is refused",
+    "test_training_vlm": "models that see are not trained here; no such model or data set is made for the test",
+    "test_prepare_input_called_with_correct_data": "looks at methods inside TRL's trainer: the order of its batches",
+    "test_warning_raised_all_rewards_none": "waits for a line in TRL's log; here a run without any score stops",
+}
+"""The beginning of a name -> why such a test fails and is left so."""
 
 
 @dataclass
@@ -19,7 +24,7 @@ class Outcomes:
     """A plugin of pytest that keeps what each test came to."""
 
     of: dict[str, tuple[str, str]] = field(default_factory=dict)
-    """Test -> passed, refused, failed or skipped, and the message."""
+    """Test -> one of KINDS, and the message."""
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(self, item: pytest.Item, call: pytest.CallInfo[None]) -> Any:
@@ -66,14 +71,36 @@ def explanation(name: str) -> str | None:
     return next((why for start, why in EXPLAINED.items() if name.startswith(start)), None)
 
 
+def counted(outcomes: Outcomes) -> str:
+    """How many of each kind."""
+    counts = Counter(kind for kind, _ in outcomes.of.values())
+    return ", ".join(f"{counts[kind]} {kind}" for kind in KINDS)
+
+
 def summary(outcomes: Outcomes) -> str:
     """Counts, and the failures without an explanation."""
-    counts = Counter(kind for kind, _ in outcomes.of.values())
-    lines = [", ".join(f"{counts[kind]} {kind}" for kind in ("passed", "refused", "failed", "skipped"))]
-    return "\n".join(
-        [*lines, *(f"not explained: {name}: {outcomes.of[name][1]:.200}" for name in outcomes.unexplained)]
-    )
+    told = (f"not explained: {name}: {outcomes.of[name][1]:.300}" for name in outcomes.unexplained)
+    return "\n".join([counted(outcomes), *told])
 
 
 def page(outcomes: Outcomes, version: str) -> str:
-    return summary(outcomes)
+    """The page of docs: what was run, the counts, and a line for each test."""
+    lines = [
+        "# TRL's own tests",
+        "",
+        "`make trl-tests` runs TRL's tests of its GRPO trainer with `trl` replaced by `posttrain.trl`, and writes this",
+        "page. Names of the hub are small models and a data set of six rows, made on the spot under the same names;",
+        "nothing is downloaded but the tests, from the source archive of TRL 0.23.1, the last that was found to have",
+        "them. `make trl-tests TRL=FOLDER` takes a checkout of another version.",
+        "",
+        f"Of TRL {version}: **{counted(outcomes)}**. *Refused* ended in a message of ours that names what is not done",
+        "here; *skipped* is what the suite itself leaves out (vLLM, and libraries that are not installed). Each failure",
+        "has its reason beside it.",
+        "",
+        "| test | outcome | why |",
+        "|---|---|---|",
+    ]
+    for name, (kind, message) in sorted(outcomes.of.items(), key=lambda item: (KINDS.index(item[1][0]), item[0])):
+        why = {"passed": "", "failed": explanation(name) or message}.get(kind, message)
+        lines.append(f"| `{name.partition('_trl-internal-testing')[0]}` | {kind} | {why.replace('|', '/'):.220} |")
+    return "\n".join([*lines, ""])

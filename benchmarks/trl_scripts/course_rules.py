@@ -17,7 +17,7 @@ def tagged(completions, target, **kwargs):
 def right_sum(completions, target, nums, **kwargs):
     """Share of the sum's digits that the text has; None for rows that ask for no sum."""
     scores = []
-    for text, wanted, numbers in zip(completions, target, nums):
+    for text, wanted, numbers in zip(completions, target, nums, strict=True):
         if not numbers:
             scores.append(None)
             continue

@@ -16,6 +16,9 @@ from posttrain.trl.as_config import RunLength
 from posttrain.trl.fields.training_fields import TrainingFields
 from posttrain.trl.log_entries import Entry, PendingEntries
 
+LOGGED_BY_STEPS = ("loss", "grad_norm", "learning_rate")
+"""What only entries of steps have."""
+
 
 @dataclass(slots=True, kw_only=True)
 class Events:
@@ -181,7 +184,9 @@ class CallbackWatcher(Watcher):
             "train_steps_per_second": state.global_step / seconds,
             "train_loss": self.mean_loss,
         }
-        self.events.log(entry)
+        # As TRL has it, the last entry tells of the steps that no entry has told of, but for what every step logs.
+        told = {name: value for name, value in self.pending.taken().items() if name not in LOGGED_BY_STEPS}
+        self.events.log(entry | told)
         self.events.tell("on_train_end")
 
     @property

@@ -30,7 +30,7 @@ from posttrain.trl.fields.grpo_config import GRPO_RULES, GRPOConfig
 from posttrain.trl.held_out import evaluation_entry
 from posttrain.trl.log_entries import prefixed, step_entry
 from posttrain.trl.model_source import ModelSource, default_folder
-from posttrain.trl.reward_texts import reward_functions
+from posttrain.trl.reward_texts import one_for_each, reward_functions
 from posttrain.trl.saved_models import require_free, resume_step
 from posttrain.trl.trainer_methods import TrainerMethods
 from posttrain.trl.training_rows import Dataset, Row, longest_prompt, rows_of_dataset
@@ -79,9 +79,11 @@ class GRPOTrainer(TrainerMethods[GRPOConfig]):
         self.train_dataset, self.eval_dataset = train_dataset, eval_dataset
         self.plan = batch_plan(self.args)
         self.notes += self.plan.notes
+        self.reward_processing_classes = one_for_each(reward_processing_classes, reward_funcs)
+        """The tokenizer that each reward was given, None where it has its own or none."""
         self.rewards = reward_functions(
             reward_funcs,
-            reward_processing_classes,
+            self.reward_processing_classes,
             self.args.reward_weights,
             self.policy.tokenizer,
             lambda: self.state,

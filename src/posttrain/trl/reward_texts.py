@@ -89,9 +89,25 @@ def with_ids(signature: inspect.Signature) -> inspect.Signature:
     return signature.replace(parameters=[*signature.parameters.values(), ids])
 
 
+def one_for_each(
+    tokenizers: PreTrainedTokenizerBase | Sequence[PreTrainedTokenizerBase | None] | None, given: object
+) -> list[PreTrainedTokenizerBase | None]:
+    """The tokenizer of each reward, None where it has one of its own or none."""
+    count = len(given) if isinstance(given, list | tuple) else 1
+    if tokenizers is None:
+        return [None] * count
+    made = [tokenizers] if isinstance(tokenizers, PreTrainedTokenizerBase) else [*tokenizers]
+    if len(made) != count:
+        raise UserError(
+            f"reward_processing_classes: {len(made)} for {count} reward functions, and the two must match; give one for"
+            " each, None for a function."
+        )
+    return made
+
+
 def reward_functions(
     given: object,
-    tokenizers: PreTrainedTokenizerBase | Sequence[PreTrainedTokenizerBase | None] | None,
+    tokenizers: Sequence[PreTrainedTokenizerBase | None],
     weights: Sequence[float] | None,
     tokenizer: PreTrainedTokenizerBase,
     state: Callable[[], object],
@@ -103,15 +119,7 @@ def reward_functions(
     rewards = list(given) if isinstance(given, list | tuple) else [given]
     if not rewards:
         raise UserError("reward_funcs: there is none.  Give a function, or a list of them.")
-    if tokenizers is None or isinstance(tokenizers, PreTrainedTokenizerBase):
-        tokenizers = [tokenizers] * len(rewards)
-    own = [*tokenizers]
-    if len(own) != len(rewards):
-        raise UserError(
-            f"reward_processing_classes: {len(own)} are given for {len(rewards)} reward functions; give one for each,"
-            " None for a function."
-        )
-    calls = [decoded(call, tokenizer, each, state) for call, each in zip(rewards, own, strict=True)]
+    calls = [decoded(call, tokenizer, each, state) for call, each in zip(rewards, tokenizers, strict=True)]
     if weights is not None and len(weights) != len(calls):
         raise UserError(
             f"GRPOConfig: reward_weights has {len(weights)} numbers for {len(calls)} reward functions; give one for"

@@ -1,0 +1,81 @@
+"""Scripts written for TRL run with one line changed, and log under TRL's names; `make trl-scripts` asks TRL for them."""
+
+import json
+import runpy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2ForSequenceClassification
+
+from posttrain.models.loading.new_model import new_tokenizer
+
+ROOT = Path(__file__).parents[2]
+BY_TRL = json.loads((ROOT / "tests" / "data" / "trl_scripts.json").read_text(encoding="utf-8"))
+"""What each script logs with TRL, entry by entry, or the error that TRL ends it with."""
+NOT_LOGGED = {"clip_ratio/low_min", "clip_ratio/high_max", "total_flos"}
+"""The two extremes over completions, and an estimate of operations, which we do not have."""
+SCRIPTS = ROOT / "benchmarks" / "trl_scripts"
+OURS, THEIRS = "from posttrain.trl import ", "from trl import "
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch) -> Path:
+    """Where a script finds its models, under the names that it has for them."""
+    tokenizer = new_tokenizer()
+    config = Qwen2Config(
+        vocab_size=len(tokenizer),
+        hidden_size=16,
+        intermediate_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        max_position_embeddings=64,
+        bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+        num_labels=1,
+    )
+    torch.manual_seed(0)
+    for name, kind in (("policy", Qwen2ForCausalLM), ("scorer", Qwen2ForSequenceClassification)):
+        kind(config).save_pretrained(tmp_path / "models" / name)
+        tokenizer.save_pretrained(tmp_path / "models" / name)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def run(name: str, folder: Path) -> dict[str, Any]:
+    """What the script has defined at its end."""
+    text = (SCRIPTS / f"{name}.py").read_text(encoding="utf-8")
+    assert text.count(THEIRS) == 1
+    changed = folder / f"{name}.py"
+    changed.write_text(text.replace(THEIRS, OURS), encoding="utf-8")
+    return runpy.run_path(str(changed))
+
+
+def test_every_script_has_been_run_by_trl() -> None:
+    assert sorted(BY_TRL) == sorted(path.stem for path in SCRIPTS.glob("*.py"))
+
+
+@pytest.mark.parametrize("name", [name for name, made in BY_TRL.items() if "logged" in made])
+def test_a_script_runs_with_one_line_changed_and_logs_what_trl_logs(name, folder) -> None:
+    trainer = run(name, folder)["trainer"]
+    history = trainer.state.log_history
+    assert len(history) == len(BY_TRL[name]["logged"])
+    for ours, theirs in zip(history, BY_TRL[name]["logged"], strict=True):
+        assert set(theirs) - set(ours) <= NOT_LOGGED
+    assert trainer.state.global_step == trainer.args.max_steps
+    assert all(entry["reward"] == entry["reward"] for entry in history[:-1])  # no NaN
+
+
+def test_a_courses_script_that_todays_trl_refuses_runs_here(folder, capsys) -> None:
+    assert BY_TRL["course_rules"]["error"].startswith("TypeError")
+    trainer = run("course_rules", folder)["trainer"]
+    told = " ".join(trainer.notes)
+    for name in ("max_prompt_length = 256", "bf16 = True", "1 completions are no whole number of groups of 2"):
+        assert name in told
+    history = trainer.state.log_history
+    assert trainer.state.global_step == 2
+    assert {"rewards/tagged/mean", "rewards/right_sum/mean", "kl", "completions/mean_length"} <= set(history[0])
+    assert Path("runs/course-rules/adapter/adapter_config.json").is_file()
