@@ -1,6 +1,5 @@
 """Format adherence by several objectives beside each other, and its control: which of them learn, and where one stops.
 
-    .venv/bin/python -m posttrain sft format-adherence-base
     .venv/bin/python benchmarks/format_adherence.py --seeds 0 1 2
 
 Each is recipes/format-adherence-tiny.yaml with another `algorithm`:

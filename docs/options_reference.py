@@ -128,7 +128,8 @@ def default(option: Option) -> str:
     if is_instance(option.default):
         return "as below"
     value = plain(option.default)
-    return f"`{value}`" if isinstance(value, str) and value else f"`{json.dumps(value)}`"
+    on_one_line = isinstance(value, str) and value and "\n" not in value
+    return f"`{value}`" if on_one_line else f"`{json.dumps(value)}`"
 
 
 def write() -> None:

@@ -1,15 +1,23 @@
 """From nothing to an instruct model, to an adapter that keeps to a form, to a chat with it: a few steps of each."""
 
+import json
+import re
+import shlex
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from random import Random
 
 import pytest
 
 import posttrain
+from posttrain.commands.arguments import configured
 from posttrain.commands.chat import ChatSwitches, way_of_asking
-from posttrain.config import SftConfig
+from posttrain.commands.rl import PROGRAM
+from posttrain.config import Config, SftConfig
+from posttrain.config.recipes import parse_yaml, read_recipe
 from posttrain.errors import UserError
-from posttrain.models.loading.model_folder import load_policy
+from posttrain.models.loading.model_folder import bundled_folder, load_policy
+from posttrain.models.loading.new_model import new_model_config, new_tokenizer
 from posttrain.models.rendering import TokenizerRenderer
 from posttrain.options.arithmetic import SYSTEM, ArithmeticOptions
 from posttrain.options.demonstrator import Demonstrator
@@ -21,11 +29,13 @@ from posttrain.tasks.arithmetic.additions import held_out_additions
 from posttrain.tasks.arithmetic.arithmetic_task import ArithmeticTask
 from posttrain.training.sft.demonstration_set import demonstrations_of
 from posttrain.training.sft.sft_run import train_sft
+from tests.support.pages import blocks
 from tests.support.runs import metrics_of
 
 SHAPE = NewModelOptions(
     template="turns", hidden_size=16, mlp_size=24, num_layers=1, num_heads=2, num_kv_heads=1, max_positions=160
 )
+GUIDE = (Path(__file__).parents[2] / "docs" / "guides" / "format_adherence.md").read_text(encoding="utf-8")
 SYSTEM_HERE = "Reply in tags."
 
 
@@ -80,6 +90,21 @@ def test_a_chat_with_the_run_has_its_system_message_and_the_models_template(
     assert policy.tokenizer.eos_token == "<|end|>"
 
 
+def test_the_bundled_instruct_model_is_that_of_its_recipe_and_answers_in_prose() -> None:
+    folder = bundled_folder("bundled-instruct")
+    assert sum(file.stat().st_size for file in folder.iterdir()) < 2e6
+    recipe = posttrain.load_recipe("format-adherence-base", kind=SftConfig)
+    assert isinstance(recipe.model, NewModelOptions)
+    shape = new_model_config(recipe.model, new_tokenizer(recipe.model.template)).to_dict()
+    saved = json.loads((folder / "config.json").read_text())
+    names = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "vocab_size", "model_type")
+    assert {name: saved[name] for name in names} == {name: shape[name] for name in names}
+    config = posttrain.load_recipe("format-adherence-tiny", task={"held_out_size": 8}, evaluation={"samples": 1})
+    found = posttrain.evaluate("bundled-instruct", config)
+    assert found["accuracy_greedy"] <= 0.3
+    assert found["answer_accuracy_greedy"] == 1
+
+
 class Counting(ArithmeticTask):
     """Probes that tell how many completions of a problem they were given."""
 
@@ -119,6 +144,25 @@ def test_demonstrations_of_additions_depend_on_seed_and_number_and_leave_held_ou
     assert shown(0) != shown(1)
     held_out = {each.question for each in held_out_additions(32, num_training=64)}
     assert not held_out & {messages[1]["content"] for messages, _ in shown(0)}  # type: ignore[index]
+
+
+def test_the_guides_recipe_and_its_command_are_one_objective() -> None:
+    (written,) = (text for language, _, text in blocks(GUIDE) if language == "yaml")
+    by_recipe = posttrain.load_recipe("format-adherence-tiny", algorithm=parse_yaml(written)["algorithm"])
+    (typed,) = re.findall(r"`posttrain rl format-adherence-tiny (--[^`]*)`", GUIDE)
+    layers = [read_recipe("format-adherence-tiny")]
+    by_command, _ = configured(Config, layers, shlex.split(typed), PROGRAM)
+    assert by_command == by_recipe
+    assert by_command.algorithm["kl"]["level"] == "completion"
+
+
+def test_the_recipe_for_a_real_model_differs_from_the_tiny_one_in_what_the_homework_says() -> None:
+    tiny, real = (posttrain.load_recipe(f"format-adherence-{name}") for name in ("tiny", "qwen2.5-0.5b"))
+    assert (tiny.task, tiny.rollout, tiny.algorithm) == (real.task, real.rollout, real.algorithm)
+    assert (tiny.run.num_steps, real.run.num_steps, real.update.learning_rate) == (25, 25, 2e-5)
+    assert (real.model.adapter.rank, real.model.adapter.alpha, real.model.quantization) == (16, 32, "nf4")
+    assert (real.rollout.prompts_per_step, real.rollout.group_size, real.task.repeats) == (32, 2, 8)
+    assert (real.rollout.temperature, real.rollout.max_completion_tokens) == (0.9, 128)
 
 
 def test_the_options_of_countdowns_demonstrator_are_refused() -> None:

@@ -7,6 +7,7 @@ import pytest
 
 from posttrain.errors import UserError
 from posttrain.options.reward import RewardOptions
+from posttrain.rewards.attacks.cheap_attacks import made_problem
 from posttrain.rewards.grading.grade import grade
 from posttrain.rewards.reward_registry import BUILT_IN, load_reward
 from tests.support.reward_rows import CHAT, group
@@ -33,6 +34,13 @@ WORTH: dict[str, tuple[dict[str, object], list[str], dict[str, object], list[flo
     "graded_format": ({}, [SOLVED, "no"], {}, [1.0, 0.0]),
     "code": ({"cpu_seconds": 1.0}, [PROGRAM, "no"], PRINTS, [1.0, 0.0]),
     "code_course": ({}, ["<code>1 + 2</code>", "<code>1 +</code>"], {}, [1.0, 0.3]),
+    "exact_match": ({}, ["<answer>(b)</answer>", "C"], {"answer": "B"}, [1.0, 0.0]),
+    "generated": (
+        {},
+        ["<answer>10*(8 - 5) - 6</answer>", "<answer>6*4*1*1</answer>"],
+        made_problem("puzzle24", "arithmetic", "10*(8 - 5) - 6", numbers=[5, 6, 8, 10]),
+        [1.0, 0.0],
+    ),
     "judge": ({"endpoint": "http://127.0.0.1:9/v1", "model": "j"}, ["", "Solution:"], {}, [0.0, 0.0]),
     "math": ({"symbolic": False}, [r"it is \boxed{3.0}", "4"], {"answer": "3"}, [1.0, 0.0]),
     "maths": ({"symbolic": False}, [r"it is \boxed{3.0}", "4"], {"answer": "3"}, [1.0, 0.0]),

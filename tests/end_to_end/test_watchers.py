@@ -281,3 +281,24 @@ def test_an_interrupted_run_tells_its_end_without_a_summary(model: Path, tmp_pat
     (end,) = notes.ends
     assert (end.step, end.summary, end.interrupted) == (1, {}, True)
     assert notes.saves == [(0, True), (1, True)]
+
+
+def test_a_watcher_has_a_step_saved_and_ends_a_run_that_is_then_a_whole_one(model: Path, tmp_path: Path) -> None:
+    class Asks(Notes):
+        began: list[int]
+
+        def on_step_begin(self, step: int) -> None:
+            self.began.append(step)
+
+        def on_step(self, report: StepReport) -> dict[str, float]:
+            self.saving, self.stopping = report.step == 1, report.step == 3
+            return super().on_step(report)
+
+    asks = Asks()
+    asks.began = []
+    made = config(model, tmp_path / "run", 9, checkpoint={"every_steps": 0})
+    run = posttrain.train(made, rows=ROWS, rewards=[dice], watchers=[asks])
+    assert asks.began == [1, 2, 3]
+    assert [step for step, _ in asks.saves] == [0, 1, 3]
+    assert not run.interrupted
+    assert (run.model_folder / "model.safetensors").is_file()

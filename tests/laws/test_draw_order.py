@@ -94,3 +94,8 @@ def test_a_weight_that_is_not_one_draw_is_refused() -> None:
         UserError, match=r"task.sources\[1\].weight = 0.0001 of 1.0001 is not one draw in an epoch of 1000"
     ):
         quotas_of([10, 10], [1.0, 0.0001])
+
+
+def test_rows_that_are_not_shuffled_come_in_their_own_order_in_every_epoch() -> None:
+    mine = DrawOrder(seed=3, size=2, counts=(5,), quotas=(5,), shuffled=False)
+    assert rows(mine, range(12)) == [0, 1, 2, 3, 4, 0, 1, 2, 3, 4, 0, 1]

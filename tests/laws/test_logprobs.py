@@ -61,6 +61,7 @@ KINDS: dict[str, Make] = {
     "bias": OutputLayer,
     "soft_cap": lambda head, bias: OutputLayer(head, soft_cap=1.5),  # logits are a few: most are bent
     "scale": lambda head, bias: OutputLayer(head, scale=0.4),
+    "twice": lambda head, bias: OutputLayer(head, scale=2.0),
     "all": lambda head, bias: OutputLayer(head, bias, soft_cap=1.5, scale=0.4),
 }
 
@@ -80,8 +81,7 @@ def dense(kind: str, hidden: torch.Tensor, head: torch.Tensor, bias: torch.Tenso
     z = hidden @ head.T
     if kind in ("bias", "all"):
         z = z + bias
-    if kind in ("scale", "all"):
-        z = z * 0.4
+    z = z * {"scale": 0.4, "all": 0.4, "twice": 2.0}.get(kind, 1.0)
     return 1.5 * torch.tanh(z / 1.5) if kind in ("soft_cap", "all") else z
 
 

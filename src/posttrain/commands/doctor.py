@@ -19,7 +19,7 @@ from posttrain.commands.arguments import (
 from posttrain.commands.flags import CommandSpec
 from posttrain.config import Config
 from posttrain.errors import RunError
-from posttrain.options.model import BUNDLED, ModelOptions
+from posttrain.options.model import ModelOptions
 from posttrain.options.sandbox import SandboxOptions
 from posttrain.sandbox.fork_server import ServerLost
 from posttrain.sandbox.probes import Finding, SandboxUnavailable
@@ -88,7 +88,7 @@ def model(config: Config, name: str) -> int:
 def is_classifier(options: ModelOptions) -> bool:
     """Whether a folder here is that of a model for sequence classification, by its config.json."""
     file = options.folder / "config.json"
-    if options.path == BUNDLED or not file.is_file():
+    if options.is_bundled or not file.is_file():
         return False
     from posttrain.models.loading.folder_kinds import read_json
 

@@ -4,7 +4,7 @@ import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
-from posttrain.algorithms.advantages import group_centred, group_zscore
+from posttrain.algorithms.advantages import group_zscore
 from posttrain.algorithms.kl import k3
 from posttrain.algorithms.losses import ClipRange, clipped_surrogate
 from posttrain.errors import UserError
@@ -64,10 +64,9 @@ def compute_grpo_advantages(rewards: Float[Tensor, " group"]) -> Float[Tensor, "
         A_i = (r_i - mean r) / (std r + 1e-4),   std with G - 1
 
     Equal rewards are exactly 0 here.  In the course's they are what rounding leaves of the mean, over 1e-4, and a group
-    of one is NaN.  In a recipe: `algorithm.deviation = sample`, with nothing added to the deviation.
+    of one is NaN.  In a recipe: `algorithm.deviation = sample`, `algorithm.deviation_epsilon = 1e-4`.
     """
-    centred = group_centred(rewards[None])[0]
-    return torch.where(centred == 0, 0.0, centred / (rewards.std() + EPSILON))
+    return group_zscore(rewards[None], deviation="sample", epsilon=EPSILON)[0]
 
 
 def compute_group_advantages(rewards: Float[Tensor, " rollout"], group_size: int) -> Float[Tensor, " rollout"]:
@@ -129,7 +128,8 @@ def grpo_sequence_loss(
     Summed over a completion, x leaves log(1 ± ε) after a few updates, and the clip then stops all learning in the
     direction of the advantage.  The course does not see it: it calls `model.disable_adapter()`, a context manager,
     without entering it, so that its reference is the policy itself and ρ is always 1.  In a recipe: `algorithm = {name:
-    gspo, sequence_ratio: product, ratio_to: reference, clip_low: 0.2, clip_high: 0.2}`.
+    gspo, sequence_ratio: product, ratio_to: reference, clip_low: 0.2, clip_high: 0.2, kl: {coefficient: 0.05, level:
+    completion}}`.
     """
     require_some(logp_new, "logp_new")
     each = torch.arange(len(logp_new), device=logp_new.device)

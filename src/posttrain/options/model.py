@@ -11,6 +11,8 @@ from posttrain.options.adapter import AdapterOptions, is_adapter_folder, run_mod
 
 BUNDLED = "bundled"
 """The value of `path` that means the small model which comes with this package."""
+BUNDLED_MODELS = {BUNDLED: "countdown-base", "bundled-instruct": "format-adherence-base"}
+"""Values of `path` that mean models which come with this package; each is named after the recipe that makes it."""
 HUB_ID = re.compile(r"(?P<name>\w[\w.-]*/\w[\w.-]*)(?:@(?P<revision>\w[\w./-]*))?")
 
 
@@ -21,7 +23,8 @@ class ModelOptions:
     path: str = BUNDLED
     """A local folder: of a model that transformers' `from_pretrained` reads, of an adapter in peft's format, or of a
     run; a model of the hub as `org/name` or `org/name@revision`, from the local cache or else downloaded once; or
-    "bundled": the 1.3 M-parameter Countdown model of this package."""
+    "bundled": the 1.3 M-parameter Countdown model of this package; or "bundled-instruct": one of .37 M parameters that
+    answers additions."""
     revision: str = ""
     """Of a model of the hub: its branch, tag or commit; empty is the main branch."""
     trust_remote_code: bool = False
@@ -79,9 +82,14 @@ class ModelOptions:
         return run_model(Path(self.path))
 
     @property
+    def is_bundled(self) -> bool:
+        """Whether it is a model that comes with this package."""
+        return self.path in BUNDLED_MODELS
+
+    @property
     def trains_adapter(self) -> bool:
         """Whether it is an adapter that is trained: a new one, or that of the folder."""
-        return self.adapter is not None or (self.path != BUNDLED and is_adapter_folder(self.folder))
+        return self.adapter is not None or (not self.is_bundled and is_adapter_folder(self.folder))
 
     @property
     def hub_name(self) -> str | None:
@@ -107,7 +115,7 @@ class ModelOptions:
 
     def require_folder(self) -> None:
         """Refuse a `path` that names nothing that can be loaded."""
-        if self.path == BUNDLED or self.hub_name is not None:
+        if self.is_bundled or self.hub_name is not None:
             return
         folder = self.folder
         if not folder.is_dir():

@@ -5,6 +5,7 @@ What the function reads is text that is parsed and never run, so questions may s
 
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 from enum import StrEnum
 
 from posttrain.sandbox.conversation import Sandbox, StartedProcess
@@ -28,10 +29,19 @@ class Unanswered(StrEnum):
     """The sandbox failed: it says nothing of the question."""
 
 
+@dataclass(frozen=True, slots=True)
+class AskedFunction:
+    """A function of ours in the sandbox."""
+
+    name: str
+    source: str
+    """A program that imports or defines it."""
+
+
 class FunctionQuestions:
     """A conversation that has some questions, each a list of arguments, answered by one process."""
 
-    def __init__(self, function: str, questions: Sequence[Sequence[object]], cpu_seconds: float) -> None:
+    def __init__(self, function: AskedFunction, questions: Sequence[Sequence[object]], cpu_seconds: float) -> None:
         self.function, self.questions, self.cpu_seconds = function, questions, cpu_seconds
         self.said: list[object] = []
         """The function's values, or Unanswered."""
@@ -41,8 +51,7 @@ class FunctionQuestions:
         """A process for the questions that are left."""
         self.loaded = False
         in_all = Limits(cpu_seconds=self.cpu_seconds * (1 + self.left), memory_bytes=MEMORY_BYTES)
-        source = f"from prepared import {self.function}"
-        process = sandbox.start(self, Process(kind="calls", source=source, limits=in_all))
+        process = sandbox.start(self, Process(kind="calls", source=self.function.source, limits=in_all))
         process.allow(self.cpu_seconds)
 
     @property
@@ -60,7 +69,7 @@ class FunctionQuestions:
             process.end()
             return
         process.allow(self.cpu_seconds)
-        process.send(plain.dump([self.function, list(self.questions[len(self.said)]), {}]))
+        process.send(plain.dump([self.function.name, list(self.questions[len(self.said)]), {}]))
 
     def ended(self, sandbox: Sandbox, process: StartedProcess, execution: Execution) -> None:
         """Its end is the answer to the question that it was at, unless it had none left."""
@@ -76,7 +85,7 @@ class FunctionQuestions:
 
 
 def answers(
-    sandbox: Sandbox, function: str, questions: Sequence[Sequence[object]], *, cpu_seconds: float
+    sandbox: Sandbox, function: AskedFunction, questions: Sequence[Sequence[object]], *, cpu_seconds: float
 ) -> list[object]:
     """What the function says to each question, or Unanswered; in the questions' order."""
     parts = [questions[start : start + TOGETHER] for start in range(0, len(questions), TOGETHER)]

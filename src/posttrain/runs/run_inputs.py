@@ -23,7 +23,7 @@ from posttrain.config import Config
 from posttrain.errors import RunError, UserError
 from posttrain.models.loading.folder_digest import model_digest
 from posttrain.options.dataset import BUNDLED_PROGRAMS, DatasetOptions
-from posttrain.options.model import BUNDLED, ModelOptions
+from posttrain.options.model import ModelOptions
 from posttrain.options.row_source import RowSourceOptions
 from posttrain.schemas import PARSING
 from posttrain.tasks.generated.generator_rows import generator_digest
@@ -276,7 +276,7 @@ def named_files(config: Config) -> dict[str, RunInput]:
         if reward.model:
             folder = folder_of(ModelOptions(path=reward.model))
             found[f"rewards[{index}].model"] = RunInput(reward.model, model_digest(folder))
-    if config.model.path != BUNDLED:
+    if not config.model.is_bundled:
         found["model.path"] = RunInput(config.model.path, model_digest(folder_of(config.model)))
     return found
 

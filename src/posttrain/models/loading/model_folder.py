@@ -40,7 +40,7 @@ from posttrain.models.loading.trainable import freeze, hold_frozen_in, hold_rest
 from posttrain.models.policy import Policy, as_policy, chosen_dtype
 from posttrain.models.recomputation import enable_recomputation
 from posttrain.options.adapter import is_adapter_folder
-from posttrain.options.model import BUNDLED, ModelOptions
+from posttrain.options.model import BUNDLED, BUNDLED_MODELS, ModelOptions
 
 STORED = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32, "F64": torch.float64}
 """Types by their names in safetensors files."""
@@ -55,7 +55,7 @@ def load_policy(options: ModelOptions, *, seed: int = 0, inference: bool = False
     neither a causal language model nor an adapter that can be loaded.
     """
     saved = None
-    if options.path != BUNDLED and is_adapter_folder(options.folder):
+    if not options.is_bundled and is_adapter_folder(options.folder):
         saved = read_adapter(options.folder)
     base = options if saved is None else base_options(options, saved)
     device = chosen_device(base.device)
@@ -135,8 +135,8 @@ def memory_dtype(options: ModelOptions) -> torch.dtype:
 def located_folder(options: ModelOptions) -> Path:
     """The folder that the options name, on this machine; one of the hub is downloaded where the cache lacks it."""
     options.require_files()
-    if options.path == BUNDLED:
-        return bundled_folder()
+    if options.is_bundled:
+        return bundled_folder(options.path)
     if options.hub_name is None:
         folder = options.folder
     else:
@@ -260,12 +260,13 @@ def stored_tensors(folder: Path) -> Iterator[tuple[str, torch.dtype | None]]:
                 yield name, STORED.get(content.get_slice(name).get_dtype())
 
 
-def bundled_folder() -> Path:
-    """The folder of the model that comes with the package."""
-    folder = Path(str(files("posttrain") / "assets" / "countdown-base"))
+def bundled_folder(path: str = BUNDLED) -> Path:
+    """The folder of a model that comes with the package."""
+    name = BUNDLED_MODELS[path]
+    folder = Path(str(files("posttrain") / "assets" / name))
     if not (folder / "model.safetensors").is_file():
         raise UserError(
-            f"model.path = {BUNDLED}: this installation lacks the bundled model ({folder})."
-            "  Make it with `posttrain sft recipes/countdown-base.yaml` and copy RUN/model there, or reinstall."
+            f"model.path = {path}: this installation lacks the bundled model ({folder})."
+            f"  Make it with `posttrain sft {name}` and copy RUN/model there, or reinstall."
         )
     return folder

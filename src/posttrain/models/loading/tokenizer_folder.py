@@ -8,13 +8,13 @@ from posttrain.models.loading.chat_settings import named_stop_ids, tokenizer_fol
 from posttrain.models.loading.model_folder import loaded_config, loaded_tokenizer, located_folder, told_as_one_error
 from posttrain.models.policy import single_token, united_stop_ids
 from posttrain.options.adapter import is_adapter_folder
-from posttrain.options.model import BUNDLED, ModelOptions
+from posttrain.options.model import ModelOptions
 
 
 def load_tokenizer(options: ModelOptions) -> tuple[PreTrainedTokenizerBase, tuple[int, ...]]:
     """The tokenizer that a policy of these options has, and its stop tokens.  Raises UserError where there is none."""
     adapter = None
-    if options.path != BUNDLED and is_adapter_folder(options.folder):
+    if not options.is_bundled and is_adapter_folder(options.folder):
         adapter = options.folder
         options = base_options(options, read_adapter(adapter))
     folder = located_folder(options)

@@ -10,7 +10,7 @@ from posttrain.models.loading.new_model import new_model_config, new_tokenizer
 from posttrain.models.loading.text_part import is_wrapper
 from posttrain.models.memory.model_shape import ModelShape, config_shape
 from posttrain.options.adapter import is_adapter_folder
-from posttrain.options.model import BUNDLED, ModelOptions
+from posttrain.options.model import ModelOptions
 from posttrain.options.new_model import NewModelOptions
 
 
@@ -21,7 +21,7 @@ def recipe_shape(options: ModelOptions | NewModelOptions) -> ModelShape:
     """
     if isinstance(options, NewModelOptions):
         return config_shape(new_model_config(options, new_tokenizer(options.template)))
-    if options.path != BUNDLED and is_adapter_folder(options.folder):
+    if not options.is_bundled and is_adapter_folder(options.folder):
         options = base_options(options, read_adapter(options.folder))
     config = loaded_config(config_folder(options), options)
     return config_shape(config.get_text_config() if is_wrapper(config) else config)
@@ -30,8 +30,8 @@ def recipe_shape(options: ModelOptions | NewModelOptions) -> ModelShape:
 def config_folder(options: ModelOptions) -> Path:
     """The folder whose config.json describes the model; that it has weights as well is not asked."""
     options.require_folder()
-    if options.path == BUNDLED:
-        return bundled_folder()
+    if options.is_bundled:
+        return bundled_folder(options.path)
     if options.hub_name is not None:
         return hub_folder(options.hub_name, options.hub_revision, with_code=options.trust_remote_code)
     return options.folder

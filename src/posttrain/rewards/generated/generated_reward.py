@@ -64,7 +64,7 @@ class GeneratedOutcome(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
+class GeneratedProblem:
     """What a row says of its problem."""
 
     scorer: Scorer
@@ -124,7 +124,7 @@ class GeneratedReward:
         known |= {each.dataset for each in questions}
         return gym_scores(questions, known, resources.sandboxes, cpu_seconds=self.cpu_seconds)
 
-    def quickly(self, text: str, cut_off: bool, problem: Problem | None) -> Graded | GymQuestion | None:
+    def quickly(self, text: str, cut_off: bool, problem: GeneratedProblem | None) -> Graded | GymQuestion | None:
         """The verdict where it is found here, or the question to the generator's scorer."""
         if problem is None:
             return None
@@ -184,13 +184,13 @@ class GeneratedReward:
                 )
 
 
-def problem_of(generator: object, scorer: object, answer: object, entry: object) -> Problem | None:
+def problem_of(generator: object, scorer: object, answer: object, entry: object) -> GeneratedProblem | None:
     """What a row's columns say of its problem; None for a row that no generator made."""
     if not isinstance(generator, str) or not isinstance(entry, str):
         return None
     content = json.loads(entry)
     gold = answer if isinstance(answer, str) else None
-    return Problem(Scorer(str(scorer)), gold, dataset_key(generator, content["options"]), content["entry"])
+    return GeneratedProblem(Scorer(str(scorer)), gold, dataset_key(generator, content["options"]), content["entry"])
 
 
 def right(is_right: bool) -> Graded:

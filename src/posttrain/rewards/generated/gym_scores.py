@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from posttrain.errors import UserError
-from posttrain.rewards.function_questions import answers
+from posttrain.rewards.function_questions import AskedFunction, answers
 from posttrain.sandbox import inside
 from posttrain.sandbox.execution import ServerOptions
 from posttrain.sandbox.modules import FEW
 from posttrain.sandbox.process_pool import ProcessPool
 from posttrain.sandbox.sandboxes import Sandboxes, site_packages
 
+SCORE = AskedFunction("score", "from prepared import score")
 PREPARE = Path(inside.__file__).with_name("gym_check.py")
 
 
@@ -41,7 +42,7 @@ def gym_scores(
     `datasets` are all that are known, those of the questions among them: a server is started for each such collection.
     """
     asked = [(each.dataset, each.answer, each.entry) for each in questions]
-    return answers(sandbox_with_datasets(sandboxes, datasets), "score", asked, cpu_seconds=cpu_seconds)
+    return answers(sandbox_with_datasets(sandboxes, datasets), SCORE, asked, cpu_seconds=cpu_seconds)
 
 
 def sandbox_with_datasets(sandboxes: Sandboxes, datasets: Collection[str]) -> ProcessPool:

@@ -7,13 +7,14 @@ from enum import StrEnum
 from pathlib import Path
 
 from posttrain.errors import UserError
-from posttrain.rewards.function_questions import Unanswered, answers
+from posttrain.rewards.function_questions import AskedFunction, Unanswered, answers
 from posttrain.sandbox import inside
 from posttrain.sandbox.conversation import Sandbox
 from posttrain.sandbox.execution import ServerOptions
 from posttrain.sandbox.modules import FEW
 from posttrain.sandbox.sandboxes import Sandboxes, site_packages
 
+SOURCE = "from prepared import compare"
 PREPARE = Path(inside.__file__).with_name("math_check.py")
 
 
@@ -42,7 +43,7 @@ def compare_symbolically(
     """An answer for every question, each asked once."""
     different = list(dict.fromkeys(questions))
     asked = [(question.gold, question.answer) for question in different]
-    said = answers(sandbox_with_maths(sandboxes), "compare", asked, cpu_seconds=cpu_seconds)
+    said = answers(sandbox_with_maths(sandboxes), AskedFunction("compare", SOURCE), asked, cpu_seconds=cpu_seconds)
     results = dict(zip(different, map(as_result, said), strict=True))
     return [results[question] for question in questions]
 

@@ -24,7 +24,7 @@ Demonstration = tuple[Prompt, str]
 """A problem, and what is to be said of it."""
 
 
-class Demonstrations(Protocol):
+class DemonstrationSource(Protocol):
     """Where demonstrations of a task come from."""
 
     @property
@@ -87,7 +87,7 @@ class ArithmeticDemonstrations:
 
 def demonstrations_of(
     task: CountdownOptions | ArithmeticOptions, demonstrator: Demonstrator, renderer: PromptRenderer, *, seed: int
-) -> Demonstrations:
+) -> DemonstrationSource:
     """What a recipe's task has demonstrated."""
     if isinstance(task, ArithmeticOptions):
         return ArithmeticDemonstrations(ArithmeticTask(task, renderer, seed=seed))
@@ -99,7 +99,7 @@ class DemonstrationSet:
     """Demonstrations by number: training ones without end, held-out ones on problems that are never trained on."""
 
     policy: Policy
-    demonstrations: Demonstrations
+    demonstrations: DemonstrationSource
     seed: int
     num_different: int
     """Training demonstrations before they repeat; 0 never repeats."""

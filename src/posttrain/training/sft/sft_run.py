@@ -17,7 +17,7 @@ from posttrain.models.loading.new_model import new_model, new_tokenizer
 from posttrain.models.policy import Policy, as_policy
 from posttrain.models.rendering import TokenizerRenderer
 from posttrain.options.dataset import DatasetOptions
-from posttrain.options.model import BUNDLED, ModelOptions
+from posttrain.options.model import ModelOptions
 from posttrain.options.training import SftOptions
 from posttrain.records import Example
 from posttrain.runs.folder import saved_recipe
@@ -214,7 +214,7 @@ def inputs_of_sft(config: SftConfig, policy: Policy | None, given: GivenRows) ->
         objects["policy"] = RunInput(f"{class_name(policy.model)} of {count} parameters")
     elif isinstance(config.model, ModelOptions):
         path, template = config.model.path, config.model.chat_template
-        if path != BUNDLED:
+        if not config.model.is_bundled:
             files["model.path"] = RunInput(path, model_digest(folder_of(config.model)))
         if template:
             files["model.chat_template"] = RunInput(template, digest_of(Path(template)))
