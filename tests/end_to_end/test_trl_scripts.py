@@ -1,4 +1,4 @@
-"""Scripts written for TRL run with one line changed, and log under TRL's names; `make trl-scripts` asks TRL for them."""
+"""Scripts written for TRL run with one line changed, and log under the names that TRL logs (`make trl-scripts`)."""
 
 import json
 import runpy
