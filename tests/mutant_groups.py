@@ -74,6 +74,7 @@ GROUPS = [
         modules=[
             *(f"posttrain.models.{name}" for name in ("logprobs", "forward", "shared_prompt", "policy")),
             "posttrain.training.update",
+            "tests.support.adapted",
         ],
     ),
     Group(

@@ -39,7 +39,7 @@ from posttrain.runs.trackers.tracker_services import (
 from posttrain.runs.trackers.tracker_thread import TrackerFailure, TrackerThread
 from posttrain.runs.watchers import Watcher
 
-OPEN_SECONDS, END_SECONDS = 120.0, 60.0
+OPEN_SECONDS, END_SECONDS = 300.0, 60.0
 """How long a tracker is waited for where the run begins and where it ends."""
 
 SERVICES: Mapping[TrackerName, tuple[Callable[[], TrackerService], str, str]] = {
