@@ -99,7 +99,7 @@ def install() -> None:
 
 
 def make_hub(folder: Path) -> None:
-    """Folders under the names that tests load from the hub; as relative paths they are found by tests run in `folder`."""
+    """Folders under the names that tests load from the hub, as paths relative to `folder`, where tests are run."""
     for name, kind, config in (
         ("tiny-Qwen2ForCausalLM-2.5", Qwen2ForCausalLM, Qwen2Config),
         ("tiny-Qwen2ForSequenceClassification-2.5", Qwen2ForSequenceClassification, Qwen2Config),

@@ -13,8 +13,8 @@ KINDS = ("passed", "refused", "failed", "skipped")
 EXPLAINED = {
     "test_compute_entropy": "looks at a method inside TRL's trainer; `top_entropy_quantile` is refused",
     "test_training_vlm": "models that see are not trained here; no such model or data set is made for the test",
-    "test_prepare_input_called_with_correct_data": "looks at methods inside TRL's trainer: the order of its batches",
-    "test_warning_raised_all_rewards_none": "waits for a line in TRL's log; here a run without any score stops",
+    "test_training_peft": "with a plain LoraConfig the adapter's layers are in the model itself: `trainer.model` is no"
+    " PeftModel, and names of weights do not begin with base_model.model",
 }
 """The beginning of a name -> why such a test fails and is left so."""
 
@@ -85,6 +85,7 @@ def summary(outcomes: Outcomes) -> str:
 
 def page(outcomes: Outcomes, version: str) -> str:
     """The page of docs: what was run, the counts, and a line for each test."""
+    counts = counted(outcomes)
     lines = [
         "# TRL's own tests",
         "",
@@ -93,8 +94,8 @@ def page(outcomes: Outcomes, version: str) -> str:
         "nothing is downloaded but the tests, from the source archive of TRL 0.23.1, the last that was found to have",
         "them. `make trl-tests TRL=FOLDER` takes a checkout of another version.",
         "",
-        f"Of TRL {version}: **{counted(outcomes)}**. *Refused* ended in a message of ours that names what is not done",
-        "here; *skipped* is what the suite itself leaves out (vLLM, and libraries that are not installed). Each failure",
+        f"Of TRL {version}: **{counts}**. *Refused* ended in a message of ours that names what is not",
+        "done here; *skipped* is what the suite itself leaves out (vLLM, and libraries that are not installed). Each failure",
         "has its reason beside it.",
         "",
         "| test | outcome | why |",

@@ -27,7 +27,11 @@ def main() -> None:
     options = arguments()
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        suite, version = (options.trl, options.trl.name) if options.trl else (downloaded(folder), LAST_WITH_TESTS)
+        suite, version = (
+            (options.trl, options.trl.name.removeprefix("trl-"))
+            if options.trl
+            else (downloaded(folder), LAST_WITH_TESTS)
+        )
         shutil.copytree(suite / "tests", folder / "work" / "tests")
         (folder / "work" / "tests" / "__init__.py").touch()
         os.chdir(folder / "work")

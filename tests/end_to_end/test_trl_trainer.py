@@ -143,6 +143,7 @@ def test_an_evaluation_samples_its_rows_and_logs_by_its_prefix(model: str, tmp_p
         return [0.5] * len(completions)
 
     made = trainer(model, tmp_path / "run", half, num_generations_eval=2, given={"eval_dataset": {"one": ROWS[:3]}})
+    made.train_dataset = None  # an evaluation needs none
     numbers = made.evaluate()
     assert calls == [6]
     assert numbers["eval_one_reward"] == numbers["eval_one_rewards/half/mean"] == 0.5
@@ -270,6 +271,8 @@ def test_a_run_that_is_resumed_ends_as_if_it_had_never_stopped(model: str, tmp_p
 def test_a_saved_model_is_a_folder_that_transformers_reads(model: str, tmp_path: Path) -> None:
     made = trainer(model, tmp_path / "run", max_steps=1)
     made.train()
+    with pytest.raises(UserError, match="there is a run in it already"):
+        made.train()
     made.save_model(str(tmp_path / "saved"))
     again = AutoModelForCausalLM.from_pretrained(tmp_path / "saved")
     assert all(torch.equal(a, b) for a, b in zip(made.model.parameters(), again.parameters(), strict=True))

@@ -202,6 +202,7 @@ def test_heads_that_are_repeated_give_what_grouped_heads_give() -> None:
     query, key, value = (torch.randn(2, heads, 5, 7, generator=dice, dtype=torch.float64) for heads in (6, 2, 2))
     mask = torch.ones(2, 1, 5, 5, dtype=torch.bool).tril()
     grouped = attend(query, key, value, mask)
+    assert repeated_heads(key, 6).shape[1] == 6
     repeated = attend(query, repeated_heads(key, 6), repeated_heads(value, 6), mask)
     torch.testing.assert_close(repeated, grouped, rtol=0, atol=1e-14)
 

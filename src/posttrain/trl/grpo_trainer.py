@@ -31,7 +31,7 @@ from posttrain.trl.held_out import evaluation_entry
 from posttrain.trl.log_entries import prefixed, step_entry
 from posttrain.trl.model_source import ModelSource, default_folder
 from posttrain.trl.reward_texts import one_for_each, reward_functions
-from posttrain.trl.saved_models import resume_step
+from posttrain.trl.saved_models import require_free, resume_step
 from posttrain.trl.trainer_methods import TrainerMethods
 from posttrain.trl.training_rows import Dataset, Row, longest_prompt, rows_of_dataset
 
@@ -99,6 +99,8 @@ class GRPOTrainer(TrainerMethods[GRPOConfig]):
         """Train to the end, or to where a callback stops; the folder then is a run of posttrain's like any other."""
         asked = resume_from_checkpoint if resume_from_checkpoint is not None else self.args.resume_from_checkpoint
         resume, from_step = resume_step(asked, self.folder)
+        if not resume:
+            require_free(self.folder, self.args)
         config, length, rows = self.described()
         require_trackers(config.run.report_to, config.tracker)
         own = self.objects(rows)
@@ -132,13 +134,14 @@ class GRPOTrainer(TrainerMethods[GRPOConfig]):
             policy=self.policy, engine=self.engine, rewards=self.rewards, rows=rows, optimizer=self.optimizer
         )
 
-    def described(self) -> tuple[Config, RunLength, list[Row]]:
-        """The run in our words, how long it is, and its rows."""
+    def described(self, rows: list[Row] | None = None) -> tuple[Config, RunLength, list[Row]]:
+        """The run in our words, how long it is, and its rows: those of train_dataset unless some are given."""
         args, plan = self.args, self.plan
-        if self.train_dataset is None:
-            raise UserError("GRPOTrainer: train_dataset is missing; give rows, each with a `prompt`.")
-        most = plan.num_steps(args.max_steps) * plan.prompts_per_step if args.max_steps > 0 else None
-        rows = rows_of_dataset(self.train_dataset, "train_dataset", most=most)
+        if rows is None:
+            if self.train_dataset is None:
+                raise UserError("GRPOTrainer: train_dataset is missing; give rows, each with a `prompt`.")
+            most = plan.num_steps(args.max_steps) * plan.prompts_per_step if args.max_steps > 0 else None
+            rows = rows_of_dataset(self.train_dataset, "train_dataset", most=most)
         length = RunLength(
             updates=plan.num_updates(args, len(rows)),
             updates_per_step=plan.updates_per_step,
@@ -161,7 +164,7 @@ class GRPOTrainer(TrainerMethods[GRPOConfig]):
         session = self.session
         if session is not None:
             return self._evaluated(session, rows, metric_key_prefix)
-        with open_session(self.described()[0], self.objects(rows)) as own:
+        with open_session(self.described(rows)[0], self.objects(rows)) as own:
             own.load_weights()
             return self._evaluated(own, rows, metric_key_prefix)
 

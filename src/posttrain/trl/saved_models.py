@@ -16,6 +16,15 @@ def save(policy: Policy, folder: Path) -> None:
     (save_adapter if adapted_names(policy.model) else save_policy)(policy, folder)
 
 
+def require_free(folder: Path, args: TrainingFields) -> None:
+    """Refuse the folder of another run, unless it may be deleted."""
+    if (folder / "config.yaml").is_file() and not args.overwrite_output_dir:
+        raise UserError(
+            f"output_dir = {folder}: there is a run in it already.  Go on with it, resume_from_checkpoint=True; or give"
+            " another folder, or overwrite_output_dir=True, which deletes that run."
+        )
+
+
 def push(folder: Path, args: TrainingFields, message: str) -> str:
     """Upload a folder to the hub; returns where it is."""
     from huggingface_hub import HfApi

@@ -29,7 +29,7 @@ from posttrain.trl.callback_watcher import CallbackWatcher
 from posttrain.trl.fields.sft_config import SFT_RULES, SFTConfig
 from posttrain.trl.log_entries import Entry, prefixed
 from posttrain.trl.model_source import ModelSource, default_folder
-from posttrain.trl.saved_models import resume_step
+from posttrain.trl.saved_models import require_free, resume_step
 from posttrain.trl.trainer_methods import TrainerMethods
 from posttrain.trl.training_rows import Dataset, Row, rows_of_dataset
 
@@ -81,6 +81,8 @@ class SFTTrainer(TrainerMethods[SFTConfig]):
         """Train to the end, or to where a callback stops; the folder then is a run of posttrain's like any other."""
         asked = resume_from_checkpoint if resume_from_checkpoint is not None else self.args.resume_from_checkpoint
         resume, from_step = resume_step(asked, self.folder)
+        if not resume:
+            require_free(self.folder, self.args)
         rows = self.learned(self.train_dataset, "train_dataset")
         length = run_length(self.args, len(rows))
         measures = self.eval_dataset is not None

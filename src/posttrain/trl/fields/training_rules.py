@@ -67,7 +67,7 @@ TRAINING_RULES: Rules = {
     "disable_tqdm": idle("progress is a bar in a terminal and plain lines elsewhere."),
     "report_to": supported("run.report_to", "tensorboard, wandb, mlflow and trackio; none by default"),
     "run_name": supported("tracker.name", "its folder by default"),
-    "project": supported("tracker.project", "posttrain by default"),
+    "project": supported("tracker.project", "the package's name by default"),
     "trackio_space_id": refused("runs are tracked on this machine; leave it out."),
     "trackio_bucket_id": refused("runs are tracked on this machine; leave it out."),
     "trackio_static_space_id": refused("runs are tracked on this machine; leave it out."),
