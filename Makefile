@@ -11,7 +11,7 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-gymnasium soak check lint format types docs families bench mutants constraints clean
+.PHONY: help demo test test-gymnasium soak check lint format types docs families bench trl-parity mutants constraints clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' Makefile
@@ -52,6 +52,9 @@ families: .venv/.ok ## every family of models through sampler and trainer, into 
 
 bench: .venv/.ok ## speed and memory beside TRL, which gets an environment of its own
 	$(BIN)/python benchmarks/vs_trl.py
+
+trl-parity: .venv/.ok ## have TRL write the numbers that our losses and gradients are held to, into tests/data (a minute)
+	$(BIN)/python benchmarks/trl_parity.py
 
 mutants: .venv/.ok ## change one operator or number at a time: the tests must notice each (hours; goes on where it stopped)
 	$(BIN)/python tests/mutants.py

@@ -9,8 +9,10 @@ from pathlib import Path
 
 sys.path.append(str(Path(__file__).parent))
 import options_reference
+import trl_fields
 
 options_reference.write()
+trl_fields.write()
 
 project = "posttrain"
 author = "the posttrain authors"

@@ -7,6 +7,19 @@ BECAUSE: dict[str, list[tuple[str, str]]] = {
             "if 'kl' not in observed.terms and any((column is not None for column in reference)):",
         ),
     ],
+    "An `out=` of another shape is made to fit over the same memory.": [
+        ("generation/decoding_rows.py", "torch.index_select(prefilled.logits, 0, at, out=logits[done:done - len(at)])"),
+        ("generation/decoding_rows.py", "torch.index_select(prefilled.logits, 0, at, out=logits[done:done])"),
+    ],
+    "The checkpoint of that step itself is damaged.": [
+        (
+            "runs/checkpoint.py",
+            "good = next((each for each in reversed(steps) if each <= step and (not damage(steps[each]))), None)",
+        ),
+    ],
+    "No step has a negative number.": [
+        ("runs/files.py", "kept, before = (0, -2)"),
+    ],
     "There is nothing in it.": [
         ("generation/decoding_rows.py", "… return Columns(count=torch.ones(0, dtype=torch.long, device=device), l …"),
         (

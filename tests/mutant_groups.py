@@ -90,7 +90,7 @@ GROUPS = [
     Group(
         files=["models/adapters/*.py"],
         suites=["closed_form", "laws", "engine"],
-        modules=["posttrain.models.adapters"],
+        modules=["posttrain.models.adapters", "tests.support.adapted"],
     ),
     Group(files=["models/memory/*.py"], suites=["closed_form"], modules=["posttrain.models.memory"]),
     Group(

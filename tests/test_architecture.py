@@ -42,6 +42,8 @@ ENTRY_POINTS = {
     "posttrain.training.sft.sft_run.train_sft",
     "posttrain.rewards.grading.grade.grade",
     "posttrain.course.one_group.grpo_step",
+    "posttrain.trl.grpo_trainer.__init__",
+    "posttrain.trl.sft_trainer.__init__",
 }
 """Functions that people call with keywords of their choice, and that may therefore take more than six arguments."""
 TRIVIAL_STATEMENTS = 2

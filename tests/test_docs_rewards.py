@@ -4,6 +4,7 @@ import dataclasses
 import importlib
 import re
 import shlex
+from dataclasses import replace
 from pathlib import Path
 from typing import get_args
 
@@ -13,10 +14,15 @@ from posttrain.generation.parity import BFLOAT16_NATS, EXACT_NATS
 from posttrain.options.reward import RewardOptions, RewardTerms
 from posttrain.options.sandbox import SandboxOptions
 from posttrain.rewards.code.unit_tests import read_tests
-from posttrain.rewards.reward_registry import BUILT_IN
+from posttrain.rewards.grading.grade import grade
+from posttrain.rewards.grading.trainer_state import TrainerState
+from posttrain.rewards.reward_registry import BUILT_IN, load_reward
 from posttrain.runs import alarms
 from posttrain.runs.guards import STEPS_APART
+from posttrain.runs.rollout_file import grade_columns
+from posttrain.training.metrics import logged_metrics
 from tests.support.pages import blocks, posttrain, programs, python, write_files
+from tests.support.reward_rows import group
 
 DOCS = Path(__file__).parents[1] / "docs"
 PAGE = (DOCS / "rewards.md").read_text(encoding="utf-8")
@@ -62,6 +68,18 @@ def test_a_training_command_resolves_to_a_config(block: str, folder: Path) -> No
 def test_a_recipe_is_one(name: str, folder: Path) -> None:
     done = posttrain(["config", "countdown-tiny", name], folder)
     assert done.code == 0, done.err
+
+
+def test_the_function_that_logs_does_so_under_the_names_that_the_page_gives(folder: Path) -> None:
+    brief = load_reward(RewardOptions(path=f"{folder}/logged_rewards.py:brief"))
+    groups, state = [group(["one two", "one"])], TrainerState(global_step=5, max_steps=10)
+    grades = grade(groups, [brief], trainer_state=state)
+    assert grades.scores.tolist() == [[[0.0, 1.0]]]  # in the second half of a run one word alone
+    assert grade(groups, [brief], trainer_state=replace(state, global_step=4)).scores.tolist() == [[[1.0, 1.0]]]
+    assert grade_columns(grades, grades.rewards)["extra/brief/words"] == [2, 1]
+    assert logged_metrics(grades.logged) == {"logged/brief/mean_words": 1.5}
+    assert "`extra/<function>/<column>`" in PAGE
+    assert "`logged/<function>/<name>`" in PAGE
 
 
 def test_the_tests_of_programs_are_read() -> None:

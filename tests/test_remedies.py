@@ -30,6 +30,8 @@ PROGRAMS += ("sandbox/fork_server.py", "models/loading/new_model.py")
 """Where texts are programs, answers, templates, and flags of bubblewrap: they tell nobody anything."""
 READ_IN_A_TERMINAL = ("commands/", "cli.py")
 """Where texts are told by a command alone."""
+READ_IN_PYTHON = ("trl/",)
+"""Where texts are told to who writes a script."""
 LAST_WORDS = {"training/report.py", "training/sft/sft_report.py"}
 """Where a finished run says by which commands to go on; who called it from Python has the `Run`."""
 JSON = '{"'
@@ -42,6 +44,7 @@ OTHERS_CALLS = {
     "merge_and_unload": "peft's",
     "unmerge_adapter": "peft's",
     "asarray": "numpy's",
+    "BitsAndBytesConfig": "transformers'",
     "isnan": "torch's",
     "where": "torch's",
     "raise_exception": "a chat template's",
@@ -231,7 +234,8 @@ def offends(text: Text) -> str:
     if not text.file.startswith(READ_IN_A_TERMINAL) and text.file not in LAST_WORDS:
         if flags_and_options(says) and not for_python(says):
             wrong.append("a flag alone, where Python reads it too")
-        if calls_named(says) and not for_a_recipe(says) and not says.startswith(FROM_PYTHON_ALONE):
+        for_programs = text.file.startswith(READ_IN_PYTHON) or says.startswith(FROM_PYTHON_ALONE)
+        if calls_named(says) and not for_a_recipe(says) and not for_programs:
             wrong.append("a call alone, where a recipe's author reads it too")
     return "; ".join(wrong)
 

@@ -6,6 +6,7 @@ recipe as FILE.py:NAME, and bound in the same way.
 """
 
 import hashlib
+import importlib
 import importlib.util
 import inspect
 import sys
@@ -151,6 +152,43 @@ def object_in_file(path: str, *, where: str, noun: str = "function") -> object:
         own = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
         raise UserError(f"{where}: {file} has no {noun} `{name}`.  {did_you_mean(name, own)}")
     return getattr(module, name)
+
+
+def object_in_module(path: str, *, where: str) -> object:
+    """What package.module:NAME names, of what is installed or lies in the folder that a run is started in.
+
+    Raises UserError if there is no such module, if it cannot be imported, or if it holds no such name.
+    """
+    place, _, name = path.rpartition(":")
+    look_in_working_folder()
+    try:
+        module = importlib.import_module(place)
+    except Exception as error:
+        missing = isinstance(error, ModuleNotFoundError) and f"{place}.".startswith(f"{error.name}.")
+        remedy = "  It is looked for in the folder you run in and among what is installed." if missing else ""
+        raise UserError(
+            f"{where}: module {place} cannot be imported: {type(error).__name__}: {error}.{remedy}"
+        ) from error
+    if not hasattr(module, name):
+        own = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
+        raise UserError(f"{where}: module {place} has no function `{name}`.  {did_you_mean(name, own)}")
+    return getattr(module, name)
+
+
+def module_file(place: str) -> Path | None:
+    """The file of a module, by its dotted name; None where there is no such module, or none of a file."""
+    look_in_working_folder()
+    try:
+        spec = importlib.util.find_spec(place)
+    except (ImportError, ValueError):
+        return None
+    return Path(spec.origin) if spec is not None and spec.origin is not None else None
+
+
+def look_in_working_folder() -> None:
+    """Have modules be found in the working folder too, after all other places: they shadow nothing."""
+    if (folder := str(Path.cwd())) not in sys.path:
+        sys.path.append(folder)
 
 
 def module_from(file: Path, where: str) -> ModuleType:

@@ -5,7 +5,15 @@ import math
 import pytest
 import torch
 
-from posttrain.algorithms.advantages import batch_centred, group_centred, group_zscore, informative, leave_one_out, raw
+from posttrain.algorithms.advantages import (
+    batch_centred,
+    batch_scaled,
+    group_centred,
+    group_zscore,
+    informative,
+    leave_one_out,
+    raw,
+)
 
 NAN = math.nan
 
@@ -39,6 +47,38 @@ def test_half_right_half_wrong_under_the_sample_deviation() -> None:
 def test_the_population_deviation_is_the_default() -> None:
     # Centred (3, -1, -1, -1) / 4; population variance (9 + 1 + 1 + 1) / 16 / 4 = 3/16, deviation √3/4.
     assert_exact(group_zscore(rows([1, 0, 0, 0])), [3 / math.sqrt(3)] + [-1 / math.sqrt(3)] * 3)
+
+
+def test_an_epsilon_is_added_to_the_deviation_in_units_of_reward() -> None:
+    # Centred (3, -1, -1, -1) / 4 and deviation √3/4; with ε = √3/4 twice that.  In units of 100, ε stays what it is.
+    halved = [3 / math.sqrt(3) / 2] + [-1 / math.sqrt(3) / 2] * 3
+    assert_exact(group_zscore(rows([1, 0, 0, 0]), epsilon=math.sqrt(3) / 4), halved)
+    assert_exact(group_zscore(rows([100, 0, 0, 0]), epsilon=100 * math.sqrt(3) / 4), halved)
+
+
+def test_equal_rewards_are_zero_whatever_is_added_to_the_deviation() -> None:
+    # In float32 the mean of three times .9 misses it by an ulp, 6e-8, and 6e-8 / (7e-8 + 1e-4) is 6e-4.
+    equal = torch.full((2, 3), 0.9)
+    written_out = (equal - equal.mean(dim=1, keepdim=True)) / (equal.std(dim=1, keepdim=True) + 1e-4)
+    assert written_out.abs().max().item() == pytest.approx(6e-4, rel=0.01)
+    assert torch.equal(group_zscore(equal, deviation="sample", epsilon=1e-4), torch.zeros(2, 3))
+    assert torch.equal(batch_scaled(equal, deviation="sample", epsilon=1e-4), torch.zeros(2, 3))
+
+
+def test_the_deviation_of_the_batch_is_that_of_all_rewards_about_their_mean() -> None:
+    # Of (0, 1, 3, 8), mean 3: squares 9 + 4 + 0 + 25 = 38, variance 38/4.  The groups centre to ∓1/2 and ∓5/2.
+    d = math.sqrt(38 / 4)
+    assert_exact(batch_scaled(rows([0, 1], [3, 8])), [-0.5 / d, 0.5 / d], [-2.5 / d, 2.5 / d])
+    # By 38/3 with the sample's, and 1 more for ε; one that nothing scored is not counted.
+    d = math.sqrt(38 / 3) + 1
+    scaled = batch_scaled(rows([0, 1, NAN], [3, NAN, 8]), deviation="sample", epsilon=1.0)
+    assert_exact(scaled, [-0.5 / d, 0.5 / d, 0], [-2.5 / d, 0, 2.5 / d])
+
+
+def test_a_group_of_equal_rewards_is_zero_under_the_deviation_of_the_batch() -> None:
+    # Of (2, 2, 0, 4), mean 2: variance 8/4.
+    assert_exact(batch_scaled(rows([2, 2], [0, 4])), [0, 0], [-math.sqrt(2), math.sqrt(2)])
+    assert torch.equal(batch_scaled(rows([NAN, 3.0])), torch.zeros(1, 2, dtype=torch.float64))
 
 
 def test_each_group_has_statistics_of_its_own() -> None:

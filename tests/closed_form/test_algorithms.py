@@ -8,7 +8,8 @@ import torch
 
 from posttrain.algorithms.advantages import group_centred, group_zscore
 from posttrain.algorithms.credit import Evidence, mean_of_rollouts
-from posttrain.algorithms.table import ALGORITHMS, Overlong, Resample, build_algorithm, overlong_punishment
+from posttrain.algorithms.overlong import Overlong, overlong_punishment
+from posttrain.algorithms.table import ALGORITHMS, Resample, build_algorithm
 from posttrain.algorithms.terms import KlTerm, Need, TokenView
 from posttrain.batch import TokenColumns
 from posttrain.errors import UserError
@@ -32,6 +33,8 @@ def gradient(config: dict[str, object], ratios: list[float], advantages: list[fl
 
 ROOT3 = math.sqrt(3)
 CENTRED = [[0.75, -0.25, -0.25, -0.25], [-1, 1, -1, 1]]
+OFFSET = [[3 / (ROOT3 + 4), *[-1 / (ROOT3 + 4)] * 3], [-0.5, 0.5, -0.5, 0.5]]
+OVER_BATCH = [[x / math.sqrt(159 / 56) for x in row] for row in CENTRED]
 ZSCORED = [[ROOT3, -1 / ROOT3, -1 / ROOT3, -1 / ROOT3], [-1, 1, -1, 1]]  # deviations √3/4 and 1
 
 
@@ -46,6 +49,13 @@ ZSCORED = [[ROOT3, -1 / ROOT3, -1 / ROOT3, -1 / ROOT3], [-1, 1, -1, 1]]  # devia
         # The sample deviation is √(4/3) of the population's.
         ({"name": "grpo", "deviation": "sample"}, (torch.tensor(ZSCORED) * ROOT3 / 2).tolist()),
         ({"name": "grpo", "deviation": "none"}, CENTRED),
+        # ε = 1 beside the deviations √3/4 and 1.
+        ({"name": "grpo", "deviation_epsilon": 1.0}, OFFSET),
+        ({"name": "cispo", "deviation_epsilon": 1.0}, OFFSET),
+        # All eight rewards: mean 13/8, squares 41, so a sample variance of (41 - 169/8) / 7 = 159/56.
+        ({"name": "grpo", "deviation": "sample", "deviation_over": "batch"}, OVER_BATCH),
+        ({"name": "cispo", "deviation": "sample", "deviation_over": "batch"}, OVER_BATCH),
+        ({"name": "cispo", "deviation": "none"}, CENTRED),
         ({"name": "dr_grpo"}, CENTRED),
         ({"name": "dapo"}, ZSCORED),
         ({"name": "gspo"}, ZSCORED),
@@ -67,6 +77,8 @@ def test_the_advantage_of_an_algorithm(config, expected) -> None:
         ({"name": "grpo"}, ([0, -0.5, 0], [3, 0, 1.25])),
         ({"name": "grpo", "clip_high": 0.3}, ([0, -0.5, -1.25], [3, 0, 1.25])),
         ({"name": "grpo", "clip_low": 0.6}, ([0, -0.5, 0], [3, 0.5, 1.25])),
+        ({"name": "grpo", "dual_clip": 2}, ([0, -0.5, 0], [0, 0, 1.25])),
+        ({"name": "grpo", "dual_clip": 1.2}, ([0, -0.5, 0], [0, 0, 0])),
         ({"name": "dr_grpo"}, ([0, -0.5, 0], [3, 0, 1.25])),
         ({"name": "dr_grpo", "clip_high": 2.5, "clip_low": 0.6}, ([-3, -0.5, -1.25], [3, 0.5, 1.25])),
         ({"name": "dapo"}, ([0, -0.5, -1.25], [3, 0, 1.25])),  # clip-higher: .28
@@ -102,6 +114,16 @@ def test_gspo_can_use_the_whole_importance_weight() -> None:
     assert gradient(config, [3, 0.5], [1, 1]) == pytest.approx([-3, -3], rel=1e-12)
     assert gradient(config | {"clip_high": 0.4}, [3, 0.5], [1, 1]) == [0, 0]
     assert gradient(config, [0.3, 1], [-1, -1]) == [0, 0]
+
+
+def test_a_ratio_of_the_completion_is_an_option_of_grpo_and_of_cispo() -> None:
+    # ρ = (2, .5 · 1.21): geometric mean 1.1, inside 1.2; -ρ · 2 · 1/2 for each token of the surrogate.
+    config = {"name": "grpo", "ratio_level": "sequence_mean"}
+    assert gradient(config, [2, 0.5 * 1.21], [1, 1]) == pytest.approx([-1.1, -1.1], rel=1e-12)
+    assert gradient(config, [2, 0.5 * 1.69], [1, 1]) == [0, 0]  # 1.3
+    # The product is 1.21; cispo weighs each token's own slope with it, without a slope of its own.
+    product = {"name": "cispo", "ratio_level": "sequence_product"}
+    assert gradient(product, [2, 0.5 * 1.21], [1, 1]) == pytest.approx([-1.21, -1.21], rel=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -291,6 +313,14 @@ def test_the_same_options_build_the_same_function_as_calling_it() -> None:
         ({"name": "grpo", "clip_high": "wide"}, "algorithm.clip_high = 'wide' should be a number"),
         ({"name": "grpo", "clip_high": True}, "algorithm.clip_high = true should be a number"),
         ({"name": "grpo", "clip_low": 1.5}, "algorithm: clip_low = 1.5"),
+        (
+            {"name": "grpo", "dual_clip": 1.1},
+            "algorithm: dual_clip = 1.1: it bounds the ratio beyond 1 + clip_high = 1.2",
+        ),
+        ({"name": "grpo", "dual_clip": math.nan}, "algorithm: dual_clip = nan"),
+        ({"name": "grpo", "deviation_epsilon": -1}, "algorithm: deviation_epsilon = -1.0: it is added to a deviation"),
+        ({"name": "grpo", "deviation": "none", "deviation_epsilon": 1e-4}, "deviation_epsilon = 0.0001 with deviation"),
+        ({"name": "cispo", "deviation": "none", "deviation_over": "batch"}, "deviation_over = batch with deviation ="),
         ({"name": "grpo", "deviation": "sampel"}, "'population', 'sample' or 'none'.  Did you mean `sample`?"),
         (
             {"name": "grpo", "kl": 0.1},

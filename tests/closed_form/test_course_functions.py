@@ -1,4 +1,4 @@
-"""The functions of `posttrain.course` at the values that the course itself tries, beside its own where that is wrong."""
+"""The functions of `posttrain.course` at the values that the course tries, beside its own where that is wrong."""
 
 import math
 
@@ -137,7 +137,9 @@ def test_the_loss_of_whole_completions_is_the_course_s_own_value() -> None:
     )
 
 
-def test_its_gradient_is_the_advantage_s_where_the_ratio_is_in_bounds_and_the_kl_s_alone_where_it_has_left_them() -> None:
+def test_its_gradient_is_the_advantage_s_where_the_ratio_is_in_bounds_and_the_kl_s_alone_where_it_has_left_them() -> (
+    None
+):
     # Ratios 1.1, .9, 13/12, .875 are in bounds: dL/dx = (-ρ A + β (1 - 1/ρ)) / 4.
     new = torch.log(torch.tensor([0.55, 0.45, 0.65, 0.35])).requires_grad_()
     grpo_sequence_loss(new, REFERENCE, ADVANTAGES, beta=0.05, epsilon=0.2).backward()
@@ -161,7 +163,9 @@ def test_the_step_that_the_course_simulates_comes_to_its_loss() -> None:
     found = advantage(ALGORITHM, rewards)
     assert found.tolist() == [[0.875, -0.625, 0.875, -1.125]]
     losses = token_loss(ALGORITHM, logprobs, logprobs, found[0].double(), torch.arange(4))
-    weights = ALGORITHM.weighted(torch.ones(4, dtype=torch.long), torch.ones(4, dtype=torch.bool), max_completion_tokens=9)
+    weights = ALGORITHM.weighted(
+        torch.ones(4, dtype=torch.long), torch.ones(4, dtype=torch.bool), max_completion_tokens=9
+    )
     assert (weights * losses).sum().item() == pytest.approx(-3.121875, rel=1e-6)
 
 

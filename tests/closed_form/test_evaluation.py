@@ -1,7 +1,6 @@
 """Held-out evaluation: its estimators against enumeration and repetition, and what is asked of every policy alike."""
 
 import copy
-import json
 from collections.abc import Sequence
 from dataclasses import replace
 from enum import StrEnum
@@ -12,7 +11,6 @@ import pytest
 import torch
 from tokenizers.processors import TemplateProcessing
 
-from posttrain.errors import UserError
 from posttrain.generation.engine import Engine
 from posttrain.generation.in_process import InProcessEngine
 from posttrain.generation.streams import StreamKey
@@ -334,49 +332,18 @@ def test_evaluation_has_streams_of_its_own_by_name() -> None:
     assert tokens(sample_answers(engine, QUESTIONS, samples=2)) == [r.tokens for group in named for r in group.rollouts]
 
 
-@pytest.mark.parametrize(
-    ("measured", "message"),
-    [({"mean_length": 1.0}, "mean_length, which evaluation has already"), ({"other": 1.0}, "its readings are mine")],
-)
-def test_a_probe_gives_its_readings_and_nothing_that_is_measured_anyway(
-    measured: dict[str, float], message: str
-) -> None:
-    probe = Probe(readings={"mine": Reading("mine")}, measure=lambda groups: measured)
-    with pytest.raises(UserError, match=message):
-        full_evaluation(InProcessEngine(tiny_policy()), replace(QUESTIONS, probes={"p": probe}), samples=1)
-
-
-def with_probe(measured: object) -> Questions:
-    """Questions of the task `odd` with a probe that measures this."""
-    probe = Probe(readings={"mine": Reading("mine")}, measure=lambda groups: measured)  # type: ignore[arg-type, return-value]
-    return replace(QUESTIONS, task="odd", probes={"p": probe})
-
-
-@pytest.mark.parametrize(
-    ("value", "said"),
-    [
-        (float("nan"), r"nan \(float\)"),
-        (float("inf"), r"inf \(float\)"),
-        (None, r"None \(NoneType\)"),
-        ("0.5", r"'0.5' \(str\)"),
-        (torch.ones(2), r"tensor\(\[1., 1.\]\) \(Tensor\)"),
-        (10**400, r"1000.* \(int\)"),
-    ],
-    ids=["nan", "inf", "none", "text", "two", "too large"],
-)
-def test_a_reading_that_is_no_finite_number_is_refused_by_task_probe_and_name(value: object, said: str) -> None:
-    with pytest.raises(UserError, match=f"^task odd: probe 'p': mine = {said} is no finite number; leave out"):
-        full_evaluation(InProcessEngine(tiny_policy()), with_probe({"mine": value}), samples=1)
-
-
-def test_a_probe_that_measures_nothing_says_so_with_a_mapping() -> None:
-    with pytest.raises(UserError, match=r"^task odd: probe 'p' measured None \(NoneType\); give a mapping"):
-        full_evaluation(InProcessEngine(tiny_policy()), with_probe(None), samples=1)
-    results, _ = full_evaluation(InProcessEngine(tiny_policy()), with_probe({}), samples=1)
-    assert "mine" not in results
-
-
-@pytest.mark.parametrize("value", [np.float32(0.25), torch.tensor(0.25), np.array(0.25)])
-def test_a_reading_of_numpy_or_torch_is_a_number_that_json_knows(value: object) -> None:
-    results, _ = full_evaluation(InProcessEngine(tiny_policy()), with_probe({"mine": value}), samples=1)
-    assert json.loads(json.dumps(results["mine"])) == 0.25
+def test_the_data_sets_of_a_mixture_are_measured_apart_and_in_the_order_of_their_names() -> None:
+    names = ["h", "b", "", "c", "a", "f", "b", "d", "g", "e"]
+    prompts = [replace(prompt, source=name) for prompt, name in zip(some_prompts([3] * 10), names, strict=True)]
+    questions = replace(QUESTIONS, prompts=prompts, rewards=(reward_function(length),))
+    results, groups = full_evaluation(InProcessEngine(tiny_policy()), questions, samples=4)
+    apart = results["sources"]
+    assert list(apart) == list("abcdefgh")
+    for source, numbers in apart.items():
+        of_source = [[r.tokens for r in group.rollouts] for group in groups if group.prompt.source == source]
+        assert numbers["num_problems"] == len(of_source) == names.count(source)
+        assert numbers["accuracy_sampled"] == np.mean([even(row) for row in of_source])
+        means = [np.mean([n for n in length(row) if n is not None]) for row in of_source]
+        assert numbers["reward"] == pytest.approx(np.mean(means), abs=1e-12)
+    alone, _ = full_evaluation(InProcessEngine(tiny_policy()), QUESTIONS, samples=1)
+    assert "sources" not in alone

@@ -7,6 +7,9 @@ import torch
 
 from posttrain.algorithms.credit import Evidence
 from posttrain.algorithms.kl import ESTIMATORS, k1, k2, k3, of_completions
+from posttrain.algorithms.terms import KlTerm, TokenView, kl_term
+from posttrain.batch import TokenColumns
+from posttrain.errors import UserError
 from posttrain.models.logprobs import distribution_kl
 
 
@@ -98,3 +101,43 @@ def test_at_the_reference_every_estimate_is_zero() -> None:
     same = logs(0.3, 0.7)
     for estimate in (k1(same, same), k2(same, same), k3(same, same), distribution_kl(same[None], same[None])):
         assert torch.all(estimate == 0)
+
+
+def weighed(importance: str | None) -> tuple[list[float], list[float]]:
+    """Values and slopes of k3 for two tokens of one completion, π = (.6, .4), μ = (.4, .1) and ref = (.3, .8)."""
+    logprobs = logs(0.6, 0.4).requires_grad_()
+    zeros = torch.zeros(2, dtype=torch.float64)
+    columns = TokenColumns(
+        advantages=zeros, weights=zeros, behaviour_logprobs=logs(0.4, 0.1), reference_logprobs=logs(0.3, 0.8)
+    )
+    view = TokenView(logprobs=logprobs, rollout=torch.zeros(2, dtype=torch.int64), columns=columns)
+    values = kl_term(KlTerm(coefficient=1.0, importance=importance)).per_token(view)
+    values.sum().backward()
+    return values.tolist(), logprobs.grad.tolist()
+
+
+def test_an_estimate_is_weighed_with_its_own_ratio() -> None:
+    # x = (ln 2, -ln 2), k3 as above, ρ = (1.5, 4).  The slope of ρk is ρ(k + 1 - e⁻ˣ) = ρx.
+    k = [1 / 2 - 1 + LN2, 2 - 1 - LN2]
+    values, slopes = weighed("token")
+    assert values == pytest.approx([1.5 * k[0], 4 * k[1]], rel=1e-12)
+    assert slopes == pytest.approx([1.5 * LN2, -4 * LN2], rel=1e-12)
+    assert weighed(None) == (pytest.approx(k, rel=1e-12), pytest.approx([1 / 2, -1], rel=1e-12))
+
+
+def test_estimates_of_a_completion_share_its_ratio() -> None:
+    # √(1.5 · 4) = √6 for both, whose log each log π moves by 1/2: √6 (1 - e⁻ˣ + (k₁ + k₂)/2).
+    k = [1 / 2 - 1 + LN2, 2 - 1 - LN2]
+    values, slopes = weighed("sequence_mean")
+    root = math.sqrt(6)
+    assert values == pytest.approx([root * k[0], root * k[1]], rel=1e-12)
+    assert slopes == pytest.approx([root * (1 / 2 + sum(k) / 2), root * (-1 + sum(k) / 2)], rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [({"place": "reward"}, "a reward has no ratio"), ({"estimator": "full"}, "not that of a sampled token")],
+)
+def test_only_an_estimate_in_the_loss_is_weighed(options, message) -> None:
+    with pytest.raises(UserError, match=message):
+        KlTerm(coefficient=1.0, importance="token", **options)

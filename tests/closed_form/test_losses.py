@@ -204,6 +204,7 @@ def test_a_clip_range_that_no_ratio_fits_is_an_error(bounds, message) -> None:
 @pytest.mark.parametrize("record", [ClipRange, type(ratio_statistics(torch.zeros(1)))])
 def test_a_record_is_built_by_names_and_never_changed(record) -> None:
     numbers = {field.name: field.type(1) for field in dataclasses.fields(record)}  # int or float
+    numbers |= {"dual": 2.0} if record is ClipRange else {}  # it is 1 + high or more
     with pytest.raises(TypeError):
         record(*numbers.values())
     built = record(**numbers)

@@ -83,6 +83,14 @@ def test_the_rewards_of_a_mixture_are_told_apart_by_data_set() -> None:
     assert source_metrics([of(""), of("")], grades([[1.0, nan], [5.0, 7.0]])) == {}
 
 
+def test_data_sets_come_in_the_order_of_their_names_in_every_process() -> None:
+    def of(source: str) -> Group:
+        return replace(group(0, 1, rollout(0, 1)), prompt=Prompt(id="p", text="?", tokens=(1,), source=source))
+
+    metrics = source_metrics([of(name) for name in "hbgcafed"], grades([[1.0]] * 8))
+    assert [name.split("/")[1] for name in metrics if name.endswith("reward")] == list("abcdefgh")
+
+
 def test_a_step_in_which_nothing_was_scored_has_no_reward() -> None:
     metrics = reward_metrics(grades([[nan, nan]]))
     assert "reward" not in metrics

@@ -215,6 +215,17 @@ def test_rows_of_messages_reach_a_function_as_messages(
     assert checked(tmp_path, CHATS, "--chat", "--rows", rows) == 0
 
 
+def test_a_function_is_called_as_in_training_with_what_it_logs_by(tmp_path: Path) -> None:
+    source = (
+        "def solved(completions, answer, log_extra, log_metric, trainer_state, **columns):\n"
+        "    log_extra('length', [len(text) for text in completions])\n"
+        "    log_metric('step', trainer_state.global_step)\n"
+        "    return [float(text.strip() == right) for text, right in zip(completions, answer)]\n"
+    )
+    (tmp_path / "sums.jsonl").write_text('{"prompt": "3 + 4?", "answer": "7"}\n{"prompt": "1 + 1?", "answer": "2"}\n')
+    assert checked(tmp_path, source, "--rows", str(tmp_path / "sums.jsonl")) == 0
+
+
 def test_what_is_wrong_with_the_function_is_told_once(
     tmp_path: Path, rows: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -114,7 +114,7 @@ def test_a_data_set_of_the_hub_is_loaded_at_its_commit(monkeypatch: pytest.Monke
     monkeypatch.setattr(datasets, "get_dataset_split_names", lambda *place, **named: ["train", "test"])
     monkeypatch.setattr(datasets, "load_dataset", load)
     server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
-    Thread(target=server.serve_forever, daemon=True).start()
+    Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{server.server_port}")
     try:

@@ -152,16 +152,14 @@ def test_a_signal_leaves_the_earlier_run_in_a_folder_that_was_to_be_overwritten(
 def test_the_installed_program_is_killed_and_interrupted_the_same_way(folder: Path) -> None:
     """As a person runs it: an interpreter of its own, `python -m posttrain`, killed at an arbitrary moment."""
     place, whole = folder / "program", folder / "program-whole"
-    arguments = [sys.executable, "-m", "posttrain", "rl"]
-    run = place / "run"
-    program = subprocess.Popen([*arguments, str(tiny_recipe(place))], stdout=subprocess.DEVNULL)
+    run, recipe = place / "run", tiny_recipe(place)
+    program = subprocess.Popen([sys.executable, "-m", "posttrain", "rl", str(recipe)], stdout=subprocess.DEVNULL)
     while len(steps_logged(run)) < 3:
         assert program.poll() is None
         time.sleep(0.001)
     program.kill()
     assert program.wait(60) == -signal.SIGKILL
-    resumed = subprocess.run([*arguments, "--resume", str(run)], capture_output=True, text=True, timeout=300)
-    assert resumed.returncode == 0, resumed.stderr
-    assert resumed.stderr == ""
+    resumed = command("rl", "--resume", run, folder=place)
+    assert (resumed.code, resumed.err) == (0, "")
     assert command("rl", tiny_recipe(whole), folder=whole).code == 0
     require_same(run, whole / "run")

@@ -11,7 +11,6 @@ import pytest
 import torch
 from pyarrow import parquet
 from transformers import AutoModelForCausalLM, AutoTokenizer
-from transformers.utils import logging as transformers_logging
 
 import posttrain
 from posttrain.algorithms.credit import Credit, Evidence
@@ -19,10 +18,8 @@ from posttrain.algorithms.table import grpo
 from posttrain.errors import RunError, UserError
 from posttrain.generation.in_process import InProcessEngine
 from posttrain.generation.request import Request
-from posttrain.models.loading.model_folder import load_policy
 from posttrain.models.policy import Policy
 from posttrain.models.rendering import TokenizerRenderer
-from posttrain.options.model import ModelOptions
 from posttrain.records import Group, Prompt
 from posttrain.rewards.code.code_reward import CodeReward
 from posttrain.runs.planned_memory import MachineMemory
@@ -394,14 +391,3 @@ def test_an_adapter_that_comes_later_is_refused_when_an_engine_elsewhere_is_give
         with pytest.raises(UserError, match="policy: its model has changed since"):
             session.load_weights()
     assert engine.versions == [0]
-
-
-@pytest.mark.parametrize("shown", [True, False])
-def test_loading_a_policy_leaves_the_progress_bars_of_transformers_as_they_were(shown: bool, model: Path) -> None:
-    before = transformers_logging.is_progress_bar_enabled()
-    (transformers_logging.enable_progress_bar if shown else transformers_logging.disable_progress_bar)()
-    try:
-        load_policy(ModelOptions(path=str(model)))
-        assert transformers_logging.is_progress_bar_enabled() == shown
-    finally:
-        (transformers_logging.enable_progress_bar if before else transformers_logging.disable_progress_bar)()

@@ -107,7 +107,7 @@ def test_a_step_that_was_saved_is_not_saved_again_and_an_error_between_steps_lea
 @pytest.mark.parametrize(
     ("given", "error", "says"),
     [
-        ({"reward": [dice]}, TypeError, r"steps\(\) got an unexpected keyword argument 'reward'"),
+        ({"reward": [dice]}, UserError, "there is no argument `reward`.*rewards"),
         ({"watchers": [Ends]}, UserError, "watchers: Ends is a class"),
         ({"from_step": 2}, UserError, "from_step = 2: only a run that is resumed"),
         ({"policy": 3}, UserError, "policy: 3 .*is no Policy"),

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from posttrain.errors import RunError, UserError
 from posttrain.runs import checkpoint as checkpoints
-from posttrain.runs.checkpoint import load_latest, prune, restore_threads, save, saved_steps
+from posttrain.runs.checkpoint import TEMPORARY, forget_after, load_latest, prune, restore_threads, save, saved_steps
 from posttrain.runs.tensor_state import module_tensors, optimizer_tensors, restore_module, restore_optimizer
 from posttrain.runs.threads import claim_threads
 from tests.support.accidents import flip_bit
@@ -256,9 +256,17 @@ def test_a_checkpoint_that_is_being_removed_is_no_longer_one(tmp_path: Path, mon
         prune(tmp_path, keep_last=1)
     monkeypatch.undo()
     assert list(saved_steps(tmp_path)) == [10]
+    assert [path.name for path in tmp_path.iterdir() if path.name.endswith("step-000005")], "what is left has its name"
     fill(tmp_path, 15)
     prune(tmp_path, keep_last=1)
     assert [path.name for path in tmp_path.iterdir()] == ["step-000015"]
+
+
+def test_a_checkpoint_can_be_removed_again_where_a_kill_left_half_of_it(tmp_path: Path) -> None:
+    fill(tmp_path, 5, 10)
+    shutil.copytree(tmp_path / "step-000010", tmp_path / f"{TEMPORARY}step-000010")
+    assert forget_after(tmp_path, 5) == [10]
+    assert [path.name for path in tmp_path.iterdir()] == ["step-000005"]
 
 
 def test_the_thread_count_is_restored_and_another_one_is_refused(tmp_path: Path) -> None:

@@ -97,8 +97,9 @@ def engine_of(policy: Policy, path: str, max_rows: int = 256) -> InProcessEngine
     return engine
 
 
-WAYS = [
-    *((family, path, 1.0) for family in DECODERS for path in ("decoder", "own_forward", "static")),
+WAYS = [  # at temperature 1 one family goes every way, and the others the way that they do not go at 0.7
+    *(("qwen3", path, 1.0) for path in ("decoder", "own_forward", "static")),
+    *((family, "own_forward", 1.0) for family in DECODERS if family != "qwen3"),
     *((family, path, 0.7) for family in ALL_DECODERS for path in ("decoder", "static")),
     ("gpt2", "own_forward", 0.7),
 ]

@@ -10,7 +10,7 @@ import torch
 
 from posttrain.errors import RunError, UserError
 from posttrain.runs.checkpoint import forget_after, load_latest, load_step, prune, save
-from posttrain.runs.manifest import DamageError, manifest_from, read_manifest, saved_steps
+from posttrain.runs.manifest import DamageError, empty_steps, manifest_from, read_manifest, saved_steps
 from tests.support.accidents import flip_bit
 
 
@@ -34,6 +34,13 @@ MISSHAPEN = {
         "score": None,
         "made_with": {"threads": 1, "torch": "2", "cpu": "x"},
         "files": {"../other": {"sha256": "0", "bytes": 1}},
+    },
+    "no cpu": {"step": 5, "score": None, "made_with": {"threads": 1, "torch": "2"}, "files": {}},
+    "one file of two without hash": {
+        "step": 5,
+        "score": None,
+        "made_with": {"threads": 1, "torch": "2", "cpu": "x"},
+        "files": {"state.json": {"bytes": 1}, "policy.safetensors": {"bytes": 1, "sha256": "0" * 64}},
     },
     "a file without hash": {
         "step": 5,
@@ -75,6 +82,25 @@ def test_no_bit_of_a_manifest_flips_unnoticed(tmp_path: Path) -> None:
             pass
         content[bit // 8] ^= 1 << bit % 8
     assert unnoticed == []
+
+
+def test_the_hash_of_a_manifest_is_of_its_content_in_whatever_order(tmp_path: Path) -> None:
+    fill(tmp_path, 5)
+    file = tmp_path / "step-000005" / "manifest.json"
+    content = json.loads(file.read_text())
+    before = read_manifest(file.parent)
+    file.write_text(json.dumps(dict(reversed(content.items()))))
+    assert read_manifest(file.parent) == before
+
+
+def test_a_folder_that_cannot_be_looked_into_is_not_taken_for_an_empty_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Root may look into all of them, so the answer of the system is put in."""
+    (tmp_path / "step-000005").mkdir()
+    assert list(empty_steps(tmp_path)) == [5]
+    monkeypatch.setattr(os, "access", lambda path, mode: mode == os.F_OK)
+    assert list(empty_steps(tmp_path)) == []
 
 
 def test_a_manifest_of_an_earlier_version_has_no_hash_and_is_read(tmp_path: Path) -> None:

@@ -38,11 +38,11 @@ def shape(
 SHAPES = {
     "weights": shape(768, 2048, 3, (12, 4, 64), (2, 4, 8), 80, algorithm=WITH_REFERENCE),
     "activations": shape(256, 768, 6, (8, 4, 32), (2, 8, 64), 1024),
-    "cache": shape(128, 256, 4, (32, 32, 64), (4, 8, 140), 180),
+    "cache": shape(128, 256, 4, (32, 32, 64), (2, 8, 90), 130),
     "logits": shape(64, 128, 2, (4, 4, 16), (16, 16, 4), 2048, vocab=60_000),
 }
 
-SHAPES["adapter"] = {**shape(512, 1536, 5, (8, 4, 64), (2, 8, 64), 1024, algorithm=WITH_REFERENCE), "adapter_rank": 16}
+SHAPES["adapter"] = {**shape(512, 1536, 5, (8, 4, 64), (2, 8, 24), 1024, algorithm=WITH_REFERENCE), "adapter_rank": 16}
 
 
 def planned(name: str) -> MemoryPlan:

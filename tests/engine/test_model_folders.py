@@ -29,6 +29,7 @@ from transformers import (
     T5Config,
     T5ForConditionalGeneration,
 )
+from transformers.utils import logging as transformers_logging
 
 from posttrain.errors import UserError
 from posttrain.generation.in_process import InProcessEngine
@@ -40,6 +41,7 @@ from posttrain.models.loading.saving import save_policy
 from posttrain.options.adapter import AdapterOptions
 from posttrain.options.model import ModelOptions
 from tests.support.model_folders import changed, family_folder, small_folder
+from tests.support.runs import save_tiny_model
 
 LONGEST_MESSAGE = 600
 TEXT = {
@@ -282,3 +284,14 @@ def test_a_config_that_is_no_json_is_told(tmp_path: Path) -> None:
     assert "config.json cannot be read" in refused(folder)
     (folder / "config.json").write_text(json.dumps([1]))
     assert "holds a list and no object" in refused(folder)
+
+
+@pytest.mark.parametrize("shown", [True, False])
+def test_loading_a_policy_leaves_the_progress_bars_of_transformers_as_they_were(shown: bool, tmp_path: Path) -> None:
+    before = transformers_logging.is_progress_bar_enabled()
+    (transformers_logging.enable_progress_bar if shown else transformers_logging.disable_progress_bar)()
+    try:
+        load_policy(ModelOptions(path=str(save_tiny_model(tmp_path / "model"))))
+        assert transformers_logging.is_progress_bar_enabled() == shown
+    finally:
+        (transformers_logging.enable_progress_bar if before else transformers_logging.disable_progress_bar)()

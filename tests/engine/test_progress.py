@@ -13,6 +13,8 @@ from rich.console import Console
 from posttrain.runs.curves import draw_curves, draw_held_out, draw_length, draw_reward, running_mean
 from posttrain.runs.progress import Progress, duration, sparkline, visible
 
+DRAWS = True
+
 
 class Clock:
     """Time that passes only when told."""

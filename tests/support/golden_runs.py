@@ -38,7 +38,7 @@ from posttrain.tasks.base import Probe, Reading, Task
 from posttrain.tasks.countdown.countdown_task import CountdownTask
 from posttrain.training import rl
 from posttrain.training.sft import sft_run
-from posttrain.training.sft.demonstration_set import DemonstrationSet
+from posttrain.training.sft.demonstration_set import CountdownDemonstrations, DemonstrationSet
 from tests.support import tiny
 from tests.support.tiny import some_prompts, tiny_policy, tokenizer
 
@@ -153,8 +153,9 @@ def supervised_run(folder: Path) -> dict[str, Any]:
     options = CountdownOptions()
     demonstrations = DemonstrationSet(
         policy=policy,
-        task=CountdownTask(options, TokenizerRenderer(tokenizer()), seed=0),
-        demonstrator=Demonstrator(give_up=0.9, max_tries=1),
+        demonstrations=CountdownDemonstrations(
+            CountdownTask(options, TokenizerRenderer(tokenizer()), seed=0), Demonstrator(give_up=0.9, max_tries=1)
+        ),
         seed=0,
         num_different=0,
     )

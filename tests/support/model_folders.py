@@ -113,7 +113,7 @@ def serving_hub(hub: LocalHub) -> Iterator[LocalHub]:
             pass
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
     thread.start()
     try:
         hub.url = f"http://127.0.0.1:{server.server_port}"

@@ -1,8 +1,10 @@
 """Pictures that are not drawn: matplotlib takes half the time of a very short run, and few tests look at its curves."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
 from matplotlib.figure import Figure
 
 BLANK = b"\x89PNG\r\n\x1a\n"
@@ -11,6 +13,15 @@ BLANK = b"\x89PNG\r\n\x1a\n"
 def save_blank(figure: Figure, picture: Path, **options: Any) -> None:
     """In place of `Figure.savefig`: all panels have been filled by then, and none is laid out or painted."""
     Path(picture).write_bytes(BLANK)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def blank_pictures(request: pytest.FixtureRequest) -> Iterator[None]:
+    """For a `conftest.py`: no test of its folder draws, but those of a file that says `DRAWS = True`."""
+    with pytest.MonkeyPatch.context() as patch:
+        if "DRAWS" not in vars(request.module):
+            patch.setattr(Figure, "savefig", save_blank)
+        yield
 
 
 def width_and_height(picture: Path) -> tuple[int, int]:

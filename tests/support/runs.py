@@ -38,6 +38,7 @@ PRELOADED = [
     "pandas",  # which pyarrow looks for
     "pyarrow.parquet",
     "pydantic.type_adapter",
+    "pytest",  # which `pictures` imports
 ]
 
 

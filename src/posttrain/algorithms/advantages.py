@@ -6,11 +6,17 @@ mean of equal floats can miss them by an ulp, and dividing by that residue would
 is it information that .1 + .2 and .3 differ: rewards as close as rounding leaves equal sums count as equal.
 """
 
+from collections.abc import Callable
+from functools import partial
 from typing import Literal
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
+
+from posttrain.errors import UserError
+
+Deviation = Literal["population", "sample"]
 
 ROUNDING = 8
 """Units in the last place, of a group's largest |reward|, that rounding may put between rewards that are equal."""
@@ -52,14 +58,15 @@ def group_centred(rewards: Float[Tensor, "prompt group"]) -> Float[Tensor, "prom
 
 
 def group_zscore(
-    rewards: Float[Tensor, "prompt group"], *, deviation: Literal["population", "sample"] = "population"
+    rewards: Float[Tensor, "prompt group"], *, deviation: Deviation = "population", epsilon: float = 0.0
 ) -> Float[Tensor, "prompt group"]:
     """Centred reward in units of its group's standard deviation (dimensionless).
 
-        A_ij = (r_ij - mean_k r_ik) / std_k r_ik        Shao et al. 2024 (GRPO), arXiv:2402.03300
+        A_ij = (r_ij - mean_k r_ik) / (std_k r_ik + ε)        Shao et al. 2024 (GRPO), arXiv:2402.03300
 
-    std divides by the G scored rollouts of the group (population), or by G - 1 (sample).  Nothing is added to it:
-    a group whose rewards are all equal, or with fewer than two scored rollouts, is exactly 0.
+    std divides by the G scored rollouts of the group (population), or by G - 1 (sample).  ε, in units of reward, is 0
+    in the paper and 1e-4 in TRL.  Whatever it is, a group whose rewards are all equal, or with fewer than two scored
+    rollouts, is exactly 0.
     """
     centred = group_centred(rewards)
     largest = centred.abs().amax(dim=1, keepdim=True)
@@ -67,7 +74,42 @@ def group_zscore(
     num_scored = (~rewards.isnan()).sum(dim=1, keepdim=True)
     degrees = num_scored - 1 if deviation == "sample" else num_scored
     spread = (scaled.square().sum(dim=1, keepdim=True) / degrees).sqrt()
-    return torch.where(largest > 0, scaled / spread, 0.0)
+    return torch.where(largest > 0, scaled / (spread + epsilon / largest), 0.0)
+
+
+def batch_scaled(
+    rewards: Float[Tensor, "prompt group"], *, deviation: Deviation = "population", epsilon: float = 0.0
+) -> Float[Tensor, "prompt group"]:
+    """Reward above the mean of its group, in units of the deviation of all rewards of the step (dimensionless).
+
+        A_ij = (r_ij - mean_k r_ik) / (std_kl r_kl + ε)        TRL 1.16, scale_rewards = "batch"
+
+    A prompt that is nearly always solved does not weigh more than others for it, as it does under `group_zscore`.
+    A group whose rewards are all equal is exactly 0.
+    """
+    apart = group_centred(rewards.reshape(1, -1))
+    largest = apart.abs().amax()
+    num_scored = (~rewards.isnan()).sum()
+    degrees = num_scored - 1 if deviation == "sample" else num_scored
+    spread = ((apart / largest).square().sum() / degrees).sqrt()
+    return torch.where(largest > 0, group_centred(rewards) / largest / (spread + epsilon / largest), 0.0)
+
+
+def standardised(
+    deviation: Literal["population", "sample", "none"], *, over: Literal["group", "batch"], epsilon: float
+) -> Callable[[Tensor], Tensor]:
+    """The rule of advantages that divides the centred reward as the options of an algorithm say.
+
+    Raises UserError for an ε that is negative, and for options of a deviation where there is none.
+    """
+    if not epsilon >= 0:
+        raise UserError(f"deviation_epsilon = {epsilon}: it is added to a deviation; use 0 or more.")
+    if deviation != "none":
+        return partial({"group": group_zscore, "batch": batch_scaled}[over], deviation=deviation, epsilon=epsilon)
+    if over != "group" or epsilon:
+        name, value = ("deviation_over", over) if over != "group" else ("deviation_epsilon", epsilon)
+        raise UserError(f"{name} = {value} with deviation = none: nothing is divided by a deviation.  Leave one out.")
+    return group_centred
 
 
 def leave_one_out(rewards: Float[Tensor, "prompt group"]) -> Float[Tensor, "prompt group"]:

@@ -19,21 +19,22 @@ def decoupled_zscore(
     weights: Float[Tensor, " function"],
     *,
     deviation: Literal["population", "sample"] = "population",
+    epsilon: float = 0.0,
 ) -> Float[Tensor, "prompt group"]:
     """Each function's scores standardised in their group, then their weighted sum in units of its own deviation.
 
-        z_kij = (s_kij - mean_l s_kil) / std_l s_kil        each function alone, over the rollouts that it scored
-        S_ij  = Σ_k w_k z_kij                               A_ij = S_ij / std_lm S_lm
+        z_kij = (s_kij - mean_l s_kil) / (std_l s_kil + ε)  each function alone, over the rollouts that it scored
+        S_ij  = Σ_k w_k z_kij                               A_ij = S_ij / (std_lm S_lm + ε)
 
     Liu et al. 2026 (GDPO), arXiv:2601.05242, which also takes the mean of S over the step off: that mean is 0, as each
     function's z adds up to 0 in every group, and taking its rounding off would give groups without information an
     advantage.  Which function's scores spread wider no longer matters, only weights do; with the sum, (1, 0) and (0, 1)
     would be worth the same.  std_lm goes over all rollouts that a function of non-zero weight scored; both deviations
-    divide by their number (population), or by one less (sample).  S that is rounding alone, as of two functions that
-    cancel, is exactly 0, and so is a rollout that nothing scored.
+    divide by their number (population), or by one less (sample), and have ε added, 0 in the paper and 1e-4 in TRL.
+    S that is rounding alone, as of two functions that cancel, is exactly 0, and so is a rollout that nothing scored.
     """
     counted = ~scores.isnan() & (weights != 0)[:, None, None]
-    z = torch.stack([group_zscore(column, deviation=deviation) for column in scores])
+    z = torch.stack([group_zscore(column, deviation=deviation, epsilon=epsilon) for column in scores])
     parts = torch.where(counted, weights[:, None, None] * z, 0.0)
     total, unit = parts.sum(dim=0), torch.finfo(scores.dtype).eps * parts.abs().sum(dim=0)
     total = torch.where(total.abs() > ROUNDING * unit, total, 0.0)
@@ -41,7 +42,7 @@ def decoupled_zscore(
     scaled = total / largest  # at most 1, so that the squares of tiny sums do not underflow
     num_scored = counted.any(dim=0).sum()
     spread = (scaled.square().sum() / (num_scored - 1 if deviation == "sample" else num_scored)).sqrt()
-    return torch.where(largest > 0, scaled / spread, 0.0)
+    return torch.where(largest > 0, scaled / (spread + epsilon / largest), 0.0)
 
 
 def per_function(

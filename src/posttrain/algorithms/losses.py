@@ -25,12 +25,19 @@ class ClipRange:
     """0 allows no decrease; 1 means no lower bound, since ρ is never negative."""
     high: float
     """0 allows no increase; infinity means no upper bound."""
+    dual: float = math.inf
+    """Largest ρ of a token with a negative advantage, which neither bound holds back; infinity means none."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.low <= 1:
             raise UserError(f"clip_low = {self.low}: the ratio is bounded by 1 - clip_low; use a value from 0 to 1.")
         if not self.high >= 0:
             raise UserError(f"clip_high = {self.high}: the ratio is bounded by 1 + clip_high; use 0 or more.")
+        if not self.dual >= 1 + self.high:
+            raise UserError(
+                f"dual_clip = {self.dual}: it bounds the ratio beyond 1 + clip_high = {1 + self.high:g}; use that or"
+                " more, or null for no such bound."
+            )
 
     @property
     def log_lowest(self) -> float:
@@ -41,6 +48,11 @@ class ClipRange:
     def log_highest(self) -> float:
         """Largest log ρ inside the range, in nats."""
         return math.log1p(self.high)
+
+    @property
+    def log_dual(self) -> float:
+        """Largest log ρ where the advantage is negative, in nats."""
+        return math.log(self.dual)
 
 
 UNBOUNDED = ClipRange(low=1.0, high=math.inf)
@@ -85,13 +97,14 @@ def clipped_surrogate(
 
     Schulman et al. 2017, arXiv:1707.06347; unequal bounds are DAPO's clip-higher, arXiv:2503.14476; a sequence level
     makes it GSPO, arXiv:2507.18071.  No gradient once ρ has left the range in the direction that A favours.  Against
-    that direction nothing bounds ρ: with A < 0 and ρ → ∞ the loss grows without limit.
+    that direction nothing bounds ρ but `dual`: with A < 0 and ρ → ∞ the loss grows without limit, or up to -dual · A
+    (dual-clip PPO, Ye et al. 2020, arXiv:1912.09729; TRL's delta), with no gradient from there on.
     """
     # The minimum is ρ from above for A ≥ 0 and ρ from below for A < 0.  Bounding log ρ rather than comparing the two
     # products keeps exp finite where the bound holds: 0 · inf in its backward pass would be NaN.
     inf, unwanted = torch.full_like(advantages, math.inf), advantages < 0
     lowest = torch.where(unwanted, clip.log_lowest, -inf)
-    highest = torch.where(unwanted, inf, clip.log_highest)
+    highest = torch.where(unwanted, inf.clamp(max=clip.log_dual), clip.log_highest)
     bounded = log_ratio(logprobs, behaviour_logprobs, rollout, level=level).clamp(lowest, highest)
     return -bounded.exp() * advantages
 
@@ -122,7 +135,8 @@ def clipped_tokens(
 ) -> Bool[Tensor, " token"]:
     """Tokens whose ratio has left the range in the direction that their advantage favours.
 
-    Under `clipped_surrogate` these have no gradient.  Where A > 0 the upper bound was passed, where A < 0 the lower.
+    Under `clipped_surrogate` these have no gradient.  Where A > 0 the upper bound was passed, where A < 0 the lower;
+    what `dual` holds back is not counted.
     """
     above, below = log_ratio > clip.log_highest, log_ratio < clip.log_lowest
     return (above & (advantages > 0)) | (below & (advantages < 0))

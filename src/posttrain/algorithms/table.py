@@ -4,6 +4,7 @@ A function's signature is its config schema: `algorithm: {name: dapo, clip_high:
 Training code reads the fields of `Algorithm` and never asks which one runs.  docs/algorithms/ has a page for each.
 """
 
+import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -13,7 +14,14 @@ from typing import Literal
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
-from posttrain.algorithms.advantages import batch_centred, group_centred, group_zscore, leave_one_out, raw
+from posttrain.algorithms.advantages import (
+    batch_centred,
+    group_centred,
+    group_zscore,
+    leave_one_out,
+    raw,
+    standardised,
+)
 from posttrain.algorithms.aggregation import (
     RewardAggregation,
     decoupled_zscore,
@@ -24,6 +32,7 @@ from posttrain.algorithms.aggregation import (
 from posttrain.algorithms.checks import require_credit, require_weights
 from posttrain.algorithms.credit import Credit, CreditRule, Evidence, per_rollout
 from posttrain.algorithms.losses import UNBOUNDED, ClipRange, RatioLevel, clipped_surrogate, weighted_policy_gradient
+from posttrain.algorithms.overlong import PAPERS_OVERLONG, Overlong, overlong_punishment
 from posttrain.algorithms.terms import (
     KlTerm,
     LossTerm,
@@ -59,22 +68,6 @@ class Resample:
     def __post_init__(self) -> None:
         if self.max_rounds < 1:
             raise UserError(f"max_rounds = {self.max_rounds}: use 1 or more; for no resampling write `resample: null`.")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Overlong:
-    """DAPO's soft overlong punishment: the last stretch before the length limit costs reward, more with every token."""
-
-    buffer: float = 0.2
-    """Length of that stretch, as a fraction of max_completion_tokens."""
-    penalty: float = 1.0
-    """What a completion of max_completion_tokens loses, in units of reward."""
-
-    def __post_init__(self) -> None:
-        if not 0 < self.buffer <= 1:
-            raise UserError(f"buffer = {self.buffer}: a fraction of max_completion_tokens, above 0 and at most 1.")
-        if not self.penalty > 0:
-            raise UserError(f"penalty = {self.penalty}: must be above 0; for no punishment write `overlong: null`.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,29 +151,12 @@ def composed(
     )
 
 
-def overlong_punishment(
-    rewards: Float[Tensor, "prompt group"],
-    lengths: Int64[Tensor, "prompt group"],
-    *,
-    max_completion_tokens: int,
-    overlong: Overlong,
-) -> Float[Tensor, "prompt group"]:
-    """Rewards less DAPO's length penalty, linear over the buffer before the length limit.
-
-        r - penalty · clip((|y| - (L - C)) / C, 0, 1),   L = max_completion_tokens, C = buffer · L
-
-    Yu et al. 2025, arXiv:2503.14476.  Unscored (NaN) stays unscored.
-    """
-    buffer_tokens = overlong.buffer * max_completion_tokens
-    into_buffer = (lengths.to(rewards.dtype) - (max_completion_tokens - buffer_tokens)) / buffer_tokens
-    return rewards - overlong.penalty * into_buffer.clamp(0, 1)
-
-
 def decoupled(
     algorithm: Algorithm,
     aggregation: RewardAggregation,
     *,
     deviation: Literal["population", "sample", "none"] = "population",
+    epsilon: float = 0.0,
     overlong: Overlong | None = None,
 ) -> Algorithm:
     """The algorithm, with each reward function's scores normalised before they are summed where that is asked for.
@@ -201,7 +177,7 @@ def decoupled(
         )
     if deviation == "none":
         raise UserError(f"{asked} divides by deviations, and deviation = none by none; use population or sample.")
-    credit = per_function(partial(decoupled_zscore, deviation=deviation))
+    credit = per_function(partial(decoupled_zscore, deviation=deviation, epsilon=epsilon))
     return replace(algorithm, credit=credit, informative=scores_differ)
 
 
@@ -236,7 +212,11 @@ def grpo(
     *,
     clip_low: float = 0.2,
     clip_high: float = 0.2,
+    dual_clip: float | None = None,
+    ratio_level: RatioLevel = "token",
     deviation: Literal["population", "sample", "none"] = "population",
+    deviation_over: Literal["group", "batch"] = "group",
+    deviation_epsilon: float = 0.0,
     reward_aggregation: RewardAggregation = "sum_then_normalize",
     token_weights: Weighting = "mean_over_sequences",
     ratio_to: RatioTo = "behaviour",
@@ -244,17 +224,18 @@ def grpo(
 ) -> Algorithm:
     """Shao et al. 2024, arXiv:2402.03300: rewards standardised within each prompt's group, PPO's clipped surrogate.
 
-    `deviation` says what the centred reward is divided by; "none" leaves it in units of reward.
+    `deviation` says what the centred reward is divided by; "none" leaves it in units of reward.  With the options it
+    is every loss of TRL's that has a clipped ratio: docs/algorithms/grpo.md has the table.
     """
-    advantage = group_centred if deviation == "none" else partial(group_zscore, deviation=deviation)
+    clip = ClipRange(low=clip_low, high=clip_high, dual=math.inf if dual_clip is None else dual_clip)
     made = composed(
         "grpo",
-        credit=per_rollout(advantage),
-        policy=policy_term(clipped_surrogate, clip=ClipRange(low=clip_low, high=clip_high), ratio_to=ratio_to),
+        credit=per_rollout(standardised(deviation, over=deviation_over, epsilon=deviation_epsilon)),
+        policy=policy_term(clipped_surrogate, clip=clip, level=ratio_level, ratio_to=ratio_to),
         token_weights=WEIGHTINGS[token_weights],
         kl=kl,
     )
-    return decoupled(made, reward_aggregation, deviation=deviation)
+    return decoupled(made, reward_aggregation, deviation=deviation, epsilon=deviation_epsilon)
 
 
 def dr_grpo(
@@ -274,7 +255,7 @@ def dapo(
     *,
     clip_low: float = 0.2,
     clip_high: float = 0.28,
-    overlong: Overlong | None = Overlong(),
+    overlong: Overlong | None = PAPERS_OVERLONG,
     resample: Resample | None = Resample(),
     reward_aggregation: RewardAggregation = "sum_then_normalize",
     ratio_to: RatioTo = "behaviour",
@@ -321,19 +302,24 @@ def cispo(
     *,
     clip_low: float = 1.0,
     clip_high: float = 4.0,
+    ratio_level: RatioLevel = "token",
+    deviation: Literal["population", "sample", "none"] = "population",
+    deviation_over: Literal["group", "batch"] = "group",
+    deviation_epsilon: float = 0.0,
     reward_aggregation: RewardAggregation = "sum_then_normalize",
     ratio_to: RatioTo = "behaviour",
     kl: KlTerm | None = None,
 ) -> Algorithm:
     """MiniMax 2025, arXiv:2506.13585: the importance weight is clipped, the gradient of no token is dropped."""
+    clip = ClipRange(low=clip_low, high=clip_high)
     made = composed(
         "cispo",
-        credit=per_rollout(group_zscore),
-        policy=policy_term(weighted_policy_gradient, clip=ClipRange(low=clip_low, high=clip_high), ratio_to=ratio_to),
+        credit=per_rollout(standardised(deviation, over=deviation_over, epsilon=deviation_epsilon)),
+        policy=policy_term(weighted_policy_gradient, clip=clip, level=ratio_level, ratio_to=ratio_to),
         token_weights=mean_over_tokens,
         kl=kl,
     )
-    return decoupled(made, reward_aggregation)
+    return decoupled(made, reward_aggregation, deviation=deviation, epsilon=deviation_epsilon)
 
 
 WEIGHTINGS: Mapping[str, Callable[..., Tensor]] = {

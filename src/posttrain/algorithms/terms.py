@@ -123,6 +123,9 @@ class KlTerm:
     """k1, k2, k3: from the token that was sampled.  full: the KL of the whole distribution there, in the loss only."""
     place: Literal["loss", "reward"] = "loss"
     """loss: a term per token with the token's weight.  reward: taken off each token's reward before advantages."""
+    importance: RatioLevel | None = None
+    """In the loss: multiply the estimate by the ratio π/μ of its token (token) or completion (sequence_mean,
+    sequence_product), with the ratio's own gradient.  Null multiplies by nothing."""
     level: KlLevel = "token"
     """token: an estimate for each token.  completion: one of the summed log-ratio, which all tokens of a completion
     share; in the loss only, and of the whole completion's weight under `mean_over_sequences` (grpo, gspo)."""
@@ -135,6 +138,11 @@ class KlTerm:
                 "estimator = full with place = reward: the full KL belongs to a position, not to the token that was "
                 "sampled there, so a reward cannot carry it.  Use k1 in the reward, or full in the loss."
             )
+        if self.importance is not None and (self.place == "reward" or self.estimator == "full"):
+            why = (
+                "a reward has no ratio yet" if self.place == "reward" else "the full KL is not that of a sampled token"
+            )
+            raise UserError(f"importance = {self.importance}: {why}.  Leave it out, or use k1, k2 or k3 in the loss.")
         if self.level == "completion" and self.place == "reward":
             raise UserError(
                 "level = completion with place = reward: rewards of tokens are summed over a completion anyway, and"
@@ -187,11 +195,34 @@ def kl_term(term: KlTerm) -> LossTerm:
     full = term.estimator == "full"
     return LossTerm(
         name="kl",
-        per_token=given_full_kl if full else partial(estimated_kl, estimator=term.estimator, level=term.level),
+        per_token=importance_weighed(
+            given_full_kl if full else partial(estimated_kl, estimator=term.estimator, level=term.level),
+            term.importance,
+        ),
         coefficient=term.coefficient,
         needs=frozenset({Need.FULL_KL if full else Need.REFERENCE_LOGPROBS}),
         metric="kl" if term.level == "token" else None,  # `kl` is in nats per token, and that of completions is not
     )
+
+
+def importance_weighed(
+    estimate: Callable[[TokenView], Tensor], level: RatioLevel | None
+) -> Callable[[TokenView], Tensor]:
+    """The estimate times π/μ, both with their gradients; as it is where there is no level.
+
+        L = ρ k,   ∇L = ρ (k ∇log π + ∇k)        DeepSeek-V3.2 (2025), arXiv:2512.02556; TRL's use_bias_correction_kl
+
+    Tokens from an older policy then estimate the KL of today's.  With k1 or k3 and token ratios the slope is that of
+    KL(π‖ref), where k3 alone has that of KL(ref‖π): k3 + 1 - e⁻ˣ = x.
+    """
+    if level is None:
+        return estimate
+
+    def per_token(view: TokenView) -> Float[Tensor, " token"]:
+        ratio = log_ratio(view.logprobs, view.columns.behaviour_logprobs, view.rollout, level=level)
+        return ratio.exp() * estimate(view)
+
+    return per_token
 
 
 def given_full_kl(view: TokenView) -> Float[Tensor, " token"]:

@@ -25,7 +25,14 @@ BY_PATH = ("model",)
 """Sections of supervised runs whose `path` decides which other options they have."""
 TEMPLATE = ("model.chat_template", "model.template_options")
 """How a model is spoken to: options of the commands that ask one."""
-MAY_CHANGE_ON_RESUME = ("run.num_steps", "run.time_limit_minutes", "run.early_stop_evaluations", "checkpoint")
+MAY_CHANGE_ON_RESUME = (
+    "run.num_steps",
+    "run.time_limit_minutes",
+    "run.early_stop_evaluations",
+    "run.report_to",
+    "checkpoint",
+    "tracker",
+)
 """How long a run goes on and what it keeps; all else is what made it the run that it is."""
 
 

@@ -28,8 +28,8 @@ from posttrain.tasks.dataset import content
 from posttrain.tasks.programs.program_layouts import program_row
 from posttrain.tasks.rows import DatasetRow, read_rows, require_column
 
-HELP = """usage: posttrain check-task REWARD|TASK|FILE.py:FUNCTION [--rows FILE] [--prompt-column NAME] [--chat]
-                             [--seconds N]
+HELP = """usage: posttrain check-task REWARD|TASK|FILE.py:FUNCTION|package.module:FUNCTION [--rows FILE]
+                             [--prompt-column NAME] [--chat] [--seconds N]
        posttrain check-task FOLDER|org/name --rows FILE [--label LABEL] [--prompt-column NAME] [--chat]
        posttrain check-task judge --endpoint URL --model NAME [--key-env VARIABLE]
 
@@ -37,9 +37,10 @@ Replay right answers and cheap tricks against a reward and show what it pays for
 own right answers; for a function of yours --rows names rows (.jsonl, .json, .csv, .parquet), whose column `answer` is
 tried as a right answer; for code and programs it names rows whose tests are looked at.  Your function is given text or
 messages as each row's prompt is, with --chat messages always, as training with --task.prompt-format chat does.  It runs
-in a process of its own, and has --seconds (10) for an answer.  For a penalty a right answer is one that goes free and a
-trick is one that is fined.  A reward model has no bound to pay above: of it a trick is paid that has at least the score
-of the row's own answer.  Exit code 0 where every right answer is paid and no trick is, else 1.
+in a process of its own, and has --seconds (10) for an answer; what it logs is looked at and not kept.  For a penalty a
+right answer is one that goes free and a trick is one that is fined.  A reward model has no bound to pay above: of it a
+trick is paid that has at least the score of the row's own answer.  Exit code 0 where every right answer is paid and no
+trick is, else 1.
 """
 FLAGS = ("rows", "prompt-column", "seconds", "endpoint", "model", "key-env", "label")
 SWITCHES = ("chat",)
@@ -187,7 +188,7 @@ def reward_model(name: str, flags: dict[str, str]) -> tuple[RewardFunction, list
             f"check-task {name}: a reward model is tried with rows that have an answer, which tricks are held against:"
             " give --rows FILE with the columns prompt and answer"
         )
-    function = load_reward(RewardOptions(model=name, label=label_of(flags)))
+    function = load_reward(RewardOptions(model=name, label=label_of(flags), over_long="cut_left"))
     with Resources() as resources:
         return function, [above_its_answer(function, example, resources) for example in examples]
 

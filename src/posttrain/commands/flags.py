@@ -37,8 +37,9 @@ ANYTHING = Annotated[
 ]
 """Whatever a recipe could say in this place."""
 REWARDS_HELP = (
-    "Reward functions, each NAME or FILE.py:FUNCTION, or a reward model's FOLDER or org/name, with =WEIGHT where that"
-    " is not 1, or in braces as a recipe writes it, '{model: FOLDER, label: helpful}'; none means the task's own."
+    "Reward functions, each NAME, FILE.py:FUNCTION or package.module:FUNCTION, or a reward model's FOLDER or org/name,"
+    " with =WEIGHT where that is not 1, or in braces as a recipe writes it, '{model: FOLDER, label: helpful}'; none"
+    " means the task's own."
 )
 OR_ROWS = {
     "task": "  Or a file of rows, which makes the task `dataset`: with it --help shows how its prompts are read.",

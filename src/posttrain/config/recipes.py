@@ -114,7 +114,7 @@ def full_form(section: str, value: object) -> object:
 
 
 def short_reward(text: str) -> dict[str, object]:
-    """`NAME`, `FILE.py:FUNCTION` or a reward model's `FOLDER/` or `org/name`, or one of them with `=WEIGHT`.
+    """`NAME`, `FILE.py:FUNCTION`, `package.module:FUNCTION`, a reward model's `FOLDER/` or `org/name`; with `=WEIGHT`.
 
     With braces it is the whole item, as a recipe writes it: `{model: FOLDER, label: helpful, weight: 0.5}`.
     """

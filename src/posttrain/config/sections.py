@@ -32,6 +32,7 @@ from posttrain.options.reward_model import RewardModelOptions
 from posttrain.options.rollout import RolloutOptions
 from posttrain.options.sandbox import SandboxOptions
 from posttrain.options.task import TaskOptions
+from posttrain.options.tracker import TrackerOptions
 from posttrain.options.training import (
     CheckpointOptions,
     EvaluationOptions,
@@ -65,9 +66,11 @@ class Config:
     reference: ReferenceOptions = field(default_factory=ReferenceOptions)
     evaluation: EvaluationOptions = field(default_factory=EvaluationOptions)
     checkpoint: CheckpointOptions = field(default_factory=CheckpointOptions)
+    tracker: TrackerOptions = field(default_factory=TrackerOptions)
     run: RunOptions = field(default_factory=RunOptions)
 
     def __post_init__(self) -> None:
+        require_use_for_tracker(self.tracker, self.run)
         # In full, so that the file saved with a run says all that it depends on.
         object.__setattr__(self, "algorithm", full_section("algorithm", self.algorithm))
         if isinstance(self.task, Mapping):
@@ -123,9 +126,11 @@ class SftConfig:
     demonstrator: Demonstrator = field(default_factory=Demonstrator)
     sft: SftOptions = field(default_factory=SftOptions)
     checkpoint: CheckpointOptions = field(default_factory=CheckpointOptions)
+    tracker: TrackerOptions = field(default_factory=TrackerOptions)
     run: RunOptions = field(default_factory=RunOptions)
 
     def __post_init__(self) -> None:
+        require_use_for_tracker(self.tracker, self.run)
         adapter = isinstance(self.model, ModelOptions) and self.model.trains_adapter
         object.__setattr__(self, "sft", for_what_is_trained(self.sft, adapter=adapter, where="sft"))
         if self.run.num_steps < 1:
@@ -221,6 +226,17 @@ class IrlConfig:
                 "demonstrations.expert = course looks at where a step should lead, which world.name ="
                 f" {world} does not tell.  Use soft or greedy."
             )
+
+
+def require_use_for_tracker(tracker: TrackerOptions, run: RunOptions) -> None:
+    """Refuse options of trackers where there is none."""
+    default, given = plain(asdict(TrackerOptions())), plain(asdict(tracker))
+    changed = [name for name, value in given.items() if value != default[name]]
+    if changed and not run.report_to:
+        raise UserError(
+            f"tracker.{changed[0]} = {given[changed[0]]}: no tracker is told of the run.  Name one by"
+            " run.report_to, such as [tensorboard], or leave it out."
+        )
 
 
 AnyConfig = Config | SftConfig | IrlConfig

@@ -48,7 +48,7 @@ def create_grpo_training_episodes(
     }
     for index, sample in enumerate(samples):
         group = all_generations[index * generations_per_sample : (index + 1) * generations_per_sample]
-        texts = [prefill + text for text in tokenizer.batch_decode(group, skip_special_tokens=True)]
+        texts = [prefill + text for text in tokenizer.batch_decode([*map(list, group)], skip_special_tokens=True)]
         problem = puzzle(sample["nums"], sample["target"], rule)
         structure = [SCORES[arithmetic_structure(text, cut_off=False)] for text in texts]
         equation = [float(outcome_of(problem, text) is Outcome.CORRECT) for text in texts]

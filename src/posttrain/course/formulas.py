@@ -123,7 +123,8 @@ def grpo_sequence_loss(
 ) -> Float[Tensor, ""]:
     """The course's loss of whole completions, whose ratio is to the *reference*: a mean over completions.
 
-        L = mean_i( -min(ρ_i A_i, clip(ρ_i, 1 ± ε) A_i) + β (e^{-x_i} - 1 + x_i) ),   x = Σ_t log π - Σ_t log ref,  ρ = e^x
+        L = mean_i( -min(ρ_i A_i, clip(ρ_i, 1 ± ε) A_i) + β (e^{-x_i} - 1 + x_i) )
+        x = Σ_t log π - Σ_t log ref,   ρ = e^x
 
     Summed over a completion, x leaves log(1 ± ε) after a few updates, and the clip then stops all learning in the
     direction of the advantage.  The course does not see it: it calls `model.disable_adapter()`, a context manager,

@@ -1,4 +1,4 @@
-"""A course's step on one prompt, over a model in memory: sample a group, grade it, leave the gradient on the weights."""
+"""A course's step on one prompt, over a model in memory: sample a group, grade it, leave a gradient on the weights."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -94,7 +94,11 @@ def batch_of(group: Group, rewards: Tensor, max_completion_tokens: int) -> Batch
     """The batch of a graded group; empty where its rewards are all equal."""
     lengths = torch.tensor([[len(rollout.tokens) for rollout in group.rollouts]])
     evidence = Evidence(
-        rewards=rewards, scores=rewards[None], lengths=lengths, max_completion_tokens=max_completion_tokens
+        rewards=rewards,
+        scores=rewards[None],
+        weights=torch.ones(1, dtype=torch.float64),
+        lengths=lengths,
+        max_completion_tokens=max_completion_tokens,
     )
     columns = replace(sampled_columns([group]), advantages=ALGORITHM.credited(evidence, [group]).advantages)
     credited = CreditedGroups(groups=[group], scored=~rewards.isnan(), columns=columns)

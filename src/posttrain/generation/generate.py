@@ -37,7 +37,7 @@ def generate(
     """Sample completions: a group of `group_size` for each prompt, in the order of the prompts.
 
         for group in posttrain.generate(policy, ["2+3=", "4+4="], group_size=4, max_completion_tokens=8):
-            print([rollout.text for rollout in group.rollouts])
+            print([each.text for each in group.rollouts])
 
     Each rollout has its `text`, its `tokens` with the stop token, the `logprobs` of the tokens in nats and why it
     `finish`ed.  The model is a policy (`posttrain.as_policy`), a model object with its `tokenizer`, or the folder of a

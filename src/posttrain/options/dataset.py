@@ -19,6 +19,9 @@ class DatasetOptions(RowSourceOptions):
     sources: tuple[MixtureSourceOptions, ...] = ()
     """Several data sets in place of `path`, as a list such as `[{path: maths.jsonl, weight: 2}, {path: code.jsonl,
     weight: 1}]`; each row says in a column `source` which it is of, and rewards are told apart by it."""
+    shuffle: bool = True
+    """Draw the rows of every epoch in an order of its own; without it always in the order of the data, a mixture's
+    sources in turns that are drawn all the same."""
     prompt_column: str = "prompt"
     """Column with the prompt: text, or a list of messages with `role` and `content`."""
     prompt_format: Literal["auto", "plain", "chat"] = "auto"
@@ -56,8 +59,10 @@ class DatasetOptions(RowSourceOptions):
         super().__post_init__()
         require_weights(self.sources)
         require(not (self.sources and self.path), self, "path", "is given beside sources; make it one of them")
-        alone = not self.sources or self.held_out_path or not self.held_out_split
-        require(bool(alone), self, "held_out_split", "is of no one path; give held_out_path, or sources without it")
+        alone = not (self.sources and self.generator)
+        require(alone, self, "generator", "is given beside sources; make it one of them: sources: [{generator: …}]")
+        one_path = not self.sources or self.held_out_path or not self.held_out_split
+        require(bool(one_path), self, "held_out_split", "is of no one path; give held_out_path, or sources without it")
         require(self.skip_bad_rows >= 0, self, "skip_bad_rows", "is no number of rows; use >= 0")
         some = self.max_prompt_tokens is None or self.max_prompt_tokens >= 1
         require(some, self, "max_prompt_tokens", "leaves no prompt; use >= 1, or null")
@@ -76,3 +81,18 @@ class ProgramsOptions(DatasetOptions):
     """Which task this is."""
     path: str = BUNDLED_PROGRAMS
     """File of problems: .jsonl, .json, .csv or .parquet; `bundled` means the 34 that come with the package."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GeneratedOptions(DatasetOptions):
+    """Problems of one generator of reasoning-gym, scored by the reward `generated`."""
+
+    name: Literal["generated"] = "generated"  # type: ignore[assignment]
+    """Which task this is."""
+    generator: str = "leg_counting"
+    """Generator of reasoning-gym that makes the problems, by its name there."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        rule = "is for rows; this task's are of one generator: name the task dataset, and each generator among sources"
+        require(not self.sources, self, "sources", rule)

@@ -2,8 +2,11 @@
 
 import math
 from dataclasses import dataclass
+from typing import Literal
 
 from posttrain.errors import UserError, require
+
+OnUnscoredRow = Literal["warn", "stop"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -14,6 +17,9 @@ class GradingOptions:
     """Share of a function's scores of a step that may be missing because scoring failed; more stop the run."""
     max_unscored_steps: int = 10
     """Steps in a row in which no completion is given a reward, after which the run stops; 0 lets it go on."""
+    on_unscored_row: OnUnscoredRow = "warn"
+    """What a prompt does to whose completions no reward of a step applies, for all functions said None: warn names it
+    and goes on, stop ends the run.  Rows that every reward's `where` leaves out are refused before training anyway."""
     max_same_reward_steps: int = 50
     """Steps since the start in which all completions have one and the same reward, after which the run stops; 0 lets
     it go on."""

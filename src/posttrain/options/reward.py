@@ -92,7 +92,7 @@ class RewardOptions(RewardModelOptions, RewardSettings):
     name: str = ""
     """A reward function of this package, by name; or what a reward model is to be called, else by its folder."""
     path: str = ""
-    """A function of your own, as FILE.py:FUNCTION; give either this or `name` or `model`."""
+    """A function of your own, as FILE.py:FUNCTION or package.module:FUNCTION; give this, `name` or `model`."""
     options: Mapping[str, object] = field(default_factory=dict)
     """Options of a reward of this package that has some, such as `{max_tokens: 400, cache_tokens: 100}`."""
 
@@ -112,9 +112,10 @@ class RewardOptions(RewardModelOptions, RewardSettings):
             raise UserError(f"{option} = {value} is of a reward model, and {self.called} is a function; leave it out")
         named = self.name == "" or self.model != "" or self.name.isidentifier()
         require(named, self, "name", "is no name of a reward; a function of your own is path: FILE.py:FUNCTION")
-        file, colon, function = self.path.rpartition(":")
-        holds = self.path == "" or (colon == ":" and file.endswith(".py") and function.isidentifier())
-        require(holds, self, "path", "is not FILE.py:FUNCTION, such as my_rewards.py:solved")
+        place, _, function = self.path.rpartition(":")
+        found = place.endswith(".py") or all(part.isidentifier() for part in place.split("."))
+        rule = "is not FILE.py:FUNCTION, such as my_rewards.py:solved, and not package.module:FUNCTION"
+        require(self.path == "" or (found and function.isidentifier()), self, "path", rule)
         for option in ("workers", "cache"):
             own = self.path != "" or not getattr(self, option)
             require(own, self, option, f"is for functions of your own; {self.called} sees to it by itself")

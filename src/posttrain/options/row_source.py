@@ -5,11 +5,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from posttrain.errors import UserError, require
+from posttrain.options.generator import GeneratorOptions
 
 
 @dataclass(frozen=True, kw_only=True)
-class RowSourceOptions:
-    """Rows of a file, of several, of a folder that `datasets` saved, or of a hub."""
+class RowSourceOptions(GeneratorOptions):
+    """Rows of a file, of several, of a folder that `datasets` saved, of a hub, or of a generator."""
 
     path: str = ""
     """Where the rows are: a .jsonl (one JSON object a line), .json (a list of objects), .csv, .tsv or .parquet file;
@@ -32,6 +33,8 @@ class RowSourceOptions:
     .csv file, which otherwise are all text."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
+        require(not (self.path and self.generator), self, "path", "is given beside a generator; leave one of them out")
         require(len(self.delimiter) <= 1, self, "delimiter", "must be a single character, such as ;")
 
 
@@ -40,14 +43,16 @@ class MixtureSourceOptions(RowSourceOptions):
     """One data set of a mixture."""
 
     name: str = ""
-    """What its rows have in the column `source`, and metrics of it in their name; without it the name of the file."""
+    """What its rows have in the column `source`, and metrics of it in their name; without it that of the file or
+    generator."""
     weight: float | None = None
     """Its share of the prompts in proportion to the other weights, whatever its size; with none for any source each
     row counts alike."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(self.path != "", self, "path", "is empty; every source names its rows")
+        named = self.path != "" or self.generator != ""
+        require(named, self, "path", "is empty; every source names its rows, by a path or a generator")
         known = self.weight is None or 0 < self.weight < math.inf
         require(known, self, "weight", "must be a number above 0; leave out a source that is not to be drawn")
 
@@ -57,4 +62,7 @@ def require_weights(sources: tuple[MixtureSourceOptions, ...]) -> None:
     given = [source.weight is not None for source in sources]
     if any(given) and not all(given):
         without = sources[given.index(False)]
-        raise UserError(f"sources: {without.path} has no weight, and others have; give each source one, or none")
+        raise UserError(
+            f"sources: {without.path or without.generator} has no weight, and others have; give each source one, or"
+            " none"
+        )

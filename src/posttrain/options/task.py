@@ -2,14 +2,15 @@
 
 from posttrain.options.arithmetic import ArithmeticOptions
 from posttrain.options.countdown import CountdownOptions
-from posttrain.options.dataset import DatasetOptions, ProgramsOptions
+from posttrain.options.dataset import DatasetOptions, GeneratedOptions, ProgramsOptions
 
-TaskOptions = CountdownOptions | ArithmeticOptions | DatasetOptions | ProgramsOptions
+TaskOptions = CountdownOptions | ArithmeticOptions | DatasetOptions | ProgramsOptions | GeneratedOptions
 
 TASK_OPTIONS: dict[str, type[TaskOptions]] = {
     "countdown": CountdownOptions,
     "arithmetic": ArithmeticOptions,
     "dataset": DatasetOptions,
     "programs": ProgramsOptions,
+    "generated": GeneratedOptions,
 }
 """The option class of each task, by the name it has in recipes."""

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar, Literal, TypeVar
 
 from posttrain.errors import UserError, require
+from posttrain.options.tracker import TrackerName
 
 RATE_OF_ADAPTERS = 10
 """The best rate of an adapter as a multiple of that of the whole model, whatever the rank (Schulman & Thinking Machines
@@ -150,6 +151,9 @@ class RunOptions:
     """Stop after this many evaluations in a row without a new best; null goes on."""
     threads: int = 0
     """CPU threads; 0 leaves the number to torch.  A resumed run needs the same number to give the same bits."""
+    report_to: tuple[TrackerName, ...] = ()
+    """Trackers that are told what metrics.jsonl says, beside it: tensorboard, wandb, mlflow, trackio (extra `track`, or
+    the one package); the section `tracker` says how."""
 
     def __post_init__(self) -> None:
         require(self.folder != "", self, "folder", "names no folder; give one, such as runs/first")
@@ -158,6 +162,7 @@ class RunOptions:
         limit, patience = self.time_limit_minutes, self.early_stop_evaluations
         require(limit is None or limit > 0, self, "time_limit_minutes", "leaves no time; use > 0, or null for no limit")
         require(patience is None or patience >= 1, self, "early_stop_evaluations", "never trains; use >= 1, or null")
+        require(len(set(self.report_to)) == len(self.report_to), self, "report_to", "names one twice; name each once")
         require(self.threads >= 0, self, "threads", "is negative; use >= 1, or 0 for torch's choice")
 
 

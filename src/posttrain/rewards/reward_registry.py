@@ -4,10 +4,10 @@ import importlib
 from collections.abc import Callable
 from pathlib import Path
 
-from posttrain.binding import bind, object_in_file
+from posttrain.binding import bind, object_in_file, object_in_module
 from posttrain.errors import UserError
 from posttrain.options.reward import RewardOptions
-from posttrain.rewards.grading.function import RewardFunction, source_in_file
+from posttrain.rewards.grading.function import RewardFunction, source_in_file, source_in_module
 from posttrain.schemas import did_you_mean
 
 BUILT_IN = {
@@ -20,6 +20,8 @@ BUILT_IN = {
     "graded_format": "posttrain.rewards.format:graded_format",
     "code": "posttrain.rewards.code.code_reward:CodeReward",
     "code_course": "posttrain.rewards.code.code_reward:code_course",
+    "exact_match": "posttrain.rewards.exact_match:exact_match",
+    "generated": "posttrain.rewards.generated.generated_reward:GeneratedReward",
     "judge": "posttrain.rewards.judge.judge_reward:JudgeReward",
     "math": "posttrain.rewards.maths.math_reward:MathsReward",
     "maths": "posttrain.rewards.maths.math_reward:MathsReward",
@@ -53,13 +55,16 @@ def load_reward(options: RewardOptions) -> RewardFunction:
         scored = RewardModel(options.model, **options.model_options)
         return RewardFunction(name=options.called, call=scored, settings=options, bounded=True)
     if options.path:
-        file, _, _ = options.path.rpartition(":")
-        call, name = function_in_file(options.path)
-        return RewardFunction(name=name, call=call, settings=options, source=source_in_file(Path(file), name))
+        place, _, name = options.path.rpartition(":")
+        call = own_function(options.path)
+        of_file = place.endswith(".py")
+        source = source_in_file(Path(place), name) if of_file else source_in_module(call, place, name)
+        return RewardFunction(name=name, call=call, settings=options, source=source)
     if options.name not in BUILT_IN:
         raise UserError(
             f"rewards: no reward function `{options.name}`.  {did_you_mean(options.name, BUILT_IN)}"
-            "  A function of your own is given as FILE.py:FUNCTION, a reward model by its folder as `model: FOLDER`."
+            "  A function of your own is FILE.py:FUNCTION or package.module:FUNCTION, a reward model its folder as"
+            " `model: FOLDER`."
         )
     module, _, function = BUILT_IN[options.name].partition(":")
     call = getattr(importlib.import_module(module), function)
@@ -73,7 +78,7 @@ def load_reward(options: RewardOptions) -> RewardFunction:
 def function_at(place: str, name: str) -> object:
     """The function of a source, in another process than the one that made the source."""
     if place.endswith(".py"):
-        return function_in_file(f"{place}:{name}")[0]
+        return own_function(f"{place}:{name}")
     try:
         found: object = importlib.import_module(place)
     except Exception as error:
@@ -83,13 +88,13 @@ def function_at(place: str, name: str) -> object:
     return found
 
 
-def function_in_file(path: str) -> tuple[Callable[..., object], str]:
-    """The function that FILE.py:FUNCTION names, and its name."""
-    file, _, name = path.rpartition(":")
-    call = object_in_file(path, where="rewards")
-    if not callable(call) or isinstance(call, type):
+def own_function(path: str) -> Callable[..., object]:
+    """The function that FILE.py:FUNCTION or package.module:FUNCTION names."""
+    place, _, name = path.rpartition(":")
+    found = object_in_file(path, where="rewards") if place.endswith(".py") else object_in_module(path, where="rewards")
+    if not callable(found) or isinstance(found, type):
         raise UserError(
-            f"rewards: `{name}` in {file} is a {type(call).__name__} and cannot score completions; name a function, or"
-            " an object with a __call__ method"
+            f"rewards: `{name}` in {place} is a {type(found).__name__} and cannot score completions; name a function,"
+            " or an object with a __call__ method"
         )
-    return call, name
+    return found

@@ -32,6 +32,7 @@ from posttrain.runs.run_folder import RunFolder
 from posttrain.runs.same_recipe import require_same_recipe
 from posttrain.runs.tensor_state import Tensors
 from posttrain.runs.threads import ThreadClaim
+from posttrain.runs.trackers.tracker import Trackers
 from posttrain.runs.watchers import (
     Alarms,
     CheckpointWriter,
@@ -115,6 +116,7 @@ class Harness:
         self.interruption = Interruption()
         self.progress = Progress(options.run.num_steps)
         self.watchers: list[Watcher] = list(options.watchers)
+        self.trackers = Trackers(folder, options.config, lambda text: self.progress.note(text))
         self._began, self._seconds_before = time.monotonic(), 0.0
         self.stopping = False
         """Whether the run ends after the step that is going on."""
@@ -227,6 +229,7 @@ class Harness:
             *(OwnWatcher(each, own) for each in self.options.watchers),
             StepTimes(self.trained.add_seconds, by_stage=self.options.time_by_stage),
             MetricsJournal(self.folder),
+            self.trackers,
             StepDisplay(self.progress, own),
             *self.options.guards,
             self.checkpoint_writer(),
@@ -238,6 +241,7 @@ class Harness:
             self.options.checkpoint,
             last_step=self.options.run.num_steps,
             stopping=self.decide_to_stop,
+            asked=self.asked_to_save,
             save=lambda report: self.save(score=self.options.score(report.metrics)),
         )
 
@@ -246,10 +250,13 @@ class Harness:
 
         Only from here on does a signal wait for the end of a step.
         """
+        self._open.enter_context(self.trackers.open(self.trained.step))
         self.interruption = self._open.enter_context(interruptible())
         self.decide_to_stop()  # already: a resumed run may have nothing left to do
         while self.trained.step < self.options.run.num_steps and not self.stopping:
             self.step = self.trained.step + 1
+            for watcher in self.options.watchers:
+                watcher.on_step_begin(self.step)
             yield self.step
 
     def decide_to_stop(self) -> bool:
@@ -259,8 +266,20 @@ class Harness:
         """
         left = self.seconds_left()
         passed = left is not None and left <= 0
-        self.stopping = bool(self.interruption) or passed or self.options.stop_early()
+        self.stopping = bool(self.interruption) or passed or self.told_to_stop or self.options.stop_early()
         return self.stopping
+
+    @property
+    def told_to_stop(self) -> bool:
+        """Whether one of the user's watchers wants no further step."""
+        return any(watcher.stopping for watcher in self.options.watchers)
+
+    def asked_to_save(self) -> bool:
+        """Whether a watcher wants the step saved; asked once of each step."""
+        asked = [watcher for watcher in self.options.watchers if watcher.saving]
+        for watcher in asked:
+            watcher.saving = False
+        return bool(asked)
 
     @contextmanager
     def naming_the_step(self) -> Iterator[None]:

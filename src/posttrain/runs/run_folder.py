@@ -10,6 +10,7 @@
     model/             a plain `from_pretrained` folder; of an adapter, merged, where model.adapter.save says so
     adapter/           an adapter as peft reads it
     curves.png         see curves.py
+    trackers.json      what each tracker of run.report_to calls the run; tensorboard/ and wandb/ are their files
 
 Whatever a call writes is on the disk (fsync) when the call returns.
 """
@@ -44,11 +45,15 @@ from posttrain.runs.run_inputs import FILE as INPUTS
 from posttrain.runs.run_inputs import RunInputs
 
 METRICS = "metrics.jsonl"
+TRACKERS = "trackers.json"
 JOURNALS = (METRICS, "scores.jsonl", "alarms.jsonl")
 """Files that grow by lines, each line with its step."""
 CONTENTS = (
     *JOURNALS,
     INPUTS,
+    TRACKERS,
+    "tensorboard",
+    "wandb",
     "summary.json",
     "curves.png",
     "rollouts",

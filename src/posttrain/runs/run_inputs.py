@@ -18,7 +18,7 @@ from pathlib import Path
 from types import CellType, CodeType, FunctionType, MethodType
 from typing import Any
 
-from posttrain.binding import digest_of
+from posttrain.binding import digest_of, module_file
 from posttrain.config import Config
 from posttrain.errors import RunError, UserError
 from posttrain.models.loading.folder_digest import model_digest
@@ -26,6 +26,7 @@ from posttrain.options.dataset import BUNDLED_PROGRAMS, DatasetOptions
 from posttrain.options.model import ModelOptions
 from posttrain.options.row_source import RowSourceOptions
 from posttrain.schemas import PARSING
+from posttrain.tasks.generated.generator_rows import generator_digest
 from posttrain.tasks.rows import rows_digest
 
 FILE = "inputs.json"
@@ -293,14 +294,21 @@ def named_rows(task: DatasetOptions) -> dict[str, RunInput]:
     """The rows that the options of a task name: files, several of them, saved folders, and data sets on the hub."""
     of_option: dict[str, RowSourceOptions] = {
         "task.path": task,
-        "task.held_out_path": replace(task, path=task.held_out_path),
+        "task.held_out_path": replace(task, path=task.held_out_path, generator=""),
         **{f"task.sources[{index}].path": source for index, source in enumerate(task.sources)},
     }
     named = {option: each for option, each in of_option.items() if each.path not in ("", BUNDLED_PROGRAMS)}
-    return {option: RunInput(each.path, rows_digest(each.path, each.revision)) for option, each in named.items()}
+    files = {option: RunInput(each.path, rows_digest(each.path, each.revision)) for option, each in named.items()}
+    generators = {option.removesuffix("path") + "generator": each.generator for option, each in of_option.items()}
+    return files | {
+        option: RunInput(f"{name} of reasoning-gym", generator_digest()) for option, name in generators.items() if name
+    }
 
 
 def file_of(path: str) -> Path:
-    """The file of a path that may be FILE.py:NAME."""
+    """The file of a path that may be FILE.py:NAME or package.module:NAME."""
     file, _, name = path.rpartition(":")
-    return Path(file if file.endswith(".py") and name.isidentifier() else path)
+    if not name.isidentifier() or not file:
+        return Path(path)
+    in_module = all(part.isidentifier() for part in file.split("."))
+    return (module_file(file) or Path(path)) if in_module else Path(file if file.endswith(".py") else path)

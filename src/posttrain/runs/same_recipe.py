@@ -9,6 +9,7 @@ from posttrain.config import Config, SftConfig, build
 from posttrain.config.recipes import RecipeLayer, parse_yaml, read_recipe
 from posttrain.config.sections import plain
 from posttrain.errors import RunError, UserError
+from posttrain.options.tracker import TrackerOptions
 from posttrain.options.training import CheckpointOptions, RunOptions
 from posttrain.runs.manifest import RECIPE, saved_steps
 
@@ -64,8 +65,9 @@ def lasting(config: Config | SftConfig) -> Config | SftConfig:
         num_steps=RunOptions().num_steps,
         time_limit_minutes=None,
         early_stop_evaluations=None,
+        report_to=(),
     )
-    return replace(config, run=run, checkpoint=CheckpointOptions())
+    return replace(config, run=run, checkpoint=CheckpointOptions(), tracker=TrackerOptions())
 
 
 def options_of(config: Config | SftConfig) -> dict[str, object]:

@@ -27,6 +27,13 @@ class Watcher:
 
     stage: str | None = None
     """The stage of the step's time that `on_step` counts as, if it is one; a user's counts as `watchers` else."""
+    stopping: bool = False
+    """Set it to True and the run ends after the step that is going on, as it would after the last."""
+    saving: bool = False
+    """Set it to True in `on_step` and that step is saved, whatever checkpoint.every_steps says."""
+
+    def on_step_begin(self, step: int) -> None:
+        """A step is about to be taken."""
 
     def on_step(self, report: StepReport) -> Metrics | None:
         """A step has finished.  What this returns is added to its metrics: numbers by names that are not taken."""
@@ -207,13 +214,16 @@ class CheckpointWriter(Watcher):
         *,
         last_step: int,
         stopping: Callable[[], bool],
+        asked: Callable[[], bool],
         save: Callable[[StepReport], None],
     ) -> None:
-        self.options, self.last_step, self.stopping, self.save = options, last_step, stopping, save
+        """`stopping` says whether the run ends with the step, and `asked` whether a watcher wants it saved."""
+        self.options, self.last_step, self.decide_to_stop, self.save = options, last_step, stopping, save
+        self.asked = asked
 
     def on_step(self, report: StepReport) -> None:
         """After everything else of the step is on the disk."""
         every = self.options.every_steps
-        stops = self.stopping()
-        if stops or (every and report.step % every == 0) or report.step == self.last_step:
+        stops, asked = self.decide_to_stop(), self.asked()
+        if stops or asked or (every and report.step % every == 0) or report.step == self.last_step:
             self.save(report)

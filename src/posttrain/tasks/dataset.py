@@ -134,13 +134,20 @@ class DatasetTask(Task):
         """The order in which the training rows are drawn."""
         if not self.names:
             num_rows = (len(self.training_rows),)
-            return DrawOrder(seed=seed, size=size, counts=num_rows, quotas=num_rows)
+            return DrawOrder(seed=seed, size=size, counts=num_rows, quotas=num_rows, shuffled=self.options.shuffle)
         counts = [sum(row.columns[SOURCE] == name for row in self.training_rows) for name in self.names]
         if 0 in counts:
             raise UserError(f"task.sources: none of the rows of {self.names[counts.index(0)]} is left to train on")
         weights = [source.weight for source in self.options.sources if source.weight is not None]
         quotas = quotas_of(counts, weights or None)
-        return DrawOrder(seed=seed, size=size, names=tuple(self.names), counts=tuple(counts), quotas=quotas)
+        return DrawOrder(
+            seed=seed,
+            size=size,
+            names=tuple(self.names),
+            counts=tuple(counts),
+            quotas=quotas,
+            shuffled=self.options.shuffle,
+        )
 
     def prompts(self, step: int, draws: range) -> list[Prompt]:
         """Draws below `prompts_per_step` go through the epochs; those above are refills, from the rest of the rows."""
@@ -254,14 +261,14 @@ def configured_rows(options: DatasetOptions, bad: BadRows) -> list[DatasetRow]:
     if options.sources:
         read = zip(source_names(options), options.sources, strict=True)
         return [*chain.from_iterable(of_source(read_rows(each.path, each, bad), name) for name, each in read)]
-    if not options.path:
+    if not options.path and not options.generator:
         raise UserError("task.path is missing: name the file of rows, such as `path: rows.jsonl`")
     return read_rows(options.path, options, bad)
 
 
 def source_names(options: DatasetOptions) -> list[str]:
     """What the sources of a mixture are called."""
-    names = [source.name or Path(source.path).stem.strip("*?-_") or source.path for source in options.sources]
+    names = [each.name or each.generator or Path(each.path).stem.strip("*?-_") or each.path for each in options.sources]
     if len(set(names)) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
         raise UserError(f"task.sources: two are called {twice}; give each a name of its own")
@@ -284,7 +291,7 @@ def held_out_of(options: DatasetOptions, rows: Rows | None, bad: BadRows) -> lis
     if rows is not None:
         return rows_of(rows, f"held_out_{MEMORY}", bad)
     if options.held_out_path:
-        return read_rows(options.held_out_path, replace(options, split=options.held_out_split), bad)
+        return read_rows(options.held_out_path, replace(options, split=options.held_out_split, generator=""), bad)
     if options.held_out_split:
         return read_rows(options.path, options, bad, split=options.held_out_split)
     return None
@@ -304,8 +311,8 @@ def split(
     if not training or (options.held_out_share > 0 and not held_out):
         source = options.held_out_path or options.held_out_split or f"held_out_share = {options.held_out_share}"
         raise UserError(
-            f"{Path(options.path).name or MEMORY}: {source} leaves {len(training)} rows to train on and"
-            f" {len(held_out)} to evaluate on, of {len(rows)}; there must be some of each. Give more different"
+            f"{Path(options.path).name or options.generator or MEMORY}: {source} leaves {len(training)} rows to train"
+            f" on and {len(held_out)} to evaluate on, of {len(rows)}; there must be some of each. Give more different"
             " prompts, or another task.held_out_share (0 evaluates on none)."
         )
     chosen = sorted(range(len(held_out)), key=lambda index: fingerprint(held_out[index], column))

@@ -35,6 +35,8 @@ class DrawOrder:
     """Rows of each source."""
     quotas: tuple[int, ...]
     """Draws of each source in an epoch."""
+    shuffled: bool = True
+    """Whether a source's rows come in an order drawn anew for each epoch, or in their own."""
 
     def row(self, step: int, draw: int) -> int:
         """The row of a draw in a step; steps count from 1."""
@@ -52,6 +54,8 @@ class DrawOrder:
 
     def order(self, source: int, purpose: str, index: int) -> Int64[ndarray, " row"]:
         """The order of a source's rows in one of its epochs, or for one step's refills."""
+        if not self.shuffled:
+            return np.arange(self.counts[source])
         own = f"{purpose} of {self.names[source]}" if len(self.names) > 1 else purpose
         return permutation(self.seed, own, index, self.counts[source])
 

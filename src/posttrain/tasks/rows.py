@@ -11,6 +11,7 @@ from pathlib import Path
 from posttrain.binding import digest_of
 from posttrain.errors import UserError
 from posttrain.options.row_source import RowSourceOptions
+from posttrain.tasks.generated.generator_rows import generated_rows
 from posttrain.tasks.row_files.tables import HUB_NAME, hub_commit, hub_rows, is_saved_dataset, parquet_rows, saved_rows
 from posttrain.tasks.row_files.text_files import Found, csv_rows, json_lines, json_list, whole_characters
 
@@ -86,6 +87,9 @@ def read_rows(
     """All rows at a path, under the names that the options give the columns; `split` goes before the options' own."""
     source, bad = source or RowSourceOptions(), bad or BadRows()
     split = split or source.split
+    if not path and source.generator:
+        rows = rows_of(generated_rows(source), source.generator, bad)
+        return [kept for each in rows if (kept := with_columns(each, source, bad)) is not None]
     if split and files_of(path):
         raise UserError(f"{path}: split = {split} is of a saved folder or of the hub; a file has none. Leave it out.")
     rows = unnamed_rows(path, source, split, bad)

@@ -8,12 +8,13 @@ from posttrain.binding import build_own
 from posttrain.errors import UserError
 from posttrain.options.arithmetic import ArithmeticOptions
 from posttrain.options.countdown import CountdownOptions
-from posttrain.options.dataset import DatasetOptions, ProgramsOptions
+from posttrain.options.dataset import DatasetOptions, GeneratedOptions, ProgramsOptions
 from posttrain.options.task import TaskOptions
 from posttrain.tasks.arithmetic.arithmetic_task import ArithmeticTask
 from posttrain.tasks.base import PromptRenderer, Task
 from posttrain.tasks.countdown.countdown_task import CountdownTask
 from posttrain.tasks.dataset import DatasetTask, Rows
+from posttrain.tasks.generated.generated_task import GeneratedTask
 from posttrain.tasks.programs.programs_task import ProgramsTask
 
 WITHOUT_DEFAULT = ("prompts", "held_out")
@@ -46,6 +47,8 @@ def load_task(
         return ArithmeticTask(options, renderer, seed=seed)
     if isinstance(options, ProgramsOptions):
         return ProgramsTask(options, renderer, seed=seed, prompts_per_step=prompts_per_step, **given)
+    if isinstance(options, GeneratedOptions):
+        return GeneratedTask(options, renderer, seed=seed, prompts_per_step=prompts_per_step, **given)
     return DatasetTask(options, renderer, seed=seed, prompts_per_step=prompts_per_step, **given)
 
 

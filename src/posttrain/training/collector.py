@@ -17,6 +17,7 @@ from posttrain.rewards.grading.function import RewardFunction
 from posttrain.rewards.grading.grade import grade
 from posttrain.rewards.grading.resources import Resources
 from posttrain.rewards.grading.trainer_state import TrainerState
+from posttrain.rewards.grading.unscored_rows import UnscoredRows
 from posttrain.runs.clock import Clock
 from posttrain.tasks.answers_of_task import training_prompts
 from posttrain.tasks.base import Task
@@ -76,6 +77,7 @@ class Collector:
     ) -> None:
         self.task, self.engine, self.rewards, self.settings = task, engine, tuple(rewards), settings
         self.resources = resources
+        self.unscored = UnscoredRows(settings.grading.on_unscored_row)
 
     def collect(self, step: int, journal: Journal, clock: Clock) -> CollectedStep:
         """Sample and grade the step's groups; every score goes to the journal before it is used."""
@@ -118,7 +120,9 @@ class Collector:
             request = self.request(step, first_draw=draws.start)
             groups = sample_groups(self.engine, training_prompts(self.task, step, draws), request)
         with clock("grade"):
-            return groups, self.grade(groups, step=step, journal=journal)
+            grades = self.grade(groups, step=step, journal=journal)
+        self.unscored.look_at(groups, grades)
+        return groups, grades
 
     def _refilled(self, first: CollectedStep, journal: Journal, clock: Clock) -> CollectedStep:
         """Put other prompts' groups in place of those that teach nothing, for a stated number of rounds.

@@ -70,7 +70,7 @@ class Answers:
     outcomes: Mapping[str, float]
     """Share of each outcome that the judge told."""
     logged: Mapping[str, float]
-    """What reward functions logged, as metrics."""
+    """What reward functions logged: FUNCTION/NAME -> mean."""
 
     @property
     def rates(self) -> Float64[ndarray, " problem"]:
@@ -121,7 +121,10 @@ def judged_answers(groups: Sequence[Group], questions: Questions, rewards: Seque
         correct=torch.where(scores.isnan(), torch.nan, (scores >= 1).double()).numpy(),
         rewards=(torch.full_like(scores, torch.nan) if summed is None else summed.rewards).numpy(),
         outcomes={outcome: count / told.total() for outcome, count in sorted(told.items())},
-        logged=logged_metrics(judged.logged if summed is None else summed.logged),
+        logged={
+            name.removeprefix("logged/"): value
+            for name, value in logged_metrics((judged if summed is None else summed).logged).items()
+        },
     )
 
 
@@ -219,7 +222,7 @@ def source_readings(apart: Mapping[str, Mapping[str, object]]) -> dict[str, floa
 
 def logged_readings(logged: Mapping[str, float]) -> dict[str, float]:
     """What reward functions logged of held-out completions, under the names of docs/metrics.md."""
-    return {f"eval/{name}": value for name, value in logged.items()}
+    return {f"eval/logged/{name}": value for name, value in logged.items()}
 
 
 def checked_readings(where: str, probe: Probe, numbers: object, results: Mapping[str, object]) -> Mapping[str, float]:

@@ -31,7 +31,7 @@ from posttrain.runs.tensor_state import (
     restore_optimizer,
 )
 from posttrain.training.collector import CollectedStep
-from posttrain.training.optimizer import ParameterGroup, learning_rate, new_optimizer, require_all_trained
+from posttrain.training.optimizer import OwnOptimizer, ParameterGroup, learning_rate, new_optimizer, require_all_trained
 from posttrain.training.reference import Reference, reference_of
 from posttrain.training.update import Objective, Observations, group_logprobs, micro_loss, update
 from posttrain.training.update_metrics import UpdateReport
@@ -78,16 +78,22 @@ class Learner:
         settings: LearnerSettings,
         *,
         parameter_groups: Sequence[ParameterGroup] = (),
+        own_optimizer: OwnOptimizer | None = None,
     ) -> None:
         """Parameter groups have rates and clipping of their own; without any, all parameters are one group.
+
+        An optimiser of the caller's takes the place of AdamW and of the options that are about it.
 
         Raises UserError where the algorithm needs what the policy does not have, or where a parameter is in no group.
         """
         if Need.VALUES in algorithm.needs:
             raise UserError(f"algorithm {algorithm.name}: a term needs values, and the policy has no value head.")
         self.policy, self.algorithm, self.settings = policy, algorithm, settings
-        self.optimizer: torch.optim.Optimizer = new_optimizer(
-            parameter_groups or policy.model.parameters(), settings.update
+        self.own_optimizer = own_optimizer
+        self.optimizer: torch.optim.Optimizer = (
+            new_optimizer(parameter_groups or policy.model.parameters(), settings.update)
+            if own_optimizer is None
+            else own_optimizer.optimizer
         )
         require_all_trained(self.optimizer, policy.model)
         require_whole_adapter(policy.model)
@@ -145,12 +151,11 @@ class Learner:
     def learn(self, batches: Sequence[Batch], step: int, clock: Clock) -> list[UpdateReport]:
         """Take the updates of a step, one on each of its batches that is not empty."""
         settings = self.settings
-        num_updates = settings.num_steps * settings.updates_per_step
         reports: list[UpdateReport] = []
         for index, batch in enumerate(batches):
+            rate = self.next_rate((step - 1) * settings.updates_per_step + index)
             if not batch.completions:
                 continue  # nothing to learn from; a zero gradient would still move AdamW's weights
-            rate = learning_rate(settings.update, (step - 1) * settings.updates_per_step + index, num_updates)
             with clock("update"), adapter_dropout(self.policy.model, settings.seed, self.num_updates):
                 reports.append(update(self.policy, self.optimizer, batch, self.objective(), settings.update, rate))
             self.num_updates += 1
@@ -158,6 +163,15 @@ class Learner:
         if self.reference is not None and every and step % every == 0:
             self.reference = reference_of(self.policy)
         return reports
+
+    def next_rate(self, update: int) -> float:
+        """The learning rate of the update of this number, from 0; of several groups the largest."""
+        settings, own = self.settings, self.own_optimizer
+        planned = learning_rate(settings.update, update, settings.num_steps * settings.updates_per_step)
+        if own is None:
+            return planned
+        own.advance(int(update > 0))
+        return own.set_rates(planned / settings.update.largest_rate)
 
     def objective(self) -> Objective:
         """What an update minimises, besides its batch."""
@@ -229,6 +243,8 @@ class Learner:
     def restore(self, saved: Checkpoint, *, num_updates: int) -> None:
         """Put a checkpoint's weights and optimiser state back."""
         require_same_frozen(self.frozen, saved.state)
+        if self.own_optimizer is not None:
+            self.own_optimizer.advance(max(0, saved.step * self.settings.updates_per_step - 1))
         restore_module(self.policy.model, saved.tensors["policy"])
         optimizer = saved.state["optimizer"]
         assert isinstance(optimizer, Mapping)

@@ -40,6 +40,34 @@ class ParameterGroup:
             )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OwnOptimizer:
+    """An optimiser that a caller brings, with the rates of its groups as they were made.
+
+    Without a scheduler they follow the schedule of the options, each from its own; with one, the scheduler's.
+    """
+
+    optimizer: torch.optim.Optimizer
+    scheduler: torch.optim.lr_scheduler.LRScheduler | None = None
+
+    def set_rates(self, share: float) -> float:
+        """Have the next update use the scheduler's rates, or this share of the first ones; returns the largest."""
+        groups = self.optimizer.param_groups
+        if self.scheduler is None:
+            rates = [share * group.setdefault("initial_lr", group["lr"]) for group in groups]
+        else:
+            rates = [float(rate) for rate in self.scheduler.get_last_lr()]
+        largest: float = max(rates)
+        for group, rate in zip(groups, rates, strict=True):
+            group["rate_scale"] = rate / largest if largest else 1.0
+        return largest
+
+    def advance(self, updates: int = 1) -> None:
+        """So many updates are done."""
+        for _ in range(updates if self.scheduler is not None else 0):
+            self.scheduler.step()  # type: ignore[union-attr]
+
+
 def new_optimizer(
     parameters: Iterable[nn.Parameter] | Sequence[ParameterGroup], options: OptimizerOptions
 ) -> torch.optim.AdamW:

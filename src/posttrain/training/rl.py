@@ -17,6 +17,7 @@ from posttrain.runs.prompt_preview import Reader, first_step_lines
 from posttrain.runs.reports import EvaluationReport, Run, StepReport
 from posttrain.runs.run_folder import RunFolder, claim_folder
 from posttrain.runs.run_inputs import RunInputs, require_same_inputs
+from posttrain.runs.trackers.tracker import require_trackers
 from posttrain.runs.watchers import Watcher, require_watchers
 from posttrain.tasks.base import Task
 from posttrain.training import report
@@ -34,6 +35,7 @@ from posttrain.training.session import (
     open_session,
     require_room,
     require_sound_rows,
+    require_training_by_reward,
 )
 from posttrain.training.state import RunState
 from posttrain.training.update_metrics import UpdateReport, update_metrics
@@ -113,19 +115,26 @@ def to_the_end(steps: RunSteps) -> Run:
 
 def run_steps(config: Config, own: CallerObjects, how: Beginning) -> RunSteps:
     """The run that a config and a caller's objects describe, step by step; nothing is done before the first `next`."""
+    require_training_by_reward(config)
+    require_trackers(config.run.report_to, config.tracker)
     resumed = None
     if how.resume:
         resumed = require_same_inputs(
             Path(config.run.folder), inputs_of(config, own), accept_changes=how.accept_changes
         )
     with open_session(config, own) as session:
-        config.require_use_for_reference(session.algorithm)
-        require_room(session)
         session.trained.run.recipe = how.recipe
-        require_sound_rows(session)
-        for line in report.planned_memory(session)[1]:  # before anything is sampled, which might be where it ends
-            print(line, flush=True)
+        make_ready(session)
         return (yield from train_session(session, resumed or inputs_of(config, own), how))
+
+
+def make_ready(session: Session) -> None:
+    """Refuse what could not be trained, and warn of memory before anything is sampled, which might be where it ends."""
+    session.config.require_use_for_reference(session.algorithm)
+    require_room(session)
+    require_sound_rows(session)
+    for line in report.planned_memory(session)[1]:
+        print(line, flush=True)
 
 
 def harness_options(
@@ -316,11 +325,7 @@ def show_plan(config: Config, own: CallerObjects = NOTHING_BROUGHT, *, show_prom
     Of that step so many prompts are shown, each with a completion and its scores.
     """
     with open_session(config, own) as session:
-        config.require_use_for_reference(session.algorithm)
-        require_room(session)
-        require_sound_rows(session)
-        for line in report.planned_memory(session)[1]:
-            print(line, flush=True)
+        make_ready(session)
         session.load_weights()
         clock = Clock()
         collected = session.collector.collect(1, no_journal, clock)

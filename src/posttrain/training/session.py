@@ -21,6 +21,7 @@ from posttrain.options.task import TaskOptions
 from posttrain.rewards.grading.function import RewardFunction, with_own_names
 from posttrain.rewards.grading.pending_scores import require_enforceable
 from posttrain.rewards.grading.resources import Resources, row_check
+from posttrain.rewards.grading.unscored_rows import require_rewarded_rows
 from posttrain.rewards.model import RewardModel
 from posttrain.rewards.reward_registry import load_reward
 from posttrain.runs.run_inputs import RunInput, RunInputs, class_name, code_input, named_files, rows_input, sha256_of
@@ -38,6 +39,7 @@ from posttrain.tasks.task_registry import load_task, require_task
 from posttrain.training.collector import Collector, CollectorSettings
 from posttrain.training.evaluation import Questions
 from posttrain.training.learner import Learner, LearnerSettings
+from posttrain.training.optimizer import OwnOptimizer
 from posttrain.training.state import TrainedByReward
 
 Rows = Iterable[Mapping[str, object]]
@@ -79,6 +81,8 @@ class CallerObjects:
     """In place of a dataset's file."""
     held_out_rows: Rows | None = None
     """Those to evaluate on, in place of a share of the rows."""
+    optimizer: OwnOptimizer | None = None
+    """In place of AdamW, over the policy's parameters."""
 
     def __post_init__(self) -> None:
         for name, kind, remedy in (
@@ -232,6 +236,7 @@ def assembled(
             num_steps=config.run.num_steps,
             refresh_reference_every=config.reference.refresh_every,
         ),
+        own_optimizer=own.optimizer,
     )
     return Session(
         config=config,
@@ -316,6 +321,8 @@ def inputs_of(config: Config, own: CallerObjects) -> RunInputs:
         objects["engine"] = RunInput(class_name(own.engine) + draws)
     if own.algorithm is not None:
         objects["algorithm"] = code_input(own.algorithm.name, own.algorithm)
+    if own.optimizer is not None:
+        objects["optimizer"] = RunInput(class_name(own.optimizer.optimizer))
     for index, reward in enumerate(given_rewards(own)):
         settings = {
             each.name: getattr(reward.settings, each.name)
@@ -349,7 +356,7 @@ def policy_input(policy: Policy, config: Config, own: CallerObjects) -> RunInput
 
 
 def require_sound_rows(session: Session) -> None:
-    """Refuse rows by which a reward could score nobody, where it can tell: in step 900 they would be a silent 0."""
+    """Refuse rows that no reward is for, or that one could score nobody by, where that can be told before training."""
     if not isinstance(session.task, DatasetTask):
         return
     column = session.task.options.prompt_column
@@ -357,6 +364,7 @@ def require_sound_rows(session: Session) -> None:
         (row.where, {**row.columns, "prompt": row.columns[column]})
         for row in (*session.task.training_rows, *session.task.held_out_rows)
     ]
+    require_rewarded_rows(rows, session.rewards)
     for function in session.rewards:
         if (checked := row_check(function.call)) is not None:
             checked.check_rows([row for row in rows if function.settings.applies(row[1])], session.resources)

@@ -7,10 +7,12 @@ from typing import Any, Self, TypedDict, Unpack
 
 from posttrain.algorithms.table import Algorithm
 from posttrain.config import Config
+from posttrain.errors import UserError
 from posttrain.generation.engine import Engine
 from posttrain.models.policy import Policy
 from posttrain.runs.reports import Run, StepReport
 from posttrain.runs.watchers import Watcher
+from posttrain.schemas import did_you_mean
 from posttrain.tasks.base import Task
 from posttrain.training.rl import Beginning, RunSteps, run_steps
 from posttrain.training.session import CallerObjects, Rewards, Rows
@@ -33,7 +35,7 @@ class TrainArguments(TypedDict, total=False):
     recipe: str
 
 
-class Steps:
+class TrainingSteps:
     """The steps of a run, each told once it is in the journal and, where that is due, saved.
 
     What `train` does before its first step is done with the first one that is asked for, and what it does after the
@@ -69,7 +71,7 @@ class Steps:
         self.close()
 
 
-def steps(config: Config, **objects: Unpack[TrainArguments]) -> Steps:
+def steps(config: Config, **objects: Unpack[TrainArguments]) -> TrainingSteps:
     """A run as `train` makes it, of the same arguments, handed out step by step.
 
         with posttrain.steps(config, rows=rows, rewards=[solved]) as steps:
@@ -85,6 +87,7 @@ def steps(config: Config, **objects: Unpack[TrainArguments]) -> Steps:
     given: dict[str, Any] = dict(objects)
     unknown = given.keys() - TrainArguments.__annotations__.keys()
     if unknown:
-        raise TypeError(f"steps() got an unexpected keyword argument {min(unknown)!r}")
+        name = min(unknown)
+        raise UserError(f"steps: there is no argument `{name}`.  {did_you_mean(name, TrainArguments.__annotations__)}")
     how = Beginning(**{each.name: given.pop(each.name) for each in fields(Beginning) if each.name in given})
-    return Steps(run_steps(config, CallerObjects(**given), how))
+    return TrainingSteps(run_steps(config, CallerObjects(**given), how))

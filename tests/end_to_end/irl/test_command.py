@@ -19,6 +19,7 @@ from posttrain.irl.grids import IcyGridWorld
 from posttrain.irl.gymnasium_table import read_gymnasium
 from tests.support.irl_worlds import course_rewards
 
+DRAWS = True
 PLOTS = ["convergence.png", "policy.png", "rewards.png", "visits.png"]
 SMALL = {
     "world": {"name": "icy_grid", "size": 3, "rewards": [[8, 1.0]], "ground": -2.0},

@@ -181,7 +181,7 @@ ENDLESS.append(ENDLESS)
 @pytest.mark.parametrize(
     ("log", "says"),
     [
-        (lambda extra, _: extra("n", [1]), r"log_extra\('n', ...\) was given 1 values for the 2 completions"),
+        (lambda extra, _: extra("n", [1]), r"log_extra of 'n' was given 1 values for the 2 completions"),
         (lambda extra, _: extra("n", "ab"), r"was given 'ab' \(str\); give a list of one value for each"),
         (lambda extra, _: extra("n", {1, 2}), "give a list of one value"),
         (lambda extra, _: extra("n", 3), "give a list of one value"),

@@ -5,9 +5,12 @@ posttrain.rewards.attacks.shaping_attacks; for a function of your own there are 
 tests/attacks/ has the full corpora.
 """
 
+import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+
+from posttrain.sandbox.inside import plain
 
 BIG_CHARACTERS = 1_000_000
 
@@ -190,7 +193,48 @@ CODE = AttackExample(
     ),
 )
 
+CHOICE = AttackExample(
+    "Which planet is largest? (A) Earth (B) Jupiter (C) Mars (D) Venus",
+    {"answer": "B"},
+    (
+        Answer("the letter", "<answer>B</answer>", right=True),
+        Answer("the letter in parentheses", "<answer>(b)</answer>", right=True),
+        Answer("a letter alone", "B", right=True),
+        Answer("another letter", "<answer>C</answer>"),
+        Answer("all letters", "<answer>A B C D</answer>"),
+        Answer("either of two", "<answer>B or C</answer>"),
+        Answer("the letter within a word", "<answer>Bananas</answer>"),
+        Answer("a right answer, then another", "<answer>B</answer><answer>C</answer>"),
+        Answer("in the thinking only", "<think><answer>B</answer></think>"),
+    ),
+)
+
+
+def made_problem(generator: str, scorer: str, answer: str, **metadata: object) -> dict[str, object]:
+    """The columns of a row that a generator made."""
+    packed = plain.dump({"question": "", "answer": answer, "metadata": metadata}).decode()
+    entry = json.dumps({"options": {}, "entry": packed})
+    return {"generator": generator, "scorer": scorer, "answer": answer, "entry": entry}
+
+
+PUZZLE_24 = AttackExample(
+    "Make 24 of 5, 6, 8 and 10.",
+    made_problem("puzzle24", "arithmetic", "10*(8 - 5) - 6", numbers=[5, 6, 8, 10]),
+    (
+        Answer("a right answer", "<answer>10*(8 - 5) - 6</answer>", right=True),
+        Answer("a right answer behind thinking", thought("10*(8-5)-6"), right=True),
+        Answer("four other numbers", "<answer>6*4*1*1</answer>"),
+        Answer("a number twice", "<answer>8 + 8 + 8</answer>"),
+        Answer("the target itself", "<answer>24</answer>"),
+        Answer("an equation", "<answer>10*(8 - 5) - 6 = 24</answer>"),
+        Answer("numbers that count for nothing", "<answer>24 + 0*5*6*8*10</answer>"),
+        Answer("code", "<answer>__import__('os').getpid()</answer>"),
+        Answer("a tower of powers", "<answer>9**9**9**9</answer>"),
+    ),
+)
 EXAMPLES: dict[str, AttackExample] = {
+    "exact_match": CHOICE,
+    "generated": PUZZLE_24,
     "countdown": COUNTDOWN,
     "countdown_last": COUNTDOWN,
     "strict_format": FORMAT,

@@ -43,7 +43,7 @@ class CallLog:
 
     def log_extra(self, column: str, values: object) -> None:
         """Keep a value for each completion of the call, which is plain data."""
-        asked = f"log_extra({column!r:.60}, ...)"
+        asked = f"log_extra of {column!r:.60}"
         self.require_name(asked, column)
         try:
             found = attempt(listed, values)
@@ -62,7 +62,7 @@ class CallLog:
 
     def log_metric(self, name: str, value: object) -> None:
         """Keep a number of the call; NaN says that there is none."""
-        asked = f"log_metric({name!r:.60}, ...)"
+        asked = f"log_metric of {name!r:.60}"
         self.require_name(asked, name)
         try:
             number = attempt(number_in, value)

@@ -24,7 +24,7 @@ from posttrain.rewards.grading.answers import (
     verdicts_in,
 )
 from posttrain.rewards.grading.call_log import CallLog
-from posttrain.rewards.grading.function import Keywords, RewardFunction, ScoringFailure
+from posttrain.rewards.grading.function import TEXTS, Keywords, RewardFunction, ScoringFailure
 from posttrain.rewards.grading.trainer_state import TrainerState
 
 
@@ -62,6 +62,8 @@ def sooner(*deadlines: Deadline) -> Deadline:
 
 NOT_CACHED = {"trainer_state", "log_metric"}
 """Arguments that a function is not given whose scores are remembered: they belong to a step, and to one call."""
+STANDS_FOR = {"ground_truth": "answer", "nums": "numbers"}
+"""Parameters of functions of one response, and the columns that they take where none has their name."""
 WITHHELD = {"prompt", "completion"}
 """Columns that functions of lists do not see: the rendered prompt and what was sampled stand in their place."""
 
@@ -141,8 +143,9 @@ def reward_arguments(call: Call) -> dict[str, object]:
     else:
         given = standard(call.rows, call.function) | of_the_call(call)
         columns = {name: None for row in call.rows for name in row.group.prompt.columns if name not in WITHHELD}
-        require_known(call, columns.keys() | given.keys())
-        values = {name: column(name, call.rows) for name in columns if wanted.wants(name)} | given
+        texts: dict[str, object] = {name: [row.text for row in call.rows] for name in TEXTS & wanted.required}
+        require_known(call, columns.keys() | given.keys() | texts.keys())
+        values = texts | {name: column(name, call.rows) for name in columns if wanted.wants(name)} | given
     return {name: value for name, value in values.items() if wanted.wants(name)}
 
 
@@ -165,13 +168,15 @@ def standard(rows: Sequence[RolloutRow], function: RewardFunction) -> dict[str, 
 
 
 def single(row: RolloutRow, function: RewardFunction) -> dict[str, object]:
-    """The same for a function that scores one response; `ground_truth` may be a column called `answer`."""
+    """The same for a function that scores one response; columns may have another name, as `STANDS_FOR` says."""
     values = {name: unshared(value) for name, value in row.group.prompt.columns.items()}
-    if "ground_truth" not in values and "answer" in values:
-        values["ground_truth"] = unshared(values["answer"])
+    for name, column_name in STANDS_FOR.items():
+        if name not in values and column_name in values:
+            values[name] = unshared(values[column_name])
     return values | {
         "prompt": prompt_of(row, function),
         "response": row.text,
+        "completion": row.text,
         "finish_reason": row.rollout.finish,
         **({"base": row.base} if function.settings.of else {}),
     }

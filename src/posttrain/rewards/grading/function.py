@@ -40,6 +40,13 @@ def source_in_file(file: Path, name: str) -> FunctionSource:
     return FunctionSource(place=str(file.resolve()), name=name, file=str(file.resolve()), digest=digest_of(file))
 
 
+def source_in_module(call: object, place: str, name: str) -> FunctionSource:
+    """The source of a function that a recipe names as package.module:FUNCTION, which may come from another module."""
+    defines = call.__module__ if inspect.isfunction(call) else place
+    file = getattr(sys.modules.get(defines), "__file__", None) or ""
+    return FunctionSource(place=place, name=name, file=file, digest=digest_of(Path(file)))
+
+
 @functools.cache  # as it was when first asked for: a file may change after its function has been imported
 def source_of(call: Callable[..., object], reward: str) -> FunctionSource:
     """The source of a function that Python code handed over.  Raises UserError where no name leads back to it."""
@@ -153,6 +160,12 @@ def own_name(call: object) -> str:
     return str(getattr(call, "__name__", type(call).__name__))
 
 
+TEXTS = {"texts", "responses"}
+"""What functions of lists may call all completions as text."""
+OF_ALL = TEXTS | {"prompts", "completions", "completion_ids"}
+"""What only a function of lists asks for."""
+
+
 @dataclass(frozen=True, slots=True)
 class Keywords:
     """The keywords of a function's signature."""
@@ -164,9 +177,12 @@ class Keywords:
 
     @property
     def one_by_one(self) -> bool:
-        """Whether it scores one completion per call, `(response, ground_truth) -> float`, rather than lists of all."""
+        """Whether it scores one completion per call rather than lists of all.
+
+        `(response, ground_truth) -> float`, `(completion) -> float`, `(completion, nums, target) -> float`
+        """
         named = self.required | self.optional
-        return "response" in named and not named & {"prompts", "completions", "completion_ids"}
+        return bool(named & {"response", "completion"}) and not named & OF_ALL
 
     def wants(self, name: str) -> bool:
         """Whether an argument of this name can be given."""

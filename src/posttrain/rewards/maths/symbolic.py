@@ -1,25 +1,20 @@
 """Answers that are no plain numbers, compared by math-verify inside the sandbox, a few to a process."""
 
 import importlib.util
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
 from posttrain.errors import UserError
+from posttrain.rewards.function_questions import Unanswered, answers
 from posttrain.sandbox import inside
-from posttrain.sandbox.conversation import Sandbox, StartedProcess
-from posttrain.sandbox.execution import Execution, Exit, Limits, Process, ServerOptions
-from posttrain.sandbox.inside import plain
+from posttrain.sandbox.conversation import Sandbox
+from posttrain.sandbox.execution import ServerOptions
 from posttrain.sandbox.modules import FEW
 from posttrain.sandbox.sandboxes import Sandboxes, site_packages
 
-MEMORY_BYTES = 512 << 20
-TOGETHER = 8
-"""Questions that share a process."""
 PREPARE = Path(inside.__file__).with_name("math_check.py")
-SOURCE = "from prepared import compare"
 
 
 class ComparisonResult(StrEnum):
@@ -41,69 +36,26 @@ class Question:
     answer: str
 
 
-class AnswerComparison:
-    """A conversation that has some questions answered by one process; one that dies is replaced for those left.
-
-    What is compared is text that is parsed and never run, so questions may share a process as programs may not.
-    """
-
-    def __init__(self, questions: Sequence[Question], cpu_seconds: float) -> None:
-        self.questions, self.cpu_seconds = questions, cpu_seconds
-        self.said: list[ComparisonResult] = []
-        self.loaded = False
-
-    def begin(self, sandbox: Sandbox) -> None:
-        """A process for the questions that are left."""
-        self.loaded = False
-        in_all = Limits(cpu_seconds=self.cpu_seconds * (1 + self.left), memory_bytes=MEMORY_BYTES)
-        process = sandbox.start(self, Process(kind="calls", source=SOURCE, limits=in_all))
-        process.allow(self.cpu_seconds)
-
-    @property
-    def left(self) -> int:
-        """Questions without an answer."""
-        return len(self.questions) - len(self.said)
-
-    def message(self, sandbox: Sandbox, process: StartedProcess, payload: bytes) -> None:
-        """Ready, or an answer: our own code speaks there."""
-        kind, first, *_ = json.loads(payload)
-        if self.loaded:
-            said = plain.load(first.encode()) if kind == "value" else None
-            self.said.append(ComparisonResult(said) if isinstance(said, str) else ComparisonResult.UNREADABLE)
-        self.loaded = True
-        if not self.left:
-            process.end()
-            return
-        question = self.questions[len(self.said)]
-        process.allow(self.cpu_seconds)
-        process.send(plain.dump(["compare", [question.gold, question.answer], {}]))
-
-    def ended(self, sandbox: Sandbox, process: StartedProcess, execution: Execution) -> None:
-        """Its end is the answer to the question that it was at, unless it had none left."""
-        if not self.left:
-            return
-        if execution.exit is Exit.LOST or not self.loaded:
-            self.said += [ComparisonResult.LOST] * self.left
-            return
-        limits = (Exit.CPU_LIMIT, Exit.WALL_LIMIT)
-        # Else it ran out of memory or of stack.
-        self.said.append(ComparisonResult.TIME_LIMIT if execution.exit in limits else ComparisonResult.UNREADABLE)
-        if self.left:
-            self.begin(sandbox)
-
-
 def compare_symbolically(
     questions: Sequence[Question], sandboxes: Sandboxes, *, cpu_seconds: float
 ) -> list[ComparisonResult]:
     """An answer for every question, each asked once."""
     different = list(dict.fromkeys(questions))
-    parts = [different[start : start + TOGETHER] for start in range(0, len(different), TOGETHER)]
-    conversations = [AnswerComparison(part, cpu_seconds) for part in parts]
-    sandbox_with_maths(sandboxes).converse(conversations)
-    answers = {
-        question: said for talk in conversations for question, said in zip(talk.questions, talk.said, strict=True)
-    }
-    return [answers[question] for question in questions]
+    asked = [(question.gold, question.answer) for question in different]
+    said = answers(sandbox_with_maths(sandboxes), "compare", asked, cpu_seconds=cpu_seconds)
+    results = dict(zip(different, map(as_result, said), strict=True))
+    return [results[question] for question in questions]
+
+
+def as_result(said: object) -> ComparisonResult:
+    """What a reply, or the lack of one, says of an answer."""
+    if said is Unanswered.LOST:
+        return ComparisonResult.LOST
+    if said is Unanswered.TIME_LIMIT:
+        return ComparisonResult.TIME_LIMIT
+    if isinstance(said, Unanswered) or not isinstance(said, str):
+        return ComparisonResult.UNREADABLE
+    return ComparisonResult(said)
 
 
 def sandbox_with_maths(sandboxes: Sandboxes) -> Sandbox:

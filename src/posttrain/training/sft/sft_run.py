@@ -34,6 +34,7 @@ from posttrain.runs.run_inputs import (
     rows_input,
 )
 from posttrain.runs.threads import ThreadClaim, claim_threads
+from posttrain.runs.trackers.tracker import require_trackers
 from posttrain.runs.watchers import Watcher, require_watchers
 from posttrain.tasks.dataset import Rows
 from posttrain.training.sft.demonstration_set import DemonstrationSet, demonstrations_of
@@ -117,6 +118,7 @@ def train_sft(
     `accept_changes` also where model or rows are no longer what they were.
     """
     require_resume(from_step, resume=resume)
+    require_trackers(config.run.report_to, config.tracker)
     given = GivenRows(
         rows=None if rows is None else list(rows), held_out=None if held_out_rows is None else list(held_out_rows)
     )
@@ -252,7 +254,7 @@ def fit(
                     metrics |= measured(session, trained, harness)
                 tokens = sum(example.num_inputs for example in batch)
                 harness.record(StepReport(step=step, metrics=metrics, num_tokens=tokens))
-        finished = trained.step >= num_steps
+        finished = trained.step >= num_steps or (harness.told_to_stop and not harness.interruption)
         summary: dict[str, object] = {}
         if finished:
             write_model(session.config, session.policy, folder.path)

@@ -1,0 +1,17 @@
+"""Writes tests/data/trl_parity.json: what TRL makes of given completions and rewards, for our tests to agree with.
+
+python benchmarks/trl_parity.py
+"""
+
+import subprocess
+import sys
+from pathlib import Path
+
+from _vs_trl_environment import trl_python
+
+HERE = Path(__file__).parent
+NUMBERS = HERE.parent / "tests" / "data" / "trl_parity.json"
+
+if __name__ == "__main__":
+    worker = [str(trl_python()), str(HERE / "_trl_parity_trl.py"), str(NUMBERS)]
+    sys.exit(subprocess.run(worker, check=False).returncode)

@@ -1,0 +1,248 @@
+"""GRPOConfig to Config: the same run in our words."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from posttrain.config import Config
+from posttrain.errors import UserError
+from posttrain.options.dataset import DatasetOptions
+from posttrain.options.grading import GradingOptions
+from posttrain.options.model import ModelOptions
+from posttrain.options.rollout import RolloutOptions
+from posttrain.options.tracker import TrackerName, TrackerOptions
+from posttrain.options.training import (
+    CheckpointOptions,
+    EvaluationOptions,
+    ReferenceOptions,
+    RunOptions,
+    UpdateOptions,
+)
+from posttrain.trl.batch_arithmetic import BatchPlan
+from posttrain.trl.fields.grpo_config import GRPOConfig
+from posttrain.trl.fields.training_fields import TrainingFields
+
+DEVIATION_EPSILON = 1e-4
+"""What TRL adds to a deviation before it divides by it, in units of reward."""
+SCHEDULES: Mapping[str, Literal["constant", "linear", "cosine"]] = {
+    "linear": "linear",
+    "cosine": "cosine",
+    "constant": "constant",
+    "constant_with_warmup": "constant",
+}
+TOKEN_WEIGHTS = {
+    "grpo": "mean_over_sequences",
+    "bnpo": "mean_over_tokens",
+    "dapo": "mean_over_tokens",
+    "dr_grpo": "constant_length",
+    "luspo": "sum_over_sequence",
+}
+"""What each loss_type with a clipped ratio divides by."""
+TRACKERS: Mapping[str, TrackerName] = {
+    "tensorboard": "tensorboard",
+    "wandb": "wandb",
+    "mlflow": "mlflow",
+    "trackio": "trackio",
+}
+ALL_CHECKPOINTS = 1_000_000
+NO_LIMIT = 1_000_000_000
+"""Tokens of a micro-batch until the longest prompt is known."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunLength:
+    """How long a run is."""
+
+    updates: int
+    """Of the optimiser, as TRL counts them."""
+    updates_per_step: int
+    updates_per_epoch: int
+
+    @property
+    def steps(self) -> int:
+        """Steps of ours, the last one whole."""
+        return math.ceil(self.updates / self.updates_per_step)
+
+    def steps_in(self, updates: float) -> int:
+        """Steps between two events that are so many updates apart, or below 1 such a share of the run."""
+        count = math.ceil(self.updates * updates) if updates < 1 else updates
+        return max(1, round(count / self.updates_per_step))
+
+
+def rl_config(args: GRPOConfig, model: ModelOptions, plan: BatchPlan, length: RunLength) -> Config:
+    """The run that the arguments describe, but for how many tokens a micro-batch has."""
+    return Config(
+        model=model,
+        task=DatasetOptions(
+            held_out_share=0.0,
+            last_assistant_message="prefill",
+            over_long="error" if args.max_prompt_length is None else "cut_left",
+            max_prompt_tokens=args.max_prompt_length,
+            shuffle=args.shuffle_dataset is not False,
+        ),
+        algorithm=algorithm_section(args),
+        grading=GradingOptions(max_same_reward_steps=0),
+        rollout=rollout_options(args, plan),
+        update=UpdateOptions(
+            learning_rate=args.learning_rate,
+            warmup_steps=warmup_updates(args, length.updates),
+            schedule=schedule_of(args),
+            weight_decay=args.weight_decay,
+            beta1=args.adam_beta1,
+            beta2=args.adam_beta2,
+            max_grad_norm=args.max_grad_norm or math.inf,
+            tokens_per_microbatch=NO_LIMIT,
+            epochs_per_step=plan.epochs_per_step,
+            minibatches_per_epoch=plan.minibatches_per_epoch,
+            measure_entropy=True,
+        ),
+        reference=reference_options(args, length),
+        evaluation=EvaluationOptions(every_steps=0),
+        checkpoint=checkpoint_options(args, length),
+        tracker=tracker_options(args),
+        run=run_options(args, length.steps),
+    )
+
+
+def completion_tokens(args: GRPOConfig) -> int:
+    """The limit of a completion."""
+    if args.max_completion_length is None:
+        raise UserError("GRPOConfig: max_completion_length = None: a completion that never stops has no end; give one.")
+    return args.max_completion_length
+
+
+def rollout_options(args: GRPOConfig, plan: BatchPlan) -> RolloutOptions:
+    """How a step samples."""
+    top_p, top_k, min_p = args.top_p or 1.0, args.top_k or 0, args.min_p or 0.0
+    return RolloutOptions(
+        prompts_per_step=plan.prompts_per_step,
+        group_size=plan.group_size,
+        max_completion_tokens=completion_tokens(args),
+        temperature=args.temperature,
+        top_p=top_p,
+        top_k=top_k,
+        min_p=min_p,
+        allow_cut_sampling=top_p < 1 or top_k > 0 or min_p > 0,
+    )
+
+
+def algorithm_section(args: GRPOConfig) -> dict[str, object]:
+    """TRL's loss as an algorithm of ours and its options."""
+    scale = scale_of(args)
+    require_one_of(args, "scale_rewards", scale, ("group", "batch", "none"))
+    require_one_of(args, "importance_sampling_level", args.importance_sampling_level, ("token", "sequence"))
+    require_one_of(args, "loss_type", args.loss_type, (*TOKEN_WEIGHTS, "cispo"))
+    high = args.epsilon if args.epsilon_high is None else args.epsilon_high
+    section: dict[str, object] = {"ratio_level": LEVELS[args.importance_sampling_level]}
+    together = args.multi_objective_aggregation
+    require_one_of(args, "multi_objective_aggregation", together, ("sum_then_normalize", "normalize_then_sum"))
+    if together == "normalize_then_sum":  # which standardises whatever scale_rewards says
+        section |= {"reward_aggregation": together, "deviation": "sample", "deviation_epsilon": DEVIATION_EPSILON}
+    elif scale == "none":
+        section["deviation"] = "none"
+    else:
+        section |= {"deviation": "sample", "deviation_over": scale, "deviation_epsilon": DEVIATION_EPSILON}
+    if args.beta:
+        importance = section["ratio_level"] if args.use_bias_correction_kl else None
+        section["kl"] = {"coefficient": args.beta, "estimator": "k3", "importance": importance}
+    if args.loss_type == "cispo":
+        if high < 1:
+            raise UserError(
+                f"GRPOConfig: epsilon_high = {high} with loss_type = cispo is the largest ratio itself: below 1 it"
+                " would cut every ratio, also where policy and sampler agree.  Use epsilon_high = 5.0, the paper's."
+            )
+        return {"name": "cispo", "clip_high": high - 1, **section}
+    section |= {"clip_low": args.epsilon, "clip_high": high, "token_weights": TOKEN_WEIGHTS[args.loss_type]}
+    if args.delta is not None:
+        section["dual_clip"] = args.delta
+    return {"name": "grpo", **section}
+
+
+def scale_of(args: GRPOConfig) -> str:
+    """scale_rewards by its names; True and False are what they once were."""
+    return args.scale_rewards if isinstance(args.scale_rewards, str) else ("none", "group")[args.scale_rewards]
+
+
+LEVELS = {"token": "token", "sequence": "sequence_mean"}
+"""importance_sampling_level by our names."""
+
+
+def require_one_of(args: TrainingFields, name: str, value: object, known: tuple[str, ...]) -> None:
+    """Refuse a value that is none of those that there are."""
+    if value not in known:
+        raise UserError(f"{type(args).__name__}: {name} = {value!r}: use {', '.join(known[:-1])} or {known[-1]}.")
+
+
+def warmup_updates(args: TrainingFields, updates: int) -> int:
+    """Updates of the warm-up: their number, or a share of all."""
+    given = args.warmup_ratio if args.warmup_ratio is not None and not args.warmup_steps else args.warmup_steps
+    return math.ceil(updates * given) if given < 1 else int(given)
+
+
+def schedule_of(args: TrainingFields) -> Literal["constant", "linear", "cosine"]:
+    """The schedule by our name."""
+    require_one_of(args, "lr_scheduler_type", args.lr_scheduler_type, tuple(SCHEDULES))
+    return SCHEDULES[args.lr_scheduler_type]
+
+
+def reference_options(args: GRPOConfig, length: RunLength) -> ReferenceOptions:
+    """How often the reference is taken from the policy again."""
+    if not args.sync_ref_model:
+        return ReferenceOptions()
+    if args.ref_model_mixup_alpha != 1.0:
+        raise UserError(
+            f"GRPOConfig: ref_model_mixup_alpha = {args.ref_model_mixup_alpha} with sync_ref_model: a reference is"
+            " taken from the policy whole; use 1.0."
+        )
+    if not args.beta:
+        raise UserError("GRPOConfig: sync_ref_model = True with beta = 0: there is no reference.  Leave one out.")
+    return ReferenceOptions(refresh_every=length.steps_in(args.ref_model_sync_steps))
+
+
+def checkpoint_options(args: TrainingFields, length: RunLength) -> CheckpointOptions:
+    """When checkpoints are saved, and which are kept."""
+    require_one_of(args, "save_strategy", args.save_strategy, ("no", "steps", "epoch"))
+    every = {
+        "no": 0,
+        "steps": length.steps_in(args.save_steps),
+        "epoch": length.steps_in(length.updates_per_epoch),
+    }[args.save_strategy]
+    return CheckpointOptions(every_steps=every, keep_last=args.save_total_limit or ALL_CHECKPOINTS, keep_best=False)
+
+
+def run_options(args: TrainingFields, num_steps: int) -> RunOptions:
+    """Where the run is kept and how long it goes on."""
+    return RunOptions(
+        folder=folder_of_run(args),
+        overwrite=args.overwrite_output_dir,
+        seed=args.seed,
+        num_steps=num_steps,
+        report_to=trackers(args),
+    )
+
+
+def trackers(args: TrainingFields) -> tuple[TrackerName, ...]:
+    """The trackers that report_to names, if any."""
+    given = [args.report_to] if isinstance(args.report_to, str) else args.report_to or []
+    named = [each for each in given if each != "none"]
+    for each in named:
+        if each not in TRACKERS:
+            raise UserError(
+                f"{type(args).__name__}: report_to = {each!r}: use none, or name some of {', '.join(TRACKERS)}."
+            )
+    return tuple(TRACKERS[each] for each in named)
+
+
+def tracker_options(args: TrainingFields) -> TrackerOptions:
+    """What trackers call the run."""
+    plain = TrackerOptions()
+    if not trackers(args):
+        return plain
+    project = plain.project if args.project == TrainingFields.project else args.project
+    return TrackerOptions(project=project, name=args.run_name or plain.name)
+
+
+def folder_of_run(args: TrainingFields) -> str:
+    """The folder that output_dir names."""
+    return args.output_dir or "trainer_output"

@@ -1,0 +1,153 @@
+"""TRL's batch vocabulary in ours: completions per device and micro-steps become prompts, groups, epochs, mini-batches.
+
+In TRL a generation batch is per_device_train_batch_size · steps_per_generation completions, gone through num_iterations
+times, and an optimiser update takes per_device_train_batch_size · gradient_accumulation_steps of them, in an order
+that tears groups apart.  Here an update is on whole groups.  docs/guides/trl.md has worked cases.
+"""
+
+import math
+from dataclasses import dataclass
+
+from posttrain.errors import UserError
+from posttrain.trl.fields.grpo_config import GRPOConfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchPlan:
+    """What one step of ours is, and how many updates TRL would count."""
+
+    prompts_per_step: int
+    group_size: int
+    epochs_per_step: int
+    """Passes over a step's rollouts."""
+    minibatches_per_epoch: int
+    """Updates in each pass."""
+    prompts_per_chunk: int
+    """Prompts that TRL takes from the dataset at a time; those left over at the end of an epoch it drops."""
+    updates_per_chunk: float
+    """Updates that TRL counts for them."""
+    notes: tuple[str, ...] = ()
+    """Where this is not what TRL does, in lines."""
+
+    @property
+    def updates_per_step(self) -> int:
+        """What `global_step` grows by in a step."""
+        return self.epochs_per_step * self.minibatches_per_epoch
+
+    def updates_per_epoch(self, num_rows: int) -> int:
+        """Optimiser updates that TRL counts for one pass over the dataset."""
+        chunks = max(1, num_rows // self.prompts_per_chunk)
+        return max(1, math.ceil(chunks * self.updates_per_chunk - 1e-9))
+
+    def num_updates(self, args: GRPOConfig, num_rows: int) -> int:
+        """Optimiser updates of the whole run: max_steps, or num_train_epochs passes over the dataset."""
+        if args.max_steps > 0:
+            return args.max_steps
+        return math.ceil(args.num_train_epochs * self.updates_per_epoch(num_rows))
+
+    def num_steps(self, num_updates: int) -> int:
+        """Steps that take so many updates, the last one whole."""
+        return math.ceil(num_updates / self.updates_per_step)
+
+
+def batch_plan(args: GRPOConfig) -> BatchPlan:
+    """The step that these arguments describe.  Raises UserError where no step of whole groups does."""
+    require_counts(args)
+    group, accumulation, passes = group_size_of(args), args.gradient_accumulation_steps, args.num_iterations
+    per_generation, notes = micro_steps_of_generation(args)
+    chunks_per_update, rest = divmod(accumulation, per_generation * passes)
+    spans = rest == 0  # an update spans one or more whole generation batches
+    completions = args.per_device_train_batch_size * per_generation * (chunks_per_update if spans else 1)
+    prompts = math.ceil(completions / group)
+    if prompts * group != completions:
+        notes.append(
+            f"{completions} completions are no whole number of groups of {group}: a step has {prompts * group}, those"
+            f" of {prompts} {'prompt' if prompts == 1 else 'prompts'}."
+        )
+    per_chunk = math.ceil(args.per_device_train_batch_size * per_generation / group)
+    updates_per_chunk = per_generation * passes / accumulation
+    if spans:
+        if passes > 1:
+            notes.append(
+                f"num_iterations = {passes}: the passes fall into one update, where they are one and the same."
+            )
+        return BatchPlan(
+            prompts_per_step=prompts,
+            group_size=group,
+            epochs_per_step=1,
+            minibatches_per_epoch=1,
+            notes=tuple(notes),
+            prompts_per_chunk=per_chunk,
+            updates_per_chunk=updates_per_chunk,
+        )
+    if per_generation % accumulation:
+        raise UserError(
+            f"GRPOConfig: steps_per_generation = {per_generation}, num_iterations = {passes} and"
+            f" gradient_accumulation_steps = {accumulation}: an update would begin in one generation batch and end in"
+            " the next.  Let steps_per_generation be a multiple of gradient_accumulation_steps, or"
+            " gradient_accumulation_steps one of steps_per_generation · num_iterations."
+        )
+    updates = per_generation // accumulation
+    if updates > 1:
+        notes.append(told_of_updates(updates, prompts, group))
+    return BatchPlan(
+        prompts_per_step=prompts,
+        group_size=group,
+        epochs_per_step=passes,
+        minibatches_per_epoch=min(updates, prompts),
+        notes=tuple(notes),
+        prompts_per_chunk=per_chunk,
+        updates_per_chunk=updates_per_chunk,
+    )
+
+
+def told_of_updates(updates: int, prompts: int, group: int) -> str:
+    """What a line says of several updates on one generation batch."""
+    if prompts < updates:
+        return (
+            f"TRL would take {updates} updates on parts of {prompts} {'group' if prompts == 1 else 'groups'} of"
+            f" {group}; a group stays whole here, so there {'is' if prompts == 1 else 'are'} {prompts}."
+        )
+    return f"the {updates} updates on a generation batch are each on whole groups, which TRL would tear apart."
+
+
+def group_size_of(args: GRPOConfig) -> int:
+    """Completions per prompt; a single one has no siblings to be compared with."""
+    if args.num_generations is None or args.num_generations < 2:
+        raise UserError(
+            f"GRPOConfig: num_generations = {args.num_generations}: a completion is compared with others of its prompt;"
+            " use 2 or more."
+        )
+    return args.num_generations
+
+
+def micro_steps_of_generation(args: GRPOConfig) -> tuple[int, list[str]]:
+    """steps_per_generation, given or derived, and what is to be told of it."""
+    rows, given, size = args.per_device_train_batch_size, args.steps_per_generation, args.generation_batch_size
+    if given is not None and size is not None:
+        raise UserError(
+            f"GRPOConfig: steps_per_generation = {given} and generation_batch_size = {size} say the same in two ways."
+            "  Leave one out."
+        )
+    if given is not None:
+        return given, []
+    if size is None:
+        return args.gradient_accumulation_steps, []
+    if size % rows:
+        raise UserError(
+            f"GRPOConfig: generation_batch_size = {size} is no multiple of per_device_train_batch_size = {rows}.  Use"
+            f" {math.ceil(size / rows) * rows}."
+        )
+    return size // rows, []
+
+
+def require_counts(args: GRPOConfig) -> None:
+    """Refuse numbers of nothing."""
+    for name in ("per_device_train_batch_size", "gradient_accumulation_steps", "num_iterations"):
+        value = vars(args)[name]
+        if value < 1:
+            raise UserError(f"GRPOConfig: {name} = {value}: use 1 or more.")
+    for name in ("steps_per_generation", "generation_batch_size"):
+        value = vars(args)[name]
+        if value is not None and value < 1:
+            raise UserError(f"GRPOConfig: {name} = {value}: use 1 or more, or leave it out.")

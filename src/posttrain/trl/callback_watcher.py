@@ -1,0 +1,190 @@
+"""transformers' callbacks on a run of ours: a watcher that tells them of it, keeps log_history, and stops for them."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch.optim import Optimizer
+from transformers import TrainerCallback, TrainerControl, TrainerState
+
+from posttrain.errors import UserError
+from posttrain.models.policy import Policy
+from posttrain.runs.reports import CheckpointReport, EndReport, StepReport
+from posttrain.runs.watchers import Watcher
+from posttrain.trl.as_config import RunLength
+from posttrain.trl.fields.training_fields import TrainingFields
+from posttrain.trl.log_entries import Entry, PendingEntries
+
+
+@dataclass(slots=True, kw_only=True)
+class Events:
+    """The callbacks of a trainer with the state and the control that they are handed."""
+
+    args: TrainingFields
+    policy: Policy
+    callbacks: list[TrainerCallback]
+    optimizer: Optimizer | None = None
+    """There while training goes on."""
+    state: TrainerState = field(default_factory=TrainerState)
+    control: TrainerControl = field(default_factory=TrainerControl)
+
+    def tell(self, event: str, **more: object) -> None:
+        """Call a method of each callback; what one returns is the control from there on."""
+        for callback in self.callbacks:
+            returned = getattr(callback, event)(
+                self.args,
+                self.state,
+                self.control,
+                model=self.policy.model,
+                processing_class=self.policy.tokenizer,
+                optimizer=self.optimizer,
+                lr_scheduler=None,
+                train_dataloader=None,
+                eval_dataloader=None,
+                **more,
+            )
+            self.control = self.control if returned is None else returned
+
+    def add(self, callback: object) -> None:
+        """One callback more."""
+        self.callbacks.append(made_callback(callback))
+
+    def remove(self, callback: object) -> None:
+        """One less: that object, or the first of that class."""
+        found = [each for each in self.callbacks if each is callback or type(each) is callback]
+        if not found:
+            raise UserError(f"remove_callback: {callback!r:.60} is none of the trainer's callbacks.")
+        self.callbacks.remove(found[0])
+
+    def log(self, entry: Entry) -> None:
+        """An entry of log_history, with the epoch and the step."""
+        told: dict[str, Any] = {**entry, "epoch": self.state.epoch}
+        self.state.log_history.append({**told, "step": self.state.global_step})
+        self.control.should_log = False
+        self.tell("on_log", logs=told)
+
+
+def made_callback(given: object) -> TrainerCallback:
+    """A callback, made where its class is given.  Raises UserError for what is none."""
+    made = given() if isinstance(given, type) else given
+    if not isinstance(made, TrainerCallback):
+        raise UserError(
+            f"callbacks: {made!r:.60} ({type(made).__name__}) is no TrainerCallback of transformers.  Inherit from"
+            " transformers.TrainerCallback; a posttrain.Watcher goes to posttrain.train."
+        )
+    return made
+
+
+class CallbackWatcher(Watcher):
+    """Tells callbacks of each step, and does what they and the arguments ask for after it."""
+
+    def __init__(
+        self,
+        events: Events,
+        length: RunLength,
+        *,
+        entry_of: Callable[[StepReport], Entry],
+        evaluate: Callable[[], object] | None,
+    ) -> None:
+        """`entry_of` is what a step logs; `evaluate` measures and logs, None where nothing is there to measure."""
+        self.events, self.length, self.entry_of, self.evaluate = events, length, entry_of, evaluate
+        self.pending = PendingEntries()
+        self.losses: list[float] = []
+        self.began = time.monotonic()
+
+    @property
+    def args(self) -> TrainingFields:
+        """What the script said."""
+        return self.events.args
+
+    def begin(self, optimizer: Optimizer | None) -> None:
+        """Training begins, or goes on, with this optimiser."""
+        self.events.optimizer = optimizer
+        state, args, length = self.events.state, self.args, self.length
+        state.max_steps, state.num_train_epochs = length.updates, -(-length.updates // length.updates_per_epoch)
+        state.logging_steps = self.interval(args.logging_steps)
+        state.save_steps = self.interval(args.save_steps)
+        state.eval_steps = self.interval(args.eval_steps if args.eval_steps is not None else args.logging_steps)
+        state.train_batch_size = args.per_device_train_batch_size
+        self.events.tell("on_train_begin")
+
+    def interval(self, updates: float) -> int:
+        """A number of updates, which may be given as a share of all."""
+        return max(1, -int(-self.length.updates * updates // 1)) if updates < 1 else int(updates)
+
+    def on_step_begin(self, step: int) -> None:
+        """A step, and perhaps an epoch, begins; a run that is resumed or evaluated before anything says so first."""
+        state, done = self.events.state, (step - 1) * self.length.updates_per_step
+        state.global_step, state.epoch = done, done / self.length.updates_per_epoch
+        if step == 1 and self.args.eval_on_start and self.evaluate is not None:
+            self.evaluate()
+        if step == 1 or self.crossed(self.length.updates_per_epoch, before=max(0, done - self.length.updates_per_step)):
+            self.events.tell("on_epoch_begin")
+        self.events.tell("on_step_begin")
+
+    def crossed(self, interval: float, *, before: int) -> bool:
+        """Whether a multiple of some updates has been reached since there were so many."""
+        return self.events.state.global_step // interval > before // interval
+
+    def on_step(self, report: StepReport) -> None:
+        """Log, evaluate, save and stop as the arguments and the callbacks say."""
+        events, length = self.events, self.length
+        state, control = events.state, events.control
+        before = state.global_step
+        state.global_step = report.step * length.updates_per_step
+        state.epoch = state.global_step / length.updates_per_epoch
+        state.num_input_tokens_seen = int(report.metrics["num_tokens"])
+        entry = self.entry_of(report)
+        self.pending.add(entry)
+        self.losses.append(entry["loss"] or 0.0)
+        control.should_log |= self.due("logging", state.logging_steps, before)
+        control.should_log |= report.step == 1 and self.args.logging_first_step
+        control.should_evaluate |= self.evaluation_is_due(before)
+        events.tell("on_step_end")
+        if self.crossed(length.updates_per_epoch, before=before):
+            events.tell("on_epoch_end")
+        if events.control.should_log:
+            events.log(self.pending.taken())
+        if events.control.should_evaluate and self.evaluate is not None:
+            events.control.should_evaluate = False
+            self.evaluate()
+        self.saving = events.control.should_save
+        self.stopping = events.control.should_training_stop
+
+    def due(self, what: str, interval: int, before: int) -> bool:
+        """Whether something that a strategy schedules is due."""
+        strategy = vars(self.args)[f"{what}_strategy"]
+        every = {"no": float("inf"), "steps": interval, "epoch": self.length.updates_per_epoch}[strategy]
+        return self.crossed(every, before=before)
+
+    def evaluation_is_due(self, before: int) -> bool:
+        """Whether the strategy has an evaluation after this step."""
+        state, delay = self.events.state, self.args.eval_delay
+        waited = state.epoch if self.args.eval_strategy == "epoch" else state.global_step
+        return waited >= delay and self.due("eval", state.eval_steps, before)
+
+    def on_save(self, report: CheckpointReport) -> None:
+        """A checkpoint is on the disk; that of step 0 is not told of."""
+        self.events.control.should_save = False
+        if report.step:
+            self.events.tell("on_save")
+
+    def on_end(self, report: EndReport) -> None:
+        """The last entry of the log, and the end."""
+        seconds = time.monotonic() - self.began
+        state, args = self.events.state, self.args
+        samples = state.global_step * args.per_device_train_batch_size * args.gradient_accumulation_steps
+        entry: Entry = {
+            "train_runtime": seconds,
+            "train_samples_per_second": samples / seconds,
+            "train_steps_per_second": state.global_step / seconds,
+            "train_loss": self.mean_loss,
+        }
+        self.events.log(entry)
+        self.events.tell("on_train_end")
+
+    @property
+    def mean_loss(self) -> float:
+        """Over all steps of this call of train()."""
+        return sum(self.losses) / max(1, len(self.losses))

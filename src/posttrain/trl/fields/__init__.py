@@ -1,0 +1,1 @@
+"""The fields of TRL's configs, and what becomes of each."""

@@ -1,0 +1,206 @@
+"""GRPOConfig: the fields of TRL 1.16's, with its names, order and defaults, and what becomes of each."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from posttrain.trl.fields.field_rules import Rules, idle, refused, supported, translated
+from posttrain.trl.fields.training_fields import TrainingFields
+from posttrain.trl.fields.training_rules import TRAINING_RULES
+
+
+@dataclass
+class GRPOConfig(TrainingFields):
+    """How GRPOTrainer trains; the page "TRL's fields" says what becomes of each."""
+
+    disable_dropout: bool = False
+    cast_lm_head_to_fp32: bool = False
+    num_generations: int | None = 8
+    num_generations_eval: int | None = None
+    max_completion_length: int | None = 512
+    ds3_gather_for_generation: bool = True
+    shuffle_dataset: bool | None = True
+    pad_to_multiple_of: int | str | None = "auto"
+    generation_batch_size: int | None = None
+    steps_per_generation: int | None = None
+    temperature: float = 1.0
+    top_p: float | None = 1.0
+    top_k: int | None = 0
+    min_p: float | None = None
+    generation_kwargs: dict[str, Any] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    repetition_penalty: float = 1.0
+    cache_implementation: str | None = None
+    use_vllm: bool = False
+    vllm_mode: str = "colocate"
+    vllm_model_impl: str = "vllm"
+    vllm_enable_sleep_mode: bool = False
+    vllm_structured_outputs_regex: str | None = None
+    vllm_server_base_url: str | None = None
+    vllm_server_host: str = "0.0.0.0"
+    vllm_server_port: int = 8000
+    vllm_server_timeout: float = 240.0
+    vllm_group_port: int = 51216
+    vllm_gpu_memory_utilization: float = 0.3
+    vllm_max_model_length: int | None = None
+    vllm_tensor_parallel_size: int = 1
+    beta: float = 0.0
+    num_iterations: int = 1
+    epsilon: float = 0.2
+    delta: float | None = None
+    epsilon_high: float | None = None
+    sapo_temperature_neg: float = 1.05
+    sapo_temperature_pos: float = 1.0
+    vespo_k_pos: float = 2.0
+    vespo_lambda_pos: float = 3.0
+    vespo_k_neg: float = 3.0
+    vespo_lambda_neg: float = 2.0
+    importance_sampling_level: str = "token"
+    reward_weights: list[float] | None = None
+    multi_objective_aggregation: str = "sum_then_normalize"
+    scale_rewards: str | bool = "group"
+    loss_type: str = "dapo"
+    mask_truncated_completions: bool = False
+    sync_ref_model: bool = False
+    ref_model_mixup_alpha: float = 0.6
+    ref_model_sync_steps: int = 512
+    top_entropy_quantile: float = 1.0
+    entropy_coef: float = 0.0
+    use_adaptive_entropy: bool = False
+    entropy_coef_min: float = 0.0
+    entropy_coef_max: float = 1.0
+    entropy_coef_delta: float = 0.005
+    entropy_target: float = 0.2
+    max_tool_calling_iterations: int | None = None
+    vllm_importance_sampling_correction: bool = True
+    vllm_importance_sampling_mode: str = "sequence_mask"
+    vllm_importance_sampling_clip_max: float | None = 3.0
+    vllm_importance_sampling_clip_min: float | None = None
+    off_policy_mask_threshold: float | None = None
+    use_bias_correction_kl: bool = True
+    log_completions: bool = False
+    log_multimodal: bool = True
+    num_completions_to_print: int | None = None
+    log_unique_prompts: bool = False
+    log_completions_hub_repo: str | None = None
+    use_transformers_continuous_batching: bool = False
+    transformers_continuous_batching_config: dict[str, Any] | None = None
+    use_transformers_paged: bool = False
+    vllm_importance_sampling_cap: float | None = None
+    # Names that this class had once, and scripts still use.
+    max_prompt_length: int | None = None
+    num_sample_generations: int | None = None
+    use_liger_loss: bool = False
+    wandb_log_unique_prompts: bool = False
+    vllm_device: str | None = None
+    vllm_dtype: str | None = None
+    vllm_max_model_len: int | None = None
+    vllm_enable_prefix_caching: bool = False
+    vllm_guided_decoding_regex: str | None = None
+
+
+NO_VLLM = "it is for vLLM, and completions are sampled in this process."
+SHARED = "sampler and trainer share their weights, so that nothing is to be corrected."
+NOT_SOFT = "it is of losses that are not here (sapo, vespo)."
+NO_ENTROPY = "no entropy acts on the loss here; leave it out.  `entropy` is measured."
+KEPT = "every completion of every step is in rollouts/ of the run's folder, with scores and advantages."
+
+GRPO_RULES: Rules = {
+    **TRAINING_RULES,
+    "disable_dropout": idle("the model's own dropout is always off; that of an adapter acts in updates."),
+    "cast_lm_head_to_fp32": idle("log-probs are computed in float32."),
+    "num_generations": supported("rollout.group_size"),
+    "num_generations_eval": supported("", "completions of each prompt of an evaluation; num_generations by default"),
+    "max_completion_length": supported("rollout.max_completion_tokens"),
+    "ds3_gather_for_generation": idle("one process trains here, and holds all weights."),
+    "shuffle_dataset": supported("task.shuffle", "the order is a function of the seed, and another one than TRL's"),
+    "pad_to_multiple_of": idle("rows are not padded."),
+    "generation_batch_size": supported("rollout.prompts_per_step", "see the table of batches"),
+    "steps_per_generation": supported(
+        "rollout.prompts_per_step, update.minibatches_per_epoch", "see the table of batches"
+    ),
+    "temperature": supported("rollout.temperature"),
+    "top_p": supported("rollout.top_p, rollout.allow_cut_sampling", "the update scores under the full distribution"),
+    "top_k": supported("rollout.top_k, rollout.allow_cut_sampling", "the update scores under the full distribution"),
+    "min_p": supported("rollout.min_p, rollout.allow_cut_sampling", "the update scores under the full distribution"),
+    "generation_kwargs": refused("sampling is temperature, top_p, top_k and min_p; use those.", {}),
+    "chat_template_kwargs": supported("model.template_options"),
+    "repetition_penalty": refused("ratios would compare another distribution than the one that sampled; leave it out."),
+    "cache_implementation": idle("sampling has a cache of its own."),
+    "use_vllm": refused("completions are sampled in this process, by an engine that shares the weights; leave it out."),
+    "vllm_mode": idle(NO_VLLM),
+    "vllm_model_impl": idle(NO_VLLM),
+    "vllm_enable_sleep_mode": idle(NO_VLLM),
+    "vllm_structured_outputs_regex": refused("completions are sampled freely; reward their format instead."),
+    "vllm_server_base_url": idle(NO_VLLM),
+    "vllm_server_host": idle(NO_VLLM),
+    "vllm_server_port": idle(NO_VLLM),
+    "vllm_server_timeout": idle(NO_VLLM),
+    "vllm_group_port": idle(NO_VLLM),
+    "vllm_gpu_memory_utilization": idle(NO_VLLM),
+    "vllm_max_model_length": idle(NO_VLLM),
+    "vllm_tensor_parallel_size": idle(NO_VLLM),
+    "beta": supported("algorithm.kl.coefficient", "k3 in the loss; 0 keeps no reference"),
+    "num_iterations": supported("update.epochs_per_step"),
+    "epsilon": supported("algorithm.clip_low"),
+    "delta": supported("algorithm.dual_clip"),
+    "epsilon_high": supported("algorithm.clip_high", "epsilon by default"),
+    "sapo_temperature_neg": idle(NOT_SOFT),
+    "sapo_temperature_pos": idle(NOT_SOFT),
+    "vespo_k_pos": idle(NOT_SOFT),
+    "vespo_lambda_pos": idle(NOT_SOFT),
+    "vespo_k_neg": idle(NOT_SOFT),
+    "vespo_lambda_neg": idle(NOT_SOFT),
+    "importance_sampling_level": supported("algorithm.ratio_level", "token and sequence"),
+    "reward_weights": supported("", "the weight of each reward function"),
+    "multi_objective_aggregation": supported(
+        "algorithm.reward_aggregation", "normalize_then_sum heeds no scale_rewards, as in TRL"
+    ),
+    "scale_rewards": supported(
+        "algorithm.deviation, algorithm.deviation_over", "group, batch and none, with 1e-4 added"
+    ),
+    "loss_type": supported("algorithm.name, algorithm.token_weights", "dapo, grpo, bnpo, dr_grpo, luspo and cispo"),
+    "mask_truncated_completions": refused(
+        "cut-off completions are trained on; give them a reward function of your own."
+    ),
+    "sync_ref_model": supported("reference.refresh_every", "with ref_model_mixup_alpha=1.0"),
+    "ref_model_mixup_alpha": supported("reference.refresh_every", "1.0 alone: the reference becomes the policy"),
+    "ref_model_sync_steps": supported("reference.refresh_every", "in updates"),
+    "top_entropy_quantile": refused("every token counts; leave it out."),
+    "entropy_coef": refused(NO_ENTROPY),
+    "use_adaptive_entropy": refused(NO_ENTROPY),
+    "entropy_coef_min": idle(NO_ENTROPY),
+    "entropy_coef_max": idle(NO_ENTROPY),
+    "entropy_coef_delta": idle(NO_ENTROPY),
+    "entropy_target": idle(NO_ENTROPY),
+    "max_tool_calling_iterations": idle("completions call no tools here."),
+    "vllm_importance_sampling_correction": idle(SHARED),
+    "vllm_importance_sampling_mode": idle(SHARED),
+    "vllm_importance_sampling_clip_max": idle(SHARED),
+    "vllm_importance_sampling_clip_min": idle(SHARED),
+    "off_policy_mask_threshold": refused(
+        "no completion is masked for its age; use num_iterations=1 to stay on policy."
+    ),
+    "use_bias_correction_kl": supported("algorithm.kl.importance", "the KL times the ratio"),
+    "log_completions": idle(KEPT),
+    "log_multimodal": idle("there are no images."),
+    "num_completions_to_print": idle(KEPT),
+    "log_unique_prompts": idle(KEPT),
+    "log_completions_hub_repo": refused(KEPT + "  Push that folder yourself."),
+    "use_transformers_continuous_batching": idle(
+        "sampling batches continuously as it is: rows that end leave at once."
+    ),
+    "transformers_continuous_batching_config": idle("sampling batches continuously as it is."),
+    "use_transformers_paged": idle("sampling batches continuously as it is."),
+    "vllm_importance_sampling_cap": idle(SHARED),
+    "max_prompt_length": translated(
+        "task.max_prompt_tokens, task.over_long", "cuts longer prompts from the left, as TRL once did."
+    ),
+    "num_sample_generations": idle(KEPT),
+    "use_liger_loss": refused("log-probs are computed in chunks here, without that package; leave it out."),
+    "wandb_log_unique_prompts": idle(KEPT),
+    "vllm_device": idle(NO_VLLM),
+    "vllm_dtype": idle(NO_VLLM),
+    "vllm_max_model_len": idle(NO_VLLM),
+    "vllm_enable_prefix_caching": idle(NO_VLLM),
+    "vllm_guided_decoding_regex": refused("completions are sampled freely; reward their format instead."),
+}

@@ -1,0 +1,78 @@
+"""SFTConfig: the fields of TRL 1.16's, with its names, order and defaults, and what becomes of each."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from posttrain.trl.fields.field_rules import Rules, idle, refused, supported, translated
+from posttrain.trl.fields.training_fields import TrainingFields
+from posttrain.trl.fields.training_rules import TRAINING_RULES
+
+
+@dataclass
+class SFTConfig(TrainingFields):
+    """How SFTTrainer trains; the page "TRL's fields" says what becomes of each."""
+
+    learning_rate: float = 2e-05
+    remove_unused_columns: bool | None = True
+    chat_template_path: str | None = None
+    dataset_text_field: str = "text"
+    dataset_kwargs: dict[str, Any] | None = None
+    dataset_num_proc: int | None = None
+    eos_token: str | None = None
+    max_length: int | None = 1024
+    truncation_mode: str = "keep_start"
+    shuffle_dataset: bool | None = False
+    packing: bool = False
+    packing_strategy: str = "bfd"
+    padding_free: bool = False
+    pad_to_multiple_of: int | str | None = "auto"
+    eval_packing: bool | None = None
+    completion_only_loss: bool | None = None
+    assistant_only_loss: bool = False
+    loss_type: str = "nll"
+    activation_offloading: bool = False
+    pad_token: str | None = None
+
+    # A name that this class had once, and scripts still use.
+    max_seq_length: int | None = None
+
+
+NOT_PACKED = "rows are never put together, and padding costs nothing here; leave it out."
+
+SFT_RULES: Rules = {
+    **TRAINING_RULES,
+    "per_device_train_batch_size": supported("sft.rows_per_batch, sft.tokens_per_microbatch", "rows"),
+    "learning_rate": supported("sft.learning_rate", "as it is given, with an adapter too"),
+    "lr_scheduler_type": supported("sft.schedule", "linear, cosine, constant and constant_with_warmup"),
+    "warmup_steps": supported("sft.warmup_steps", "below 1 a share of all updates; the first rate is lr/w, not 0"),
+    "warmup_ratio": translated("sft.warmup_steps", "is read as warmup_steps, a share of all updates."),
+    "optim": refused("AdamW of torch is the optimiser here; leave it out.", "adamw_torch", "adamw_hf"),
+    "weight_decay": supported("sft.weight_decay", "on matrices; with an adapter an error, as it would undo it"),
+    "adam_beta1": supported("sft.beta1"),
+    "adam_beta2": supported("sft.beta2"),
+    "max_grad_norm": supported("sft.max_grad_norm", "0 and None clip nothing"),
+    "gradient_accumulation_steps": supported("sft.rows_per_batch", "times the rows on a device"),
+    "include_for_metrics": refused("the loss on held-out rows is what is measured; leave it out."),
+    "batch_eval_metrics": refused("the loss on held-out rows is what is measured; leave it out."),
+    "remove_unused_columns": refused("columns that are not learned are not read; leave it out.", True, False, None),
+    "train_sampling_strategy": refused("rows are drawn at random, each once in an epoch; leave it out."),
+    "chat_template_path": refused("give a tokenizer with that template as processing_class."),
+    "dataset_text_field": supported("", "the column of plain text"),
+    "dataset_kwargs": refused("rows are prepared in one way; leave it out.", {}),
+    "dataset_num_proc": idle("rows are made into tokens in this process."),
+    "eos_token": refused("give a tokenizer with that end-of-text token as processing_class."),
+    "max_length": supported("sft.max_length, sft.long_rows", "longer rows lose their ends"),
+    "truncation_mode": refused("rows that are too long lose their ends; use keep_start."),
+    "shuffle_dataset": idle("rows come in an order drawn anew for each epoch, a function of the seed."),
+    "packing": refused(NOT_PACKED),
+    "packing_strategy": idle(NOT_PACKED),
+    "padding_free": idle("no row is padded in the loss; nothing is to be set for it."),
+    "pad_to_multiple_of": idle("rows are not padded."),
+    "eval_packing": refused(NOT_PACKED, False),
+    "completion_only_loss": supported("sft.loss_on", "of prompt and completion: the completion, or with False all"),
+    "assistant_only_loss": supported("sft.loss_on", "of messages: the assistant's turns, or with False all"),
+    "loss_type": refused("the loss is -log π of what is learned; use nll.", "chunked_nll"),
+    "activation_offloading": refused("set gradient_checkpointing=True, which needs less memory too."),
+    "pad_token": idle("rows are not padded."),
+    "max_seq_length": translated("sft.max_length", "is read as max_length."),
+}

@@ -1,0 +1,225 @@
+"""GRPOTrainer: TRL's constructor and methods over the loop of `posttrain.train`."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+from transformers import PreTrainedTokenizerBase
+from transformers.trainer_utils import TrainOutput
+
+from posttrain.config import Config
+from posttrain.errors import UserError
+from posttrain.generation.engine import Engine
+from posttrain.models.policy import Policy
+from posttrain.options.dataset import DatasetOptions
+from posttrain.runs.run_inputs import require_same_inputs
+from posttrain.runs.trackers.tracker import require_trackers
+from posttrain.schemas import did_you_mean
+from posttrain.training.optimizer import OwnOptimizer
+from posttrain.training.rl import Beginning, make_ready, to_the_end, train_session
+from posttrain.training.session import CallerObjects, Session, inputs_of, open_session
+from posttrain.trl.as_config import RunLength, rl_config, scale_of
+from posttrain.trl.batch_arithmetic import batch_plan
+from posttrain.trl.callback_watcher import CallbackWatcher
+from posttrain.trl.fields.grpo_config import GRPO_RULES, GRPOConfig
+from posttrain.trl.held_out import evaluation_entry
+from posttrain.trl.log_entries import prefixed, step_entry
+from posttrain.trl.model_source import ModelSource, default_folder
+from posttrain.trl.reward_texts import reward_functions
+from posttrain.trl.saved_models import resume_step
+from posttrain.trl.trainer_methods import TrainerMethods
+from posttrain.trl.training_rows import Dataset, Row, longest_prompt, rows_of_dataset
+
+if TYPE_CHECKING:
+    from peft import LoraConfig
+    from transformers import BitsAndBytesConfig
+
+RewardGiven = Callable[..., object] | str | nn.Module
+"""A function, a reward model, or the folder or name of one."""
+
+
+class GRPOTrainer(TrainerMethods[GRPOConfig]):
+    """Trains a model by reward, told as TRL's class of that name is told; the loop is that of `posttrain.train`.
+
+        trainer = GRPOTrainer(model=PATH, reward_funcs=solved, args=GRPOConfig(...), train_dataset=rows)
+        trainer.train()
+
+    What is read otherwise than TRL reads it is printed when the trainer is made, a line each, and kept in `notes`.
+    """
+
+    def __init__(
+        self,
+        model: str | nn.Module,
+        reward_funcs: RewardGiven | list[RewardGiven],
+        args: GRPOConfig | None = None,
+        train_dataset: Dataset | None = None,
+        eval_dataset: Dataset | Mapping[str, Dataset] | None = None,
+        processing_class: PreTrainedTokenizerBase | None = None,
+        reward_processing_classes: PreTrainedTokenizerBase | list[PreTrainedTokenizerBase | None] | None = None,
+        callbacks: list[Any] | None = None,
+        optimizers: tuple[Optimizer | None, LRScheduler | None] = (None, None),
+        quantization_config: "BitsAndBytesConfig | None" = None,
+        peft_config: "LoraConfig | None" = None,
+        **not_here: object,
+    ) -> None:
+        """`not_here` are arguments of TRL's that only their default is possible of: tools, rollout_func."""
+        require_none(not_here)
+        source = ModelSource(
+            model=model,
+            processing_class=processing_class,
+            peft_config=peft_config,
+            quantization_config=quantization_config,
+        )
+        super().__init__(source, args or GRPOConfig(default_folder(model, "GRPO")), GRPO_RULES, callbacks)
+        self.train_dataset, self.eval_dataset = train_dataset, eval_dataset
+        self.plan = batch_plan(self.args)
+        self.notes += self.plan.notes
+        self.rewards = reward_functions(
+            reward_funcs,
+            reward_processing_classes,
+            self.args.reward_weights,
+            self.policy.tokenizer,
+            lambda: self.state,
+        )
+        self.optimizer = own_optimizer(optimizers)
+        self.engine: Engine | None = None
+        """An engine of your own, in place of the one in this process."""
+        self.session: Session | None = None
+        """While train() or evaluate() is going on."""
+        self.tell()
+
+    def train(self, resume_from_checkpoint: str | bool | None = None) -> TrainOutput:
+        """Train to the end, or to where a callback stops; the folder then is a run of posttrain's like any other."""
+        asked = resume_from_checkpoint if resume_from_checkpoint is not None else self.args.resume_from_checkpoint
+        resume, from_step = resume_step(asked, self.folder)
+        config, length, rows = self.described()
+        require_trackers(config.run.report_to, config.tracker)
+        own = self.objects(rows)
+        inputs = inputs_of(config, own)
+        if resume:
+            inputs = require_same_inputs(Path(config.run.folder), inputs, accept_changes=False)
+        watcher = CallbackWatcher(
+            self.events,
+            length,
+            entry_of=partial(
+                step_entry,
+                updates=self.plan.updates_per_step,
+                passes=self.plan.epochs_per_step,
+                whole_batch=scale_of(self.args) == "batch",
+            ),
+            evaluate=None if self.eval_dataset is None else self.evaluate,
+        )
+        with open_session(config, own) as self.session:
+            make_ready(self.session)
+            watcher.begin(self.session.learner.optimizer)
+            how = Beginning(watchers=[watcher], resume=resume, from_step=from_step)
+            self.run = to_the_end(train_session(self.session, inputs, how))
+        self.session = None
+        if self.args.push_to_hub:
+            self.push_to_hub()
+        return TrainOutput(self.state.global_step, watcher.mean_loss, dict(self.state.log_history[-1]))
+
+    def objects(self, rows: Sequence[Row]) -> CallerObjects:
+        """What a session is given beside its config."""
+        return CallerObjects(
+            policy=self.policy, engine=self.engine, rewards=self.rewards, rows=rows, optimizer=self.optimizer
+        )
+
+    def described(self) -> tuple[Config, RunLength, list[Row]]:
+        """The run in our words, how long it is, and its rows."""
+        args, plan = self.args, self.plan
+        if self.train_dataset is None:
+            raise UserError("GRPOTrainer: train_dataset is missing; give rows, each with a `prompt`.")
+        most = plan.num_steps(args.max_steps) * plan.prompts_per_step if args.max_steps > 0 else None
+        rows = rows_of_dataset(self.train_dataset, "train_dataset", most=most)
+        length = RunLength(
+            updates=plan.num_updates(args, len(rows)),
+            updates_per_step=plan.updates_per_step,
+            updates_per_epoch=plan.updates_per_epoch(len(rows)),
+        )
+        config = rl_config(args, self.model_options, plan, length)
+        return with_room(config, args, self.policy, rows), length, rows
+
+    def evaluate(
+        self, eval_dataset: Dataset | Mapping[str, Dataset] | None = None, metric_key_prefix: str = "eval"
+    ) -> dict[str, Any]:
+        """Sample completions of the evaluation rows at the training temperature, score them, and log what comes out."""
+        given = eval_dataset if eval_dataset is not None else self.eval_dataset
+        if given is None:
+            raise UserError("GRPOTrainer.evaluate: there are no rows; give eval_dataset to it or to the trainer.")
+        if isinstance(given, Mapping):
+            entries = [self.evaluate(each, f"{metric_key_prefix}_{name}") for name, each in given.items()]
+            return {name: value for entry in entries for name, value in entry.items()}
+        rows = rows_of_dataset(given, "eval_dataset", most=None)
+        session = self.session
+        if session is not None:
+            return self._evaluated(session, rows, metric_key_prefix)
+        with open_session(self.described()[0], self.objects(rows)) as own:
+            own.load_weights()
+            return self._evaluated(own, rows, metric_key_prefix)
+
+    def _evaluated(self, session: Session, rows: Sequence[Row], prefix: str) -> dict[str, Any]:
+        """An evaluation in a session, told to the callbacks."""
+        group_size = self.args.num_generations_eval or self.plan.group_size
+        entry = evaluation_entry(session, rows, group_size, whole_batch=scale_of(self.args) == "batch")
+        told = prefixed(entry, prefix)
+        self.events.log(told)
+        self.events.tell("on_evaluate", metrics=told)
+        return told | {"epoch": self.state.epoch}
+
+
+def with_room(config: Config, args: GRPOConfig, policy: Policy, rows: Sequence[Row]) -> Config:
+    """The config with micro-batches of as many rows as TRL has on a device, of the longest there are."""
+    assert isinstance(config.task, DatasetOptions)
+    longest = longest_prompt(rows, config.task, policy, config.model.template_options)
+    tokens = args.per_device_train_batch_size * (longest + config.rollout.max_completion_tokens)
+    return replace(config, update=replace(config.update, tokens_per_microbatch=max(2, tokens)))
+
+
+def require_none(given: Mapping[str, object]) -> None:
+    """Refuse what TRL's trainer can do and this one cannot."""
+    says = {
+        "tools": "completions call no tools here",
+        "rollout_func": "completions are sampled by the engine; posttrain.train takes one of yours",
+        "environment_factory": "a completion is one turn here; give a reward function",
+    }
+    for name, value in given.items():
+        if name not in says:
+            raise UserError(f"GRPOTrainer: there is no argument {name!r}.  {did_you_mean(name, ARGUMENTS)}")
+        if value is not None:
+            raise UserError(f"GRPOTrainer: {name} = {value!r:.60}: {says[name]}.  Leave it out.")
+
+
+ARGUMENTS = (
+    "model",
+    "reward_funcs",
+    "args",
+    "train_dataset",
+    "eval_dataset",
+    "processing_class",
+    "reward_processing_classes",
+    "callbacks",
+    "optimizers",
+    "quantization_config",
+    "peft_config",
+)
+"""What a trainer can be given."""
+
+
+def own_optimizer(given: tuple[object, object]) -> OwnOptimizer | None:
+    """The optimiser and the scheduler that a script has made; None where it leaves both out."""
+    optimizer, scheduler = given
+    if optimizer is None and scheduler is None:
+        return None
+    if not isinstance(optimizer, Optimizer) or not isinstance(scheduler, LRScheduler | None):
+        raise UserError(
+            "optimizers: give (optimizer, scheduler) of torch, or (optimizer, None) for the schedule of"
+            " lr_scheduler_type from the rates of the optimiser's groups.  A scheduler is of one optimiser, so it"
+            " cannot come alone."
+        )
+    return OwnOptimizer(optimizer=optimizer, scheduler=scheduler)

@@ -1,0 +1,98 @@
+"""TRL's metrics of a step and of an evaluation: under its names the quantities that its source computes."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import fmean, stdev
+
+from posttrain.records import Grades, Group
+from posttrain.runs.reports import StepReport
+from posttrain.training.metrics import completion_metrics, logged_metrics, reward_metrics, scored
+
+Entry = dict[str, float | None]
+
+OF_UPDATES = ("kl", "entropy")
+"""Means over the tokens that were trained on, as our metrics have them."""
+CLIPPED = ("clip_ratio/low_mean", "clip_ratio/high_mean", "clip_ratio/region_mean")
+"""Shares of tokens; a group without advantage, which is not trained on, has none that is clipped."""
+OF_COMPLETIONS = (
+    "completions/mean_length",
+    "completions/min_length",
+    "completions/max_length",
+    "completions/clipped_ratio",
+)
+OF_TERMINATED = (
+    "completions/mean_terminated_length",
+    "completions/min_terminated_length",
+    "completions/max_terminated_length",
+)
+LAST = ("num_tokens", "learning_rate", "grad_norm")
+"""Of these an entry has the last value, of others the mean since the entry before."""
+
+
+def sampled_entry(groups: Sequence[Group], grades: Grades, *, whole_batch: bool = False) -> Entry:
+    """What TRL logs of completions and rewards.
+
+    `reward_std` is over all rewards of the batch, sample deviation; with `whole_batch` (scale_rewards="batch") so is
+    what `frac_reward_zero_std` looks at.  Lengths of completions that stopped are 0 where none did.
+    """
+    ours, lengths = reward_metrics(grades), completion_metrics(groups)
+    rewards = scored(grades.rewards)
+    zero = float(len(rewards) < 2 or stdev(rewards) <= 1e-8) if whole_batch else ours["frac_reward_zero_std"]
+    entry: Entry = {name: lengths[name] for name in OF_COMPLETIONS}
+    entry |= {name: lengths.get(name, 0.0) for name in OF_TERMINATED}
+    for name in grades.names:
+        entry[f"rewards/{name}/mean"] = ours.get(f"rewards/{name}/mean")
+        entry[f"rewards/{name}/std"] = ours.get(f"rewards/{name}/std")
+    entry |= {name.split("/", 2)[2]: value for name, value in logged_metrics(grades.logged).items()}
+    entry["reward"] = ours.get("reward")
+    entry["reward_std"] = stdev(rewards) if len(rewards) >= 2 else None
+    entry["frac_reward_zero_std"] = zero
+    return entry
+
+
+def step_entry(report: StepReport, *, updates: int, passes: int, whole_batch: bool = False) -> Entry:
+    """What TRL logs of a training step of so many updates, in so many passes over its rollouts."""
+    assert report.grades is not None, "a step by reward"
+    metrics = report.metrics
+    entry: Entry = {
+        "loss": metrics.get("loss", 0.0),  # a step without an advantage has no gradient and takes no update
+        "grad_norm": metrics.get("grad_norm", 0.0),
+    }
+    if "learning_rate" in metrics:
+        entry["learning_rate"] = metrics["learning_rate"]
+    entry["num_tokens"] = metrics["num_tokens"]
+    entry |= sampled_entry(report.groups, report.grades, whole_batch=whole_batch)
+    entry |= {name: metrics[name] for name in OF_UPDATES if name in metrics}
+    trained_share = metrics.get("tokens/trained", 0.0) / (report.num_tokens * passes)
+    entry |= {name: metrics.get(name, 0.0) * trained_share for name in CLIPPED}
+    entry["step_time"] = sum(report.seconds.values()) / updates
+    return entry
+
+
+@dataclass(slots=True)
+class PendingEntries:
+    """The steps since the last entry of the log."""
+
+    entries: list[Entry] = field(default_factory=list)
+
+    def add(self, entry: Entry) -> None:
+        """One more step."""
+        self.entries.append(entry)
+
+    def taken(self) -> Entry:
+        """Their mean, or of what is counted the last; None where no step has a number.  Nothing is left then."""
+        names = list(dict.fromkeys(name for entry in self.entries for name in entry))
+        found: Entry = {}
+        for name in names:
+            values = [value for entry in self.entries if (value := entry.get(name)) is not None]
+            valid = [value for value in values if not math.isnan(value)]
+            last = name in LAST
+            found[name] = (valid[-1] if last else fmean(valid)) if valid else None
+        self.entries.clear()
+        return found
+
+
+def prefixed(entry: Mapping[str, float | None], prefix: str) -> Entry:
+    """The names of an evaluation: eval_reward, eval_completions/mean_length."""
+    return {f"{prefix}_{name}": value for name, value in entry.items()}

@@ -1,0 +1,251 @@
+"""The policy that a trainer's arguments describe: a path or a model object, with an adapter, in 4 bits."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, cast
+
+import torch
+from torch import nn
+from transformers import AutoTokenizer, BitsAndBytesConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+from posttrain.errors import UserError
+from posttrain.models.loading.model_folder import load_policy, loaded_config, located_folder
+from posttrain.models.policy import Policy, as_policy, stop_ids
+from posttrain.options.adapter import ALL_LINEAR, AdapterOptions
+from posttrain.options.model import ModelOptions
+from posttrain.trl.fields.training_fields import TrainingFields
+
+if TYPE_CHECKING:
+    from peft import LoraConfig
+
+Dtype = Literal["auto", "float32", "bfloat16"]
+NO_MATTER = ("device_map", "use_cache", "low_cpu_mem_usage")
+"""Arguments of from_pretrained that say where and how, and change no number."""
+UNSET = ("inference_mode", "base_model_name_or_path", "fan_in_fan_out", "revision", "peft_version")
+"""What peft writes into a config itself."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSource:
+    """What a trainer was given of its model."""
+
+    model: str | nn.Module
+    processing_class: PreTrainedTokenizerBase | None = None
+    peft_config: "LoraConfig | None" = None
+    quantization_config: BitsAndBytesConfig | None = None
+
+
+def default_folder(model: object, kind: str) -> str:
+    """Where a run goes for which no args are given: MODEL-GRPO, MODEL-SFT."""
+    name = model if isinstance(model, str) else str(model.name_or_path) if isinstance(model, PreTrainedModel) else ""
+    return f"{Path(name).name or 'model'}-{kind}"
+
+
+def loaded(source: ModelSource, args: TrainingFields) -> tuple[Policy, ModelOptions, list[str]]:
+    """The policy, the options that describe it as far as options do, and what is to be told of it."""
+    notes: list[str] = []
+    require_lora(source.peft_config)
+    options = model_options(source, args, notes)
+    if isinstance(source.model, str):
+        policy, options = policy_of_path(source, options, args, notes)
+    else:
+        policy, options = policy_of_object(source, source.model, options), replace(options, path=ModelOptions.path)
+    if source.processing_class is not None and source.processing_class is not policy.tokenizer:
+        tokenizer = require_tokenizer(source.processing_class)
+        policy = replace(policy, tokenizer=tokenizer, stop_ids=stop_ids(policy.model, tokenizer))
+    return policy, options, notes
+
+
+def model_options(source: ModelSource, args: TrainingFields, notes: list[str]) -> ModelOptions:
+    """What the arguments say of loading."""
+    given = dict(args.model_init_kwargs or {})
+    dtype = dtype_of(given.pop("dtype", given.pop("torch_dtype", None)), args, notes)
+    quantization = given.pop("quantization_config", None) or source.quantization_config
+    options = ModelOptions(
+        path=source.model if isinstance(source.model, str) else ModelOptions.path,
+        revision=revision_of(given.pop("revision", None)),
+        trust_remote_code=bool(given.pop("trust_remote_code", args.trust_remote_code)),
+        attn_implementation=given.pop("attn_implementation", None) or "auto",
+        device="cpu" if args.use_cpu or args.no_cuda else "auto",
+        gradient_checkpointing=recomputes(source, args, notes),
+        dtype=dtype,
+        template_options=vars(args).get("chat_template_kwargs") or {},
+        adapter=AdapterOptions() if quantization is not None else None,  # which one is said once the model is known
+        quantization=quantized(quantization, notes),
+    )
+    for name in given.keys() - {*NO_MATTER}:
+        raise UserError(
+            f"model_init_kwargs: {name} = {given[name]!r:.60} is none of what a model is loaded by here: dtype,"
+            " attn_implementation, revision, trust_remote_code, quantization_config.  Load the model yourself and give"
+            " the object as `model`."
+        )
+    return options
+
+
+def require_lora(config: object) -> None:
+    """Refuse an adapter of another kind, and what is none."""
+    if config is None:
+        return
+    from peft import LoraConfig
+
+    if not isinstance(config, LoraConfig):
+        raise UserError(f"peft_config: a {type(config).__name__} is given; adapters are LoRA here: peft.LoraConfig.")
+
+
+def revision_of(given: object) -> str:
+    """A revision of a model of the hub; the main branch is what it is without one."""
+    return "" if given in (None, "main") else str(given)
+
+
+def dtype_of(given: object, args: TrainingFields, notes: list[str]) -> Dtype:
+    """The type of matrix products: bfloat16 on a GPU where it is asked for, by either name, or nothing is said."""
+    name = "auto" if given is None else str(given).removeprefix("torch.")
+    if name not in ("auto", "float32", "bfloat16"):
+        raise UserError(f"model_init_kwargs: dtype = {name}: use auto, float32 or bfloat16.")
+    cpu = args.use_cpu or args.no_cuda or not torch.cuda.is_available()
+    if cpu:
+        if args.bf16 or name == "bfloat16":
+            said = "bf16 = True" if args.bf16 else "dtype = bfloat16"
+            notes.append(f"{said}: there is no GPU here, so everything is computed in float32.")
+        return "float32"
+    if args.bf16 is False and name != "bfloat16":
+        return "float32"
+    return "bfloat16" if args.bf16 or name == "bfloat16" else "auto"
+
+
+def recomputes(source: ModelSource, args: TrainingFields, notes: list[str]) -> bool:
+    """Whether layers are computed again in the backward pass, which changes memory and no number."""
+    wanted = bool(args.gradient_checkpointing or args.activation_checkpointing)
+    drops = source.peft_config is not None and source.peft_config.lora_dropout > 0
+    if wanted and drops:
+        notes.append(
+            "gradient_checkpointing = True is left off, since the adapter has a dropout: layers that are computed again"
+            " would drop other inputs.  No number depends on it."
+        )
+    return wanted and not drops
+
+
+def quantized(config: object, notes: list[str]) -> Literal["nf4"] | None:
+    """Whether the frozen weights are held in 4 bits."""
+    if config is None:
+        return None
+    if not isinstance(config, BitsAndBytesConfig) or not config.load_in_4bit or config.bnb_4bit_quant_type != "nf4":
+        raise UserError(
+            "quantization_config: weights are held in 4 bits as NF4, or whole.  Give BitsAndBytesConfig("
+            'load_in_4bit=True, bnb_4bit_quant_type="nf4"), or load the model yourself and give the object.'
+        )
+    if not config.bnb_4bit_use_double_quant:
+        notes.append("quantization_config: the scales of 4-bit weights are quantised as well (double quantisation).")
+    return "nf4"
+
+
+def policy_of_path(
+    source: ModelSource, options: ModelOptions, args: TrainingFields, notes: list[str]
+) -> tuple[Policy, ModelOptions]:
+    """A policy of a folder or of the hub."""
+    config = source.peft_config
+    if config is None:
+        if options.quantization is not None:
+            raise UserError(
+                "quantization_config: weights in 4 bits cannot be trained.  Give an adapter as well, peft_config."
+            )
+        return load_policy(options, seed=args.seed), options
+    adapter = adapter_options(config, model_type(replace(options, adapter=None, quantization=None)))
+    if adapter is not None:
+        options = replace(options, adapter=adapter)
+        return load_policy(options, seed=args.seed), options
+    if options.quantization is not None:
+        raise UserError(
+            "peft_config: over weights in 4 bits an adapter is plain LoRA: rank, alpha, dropout, target_modules by name"
+            " and use_rslora.  Leave out what else it says, or the quantisation."
+        )
+    notes.append("peft_config says more than rank, alpha, dropout and layers, so the adapter's layers are peft's own.")
+    plain = load_policy(options, seed=args.seed)
+    return with_peft(plain, config, seed=args.seed), options
+
+
+def policy_of_object(source: ModelSource, model: nn.Module, options: ModelOptions) -> Policy:
+    """A policy of a model that a script has loaded itself."""
+    if options.quantization is not None:
+        raise UserError(
+            "quantization_config: the model is loaded already.  Load it with that config, or give its path."
+        )
+    tokenizer = source.processing_class
+    if tokenizer is None:
+        name = model.name_or_path if isinstance(model, PreTrainedModel) else ""
+        if not name:
+            raise UserError("processing_class: the model object names no folder to take a tokenizer from.  Give one.")
+        tokenizer = AutoTokenizer.from_pretrained(name)
+    dtype: Dtype = "auto" if options.dtype == "float32" else options.dtype
+    if options.gradient_checkpointing and isinstance(model, PreTrainedModel):
+        model.gradient_checkpointing_enable()
+    if source.peft_config is None:
+        return as_policy(model, require_tokenizer(tokenizer), dtype=dtype)
+    return as_policy(peft_model(model, source.peft_config), require_tokenizer(tokenizer), dtype=dtype)
+
+
+def with_peft(policy: Policy, config: "LoraConfig", *, seed: int) -> Policy:
+    """The policy under an adapter of peft, drawn from the seed."""
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        model = peft_model(policy.model, config)
+    dtype: Dtype = "bfloat16" if policy.compute_dtype == torch.bfloat16 else "auto"
+    return replace(as_policy(model, policy.tokenizer, dtype=dtype), stored_dtype=policy.stored_dtype)
+
+
+def peft_model(model: nn.Module, config: "LoraConfig") -> nn.Module:
+    """A model with an adapter of peft over it.  Raises UserError where it has one, or where the config is none."""
+    from peft import PeftModel, get_peft_model
+
+    if isinstance(model, PeftModel):
+        raise UserError("peft_config: the model is a PeftModel already, with an adapter of its own.  Leave one out.")
+    made: nn.Module = get_peft_model(cast(PreTrainedModel, model), config)
+    return made
+
+
+def model_type(options: ModelOptions) -> str:
+    """The family of a model that is not loaded yet."""
+    return str(loaded_config(located_folder(options), options).model_type)
+
+
+def adapter_options(config: "LoraConfig", family: str) -> AdapterOptions | None:
+    """An adapter of ours that is the same; None where the config says what ours do not have."""
+    from peft import LoraConfig
+    from peft.utils import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING
+
+    said: Any = config
+    plain = LoraConfig(
+        r=said.r,
+        lora_alpha=said.lora_alpha,
+        lora_dropout=said.lora_dropout,
+        target_modules=said.target_modules,
+        use_rslora=said.use_rslora,
+        task_type=said.task_type,
+    )
+    targets = said.target_modules or TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING.get(family)
+    if written(config) != written(plain) or targets is None or (isinstance(targets, str) and targets != ALL_LINEAR):
+        return None
+    return AdapterOptions(
+        rank=said.r,
+        alpha=float(said.lora_alpha),
+        dropout=float(said.lora_dropout),
+        targets=(targets,) if isinstance(targets, str) else tuple(sorted(targets)),
+        rslora=bool(said.use_rslora),
+    )
+
+
+def written(config: "LoraConfig") -> Mapping[str, object]:
+    """What a config says by itself."""
+    to_dict: Callable[[], dict[str, object]] = config.to_dict
+    return {name: value for name, value in to_dict().items() if name not in UNSET}
+
+
+def require_tokenizer(candidate: object) -> PreTrainedTokenizerBase:
+    """Refuse a processor of images, or whatever else is no tokenizer."""
+    if not isinstance(candidate, PreTrainedTokenizerBase):
+        raise UserError(
+            f"processing_class: a {type(candidate).__name__} is given; models of text have a tokenizer, such as"
+            " AutoTokenizer.from_pretrained makes."
+        )
+    return candidate

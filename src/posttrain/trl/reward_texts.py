@@ -1,0 +1,147 @@
+"""Reward functions as TRL calls them: the text without special tokens and without what was prefilled."""
+
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+from torch import nn
+from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+
+from posttrain.errors import UserError
+from posttrain.rewards.grading.answers import Graded
+from posttrain.rewards.grading.function import TEXTS, RewardFunction, keywords, own_name, reward_function
+from posttrain.rewards.model import RewardModel
+
+COMPLETION_IDS = "completion_ids"
+Reward = Callable[..., object]
+
+
+@dataclass(init=False, eq=False)
+class DecodedReward:
+    """A reward function of lists that is given completions as TRL decodes them.
+
+    Its signature is that of the function, and `completion_ids`, of which the texts are made.
+    """
+
+    call: Reward
+
+    def __init__(self, call: Reward, tokenizer: PreTrainedTokenizerBase, state: Callable[[], object]) -> None:
+        """`state` gives what the function sees as `trainer_state`."""
+        self.call, self.tokenizer, self.state = call, tokenizer, state
+        self.__name__ = own_name(call)
+        signature = inspect.signature(call)
+        parameters = signature.parameters.values()
+        self.takes_ids = COMPLETION_IDS in signature.parameters or any(
+            each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters
+        )
+        self.__signature__ = signature if self.takes_ids else with_ids(signature)
+
+    def __call__(self, **given: Any) -> object:
+        """The function's answer to the same with other texts."""
+        ids = given[COMPLETION_IDS] if self.takes_ids else given.pop(COMPLETION_IDS)
+        if "completions" in given:
+            given["completions"] = as_trl_decodes(given["completions"], ids, self.tokenizer)
+        for name in given.keys() & TEXTS:
+            given[name] = as_trl_decodes(given[name], ids, self.tokenizer)
+        if "trainer_state" in given:
+            given["trainer_state"] = self.state()
+        return self.call(**given)
+
+
+class DecodedRewardModel(RewardModel):
+    """A reward model that reads completions as TRL decodes them, and takes its first label for the score."""
+
+    def __init__(
+        self,
+        model: str | PreTrainedModel,
+        policy_tokenizer: PreTrainedTokenizerBase,
+        own_tokenizer: PreTrainedTokenizerBase | None,
+    ) -> None:
+        """Without a tokenizer of its own an object has that of the folder that it names."""
+        if own_tokenizer is None and isinstance(model, PreTrainedModel) and model.name_or_path:
+            own_tokenizer = AutoTokenizer.from_pretrained(model.name_or_path)
+        super().__init__(model, tokenizer=own_tokenizer, label=0)
+        self.policy_tokenizer = policy_tokenizer
+
+    def __call__(
+        self, *, prompts: Sequence[object], completions: Sequence[object], **columns: object
+    ) -> list[float] | list[Graded]:
+        """A score for each completion."""
+        ids = cast(Sequence[Sequence[int]], columns[COMPLETION_IDS])
+        return super().__call__(prompts=prompts, completions=as_trl_decodes(completions, ids, self.policy_tokenizer))
+
+
+def as_trl_decodes(
+    completions: Sequence[object], ids: Sequence[Sequence[int]], tokenizer: PreTrainedTokenizerBase
+) -> list[object]:
+    """The completions without special tokens and without what was prefilled, as text or as messages."""
+    texts: list[str] = tokenizer.batch_decode([list(each) for each in ids], skip_special_tokens=True)
+    return [
+        text if isinstance(old, str) else [{"role": "assistant", "content": text}]
+        for old, text in zip(completions, texts, strict=True)
+    ]
+
+
+def with_ids(signature: inspect.Signature) -> inspect.Signature:
+    """The signature with `completion_ids`, by keyword."""
+    ids = inspect.Parameter(COMPLETION_IDS, inspect.Parameter.KEYWORD_ONLY)
+    return signature.replace(parameters=[*signature.parameters.values(), ids])
+
+
+def reward_functions(
+    given: object,
+    tokenizers: PreTrainedTokenizerBase | Sequence[PreTrainedTokenizerBase | None] | None,
+    weights: Sequence[float] | None,
+    tokenizer: PreTrainedTokenizerBase,
+    state: Callable[[], object],
+) -> list[RewardFunction]:
+    """The rewards with TRL's names, weights and texts; equal names are told apart by a number.
+
+    `tokenizers` are those of reward models, one for each reward, and `tokenizer` is the policy's.
+    """
+    rewards = list(given) if isinstance(given, list | tuple) else [given]
+    if not rewards:
+        raise UserError("reward_funcs: there is none.  Give a function, or a list of them.")
+    if tokenizers is None or isinstance(tokenizers, PreTrainedTokenizerBase):
+        tokenizers = [tokenizers] * len(rewards)
+    own = [*tokenizers]
+    if len(own) != len(rewards):
+        raise UserError(
+            f"reward_processing_classes: {len(own)} are given for {len(rewards)} reward functions; give one for each,"
+            " None for a function."
+        )
+    calls = [decoded(call, tokenizer, each, state) for call, each in zip(rewards, own, strict=True)]
+    if weights is not None and len(weights) != len(calls):
+        raise UserError(
+            f"GRPOConfig: reward_weights has {len(weights)} numbers for {len(calls)} reward functions; give one for"
+            " each."
+        )
+    made: list[RewardFunction] = []
+    names: list[str] = []
+    for place, call in enumerate(calls):
+        name = own_name(call)
+        names.append(name)
+        if names.count(name) > 1:
+            name = f"{name}_{names.count(name)}"
+        weight = 1.0 if weights is None else float(weights[place])
+        made.append(reward_function(call, name=name, weight=weight))
+    return made
+
+
+def decoded(
+    call: object, tokenizer: PreTrainedTokenizerBase, own: PreTrainedTokenizerBase | None, state: Callable[[], object]
+) -> Reward:
+    """The reward as TRL calls it; a function that scores a single response per call stays as it is."""
+    if isinstance(call, str | PreTrainedModel):
+        return DecodedRewardModel(call, tokenizer, own)
+    if isinstance(call, RewardModel):
+        return call
+    if not callable(call) or isinstance(call, type | nn.Module):
+        raise UserError(
+            f"reward_funcs: {call!r:.80} ({type(call).__name__}) cannot score completions.  Give a function, an object"
+            " with a __call__ method, a sequence classifier of transformers, or the folder of one."
+        )
+    if keywords(RewardFunction(name=own_name(call), call=call)).one_by_one:
+        return call
+    return DecodedReward(call, tokenizer, state)

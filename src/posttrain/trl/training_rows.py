@@ -1,0 +1,51 @@
+"""Datasets as scripts give them: of `datasets`, lists of dicts, or anything that gives rows one after the other."""
+
+from collections.abc import Iterable, Mapping, Sequence, Sized
+from itertools import islice
+
+from posttrain.errors import UserError
+from posttrain.models.policy import Policy
+from posttrain.models.rendering import TokenizerRenderer
+from posttrain.options.dataset import DatasetOptions
+from posttrain.tasks.dataset import DatasetTask
+
+Row = Mapping[str, object]
+Dataset = Iterable[Row]
+
+
+def rows_of_dataset(given: object, name: str, *, most: int | None) -> list[Row]:
+    """The rows; of what has no length, such as a stream, as many as a run can draw."""
+    if isinstance(given, Mapping):
+        raise UserError(
+            f"{name}: a {type(given).__name__} of {', '.join(map(str, given))} is given.  Give one of them, such as"
+            f" {name}=data[{next(iter(given))!r}]."
+        )
+    if not isinstance(given, Iterable) or isinstance(given, str):
+        raise UserError(
+            f"{name}: {given!r:.60} ({type(given).__name__}) is given.  Give a datasets.Dataset, a list of dicts, or"
+            " another iterable of rows."
+        )
+    if not isinstance(given, Sized) and most is None:
+        raise UserError(f"{name}: it has no length, so max_steps has to say when the run ends.")
+    rows = list(given) if isinstance(given, Sized) else list(islice(given, most))
+    if not rows:
+        raise UserError(f"{name}: there is no row in it.")
+    return rows
+
+
+def rows_task(
+    rows: Sequence[Row], options: DatasetOptions, policy: Policy, template: Mapping[str, object]
+) -> DatasetTask:
+    """The rows as a task, none of them held out."""
+    return DatasetTask(
+        options,
+        TokenizerRenderer(policy.tokenizer, template_options=template),
+        seed=0,
+        prompts_per_step=1,
+        rows=rows,
+    )
+
+
+def longest_prompt(rows: Sequence[Row], options: DatasetOptions, policy: Policy, template: Mapping[str, object]) -> int:
+    """Tokens of the longest prompt, as far as the longest texts tell."""
+    return max(len(prompt.tokens) for prompt in rows_task(rows, options, policy, template).longest_prompts())

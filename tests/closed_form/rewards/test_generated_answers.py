@@ -1,0 +1,261 @@
+"""Answers to generated problems and to choices: where they stand, and what is the same answer."""
+
+import json
+import re
+from typing import Any
+
+import pytest
+
+from posttrain.errors import UserError
+from posttrain.options.dataset import DatasetOptions, GeneratedOptions
+from posttrain.options.generator import GeneratorOptions
+from posttrain.options.row_source import MixtureSourceOptions
+from posttrain.rewards.exact_match import exact_match
+from posttrain.rewards.function_questions import Unanswered
+from posttrain.rewards.generated.generated_reward import GeneratedReward
+from posttrain.rewards.generated.own_scoring import (
+    final_text,
+    is_expression,
+    is_no_number,
+    makes_target,
+    same,
+    same_text,
+)
+from posttrain.rewards.generated.scorers import Scorer, scorer_of
+from posttrain.rewards.grading.answers import Graded
+from posttrain.rewards.grading.function import ScoringFailure
+from posttrain.sandbox.inside import plain
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("<think>a</think><answer> b </answer>", "b"),
+        ("<answer>a</answer> or <answer>b</answer>", "b"),
+        (r"so \boxed{a} and <answer>b</answer>", "b"),
+        (r"so \boxed{\frac{1}{2}}", r"\frac{1}{2}"),
+        ("b\n", "b"),
+        ("<think><answer>a</answer></think> b", "b"),
+        ("<answer>a</answer><think>b", "a"),
+        ("", None),
+        ("<think>a", None),
+    ],
+)
+def test_the_answer_is_behind_the_thinking_in_the_last_tags_or_the_last_box_or_all_there_is(
+    text: str, found: str | None
+) -> None:
+    assert final_text(text, cut_off=False) == found
+
+
+def test_of_a_text_that_was_cut_off_only_what_is_marked_is_an_answer() -> None:
+    assert final_text("the answer is 4", cut_off=True) is None
+    assert final_text("<answer>4</answer> and so o", cut_off=True) == "4"
+
+
+@pytest.mark.parametrize(
+    ("answer", "gold", "is_same"),
+    [
+        ("yes", "Yes", True),
+        (" 1 2\n3  4 \n", "1 2\n3 4", True),
+        ("1 2 3 4", "1 2\n3 4", False),
+        ("4.0", "4", True),
+        ("1/2", "0.5", True),
+        ("0.3333", "1/3", False),
+        ("-4", "4", False),
+        ("4 4", "4", False),
+        ("THOSE FROM mars", "THOSE FROM MARS", False),  # only of a single word is letter case no matter
+        ("nan", "4", False),
+        ("٤", "4", False),
+    ],
+)
+def test_the_same_answer_is_the_same_text_or_the_same_number(answer: str, gold: str, is_same: bool) -> None:
+    assert same(answer, gold) is is_same
+
+
+def test_of_a_fraction_to_simplify_the_text_counts_and_not_its_value() -> None:
+    assert same("13524/57134", "138/583")  # the question itself, which an equal number would pay
+    assert not same_text("13524/57134", "138/583")
+    assert same_text(r"\frac{79}{173}", r"$\dfrac{79}{173}$")
+
+
+@pytest.mark.parametrize(
+    ("answer", "pays"),
+    [
+        ("10*(8 - 5) - 6", True),
+        ("6*4*1*1", False),
+        ("10*(8-5)-6+0", False),
+        ("10*(8-5)-6 ", True),
+        ("8/(10-5-5)", False),
+        ("10**8", False),
+        ("", False),
+    ],
+)
+def test_arithmetic_uses_the_problem_s_numbers_each_once_and_makes_the_target(answer: str, pays: bool) -> None:
+    assert makes_target(answer, {"metadata": {"numbers": [5, 6, 8, 10]}}) is pays  # 24 where no target is said
+    assert makes_target(answer, {"metadata": {"numbers": [5, 6, 8, 10], "target": 25}}) is False
+
+
+@pytest.mark.parametrize(
+    "text", ["-4*(-2*x - 8)**(3/2)/3 + C", "3584*x**5 - 896*x**3", "exp(2*x)*sin(x)/3 + C", "1.5*X"]
+)
+def test_what_an_integral_may_look_like_is_an_expression(text: str) -> None:
+    assert is_expression(text)
+
+
+HOSTILE = (
+    "__import__('os').system('true')",
+    "x.__class__",
+    "().__class__.__mro__",
+    "[x for x in (1,)]",
+    "{}",
+    "lambda: 1",
+    "x if x else x",
+    "open(1)",
+    "exec(x)",
+    "eval(x)",
+    "S(x)",
+    "N(x)",
+    "sympify(x)",
+    "print(x)",
+    "x; y",
+    "x = 1",
+    "x := 1",
+    "1 .real",
+    "1.real",
+    "1e5.x",
+    "f'{x}'",
+    '"x"',
+    "x\\\n",
+    "x # y",
+    "x @ y",
+    "π",
+    "ｘ．ｙ",
+    "x" * 1001,
+    "9999999999999",
+    "",
+    " ",
+)
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+def test_what_python_could_look_up_or_call_is_none(text: str) -> None:
+    assert not is_expression(text)
+
+
+def test_no_number_is_an_answer_only_where_it_is_the_row_s_own() -> None:
+    assert is_no_number("nan + 1i", "-15.0 + 3.0i")
+    assert is_no_number("-Infinity", "4")
+    assert not is_no_number("Nancy", "Amelia")
+    assert not is_no_number("inf", "inf")
+
+
+def test_a_scorer_is_the_library_s_only_where_it_knows_more_than_one_answer_and_evaluates_none() -> None:
+    assert scorer_of("leg_counting", one_answer=True) is Scorer.SAME
+    assert scorer_of("zebra_puzzles", one_answer=False) is Scorer.GYM
+    assert scorer_of("countdown", one_answer=False) is Scorer.ARITHMETIC
+    assert scorer_of("simple_integration", one_answer=False) is Scorer.EXPRESSION
+
+
+def row(scorer: str, answer: str | None, **metadata: object) -> dict[str, list[object]]:
+    packed = plain.dump({"question": "q", "answer": answer, "metadata": metadata}).decode()
+    entry = json.dumps({"options": {}, "entry": packed})
+    return {"generator": ["g"], "scorer": [scorer], "answer": [answer], "entry": [entry]}
+
+
+def outcome(text: str, finish: str = "stop", **columns: Any) -> tuple[float | None, str]:
+    (said,) = GeneratedReward()(completions=[text], finish_reasons=[finish], **columns)
+    assert isinstance(said, Graded)
+    return said.score, str(said.outcome)
+
+
+def test_each_way_to_fare_has_its_name() -> None:
+    known = row("same", "7")
+    assert outcome("<answer>7</answer>", **known) == (1.0, "correct")
+    assert outcome("<answer>8</answer>", **known) == (0.0, "wrong")
+    assert outcome("", **known) == (0.0, "no_answer")
+    assert outcome("7", "length", **known) == (0.0, "truncated")
+    assert outcome("7" * 10_001, **known) == (0.0, "refused")
+    assert outcome("open(1)", **row("expression", "x")) == (0.0, "refused")
+    assert outcome("nan", **row("gym", "1")) == (0.0, "refused")
+    assert outcome("1 0\n0 1", **row("listed", "0 1\n1 0", valid_answers=["0 1\n1 0", "1 0\n0 1"])) == (1.0, "correct")
+
+
+def test_what_the_library_gives_is_paid_in_full_or_not_at_all_unless_parts_are_asked_for() -> None:
+    strict, lenient = GeneratedReward(), GeneratedReward(partial_credit=True)
+    assert strict.slowly(0.5) == Graded(0.0, "partial") == strict.slowly(0.01)  # type: ignore[arg-type]
+    assert lenient.slowly(0.5) == Graded(0.5, "partial")  # type: ignore[arg-type]
+    assert strict.slowly(1.0) == Graded(1.0, "correct")  # type: ignore[arg-type]
+    assert strict.slowly(0.0) == Graded(0.0, "wrong")  # type: ignore[arg-type]
+    assert strict.slowly(Unanswered.TIME_LIMIT) == Graded(0.0, "time_limit")  # type: ignore[arg-type]
+    assert strict.slowly(Unanswered.CRASHED) == Graded(0.0, "unreadable")  # type: ignore[arg-type]
+    assert isinstance(strict.slowly(Unanswered.LOST), ScoringFailure)  # which is asked again, and no 0
+
+
+def test_rows_that_no_generator_made_are_not_scored() -> None:
+    mixed = {name: [*values, None] for name, values in row("same", "7").items()}
+    said = GeneratedReward()(completions=["7", "7"], finish_reasons=["stop"] * 2, **mixed)
+    assert said[1] is None
+    assert GeneratedReward()(completions=["7"], finish_reasons=["stop"]) == [None]
+
+
+# A choice
+
+
+@pytest.mark.parametrize(
+    ("text", "answer", "score"),
+    [
+        ("<answer>B</answer>", "B", 1.0),
+        ("<answer>(b)</answer>", "B", 1.0),
+        ("<answer>B.</answer>", "B", 1.0),
+        ("<answer>B) Jupiter</answer>", "B", 0.0),
+        ("<answer>C</answer>", "B", 0.0),
+        ("<answer>A B C D</answer>", "B", 0.0),
+        ("Jupiter", "jupiter", 1.0),
+        ("0.50", 0.5, 1.0),
+        (r"\boxed{H_2O}", "H_2O", 1.0),
+        ("H2O", "H_2O", 0.0),
+        ("", "B", 0.0),
+        ("B", None, None),
+        ("B", "", None),
+    ],
+)
+def test_a_choice_or_a_short_answer_is_paid_where_it_is_the_row_s(
+    text: str, answer: object, score: float | None
+) -> None:
+    (said,) = exact_match(completions=[text], finish_reasons=["stop"], answer=[answer])
+    assert said.score == score
+    (same_said,) = exact_match(completions=[text], finish_reasons=["stop"], ground_truth=[answer])
+    assert same_said == said
+
+
+# Options
+
+
+@pytest.mark.parametrize(
+    ("made", "says"),
+    [
+        (lambda: GeneratorOptions(generator="a", generator_size=0), "generator_size = 0 makes no rows; use >= 1"),
+        (lambda: GeneratorOptions(generator="a", generator_seed=-1), "generator_seed = -1 is no seed"),
+        (
+            lambda: GeneratorOptions(generator="a", generator_options={"seed": 1}),
+            "has a seed, which is said as generator_seed",
+        ),
+        (
+            lambda: GeneratorOptions(generator="a", generator_options={"size": 1}),
+            "has a size, which is said as generator_size",
+        ),
+        (lambda: DatasetOptions(path="a.jsonl", generator="a"), "path = a.jsonl is given beside a generator"),
+        (
+            lambda: DatasetOptions(generator="a", sources=(MixtureSourceOptions(path="b"),)),
+            "generator = a is given beside sources",
+        ),
+        (lambda: MixtureSourceOptions(), "is empty; every source names its rows, by a path or a generator"),
+        (
+            lambda: GeneratedOptions(generator="", sources=(MixtureSourceOptions(path="b"),)),
+            "is for rows; this task's are of one generator",
+        ),
+    ],
+)
+def test_rows_are_of_a_file_or_of_a_generator(made: Any, says: str) -> None:
+    with pytest.raises(UserError, match=re.escape(says)):
+        made()

@@ -1,0 +1,89 @@
+"""SFTTrainer over our supervised loop: what is learned of a row, how long a run is, and what comes back."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import TrainerCallback
+
+from posttrain.errors import UserError
+from posttrain.trl import SFTConfig, SFTTrainer
+from posttrain.trl.sft_trainer import run_length, sft_config
+from tests.support.runs import save_tiny_model
+
+PAIRS = [{"prompt": f"{number} + 1 =", "completion": f" {number + 1}"} for number in range(1, 11)]
+CHATS = [{"messages": [{"role": "user", "content": "1?"}, {"role": "assistant", "content": "1."}]}] * 4
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(save_tiny_model(tmp_path_factory.mktemp("trl") / "model"))
+
+
+def trainer(model: str, folder: Path, rows: Any = PAIRS, *, given: Any = None, **args: Any) -> SFTTrainer:
+    config = SFTConfig(str(folder), **{"per_device_train_batch_size": 2, "gradient_accumulation_steps": 2, **args})
+    return SFTTrainer(model, config, train_dataset=rows, **(given or {}))
+
+
+def test_a_run_learns_logs_evaluates_and_can_be_stopped(model: str, tmp_path: Path) -> None:
+    class Stops(TrainerCallback):
+        def on_step_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+            control.should_training_stop = state.global_step == 4
+
+    given = {"eval_dataset": PAIRS[:3], "callbacks": [Stops]}
+    made = trainer(
+        model,
+        tmp_path / "run",
+        learning_rate=1e-2,
+        logging_steps=2,
+        eval_strategy="epoch",
+        num_train_epochs=9,
+        given=given,
+    )
+    output = made.train()
+    losses = [entry["loss"] for entry in made.state.log_history if "loss" in entry]
+    assert output.global_step == 4
+    assert losses[1] < losses[0]
+    assert [entry["step"] for entry in made.state.log_history if "eval_loss" in entry] == [3]  # 10 rows, 4 an update
+    assert (tmp_path / "run" / "model" / "model.safetensors").is_file()
+
+
+@pytest.mark.parametrize(
+    ("rows", "given", "part"),
+    [
+        (PAIRS, {}, "assistant"),
+        (PAIRS, {"completion_only_loss": False}, "all"),
+        (CHATS, {}, "all"),
+        (CHATS, {"assistant_only_loss": True}, "assistant"),
+        ([{"text": "a text"}], {}, "all"),
+    ],
+)
+def test_what_is_learned_is_what_trl_learns(model: str, tmp_path: Path, rows: Any, given: Any, part: str) -> None:
+    made = trainer(model, tmp_path / "run", rows, **given)
+    config = sft_config(made, rows, run_length(made.args, len(rows)))
+    assert (config.sft.loss_on, config.sft.rows_per_batch, config.sft.learning_rate) == (part, 4, 2e-5)
+    assert (config.sft.max_length, config.sft.long_rows) == (made.policy.max_positions, "cut")
+    assert (config.sft.schedule, config.run.seed) == ("linear", 42)
+
+
+def test_epochs_count_updates_as_trl_counts_them() -> None:
+    args = SFTConfig(per_device_train_batch_size=2, gradient_accumulation_steps=2, num_train_epochs=1.5)
+    assert run_length(args, 10).updates == 5  # 5 batches, 3 updates an epoch
+    assert run_length(SFTConfig(max_steps=7), 10).updates == 7
+
+
+def test_text_may_have_a_column_or_a_function_of_its_own(model: str, tmp_path: Path) -> None:
+    rows = [{"body": "one"}]
+    assert trainer(model, tmp_path, rows, dataset_text_field="body").learned(rows, "rows") == [{"text": "one"}]
+    made = trainer(model, tmp_path, rows, given={"formatting_func": lambda row: row["body"] + "!"})
+    assert made.learned(rows, "rows") == [{"text": "one!"}]
+
+
+def test_what_is_not_here_is_told_by_name(model: str, tmp_path: Path) -> None:
+    for name in ("data_collator", "compute_metrics"):
+        with pytest.raises(UserError, match=f"SFTTrainer: {name} = "):
+            trainer(model, tmp_path, given={name: print})
+    with pytest.raises(UserError, match="packing = True: rows are never put together"):
+        trainer(model, tmp_path, packing=True)
+    with pytest.raises(UserError, match="train_dataset is missing"):
+        SFTTrainer(model, SFTConfig(str(tmp_path))).train()

@@ -1,0 +1,203 @@
+"""What a tracker is told, and what becomes of a run whose tracker fails, hangs or is not there."""
+
+import json
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from posttrain.config import Config, load_recipe
+from posttrain.errors import RunError, UserError
+from posttrain.options.tracker import TrackerOptions
+from posttrain.runs.reports import EndReport, StepReport
+from posttrain.runs.trackers import tracker as module
+from posttrain.runs.trackers.tracker import SERVICES, Tracker, require_trackers
+from posttrain.runs.trackers.tracker_services import TrackedRun
+
+
+class Service:
+    """Keeps what it is told; `fails` are the numbers of the calls of `tell` that raise."""
+
+    def __init__(self, fails: Sequence[int] = (), *, opens: bool = True) -> None:
+        self.fails, self.opens = fails, opens
+        self.told: list[tuple[int, Mapping[str, float]]] = []
+        self.closed: list[tuple[Mapping[str, Any], str]] = []
+        self.calls = 0
+        self.threads: set[str] = set()
+        self.free = threading.Event()
+        self.free.set()
+
+    def open(self, run: TrackedRun) -> str:
+        if not self.opens:
+            raise OSError("no route\n to host")
+        return "id-7"
+
+    def tell(self, step: int, numbers: Mapping[str, float]) -> None:
+        self.free.wait()
+        self.threads.add(threading.current_thread().name)
+        self.calls += 1
+        if self.calls in self.fails:
+            raise ConnectionError("the line is dead")
+        self.told.append((step, numbers))
+
+    def show(self, rows: object) -> None: ...
+
+    def close(self, summary: Mapping[str, Any], status: str) -> None:
+        self.closed.append((summary, status))
+
+
+class Told:
+    """A tracker over a service, with a metrics.jsonl and the notes that a person would read."""
+
+    def __init__(self, folder: Path, service: Service, monkeypatch: pytest.MonkeyPatch, known_as: str = "") -> None:
+        monkeypatch.setitem(SERVICES, "wandb", (lambda: service, "json", "json"))  # type: ignore[misc]
+        self.file, self.notes = folder / "metrics.jsonl", list[str]()
+        run = TrackedRun(folder=folder, config={}, options=TrackerOptions(), known_as=known_as, step=0)
+        self.tracker = Tracker("wandb", run, self.notes.append)
+
+    def line(self, step: int, **numbers: float | None) -> None:
+        with self.file.open("a") as file:
+            file.write(json.dumps({"step": step, **numbers}) + "\n")
+
+    def step(self, step: int) -> None:
+        self.line(step, reward=step / 10)
+        self.tracker.on_step(StepReport(step=step, metrics={}))
+        assert self.tracker._last is not None
+        self.tracker._last.exception(5)  # it is done
+
+    def end(self) -> None:
+        self.tracker.on_end(EndReport(step=3, folder=self.file.parent, summary={"algorithm": "grpo"}))
+
+
+def test_every_line_of_metrics_jsonl_is_told_once_and_null_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service = Service()
+    run = Told(tmp_path, service, monkeypatch)
+    run.line(0, **{"eval/accuracy_sampled": 0.5})  # written before the first step
+    run.tracker.open()
+    run.step(1)
+    run.line(2, reward=None, loss=0.25)
+    run.end()
+    assert service.told == [(0, {"eval/accuracy_sampled": 0.5}), (1, {"reward": 0.1}), (2, {"loss": 0.25})]
+    assert service.closed == [({"algorithm": "grpo"}, "finished")]
+    assert run.tracker.found_by == "id-7"
+    assert service.threads == {"tracker wandb"}
+    assert run.notes == []
+
+
+def test_a_run_that_goes_on_tells_what_is_new_and_a_tracker_that_is_new_hears_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for known_as, told in (("id-7", [2]), ("", [1, 2])):
+        folder = tmp_path / (known_as or "new")
+        folder.mkdir()
+        (folder / "metrics.jsonl").write_text('{"step": 1}\n')
+        service = Service()
+        run = Told(folder, service, monkeypatch, known_as)
+        run.step(2)
+        run.end()
+        assert [step for step, _ in service.told] == told
+
+
+def test_a_tracker_that_fails_is_named_once_and_told_again_what_it_missed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service = Service(fails=(2, 3))
+    run = Told(tmp_path, service, monkeypatch)
+    for step in range(1, 5):
+        run.step(step)
+    run.end()
+    assert [step for step, _ in service.told] == [1, 2, 3, 4]
+    (note,) = run.notes
+    assert note.startswith("Tracker wandb failed: ConnectionError: the line is dead.  The run goes on")
+
+
+def test_a_tracker_that_fails_to_the_end_is_told_of_at_the_end_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = Told(tmp_path, Service(fails=range(100)), monkeypatch)
+    for step in range(1, 4):
+        run.step(step)
+    run.end()
+    first, last = run.notes
+    assert "failed" in first
+    assert last.startswith("Tracker wandb lacks the end of the run: ConnectionError: the line is dead.")
+
+
+def test_no_step_waits_for_a_tracker_that_hangs_and_the_end_waits_for_so_long(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "END_SECONDS", 0.05)
+    service = Service()
+    service.free.clear()
+    run = Told(tmp_path, service, monkeypatch)
+    for step in range(1, 4):
+        run.line(step)
+        run.tracker.on_step(StepReport(step=step, metrics={}))
+    run.end()
+    (note,) = run.notes
+    assert "lacks the end of the run: no answer within 0.05 s" in note
+    service.free.set()
+
+
+def test_an_error_that_ends_the_run_ends_it_there_as_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    service = Service()
+    run = Told(tmp_path, service, monkeypatch)
+
+    def failing() -> None:
+        with run.tracker:
+            run.step(1)
+            raise RunError("the disk is full")
+
+    with pytest.raises(RunError, match="the disk is full"):
+        failing()
+    assert service.closed == [({}, "failed")]
+
+
+def test_a_tracker_that_does_not_begin_ends_the_run_with_what_it_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = Told(tmp_path, Service(opens=False), monkeypatch)
+    with pytest.raises(RunError, match=r"wandb could not begin: OSError: no route to host\..*tracker\.offline: true"):
+        run.tracker.open()
+
+
+def test_a_library_that_is_missing_is_named_with_the_way_to_get_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setitem(SERVICES, "trackio", (Service, "no_such_library", "trackio"))
+    with pytest.raises(UserError, match=r"trackio needs the package trackio, .*`pip install trackio`"):
+        require_trackers(("trackio",), TrackerOptions())
+    (tmp_path / "left_by_wandb").mkdir()  # a folder in the working folder is no package
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setitem(SERVICES, "wandb", (Service, "left_by_wandb", "wandb"))
+    with pytest.raises(UserError, match="wandb needs the package wandb"):
+        require_trackers(("wandb",), TrackerOptions())
+    monkeypatch.setitem(SERVICES, "mlflow", (Service, "json", "mlflow-skinny"))
+    monkeypatch.setattr(module, "LOCAL_STORE", ("json", "no_such_library"))
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://mlflow.internal")
+    require_trackers(("mlflow",), TrackerOptions())
+    for options, given in ((TrackerOptions(offline=True), True), (TrackerOptions(), False)):
+        if not given:
+            monkeypatch.delenv("MLFLOW_TRACKING_URI")
+        with pytest.raises(UserError, match=r"mlflow-skinny alone does not have.*pip install json no_such_library"):
+            require_trackers(("mlflow",), options)
+
+
+@pytest.mark.parametrize(
+    ("sections", "says"),
+    [
+        ({"tracker": {"project": "mine"}}, r"tracker\.project = mine: no tracker is told of the run"),
+        ({"run": {"report_to": ["wandb", "wandb"]}}, "report_to .*names one twice"),
+        ({"run": {"report_to": ["wanbd"]}}, "wandb"),
+        ({"run": {"report_to": ["wandb"]}, "tracker": {"project": ""}}, "project .*names no project"),
+        ({"run": {"report_to": ["wandb"]}, "tracker": {"completions": -1}}, "completions = -1"),
+    ],
+)
+def test_mistakes_in_a_recipe_are_told(sections: dict[str, Any], says: str) -> None:
+    with pytest.raises(UserError, match=says):
+        load_recipe(**sections)
+    assert Config().run.report_to == ()

@@ -1,0 +1,122 @@
+"""In a mixture every row has a reward that applies to it, or is named: before training where the recipe decides it."""
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from posttrain.config.reading import load_recipe
+from posttrain.errors import RunError, UserError
+from posttrain.options.grading import GradingOptions
+from posttrain.records import Grades
+from posttrain.rewards.grading.function import RewardFunction, ScoringFailure, reward_function
+from posttrain.rewards.grading.grade import grade
+from posttrain.rewards.grading.unscored_rows import UnscoredRows, require_rewarded_rows
+from posttrain.training.session import open_session, require_sound_rows
+from tests.support.dataset_rows import json_lines
+from tests.support.reward_rows import graded, group
+from tests.support.runs import save_tiny_model
+
+
+def of(name: str, **settings: Any) -> RewardFunction:
+    return reward_function(lambda completions: [1.0 for _ in completions], name=name, **settings)
+
+
+ROWS: list[tuple[str, dict[str, object]]] = [
+    ("rows.jsonl:1", {"kind": "code"}),
+    ("rows.jsonl:2", {"kind": "maths"}),
+    ("rows.jsonl:3", {"kind": "poetry"}),
+    ("rows.jsonl:4", {}),
+]
+
+
+def test_the_first_row_that_every_where_leaves_out_is_named_with_what_it_has() -> None:
+    apart = [of("code", where={"kind": "code"}), of("maths", where={"kind": "maths"})]
+    says = (
+        "rows.jsonl:3: no reward applies to a completion of this row and of 1 other rows: code is for kind = 'code',"
+        " and here is 'poetry'; maths is for kind = 'maths', and here is 'poetry'."
+    )
+    with pytest.raises(UserError) as told:
+        require_rewarded_rows(ROWS, apart)
+    assert str(told.value).startswith(says)
+    require_rewarded_rows(ROWS[:2], apart)
+    require_rewarded_rows(ROWS, [*apart, of("shape", weight=0.1)])  # for all rows
+    with pytest.raises(UserError, match=r"^rows.jsonl:4: .*here is no such column"):
+        require_rewarded_rows(ROWS[3:], apart)
+
+
+def test_a_reward_without_weight_pays_for_no_row_and_one_behind_a_gate_only_where_the_gate_is() -> None:
+    seen = of("seen", weight=0.0)
+    with pytest.raises(UserError, match=r"^rows.jsonl:2: "):
+        require_rewarded_rows(ROWS, [seen, of("code", where={"kind": "code"})])
+    require_rewarded_rows(ROWS, [seen, of("rises", weight=0.0, weight_to=1.0, over_steps=9)])
+    require_rewarded_rows(ROWS, [seen])  # nothing is trained on, as was asked for
+    behind = [of("last", gate="code"), of("code", weight=0.0, where={"kind": "code"})]
+    with pytest.raises(UserError, match=r"^rows.jsonl:2: .*: last waits for its gate code\."):
+        require_rewarded_rows(ROWS, behind)
+
+
+def test_a_run_looks_at_its_rows_before_anything_is_sampled(tmp_path: Path) -> None:
+    save_tiny_model(tmp_path / "model")
+    rows = [{"prompt": f"{i}? ", "kind": "code" if i != 6 else "cod"} for i in range(8)]
+    json_lines(tmp_path / "rows.jsonl", rows)
+    config = load_recipe(
+        "countdown-tiny",
+        model={"path": str(tmp_path / "model")},
+        task={"name": "dataset", "path": str(tmp_path / "rows.jsonl"), "held_out_share": 0.0},
+        rewards=[{"name": "repetition", "options": {"ngram": 2}, "where": {"kind": "code"}}],
+        algorithm={"name": "grpo"},
+    )
+    with (
+        open_session(config) as session,
+        pytest.raises(UserError, match=r"^rows.jsonl:7: no reward applies.*here is 'cod'\."),
+    ):
+        require_sound_rows(session)
+
+
+# What functions say
+
+
+def none_of(completions: list[str], kind: list[str]) -> list[float | None]:
+    return [1.0 if text == of == "code" else None for text, of in zip(completions, kind, strict=True)]
+
+
+def told(groups: list[Any], grades: Grades, watch: UnscoredRows) -> list[str]:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        watch.look_at(groups, grades)
+    return [str(each.message) for each in caught]
+
+
+def test_a_prompt_of_which_every_function_says_none_is_named_once() -> None:
+    groups = [
+        group(["code", "x"], id="f:1", columns={"kind": "code"}),
+        group(["a", "b"], id="f:2", columns={"kind": "?"}),
+    ]
+    grades = graded(groups, none_of)
+    watch = UnscoredRows("warn")
+    (said,) = told(groups, grades, watch)
+    assert said.startswith("prompt f:2: no reward applies: none_of said None of all 2 completions")
+    assert told(groups, grades, watch) == []
+    with pytest.raises(RunError, match=r"^prompt f:2: no reward applies: .*grading.on_unscored_row = warn"):
+        UnscoredRows("stop").look_at(groups, grades)
+
+
+def test_after_a_few_rows_it_is_quiet() -> None:
+    groups = [group(["a"], id=f"f:{i}", columns={"kind": "?"}) for i in range(9)]
+    said = told(groups, graded(groups, none_of), UnscoredRows("warn"))
+    assert [each.split(":")[1] for each in said] == ["0", "1", "2", "3", "4"]
+    assert said[-1].endswith("further rows like it are not named.")
+
+
+def test_a_failure_of_scoring_and_rewards_without_weight_are_no_row_s_fault() -> None:
+    groups = [group(["a"], id="f:1", columns={"kind": "?"})]
+    lost = reward_function(lambda response: ScoringFailure("error 500"), name="lost")
+    failed = grade(groups, [lost], grading=GradingOptions(max_failure_share=1.0))
+    idle = grade(groups, [reward_function(none_of, weight=0.0)])
+    for grades in (failed, idle):
+        assert grades.rewards.isnan().all()
+        UnscoredRows("stop").look_at(groups, grades)
+    with pytest.raises(RunError, match=r"no reward applies: none_of said"):  # of a reported one nothing is expected
+        UnscoredRows("stop").look_at(groups, grade(groups, [reward_function(none_of), of("seen", weight=0.0)]))

@@ -1,0 +1,88 @@
+"""Every field of TRL 1.16's configs is known with its default, and what becomes of it is said and done.
+
+tests/data/trl_fields.json has the names and defaults as `dataclasses.fields` of TRL's classes gives them.
+"""
+
+import importlib.util
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from posttrain.errors import UserError
+from posttrain.trl import GRPOConfig, ModelConfig, SFTConfig
+from posttrain.trl.fields.field_rules import CheckedFields, Rules, Treatment, default_values, lines_about
+from posttrain.trl.fields.grpo_config import GRPO_RULES
+from posttrain.trl.fields.model_config import MODEL_RULES
+from posttrain.trl.fields.sft_config import SFT_RULES
+
+DOCS = Path(__file__).parents[2] / "docs"
+STORED = json.loads((Path(__file__).parents[1] / "data" / "trl_fields.json").read_text(encoding="utf-8"))
+TABLES: dict[type[CheckedFields], Rules] = {GRPOConfig: GRPO_RULES, SFTConfig: SFT_RULES, ModelConfig: MODEL_RULES}
+OTHER_DEFAULTS = {"gradient_checkpointing": None}
+"""Where a script that leaves a field out gets something else, which changes memory and no number."""
+BY_CLASS = [
+    pytest.param(config, name, rule, id=f"{config.__name__}.{name}")
+    for config, rules in TABLES.items()
+    for name, rule in rules.items()
+]
+
+
+@pytest.mark.parametrize("config", TABLES, ids=lambda config: config.__name__)
+def test_every_field_of_trl_is_in_the_table_with_its_default(config: type[CheckedFields]) -> None:
+    stored, ours = STORED[config.__name__], default_values(config)
+    assert stored.keys() - TABLES[config].keys() == set()
+    assert TABLES[config].keys() == ours.keys()
+    assert {name: ours[name] for name in stored} == stored | {n: d for n, d in OTHER_DEFAULTS.items() if n in stored}
+    assert next(iter(ours)) == next(iter(stored)), "the one that scripts give by position"
+
+
+@pytest.mark.parametrize("config", TABLES, ids=lambda config: config.__name__)
+def test_a_config_of_defaults_is_honoured_without_a_word(config: type[CheckedFields]) -> None:
+    assert [*lines_about(config(), TABLES[config])] == []
+
+
+@pytest.mark.parametrize(("config", "name", "rule"), BY_CLASS)
+def test_another_value_is_taken_told_or_refused(config: type[CheckedFields], name: str, rule: Any) -> None:
+    """And never ignored; a refusal names the field, the value and what to do."""
+    assert rule.ours or rule.says, "the table says what becomes of it"
+    other = config()
+    object.__setattr__(other, name, "another value")
+    if rule.treatment is Treatment.REFUSED:
+        with pytest.raises(UserError, match=rf"{config.__name__}: {name} = 'another value': \w.* .*\w"):
+            list(lines_about(other, TABLES[config]))
+        for honoured in rule.honours:
+            object.__setattr__(other, name, honoured)
+            assert [*lines_about(other, TABLES[config])] == []
+    else:
+        told = [*lines_about(other, TABLES[config])]
+        assert len(told) == (rule.treatment is not Treatment.SUPPORTED)
+        assert all(name in line and rule.says in line for line in told)
+
+
+def test_a_name_that_is_no_field_is_told_the_nearest() -> None:
+    with pytest.raises(
+        UserError, match=r"GRPOConfig: there is no field 'num_generation'.  Did you mean `num_generations`"
+    ):
+        GRPOConfig(num_generation=4)
+
+
+def test_enums_and_mappings_in_json_are_read() -> None:
+    from transformers.trainer_utils import SchedulerType
+
+    args = GRPOConfig(lr_scheduler_type=SchedulerType.COSINE, model_init_kwargs='{"revision": "main"}')
+    assert (args.lr_scheduler_type, args.model_init_kwargs) == ("cosine", {"revision": "main"})
+
+
+def test_the_page_of_fields_is_made_of_the_tables() -> None:
+    spec = importlib.util.spec_from_file_location("trl_fields", DOCS / "trl_fields.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    page = module.page()
+    for config, name, _ in (case.values for case in BY_CLASS):
+        assert f"| `{name}` |" in page, config
+    assert "| `use_vllm` | `False` | refused |" in page
+    assert "trl_fields.write()" in (DOCS / "conf.py").read_text(encoding="utf-8")

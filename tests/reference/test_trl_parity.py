@@ -1,0 +1,136 @@
+"""The loss, every gradient and the weights after a step are TRL's, for the same completions and rewards.
+
+TRL wrote its numbers to tests/data/trl_parity.json; `make trl-parity` writes them anew.  Each case has two updates on
+one batch: the first where the policy is the one that sampled, the second where it has left it, so that ratios, clips
+and the KL act.  Ours come through `posttrain.trl`, so that what its fields mean is proven with them.
+"""
+
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+
+from posttrain.runs.clock import Clock
+from posttrain.training.collector import no_journal
+from posttrain.training.session import open_session
+from posttrain.training.update_metrics import update_metrics
+from posttrain.trl import GRPOConfig, GRPOTrainer
+from tests.support import trl_numbers
+from tests.support.tiny import relative_distance
+from tests.support.trl_numbers import CASES, GIVEN, GROUP_SIZE
+
+WORST = 1e-5
+"""Relative distance of a parameter's gradient, or of its weights, from TRL's."""
+
+
+def trainer_of(name: str, folder: Path, dtype: torch.dtype) -> tuple[GRPOTrainer, trl_numbers.RecordingSgd]:
+    """posttrain.trl with what TRL was given: fields, model, rewards, rows, and gradient descent at the same rate."""
+    fields = trl_numbers.FIELDS | CASES[name]["fields"]
+    model = trl_numbers.model().to(dtype)
+    sgd = trl_numbers.RecordingSgd(model, fields["learning_rate"])
+    trainer = GRPOTrainer(
+        model=model,
+        reward_funcs=trl_numbers.reward_functions(),
+        args=GRPOConfig(output_dir=str(folder / "run"), **fields),
+        train_dataset=trl_numbers.rows(),
+        processing_class=trl_numbers.tokenizer(),
+        optimizers=(sgd, None),
+    )
+    trainer.engine = trl_numbers.ForcedEngine(trainer.policy)
+    return trainer, sgd
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a case: our advantages by prompt, and what each of the two updates was."""
+
+    advantages: torch.Tensor
+    losses: list[float]
+    num_tokens: list[int]
+    metrics: list[dict[str, float]]
+    updates: list[trl_numbers.Recorded]
+
+
+@cache
+def outcome(name: str) -> Outcome:
+    """Of the case in float64, step by step: so nothing but TRL's own rounding stands between the numbers."""
+    trainer, sgd = trainer_of(name, Path("unused"), torch.float64)
+    config, _, rows = trainer.described()
+    with open_session(config, trainer.objects(rows)) as session:
+        collected = session.collector.collect(1, no_journal, Clock())
+        credited = session.learner.credit(collected, Clock())
+        reports = session.learner.learn(session.learner.batches(credited, Clock()), 1, Clock())
+    order = [GIVEN["prompts"].index(list(group.prompt.tokens)) for group in collected.groups]
+    return Outcome(
+        advantages=credited.advantages[torch.tensor(order).argsort()],
+        losses=[report.loss for report in reports],
+        num_tokens=[report.num_tokens for report in reports],
+        metrics=[update_metrics([report]) for report in reports],
+        updates=sgd.updates,
+    )
+
+
+def require_same(ours: dict[str, torch.Tensor], theirs: str, what: str) -> None:
+    """Of every parameter ‖ours - theirs‖ ≤ WORST · ‖theirs‖."""
+    for name, expected in trl_numbers.decoded(theirs).items():
+        distance = relative_distance(ours[name].double(), expected.double())
+        assert distance <= WORST, f"{what} of {name}: {distance:.1e} apart"
+
+
+def require_same_updates(name: str, made: list[trl_numbers.Recorded]) -> None:
+    """The gradients of both updates and the weights after each."""
+    for number, (ours, theirs) in enumerate(zip(made, CASES[name]["updates"], strict=True), start=1):
+        require_same(ours.gradient, theirs["gradient"], f"gradient {number}")
+        require_same(ours.weights, theirs["weights"], f"weights after update {number}")
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_loss_gradients_and_weights_are_those_of_trl(name) -> None:
+    made = outcome(name)
+    for loss, expected in zip(made.losses, CASES[name]["updates"], strict=True):
+        # TRL's is a float32 mean of terms of size 1, which may cancel.
+        assert loss == pytest.approx(expected["loss"], rel=WORST, abs=2e-7)
+    require_same_updates(name, made.updates)
+
+
+def test_a_whole_run_takes_the_steps_of_trl(tmp_path, capsys) -> None:
+    """In float32, through `train()`, with its log: what a script sees."""
+    name = "dapo with a KL"
+    trainer, sgd = trainer_of(name, tmp_path, torch.float32)
+    trainer.train()
+    require_same_updates(name, sgd.updates)
+    entry = trainer.state.log_history[0]
+    # Scores .9 + .4/2, .1, .3 + 1/2, .2 + .2/2; 1, 0, .6/2, .7; 1, 1, 1, 1 add up to 8.3 over 12 completions.
+    assert entry["reward"] == pytest.approx(8.3 / 12)
+    assert entry["completions/mean_length"] == pytest.approx(58 / 12)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_advantages_are_those_of_trl(name) -> None:
+    expected = torch.tensor(CASES[name]["advantages"], dtype=torch.float64).view(-1, GROUP_SIZE)
+    torch.testing.assert_close(outcome(name).advantages, expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "name", [name for name in CASES if "sequences" not in name and name not in ("luspo", "micro-batches")]
+)
+def test_metrics_of_one_name_are_those_of_trl(name) -> None:
+    """With ratios of sequences TRL counts completions, and with micro-batches its means are of means."""
+    renamed = {"cispo_clip_ratio": "clip_ratio/high_mean"}
+    made, total = outcome(name), sum(len(ids) for group in GIVEN["completions"] for ids in group)
+    for ours, num_tokens, update in zip(made.metrics, made.num_tokens, CASES[name]["updates"], strict=True):
+        for metric, value in update["metrics"].items():
+            if metric != "entropy":  # which is measured on request
+                # Ours are of the tokens of the update, without groups that teach nothing: none of theirs is clipped.
+                assert ours[renamed.get(metric, metric)] * num_tokens == pytest.approx(value * total, rel=1e-5), metric
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_in_the_second_update_clips_act_and_a_kl_pulls(name) -> None:
+    """Else the numbers would prove little."""
+    metrics = CASES[name]["updates"][1]["metrics"]
+    assert metrics.get("clip_ratio/region_mean", metrics.get("cispo_clip_ratio")) > 0.1
+    assert ("kl" in metrics) == bool(CASES[name]["fields"].get("beta"))
+    assert metrics.get("kl", 1) > 0.01

@@ -1,0 +1,145 @@
+"""What TRL made of given completions (tests/data/trl_parity.json), and a session of ours that is given the same.
+
+`make trl-parity` has TRL write the numbers anew.
+"""
+
+import base64
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from tokenizers import Tokenizer, models, pre_tokenizers
+from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+
+from posttrain.generation.request import Request
+from posttrain.models.policy import Policy
+from posttrain.records import Finish, Group, Prompt, Rollout
+from posttrain.training.update import group_logprobs
+
+FILE = Path(__file__).parents[1] / "data" / "trl_parity.json"
+
+
+@cache
+def numbers() -> dict[str, Any]:
+    return json.loads(FILE.read_text(encoding="utf-8"))
+
+
+GIVEN: dict[str, Any] = numbers()["given"]
+CASES: dict[str, dict[str, Any]] = numbers()["cases"]
+GROUP_SIZE = len(GIVEN["completions"][0])
+FIELDS = numbers()["fields"]
+"""Of GRPOConfig, in every case that says nothing else."""
+
+
+def decoded(text: str) -> dict[str, Tensor]:
+    """The tensors of all parameters, by name, from the numbers of all of them."""
+    flat = torch.from_numpy(np.frombuffer(base64.b64decode(text), dtype="<f4").copy())
+    shapes = numbers()["model"]["shapes"]
+    parts = flat.split([int(np.prod(shape)) for shape in shapes.values()])
+    return {name: part.view(shape) for (name, shape), part in zip(shapes.items(), parts, strict=True)}
+
+
+def model() -> PreTrainedModel:
+    """The model that TRL began with, in float32."""
+    made = Qwen3ForCausalLM(Qwen3Config(**numbers()["model"]["config"]))
+    weights = decoded(numbers()["model"]["weights"])
+    with torch.no_grad():
+        for name, parameter in made.named_parameters():
+            parameter.copy_(weights[name])
+    return made
+
+
+def tokenizer() -> PreTrainedTokenizerFast:
+    """A word is a token."""
+    words = models.WordLevel({word: number for number, word in enumerate(GIVEN["words"])}, unk_token="<pad>")
+    made = Tokenizer(words)
+    made.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return PreTrainedTokenizerFast(tokenizer_object=made, eos_token="<end>", pad_token="<pad>")
+
+
+def rows() -> list[dict[str, str]]:
+    return [{"prompt": " ".join(GIVEN["words"][token] for token in prompt)} for prompt in GIVEN["prompts"]]
+
+
+def reward_functions() -> list[Callable[..., list[float | None]]]:
+    """One for each list of scores, which finds a completion by its tokens."""
+    keys = [tuple(ids) for group in GIVEN["completions"] for ids in group]
+
+    def function(scores: Sequence[Sequence[float | None]]) -> Callable[..., list[float | None]]:
+        known = dict(zip(keys, [score for group in scores for score in group], strict=True))
+
+        def reward(completion_ids: list[list[int]], **others: Any) -> list[float | None]:
+            return [known[tuple(ids)] for ids in completion_ids]
+
+        return reward
+
+    made = [function(scores) for scores in GIVEN["scores"]]
+    for reward, name in zip(made, ("first", "second"), strict=True):
+        reward.__name__ = name
+    return made
+
+
+class ForcedEngine:
+    """Answers with the given completions; their log-probs are those of the policy as it is."""
+
+    reproducible = True
+    weights_version = 0
+
+    def __init__(self, policy: Policy) -> None:
+        self.policy, self.tokenizer, self.stop_ids = policy, policy.tokenizer, policy.stop_ids
+
+    def load(self, weights: Mapping[str, Tensor], version: int) -> None:
+        self.weights_version = version
+
+    def room(self, prompt: Prompt) -> int:
+        return 32 - len(prompt.tokens)
+
+    def rollout(self, prompts: Sequence[Prompt], request: Request, **callbacks: object) -> list[Group]:
+        bare = [self.group(prompt, request, place, None) for place, prompt in enumerate(prompts)]
+        logprobs = group_logprobs(self.policy, bare, temperature=request.sampling.temperature, max_tokens=10_000)
+        remaining = iter(logprobs.tolist())
+        return [self.group(prompt, request, place, remaining) for place, prompt in enumerate(prompts)]
+
+    def group(self, prompt: Prompt, request: Request, place: int, logprobs: Any) -> Group:
+        completions = GIVEN["completions"][GIVEN["prompts"].index(list(prompt.tokens))]
+        rollouts = tuple(
+            Rollout(
+                sample=request.key.first_sample + number,
+                tokens=tuple(tokens),
+                logprobs=tuple(0.0 if logprobs is None else next(logprobs) for _ in tokens),
+                finish=Finish.STOP if tokens[-1] in self.stop_ids else Finish.LENGTH,
+                text=self.tokenizer.decode([token for token in tokens if token not in self.stop_ids]),
+                weights_version=self.weights_version,
+            )
+            for number, tokens in enumerate(completions)
+        )
+        return Group(prompt=prompt, draw=request.key.first_draw + place, rollouts=rollouts)
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """What one update had and left, by parameter."""
+
+    gradient: dict[str, Tensor]
+    weights: dict[str, Tensor]
+
+
+class RecordingSgd(torch.optim.SGD):
+    """Gradient descent that keeps each gradient and the weights after each step."""
+
+    def __init__(self, model: torch.nn.Module, rate: float) -> None:
+        super().__init__(model.parameters(), lr=rate)
+        self.names = dict(model.named_parameters())
+        self.updates: list[Recorded] = []
+
+    def step(self, closure: Any = None) -> None:
+        gradient = {name: each.grad.clone() for name, each in self.names.items()}
+        super().step(closure)
+        weights = {name: each.detach().clone() for name, each in self.names.items()}
+        self.updates.append(Recorded(gradient=gradient, weights=weights))
