@@ -18,7 +18,10 @@ BECAUSE: dict[str, list[tuple[str, str]]] = {
         ),
     ],
     "A layer without an adapter has one of rank 0, whose scale is of nothing.": [
-        ("models/shared_prompt/adapted.py", "… tedLayer(cast(nn.Linear, module), None, 1.0) for layer, module in zip(layers, mod …"),
+        (
+            "models/shared_prompt/adapted.py",
+            "… tedLayer(cast(nn.Linear, module), None, 1.0) for layer, module in zip(layers, mod …",
+        ),
     ],
     "It decides what is remembered or kept ready, for memory and speed, and the numbers are the same.": [
         ("models/shared_prompt/adapted.py", "if not not torch.is_grad_enabled():"),

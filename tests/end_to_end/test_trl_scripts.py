@@ -1,8 +1,4 @@
-<<<<<<< HEAD
-"""Scripts written for TRL run with one line changed and log under its names; `make trl-scripts` asks TRL for them."""
-=======
 """Scripts written for TRL run with one line changed, and log under the names that TRL logs (`make trl-scripts`)."""
->>>>>>> 8fc252b31f62e0fe45864a4c145d0dedea77318c
 
 import json
 import runpy
