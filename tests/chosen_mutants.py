@@ -16,65 +16,9 @@ from pathlib import Path
 import pytest
 import torch  # noqa: F401 — before the fork, so that no child pays for it
 
-ROOT = Path(__file__).parents[1]
+from tests.chosen_mutant_tests import TESTS
 
-TESTS = {
-    "algorithms/advantages.py": [
-        "closed_form/test_advantages.py",
-        "reference/test_twins.py",
-        "laws/test_advantages.py",
-    ],
-    "algorithms/aggregation.py": ["laws/test_reward_aggregation.py"],
-    "rewards/grading/call_log.py": ["laws/rewards/test_logging.py"],
-    "rewards/grading/unscored_rows.py": ["laws/rewards/test_unscored_rows.py"],
-    "algorithms/token_weights.py": ["closed_form/test_token_weights.py", "reference/test_twins.py"],
-    "algorithms/kl.py": ["closed_form/test_kl.py", "laws/test_kl.py"],
-    "algorithms/losses.py": ["closed_form/test_losses.py", "reference/test_twins.py", "laws/test_losses.py"],
-    "algorithms/checks.py": ["closed_form/test_algorithm_mistakes.py"],
-    "algorithms/credit.py": ["laws/test_credit.py"],
-    "algorithms/terms.py": [
-        "closed_form/test_algorithms.py",
-        "closed_form/test_algorithm_mistakes.py",
-        "laws/test_loss_terms.py",
-    ],
-    "algorithms/overlong.py": ["closed_form/test_algorithms.py", "reference/test_twins.py"],
-    "algorithms/table.py": [
-        "closed_form/test_algorithms.py",
-        "reference/test_twins.py",
-        "laws/test_policy_gradients.py",
-        "laws/test_loss_terms.py",
-    ],
-    "batch.py": ["laws/test_token_columns.py"],
-    "binding.py": ["closed_form/test_algorithms.py"],
-    "schemas.py": ["closed_form/test_algorithms.py"],
-    "generation/sampling.py": ["laws/test_sampling.py"],
-    "models/shared_prompt/architectures.py": ["laws/test_decoder.py", "laws/test_architectures.py"],
-    "models/shared_prompt/attention.py": ["laws/test_families.py"],
-    "models/shared_prompt/decoder.py": ["laws/test_decoder.py", "laws/test_families.py"],
-    "models/shared_prompt/families.py": ["laws/test_families.py"],
-    "models/logprobs.py": ["laws/test_logprobs.py", "closed_form/test_kl.py", "laws/test_kl.py"],
-    "rewards/grading/grade.py": ["laws/rewards/test_terms.py"],
-    "options/reward.py": ["laws/rewards/test_terms.py"],
-    "records.py": ["engine/test_passes.py", "laws/rewards/test_protocol.py"],
-    "runs/checkpoint.py": ["engine/test_durable_writes.py", "engine/test_manifest.py", "engine/test_checkpoint.py"],
-    "runs/manifest.py": ["engine/test_manifest.py", "engine/test_checkpoint.py"],
-    "training/evaluation.py": ["closed_form/test_evaluation.py"],
-    "runs/files.py": ["engine/test_durable_writes.py"],
-    "training/learner.py": [
-        "laws/test_credit.py",
-        "laws/test_loss_terms.py",
-        "engine/test_passes.py",
-        "end_to_end/test_run_moments.py",
-    ],
-    "training/optimizer.py": ["closed_form/test_parameter_groups.py"],
-    "training/update_metrics.py": ["closed_form/test_update_metrics.py"],
-    "runs/watchers.py": ["end_to_end/test_run_moments.py"],
-    "training/collector.py": ["engine/test_passes.py"],
-    "runs/folder.py": ["engine/test_durable_writes.py"],
-    "runs/run_folder.py": ["engine/test_durable_writes.py"],
-    "training/state.py": ["engine/test_run_state.py"],
-    "training/update.py": ["laws/test_batch.py"],
-}
+ROOT = Path(__file__).parents[1]
 
 # (file, text, its replacement, which of its occurrences: 0 is the first)
 MUTANTS: list[tuple[str, str, str, int]] = [

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Protocol, runtime_checkable
 
 from posttrain.binding import bind, digest_of
 from posttrain.errors import RunError, UserError
@@ -76,6 +77,15 @@ class ScoringFailure(Exception):
     A reward function raises it for the whole call, or returns it in place of the scores it could not get.  These are
     asked for again twice, then left out and counted; never are they a 0.
     """
+
+
+@runtime_checkable
+class Cacheable(Protocol):
+    """A reward of this package that may be remembered."""
+
+    @property
+    def rows_stand_alone(self) -> bool:
+        """Whether a completion's score depends on nothing but the completion and its row."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -208,3 +218,14 @@ def keywords(function: RewardFunction) -> Keywords:
                     " called by keyword; remove the `/` from its signature"
                 )
     return Keywords(frozenset(required), frozenset(optional), takes_any)
+
+
+def may_be_cached(function: RewardFunction) -> bool:
+    """Whether its scores may be remembered."""
+    standing = as_standing(function.call)
+    return function.settings.cache if standing is None else standing.rows_stand_alone
+
+
+def as_standing(call: object) -> Cacheable | None:
+    """A reward of this package that says whether it may be remembered."""
+    return call if isinstance(call, Cacheable) else None

@@ -42,7 +42,6 @@ from posttrain.rewards.grading.dispatch import dispatch
 from posttrain.rewards.grading.function import RewardFunction, ScoringFailure, reward_function, with_own_names
 from posttrain.rewards.grading.pending_scores import PendingScores, bounds_of, require_enforceable
 from posttrain.rewards.grading.resources import Resources, default_resources
-from posttrain.rewards.grading.score_cache import may_be_cached
 from posttrain.rewards.grading.trainer_state import TrainerState
 
 __all__ = ["Journal", "OnError", "RewardFunction", "ScoringFailure", "grade", "reward_function"]

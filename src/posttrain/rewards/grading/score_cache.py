@@ -25,7 +25,7 @@ from posttrain.options.grading import GradingOptions
 from posttrain.options.sandbox import SandboxOptions
 from posttrain.rewards.grading.answers import Score
 from posttrain.rewards.grading.calls import WITHHELD, RolloutRow, completion_of, prompt_of
-from posttrain.rewards.grading.function import Keywords, RewardFunction, keywords
+from posttrain.rewards.grading.function import Keywords, RewardFunction, as_standing, keywords
 from posttrain.rewards.grading.workers.worker_messages import NotWritableError, dump, to_json
 
 FORMAT = 1
@@ -34,15 +34,6 @@ APPLICATION = 0x70547243
 """By which SQLite's header tells that a file is ours."""
 LOCK_SECONDS = 10.0
 """How long another process's writing is waited for."""
-
-
-@runtime_checkable
-class Cacheable(Protocol):
-    """A reward of this package that may be remembered."""
-
-    @property
-    def rows_stand_alone(self) -> bool:
-        """Whether a completion's score depends on nothing but the completion and its row."""
 
 
 @runtime_checkable
@@ -169,17 +160,6 @@ class ScoreCaches:
         """Close every cache; what is in memory alone is forgotten."""
         while self._opened:
             self._opened.popitem()[1].close()
-
-
-def may_be_cached(function: RewardFunction) -> bool:
-    """Whether its scores may be remembered."""
-    standing = as_standing(function.call)
-    return function.settings.cache if standing is None else standing.rows_stand_alone
-
-
-def as_standing(call: object) -> Cacheable | None:
-    """A reward of this package that says whether it may be remembered."""
-    return call if isinstance(call, Cacheable) else None
 
 
 def keys_of(function: RewardFunction, rows: Sequence[RolloutRow], sandbox: SandboxOptions) -> list[bytes | None]:
