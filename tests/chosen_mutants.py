@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 import torch  # noqa: F401 — before the fork, so that no child pays for it
 
-from tests.chosen_mutant_tests import TESTS
+from chosen_mutant_tests import TESTS
 
 ROOT = Path(__file__).parents[1]
 

@@ -324,7 +324,7 @@ def test_the_same_options_build_the_same_function_as_calling_it() -> None:
         ({"name": "grpo", "deviation": "sampel"}, "'population', 'sample' or 'none'.  Did you mean `sample`?"),
         (
             {"name": "grpo", "kl": 0.1},
-            "algorithm.kl = 0.1 should be a mapping of names to values: coefficient, estimator, place, importance, level",
+            "algorithm.kl = 0.1 should be a mapping of names to values: coefficient, estimator, place, importance",
         ),
         ({"name": "grpo", "kl": {}}, "algorithm.kl.coefficient is missing"),
         (
