@@ -15,7 +15,6 @@ from pathlib import Path
 
 import pytest
 import torch  # noqa: F401 — before the fork, so that no child pays for it
-
 from chosen_mutant_tests import TESTS
 
 ROOT = Path(__file__).parents[1]

@@ -297,7 +297,7 @@ def test_rows_come_in_order_where_they_are_not_shuffled_from_a_stream_too(model:
     asked = [row["prompt"] for step in (1, 2) for row in rollouts(tmp_path / "run", step)[::4]]
     assert asked == ["1 =", "2 =", "3 =", "4 ="]
     with pytest.raises(UserError, match="max_steps has to say when the run ends"):
-        trainer(model, tmp_path / "run", max_steps=-1, given={"train_dataset": endless()}).train()
+        trainer(model, tmp_path / "other", max_steps=-1, given={"train_dataset": endless()}).train()
 
 
 def test_old_names_and_small_batches_are_read_with_a_line_each(

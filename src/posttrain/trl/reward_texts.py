@@ -96,8 +96,9 @@ def one_for_each(
     count = len(given) if isinstance(given, list | tuple) else 1
     if tokenizers is None:
         return [None] * count
-    made: list[PreTrainedTokenizerBase | None] = []
-    made += [tokenizers] if isinstance(tokenizers, PreTrainedTokenizerBase) else tokenizers
+    made: list[PreTrainedTokenizerBase | None] = (
+        [tokenizers] if isinstance(tokenizers, PreTrainedTokenizerBase) else [*tokenizers]
+    )
     if len(made) != count:
         raise UserError(
             f"reward_processing_classes: {len(made)} for {count} reward functions, and the two must match; give one for"

@@ -39,7 +39,13 @@ from posttrain.records import Grades, Group
 from posttrain.rewards.grading.answers import UNSCORED, InvalidScore, OutOfTime, Score, Verdict, safe_text
 from posttrain.rewards.grading.calls import Call, RolloutRow, after, read_result, run_error
 from posttrain.rewards.grading.dispatch import dispatch
-from posttrain.rewards.grading.function import RewardFunction, ScoringFailure, reward_function, with_own_names
+from posttrain.rewards.grading.function import (
+    RewardFunction,
+    ScoringFailure,
+    may_be_cached,
+    reward_function,
+    with_own_names,
+)
 from posttrain.rewards.grading.pending_scores import PendingScores, bounds_of, require_enforceable
 from posttrain.rewards.grading.resources import Resources, default_resources
 from posttrain.rewards.grading.trainer_state import TrainerState
