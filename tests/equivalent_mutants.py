@@ -30,6 +30,25 @@ BECAUSE: dict[str, list[tuple[str, str]]] = {
             "bases = [base if not is_4_bit(base.layer) else _packed(base) for base in self.parts.bases]",
         ),
     ],
+    "A layer, or the same of two layers, has both or neither.": [
+        ("models/shared_prompt/decoder.py", "if layer.norms.query is not None or layer.norms.key is not None:"),
+        ("models/shared_prompt/decoder_layer.py", "if mine is not None or new is not None:"),
+        ("models/shared_prompt/linear.py", "if mine.bias is not None or new.bias is not None:"),
+    ],
+    "All parts are of one type, on one device.": [
+        ("models/shared_prompt/linear.py", "if any((PackedWeight.serves(_tensor(part)) for part in parts)):"),
+    ],
+    "A layer draws no random number here.": [
+        ("models/shared_prompt/decoder.py", "x = checkpoint(block, x, use_reentrant=False, preserve_rng_state=True)"),
+    ],
+    "Only numbers are taken of the copy.": [
+        ("models/shared_prompt/decoder_layer.py", "return None if tensor is None else tensor.clone().clone()"),
+        (
+            "models/shared_prompt/linear.py",
+            "self.weight = torch.ops.mkldnn._reorder_linear_weight(weight.clone(), USUAL_ROWS)",
+        ),
+        ("models/shared_prompt/linear.py", "return tensor if frozen else tensor.clone().clone()"),
+    ],
     "Joining one tensor gives that tensor, copied.": [
         ("models/shared_prompt/adapted.py", "grad_low = torch.cat(back, dim=1) if len(back) >= 1 else back[0]"),
         ("models/shared_prompt/adapted.py", "return torch.cat(out, dim=1) if len(out) >= 1 else out[0]"),

@@ -7,6 +7,7 @@ from torch import nn
 
 from posttrain.models.shared_prompt.linear import (
     MOST_ROWS,
+    SIZES,
     DenseWeight,
     PackedWeight,
     dense_projection,
@@ -28,6 +29,24 @@ def test_packed_products_are_products(rows: int, with_bias: bool) -> None:
     actual, exact = linear(x, for_inference(WEIGHT), bias), F.linear(x.double(), WEIGHT.double(), None)
     expected = exact if bias is None else exact + bias
     torch.testing.assert_close(actual.double(), expected, rtol=0, atol=2e-5)
+
+
+@needs_packing
+def test_packed_products_are_of_few_numbers_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """oneDNN compiles a kernel for each number that it meets, and keeps all of them."""
+    product, met = torch.ops.mkldnn._linear_pointwise, []
+
+    def noting(x: torch.Tensor, *others: object) -> torch.Tensor:
+        met.append(len(x))
+        return product(x, *others)
+
+    monkeypatch.setattr(torch.ops.mkldnn, "_linear_pointwise", noting)
+    packed = for_inference(WEIGHT)
+    for rows in range(1, MOST_ROWS + 2):
+        met.clear()
+        linear(torch.zeros(rows, 19), packed)
+        least = min((size for size in SIZES if size >= rows), default=MOST_ROWS)
+        assert met == ([least] if rows <= MOST_ROWS else [MOST_ROWS, 1])
 
 
 @needs_packing
@@ -55,7 +74,10 @@ X = torch.randn(6, 4, dtype=torch.float64, generator=torch.Generator().manual_se
 
 
 @pytest.mark.parametrize("frozen", [False, True])
-@pytest.mark.parametrize("biased", [(False,), (True,), (False, False, False), (True, True), (True, False, True)])
+@pytest.mark.parametrize(
+    "biased",
+    [(False,), (True,), (False, False, False), (True, True), (True, False, True), (True, False, False)],
+)
 def test_layers_side_by_side_give_what_each_gives(biased: tuple[bool, ...], frozen: bool) -> None:
     modules = layers(*biased, frozen=frozen)
     expected = torch.cat([module(X) for module in modules], dim=1)
@@ -84,6 +106,24 @@ def test_frozen_layers_are_joined_where_they_are_packed() -> None:
     assert [type(part.matrix) for part in weight.parts] == [PackedWeight]
     expected = torch.cat([module(X.float()) for module in modules], dim=1)
     torch.testing.assert_close(weight.product(X.float()), expected, rtol=0, atol=1e-6)
+
+
+def test_layers_of_which_some_are_frozen_stay_apart() -> None:
+    trained, frozen = layers(True, True)
+    frozen.requires_grad_(False)
+    weight = dense_projection([trained, frozen], torch.float64)
+    assert isinstance(weight, DenseWeight)
+    assert [part.matrix.data_ptr() for part in weight.parts] == [trained.weight.data_ptr(), frozen.weight.data_ptr()]
+
+
+def test_of_what_is_trained_a_copy_is_owned() -> None:
+    (layer,) = layers(True)
+    kept = dense_projection([layer], torch.float64).owned()
+    before = kept.product(X)
+    with torch.no_grad():
+        layer.weight.add_(1)
+        layer.bias.add_(1)
+    assert torch.equal(kept.product(X), before)
 
 
 def test_frozen_layers_are_never_copied() -> None:
