@@ -21,6 +21,7 @@ from posttrain.models.adapters.quantized import (
     quantize,
 )
 from posttrain.models.policy import Policy
+from posttrain.models.shared_prompt.adapted import projection
 from posttrain.options.model import ModelOptions
 from tests.support.adapted import LORA, Pair, adapted_policy, completion_logprobs
 from tests.support.tiny import relative_distance, request, some_prompts, tiny_model
@@ -59,6 +60,17 @@ def test_weights_are_off_by_what_4_bits_explain() -> None:
         if is_4_bit(layer):
             weight = dense.get_submodule(name).weight
             assert 0.02 < (dequantized(layer) - weight).abs().mean() / weight.abs().mean() < 0.15
+
+
+def test_beside_a_layer_in_4_bits_a_dense_one_is_read_as_it_is() -> None:
+    model = tiny_model("qwen3", torch.float32)
+    quantize(model, torch.float32)
+    attention = model.model.layers[0].self_attn
+    dense = nn.Linear(attention.q_proj.in_features, 5, bias=False).requires_grad_(False)
+    x = torch.linspace(-1, 1, 3 * attention.q_proj.in_features).view(3, -1)
+    expected = torch.cat([x @ dequantized(attention.q_proj).T, dense(x)], dim=1)
+    both = projection([attention.q_proj, dense], torch.float32).product(x)
+    torch.testing.assert_close(both, expected, rtol=0, atol=1e-6)
 
 
 @each_forward
