@@ -138,7 +138,7 @@ def resolved(capsys: pytest.CaptureFixture[str], *argv: str) -> dict:
 
 def test_the_signature_of_the_function_is_the_schema_of_the_section() -> None:
     config = from_text("algorithm: {path: 'mine.py:narrow', width: 0.3, kl: {coefficient: 1}}")
-    kl = {"coefficient": 1.0, "estimator": "k3", "place": "loss"}
+    kl = {"coefficient": 1.0, "estimator": "k3", "place": "loss", "importance": None, "level": "token"}
     # `base` is none of the options: its default is a function, which no recipe can say.
     spelled = {"path": "mine.py:narrow", "width": 0.3, "side": "low", "kl": kl, "free": 3, "times": 1}
     assert config.algorithm == spelled
@@ -146,7 +146,13 @@ def test_the_signature_of_the_function_is_the_schema_of_the_section() -> None:
     assert [term.coefficient for term in built.terms] == [1.0, 1.0]
     assert largest_gain(built) == pytest.approx(1.3)
     pulled = from_text("algorithm: 'mine.py:pulled'").algorithm
-    assert pulled["kl"] == {"coefficient": 0.5, "estimator": "k1", "place": "loss"}
+    assert pulled["kl"] == {
+        "coefficient": 0.5,
+        "estimator": "k1",
+        "place": "loss",
+        "importance": None,
+        "level": "token",
+    }
     assert [(term.name, term.coefficient) for term in build_algorithm(pulled).terms] == [("policy", 1.0), ("kl", 0.5)]
     assert len(build_algorithm({"path": "mine.py:pulled", "kl": None}).terms) == 1
 

@@ -147,6 +147,12 @@ def test_a_mistake_in_what_a_task_gives_is_told_by_its_name(wrong: type[Wrong], 
 
 
 def test_rewards_of_the_caller_that_are_no_list_are_told_as_one(model: Path, tmp_path: Path) -> None:
-    policy, wrong = policy_of(model), {"rewards": "plain"}  # a function by itself is one
-    with pytest.raises(UserError, match=r"^rewards = 'plain' \(str\) should be a list of functions"):
-        posttrain.train(config(tmp_path / "run"), policy=policy, task=Sums(policy), **wrong)  # type: ignore[arg-type]
+    """A function by itself is one, and so is the name of a reward."""
+    policy = policy_of(model)
+    for given, said in (
+        (7, r"^rewards = 7 \(int\) should be a list of functions"),
+        ("plain", "^rewards: no reward function"),
+    ):
+        wrong = {"rewards": given}
+        with pytest.raises(UserError, match=said):
+            posttrain.train(config(tmp_path / "run"), policy=policy, task=Sums(policy), **wrong)  # type: ignore[arg-type]

@@ -4,6 +4,7 @@ Sealed processes can neither import nor read anything more, so every data set is
 """
 
 import json
+from functools import cache
 
 import reasoning_gym
 
@@ -11,23 +12,21 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-DATASETS: "dict[str, Any]" = {}
 
-
-def open_datasets(pairs: "dict[str, Any]") -> None:
-    """Make the data sets, by key, each given as its generator's name and options."""
-    for key, (name, options) in pairs.items():
-        dataset = reasoning_gym.create_dataset(name, seed=0, size=1, **options)
-        DATASETS[key] = dataset
-        entry = dataset[0]
-        dataset.score_answer(entry["answer"], entry)
+@cache
+def data_set(key: str) -> "Any":
+    """The data set of a key, which is its generator's name and options as JSON."""
+    name, options = json.loads(key)
+    return reasoning_gym.create_dataset(name, seed=0, size=1, **options)
 
 
 def score(key: str, answer: str, entry: "dict[str, object]") -> float:
     """What the generator's own scorer gives for an answer."""
-    return float(DATASETS[key].score_answer(answer, entry))
+    return float(data_set(key).score_answer(answer, entry))
 
 
-def prepare(written: str) -> None:
-    """Open the data sets that are written as JSON."""
-    open_datasets(json.loads(written))
+def prepare(keys: "list[str]") -> None:
+    """Open the data sets, and have each score once."""
+    for key in keys:
+        entry = data_set(key)[0]
+        score(key, entry["answer"], entry)
