@@ -49,6 +49,21 @@ BECAUSE: dict[str, list[tuple[str, str]]] = {
         ),
         ("models/shared_prompt/linear.py", "return tensor if frozen else tensor.clone().clone()"),
     ],
+    "Both ways to sort give the same numbers; which is quicker hangs on the size.": [
+        (
+            "generation/sampling.py",
+            "if weights.device.type == 'cpu' and (vocab <= SMALL_VOCAB and count == vocab):",
+        ),
+        (
+            "generation/sampling.py",
+            "if weights.device.type == 'cpu' and (vocab > SMALL_VOCAB or count == vocab):",
+        ),
+        (
+            "generation/sampling.py",
+            "if weights.device.type == 'cpu' and (vocab <= SMALL_VOCAB or count != vocab):",
+        ),
+        ("generation/sampling.py", "ordered = np.sort(weights.clone().numpy(), axis=1)"),
+    ],
     "Joining one tensor gives that tensor, copied.": [
         ("models/shared_prompt/adapted.py", "grad_low = torch.cat(back, dim=1) if len(back) >= 1 else back[0]"),
         ("models/shared_prompt/adapted.py", "return torch.cat(out, dim=1) if len(out) >= 1 else out[0]"),

@@ -10,6 +10,7 @@ import torch
 from posttrain.records import Finish, Grades, Group, Prompt, Rollout
 from posttrain.training.metrics import (
     completion_metrics,
+    logged_metrics,
     outcome_metrics,
     reward_metrics,
     source_metrics,
@@ -89,6 +90,14 @@ def test_data_sets_come_in_the_order_of_their_names_in_every_process() -> None:
 
     metrics = source_metrics([of(name) for name in "hbgcafed"], grades([[1.0]] * 8))
     assert [name.split("/")[1] for name in metrics if name.endswith("reward")] == list("abcdefgh")
+
+
+def test_what_a_function_logged_is_averaged_over_the_completions_that_it_logged_it_for() -> None:
+    logged = {"mine": (({"h": 1.0, "a": 2.0}, None), ({"h": 4.0, "c": 7.0, "b": 0.0}, {"h": 1.0})), "other": ((None,),)}
+    metrics = logged_metrics(logged)
+    assert metrics == {"logged/mine/h": 2.0, "logged/mine/a": 2.0, "logged/mine/c": 7.0, "logged/mine/b": 0.0}
+    many = {"mine": (tuple({name: 1.0} for name in "hbgcafed"),)}
+    assert [name[-1] for name in logged_metrics(many)] == list("abcdefgh")
 
 
 def test_a_step_in_which_nothing_was_scored_has_no_reward() -> None:
