@@ -1,7 +1,7 @@
 """Held-out evaluation: its estimators against enumeration and repetition, and what is asked of every policy alike."""
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from enum import StrEnum
 from itertools import combinations
@@ -151,6 +151,18 @@ def test_the_full_evaluation_reports_the_answers_it_got() -> None:
     assert none["num_problems"] == 0
     assert none["accuracy_sampled"] is none["mean_length"] is None
     assert nobody == ()
+
+
+def test_what_the_judge_logs_of_held_out_answers_is_in_the_results() -> None:
+    def telling(completion_ids: list[list[int]], log_metric: Callable[[str, float], None]) -> list[float]:
+        log_metric("seen", 2.5)
+        return even(completion_ids)
+
+    engine = InProcessEngine(tiny_policy())
+    results, _ = full_evaluation(engine, replace(QUESTIONS, judge=reward_function(telling)), samples=2)
+    assert results["logged"] == {"logged/telling/seen": 2.5}
+    silent, _ = full_evaluation(engine, QUESTIONS, samples=2)
+    assert "logged" not in silent
 
 
 def length(completion_ids: list[list[int]]) -> list[float | None]:

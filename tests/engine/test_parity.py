@@ -108,7 +108,7 @@ def test_completions_grow_beyond_a_sliding_window() -> None:
 def test_they_agree_beyond_a_sliding_window_while_rows_come_and_go() -> None:
     shape = {**SHAPE, "sliding_window": 12, "bos_token_id": 0, "eos_token_id": list(STOP_IDS)}
     with torch.random.fork_rng():
-        torch.manual_seed(0)
+        torch.manual_seed(4)
         model = MistralForCausalLM(MistralConfig(**shape))
     with torch.no_grad():
         for parameter in model.parameters():
