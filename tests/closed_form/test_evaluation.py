@@ -160,7 +160,7 @@ def test_what_the_judge_logs_of_held_out_answers_is_in_the_results() -> None:
 
     engine = InProcessEngine(tiny_policy())
     results, _ = full_evaluation(engine, replace(QUESTIONS, judge=reward_function(telling)), samples=2)
-    assert results["logged"] == {"logged/telling/seen": 2.5}
+    assert results["logged"] == {"telling/seen": 2.5}
     silent, _ = full_evaluation(engine, QUESTIONS, samples=2)
     assert "logged" not in silent
 
