@@ -61,6 +61,24 @@ def test_a_group_that_trl_would_tear_apart_is_one_update_and_that_is_said() -> N
     )
 
 
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"steps_per_generation": 4},  # TRL takes 4 updates on one group; one here
+        {"steps_per_generation": 1, "gradient_accumulation_steps": 4},  # TRL refuses a generation batch of 1
+        {"steps_per_generation": 1, "gradient_accumulation_steps": 4, "num_iterations": 2},
+        {"steps_per_generation": 4, "num_iterations": 3},
+        {"per_device_train_batch_size": 2, "steps_per_generation": 4},
+        {"per_device_train_batch_size": 6, "gradient_accumulation_steps": 2, "steps_per_generation": 1},
+    ],
+)
+def test_an_epoch_asks_every_prompt_about_once_however_groups_are_kept_whole(given: dict[str, int]) -> None:
+    args = GRPOConfig(**{"per_device_train_batch_size": 1, "num_generations": 4, "num_train_epochs": 1, **given})
+    plan = batch_plan(args)
+    prompts = plan.num_steps(plan.num_updates(args, 120)) * plan.prompts_per_step
+    assert prompts == 120
+
+
 def test_a_batch_smaller_than_a_group_is_rounded_up_and_that_is_said() -> None:
     plan = batch_plan(GRPOConfig(per_device_train_batch_size=1, num_generations=2))
     assert plan.notes == ("1 completions are no whole number of groups of 2: a step has 2, those of 1 prompt.",)

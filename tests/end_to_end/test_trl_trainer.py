@@ -286,6 +286,36 @@ def test_a_push_that_reaches_no_hub_says_where_the_model_is(
         trainer(model, tmp_path / "run", hub_model_id="me/mine").push_to_hub()
 
 
+def test_a_push_without_a_name_goes_under_that_of_the_output_dir(
+    model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(RunError, match="push_to_hub: my-model could not be written"):
+        trainer(model, tmp_path / "my-model").push_to_hub()
+
+
+def test_an_evaluation_of_fewer_groups_than_a_step_has_updates(model: str, tmp_path: Path) -> None:
+    given = {"eval_dataset": ROWS[:1]}
+    made = trainer(model, tmp_path / "run", steps_per_generation=4, num_iterations=2, max_steps=8, given=given)
+    assert math.isfinite(made.evaluate()["eval_loss"])
+
+
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        ({"eval_strategy": "best", "given": {"eval_dataset": ROWS}}, "eval_strategy = 'best': use no, steps or epoch"),
+        ({"logging_strategy": "step"}, "logging_strategy = 'step': use no, steps or epoch"),
+        ({"eval_strategy": "steps"}, "eval_strategy = 'steps', and the trainer has no eval_dataset"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else None,
+)
+def test_a_schedule_that_there_is_none_of_is_told_when_the_trainer_is_made(
+    model: str, tmp_path: Path, args: Any, says: str
+) -> None:
+    with pytest.raises(UserError, match=says):
+        trainer(model, tmp_path / "run", **args)
+
+
 def test_rows_come_in_order_where_they_are_not_shuffled_from_a_stream_too(model: str, tmp_path: Path) -> None:
     def endless() -> Any:
         number = 0

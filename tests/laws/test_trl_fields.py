@@ -75,6 +75,16 @@ def test_enums_and_mappings_in_json_are_read() -> None:
     assert (args.lr_scheduler_type, args.model_init_kwargs) == ("cosine", {"revision": "main"})
 
 
+def test_transformers_parser_of_command_lines_reads_the_configs() -> None:
+    from transformers import HfArgumentParser
+
+    line = "--output_dir run --warmup_steps 0.1 --report_to wandb --max_steps 3 --lora_target_modules a b"
+    args, of_model = HfArgumentParser((GRPOConfig, ModelConfig)).parse_args_into_dataclasses(line.split())
+    assert (args.warmup_steps, args.report_to, args.max_steps) == (0.1, "wandb", 3)
+    assert of_model.lora_target_modules == ["a", "b"]
+    assert HfArgumentParser(SFTConfig).parse_args_into_dataclasses(["--max_length", "8"])[0].max_length == 8
+
+
 def test_the_page_of_fields_is_made_of_the_tables() -> None:
     spec = importlib.util.spec_from_file_location("trl_fields", DOCS / "trl_fields.py")
     assert spec is not None

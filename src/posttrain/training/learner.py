@@ -188,7 +188,8 @@ class Learner:
         A batch may be empty: where nothing in it can change the gradient.
         """
         groups, options, step = credited.groups, self.settings.update, credited.collected.step
-        num_groups, parts = len(groups.groups), options.minibatches_per_epoch
+        num_groups = len(groups.groups)
+        parts = min(options.minibatches_per_epoch, num_groups)  # an evaluation may have fewer groups than a step
         made: list[Batch] = []
         for epoch in range(options.epochs_per_step):
             order = list(range(num_groups))

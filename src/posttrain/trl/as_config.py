@@ -161,7 +161,8 @@ def algorithm_section(args: GRPOConfig) -> dict[str, object]:
 
 def scale_of(args: GRPOConfig) -> str:
     """scale_rewards by its names; True and False are what they once were."""
-    return args.scale_rewards if isinstance(args.scale_rewards, str) else ("none", "group")[args.scale_rewards]
+    scale = args.scale_rewards
+    return ("none", "group")[scale] if isinstance(scale, bool) else str(scale)
 
 
 LEVELS = {"token": "token", "sequence": "sequence_mean"}
@@ -172,6 +173,17 @@ def require_one_of(args: TrainingFields, name: str, value: object, known: tuple[
     """Refuse a value that is none of those that there are."""
     if value not in known:
         raise UserError(f"{type(args).__name__}: {name} = {value!r}: use {', '.join(known[:-1])} or {known[-1]}.")
+
+
+def require_strategies(args: TrainingFields, *, measures: bool) -> None:
+    """Refuse a schedule of the log or of evaluations that there is none of, or that has nothing to measure."""
+    for name in ("logging_strategy", "eval_strategy"):
+        require_one_of(args, name, vars(args)[name], ("no", "steps", "epoch"))
+    if args.eval_strategy != "no" and not measures:
+        raise UserError(
+            f"{type(args).__name__}: eval_strategy = {args.eval_strategy!r}, and the trainer has no eval_dataset.  Give"
+            " it one, or leave eval_strategy out."
+        )
 
 
 def warmup_updates(args: TrainingFields, updates: int) -> int:

@@ -25,7 +25,7 @@ class BatchPlan:
     prompts_per_chunk: int
     """Prompts that TRL takes from the dataset at a time; those left over at the end of an epoch it drops."""
     updates_per_chunk: float
-    """Updates that TRL counts for them."""
+    """Updates on them: those that TRL counts, or fewer where groups stay whole."""
     notes: tuple[str, ...] = ()
     """Where this is not what TRL does, in lines."""
 
@@ -64,8 +64,10 @@ def batch_plan(args: GRPOConfig) -> BatchPlan:
             f"{completions} completions are no whole number of groups of {group}: a step has {prompts * group}, those"
             f" of {prompts} {'prompt' if prompts == 1 else 'prompts'}."
         )
-    per_chunk = math.ceil(args.per_device_train_batch_size * per_generation / group)
-    updates_per_chunk = per_generation * passes / accumulation
+    of_generation = args.per_device_train_batch_size * per_generation
+    per_chunk, updates_per_chunk = of_generation // group, per_generation * passes / accumulation
+    if of_generation % group and spans:  # TRL refuses these; an update is what is taken at a time here
+        per_chunk, updates_per_chunk = prompts, 1
     if spans:
         if passes > 1:
             notes.append(
@@ -96,8 +98,8 @@ def batch_plan(args: GRPOConfig) -> BatchPlan:
         epochs_per_step=passes,
         minibatches_per_epoch=min(updates, prompts),
         notes=tuple(notes),
-        prompts_per_chunk=per_chunk,
-        updates_per_chunk=updates_per_chunk,
+        prompts_per_chunk=prompts,
+        updates_per_chunk=passes * min(updates, prompts),
     )
 
 

@@ -23,7 +23,7 @@ from posttrain.schemas import did_you_mean
 from posttrain.training.optimizer import OwnOptimizer
 from posttrain.training.rl import Beginning, make_ready, to_the_end, train_session
 from posttrain.training.session import CallerObjects, Session, inputs_of, open_session
-from posttrain.trl.as_config import RunLength, rl_config, scale_of
+from posttrain.trl.as_config import RunLength, require_strategies, rl_config, scale_of
 from posttrain.trl.batch_arithmetic import batch_plan
 from posttrain.trl.callback_watcher import CallbackWatcher
 from posttrain.trl.fields.grpo_config import GRPO_RULES, GRPOConfig
@@ -77,6 +77,7 @@ class GRPOTrainer(TrainerMethods[GRPOConfig]):
         )
         super().__init__(source, args or GRPOConfig(default_folder(model, "GRPO")), GRPO_RULES, callbacks)
         self.train_dataset, self.eval_dataset = train_dataset, eval_dataset
+        require_strategies(self.args, measures=eval_dataset is not None)
         self.plan = batch_plan(self.args)
         self.notes += self.plan.notes
         self.reward_processing_classes = one_for_each(reward_processing_classes, reward_funcs)

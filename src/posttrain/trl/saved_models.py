@@ -30,7 +30,7 @@ def push(folder: Path, args: TrainingFields, message: str) -> str:
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HTTPError  # type: ignore[attr-defined]  # of its HTTP library, whichever that is
 
-    name = args.hub_model_id or folder.resolve().name
+    name = args.hub_model_id or Path(args.output_dir or folder).resolve().name
     try:
         hub = HfApi(token=args.hub_token)
         made = hub.create_repo(name, private=args.hub_private_repo, exist_ok=True)

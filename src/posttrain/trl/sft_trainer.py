@@ -20,6 +20,7 @@ from posttrain.training.sft.supervised import held_out_loss
 from posttrain.trl.as_config import (
     RunLength,
     checkpoint_options,
+    require_strategies,
     run_options,
     schedule_of,
     tracker_options,
@@ -75,6 +76,7 @@ class SFTTrainer(TrainerMethods[SFTConfig]):
         )
         super().__init__(source, args or SFTConfig(default_folder(model, "SFT")), SFT_RULES, callbacks)
         self.train_dataset, self.eval_dataset, self.formatting_func = train_dataset, eval_dataset, formatting_func
+        require_strategies(self.args, measures=eval_dataset is not None)
         self.tell()
 
     def train(self, resume_from_checkpoint: str | bool | None = None) -> TrainOutput:

@@ -1,7 +1,7 @@
 """GRPOConfig: the fields of TRL 1.16's, with its names, order and defaults, and what becomes of each."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from posttrain.trl.fields.field_rules import Rules, idle, refused, supported, translated
 from posttrain.trl.fields.training_fields import TrainingFields
@@ -57,7 +57,7 @@ class GRPOConfig(TrainingFields):
     importance_sampling_level: str = "token"
     reward_weights: list[float] | None = None
     multi_objective_aggregation: str = "sum_then_normalize"
-    scale_rewards: str | bool = "group"
+    scale_rewards: str | None | Literal[True, False] = "group"  # noqa: RUF036  # in the order that HfArgumentParser reads
     loss_type: str = "dapo"
     mask_truncated_completions: bool = False
     sync_ref_model: bool = False

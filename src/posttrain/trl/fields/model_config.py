@@ -23,7 +23,7 @@ class ModelConfig(CheckedFields):
     lora_r: int = 16
     lora_alpha: int = 32
     lora_dropout: float = 0.05
-    lora_target_modules: str | list[str] | None = None
+    lora_target_modules: list[str] | None | str = None  # noqa: RUF036  # in the order that HfArgumentParser can read
     lora_target_parameters: list[str] | None = None
     lora_modules_to_save: list[str] | None = None
     lora_task_type: str = "CAUSAL_LM"

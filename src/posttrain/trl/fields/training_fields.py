@@ -4,7 +4,7 @@ What becomes of each says `posttrain.trl.fields.training_rules`.
 """
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from posttrain.trl.fields.field_rules import CheckedFields
 
@@ -20,14 +20,14 @@ class TrainingFields(CheckedFields):
     learning_rate: float = 1e-06
     lr_scheduler_type: str = "linear"
     lr_scheduler_kwargs: dict[str, Any] | None = None
-    warmup_steps: int = 0
+    warmup_steps: float = 0
     optim: str = "adamw_torch_fused"
     optim_args: str | None = None
     weight_decay: float = 0.0
     adam_beta1: float = 0.9
     adam_beta2: float = 0.999
     adam_epsilon: float = 1e-08
-    optim_target_modules: str | list[str] | None = None
+    optim_target_modules: None | str | list[str] = None  # noqa: RUF036  # in the order that HfArgumentParser can read
     gradient_accumulation_steps: int = 1
     average_tokens_across_devices: bool = True
     max_grad_norm: float | None = 1.0
@@ -51,7 +51,7 @@ class TrainingFields(CheckedFields):
     torch_empty_cache_steps: int | None = None
     auto_find_batch_size: bool = False
     logging_strategy: str = "steps"
-    logging_steps: int = 10
+    logging_steps: float = 10
     logging_first_step: bool = False
     log_on_each_node: bool = True
     logging_nan_inf_filter: bool = True
@@ -59,15 +59,15 @@ class TrainingFields(CheckedFields):
     log_level: str = "passive"
     log_level_replica: str = "warning"
     disable_tqdm: bool | None = None
-    report_to: str | list[str] | None = "none"
+    report_to: None | str | list[str] = "none"  # noqa: RUF036
     run_name: str | None = None
     project: str = "huggingface"
     trackio_space_id: str | None = None
     trackio_bucket_id: str | None = None
-    trackio_static_space_id: str | bool | None = None
+    trackio_static_space_id: str | None | Literal[True, False] = None  # noqa: RUF036
     eval_strategy: str = "no"
     eval_steps: float | None = None
-    eval_delay: int = 0
+    eval_delay: float = 0
     per_device_eval_batch_size: int = 8
     prediction_loss_only: bool = False
     eval_on_start: bool = False
@@ -78,7 +78,7 @@ class TrainingFields(CheckedFields):
     batch_eval_metrics: bool = False
     save_only_model: bool = False
     save_strategy: str = "steps"
-    save_steps: int = 500
+    save_steps: float = 500
     save_on_each_node: bool = False
     save_total_limit: int | None = None
     enable_jit_checkpoint: bool = False
@@ -125,7 +125,7 @@ class TrainingFields(CheckedFields):
     do_train: bool = False
     do_eval: bool = False
     do_predict: bool = False
-    resume_from_checkpoint: str | bool | None = None
+    resume_from_checkpoint: str | None | Literal[True, False] = None  # noqa: RUF036
     local_rank: int = -1
     model_init_kwargs: dict[str, Any] | None = None
     trust_remote_code: bool = False
