@@ -94,5 +94,5 @@ def test_the_page_of_fields_is_made_of_the_tables() -> None:
     page = module.page()
     for config, name, _ in (case.values for case in BY_CLASS):
         assert f"| `{name}` |" in page, config
-    assert "| `use_vllm` | `False` | refused |" in page
+    assert "| `use_vllm` | `False` | nothing to set |" in page
     assert "trl_fields.write()" in (DOCS / "conf.py").read_text(encoding="utf-8")

@@ -74,6 +74,7 @@ def model_options(source: ModelSource, args: TrainingFields, notes: list[str]) -
         adapter=AdapterOptions() if quantization is not None else None,  # which one is said once the model is known
         quantization=quantized(quantization, notes),
     )
+    notes += [f"{name} = {given[name]!r:.60} sets nothing here" for name in NO_MATTER if name in given]
     for name in given.keys() - {*NO_MATTER}:
         raise UserError(
             f"model_init_kwargs: {name} = {given[name]!r:.60} is none of what a model is loaded by here: dtype,"

@@ -126,7 +126,7 @@ GRPO_RULES: Rules = {
     "chat_template_kwargs": supported("model.template_options"),
     "repetition_penalty": refused("ratios would compare another distribution than the one that sampled; leave it out."),
     "cache_implementation": idle("sampling has a cache of its own."),
-    "use_vllm": refused("completions are sampled in this process, by an engine that shares the weights; leave it out."),
+    "use_vllm": idle("completions are sampled in this process, by an engine that shares the weights."),
     "vllm_mode": idle(NO_VLLM),
     "vllm_model_impl": idle(NO_VLLM),
     "vllm_enable_sleep_mode": idle(NO_VLLM),
