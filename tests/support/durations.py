@@ -16,8 +16,8 @@ from xml.etree import ElementTree
 BUDGETS = {
     "attacks": 180,
     "closed_form": 90,
-    "end_to_end": 340,
-    "engine": 90,
+    "end_to_end": 300,
+    "engine": 130,
     "laws": 240,
     "learning": 75,
     "reference": 15,
