@@ -183,3 +183,10 @@ def test_an_unconditional_reward_keeps_its_rows_and_weight_and_waits_for_nothing
         length, weight=2.0, where={"kind": "long"}, gate="g", clip=(0, 1), weight_to=0.0, over_steps=3, of="h"
     )
     assert scheduled.unconditional().settings == RewardSettings(weight=2.0, where={"kind": "long"})
+
+
+def test_of_two_rewards_that_are_missing_the_first_by_name_is_told() -> None:
+    for number in range(16):
+        function = reward_function(length, gate=f"z{number}", of=f"a{number}")
+        with pytest.raises(UserError, match=f"waits for a reward 'a{number}'"):
+            grade([group(["a"])], [function])
