@@ -8,7 +8,7 @@ import pytest
 
 from posttrain.errors import UserError
 from posttrain.options.grading import GradingOptions
-from posttrain.options.reward import RewardSettings, RewardTerms
+from posttrain.options.reward import RewardOptions, RewardSettings, RewardTerms
 from posttrain.rewards.grading.function import ScoringFailure, reward_function
 from posttrain.rewards.grading.grade import grade
 from tests.support.reward_rows import group
@@ -190,3 +190,11 @@ def test_of_two_rewards_that_are_missing_the_first_by_name_is_told() -> None:
         function = reward_function(length, gate=f"z{number}", of=f"a{number}")
         with pytest.raises(UserError, match=f"waits for a reward 'a{number}'"):
             grade([group(["a"])], [function])
+
+
+def test_a_reward_is_named_by_a_word_and_a_reward_model_as_one_likes() -> None:
+    assert RewardOptions(name="solved").called == "solved"
+    assert RewardOptions(model="FOLDER", name="how polite").called == "how polite"
+    for name in ("how polite", "mine.py:solved", "1st"):
+        with pytest.raises(UserError, match="is no name of a reward; a function of your own is path"):
+            RewardOptions(name=name)
