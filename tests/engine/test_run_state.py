@@ -93,3 +93,11 @@ def test_patience_is_counted_from_the_last_evaluation_that_beat_all_before() -> 
         seen.append((state.best_accuracy, state.evaluations_since_best))
     # As good as the best is not better than it.
     assert seen == [(0.0, 0), (0.3, 0), (0.3, 1), (0.3, 2), (0.3, 3), (0.4, 0), (0.4, 1)]
+
+
+def test_the_seconds_of_stages_add_up_whichever_a_step_has() -> None:
+    trained = TrainedByReward(stages_with(WITH_KL).learner)
+    trained.add_seconds({"rollout": 2.0, "update": 0.5})
+    trained.add_seconds({"rollout": 3.0, "grade": 0.25})
+    assert trained.run.seconds == {"rollout": 5.0, "update": 0.5, "grade": 0.25}
+    assert trained.seconds == 5.75
