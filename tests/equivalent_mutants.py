@@ -25,6 +25,7 @@ BECAUSE: dict[str, list[tuple[str, str]]] = {
     ],
     "It decides what is remembered or kept ready, for memory and speed, and the numbers are the same.": [
         ("models/shared_prompt/adapted.py", "if not not torch.is_grad_enabled():"),
+        ("models/shared_prompt/adapted.py", "if torch.is_grad_enabled():"),
         (
             "models/shared_prompt/adapted.py",
             "bases = [base if not is_4_bit(base.layer) else _packed(base) for base in self.parts.bases]",
