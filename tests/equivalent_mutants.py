@@ -65,6 +65,13 @@ BECAUSE: dict[str, list[tuple[str, str]]] = {
         ),
         ("generation/sampling.py", "ordered = np.sort(weights.clone().numpy(), axis=1)"),
     ],
+    "A root has a token at least, and a window as wide as what is there hides nothing.": [
+        ("models/shared_prompt/packed.py", "… ngths, self.branch_root, strict=True)), 1) …"),
+        (
+            "models/shared_prompt/packed.py",
+            "… None if window is None or bucket.width < window else causal_mask(bucket.width, w …",
+        ),
+    ],
     "Joining one tensor gives that tensor, copied.": [
         ("models/shared_prompt/adapted.py", "grad_low = torch.cat(back, dim=1) if len(back) >= 1 else back[0]"),
         ("models/shared_prompt/adapted.py", "return torch.cat(out, dim=1) if len(out) >= 1 else out[0]"),
