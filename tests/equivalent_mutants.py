@@ -71,6 +71,7 @@ BECAUSE: dict[str, list[tuple[str, str]]] = {
             "models/shared_prompt/packed.py",
             "… None if window is None or bucket.width < window else causal_mask(bucket.width, w …",
         ),
+        ("models/shared_prompt/packed.py", "if window is not None and window > self.layout.longest:"),
     ],
     "Joining one tensor gives that tensor, copied.": [
         ("models/shared_prompt/adapted.py", "grad_low = torch.cat(back, dim=1) if len(back) >= 1 else back[0]"),
