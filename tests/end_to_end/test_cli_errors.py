@@ -217,7 +217,7 @@ def test_the_help_of_rl_says_what_each_field_says_and_shows_the_recipe_s_values(
     Path("recipe.yaml").write_text("{rollout: {group_size: 13}, algorithm: dapo}")
     assert main(["rl", "recipe.yaml", "--help"]) == 0
     words = " ".join(capsys.readouterr().out.replace("│", " ").split())
-    wanted = "--rollout.group-size INT Completions per prompt, G; an advantage that compares the completions of a prompt needs at"
+    wanted = "--rollout.group-size INT Completions per prompt, G; an advantage that compares the completions"
     assert wanted in words
     assert "(default: 13)" in words
     assert "--algorithm.clip-high FLOAT (default: 0.28)" in words
