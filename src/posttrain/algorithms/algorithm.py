@@ -7,11 +7,14 @@ from dataclasses import dataclass
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
+from posttrain.algorithms.actor_critic.lasting import AdaptiveKl, RewardScaling
 from posttrain.algorithms.aggregation import sums_differ
 from posttrain.algorithms.checks import require_credit, require_weights
 from posttrain.algorithms.credit import Credit, CreditRule, Evidence
 from posttrain.algorithms.terms import KlTerm, LossTerm, Need, TokenView, needs_of, total_loss
 from posttrain.errors import UserError
+from posttrain.options.critic import CriticOptions
+from posttrain.options.training import ONE_PASS, Passes
 from posttrain.records import Grades, Group
 
 
@@ -49,6 +52,16 @@ class Algorithm:
     """Which groups teach something, as dynamic sampling asks: the others make room."""
     least_group_size: int = 2
     """Completions of a prompt that it takes to tell better from worse: 2 where they are compared with each other."""
+    critic: CriticOptions | None = None
+    """What expects the reward, token by token; None goes without."""
+    adaptive_kl: AdaptiveKl | None = None
+    """What moves the coefficient of `kl_penalty` from step to step."""
+    reward_scaling: RewardScaling | None = None
+    """What rewards go through before credit is made of them."""
+    passes: Passes = ONE_PASS
+    """Epochs and mini-batches of a step, where the recipe leaves them to the algorithm."""
+    largest_epoch_kl: float | None = None
+    """KL to the policy that sampled, in nats per token, beyond which the rest of a step's updates are left out."""
 
     def __post_init__(self) -> None:
         owner = f"algorithm {self.name}"
@@ -63,11 +76,13 @@ class Algorithm:
             raise UserError(f"{owner}: terms = (): a loss is the sum of one term or more, such as policy_term(...).")
         for what, names in (
             ("terms have the name", [term.name for term in self.terms]),
-            ("terms report the metric", [term.metric_name for term in self.terms if term.reported]),
+            ("terms report the metric", [name for term in self.terms for name in term.metric_names]),
         ):
             twice = [name for name, count in Counter(names).items() if count > 1]
             if twice:
                 raise UserError(f"{owner}: {names.count(twice[0])} {what} {twice[0]!r}; give each a name of its own.")
+        if Need.VALUES in self.needs and self.critic is None:
+            raise UserError(f"{owner}: a term needs values, and critic = None; give a CriticOptions.")
 
     def credited(self, evidence: Evidence, groups: Sequence[Group]) -> Credit:
         """The credit for the tokens of these groups.  Raises RunError where the rule gives none to some token."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Float64, Int64
+from jaxtyping import Bool, Float64, Int64
 from torch import Tensor
 
 from posttrain.errors import RunError
@@ -34,6 +34,12 @@ class Evidence:
     """What single tokens earn beside the reward of their completion, such as a KL penalty."""
     values: Float64[Tensor, " token"] | None = None
     """What a value head expected before each token."""
+    final_values: Float64[Tensor, "prompt group"] | None = None
+    """What it expected after the last token of each completion that was cut off; 0 for the others."""
+    truncated: Bool[Tensor, "prompt group"] | None = None
+    """Completions that were cut off at the limit instead of stopping; None where nobody says."""
+    sampled: Bool[Tensor, " token"] | None = None
+    """Tokens that the policy sampled; None is all of them."""
 
     @property
     def rollout(self) -> Int64[Tensor, " token"]:
@@ -57,6 +63,9 @@ class Credit(NamedTuple):
     """0 on every token of a completion that nothing scored."""
     returns: Float64[Tensor, " token"] | None = None
     """What a value head should have expected before each token; None for algorithms without values."""
+    value_range: Float64[Tensor, " token"] | None = None
+    """How far from what it expected a value may move in this step before a clipped value loss holds it; None: as far as
+    it likes."""
 
 
 CreditRule = Callable[[Evidence], Credit]

@@ -58,7 +58,8 @@ class ValuedTokens:
     final_values: Float[Tensor, " rollout"]
     """What was expected after the last token; 0 where the completion ended there."""
     sampled: Bool[Tensor, " token"] | None = None
-    """Tokens that the policy sampled; None is all.  Others (a tool's answer) are no actions: what they hold is not read."""
+    """Tokens that the policy sampled; None is all.  Others (a tool's answer) are no actions, and what they hold is not
+    read."""
 
     def actions(self) -> tuple["ValuedTokens", Int64[Tensor, " action"]]:
         """The sampled tokens alone, as if they stood side by side, and where they stand."""

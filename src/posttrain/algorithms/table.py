@@ -12,6 +12,7 @@ from typing import Literal
 
 from torch import Tensor
 
+from posttrain.algorithms.actor_critic.ppo import ppo
 from posttrain.algorithms.advantages import (
     batch_centred,
     group_centred,
@@ -27,16 +28,15 @@ from posttrain.algorithms.losses import UNBOUNDED, ClipRange, RatioLevel, clippe
 from posttrain.algorithms.overlong import PAPERS_OVERLONG, Overlong, overlong_punishment
 from posttrain.algorithms.terms import KlTerm, LossTerm, RatioTo, kl_term, policy_term
 from posttrain.algorithms.token_weights import (
+    WEIGHTINGS,
+    Weighting,
     constant_length,
     mean_over_sequences,
     mean_over_tokens,
-    sum_over_sequence,
 )
 from posttrain.binding import bind, build_own, is_own
 from posttrain.errors import UserError
 from posttrain.schemas import did_you_mean
-
-Weighting = Literal["mean_over_tokens", "mean_over_sequences", "sum_over_sequence", "constant_length"]
 
 
 def composed(
@@ -228,13 +228,6 @@ def cispo(
     return decoupled(made, reward_aggregation, deviation=deviation, epsilon=deviation_epsilon, over=deviation_over)
 
 
-WEIGHTINGS: Mapping[str, Callable[..., Tensor]] = {
-    "mean_over_tokens": mean_over_tokens,
-    "mean_over_sequences": mean_over_sequences,
-    "sum_over_sequence": sum_over_sequence,
-    "constant_length": constant_length,
-}
-
 ALGORITHMS: Mapping[str, Callable[..., Algorithm]] = {
     "reinforce": reinforce,
     "rloo": rloo,
@@ -243,6 +236,7 @@ ALGORITHMS: Mapping[str, Callable[..., Algorithm]] = {
     "dapo": dapo,
     "gspo": gspo,
     "cispo": cispo,
+    "ppo": ppo,
 }
 
 

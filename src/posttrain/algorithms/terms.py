@@ -4,8 +4,8 @@ Whoever computes the update reads `needs` and hands over a `TokenView` that has 
 algorithm.
 """
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import partial
 from typing import Literal
@@ -33,7 +33,8 @@ class Need(StrEnum):
     ENTROPY = "entropy"
     """Entropy of the policy's next-token distributions: another pass over the output layer."""
     VALUES = "values"
-    """What a value head expects now, beside what it expected and the returns."""
+    """What a value head expects now, beside what it expected and the returns.  Where it has a trunk of its own, log π
+    comes without its gradient, for the two trunks are differentiated one after the other."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,13 +78,16 @@ class LossTerm:
     """Tokens on which clipping acts, for metrics; None where nothing is clipped."""
     reported: bool = True
     """Whether the mean is a metric at all."""
-    metric: Literal["kl"] | None = None
+    metric: Literal["kl", "value/loss"] | None = None
     """A metric of the package's own that the mean is in place of `loss/<name>`."""
+    also_reported: Mapping[str, Callable[[TokenView], Float[Tensor, " token"]]] = field(default_factory=dict)
+    """Further metrics: name -> what it is the mean of over the tokens trained on."""
 
     def __post_init__(self) -> None:
-        if self.metric not in (None, "kl"):
+        if self.metric not in (None, "kl", "value/loss"):
             raise UserError(
-                f"loss term {self.name}: metric = {self.metric!r}: use None, for loss/{self.name}, or 'kl'."
+                f"loss term {self.name}: metric = {self.metric!r}: use None, for loss/{self.name}, or"
+                " 'kl' or 'value/loss'."
             )
         listed = isinstance(self.needs, frozenset | set | tuple | list)
         if not listed or not all(need in list(Need) for need in self.needs):
@@ -96,6 +100,11 @@ class LossTerm:
     def metric_name(self) -> str:
         """What its mean is called in metrics.jsonl."""
         return self.metric or f"loss/{self.name}"
+
+    @property
+    def metric_names(self) -> list[str]:
+        """All metrics that it reports."""
+        return [*([self.metric_name] if self.reported else []), *self.also_reported]
 
     def losses(self, view: TokenView, *, owner: str) -> Float[Tensor, " token"]:
         """Its values, of what it says that it needs.  Raises RunError, of this owner, where they are none."""

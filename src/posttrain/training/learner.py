@@ -1,13 +1,13 @@
 """The second half of a step: credit → batches → loss → updates, by the owner of policy, optimiser and reference."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from random import Random
 
 import torch
 from jaxtyping import Float64
-from torch import Tensor
+from torch import Tensor, nn
 
 from posttrain.algorithms import kl
 from posttrain.algorithms.algorithm import Algorithm
@@ -19,6 +19,7 @@ from posttrain.models.adapters.lora import adapter_dropout, lora_layers
 from posttrain.models.adapters.peft_objects import require_whole_adapter
 from posttrain.models.policy import Policy
 from posttrain.options.training import UpdateOptions
+from posttrain.records import Group
 from posttrain.runs.checkpoint import Checkpoint
 from posttrain.runs.clock import Clock
 from posttrain.runs.tensor_state import (
@@ -30,10 +31,27 @@ from posttrain.runs.tensor_state import (
     restore_module,
     restore_optimizer,
 )
+from posttrain.training.actor_critic.critic import CRITIC, CollectedValues, Critic, truncated_of
+from posttrain.training.actor_critic.lasting_state import (
+    NOTHING,
+    Lasting,
+    after_step,
+    at_first,
+    from_json,
+    with_rewards,
+)
+from posttrain.training.actor_critic.value_metrics import credit_metrics
 from posttrain.training.collector import CollectedStep
-from posttrain.training.optimizer import OwnOptimizer, ParameterGroup, learning_rate, new_optimizer, require_all_trained
+from posttrain.training.optimizer import (
+    POLICY,
+    OwnOptimizer,
+    ParameterGroup,
+    learning_rate,
+    new_optimizer,
+    require_all_trained,
+)
 from posttrain.training.reference import Reference, reference_of
-from posttrain.training.update import Objective, Observations, group_logprobs, micro_loss, update
+from posttrain.training.update import Objective, Observations, group_logprobs, micro_losses, update
 from posttrain.training.update_metrics import UpdateReport
 
 
@@ -52,11 +70,6 @@ class LearnerSettings:
     refresh_reference_every: int = 0
     """Steps after which the reference is taken from the policy again; 0 keeps the first."""
 
-    @property
-    def updates_per_step(self) -> int:
-        """Optimiser updates of a step in which every group is informative."""
-        return self.update.epochs_per_step * self.update.minibatches_per_epoch
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CreditedStep:
@@ -66,6 +79,10 @@ class CreditedStep:
     groups: CreditedGroups
     advantages: Float64[Tensor, "prompt group"]
     """One number for each completion: the mean over its tokens."""
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    """What there is to tell of values, returns, and of what the rewards went through."""
+    lasting: Lasting = NOTHING
+    """What the run remembers once this step is learned from."""
 
 
 class Learner:
@@ -84,14 +101,19 @@ class Learner:
 
         An optimiser of the caller's takes the place of AdamW and of the options that are about it.
 
-        Raises UserError where the algorithm needs what the policy does not have, or where a parameter is in no group.
+        Raises UserError where there is a critic and the optimiser is the caller's, or where a parameter is in no group.
         """
-        if Need.VALUES in algorithm.needs:
-            raise UserError(f"algorithm {algorithm.name}: a term needs values, and the policy has no value head.")
         self.policy, self.algorithm, self.settings = policy, algorithm, settings
+        self.passes = settings.update.passes(algorithm.passes)
+        self.critic = None if algorithm.critic is None else Critic(policy, algorithm.critic, seed=settings.seed)
+        self.lasting = at_first(algorithm, begun=self.critic is not None and self.critic.begun)
         self.own_optimizer = own_optimizer
+        if self.critic is not None and own_optimizer is not None:
+            raise UserError(
+                f"optimizer: {algorithm.name} trains a critic, which no optimiser of your own knows.  Leave it out."
+            )
         self.optimizer: torch.optim.Optimizer = (
-            new_optimizer(parameter_groups or policy.model.parameters(), settings.update)
+            new_optimizer(groups_with(policy, self.critic, parameter_groups), settings.update)
             if own_optimizer is None
             else own_optimizer.optimizer
         )
@@ -104,30 +126,61 @@ class Learner:
 
     def credit(self, collected: CollectedStep, clock: Clock) -> CreditedStep:
         """The algorithm's advantages, and returns, for every token of the groups."""
-        groups, grades = collected.groups, collected.grades
-        reference = self.reference_logprobs(collected, clock)
+        groups, grades, algorithm = collected.groups, collected.grades, self.algorithm
+        reference, sampled = self.reference_logprobs(collected, clock), sampled_columns(groups)
+        lasting, rewards = with_rewards(self.lasting, grades.rewards, algorithm)
+        valued = self.values(groups, rewards, clock)
         lengths = torch.tensor([[len(rollout.tokens) for rollout in group.rollouts] for group in groups])
-        sampled = sampled_columns(groups)
         evidence = Evidence(
-            rewards=grades.rewards,
+            rewards=rewards,
             scores=grades.clipped,
             weights=grades.weights,
             lengths=lengths,
             max_completion_tokens=self.settings.max_completion_tokens,
             token_rewards=self._penalties(sampled.behaviour_logprobs, reference),
+            values=None if valued is None else valued.values,
+            final_values=None if valued is None else valued.final_values,
+            truncated=truncated_of(groups),
         )
-        credit = self.algorithm.credited(evidence, groups)
-        columns = replace(
-            sampled,
-            advantages=credit.advantages,
-            returns=credit.returns,
-            reference_logprobs=reference,
-        )
+        credit = algorithm.credited(evidence, groups)
+        metrics = credit_metrics(evidence, credit, algorithm, self.lasting, (sampled.behaviour_logprobs, reference))
+        lasting = after_step(lasting, metrics, lengths.numel(), algorithm)
+        if self.critic is not None:
+            metrics["value/critic_alone"] = float(not lasting.fitted)
+        columns = replace(sampled, **credit._asdict(), values=evidence.values, reference_logprobs=reference)
         return CreditedStep(
             collected=collected,
             groups=CreditedGroups(groups=groups, scored=~grades.rewards.isnan(), columns=columns),
             advantages=mean_of_rollouts(credit.advantages, lengths),
+            metrics=metrics,
+            lasting=lasting,
         )
+
+    def remember(self, credited: CreditedStep) -> None:
+        """Take over what a step that is learned from leaves behind: coefficients, scales, whether the policy moves."""
+        self.lasting = credited.lasting
+
+    def fit_critic(self, collected: CollectedStep, clock: Clock) -> Mapping[str, float]:
+        """Have the critic alone learn from rollouts that are no step's; returns what was measured of them before."""
+        before, rate = self.lasting, self.settings.update.largest_rate
+        credited = self.credit(collected, clock)
+        self.lasting = replace(before, rewards=credited.lasting.rewards, begun=True, fitted=False)
+        for batch in self.batches(credited, clock):
+            with clock("update"):
+                update(self.policy, self.optimizer, batch, self.objective(), self.settings.update, rate)
+        self.lasting = replace(self.lasting, fitted=before.fitted)
+        return credited.metrics
+
+    def values(
+        self, groups: Sequence[Group], rewards: Float64[Tensor, "prompt group"], clock: Clock
+    ) -> CollectedValues | None:
+        """What the critic expects of the groups, a new one the mean of their rewards; None without a critic."""
+        if self.critic is None:
+            return None
+        with clock("values"):
+            if not self.lasting.begun:
+                self.critic.head.expect(rewards.nanmean().nan_to_num(nan=0.0).item())
+            return self.critic.of_groups(groups, max_tokens=self.settings.update.tokens_per_microbatch)
 
     def reference_logprobs(self, collected: CollectedStep, clock: Clock) -> Float64[Tensor, " token"] | None:
         """log-probs of every completion token under the reference; None where nothing needs them."""
@@ -146,19 +199,26 @@ class Learner:
         if penalty is None:
             return None
         assert reference is not None, "a need that was not met"
-        return -penalty.coefficient * kl.ESTIMATORS[penalty.estimator](behaviour, reference)
+        return -self.lasting.kl_coefficient * kl.ESTIMATORS[penalty.estimator](behaviour, reference)
 
     def learn(self, batches: Sequence[Batch], step: int, clock: Clock) -> list[UpdateReport]:
-        """Take the updates of a step, one on each of its batches that is not empty."""
-        settings = self.settings
+        """Take the updates of a step, one on each of its batches that is not empty.
+
+        What is left of them is left out once the policy has gone further from the one that sampled than it may.
+        """
+        settings, limit = self.settings, self.algorithm.largest_epoch_kl
         reports: list[UpdateReport] = []
         for index, batch in enumerate(batches):
-            rate = self.next_rate((step - 1) * settings.updates_per_step + index)
+            rate = self.next_rate((step - 1) * self.passes.updates + index)
             if not batch.completions:
                 continue  # nothing to learn from; a zero gradient would still move AdamW's weights
             with clock("update"), adapter_dropout(self.policy.model, settings.seed, self.num_updates):
                 reports.append(update(self.policy, self.optimizer, batch, self.objective(), settings.update, rate))
             self.num_updates += 1
+            if self.critic is not None:
+                self.lasting = replace(self.lasting, begun=True)
+            if limit is not None and reports[-1].kl_behaviour > limit:
+                break
         every = settings.refresh_reference_every
         if self.reference is not None and every and step % every == 0:
             self.reference = reference_of(self.policy)
@@ -167,31 +227,36 @@ class Learner:
     def next_rate(self, update: int) -> float:
         """The learning rate of the update of this number, from 0; of several groups the largest."""
         settings, own = self.settings, self.own_optimizer
-        planned = learning_rate(settings.update, update, settings.num_steps * settings.updates_per_step)
+        planned = learning_rate(settings.update, update, settings.num_steps * self.passes.updates)
         if own is None:
             return planned
         own.advance(int(update > 0))
         return own.set_rates(planned / settings.update.largest_rate)
 
     def objective(self) -> Objective:
-        """What an update minimises, besides its batch."""
-        return Objective(
+        """What an update minimises, besides its batch; until the critic is fit for it, the critic's terms alone."""
+        whole = Objective(
             algorithm=self.algorithm,
             temperature=self.settings.temperature,
             reference=self.reference,
             measure_entropy=self.settings.update.measure_entropy,
+            critic=self.critic,
         )
+        if self.lasting.fitted:
+            return whole
+        valued = tuple(term for term in self.algorithm.terms if Need.VALUES in term.needs)
+        return replace(whole, algorithm=replace(self.algorithm, terms=valued), policy_frozen=True)
 
     def batches(self, credited: CreditedStep, clock: Clock) -> list[Batch]:
         """The batch of each update: whole groups, every epoch in an order of its own, weights fixed on each.
 
         A batch may be empty: where nothing in it can change the gradient.
         """
-        groups, options, step = credited.groups, self.settings.update, credited.collected.step
+        groups, step = credited.groups, credited.collected.step
         num_groups = len(groups.groups)
-        parts = min(options.minibatches_per_epoch, num_groups)  # an evaluation may have fewer groups than a step
+        parts = min(self.passes.minibatches, num_groups)  # an evaluation may have fewer groups than a step
         made: list[Batch] = []
-        for epoch in range(options.epochs_per_step):
+        for epoch in range(self.passes.epochs):
             order = list(range(num_groups))
             if parts > 1:
                 Random(f"{self.settings.seed} minibatches {step} {epoch}").shuffle(order)
@@ -212,8 +277,9 @@ class Learner:
         with clock("update"):
             budget, padded = self.settings.update.tokens_per_microbatch, self.policy.forward.padded
             for micro in batch.split(budget, padded=padded):
-                micro_loss(self.policy, micro, self.objective(), Observations()).backward()
-            self.policy.model.zero_grad(set_to_none=True)
+                for share in micro_losses(self.policy, micro, self.objective(), Observations()):
+                    share.backward()
+            self.optimizer.zero_grad(set_to_none=True)
             if self.policy.device.type == "cuda":
                 torch.cuda.synchronize(self.policy.device)
 
@@ -230,6 +296,8 @@ class Learner:
         }
         if self.reference is not None and self.settings.refresh_reference_every:
             saved["reference"] = self.reference.tensors()
+        if self.critic is not None:
+            saved[CRITIC] = self.critic.tensors()
         return saved
 
     @cached_property
@@ -241,18 +309,41 @@ class Learner:
         """What of the optimiser is no tensor."""
         return optimizer_tensors(self.optimizer)[1]
 
+    def state(self) -> dict[str, object]:
+        """What else the next step reads, as plain data: of algorithms that remember nothing, nothing."""
+        return {} if self.lasting == NOTHING else {LASTING: self.lasting.as_json()}
+
     def restore(self, saved: Checkpoint, *, num_updates: int) -> None:
         """Put a checkpoint's weights and optimiser state back."""
         require_same_frozen(self.frozen, saved.state)
         if self.own_optimizer is not None:
-            self.own_optimizer.advance(max(0, saved.step * self.settings.updates_per_step - 1))
+            self.own_optimizer.advance(max(0, saved.step * self.passes.updates - 1))
         restore_module(self.policy.model, saved.tensors["policy"])
         optimizer = saved.state["optimizer"]
         assert isinstance(optimizer, Mapping)
         restore_optimizer(self.optimizer, saved.tensors["optimizer"], optimizer)
         if self.reference is not None and "reference" in saved.tensors:
             self.reference.restore(saved.tensors["reference"])
+        if self.critic is not None:
+            self.critic.restore(saved.tensors[CRITIC])
+        lasting = saved.state.get(LASTING)
+        if isinstance(lasting, Mapping):
+            self.lasting = from_json(lasting)
         self.num_updates = num_updates
+
+
+LASTING = "lasting"
+"""Where a checkpoint's state keeps what a run remembers."""
+
+
+def groups_with(
+    policy: Policy, critic: Critic | None, given: Sequence[ParameterGroup]
+) -> Sequence[ParameterGroup] | Iterable[nn.Parameter]:
+    """The parameters to train: the caller's groups or all of the policy's, and the critic's."""
+    if critic is None:
+        return given or policy.model.parameters()
+    own = given or [ParameterGroup(module=POLICY, parameters=list(policy.model.parameters()))]
+    return [*own, critic.parameter_group]
 
 
 def require_undecayed_adapter(policy: Policy, options: UpdateOptions) -> None:

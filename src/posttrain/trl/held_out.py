@@ -45,7 +45,7 @@ def loss_of(session: Session, collected: CollectedStep) -> float:
     """The loss that an update on these completions would begin with, a mean over mini-batches."""
     learner, clock = session.learner, Clock()
     batches = learner.batches(learner.credit(collected, clock), clock)
-    batches = batches[: len(batches) // learner.settings.update.epochs_per_step]  # one pass
+    batches = batches[: len(batches) // learner.passes.epochs]  # one pass
     budget, padded = learner.settings.update.tokens_per_microbatch, learner.policy.forward.padded
     total = 0.0
     for batch in batches:
