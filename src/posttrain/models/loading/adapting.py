@@ -5,10 +5,8 @@ from dataclasses import replace
 from transformers import PreTrainedModel
 
 from posttrain.errors import UserError
-from posttrain.models.adapters.lora import drops
 from posttrain.models.adapters.peft_format import SavedAdapter, put_adapter
 from posttrain.models.adapters.placing import add_adapter
-from posttrain.models.recomputation import is_recomputing
 from posttrain.options.adapter import ADAPTER_CONFIG, AdapterOptions
 from posttrain.options.model import ModelOptions
 
@@ -38,8 +36,3 @@ def put_over(model: PreTrainedModel, options: ModelOptions, saved: SavedAdapter 
         put_adapter(model, saved, options.adapter)
     elif options.adapter is not None:
         add_adapter(model, options.adapter, seed=seed)
-    if drops(model) and is_recomputing(model):
-        raise UserError(
-            "model.adapter.dropout with model.gradient_checkpointing: layers that are computed again would drop other"
-            " inputs than the first time.  Use one of them; dropout is rarely of use in reinforcement learning."
-        )
