@@ -131,4 +131,5 @@ def _shifted(number: Tensor, by: int) -> Tensor:
 
 
 def _high_half(number: Int64[Tensor, " number"]) -> Int32[Tensor, " number"]:
-    return (number >> 32).to(torch.int32)
+    high: Tensor = number >> 32
+    return high.to(torch.int32)
