@@ -127,9 +127,9 @@ def _mixed(number: Int64[Tensor, " number"]) -> Int64[Tensor, " number"]:
 
 def _shifted(number: Tensor, by: int) -> Tensor:
     """To the right, zeros coming in, as torch has no unsigned numbers."""
-    return (number >> by) & (2 ** (64 - by) - 1)
+    shifted: Tensor = (number >> by) & (2 ** (64 - by) - 1)
+    return shifted
 
 
 def _high_half(number: Int64[Tensor, " number"]) -> Int32[Tensor, " number"]:
-    high: Tensor = number >> 32
-    return high.to(torch.int32)
+    return (number >> 32).to(torch.int32)
