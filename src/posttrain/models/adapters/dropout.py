@@ -84,8 +84,8 @@ def dropped(x: Float[Tensor, "*rows inputs"], dropout: TokenDropout) -> Float[Te
 class TokenKeys:
     """64 bits for each token that goes through a model: a function of its row's tokens and of its position."""
 
-    prompts: list[Int64[Tensor, " token"]]
-    completions: list[Int64[Tensor, " token"]]
+    prompts: list[Int64[Tensor, " _"]]
+    completions: list[Int64[Tensor, " _"]]
     """Without the last token of each, which goes through no model."""
 
     def sequence(self, prompt: int, completion: int) -> Int64[Tensor, " token"]:
