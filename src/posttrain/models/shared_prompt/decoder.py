@@ -213,7 +213,7 @@ class Decoder:
         norms = layer.norms
         attended = self._attention(index, layer, self._normed(x, norms.input, self.compute_dtype), angles, attend)
         if wanted is not None:
-            x, attended = x.index_select(0, wanted), attended.index_select(0, wanted)
+            x, attended, layer = x.index_select(0, wanted), attended.index_select(0, wanted), layer.of_tokens(wanted)
         x = (x + self._normed(layer.out.product(attended), norms.attention, stream)).to(stream)
         gate_up = layer.gate_up.product(self._normed(x, norms.mlp_input, self.compute_dtype).to(self.compute_dtype))
         inner = gated(gate_up, layer.activation) if self.family.gated else layer.activation.value(gate_up)

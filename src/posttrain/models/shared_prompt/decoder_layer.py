@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, replace
 
+from jaxtyping import Int64
 from torch import Tensor
 
 from posttrain.models.shared_prompt.families import LayerKind
@@ -65,6 +66,12 @@ class DecoderLayer:
     out: Weight
     gate_up: Weight
     down: Weight
+
+    def of_tokens(self, rows: Int64[Tensor, " kept"]) -> "DecoderLayer":
+        """The layer for some of the tokens behind its attention, which has seen all of them."""
+        return replace(
+            self, out=self.out.of_tokens(rows), gate_up=self.gate_up.of_tokens(rows), down=self.down.of_tokens(rows)
+        )
 
     def for_inference(self) -> "DecoderLayer":
         """The layer with its matrices as their products are quickest; for weights that no longer change."""

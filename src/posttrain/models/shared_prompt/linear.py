@@ -10,7 +10,7 @@ from typing import Protocol, runtime_checkable
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float
+from jaxtyping import Float, Int64
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
@@ -66,6 +66,10 @@ class Weight(Protocol):
         """x · Wᵀ + b."""
         ...
 
+    def of_tokens(self, rows: Int64[Tensor, " kept"]) -> "Weight":
+        """The same for inputs of some of the tokens only, where what it computes depends on which they are."""
+        ...
+
     def for_inference(self) -> "Weight":
         """The same as its products are quickest while its numbers stay as they are."""
         ...
@@ -102,6 +106,10 @@ class DenseWeight:
         if len(self.parts) == 1:
             return self.parts[0].product(x)
         return torch.cat([part.product(x) for part in self.parts], dim=-1)
+
+    def of_tokens(self, rows: Int64[Tensor, " kept"]) -> "DenseWeight":
+        """See `Weight`."""
+        return self
 
     def for_inference(self) -> "DenseWeight":
         """See `Weight`.  Packing makes a copy, and what is copied anyway is joined."""
