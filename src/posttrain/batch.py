@@ -28,6 +28,9 @@ class TokenColumns:
     0 before there is an update."""
     behaviour_logprobs: Float[Tensor, " token"]
     reference_logprobs: Float[Tensor, " token"] | None = None
+    proximal_logprobs: Float[Tensor, " token"] | None = None
+    """log π of the policy that the step starts from, where that is not what sampled."""
+    teacher_logprobs: Float[Tensor, " token"] | None = None
     values: Float[Tensor, " token"] | None = None
     """What a value head expected before each token when the step was collected."""
     returns: Float[Tensor, " token"] | None = None
