@@ -276,6 +276,10 @@ def named_files(config: Config) -> dict[str, RunInput]:
         if reward.model:
             folder = folder_of(ModelOptions(path=reward.model))
             found[f"rewards[{index}].model"] = RunInput(reward.model, model_digest(folder))
+    teacher = config.algorithm.get("teacher")
+    if isinstance(teacher, Mapping) and teacher.get("model"):
+        path = str(teacher["model"])
+        found["algorithm.teacher.model"] = RunInput(path, model_digest(folder_of(ModelOptions(path=path))))
     if not config.model.is_bundled:
         found["model.path"] = RunInput(config.model.path, model_digest(folder_of(config.model)))
     return found

@@ -73,12 +73,13 @@ def correction_weights(
     """How much each token counts, as a sample of μ that is to stand for π_prox (dimensionless, without gradient).
 
         w = min(π_prox/μ, C)                            Ionides 2008; Yao et al. 2025 (TIS)
-        w = 0 where π_prox/μ is outside [low, high]     token: Ant Group 2025 (IcePop); completion: Liu et al. 2025 (MIS)
+        w = 0 where π_prox/μ is outside [low, high]     of the token (IcePop) or of its completion (MIS)
 
     Exactly 1 where π_prox = μ.  Without bounds and with `sequence_product` the mean of w f is that of f under π_prox,
     for any f of the completion; the other levels leave out how earlier tokens came about.  What is masked stays in the
     divisors of token weights, so that the others do not come to weigh more.
     """
+
     def log_weight(level: RatioLevel) -> Tensor:
         return log_ratio(proximal_logprobs.detach(), behaviour_logprobs, rollout, level=level)
 
