@@ -190,7 +190,7 @@ MUTANTS: list[tuple[str, str, str, int]] = [
     ("algorithms/other_policies/distillation.py", '2 if reward_weight or teacher.sees == "sibling" else 1', "1", 0),
     ("training/update.py", "teacher.output_layer.detached()", "teacher.output_layer", 0),
     ("training/update.py", "seen = micro.behind_teacher_prompts", "seen = micro", 0),
-    ("training/learner.py", "or self.settings.updates_per_step == 1", "", 0),
+    ("training/learner.py", "or known", "", 0),
     ("training/learner.py", "teacher - sampled.behaviour_logprobs", "sampled.behaviour_logprobs - teacher", 0),
     ("training/teaching/privileged_prompts.py", "other != index and reward >=", "reward >=", 0),
     (

@@ -15,7 +15,7 @@ from posttrain.algorithms.credit import Evidence, mean_of_rollouts
 from posttrain.algorithms.terms import Need
 from posttrain.batch import Batch, CreditedGroups, collate, sampled_columns
 from posttrain.errors import UserError
-from posttrain.models.adapters.lora import adapter_dropout, lora_layers
+from posttrain.models.adapters.lora import adapter_dropout, drops, lora_layers
 from posttrain.models.adapters.peft_objects import require_whole_adapter
 from posttrain.models.policy import Policy
 from posttrain.options.training import UpdateOptions
@@ -159,9 +159,10 @@ class Learner:
     def proximal_logprobs(self, collected: CollectedStep, clock: Clock) -> Float64[Tensor, " token"] | None:
         """The same under the policy as the step finds it; None where nothing needs them.
 
-        Nor are they computed of a step with one update: its own log-probs are the same numbers.
+        Nor are they computed of a step with one update: unless that drops something, its own are the same numbers.
         """
-        if Need.PROXIMAL_LOGPROBS not in self.algorithm.needs or self.settings.updates_per_step == 1:
+        known = self.settings.updates_per_step == 1 and not drops(self.policy.model)
+        if Need.PROXIMAL_LOGPROBS not in self.algorithm.needs or known:
             return None
         with clock("proximal"):
             return self._logprobs_under(self.policy, collected)

@@ -124,6 +124,20 @@ def adapter_dropout(model: nn.Module, seed: int, update: int) -> Iterator[None]:
             layer.dice = None
 
 
+@contextmanager
+def without_dropout(model: nn.Module) -> Iterator[None]:
+    """Inside, adapters drop nothing, also where gradients are taken with their dropout."""
+    layers = list(lora_layers(model).values())
+    before = [layer.dice for layer in layers]
+    for layer in layers:
+        layer.dice = None
+    try:
+        yield
+    finally:
+        for layer, dice in zip(layers, before, strict=True):
+            layer.dice = dice
+
+
 def drops(model: nn.Module) -> bool:
     """Whether updates compute something else than sampling does, because adapters drop inputs."""
     return any(layer.options.dropout > 0 for layer in lora_layers(model).values())

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 
 from posttrain.errors import UserError
+from posttrain.models.adapters.lora import without_dropout
 from posttrain.models.loading.model_folder import load_policy
 from posttrain.models.policy import Policy
 from posttrain.models.rendering import TokenizerRenderer
@@ -23,8 +24,9 @@ class AsItIs:
 
     @contextmanager
     def entered(self) -> Iterator[Policy]:
-        """The policy; what it computes is to be taken without gradient."""
-        yield self.policy
+        """The policy, without the dropout of updates; what it computes is to be taken without gradient."""
+        with without_dropout(self.policy.model):
+            yield self.policy
 
     def tensors(self) -> Tensors:
         """None: it is made of the recipe again, or of the policy's own weights."""
