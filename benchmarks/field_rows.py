@@ -1,14 +1,14 @@
 """What rows that the field has added buy on Countdown, at equal completion tokens: GRPO, MaxRL, distillation.
 
-    python benchmarks/field_rows.py CELL [CELL ...] [--seed 0] [--tokens 1000000]
+    python benchmarks/field_rows.py CELL [CELL ...] [--seed 0] [--tokens 250000]
     python benchmarks/field_rows.py --hint-base
     python benchmarks/field_rows.py --table
 
-Every cell is `countdown-tiny` with another algorithm; it ends with the step that reaches the budget of completion
-tokens.  Cells start from the bundled model, those named `hint_*` from one that `--hint-base` makes of it by supervised
-updates on demonstrations, half of which show a right completion before the problem is put again.  `distill_*` need the
-policy that `grpo` ends with, which is their teacher: its own tokens are not counted.  Results go to
-benchmarks/results/field_rows.json, cell by cell.
+Every cell is `countdown-tiny`, smaller and with another algorithm; it ends with the step that reaches the budget of
+completion tokens.  Cells start from the bundled model, those named `hint_*` from one that `--hint-base` makes of it by
+supervised updates on demonstrations, half of which show a right completion before the problem is put again: the bundled
+model does not read one.  `distill_*` need the policy that `grpo` ends with, which is their teacher: its own tokens are
+not counted.  Results go to benchmarks/results/field_rows.json, cell by cell.
 """
 
 import argparse
@@ -51,7 +51,7 @@ CELLS: Mapping[str, Mapping[str, Any]] = {
 MOVING = {"grpo_moving": {"refresh_every": 5}}
 """Cells whose reference is taken again."""
 NUM_HINTS = 4000
-HINT_UPDATES = 300
+HINT_UPDATES = 200
 
 
 class Budget(posttrain.Watcher):
@@ -123,8 +123,9 @@ def run(cell: str, seed: int, tokens: int) -> dict[str, Any]:
         model={"path": str(FOLDER / "hint-base" / "model") if cell.startswith("hint_") else "bundled"},
         reference=MOVING.get(cell, {}),
         algorithm=algorithm_of(cell, seed),
-        task={"name": "countdown", "prompt_style": "compact", "held_out_size": 256},
-        update={"learning_rate": 1e-4, "warmup_steps": 5, "schedule": "constant", "tokens_per_microbatch": 4096},
+        task={"name": "countdown", "prompt_style": "compact", "held_out_size": 128},
+        rollout={"prompts_per_step": 16, "group_size": 8, "max_completion_tokens": 256},
+        update={"learning_rate": 2e-4, "warmup_steps": 5, "schedule": "constant", "tokens_per_microbatch": 4096},
         evaluation={"every_steps": 0, "samples": 8},
         checkpoint={"every_steps": 0},
         run={
@@ -183,7 +184,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("cells", nargs="*", choices=[*CELLS, []])
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--tokens", type=int, default=1_000_000)
+    parser.add_argument("--tokens", type=int, default=250_000)
     parser.add_argument("--table", action="store_true")
     parser.add_argument("--hint-base", action="store_true")
     given = parser.parse_args()

@@ -16,11 +16,13 @@ from pathlib import Path
 import pytest
 import torch  # noqa: F401 — before the fork, so that no child pays for it
 from chosen_mutant_tests import TESTS
+from other_policy_mutants import OTHER_POLICIES
 
 ROOT = Path(__file__).parents[1]
 
 # (file, text, its replacement, which of its occurrences: 0 is the first)
 MUTANTS: list[tuple[str, str, str, int]] = [
+    *OTHER_POLICIES,
     ("algorithms/aggregation.py", " & (weights != 0)[:, None, None]", "", 0),
     ("algorithms/aggregation.py", "weights[:, None, None] * z", "z", 0),
     ("algorithms/aggregation.py", "total.abs() > ROUNDING * unit", "total == total", 0),
@@ -143,68 +145,6 @@ MUTANTS: list[tuple[str, str, str, int]] = [
     ("algorithms/losses.py", "ratio.min()", "ratio.max()", 0),
     ("algorithms/losses.py", "ratio.max()", "ratio.mean()", 0),
     ("algorithms/losses.py", "torch.expm1(log_ratio.double()) - ", "torch.expm1(log_ratio.double()) + ", 0),
-    ("algorithms/advantages.py", "torch.where(centred != 0, centred / mean, 0.0)", "centred / mean", 0),
-    ("algorithms/advantages.py", "if lowest < 0:", "if False:", 0),
-    ("algorithms/advantages.py", "(~rewards.isnan()).sum(1, keepdim=True)", "rewards.shape[1]", 0),
-    ("algorithms/other_policies/correction.py", "(by_mask < low) | (by_mask > high)", "(by_mask < low)", 0),
-    ("algorithms/other_policies/correction.py", "(by_mask < low) | (by_mask > high)", "(by_mask > high)", 0),
-    (
-        "algorithms/other_policies/correction.py",
-        "log_weight(correction.mask_level)",
-        "log_weight(correction.level or 'token')",
-        0,
-    ),
-    ("algorithms/other_policies/correction.py", "own.clamp(max=bound)", "own", 0),
-    ("algorithms/other_policies/correction.py", "(own > bound) & ~masked", "(own > bound)", 0),
-    ("algorithms/other_policies/correction.py", "proximal_logprobs.detach()", "proximal_logprobs", 0),
-    (
-        "algorithms/other_policies/correction.py",
-        "of(view).weights * term.per_token(since_the_step_began(view))",
-        "of(view).weights * term.per_token(view)",
-        0,
-    ),
-    (
-        "algorithms/other_policies/correction.py",
-        "of(view).weights * term.per_token(since_the_step_began(view))",
-        "term.per_token(since_the_step_began(view))",
-        0,
-    ),
-    (
-        "algorithms/other_policies/correction.py",
-        "return term.clipped(since_the_step_began(view))",
-        "return term.clipped(view)",
-        0,
-    ),
-    ("algorithms/other_policies/correction.py", "needs=term.needs | {Need.PROXIMAL_LOGPROBS}", "needs=term.needs", 0),
-    ("algorithms/other_policies/distillation.py", "0.0 if full else coefficient", "coefficient", 0),
-    (
-        "algorithms/other_policies/distillation.py",
-        "reward_weight * by_reward(evidence).advantages",
-        "by_reward(evidence).advantages",
-        0,
-    ),
-    ("algorithms/other_policies/distillation.py", "coefficient * (gaps if", "(gaps if", 0),
-    ("algorithms/other_policies/distillation.py", "part.flip(0).cumsum(0).flip(0)", "part.cumsum(0)", 0),
-    ("algorithms/other_policies/distillation.py", "coefficient=coefficient,\n        needs", "needs", 0),
-    ("algorithms/other_policies/distillation.py", '2 if reward_weight or teacher.sees == "sibling" else 1', "2", 0),
-    ("algorithms/other_policies/distillation.py", '2 if reward_weight or teacher.sees == "sibling" else 1', "1", 0),
-    ("training/update.py", "teacher.output_layer.detached()", "teacher.output_layer", 0),
-    ("training/update.py", "seen = micro.behind_teacher_prompts", "seen = micro", 0),
-    ("training/learner.py", "or known", "", 0),
-    ("training/learner.py", "teacher - sampled.behaviour_logprobs", "sampled.behaviour_logprobs - teacher", 0),
-    ("training/teaching/privileged_prompts.py", "other != index and reward >=", "reward >=", 0),
-    (
-        "training/teaching/privileged_prompts.py",
-        "reward >= self.options.correct_from",
-        "reward > self.options.correct_from",
-        0,
-    ),
-    ("training/teaching/privileged_prompts.py", "min(right, key", "max(right, key", 0),
-    ("training/teaching/privileged_prompts.py", "<= self.max_positions", "< self.max_positions", 0),
-    ("training/teaching/privileged_prompts.py", "max((i for i, each", "min((i for i, each", 0),
-    ("training/teaching/teacher.py", 'if options.weights == "start" else', "if False else", 0),
-    ("training/teaching/teacher.py", "if rows[0] != rows[1]:", "if False:", 0),
-    ("training/teaching/teacher.py", "    if other:", "    if False:", 0),
     ("algorithms/credit.py", "rewards + evidence.token_reward_totals", "rewards", 0),
     ("algorithms/credit.py", "shaping(rewards, evidence.lengths", "shaping(rewards, evidence.lengths * 0", 0),
     ("algorithms/credit.py", "part[0] if bool((part == part[0]).all()) else part.mean()", "part.mean()", 0),

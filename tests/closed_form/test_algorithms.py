@@ -316,13 +316,16 @@ def test_the_same_options_build_the_same_function_as_calling_it() -> None:
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        ({}, "algorithm.name is missing.  There are: reinforce, rloo, grpo, dr_grpo, dapo, gspo, cispo."),
+        (
+            {},
+            "algorithm.name is missing.  There are: reinforce, rloo, grpo, dr_grpo, dapo, gspo, cispo, maxrl, distill.",
+        ),
         ({"name": "gpro"}, "algorithm.name = 'gpro': no such algorithm.  Did you mean `grpo` or `gspo`?"),
         ({"name": "q_learning"}, "algorithm.name = 'q_learning': no such algorithm.  There are: reinforce, rloo, grpo"),
         ({"name": 3}, "algorithm.name = 3: no such algorithm."),
         ({"name": ["grpo"]}, "algorithm.name = ['grpo']: no such algorithm."),
         ({"name": "grpo", "clip_hi": 0.3}, "algorithm.clip_hi: no such field.  Did you mean `clip_high`?"),
-        ({"name": "rloo", "zzz": 1}, "algorithm.zzz: no such field.  There are: token_weights, kl."),
+        ({"name": "rloo", "zzz": 1}, "algorithm.zzz: no such field.  There are: token_weights, correction, kl."),
         ({"name": "grpo", "clip_high": "wide"}, "algorithm.clip_high = 'wide' should be a number"),
         ({"name": "grpo", "clip_high": True}, "algorithm.clip_high = true should be a number"),
         ({"name": "grpo", "clip_low": 1.5}, "algorithm: clip_low = 1.5"),

@@ -33,7 +33,7 @@ def found(**options: object) -> tuple[list[float], list[bool], list[bool]]:
     [
         ({}, [2, 0.25, 1.21, 1.44, 2]),  # min(ρ, 2)
         ({"truncate": None}, RATIOS),
-        ({"truncate": 1}, [1, 0.25, 1, 1, 1]),
+        ({"truncate": 1.0}, [1, 0.25, 1, 1, 1]),
         # √(4 · .25) = 1, √(1.21 · 1.44) = 1.32
         ({"level": "sequence_mean"}, [1, 1, 1.32, 1.32, 2]),
         # 1.21 · 1.44 = 1.7424

@@ -162,8 +162,8 @@ def test_a_teacher_that_makes_no_sense_is_refused(options: dict[str, object], me
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"coefficient": 0}, r"coefficient = 0: how much the teacher counts; use more than 0"),
-        ({"reward_weight": -1}, r"reward_weight = -1: .*use 0 or more"),
+        ({"coefficient": 0}, r"coefficient = 0\.0: how much the teacher counts; use more than 0"),
+        ({"reward_weight": -1}, r"reward_weight = -1\.0: .*use 0 or more"),
         ({"horizon": "completion"}, r"horizon = completion with signal = full"),
         ({"kl": {"coefficient": 0.1, "place": "reward"}}, r"kl\.place = reward"),
     ],

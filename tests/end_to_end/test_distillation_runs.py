@@ -1,6 +1,5 @@
 """Runs whose algorithm has a teacher: what they report, that they resume to the bit, and whom they refuse."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +33,7 @@ def config_of(models: Path, folder: Path, teacher: dict[str, object], **algorith
         rollout={"prompts_per_step": 4, "group_size": 4, "max_completion_tokens": 8},
         update={"learning_rate": 1e-2, "epochs_per_step": 2},
         evaluation={"every_steps": 0},
-        checkpoint={"every_steps": 1},
+        checkpoint={"every_steps": 1, "keep_last": 3},
         run={"folder": str(folder), "num_steps": 3, "threads": 1},
     )
 
@@ -70,4 +69,3 @@ def test_another_model_teaches_and_the_run_knows_it_by_its_content(models: Path,
     save_tiny_model(models / "teacher", seed=2)
     with pytest.raises(UserError, match=r"algorithm\.teacher\.model"):
         trained(config, resume=True, from_step=1)
-    assert "teacher" in json.dumps(json.loads((tmp_path / "run" / "summary.json").read_text())["algorithm"])

@@ -36,7 +36,10 @@ def stale(config: dict[str, object], **update: int) -> Stages:
 def ratios(policy: Policy, credited: CreditedStep) -> list[Tensor]:
     """π/μ of the tokens of each completion, by plain rows through the Hugging Face model."""
     return [
-        (plain_logprobs(policy.model, group.prompt.tokens, r.tokens).detach() - torch.tensor(r.logprobs).double()).exp()
+        (
+            plain_logprobs(policy.model, group.prompt.tokens, r.tokens).detach()
+            - torch.tensor(r.logprobs, dtype=torch.float64)
+        ).exp()
         for group in credited.groups.groups
         for r in group.rollouts
     ]
@@ -72,7 +75,7 @@ def test_its_gradient_is_that_of_the_weighted_tokens() -> None:
     rollouts = [(group.prompt.tokens, r) for group in credited.groups.groups for r in group.rollouts]
     for (prompt, rollout), advantage in zip(rollouts, advantages, strict=True):
         logprobs = plain_logprobs(policy.model, prompt, rollout.tokens)
-        ratio = (logprobs.detach() - torch.tensor(rollout.logprobs).double()).exp()
+        ratio = (logprobs.detach() - torch.tensor(rollout.logprobs, dtype=torch.float64)).exp()
         passed = 0.8 <= ratio.log().mean().exp().item() <= 1.2
         losses.append(-(ratio.clamp(max=1.25) if passed else 0 * ratio) * advantage * logprobs)
     by_hand = torch.autograd.grad(torch.cat(losses).mean(), list(policy.model.parameters()))

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from posttrain.algorithms.other_policies.correction import Correction, correction_weights
 from posttrain.algorithms.table import build_algorithm
-from tests.support.enumerated import COMPLETIONS, LIMIT, Tree
+from tests.support.enumerated import COMPLETIONS, Tree
 from tests.support.tiny import BY_REWARD, advantage, token_loss
 
 LEVELS = st.sampled_from(["token", "sequence_mean", "sequence_product"])
@@ -35,7 +35,7 @@ def some_tokens(seed: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, to
 
 
 @pytest.mark.parametrize("name", BY_REWARD)
-@settings(max_examples=15)
+@settings(max_examples=8)
 @given(seed=st.integers(0, 2**31), options=CORRECTIONS)
 def test_samples_of_the_policy_that_the_step_starts_from_need_no_correction(name, seed, options) -> None:
     logprobs, behaviour, advantages, rollout = some_tokens(seed)
@@ -62,21 +62,20 @@ def test_no_weight_is_above_the_bound_and_only_what_is_masked_has_none(seed, opt
         assert all(len(set(masked[rollout == i].tolist())) == 1 for i in range(4))
 
 
-def corrected_gradient(policy: Tree, behaviour: Tree, correction: dict[str, object] | None) -> torch.Tensor:
+def corrected_gradient(policy: Tree, behaviour: Tree, correction: dict[str, object]) -> torch.Tensor:
     """Expected gradient of RLOO on a group of two completions, over all pairs that `behaviour` can sample."""
     algorithm = build_algorithm({"name": "rloo", "correction": correction})
     now, then = policy.token_logprobs(), [tokens.detach() for tokens in behaviour.token_logprobs()]
     chance = torch.stack([tokens.sum() for tokens in then]).exp()
-    both_scored = torch.ones(2, dtype=torch.bool)
-    expected = torch.zeros((), dtype=torch.float64)
-    for i, j in itertools.product(range(len(COMPLETIONS)), repeat=2):
-        lengths = torch.tensor([len(COMPLETIONS[i]), len(COMPLETIONS[j])])
-        rollout = torch.arange(2).repeat_interleave(lengths)
-        weights = algorithm.token_weights(lengths, both_scored, max_completion_tokens=LIMIT)
-        advantages = advantage(algorithm, policy.rewards[[i, j]][None])[0][rollout]
-        tokens, sampled = torch.cat([now[i], now[j]]), torch.cat([then[i], then[j]])
-        loss = token_loss(algorithm, tokens, sampled, advantages, rollout, proximal=tokens.detach())
-        expected = expected + chance[i] * chance[j] * (weights[rollout] * loss).sum()
+    pairs = torch.tensor(list(itertools.product(range(len(COMPLETIONS)), repeat=2)))
+    sampled = pairs.flatten().tolist()
+    lengths = torch.tensor([len(COMPLETIONS[i]) for i in sampled])
+    rollout = torch.arange(len(sampled)).repeat_interleave(lengths)
+    advantages = advantage(algorithm, policy.rewards[pairs]).flatten()[rollout]
+    tokens, log_mu = torch.cat([now[i] for i in sampled]), torch.cat([then[i] for i in sampled])
+    losses = token_loss(algorithm, tokens, log_mu, advantages, rollout, proximal=tokens.detach())
+    # Two completions in a group: each token weighs 1/2 of its pair.
+    expected = (chance[pairs].prod(dim=1).repeat_interleave(2)[rollout] * losses).sum() / 2
     return torch.autograd.grad(expected, policy.logits)[0]
 
 
@@ -105,7 +104,7 @@ def test_weights_of_tokens_and_truncated_ones_are_nearer_to_it_than_none_and_not
         for name, options in {
             "nothing": nothing,
             "token": {"truncate": None},
-            "truncated": {"level": "sequence_product", "truncate": 1.5},
+            "truncated": {"level": "sequence_product", "truncate": 1.1},
         }.items()
     }
     assert 1e-3 < away["token"] < away["nothing"]

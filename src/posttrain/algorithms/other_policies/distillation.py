@@ -28,10 +28,13 @@ from posttrain.options.teacher import TeacherOptions
 
 Horizon = Literal["token", "completion"]
 
+RIGHT_SIBLING = TeacherOptions(sees="sibling")
+"""The student itself, that sees how a sibling got it right: what needs neither another model nor answers."""
+
 
 def distill(
     *,
-    teacher: TeacherOptions,
+    teacher: TeacherOptions = RIGHT_SIBLING,
     signal: Literal["full", "sampled"] = "full",
     horizon: Horizon = "token",
     coefficient: float = 1.0,
