@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from torch import nn
+from transformers.pytorch_utils import Conv1D
 
 from posttrain.models.adapters.lora import Factors, LoraLinear
 from posttrain.models.adapters.quantized import CLASS as LINEAR_4BIT
@@ -15,14 +16,14 @@ from posttrain.models.adapters.quantized import CLASS as LINEAR_4BIT
 PLACE = "peft.tuners.lora."
 KINDS = (PLACE + "layer.Linear", PLACE + "bnb.Linear4bit")
 """Classes of peft whose layers may be plain."""
-BASES = ("torch.nn.modules.linear.Linear", LINEAR_4BIT)
+BASES = ("torch.nn.modules.linear.Linear", "transformers.pytorch_utils.Conv1D", LINEAR_4BIT)
 
 
 @dataclass(frozen=True, slots=True)
 class AdaptedLayer:
     """A linear layer with a low-rank adapter, whoever made it."""
 
-    base: nn.Linear
+    base: nn.Linear | Conv1D
     factors: Factors | None
     """None while the adapter is off."""
     scale: float
@@ -91,7 +92,7 @@ def more_than_plain(module: nn.Module) -> str | None:
 def adapted_layer(module: nn.Module) -> AdaptedLayer | None:
     """What is in force of such a layer; None for any other."""
     if isinstance(module, LoraLinear):
-        return AdaptedLayer(cast(nn.Linear, module.base_layer), module.factors(), module.scale)
+        return AdaptedLayer(cast(nn.Linear | Conv1D, module.base_layer), module.factors(), module.scale)
     if not is_adapter_layer(module):
         return None
     layer: Any = module

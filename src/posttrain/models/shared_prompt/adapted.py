@@ -14,18 +14,19 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.autograd.function import FunctionCtx
+from transformers.pytorch_utils import Conv1D
 
-from posttrain.models.adapters.lora import Factors
+from posttrain.models.adapters.lora import Factors, layer_shape
 from posttrain.models.adapters.peft_layers import AdaptedLayer, adapted_layer
 from posttrain.models.adapters.quantized import dequantized, is_4_bit, runs_packed
-from posttrain.models.shared_prompt.linear import Matrix, Weight, dense_projection, for_inference, linear
+from posttrain.models.shared_prompt.linear import Matrix, Weight, dense_projection, for_inference, linear, weight_of
 
 
 @dataclass(frozen=True, slots=True)
 class FrozenBase:
     """A frozen layer's matrix: dense in the type of the products, or in 4 bits and dense while a product is made."""
 
-    layer: nn.Linear
+    layer: nn.Linear | Conv1D
     dtype: torch.dtype
     packed: Matrix | None = None
     """The matrix as inference reads it quickest, where it is kept so."""
@@ -34,7 +35,7 @@ class FrozenBase:
         """W, [outputs inputs]."""
         if self.packed is not None:
             return self.packed
-        weight = dequantized(self.layer) if is_4_bit(self.layer) else self.layer.weight
+        weight = dequantized(self.layer) if is_4_bit(self.layer) else weight_of(self.layer)
         return weight.detach().to(self.dtype)
 
     def bias(self) -> Tensor | None:
@@ -139,13 +140,14 @@ def projection(modules: Sequence[nn.Module], dtype: torch.dtype) -> Weight:
     """
     layers = [adapted_layer(module) for module in modules]
     if not any(layers) and not any(is_4_bit(module) for module in modules):
-        return dense_projection([cast(nn.Linear, module) for module in modules], dtype)
+        return dense_projection([cast(nn.Linear | Conv1D, module) for module in modules], dtype)
     known = [
-        layer or AdaptedLayer(cast(nn.Linear, module), None, 0.0) for layer, module in zip(layers, modules, strict=True)
+        layer or AdaptedLayer(cast(nn.Linear | Conv1D, module), None, 0.0)
+        for layer, module in zip(layers, modules, strict=True)
     ]
     parts = AdaptedParts(
         bases=tuple(FrozenBase(layer.base, dtype) for layer in known),
-        outputs=tuple(layer.base.out_features for layer in known),
+        outputs=tuple(layer_shape(layer.base)[0] for layer in known),
         scales=tuple(layer.scale for layer in known),
     )
     return _joined(parts, [layer.factors for layer in known])
@@ -154,7 +156,7 @@ def projection(modules: Sequence[nn.Module], dtype: torch.dtype) -> Weight:
 def _joined(parts: AdaptedParts, factors: Sequence[Factors | None]) -> AdaptedWeight:
     """The weight of these layers; one without an adapter has one of rank 0."""
     like, dtype = parts.bases[0].layer, parts.bases[0].dtype
-    inputs, device = like.in_features, like.weight.device
+    (_, inputs), device = layer_shape(like), like.weight.device
     none = torch.zeros(0, inputs, dtype=dtype, device=device)
     downs = [none if each is None else each.down.to(dtype) for each in factors]
     ups = [
