@@ -27,6 +27,7 @@ from transformers import (
 
 from posttrain.algorithms.algorithm import Algorithm
 from posttrain.algorithms.credit import Evidence
+from posttrain.algorithms.table import ALGORITHMS
 from posttrain.algorithms.terms import TokenView
 from posttrain.batch import Batch, CreditedGroups, TokenColumns, collate, sampled_columns
 from posttrain.generation.request import Request
@@ -228,6 +229,10 @@ def batch_of(
     return collate(credited, algorithm.token_weights, max_completion_tokens=16, **keep)
 
 
+BY_REWARD = [name for name in ALGORITHMS if name != "distill"]
+"""Rows of the table whose gradient comes of rewards alone; a teacher's needs a teacher."""
+
+
 def advantage(algorithm: Algorithm, rewards: Tensor) -> Tensor:
     """What the algorithm makes of rewards, [prompt group], where every completion has one token."""
     ones = torch.ones(rewards.shape, dtype=torch.long)
@@ -249,6 +254,7 @@ def token_loss(
     rollout: Tensor,
     *,
     reference: Tensor | None = None,
+    proximal: Tensor | None = None,
 ) -> Tensor:
     """The algorithm's loss of every token, [token], all its terms together."""
     columns = TokenColumns(
@@ -256,6 +262,7 @@ def token_loss(
         weights=torch.ones_like(advantages),
         behaviour_logprobs=behaviour,
         reference_logprobs=reference,
+        proximal_logprobs=proximal,
     )
     return algorithm.loss(TokenView(logprobs=logprobs, rollout=rollout, columns=columns))
 

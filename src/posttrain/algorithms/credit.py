@@ -34,6 +34,8 @@ class Evidence:
     """What single tokens earn beside the reward of their completion, such as a KL penalty."""
     values: Float64[Tensor, " token"] | None = None
     """What a value head expected before each token."""
+    teacher_gaps: Float64[Tensor, " token"] | None = None
+    """log π of a teacher less log μ, of each token: above 0 where the teacher finds it likelier."""
 
     @property
     def rollout(self) -> Int64[Tensor, " token"]:

@@ -309,6 +309,10 @@ def named_files(config: Config) -> dict[str, RunInput]:
         if reward.model:
             folder = folder_of(ModelOptions(path=reward.model))
             found[f"rewards[{index}].model"] = RunInput(reward.model, model_digest(folder))
+    teacher = config.algorithm.get("teacher")
+    if isinstance(teacher, Mapping) and teacher.get("model"):
+        path = str(teacher["model"])
+        found["algorithm.teacher.model"] = RunInput(path, model_digest(folder_of(ModelOptions(path=path))))
     return found | named_model(config.model)
 
 

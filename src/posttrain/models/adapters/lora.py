@@ -139,6 +139,20 @@ def name_tokens(dropping: Sequence[LoraLinear], keys: Int64[Tensor, " *rows"]) -
         layer.tokens = keys.to(layer.lora_A.device)
 
 
+@contextmanager
+def without_dropout(model: nn.Module) -> Iterator[None]:
+    """Inside, adapters drop nothing, also where gradients are taken with their dropout."""
+    layers = list(lora_layers(model).values())
+    before = [layer.dice for layer in layers]
+    for layer in layers:
+        layer.dice = None
+    try:
+        yield
+    finally:
+        for layer, dice in zip(layers, before, strict=True):
+            layer.dice = dice
+
+
 def drops(model: nn.Module) -> bool:
     """Whether updates compute something else than sampling does, because adapters drop inputs."""
     return bool(dropping_layers(model))
