@@ -5,14 +5,16 @@ to a whole completion is lifted by `per_rollout`; a rule that looks at tokens re
 itself.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Literal, NamedTuple
 
 import torch
-from jaxtyping import Float64, Int64
+from jaxtyping import Bool, Float64, Int64
 from torch import Tensor
 
+from posttrain.algorithms.advantages import Deviation, group_centred, group_zscore
 from posttrain.errors import RunError
 
 
@@ -31,7 +33,9 @@ class Evidence:
     max_completion_tokens: int
     """The limit that completions were sampled under."""
     token_rewards: Float64[Tensor, " token"] | None = None
-    """What single tokens earn beside the reward of their completion, such as a KL penalty."""
+    """What single tokens earn beside the reward of their completion: process rewards, and a KL penalty."""
+    step_rewards: Float64[Tensor, " token"] | None = None
+    """The process rewards among them, by the weights of their functions; NaN on tokens that end no step."""
     values: Float64[Tensor, " token"] | None = None
     """What a value head expected before each token."""
 
@@ -86,6 +90,114 @@ def per_rollout(advantage: Callable[[Tensor], Tensor], *, shaping: Shaping | Non
                 f" {list(rewards.shape)}; return a tensor of one advantage for each reward, [prompt group]."
             )
         return Credit(given.flatten().repeat_interleave(evidence.lengths.flatten()))
+
+    return credit
+
+
+CreditLevel = Literal["completion", "reward_to_go", "steps"]
+"""What a token is credited with: all that its completion earned, what was earned from it on, or the steps from it on."""
+
+
+def reward_to_go(
+    completion: Callable[[Tensor], Tensor],
+    *,
+    centre: Callable[[Tensor], Tensor],
+    deviation: Deviation | Literal["none"] = "none",
+    epsilon: float = 0.0,
+) -> CreditRule:
+    """Each token gets what was earned from it on, above what its siblings earned from the same place on.
+
+        G_it = r_i + Σ_{s≥t} r_is        A_it = (G_it - b_it) / (σ + ε)        b_it from G_k,min(t, |y_k|)
+
+    r_i: the reward of completion i, earned with its last token; r_is: token rewards.  `centre` takes a baseline off the
+    group's G at each place t, as it does off rewards; a sibling that has ended stands there with what it ended with.
+    For b the mean of the others, `leave_one_out`, the expected gradient is the true one: what came before a token is
+    no consequence of it (Williams 1992; Sutton et al. 2000, NeurIPS 12), and neither is what siblings earn.
+    σ² is the mean over the group's completions of the mean over their tokens of (G_it - b_it)², times n/(n - 1) for
+    `sample`; there is no division for `none`.  Without token rewards, `completion` gives the advantages; it is to be
+    what `centre` and σ come to on completions that earn with their last token alone.
+    """
+    plain = per_rollout(completion)
+
+    def credit(evidence: Evidence) -> Credit:
+        if evidence.token_rewards is None:
+            return plain(evidence)
+        advantages: list[Tensor] = []
+        earned = evidence.token_rewards.split(evidence.lengths.flatten().tolist())
+        size = evidence.rewards.shape[1]
+        for row, rewards in enumerate(evidence.rewards):
+            parts = earned[row * size : (row + 1) * size]
+            above = centre(returns_to_go(rewards, parts)).T
+            centred = [line[: len(part)] for line, part in zip(above, parts, strict=True)]
+            advantages += scaled(centred, ~rewards.isnan(), deviation, epsilon)
+        return Credit(torch.cat(advantages))
+
+    return credit
+
+
+def returns_to_go(
+    rewards: Float64[Tensor, " group"], token_rewards: Sequence[Float64[Tensor, " time"]]
+) -> Float64[Tensor, "time group"]:
+    """G_it = r_i + Σ_{s≥t} r_is for each place up to the end of the longest; of a completion that has ended, its last."""
+    longest = max(len(part) for part in token_rewards)
+    columns: list[Tensor] = []
+    for reward, part in zip(rewards, token_rewards, strict=True):
+        to_go = reward + part.flip(0).cumsum(0).flip(0)
+        columns.append(torch.cat([to_go, to_go[-1:].expand(longest - len(to_go))]))
+    return torch.stack(columns, dim=1)
+
+
+def scaled(
+    centred: Sequence[Float64[Tensor, " time"]],
+    scored: Bool[Tensor, " group"],
+    deviation: Deviation | Literal["none"],
+    epsilon: float,
+) -> list[Float64[Tensor, " time"]]:
+    """The centred returns of a group in units of σ, the root of their mean square; exactly 0 where all are."""
+    largest = max(float(part.abs().amax()) for part in centred)
+    if deviation == "none" or largest == 0:
+        return list(centred)
+    squares = torch.stack([(part / largest).square().mean() for part in centred])  # 0 where nothing scored
+    degrees = int(scored.sum()) - (deviation == "sample")
+    spread = float((squares.sum() / degrees).sqrt())
+    return [part / largest / (spread + epsilon / largest) for part in centred]
+
+
+def step_advantages(
+    completion: Callable[[Tensor], Tensor],
+    *,
+    deviation: Deviation | Literal["none"] = "population",
+    epsilon: float = 0.0,
+    step_weight: float = 1.0,
+) -> CreditRule:
+    """GRPO with process supervision: the normalised rewards of the steps that end with a token or later.
+
+        A_it = A(r_i) + w Σ_{j: end(j) ≥ t} (s_ij - mean S) / (std S + ε)        S: all steps of the group's completions
+
+    Shao et al. 2024, arXiv:2402.03300, §4.1.3, whose advantage is the sum alone; A(r_i), the rule for whole completions,
+    is added so that an outcome can count beside its steps, and `step_weight` is w.  A step that earned 0 is one of S, a
+    token that ends no step is none.  Steps that all earned the same, or a single one, are exactly 0.  The sum grows with
+    the number of steps: it favours many steps above the group's mean, and few below it.  A KL penalty counts into r_i.
+    """
+    rule = per_rollout(completion)
+    normalised = group_centred if deviation == "none" else partial(group_zscore, deviation=deviation, epsilon=epsilon)
+
+    def credit(evidence: Evidence) -> Credit:
+        steps = evidence.step_rewards
+        if steps is None or evidence.token_rewards is None:
+            return rule(evidence)
+        rest = evidence.token_rewards - torch.where(steps.isnan(), 0.0, steps)
+        outcome = rule(replace(evidence, token_rewards=rest if bool((rest != 0).any()) else None)).advantages
+        lengths, size = evidence.lengths.flatten().tolist(), evidence.rewards.shape[1]
+        counted = ~(evidence.rewards.isnan().flatten().repeat_interleave(evidence.lengths.flatten()) | steps.isnan())
+        values = torch.where(counted, steps, torch.nan)
+        parts = values.split(lengths)
+        sums: list[Tensor] = []
+        for row in range(len(evidence.rewards)):
+            of_group = parts[row * size : (row + 1) * size]
+            above = normalised(torch.cat(of_group)[None])[0]  # NaN is no step, and comes back as 0
+            sums += [part.flip(0).cumsum(0).flip(0) for part in above.split([len(part) for part in of_group])]
+        return Credit(outcome + step_weight * torch.cat(sums))
 
     return credit
 

@@ -19,6 +19,7 @@ from posttrain.models.adapters.lora import adapter_dropout, lora_layers
 from posttrain.models.adapters.peft_objects import require_whole_adapter
 from posttrain.models.policy import Policy
 from posttrain.options.training import UpdateOptions
+from posttrain.rewards.process_rewards import process_rewards, with_penalties
 from posttrain.runs.checkpoint import Checkpoint
 from posttrain.runs.clock import Clock
 from posttrain.runs.tensor_state import (
@@ -66,6 +67,8 @@ class CreditedStep:
     groups: CreditedGroups
     advantages: Float64[Tensor, "prompt group"]
     """One number for each completion: the mean over its tokens."""
+    token_rewards: Float64[Tensor, " token"] | None = None
+    """What single tokens earn beside their completion: process rewards and KL penalties; None where there are none."""
 
 
 class Learner:
@@ -108,13 +111,16 @@ class Learner:
         reference = self.reference_logprobs(collected, clock)
         lengths = torch.tensor([[len(rollout.tokens) for rollout in group.rollouts] for group in groups])
         sampled = sampled_columns(groups)
+        step_rewards = process_rewards(groups, grades, self.policy.tokenizer)
+        token_rewards = with_penalties(step_rewards, self._penalties(sampled.behaviour_logprobs, reference))
         evidence = Evidence(
             rewards=grades.rewards,
             scores=grades.clipped,
             weights=grades.weights,
             lengths=lengths,
             max_completion_tokens=self.settings.max_completion_tokens,
-            token_rewards=self._penalties(sampled.behaviour_logprobs, reference),
+            token_rewards=token_rewards,
+            step_rewards=step_rewards,
         )
         credit = self.algorithm.credited(evidence, groups)
         columns = replace(
@@ -127,6 +133,7 @@ class Learner:
             collected=collected,
             groups=CreditedGroups(groups=groups, scored=~grades.rewards.isnan(), columns=columns),
             advantages=mean_of_rollouts(credit.advantages, lengths),
+            token_rewards=token_rewards,
         )
 
     def reference_logprobs(self, collected: CollectedStep, clock: Clock) -> Float64[Tensor, " token"] | None:
