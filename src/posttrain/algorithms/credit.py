@@ -7,14 +7,13 @@ itself.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Literal, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float64, Int64
 from torch import Tensor
 
-from posttrain.algorithms.advantages import Deviation, group_centred, group_zscore
+from posttrain.algorithms.advantages import Deviation, standardised
 from posttrain.errors import RunError
 
 
@@ -95,15 +94,46 @@ def per_rollout(advantage: Callable[[Tensor], Tensor], *, shaping: Shaping | Non
 
 
 CreditLevel = Literal["completion", "reward_to_go", "steps"]
-"""What a token is credited with: all that its completion earned, what was earned from it on, or the steps from it on."""
+"""What a token is credited with: all that its completion earned, what is earned from it on, or steps from it on."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scale:
+    """What centred rewards are divided by."""
+
+    deviation: Deviation | Literal["none"] = "none"
+    epsilon: float = 0.0
+    """Added to the deviation, in units of reward."""
+
+
+UNSCALED = Scale()
+
+
+def credit_at(
+    level: CreditLevel,
+    completion: Callable[[Tensor], Tensor],
+    *,
+    centre: Callable[[Tensor], Tensor],
+    scale: Scale = UNSCALED,
+    step_weight: float = 1.0,
+    whole_step: bool = False,
+) -> CreditRule:
+    """The rule for this level of credit; without token rewards all are `completion`, the rule for whole completions."""
+    match level:
+        case "completion":
+            return per_rollout(completion)
+        case "reward_to_go":
+            return reward_to_go(completion, centre=centre, scale=scale, whole_step=whole_step)
+        case "steps":
+            return step_advantages(completion, scale=scale, step_weight=step_weight)
 
 
 def reward_to_go(
     completion: Callable[[Tensor], Tensor],
     *,
     centre: Callable[[Tensor], Tensor],
-    deviation: Deviation | Literal["none"] = "none",
-    epsilon: float = 0.0,
+    scale: Scale = UNSCALED,
+    whole_step: bool = False,
 ) -> CreditRule:
     """Each token gets what was earned from it on, above what its siblings earned from the same place on.
 
@@ -115,7 +145,8 @@ def reward_to_go(
     no consequence of it (Williams 1992; Sutton et al. 2000, NeurIPS 12), and neither is what siblings earn.
     σ² is the mean over the group's completions of the mean over their tokens of (G_it - b_it)², times n/(n - 1) for
     `sample`; there is no division for `none`.  Without token rewards, `completion` gives the advantages; it is to be
-    what `centre` and σ come to on completions that earn with their last token alone.
+    what `centre` and σ come to on completions that earn with their last token alone.  With `whole_step` all completions
+    of the step are one group.
     """
     plain = per_rollout(completion)
 
@@ -124,12 +155,13 @@ def reward_to_go(
             return plain(evidence)
         advantages: list[Tensor] = []
         earned = evidence.token_rewards.split(evidence.lengths.flatten().tolist())
-        size = evidence.rewards.shape[1]
-        for row, rewards in enumerate(evidence.rewards):
+        groups = evidence.rewards.reshape(1, -1) if whole_step else evidence.rewards
+        size = groups.shape[1]
+        for row, rewards in enumerate(groups):
             parts = earned[row * size : (row + 1) * size]
             above = centre(returns_to_go(rewards, parts)).T
             centred = [line[: len(part)] for line, part in zip(above, parts, strict=True)]
-            advantages += scaled(centred, ~rewards.isnan(), deviation, epsilon)
+            advantages += scaled(centred, ~rewards.isnan(), scale)
         return Credit(torch.cat(advantages))
 
     return credit
@@ -138,7 +170,7 @@ def reward_to_go(
 def returns_to_go(
     rewards: Float64[Tensor, " group"], token_rewards: Sequence[Float64[Tensor, " time"]]
 ) -> Float64[Tensor, "time group"]:
-    """G_it = r_i + Σ_{s≥t} r_is for each place up to the end of the longest; of a completion that has ended, its last."""
+    """G_it = r_i + Σ_{s≥t} r_is up to the end of the longest completion; of one that has ended, its last."""
     longest = max(len(part) for part in token_rewards)
     columns: list[Tensor] = []
     for reward, part in zip(rewards, token_rewards, strict=True):
@@ -150,37 +182,36 @@ def returns_to_go(
 def scaled(
     centred: Sequence[Float64[Tensor, " time"]],
     scored: Bool[Tensor, " group"],
-    deviation: Deviation | Literal["none"],
-    epsilon: float,
+    scale: Scale,
 ) -> list[Float64[Tensor, " time"]]:
     """The centred returns of a group in units of σ, the root of their mean square; exactly 0 where all are."""
     largest = max(float(part.abs().amax()) for part in centred)
-    if deviation == "none" or largest == 0:
+    if scale.deviation == "none" or largest == 0:
         return list(centred)
     squares = torch.stack([(part / largest).square().mean() for part in centred])  # 0 where nothing scored
-    degrees = int(scored.sum()) - (deviation == "sample")
+    degrees = int(scored.sum()) - (scale.deviation == "sample")
     spread = float((squares.sum() / degrees).sqrt())
-    return [part / largest / (spread + epsilon / largest) for part in centred]
+    return [part / largest / (spread + scale.epsilon / largest) for part in centred]
 
 
 def step_advantages(
     completion: Callable[[Tensor], Tensor],
     *,
-    deviation: Deviation | Literal["none"] = "population",
-    epsilon: float = 0.0,
+    scale: Scale,
     step_weight: float = 1.0,
 ) -> CreditRule:
     """GRPO with process supervision: the normalised rewards of the steps that end with a token or later.
 
         A_it = A(r_i) + w Σ_{j: end(j) ≥ t} (s_ij - mean S) / (std S + ε)        S: all steps of the group's completions
 
-    Shao et al. 2024, arXiv:2402.03300, §4.1.3, whose advantage is the sum alone; A(r_i), the rule for whole completions,
-    is added so that an outcome can count beside its steps, and `step_weight` is w.  A step that earned 0 is one of S, a
-    token that ends no step is none.  Steps that all earned the same, or a single one, are exactly 0.  The sum grows with
-    the number of steps: it favours many steps above the group's mean, and few below it.  A KL penalty counts into r_i.
+    Shao et al. 2024, arXiv:2402.03300, §4.1.3, whose advantage is the sum alone; A(r_i), the rule for whole
+    completions, is added so that an outcome can count beside its steps, and `step_weight` is w.  A step that earned 0
+    is one of S, a token that ends no step is none.  Steps that all earned the same, or a single one, are exactly 0.
+    The sum grows with the number of steps: it favours many steps above the group's mean, and few below it.  A KL
+    penalty counts into r_i.
     """
     rule = per_rollout(completion)
-    normalised = group_centred if deviation == "none" else partial(group_zscore, deviation=deviation, epsilon=epsilon)
+    normalised = standardised(scale.deviation, over="group", epsilon=scale.epsilon)
 
     def credit(evidence: Evidence) -> Credit:
         steps = evidence.step_rewards

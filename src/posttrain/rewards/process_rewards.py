@@ -26,9 +26,7 @@ class Decoder(Protocol):
     def decode(self, token_ids: Any, *, skip_special_tokens: bool = ...) -> Any: ...
 
 
-def process_rewards(
-    groups: Sequence[Group], grades: Grades, tokenizer: Decoder
-) -> Float64[Tensor, " token"] | None:
+def process_rewards(groups: Sequence[Group], grades: Grades, tokenizer: Decoder) -> Float64[Tensor, " token"] | None:
     """What each completion token earns by the marks of all functions, times their weights; None without any.
 
         r_t = Σ_k w_k Σ_{marks m of k on token t} m        NaN where no function ended a step

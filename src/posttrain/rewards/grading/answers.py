@@ -142,10 +142,11 @@ def with_marks(said: Verdict, given: "ProcessReward") -> Verdict:
             " ProcessReward where the function does not apply"
         )
     tokens = numbers_in("token_rewards", given.token_rewards)
+    if isinstance(tokens, InvalidScore):
+        return tokens
     spans = spans_in(given.spans)
-    for read in (tokens, spans):
-        if isinstance(read, InvalidScore):
-            return read
+    if isinstance(spans, InvalidScore):
+        return spans
     return said._replace(marks={"tokens": tokens, "spans": spans} if tokens or spans else None)
 
 
@@ -177,8 +178,12 @@ def spans_in(given: object) -> list[Any] | InvalidScore:
     read: list[Any] = []
     for place, span in enumerate(spans):
         numbers = numbers_in(f"spans[{place}]", span)
-        whole = isinstance(numbers, list) and len(numbers) == 3 and None not in numbers
-        if not whole or not all(float(number).is_integer() for number in numbers[:2]):
+        if (
+            isinstance(numbers, InvalidScore)
+            or len(numbers) != 3
+            or None in numbers
+            or not all(float(number).is_integer() for number in numbers[:2])
+        ):
             return InvalidScore(f"returned spans[{place}] = {value_and_type(span)}; {rule}")
         read.append([int(numbers[0]), int(numbers[1]), numbers[2]])
     return read
