@@ -153,7 +153,8 @@ class Grades:
         totals = torch.zeros_like(self.scores)
         for place, name in enumerate(self.names):
             for row, group in enumerate(self.marks.get(name, ())):
-                totals[place, row] = torch.tensor([0.0 if marks is None else marks.total for marks in group])
+                given = [0.0 if marks is None else marks.total for marks in group]
+                totals[place, row] = torch.tensor(given, dtype=torch.float64)
         return totals
 
     @property

@@ -167,10 +167,11 @@ def reward_to_go(
     return credit
 
 
-def returns_to_go(
-    rewards: Float64[Tensor, " group"], token_rewards: Sequence[Float64[Tensor, " time"]]
-) -> Float64[Tensor, "time group"]:
-    """G_it = r_i + Σ_{s≥t} r_is up to the end of the longest completion; of one that has ended, its last."""
+def returns_to_go(rewards: Float64[Tensor, " group"], token_rewards: Sequence[Tensor]) -> Float64[Tensor, "time group"]:
+    """G_it = r_i + Σ_{s≥t} r_is up to the end of the longest completion; of one that has ended, its last.
+
+    Token rewards are a tensor of each completion's.
+    """
     longest = max(len(part) for part in token_rewards)
     columns: list[Tensor] = []
     for reward, part in zip(rewards, token_rewards, strict=True):
@@ -179,11 +180,7 @@ def returns_to_go(
     return torch.stack(columns, dim=1)
 
 
-def scaled(
-    centred: Sequence[Float64[Tensor, " time"]],
-    scored: Bool[Tensor, " group"],
-    scale: Scale,
-) -> list[Float64[Tensor, " time"]]:
+def scaled(centred: Sequence[Tensor], scored: Bool[Tensor, " group"], scale: Scale) -> list[Tensor]:
     """The centred returns of a group in units of σ, the root of their mean square; exactly 0 where all are."""
     largest = max(float(part.abs().amax()) for part in centred)
     if scale.deviation == "none" or largest == 0:

@@ -10,7 +10,7 @@ no text; a span that ends within the prefill was sampled by nobody and earns not
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float64
@@ -20,6 +20,7 @@ from posttrain.errors import RunError
 from posttrain.records import Finish, Grades, Group, Marks, Rollout
 
 
+@runtime_checkable
 class Decoder(Protocol):
     """A tokenizer, as far as text is decoded with it."""
 

@@ -69,8 +69,13 @@ def test_what_is_earned_and_what_is_charged_stop_at_most() -> None:
 
 
 def test_only_lines_of_the_thinking_that_begin_with_a_step_are_read() -> None:
-    text = "  <think> 3*4=12 \nso 4+5=9\n3 * 4=12\n\n5+3=8, 8+4=12 .\n</think>3+4=7<think>\n4*5=20"
-    assert marks(text) == [("3*4=12", 0.01), ("5+3=8", 0.01)]  # the verdict stands apart: no second step
+    text = "  <think> 3*4=12 \nso 4+5=9\n3 * 4=12\n\n5+3=8; 8+4=12.\n5+3=8, 8+4=12 .\n</think>3+4=7<think>\n4*5=20"
+    second = [("5+3=8", 0.01), ("8+4=12", 0.01), ("5+3=8, 8+4=12 .", 0.02)]  # white space around a step is none of it
+    assert marks(text) == [("3*4=12", 0.01), *second]
+
+
+def test_no_more_than_a_thousand_tries_are_read() -> None:
+    assert len(marks("3*4=12\n" * 1001)) == 1000
 
 
 def test_without_tags_all_is_thinking() -> None:

@@ -165,7 +165,7 @@ def test_the_names_are_public() -> None:
 def byte_level() -> PreTrainedTokenizerFast:
     """A token for each byte, and a few for several: no character beyond ASCII has a token of its own."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    merges = [("a", "b"), ("ab", "c"), ("Ġ", "a")]
+    merges = [("Ġ", "a"), ("a", "b"), ("ab", "c")]
     vocabulary = {piece: i for i, piece in enumerate([*alphabet, *(a + b for a, b in merges), "<|end|>", "<think>"])}
     made = Tokenizer(models.BPE(vocab=vocabulary, merges=merges))
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)

@@ -2,7 +2,7 @@
 
 **What is read.**  The thinking: what stands between `<think>`, or the beginning, and `</think>`, or the end.  Its
 lines are tries in the notation of posttrain.rewards.countdown.tries, the bundled model's; any other line is passed
-over.  It is parsed, never evaluated, in linear time.
+over.  It is parsed, never evaluated, in linear time; tries beyond the first MOST_TRIES are not read.
 
 **What earns what.**  The score is 0.  Spans are marked, in the order of the text:
 
@@ -22,6 +22,7 @@ hit that is then not given as the answer; look at the accuracy.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 from posttrain.errors import require
@@ -29,6 +30,9 @@ from posttrain.rewards.countdown.grader import Column, Countdown, puzzles
 from posttrain.rewards.countdown.tries import STEP, read_try
 from posttrain.rewards.grading.answers import ProcessReward, Span
 from posttrain.rewards.tags import END_THINK, THINK
+
+MOST_TRIES = 1000
+"""A search of the bundled model has about seven tries, and a completion of 400 tokens has room for about 50."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,9 +84,7 @@ class CountdownSteps:
     def marks(self, puzzle: Countdown, text: str) -> Iterator[Span]:
         """What each step and try is worth by itself, in the order in which they end."""
         steps_made, tries_made, found = set[tuple[str, int, int]](), set[frozenset[tuple[str, int, int]]](), False
-        for start, line in lines_of_thinking(text):
-            if STEP.match(line) is None:
-                continue
+        for start, line in islice(lines_of_tries(text), MOST_TRIES):
             attempt = read_try(puzzle, line)
             for step in attempt.steps:
                 fresh = self.step if step.key not in steps_made else 0.0
@@ -97,12 +99,13 @@ class CountdownSteps:
                 found = found or attempt.hits
 
 
-def lines_of_thinking(text: str) -> Iterator[tuple[int, str]]:
-    """(start, line) of the lines of a completion's thinking, white space at their ends left out."""
+def lines_of_tries(text: str) -> Iterator[tuple[int, str]]:
+    """(start, line) of the lines of a completion's thinking that begin with a step, white space around left out."""
     opened = text.find(THINK)
     start = 0 if opened < 0 else opened + len(THINK)
     closed = text.find(END_THINK, start)
     for line in text[start : len(text) if closed < 0 else closed].split("\n"):
         stripped = line.strip()
-        yield start + (line.find(stripped) if stripped else 0), stripped
+        if STEP.match(stripped) is not None:
+            yield start + line.index(stripped), stripped
         start += len(line) + 1
