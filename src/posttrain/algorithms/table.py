@@ -23,7 +23,7 @@ from posttrain.algorithms.advantages import (
 )
 from posttrain.algorithms.aggregation import RewardAggregation, decoupled_zscore, per_function, scores_differ
 from posttrain.algorithms.algorithm import DYNAMIC_SAMPLING, Algorithm, Resample
-from posttrain.algorithms.credit import CreditRule, per_rollout
+from posttrain.algorithms.credit import CreditLevel, CreditRule, Scale, credit_at, per_rollout
 from posttrain.algorithms.losses import UNBOUNDED, ClipRange, RatioLevel, clipped_surrogate, weighted_policy_gradient
 from posttrain.algorithms.other_policies.correction import Correction, corrected
 from posttrain.algorithms.other_policies.distillation import distill
@@ -95,17 +95,38 @@ def decoupled(
     return replace(algorithm, credit=credit, informative=scores_differ)
 
 
+def require_credit_options(
+    credit: CreditLevel, step_weight: float, aggregation: RewardAggregation, *, over: Literal["group", "batch"]
+) -> None:
+    """Refuse options of GRPO's that leave no room for a finer credit, or that no credit asked for reads."""
+    if credit != "steps" and step_weight != 1.0:
+        raise UserError(f"step_weight = {step_weight} with credit = {credit}: it weighs steps.  Use credit: steps.")
+    if not 0 < step_weight < math.inf:
+        raise UserError(f"step_weight = {step_weight}: it is a factor; use a number above 0.")
+    if credit == "completion":
+        return
+    if aggregation != "sum_then_normalize":
+        raise UserError(
+            f"credit = {credit} sums what is earned from a token on, and reward_aggregation = {aggregation} normalises"
+            " the scores of each function first.  Use sum_then_normalize."
+        )
+    if over != "group":
+        raise UserError(f"credit = {credit} divides by the deviation of a group's tokens; use deviation_over: group.")
+
+
 def reinforce(
     *,
     baseline: Literal["none", "batch_mean"] = "none",
+    credit: Literal["completion", "reward_to_go"] = "completion",
     token_weights: Weighting = "sum_over_sequence",
     correction: Correction | None = None,
     kl: KlTerm | None = None,
 ) -> Algorithm:
     """Williams 1992: the reward, or what it is above the step's mean, times the gradient of log π."""
+    rule, centre = (raw, raw) if baseline == "none" else (batch_centred, group_centred)
     made = composed(
         "reinforce",
-        credit=per_rollout({"none": raw, "batch_mean": batch_centred}[baseline]),
+        credit=credit_at(credit, rule, centre=centre, whole_step=baseline == "batch_mean"),
         policy=policy_term(weighted_policy_gradient, clip=UNBOUNDED),
         token_weights=WEIGHTINGS[token_weights],
         kl=kl,
@@ -118,12 +139,13 @@ def rloo(
     *,
     token_weights: Weighting = "sum_over_sequence",
     correction: Correction | None = None,
+    credit: Literal["completion", "reward_to_go"] = "completion",
     kl: KlTerm | None = None,
 ) -> Algorithm:
     """Ahmadian et al. 2024, arXiv:2402.14740: REINFORCE with the mean of a rollout's siblings as baseline."""
     return composed(
         "rloo",
-        credit=per_rollout(leave_one_out),
+        credit=credit_at(credit, leave_one_out, centre=leave_one_out),
         policy=policy_term(weighted_policy_gradient, clip=UNBOUNDED),
         token_weights=WEIGHTINGS[token_weights],
         kl=kl,
@@ -141,6 +163,8 @@ def grpo(
     deviation_over: Literal["group", "batch"] = "group",
     deviation_epsilon: float = 0.0,
     reward_aggregation: RewardAggregation = "sum_then_normalize",
+    credit: CreditLevel = "completion",
+    step_weight: float = 1.0,
     token_weights: Weighting = "mean_over_sequences",
     ratio_to: RatioTo = "behaviour",
     correction: Correction | None = None,
@@ -149,12 +173,16 @@ def grpo(
     """Shao et al. 2024, arXiv:2402.03300: rewards standardised within each prompt's group, PPO's clipped surrogate.
 
     `deviation` says what the centred reward is divided by; "none" leaves it in units of reward.  With the options it
-    is every loss of TRL's that has a clipped ratio: docs/algorithms/grpo.md has the table.
+    is every loss of TRL's that has a clipped ratio: docs/algorithms/grpo.md has the table.  `credit` says what a token
+    is credited with where rewards mark tokens or spans, and `step_weight` what normalised steps count.
     """
+    require_credit_options(credit, step_weight, reward_aggregation, over=deviation_over)
+    rule = standardised(deviation, over=deviation_over, epsilon=deviation_epsilon)
+    scale = Scale(deviation=deviation, epsilon=deviation_epsilon)
     clip = ClipRange(low=clip_low, high=clip_high, dual=math.inf if dual_clip is None else dual_clip)
     made = composed(
         "grpo",
-        credit=per_rollout(standardised(deviation, over=deviation_over, epsilon=deviation_epsilon)),
+        credit=credit_at(credit, rule, centre=group_centred, scale=scale, step_weight=step_weight),
         policy=policy_term(clipped_surrogate, clip=clip, level=ratio_level, ratio_to=ratio_to),
         token_weights=WEIGHTINGS[token_weights],
         kl=kl,
@@ -169,12 +197,13 @@ def dr_grpo(
     clip_high: float = 0.2,
     ratio_to: RatioTo = "behaviour",
     correction: Correction | None = None,
+    credit: Literal["completion", "reward_to_go"] = "completion",
     kl: KlTerm | None = None,
 ) -> Algorithm:
     """Liu et al. 2025, arXiv:2503.20783: GRPO without its two biases, the deviation and the length in the divisor."""
     return composed(
         "dr_grpo",
-        credit=per_rollout(group_centred),
+        credit=credit_at(credit, group_centred, centre=group_centred),
         policy=policy_term(clipped_surrogate, clip=ClipRange(low=clip_low, high=clip_high), ratio_to=ratio_to),
         token_weights=constant_length,
         kl=kl,

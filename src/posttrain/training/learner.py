@@ -19,6 +19,7 @@ from posttrain.models.adapters.lora import adapter_dropout, drops, lora_layers
 from posttrain.models.adapters.peft_objects import require_whole_adapter
 from posttrain.models.policy import Policy
 from posttrain.options.training import UpdateOptions
+from posttrain.rewards.process_rewards import process_rewards, with_penalties
 from posttrain.runs.checkpoint import Checkpoint
 from posttrain.runs.clock import Clock
 from posttrain.runs.tensor_state import (
@@ -72,6 +73,8 @@ class CreditedStep:
     """One number for each completion: the mean over its tokens."""
     metrics: Mapping[str, float] = field(default_factory=dict)
     """What else is known of the step's credit."""
+    token_rewards: Float64[Tensor, " token"] | None = None
+    """What single tokens earn beside their completion: process rewards and KL penalties; None where there are none."""
 
 
 class Learner:
@@ -119,14 +122,17 @@ class Learner:
         teacher = self.teacher_logprobs(collected, shown, clock)
         lengths = torch.tensor([[len(rollout.tokens) for rollout in group.rollouts] for group in groups])
         sampled = sampled_columns(groups)
+        step_rewards = process_rewards(groups, grades, self.policy.tokenizer)
+        token_rewards = with_penalties(step_rewards, self._penalties(sampled.behaviour_logprobs, reference))
         evidence = Evidence(
             rewards=grades.rewards,
             scores=grades.clipped,
             weights=grades.weights,
             lengths=lengths,
             max_completion_tokens=self.settings.max_completion_tokens,
-            token_rewards=self._penalties(sampled.behaviour_logprobs, reference),
             teacher_gaps=None if teacher is None else teacher - sampled.behaviour_logprobs,
+            token_rewards=token_rewards,
+            step_rewards=step_rewards,
         )
         credit = self.algorithm.credited(evidence, groups)
         columns = replace(
@@ -147,6 +153,7 @@ class Learner:
             ),
             advantages=mean_of_rollouts(credit.advantages, lengths),
             metrics={} if shown is None else {"teacher/shown": shown.shown_share},
+            token_rewards=token_rewards,
         )
 
     def reference_logprobs(self, collected: CollectedStep, clock: Clock) -> Float64[Tensor, " token"] | None:

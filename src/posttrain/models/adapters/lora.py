@@ -143,14 +143,14 @@ def name_tokens(dropping: Sequence[LoraLinear], keys: Int64[Tensor, " *rows"]) -
 def without_dropout(model: nn.Module) -> Iterator[None]:
     """Inside, adapters drop nothing, also where gradients are taken with their dropout."""
     layers = list(lora_layers(model).values())
-    before = [layer.dice for layer in layers]
+    before = [layer.dropout_key for layer in layers]
     for layer in layers:
-        layer.dice = None
+        layer.dropout_key = None
     try:
         yield
     finally:
-        for layer, dice in zip(layers, before, strict=True):
-            layer.dice = dice
+        for layer, key in zip(layers, before, strict=True):
+            layer.dropout_key = key
 
 
 def drops(model: nn.Module) -> bool:
