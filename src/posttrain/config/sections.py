@@ -45,7 +45,7 @@ from posttrain.options.training import (
 from posttrain.schemas import record_of
 
 if TYPE_CHECKING:
-    from posttrain.algorithms.table import Algorithm
+    from posttrain.algorithms.algorithm import Algorithm
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,8 +99,22 @@ class Config:
                 f"    (prompt {longest_prompt_tokens} + completion {completion} = {row} tokens).  Use at least {row}."
             )
 
-    def require_use_for_reference(self, algorithm: "Algorithm") -> None:
-        """Refuse options of a reference that the algorithm in force, which Python may bring, does without."""
+    def require_suits(self, algorithm: "Algorithm") -> None:
+        """Refuse options that the algorithm in force, which Python may bring, cannot use."""
+        self._require_siblings(algorithm)
+        self._require_use_for_reference(algorithm)
+
+    def _require_siblings(self, algorithm: "Algorithm") -> None:
+        """Refuse groups too small for completions to be compared as the algorithm compares them."""
+        size, least = self.rollout.group_size, algorithm.least_group_size
+        if size < least:
+            raise UserError(
+                f"rollout.group_size = {size} leaves a completion no siblings to compare with, as {algorithm.name}"
+                f" does; use >= {least}.  `reinforce` is content with 1."
+            )
+
+    def _require_use_for_reference(self, algorithm: "Algorithm") -> None:
+        """Refuse options of a reference where there is none."""
         if not algorithm.uses_reference and self.reference != ReferenceOptions():
             raise UserError(
                 f"reference.refresh_every = {self.reference.refresh_every} refreshes a reference that"
@@ -250,7 +264,7 @@ def require_complete(config: object) -> None:
     if isinstance(config, Config):
         from posttrain.algorithms.table import build_algorithm  # with torch, which other runs go without
 
-        config.require_use_for_reference(build_algorithm(config.algorithm))
+        config.require_suits(build_algorithm(config.algorithm))
 
 
 def full_section(section: str, given: Mapping[str, object]) -> Any:
