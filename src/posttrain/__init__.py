@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from posttrain.algorithms.algorithm import Algorithm
-    from posttrain.config import Config, IrlConfig, SftConfig, as_recipe, load_recipe
+    from posttrain.config import Config, IrlConfig, RewardModelConfig, SftConfig, as_recipe, load_recipe
     from posttrain.generation.engine import Engine
     from posttrain.generation.generate import generate
     from posttrain.irl_runs.environment import LearnedReward
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from posttrain.runs.watchers import Watcher
     from posttrain.tasks.base import Probe, Reading, Task
     from posttrain.training.evaluate import evaluate
+    from posttrain.training.reward_model.reward_run import train_reward_model
     from posttrain.training.rl import train
     from posttrain.training.sft.sft_run import train_sft
     from posttrain.training.steps import steps
@@ -42,6 +43,7 @@ __all__ = [
     "Probe",
     "Reading",
     "RewardModel",
+    "RewardModelConfig",
     "Run",
     "SftConfig",
     "Task",
@@ -55,6 +57,7 @@ __all__ = [
     "reward_function",
     "steps",
     "train",
+    "train_reward_model",
     "train_sft",
 ]
 
@@ -62,6 +65,7 @@ HOMES = {
     "Algorithm": "posttrain.algorithms.algorithm",
     "Config": "posttrain.config",
     "IrlConfig": "posttrain.config",
+    "RewardModelConfig": "posttrain.config",
     "SftConfig": "posttrain.config",
     "as_recipe": "posttrain.config",
     "load_recipe": "posttrain.config",
@@ -77,6 +81,7 @@ HOMES = {
     "Task": "posttrain.tasks.base",
     "Run": "posttrain.runs.reports",
     "train": "posttrain.training.rl",
+    "train_reward_model": "posttrain.training.reward_model.reward_run",
     "train_sft": "posttrain.training.sft.sft_run",
     "evaluate": "posttrain.training.evaluate",
     "generate": "posttrain.generation.generate",
