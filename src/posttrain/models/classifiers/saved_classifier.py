@@ -31,7 +31,7 @@ from posttrain.models.policy import Policy
 HEAD = "score.weight"
 """What classifiers over decoders call the head's matrix."""
 LABEL = "reward"
-NEW_PAD = "<|pad|>"
+NEW_PAD = "[PAD]"
 READING = "reading"
 """The key of config.json that says how texts are read."""
 

@@ -11,7 +11,7 @@ does not end with a stop token; margins and weights (columns `margin` and `weigh
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from posttrain.errors import UserError
@@ -47,6 +47,9 @@ class PairMaker:
 
     def pair(self, row: PreferenceRow) -> Preference:
         """The pair of a row.  Raises UserError of a bad one."""
+        for answer in (row.chosen, row.rejected):
+            if not isinstance(answer, str):
+                require_answer(row.where, answer)
         given = row.prompt if isinstance(row.prompt, str) else [*row.prompt]
         content = prompt_content(given, self.task, row.where)
         if isinstance(content, str):
@@ -91,7 +94,8 @@ class PairMaker:
     ) -> Answer:
         """The assistant's turn, and what may follow it, behind the messages of a prompt."""
         turns = [{"role": ASSISTANT, "content": answer}] if isinstance(answer, str) else [*answer]
-        require_answer(row.where, turns)
+        if isinstance(answer, str):
+            require_words(row.where, answer)
         dialogue = Dialogue(where=row.where, messages=[*messages, *turns], num_given=len(messages), tools=tools_of(row))
         one_turn = len(turns) == 1
         example = self.masking.last_turn(dialogue) if one_turn else self.masking.every_turn(dialogue)
@@ -134,3 +138,8 @@ def number_in(row: PreferenceRow, column: str, rule: str, holds: Callable[[float
     if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and holds(value):
         return float(value)
     raise UserError(f"{row.where}: the column `{column}` must hold {rule}, not {excerpt(value)}")
+
+
+def pair_masking(masking: Masking) -> Masking:
+    """The same, with remedies in its messages that pairs have."""
+    return replace(masking, other_ways=OTHER_WAYS)
