@@ -135,7 +135,7 @@ def test_a_dry_run_shows_plan_and_pairs_and_makes_nothing(
     ("sections", "message"),
     [
         ({"task": {"name": "countdown"}}, "what is learned are pairs"),
-        ({"task": {"max_prompt_tokens": 5}}, "pairs hold whole answers"),
+        ({"task": {"name": "dataset", "max_prompt_tokens": 5}}, "pairs hold whole answers"),
         ({"run": {"num_steps": 7}}, "both say when the run ends"),
         ({"run": {"num_steps": 0}}, "trains nothing"),
         ({"run": {"time_limit_minutes": 1}}, "stops runs of `posttrain rl` only"),

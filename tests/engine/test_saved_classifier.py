@@ -12,7 +12,7 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 from posttrain.errors import UserError
 from posttrain.models.adapters.placing import add_adapter
 from posttrain.models.classifiers.saved_classifier import TextReading, require_classifier, save_classifier
-from posttrain.models.classifiers.score_head import Scorer, new_scorer
+from posttrain.models.classifiers.score_head import TextScorer, new_scorer
 from posttrain.models.conversation_masks import Masking
 from posttrain.models.policy import Policy, as_policy
 from posttrain.models.rendering import TokenizerRenderer
@@ -50,7 +50,7 @@ def pairs_for(policy: Policy, rows: list[dict[str, Any]], **options: object) -> 
     return [*found.training]
 
 
-def saved(policy: Policy, folder: Path, *, seed: int = 0) -> Scorer:
+def saved(policy: Policy, folder: Path, *, seed: int = 0) -> TextScorer:
     scorer = new_scorer(policy, seed=seed)
     save_classifier(scorer, folder, TextReading(stop_token_ids=policy.stop_ids))
     return scorer
@@ -71,7 +71,7 @@ def scores_by_transformers(folder: Path, rows: list[tuple[int, ...]], side: str 
         return model(**batch).logits[:, 0]
 
 
-def ours(scorer: Scorer, pairs: list[Preference]) -> torch.Tensor:
+def ours(scorer: TextScorer, pairs: list[Preference]) -> torch.Tensor:
     found = pair_scores(scorer, pairs, 1000)
     return torch.cat([found.chosen, found.rejected]).float()
 
@@ -171,6 +171,6 @@ def test_special_tokens_that_a_completion_spells_are_read_as_text(tmp_path: Path
 
 
 def test_a_family_without_a_classifier_is_refused_before_anything_is_trained() -> None:
-    policy = as_policy(small_model("olmo"), chat_tokenizer())
-    with pytest.raises(UserError, match="transformers has no sequence classifier over a olmo"):
+    policy = as_policy(small_model("cohere"), chat_tokenizer())
+    with pytest.raises(UserError, match="transformers has no sequence classifier over a cohere"):
         require_classifier(policy)

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from posttrain.models.classifiers.score_head import Scorer, new_scorer
+from posttrain.models.classifiers.score_head import TextScorer, new_scorer
 from posttrain.models.forward import PlainForward
 from posttrain.options.reward_training import RewardTrainingOptions
 from posttrain.records import Preference, Prompt
@@ -29,17 +29,17 @@ PAIRS = [
 OPTIONS = RewardTrainingOptions(center_coefficient=0.05, margin_scale=2.0)
 
 
-def scorer(family: str) -> Scorer:
+def scorer(family: str) -> TextScorer:
     return new_scorer(tiny_policy(family), seed=3)
 
 
-def alone(of: Scorer, tokens: tuple[int, ...]) -> Tensor:
+def alone(of: TextScorer, tokens: tuple[int, ...]) -> Tensor:
     """w · h_last of one unpadded row through the model's own forward pass."""
     hidden = of.policy.model.base_model(input_ids=torch.tensor([tokens])).last_hidden_state
     return of.head.weight[0] @ hidden[0, -1]
 
 
-def expected_loss(of: Scorer) -> Tensor:
+def expected_loss(of: TextScorer) -> Tensor:
     """By the formula, a pair at a time: margins .75 · 2 and 0, weights 1, 2, 1, 1 of 5."""
     total = torch.zeros((), dtype=torch.float64)
     for each in PAIRS:
@@ -49,7 +49,7 @@ def expected_loss(of: Scorer) -> Tensor:
     return total
 
 
-def gradient(of: Scorer) -> Tensor:
+def gradient(of: TextScorer) -> Tensor:
     found = [*of.body_parameters, of.head.weight]
     return torch.cat([torch.zeros_like(each).flatten() if each.grad is None else each.grad.flatten() for each in found])
 
@@ -69,7 +69,7 @@ def test_loss_and_gradient_are_those_of_the_formula_for_every_budget(family: str
 
 def test_a_pass_of_padded_rows_gives_the_same_scores_and_gradient() -> None:
     shared = scorer("qwen3")
-    padded = Scorer(through_its_own_forward(shared.policy), shared.head)
+    padded = TextScorer(through_its_own_forward(shared.policy), shared.head)
     assert isinstance(padded.policy.forward, PlainForward)
     ours, theirs = (pair_scores(each, PAIRS, 1000) for each in (shared, padded))
     assert (ours.chosen - theirs.chosen).abs().max() <= 1e-9

@@ -6,9 +6,10 @@ from dataclasses import dataclass, replace
 
 from posttrain.commands.arguments import configured, recipe_layers, split_arguments
 from posttrain.commands.flags import CommandSpec
-from posttrain.config import Config, IrlConfig, RewardModelConfig
+from posttrain.config import Config, IrlConfig, RewardModelConfig, SftConfig
 from posttrain.config.reading import kind_of
 from posttrain.errors import UserError
+from posttrain.options.training import OptimizerOptions
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,6 +76,13 @@ def main(arguments: Sequence[str]) -> int:
     if switches.json:
         print(json.dumps(table.as_json(), indent=1))
     else:
-        options = config.update if isinstance(config, Config) else config.sft
+        options = optimizer_of(config)
         table.print(learning_rate=options.largest_rate, default_rate=options.default_rate)
     return 0
+
+
+def optimizer_of(config: Config | SftConfig | RewardModelConfig) -> OptimizerOptions:
+    """The section that says how fast a recipe learns."""
+    if isinstance(config, Config):
+        return config.update
+    return config.sft if isinstance(config, SftConfig) else config.reward_model

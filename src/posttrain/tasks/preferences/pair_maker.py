@@ -28,7 +28,7 @@ OTHER_WAYS = "  Leave out what follows the first answer, or name another templat
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class PairAnswer:
     """One of a pair's two answers in tokens."""
 
     tokens: tuple[int, ...]
@@ -76,12 +76,12 @@ class PairMaker:
             where=row.where,
         )
 
-    def of_text(self, where: str, prompt: Prompt, answer: Content) -> Answer:
+    def of_text(self, where: str, prompt: Prompt, answer: Content) -> PairAnswer:
         """A text behind a plain prompt, and a stop token."""
         text = answer if isinstance(answer, str) else BETWEEN_MESSAGES.join(str(each["content"]) for each in answer)
         require_words(where, text)
         tokens = self.masking.completion(prompt, text).tokens
-        return Answer(tokens[len(prompt.tokens) :], None, ())
+        return PairAnswer(tokens[len(prompt.tokens) :], None, ())
 
     def conversation_prompt(self, row: PreferenceRow, messages: Sequence[Mapping[str, Any]]) -> Prompt:
         """The prompt of a conversation, which may describe tools."""
@@ -91,7 +91,7 @@ class PairMaker:
 
     def of_messages(
         self, row: PreferenceRow, prompt: Prompt, messages: Sequence[Mapping[str, Any]], answer: Content
-    ) -> Answer:
+    ) -> PairAnswer:
         """The assistant's turn, and what may follow it, behind the messages of a prompt."""
         turns = [{"role": ASSISTANT, "content": answer}] if isinstance(answer, str) else [*answer]
         if isinstance(answer, str):
@@ -102,7 +102,7 @@ class PairMaker:
         size = len(prompt.tokens)
         assert example.tokens[:size] == prompt.tokens, (row.where, "an answer continues the tokens of its prompt")
         said = None if one_turn else example.learned[size:]
-        return Answer(example.tokens[size:], said, self.masking.closing(dialogue, example))
+        return PairAnswer(example.tokens[size:], said, self.masking.closing(dialogue, example))
 
 
 def require_answer(where: str, turns: Sequence[Mapping[str, Any]]) -> None:
