@@ -17,12 +17,13 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from posttrain.algorithms.algorithm import Algorithm
-    from posttrain.config import Config, IrlConfig, SftConfig, as_recipe, load_recipe
+    from posttrain.config import Config, IrlConfig, RewardModelConfig, SftConfig, as_recipe, load_recipe
     from posttrain.generation.engine import Engine
     from posttrain.generation.generate import generate
     from posttrain.irl_runs.environment import LearnedReward
     from posttrain.irl_runs.run import recover
     from posttrain.models.policy import as_policy
+    from posttrain.rewards.ensemble import RewardModelEnsemble
     from posttrain.rewards.grading.answers import ProcessReward, Span
     from posttrain.rewards.grading.function import reward_function
     from posttrain.rewards.model import RewardModel
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from posttrain.runs.watchers import Watcher
     from posttrain.tasks.base import Probe, Reading, Task
     from posttrain.training.evaluate import evaluate
+    from posttrain.training.reward_model.reward_run import train_reward_model
     from posttrain.training.rl import train
     from posttrain.training.sft.sft_run import train_sft
     from posttrain.training.steps import steps
@@ -44,6 +46,8 @@ __all__ = [
     "ProcessReward",
     "Reading",
     "RewardModel",
+    "RewardModelConfig",
+    "RewardModelEnsemble",
     "Run",
     "SftConfig",
     "Span",
@@ -58,6 +62,7 @@ __all__ = [
     "reward_function",
     "steps",
     "train",
+    "train_reward_model",
     "train_sft",
 ]
 
@@ -65,6 +70,7 @@ HOMES = {
     "Algorithm": "posttrain.algorithms.algorithm",
     "Config": "posttrain.config",
     "IrlConfig": "posttrain.config",
+    "RewardModelConfig": "posttrain.config",
     "SftConfig": "posttrain.config",
     "as_recipe": "posttrain.config",
     "load_recipe": "posttrain.config",
@@ -76,12 +82,14 @@ HOMES = {
     "Span": "posttrain.rewards.grading.answers",
     "reward_function": "posttrain.rewards.grading.function",
     "RewardModel": "posttrain.rewards.model",
+    "RewardModelEnsemble": "posttrain.rewards.ensemble",
     "Watcher": "posttrain.runs.watchers",
     "Probe": "posttrain.tasks.base",
     "Reading": "posttrain.tasks.base",
     "Task": "posttrain.tasks.base",
     "Run": "posttrain.runs.reports",
     "train": "posttrain.training.rl",
+    "train_reward_model": "posttrain.training.reward_model.reward_run",
     "train_sft": "posttrain.training.sft.sft_run",
     "evaluate": "posttrain.training.evaluate",
     "generate": "posttrain.generation.generate",

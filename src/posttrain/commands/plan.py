@@ -6,9 +6,10 @@ from dataclasses import dataclass, replace
 
 from posttrain.commands.arguments import configured, recipe_layers, split_arguments
 from posttrain.commands.flags import CommandSpec
-from posttrain.config import Config, IrlConfig
+from posttrain.config import Config, IrlConfig, RewardModelConfig, SftConfig
 from posttrain.config.reading import kind_of
 from posttrain.errors import UserError
+from posttrain.options.training import OptimizerOptions
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +46,14 @@ def main(arguments: Sequence[str]) -> int:
     from posttrain.commands.tables.memory_table import MemoryTable
     from posttrain.models.memory.memory_plan import memory_plan
     from posttrain.models.memory.model_files import recipe_shape
-    from posttrain.runs.planned_memory import MachineMemory, machine_memory, rl_setup, sft_setup, side_by_side
+    from posttrain.runs.planned_memory import (
+        MachineMemory,
+        machine_memory,
+        planned_pairs,
+        rl_setup,
+        sft_setup,
+        side_by_side,
+    )
 
     shape = recipe_shape(config.model)
     if isinstance(config, Config):
@@ -54,6 +62,8 @@ def main(arguments: Sequence[str]) -> int:
         algorithm = build_algorithm(config.algorithm)
         on_cuda = None if switches.gpu_gb is None else True
         setup = rl_setup(config, shape, algorithm, prompt_tokens=switches.prompt_tokens, on_cuda=on_cuda)
+    elif isinstance(config, RewardModelConfig):
+        setup = planned_pairs(config.model, config.reward_model, shape, on_cuda=switches.gpu_gb is not None)
     else:
         setup = sft_setup(config, shape)
     if switches.gpu_gb is None:
@@ -66,6 +76,13 @@ def main(arguments: Sequence[str]) -> int:
     if switches.json:
         print(json.dumps(table.as_json(), indent=1))
     else:
-        options = config.update if isinstance(config, Config) else config.sft
+        options = optimizer_of(config)
         table.print(learning_rate=options.largest_rate, default_rate=options.default_rate)
     return 0
+
+
+def optimizer_of(config: Config | SftConfig | RewardModelConfig) -> OptimizerOptions:
+    """The section that says how fast a recipe learns."""
+    if isinstance(config, Config):
+        return config.update
+    return config.sft if isinstance(config, SftConfig) else config.reward_model

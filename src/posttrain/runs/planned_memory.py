@@ -31,6 +31,7 @@ from posttrain.models.memory.model_shape import ModelShape, object_shape
 from posttrain.models.policy import Policy
 from posttrain.models.recomputation import is_recomputing
 from posttrain.options.model import ModelOptions
+from posttrain.options.pairs import PairOptions
 
 GB = 1e9
 LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
@@ -88,7 +89,11 @@ def rl_setup(
         held,
         reference=algorithm.uses_reference or (algorithm.teacher is not None and algorithm.teacher.weights == "start"),
         teacher=teacher_bytes(algorithm, on_cuda=cuda),
-        reward_models=sum(classifier_bytes(item, on_cuda=cuda) for item in config.rewards if item.model),
+        reward_models=sum(
+            classifier_bytes(replace(item, model=folder), on_cuda=cuda)
+            for item in config.rewards
+            for folder in ((item.model, *item.ensemble) if item.model else ())
+        ),
         prompt_tokens=prompt_tokens,
         completion_tokens=max(1, min(rollout.max_completion_tokens, longest - prompt_tokens)),
         prompts_per_step=rollout.prompts_per_step,
@@ -141,6 +146,29 @@ def sft_setup(config: SftConfig, shape: ModelShape) -> MemorySetup:
         group_size=1,
         tokens_per_microbatch=config.sft.tokens_per_microbatch,
     )
+
+
+def pairs_setup(
+    model: ModelOptions, options: PairOptions, shape: ModelShape, *, longest: int, on_cuda: bool
+) -> MemorySetup:
+    """What of a recipe of pairs decides its memory: both answers of a pair at once, as many as a micro-batch holds."""
+    return replace(
+        held_as(model, shape, on_cuda=on_cuda),
+        samples=False,
+        micro_batch_option=f"{options.section}.tokens_per_microbatch",
+        prompt_tokens=0,
+        completion_tokens=longest,
+        prompts_per_step=options.pairs_per_batch,
+        group_size=2,
+        tokens_per_microbatch=options.tokens_per_microbatch,
+    )
+
+
+def planned_pairs(model: ModelOptions, options: PairOptions, shape: ModelShape, *, on_cuda: bool) -> MemorySetup:
+    """The same before any pair is read: they are taken to be as long as they may be, or as rows are taken to be."""
+    longest = min(options.max_length or SFT_ROW_TOKENS, shape.max_positions)
+    cuda = on_cuda or chosen_device(model.device).type == "cuda"
+    return pairs_setup(model, options, shape, longest=longest, on_cuda=cuda)
 
 
 def policy_plan(policy: Policy, config: Config, algorithm: Algorithm, *, prompt_tokens: int) -> MemoryPlan:
