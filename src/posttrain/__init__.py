@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from posttrain.algorithms.table import Algorithm
-    from posttrain.config import Config, IrlConfig, SftConfig, as_recipe, load_recipe
+    from posttrain.config import Config, DpoConfig, IrlConfig, SftConfig, as_recipe, load_recipe
     from posttrain.generation.engine import Engine
     from posttrain.generation.generate import generate
     from posttrain.irl_runs.environment import LearnedReward
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from posttrain.runs.reports import Run
     from posttrain.runs.watchers import Watcher
     from posttrain.tasks.base import Probe, Reading, Task
+    from posttrain.training.dpo.dpo_run import train_dpo
     from posttrain.training.evaluate import evaluate
     from posttrain.training.rl import train
     from posttrain.training.sft.sft_run import train_sft
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Algorithm",
     "Config",
+    "DpoConfig",
     "Engine",
     "IrlConfig",
     "LearnedReward",
@@ -55,12 +57,14 @@ __all__ = [
     "reward_function",
     "steps",
     "train",
+    "train_dpo",
     "train_sft",
 ]
 
 HOMES = {
     "Algorithm": "posttrain.algorithms.table",
     "Config": "posttrain.config",
+    "DpoConfig": "posttrain.config",
     "IrlConfig": "posttrain.config",
     "SftConfig": "posttrain.config",
     "as_recipe": "posttrain.config",
@@ -77,6 +81,7 @@ HOMES = {
     "Task": "posttrain.tasks.base",
     "Run": "posttrain.runs.reports",
     "train": "posttrain.training.rl",
+    "train_dpo": "posttrain.training.dpo.dpo_run",
     "train_sft": "posttrain.training.sft.sft_run",
     "evaluate": "posttrain.training.evaluate",
     "generate": "posttrain.generation.generate",

@@ -1,6 +1,18 @@
 """One frozen record for all that decides a run, made from recipe files and flags: see sections.py and reading.py."""
 
+from posttrain.config.dpo import DpoConfig
+from posttrain.config.kinds import AnyConfig, TrainingConfig
 from posttrain.config.reading import build, load_recipe
-from posttrain.config.sections import AnyConfig, Config, IrlConfig, SftConfig, as_recipe
+from posttrain.config.sections import Config, IrlConfig, SftConfig, as_recipe
 
-__all__ = ["AnyConfig", "Config", "IrlConfig", "SftConfig", "as_recipe", "build", "load_recipe"]
+__all__ = [
+    "AnyConfig",
+    "Config",
+    "DpoConfig",
+    "IrlConfig",
+    "SftConfig",
+    "TrainingConfig",
+    "as_recipe",
+    "build",
+    "load_recipe",
+]

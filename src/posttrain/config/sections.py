@@ -45,6 +45,8 @@ from posttrain.options.training import (
 from posttrain.schemas import record_of
 
 if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
     from posttrain.algorithms.table import Algorithm
 
 
@@ -239,12 +241,6 @@ def require_use_for_tracker(tracker: TrackerOptions, run: RunOptions) -> None:
         )
 
 
-AnyConfig = Config | SftConfig | IrlConfig
-
-COMMAND_OF: dict[type[AnyConfig], str] = {Config: "rl", SftConfig: "sft", IrlConfig: "irl"}
-"""The command that reads each kind of recipe."""
-
-
 def require_complete(config: object) -> None:
     """The rules of a config to which nothing is added any more: no caller in Python brings an algorithm of its own."""
     if isinstance(config, Config):
@@ -268,7 +264,7 @@ def section_of(name: str, record: Any) -> Any:
     return constructed(record, f"{name}.")
 
 
-def as_recipe(config: AnyConfig) -> str:
+def as_recipe(config: "DataclassInstance") -> str:
     """The config as a recipe file, every option written out: reading it gives the same config."""
     content = {name: plain(section) for name, section in asdict(config).items()}
     if "rewards" in content:  # each is by name or by path, which comes first

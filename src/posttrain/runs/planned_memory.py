@@ -11,7 +11,7 @@ from torch import nn
 from transformers.pytorch_utils import Conv1D
 
 from posttrain.algorithms.table import Algorithm
-from posttrain.config import Config, SftConfig
+from posttrain.config import Config, DpoConfig, SftConfig
 from posttrain.models.adapters.lora import lora_layers
 from posttrain.models.adapters.quantized import is_4_bit
 from posttrain.models.classifiers.classifier_memory import classifier_bytes
@@ -127,6 +127,27 @@ def sft_setup(config: SftConfig, shape: ModelShape) -> MemorySetup:
         prompts_per_step=max(1, -(-config.sft.tokens_per_batch // tokens)),
         group_size=1,
         tokens_per_microbatch=config.sft.tokens_per_microbatch,
+    )
+
+
+def dpo_setup(config: DpoConfig, shape: ModelShape, *, on_cuda: bool | None = None) -> MemorySetup:
+    """What of a recipe on pairs decides its memory: two answers to a prompt, and what samples them in rounds."""
+    model, options, rollout = config.model, config.dpo, config.rollout
+    cuda = chosen_device(model.device).type == "cuda" if on_cuda is None else on_cuda
+    longest = min(options.max_length or SFT_ROW_TOKENS, shape.max_positions)
+    answer = min(rollout.max_completion_tokens, shape.max_positions // 2) if options.rounds else longest // 2
+    return replace(
+        held_as(model, shape, on_cuda=cuda),
+        reference=options.keeps_reference,
+        reward_models=sum(classifier_bytes(item, on_cuda=cuda) for item in config.rewards if item.model),
+        samples=options.rounds > 0,
+        micro_batch_option="dpo.tokens_per_microbatch",
+        prompt_tokens=longest - longest // 2 if not options.rounds else min(256, shape.max_positions - answer),
+        completion_tokens=max(1, answer),
+        prompts_per_step=max(options.pairs_per_batch, options.prompts_per_round if options.rounds else 1),
+        group_size=2,
+        max_rows=rollout.max_rows,
+        tokens_per_microbatch=options.tokens_per_microbatch,
     )
 
 

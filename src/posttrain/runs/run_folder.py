@@ -25,7 +25,7 @@ from pathlib import Path
 from jaxtyping import Float64
 from torch import Tensor
 
-from posttrain.config import Config, SftConfig
+from posttrain.config import TrainingConfig
 from posttrain.errors import UserError
 from posttrain.records import Grades, Group
 from posttrain.runs.files import (
@@ -202,7 +202,7 @@ class RunFolder(Folder):
         return found
 
 
-def claim_folder(config: Config | SftConfig) -> RunFolder:
+def claim_folder(config: TrainingConfig) -> RunFolder:
     """The folder of a new run, claimed and not begun."""
     return RunFolder.claim(config.run.folder, overwrite=config.run.overwrite)
 

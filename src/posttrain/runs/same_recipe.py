@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from posttrain.config import Config, SftConfig, build
+from posttrain.config import TrainingConfig, build
 from posttrain.config.recipes import RecipeLayer, parse_yaml, read_recipe
 from posttrain.config.sections import plain
 from posttrain.errors import RunError, UserError
@@ -26,7 +26,7 @@ def run_recipe(run: Path) -> RecipeLayer:
     return layer
 
 
-def require_same_recipe(run: Path, config: Config | SftConfig, made_with: str) -> None:
+def require_same_recipe(run: Path, config: TrainingConfig, made_with: str) -> None:
     """Refuse to continue a run under another recipe; how long it goes on and what is kept may change.
 
     `made_with` is the text of the recipe in the checkpoint; without one config.yaml tells what the run is.
@@ -56,7 +56,7 @@ def remedy(run: Path) -> str:
     return f"Put it back as it was: cp {shlex.quote(str(copies[-1]))} {shlex.quote(str(run / RECIPE))}"
 
 
-def lasting(config: Config | SftConfig) -> Config | SftConfig:
+def lasting(config: TrainingConfig) -> TrainingConfig:
     """The part of a config that a resumed run may not change."""
     run = replace(
         config.run,
@@ -70,7 +70,7 @@ def lasting(config: Config | SftConfig) -> Config | SftConfig:
     return replace(config, run=run, checkpoint=CheckpointOptions(), tracker=TrackerOptions())
 
 
-def options_of(config: Config | SftConfig) -> dict[str, object]:
+def options_of(config: TrainingConfig) -> dict[str, object]:
     """Every option of a config by its dotted path."""
     return dict(leaves("", plain(asdict(config))))
 
