@@ -20,6 +20,12 @@ TESTS = {
         "laws/test_loss_terms.py",
     ],
     "algorithms/overlong.py": ["closed_form/test_algorithms.py", "reference/test_twins.py"],
+    "algorithms/algorithm.py": [
+        "closed_form/test_algorithms.py",
+        "reference/test_twins.py",
+        "laws/test_policy_gradients.py",
+        "laws/test_loss_terms.py",
+    ],
     "algorithms/table.py": [
         "closed_form/test_algorithms.py",
         "reference/test_twins.py",

@@ -16,7 +16,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from posttrain.algorithms.table import Algorithm
+    from posttrain.algorithms.algorithm import Algorithm
     from posttrain.config import Config, DpoConfig, IrlConfig, SftConfig, as_recipe, load_recipe
     from posttrain.generation.engine import Engine
     from posttrain.generation.generate import generate
@@ -62,7 +62,7 @@ __all__ = [
 ]
 
 HOMES = {
-    "Algorithm": "posttrain.algorithms.table",
+    "Algorithm": "posttrain.algorithms.algorithm",
     "Config": "posttrain.config",
     "DpoConfig": "posttrain.config",
     "IrlConfig": "posttrain.config",

@@ -13,8 +13,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from posttrain.algorithms.algorithm import Algorithm
 from posttrain.algorithms.credit import Credit, Evidence, per_rollout
-from posttrain.algorithms.table import Algorithm, grpo
+from posttrain.algorithms.table import grpo
 from posttrain.algorithms.terms import LossTerm, Need, TokenView
 from posttrain.algorithms.token_weights import mean_over_tokens
 from posttrain.errors import RunError, UserError

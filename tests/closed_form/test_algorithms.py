@@ -7,9 +7,10 @@ import pytest
 import torch
 
 from posttrain.algorithms.advantages import group_centred, group_zscore
+from posttrain.algorithms.algorithm import Resample
 from posttrain.algorithms.credit import Evidence, mean_of_rollouts
 from posttrain.algorithms.overlong import Overlong, overlong_punishment
-from posttrain.algorithms.table import ALGORITHMS, Resample, build_algorithm
+from posttrain.algorithms.table import ALGORITHMS, build_algorithm
 from posttrain.algorithms.terms import KlTerm, Need, TokenView
 from posttrain.batch import TokenColumns
 from posttrain.errors import UserError

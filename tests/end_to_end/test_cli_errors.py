@@ -64,6 +64,7 @@ IN_A_RECIPE = {
     "a key that stands twice": ("run: {seed: 1, seed: 2}", "recipe.yaml:1: not YAML: `seed` stands twice"),
     "a tag that would run code": ("run: !!python/object:os.system x", "recipe.yaml:1: not YAML"),
     "a group of one": ("rollout: {group_size: 1}", "rollout.group_size = 1 leaves a completion no siblings"),
+    "no completion": ("rollout: {group_size: 0}", "rollout.group_size = 0 is no completion at all; use >= 1"),
     "no prompts": ("rollout: {prompts_per_step: 0}", "rollout.prompts_per_step = 0 is no prompt at all; use >= 1"),
     "greedy rollouts": ("rollout: {temperature: 0}", "rollout.temperature = 0.0 would make all completions of a group"),
     "a negative temperature": ("rollout: {temperature: -1}", "recipe.yaml: rollout.temperature = -1"),
@@ -169,9 +170,9 @@ def test_all_mistakes_of_a_recipe_are_told_at_once(capsys: pytest.CaptureFixture
 
 def test_the_source_that_had_the_last_word_is_blamed(capsys: pytest.CaptureFixture[str]) -> None:
     Path("first.yaml").write_text("rollout: {group_size: 4}\nrun: {seed: -1}")
-    Path("second.yaml").write_text("rollout: {group_size: 1}")
+    Path("second.yaml").write_text("rollout: {group_size: 0}")
     assert "second.yaml: rollout.group_size" in message_of(capsys, "config", "first.yaml", "second.yaml")
-    assert "command line: rollout.group_size" in message_of(capsys, "config", "first.yaml", "--rollout.group-size", "1")
+    assert "command line: rollout.group_size" in message_of(capsys, "config", "first.yaml", "--rollout.group-size", "0")
     assert "first.yaml: run.seed = -1" in message_of(
         capsys, "config", "first.yaml", "second.yaml", "--rollout.group-size", "8"
     )
@@ -216,7 +217,8 @@ def test_the_help_of_rl_says_what_each_field_says_and_shows_the_recipe_s_values(
     Path("recipe.yaml").write_text("{rollout: {group_size: 13}, algorithm: dapo}")
     assert main(["rl", "recipe.yaml", "--help"]) == 0
     words = " ".join(capsys.readouterr().out.replace("│", " ").split())
-    assert "--rollout.group-size INT Completions per prompt, G; a group-relative advantage needs at least 2." in words
+    wanted = "--rollout.group-size INT Completions per prompt, G; an advantage that compares the completions"
+    assert wanted in words
     assert "(default: 13)" in words
     assert "--algorithm.clip-high FLOAT (default: 0.28)" in words
     assert "--algorithm.overlong.penalty FLOAT" in words

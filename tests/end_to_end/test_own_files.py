@@ -9,7 +9,8 @@ import pytest
 import torch
 from pyarrow import parquet
 
-from posttrain.algorithms.table import Algorithm, build_algorithm
+from posttrain.algorithms.algorithm import Algorithm
+from posttrain.algorithms.table import build_algorithm
 from posttrain.cli import main
 from posttrain.config import Config, as_recipe, build, load_recipe
 from posttrain.config.recipes import RecipeLayer, parse_yaml

@@ -12,7 +12,8 @@ import pytest
 import torch
 
 import posttrain
-from posttrain.algorithms.table import Algorithm, grpo, rloo
+from posttrain.algorithms.algorithm import Algorithm
+from posttrain.algorithms.table import grpo, rloo
 from posttrain.algorithms.terms import KlTerm
 from posttrain.cli import main
 from posttrain.errors import UserError

@@ -5,7 +5,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from posttrain.algorithms.table import ALGORITHMS, Algorithm, build_algorithm
+from posttrain.algorithms.algorithm import Algorithm
+from posttrain.algorithms.table import ALGORITHMS, build_algorithm
 from tests.support.tiny import advantage, token_loss
 
 each_algorithm = pytest.mark.parametrize("name", ALGORITHMS)

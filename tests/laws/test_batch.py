@@ -8,7 +8,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from posttrain.algorithms.table import Algorithm, build_algorithm
+from posttrain.algorithms.algorithm import Algorithm
+from posttrain.algorithms.table import build_algorithm
 from posttrain.algorithms.token_weights import mean_over_tokens
 from posttrain.batch import Batch, CreditedGroups, completions_of, sampled_columns
 from posttrain.models.forward import PlainForward

@@ -10,8 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from posttrain.algorithms.algorithm import Algorithm
 from posttrain.algorithms.losses import ClipRange, clipped_surrogate
-from posttrain.algorithms.table import ALGORITHMS, Algorithm, build_algorithm
+from posttrain.algorithms.table import ALGORITHMS, build_algorithm
 from posttrain.algorithms.terms import LossTerm, Need, TokenView, policy_term
 from posttrain.errors import UserError
 from posttrain.models.policy import Policy

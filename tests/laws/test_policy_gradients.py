@@ -10,8 +10,9 @@ import math
 import pytest
 import torch
 
+from posttrain.algorithms.algorithm import Algorithm
 from posttrain.algorithms.kl import k1
-from posttrain.algorithms.table import Algorithm, build_algorithm
+from posttrain.algorithms.table import build_algorithm
 from tests.support.tiny import advantage, token_loss
 
 POLICY = torch.tensor([0.4, -0.3, 0.9], dtype=torch.float64)

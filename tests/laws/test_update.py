@@ -9,7 +9,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from posttrain.algorithms.table import Algorithm, build_algorithm
+from posttrain.algorithms.algorithm import Algorithm
+from posttrain.algorithms.table import build_algorithm
 from posttrain.algorithms.terms import LossTerm, Need
 from posttrain.batch import Batch
 from posttrain.errors import RunError

@@ -7,7 +7,8 @@ first.  Four epochs per step take the ratios out of most clip ranges.
 import pytest
 import torch
 
-from posttrain.algorithms.table import Algorithm, build_algorithm
+from posttrain.algorithms.algorithm import Algorithm
+from posttrain.algorithms.table import build_algorithm
 from tests.support.tiny import advantage, token_loss
 
 NUM_PROMPTS, GROUP_SIZE, LENGTH, VOCABULARY = 12, 16, 2, 4

@@ -25,8 +25,8 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
+from posttrain.algorithms.algorithm import Algorithm
 from posttrain.algorithms.credit import Evidence
-from posttrain.algorithms.table import Algorithm
 from posttrain.algorithms.terms import TokenView
 from posttrain.batch import Batch, CreditedGroups, TokenColumns, collate, sampled_columns
 from posttrain.generation.request import Request

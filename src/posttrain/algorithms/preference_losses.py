@@ -31,7 +31,7 @@ LossOfGaps = Callable[..., Float[Tensor, " pair"]]
 
 
 def log_ratios(policy: OfPairs, reference: OfPairs) -> OfPairs:
-    """log π/π_ref of each completion, in nats; β times that is its implicit reward, but for a constant of its prompt."""
+    """log π/π_ref of each completion, in nats; times β its implicit reward, but for a constant of its prompt."""
     return OfPairs(policy.chosen - reference.chosen, policy.rejected - reference.rejected)
 
 

@@ -5,13 +5,11 @@ Training code reads the fields of `Algorithm` and never asks which one runs.  do
 """
 
 import math
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Literal
 
-from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
 from posttrain.algorithms.advantages import (
@@ -22,28 +20,12 @@ from posttrain.algorithms.advantages import (
     raw,
     standardised,
 )
-from posttrain.algorithms.aggregation import (
-    RewardAggregation,
-    decoupled_zscore,
-    per_function,
-    scores_differ,
-    sums_differ,
-)
-from posttrain.algorithms.checks import require_credit, require_weights
-from posttrain.algorithms.credit import Credit, CreditRule, Evidence, per_rollout
+from posttrain.algorithms.aggregation import RewardAggregation, decoupled_zscore, per_function, scores_differ
+from posttrain.algorithms.algorithm import DYNAMIC_SAMPLING, Algorithm, Resample
+from posttrain.algorithms.credit import CreditRule, per_rollout
 from posttrain.algorithms.losses import UNBOUNDED, ClipRange, RatioLevel, clipped_surrogate, weighted_policy_gradient
 from posttrain.algorithms.overlong import PAPERS_OVERLONG, Overlong, overlong_punishment
-from posttrain.algorithms.terms import (
-    KlTerm,
-    LossTerm,
-    Need,
-    RatioTo,
-    TokenView,
-    kl_term,
-    needs_of,
-    policy_term,
-    total_loss,
-)
+from posttrain.algorithms.terms import KlTerm, LossTerm, RatioTo, kl_term, policy_term
 from posttrain.algorithms.token_weights import (
     constant_length,
     mean_over_sequences,
@@ -52,89 +34,9 @@ from posttrain.algorithms.token_weights import (
 )
 from posttrain.binding import bind, build_own, is_own
 from posttrain.errors import UserError
-from posttrain.records import Grades, Group
 from posttrain.schemas import did_you_mean
 
 Weighting = Literal["mean_over_tokens", "mean_over_sequences", "sum_over_sequence", "constant_length"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Resample:
-    """Dynamic sampling: groups whose rewards, before any shaping, are all equal make room for other prompts' groups."""
-
-    max_rounds: int = 3
-    """Extra sampling rounds per step at most; what is uninformative after the last stays."""
-
-    def __post_init__(self) -> None:
-        if self.max_rounds < 1:
-            raise UserError(f"max_rounds = {self.max_rounds}: use 1 or more; for no resampling write `resample: null`.")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Algorithm:
-    """All that sampling, batching and the update need to know about a method."""
-
-    name: str
-    credit: CreditRule
-    """Evidence about a step's rollouts to advantages, and returns where there are values, per token."""
-    terms: tuple[LossTerm, ...]
-    """What the loss of a token is the sum of."""
-    token_weights: Callable[..., Tensor]
-    """A rule of posttrain/algorithms/token_weights.py."""
-    kl_penalty: KlTerm | None = None
-    """A KL to the reference that is taken off the rewards of the sampled tokens."""
-    resample: Resample | None = None
-    informative: Callable[[Grades], Tensor] = sums_differ
-    """Which groups teach something, as dynamic sampling asks: the others make room."""
-
-    def __post_init__(self) -> None:
-        owner = f"algorithm {self.name}"
-        for name, rule in (("credit", self.credit), ("token_weights", self.token_weights)):
-            if not callable(rule):
-                raise UserError(f"{owner}: {name} = {rule!r:.60} ({type(rule).__name__}): give a function.")
-        if not isinstance(self.terms, tuple | list) or not all(isinstance(term, LossTerm) for term in self.terms):
-            raise UserError(
-                f"{owner}: terms = {self.terms!r:.60}: give a tuple of LossTerm, such as (policy_term(...),)."
-            )
-        if not self.terms:
-            raise UserError(f"{owner}: terms = (): a loss is the sum of one term or more, such as policy_term(...).")
-        for what, names in (
-            ("terms have the name", [term.name for term in self.terms]),
-            ("terms report the metric", [term.metric_name for term in self.terms if term.reported]),
-        ):
-            twice = [name for name, count in Counter(names).items() if count > 1]
-            if twice:
-                raise UserError(f"{owner}: {names.count(twice[0])} {what} {twice[0]!r}; give each a name of its own.")
-
-    def credited(self, evidence: Evidence, groups: Sequence[Group]) -> Credit:
-        """The credit for the tokens of these groups.  Raises RunError where the rule gives none to some token."""
-        return require_credit(self.credit(evidence), evidence, groups, owner=f"algorithm {self.name}")
-
-    def weighted(
-        self, lengths: Int64[Tensor, " rollout"], scored: Bool[Tensor, " rollout"], *, max_completion_tokens: int
-    ) -> Tensor:
-        """The token weight of each rollout.  Raises RunError where the rule gives none to some rollout."""
-        weights = self.token_weights(lengths, scored, max_completion_tokens=max_completion_tokens)
-        return require_weights(weights, lengths, self.token_weights, owner=f"algorithm {self.name}")
-
-    def loss(self, view: TokenView) -> Float[Tensor, " token"]:
-        """Σ_k c_k L_k of every token.  Raises RunError where a term gives no loss to some token."""
-        return total_loss(self.terms, view, owner=f"algorithm {self.name}")
-
-    @property
-    def needs(self) -> frozenset[Need]:
-        """What the terms and the rewards need beside log π, log μ and advantages."""
-        return needs_of(self.terms) | ({Need.REFERENCE_LOGPROBS} if self.kl_penalty is not None else set())
-
-    @property
-    def uses_reference(self) -> bool:
-        """Whether a reference policy must be kept."""
-        return bool(self.needs & {Need.REFERENCE_LOGPROBS, Need.FULL_KL})
-
-    @property
-    def keeps_zero_advantages(self) -> bool:
-        """Whether a completion without advantage still has a gradient, from a term such as a KL in the loss."""
-        return not all(term.vanishes_without_advantage for term in self.terms)
 
 
 def composed(
@@ -191,13 +93,14 @@ def reinforce(
     kl: KlTerm | None = None,
 ) -> Algorithm:
     """Williams 1992: the reward, or what it is above the step's mean, times the gradient of log π."""
-    return composed(
+    made = composed(
         "reinforce",
         credit=per_rollout({"none": raw, "batch_mean": batch_centred}[baseline]),
         policy=policy_term(weighted_policy_gradient, clip=UNBOUNDED),
         token_weights=WEIGHTINGS[token_weights],
         kl=kl,
     )
+    return replace(made, least_group_size=1)
 
 
 def rloo(*, token_weights: Weighting = "sum_over_sequence", kl: KlTerm | None = None) -> Algorithm:
@@ -259,7 +162,7 @@ def dapo(
     clip_low: float = 0.2,
     clip_high: float = 0.28,
     overlong: Overlong | None = PAPERS_OVERLONG,
-    resample: Resample | None = Resample(),
+    resample: Resample | None = DYNAMIC_SAMPLING,
     reward_aggregation: RewardAggregation = "sum_then_normalize",
     ratio_to: RatioTo = "behaviour",
     kl: KlTerm | None = None,
@@ -353,7 +256,7 @@ def build_algorithm(config: Mapping[str, object]) -> Algorithm:
         if not isinstance(built, Algorithm):
             raise UserError(
                 f"algorithm: {config['path']} returned {built!r:.60} ({type(built).__name__}); return a"
-                " posttrain.algorithms.table.Algorithm, as the functions of that file do."
+                " posttrain.algorithms.algorithm.Algorithm, as the functions of that file do."
             )
         return built
     if "name" not in config:

@@ -124,6 +124,8 @@ class DpoConfig:
 
     def _require_rounds(self) -> None:
         self._require_none(self.dpo.given(*ROWS_ONLY), "is for rows, and dpo.rounds has pairs sampled")
+        if self.rollout.group_size < 2:
+            raise UserError(f"rollout.group_size = {self.rollout.group_size} makes no pair of a prompt; use >= 2.")
         if self.rollout.prompts_per_step != RolloutOptions().prompts_per_step:
             raise UserError(
                 f"rollout.prompts_per_step = {self.rollout.prompts_per_step}: a round samples the completions of many"

@@ -1,13 +1,12 @@
 """The whole configuration of a run as one frozen record, and the rules between its sections."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from posttrain.binding import call_arguments, constructed
-from posttrain.config.recipes import to_yaml
 from posttrain.config.schema import section_record
 from posttrain.errors import UserError
 from posttrain.options.countdown import CountdownOptions
@@ -28,7 +27,6 @@ from posttrain.options.irl_world import DemonstrationOptions, IcyGridOptions, Sa
 from posttrain.options.model import ModelOptions
 from posttrain.options.new_model import NewModelOptions
 from posttrain.options.reward import RewardOptions
-from posttrain.options.reward_model import RewardModelOptions
 from posttrain.options.rollout import RolloutOptions
 from posttrain.options.sandbox import SandboxOptions
 from posttrain.options.task import TaskOptions
@@ -45,9 +43,7 @@ from posttrain.options.training import (
 from posttrain.schemas import record_of
 
 if TYPE_CHECKING:
-    from _typeshed import DataclassInstance
-
-    from posttrain.algorithms.table import Algorithm
+    from posttrain.algorithms.algorithm import Algorithm
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,8 +97,22 @@ class Config:
                 f"    (prompt {longest_prompt_tokens} + completion {completion} = {row} tokens).  Use at least {row}."
             )
 
-    def require_use_for_reference(self, algorithm: "Algorithm") -> None:
-        """Refuse options of a reference that the algorithm in force, which Python may bring, does without."""
+    def require_suits(self, algorithm: "Algorithm") -> None:
+        """Refuse options that the algorithm in force, which Python may bring, cannot use."""
+        self._require_siblings(algorithm)
+        self._require_use_for_reference(algorithm)
+
+    def _require_siblings(self, algorithm: "Algorithm") -> None:
+        """Refuse groups too small for completions to be compared as the algorithm compares them."""
+        size, least = self.rollout.group_size, algorithm.least_group_size
+        if size < least:
+            raise UserError(
+                f"rollout.group_size = {size} leaves a completion no siblings to compare with, as {algorithm.name}"
+                f" does; use >= {least}.  `reinforce` is content with 1."
+            )
+
+    def _require_use_for_reference(self, algorithm: "Algorithm") -> None:
+        """Refuse options of a reference where there is none."""
         if not algorithm.uses_reference and self.reference != ReferenceOptions():
             raise UserError(
                 f"reference.refresh_every = {self.reference.refresh_every} refreshes a reference that"
@@ -246,7 +256,7 @@ def require_complete(config: object) -> None:
     if isinstance(config, Config):
         from posttrain.algorithms.table import build_algorithm  # with torch, which other runs go without
 
-        config.require_use_for_reference(build_algorithm(config.algorithm))
+        config.require_suits(build_algorithm(config.algorithm))
 
 
 def full_section(section: str, given: Mapping[str, object]) -> Any:
@@ -262,21 +272,6 @@ def section_of(name: str, record: Any) -> Any:
         call_arguments(record, where=name)
         return plain(asdict(record))
     return constructed(record, f"{name}.")
-
-
-def as_recipe(config: "DataclassInstance") -> str:
-    """The config as a recipe file, every option written out: reading it gives the same config."""
-    content = {name: plain(section) for name, section in asdict(config).items()}
-    if "rewards" in content:  # each is by name or by path, which comes first
-        content["rewards"] = [said_of(each) for each in content["rewards"]]
-    return to_yaml(content)
-
-
-def said_of(reward: dict[str, object]) -> dict[str, object]:
-    """What a recipe says of a reward: first which it is, and of a function nothing that only a reward model has."""
-    of_models = {each.name for each in fields(RewardModelOptions)} if not reward["model"] else set()
-    ordered: dict[str, object] = {"name": "", "path": "", "model": ""} | reward
-    return {key: value for key, value in ordered.items() if value not in ("", {}, None) and key not in of_models}
 
 
 def plain(value: Any) -> Any:

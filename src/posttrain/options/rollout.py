@@ -41,7 +41,7 @@ class RolloutOptions(SamplingOptions):
     prompts_per_step: int = 32
     """Prompts drawn at each step, P."""
     group_size: int = 8
-    """Completions per prompt, G; a group-relative advantage needs at least 2."""
+    """Completions per prompt, G; an advantage that compares the completions of a prompt needs at least 2."""
     allow_cut_sampling: bool = False
     """Train on completions sampled under a top-k, top-p or min-p cut, although the update scores them under the full
     distribution: the ratios are then those of another policy than the one that sampled."""
@@ -55,7 +55,7 @@ class RolloutOptions(SamplingOptions):
         require(self.temperature > 0, self, "temperature", "would make all completions of a group the same; use > 0")
         super().__post_init__()
         require(self.prompts_per_step >= 1, self, "prompts_per_step", "is no prompt at all; use >= 1")
-        require(self.group_size >= 2, self, "group_size", "leaves a completion no siblings to compare with; use >= 2")
+        require(self.group_size >= 1, self, "group_size", "is no completion at all; use >= 1")
         require(self.max_rows >= 1, self, "max_rows", "decodes nothing; use >= 1")
         if self.sampling.cuts and not self.allow_cut_sampling:
             cut = "top_k" if self.top_k > 0 else "top_p" if self.top_p < 1 else "min_p"

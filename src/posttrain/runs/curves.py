@@ -76,7 +76,7 @@ def draw_held_out(axes: "Axes", records: Records) -> None:
 
 
 def draw_loss(axes: "Axes", records: Records, unit: str) -> None:
-    """Of a run without rewards: the loss of each step, its running mean, and that of held-out examples with its interval."""
+    """Of a run without rewards: the loss of each step, its running mean, and the held-out one with its interval."""
     steps, losses = series(records, "loss")
     axes.plot(steps, losses, color=BLUE, alpha=0.35, linewidth=1, marker=".", markersize=3, label="step")
     axes.plot(steps, running_mean(losses), color=BLUE, linewidth=2.2, label="running mean")
@@ -98,7 +98,7 @@ def draw_token_accuracy(axes: "Axes", records: Records) -> None:
 
 
 def draw_ranked(axes: "Axes", records: Records) -> None:
-    """Of a run on pairs: how many have more implicit reward for the chosen answer, held-out ones with their interval."""
+    """Of a run on pairs: how many have more implicit reward for the chosen answer, of each step and held out."""
     steps, values = series(records, "rewards/accuracies")
     axes.plot(steps, values, color=BLUE, alpha=0.35, linewidth=1, marker=".", markersize=3, label="step")
     axes.plot(steps, running_mean(values), color=BLUE, linewidth=2.2, label="running mean")

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
-from posttrain.algorithms.table import Algorithm
+from posttrain.algorithms.algorithm import Algorithm
 from posttrain.config import Config, DpoConfig, SftConfig
 from posttrain.models.adapters.lora import lora_layers
 from posttrain.models.adapters.quantized import is_4_bit

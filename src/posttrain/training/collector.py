@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from posttrain.algorithms.aggregation import sums_differ
-from posttrain.algorithms.table import Resample
+from posttrain.algorithms.algorithm import Resample
 from posttrain.generation.engine import Engine, sample_groups
 from posttrain.generation.request import Request
 from posttrain.generation.streams import StreamKey

@@ -3,7 +3,7 @@
 from dataclasses import replace
 from pathlib import Path
 
-from posttrain.algorithms.table import Algorithm
+from posttrain.algorithms.algorithm import Algorithm
 from posttrain.config import Config
 from posttrain.errors import UserError
 from posttrain.generation.engine import Engine

@@ -10,8 +10,8 @@ from jaxtyping import Float64
 from torch import Tensor
 
 from posttrain.algorithms import kl
+from posttrain.algorithms.algorithm import Algorithm
 from posttrain.algorithms.credit import Evidence, mean_of_rollouts
-from posttrain.algorithms.table import Algorithm
 from posttrain.algorithms.terms import Need
 from posttrain.batch import Batch, CreditedGroups, collate, sampled_columns
 from posttrain.errors import UserError

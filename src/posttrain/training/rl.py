@@ -4,7 +4,7 @@ from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from posttrain.algorithms.table import Algorithm
+from posttrain.algorithms.algorithm import Algorithm
 from posttrain.config import Config
 from posttrain.generation.engine import Engine
 from posttrain.generation.parity import gap_limit_metric
@@ -130,7 +130,7 @@ def run_steps(config: Config, own: CallerObjects, how: Beginning) -> RunSteps:
 
 def make_ready(session: Session) -> None:
     """Refuse what could not be trained, and warn of memory before anything is sampled, which might be where it ends."""
-    session.config.require_use_for_reference(session.algorithm)
+    session.config.require_suits(session.algorithm)
     require_room(session)
     require_sound_rows(session)
     for line in report.planned_memory(session)[1]:

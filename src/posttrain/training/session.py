@@ -5,7 +5,8 @@ from contextlib import ExitStack
 from dataclasses import dataclass, fields, replace
 from typing import cast
 
-from posttrain.algorithms.table import Algorithm, build_algorithm
+from posttrain.algorithms.algorithm import Algorithm
+from posttrain.algorithms.table import build_algorithm
 from posttrain.binding import bind
 from posttrain.config import Config
 from posttrain.config.recipes import short_reward

@@ -5,7 +5,7 @@ from dataclasses import fields
 from types import TracebackType
 from typing import Any, Self, TypedDict, Unpack
 
-from posttrain.algorithms.table import Algorithm
+from posttrain.algorithms.algorithm import Algorithm
 from posttrain.config import Config
 from posttrain.errors import UserError
 from posttrain.generation.engine import Engine

@@ -10,8 +10,8 @@ from jaxtyping import Float, Float64
 from torch import Tensor
 
 from posttrain.algorithms import kl
+from posttrain.algorithms.algorithm import Algorithm
 from posttrain.algorithms.losses import ratio_statistics
-from posttrain.algorithms.table import Algorithm
 from posttrain.algorithms.terms import Need, TokenView
 from posttrain.batch import Batch, completions_of
 from posttrain.errors import RunError

@@ -11,7 +11,7 @@ does not end with a stop token; margins and weights (columns `margin` and `weigh
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from posttrain.errors import UserError
@@ -134,3 +134,8 @@ def number_in(row: PreferenceRow, column: str, rule: str, holds: Callable[[float
     if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and holds(value):
         return float(value)
     raise UserError(f"{row.where}: the column `{column}` must hold {rule}, not {excerpt(value)}")
+
+
+def pair_masking(masking: Masking) -> Masking:
+    """The same masking, whose messages say what can be done about pairs."""
+    return replace(masking, other_ways=OTHER_WAYS)

@@ -1,1 +1,1 @@
-"""Direct preference optimisation: pairs, or rounds of pairs sampled and judged, their losses, the loop and its words."""
+"""Direct preference optimisation: pairs of rows, or sampled and judged in rounds; the loss, the loop, its words."""
