@@ -17,7 +17,15 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from posttrain.algorithms.algorithm import Algorithm
-    from posttrain.config import Config, DpoConfig, IrlConfig, SftConfig, as_recipe, load_recipe
+    from posttrain.config import (
+        Config,
+        DpoConfig,
+        IrlConfig,
+        RewardModelConfig,
+        SftConfig,
+        as_recipe,
+        load_recipe,
+    )
     from posttrain.generation.engine import Engine
     from posttrain.generation.generate import generate
     from posttrain.irl_runs.environment import LearnedReward
@@ -30,6 +38,7 @@ if TYPE_CHECKING:
     from posttrain.tasks.base import Probe, Reading, Task
     from posttrain.training.dpo.dpo_run import train_dpo
     from posttrain.training.evaluate import evaluate
+    from posttrain.training.reward_model.reward_run import train_reward_model
     from posttrain.training.rl import train
     from posttrain.training.sft.sft_run import train_sft
     from posttrain.training.steps import steps
@@ -44,6 +53,7 @@ __all__ = [
     "Probe",
     "Reading",
     "RewardModel",
+    "RewardModelConfig",
     "Run",
     "SftConfig",
     "Task",
@@ -58,6 +68,7 @@ __all__ = [
     "steps",
     "train",
     "train_dpo",
+    "train_reward_model",
     "train_sft",
 ]
 
@@ -66,6 +77,7 @@ HOMES = {
     "Config": "posttrain.config",
     "DpoConfig": "posttrain.config",
     "IrlConfig": "posttrain.config",
+    "RewardModelConfig": "posttrain.config",
     "SftConfig": "posttrain.config",
     "as_recipe": "posttrain.config",
     "load_recipe": "posttrain.config",
@@ -82,6 +94,7 @@ HOMES = {
     "Run": "posttrain.runs.reports",
     "train": "posttrain.training.rl",
     "train_dpo": "posttrain.training.dpo.dpo_run",
+    "train_reward_model": "posttrain.training.reward_model.reward_run",
     "train_sft": "posttrain.training.sft.sft_run",
     "evaluate": "posttrain.training.evaluate",
     "generate": "posttrain.generation.generate",

@@ -63,7 +63,7 @@ def test_the_gradient_is_its_finite_difference(name: str, given: tuple[OfPairs, 
 def test_the_slope_of_the_sigmoid_loss_is_minus_beta_times_how_wrong_it_is(
     given: tuple[OfPairs, OfPairs, OfPairs], beta: float
 ) -> None:
-    """-β (1 - σ(β h)) for the chosen log-prob, and its opposite for the rejected one (Rafailov et al. 2023, section 4)."""
+    """-β (1 - σ(β h)) for the chosen log-prob, and its opposite for the rejected one."""
     policy, reference, lengths = given
     at = torch.stack(policy).requires_grad_()
     PreferenceObjective(beta=beta).losses(OfPairs(at[0], at[1]), reference, lengths).sum().backward()

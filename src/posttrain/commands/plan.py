@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from posttrain.commands.arguments import configured, recipe_layers, split_arguments
 from posttrain.commands.flags import CommandSpec
-from posttrain.config import Config, DpoConfig, IrlConfig, TrainingConfig
+from posttrain.config import Config, DpoConfig, IrlConfig, RewardModelConfig, TrainingConfig
 from posttrain.config.reading import kind_of
 from posttrain.errors import UserError
 from posttrain.options.training import OptimizerOptions
@@ -52,20 +52,22 @@ def main(arguments: Sequence[str]) -> int:
         MachineMemory,
         dpo_setup,
         machine_memory,
+        planned_pairs,
         rl_setup,
         sft_setup,
         side_by_side,
     )
 
-    shape = recipe_shape(config.model)
-    on_cuda = None if switches.gpu_gb is None else True
+    shape, on_gpu = recipe_shape(config.model), switches.gpu_gb is not None
     if isinstance(config, Config):
         from posttrain.algorithms.table import build_algorithm
 
         algorithm = build_algorithm(config.algorithm)
-        setup = rl_setup(config, shape, algorithm, prompt_tokens=switches.prompt_tokens, on_cuda=on_cuda)
+        setup = rl_setup(config, shape, algorithm, prompt_tokens=switches.prompt_tokens, on_cuda=on_gpu or None)
     elif isinstance(config, DpoConfig):
-        setup = dpo_setup(config, shape, on_cuda=on_cuda)
+        setup = dpo_setup(config, shape, on_cuda=on_gpu)
+    elif isinstance(config, RewardModelConfig):
+        setup = planned_pairs(config.model, config.reward_model, shape, on_cuda=on_gpu)
     else:
         setup = sft_setup(config, shape)
     if switches.gpu_gb is None:
@@ -90,4 +92,6 @@ def updates_of(config: TrainingConfig) -> OptimizerOptions:
             return config.update
         case DpoConfig():
             return config.dpo
+        case RewardModelConfig():
+            return config.reward_model
     return config.sft

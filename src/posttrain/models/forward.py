@@ -42,6 +42,12 @@ class ForwardPass(Protocol):
         """
         ...
 
+    def last_hidden(
+        self, prompts: Sequence[Tokens], completions: Sequence[Tokens], prompt_of: Sequence[int]
+    ) -> Float[Tensor, "completion hidden"]:
+        """Hidden state at each completion's last token, which has seen the whole of prompt and completion."""
+        ...
+
 
 class SharedPromptForward:
     """Each prompt once however many completions continue it, through `models.shared_prompt.decoder`."""
@@ -61,6 +67,14 @@ class SharedPromptForward:
             return sequence_hidden(self.decoder, [prompts[p] for p in prompt_of], completions)
         return shared_hidden(self.decoder, prompts, completions, prompt_of)
 
+    def last_hidden(
+        self, prompts: Sequence[Tokens], completions: Sequence[Tokens], prompt_of: Sequence[int]
+    ) -> Float[Tensor, "completion hidden"]:
+        """See `ForwardPass`."""
+        layout = PackedLayout([len(prompt) for prompt in prompts], [len(each) for each in completions], prompt_of)
+        ends = torch.tensor(layout.branch_starts) + torch.tensor([len(each) - 1 for each in completions])
+        return _packed(self.decoder, layout, [*prompts, *completions], ends)
+
 
 class PlainForward:
     """The model's own forward on right-padded rows with explicit position ids."""
@@ -74,20 +88,31 @@ class PlainForward:
         self, prompts: Sequence[Tokens], completions: Sequence[Tokens], prompt_of: Sequence[int]
     ) -> Float[Tensor, "token hidden"]:
         """See `ForwardPass`."""
-        device = self.model.device
-        rows = [(*prompts[p], *tokens[:-1]) for p, tokens in zip(prompt_of, completions, strict=True)]
-        width = max(len(row) for row in rows)
-        tokens = torch.tensor([(*row, *(row[0],) * (width - len(row))) for row in rows], device=device)
-        positions = torch.arange(width, device=device).expand(len(rows), -1)
-        # Padding is on the right, so causal attention keeps it from every real token without a mask.
-        with recomputing_layers(self.model):
-            hidden = model_hidden(self.model, self.compute_dtype, tokens, positions, use_cache=False)
+        hidden = self._of_rows([(*prompts[p], *tokens[:-1]) for p, tokens in zip(prompt_of, completions, strict=True)])
         return torch.cat(
             [
                 hidden[i, len(prompts[p]) - 1 : len(prompts[p]) - 1 + len(completion)]
                 for i, (p, completion) in enumerate(zip(prompt_of, completions, strict=True))
             ]
         )
+
+    def last_hidden(
+        self, prompts: Sequence[Tokens], completions: Sequence[Tokens], prompt_of: Sequence[int]
+    ) -> Float[Tensor, "completion hidden"]:
+        """See `ForwardPass`."""
+        rows = [(*prompts[p], *tokens) for p, tokens in zip(prompt_of, completions, strict=True)]
+        hidden = self._of_rows(rows)
+        ends = torch.tensor([len(row) - 1 for row in rows], device=hidden.device)
+        return hidden[torch.arange(len(rows), device=hidden.device), ends]
+
+    def _of_rows(self, rows: Sequence[Tokens]) -> Float[Tensor, "row time hidden"]:
+        device = self.model.device
+        width = max(len(row) for row in rows)
+        tokens = torch.tensor([(*row, *(row[0],) * (width - len(row))) for row in rows], device=device)
+        positions = torch.arange(width, device=device).expand(len(rows), -1)
+        # Padding is on the right, so causal attention keeps it from every real token without a mask.
+        with recomputing_layers(self.model):
+            return model_hidden(self.model, self.compute_dtype, tokens, positions, use_cache=False)
 
 
 def model_hidden(

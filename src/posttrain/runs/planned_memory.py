@@ -29,12 +29,15 @@ from posttrain.models.memory.model_shape import ModelShape, object_shape
 from posttrain.models.policy import Policy
 from posttrain.models.recomputation import is_recomputing
 from posttrain.options.model import ModelOptions
+from posttrain.options.pairs import PairOptions
 
 GB = 1e9
 LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
 """Where Linux says how much of the machine's memory a container may have."""
 SFT_ROW_TOKENS = 512
 """Length that the plan of a supervised run takes its rows to have; its micro-batches are bounded whatever it is."""
+SAMPLED_PROMPT_TOKENS = 256
+"""The same of prompts whose completions are sampled in rounds."""
 TOLD = 3
 """Parts and changes that a short form names."""
 WORDS = {
@@ -130,24 +133,46 @@ def sft_setup(config: SftConfig, shape: ModelShape) -> MemorySetup:
     )
 
 
-def dpo_setup(config: DpoConfig, shape: ModelShape, *, on_cuda: bool | None = None) -> MemorySetup:
-    """What of a recipe on pairs decides its memory: two answers to a prompt, and what samples them in rounds."""
-    model, options, rollout = config.model, config.dpo, config.rollout
-    cuda = chosen_device(model.device).type == "cuda" if on_cuda is None else on_cuda
-    longest = min(options.max_length or SFT_ROW_TOKENS, shape.max_positions)
-    answer = min(rollout.max_completion_tokens, shape.max_positions // 2) if options.rounds else longest // 2
+def pairs_setup(
+    model: ModelOptions, options: PairOptions, shape: ModelShape, *, longest: int, on_cuda: bool
+) -> MemorySetup:
+    """What of a recipe of pairs decides its memory: both answers of a pair at once, as many as a micro-batch holds."""
     return replace(
-        held_as(model, shape, on_cuda=cuda),
-        reference=options.keeps_reference,
-        reward_models=sum(classifier_bytes(item, on_cuda=cuda) for item in config.rewards if item.model),
-        samples=options.rounds > 0,
-        micro_batch_option="dpo.tokens_per_microbatch",
-        prompt_tokens=longest - longest // 2 if not options.rounds else min(256, shape.max_positions - answer),
-        completion_tokens=max(1, answer),
-        prompts_per_step=max(options.pairs_per_batch, options.prompts_per_round if options.rounds else 1),
+        held_as(model, shape, on_cuda=on_cuda),
+        samples=False,
+        micro_batch_option=f"{options.section}.tokens_per_microbatch",
+        prompt_tokens=0,
+        completion_tokens=longest,
+        prompts_per_step=options.pairs_per_batch,
         group_size=2,
-        max_rows=rollout.max_rows,
         tokens_per_microbatch=options.tokens_per_microbatch,
+    )
+
+
+def planned_pairs(model: ModelOptions, options: PairOptions, shape: ModelShape, *, on_cuda: bool) -> MemorySetup:
+    """The same before any pair is read: they are taken to be as long as they may be, or as rows are taken to be."""
+    longest = min(options.max_length or SFT_ROW_TOKENS, shape.max_positions)
+    cuda = on_cuda or chosen_device(model.device).type == "cuda"
+    return pairs_setup(model, options, shape, longest=longest, on_cuda=cuda)
+
+
+def dpo_setup(config: DpoConfig, shape: ModelShape, *, on_cuda: bool) -> MemorySetup:
+    """The same with a reference, and in rounds with what samples and judges their completions."""
+    options, rollout = config.dpo, config.rollout
+    pairs = planned_pairs(config.model, options, shape, on_cuda=on_cuda)
+    pairs = replace(pairs, reference=options.keeps_reference)
+    if not options.rounds:
+        return pairs
+    answer = max(1, min(rollout.max_completion_tokens, shape.max_positions - 1))
+    return replace(
+        pairs,
+        samples=True,
+        reward_models=sum(classifier_bytes(item, on_cuda=pairs.on_cuda) for item in config.rewards if item.model),
+        prompt_tokens=min(SAMPLED_PROMPT_TOKENS, shape.max_positions - answer),
+        completion_tokens=answer,
+        prompts_per_step=options.prompts_per_round,
+        group_size=rollout.group_size,
+        max_rows=rollout.max_rows,
     )
 
 

@@ -29,6 +29,7 @@ from posttrain.schemas import PARSING
 from posttrain.tasks.generated.generator_rows import generator_digest
 from posttrain.tasks.rows import rows_digest
 
+Rows = Iterable[object]
 FILE = "inputs.json"
 """Its name in a run folder."""
 NO_SOURCE = "\0"
@@ -279,6 +280,30 @@ def named_files(config: Config) -> dict[str, RunInput]:
     if not config.model.is_bundled:
         found["model.path"] = RunInput(config.model.path, model_digest(folder_of(config.model)))
     return found
+
+
+def inputs_of_rows(
+    model: object, task: object, *, policy: RunInput | None, rows: Rows | None, held_out_rows: Rows | None
+) -> RunInputs:
+    """What a run that learns rows is made of: the caller's objects, and files whose place none of them takes.
+
+    A model that is made from nothing, and a task that has no rows, are in the config alone.
+    """
+    objects: dict[str, RunInput] = {} if policy is None else {"policy": policy}
+    files: dict[str, RunInput] = {}
+    if policy is None and isinstance(model, ModelOptions):
+        if not model.is_bundled:
+            files["model.path"] = RunInput(model.path, model_digest(folder_of(model)))
+        if model.chat_template:
+            files["model.chat_template"] = RunInput(model.chat_template, digest_of(Path(model.chat_template)))
+    if isinstance(task, DatasetOptions):
+        unused = ["task.path", "task.sources"] if rows is not None else []
+        unused += ["task.held_out_path"] if held_out_rows is not None else []
+        files |= {name: each for name, each in named_rows(task).items() if not name.startswith(tuple(unused))}
+    for name, given in (("rows", rows), ("held_out_rows", held_out_rows)):
+        if given is not None:
+            objects[name] = rows_input(given)
+    return RunInputs(objects=objects, files=files)
 
 
 def folder_of(model: ModelOptions) -> Path:
