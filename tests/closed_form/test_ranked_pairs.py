@@ -15,12 +15,12 @@ NAN = math.nan
 @pytest.mark.parametrize(
     ("rewards", "most", "expected"),
     [
-        ([0.2, 1, 0, 0.5], 1, [(1, 2)]),
+        ([0.2, 1.0, 0.0, 0.5], 1, [(1, 2)]),
         # 1 with 0, then .5 with .2; with an odd group the one in the middle is left over.
-        ([0.2, 1, 0, 0.5], 9, [(1, 2), (3, 0)]),
-        ([0.2, 1, 0, 0.5, 0.3], 9, [(1, 2), (3, 0)]),
-        ([1, 1, 1, 0], 9, [(0, 3)]),  # the next two are equal
-        ([0, 1, 0, 1], 1, [(1, 2)]),  # the first of the best with the last of the worst
+        ([0.2, 1.0, 0.0, 0.5], 9, [(1, 2), (3, 0)]),
+        ([0.2, 1.0, 0.0, 0.5, 0.3], 9, [(1, 2), (3, 0)]),
+        ([1.0, 1.0, 1.0, 0.0], 9, [(0, 3)]),  # the next two are equal
+        ([0.0, 1.0, 0.0, 1.0], 1, [(1, 2)]),  # the first of the best with the last of the worst
         ([0.5, 0.5], 9, []),
         ([NAN, 0.5, NAN, 0.25], 9, [(1, 3)]),
         ([NAN, 0.5], 9, []),

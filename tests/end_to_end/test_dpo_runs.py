@@ -64,7 +64,7 @@ def test_a_run_on_rows_measures_held_out_pairs_with_intervals_and_leaves_a_plain
     assert first["eval/loss"] == pytest.approx(math.log(2), abs=1e-5)
     assert first["eval/rewards/margins"] == pytest.approx(0, abs=1e-5)
     assert last["eval/rewards/margins_low"] <= last["eval/rewards/margins"] <= last["eval/rewards/margins_high"]
-    assert last["eval/rewards/margins"] > 0.5
+    assert last["eval/rewards/margins_low"] > 0.1
     assert last["eval/rewards/accuracies"] == summary["after"]["rewards/accuracies"] == 1
     assert (
         last["eval/logps/chosen"] - last["eval/logps/rejected"]
@@ -161,9 +161,8 @@ def test_a_run_in_rounds_killed_in_the_midst_of_two_of_them_is_the_same_run(
         runs.append(folder / "run")
     ended = command("dpo", folders[0] / "recipe.yaml", folder=folders[0])
     assert ended.code == 0, ended.err
-    first = command(
-        "dpo", folders[1] / "recipe.yaml", folder=folders[1], accident=Accident(moment="open metrics.jsonl 4")
-    )
+    accident = Accident(moment="open metrics.jsonl 4")  # in the third step, and then in the sixth
+    first = command("dpo", folders[1] / "recipe.yaml", folder=folders[1], accident=accident)
     assert first.code == -9, first.err
     second = command("dpo", "--resume", "run", folder=folders[1], accident=accident)
     assert second.code == -9, second.err

@@ -25,7 +25,7 @@ from tests.support.adapted import adapted_policy, fill
 from tests.support.pairs import one_row_at_a_time, some_pairs
 from tests.support.tiny import flat_gradient, relative_distance, through_its_own_forward, tiny_policy, twin
 
-PAIRS = some_pairs(weights=[1, 2, 0.5, 1, 3])
+PAIRS = some_pairs(weights=[1.0, 2.0, 0.5, 1.0, 3.0])
 REFERENCE = OfPairs(
     torch.linspace(-20, -5, len(PAIRS), dtype=torch.float64), torch.linspace(-9, -16, len(PAIRS), dtype=torch.float64)
 )

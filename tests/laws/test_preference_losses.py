@@ -40,7 +40,7 @@ def assert_off_kinks(objective: PreferenceObjective, *given: OfPairs) -> None:
 
 
 @each_loss
-@settings(max_examples=20)
+@settings(max_examples=10)
 @given(given=pairs())
 def test_the_gradient_is_its_finite_difference(name: str, given: tuple[OfPairs, OfPairs, OfPairs]) -> None:
     policy, reference, lengths = given

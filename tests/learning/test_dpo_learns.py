@@ -36,7 +36,8 @@ def trained(folder: Path, *, shuffled: bool, **dpo: object) -> posttrain.Run:
 
 @pytest.mark.parametrize("loss", ["sigmoid", "ipo", "hinge"])
 def test_a_rule_is_learned_and_holds_for_held_out_pairs(tmp_path: Path, loss: str) -> None:
-    before, after = (trained(tmp_path / "run", shuffled=False, loss=loss).summary[when] for when in ("before", "after"))
+    run = trained(tmp_path / "run", shuffled=False, loss=loss)
+    before, after = (run.summary[when] for when in ("before", "after"))
     assert isinstance(before, dict)
     assert isinstance(after, dict)
     assert before["rewards/accuracies"] < 0.65

@@ -22,7 +22,7 @@ from posttrain.options.training import (
     for_what_is_trained,
 )
 
-ROWS_ONLY = ("num_epochs", "max_length", "long_pairs", "eval_every")
+ROWS_ONLY = ("max_length", "long_pairs", "eval_every")
 """Options of `dpo` that are about rows."""
 ROUNDS_ONLY = ("steps_per_round", "prompts_per_round", "pairs_per_prompt", "refresh_reference")
 """Options of `dpo` that are about rounds."""
@@ -123,7 +123,8 @@ class DpoConfig:
             raise UserError(f"run.num_steps = {self.run.num_steps} trains nothing; use >= 1")
 
     def _require_rounds(self) -> None:
-        self._require_none(self.dpo.given(*ROWS_ONLY), "is for rows, and dpo.rounds has pairs sampled")
+        epochs = ["num_epochs"] if self.dpo.num_epochs is not None else []
+        self._require_none([*epochs, *self.dpo.given(*ROWS_ONLY)], "is for rows, and dpo.rounds has pairs sampled")
         if self.rollout.group_size < 2:
             raise UserError(f"rollout.group_size = {self.rollout.group_size} makes no pair of a prompt; use >= 2.")
         if self.rollout.prompts_per_step != RolloutOptions().prompts_per_step:

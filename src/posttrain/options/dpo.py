@@ -56,8 +56,11 @@ class DpoOptions(PairOptions):
         require(self.steps_per_round >= 1, self, "steps_per_round", "never updates; use >= 1")
         require(self.prompts_per_round >= 1, self, "prompts_per_round", "is no prompt at all; use >= 1")
         require(self.pairs_per_prompt >= 1, self, "pairs_per_prompt", "is no pair at all; use >= 1")
-        if self.length_normalized is None:  # in full, so that a saved recipe says it
+        # In full, so that a saved recipe says what is done.
+        if self.length_normalized is None:
             object.__setattr__(self, "length_normalized", self.loss == "ipo")
+        if self.rounds and self.num_epochs == 1:
+            object.__setattr__(self, "num_epochs", None)
 
     @property
     def keeps_reference(self) -> bool:

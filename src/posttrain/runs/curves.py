@@ -75,7 +75,7 @@ def draw_held_out(axes: "Axes", records: Records) -> None:
     dress(axes, "Held-out accuracy", "share solved")
 
 
-def draw_loss(axes: "Axes", records: Records, unit: str) -> None:
+def draw_loss(axes: "Axes", records: Records, unit: str = "nats per token") -> None:
     """Of a run without rewards: the loss of each step, its running mean, and the held-out one with its interval."""
     steps, losses = series(records, "loss")
     axes.plot(steps, losses, color=BLUE, alpha=0.35, linewidth=1, marker=".", markersize=3, label="step")
