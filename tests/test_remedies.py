@@ -54,7 +54,7 @@ OTHERS_OPTIONS = {"isolation": "SandboxFusion's"}
 MADE_UP = {"FILE.py", "RECIPE.yaml", "mine.py", "my_rewards.py", "rows.jsonl"}
 """Names that stand for a person's own files."""
 IN_A_RUN = {"config.yaml", "summary.json", "metrics.jsonl", "reward.npz", "demonstrations.npz", "curves.png"}
-IN_A_RUN |= {"manifest.json"}
+IN_A_RUN |= {"manifest.json", "calibration.png", "held_out.jsonl"}
 IN_A_MODEL = {"config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"}
 FROM_PYTHON_ALONE = (
     *("groups: ", "policy: ", "engine {}", "model: a ", "make one of a model", "give an object", "the episode is over"),

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from posttrain.irl_runs.environment import LearnedReward
     from posttrain.irl_runs.run import recover
     from posttrain.models.policy import as_policy
+    from posttrain.rewards.ensemble import RewardModelEnsemble
     from posttrain.rewards.grading.function import reward_function
     from posttrain.rewards.model import RewardModel
     from posttrain.runs.reports import Run
@@ -54,6 +55,7 @@ __all__ = [
     "Reading",
     "RewardModel",
     "RewardModelConfig",
+    "RewardModelEnsemble",
     "Run",
     "SftConfig",
     "Task",
@@ -87,6 +89,7 @@ HOMES = {
     "as_policy": "posttrain.models.policy",
     "reward_function": "posttrain.rewards.grading.function",
     "RewardModel": "posttrain.rewards.model",
+    "RewardModelEnsemble": "posttrain.rewards.ensemble",
     "Watcher": "posttrain.runs.watchers",
     "Probe": "posttrain.tasks.base",
     "Reading": "posttrain.tasks.base",

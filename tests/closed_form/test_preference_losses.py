@@ -8,7 +8,7 @@ import torch
 from posttrain.algorithms.preference_losses import (
     PREFERENCE_LOSSES,
     OfPairs,
-    PreferenceObjective,
+    PairObjective,
     hinge,
     ipo,
     log_ratios,
@@ -30,7 +30,7 @@ GAPS = values(2, -1.5)  # (1 - -1) and (-1 - .5)
 
 
 def losses(**options: object) -> list[float]:
-    return PreferenceObjective(**options).losses(POLICY, REFERENCE, LENGTHS).tolist()
+    return PairObjective(**options).losses(POLICY, REFERENCE, LENGTHS).tolist()
 
 
 def test_log_ratios_are_of_each_answer() -> None:
@@ -87,9 +87,9 @@ def test_the_chosen_answer_s_own_likelihood_is_added_per_token() -> None:
 
 
 def test_implicit_rewards_are_beta_times_what_the_loss_compares() -> None:
-    whole = PreferenceObjective(beta=0.25).implicit_rewards(POLICY, REFERENCE, LENGTHS)
+    whole = PairObjective(beta=0.25).implicit_rewards(POLICY, REFERENCE, LENGTHS)
     assert [each.tolist() for each in whole] == [[0.25, -0.25], [-0.25, 0.125]]
-    mean = PreferenceObjective(beta=0.5, length_normalized=True).implicit_rewards(POLICY, REFERENCE, LENGTHS)
+    mean = PairObjective(beta=0.5, length_normalized=True).implicit_rewards(POLICY, REFERENCE, LENGTHS)
     assert [each.tolist() for each in mean] == [[0.25, -0.1], [-0.125, 0.125]]
 
 

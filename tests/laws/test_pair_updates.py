@@ -7,12 +7,12 @@ from dataclasses import replace
 import pytest
 import torch
 
-from posttrain.algorithms.preference_losses import OfPairs, PreferenceObjective, ipo
+from posttrain.algorithms.preference_losses import OfPairs, PairObjective, ipo
 from posttrain.errors import RunError
 from posttrain.models.policy import Policy
 from posttrain.options.dpo import DpoOptions
 from posttrain.tasks.preferences.preference_set import PreferenceSet
-from posttrain.training.dpo.dpo_state import TrainedByPreferences
+from posttrain.training.dpo.dpo_state import TrainedOnPairs
 from posttrain.training.dpo.pair_reference import PairReference
 from posttrain.training.dpo.pair_update import (
     accumulate,
@@ -30,13 +30,13 @@ REFERENCE = OfPairs(
     torch.linspace(-20, -5, len(PAIRS), dtype=torch.float64), torch.linspace(-9, -16, len(PAIRS), dtype=torch.float64)
 )
 OBJECTIVES = {
-    "sigmoid": PreferenceObjective(beta=0.3, label_smoothing=0.1),
-    "ipo": PreferenceObjective(loss=ipo, beta=0.3, length_normalized=True),
-    "with likelihood": PreferenceObjective(beta=0.3, nll_weight=0.5),
+    "sigmoid": PairObjective(beta=0.3, label_smoothing=0.1),
+    "ipo": PairObjective(loss=ipo, beta=0.3, length_normalized=True),
+    "with likelihood": PairObjective(beta=0.3, nll_weight=0.5),
 }
 
 
-def gradient(policy: Policy, objective: PreferenceObjective, budget: int, pairs: list = PAIRS) -> torch.Tensor:
+def gradient(policy: Policy, objective: PairObjective, budget: int, pairs: list = PAIRS) -> torch.Tensor:
     learner = twin(policy)
     learner.model.zero_grad()
     accumulate(learner, pairs, REFERENCE, objective, budget)
@@ -109,7 +109,7 @@ def test_the_first_gradient_is_minus_half_beta_times_that_of_the_difference_of_l
     learner = twin(policy)
     learner.model.zero_grad()
     reference = logprobs_without_gradient(learner, PAIRS, 1000)
-    loss, measured = accumulate(learner, PAIRS, reference, PreferenceObjective(beta=beta), 1000)
+    loss, measured = accumulate(learner, PAIRS, reference, PairObjective(beta=beta), 1000)
     assert relative_distance(flat_gradient(learner), flat_gradient(policy)) <= 1e-12
     assert loss == pytest.approx(torch.tensor(2.0).log().item(), rel=1e-7)
     assert measured.means()["rewards/accuracies"] == 0.5
@@ -122,7 +122,7 @@ def test_later_gradients_weigh_each_pair_by_how_wrong_the_implicit_reward_is() -
     weights = torch.tensor([pair.weight for pair in PAIRS], dtype=torch.float64) / 7.5
     wrong = 1 - torch.sigmoid(beta * gaps)
     (-beta * (weights * wrong * (logprobs.chosen - logprobs.rejected)).sum()).backward()
-    assert relative_distance(gradient(policy, PreferenceObjective(beta=beta), 1000), flat_gradient(policy)) <= 1e-12
+    assert relative_distance(gradient(policy, PairObjective(beta=beta), 1000), flat_gradient(policy)) <= 1e-12
 
 
 def test_a_loss_that_is_no_number_names_its_pair_before_any_gradient() -> None:
@@ -138,10 +138,10 @@ def test_a_loss_that_is_no_number_names_its_pair_before_any_gradient() -> None:
 # The reference
 
 
-def run_of(policy: Policy, **options: object) -> TrainedByPreferences:
+def run_of(policy: Policy, **options: object) -> TrainedOnPairs:
     """A run on the pairs, of steps of six pairs at a high rate."""
     given = DpoOptions(learning_rate=0.05, num_epochs=None, max_grad_norm=float("inf"), **options)
-    trained = TrainedByPreferences(policy, given, PreferenceSet(seed=0, training=PAIRS, held_out=PAIRS[:2]))
+    trained = TrainedOnPairs(policy, given, PreferenceSet(seed=0, training=PAIRS, held_out=PAIRS[:2]))
     trained.begin_rows()
     return trained
 
@@ -170,7 +170,7 @@ def test_what_keeps_a_copy_and_what_does_not() -> None:
     rounds = DpoOptions(reference="precomputed", rounds=2)
     assert isinstance(PairReference(tiny_policy(), rounds).reference, FrozenCopy)
     assert PairReference(tiny_policy(), replace(rounds, refresh_reference=True)).reference is None
-    saved = TrainedByPreferences(tiny_policy(), DpoOptions(), pairs).tensors()
+    saved = TrainedOnPairs(tiny_policy(), DpoOptions(), pairs).tensors()
     assert "reference" not in saved, "the model of the recipe is no part of a checkpoint"
 
 
@@ -213,7 +213,7 @@ def test_precomputed_log_probs_come_back_from_a_checkpoint_to_the_bit() -> None:
 def test_a_refreshed_reference_is_the_policy_that_the_round_begins_with() -> None:
     policy = adapted_policy(filled=False)
     options = DpoOptions(learning_rate=0.05, rounds=3, refresh_reference=True, pairs_per_batch=8)
-    trained = TrainedByPreferences(policy, options, PreferenceSet(seed=0, training=[], held_out=[]))
+    trained = TrainedOnPairs(policy, options, PreferenceSet(seed=0, training=[], held_out=[]))
     trained.begin_round(1, PAIRS)
     assert trained.learn(1, 6)["rewards/margins"] == 0
     assert trained.learn(2, 6)["rewards/margins"] > 0
@@ -227,7 +227,7 @@ def test_a_refreshed_reference_is_the_policy_that_the_round_begins_with() -> Non
 def test_a_round_without_pairs_takes_no_step_and_moves_no_weight() -> None:
     policy = tiny_policy()
     before = [each.clone() for each in policy.model.parameters()]
-    trained = TrainedByPreferences(
+    trained = TrainedOnPairs(
         policy, DpoOptions(learning_rate=0.1, rounds=1), PreferenceSet(seed=0, training=[], held_out=[])
     )
     trained.begin_round(1, [])

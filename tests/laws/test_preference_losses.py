@@ -5,7 +5,7 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from posttrain.algorithms.preference_losses import PREFERENCE_LOSSES, OfPairs, PreferenceObjective, smoothed
+from posttrain.algorithms.preference_losses import PREFERENCE_LOSSES, OfPairs, PairObjective, smoothed
 
 STEP = 1e-5
 each_loss = pytest.mark.parametrize("name", PREFERENCE_LOSSES)
@@ -24,16 +24,16 @@ def pairs(draw: st.DrawFn) -> tuple[OfPairs, OfPairs, OfPairs]:
     return of_pairs(20), of_pairs(20), lengths
 
 
-def objectives(name: str) -> list[PreferenceObjective]:
+def objectives(name: str) -> list[PairObjective]:
     loss = PREFERENCE_LOSSES[name]
     return [
-        PreferenceObjective(loss=loss, beta=0.3),
-        PreferenceObjective(loss=loss, beta=0.3, label_smoothing=0.2),
-        PreferenceObjective(loss=loss, beta=1.7, length_normalized=True, nll_weight=0.4),
+        PairObjective(loss=loss, beta=0.3),
+        PairObjective(loss=loss, beta=0.3, label_smoothing=0.2),
+        PairObjective(loss=loss, beta=1.7, length_normalized=True, nll_weight=0.4),
     ]
 
 
-def assert_off_kinks(objective: PreferenceObjective, *given: OfPairs) -> None:
+def assert_off_kinks(objective: PairObjective, *given: OfPairs) -> None:
     ratios = objective.log_ratios(*given)
     scaled = objective.beta * (ratios.chosen - ratios.rejected)
     assume((scaled.abs() - 1).abs().min() > 100 * STEP)
@@ -66,7 +66,7 @@ def test_the_slope_of_the_sigmoid_loss_is_minus_beta_times_how_wrong_it_is(
     """-β (1 - σ(β h)) for the chosen log-prob, and its opposite for the rejected one."""
     policy, reference, lengths = given
     at = torch.stack(policy).requires_grad_()
-    PreferenceObjective(beta=beta).losses(OfPairs(at[0], at[1]), reference, lengths).sum().backward()
+    PairObjective(beta=beta).losses(OfPairs(at[0], at[1]), reference, lengths).sum().backward()
     gaps = (policy.chosen - reference.chosen) - (policy.rejected - reference.rejected)
     slope = -beta * (1 - 1 / (1 + torch.exp(-beta * gaps)))
     assert at.grad is not None
@@ -80,7 +80,7 @@ def test_with_beta_to_zero_nothing_is_told_apart(given: tuple[OfPairs, OfPairs, 
     policy, reference, lengths = given
     beta = 1e-9
     at = torch.stack(policy).requires_grad_()
-    losses = PreferenceObjective(beta=beta).losses(OfPairs(at[0], at[1]), reference, lengths)
+    losses = PairObjective(beta=beta).losses(OfPairs(at[0], at[1]), reference, lengths)
     losses.sum().backward()
     torch.testing.assert_close(losses.detach(), torch.full_like(losses, 2.0).log(), rtol=0, atol=1e-7)
     assert at.grad is not None
@@ -96,7 +96,7 @@ def test_what_a_prompt_adds_to_both_answers_plays_no_part(
 ) -> None:
     """Implicit rewards are known but for a constant of the prompt, and so is the loss, unless means are taken."""
     policy, reference, lengths = given
-    objective = PreferenceObjective(loss=PREFERENCE_LOSSES[name], beta=0.3, label_smoothing=0.1)
+    objective = PairObjective(loss=PREFERENCE_LOSSES[name], beta=0.3, label_smoothing=0.1)
     moved = OfPairs(reference.chosen + shift, reference.rejected + shift)
     torch.testing.assert_close(
         objective.losses(policy, moved, lengths), objective.losses(policy, reference, lengths), rtol=1e-9, atol=1e-9

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from posttrain.algorithms.preference_losses import PREFERENCE_LOSSES, OfPairs, PreferenceObjective
+from posttrain.algorithms.preference_losses import PREFERENCE_LOSSES, OfPairs, PairObjective
 
 SEEDS = st.integers(0, 2**32 - 1)
 
@@ -31,7 +31,7 @@ class Rows:
 
     def ours(self, **options: object) -> np.ndarray:
         lengths = self.halves(self.mask.sum(axis=1))
-        objective = PreferenceObjective(**options)
+        objective = PairObjective(**options)
         return objective.losses(self.sums(self.policy), self.sums(self.reference), lengths).numpy()
 
 

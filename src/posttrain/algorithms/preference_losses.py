@@ -96,7 +96,7 @@ def smoothed(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PreferenceObjective:
+class PairObjective:
     """What an update on pairs minimises."""
 
     loss: LossOfGaps = sigmoid

@@ -80,13 +80,13 @@ def main(arguments: Sequence[str]) -> int:
     if switches.json:
         print(json.dumps(table.as_json(), indent=1))
     else:
-        options = updates_of(config)
+        options = optimizer_of(config)
         table.print(learning_rate=options.largest_rate, default_rate=options.default_rate)
     return 0
 
 
-def updates_of(config: TrainingConfig) -> OptimizerOptions:
-    """The section that says how weights are updated."""
+def optimizer_of(config: TrainingConfig) -> OptimizerOptions:
+    """The section that says how fast a recipe learns."""
     match config:
         case Config():
             return config.update

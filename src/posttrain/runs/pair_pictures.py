@@ -57,22 +57,14 @@ def draw_calibration(measured: Mapping[str, Any], picture: Path, title: str = ""
     observed = [each["share_right"] for each in bins]
     below = [each["share_right"] - each["share_right_interval"][0] for each in bins]
     above = [each["share_right_interval"][1] - each["share_right"] for each in bins]
-    curve.errorbar(
-        predicted,
-        observed,
-        yerr=[below, above],
-        color=GREEN,
-        marker="o",
-        markersize=5,
-        capsize=3,
-        label="held-out pairs",
-    )
+    look = {"color": GREEN, "marker": "o", "markersize": 5, "capsize": 3}
+    curve.errorbar(predicted, observed, yerr=[below, above], label="held-out pairs", **look)
     curve.set_ylim(0, 1.02)
     low, high = measured["calibration_error_interval"]
     dress(curve, f"Calibration error {measured['calibration_error']:.3f} [{low:.3f}, {high:.3f}]", "share right")
-    edges = [each["confidence"][0] for each in bins]
+    left = [each["confidence"][0] for each in bins]
     width = [each["confidence"][1] - each["confidence"][0] for each in bins]
-    counts.bar(edges, [each["num_pairs"] for each in bins], width=width, align="edge", color=ORANGE, alpha=0.85)
+    counts.bar(left, [each["num_pairs"] for each in bins], width=width, align="edge", color=ORANGE, alpha=0.85)
     dress(counts, "", "pairs")
     counts.set_xlabel("predicted probability of the answer that scores higher", fontsize=9)
     curve.set_xlabel("")

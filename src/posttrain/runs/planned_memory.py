@@ -87,7 +87,11 @@ def rl_setup(
     return replace(
         held,
         reference=algorithm.uses_reference,
-        reward_models=sum(classifier_bytes(item, on_cuda=cuda) for item in config.rewards if item.model),
+        reward_models=sum(
+            classifier_bytes(replace(item, model=folder), on_cuda=cuda)
+            for item in config.rewards
+            for folder in ((item.model, *item.ensemble) if item.model else ())
+        ),
         prompt_tokens=prompt_tokens,
         completion_tokens=max(1, min(rollout.max_completion_tokens, longest - prompt_tokens)),
         prompts_per_step=rollout.prompts_per_step,

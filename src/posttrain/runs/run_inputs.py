@@ -274,9 +274,10 @@ def named_files(config: Config) -> dict[str, RunInput]:
     if isinstance(task, DatasetOptions):
         found |= named_rows(task)
     for index, reward in enumerate(config.rewards):
-        if reward.model:
-            folder = folder_of(ModelOptions(path=reward.model))
-            found[f"rewards[{index}].model"] = RunInput(reward.model, model_digest(folder))
+        members = {f"rewards[{index}].model": reward.model} if reward.model else {}
+        members |= {f"rewards[{index}].ensemble[{place}]": each for place, each in enumerate(reward.ensemble)}
+        for option, path in members.items():
+            found[option] = RunInput(path, model_digest(folder_of(ModelOptions(path=path))))
     if not config.model.is_bundled:
         found["model.path"] = RunInput(config.model.path, model_digest(folder_of(config.model)))
     return found

@@ -19,11 +19,11 @@ from posttrain.models.rendering import TokenizerRenderer
 from posttrain.options.dataset import DatasetOptions
 from posttrain.options.reward import RewardOptions, RewardSettings
 from posttrain.options.task import TaskOptions
+from posttrain.rewards.ensemble import reward_models_in
 from posttrain.rewards.grading.function import RewardFunction, with_own_names
 from posttrain.rewards.grading.pending_scores import require_enforceable
 from posttrain.rewards.grading.resources import Resources, row_check
 from posttrain.rewards.grading.unscored_rows import require_rewarded_rows
-from posttrain.rewards.model import RewardModel
 from posttrain.rewards.reward_registry import load_reward
 from posttrain.runs.run_inputs import RunInput, RunInputs, class_name, code_input, named_files, rows_input, sha256_of
 from posttrain.runs.threads import ThreadClaim, claim_threads
@@ -298,8 +298,8 @@ def rewards_of(config: Config, own: CallerObjects, task: Task, policy: Policy) -
         )
     for function in rewards:
         require_enforceable(function, config.grading)
-        if isinstance(function.call, RewardModel):
-            function.call.require_apart(policy.model)
+        for model in reward_models_in(function.call):
+            model.require_apart(policy.model)
     return with_own_names(rewards)
 
 

@@ -23,7 +23,7 @@ from posttrain.errors import UserError
 from posttrain.models.adapters.merging import merged_weights
 from posttrain.models.adapters.peft_layers import adapted_names
 from posttrain.models.adapters.quantized import is_4_bit
-from posttrain.models.classifiers.score_head import Scorer
+from posttrain.models.classifiers.score_head import TextScorer
 from posttrain.models.loading.construction import ONE_AT_A_TIME, without_progress_bars
 from posttrain.models.loading.saving import in_dtype, readable_as, write_card
 from posttrain.models.policy import Policy
@@ -31,7 +31,7 @@ from posttrain.models.policy import Policy
 HEAD = "score.weight"
 """What classifiers over decoders call the head's matrix."""
 LABEL = "reward"
-NEW_PAD = "<|pad|>"
+NEW_PAD = "[PAD]"
 READING = "reading"
 """The key of config.json that says how texts are read."""
 
@@ -65,7 +65,7 @@ def require_classifier(policy: Policy) -> None:
     empty_classifier(policy.model)
 
 
-def save_classifier(scorer: Scorer, folder: Path, reading: TextReading, card: str = "") -> None:
+def save_classifier(scorer: TextScorer, folder: Path, reading: TextReading, card: str = "") -> None:
     """Write body, head and tokenizer; an adapter is added into a copy of the weights, in float32.
 
     Weights that were loaded from bfloat16 are bfloat16 again, the head among them.

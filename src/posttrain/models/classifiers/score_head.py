@@ -38,7 +38,7 @@ class ScoreHead(nn.Module):
 
 
 @dataclass(frozen=True, slots=True)
-class Scorer:
+class TextScorer:
     """A language model and the head that scores what it has read."""
 
     policy: Policy
@@ -64,8 +64,8 @@ class Scorer:
         return [each for each in model.parameters() if each.requires_grad and id(each) not in unused]
 
 
-def new_scorer(policy: Policy, *, seed: int) -> Scorer:
+def new_scorer(policy: Policy, *, seed: int) -> TextScorer:
     """A policy's body under a head that nobody has trained."""
     dtype = torch.float64 if policy.model.dtype == torch.float64 else torch.float32
     head = ScoreHead(policy.output_layer.matrix.shape[1], seed=seed, dtype=dtype)
-    return Scorer(policy, head.to(policy.device))
+    return TextScorer(policy, head.to(policy.device))

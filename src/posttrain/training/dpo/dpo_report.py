@@ -22,7 +22,7 @@ from posttrain.runs.folder import resume_command, shown
 from posttrain.runs.planned_memory import dpo_setup, machine_memory, memory_line, memory_warning
 from posttrain.runs.summary import peak_memory_bytes, versions
 from posttrain.tasks.base import Probe
-from posttrain.training.dpo.dpo_state import TrainedByPreferences
+from posttrain.training.dpo.dpo_state import TrainedOnPairs
 from posttrain.training.report import comparison, side_by_side
 
 SHOWN_CHARACTERS = 400
@@ -102,7 +102,7 @@ def write_model(config: DpoConfig, policy: Policy, folder: Path, model: str) -> 
         draw_curves(folder / "metrics.jsonl", folder / "curves.png", title=folder.name)
 
 
-def dpo_summary(config: DpoConfig, policy: Policy, trained: TrainedByPreferences) -> dict[str, object]:
+def dpo_summary(config: DpoConfig, policy: Policy, trained: TrainedOnPairs) -> dict[str, object]:
     """The content of summary.json, but for what it says of where the pairs come from."""
     run = trained.run
     return {
@@ -124,7 +124,7 @@ def dpo_summary(config: DpoConfig, policy: Policy, trained: TrainedByPreferences
 
 def last_lines(
     folder: Path,
-    trained: TrainedByPreferences,
+    trained: TrainedOnPairs,
     summary: Mapping[str, object],
     probes: Mapping[str, Probe],
     transcripts: Transcripts,

@@ -32,7 +32,7 @@ from posttrain.training.dpo.dpo_report import (
     preview_lines,
     write_model,
 )
-from posttrain.training.dpo.dpo_state import TrainedByPreferences
+from posttrain.training.dpo.dpo_state import TrainedOnPairs
 from posttrain.training.dpo.pair_sources import PairSource, RoundPairs, RowPairs, step_report
 from posttrain.training.dpo.pair_update import accumulate
 from posttrain.training.report import held_out_metrics
@@ -93,7 +93,7 @@ def train_dpo(
             if resume
             else RunFolder.create(config.run.folder, saved_recipe(config), overwrite=config.run.overwrite)
         )
-        trained = TrainedByPreferences(session.policy, config.dpo, session.source.pairs)
+        trained = TrainedOnPairs(session.policy, config.dpo, session.source.pairs)
         with Harness(folder, trained, options) as harness:
             notes = harness.resume(threads) if resume else []
             folder.write_inputs(inputs)
@@ -101,7 +101,7 @@ def train_dpo(
             return fit(session, trained, harness)
 
 
-def fit(session: DpoSession, trained: TrainedByPreferences, harness: Harness) -> Run:
+def fit(session: DpoSession, trained: TrainedOnPairs, harness: Harness) -> Run:
     """The loop: pairs, their gradient, a step; a round's pairs where one begins; measured and saved every so often."""
     source, folder = session.source, harness.folder
     if not trained.step:
@@ -122,7 +122,7 @@ def fit(session: DpoSession, trained: TrainedByPreferences, harness: Harness) ->
     return conclude(session, trained, harness)
 
 
-def conclude(session: DpoSession, trained: TrainedByPreferences, harness: Harness) -> Run:
+def conclude(session: DpoSession, trained: TrainedOnPairs, harness: Harness) -> Run:
     """Measure what training made of the policy, save the model, and say what came out."""
     source, folder = session.source, harness.folder
     transcripts: list[list[str]] = []
@@ -204,7 +204,7 @@ def ranked_best(metrics: Mapping[str, float]) -> float | None:
 def show_dpo_plan(config: DpoConfig) -> None:
     """Print what a run would be, its first pairs, and the seconds of one update, taking none."""
     with claim_threads(config.run.threads), opened(config, CallerObjects()) as session:
-        trained = TrainedByPreferences(session.policy, config.dpo, session.source.pairs)
+        trained = TrainedOnPairs(session.policy, config.dpo, session.source.pairs)
         lines, pairs = [*session.plan], trained.pairs
         if isinstance(session.source, RoundPairs):
             session.source.load_weights(trained)

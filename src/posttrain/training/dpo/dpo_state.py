@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 
-from posttrain.algorithms.preference_losses import PREFERENCE_LOSSES, PreferenceObjective
+from posttrain.algorithms.preference_losses import PREFERENCE_LOSSES, PairObjective
 from posttrain.errors import RunError
 from posttrain.models.adapters.lora import adapter_dropout
 from posttrain.models.adapters.peft_objects import require_whole_adapter
@@ -59,7 +59,7 @@ class DpoState:
     """[prompt, completion before training] of the problems that the end of a run in rounds shows side by side."""
 
 
-class TrainedByPreferences:
+class TrainedOnPairs:
     """A policy, its optimiser, what it is compared with, the pairs at hand, and the counters of its run."""
 
     def __init__(self, policy: Policy, options: DpoOptions, pairs: PreferenceSet) -> None:
@@ -69,7 +69,7 @@ class TrainedByPreferences:
         self.policy, self.options, self.pairs, self.run = policy, options, pairs, DpoState()
         self.optimizer = new_optimizer(policy.model.parameters(), options)
         self.reference = PairReference(policy, options)
-        self.objective = PreferenceObjective(
+        self.objective = PairObjective(
             loss=PREFERENCE_LOSSES[options.loss],
             beta=options.beta,
             label_smoothing=options.label_smoothing,

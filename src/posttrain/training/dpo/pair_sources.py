@@ -12,7 +12,7 @@ from posttrain.runs.reports import EvaluationReport, StepReport
 from posttrain.tasks.answers_of_task import longest_prompts
 from posttrain.tasks.preferences.preference_set import PreferenceSet
 from posttrain.training.collector import CollectedStep
-from posttrain.training.dpo.dpo_state import TrainedByPreferences
+from posttrain.training.dpo.dpo_state import TrainedOnPairs
 from posttrain.training.dpo.pair_update import MeasuredPairs
 from posttrain.training.dpo.sampled_pairs import SampledRound, sampled_round
 from posttrain.training.evaluation import (
@@ -41,15 +41,15 @@ class PairSource(Protocol):
         """Updates in all."""
         ...
 
-    def begin(self, trained: TrainedByPreferences, harness: Harness) -> dict[str, float]:
+    def begin(self, trained: TrainedOnPairs, harness: Harness) -> dict[str, float]:
         """Before the first update: what takes a pass over the pairs, and the first measurement; its metrics."""
         ...
 
-    def before_step(self, step: int, trained: TrainedByPreferences, harness: Harness) -> SampledRound | None:
+    def before_step(self, step: int, trained: TrainedOnPairs, harness: Harness) -> SampledRound | None:
         """Put new pairs in place of the old ones where a round begins with the step, and return it."""
         ...
 
-    def measured(self, trained: TrainedByPreferences, harness: Harness) -> dict[str, float]:
+    def measured(self, trained: TrainedOnPairs, harness: Harness) -> dict[str, float]:
         """The metrics of a measurement on held-out pairs or problems, where one is due after a step."""
         ...
 
@@ -70,22 +70,22 @@ class RowPairs:
     options: DpoOptions
     num_steps: int
 
-    def begin(self, trained: TrainedByPreferences, harness: Harness) -> dict[str, float]:
+    def begin(self, trained: TrainedOnPairs, harness: Harness) -> dict[str, float]:
         """The log-probs of the reference, where they are kept, and the held-out pairs before training."""
         with harness.clock("reference"):
             trained.begin_rows()
         return self._measured(trained, harness)
 
-    def before_step(self, step: int, trained: TrainedByPreferences, harness: Harness) -> SampledRound | None:
+    def before_step(self, step: int, trained: TrainedOnPairs, harness: Harness) -> SampledRound | None:
         """There are no others."""
         return None
 
-    def measured(self, trained: TrainedByPreferences, harness: Harness) -> dict[str, float]:
+    def measured(self, trained: TrainedOnPairs, harness: Harness) -> dict[str, float]:
         """Every so many steps, and after the last."""
         due = trained.step % self.options.eval_every == 0 or trained.step == self.num_steps
         return self._measured(trained, harness) if due else {}
 
-    def _measured(self, trained: TrainedByPreferences, harness: Harness) -> dict[str, float]:
+    def _measured(self, trained: TrainedOnPairs, harness: Harness) -> dict[str, float]:
         if not self.pairs.held_out:
             return {}
         with harness.clock("evaluate"):
@@ -141,12 +141,12 @@ class RoundPairs:
             require_room_for(prompt, self.session.engine)
         require_sound_rows(self.session)
 
-    def begin(self, trained: TrainedByPreferences, harness: Harness) -> dict[str, float]:
+    def begin(self, trained: TrainedOnPairs, harness: Harness) -> dict[str, float]:
         """The held-out problems before training."""
         trained.run.before, trained.run.transcripts = self.measured_in_full(trained, harness, "before training")
         return held_out_metrics(trained.run.before, self.session.questions().probes)
 
-    def before_step(self, step: int, trained: TrainedByPreferences, harness: Harness) -> SampledRound | None:
+    def before_step(self, step: int, trained: TrainedOnPairs, harness: Harness) -> SampledRound | None:
         """Sample, judge and pair, where the step is the first of a round."""
         number, place = divmod(step - 1, self.config.dpo.steps_per_round)
         if place:
@@ -171,12 +171,12 @@ class RoundPairs:
         """The pairs of what was collected."""
         return sampled_round(number, collected.groups, collected.grades, self.config.dpo.pairs_per_prompt)
 
-    def load_weights(self, trained: TrainedByPreferences) -> None:
+    def load_weights(self, trained: TrainedOnPairs) -> None:
         """Have the engine sample from the policy as it is now."""
         self.session.policy.require_as_made()
         self.session.engine.load(trained.policy.model.state_dict(), trained.run.num_updates)
 
-    def measured(self, trained: TrainedByPreferences, harness: Harness) -> dict[str, float]:
+    def measured(self, trained: TrainedOnPairs, harness: Harness) -> dict[str, float]:
         """An evaluation in brief, every so many steps; in full after the last."""
         every = self.config.evaluation.every_steps
         if not every or trained.step % every:
@@ -189,7 +189,7 @@ class RoundPairs:
         return metrics
 
     def measured_in_full(
-        self, trained: TrainedByPreferences, harness: Harness, when: str
+        self, trained: TrainedOnPairs, harness: Harness, when: str
     ) -> tuple[dict[str, object], list[list[str]]]:
         """What summary.json says of the held-out problems, and the completions that the end shows."""
         self.load_weights(trained)

@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor
 
-from posttrain.algorithms.preference_losses import OfPairs, PreferenceObjective, ranked_right
+from posttrain.algorithms.preference_losses import OfPairs, PairObjective, ranked_right
 from posttrain.errors import RunError
 from posttrain.models.gradients import gradients_in_place
 from posttrain.models.logprobs import token_logprobs
@@ -33,9 +33,7 @@ class MeasuredPairs:
     """β log π/π_ref, as the loss compares them."""
 
     @classmethod
-    def of(
-        cls, objective: PreferenceObjective, policy: OfPairs, reference: OfPairs, lengths: OfPairs
-    ) -> "MeasuredPairs":
+    def of(cls, objective: PairObjective, policy: OfPairs, reference: OfPairs, lengths: OfPairs) -> "MeasuredPairs":
         """What an objective makes of log-probs."""
         return cls(
             policy=policy,
@@ -102,7 +100,7 @@ def logprobs_without_gradient(policy: Policy, pairs: Sequence[Preference], max_t
 
 
 def accumulate(
-    policy: Policy, pairs: Sequence[Preference], reference: OfPairs, objective: PreferenceObjective, max_tokens: int
+    policy: Policy, pairs: Sequence[Preference], reference: OfPairs, objective: PairObjective, max_tokens: int
 ) -> tuple[float, MeasuredPairs]:
     """Add the gradient of the batch's loss to the model's; returns the loss and what was seen of each pair.
 

@@ -123,7 +123,7 @@ def held_out_pairs(scores: PairScores, pairs: Sequence[Preference], num_bins: in
         calibration_error=float(sums.calibration_error()[0]),
         calibration_error_interval=percentiles(drawn.calibration_error()),
         bins=tuple(
-            calibration_bin(which, num_bins, sums, drawn) for which in np.flatnonzero(inside.any(axis=0)).tolist()
+            calibration_bin(which, num_bins, sums, drawn) for which in range(num_bins) if inside[:, which].any()
         ),
     )
 
@@ -155,8 +155,8 @@ class Sums:
 def calibration_bin(which: int, num_bins: int, sums: Sums, drawn: Sums) -> CalibrationBin:
     """One bin that holds a pair."""
     return CalibrationBin(
-        low=0.5 + 0.5 * which / num_bins,
-        high=0.5 + 0.5 * (which + 1) / num_bins,
+        low=float(0.5 + 0.5 * which / num_bins),
+        high=float(0.5 + 0.5 * (which + 1) / num_bins),
         num_pairs=int(sums.of["in_bin"][0, which]),
         confidence=float(sums.in_bin("confidence_in_bin", which)[0]),
         right=float(sums.in_bin("right_in_bin", which)[0]),

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from posttrain.algorithms.bradley_terry import bradley_terry, centring
 from posttrain.errors import RunError
-from posttrain.models.classifiers.score_head import Scorer
+from posttrain.models.classifiers.score_head import TextScorer
 from posttrain.models.gradients import gradients_in_place
 from posttrain.options.reward_training import RewardTrainingOptions
 from posttrain.records import Preference
@@ -53,7 +53,7 @@ def read_answers(pair: Preference) -> tuple[tuple[int, ...], tuple[int, ...]]:
     return pair.chosen + pair.chosen_closing, pair.rejected + pair.rejected_closing
 
 
-def scores_of_pairs(scorer: Scorer, pairs: Sequence[Preference]) -> Float64[Tensor, "2 pair"]:
+def scores_of_pairs(scorer: TextScorer, pairs: Sequence[Preference]) -> Float64[Tensor, "2 pair"]:
     """Scores of the chosen answers and of the rejected ones, with gradients, in float64 from the head on."""
     prompts: dict[tuple[int, ...], int] = {}
     texts: dict[tuple[int, tuple[int, ...]], int] = {}
@@ -67,7 +67,7 @@ def scores_of_pairs(scorer: Scorer, pairs: Sequence[Preference]) -> Float64[Tens
 
 
 def accumulate_pairs(
-    scorer: Scorer, pairs: Sequence[Preference], options: RewardTrainingOptions
+    scorer: TextScorer, pairs: Sequence[Preference], options: RewardTrainingOptions
 ) -> tuple[float, PairScores]:
     """Add the gradient of the batch's loss to the parameters; returns the loss and the scores.
 
@@ -98,7 +98,7 @@ def accumulate_pairs(
 
 
 @torch.no_grad()
-def pair_scores(scorer: Scorer, pairs: Sequence[Preference], tokens_per_microbatch: int) -> PairScores:
+def pair_scores(scorer: TextScorer, pairs: Sequence[Preference], tokens_per_microbatch: int) -> PairScores:
     """Scores of any number of pairs, on the CPU, without gradients."""
     seen = torch.zeros(2, len(pairs), dtype=torch.float64)
     for rows in pair_microbatches(pairs, tokens_per_microbatch, padded=scorer.policy.forward.padded):

@@ -6,7 +6,7 @@ from typing import Any
 
 from posttrain.config import RewardModelConfig
 from posttrain.models.classifiers.saved_classifier import TextReading, save_classifier
-from posttrain.models.classifiers.score_head import Scorer
+from posttrain.models.classifiers.score_head import TextScorer
 from posttrain.models.description import adapter_lines, model_lines
 from posttrain.models.memory.memory_plan import memory_plan
 from posttrain.models.memory.model_shape import object_shape
@@ -25,7 +25,7 @@ from posttrain.training.sft.sft_report import shortened
 
 
 def reward_plan_lines(
-    config: RewardModelConfig, scorer: Scorer, model: str, pairs: PreferenceSet, *, num_steps: int
+    config: RewardModelConfig, scorer: TextScorer, model: str, pairs: PreferenceSet, *, num_steps: int
 ) -> list[str]:
     """What the run is about to do with the model of this name."""
     options, policy = config.reward_model, scorer.policy
@@ -61,18 +61,18 @@ def pair_preview_lines(policy: Policy, pairs: Sequence[Preference]) -> list[str]
     for pair in pairs:
         margin = "" if pair.margin is None else f", margin {pair.margin:g}"
         lines.append(f"--- {pair.where}: {len(pair.prompt.tokens)} tokens of prompt{margin}")
-        lines += shortened(str(decode(pair.prompt.tokens))).split("\n")
+        lines += shortened(str(decode([*pair.prompt.tokens]))).split("\n")
         for name, tokens in (
             ("chosen", pair.chosen + pair.chosen_closing),
             ("rejected", pair.rejected + pair.rejected_closing),
         ):
-            lines.append(f"{name:8} ⟪{shortened(str(decode(tokens)))}⟫")
+            lines.append(f"{name:8} ⟪{shortened(str(decode([*tokens])))}⟫")
     return lines
 
 
 def write_reward_model(
     config: RewardModelConfig,
-    scorer: Scorer,
+    scorer: TextScorer,
     reading: TextReading,
     folder: Path,
     found: tuple[HeldOutPairs, PairScores] | None,
@@ -91,15 +91,11 @@ CARD = """# Reward model
 
 Trained by `posttrain reward-model` over `{base}`: one number for a prompt and an answer, higher for what was preferred.
 {measured}
-It reads what it was trained on: a conversation as its chat template writes it, whole; plain text as prompt, answer and
-the end token. `rewards: [{{model: THIS_FOLDER}}]` of posttrain does so; with transformers
-
-```python
-model = AutoModelForSequenceClassification.from_pretrained(THIS_FOLDER)
-score = model(**tokenizer(texts, return_tensors="pt", padding=True)).logits[:, 0]
-```
-
-with the end token written behind plain texts. Scores have no unit: their difference is the log-odds of a preference.
+It is a sequence classifier of one label for `AutoModelForSequenceClassification`, which finds the end of a row by the
+folder's own pad token, and a reward of posttrain by its path (`model` of an item of `rewards`).  It reads what it was
+trained on: a conversation as its chat template writes it, whole; plain text as prompt, answer and the end token, which
+has to be written behind the text for transformers.  Scores have no unit: their difference is the log-odds of a
+preference.
 """
 
 

@@ -8,7 +8,7 @@ from time import perf_counter
 from posttrain.config import RewardModelConfig
 from posttrain.models.adapters.peft_objects import require_whole_adapter
 from posttrain.models.classifiers.saved_classifier import TextReading, require_classifier
-from posttrain.models.classifiers.score_head import Scorer, new_scorer
+from posttrain.models.classifiers.score_head import TextScorer, new_scorer
 from posttrain.models.conversation_masks import Masking
 from posttrain.models.loading.model_folder import load_policy
 from posttrain.models.policy import Policy
@@ -44,7 +44,7 @@ class RewardModelSession:
     """All that such a run works with."""
 
     config: RewardModelConfig
-    scorer: Scorer
+    scorer: TextScorer
     model_name: str
     """What the plan calls the body's model."""
     pairs: PreferenceSet

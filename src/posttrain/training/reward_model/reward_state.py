@@ -7,7 +7,7 @@ from functools import cached_property
 
 from posttrain.errors import RunError
 from posttrain.models.adapters.lora import adapter_dropout
-from posttrain.models.classifiers.score_head import Scorer
+from posttrain.models.classifiers.score_head import TextScorer
 from posttrain.options.reward_training import RewardTrainingOptions
 from posttrain.records import Preference
 from posttrain.runs.checkpoint import Checkpoint
@@ -54,7 +54,7 @@ class RewardModelState:
 class TrainedByPreferences:
     """A body and its head, their optimiser and the counters of the run."""
 
-    def __init__(self, scorer: Scorer, options: RewardTrainingOptions, *, seed: int = 0) -> None:
+    def __init__(self, scorer: TextScorer, options: RewardTrainingOptions, *, seed: int = 0) -> None:
         """The seed is for an adapter's dropout."""
         self.scorer, self.options, self.run, self.seed = scorer, options, RewardModelState(), seed
         body = ParameterGroup(module=POLICY, parameters=scorer.body_parameters)
