@@ -15,6 +15,7 @@ COMMANDS = {
     "dpo": ("dpo", "train a model on pairs of answers of which one is better"),
     "reward-model": ("reward_model", "train a reward model on pairs of answers"),
     "irl": ("irl", "find the reward behind demonstrations"),
+    "compare": ("compare", "run recipes at an equal budget, several seeds each, and show them side by side"),
     "eval": ("evaluate", "measure a model on problems that are held out from training"),
     "chat": ("chat", "ask a model by hand"),
     "serve": ("serve", "put a model behind an OpenAI-compatible endpoint"),
