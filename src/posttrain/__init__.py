@@ -17,7 +17,15 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from posttrain.algorithms.algorithm import Algorithm
-    from posttrain.config import Config, IrlConfig, RewardModelConfig, SftConfig, as_recipe, load_recipe
+    from posttrain.config import (
+        Config,
+        DpoConfig,
+        IrlConfig,
+        RewardModelConfig,
+        SftConfig,
+        as_recipe,
+        load_recipe,
+    )
     from posttrain.generation.engine import Engine
     from posttrain.generation.generate import generate
     from posttrain.irl_runs.environment import LearnedReward
@@ -30,6 +38,7 @@ if TYPE_CHECKING:
     from posttrain.runs.reports import Run
     from posttrain.runs.watchers import Watcher
     from posttrain.tasks.base import Probe, Reading, Task
+    from posttrain.training.dpo.dpo_run import train_dpo
     from posttrain.training.evaluate import evaluate
     from posttrain.training.reward_model.reward_run import train_reward_model
     from posttrain.training.rl import train
@@ -39,6 +48,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Algorithm",
     "Config",
+    "DpoConfig",
     "Engine",
     "IrlConfig",
     "LearnedReward",
@@ -62,6 +72,7 @@ __all__ = [
     "reward_function",
     "steps",
     "train",
+    "train_dpo",
     "train_reward_model",
     "train_sft",
 ]
@@ -69,6 +80,7 @@ __all__ = [
 HOMES = {
     "Algorithm": "posttrain.algorithms.algorithm",
     "Config": "posttrain.config",
+    "DpoConfig": "posttrain.config",
     "IrlConfig": "posttrain.config",
     "RewardModelConfig": "posttrain.config",
     "SftConfig": "posttrain.config",
@@ -89,6 +101,7 @@ HOMES = {
     "Task": "posttrain.tasks.base",
     "Run": "posttrain.runs.reports",
     "train": "posttrain.training.rl",
+    "train_dpo": "posttrain.training.dpo.dpo_run",
     "train_reward_model": "posttrain.training.reward_model.reward_run",
     "train_sft": "posttrain.training.sft.sft_run",
     "evaluate": "posttrain.training.evaluate",

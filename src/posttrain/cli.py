@@ -12,6 +12,7 @@ from importlib import import_module
 COMMANDS = {
     "rl": ("rl", "train a model by reward"),
     "sft": ("sft", "train a model on rows of your own, or a small one from nothing"),
+    "dpo": ("dpo", "train a model on pairs of answers of which one is better"),
     "reward-model": ("reward_model", "train a reward model on pairs of answers"),
     "irl": ("irl", "find the reward behind demonstrations"),
     "compare": ("compare", "run recipes at an equal budget, several seeds each, and show them side by side"),

@@ -11,7 +11,7 @@ from torch import nn
 from transformers.pytorch_utils import Conv1D
 
 from posttrain.algorithms.algorithm import Algorithm
-from posttrain.config import Config, SftConfig
+from posttrain.config import Config, DpoConfig, SftConfig
 from posttrain.models.adapters.lora import lora_layers
 from posttrain.models.adapters.quantized import is_4_bit
 from posttrain.models.classifiers.classifier_memory import classifier_bytes
@@ -38,6 +38,8 @@ LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.
 """Where Linux says how much of the machine's memory a container may have."""
 SFT_ROW_TOKENS = 512
 """Length that the plan of a supervised run takes its rows to have; its micro-batches are bounded whatever it is."""
+SAMPLED_PROMPT_TOKENS = 256
+"""The same of prompts whose completions are sampled in rounds."""
 TOLD = 3
 """Parts and changes that a short form names."""
 WORDS = {
@@ -169,6 +171,26 @@ def planned_pairs(model: ModelOptions, options: PairOptions, shape: ModelShape, 
     longest = min(options.max_length or SFT_ROW_TOKENS, shape.max_positions)
     cuda = on_cuda or chosen_device(model.device).type == "cuda"
     return pairs_setup(model, options, shape, longest=longest, on_cuda=cuda)
+
+
+def dpo_setup(config: DpoConfig, shape: ModelShape, *, on_cuda: bool) -> MemorySetup:
+    """The same with a reference, and in rounds with what samples and judges their completions."""
+    options, rollout = config.dpo, config.rollout
+    pairs = planned_pairs(config.model, options, shape, on_cuda=on_cuda)
+    pairs = replace(pairs, reference=options.keeps_reference)
+    if not options.rounds:
+        return pairs
+    answer = max(1, min(rollout.max_completion_tokens, shape.max_positions - 1))
+    return replace(
+        pairs,
+        samples=True,
+        reward_models=sum(classifier_bytes(item, on_cuda=pairs.on_cuda) for item in config.rewards if item.model),
+        prompt_tokens=min(SAMPLED_PROMPT_TOKENS, shape.max_positions - answer),
+        completion_tokens=answer,
+        prompts_per_step=options.prompts_per_round,
+        group_size=rollout.group_size,
+        max_rows=rollout.max_rows,
+    )
 
 
 def policy_plan(policy: Policy, config: Config, algorithm: Algorithm, *, prompt_tokens: int) -> MemoryPlan:

@@ -353,11 +353,15 @@ def inputs_of(config: Config, own: CallerObjects) -> RunInputs:
 
 def policy_input(policy: Policy, config: Config, own: CallerObjects) -> RunInput:
     """A policy by its shape; where its weights are the reference of a KL, which no checkpoint holds, by those too."""
+    algorithm = own.algorithm or build_algorithm(config.algorithm)
+    weighed = weighed_policy(policy)
+    return weighed if algorithm.uses_reference and not config.reference.refresh_every else RunInput(weighed.what)
+
+
+def weighed_policy(policy: Policy) -> RunInput:
+    """A policy by its shape and some of its weights."""
     parameters = [*policy.model.parameters()]
     what = f"{class_name(policy.model)} of {sum(each.numel() for each in parameters)} parameters"
-    algorithm = own.algorithm or build_algorithm(config.algorithm)
-    if not algorithm.uses_reference or config.reference.refresh_every:
-        return RunInput(what)
     some = [each.detach().flatten()[:SOME_WEIGHTS].double().tolist() for each in parameters]
     return RunInput(what, sha256_of(repr(some)))
 
