@@ -40,6 +40,7 @@ ENTRY_POINTS = {
     "posttrain.training.rl.train",
     "posttrain.training.evaluate.evaluate",
     "posttrain.training.sft.sft_run.train_sft",
+    "posttrain.training.collecting.collection.collect",
     "posttrain.rewards.grading.grade.grade",
     "posttrain.course.one_group.grpo_step",
     "posttrain.trl.grpo_trainer.__init__",
@@ -49,7 +50,7 @@ ENTRY_POINTS = {
 TRIVIAL_STATEMENTS = 2
 """Statements of a function that needs no docstring."""
 FILES_IN_A_PACKAGE = 14
-LARGE_PACKAGES = {"options", "irl", "runs"}
+LARGE_PACKAGES = {"options", "irl", "runs", "commands"}
 """Packages that are a list of like things, and may hold more files; CONTRIBUTING says why."""
 NAMED_AFTER_WHAT_THEY_SERVE = {"commands", "options"}
 """Folders whose files are named after what a command runs or what a section configures."""

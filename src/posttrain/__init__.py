@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from posttrain.algorithms.algorithm import Algorithm
-    from posttrain.config import Config, IrlConfig, SftConfig, as_recipe, load_recipe
+    from posttrain.config import CollectConfig, Config, IrlConfig, SftConfig, as_recipe, load_recipe
     from posttrain.generation.engine import Engine
     from posttrain.generation.generate import generate
     from posttrain.irl_runs.environment import LearnedReward
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from posttrain.runs.reports import Run
     from posttrain.runs.watchers import Watcher
     from posttrain.tasks.base import Probe, Reading, Task
+    from posttrain.training.collecting.collection import collect
     from posttrain.training.evaluate import evaluate
     from posttrain.training.rl import train
     from posttrain.training.sft.sft_run import train_sft
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Algorithm",
+    "CollectConfig",
     "Config",
     "Engine",
     "IrlConfig",
@@ -48,6 +50,7 @@ __all__ = [
     "Watcher",
     "as_policy",
     "as_recipe",
+    "collect",
     "evaluate",
     "generate",
     "load_recipe",
@@ -60,6 +63,7 @@ __all__ = [
 
 HOMES = {
     "Algorithm": "posttrain.algorithms.algorithm",
+    "CollectConfig": "posttrain.config",
     "Config": "posttrain.config",
     "IrlConfig": "posttrain.config",
     "SftConfig": "posttrain.config",
@@ -78,6 +82,7 @@ HOMES = {
     "Run": "posttrain.runs.reports",
     "train": "posttrain.training.rl",
     "train_sft": "posttrain.training.sft.sft_run",
+    "collect": "posttrain.training.collecting.collection",
     "evaluate": "posttrain.training.evaluate",
     "generate": "posttrain.generation.generate",
     "steps": "posttrain.training.steps",

@@ -12,6 +12,7 @@ from importlib import import_module
 COMMANDS = {
     "rl": ("rl", "train a model by reward"),
     "sft": ("sft", "train a model on rows of your own, or a small one from nothing"),
+    "collect": ("collect", "make pairs of completions and have them judged: by rewards, a language model or people"),
     "irl": ("irl", "find the reward behind demonstrations"),
     "eval": ("evaluate", "measure a model on problems that are held out from training"),
     "chat": ("chat", "ask a model by hand"),

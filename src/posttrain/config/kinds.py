@@ -2,6 +2,7 @@
 
 from dataclasses import asdict, fields
 
+from posttrain.config.collect import CollectConfig
 from posttrain.config.recipes import to_yaml
 from posttrain.config.reward_model import RewardModelConfig
 from posttrain.config.sections import Config, IrlConfig, SftConfig, plain
@@ -9,12 +10,13 @@ from posttrain.options.reward_model import RewardModelOptions
 
 TrainingConfig = Config | SftConfig | RewardModelConfig
 """Those of runs that train a model: with a model, checkpoints and trackers."""
-AnyConfig = TrainingConfig | IrlConfig
+AnyConfig = TrainingConfig | CollectConfig | IrlConfig
 
 COMMAND_OF: dict[type[AnyConfig], str] = {
     Config: "rl",
     SftConfig: "sft",
     RewardModelConfig: "reward-model",
+    CollectConfig: "collect",
     IrlConfig: "irl",
 }
 """The command that reads each kind of recipe."""
