@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from posttrain.irl_runs.environment import LearnedReward
     from posttrain.irl_runs.run import recover
     from posttrain.models.policy import as_policy
+    from posttrain.rewards.grading.answers import ProcessReward, Span
     from posttrain.rewards.grading.function import reward_function
     from posttrain.rewards.model import RewardModel
     from posttrain.runs.reports import Run
@@ -42,10 +43,12 @@ __all__ = [
     "IrlConfig",
     "LearnedReward",
     "Probe",
+    "ProcessReward",
     "Reading",
     "RewardModel",
     "Run",
     "SftConfig",
+    "Span",
     "Task",
     "Watcher",
     "as_policy",
@@ -73,6 +76,8 @@ HOMES = {
     "LearnedReward": "posttrain.irl_runs.environment",
     "recover": "posttrain.irl_runs.run",
     "as_policy": "posttrain.models.policy",
+    "ProcessReward": "posttrain.rewards.grading.answers",
+    "Span": "posttrain.rewards.grading.answers",
     "reward_function": "posttrain.rewards.grading.function",
     "RewardModel": "posttrain.rewards.model",
     "Watcher": "posttrain.runs.watchers",

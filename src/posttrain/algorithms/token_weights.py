@@ -5,9 +5,14 @@ micro-batches; neither can then change the gradient.  A rollout that nothing sco
 docs/decisions/002-token-weights.md compares the rules.
 """
 
+from collections.abc import Callable, Mapping
+from typing import Literal
+
 import torch
 from jaxtyping import Bool, Float64, Int64
 from torch import Tensor
+
+Weighting = Literal["mean_over_tokens", "mean_over_sequences", "sum_over_sequence", "constant_length"]
 
 
 def mean_over_tokens(
@@ -57,3 +62,12 @@ def constant_length(
 def _shares(scored: Bool[Tensor, " rollout"], divisor: Tensor) -> Float64[Tensor, " rollout"]:
     """1 / divisor for the scored rollouts, 0 for the others, even when none is scored and the divisor is 0."""
     return torch.where(scored, 1 / divisor.double(), 0.0)
+
+
+WEIGHTINGS: Mapping[Weighting, Callable[..., Tensor]] = {
+    "mean_over_tokens": mean_over_tokens,
+    "mean_over_sequences": mean_over_sequences,
+    "sum_over_sequence": sum_over_sequence,
+    "constant_length": constant_length,
+}
+"""The rules by the names that recipes give them."""

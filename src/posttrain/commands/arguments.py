@@ -33,8 +33,9 @@ MAY_CHANGE_ON_RESUME = (
     "run.report_to",
     "checkpoint",
     "tracker",
+    "model.path",
 )
-"""How long a run goes on and what it keeps; all else is what made it the run that it is."""
+"""How long a run goes on, what it keeps, and where its model is; all else is what made it the run that it is."""
 
 
 LOADING = tuple(

@@ -12,10 +12,13 @@ from typing import Protocol, cast, runtime_checkable
 import torch
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
 from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from posttrain.errors import UserError
+from posttrain.models.adapters.dropout import token_keys
+from posttrain.models.adapters.lora import dropping_layers, in_update, name_tokens
 from posttrain.models.adapters.peft_layers import adapted_names
 from posttrain.models.recomputation import recomputing_layers
 from posttrain.models.shared_prompt.decoder import Decoder
@@ -52,12 +55,18 @@ class SharedPromptForward:
         self.decoder = Decoder(model, compute_dtype)
         self.adapted = adapted_names(model)
         """Layers that had an adapter when this was made; who trains knows of no others."""
+        self.dropping = dropping_layers(model)
 
     def completion_hidden(
         self, prompts: Sequence[Tokens], completions: Sequence[Tokens], prompt_of: Sequence[int]
     ) -> Float[Tensor, "token hidden"]:
         """See `ForwardPass`."""
-        if len(completions) == len(prompts):
+        whole = len(completions) == len(prompts)
+        if in_update(self.dropping):
+            keys = token_keys(prompts, completions, prompt_of)
+            sequences = [keys.sequence(p, i) for i, p in enumerate(prompt_of)]
+            name_tokens(self.dropping, torch.cat(sequences if whole else [*keys.prompts, *keys.completions]))
+        if whole:
             return sequence_hidden(self.decoder, [prompts[p] for p in prompt_of], completions)
         return shared_hidden(self.decoder, prompts, completions, prompt_of)
 
@@ -69,6 +78,7 @@ class PlainForward:
 
     def __init__(self, model: PreTrainedModel, compute_dtype: torch.dtype) -> None:
         self.model, self.compute_dtype = model, compute_dtype
+        self.dropping = dropping_layers(model)
 
     def completion_hidden(
         self, prompts: Sequence[Tokens], completions: Sequence[Tokens], prompt_of: Sequence[int]
@@ -79,6 +89,10 @@ class PlainForward:
         width = max(len(row) for row in rows)
         tokens = torch.tensor([(*row, *(row[0],) * (width - len(row))) for row in rows], device=device)
         positions = torch.arange(width, device=device).expand(len(rows), -1)
+        if in_update(self.dropping):
+            keys = token_keys(prompts, completions, prompt_of)
+            sequences = [keys.sequence(p, i) for i, p in enumerate(prompt_of)]
+            name_tokens(self.dropping, pad_sequence(sequences, batch_first=True))
         # Padding is on the right, so causal attention keeps it from every real token without a mask.
         with recomputing_layers(self.model):
             hidden = model_hidden(self.model, self.compute_dtype, tokens, positions, use_cache=False)

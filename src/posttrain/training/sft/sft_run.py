@@ -9,16 +9,16 @@ from typing import Protocol
 from posttrain.binding import digest_of
 from posttrain.config import SftConfig
 from posttrain.errors import UserError
+from posttrain.models.adapters.in_force import trains_adapter
 from posttrain.models.adapters.peft_objects import require_whole_adapter
 from posttrain.models.conversation_masks import Masking
-from posttrain.models.loading.folder_digest import model_digest
 from posttrain.models.loading.model_folder import load_policy
 from posttrain.models.loading.new_model import new_model, new_tokenizer
 from posttrain.models.policy import Policy, as_policy
 from posttrain.models.rendering import TokenizerRenderer
 from posttrain.options.dataset import DatasetOptions
 from posttrain.options.model import ModelOptions
-from posttrain.options.training import SftOptions
+from posttrain.options.training import SftOptions, for_policy
 from posttrain.records import Example
 from posttrain.runs.folder import saved_recipe
 from posttrain.runs.harness import Harness, HarnessOptions, require_resume
@@ -28,7 +28,7 @@ from posttrain.runs.run_inputs import (
     RunInput,
     RunInputs,
     class_name,
-    folder_of,
+    named_model,
     named_rows,
     require_same_inputs,
     rows_input,
@@ -123,6 +123,8 @@ def train_sft(
         rows=None if rows is None else list(rows), held_out=None if held_out_rows is None else list(held_out_rows)
     )
     inputs = inputs_of_sft(config, policy, given)
+    if policy is not None:
+        config = replace(config, sft=for_policy(config.sft, adapter=trains_adapter(policy.model)))
     if resume:
         inputs = require_same_inputs(Path(config.run.folder), inputs, accept_changes=accept_changes)
     watching = require_watchers(watchers)
@@ -213,9 +215,8 @@ def inputs_of_sft(config: SftConfig, policy: Policy | None, given: GivenRows) ->
         count = sum(each.numel() for each in policy.model.parameters())
         objects["policy"] = RunInput(f"{class_name(policy.model)} of {count} parameters")
     elif isinstance(config.model, ModelOptions):
-        path, template = config.model.path, config.model.chat_template
-        if not config.model.is_bundled:
-            files["model.path"] = RunInput(path, model_digest(folder_of(config.model)))
+        template = config.model.chat_template
+        files |= named_model(config.model)
         if template:
             files["model.chat_template"] = RunInput(template, digest_of(Path(template)))
     if isinstance(config.task, DatasetOptions):
