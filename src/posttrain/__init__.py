@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from posttrain.algorithms.algorithm import Algorithm
     from posttrain.config import (
+        CollectConfig,
         Config,
         DpoConfig,
         IrlConfig,
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from posttrain.runs.reports import Run
     from posttrain.runs.watchers import Watcher
     from posttrain.tasks.base import Probe, Reading, Task
+    from posttrain.training.collecting.collection import collect
     from posttrain.training.dpo.dpo_run import train_dpo
     from posttrain.training.evaluate import evaluate
     from posttrain.training.reward_model.reward_run import train_reward_model
@@ -47,6 +49,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Algorithm",
+    "CollectConfig",
     "Config",
     "DpoConfig",
     "Engine",
@@ -65,6 +68,7 @@ __all__ = [
     "Watcher",
     "as_policy",
     "as_recipe",
+    "collect",
     "evaluate",
     "generate",
     "load_recipe",
@@ -79,6 +83,7 @@ __all__ = [
 
 HOMES = {
     "Algorithm": "posttrain.algorithms.algorithm",
+    "CollectConfig": "posttrain.config",
     "Config": "posttrain.config",
     "DpoConfig": "posttrain.config",
     "IrlConfig": "posttrain.config",
@@ -104,6 +109,7 @@ HOMES = {
     "train_dpo": "posttrain.training.dpo.dpo_run",
     "train_reward_model": "posttrain.training.reward_model.reward_run",
     "train_sft": "posttrain.training.sft.sft_run",
+    "collect": "posttrain.training.collecting.collection",
     "evaluate": "posttrain.training.evaluate",
     "generate": "posttrain.generation.generate",
     "steps": "posttrain.training.steps",
