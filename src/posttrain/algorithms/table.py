@@ -125,6 +125,8 @@ def grpo(
     deviation_epsilon: float = 0.0,
     reward_aggregation: RewardAggregation = "sum_then_normalize",
     token_weights: Weighting = "mean_over_sequences",
+    mask_truncated: bool = False,
+    count_unscored: bool = False,
     ratio_to: RatioTo = "behaviour",
     kl: KlTerm | None = None,
 ) -> Algorithm:
@@ -141,6 +143,7 @@ def grpo(
         token_weights=WEIGHTINGS[token_weights],
         kl=kl,
     )
+    made = replace(made, masks_truncated=mask_truncated, counts_unscored=count_unscored)
     return decoupled(made, reward_aggregation, deviation=deviation, epsilon=deviation_epsilon, over=deviation_over)
 
 
@@ -164,6 +167,7 @@ def dapo(
     overlong: Overlong | None = PAPERS_OVERLONG,
     resample: Resample | None = DYNAMIC_SAMPLING,
     reward_aggregation: RewardAggregation = "sum_then_normalize",
+    mask_truncated: bool = False,
     ratio_to: RatioTo = "behaviour",
     kl: KlTerm | None = None,
 ) -> Algorithm:
@@ -176,7 +180,9 @@ def dapo(
         token_weights=mean_over_tokens,
         kl=kl,
     )
-    return replace(decoupled(made, reward_aggregation, overlong=overlong), resample=resample)
+    return replace(
+        decoupled(made, reward_aggregation, overlong=overlong), resample=resample, masks_truncated=mask_truncated
+    )
 
 
 def gspo(
@@ -213,6 +219,8 @@ def cispo(
     deviation_over: Literal["group", "batch"] = "group",
     deviation_epsilon: float = 0.0,
     reward_aggregation: RewardAggregation = "sum_then_normalize",
+    mask_truncated: bool = False,
+    count_unscored: bool = False,
     ratio_to: RatioTo = "behaviour",
     kl: KlTerm | None = None,
 ) -> Algorithm:
@@ -225,6 +233,7 @@ def cispo(
         token_weights=mean_over_tokens,
         kl=kl,
     )
+    made = replace(made, masks_truncated=mask_truncated, counts_unscored=count_unscored)
     return decoupled(made, reward_aggregation, deviation=deviation, epsilon=deviation_epsilon, over=deviation_over)
 
 

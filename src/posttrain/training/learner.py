@@ -123,9 +123,12 @@ class Learner:
             returns=credit.returns,
             reference_logprobs=reference,
         )
+        scored = ~grades.rewards.isnan()
+        if self.algorithm.counts_unscored:
+            scored = torch.ones_like(scored)
         return CreditedStep(
             collected=collected,
-            groups=CreditedGroups(groups=groups, scored=~grades.rewards.isnan(), columns=columns),
+            groups=CreditedGroups(groups=groups, scored=scored, columns=columns),
             advantages=mean_of_rollouts(credit.advantages, lengths),
         )
 
@@ -203,6 +206,7 @@ class Learner:
                         self.algorithm.weighted,
                         max_completion_tokens=self.settings.max_completion_tokens,
                         keep_zero_advantages=self.algorithm.keeps_zero_advantages,
+                        masks_truncated=self.algorithm.masks_truncated,
                     )
                 made.append(batch)
         return made
