@@ -18,7 +18,7 @@ def test_the_wheel_holds_the_code_the_bundled_model_the_recipes_and_no_more(tmp_
     source = ROOT / "src"
     files = (path for path in (source / "posttrain").rglob("*") if path.is_file() and "__pycache__" not in path.parts)
     expected = {path.relative_to(source).as_posix() for path in files}
-    expected |= {f"posttrain/recipes/{path.name}" for path in (ROOT / "recipes").glob("*.yaml")}
+    expected |= {f"posttrain/{path.relative_to(ROOT).as_posix()}" for path in (ROOT / "recipes").rglob("*.yaml")}
     assert packed == expected
 
     assets = {Path(name).name for name in packed if name.startswith("posttrain/assets/")}

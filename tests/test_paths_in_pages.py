@@ -12,14 +12,14 @@ ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "posttrain"
 PROSE = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *ROOT.glob("benchmarks/*.md"), *ROOT.glob("tests/**/*.md")]
 DOCS = [path for path in (*ROOT.glob("docs/*.md"), *ROOT.glob("docs/*/*.md")) if path.name != "changelog.md"]
-PAGES = sorted([*PROSE, *DOCS, ROOT / "docs" / "api.rst", *ROOT.glob("recipes/*.yaml"), *SOURCE.rglob("*.py")])
+PAGES = sorted([*PROSE, *DOCS, ROOT / "docs" / "api.rst", *ROOT.glob("recipes/**/*.yaml"), *SOURCE.rglob("*.py")])
 
 PATH = re.compile(r"(?<![\w./*{-])((?:[\w.-]+/)*[\w-]+\.(?:py|md|yaml|png|safetensors))(?![\w*])")
 FOLDER = re.compile(r"(?<![\w./])((?:src|tests|docs|recipes|benchmarks)/(?:[\w.-]+/)*)(?![\w*])")
 DOTTED = re.compile(r"\bposttrain(?:\.[A-Za-z_]\w*)+")
 EXAMPLE = re.compile(r"(?:^|/)(?:FILE|RECIPE|mine|my_\w+|program)\.(?:py|yaml)$")
 OF_A_RUN = re.compile(
-    r"(?:config\.yaml|(?:model|policy)\.safetensors|(?:curves|convergence|policy|rewards|visits)\.png|README\.md|posttrain\.lock)$"
+    r"(?:config\.yaml|(?:model|policy)\.safetensors|(?:curves|convergence|policy|rewards|visits)\.png|comparison\.(?:md|png)|README\.md|posttrain\.lock)$"
 )
 """Files of a run folder or of a model."""
 MADE = {"reference/options.md", "docs/reference/options.md"}

@@ -53,7 +53,16 @@ OTHERS_CALLS = {
 OTHERS_OPTIONS = {"isolation": "SandboxFusion's"}
 MADE_UP = {"FILE.py", "RECIPE.yaml", "mine.py", "my_rewards.py", "rows.jsonl"}
 """Names that stand for a person's own files."""
-IN_A_RUN = {"config.yaml", "summary.json", "metrics.jsonl", "reward.npz", "demonstrations.npz", "curves.png"}
+IN_A_RUN = {
+    "comparison.png",
+    "comparison.json",
+    "config.yaml",
+    "summary.json",
+    "metrics.jsonl",
+    "reward.npz",
+    "demonstrations.npz",
+    "curves.png",
+}
 IN_A_RUN |= {"manifest.json"}
 IN_A_MODEL = {"config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"}
 FROM_PYTHON_ALONE = (
@@ -262,7 +271,7 @@ def test_what_the_messages_of_a_file_name_exists_where_they_are_read(file: str) 
     [
         ("runs/x.py", "see `posttrain evaluate` of it", "no command evaluate"),
         ("commands/x.py", "go on with   posttrain lr --resume {}", "no command lr"),
-        ("commands/x.py", "choose another with --folder", "no flag --folder"),
+        ("commands/x.py", "choose another with --place", "no flag --place"),
         ("rewards/x.py", "grade(error='none') in the recipe", "no grade(error)"),
         ("rewards/x.py", "reward_function(call, nome=...) in the recipe", "no reward_function(nome)"),
         ("rewards/x.py", "load_recipe(..., runs={}) or run.folder", "no load_recipe(runs)"),

@@ -13,6 +13,7 @@ COMMANDS = {
     "rl": ("rl", "train a model by reward"),
     "sft": ("sft", "train a model on rows of your own, or a small one from nothing"),
     "irl": ("irl", "find the reward behind demonstrations"),
+    "compare": ("compare", "run recipes at an equal budget, several seeds each, and show them side by side"),
     "eval": ("evaluate", "measure a model on problems that are held out from training"),
     "chat": ("chat", "ask a model by hand"),
     "serve": ("serve", "put a model behind an OpenAI-compatible endpoint"),

@@ -221,6 +221,11 @@ def test_the_bundled_recipe_for_a_model_of_ones_own_trains_one(place: Path, caps
 
 LIMITS: dict[str, tuple[Mapping[str, Any], list[int]]] = {
     "a time limit": ({"run": {"time_limit_minutes": 1e-6, "num_steps": 50}}, [0]),
+    # 16 completions of at least a token each step.
+    "a number of tokens": (
+        {"run": {"token_limit": 17, "num_steps": 50}, "rollout": {"max_completion_tokens": 1}},
+        [0, 1, 2],
+    ),
     # A random model never solves Countdown: the first evaluation is the best, and the second and third are no better.
     "patience": (
         {"run": {"early_stop_evaluations": 2, "num_steps": 50}, "evaluation": {"every_steps": 1}},

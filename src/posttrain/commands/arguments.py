@@ -28,6 +28,7 @@ TEMPLATE = ("model.chat_template", "model.template_options")
 MAY_CHANGE_ON_RESUME = (
     "run.num_steps",
     "run.time_limit_minutes",
+    "run.token_limit",
     "run.early_stop_evaluations",
     "run.report_to",
     "checkpoint",

@@ -159,11 +159,12 @@ def short_form(source: str, weight: float) -> str:
 
 
 def bundled_recipes() -> dict[str, Path]:
-    """The recipes that come with the package, by name."""
+    """The recipes that come with the package, by name; one in a folder has it before its name: compare/rloo."""
     here = Path(__file__).parents[1]
     installed = here / "recipes"  # in a wheel; in a checkout they lie at its top
     folder = installed if installed.is_dir() else here.parents[1] / "recipes"
-    return {path.stem: path for path in sorted(folder.glob("*.yaml"))}
+    found = [*sorted(folder.glob("*.yaml")), *sorted(folder.glob("*/*.yaml"))]
+    return {path.relative_to(folder).with_suffix("").as_posix(): path for path in found}
 
 
 def find_recipe(name: str) -> Path:

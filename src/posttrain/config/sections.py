@@ -149,7 +149,7 @@ class SftConfig:
         object.__setattr__(self, "sft", for_what_is_trained(self.sft, adapter=adapter, where="sft"))
         if self.run.num_steps < 1:
             raise UserError(f"run.num_steps = {self.run.num_steps} leaves a new model untrained; use >= 1")
-        for option in ("time_limit_minutes", "early_stop_evaluations"):
+        for option in ("time_limit_minutes", "token_limit", "early_stop_evaluations"):
             value = getattr(self.run, option)
             if value is not None:
                 raise UserError(

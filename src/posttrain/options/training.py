@@ -147,6 +147,9 @@ class RunOptions:
     time_limit_minutes: float | None = None
     """Stop, as at the last step, once the run has taken this long, what it took before it was resumed included; null is
     no limit."""
+    token_limit: int | None = None
+    """Stop, as at the last step, once so many completion tokens have been sampled to train on, those of groups that
+    dynamic sampling set aside included; null is no limit."""
     early_stop_evaluations: int | None = None
     """Stop after this many evaluations in a row without a new best; null goes on."""
     threads: int = 0
@@ -161,6 +164,8 @@ class RunOptions:
         require(self.num_steps >= 0, self, "num_steps", "is negative; use >= 0")
         limit, patience = self.time_limit_minutes, self.early_stop_evaluations
         require(limit is None or limit > 0, self, "time_limit_minutes", "leaves no time; use > 0, or null for no limit")
+        tokens = self.token_limit
+        require(tokens is None or tokens >= 1, self, "token_limit", "never trains; use >= 1, or null for no limit")
         require(patience is None or patience >= 1, self, "early_stop_evaluations", "never trains; use >= 1, or null")
         require(len(set(self.report_to)) == len(self.report_to), self, "report_to", "names one twice; name each once")
         require(self.threads >= 0, self, "threads", "is negative; use >= 1, or 0 for torch's choice")

@@ -64,6 +64,7 @@ def lasting(config: Config | SftConfig) -> Config | SftConfig:
         overwrite=False,
         num_steps=RunOptions().num_steps,
         time_limit_minutes=None,
+        token_limit=None,
         early_stop_evaluations=None,
         report_to=(),
     )

@@ -60,7 +60,17 @@ class CollectedStep:
     @property
     def num_completion_tokens(self) -> int:
         """Tokens sampled for the groups that are trained on."""
-        return sum(len(rollout.tokens) for group in self.groups for rollout in group.rollouts)
+        return completion_tokens(self.groups)
+
+    @property
+    def num_sampled_tokens(self) -> int:
+        """The same with those of the groups that were set aside."""
+        return self.num_completion_tokens + sum(completion_tokens(groups) for groups, _ in self.replaced)
+
+
+def completion_tokens(groups: Sequence[Group]) -> int:
+    """Tokens of all completions of some groups."""
+    return sum(len(rollout.tokens) for group in groups for rollout in group.rollouts)
 
 
 class Collector:

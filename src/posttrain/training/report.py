@@ -150,7 +150,12 @@ def write_results(session: Session, run: RunFolder, state: RunState, after: Mapp
         before=state.before,
         after=after,
         seconds=state.seconds,
-        tokens={"completion": state.completion_tokens, "trained": state.trained_tokens, "all": state.num_tokens},
+        tokens={
+            "completion": state.completion_tokens,
+            "sampled": state.sampled_tokens,
+            "trained": state.trained_tokens,
+            "all": state.num_tokens,
+        },
         device=str(session.policy.device),
         run=described_run(session, state, [line["reward"] for line in run.metrics() if "reward" in line]),
     )

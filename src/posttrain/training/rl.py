@@ -152,7 +152,7 @@ def harness_options(
             SameReward(folder, config.grading.max_same_reward_steps),
         ],
         score=lambda metrics: metrics.get("eval/accuracy_sampled"),
-        stop_early=lambda: out_of_patience(config, session.trained.run),
+        stop_early=lambda: at_an_end(config, session.trained.run),
         config=config,
         from_step=from_step,
         kept_from={"metrics.jsonl": 0, "scores.jsonl": 1, "rollouts": 1},
@@ -213,6 +213,7 @@ def count_step(state: RunState, collected: CollectedStep, updates: Sequence[Upda
     state.step, state.num_updates = collected.step, num_updates
     state.num_tokens += step_tokens(collected.groups)
     state.completion_tokens += collected.num_completion_tokens
+    state.sampled_tokens += collected.num_sampled_tokens
     state.trained_tokens += sum(update.num_tokens for update in updates)
 
 
@@ -230,6 +231,7 @@ def step_report(
         "num_groups": float(len(collected.groups)),
         "num_replaced_groups": float(sum(len(groups) for groups, _ in collected.replaced)),
         "num_tokens": float(session.trained.run.num_tokens),
+        "num_sampled_tokens": float(session.trained.run.sampled_tokens),
         **evaluation,
     }
     return StepReport(
@@ -256,10 +258,11 @@ def evaluate_when_due(session: Session, harness: Harness) -> Mapping[str, float]
     return metrics
 
 
-def out_of_patience(config: Config, state: RunState) -> bool:
-    """Whether too many evaluations in a row brought no new best."""
-    patience = config.run.early_stop_evaluations
-    return patience is not None and state.evaluations_since_best >= patience
+def at_an_end(config: Config, state: RunState) -> bool:
+    """Whether too many evaluations in a row brought no new best, or all tokens of the run are sampled."""
+    patience, limit = config.run.early_stop_evaluations, config.run.token_limit
+    out_of_patience = patience is not None and state.evaluations_since_best >= patience
+    return out_of_patience or (limit is not None and state.sampled_tokens >= limit)
 
 
 def measure_before(session: Session, harness: Harness) -> None:

@@ -19,6 +19,8 @@ class RunState:
     num_tokens: int = 0
     """Prompt and completion tokens of all rollouts."""
     completion_tokens: int = 0
+    sampled_tokens: int = 0
+    """Completion tokens sampled in training, those of groups that dynamic sampling set aside included."""
     trained_tokens: int = 0
     seconds: dict[str, float] = field(default_factory=dict)
     """Wall time by stage, resumed parts included."""

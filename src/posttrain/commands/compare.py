@@ -1,0 +1,78 @@
+"""`posttrain compare`: recipes beside each other at an equal budget, several seeds each."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from posttrain.commands.arguments import configured, recipe_layers, require_model, split_arguments
+from posttrain.commands.flags import COMMAND_LINE, CommandSpec
+from posttrain.config import Config
+from posttrain.errors import UserError
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompareSwitches:
+    """What is run, and where it is kept."""
+
+    base: str = ""
+    """Recipe that lies under each of the compared ones: what they all share.  May be given several times."""
+    seeds: int = 3
+    """Runs of each recipe, with the seeds `run.seed`, `run.seed` + 1 and so on."""
+    budget: str = ""
+    """What every run may use up: tokens=N (sampled to train on), minutes=M (evaluations included), or both.  Without
+    one the recipes' own steps."""
+    folder: str = "runs/comparison"
+    """Where runs, results, table and picture are kept.  The same command goes on where it was stopped."""
+    dry_run: bool = False
+    """Show what would be run, and run nothing."""
+
+
+PROGRAM = CommandSpec(
+    name="posttrain compare RECIPE.yaml [RECIPE.yaml ...]",
+    description="Run recipes of `posttrain rl` at an equal budget with several seeds each, and show held-out accuracy,"
+    " KL, length, tokens, time and memory side by side: one table, one picture.  Flags override all recipes.",
+    switches=CompareSwitches(),
+)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run what is not finished, and print the table."""
+    bases, rest = split_base(arguments)
+    given = split_arguments(rest)
+    first, _ = given.first("RECIPE", PROGRAM)
+    recipes = given.positional or [first]
+    from posttrain.training.comparison.cells import make_cells, read_budget, variant_names
+
+    variants: dict[str, Config] = {}
+    for name, recipe in zip(variant_names(recipes), recipes, strict=True):
+        layers = recipe_layers([*bases, recipe] if given.positional else bases)
+        variants[name], switches = configured(Config, layers, given.flags, PROGRAM)
+        require_model(variants[name].model)
+    budget, folder = read_budget(switches.budget), Path(switches.folder)
+    cells = make_cells(variants, seeds=switches.seeds, budget=budget, folder=folder)
+    if switches.dry_run:
+        print(f"{len(cells)} runs, each with a budget of {budget}, in {folder}:")
+        for cell in cells:
+            print(f"  {cell.name:30} {cell.config.algorithm}")
+        return 0
+    from posttrain.training.comparison.compare import compare
+
+    table = compare(cells, budget, folder)
+    print(f"\n{table}\n\n{folder}/comparison.md, comparison.png and comparison.json have it.")
+    return 0
+
+
+def split_base(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The recipes that `--base` names, and the other arguments."""
+    bases: list[str] = []
+    rest: list[str] = []
+    waiting = iter(arguments)
+    for argument in waiting:
+        if argument != "--base" and not argument.startswith("--base="):
+            rest.append(argument)
+            continue
+        value = argument.partition("=")[2] if "=" in argument else next(waiting, "")
+        if not value or value.startswith("-"):
+            raise UserError(f"{COMMAND_LINE}: --base names no recipe; give a file or the name of a bundled one.")
+        bases.append(value)
+    return bases, rest

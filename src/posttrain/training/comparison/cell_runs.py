@@ -1,0 +1,147 @@
+"""Cells as processes of their own, each with a result that is kept, so that a comparison goes on where it stopped."""
+
+import hashlib
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from posttrain.errors import RunError, UserError
+from posttrain.runs.files import read_metrics, write_atomically
+from posttrain.training.comparison.cells import Cell
+
+RESULT = "cell.json"
+LOG = "cell.log"
+ACCURACY = "eval/accuracy_sampled"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CellResult:
+    """What came out of a cell: the content of its cell.json."""
+
+    variant: str
+    seed: int
+    recipe_digest: str
+    """SHA-256 of the recipe that it was made by."""
+    before: Mapping[str, Any]
+    """Held-out results, as in summary.json."""
+    after: Mapping[str, Any]
+    steps: int
+    sampled_tokens: int
+    seconds: float
+    """Of the whole run, its evaluations included."""
+    training_seconds: float
+    """Of its steps alone."""
+    peak_memory_bytes: int
+    kl: Mapping[str, float]
+    """KL(π‖π₀) on held-out prompts; see `drift.Drift`."""
+    curve: Sequence[tuple[int, float, float]]
+    """(tokens sampled, seconds of training, held-out accuracy) along the way."""
+    device: str
+    versions: Mapping[str, str]
+
+
+def recipe_digest(cell: Cell) -> str:
+    """Tells the recipe of a cell from any other; where the run is kept plays no part."""
+    config = cell.recipe.replace(str(cell.folder), "FOLDER")
+    return hashlib.sha256(config.encode()).hexdigest()
+
+
+def kept_result(cell: Cell) -> CellResult | None:
+    """The result of a cell that has been run.  Raises UserError where it is of another recipe."""
+    file = cell.folder / RESULT
+    if not file.is_file():
+        return None
+    try:
+        result = CellResult(**json.loads(file.read_text(encoding="utf-8")))
+    except (ValueError, TypeError) as error:
+        raise RunError(f"{file}: is no result of a cell ({error}).  Delete {cell.folder} to run it again.") from None
+    if result.recipe_digest != recipe_digest(cell):
+        raise UserError(
+            f"{file}: was made by another recipe than {cell.name} has now.  Delete {cell.folder} to run it again, or"
+            " keep this comparison in another folder."
+        )
+    return result
+
+
+def run_cell(cell: Cell, drift: Callable[[Cell], Mapping[str, float]]) -> CellResult:
+    """Run a cell to its end, or on to its end where it was begun, in a process of its own; its result is kept.
+
+    A process of its own has a peak of memory of its own.  Raises RunError where the run fails.
+    """
+    log = cell.folder.parent / f"{cell.folder.name}.{LOG}"
+    if not (cell.folder / "summary.json").is_file():
+        cell.folder.parent.mkdir(parents=True, exist_ok=True)
+        recipe = cell.folder.parent / f"{cell.folder.name}.yaml"
+        write_atomically(recipe, cell.recipe.encode())
+        begun = (cell.folder / "config.yaml").is_file()
+        command = ["rl", "--resume", str(cell.folder)] if begun else ["rl", str(recipe)]
+        run_command(command, cell, log)
+    result = cell_result(cell, drift(cell))
+    content = json.dumps(asdict(result), indent=1)
+    write_atomically(cell.folder / RESULT, content.encode())
+    return result
+
+
+def run_command(command: Sequence[str], cell: Cell, log: Path) -> None:
+    """Run `posttrain` with these arguments, what it prints at the end of a log; it is ended with this process."""
+    with log.open("ab") as output:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "posttrain", *command],
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            stdin=subprocess.DEVNULL,
+        )
+        try:
+            code = process.wait()
+        except BaseException:
+            process.terminate()  # it saves the step that it is at
+            process.wait()
+            raise
+    if code:
+        last = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-1:]
+        raise RunError(
+            f"{cell.name}: `posttrain {' '.join(command)}` ended with {code}: {''.join(last)}\n    {log} has all that"
+            " it said.  The cells that are finished are kept; the same command goes on with the others."
+        )
+
+
+def cell_result(cell: Cell, kl: Mapping[str, float]) -> CellResult:
+    """What the run folder of a cell says of it."""
+    summary = json.loads((cell.folder / "summary.json").read_text(encoding="utf-8"))
+    curve = list(accuracy_curve(read_metrics(cell.folder / "metrics.jsonl")))
+    seconds = summary["seconds"]
+    return CellResult(
+        variant=cell.variant,
+        seed=cell.seed,
+        recipe_digest=recipe_digest(cell),
+        before=summary["before"],
+        after=summary["after"],
+        steps=summary["steps"],
+        sampled_tokens=summary["tokens"]["sampled"],
+        seconds=seconds["total"],
+        training_seconds=seconds["total"] - seconds.get("evaluate", 0.0),
+        peak_memory_bytes=summary["peak_memory_bytes"],
+        kl=kl,
+        curve=curve,
+        device=summary["device"],
+        versions=summary["versions"],
+    )
+
+
+def accuracy_curve(records: Sequence[Mapping[str, object]]) -> Iterator[tuple[int, float, float]]:
+    """(tokens sampled so far, seconds of training so far, held-out accuracy) wherever it was measured."""
+    tokens, seconds = 0, 0.0
+    for record in records:
+        tokens = int(number(record.get("num_sampled_tokens"), tokens))
+        seconds += number(record.get("step_time"), 0.0) - number(record.get("seconds/evaluate"), 0.0)
+        if isinstance(accuracy := record.get(ACCURACY), int | float):
+            yield tokens, seconds, float(accuracy)
+
+
+def number(value: object, otherwise: float) -> float:
+    """A number of the journal, or what stands for one that is not there."""
+    return float(value) if isinstance(value, int | float) else otherwise

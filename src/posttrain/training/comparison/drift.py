@@ -1,0 +1,61 @@
+"""How far training has moved a policy: its KL to the one that it started from, on held-out prompts."""
+
+import math
+from dataclasses import dataclass, replace
+from statistics import fmean, stdev
+
+from posttrain.generation.engine import sample_groups
+from posttrain.generation.request import Request
+from posttrain.generation.streams import StreamKey
+from posttrain.models.loading.model_folder import load_policy
+from posttrain.options.adapter import run_model
+from posttrain.options.sampling import Sampling
+from posttrain.tasks.answers_of_task import held_out_prompts, training_prompts
+from posttrain.training.comparison.cells import Cell
+from posttrain.training.session import open_session
+from posttrain.training.update import group_logprobs
+
+PROMPTS = 64
+SAMPLES = 4
+"""Completions of each prompt."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drift:
+    """KL(π‖π₀) from completions of π at temperature 1, in nats."""
+
+    per_completion: float
+    per_completion_error: float
+    """Standard error of the mean over completions."""
+    per_token: float
+    """The same sum over the number of tokens."""
+
+
+def kl_to_start(cell: Cell) -> Drift:
+    """The KL of a finished cell's policy to the model that it started from.
+
+    KL(π‖π₀) = E_{y ~ π} Σ_t log π(y_t) - log π₀(y_t)      k1: unbiased, of a completion as a whole
+    """
+    config = cell.config
+    trained = replace(config, model=replace(config.model, path=str(run_model(cell.folder)), adapter=None))
+    with open_session(trained, inference=True) as session:
+        session.load_weights()
+        prompts = held_out_prompts(session.task)[:PROMPTS] or training_prompts(session.task, 1, range(PROMPTS))
+        request = Request(
+            group_size=SAMPLES,
+            max_completion_tokens=config.rollout.max_completion_tokens,
+            sampling=Sampling(),
+            key=StreamKey(cell.seed, "kl to start", 0),
+        )
+        groups = sample_groups(session.engine, prompts, request)
+    start = load_policy(config.model, seed=cell.seed, inference=True)
+    logprobs = group_logprobs(start, groups, temperature=1.0, max_tokens=config.update.tokens_per_microbatch)
+    rollouts = [rollout for group in groups for rollout in group.rollouts]
+    lengths = [len(rollout.tokens) for rollout in rollouts]
+    of_start = [part.sum().item() for part in logprobs.split(lengths)]
+    ratios = [sum(rollout.logprobs) - other for rollout, other in zip(rollouts, of_start, strict=True)]
+    return Drift(
+        per_completion=fmean(ratios),
+        per_completion_error=stdev(ratios) / math.sqrt(len(ratios)),
+        per_token=sum(ratios) / sum(lengths),
+    )

@@ -1,0 +1,112 @@
+"""What the cells of a variant say together: means over seeds, with intervals that are honest about few of them."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean, stdev
+
+from posttrain.training.comparison.cell_runs import CellResult
+
+CONFIDENCE = 0.95
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimate:
+    """A mean with its 95% interval; both ends are None of a single number."""
+
+    mean: float
+    low: float | None = None
+    high: float | None = None
+
+    def __str__(self) -> str:
+        if self.low is None or self.high is None:
+            return f"{self.mean:.3f}"
+        return f"{self.mean:.3f} [{self.low:.3f}, {self.high:.3f}]"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VariantResult:
+    """One row of the table."""
+
+    variant: str
+    seeds: tuple[int, ...]
+    before: Estimate
+    """Held-out accuracy at temperature 1 before training, as the next two."""
+    after: Estimate
+    gain_over_first: Estimate | None
+    """Accuracy beyond that of the table's first variant with the same seed; None of that variant itself."""
+    greedy: float | None
+    pass_at_8: float | None
+    mean_length: float
+    kl_per_completion: float
+    """KL(π‖π₀) on held-out prompts, in nats."""
+    kl_per_token: float
+    steps: float
+    sampled_tokens: float
+    training_seconds: float
+    seconds: float
+    peak_memory_bytes: int
+
+
+def mean_over_seeds(values: Sequence[float]) -> Estimate:
+    """The mean, with Student's t interval over seeds; of one value no interval.
+
+        x̄ ± t_{n-1, .975} s / √n
+
+    Seeds differ in prompts and samples of training, not in the held-out problems: the interval says what another seed
+    may come to on the same problems.
+    """
+    mean = fmean(values)
+    if len(values) < 2:
+        return Estimate(mean=mean)
+    from scipy.stats import t
+
+    half = float(t.ppf(0.5 + CONFIDENCE / 2, len(values) - 1)) * stdev(values) / math.sqrt(len(values))
+    return Estimate(mean=mean, low=mean - half, high=mean + half)
+
+
+def variant_results(results: Sequence[CellResult]) -> list[VariantResult]:
+    """A row for every variant, in the order in which they first come; variants with unequal seeds are told by them."""
+    by_variant: dict[str, dict[int, CellResult]] = {}
+    for result in results:
+        by_variant.setdefault(result.variant, {})[result.seed] = result
+    first = next(iter(by_variant.values()), {})
+    return [
+        variant_result(name, cells, first if number else None)
+        for number, (name, cells) in enumerate(by_variant.items())
+    ]
+
+
+def variant_result(name: str, cells: Mapping[int, CellResult], first: Mapping[int, CellResult] | None) -> VariantResult:
+    """The row of one variant; `first` are the cells that it is compared with, seed by seed."""
+    runs = list(cells.values())
+    both = sorted(cells.keys() & first.keys()) if first is not None else []
+    gains = [accuracy(cells[seed]) - accuracy(first[seed]) for seed in both] if first is not None else []
+    return VariantResult(
+        variant=name,
+        seeds=tuple(sorted(cells)),
+        before=mean_over_seeds([float(run.before["accuracy_sampled"]) for run in runs]),
+        after=mean_over_seeds([accuracy(run) for run in runs]),
+        gain_over_first=mean_over_seeds(gains) if gains else None,
+        greedy=mean_or_none([run.after["accuracy_greedy"] for run in runs]),
+        pass_at_8=mean_or_none([run.after["pass_at_8"] for run in runs]),
+        mean_length=fmean(run.after["mean_length"] for run in runs),
+        kl_per_completion=fmean(run.kl["per_completion"] for run in runs),
+        kl_per_token=fmean(run.kl["per_token"] for run in runs),
+        steps=fmean(run.steps for run in runs),
+        sampled_tokens=fmean(run.sampled_tokens for run in runs),
+        training_seconds=fmean(run.training_seconds for run in runs),
+        seconds=fmean(run.seconds for run in runs),
+        peak_memory_bytes=max(run.peak_memory_bytes for run in runs),
+    )
+
+
+def accuracy(run: CellResult) -> float:
+    """Held-out accuracy at temperature 1 after training."""
+    return float(run.after["accuracy_sampled"])
+
+
+def mean_or_none(values: Sequence[float | None]) -> float | None:
+    """The mean, or None where some run did not measure it."""
+    known = [value for value in values if value is not None]
+    return fmean(known) if len(known) == len(values) and known else None

@@ -1,0 +1,173 @@
+"""What a comparison says of its cells, worked out by hand; and what it refuses to compare."""
+
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from posttrain.config import load_recipe
+from posttrain.errors import RunError, UserError
+from posttrain.training.comparison.cell_runs import CellResult, accuracy_curve, kept_result, recipe_digest
+from posttrain.training.comparison.cells import Budget, Cell, make_cells, read_budget, variant_names
+from posttrain.training.comparison.comparison_report import markdown_table, mean_curve, write_comparison
+from posttrain.training.comparison.statistics import mean_over_seeds, variant_results
+
+VARIANTS = {
+    "grpo": load_recipe(algorithm={"name": "grpo"}),
+    "rloo": load_recipe(algorithm={"name": "rloo"}),
+}
+
+
+def result(variant: str, seed: int, after: float, **others: Any) -> CellResult:
+    fields: dict[str, Any] = {
+        "variant": variant,
+        "seed": seed,
+        "recipe_digest": "",
+        "before": {"accuracy_sampled": 0.2},
+        "after": {"accuracy_sampled": after, "accuracy_greedy": 0.3, "pass_at_8": None, "mean_length": 40.0},
+        "steps": 10,
+        "sampled_tokens": 1000,
+        "seconds": 20.0,
+        "training_seconds": 12.0,
+        "peak_memory_bytes": 10**9,
+        "kl": {"per_completion": 1.5, "per_completion_error": 0.1, "per_token": 0.03},
+        "curve": [(0, 0.0, 0.2), (1000, 12.0, after)],
+        "device": "cpu",
+        "versions": {},
+    }
+    return CellResult(**(fields | others))
+
+
+def test_a_budget_is_tokens_or_minutes_or_both() -> None:
+    assert read_budget("tokens=200_000") == Budget(tokens=200_000)
+    assert read_budget("minutes=1.5") == Budget(minutes=1.5)
+    assert read_budget("tokens=10,minutes=2") == Budget(tokens=10, minutes=2.0)
+    assert not read_budget("")
+
+
+@pytest.mark.parametrize("text", ["steps=3", "tokens", "tokens=many", "minutes=0", "tokens=-4"])
+def test_what_is_no_budget_is_told_with_the_forms_of_one(text: str) -> None:
+    with pytest.raises(UserError, match=r"budget .*(Use tokens=200000, minutes=3|use more than 0)"):
+        read_budget(text)
+
+
+def test_all_variants_come_with_one_seed_before_any_comes_with_the_next() -> None:
+    cells = make_cells(VARIANTS, seeds=2, budget=Budget(tokens=500), folder=Path("there"))
+    assert [(cell.variant, cell.seed) for cell in cells] == [("grpo", 0), ("rloo", 0), ("grpo", 1), ("rloo", 1)]
+    assert {cell.config.run.token_limit for cell in cells} == {500}
+    assert {cell.config.run.time_limit_minutes for cell in cells} == {None}
+    assert cells[1].folder == Path("there/cells/rloo-seed-0")
+    unbounded = make_cells(VARIANTS, seeds=1, budget=Budget(), folder=Path("there"))
+    assert unbounded[0].config.run.num_steps == VARIANTS["grpo"].run.num_steps
+
+
+def differs(**sections: Any) -> dict[str, Any]:
+    return {"grpo": VARIANTS["grpo"], "other": load_recipe(**sections)}
+
+
+@pytest.mark.parametrize(
+    ("section", "what"),
+    [
+        ({"task": {"name": "arithmetic"}}, "task"),
+        ({"evaluation": {"samples": 3}}, "evaluation"),
+        ({"model": {"path": "bundled-instruct"}}, "model"),
+        ({"run": {"seed": 4}}, "run.seed"),
+        ({"rollout": {"max_completion_tokens": 5}}, "rollout.max_completion_tokens"),
+    ],
+)
+def test_variants_that_are_measured_in_different_ways_are_refused(section: dict[str, Any], what: str) -> None:
+    with pytest.raises(UserError, match=rf"^{what} differs between grpo and other.*could not be compared"):
+        make_cells(differs(**section), seeds=1, budget=Budget(), folder=Path())
+
+
+def test_rewards_may_differ_only_where_the_task_has_a_measure_of_its_own() -> None:
+    format_reward = [{"name": "format"}]
+    assert make_cells(differs(rewards=format_reward), seeds=1, budget=Budget(), folder=Path())
+    rows = {"task": {"name": "dataset", "path": "rows.jsonl"}}
+    of_rows = {"a": load_recipe(**rows, rewards=format_reward), "b": load_recipe(**rows, rewards=[{"name": "math"}])}
+    with pytest.raises(UserError, match=r"^rewards differs between a and b"):
+        make_cells(of_rows, seeds=1, budget=Budget(), folder=Path())
+
+
+def test_a_rate_that_falls_with_the_steps_does_not_go_with_a_budget() -> None:
+    falling = {"grpo": load_recipe(update={"schedule": "linear"})}
+    with pytest.raises(UserError, match=r"update.schedule = linear falls to zero at run.num_steps"):
+        make_cells(falling, seeds=1, budget=Budget(minutes=1), folder=Path())
+    assert make_cells(falling, seeds=1, budget=Budget(), folder=Path())
+
+
+def test_no_seed_and_two_recipes_of_one_name_are_refused() -> None:
+    with pytest.raises(UserError, match="seeds = 0 is no run at all"):
+        make_cells(VARIANTS, seeds=0, budget=Budget(), folder=Path())
+    with pytest.raises(UserError, match="two recipes are called grpo"):
+        variant_names(["here/grpo.yaml", "there/grpo.yaml"])
+
+
+def test_the_interval_over_seeds_is_students() -> None:
+    # s = .1 and t(2, .975) = 4.302653: .6 ± 4.302653 · .1 / √3
+    estimate = mean_over_seeds([0.5, 0.6, 0.7])
+    assert estimate.mean == pytest.approx(0.6)
+    assert estimate.low is not None
+    assert estimate.low == pytest.approx(0.6 - 4.302653 * 0.1 / math.sqrt(3), abs=1e-6)
+    assert mean_over_seeds([0.5]).low is None
+
+
+def test_a_gain_is_over_the_first_variant_with_the_same_seed() -> None:
+    rows = variant_results(
+        [result("grpo", 0, 0.4), result("rloo", 0, 0.5), result("grpo", 1, 0.6), result("rloo", 1, 0.7)]
+    )
+    assert [row.variant for row in rows] == ["grpo", "rloo"]
+    assert rows[0].gain_over_first is None
+    gain = rows[1].gain_over_first
+    assert gain is not None
+    assert (gain.mean, gain.low, gain.high) == (pytest.approx(0.1), pytest.approx(0.1), pytest.approx(0.1))
+    alone = variant_results([result("grpo", 0, 0.4), result("rloo", 1, 0.5)])
+    assert alone[1].gain_over_first is None  # no seed in common
+
+
+def test_a_curve_counts_tokens_and_seconds_of_training_and_leaves_evaluations_out() -> None:
+    records = [
+        {"step": 0, "eval/accuracy_sampled": 0.2},
+        {"step": 1, "num_sampled_tokens": 100.0, "step_time": 2.0},
+        {
+            "step": 2,
+            "num_sampled_tokens": 250.0,
+            "step_time": 5.0,
+            "seconds/evaluate": 3.0,
+            "eval/accuracy_sampled": 0.3,
+        },
+        {"step": 2, "eval/accuracy_sampled": 0.35},
+    ]
+    assert list(accuracy_curve(records)) == [(0, 0.0, 0.2), (250, 4.0, 0.3), (250, 4.0, 0.35)]
+
+
+def test_the_mean_curve_goes_as_far_as_the_shortest_of_them() -> None:
+    at, mean = mean_curve([[(0, 0.0, 0.0), (100, 1.0, 1.0)], [(0, 0.0, 0.0), (200, 1.0, 1.0)]], 0)
+    assert at[-1] == 100
+    assert mean[-1] == pytest.approx((1.0 + 0.5) / 2)
+
+
+def test_table_and_files_have_a_row_for_each_variant(tmp_path: Path) -> None:
+    results = [result("grpo", 0, 0.4), result("rloo", 0, 0.5)]
+    table = write_comparison(tmp_path, results, "minutes=1")
+    assert table == markdown_table(variant_results(results))
+    header, rule, grpo, rloo = table.splitlines()
+    assert header.count("|") == rule.count("|") == grpo.count("|") == rloo.count("|")
+    assert "| rloo | 0 | 0.200 | 0.500 | 0.100 | 0.300 |  | 40 | 1.50 | 0.0300 | 10 | 1,000 | 12 | 20 | 1.00 |" in rloo
+    assert table in (tmp_path / "comparison.md").read_text()
+    assert (tmp_path / "comparison.png").stat().st_size > 0
+
+
+def test_a_kept_result_is_only_taken_for_the_recipe_that_made_it(tmp_path: Path) -> None:
+    (cell,) = make_cells({"grpo": VARIANTS["grpo"]}, seeds=1, budget=Budget(), folder=tmp_path)
+    assert kept_result(cell) is None
+    cell.folder.mkdir(parents=True)
+    (cell.folder / "cell.json").write_text("{}")
+    with pytest.raises(RunError, match="is no result of a cell"):
+        kept_result(cell)
+    elsewhere = replace(cell, config=replace(cell.config, run=replace(cell.config.run, folder="other/place")))
+    assert recipe_digest(cell) == recipe_digest(elsewhere)
+    other = Cell(variant="grpo", seed=0, config=replace(cell.config, algorithm=VARIANTS["rloo"].algorithm))
+    assert recipe_digest(cell) != recipe_digest(other)

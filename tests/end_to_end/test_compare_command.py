@@ -1,0 +1,119 @@
+"""`posttrain compare` from end to end: equal budgets, one table, and nothing run twice."""
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from posttrain.cli import main
+from posttrain.training.comparison import cell_runs
+from tests.support.runs import save_tiny_model, tiny_recipe
+
+Stop = Callable[[int], bool]
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two variants over one base, of a tiny model."""
+    made = tmp_path_factory.mktemp("compare")
+    save_tiny_model(made / "model")
+    tiny_recipe(made / "base", evaluation={"every_steps": 1, "samples": 1, "brief_problems": 2})
+    for name in ("grpo", "rloo"):
+        (made / f"{name}.yaml").write_text(yaml.safe_dump({"algorithm": {"name": name}}))
+    return made
+
+
+def in_process(calls: list[Sequence[str]], stop: Stop = lambda number: False) -> Callable[..., None]:
+    """Runs the command of a cell here; an interruption in place of those that `stop` names."""
+
+    def run(command: Sequence[str], cell: Any, log: Path) -> None:
+        calls.append(command)
+        if stop(len(calls)):
+            raise KeyboardInterrupt
+        assert main([str(each) for each in command]) == 0
+
+    return run
+
+
+def compare(place: Path, folder: str, *more: str) -> int:
+    recipes = [str(place / "grpo.yaml"), str(place / "rloo.yaml")]
+    given = ["--base", str(place / "base" / "recipe.yaml"), "--budget", "tokens=100"]
+    given += [] if "--seeds" in more else ["--seeds", "2"]
+    return main(["compare", *recipes, *given, "--folder", str(place / folder), *more])
+
+
+def lasting(place: Path, folder: str) -> list[dict[str, Any]]:
+    """What the comparison found, without what no two runs share."""
+    cells = json.loads((place / folder / "comparison.json").read_text())["cells"]
+    timed = ("seconds", "training_seconds", "peak_memory_bytes")
+    return [
+        {name: value for name, value in cell.items() if name not in timed}
+        | {"curve": [(tokens, accuracy) for tokens, _, accuracy in cell["curve"]]}
+        for cell in cells
+    ]
+
+
+def test_every_cell_has_the_same_budget_and_a_stopped_comparison_goes_on_with_the_cells_that_are_left(
+    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    calls: list[Sequence[str]] = []
+    monkeypatch.setattr(cell_runs, "run_command", in_process(calls))
+    assert compare(place, "whole") == 0
+    told = capsys.readouterr().out
+    assert "[4/4] rloo seed 1" in told
+    assert "| rloo | 0, 1 |" in told
+    assert len(calls) == 4
+
+    whole = lasting(place, "whole")
+    # 16 completions of 1 to 6 tokens a step: whole steps until 100 tokens or more are sampled, and no step beyond.
+    assert all(100 <= cell["sampled_tokens"] < 100 + 16 * 6 for cell in whole)
+    assert all(cell["curve"][-1][0] == cell["sampled_tokens"] for cell in whole)
+    assert [cell["kl"]["per_completion"] for cell in whole] != [0.0] * 4  # the policies have moved
+    assert (place / "whole" / "comparison.png").is_file()
+
+    assert compare(place, "whole") == 0  # all is finished
+    assert len(calls) == 4
+
+    monkeypatch.setattr(cell_runs, "run_command", in_process(calls, stop=lambda number: number == 6))
+    assert compare(place, "stopped", "--seeds", "1") == 130  # in the second cell
+    assert compare(place, "stopped", "--seeds", "1") == 0
+    assert lasting(place, "stopped") == whole[:2]
+
+
+def test_a_cell_of_another_recipe_is_not_taken_for_this_one(
+    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(cell_runs, "run_command", in_process([]))
+    one = ("--seeds", "1", "--run.threads", "1")
+    assert compare(place, "other", *one) == 0
+    assert compare(place, "other", *one, "--update.learning-rate", "1e-3") == 2
+    assert "was made by another recipe than grpo seed 0 has now" in capsys.readouterr().err
+
+
+def test_a_cell_that_fails_is_told_with_its_log_and_costs_no_finished_one(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (place / "failing.py").write_text("def failing(completions, **columns):\n    raise ValueError('no score')\n")
+    failing = ("--rewards", f"{place}/failing.py:failing")
+    assert compare(place, "failing", *failing) == 1
+    said = capsys.readouterr().err
+    assert "grpo seed 0: `posttrain rl " in said
+    assert "ended with" in said
+    assert "grpo-seed-0.cell.log has all that it said" in said
+    assert "no score" in (place / "failing" / "cells" / "grpo-seed-0.cell.log").read_text()
+
+
+def test_a_dry_run_lists_the_runs_and_makes_nothing(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert compare(place, "dry", "--dry-run") == 0
+    said = capsys.readouterr().out
+    assert "4 runs, each with a budget of 100 tokens" in said
+    assert "rloo seed 1" in said
+    assert not (place / "dry").exists()
+
+
+def test_base_must_name_a_recipe(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["compare", "a.yaml", "--base", "--seeds", "2"]) == 2
+    assert "--base names no recipe" in capsys.readouterr().err
