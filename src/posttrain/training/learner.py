@@ -143,11 +143,14 @@ class Learner:
             proximal_logprobs=self.proximal_logprobs(collected, clock),
             teacher_logprobs=teacher,
         )
+        scored = ~grades.rewards.isnan()
+        if self.algorithm.counts_unscored:
+            scored = torch.ones_like(scored)
         return CreditedStep(
             collected=collected,
             groups=CreditedGroups(
                 groups=groups,
-                scored=~grades.rewards.isnan(),
+                scored=scored,
                 columns=columns,
                 teacher_prompts=None if shown is None else shown.tokens,
             ),
@@ -263,6 +266,7 @@ class Learner:
                         self.algorithm.weighted,
                         max_completion_tokens=self.settings.max_completion_tokens,
                         keep_zero_advantages=self.algorithm.keeps_zero_advantages,
+                        masks_truncated=self.algorithm.masks_truncated,
                     )
                 made.append(batch)
         return made
