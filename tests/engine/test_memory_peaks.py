@@ -80,7 +80,7 @@ def measured() -> dict[str, int]:
 @pytest.mark.skipif(sys.platform != "linux", reason="the process's memory is read from /proc")
 @pytest.mark.parametrize("name", SHAPES)
 def test_the_plan_is_within_a_fifth_of_the_measured_peak(name: str, measured: dict[str, int]) -> None:
-    """Of GRPO, in full and with an adapter, and of PPO with both trunks; what was held once everything was imported is taken off both."""
+    """Of GRPO, in full and with an adapter, and of PPO with both trunks; what was imported is taken off both."""
     assert planned(name).peak - IMPORTED_BYTES == pytest.approx(measured[name], rel=0.2)
 
 

@@ -14,6 +14,7 @@ from posttrain.algorithms.credit import Credit, CreditRule, Evidence
 from posttrain.algorithms.terms import KlTerm, LossTerm, Need, TokenView, needs_of, total_loss
 from posttrain.errors import UserError
 from posttrain.options.critic import CriticOptions
+from posttrain.options.teacher import TeacherOptions
 from posttrain.options.training import ONE_PASS, Passes
 from posttrain.records import Grades, Group
 
@@ -50,6 +51,10 @@ class Algorithm:
     resample: Resample | None = None
     informative: Callable[[Grades], Tensor] = sums_differ
     """Which groups teach something, as dynamic sampling asks: the others make room."""
+    masks_truncated: bool = False
+    """Whether completions that ran into the length limit carry no loss; their rewards count in their group."""
+    counts_unscored: bool = False
+    """Whether completions that no reward function scored count, with an advantage of 0: in divisors, and in a KL."""
     least_group_size: int = 2
     """Completions of a prompt that it takes to tell better from worse: 2 where they are compared with each other."""
     critic: CriticOptions | None = None
@@ -62,6 +67,8 @@ class Algorithm:
     """Epochs and mini-batches of a step, where the recipe leaves them to the algorithm."""
     largest_epoch_kl: float | None = None
     """KL to the policy that sampled, in nats per token, beyond which the rest of a step's updates are left out."""
+    teacher: TeacherOptions | None = None
+    """Whose log-probs are learned, by a term or a rule of credit that needs them."""
 
     def __post_init__(self) -> None:
         owner = f"algorithm {self.name}"
@@ -76,13 +83,15 @@ class Algorithm:
             raise UserError(f"{owner}: terms = (): a loss is the sum of one term or more, such as policy_term(...).")
         for what, names in (
             ("terms have the name", [term.name for term in self.terms]),
-            ("terms report the metric", [name for term in self.terms for name in term.metric_names]),
+            ("terms report the metric", [term.metric_name for term in self.terms if term.reported]),
         ):
             twice = [name for name, count in Counter(names).items() if count > 1]
             if twice:
                 raise UserError(f"{owner}: {names.count(twice[0])} {what} {twice[0]!r}; give each a name of its own.")
         if Need.VALUES in self.needs and self.critic is None:
             raise UserError(f"{owner}: a term needs values, and critic = None; give a CriticOptions.")
+        if self.uses_teacher and self.teacher is None:
+            raise UserError(f"{owner}: a term needs a teacher, and none is named; give `teacher`, a TeacherOptions.")
 
     def credited(self, evidence: Evidence, groups: Sequence[Group]) -> Credit:
         """The credit for the tokens of these groups.  Raises RunError where the rule gives none to some token."""
@@ -103,6 +112,11 @@ class Algorithm:
     def needs(self) -> frozenset[Need]:
         """What the terms and the rewards need beside log π, log μ and advantages."""
         return needs_of(self.terms) | ({Need.REFERENCE_LOGPROBS} if self.kl_penalty is not None else set())
+
+    @property
+    def uses_teacher(self) -> bool:
+        """Whether a teacher must be kept."""
+        return bool(self.needs & {Need.TEACHER_LOGPROBS, Need.TEACHER_KL})
 
     @property
     def uses_reference(self) -> bool:

@@ -5,7 +5,7 @@ algorithm.
 """
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import partial
 from typing import Literal
@@ -35,6 +35,13 @@ class Need(StrEnum):
     VALUES = "values"
     """What a value head expects now, beside what it expected and the returns.  Where it has a trunk of its own, log π
     comes without its gradient, for the two trunks are differentiated one after the other."""
+    PROXIMAL_LOGPROBS = "proximal_logprobs"
+    """Log-probs of the sampled tokens under the policy that the step starts from: a pass of its own where the step has
+    several updates."""
+    TEACHER_LOGPROBS = "teacher_logprobs"
+    """Log-probs of the sampled tokens under a teacher, which may have seen another prompt."""
+    TEACHER_KL = "teacher_kl"
+    """KL(π‖teacher) of whole next-token distributions: a pass of policy and teacher over the output layer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,9 +54,10 @@ class TokenView:
     """Which completion each token belongs to; all tokens of a completion are here."""
     columns: TokenColumns
     full_kl: Float[Tensor, " token"] | None = None
-    """With its gradient; there for a term that needs it, as the next two."""
+    """With its gradient; there for a term that needs it, as the next three."""
     entropies: Float[Tensor, " token"] | None = None
     values: Float[Tensor, " token"] | None = None
+    teacher_kl: Float[Tensor, " token"] | None = None
 
     def limited_to(self, needs: frozenset[Need]) -> "TokenView":
         """As a term with these needs sees it: what was computed for others may lack its gradient."""
@@ -58,6 +66,7 @@ class TokenView:
             full_kl=self.full_kl if Need.FULL_KL in needs else None,
             entropies=self.entropies if Need.ENTROPY in needs else None,
             values=self.values if Need.VALUES in needs else None,
+            teacher_kl=self.teacher_kl if Need.TEACHER_KL in needs else None,
         )
 
 
@@ -76,12 +85,12 @@ class LossTerm:
     """Whether it has no gradient on completions whose advantages are 0, which are then left out of the update."""
     clipped: Callable[[TokenView], Bool[Tensor, " token"]] | None = None
     """Tokens on which clipping acts, for metrics; None where nothing is clipped."""
+    measures: Callable[[TokenView], Mapping[str, Float[Tensor, " token"]]] | None = None
+    """Further numbers of every token, of what it needs, by the name of the metric that is their mean."""
     reported: bool = True
     """Whether the mean is a metric at all."""
     metric: Literal["kl", "value/loss"] | None = None
     """A metric of the package's own that the mean is in place of `loss/<name>`."""
-    also_reported: Mapping[str, Callable[[TokenView], Float[Tensor, " token"]]] = field(default_factory=dict)
-    """Further metrics: name -> what it is the mean of over the tokens trained on."""
 
     def __post_init__(self) -> None:
         if self.metric not in (None, "kl", "value/loss"):
@@ -100,11 +109,6 @@ class LossTerm:
     def metric_name(self) -> str:
         """What its mean is called in metrics.jsonl."""
         return self.metric or f"loss/{self.name}"
-
-    @property
-    def metric_names(self) -> list[str]:
-        """All metrics that it reports."""
-        return [*([self.metric_name] if self.reported else []), *self.also_reported]
 
     def losses(self, view: TokenView, *, owner: str) -> Float[Tensor, " token"]:
         """Its values, of what it says that it needs.  Raises RunError, of this owner, where they are none."""

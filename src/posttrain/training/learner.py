@@ -1,13 +1,13 @@
 """The second half of a step: credit → batches → loss → updates, by the owner of policy, optimiser and reference."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from random import Random
 
 import torch
 from jaxtyping import Float64
-from torch import Tensor, nn
+from torch import Tensor
 
 from posttrain.algorithms import kl
 from posttrain.algorithms.algorithm import Algorithm
@@ -15,11 +15,12 @@ from posttrain.algorithms.credit import Evidence, mean_of_rollouts
 from posttrain.algorithms.terms import Need
 from posttrain.batch import Batch, CreditedGroups, collate, sampled_columns
 from posttrain.errors import UserError
-from posttrain.models.adapters.lora import adapter_dropout, lora_layers
+from posttrain.models.adapters.lora import adapter_dropout, drops, lora_layers
 from posttrain.models.adapters.peft_objects import require_whole_adapter
 from posttrain.models.policy import Policy
 from posttrain.options.training import UpdateOptions
 from posttrain.records import Group
+from posttrain.rewards.process_rewards import process_rewards, with_penalties
 from posttrain.runs.checkpoint import Checkpoint
 from posttrain.runs.clock import Clock
 from posttrain.runs.tensor_state import (
@@ -31,7 +32,7 @@ from posttrain.runs.tensor_state import (
     restore_module,
     restore_optimizer,
 )
-from posttrain.training.actor_critic.critic import CRITIC, CollectedValues, Critic, truncated_of
+from posttrain.training.actor_critic.critic import CRITIC, CollectedValues, Critic, trained_groups, truncated_of
 from posttrain.training.actor_critic.lasting_state import (
     NOTHING,
     Lasting,
@@ -42,15 +43,10 @@ from posttrain.training.actor_critic.lasting_state import (
 )
 from posttrain.training.actor_critic.value_metrics import credit_metrics
 from posttrain.training.collector import CollectedStep
-from posttrain.training.optimizer import (
-    POLICY,
-    OwnOptimizer,
-    ParameterGroup,
-    learning_rate,
-    new_optimizer,
-    require_all_trained,
-)
+from posttrain.training.optimizer import OwnOptimizer, ParameterGroup, learning_rate, new_optimizer, require_all_trained
 from posttrain.training.reference import Reference, reference_of
+from posttrain.training.teaching.privileged_prompts import TeacherPrompts
+from posttrain.training.teaching.teacher import Teacher, teacher_of
 from posttrain.training.update import Objective, Observations, group_logprobs, micro_losses, update
 from posttrain.training.update_metrics import UpdateReport
 
@@ -69,6 +65,8 @@ class LearnerSettings:
     """Steps of the whole run, which the learning rate's schedule ends with."""
     refresh_reference_every: int = 0
     """Steps after which the reference is taken from the policy again; 0 keeps the first."""
+    template_options: Mapping[str, object] = field(default_factory=dict)
+    """Arguments of the chat template, by which a teacher's prompts are written too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +78,9 @@ class CreditedStep:
     advantages: Float64[Tensor, "prompt group"]
     """One number for each completion: the mean over its tokens."""
     metrics: Mapping[str, float] = field(default_factory=dict)
-    """What there is to tell of values, returns, and of what the rewards went through."""
+    """What else is known of the step's credit: values, returns, what the rewards went through."""
+    token_rewards: Float64[Tensor, " token"] | None = None
+    """What single tokens earn beside their completion: process rewards and KL penalties; None where there are none."""
     lasting: Lasting = NOTHING
     """What the run remembers once this step is learned from."""
 
@@ -113,7 +113,7 @@ class Learner:
                 f"optimizer: {algorithm.name} trains a critic, which no optimiser of your own knows.  Leave it out."
             )
         self.optimizer: torch.optim.Optimizer = (
-            new_optimizer(groups_with(policy, self.critic, parameter_groups), settings.update)
+            new_optimizer(trained_groups(policy, self.critic, parameter_groups), settings.update)
             if own_optimizer is None
             else own_optimizer.optimizer
         )
@@ -121,6 +121,9 @@ class Learner:
         require_whole_adapter(policy.model)
         require_undecayed_adapter(policy, settings.update)
         self.reference: Reference | None = reference_of(policy) if algorithm.uses_reference else None
+        self.teacher: Teacher | None = None
+        if algorithm.uses_teacher and algorithm.teacher is not None:
+            self.teacher = teacher_of(policy, algorithm.teacher, settings.template_options)
         self.num_updates = 0
         """Optimiser updates behind the policy's weights: their version."""
 
@@ -128,16 +131,22 @@ class Learner:
         """The algorithm's advantages, and returns, for every token of the groups."""
         groups, grades, algorithm = collected.groups, collected.grades, self.algorithm
         reference, sampled = self.reference_logprobs(collected, clock), sampled_columns(groups)
+        shown = None if self.teacher is None else self.teacher.prompts(groups, grades)
+        teacher = self.teacher_logprobs(collected, shown, clock)
         lasting, rewards = with_rewards(self.lasting, grades.rewards, algorithm)
         valued = self.values(groups, rewards, clock)
         lengths = torch.tensor([[len(rollout.tokens) for rollout in group.rollouts] for group in groups])
+        step_rewards = process_rewards(groups, grades, self.policy.tokenizer)
+        token_rewards = with_penalties(step_rewards, self._penalties(sampled.behaviour_logprobs, reference))
         evidence = Evidence(
             rewards=rewards,
             scores=grades.clipped,
             weights=grades.weights,
             lengths=lengths,
             max_completion_tokens=self.settings.max_completion_tokens,
-            token_rewards=self._penalties(sampled.behaviour_logprobs, reference),
+            teacher_gaps=None if teacher is None else teacher - sampled.behaviour_logprobs,
+            token_rewards=token_rewards,
+            step_rewards=step_rewards,
             values=None if valued is None else valued.values,
             final_values=None if valued is None else valued.final_values,
             truncated=truncated_of(groups),
@@ -147,29 +156,34 @@ class Learner:
         lasting = after_step(lasting, metrics, lengths.numel(), algorithm)
         if self.critic is not None:
             metrics["value/critic_alone"] = float(not lasting.fitted)
-        columns = replace(sampled, **credit._asdict(), values=evidence.values, reference_logprobs=reference)
+        if shown is not None:
+            metrics["teacher/shown"] = shown.shown_share
+        columns = replace(
+            sampled,
+            **credit._asdict(),
+            values=evidence.values,
+            reference_logprobs=reference,
+            proximal_logprobs=self.proximal_logprobs(collected, clock),
+            teacher_logprobs=teacher,
+        )
+        scored = ~grades.rewards.isnan() | algorithm.counts_unscored
         return CreditedStep(
             collected=collected,
-            groups=CreditedGroups(groups=groups, scored=~grades.rewards.isnan(), columns=columns),
+            groups=CreditedGroups(
+                groups=groups,
+                scored=scored,
+                columns=columns,
+                teacher_prompts=None if shown is None else shown.tokens,
+            ),
             advantages=mean_of_rollouts(credit.advantages, lengths),
             metrics=metrics,
+            token_rewards=token_rewards,
             lasting=lasting,
         )
 
     def remember(self, credited: CreditedStep) -> None:
         """Take over what a step that is learned from leaves behind: coefficients, scales, whether the policy moves."""
         self.lasting = credited.lasting
-
-    def fit_critic(self, collected: CollectedStep, clock: Clock) -> Mapping[str, float]:
-        """Have the critic alone learn from rollouts that are no step's; returns what was measured of them before."""
-        before, rate = self.lasting, self.settings.update.largest_rate
-        credited = self.credit(collected, clock)
-        self.lasting = replace(before, rewards=credited.lasting.rewards, begun=True, fitted=False)
-        for batch in self.batches(credited, clock):
-            with clock("update"):
-                update(self.policy, self.optimizer, batch, self.objective(), self.settings.update, rate)
-        self.lasting = replace(self.lasting, fitted=before.fitted)
-        return credited.metrics
 
     def values(
         self, groups: Sequence[Group], rewards: Float64[Tensor, "prompt group"], clock: Clock
@@ -186,10 +200,42 @@ class Learner:
         """log-probs of every completion token under the reference; None where nothing needs them."""
         if self.reference is None or Need.REFERENCE_LOGPROBS not in self.algorithm.needs:
             return None
-        with clock("reference"):
-            budget, temperature = self.settings.update.tokens_per_microbatch, self.settings.temperature
-            with self.reference.entered() as reference:
-                return group_logprobs(reference, collected.groups, temperature=temperature, max_tokens=budget)
+        with clock("reference"), self.reference.entered() as reference:
+            return self._logprobs_under(reference, collected)
+
+    def proximal_logprobs(self, collected: CollectedStep, clock: Clock) -> Float64[Tensor, " token"] | None:
+        """The same under the policy as the step finds it; None where nothing needs them.
+
+        Nor are they computed of a step with one update: unless that drops something, its own are the same numbers.
+        """
+        known = self.passes.updates == 1 and not drops(self.policy.model)
+        if Need.PROXIMAL_LOGPROBS not in self.algorithm.needs or known:
+            return None
+        with clock("proximal"):
+            return self._logprobs_under(self.policy, collected)
+
+    def teacher_logprobs(
+        self, collected: CollectedStep, shown: TeacherPrompts | None, clock: Clock
+    ) -> Float64[Tensor, " token"] | None:
+        """The same under the teacher, behind the prompts that it sees; None where nothing needs them."""
+        if self.teacher is None or Need.TEACHER_LOGPROBS not in self.algorithm.needs:
+            return None
+        with clock("teacher"), self.teacher.entered() as teacher:
+            return self._logprobs_under(teacher, collected, None if shown is None else shown.tokens)
+
+    def _logprobs_under(
+        self,
+        policy: Policy,
+        collected: CollectedStep,
+        teacher_prompts: Sequence[Sequence[tuple[int, ...]]] | None = None,
+    ) -> Float64[Tensor, " token"]:
+        return group_logprobs(
+            policy,
+            collected.groups,
+            temperature=self.settings.temperature,
+            max_tokens=self.settings.update.tokens_per_microbatch,
+            teacher_prompts=teacher_prompts,
+        )
 
     def _penalties(
         self, behaviour: Float64[Tensor, " token"], reference: Float64[Tensor, " token"] | None
@@ -239,6 +285,7 @@ class Learner:
             algorithm=self.algorithm,
             temperature=self.settings.temperature,
             reference=self.reference,
+            teacher=self.teacher,
             measure_entropy=self.settings.update.measure_entropy,
             critic=self.critic,
         )
@@ -268,6 +315,7 @@ class Learner:
                         self.algorithm.weighted,
                         max_completion_tokens=self.settings.max_completion_tokens,
                         keep_zero_advantages=self.algorithm.keeps_zero_advantages,
+                        masks_truncated=self.algorithm.masks_truncated,
                     )
                 made.append(batch)
         return made
@@ -334,16 +382,6 @@ class Learner:
 
 LASTING = "lasting"
 """Where a checkpoint's state keeps what a run remembers."""
-
-
-def groups_with(
-    policy: Policy, critic: Critic | None, given: Sequence[ParameterGroup]
-) -> Sequence[ParameterGroup] | Iterable[nn.Parameter]:
-    """The parameters to train: the caller's groups or all of the policy's, and the critic's."""
-    if critic is None:
-        return given or policy.model.parameters()
-    own = given or [ParameterGroup(module=POLICY, parameters=list(policy.model.parameters()))]
-    return [*own, critic.parameter_group]
 
 
 def require_undecayed_adapter(policy: Policy, options: UpdateOptions) -> None:

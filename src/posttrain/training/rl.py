@@ -253,6 +253,7 @@ def step_report(
         groups=collected.groups,
         grades=collected.grades,
         advantages=credited.advantages,
+        token_rewards=credited.token_rewards,
         replaced=collected.replaced,
     )
 

@@ -24,6 +24,7 @@ from posttrain.records import Group
 from posttrain.training.actor_critic.critic import Critic
 from posttrain.training.optimizer import apply_gradients
 from posttrain.training.reference import Reference
+from posttrain.training.teaching.teacher import Teacher
 from posttrain.training.update_metrics import UpdateReport
 
 
@@ -36,6 +37,8 @@ class Objective:
     """The one that sampled: log-probs are taken at it."""
     reference: Reference | None = None
     """Needed here only by the full KL; other terms find its log-probs in the batch."""
+    teacher: Teacher | None = None
+    """The same of a teacher."""
     measure_entropy: bool = False
     """Report the policy's entropy; costs a pass over the output layer."""
     critic: Critic | None = None
@@ -141,22 +144,29 @@ def token_view(
     with torch.set_grad_enabled(learns), gradients_in_place():
         hidden = policy.forward.completion_hidden(micro.prompts, micro.completions, micro.prompt_of)
         logprobs = token_logprobs(hidden, policy.output_layer, micro.tokens.to(hidden.device), temperature=temperature)
-    divergence = entropies = values = None
+    divergence = teacher_kl = entropies = values = None
     if Need.FULL_KL in needs:
         divergence = full_kl(hidden, policy.output_layer, reference_hidden(objective, micro), temperature=temperature)
+    if Need.TEACHER_KL in needs:
+        teacher_kl = full_kl(hidden, policy.output_layer, teacher_hidden(objective, micro), temperature=temperature)
     if Need.ENTROPY in needs:
         with torch.set_grad_enabled(learns and Need.ENTROPY in objective.algorithm.needs):
             entropies = token_entropies(hidden, policy.output_layer, temperature=temperature)
     if Need.VALUES in needs:
         assert objective.critic is not None, "a need that was not met"
         values = objective.critic.values(hidden).to(logprobs)
+    columns = micro.columns.map(lambda column: column.to(logprobs))
+    if Need.PROXIMAL_LOGPROBS in needs and columns.proximal_logprobs is None:
+        # Of a step's only update: what is trained is what the step starts from.
+        columns = replace(columns, proximal_logprobs=logprobs.detach())
     return TokenView(
         logprobs=logprobs,
         rollout=micro.rollout.to(logprobs.device),
-        columns=micro.columns.map(lambda column: column.to(logprobs)),
+        columns=columns,
         full_kl=divergence,
         entropies=entropies,
         values=values,
+        teacher_kl=teacher_kl,
     )
 
 
@@ -176,10 +186,12 @@ def observe(observed: Observations, view: TokenView, terms: Sequence[LossTerm]) 
 def observe_terms(observed: Observations, view: TokenView, terms: Sequence[LossTerm]) -> None:
     """Keep what the terms report."""
     for term in terms:
-        reported = {**({term.metric_name: term.per_token} if term.reported else {}), **term.also_reported}
-        for name, of_tokens in reported.items():
-            values = of_tokens(view.limited_to(term.needs))
-            observed.terms.setdefault(name, []).append(values.detach().double().cpu())
+        if term.reported:
+            values = term.per_token(view.limited_to(term.needs))
+            observed.terms.setdefault(term.metric_name, []).append(values.detach().double().cpu())
+        if term.measures is not None:
+            for name, values in term.measures(view.limited_to(term.needs)).items():
+                observed.terms.setdefault(name, []).append(values.detach().double().cpu())
 
 
 @torch.no_grad()
@@ -189,6 +201,16 @@ def reference_hidden(objective: Objective, micro: Batch) -> tuple[Tensor, Output
     with objective.reference.entered() as reference:
         hidden = reference.forward.completion_hidden(micro.prompts, micro.completions, micro.prompt_of)
         return hidden, reference.output_layer
+
+
+@torch.no_grad()
+def teacher_hidden(objective: Objective, micro: Batch) -> tuple[Tensor, OutputLayer]:
+    """The teacher's hidden states behind its own prompts, and its output layer."""
+    assert objective.teacher is not None
+    seen = micro.behind_teacher_prompts
+    with objective.teacher.entered() as teacher:
+        hidden = teacher.forward.completion_hidden(seen.prompts, seen.completions, seen.prompt_of)
+        return hidden, teacher.output_layer.detached()  # which may be the student's own
 
 
 def require_finite_losses(losses: Float[Tensor, " token"], micro: Batch, algorithm: Algorithm, view: TokenView) -> None:
@@ -239,11 +261,20 @@ def token_totals(micro_batches: Sequence[Batch], observed: Observations) -> dict
 
 @torch.no_grad()
 def group_logprobs(
-    policy: Policy, groups: Sequence[Group], *, temperature: float, max_tokens: int
+    policy: Policy,
+    groups: Sequence[Group],
+    *,
+    temperature: float,
+    max_tokens: int,
+    teacher_prompts: Sequence[Sequence[tuple[int, ...]]] | None = None,
 ) -> Float64[Tensor, " token"]:
-    """log-probs of every completion token of the groups under another policy, in order, in nats."""
+    """log-probs of every completion token of the groups under another policy, in order, in nats.
+
+    Behind `teacher_prompts`, where they are given, in place of the groups' own.
+    """
     parts: list[Tensor] = []
-    for micro in completions_of(groups).split(max_tokens, padded=policy.forward.padded):
+    batch = completions_of(groups, teacher_prompts).behind_teacher_prompts
+    for micro in batch.split(max_tokens, padded=policy.forward.padded):
         hidden = policy.forward.completion_hidden(micro.prompts, micro.completions, micro.prompt_of)
         logprobs = token_logprobs(hidden, policy.output_layer, micro.tokens.to(hidden.device), temperature=temperature)
         parts.append(logprobs.double().cpu())

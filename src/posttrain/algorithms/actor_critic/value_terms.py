@@ -66,10 +66,10 @@ def value_term(options: ValueLossOptions) -> LossTerm:
         values, returns = given(view)
         return value_loss(values, returns, earlier=view.columns.values, reach=view.columns.value_range)
 
-    def held(view: TokenView) -> Float[Tensor, " token"]:
+    def held(view: TokenView) -> dict[str, Float[Tensor, " token"]]:
         values, returns = given(view)
         clipped = value_loss(values, returns, earlier=view.columns.values, reach=view.columns.value_range)
-        return (clipped > value_loss(values, returns)).to(values.dtype)
+        return {"value/clip_fraction": (clipped > value_loss(values, returns)).to(values.dtype)}
 
     return LossTerm(
         name="value",
@@ -77,7 +77,7 @@ def value_term(options: ValueLossOptions) -> LossTerm:
         coefficient=options.coefficient,
         needs=frozenset({Need.VALUES}),
         metric="value/loss",
-        also_reported={"value/clip_fraction": held} if options.clip is not None else {},
+        measures=None if options.clip is None else held,
     )
 
 

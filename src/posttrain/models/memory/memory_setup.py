@@ -31,6 +31,8 @@ class MemorySetup:
     """What expects the rewards, on that trunk or on the policy's."""
     reward_models: int = 0
     """Bytes of the weights of the reward models that live where the policy does."""
+    teacher: int = 0
+    """Bytes of the weights of another model that teaches this one."""
     recomputes: bool = False
     """Gradient checkpointing: a layer's activations are computed again in the backward pass."""
     shared_prompt: bool = True

@@ -4,7 +4,7 @@ It expects, before each token of a completion, what the completion will earn.
 """
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import cast
 
@@ -21,7 +21,7 @@ from posttrain.options.critic import CriticOptions
 from posttrain.records import Finish, Group, Rollout
 from posttrain.runs.tensor_state import Tensors, module_tensors, refuse_mismatch, restore_module, shapes
 from posttrain.training.actor_critic.critic_folder import has_head, loaded_head, loaded_trunk
-from posttrain.training.optimizer import ParameterGroup
+from posttrain.training.optimizer import POLICY, ParameterGroup
 
 CRITIC = "critic"
 """Its name as a parameter group, and as a file of a checkpoint."""
@@ -155,3 +155,13 @@ def ends_of(groups: Sequence[Group]) -> Bool[Tensor, " token"]:
 def truncated_of(groups: Sequence[Group]) -> Bool[Tensor, "prompt group"]:
     """Which completions were cut off at the limit."""
     return torch.tensor([[rollout.finish == Finish.LENGTH for rollout in group.rollouts] for group in groups])
+
+
+def trained_groups(
+    policy: Policy, critic: Critic | None, given: Sequence[ParameterGroup]
+) -> Sequence[ParameterGroup] | Iterable[nn.Parameter]:
+    """The parameters to train: the caller's groups or all of the policy's, and the critic's."""
+    if critic is None:
+        return given or policy.model.parameters()
+    own = given or [ParameterGroup(module=POLICY, parameters=list(policy.model.parameters()))]
+    return [*own, critic.parameter_group]

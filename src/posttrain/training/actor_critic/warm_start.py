@@ -1,6 +1,7 @@
 """A critic that has learned from the rollouts of an earlier run before it meets its own."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from posttrain.errors import UserError
@@ -11,6 +12,7 @@ from posttrain.runs.stored_rollouts import read_rollouts, stored_steps
 from posttrain.training.actor_critic.lasting_state import EXPLAINED
 from posttrain.training.collector import CollectedStep
 from posttrain.training.learner import Learner
+from posttrain.training.update import update
 
 OPTION = "algorithm.critic.warm_start"
 
@@ -28,13 +30,26 @@ def warm_start(learner: Learner, clock: Clock) -> list[str]:
     for number, file in enumerate(stored_steps(options.warm_start, OPTION)):
         groups, grades = read_rollouts(file)
         require_known_tokens(groups, learner.policy, file)
-        metrics = learner.fit_critic(CollectedStep(step=-number, groups=groups, grades=grades), clock)
+        metrics = fit_critic(learner, CollectedStep(step=-number, groups=groups, grades=grades), clock)
         explained.append(metrics.get(EXPLAINED))
         count += sum(len(group.rollouts) for group in groups)
     last = "unknown" if explained[-1] is None else f"{explained[-1]:.2f}"
     return [
         f"The critic learned from {count} earlier rollouts; explained variance of the last step's before it: {last}."
     ]
+
+
+def fit_critic(learner: Learner, collected: CollectedStep, clock: Clock) -> Mapping[str, float]:
+    """Have the critic alone learn from rollouts that are no step's; returns what was measured of them before."""
+    before, options = learner.lasting, learner.settings.update
+    credited = learner.credit(collected, clock)
+    learner.lasting = replace(before, rewards=credited.lasting.rewards, begun=True, fitted=False)
+    for batch in learner.batches(credited, clock):
+        if batch.completions:
+            with clock("update"):
+                update(learner.policy, learner.optimizer, batch, learner.objective(), options, options.largest_rate)
+    learner.lasting = replace(learner.lasting, fitted=before.fitted)
+    return credited.metrics
 
 
 def require_known_tokens(groups: Sequence[Group], policy: Policy, file: Path) -> None:
