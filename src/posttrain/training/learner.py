@@ -126,6 +126,8 @@ class Learner:
             self.teacher = teacher_of(policy, algorithm.teacher, settings.template_options)
         self.num_updates = 0
         """Optimiser updates behind the policy's weights: their version."""
+        self.left_out = 0
+        """Updates of the last step that were not taken, for the policy had gone far enough."""
 
     def credit(self, collected: CollectedStep, clock: Clock) -> CreditedStep:
         """The algorithm's advantages, and returns, for every token of the groups."""
@@ -254,6 +256,7 @@ class Learner:
         """
         settings, limit = self.settings, self.algorithm.largest_epoch_kl
         reports: list[UpdateReport] = []
+        self.left_out = 0
         for index, batch in enumerate(batches):
             rate = self.next_rate((step - 1) * self.passes.updates + index)
             if not batch.completions:
@@ -264,6 +267,7 @@ class Learner:
             if self.critic is not None:
                 self.lasting = replace(self.lasting, begun=True)
             if limit is not None and reports[-1].kl_behaviour > limit:
+                self.left_out = sum(bool(later.completions) for later in batches[index + 1 :])
                 break
         every = settings.refresh_reference_every
         if self.reference is not None and every and step % every == 0:

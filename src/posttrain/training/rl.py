@@ -207,8 +207,7 @@ def take_steps(session: Session, harness: Harness, first: CollectedStep | None) 
         session.load_weights()
         count_step(state, collected, updates, learner.num_updates)
         evaluation = evaluate_when_due(session, harness)
-        left_out = sum(bool(batch.completions) for batch in batches) - len(updates)
-        yield harness.record(step_report(session, credited, updates, evaluation, left_out=left_out))
+        yield harness.record(step_report(session, credited, updates, evaluation))
         first = None
 
 
@@ -226,10 +225,8 @@ def step_report(
     credited: CreditedStep,
     updates: Sequence[UpdateReport],
     evaluation: Mapping[str, float],
-    *,
-    left_out: int,
 ) -> StepReport:
-    """What the watchers are told of a step; so many updates were left out since the policy had gone far enough."""
+    """What the watchers are told of a step."""
     collected = credited.collected
     limited = session.algorithm.largest_epoch_kl is not None
     gap_limit = gap_limit_metric(session.policy, session.engine) if updates else {}
@@ -238,7 +235,7 @@ def step_report(
         **credited.metrics,
         **update_metrics(updates),
         **gap_limit,
-        **({"num_updates_left_out": float(left_out)} if limited else {}),
+        **({"num_updates_left_out": float(session.learner.left_out)} if limited else {}),
         "num_updates": float(len(updates)),
         "num_groups": float(len(collected.groups)),
         "num_replaced_groups": float(sum(len(groups) for groups, _ in collected.replaced)),
