@@ -4,6 +4,7 @@ Every record is frozen: a later stage adds a record of its own, none writes into
 Records are plain data, so that a stage may move to another process.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
@@ -63,6 +64,51 @@ class Example:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Preference:
+    """Two answers to one prompt, of which one was preferred: what reward models and direct preference losses learn."""
+
+    prompt: Prompt
+    """As sampling would see it; `prompt.columns` has the row's other columns."""
+    chosen: tuple[int, ...]
+    """The answer that was preferred, as tokens that continue the prompt's, the stop token included."""
+    rejected: tuple[int, ...]
+    """The other one, likewise."""
+    chosen_said: tuple[bool, ...] | None = None
+    """Which tokens of `chosen` the policy itself says: where a conversation goes on, another's turns are not.  None is
+    all of them."""
+    rejected_said: tuple[bool, ...] | None = None
+    """The same of `rejected`."""
+    chosen_closing: tuple[int, ...] = ()
+    """What a chat template writes behind the last stop token of `chosen`, such as a line's end: nobody samples it, and
+    a reward model, which reads whole conversations, reads it."""
+    rejected_closing: tuple[int, ...] = ()
+    """The same of `rejected`."""
+    margin: float | None = None
+    """By how much the chosen one is better, as the row says it, in units of the reward; None where it does not."""
+    weight: float = 1.0
+    """What the pair counts beside others."""
+    where: str
+    """The file and line, or number, that the pair is from: named in messages."""
+
+    @property
+    def chosen_example(self) -> Example:
+        """The prompt, which is read, and the chosen answer, which is learned."""
+        return _answered(self.prompt, self.chosen, self.chosen_said)
+
+    @property
+    def rejected_example(self) -> Example:
+        """The same of the rejected one."""
+        return _answered(self.prompt, self.rejected, self.rejected_said)
+
+    @property
+    def num_tokens(self) -> int:
+        """Of the prompt and the longer of the two answers."""
+        return len(self.prompt.tokens) + max(
+            len(self.chosen) + len(self.chosen_closing), len(self.rejected) + len(self.rejected_closing)
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Rollout:
     """One completion exactly as it was sampled; later stages add columns, none writes here."""
 
@@ -95,6 +141,21 @@ class Group:
         return self.prompt.prefill + rollout.text
 
 
+@dataclass(frozen=True, slots=True)
+class Marks:
+    """What a reward function gave single tokens and stretches of one completion, beside its score; they add up."""
+
+    tokens: tuple[float | None, ...] = ()
+    """One for each token of the completion, None where no step ends; empty where the function marked no tokens."""
+    spans: tuple[tuple[int, int, float], ...] = ()
+    """(start, end, value): the characters [start, end) of the graded text, and what they earn together."""
+
+    @property
+    def total(self) -> float:
+        """All that it gave."""
+        return math.fsum([*(value for value in self.tokens if value is not None), *(each[2] for each in self.spans)])
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grades:
     """What the reward functions said of some groups, function by function and in sum."""
@@ -117,6 +178,8 @@ class Grades:
     """What functions logged of single completions by `log_extra`, in the same order: column -> plain JSON."""
     logged: Mapping[str, tuple[tuple[Mapping[str, float] | None, ...], ...]] = field(default_factory=dict)
     """What functions logged by `log_metric`, at every rollout of the call that it is of: name -> number."""
+    marks: Mapping[str, tuple[tuple[Marks | None, ...], ...]] = field(default_factory=dict)
+    """Process rewards, of functions that gave some: function name -> what tokens and spans of each rollout earn."""
     num_failures: int = 0
     """Scores that are missing because scoring itself failed, not because the function does not apply."""
     num_cached: int = 0
@@ -129,6 +192,21 @@ class Grades:
         low, high = torch.tensor(bounds, dtype=torch.float64).T[:, :, None, None]
         return self.scores.maximum(low).minimum(high)
 
+    @property
+    def marked(self) -> Float64[Tensor, "function prompt group"]:
+        """What each function gave to tokens and spans of a rollout together; 0 where it marked none."""
+        totals = torch.zeros_like(self.scores)
+        for place, name in enumerate(self.names):
+            for row, group in enumerate(self.marks.get(name, ())):
+                given = [0.0 if marks is None else marks.total for marks in group]
+                totals[place, row] = torch.tensor(given, dtype=torch.float64)
+        return totals
+
+    @property
+    def totals(self) -> Float64[Tensor, "prompt group"]:
+        """All that rollouts earn: the rewards, and with the weight of its function what was marked."""
+        return self.rewards + torch.einsum("f,fpg->pg", self.weights, self.marked) if self.marks else self.rewards
+
     def select(self, rows: Sequence[int]) -> "Grades":
         """Those of some groups; what is counted of all of them goes with it."""
         chosen = list(rows)
@@ -140,6 +218,7 @@ class Grades:
             details={name: tuple(details[i] for i in chosen) for name, details in self.details.items()},
             extras={name: tuple(extras[i] for i in chosen) for name, extras in self.extras.items()},
             logged={name: tuple(logged[i] for i in chosen) for name, logged in self.logged.items()},
+            marks={name: tuple(marks[i] for i in chosen) for name, marks in self.marks.items()},
         )
 
     def joined(self, other: "Grades") -> "Grades":
@@ -154,9 +233,15 @@ class Grades:
             details=_appended([(self, self.details), (other, other.details)], blank=None),
             extras=_appended([(self, self.extras), (other, other.extras)], blank=None),
             logged=_appended([(self, self.logged), (other, other.logged)], blank=None),
+            marks=_appended([(self, self.marks), (other, other.marks)], blank=None),
             num_failures=self.num_failures + other.num_failures,
             num_cached=self.num_cached + other.num_cached,
         )
+
+
+def _answered(prompt: Prompt, answer: tuple[int, ...], said: tuple[bool, ...] | None) -> Example:
+    learned = said if said is not None else (True,) * len(answer)
+    return Example((*prompt.tokens, *answer), (False,) * len(prompt.tokens) + learned)
 
 
 def _appended(parts: Sequence[tuple[Grades, Mapping[str, Any]]], *, blank: object) -> dict[str, Any]:

@@ -6,9 +6,14 @@ whose tokens are masked has length 0 here: it counts as a rollout, and none of i
 docs/decisions/002-token-weights.md compares the rules.
 """
 
+from collections.abc import Callable, Mapping
+from typing import Literal
+
 import torch
 from jaxtyping import Bool, Float64, Int64
 from torch import Tensor
+
+Weighting = Literal["mean_over_tokens", "mean_over_sequences", "sum_over_sequence", "constant_length"]
 
 
 def mean_over_tokens(
@@ -58,3 +63,12 @@ def constant_length(
 def _shares(scored: Bool[Tensor, " rollout"], divisor: Tensor) -> Float64[Tensor, " rollout"]:
     """1 / divisor for the scored rollouts, 0 for the others and where the divisor is 0, since nothing is counted."""
     return torch.where(scored & (divisor > 0), 1 / divisor.double(), 0.0)
+
+
+WEIGHTINGS: Mapping[Weighting, Callable[..., Tensor]] = {
+    "mean_over_tokens": mean_over_tokens,
+    "mean_over_sequences": mean_over_sequences,
+    "sum_over_sequence": sum_over_sequence,
+    "constant_length": constant_length,
+}
+"""The rules by the names that recipes give them."""

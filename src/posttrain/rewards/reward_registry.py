@@ -14,6 +14,7 @@ BUILT_IN = {
     "countdown": "posttrain.rewards.countdown.grader:countdown",
     "countdown_last": "posttrain.rewards.countdown.grader:countdown_last",
     "countdown_credit": "posttrain.rewards.countdown.partial_credit:CountdownCredit",
+    "countdown_steps": "posttrain.rewards.countdown.step_rewards:CountdownSteps",
     "strict_format": "posttrain.rewards.format:strict_format",
     "last_format": "posttrain.rewards.format:last_format",
     "line_format": "posttrain.rewards.format:line_format",
@@ -50,9 +51,9 @@ A module is imported when a recipe asks for it.
 def load_reward(options: RewardOptions) -> RewardFunction:
     """The function, or the reward model, that an item of a recipe's `rewards` names, with its weight."""
     if options.model:
-        from posttrain.rewards.model import RewardModel  # it loads transformers
+        from posttrain.rewards.ensemble import reward_model_of  # it loads transformers
 
-        scored = RewardModel(options.model, **options.model_options)
+        scored = reward_model_of(options)
         return RewardFunction(name=options.called, call=scored, settings=options, bounded=True)
     if options.path:
         place, _, name = options.path.rpartition(":")

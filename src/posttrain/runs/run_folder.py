@@ -10,6 +10,7 @@
     model/             a plain `from_pretrained` folder; of an adapter, merged, where model.adapter.save says so
     adapter/           an adapter as peft reads it
     curves.png         see curves.py
+    calibration.png    of a reward model: see pair_pictures.py; held_out.jsonl has its scores of held-out pairs
     trackers.json      what each tracker of run.report_to calls the run; tensorboard/ and wandb/ are their files
 
 Whatever a call writes is on the disk (fsync) when the call returns.
@@ -25,7 +26,7 @@ from pathlib import Path
 from jaxtyping import Float64
 from torch import Tensor
 
-from posttrain.config import Config, SftConfig
+from posttrain.config import TrainingConfig
 from posttrain.errors import UserError
 from posttrain.records import Grades, Group
 from posttrain.runs.files import (
@@ -40,12 +41,13 @@ from posttrain.runs.files import (
 )
 from posttrain.runs.folder import Folder
 from posttrain.runs.lock import lock_folder
-from posttrain.runs.rollout_file import parquet_bytes
+from posttrain.runs.rollout_file import parquet_bytes, plain_marks
 from posttrain.runs.run_inputs import FILE as INPUTS
 from posttrain.runs.run_inputs import RunInputs
 
 METRICS = "metrics.jsonl"
 TRACKERS = "trackers.json"
+HELD_OUT = "held_out.jsonl"
 JOURNALS = (METRICS, "scores.jsonl", "alarms.jsonl")
 """Files that grow by lines, each line with its step."""
 CONTENTS = (
@@ -56,6 +58,8 @@ CONTENTS = (
     "wandb",
     "summary.json",
     "curves.png",
+    "calibration.png",
+    HELD_OUT,
     "rollouts",
     "checkpoints",
     "model",
@@ -119,7 +123,12 @@ class RunFolder(Folder):
             by_function = dict(zip(grades.names, (column[row] for column in scores), strict=True))
             told = {
                 what: {name: list(of_group[row]) for name, of_group in by_name.items()}
-                for what, by_name in (("details", grades.details), ("extra", grades.extras), ("logged", grades.logged))
+                for what, by_name in (
+                    ("details", grades.details),
+                    ("extra", grades.extras),
+                    ("logged", grades.logged),
+                    ("marks", plain_marks(grades)),
+                )
             }
             lines.append(
                 {
@@ -134,13 +143,30 @@ class RunFolder(Folder):
         self._append("scores.jsonl", lines)
 
     def write_rollouts(
-        self, step: int, groups: Sequence[Group], grades: Grades, advantages: Float64[Tensor, "prompt group"]
+        self,
+        step: int,
+        groups: Sequence[Group],
+        grades: Grades,
+        advantages: Float64[Tensor, "prompt group"],
+        *,
+        token_rewards: Float64[Tensor, " token"] | None = None,
     ) -> Path:
-        """Write every completion of a finished step, whole or not at all; an advantage of NaN means: took no part."""
+        """Write every completion of a finished step, whole or not at all; an advantage of NaN means: took no part.
+
+        Token rewards are those of the first groups, which took part.
+        """
         path = self.path / "rollouts" / f"step-{step:06d}.parquet"
-        content = parquet_bytes(step, groups, grades, advantages)
+        content = parquet_bytes(step, groups, grades, advantages, token_rewards=token_rewards)
         with writing(path, self.path):
             write_atomically(path, content)
+        return path
+
+    def write_held_out(self, rows: Sequence[Mapping[str, object]]) -> Path:
+        """Write what a reward model says of each held-out pair, whole or not at all."""
+        path = self.path / HELD_OUT
+        content = "".join(json.dumps(row, allow_nan=False) + "\n" for row in rows)
+        with writing(path, self.path):
+            write_atomically(path, content.encode())
         return path
 
     def metrics(self) -> list[dict[str, int | float | None]]:
@@ -202,7 +228,7 @@ class RunFolder(Folder):
         return found
 
 
-def claim_folder(config: Config | SftConfig) -> RunFolder:
+def claim_folder(config: TrainingConfig) -> RunFolder:
     """The folder of a new run, claimed and not begun."""
     return RunFolder.claim(config.run.folder, overwrite=config.run.overwrite)
 

@@ -70,7 +70,7 @@ def model_options(source: ModelSource, args: TrainingFields, notes: list[str]) -
         trust_remote_code=bool(given.pop("trust_remote_code", args.trust_remote_code)),
         attn_implementation=given.pop("attn_implementation", None) or "auto",
         device="cpu" if args.use_cpu or args.no_cuda else "auto",
-        gradient_checkpointing=recomputes(source, args, notes),
+        gradient_checkpointing=bool(args.gradient_checkpointing or args.activation_checkpointing),
         dtype=dtype,
         template_options=mapping_of(args, "chat_template_kwargs") if "chat_template_kwargs" in vars(args) else {},
         adapter=AdapterOptions() if quantization is not None else None,  # which one is said once the model is known
@@ -115,18 +115,6 @@ def dtype_of(given: object, args: TrainingFields, notes: list[str]) -> Dtype:
     if args.bf16 is False and name != "bfloat16":
         return "float32"
     return "bfloat16" if args.bf16 or name == "bfloat16" else "auto"
-
-
-def recomputes(source: ModelSource, args: TrainingFields, notes: list[str]) -> bool:
-    """Whether layers are computed again in the backward pass, which changes memory and no number."""
-    wanted = bool(args.gradient_checkpointing or args.activation_checkpointing)
-    drops = source.peft_config is not None and source.peft_config.lora_dropout > 0
-    if wanted and drops:
-        notes.append(
-            "gradient_checkpointing = True is left off, since the adapter has a dropout: layers that are computed again"
-            " would drop other inputs.  No number depends on it."
-        )
-    return wanted and not drops
 
 
 def quantized(config: object, notes: list[str]) -> Literal["nf4"] | None:
