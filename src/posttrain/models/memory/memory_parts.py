@@ -204,14 +204,15 @@ def update_copies(shape: ModelShape, setup: MemorySetup) -> int:
 def token_activations(shape: ModelShape, setup: MemorySetup) -> int:
     """What one layer keeps of one token for its backward pass.
 
-    shared prompt:  d (8 + 2c) + c (q + 2k) + 2 c q + 3 c f (+ 4 (q + k) for norms of heads)
+    shared prompt:  d (8 + 2c) + c (q + 2k) + 2 c q + 3 c f (+ 4 (q + k) for norms of heads;  2 c f without a gate)
     model's own:    d (20 + 4c) + c (3 q + 2 k) + 4 c f
     """
     c, mlp = setup.compute_bytes, shape.mlp_width
     query, key, hidden = shape.query_width, shape.kv_width, shape.hidden
     norms = FLOAT32 * (query + key) if shape.normed_heads else 0
     if setup.shared_prompt:
-        return hidden * (8 + 2 * c) + c * (query + 2 * key) + 2 * c * query + 3 * c * mlp + norms
+        inner = (3 if shape.gated else 2) * c * mlp
+        return hidden * (8 + 2 * c) + c * (query + 2 * key) + 2 * c * query + inner + norms
     return hidden * (20 + 4 * c) + c * (3 * query + 2 * key) + 4 * c * mlp + 2 * norms
 
 
