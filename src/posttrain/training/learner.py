@@ -15,7 +15,7 @@ from posttrain.algorithms.credit import Evidence, mean_of_rollouts
 from posttrain.algorithms.terms import Need
 from posttrain.batch import Batch, CreditedGroups, collate, sampled_columns
 from posttrain.errors import UserError
-from posttrain.models.adapters.lora import adapter_dropout, drops, lora_layers
+from posttrain.models.adapters.lora import adapter_dropout, drops
 from posttrain.models.adapters.peft_objects import require_whole_adapter
 from posttrain.models.policy import Policy
 from posttrain.options.training import UpdateOptions
@@ -32,19 +32,20 @@ from posttrain.runs.tensor_state import (
     restore_module,
     restore_optimizer,
 )
+from posttrain.training.actor_critic import lasting_state
 from posttrain.training.actor_critic.critic import CRITIC, CollectedValues, Critic, trained_groups, truncated_of
-from posttrain.training.actor_critic.lasting_state import (
-    NOTHING,
-    Lasting,
-    after_step,
-    at_first,
-    from_json,
-    with_rewards,
-)
 from posttrain.training.actor_critic.value_metrics import credit_metrics
 from posttrain.training.collector import CollectedStep
-from posttrain.training.optimizer import OwnOptimizer, ParameterGroup, learning_rate, new_optimizer, require_all_trained
-from posttrain.training.reference import Reference, reference_of
+from posttrain.training.optimizer import (
+    OwnOptimizer,
+    ParameterGroup,
+    learning_rate,
+    new_optimizer,
+    require_all_trained,
+    require_undecayed_adapter,
+    take_over,
+)
+from posttrain.training.reference import Reference, named_reference, reference_of
 from posttrain.training.teaching.privileged_prompts import TeacherPrompts
 from posttrain.training.teaching.teacher import Teacher, teacher_of
 from posttrain.training.update import Objective, Observations, group_logprobs, micro_losses, update
@@ -65,6 +66,8 @@ class LearnerSettings:
     """Steps of the whole run, which the learning rate's schedule ends with."""
     refresh_reference_every: int = 0
     """Steps after which the reference is taken from the policy again; 0 keeps the first."""
+    reference_path: str = ""
+    """Another model that is the reference; empty is the policy as it is at first."""
     template_options: Mapping[str, object] = field(default_factory=dict)
     """Arguments of the chat template, by which a teacher's prompts are written too."""
 
@@ -81,7 +84,7 @@ class CreditedStep:
     """What else is known of the step's credit: values, returns, what the rewards went through."""
     token_rewards: Float64[Tensor, " token"] | None = None
     """What single tokens earn beside their completion: process rewards and KL penalties; None where there are none."""
-    lasting: Lasting = NOTHING
+    lasting: lasting_state.Lasting = lasting_state.NOTHING
     """What the run remembers once this step is learned from."""
 
 
@@ -106,7 +109,7 @@ class Learner:
         self.policy, self.algorithm, self.settings = policy, algorithm, settings
         self.passes = settings.update.passes(algorithm.passes)
         self.critic = None if algorithm.critic is None else Critic(policy, algorithm.critic, seed=settings.seed)
-        self.lasting = at_first(algorithm, begun=self.critic is not None and self.critic.begun)
+        self.lasting = lasting_state.at_first(algorithm, begun=self.critic is not None and self.critic.begun)
         self.own_optimizer = own_optimizer
         if self.critic is not None and own_optimizer is not None:
             raise UserError(
@@ -119,8 +122,11 @@ class Learner:
         )
         require_all_trained(self.optimizer, policy.model)
         require_whole_adapter(policy.model)
-        require_undecayed_adapter(policy, settings.update)
-        self.reference: Reference | None = reference_of(policy) if algorithm.uses_reference else None
+        require_undecayed_adapter(policy.model, settings.update)
+        self.reference: Reference | None = None
+        if algorithm.uses_reference:
+            path = settings.reference_path
+            self.reference = named_reference(path, policy) if path else reference_of(policy)
         self.teacher: Teacher | None = None
         if algorithm.uses_teacher and algorithm.teacher is not None:
             self.teacher = teacher_of(policy, algorithm.teacher, settings.template_options)
@@ -135,7 +141,7 @@ class Learner:
         reference, sampled = self.reference_logprobs(collected, clock), sampled_columns(groups)
         shown = None if self.teacher is None else self.teacher.prompts(groups, grades)
         teacher = self.teacher_logprobs(collected, shown, clock)
-        lasting, rewards = with_rewards(self.lasting, grades.rewards, algorithm)
+        lasting, rewards = lasting_state.with_rewards(self.lasting, grades.rewards, algorithm)
         valued = self.values(groups, rewards, clock)
         lengths = torch.tensor([[len(rollout.tokens) for rollout in group.rollouts] for group in groups])
         step_rewards = process_rewards(groups, grades, self.policy.tokenizer)
@@ -155,7 +161,7 @@ class Learner:
         )
         credit = algorithm.credited(evidence, groups)
         metrics = credit_metrics(evidence, credit, algorithm, self.lasting, (sampled.behaviour_logprobs, reference))
-        lasting = after_step(lasting, metrics, lengths.numel(), algorithm)
+        lasting = lasting_state.after_step(lasting, metrics, lengths.numel(), algorithm)
         if self.critic is not None:
             metrics["value/critic_alone"] = float(not lasting.fitted)
         if shown is not None:
@@ -363,7 +369,11 @@ class Learner:
 
     def state(self) -> dict[str, object]:
         """What else the next step reads, as plain data: of algorithms that remember nothing, nothing."""
-        return {} if self.lasting == NOTHING else {LASTING: self.lasting.as_json()}
+        return {} if self.lasting == lasting_state.NOTHING else {lasting_state.LASTING: self.lasting.as_json()}
+
+    def go_on_with_optimizer(self, run: str) -> None:
+        """Take over the optimiser of another run as its last checkpoint has it: moments and counters, no options."""
+        take_over(self.optimizer, run, where=f"update.optimizer_from = {run}")
 
     def restore(self, saved: Checkpoint, *, num_updates: int) -> None:
         """Put a checkpoint's weights and optimiser state back."""
@@ -378,20 +388,7 @@ class Learner:
             self.reference.restore(saved.tensors["reference"])
         if self.critic is not None:
             self.critic.restore(saved.tensors[CRITIC])
-        lasting = saved.state.get(LASTING)
+        lasting = saved.state.get(lasting_state.LASTING)
         if isinstance(lasting, Mapping):
-            self.lasting = from_json(lasting)
+            self.lasting = lasting_state.from_json(lasting)
         self.num_updates = num_updates
-
-
-LASTING = "lasting"
-"""Where a checkpoint's state keeps what a run remembers."""
-
-
-def require_undecayed_adapter(policy: Policy, options: UpdateOptions) -> None:
-    """Refuse weight decay where an adapter is trained: it would pull A and B to zero, and the policy to its base."""
-    if options.weight_decay and lora_layers(policy.model):
-        raise UserError(
-            f"update.weight_decay = {options.weight_decay:g}, and an adapter is not decayed: that would pull the policy"
-            " back to its base.  Leave it out."
-        )

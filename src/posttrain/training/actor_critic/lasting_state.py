@@ -17,6 +17,8 @@ from posttrain.algorithms.algorithm import Algorithm
 EXPLAINED = "value/explained_variance"
 COMPLETION_KL, TOKEN_KL = "kl_completion", "kl_token"
 """Names of the metrics that decide what the next steps do."""
+LASTING = "lasting"
+"""Where a checkpoint's state keeps what a run remembers."""
 LEAST_EXPLAINED = 1e-6
 """Of the variance of returns: what is less is the rounding of a critic that says the same of everything."""
 
