@@ -10,9 +10,9 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin
 
-from posttrain.config import Config, IrlConfig, SftConfig
+from posttrain.config.kinds import COMMAND_OF
 from posttrain.config.schema import section_names, section_schema, variants_of
-from posttrain.config.sections import COMMAND_OF, plain
+from posttrain.config.sections import plain
 from posttrain.options.reward import RewardOptions
 from posttrain.schemas import REQUIRED, Option, Schema, is_instance, unwrapped
 
@@ -39,9 +39,9 @@ OWN = {
 def sections() -> dict[str, list[tuple[type, str]]]:
     """The sections by name, each with the kinds of recipe that have it and the command that reads them."""
     found: dict[str, list[tuple[type, str]]] = {}
-    for kind in (Config, SftConfig, IrlConfig):
+    for kind, command in COMMAND_OF.items():
         for name in section_names(kind):
-            found.setdefault(name, []).append((kind, COMMAND_OF[kind]))
+            found.setdefault(name, []).append((kind, command))
     return found
 
 

@@ -11,7 +11,7 @@ from typing import Any, get_args, get_type_hints
 import pytest
 
 from posttrain.algorithms.table import ALGORITHMS
-from posttrain.config import Config, IrlConfig, SftConfig
+from posttrain.config.kinds import COMMAND_OF
 from posttrain.config.schema import CLASSES
 from posttrain.options.reward import RewardOptions
 from posttrain.schemas import unwrapped
@@ -44,7 +44,7 @@ def dotted(options: Any, before: str) -> list[str]:
 
 def classes() -> list[tuple[str, Any]]:
     """Every section of every kind of recipe, with each class that it may be."""
-    kinds = {(each.name, kind) for kind in (Config, SftConfig, IrlConfig) for each in fields(kind)}
+    kinds = {(each.name, kind) for kind in COMMAND_OF for each in fields(kind)}
     found: list[tuple[str, Any]] = [("rewards", RewardOptions)]
     for section, kind in sorted(kinds, key=str):
         if section in CLASSES:

@@ -10,13 +10,13 @@ from typing import Any, get_type_hints
 import pytest
 
 from posttrain.commands.chat import ChatConfig
-from posttrain.config import Config, IrlConfig, SftConfig
+from posttrain.config.kinds import COMMAND_OF
 from posttrain.config.schema import section_names, section_schema, variants_of
 from posttrain.options.reward import RewardOptions
 from posttrain.schemas import Schema, record_class, unwrapped
 
 SOURCE = Path(__file__).parents[1] / "src" / "posttrain"
-KINDS = (Config, SftConfig, IrlConfig, ChatConfig)
+KINDS = (*COMMAND_OF, ChatConfig)
 # Dotted words that begin like an option and are none, each with what it is.
 NO_OPTIONS = {
     "run.model_folder": "a field of what posttrain.train returns",

@@ -64,6 +64,51 @@ class Example:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Preference:
+    """Two answers to one prompt, of which one was preferred: what reward models and direct preference losses learn."""
+
+    prompt: Prompt
+    """As sampling would see it; `prompt.columns` has the row's other columns."""
+    chosen: tuple[int, ...]
+    """The answer that was preferred, as tokens that continue the prompt's, the stop token included."""
+    rejected: tuple[int, ...]
+    """The other one, likewise."""
+    chosen_said: tuple[bool, ...] | None = None
+    """Which tokens of `chosen` the policy itself says: where a conversation goes on, another's turns are not.  None is
+    all of them."""
+    rejected_said: tuple[bool, ...] | None = None
+    """The same of `rejected`."""
+    chosen_closing: tuple[int, ...] = ()
+    """What a chat template writes behind the last stop token of `chosen`, such as a line's end: nobody samples it, and
+    a reward model, which reads whole conversations, reads it."""
+    rejected_closing: tuple[int, ...] = ()
+    """The same of `rejected`."""
+    margin: float | None = None
+    """By how much the chosen one is better, as the row says it, in units of the reward; None where it does not."""
+    weight: float = 1.0
+    """What the pair counts beside others."""
+    where: str
+    """The file and line, or number, that the pair is from: named in messages."""
+
+    @property
+    def chosen_example(self) -> Example:
+        """The prompt, which is read, and the chosen answer, which is learned."""
+        return _answered(self.prompt, self.chosen, self.chosen_said)
+
+    @property
+    def rejected_example(self) -> Example:
+        """The same of the rejected one."""
+        return _answered(self.prompt, self.rejected, self.rejected_said)
+
+    @property
+    def num_tokens(self) -> int:
+        """Of the prompt and the longer of the two answers."""
+        return len(self.prompt.tokens) + max(
+            len(self.chosen) + len(self.chosen_closing), len(self.rejected) + len(self.rejected_closing)
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Rollout:
     """One completion exactly as it was sampled; later stages add columns, none writes here."""
 
@@ -192,6 +237,11 @@ class Grades:
             num_failures=self.num_failures + other.num_failures,
             num_cached=self.num_cached + other.num_cached,
         )
+
+
+def _answered(prompt: Prompt, answer: tuple[int, ...], said: tuple[bool, ...] | None) -> Example:
+    learned = said if said is not None else (True,) * len(answer)
+    return Example((*prompt.tokens, *answer), (False,) * len(prompt.tokens) + learned)
 
 
 def _appended(parts: Sequence[tuple[Grades, Mapping[str, Any]]], *, blank: object) -> dict[str, Any]:

@@ -37,6 +37,8 @@ class Evidence:
     """The process rewards among them, by the weights of their functions; NaN on tokens that end no step."""
     values: Float64[Tensor, " token"] | None = None
     """What a value head expected before each token."""
+    teacher_gaps: Float64[Tensor, " token"] | None = None
+    """log π of a teacher less log μ, of each token: above 0 where the teacher finds it likelier."""
 
     @property
     def rollout(self) -> Int64[Tensor, " token"]:

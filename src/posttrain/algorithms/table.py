@@ -17,6 +17,7 @@ from posttrain.algorithms.advantages import (
     group_centred,
     group_zscore,
     leave_one_out,
+    over_mean,
     raw,
     standardised,
 )
@@ -24,26 +25,34 @@ from posttrain.algorithms.aggregation import RewardAggregation, decoupled_zscore
 from posttrain.algorithms.algorithm import DYNAMIC_SAMPLING, Algorithm, Resample
 from posttrain.algorithms.credit import CreditLevel, CreditRule, Scale, credit_at, per_rollout
 from posttrain.algorithms.losses import UNBOUNDED, ClipRange, RatioLevel, clipped_surrogate, weighted_policy_gradient
+from posttrain.algorithms.other_policies.correction import Correction, corrected
+from posttrain.algorithms.other_policies.distillation import distill
 from posttrain.algorithms.overlong import PAPERS_OVERLONG, Overlong, overlong_punishment
 from posttrain.algorithms.terms import KlTerm, LossTerm, RatioTo, kl_term, policy_term
 from posttrain.algorithms.token_weights import (
+    WEIGHTINGS,
+    Weighting,
     constant_length,
     mean_over_sequences,
     mean_over_tokens,
-    sum_over_sequence,
 )
 from posttrain.binding import bind, build_own, is_own
 from posttrain.errors import UserError
 from posttrain.schemas import did_you_mean
 
-Weighting = Literal["mean_over_tokens", "mean_over_sequences", "sum_over_sequence", "constant_length"]
-
 
 def composed(
-    name: str, *, credit: CreditRule, policy: LossTerm, token_weights: Callable[..., Tensor], kl: KlTerm | None
+    name: str,
+    *,
+    credit: CreditRule,
+    policy: LossTerm,
+    token_weights: Callable[..., Tensor],
+    kl: KlTerm | None,
+    correction: Correction | None,
 ) -> Algorithm:
-    """A policy-gradient method: its policy term, and the KL in the place that was asked for."""
+    """A policy-gradient method: its policy term, corrected for older samples, and the KL in the place asked for."""
     in_loss = kl is not None and kl.place == "loss"
+    policy = corrected(policy, correction)
     return Algorithm(
         name=name,
         credit=credit,
@@ -110,6 +119,7 @@ def reinforce(
     baseline: Literal["none", "batch_mean"] = "none",
     credit: Literal["completion", "reward_to_go"] = "completion",
     token_weights: Weighting = "sum_over_sequence",
+    correction: Correction | None = None,
     kl: KlTerm | None = None,
 ) -> Algorithm:
     """Williams 1992: the reward, or what it is above the step's mean, times the gradient of log π."""
@@ -120,14 +130,16 @@ def reinforce(
         policy=policy_term(weighted_policy_gradient, clip=UNBOUNDED),
         token_weights=WEIGHTINGS[token_weights],
         kl=kl,
+        correction=correction,
     )
     return replace(made, least_group_size=1)
 
 
 def rloo(
     *,
-    credit: Literal["completion", "reward_to_go"] = "completion",
     token_weights: Weighting = "sum_over_sequence",
+    correction: Correction | None = None,
+    credit: Literal["completion", "reward_to_go"] = "completion",
     kl: KlTerm | None = None,
 ) -> Algorithm:
     """Ahmadian et al. 2024, arXiv:2402.14740: REINFORCE with the mean of a rollout's siblings as baseline."""
@@ -137,6 +149,7 @@ def rloo(
         policy=policy_term(weighted_policy_gradient, clip=UNBOUNDED),
         token_weights=WEIGHTINGS[token_weights],
         kl=kl,
+        correction=correction,
     )
 
 
@@ -153,7 +166,10 @@ def grpo(
     credit: CreditLevel = "completion",
     step_weight: float = 1.0,
     token_weights: Weighting = "mean_over_sequences",
+    mask_truncated: bool = False,
+    count_unscored: bool = False,
     ratio_to: RatioTo = "behaviour",
+    correction: Correction | None = None,
     kl: KlTerm | None = None,
 ) -> Algorithm:
     """Shao et al. 2024, arXiv:2402.03300: rewards standardised within each prompt's group, PPO's clipped surrogate.
@@ -172,7 +188,9 @@ def grpo(
         policy=policy_term(clipped_surrogate, clip=clip, level=ratio_level, ratio_to=ratio_to),
         token_weights=WEIGHTINGS[token_weights],
         kl=kl,
+        correction=correction,
     )
+    made = replace(made, masks_truncated=mask_truncated, counts_unscored=count_unscored)
     return decoupled(made, reward_aggregation, deviation=deviation, epsilon=deviation_epsilon, over=deviation_over)
 
 
@@ -180,8 +198,9 @@ def dr_grpo(
     *,
     clip_low: float = 0.2,
     clip_high: float = 0.2,
-    credit: Literal["completion", "reward_to_go"] = "completion",
     ratio_to: RatioTo = "behaviour",
+    correction: Correction | None = None,
+    credit: Literal["completion", "reward_to_go"] = "completion",
     kl: KlTerm | None = None,
 ) -> Algorithm:
     """Liu et al. 2025, arXiv:2503.20783: GRPO without its two biases, the deviation and the length in the divisor."""
@@ -191,6 +210,7 @@ def dr_grpo(
         policy=policy_term(clipped_surrogate, clip=ClipRange(low=clip_low, high=clip_high), ratio_to=ratio_to),
         token_weights=constant_length,
         kl=kl,
+        correction=correction,
     )
 
 
@@ -201,7 +221,9 @@ def dapo(
     overlong: Overlong | None = PAPERS_OVERLONG,
     resample: Resample | None = DYNAMIC_SAMPLING,
     reward_aggregation: RewardAggregation = "sum_then_normalize",
+    mask_truncated: bool = False,
     ratio_to: RatioTo = "behaviour",
+    correction: Correction | None = None,
     kl: KlTerm | None = None,
 ) -> Algorithm:
     """Yu et al. 2025, arXiv:2503.14476: clip-higher, token mean, dynamic sampling, soft overlong punishment."""
@@ -212,8 +234,39 @@ def dapo(
         policy=policy_term(clipped_surrogate, clip=ClipRange(low=clip_low, high=clip_high), ratio_to=ratio_to),
         token_weights=mean_over_tokens,
         kl=kl,
+        correction=correction,
     )
-    return replace(decoupled(made, reward_aggregation, overlong=overlong), resample=resample)
+    return replace(
+        decoupled(made, reward_aggregation, overlong=overlong), resample=resample, masks_truncated=mask_truncated
+    )
+
+
+def maxrl(
+    *,
+    clip_low: float = 0.2,
+    clip_high: float = 0.2,
+    token_weights: Weighting = "sum_over_sequence",
+    ratio_to: RatioTo = "behaviour",
+    correction: Correction | None = None,
+    kl: KlTerm | None = None,
+) -> Algorithm:
+    """Tajwar et al. 2026, arXiv:2602.02710: the centred reward over its group's mean, up to the log of its chance.
+
+    For rewards of 0 and more; a KL may be in the loss only.
+    """
+    if kl is not None and kl.place == "reward":
+        raise UserError(
+            "maxrl divides by a group's mean reward, which a KL with place = reward may bring to 0 or below; use"
+            " kl.place = loss."
+        )
+    return composed(
+        "maxrl",
+        credit=per_rollout(over_mean),
+        policy=policy_term(clipped_surrogate, clip=ClipRange(low=clip_low, high=clip_high), ratio_to=ratio_to),
+        token_weights=WEIGHTINGS[token_weights],
+        kl=kl,
+        correction=correction,
+    )
 
 
 def gspo(
@@ -223,6 +276,7 @@ def gspo(
     sequence_ratio: Literal["mean", "product"] = "mean",
     reward_aggregation: RewardAggregation = "sum_then_normalize",
     ratio_to: RatioTo = "behaviour",
+    correction: Correction | None = None,
     kl: KlTerm | None = None,
 ) -> Algorithm:
     """Zheng et al. 2025, arXiv:2507.18071: one ratio per completion, the geometric mean of its tokens' ratios.
@@ -237,6 +291,7 @@ def gspo(
         policy=policy_term(clipped_surrogate, clip=clip, level=level, ratio_to=ratio_to),
         token_weights=mean_over_sequences,
         kl=kl,
+        correction=correction,
     )
     return decoupled(made, reward_aggregation)
 
@@ -250,7 +305,10 @@ def cispo(
     deviation_over: Literal["group", "batch"] = "group",
     deviation_epsilon: float = 0.0,
     reward_aggregation: RewardAggregation = "sum_then_normalize",
+    mask_truncated: bool = False,
+    count_unscored: bool = False,
     ratio_to: RatioTo = "behaviour",
+    correction: Correction | None = None,
     kl: KlTerm | None = None,
 ) -> Algorithm:
     """MiniMax 2025, arXiv:2506.13585: the importance weight is clipped, the gradient of no token is dropped."""
@@ -261,16 +319,11 @@ def cispo(
         policy=policy_term(weighted_policy_gradient, clip=clip, level=ratio_level, ratio_to=ratio_to),
         token_weights=mean_over_tokens,
         kl=kl,
+        correction=correction,
     )
+    made = replace(made, masks_truncated=mask_truncated, counts_unscored=count_unscored)
     return decoupled(made, reward_aggregation, deviation=deviation, epsilon=deviation_epsilon, over=deviation_over)
 
-
-WEIGHTINGS: Mapping[str, Callable[..., Tensor]] = {
-    "mean_over_tokens": mean_over_tokens,
-    "mean_over_sequences": mean_over_sequences,
-    "sum_over_sequence": sum_over_sequence,
-    "constant_length": constant_length,
-}
 
 ALGORITHMS: Mapping[str, Callable[..., Algorithm]] = {
     "reinforce": reinforce,
@@ -280,6 +333,8 @@ ALGORITHMS: Mapping[str, Callable[..., Algorithm]] = {
     "dapo": dapo,
     "gspo": gspo,
     "cispo": cispo,
+    "maxrl": maxrl,
+    "distill": distill,
 }
 
 

@@ -6,9 +6,10 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, TypeVar, overload
 
+from posttrain.config.kinds import COMMAND_OF, AnyConfig
 from posttrain.config.recipes import MergedRecipe, RecipeLayer, merge, read_recipe
 from posttrain.config.schema import section_names, section_record
-from posttrain.config.sections import COMMAND_OF, AnyConfig, Config, section_of
+from posttrain.config.sections import Config, section_of
 from posttrain.errors import UserError
 from posttrain.schemas import Mistake, checked, names_at
 

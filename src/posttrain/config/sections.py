@@ -1,13 +1,12 @@
 """The whole configuration of a run as one frozen record, and the rules between its sections."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from posttrain.binding import call_arguments, constructed
-from posttrain.config.recipes import to_yaml
 from posttrain.config.schema import section_record
 from posttrain.errors import UserError
 from posttrain.options.countdown import CountdownOptions
@@ -28,7 +27,6 @@ from posttrain.options.irl_world import DemonstrationOptions, IcyGridOptions, Sa
 from posttrain.options.model import ModelOptions
 from posttrain.options.new_model import NewModelOptions
 from posttrain.options.reward import RewardOptions
-from posttrain.options.reward_model import RewardModelOptions
 from posttrain.options.rollout import RolloutOptions
 from posttrain.options.sandbox import SandboxOptions
 from posttrain.options.task import TaskOptions
@@ -253,12 +251,6 @@ def require_use_for_tracker(tracker: TrackerOptions, run: RunOptions) -> None:
         )
 
 
-AnyConfig = Config | SftConfig | IrlConfig
-
-COMMAND_OF: dict[type[AnyConfig], str] = {Config: "rl", SftConfig: "sft", IrlConfig: "irl"}
-"""The command that reads each kind of recipe."""
-
-
 def require_complete(config: object) -> None:
     """The rules of a config to which nothing is added any more: no caller in Python brings an algorithm of its own."""
     if isinstance(config, Config):
@@ -280,21 +272,6 @@ def section_of(name: str, record: Any) -> Any:
         call_arguments(record, where=name)
         return plain(asdict(record))
     return constructed(record, f"{name}.")
-
-
-def as_recipe(config: AnyConfig) -> str:
-    """The config as a recipe file, every option written out: reading it gives the same config."""
-    content = {name: plain(section) for name, section in asdict(config).items()}
-    if "rewards" in content:  # each is by name or by path, which comes first
-        content["rewards"] = [said_of(each) for each in content["rewards"]]
-    return to_yaml(content)
-
-
-def said_of(reward: dict[str, object]) -> dict[str, object]:
-    """What a recipe says of a reward: first which it is, and of a function nothing that only a reward model has."""
-    of_models = {each.name for each in fields(RewardModelOptions)} if not reward["model"] else set()
-    ordered: dict[str, object] = {"name": "", "path": "", "model": ""} | reward
-    return {key: value for key, value in ordered.items() if value not in ("", {}, None) and key not in of_models}
 
 
 def plain(value: Any) -> Any:

@@ -63,6 +63,8 @@ class Masking:
 
     renderer: TokenizerRenderer
     stop_ids: tuple[int, ...]
+    other_ways: str = OTHER_WAYS
+    """What can be done where a template rewrites turns, said at the end of that message."""
 
     @property
     def tokenizer(self) -> PreTrainedTokenizerBase:
@@ -84,14 +86,18 @@ class Masking:
             before = token_ids(self.tokenizer, opened, special=False)
             upto = self._tokens(conversation, number + 1)
             if upto[: len(before)] != before:
-                raise rewritten(conversation, number, "begins it in another way than when the assistant is to speak")
+                raise self._rewritten(
+                    conversation, number, "begins it in another way than when the assistant is to speak"
+                )
             end = len(before) + self._end(conversation, number, upto[len(before) :])
             if whole[:end] != upto[:end]:
-                raise rewritten(conversation, number, "writes what leads to its end in another way once more follows")
+                raise self._rewritten(
+                    conversation, number, "writes what leads to its end in another way once more follows"
+                )
             written = str(self.tokenizer.decode(upto[len(before) : end]))
             require_calls(conversation, number, written)
             if not has_all(written, said(conversation, number, opened)):
-                raise rewritten(conversation, number, "leaves out a part of its text, such as the thoughts")
+                raise self._rewritten(conversation, number, "leaves out a part of its text, such as the thoughts")
             learned[len(before) : end] = [True] * (end - len(before))
         return trimmed(whole, learned)
 
@@ -142,6 +148,20 @@ class Masking:
         """All of a text but its first token, and a stop token if it does not end with one."""
         tokens = self._ended([*text.tokens])
         return trimmed(tokens, [False, *[True] * (len(tokens) - 1)])
+
+    def closing(self, conversation: Dialogue, example: Example) -> tuple[int, ...]:
+        """What the template writes behind an example's last token, such as a line's end.
+
+        Nothing where the example is not what the whole conversation begins with.
+        """
+        whole, size = self._tokens(conversation, len(conversation.messages)), len(example.tokens)
+        return tuple(whole[size:]) if tuple(whole[:size]) == example.tokens else ()
+
+    def _rewritten(self, conversation: Dialogue, number: int, how: str) -> UserError:
+        return UserError(
+            f"{conversation.where}, message {number}: the chat template {how}, so its tokens in the whole conversation"
+            f" are not those that the model would say.{self.other_ways}"
+        )
 
     def _ended(self, tokens: list[int]) -> list[int]:
         return tokens if tokens and tokens[-1] in self.stop_ids else [*tokens, self.stop]
@@ -208,11 +228,3 @@ def require_calls(conversation: Dialogue, number: int, written: str) -> None:
                 f" {name or 'a tool without a name'}, so it would not be learned.  Name a template that does as"
                 " model.chat_template, or leave the row out."
             )
-
-
-def rewritten(conversation: Dialogue, number: int, how: str) -> UserError:
-    """What to raise of a turn that cannot be learned among others."""
-    return UserError(
-        f"{conversation.where}, message {number}: the chat template {how}, so its tokens in the whole conversation are"
-        f" not those that the model would say.{OTHER_WAYS}"
-    )

@@ -16,8 +16,8 @@ from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Protocol, Self
 
-from posttrain.config import Config, SftConfig
-from posttrain.config.sections import COMMAND_OF
+from posttrain.config import Config, TrainingConfig
+from posttrain.config.kinds import COMMAND_OF
 from posttrain.errors import RunError, UserError
 from posttrain.options.training import CheckpointOptions, RunOptions
 from posttrain.runs import checkpoint
@@ -96,7 +96,7 @@ class HarnessOptions:
     """What of a step's metrics tells the best checkpoint: higher is better, None says nothing."""
     stop_early: Callable[[], bool] = bool
     """Whether the run has gone on for long enough although there are steps left."""
-    config: Config | SftConfig = field(default_factory=Config)
+    config: TrainingConfig = field(default_factory=Config)
     """The recipe: saved with each checkpoint, and what a resumed run must share with it."""
     from_step: int | None = None
     """The step whose checkpoint a resumed run goes on from; None is the last."""

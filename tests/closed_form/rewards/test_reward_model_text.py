@@ -9,8 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from posttrain.config import load_recipe
-from posttrain.config.sections import as_recipe
+from posttrain.config import as_recipe, load_recipe
 from posttrain.errors import UserError
 from posttrain.options.reward import RewardOptions
 from posttrain.rewards.grading.answers import Graded

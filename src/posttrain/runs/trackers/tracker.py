@@ -18,7 +18,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from posttrain.config import Config, SftConfig
+from posttrain.config import TrainingConfig
 from posttrain.config.sections import plain
 from posttrain.errors import RunError, UserError
 from posttrain.options.tracker import TrackerName, TrackerOptions
@@ -180,7 +180,7 @@ def completion_rows(report: StepReport) -> Iterator[Row]:
 class Trackers(Watcher):
     """Those that a recipe names, from the first step on."""
 
-    def __init__(self, folder: Folder, config: Config | SftConfig, note: Callable[[str], None]) -> None:
+    def __init__(self, folder: Folder, config: TrainingConfig, note: Callable[[str], None]) -> None:
         """Nothing is begun; `note` prints a line."""
         self.folder, self.config, self.note = folder, config, note
         self.opened: list[Tracker] = []

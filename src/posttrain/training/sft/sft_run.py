@@ -6,19 +6,18 @@ from pathlib import Path
 from time import perf_counter
 from typing import Protocol
 
-from posttrain.binding import digest_of
 from posttrain.config import SftConfig
 from posttrain.errors import UserError
+from posttrain.models.adapters.in_force import trains_adapter
 from posttrain.models.adapters.peft_objects import require_whole_adapter
 from posttrain.models.conversation_masks import Masking
-from posttrain.models.loading.folder_digest import model_digest
 from posttrain.models.loading.model_folder import load_policy
 from posttrain.models.loading.new_model import new_model, new_tokenizer
 from posttrain.models.policy import Policy, as_policy
 from posttrain.models.rendering import TokenizerRenderer
 from posttrain.options.dataset import DatasetOptions
 from posttrain.options.model import ModelOptions
-from posttrain.options.training import SftOptions
+from posttrain.options.training import SftOptions, for_policy
 from posttrain.records import Example
 from posttrain.runs.folder import saved_recipe
 from posttrain.runs.harness import Harness, HarnessOptions, require_resume
@@ -28,10 +27,8 @@ from posttrain.runs.run_inputs import (
     RunInput,
     RunInputs,
     class_name,
-    folder_of,
-    named_rows,
+    inputs_of_rows,
     require_same_inputs,
-    rows_input,
 )
 from posttrain.runs.threads import ThreadClaim, claim_threads
 from posttrain.runs.trackers.tracker import require_trackers
@@ -123,6 +120,8 @@ def train_sft(
         rows=None if rows is None else list(rows), held_out=None if held_out_rows is None else list(held_out_rows)
     )
     inputs = inputs_of_sft(config, policy, given)
+    if policy is not None:
+        config = replace(config, sft=for_policy(config.sft, adapter=trains_adapter(policy.model)))
     if resume:
         inputs = require_same_inputs(Path(config.run.folder), inputs, accept_changes=accept_changes)
     watching = require_watchers(watchers)
@@ -206,26 +205,15 @@ def example_source(config: SftConfig, policy: Policy, given: GivenRows) -> Examp
 
 
 def inputs_of_sft(config: SftConfig, policy: Policy | None, given: GivenRows) -> RunInputs:
-    """What a run is made of beside its config: the caller's objects, and files whose place none of them takes."""
-    objects: dict[str, RunInput] = {}
-    files: dict[str, RunInput] = {}
-    if policy is not None:
-        count = sum(each.numel() for each in policy.model.parameters())
-        objects["policy"] = RunInput(f"{class_name(policy.model)} of {count} parameters")
-    elif isinstance(config.model, ModelOptions):
-        path, template = config.model.path, config.model.chat_template
-        if not config.model.is_bundled:
-            files["model.path"] = RunInput(path, model_digest(folder_of(config.model)))
-        if template:
-            files["model.chat_template"] = RunInput(template, digest_of(Path(template)))
-    if isinstance(config.task, DatasetOptions):
-        unused = ["task.path", "task.sources"] if given.rows is not None else []
-        unused += ["task.held_out_path"] if given.held_out is not None else []
-        files |= {name: each for name, each in named_rows(config.task).items() if not name.startswith(tuple(unused))}
-    for name, rows in (("rows", given.rows), ("held_out_rows", given.held_out)):
-        if rows is not None:
-            objects[name] = rows_input(rows)
-    return RunInputs(objects=objects, files=files)
+    """What a run is made of beside its config."""
+    own = None if policy is None else policy_input(policy)
+    return inputs_of_rows(config.model, config.task, policy=own, rows=given.rows, held_out_rows=given.held_out)
+
+
+def policy_input(policy: Policy) -> RunInput:
+    """A policy that a caller brings."""
+    count = sum(each.numel() for each in policy.model.parameters())
+    return RunInput(f"{class_name(policy.model)} of {count} parameters")
 
 
 def fit(

@@ -1,0 +1,182 @@
+"""Rows with two answers, of a file or a list, as pairs of tokens: checked, split, measured in length and counted.
+
+All rows are made into tokens before a run starts, so that a fault in any of them shows then, by file and line.  Pairs
+of one prompt stay on one side of the split.  The order in which pairs are gone through is drawn anew for each epoch, a
+function of the seed and the epoch alone.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from posttrain.errors import UserError
+from posttrain.models.conversation_masks import Masking
+from posttrain.options.dataset import DatasetOptions
+from posttrain.options.pairs import PairOptions
+from posttrain.records import Preference
+from posttrain.tasks.dataset import Rows, configured_rows, held_out_of, split
+from posttrain.tasks.draw_order import permutation
+from posttrain.tasks.preferences.pair_maker import PairMaker, pair_masking
+from posttrain.tasks.row_formats import PreferenceRow, RowFormat, preference_row, told_format
+from posttrain.tasks.rows import MEMORY, BadRows, DatasetRow, rows_of
+
+NAMED = 5
+"""Pairs that a message names, of many."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GivenPairs:
+    """Rows that a caller in Python brings."""
+
+    rows: Rows | None = None
+    """In place of the task's file."""
+    held_out: Rows | None = None
+    """To measure on, in place of a file or a share."""
+
+
+NO_PAIRS_GIVEN = GivenPairs()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreferenceSet:
+    """Pairs to learn from, by number epoch after epoch, and pairs to measure on."""
+
+    seed: int
+    training: Sequence[Preference]
+    held_out: Sequence[Preference]
+    """Of prompts that are never trained on."""
+    too_long: Sequence[str] = ()
+    """Places of the pairs that are left out for their length."""
+    bad: BadRows = field(default_factory=BadRows)
+    """Rows that make no pair and are left out, where some may be."""
+    order: str = "pairs"
+    """What their order is drawn for: another set of the same run has another one."""
+
+    def number(self, index: int) -> int:
+        """Which pair the index-th is, counted from the beginning of the run: a function of the seed and its epoch."""
+        epoch, place = divmod(index, len(self.training))
+        return int(permutation(self.seed, self.order, epoch, len(self.training))[place])
+
+    def batch(self, first: int, options: PairOptions) -> list[Preference]:
+        """The pairs of an update, from a number on; an update ends where an epoch does, so that it has none twice."""
+        return [self.training[self.number(index)] for index in self.batch_indices(first, options)]
+
+    def batch_indices(self, first: int, options: PairOptions) -> range:
+        """The numbers of an update's pairs, counted from the beginning of the run."""
+        epoch_end = (first // len(self.training) + 1) * len(self.training)
+        last = min(first + options.pairs_per_batch, epoch_end)
+        return range(first, last if options.num_epochs is None else min(last, self.num_pairs(options.num_epochs)))
+
+    def num_pairs(self, epochs: float) -> int:
+        """Pairs that so many epochs are, each counted as often as it is learned."""
+        return max(1, round(epochs * len(self.training)))
+
+    def num_steps(self, options: PairOptions) -> int | None:
+        """Updates that the epochs are; None where the recipe says how many there are."""
+        if options.num_epochs is None:
+            return None
+        whole, rest = divmod(self.num_pairs(options.num_epochs), len(self.training))
+        size = options.pairs_per_batch
+        return whole * -(-len(self.training) // size) + -(-rest // size)
+
+    def described(self) -> list[str]:
+        """What the plan says of them."""
+        prompts = len({pair.prompt.tokens for pair in self.training})
+        tokens = sum(pair.num_tokens for pair in self.training) / len(self.training)
+        lines = [f"{len(self.training)} pairs of {prompts} prompts, {tokens:.0f} tokens long on average"]
+        if self.too_long:
+            lines.append(f"{len(self.too_long)} too long and left out: {named(self.too_long)}")
+        return lines + (f"bad pairs left out:{self.bad.listed()}".splitlines() if self.bad.faults else [])
+
+    def summary(self) -> dict[str, object]:
+        """What summary.json says of them."""
+        counts = {"trained": len(self.training), "held_out": len(self.held_out)}
+        return {"pairs": {**counts, "too_long": [*self.too_long], "bad": [*self.bad.faults]}}
+
+
+def preference_set(
+    masking: Masking,
+    task: DatasetOptions,
+    options: PairOptions,
+    *,
+    longest: int,
+    seed: int,
+    given: GivenPairs = NO_PAIRS_GIVEN,
+) -> PreferenceSet:
+    """The pairs of the task's file, or those given, of at most `longest` tokens.
+
+    Raises UserError for a bad row, or for more of them than `task.skip_bad_rows`, and for pairs that are too long,
+    unless they may be left out.
+    """
+    bad = BadRows(task.skip_bad_rows)
+    read = configured_rows(task, bad) if given.rows is None else rows_of(given.rows, MEMORY, bad)
+    held_out_rows = held_out_of(task, given.held_out, bad)
+    everything = preference_rows(read, bad)
+    apart = None if held_out_rows is None else preference_rows(held_out_rows, bad)
+    training, held_out = split(keyed(everything, task), None if apart is None else keyed(apart, task), task)
+    maker = PairMaker(masking=pair_masking(masking), task=task)
+    made = [pairs_of(preferences_in(part), maker, bad) for part in (training, held_out)]
+    long = [pair for part in made for pair in part if pair.num_tokens > longest]
+    require_short(long, options, longest)
+    trained, measured = ([pair for pair in part if pair.num_tokens <= longest] for part in made)
+    if not trained:
+        raise UserError(
+            f"{options.section}.max_length: none of the {len(made[0])} pairs to train on has at most {longest} tokens."
+            "  Use a larger one if the model's context allows it."
+        )
+    return PreferenceSet(
+        seed=seed, training=trained, held_out=measured, too_long=[pair.where for pair in long], bad=bad
+    )
+
+
+def preference_rows(rows: Sequence[DatasetRow], bad: BadRows) -> list[PreferenceRow]:
+    """Rows of the format, each checked, the bad ones counted."""
+    told_format(rows, (RowFormat.PREFERENCE,))
+    found = []
+    for row in rows:
+        try:
+            found.append(preference_row(row))
+        except UserError as error:
+            bad.add(str(error))
+    return found
+
+
+def pairs_of(rows: Sequence[PreferenceRow], maker: PairMaker, bad: BadRows) -> list[Preference]:
+    """The pairs of some rows, those that make none counted."""
+    found = []
+    for row in rows:
+        try:
+            found.append(maker.pair(row))
+        except UserError as error:
+            bad.add(str(error))
+    return found
+
+
+def require_short(long: Sequence[Preference], options: PairOptions, longest: int) -> None:
+    """Raise UserError where pairs are too long and that is to be told."""
+    if long and options.long_pairs == "error":
+        pairs = named([f"{pair.where} ({pair.num_tokens} tokens)" for pair in long])
+        raise UserError(
+            f"{options.section}.max_length: {len(long)} pairs are longer than {longest} tokens: {pairs}.  Use a larger"
+            f" one if the model's context allows it, or leave them out: {options.section}.long_pairs = skip."
+        )
+
+
+def keyed(rows: Sequence[PreferenceRow], task: DatasetOptions) -> list[DatasetRow]:
+    """Rows by what is asked in them, so that equal prompts stay on one side of a split."""
+    return [
+        DatasetRow(
+            row.where,
+            {task.prompt_column: row.prompt if isinstance(row.prompt, str) else [*row.prompt], "row": row},
+        )
+        for row in rows
+    ]
+
+
+def preferences_in(rows: Sequence[DatasetRow]) -> list[PreferenceRow]:
+    """The rows again."""
+    return [row for each in rows if isinstance(row := each.columns["row"], PreferenceRow)]
+
+
+def named(places: Sequence[str]) -> str:
+    """The first of many."""
+    return ", ".join(places[:NAMED]) + (", …" if len(places) > NAMED else "")
