@@ -316,6 +316,9 @@ def named_files(config: Config) -> dict[str, RunInput]:
         model = ModelOptions(path=str(teacher["model"]))
         if not model.is_bundled:
             found["algorithm.teacher.model"] = RunInput(model.path, model_digest(folder_of(model)))
+    if config.reference.path:
+        folder = folder_of(ModelOptions(path=config.reference.path))
+        found["reference.path"] = RunInput(config.reference.path, model_digest(folder))
     return found | named_model(config.model)
 
 
