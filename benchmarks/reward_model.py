@@ -4,10 +4,11 @@
     python benchmarks/reward_model.py                              the same pairs learned once: seconds, accuracy
     python benchmarks/reward_model.py --writer bundled --write own.jsonl --num-pairs 4000
 
-The chosen answer solves its problem and the rejected one does not.  `demonstrator` writes searches as the bundled model
-was taught them, with their mistakes, in a minute or two; `bundled` has the bundled model sample at temperature 1, which
-takes longer.  Problems are those of `recipes/countdown-tiny.yaml` that are trained on: numbers that are held out there
-are in no pair.  The same arguments give the same pairs.
+The chosen answer solves its problem and the rejected one does not.  A search says by `!` that it has found the target;
+here a full stop stands in its place, for a reward model reads nothing else where that is enough.  `demonstrator` writes
+searches as the bundled model was taught them, with their mistakes, in seconds; `bundled` has the bundled model sample at
+temperature 1, which takes longer.  Problems are those of `recipes/countdown-tiny.yaml` that are trained on: numbers that
+are held out there are in no pair.  The same arguments give the same pairs.
 """
 
 import argparse
@@ -72,6 +73,7 @@ def pairs(writer: str, seed: int) -> Iterator[Mapping[str, str]]:
                 for problem, random in zip(problems, drawn, strict=True)
             ]
         for problem, prompt, said in zip(problems, prompts, answers, strict=True):
+            said = [text.replace("!", ".") for text in said]
             found = {text: outcome_of(problem, text) is Outcome.CORRECT for text in said}
             right, wrong = ([text for text in found if found[text] is each] for each in (True, False))
             for chosen, rejected in islice(zip(right, wrong, strict=False), PER_PROBLEM):

@@ -130,7 +130,7 @@ def test_a_dry_run_shows_plan_and_pairs_and_makes_nothing(
     assert "⟪yes " in out
     assert not Path("run").exists()
     assert main(["plan", "recipe.yaml"]) == 0
-    assert "the process itself" in capsys.readouterr().out
+    assert "It fits" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
