@@ -11,7 +11,7 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-gymnasium soak check lint format types docs families bench trl-parity trl-scripts trl-tests mutants constraints clean
+.PHONY: help demo test test-gymnasium test-browser soak check lint format types docs families bench trl-parity trl-scripts trl-tests mutants constraints clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' Makefile
@@ -24,6 +24,9 @@ test: .venv/.ok ## the whole test suite: no network, no GPU
 
 test-gymnasium: .venv/.ok .gymnasium-0.29/.ok ## the tests of inverse RL once more, on gymnasium 0.29
 	PYTHONPATH=.gymnasium-0.29 $(BIN)/python -m pytest -n 2 -k irl
+
+test-browser: .venv/.ok ## the voting page in a headless Chromium, which POSTTRAIN_CHROMIUM names where the PATH has none
+	$(BIN)/python -m pytest -rs tests/end_to_end/test_ballot_browser.py
 
 soak: .venv/.ok ## a hundred thousand programs, and completions through workers, and what they leave behind
 	$(BIN)/python -m tests.soak --items 100000
@@ -51,16 +54,16 @@ families: .venv/.ok ## every family of models through sampler and trainer, into 
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.families
 
 bench: .venv/.ok ## speed and memory beside TRL, which gets an environment of its own
-	$(BIN)/python benchmarks/vs_trl.py
+	$(BIN)/python benchmarks/trl/vs_trl.py
 
 trl-parity: .venv/.ok ## have TRL write the numbers that our losses and gradients are held to, into tests/data (a minute)
-	$(BIN)/python benchmarks/trl_parity.py
+	$(BIN)/python benchmarks/trl/trl_parity.py
 
-trl-scripts: .venv/.ok ## have TRL run benchmarks/trl_scripts, which the suite runs with one line changed
-	$(BIN)/python benchmarks/trl_scripts.py
+trl-scripts: .venv/.ok ## have TRL run benchmarks/trl/scripts, which the suite runs with one line changed
+	$(BIN)/python benchmarks/trl/trl_scripts.py
 
 trl-tests: .venv/.ok ## TRL's own tests through posttrain.trl, into docs/guides/trl_tests.md; TRL=FOLDER for a checkout of it
-	$(BIN)/python benchmarks/trl_tests.py --write $(if $(TRL),--trl $(TRL))
+	$(BIN)/python benchmarks/trl/trl_tests.py --write $(if $(TRL),--trl $(TRL))
 
 mutants: .venv/.ok ## change one operator or number at a time: the tests must notice each (hours; goes on where it stopped)
 	$(BIN)/python tests/mutants.py

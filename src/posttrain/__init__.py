@@ -17,18 +17,30 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from posttrain.algorithms.algorithm import Algorithm
-    from posttrain.config import Config, IrlConfig, RewardModelConfig, SftConfig, as_recipe, load_recipe
+    from posttrain.config import (
+        CollectConfig,
+        Config,
+        DpoConfig,
+        IrlConfig,
+        RewardModelConfig,
+        SftConfig,
+        as_recipe,
+        load_recipe,
+    )
     from posttrain.generation.engine import Engine
     from posttrain.generation.generate import generate
     from posttrain.irl_runs.environment import LearnedReward
     from posttrain.irl_runs.run import recover
     from posttrain.models.policy import as_policy
     from posttrain.rewards.ensemble import RewardModelEnsemble
+    from posttrain.rewards.grading.answers import ProcessReward, Span
     from posttrain.rewards.grading.function import reward_function
     from posttrain.rewards.model import RewardModel
     from posttrain.runs.reports import Run
     from posttrain.runs.watchers import Watcher
     from posttrain.tasks.base import Probe, Reading, Task
+    from posttrain.training.collecting.collection import collect
+    from posttrain.training.dpo.dpo_run import train_dpo
     from posttrain.training.evaluate import evaluate
     from posttrain.training.reward_model.reward_run import train_reward_model
     from posttrain.training.rl import train
@@ -37,21 +49,26 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Algorithm",
+    "CollectConfig",
     "Config",
+    "DpoConfig",
     "Engine",
     "IrlConfig",
     "LearnedReward",
     "Probe",
+    "ProcessReward",
     "Reading",
     "RewardModel",
     "RewardModelConfig",
     "RewardModelEnsemble",
     "Run",
     "SftConfig",
+    "Span",
     "Task",
     "Watcher",
     "as_policy",
     "as_recipe",
+    "collect",
     "evaluate",
     "generate",
     "load_recipe",
@@ -59,13 +76,16 @@ __all__ = [
     "reward_function",
     "steps",
     "train",
+    "train_dpo",
     "train_reward_model",
     "train_sft",
 ]
 
 HOMES = {
     "Algorithm": "posttrain.algorithms.algorithm",
+    "CollectConfig": "posttrain.config",
     "Config": "posttrain.config",
+    "DpoConfig": "posttrain.config",
     "IrlConfig": "posttrain.config",
     "RewardModelConfig": "posttrain.config",
     "SftConfig": "posttrain.config",
@@ -75,6 +95,8 @@ HOMES = {
     "LearnedReward": "posttrain.irl_runs.environment",
     "recover": "posttrain.irl_runs.run",
     "as_policy": "posttrain.models.policy",
+    "ProcessReward": "posttrain.rewards.grading.answers",
+    "Span": "posttrain.rewards.grading.answers",
     "reward_function": "posttrain.rewards.grading.function",
     "RewardModel": "posttrain.rewards.model",
     "RewardModelEnsemble": "posttrain.rewards.ensemble",
@@ -84,8 +106,10 @@ HOMES = {
     "Task": "posttrain.tasks.base",
     "Run": "posttrain.runs.reports",
     "train": "posttrain.training.rl",
+    "train_dpo": "posttrain.training.dpo.dpo_run",
     "train_reward_model": "posttrain.training.reward_model.reward_run",
     "train_sft": "posttrain.training.sft.sft_run",
+    "collect": "posttrain.training.collecting.collection",
     "evaluate": "posttrain.training.evaluate",
     "generate": "posttrain.generation.generate",
     "steps": "posttrain.training.steps",

@@ -11,12 +11,13 @@ from torch import nn
 from transformers.pytorch_utils import Conv1D
 
 from posttrain.algorithms.algorithm import Algorithm
-from posttrain.config import Config, SftConfig
+from posttrain.config import Config, DpoConfig, SftConfig
 from posttrain.models.adapters.lora import lora_layers
 from posttrain.models.adapters.quantized import is_4_bit
 from posttrain.models.classifiers.classifier_memory import classifier_bytes
 from posttrain.models.forward import SharedPromptForward
 from posttrain.models.loading.devices import chosen_device
+from posttrain.models.memory.memory_parts import weights
 from posttrain.models.memory.memory_plan import (
     ADAPTER_RANK,
     MemoryPlan,
@@ -25,6 +26,7 @@ from posttrain.models.memory.memory_plan import (
     memory_plan,
 )
 from posttrain.models.memory.memory_setup import BFLOAT16, FLOAT32, MemorySetup
+from posttrain.models.memory.model_files import recipe_shape
 from posttrain.models.memory.model_shape import ModelShape, object_shape
 from posttrain.models.policy import Policy
 from posttrain.models.recomputation import is_recomputing
@@ -36,6 +38,8 @@ LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.
 """Where Linux says how much of the machine's memory a container may have."""
 SFT_ROW_TOKENS = 512
 """Length that the plan of a supervised run takes its rows to have; its micro-batches are bounded whatever it is."""
+SAMPLED_PROMPT_TOKENS = 256
+"""The same of prompts whose completions are sampled in rounds."""
 TOLD = 3
 """Parts and changes that a short form names."""
 WORDS = {
@@ -45,6 +49,7 @@ WORDS = {
     "reference": "reference",
     "critic": "critic",
     "reward_models": "reward models",
+    "teacher": "teacher",
     "key_value_cache": "K/V cache",
     "cache_growth": "K/V cache growing",
     "logits": "logits",
@@ -84,7 +89,9 @@ def rl_setup(
     held = held_as(model, shape, on_cuda=cuda)
     return replace(
         held,
-        reference=algorithm.uses_reference,
+        reference=(algorithm.uses_reference and not config.reference.path)
+        or (algorithm.teacher is not None and algorithm.teacher.weights == "start"),
+        teacher=teacher_bytes(algorithm, config.reference.path, on_cuda=cuda),
         reward_models=sum(
             classifier_bytes(replace(item, model=folder), on_cuda=cuda)
             for item in config.rewards
@@ -97,6 +104,14 @@ def rl_setup(
         max_rows=rollout.max_rows,
         tokens_per_microbatch=config.update.tokens_per_microbatch,
     )
+
+
+def teacher_bytes(algorithm: Algorithm, reference: str, *, on_cuda: bool) -> int:
+    """Bytes of the weights of a teacher, and of a reference, that are other models."""
+    teacher = "" if algorithm.teacher is None else algorithm.teacher.model
+    named = [path for path in (teacher, reference if algorithm.uses_reference else "") if path]
+    shapes = [(options, recipe_shape(options)) for options in (ModelOptions(path=path) for path in named)]
+    return sum(weights(shape, held_as(options, shape, on_cuda=on_cuda)) for options, shape in shapes)
 
 
 def held_as(options: ModelOptions, shape: ModelShape, *, on_cuda: bool) -> MemorySetup:
@@ -156,6 +171,26 @@ def planned_pairs(model: ModelOptions, options: PairOptions, shape: ModelShape, 
     longest = min(options.max_length or SFT_ROW_TOKENS, shape.max_positions)
     cuda = on_cuda or chosen_device(model.device).type == "cuda"
     return pairs_setup(model, options, shape, longest=longest, on_cuda=cuda)
+
+
+def dpo_setup(config: DpoConfig, shape: ModelShape, *, on_cuda: bool) -> MemorySetup:
+    """The same with a reference, and in rounds with what samples and judges their completions."""
+    options, rollout = config.dpo, config.rollout
+    pairs = planned_pairs(config.model, options, shape, on_cuda=on_cuda)
+    pairs = replace(pairs, reference=options.keeps_reference)
+    if not options.rounds:
+        return pairs
+    answer = max(1, min(rollout.max_completion_tokens, shape.max_positions - 1))
+    return replace(
+        pairs,
+        samples=True,
+        reward_models=sum(classifier_bytes(item, on_cuda=pairs.on_cuda) for item in config.rewards if item.model),
+        prompt_tokens=min(SAMPLED_PROMPT_TOKENS, shape.max_positions - answer),
+        completion_tokens=answer,
+        prompts_per_step=options.prompts_per_round,
+        group_size=rollout.group_size,
+        max_rows=rollout.max_rows,
+    )
 
 
 def policy_plan(policy: Policy, config: Config, algorithm: Algorithm, *, prompt_tokens: int) -> MemoryPlan:

@@ -52,7 +52,8 @@ class MemoryPlan:
         """
         if self.setup.on_cuda:
             return CUDA_CONTEXT_BYTES + round(CUDA_ALLOCATOR_SHARE * max(self.phases.values()))
-        freed = min(sum(self.sampling.values()), sum(self.updating.values()))
+        kept = sum(self.sampling.values()) - parts.returned_cache(self.shape, self.setup) * self.setup.samples
+        freed = min(kept, sum(self.updating.values()))
         return IMPORTED_BYTES + LIBRARY_BYTES + freed
 
     @property
@@ -74,6 +75,7 @@ def memory_plan(shape: ModelShape, setup: MemorySetup) -> MemoryPlan:
         "reference": parts.reference(shape, setup),
         "critic": parts.critic(shape, setup),
         "reward_models": setup.reward_models,
+        "teacher": setup.teacher,
     }
     sampling = {
         "key_value_cache": parts.key_value_cache(shape, setup),
