@@ -92,9 +92,10 @@ def learned(rows: list[Mapping[str, str]], folder: Path) -> str:
     after = posttrain.train_reward_model(config, rows=rows).summary["after"]
     assert isinstance(after, dict)
     low, high = after["accuracy_interval"]
+    taken = f"{perf_counter() - began:.0f} s in all, {process_time() - worked:.0f} s of processor"
     return (
-        f"{perf_counter() - began:.0f} s in all, {process_time() - worked:.0f} s of processor, {after['accuracy']:.3f} [{low:.3f}, {high:.3f}] of"
-        f" {after['num_pairs']} held-out pairs in the right order, calibration error {after['calibration_error']:.3f}"
+        f"{taken}: {after['accuracy']:.3f} [{low:.3f}, {high:.3f}] of {after['num_pairs']} held-out pairs in the right"
+        f" order, calibration error {after['calibration_error']:.3f}"
     )
 
 
