@@ -11,7 +11,7 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-gymnasium soak check lint format types docs families bench trl-parity trl-scripts trl-tests mutants constraints clean
+.PHONY: help demo test test-gymnasium test-browser soak check lint format types docs families bench trl-parity trl-scripts trl-tests mutants constraints clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' Makefile
@@ -24,6 +24,9 @@ test: .venv/.ok ## the whole test suite: no network, no GPU
 
 test-gymnasium: .venv/.ok .gymnasium-0.29/.ok ## the tests of inverse RL once more, on gymnasium 0.29
 	PYTHONPATH=.gymnasium-0.29 $(BIN)/python -m pytest -n 2 -k irl
+
+test-browser: .venv/.ok ## the voting page in a headless Chromium, which POSTTRAIN_CHROMIUM names where the PATH has none
+	$(BIN)/python -m pytest -rs tests/end_to_end/test_ballot_browser.py
 
 soak: .venv/.ok ## a hundred thousand programs, and completions through workers, and what they leave behind
 	$(BIN)/python -m tests.soak --items 100000

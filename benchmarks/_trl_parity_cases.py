@@ -51,6 +51,8 @@ CISPO = {"loss_type": "cispo", "epsilon_high": 1.15}
 """TRL's bound of cispo is the largest weight itself."""
 SEQUENCE = {"importance_sampling_level": "sequence"}
 KL = {"beta": 0.04}
+GDPO = {"multi_objective_aggregation": "normalize_then_sum"}
+MASKED = {"mask_truncated_completions": True}
 
 
 def cases() -> dict[str, dict[str, Any]]:
@@ -82,8 +84,22 @@ def cases() -> dict[str, dict[str, Any]]:
             "per_device_train_batch_size": 4,
             "gradient_accumulation_steps": 3,
         },
+        "normalised, then summed": {"loss_type": "dapo", **GDPO},
+        "normalised, then summed, with a KL": {"loss_type": "grpo", **GDPO, **KL},
+        "dapo, some unscored": {"loss_type": "dapo"},
+        "grpo with a KL, some unscored": {"loss_type": "grpo", **KL},
+        "normalised, then summed, some unscored": {"loss_type": "dapo", **GDPO},
+        "grpo, truncated masked": {"loss_type": "grpo", **MASKED},
+        "dapo with a KL, truncated masked": {"loss_type": "dapo", **KL, **MASKED},
+        "dr_grpo, truncated masked": {"loss_type": "dr_grpo", **MASKED},
+        "cispo, truncated masked, some unscored": {**CISPO, **MASKED},
     }
     return made
+
+
+def scores_of(case: str, data: dict[str, Any]) -> list[list[list[float | None]]]:
+    """What the two reward functions say in a case."""
+    return data["scores with unscored"] if "unscored" in case else data["scores"]
 
 
 def completions(prompts: list[list[int]]) -> list[list[list[int]]]:
@@ -106,9 +122,14 @@ def given() -> dict[str, Any]:
         [[0.9, 0.1, 0.3, 0.2], [1.0, 0.0, 0.0, 0.7], [1.0, 1.0, 1.0, 1.0]],
         [[0.4, None, 1.0, 0.2], [None, None, 0.6, None], [None, None, None, None]],
     ]
+    some_unscored = [  # the second completion of the first group, and the third of the last
+        [[0.9, None, 0.3, 0.2], [1.0, 0.0, None, 0.7], [0.5, 1.0, None, 0.25]],
+        [[0.4, None, 1.0, 0.2], [None, None, 0.6, None], [None, None, None, None]],
+    ]
     return {
         "words": WORDS,
         "prompts": prompts,
         "completions": completions(prompts),
         "scores": scores,
+        "scores with unscored": some_unscored,
     }

@@ -1,7 +1,8 @@
 """TRL's worker of trl_parity.py, run by the interpreter of TRL's own environment.
 
-.venv-trl/bin/python benchmarks/_trl_parity_trl.py OUTPUT.json
+.venv-trl/bin/python benchmarks/_trl_parity_trl.py OUTPUT.json [CASE ...]
 
+With cases by name only those are made anew, and the others stay as the file has them.
 Of each case two updates are taken on one batch of given completions, by gradient descent without momentum at rate 1:
 the first where the policy is the one that "sampled", the second where it has left it, so that ratios, clips and the KL
 act.
@@ -18,7 +19,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from _trl_parity_cases import FIELDS, GROUP_SIZE, SHAPE, WORDS, cases, given
+from _trl_parity_cases import FIELDS, GROUP_SIZE, SHAPE, WORDS, cases, given, scores_of
 from datasets import Dataset
 from tokenizers import Tokenizer, models, pre_tokenizers
 from torch import nn
@@ -31,10 +32,14 @@ PACKAGES = ("trl", "torch", "transformers")
 
 def main() -> None:
     torch.set_num_threads(1)
-    data = given()
+    data, output, asked = given(), Path(sys.argv[1]), sys.argv[2:]
+    kept = json.loads(output.read_text(encoding="utf-8"))["cases"] if asked else {}
     with tempfile.TemporaryDirectory() as folder:
         model = save_model(Path(folder) / "model")
-        results = {name: result(name, fields, data, Path(folder)) for name, fields in cases().items()}
+        results = {
+            name: kept[name] if asked and name not in asked else result(name, fields, data, Path(folder))
+            for name, fields in cases().items()
+        }
     shapes = {name: list(weight.shape) for name, weight in model.named_parameters()}
     written = {
         "made by": {name: version(name) for name in PACKAGES},
@@ -43,7 +48,7 @@ def main() -> None:
         "fields": FIELDS,
         "cases": results,
     }
-    Path(sys.argv[1]).write_text(json.dumps(written, indent=0) + "\n", encoding="utf-8")
+    output.write_text(json.dumps(written, indent=0) + "\n", encoding="utf-8")
 
 
 def save_model(folder: Path) -> nn.Module:
@@ -68,7 +73,7 @@ def result(name: str, fields: dict[str, Any], data: dict[str, Any], folder: Path
     rows = [{"prompt": text_of(prompt)} for prompt in data["prompts"]]
     trainer = RecordingTrainer(
         model=str(folder / "model"),
-        reward_funcs=reward_functions(data),
+        reward_funcs=reward_functions(data, scores_of(name, data)),
         args=settings(fields, folder),
         train_dataset=Dataset.from_list(rows),
         rollout_func=forced(data),
@@ -120,7 +125,9 @@ def forced(data: dict[str, Any]) -> Callable[..., dict[str, Any]]:
     return rollout
 
 
-def reward_functions(data: dict[str, Any]) -> list[Callable[..., list[float | None]]]:
+def reward_functions(
+    data: dict[str, Any], of_all: list[list[list[float | None]]]
+) -> list[Callable[..., list[float | None]]]:
     """One for each list of scores, which finds a completion by its tokens."""
     keys = [tuple(ids) for group in data["completions"] for ids in group]
     assert len(set(keys)) == len(keys)
@@ -134,7 +141,7 @@ def reward_functions(data: dict[str, Any]) -> list[Callable[..., list[float | No
         reward.__name__ = name
         return reward
 
-    return [function(name, scores) for name, scores in zip(("first", "second"), data["scores"], strict=True)]
+    return [function(name, scores) for name, scores in zip(("first", "second"), of_all, strict=True)]
 
 
 class RecordingSgd(torch.optim.SGD):

@@ -22,6 +22,7 @@ from time import perf_counter, process_time
 import torch
 from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
+from posttrain.models.adapters.lora import adapter_dropout
 from posttrain.models.adapters.placing import add_adapter
 from posttrain.models.adapters.quantized import quantize
 from posttrain.models.loading.new_model import new_tokenizer
@@ -50,7 +51,9 @@ class Shape:
 LARGE = Shape(hidden=768, layers=12, heads=12, mlp=2048, vocab=32_000, rows=4, tokens=64)
 SMALL = Shape(hidden=64, layers=2, heads=4, mlp=128, vocab=500, rows=2, tokens=16)
 MIB = 2**20
-WAYS = ("full", "frozen", "lora")
+WAYS = ("full", "frozen", "lora", "lora, dropout")
+DROPOUT = 0.05
+"""Of the last way, in its steps."""
 
 
 def main() -> None:
@@ -61,12 +64,13 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--bases", nargs="+", default=["float32", "bfloat16", "nf4"])
+    parser.add_argument("--ways", nargs="+", default=WAYS, choices=WAYS)
     parser.add_argument("--line", nargs=2, metavar=("WAY", "BASE"), help="measure this one alone, and print JSON")
     given = parser.parse_args()
     if given.line is not None:
         print(json.dumps(measured(given)))
         return
-    lines = [(way, base) for base in given.bases for way in WAYS if way == "lora" or base != "nf4"]
+    lines = [(way, base) for base in given.bases for way in given.ways if way.startswith("lora") or base != "nf4"]
     found: dict[tuple[str, str], dict[str, float]] = {}
     for _ in range(given.rounds):
         for line in lines:
@@ -119,7 +123,8 @@ def measured(given: argparse.Namespace) -> dict[str, float]:
     optimizer = new_optimizer(policy.model.parameters(), options)
 
     def step() -> None:
-        accumulate(policy, examples, 1 << 20)
+        with adapter_dropout(policy.model, 0, 0):
+            accumulate(policy, examples, 1 << 20)
         apply_gradients(optimizer, 1e-5, 1.0)
 
     return {"forward": forward, "step": seconds(step), "peak": peak_memory(given.device) - before}
@@ -158,8 +163,8 @@ def policy_of(shape: Shape, way: str, base: str, given: argparse.Namespace) -> P
     if base == "nf4":
         quantize(model, torch.bfloat16 if compute == "bfloat16" else torch.float32)
     model.requires_grad_(way == "full")
-    if way == "lora":
-        add_adapter(model, AdapterOptions(rank=given.rank), seed=0)
+    if way.startswith("lora"):
+        add_adapter(model, AdapterOptions(rank=given.rank, dropout=DROPOUT if way != "lora" else 0.0), seed=0)
     policy = as_policy(model, new_tokenizer(), dtype=compute)
     assert policy.forward_reason is None, policy.forward_reason
     return policy

@@ -19,6 +19,14 @@ TESTS = {
         "closed_form/test_algorithm_mistakes.py",
         "laws/test_loss_terms.py",
     ],
+    "algorithms/other_policies/correction.py": [
+        "closed_form/test_corrections.py",
+        "laws/test_corrections.py",
+        "engine/test_stale_engine.py",
+    ],
+    "algorithms/other_policies/distillation.py": ["laws/test_distillation.py", "closed_form/test_teachers.py"],
+    "training/teaching/privileged_prompts.py": ["closed_form/test_teachers.py"],
+    "training/teaching/teacher.py": ["closed_form/test_teachers.py"],
     "algorithms/overlong.py": ["closed_form/test_algorithms.py", "reference/test_twins.py"],
     "algorithms/algorithm.py": [
         "closed_form/test_algorithms.py",
@@ -49,6 +57,8 @@ TESTS = {
     "training/evaluation.py": ["closed_form/test_evaluation.py"],
     "runs/files.py": ["engine/test_durable_writes.py"],
     "training/learner.py": [
+        "engine/test_stale_engine.py",
+        "learning/test_distillation_learns.py",
         "laws/test_credit.py",
         "laws/test_loss_terms.py",
         "engine/test_passes.py",
@@ -61,5 +71,5 @@ TESTS = {
     "runs/folder.py": ["engine/test_durable_writes.py"],
     "runs/run_folder.py": ["engine/test_durable_writes.py"],
     "training/state.py": ["engine/test_run_state.py"],
-    "training/update.py": ["laws/test_batch.py"],
+    "training/update.py": ["laws/test_batch.py", "laws/test_distillation.py"],
 }

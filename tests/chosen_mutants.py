@@ -16,11 +16,13 @@ from pathlib import Path
 import pytest
 import torch  # noqa: F401 — before the fork, so that no child pays for it
 from chosen_mutant_tests import TESTS
+from other_policy_mutants import OTHER_POLICIES
 
 ROOT = Path(__file__).parents[1]
 
 # (file, text, its replacement, which of its occurrences: 0 is the first)
 MUTANTS: list[tuple[str, str, str, int]] = [
+    *OTHER_POLICIES,
     ("algorithms/aggregation.py", " & (weights != 0)[:, None, None]", "", 0),
     ("algorithms/aggregation.py", "weights[:, None, None] * z", "z", 0),
     ("algorithms/aggregation.py", "total.abs() > ROUNDING * unit", "total == total", 0),

@@ -13,6 +13,7 @@ import pytest
 from posttrain.generation.parity import BFLOAT16_NATS, EXACT_NATS
 from posttrain.options.reward import RewardOptions, RewardTerms
 from posttrain.options.sandbox import SandboxOptions
+from posttrain.records import Marks
 from posttrain.rewards.code.unit_tests import read_tests
 from posttrain.rewards.grading.grade import grade
 from posttrain.rewards.grading.trainer_state import TrainerState
@@ -80,6 +81,15 @@ def test_the_function_that_logs_does_so_under_the_names_that_the_page_gives(fold
     assert logged_metrics(grades.logged) == {"logged/brief/mean_words": 1.5}
     assert "`extra/<function>/<column>`" in PAGE
     assert "`logged/<function>/<name>`" in PAGE
+
+
+def test_the_functions_that_mark_steps_mark_what_the_page_says(folder: Path) -> None:
+    sums = load_reward(RewardOptions(path=f"{folder}/stepwise_rewards.py:sums"))
+    first = load_reward(RewardOptions(path=f"{folder}/stepwise_rewards.py:first_token"))
+    grades = grade([group(["so 3+4=7, 1+1=3", "none"])], [sums, first])
+    assert grades.scores.tolist() == [[[0.0, 0.0]]] * 2
+    assert grades.marks["sums"] == ((Marks(spans=((3, 8, 0.1), (10, 15, -0.1))), None),)
+    assert grades.marks["first_token"] == ((Marks(tokens=(0.1, None)), Marks(tokens=(0.1, None))),)
 
 
 def test_the_tests_of_programs_are_read() -> None:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from posttrain.algorithms.algorithm import Algorithm
     from posttrain.config import (
+        CollectConfig,
         Config,
         DpoConfig,
         IrlConfig,
@@ -32,11 +33,13 @@ if TYPE_CHECKING:
     from posttrain.irl_runs.run import recover
     from posttrain.models.policy import as_policy
     from posttrain.rewards.ensemble import RewardModelEnsemble
+    from posttrain.rewards.grading.answers import ProcessReward, Span
     from posttrain.rewards.grading.function import reward_function
     from posttrain.rewards.model import RewardModel
     from posttrain.runs.reports import Run
     from posttrain.runs.watchers import Watcher
     from posttrain.tasks.base import Probe, Reading, Task
+    from posttrain.training.collecting.collection import collect
     from posttrain.training.dpo.dpo_run import train_dpo
     from posttrain.training.evaluate import evaluate
     from posttrain.training.reward_model.reward_run import train_reward_model
@@ -46,22 +49,26 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Algorithm",
+    "CollectConfig",
     "Config",
     "DpoConfig",
     "Engine",
     "IrlConfig",
     "LearnedReward",
     "Probe",
+    "ProcessReward",
     "Reading",
     "RewardModel",
     "RewardModelConfig",
     "RewardModelEnsemble",
     "Run",
     "SftConfig",
+    "Span",
     "Task",
     "Watcher",
     "as_policy",
     "as_recipe",
+    "collect",
     "evaluate",
     "generate",
     "load_recipe",
@@ -76,6 +83,7 @@ __all__ = [
 
 HOMES = {
     "Algorithm": "posttrain.algorithms.algorithm",
+    "CollectConfig": "posttrain.config",
     "Config": "posttrain.config",
     "DpoConfig": "posttrain.config",
     "IrlConfig": "posttrain.config",
@@ -87,6 +95,8 @@ HOMES = {
     "LearnedReward": "posttrain.irl_runs.environment",
     "recover": "posttrain.irl_runs.run",
     "as_policy": "posttrain.models.policy",
+    "ProcessReward": "posttrain.rewards.grading.answers",
+    "Span": "posttrain.rewards.grading.answers",
     "reward_function": "posttrain.rewards.grading.function",
     "RewardModel": "posttrain.rewards.model",
     "RewardModelEnsemble": "posttrain.rewards.ensemble",
@@ -99,6 +109,7 @@ HOMES = {
     "train_dpo": "posttrain.training.dpo.dpo_run",
     "train_reward_model": "posttrain.training.reward_model.reward_run",
     "train_sft": "posttrain.training.sft.sft_run",
+    "collect": "posttrain.training.collecting.collection",
     "evaluate": "posttrain.training.evaluate",
     "generate": "posttrain.generation.generate",
     "steps": "posttrain.training.steps",

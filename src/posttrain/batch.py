@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Bool, Float, Float64, Int64
 from torch import Tensor
 
-from posttrain.records import Group
+from posttrain.records import Finish, Group
 
 TokenWeights = Callable[..., Float64[Tensor, " rollout"]]
 
@@ -28,6 +28,9 @@ class TokenColumns:
     0 before there is an update."""
     behaviour_logprobs: Float[Tensor, " token"]
     reference_logprobs: Float[Tensor, " token"] | None = None
+    proximal_logprobs: Float[Tensor, " token"] | None = None
+    """log π of the policy that the step starts from, where that is not what sampled."""
+    teacher_logprobs: Float[Tensor, " token"] | None = None
     values: Float[Tensor, " token"] | None = None
     """What a value head expected before each token when the step was collected."""
     returns: Float[Tensor, " token"] | None = None
@@ -57,11 +60,26 @@ class Batch:
     rollout: Int64[Tensor, " token"]
     """Which completion each token belongs to."""
     columns: TokenColumns
+    teacher_prompts: tuple[tuple[int, ...], ...] | None = None
+    """What a teacher goes on from, completion by completion; None where that is the student's prompts."""
 
     @property
     def lengths(self) -> list[int]:
         """Tokens of each completion."""
         return [len(completion) for completion in self.completions]
+
+    @property
+    def behind_teacher_prompts(self) -> "Batch":
+        """The same completions, each behind the prompt that the teacher sees."""
+        if self.teacher_prompts is None:
+            return self
+        prompts: list[tuple[int, ...]] = []
+        prompt_of: list[int] = []
+        for prompt in self.teacher_prompts:
+            if not prompts or prompt != prompts[-1]:
+                prompts.append(prompt)
+            prompt_of.append(len(prompts) - 1)
+        return replace(self, prompts=tuple(prompts), prompt_of=tuple(prompt_of))
 
     def split(self, max_tokens: int, *, padded: bool = False) -> "Iterator[Batch]":
         """Micro-batches of at most `max_tokens` tokens, counted as the forward pass computes them.
@@ -129,6 +147,7 @@ class Batch:
             tokens=self.tokens[index],
             rollout=_owners([len(completion) for completion in completions]),
             columns=self.columns.map(lambda column: column[index]),
+            teacher_prompts=None if (seen := self.teacher_prompts) is None else tuple(seen[row] for row in rows),
         )
 
 
@@ -141,6 +160,8 @@ class CreditedGroups:
     """Rollouts that have a reward; the others take no part and are not counted."""
     columns: TokenColumns
     """Of the tokens of all their completions, in order; none has a weight yet."""
+    teacher_prompts: Sequence[Sequence[tuple[int, ...]]] | None = None
+    """What a teacher goes on from, group by group; None where that is the groups' prompts."""
 
     @property
     def informed(self) -> Bool[Tensor, "prompt group"]:
@@ -158,29 +179,45 @@ class CreditedGroups:
             parts = column.split(sizes)
             return torch.cat([parts[row] for row in rows])
 
+        seen = self.teacher_prompts
         return CreditedGroups(
-            groups=[self.groups[row] for row in rows], scored=self.scored[rows], columns=self.columns.map(of_rows)
+            groups=[self.groups[row] for row in rows],
+            scored=self.scored[rows],
+            columns=self.columns.map(of_rows),
+            teacher_prompts=None if seen is None else [seen[row] for row in rows],
         )
 
 
 def collate(
-    credited: CreditedGroups, token_weights: TokenWeights, *, max_completion_tokens: int, keep_zero_advantages: bool
+    credited: CreditedGroups,
+    token_weights: TokenWeights,
+    *,
+    max_completion_tokens: int,
+    keep_zero_advantages: bool,
+    masks_truncated: bool = False,
 ) -> Batch:
     """The batch of one update.
 
     Weights are computed on every rollout given; then those without weight are left out, and those all of whose
     advantages are exactly 0 too, unless another loss term (`keep_zero_advantages`) acts on them: neither can change
-    the gradient.
+    the gradient.  With `masks_truncated` completions that ran into the length limit have no weight: each counts as a
+    rollout and none of its tokens does (overlong filtering; Yu et al. 2025, arXiv:2503.14476, §3.4).
     """
-    batch = completions_of(credited.groups)
+    batch = completions_of(credited.groups, credited.teacher_prompts)
     lengths = torch.tensor(batch.lengths)
-    weights = token_weights(lengths, credited.scored.flatten(), max_completion_tokens=max_completion_tokens)
+    truncated = [rollout.finish is Finish.LENGTH for group in credited.groups for rollout in group.rollouts]
+    learned = ~torch.tensor(truncated) if masks_truncated else torch.ones(len(lengths), dtype=torch.bool)
+    counted = torch.where(learned, lengths, 0)
+    weights = token_weights(counted, credited.scored.flatten(), max_completion_tokens=max_completion_tokens)
+    weights = torch.where(learned, weights, 0.0)
     batch = replace(batch, columns=replace(credited.columns, weights=weights.repeat_interleave(lengths)))
     matters = (weights > 0) & (credited.informed.flatten() | keep_zero_advantages)
     return batch.select(matters.nonzero().flatten().tolist()) if bool(matters.any()) else _empty(batch)
 
 
-def completions_of(groups: Sequence[Group]) -> Batch:
+def completions_of(
+    groups: Sequence[Group], teacher_prompts: Sequence[Sequence[tuple[int, ...]]] | None = None
+) -> Batch:
     """All completions of the groups in order, none with an advantage or a weight yet."""
     rollouts = [(group, rollout) for group in groups for rollout in group.rollouts]
     return Batch(
@@ -191,6 +228,7 @@ def completions_of(groups: Sequence[Group]) -> Batch:
         tokens=torch.tensor([token for _, rollout in rollouts for token in rollout.tokens]),
         rollout=_owners([len(rollout.tokens) for _, rollout in rollouts]),
         columns=sampled_columns(groups),
+        teacher_prompts=None if teacher_prompts is None else tuple(each for own in teacher_prompts for each in own),
     )
 
 
@@ -217,4 +255,5 @@ def _empty(batch: Batch) -> Batch:
         tokens=batch.tokens[none],
         rollout=batch.rollout[none],
         columns=batch.columns.map(lambda column: column[none]),
+        teacher_prompts=None if batch.teacher_prompts is None else (),
     )

@@ -14,6 +14,7 @@ COMMANDS = {
     "sft": ("sft", "train a model on rows of your own, or a small one from nothing"),
     "dpo": ("dpo", "train a model on pairs of answers of which one is better"),
     "reward-model": ("reward_model", "train a reward model on pairs of answers"),
+    "collect": ("collect", "make pairs of completions and have them judged: by rewards, a language model or people"),
     "irl": ("irl", "find the reward behind demonstrations"),
     "compare": ("compare", "run recipes at an equal budget, several seeds each, and show them side by side"),
     "eval": ("evaluate", "measure a model on problems that are held out from training"),

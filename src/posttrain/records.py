@@ -4,6 +4,7 @@ Every record is frozen: a later stage adds a record of its own, none writes into
 Records are plain data, so that a stage may move to another process.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
@@ -140,6 +141,21 @@ class Group:
         return self.prompt.prefill + rollout.text
 
 
+@dataclass(frozen=True, slots=True)
+class Marks:
+    """What a reward function gave single tokens and stretches of one completion, beside its score; they add up."""
+
+    tokens: tuple[float | None, ...] = ()
+    """One for each token of the completion, None where no step ends; empty where the function marked no tokens."""
+    spans: tuple[tuple[int, int, float], ...] = ()
+    """(start, end, value): the characters [start, end) of the graded text, and what they earn together."""
+
+    @property
+    def total(self) -> float:
+        """All that it gave."""
+        return math.fsum([*(value for value in self.tokens if value is not None), *(each[2] for each in self.spans)])
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grades:
     """What the reward functions said of some groups, function by function and in sum."""
@@ -162,6 +178,8 @@ class Grades:
     """What functions logged of single completions by `log_extra`, in the same order: column -> plain JSON."""
     logged: Mapping[str, tuple[tuple[Mapping[str, float] | None, ...], ...]] = field(default_factory=dict)
     """What functions logged by `log_metric`, at every rollout of the call that it is of: name -> number."""
+    marks: Mapping[str, tuple[tuple[Marks | None, ...], ...]] = field(default_factory=dict)
+    """Process rewards, of functions that gave some: function name -> what tokens and spans of each rollout earn."""
     num_failures: int = 0
     """Scores that are missing because scoring itself failed, not because the function does not apply."""
     num_cached: int = 0
@@ -174,6 +192,21 @@ class Grades:
         low, high = torch.tensor(bounds, dtype=torch.float64).T[:, :, None, None]
         return self.scores.maximum(low).minimum(high)
 
+    @property
+    def marked(self) -> Float64[Tensor, "function prompt group"]:
+        """What each function gave to tokens and spans of a rollout together; 0 where it marked none."""
+        totals = torch.zeros_like(self.scores)
+        for place, name in enumerate(self.names):
+            for row, group in enumerate(self.marks.get(name, ())):
+                given = [0.0 if marks is None else marks.total for marks in group]
+                totals[place, row] = torch.tensor(given, dtype=torch.float64)
+        return totals
+
+    @property
+    def totals(self) -> Float64[Tensor, "prompt group"]:
+        """All that rollouts earn: the rewards, and with the weight of its function what was marked."""
+        return self.rewards + torch.einsum("f,fpg->pg", self.weights, self.marked) if self.marks else self.rewards
+
     def select(self, rows: Sequence[int]) -> "Grades":
         """Those of some groups; what is counted of all of them goes with it."""
         chosen = list(rows)
@@ -185,6 +218,7 @@ class Grades:
             details={name: tuple(details[i] for i in chosen) for name, details in self.details.items()},
             extras={name: tuple(extras[i] for i in chosen) for name, extras in self.extras.items()},
             logged={name: tuple(logged[i] for i in chosen) for name, logged in self.logged.items()},
+            marks={name: tuple(marks[i] for i in chosen) for name, marks in self.marks.items()},
         )
 
     def joined(self, other: "Grades") -> "Grades":
@@ -199,6 +233,7 @@ class Grades:
             details=_appended([(self, self.details), (other, other.details)], blank=None),
             extras=_appended([(self, self.extras), (other, other.extras)], blank=None),
             logged=_appended([(self, self.logged), (other, other.logged)], blank=None),
+            marks=_appended([(self, self.marks), (other, other.marks)], blank=None),
             num_failures=self.num_failures + other.num_failures,
             num_cached=self.num_cached + other.num_cached,
         )

@@ -12,8 +12,10 @@ from posttrain.algorithms.advantages import (
     group_zscore,
     informative,
     leave_one_out,
+    over_mean,
     raw,
 )
+from posttrain.errors import RunError
 
 NAN = math.nan
 
@@ -125,3 +127,22 @@ def test_a_group_with_one_scored_rollout_has_no_siblings_to_compare_with() -> No
 def test_a_group_is_informative_when_two_of_its_rewards_differ() -> None:
     groups = rows([1, 1, 1], [0, 1, 1], [NAN, 0.3, 0.3], [NAN, 2, 1], [NAN, NAN, 1], [NAN, NAN, NAN])
     assert informative(groups).tolist() == [False, True, False, True, False, False]
+
+
+def test_the_centred_reward_over_the_mean_of_its_group() -> None:
+    # Means 1/4, 3/4 and 2: a lone success among four has 3, a lone failure -1, and (1, 2, 3) has -1/2, 0, 1/2.
+    assert_exact(over_mean(rows([1, 0, 0, 0], [1, 1, 0, 1])), [3, -1, -1, -1], [1 / 3, 1 / 3, -1, 1 / 3])
+    assert_exact(over_mean(rows([1, 2, 3])), [-0.5, 0, 0.5])
+    # Unscored rollouts leave the mean, 1/2; with one scored there is nothing to compare.
+    assert_exact(over_mean(rows([1, NAN, 0, NAN], [1, NAN, NAN, NAN])), [1, 0, -1, 0], [0, 0, 0, 0])
+
+
+def test_a_group_whose_mean_reward_is_0_teaches_exactly_nothing() -> None:
+    assert torch.equal(over_mean(rows([0, 0, 0], [NAN, NAN, NAN])), torch.zeros(2, 3, dtype=torch.float64))
+    # However small the mean is, a lone success has G - 1.
+    assert_exact(over_mean(rows([1e-300, 0, 0])), [2, -1, -1])
+
+
+def test_a_reward_below_0_has_no_place_under_a_mean() -> None:
+    with pytest.raises(RunError, match=r"maxrl: a reward of -0\.5\.  Advantages are divided by the mean.*use grpo"):
+        over_mean(rows([1, -0.5, NAN]))

@@ -61,6 +61,8 @@ ZSCORED = [[ROOT3, -1 / ROOT3, -1 / ROOT3, -1 / ROOT3], [-1, 1, -1, 1]]  # devia
         ({"name": "dapo"}, ZSCORED),
         ({"name": "gspo"}, ZSCORED),
         ({"name": "cispo"}, ZSCORED),
+        # Means 1/4 and 3.
+        ({"name": "maxrl"}, [[3, -1, -1, -1], [-1 / 3, 1 / 3, -1 / 3, 1 / 3]]),
     ],
     ids=str,
 )
@@ -84,6 +86,8 @@ def test_the_advantage_of_an_algorithm(config, expected) -> None:
         ({"name": "dr_grpo", "clip_high": 2.5, "clip_low": 0.6}, ([-3, -0.5, -1.25], [3, 0.5, 1.25])),
         ({"name": "dapo"}, ([0, -0.5, -1.25], [3, 0, 1.25])),  # clip-higher: .28
         ({"name": "dapo", "clip_high": 0.2, "clip_low": 0.6}, ([0, -0.5, 0], [3, 0.5, 1.25])),
+        ({"name": "maxrl"}, ([0, -0.5, 0], [3, 0, 1.25])),
+        ({"name": "maxrl", "clip_high": 2.5, "clip_low": 0.6}, ([-3, -0.5, -1.25], [3, 0.5, 1.25])),
         ({"name": "cispo"}, ([-3, -0.5, -1.25], [3, 0.5, 1.25])),
         ({"name": "cispo", "clip_low": 0.4, "clip_high": 1}, ([-2, -0.6, -1.25], [2, 0.6, 1.25])),
     ],
@@ -141,6 +145,10 @@ def test_a_ratio_of_the_completion_is_an_option_of_grpo_and_of_cispo() -> None:
         ({"name": "dapo"}, "mean_over_tokens"),
         ({"name": "gspo"}, "mean_over_sequences"),
         ({"name": "cispo"}, "mean_over_tokens"),
+        ({"name": "maxrl"}, "sum_over_sequence"),
+        ({"name": "maxrl", "token_weights": "mean_over_tokens"}, "mean_over_tokens"),
+        ({"name": "distill"}, "mean_over_tokens"),
+        ({"name": "distill", "token_weights": "constant_length"}, "constant_length"),
     ],
     ids=str,
 )
@@ -250,14 +258,18 @@ def test_a_reference_is_kept_only_for_a_kl_term_or_a_ratio_to_it(name) -> None:
     plain = build_algorithm({"name": name})
     assert not plain.uses_reference
     assert plain.kl_penalty is None
+    assert build_algorithm({"name": name, "kl": {"coefficient": 0.1}}).uses_reference
+    if name in ("maxrl", "distill"):  # rewards below 0; a signal that is no reward
+        with pytest.raises(UserError, match=r"place = reward"):
+            build_algorithm({"name": name, "kl": {"coefficient": 0.1, "place": "reward"}})
+        return
     with_kl = build_algorithm({"name": name, "kl": {"coefficient": 0.1, "estimator": "k1", "place": "reward"}})
     assert with_kl.uses_reference
     assert with_kl.kl_penalty == KlTerm(coefficient=0.1, estimator="k1", place="reward")
     assert len(with_kl.terms) == 1
-    assert build_algorithm({"name": name, "kl": {"coefficient": 0.1}}).uses_reference
 
 
-@pytest.mark.parametrize("name", ["grpo", "dr_grpo", "dapo", "gspo", "cispo"])
+@pytest.mark.parametrize("name", ["grpo", "dr_grpo", "dapo", "gspo", "cispo", "maxrl"])
 def test_the_ratio_is_to_the_behaviour_policy_unless_the_recipe_says_reference(name) -> None:
     # Ratio 1.0002 to the behaviour and 1.0003 to the reference, inside every clip range: the slope is -ρ.
     for choice, ratio in (({}, 1.0002), ({"ratio_to": "behaviour"}, 1.0002), ({"ratio_to": "reference"}, 1.0003)):
@@ -304,13 +316,16 @@ def test_the_same_options_build_the_same_function_as_calling_it() -> None:
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        ({}, "algorithm.name is missing.  There are: reinforce, rloo, grpo, dr_grpo, dapo, gspo, cispo."),
+        (
+            {},
+            "algorithm.name is missing.  There are: reinforce, rloo, grpo, dr_grpo, dapo, gspo, cispo, maxrl, distill.",
+        ),
         ({"name": "gpro"}, "algorithm.name = 'gpro': no such algorithm.  Did you mean `grpo` or `gspo`?"),
         ({"name": "q_learning"}, "algorithm.name = 'q_learning': no such algorithm.  There are: reinforce, rloo, grpo"),
         ({"name": 3}, "algorithm.name = 3: no such algorithm."),
         ({"name": ["grpo"]}, "algorithm.name = ['grpo']: no such algorithm."),
         ({"name": "grpo", "clip_hi": 0.3}, "algorithm.clip_hi: no such field.  Did you mean `clip_high`?"),
-        ({"name": "rloo", "zzz": 1}, "algorithm.zzz: no such field.  There are: token_weights, kl."),
+        ({"name": "rloo", "zzz": 1}, "algorithm.zzz: no such field.  There are: token_weights, correction, kl."),
         ({"name": "grpo", "clip_high": "wide"}, "algorithm.clip_high = 'wide' should be a number"),
         ({"name": "grpo", "clip_high": True}, "algorithm.clip_high = true should be a number"),
         ({"name": "grpo", "clip_low": 1.5}, "algorithm: clip_low = 1.5"),

@@ -55,8 +55,9 @@ def test_parameters_are_those_of_the_published_models() -> None:
     small = config_shape(GPT2Config())
     assert small.parameters == 124_439_808
     assert small.linear_parameters == 12 * (768 * 2304 + 768 * 768 + 2 * 768 * 3072)
-    assert not small.shared_prompt
+    assert small.shared_prompt
     assert LLAMA.shared_prompt
+    assert (small.joined_parameters, LLAMA.joined_parameters) == (0, 32 * 4096 * (4096 + 2 * 1024 + 2 * 14336))
 
 
 def test_a_mixture_counts_all_experts_and_computes_with_those_that_a_token_is_sent_to() -> None:
@@ -232,6 +233,7 @@ HEADS = {"num_attention_heads": 6, "num_key_value_heads": 2}
         (LlamaConfig(**SIZES, **HEADS), "auto"),
         (Qwen2Config(**SIZES, **HEADS), "plain"),
         (LlamaConfig(**SIZES, **HEADS), "plain"),
+        (GPT2Config(vocab_size=300, n_embd=96, n_layer=3, n_head=6), "auto"),
         (GPT2Config(vocab_size=300, n_embd=96, n_layer=3, n_head=6), "plain"),
     ],
     ids=lambda value: value if isinstance(value, str) else value.model_type,

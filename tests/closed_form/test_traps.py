@@ -47,7 +47,7 @@ OBJECTIVE = Objective(algorithm=ON_POLICY, temperature=1.0)
 
 @pytest.fixture
 def policy() -> Policy:
-    return tiny_policy("gpt2")  # absolute positions: a token in the wrong place shows
+    return tiny_policy("gpt2_plain")  # absolute positions: a token in the wrong place shows
 
 
 def true_logprobs(policy: Policy) -> torch.Tensor:

@@ -16,7 +16,8 @@ from posttrain.commands.rl import PROGRAM
 from posttrain.config import Config, SftConfig
 from posttrain.config.recipes import parse_yaml, read_recipe
 from posttrain.errors import UserError
-from posttrain.models.loading.model_folder import bundled_folder, load_policy
+from posttrain.models.loading.folder_kinds import bundled_folder
+from posttrain.models.loading.model_folder import load_policy
 from posttrain.models.loading.new_model import new_model_config, new_tokenizer
 from posttrain.models.rendering import TokenizerRenderer
 from posttrain.options.arithmetic import SYSTEM, ArithmeticOptions

@@ -101,6 +101,31 @@ def test_a_run_is_not_resumed_over_another_base(tmp_path: Path) -> None:
         posttrain.train(config, resume=True, accept_changes=True)
 
 
+def test_a_run_goes_on_where_its_base_has_moved_and_says_how(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe, folder, base = recipe_of(tmp_path, 1), tmp_path / "run", tmp_path / "base"
+    whole = tmp_path / "whole"
+    assert main(["rl", str(recipe), "--run.folder", str(whole), "--run.num-steps", "3"]) == 0
+    assert main(["rl", str(recipe), "--run.folder", str(folder)]) == 0
+    moved = base.rename(tmp_path / "moved")
+    capsys.readouterr()
+    assert main(["rl", "--resume", str(folder), "--run.num-steps", "2"]) == 2
+    told = capsys.readouterr().err
+    assert f"model.path = {base}: no such folder.  If the model has moved" in told
+    assert told.endswith(f"--resume {folder} --model.path NEW.\n")
+    other = save_tiny_model(tmp_path / "other", seed=1)
+    assert main(["rl", "--resume", str(folder), "--model.path", str(other), "--run.num-steps", "2"]) == 2
+    assert f"its files are not those that were in {base}" in capsys.readouterr().err
+    assert main(["rl", "--resume", str(folder), "--model.path", str(moved), "--run.num-steps", "2"]) == 0
+    assert f"model.path = {moved}, the same files that were in {base}" in capsys.readouterr().out
+    assert yaml.safe_load((folder / "config.yaml").read_text())["model"]["path"] == str(moved)
+    # From here on the run knows the new place, and still takes a checkpoint that was made in the old one.
+    assert main(["rl", "--resume", str(folder), "--from-step", "1", "--run.num-steps", "3"]) == 0
+    ours, theirs = (load_file(each / "adapter" / "adapter_model.safetensors") for each in (whole, folder))
+    assert all(tensor.equal(theirs[name]) for name, tensor in ours.items())
+
+
 def test_a_recipe_with_a_saved_model_keeps_it_merged_too(tmp_path: Path) -> None:
     recipe = recipe_of(tmp_path, 1, adapter={**ADAPTER, "save": "both"})
     made = posttrain.train(posttrain.load_recipe(recipe, run={"folder": str(tmp_path / "run")}))
@@ -125,6 +150,10 @@ def test_a_supervised_run_trains_an_adapter_and_resumes_to_the_same_bits(
     ours, theirs = (load_file(each / "adapter" / "adapter_model.safetensors") for each in (whole, parts))
     assert all(tensor.equal(theirs[name]) for name, tensor in ours.items())
     assert any(bool(tensor.any()) for name, tensor in ours.items() if "lora_B" in name)
+    moved = base.rename(tmp_path / "moved")
+    assert main(["sft", "--resume", str(parts), "--run.num-steps", "4"]) == 2
+    assert "If the model has moved, name its new place" in capsys.readouterr().err
+    assert main(["sft", "--resume", str(parts), "--model.path", str(moved), "--run.num-steps", "4"]) == 0
     state = json.loads((whole / "checkpoints" / "step-000003" / "state.json").read_text())
     assert len(state["frozen"]["sha256"]) == 64
 

@@ -7,6 +7,7 @@ from typing import Any
 import peft
 import pytest
 import torch
+import yaml
 from safetensors.torch import load_file
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -102,6 +103,31 @@ def test_what_was_trained_is_saved_as_peft_reads_it(
         found = posttrain.evaluate(run.folder, config_of_counting(), **asked)
         here = posttrain.evaluate(None, config_of_counting(), policy=policy, **asked)
         assert found == here
+
+
+@pytest.mark.parametrize(
+    ("train", "section", "expected"),
+    [(by_reward, "update", 1e-5), (supervised, "sft", 1e-4)],  # ten times what suits a whole model
+)
+def test_it_gets_the_default_rate_of_an_adapter_and_a_given_one_stays(
+    train: Any, section: str, expected: float, base: Path, tmp_path: Path
+) -> None:
+    more = {"rows_per_batch": 3} if section == "sft" else {}
+    made = train(tmp_path / "run", brought(base)[1], 1, **{section: more}).folder
+    assert metrics_of(made)[1]["learning_rate"] == pytest.approx(expected)
+    # The folder's own recipe says it, and goes on with it.
+    assert yaml.safe_load((made / "config.yaml").read_text())[section]["learning_rate"] == pytest.approx(expected)
+    train(made, brought(base)[1], 2, resume=True, **{section: more})
+    assert metrics_of(made)[2]["learning_rate"] == pytest.approx(expected)
+    given = {**more, "learning_rate": expected / 10}  # what would be the default without an adapter
+    run = train(tmp_path / "given", brought(base)[1], 1, **{section: given})
+    assert metrics_of(run.folder)[1]["learning_rate"] == pytest.approx(expected / 10)
+
+
+def test_a_whole_model_keeps_its_rate_whatever_the_recipe_says_of_adapters(base: Path, tmp_path: Path) -> None:
+    policy = posttrain.as_policy(AutoModelForCausalLM.from_pretrained(base), AutoTokenizer.from_pretrained(base))
+    run = by_reward(tmp_path / "run", policy, 1, update={}, model={"adapter": {"rank": 2}})
+    assert metrics_of(run.folder)[1]["learning_rate"] == pytest.approx(1e-6)
 
 
 def config_of_counting() -> posttrain.Config:

@@ -28,6 +28,7 @@ WORTH: dict[str, tuple[dict[str, object], list[str], dict[str, object], list[flo
     "countdown": ({}, [SOLVED, "no"], PUZZLE, [1.0, 0.0]),
     "countdown_last": ({}, [SOLVED, "no"], PUZZLE, [1.0, 0.0]),
     "countdown_credit": ({}, [SOLVED, SOLVED.replace("+", "*")], PUZZLE, [1.0, 0.1 * 2 / 3]),
+    "countdown_steps": ({}, [SOLVED, "no"], PUZZLE, [0.0, 0.0]),
     "line_format": ({}, ["<think>\na\n</think>\n<answer>\n1\n</answer>", SOLVED], {}, [1.0, 0.0]),
     "strict_format": ({}, [SOLVED, "no"], {}, [1.0, 0.0]),
     "last_format": ({}, [SOLVED, "no"], {}, [1.0, 0.0]),

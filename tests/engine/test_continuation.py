@@ -21,7 +21,7 @@ def engine_of(policy: Policy, path: str) -> InProcessEngine:
     return engine
 
 
-@pytest.mark.parametrize(("family", "path"), [("qwen3", "decoder"), ("qwen3", "static"), ("gpt2", "own_forward")])
+@pytest.mark.parametrize(("family", "path"), [("qwen3", "decoder"), ("qwen3", "static"), ("gpt2_plain", "own_forward")])
 @pytest.mark.parametrize("length", [1, 3])
 def test_a_completion_that_is_cut_and_continued_is_the_uncut_one(family: str, path: str, length: int) -> None:
     key = StreamKey(4, "test", 2, first_draw=5)

@@ -101,7 +101,7 @@ WAYS = [  # at temperature 1 one family goes every way, and the others the way t
     *(("qwen3", path, 1.0) for path in ("decoder", "own_forward", "static")),
     *((family, "own_forward", 1.0) for family in DECODERS if family != "qwen3"),
     *((family, path, 0.7) for family in ALL_DECODERS for path in ("decoder", "static")),
-    ("gpt2", "own_forward", 0.7),
+    ("gpt2_plain", "own_forward", 0.7),
 ]
 
 
@@ -122,7 +122,7 @@ def test_each_token_is_the_one_that_an_uncached_model_would_have_drawn(
                 assert logprob == pytest.approx(expected[token].item(), abs=ROUNDING)
 
 
-@pytest.mark.parametrize("family", ["qwen3", "gpt2"])
+@pytest.mark.parametrize("family", ["qwen3", "gpt2_plain"])
 def test_greedy_takes_what_the_model_finds_likeliest_and_records_temperature_one(family: str) -> None:
     policy = tiny_policy(family)
     (group,) = InProcessEngine(policy).rollout(
@@ -139,7 +139,7 @@ def test_greedy_takes_what_the_model_finds_likeliest_and_records_temperature_one
 # What a completion does not depend on.
 
 
-@pytest.mark.parametrize("family", ["llama", "gpt2"])
+@pytest.mark.parametrize("family", ["llama", "gpt2_plain"])
 def test_a_completion_does_not_depend_on_its_batch_mates_or_their_order(family: str) -> None:
     policy, prompts = tiny_policy(family), some_prompts(LENGTHS)
     engine = InProcessEngine(policy)
@@ -150,7 +150,7 @@ def test_a_completion_does_not_depend_on_its_batch_mates_or_their_order(family: 
         assert_same_rollouts(alone, [together[draw]])
 
 
-@pytest.mark.parametrize(("family", "path"), [("qwen3", "decoder"), ("qwen3", "static"), ("gpt2", "own_forward")])
+@pytest.mark.parametrize(("family", "path"), [("qwen3", "decoder"), ("qwen3", "static"), ("gpt2_plain", "own_forward")])
 @pytest.mark.parametrize("max_rows", [1, 5])
 def test_a_completion_does_not_depend_on_how_many_rows_are_decoded_side_by_side(
     family: str, path: str, max_rows: int
@@ -288,7 +288,7 @@ def test_large_batches_are_refilled_when_a_quarter_is_free(watched: list[Watched
 # When it stops.
 
 
-@pytest.mark.parametrize("family", ["llama", "gpt2"])
+@pytest.mark.parametrize("family", ["llama", "gpt2_plain"])
 def test_every_stop_token_of_the_model_ends_a_completion(family: str) -> None:
     policy = tiny_policy(family)
     assert policy.stop_ids == STOP_IDS
@@ -303,7 +303,7 @@ def test_every_stop_token_of_the_model_ends_a_completion(family: str) -> None:
 
 
 def test_the_stop_token_is_kept_among_the_tokens_and_left_out_of_the_text() -> None:
-    policy = tiny_policy("gpt2")
+    policy = tiny_policy("gpt2_plain")
     groups = InProcessEngine(policy).rollout(some_prompts([2] * 4), request(6, 4))
     finishes = set()
     for rollout in (rollout for group in groups for rollout in group.rollouts):
@@ -330,7 +330,7 @@ def test_no_prompts_make_no_groups() -> None:
     assert InProcessEngine(tiny_policy()).rollout([], request()) == []
 
 
-@pytest.mark.parametrize("family", ["qwen3", "gpt2"])
+@pytest.mark.parametrize("family", ["qwen3", "gpt2_plain"])
 def test_a_prompt_that_leaves_little_room_is_cut_at_the_context(family: str) -> None:
     policy = tiny_policy(family)  # a context of 64
     groups = InProcessEngine(policy).rollout(some_prompts([60, 3, 63]), request(4, 12, suppressed=STOP_IDS))

@@ -3,9 +3,6 @@
 Parity cannot see an adapter that both leave out, nor a merged copy that only the sampler has: the first test can.
 """
 
-from dataclasses import replace
-from pathlib import Path
-
 import pytest
 import torch
 from torch import Tensor
@@ -17,17 +14,14 @@ from posttrain.generation.parity import engine_in_parity, gap_limit_metric, larg
 from posttrain.generation.static import StaticSteps
 from posttrain.models.adapters.in_force import adapter_off, adapter_tensors
 from posttrain.models.adapters.lora import lora_layers
-from posttrain.models.loading.model_folder import load_policy
 from posttrain.models.policy import Policy
 from posttrain.options.adapter import AdapterOptions
-from posttrain.options.model import ModelOptions
 from posttrain.options.training import UpdateOptions
 from posttrain.runs.clock import Clock
 from posttrain.training.learner import Learner, LearnerSettings
 from posttrain.training.optimizer import new_optimizer
 from posttrain.training.update import Objective, group_logprobs, update
 from tests.support.adapted import adapted_policy, fill
-from tests.support.model_folders import small_folder
 from tests.support.tiny import batch_of, plain_logprobs, request, some_prompts
 
 LENGTHS = (3, 7, 1)
@@ -130,11 +124,3 @@ def test_the_learner_drops_inputs_in_updates_alone_and_the_same_ones_after_a_res
     assert torch.equal(gradients(3), gradients(3))
     assert not torch.equal(gradients(3), gradients(4))
     assert not torch.equal(gradients(3), gradients(3, dropout=0.0))
-
-
-def test_dropout_is_refused_where_layers_are_computed_again(tmp_path: Path) -> None:
-    small_folder(tmp_path / "model")
-    options = ModelOptions(path=str(tmp_path / "model"), gradient_checkpointing=True)
-    assert load_policy(replace(options, adapter=AdapterOptions(rank=2))).forward_reason is None
-    with pytest.raises(UserError, match=r"^model\.adapter\.dropout with model\.gradient_checkpointing: .*Use one"):
-        load_policy(replace(options, adapter=AdapterOptions(rank=2, dropout=0.1)))

@@ -14,13 +14,15 @@ from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, PreT
 from posttrain.errors import UserError
 from posttrain.generation.in_process import InProcessEngine
 from posttrain.models.adapters.lora import lora_layers
-from posttrain.models.loading.model_folder import bundled_folder, load_policy
+from posttrain.models.loading.folder_kinds import bundled_folder
+from posttrain.models.loading.model_folder import load_policy
 from posttrain.models.loading.saving import save_adapter, save_policy, save_trained
 from posttrain.models.loading.tokenizer_folder import load_tokenizer
 from posttrain.models.policy import as_policy
 from posttrain.options.adapter import AdapterOptions
 from posttrain.options.model import ModelOptions
 from tests.support.adapted import Pair, completion_logprobs, fill
+from tests.support.model_folders import small_folder
 from tests.support.tiny import plain_logprobs, request, some_prompts, tiny_model, tokenizer
 
 pytestmark = [
@@ -293,10 +295,47 @@ def test_parameters_cannot_be_frozen_under_an_adapter_which_would_not_heed_it() 
         ModelOptions(adapter=AdapterOptions(), frozen=("*.layers.0.*",))
 
 
+def test_a_bundled_base_is_found_wherever_the_package_lies(tmp_path: Path) -> None:
+    for name in ("bundled", "bundled-instruct"):
+        save_adapter(load_policy(ModelOptions(path=name, adapter=AdapterOptions(rank=2))), tmp_path / name)
+        base_elsewhere(tmp_path / name)
+        again = load_policy(ModelOptions(path=str(tmp_path / name)))
+        assert Path(again.model.name_or_path) == bundled_folder(name)
+        assert load_tokenizer(ModelOptions(path=str(tmp_path / name)))[0].get_vocab() == again.tokenizer.get_vocab()
+
+
+def base_elsewhere(adapter: Path) -> None:
+    """Have an adapter name a folder of another machine as its base."""
+    file = adapter / "adapter_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"base_model_name_or_path": "/elsewhere/model"}))
+
+
 def test_a_base_that_has_moved_is_told_with_the_file_that_names_it(tmp_path: Path) -> None:
-    save_adapter(load_policy(ModelOptions(adapter=AdapterOptions(rank=2))), tmp_path)
-    settings = json.loads((tmp_path / "adapter_config.json").read_text())
-    settings["base_model_name_or_path"] = str(tmp_path / "gone")
-    (tmp_path / "adapter_config.json").write_text(json.dumps(settings))
+    base = small_folder(tmp_path / "base")
+    save_adapter(load_policy(ModelOptions(path=str(base), adapter=AdapterOptions(rank=2))), tmp_path / "a")
+    base_elsewhere(tmp_path / "a")
     with pytest.raises(UserError, match=r"adapter_config.json.*If that model has moved, write its new folder there"):
-        load_policy(ModelOptions(path=str(tmp_path)))
+        load_policy(ModelOptions(path=str(tmp_path / "a")))
+
+
+@pytest.mark.parametrize("place", ["tokenizer_config.json", "chat_template.jinja"])
+def test_a_template_without_a_tokenizer_of_its_own_is_that_of_the_adapter(place: str, tmp_path: Path) -> None:
+    """As an adapter is that was saved without its tokenizer but for the settings."""
+    template = "told {{ messages[0]['content'] }}"
+    saved_by_peft(tmp_path)
+    assert not (tmp_path / "tokenizer.json").exists()
+    content = template if place.endswith("jinja") else json.dumps({"chat_template": template})
+    (tmp_path / place).write_text(content)
+    options = ModelOptions(path=str(tmp_path))
+    for found in (load_policy(options).tokenizer, load_tokenizer(options)[0]):
+        assert found.apply_chat_template([{"role": "user", "content": "so"}], tokenize=False) == "told so"
+        assert found.get_vocab() == load_policy(ModelOptions()).tokenizer.get_vocab()
+    (tmp_path / "own.jinja").write_text("own")
+    assert load_policy(replace(options, chat_template=str(tmp_path / "own.jinja"))).tokenizer.chat_template == "own"
+
+
+def test_templates_with_names_are_taken_with_their_names(tmp_path: Path) -> None:
+    saved_by_peft(tmp_path)
+    named = [{"name": "default", "template": "a"}, {"name": "tool_use", "template": "b"}]
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": named}))
+    assert load_policy(ModelOptions(path=str(tmp_path))).tokenizer.chat_template == {"default": "a", "tool_use": "b"}

@@ -169,4 +169,4 @@ def test_4_bits_without_an_adapter_or_without_linear_layers_are_refused() -> Non
     with pytest.raises(UserError, match=r"quantization = nf4 keeps weights in 4 bits, which cannot be trained"):
         ModelOptions(quantization="nf4")
     with pytest.raises(UserError, match=r"family \(gpt2\) has no torch\.nn\.Linear to put into 4 bits"):
-        quantize(tiny_model("gpt2", torch.float32), torch.float32)
+        quantize(tiny_model("gpt2_plain", torch.float32), torch.float32)

@@ -64,7 +64,7 @@ def test_float32_is_refused_where_the_weights_are_narrower(tmp_path: Path) -> No
         as_policy(tiny_model("qwen3"), tokenizer(), dtype="half")  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("family", ["qwen3", "gpt2"])
+@pytest.mark.parametrize("family", ["qwen3", "gpt2_plain"])
 def test_weights_in_bfloat16_take_half_the_memory_and_train_as_they_sample(family: str, tmp_path: Path) -> None:
     folder = family_folder(tmp_path / "model", family, dtype=BF16)
     narrow, wide = loaded(folder, weights="bfloat16"), loaded(folder, dtype="bfloat16")
@@ -115,9 +115,9 @@ def test_the_share_of_weights_that_a_step_leaves_standing_is_counted() -> None:
     assert standing_still([frozen], 1e-6) == 0
 
 
-@pytest.mark.parametrize("family", ["qwen3", "gpt2"])
+@pytest.mark.parametrize("family", ["qwen3", "gpt2_plain"])
 def test_frozen_parameters_stay_and_the_others_move(family: str, tmp_path: Path) -> None:
-    frozen = {"qwen3": ("*.embed_tokens.*", "*.layers.0.*"), "gpt2": ("*.wte.*", "*.h.0.*")}[family]
+    frozen = {"qwen3": ("*.embed_tokens.*", "*.layers.0.*"), "gpt2_plain": ("*.wte.*", "*.h.0.*")}[family]
     policy = loaded(family_folder(tmp_path / "model", family), frozen=frozen)
     before = {name: each.detach().clone() for name, each in policy.model.named_parameters()}
     step(policy, new_optimizer(policy.model.parameters(), UpdateOptions()), 1)
@@ -151,12 +151,12 @@ def test_patterns_that_freeze_nothing_or_everything_are_refused(tmp_path: Path) 
         new_optimizer(policy.model.parameters(), UpdateOptions())
 
 
-@pytest.mark.parametrize("family", ["qwen3", "gpt2"])
+@pytest.mark.parametrize("family", ["qwen3", "gpt2_plain"])
 def test_frozen_matrices_that_are_stored_in_bfloat16_are_held_in_it_and_no_number_changes(
     family: str, tmp_path: Path
 ) -> None:
     folder = family_folder(tmp_path / "model", family, dtype=BF16)
-    pattern = {"qwen3": "*.layers.1.*", "gpt2": "*.h.1.*"}[family]
+    pattern = {"qwen3": "*.layers.1.*", "gpt2_plain": "*.h.1.*"}[family]
     held = loaded(folder, dtype="bfloat16", frozen=(pattern,))
     wide = loaded(folder, dtype="bfloat16")
     for name, parameter in held.model.named_parameters():

@@ -15,6 +15,7 @@ from posttrain.algorithms.advantages import (
     group_zscore,
     informative,
     leave_one_out,
+    over_mean,
     raw,
 )
 
@@ -180,3 +181,14 @@ def test_a_higher_reward_never_has_a_lower_advantage(function, rewards) -> None:
 @given(rewards=rewards())
 def test_a_group_is_informative_exactly_when_an_advantage_is_not_zero(rewards) -> None:
     assert torch.equal(informative(rewards), (group_zscore(rewards) != 0).any(dim=1))
+
+
+@given(rewards(), st.floats(1e-3, 1e3))
+def test_over_the_mean_neither_the_unit_of_rewards_nor_anything_beyond_the_group_matters(values, unit) -> None:
+    values = values.abs()
+    given_to_each = over_mean(values)
+    assert_same(over_mean(unit * values), given_to_each)
+    assert_same(torch.cat([over_mean(row[None]) for row in values]), given_to_each)
+    assert_same(given_to_each.sum(dim=1), torch.zeros(len(values), dtype=torch.float64))
+    assert (given_to_each >= -1 - 1e-12).all()
+    assert (given_to_each <= values.shape[1] - 1 + 1e-12).all()

@@ -6,10 +6,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from posttrain.algorithms.algorithm import Algorithm
-from posttrain.algorithms.table import ALGORITHMS, build_algorithm
-from tests.support.tiny import advantage, token_loss
+from posttrain.algorithms.table import build_algorithm
+from tests.support.tiny import BY_REWARD, advantage, token_loss
 
-each_algorithm = pytest.mark.parametrize("name", ALGORITHMS)
+each_algorithm = pytest.mark.parametrize("name", BY_REWARD)
 LIMIT = 12
 
 

@@ -17,7 +17,8 @@ from posttrain.models.forward import PlainForward, SharedPromptForward
 from posttrain.models.policy import Policy, as_policy
 from posttrain.models.shared_prompt.families import FAMILIES
 from posttrain.training.update import group_logprobs
-from tests.support.tiny import CLASSES, DECODERS, SHAPE, plain_logprobs, request, some_prompts, tiny_model, tokenizer
+from tests.support.families import family_model
+from tests.support.tiny import CLASSES, DECODERS, SHAPE, plain_logprobs, request, some_prompts, tokenizer
 
 PROMPTS = [(3, 9, 4), (1,)]
 COMPLETIONS = [tuple(range(1, 20)), (7, 2), (5, 5, 8)]
@@ -184,8 +185,8 @@ def test_a_family_with_other_layers_is_refused(reason: str) -> None:
 
 
 def test_another_family_is_refused_by_name() -> None:
-    reason = as_policy(tiny_model("gpt2"), tokenizer()).forward_reason
-    assert reason == f"its family is gpt2, which is none of {', '.join(FAMILIES)}"
+    reason = as_policy(family_model("gpt_neox"), tokenizer()).forward_reason
+    assert reason == f"its family is gpt_neox, which is none of {', '.join(FAMILIES)}"
 
 
 def test_the_plain_pass_can_be_asked_for() -> None:

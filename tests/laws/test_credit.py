@@ -15,7 +15,7 @@ from posttrain.algorithms.credit import Credit, Evidence, mean_of_rollouts
 from posttrain.algorithms.kl import k1, k2, k3
 from posttrain.algorithms.losses import UNBOUNDED, weighted_policy_gradient
 from posttrain.algorithms.overlong import Overlong, overlong_punishment
-from posttrain.algorithms.table import ALGORITHMS, build_algorithm
+from posttrain.algorithms.table import build_algorithm
 from posttrain.algorithms.terms import KlTerm, policy_term
 from posttrain.algorithms.token_weights import mean_over_tokens
 from posttrain.runs.clock import Clock
@@ -24,7 +24,7 @@ from posttrain.training.reference import FrozenCopy
 from posttrain.training.rl import step_report
 from posttrain.training.state import RunState
 from tests.support.stages import Stages, even_tokens, stages_with
-from tests.support.tiny import gradient_of_update, plain_logprobs, relative_distance, tiny_policy
+from tests.support.tiny import BY_REWARD, gradient_of_update, plain_logprobs, relative_distance, tiny_policy
 
 LIMIT = 12
 RULES = {
@@ -35,7 +35,9 @@ RULES = {
     "dapo": advantages.group_zscore,
     "gspo": advantages.group_zscore,
     "cispo": advantages.group_zscore,
+    "maxrl": advantages.over_mean,
 }
+"""Of the rows whose advantages are of rewards alone."""
 
 
 def some_evidence(seed: int, num_prompts: int, group_size: int, *, token_rewards: bool) -> Evidence:
@@ -56,13 +58,18 @@ def some_evidence(seed: int, num_prompts: int, group_size: int, *, token_rewards
     )
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
+def test_every_row_but_those_of_a_teacher_has_its_rule_here() -> None:
+    assert [*RULES] == BY_REWARD
+
+
+@pytest.mark.parametrize("name", RULES)
 @settings(max_examples=30)
 @given(seed=st.integers(0, 2**31), shape=st.tuples(st.integers(1, 3), st.integers(2, 5)), token_rewards=st.booleans())
 def test_every_algorithm_of_the_table_gives_all_tokens_of_a_completion_its_advantage(
     name: str, seed: int, shape: tuple[int, int], token_rewards: bool
 ) -> None:
-    evidence = some_evidence(seed, *shape, token_rewards=token_rewards)
+    # What is divided by a mean of rewards takes none below 0.
+    evidence = some_evidence(seed, *shape, token_rewards=token_rewards and name != "maxrl")
     credit = build_algorithm({"name": name}).credit(evidence)
     rewards, lengths = evidence.rewards, evidence.lengths.flatten().tolist()
     if name == "dapo":

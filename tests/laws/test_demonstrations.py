@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 from posttrain.options.demonstrator import Demonstrator
 from posttrain.rewards.countdown.arithmetic import literals, postfix, value
 from posttrain.rewards.countdown.grader import Countdown, Outcome, outcome_of
+from posttrain.rewards.countdown.tries import HIT, MISS, STEP, read_try
 from posttrain.tasks.countdown.demonstrator import demonstrate
 from posttrain.tasks.countdown.problems import Difficulty, training_problem
-from posttrain.tasks.countdown.search import HIT, MISS, STEP, search, solves
+from posttrain.tasks.countdown.search import search
 
 PATIENT = Demonstrator(give_up=0.0)
 
@@ -36,7 +37,7 @@ def test_every_step_is_right_and_uses_what_is_on_the_table(index, num_numbers, s
     for line in tries:
         result = int(line.rsplit("=", 1)[1])
         # A try that reaches its own result solves the puzzle whose target that is.
-        assert solves(Countdown(puzzle.numbers, result), line), line
+        assert read_try(Countdown(puzzle.numbers, result), line).hits, line
         assert all(int(STEP.fullmatch(step)[4]) <= Demonstrator().largest_result for step in line.split(","))
 
 
@@ -80,5 +81,5 @@ def test_who_never_gives_up_finds_more_and_who_always_does_tries_once():
     once = [parts(demonstrate(puzzle, rng, hasty))[0] for puzzle in problems]
     assert all(len(tries) == 1 for tries in once)
     patient = [search(puzzle, demonstrate(puzzle, rng, PATIENT)).successes for puzzle in problems]
-    hits = sum(solves(puzzle, tries[0]) for puzzle, tries in zip(problems, once, strict=True))
+    hits = sum(read_try(puzzle, tries[0]).hits for puzzle, tries in zip(problems, once, strict=True))
     assert sum(patient) > 3 * hits

@@ -121,7 +121,8 @@ def test_weights_in_bfloat16_err_no_more_than_the_models_own_forward_does(family
 @each_family
 def test_adapters_on_all_projections_have_the_gradient_of_the_models_own_forward(family: str) -> None:
     model = tiny_model(family, torch.float32, exact=False)
-    names = [*FAMILIES[family].qkv, *FAMILIES[family].gate_up, "o_proj", "down_proj"]
+    record = FAMILIES[family]
+    names = [*record.qkv, *record.gate_up, record.output, record.down]  # two may have one name, in two modules
     with torch.random.fork_rng():
         torch.manual_seed(0)
         peft.inject_adapter_in_model(peft.LoraConfig(r=2, target_modules=names, init_lora_weights=False), model)
@@ -159,6 +160,9 @@ SAID: dict[str, tuple[str, dict[str, object]]] = {
     "smollm3 turned everywhere": ("smollm3", {"no_rope_layers": [1, 1]}),
     "qwen2 with windows": ("qwen2", {"use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 1}),
     "qwen3 with windows": ("qwen3", {"use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 1}),
+    "gpt2 without scaled scores": ("gpt2", {"scale_attn_weights": False}),
+    "gpt2 with another gelu": ("gpt2", {"activation_function": "gelu_pytorch_tanh", "n_inner": 20}),
+    "gpt2 by eager attention with dropout": ("gpt2", {"attn_implementation": "eager", "attn_pdrop": 0.5}),
     "llama with biases everywhere": ("llama", {**BIASED, "mlp_bias": True}),
     "llama with gelu": ("llama", {"hidden_act": "gelu_pytorch_tanh"}),
 }
@@ -184,7 +188,7 @@ def test_what_a_config_says_is_done(what: str) -> None:
         actual = policy.forward.completion_hidden(PROMPTS, COMPLETIONS, PROMPT_OF)
         expected = torch.cat(
             [
-                policy.model.model(input_ids=torch.tensor([[*PROMPTS[p], *tokens[:-1]]])).last_hidden_state[
+                policy.model.base_model(input_ids=torch.tensor([[*PROMPTS[p], *tokens[:-1]]])).last_hidden_state[
                     0, len(PROMPTS[p]) - 1 :
                 ]
                 for p, tokens in rows
@@ -226,6 +230,15 @@ def test_longrope_beyond_its_original_context_has_the_long_angles_for_rows_of_ev
 
 
 REFUSED: dict[str, tuple[str, dict[str, object]]] = {
+    "its activation is gelu, which is none of gelu_new, gelu_pytorch_tanh": ("gpt2", {"activation_function": "gelu"}),
+    "its config says scale_attn_by_inverse_layer_idx = True, which the pass does not compute": (
+        "gpt2",
+        {"scale_attn_by_inverse_layer_idx": True},
+    ),
+    "its config says reorder_and_upcast_attn = True, which the pass does not compute": (
+        "gpt2",
+        {"reorder_and_upcast_attn": True},
+    ),
     "its activation is gelu, which is none of silu, gelu_pytorch_tanh": ("gemma2", {"hidden_activation": "gelu"}),
     "its tokens see those behind them (use_bidirectional_attention)": (
         "gemma3_text",

@@ -15,7 +15,7 @@ from tests.support.adapted import LORA, Pair, adapted_policy, completion_logprob
 from tests.support.tiny import plain_logprobs, relative_distance, tiny_model, tiny_policy
 
 EXAMPLES = [Pair((3, 9, 4), (7, 12, 8, 5)), Pair((2,), (6, 1, 5)), Pair((9, 9, 1, 0, 4), (8, 5))]
-each_family = pytest.mark.parametrize("family", ["qwen3", "llama", "qwen2", "gpt2"])
+each_family = pytest.mark.parametrize("family", ["qwen3", "llama", "qwen2", "gpt2_plain"])
 each_forward = pytest.mark.parametrize("forward", ["auto", "plain"])
 
 
@@ -26,7 +26,7 @@ def merged_by_hand(family: str, layers: dict[str, LoraLinear]) -> nn.Module:
         for name, layer in layers.items():
             change = layer.scale * layer.lora_B @ layer.lora_A
             weight = model.get_submodule(name).weight
-            weight += change.T if family == "gpt2" else change
+            weight += change.T if family == "gpt2_plain" else change
     return model
 
 
@@ -44,7 +44,7 @@ def test_a_layer_adds_the_scaled_product_of_its_two_matrices() -> None:
 @each_forward
 def test_log_probs_are_those_of_the_merged_model(family: str, forward: str) -> None:
     policy = adapted_policy(family, dtype=torch.float64, forward=forward)
-    assert (policy.forward_reason is None) == (forward == "auto" and family != "gpt2")
+    assert (policy.forward_reason is None) == (forward == "auto" and family != "gpt2_plain")
     merged = merged_by_hand(family, lora_layers(policy.model))
     expected = torch.cat([plain_logprobs(merged, e.prompt, e.completion) for e in EXAMPLES])
     # The library's norms and angles are in float32 whatever the model's type.

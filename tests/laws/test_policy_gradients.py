@@ -13,6 +13,7 @@ import torch
 from posttrain.algorithms.algorithm import Algorithm
 from posttrain.algorithms.kl import k1
 from posttrain.algorithms.table import build_algorithm
+from tests.support.enumerated import COMPLETIONS, LIMIT, Tree
 from tests.support.tiny import advantage, token_loss
 
 POLICY = torch.tensor([0.4, -0.3, 0.9], dtype=torch.float64)
@@ -97,32 +98,16 @@ def test_on_policy_a_zscore_gives_the_true_direction_when_rewards_are_right_or_w
     assert_same(actual, shrink * spread / (p * (1 - p)) * true_gradient(RIGHT_OR_WRONG))
 
 
-LIMIT = 3
-COMPLETIONS = [
-    tokens
-    for length in range(1, LIMIT + 1)
-    for tokens in itertools.product(range(3), repeat=length)
-    if 0 not in tokens[:-1] and (tokens[-1] == 0 or length == LIMIT)
-]
-assert len(COMPLETIONS) == 1 + 2 + 4 * 3
-
-
-class Tree:
-    """A policy over completions: one row of logits for each of the 7 prefixes that can be gone on from."""
-
-    def __init__(self, seed: int) -> None:
-        prefixes = [(), (1,), (2,), (1, 1), (1, 2), (2, 1), (2, 2)]
-        self.row = {prefix: i for i, prefix in enumerate(prefixes)}
-        rng = torch.Generator().manual_seed(seed)
-        self.logits = torch.randn(len(prefixes), 3, generator=rng, dtype=torch.float64, requires_grad=True)
-        self.rewards = torch.randn(len(COMPLETIONS), generator=rng, dtype=torch.float64)
-
-    def token_logprobs(self) -> list[torch.Tensor]:
-        table = self.logits.log_softmax(1)
-        return [
-            torch.stack([table[self.row[tokens[:t]], token] for t, token in enumerate(tokens)])
-            for tokens in COMPLETIONS
-        ]
+def test_over_the_mean_the_gradient_is_that_of_the_first_terms_of_the_log_of_the_chance_of_success() -> None:
+    # Of G completions c ~ Bin(G, p) are right.  With c > 0 the right ones weigh (1 - c/G) / (c/G) each and the wrong
+    # ones -1, over G: (1/c) Σ_right ∇log π - (1/G) Σ_all ∇log π.  Its mean is ∇p Σ_{k ≤ G} (1-p)^{k-1}, of the first
+    # sum, less (1-p)^{G-1} ∇p, since the second is left out where c = 0: Σ_{k < G} (1-p)^{k-1} ∇p is left, which is
+    # the gradient of -Σ_{k < G} (1-p)^k / k.
+    p = POLICY.softmax(0)[0].item()
+    factor = sum((1 - p) ** (k - 1) for k in range(1, GROUP_SIZE))
+    actual = expected_gradient(build_algorithm({"name": "maxrl"}), RIGHT_OR_WRONG, behaviour=POLICY)
+    assert_same(actual, factor * true_gradient(RIGHT_OR_WRONG))
+    assert factor < 1 / p  # which it comes to with G: the gradient of log p
 
 
 def gradient_over_pairs(algorithm: Algorithm, tree: Tree, rewards: torch.Tensor) -> torch.Tensor:

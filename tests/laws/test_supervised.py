@@ -34,7 +34,7 @@ def expected_loss(policy: Policy) -> torch.Tensor:
     return -torch.cat(rows).sum() / 11
 
 
-@pytest.mark.parametrize("family", ["qwen3", "gpt2"])
+@pytest.mark.parametrize("family", ["qwen3", "gpt2_plain"])
 @pytest.mark.parametrize("budget", [4, 9, 1000])
 def test_the_gradient_is_that_of_the_mean_over_completion_tokens(family: str, budget: int) -> None:
     policy = tiny_policy(family)
@@ -121,7 +121,7 @@ def test_packed_rows_have_the_loss_and_gradient_of_rows_alone_to_the_last_bits(w
 
 
 def test_a_padded_family_with_absolute_positions_has_them_too() -> None:
-    policy = tiny_policy("gpt2")
+    policy = tiny_policy("gpt2_plain")
     expected = each_row_alone(policy)
     expected.backward()
     learner = twin(policy)

@@ -20,7 +20,7 @@ from tests.support.tiny import gradient_of_update, tiny_policy, written_group
 class MoreColumns(TokenColumns):
     """With a column that the package does not know: nothing else is declared of it."""
 
-    proximal_logprobs: Tensor | None = None
+    of_another_kind: Tensor | None = None
 
 
 COLUMNS = [field.name for field in fields(MoreColumns)]

@@ -27,6 +27,7 @@ CONFIGS = [
     {"name": "gspo", "clip_low": 0.2, "clip_high": 0.2},
     {"name": "gspo", "sequence_ratio": "product", "clip_low": 0.2, "clip_high": 0.2},
     {"name": "cispo"},
+    {"name": "maxrl"},
 ]
 
 

@@ -22,7 +22,7 @@ def rewards(family: str, *, shuffled: bool, algorithm: str = "grpo", **update: i
     return [step["reward"] for step in train_on(toy, tiny_policy(family, torch.float32))]
 
 
-@pytest.mark.parametrize(("family", "algorithm"), [("qwen3", "grpo"), ("gpt2", "dapo")])
+@pytest.mark.parametrize(("family", "algorithm"), [("qwen3", "grpo"), ("gpt2_plain", "dapo")])
 def test_rewards_are_learned(family: str, algorithm: str) -> None:
     # 12 of the 24 tokens are even, so the share begins near a half.
     shares = rewards(family, shuffled=False, algorithm=algorithm)

@@ -22,6 +22,7 @@ ADVANTAGES = {
     "group_centred": advantages.group_centred,
     "leave_one_out": advantages.leave_one_out,
     "population": advantages.group_zscore,
+    "over_mean": lambda rewards: advantages.over_mean(rewards.abs()),
     "sample": partial(advantages.group_zscore, deviation="sample"),
 }
 
@@ -53,7 +54,10 @@ def random_tokens(seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.nda
 @given(seed=SEEDS)
 def test_advantages(name: str, seed: int) -> None:
     rewards = random_rewards(seed)
-    assert_twin(ADVANTAGES[name](torch.from_numpy(rewards)), twins.advantage(name, rewards))
+    assert_twin(
+        ADVANTAGES[name](torch.from_numpy(rewards)),
+        twins.advantage(name, np.abs(rewards) if name == "over_mean" else rewards),
+    )
 
 
 @pytest.mark.parametrize("level", ["token", "sequence_mean", "sequence_product"])

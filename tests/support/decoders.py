@@ -15,6 +15,8 @@ from transformers import (
     Gemma2ForCausalLM,
     Gemma3ForCausalLM,
     Gemma3TextConfig,
+    GPT2Config,
+    GPT2LMHeadModel,
     MistralConfig,
     MistralForCausalLM,
     Olmo2Config,
@@ -44,6 +46,7 @@ DECODER_CLASSES: dict[str, tuple[type, type, dict[str, object]]] = {
         {"no_rope_layers": [1, 0], "use_sliding_window": True, "sliding_window": WINDOW, "mlp_bias": True},
     ),
     "phi3": (Phi3ForCausalLM, Phi3Config, {"sliding_window": WINDOW, "rope_parameters": HALF_TURNED}),
+    "gpt2": (GPT2LMHeadModel, GPT2Config, {}),
     "olmo2": (Olmo2ForCausalLM, Olmo2Config, {}),
     "gemma2": (Gemma2ForCausalLM, Gemma2Config, {**GEMMA, "attn_logit_softcapping": 2.0}),
     "gemma3_text": (
@@ -61,7 +64,8 @@ DECODER_CLASSES: dict[str, tuple[type, type, dict[str, object]]] = {
 
 def make_exact(model: PreTrainedModel) -> None:
     """Have norms, angles and softmax computed in the model's own type."""
-    model.config._attn_implementation = "exact"
+    if model.config.model_type != "gpt2":  # whose attention is in the model's own type
+        model.config._attn_implementation = "exact"
     for module in model.modules():
         if type(module).__name__.endswith("RMSNorm"):
             gemma = type(module).__name__.startswith("Gemma")

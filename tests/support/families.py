@@ -4,6 +4,7 @@ Weights are uniform numbers, far from the flat start of training: distributions 
 zero, and one token too many or too few in a window moves log-probs by tenths of a nat.
 """
 
+import copy
 from typing import Any
 
 import numpy as np
@@ -118,7 +119,7 @@ WITHOUT_CACHE = ("mamba", "lfm2", "qwen3_next", "qwen3_5")
 def family_model(name: str, *, attention: str | None = None, **changes: Any) -> PreTrainedModel:
     """A model of the family, the same weights each time, whichever way attention is computed."""
     kind, options = CONFIGS[name]
-    config = AutoConfig.for_model(kind, **{**options, **changes})
+    config = AutoConfig.for_model(kind, **copy.deepcopy({**options, **changes}))  # it writes into what it is given
     with torch.random.fork_rng():
         torch.manual_seed(0)  # for what is left as the library makes it
         model: PreTrainedModel = AutoModelForCausalLM.from_config(config, attn_implementation=attention)

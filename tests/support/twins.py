@@ -28,6 +28,8 @@ def advantage(name: str, rewards: np.ndarray) -> np.ndarray:
             result[i, j] = own - np.mean(group)
         elif name == "leave_one_out":
             result[i, j] = own - (np.sum(group) - own) / (len(group) - 1)
+        elif name == "over_mean":
+            result[i, j] = (own - np.mean(group)) / np.mean(group)
         else:
             result[i, j] = (own - np.mean(group)) / np.std(group, ddof={"population": 0, "sample": 1}[name])
     return result

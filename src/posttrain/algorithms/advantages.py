@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from posttrain.errors import UserError
+from posttrain.errors import RunError, UserError
 
 Deviation = Literal["population", "sample"]
 
@@ -110,6 +110,28 @@ def standardised(
         name, value = ("deviation_over", over) if over != "group" else ("deviation_epsilon", epsilon)
         raise UserError(f"{name} = {value} with deviation = none: nothing is divided by a deviation.  Leave one out.")
     return group_centred
+
+
+def over_mean(rewards: Float[Tensor, "prompt group"]) -> Float[Tensor, "prompt group"]:
+    """Centred reward in units of its group's mean (dimensionless): a rare success weighs as much as a prompt's all.
+
+        A_ij = (r_ij - mean_k r_ik) / mean_k r_ik        Tajwar et al. 2026 (MaxRL), arXiv:2602.02710, algorithm 1
+
+    For rewards of 0 and 1 the expected gradient is that of -Σ_k (1-p)^k / k for k < G, p the chance of a success: the
+    first terms of log p, where `group_centred` has but the first, p.  A group whose rewards are all equal is exactly 0,
+    one of zeros among them, and so is one with fewer than two scored rollouts.
+
+    Raises RunError for a reward below 0: the mean may then be 0 or of the other sign.
+    """
+    lowest = torch.where(rewards.isnan(), 0.0, rewards).min()
+    if lowest < 0:
+        raise RunError(
+            f"maxrl: a reward of {lowest.item():g}.  Advantages are divided by the mean of a group, which must not be"
+            " below 0: give rewards of 0 and more, such as 1 for a right answer and 0 for others, or use grpo."
+        )
+    centred = group_centred(rewards)
+    mean = torch.where(rewards.isnan(), 0.0, rewards).sum(dim=1, keepdim=True) / (~rewards.isnan()).sum(1, keepdim=True)
+    return torch.where(centred != 0, centred / mean, 0.0)
 
 
 def leave_one_out(rewards: Float[Tensor, "prompt group"]) -> Float[Tensor, "prompt group"]:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from posttrain.algorithms.advantages import ROUNDING, group_zscore, informative
 from posttrain.algorithms.credit import Credit, CreditRule, Evidence
+from posttrain.errors import RunError
 from posttrain.records import Grades
 
 RewardAggregation = Literal["sum_then_normalize", "normalize_then_sum"]
@@ -51,6 +52,11 @@ def per_function(
     """Lift a rule of scores and weights, to one advantage for each completion, to every one of its tokens."""
 
     def credit(evidence: Evidence) -> Credit:
+        if evidence.token_rewards is not None:
+            raise RunError(
+                "reward_aggregation = normalize_then_sum normalises the scores of each function, and a reward gave"
+                " token rewards or spans beside its score, which belong to none of them.  Use sum_then_normalize."
+            )
         given = advantage(evidence.scores, evidence.weights)
         return Credit(given.flatten().repeat_interleave(evidence.lengths.flatten()))
 
@@ -58,8 +64,10 @@ def per_function(
 
 
 def sums_differ(grades: Grades) -> Bool[Tensor, " prompt"]:
-    """Whether a group holds two scored rollouts with different rewards."""
-    return informative(grades.rewards)
+    """Whether a group holds two scored rollouts with different rewards, or one whose steps earned something."""
+    scored = ~grades.rewards.isnan()
+    stepwise = (scored & (grades.marked != 0)[grades.weights != 0].any(dim=0)).any(dim=1)
+    return informative(grades.rewards) | stepwise if grades.marks else informative(grades.rewards)
 
 
 def scores_differ(grades: Grades) -> Bool[Tensor, " prompt"]:

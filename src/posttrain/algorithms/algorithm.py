@@ -12,6 +12,7 @@ from posttrain.algorithms.checks import require_credit, require_weights
 from posttrain.algorithms.credit import Credit, CreditRule, Evidence
 from posttrain.algorithms.terms import KlTerm, LossTerm, Need, TokenView, needs_of, total_loss
 from posttrain.errors import UserError
+from posttrain.options.teacher import TeacherOptions
 from posttrain.records import Grades, Group
 
 
@@ -47,8 +48,14 @@ class Algorithm:
     resample: Resample | None = None
     informative: Callable[[Grades], Tensor] = sums_differ
     """Which groups teach something, as dynamic sampling asks: the others make room."""
+    masks_truncated: bool = False
+    """Whether completions that ran into the length limit carry no loss; their rewards count in their group."""
+    counts_unscored: bool = False
+    """Whether completions that no reward function scored count, with an advantage of 0: in divisors, and in a KL."""
     least_group_size: int = 2
     """Completions of a prompt that it takes to tell better from worse: 2 where they are compared with each other."""
+    teacher: TeacherOptions | None = None
+    """Whose log-probs are learned, by a term or a rule of credit that needs them."""
 
     def __post_init__(self) -> None:
         owner = f"algorithm {self.name}"
@@ -68,6 +75,8 @@ class Algorithm:
             twice = [name for name, count in Counter(names).items() if count > 1]
             if twice:
                 raise UserError(f"{owner}: {names.count(twice[0])} {what} {twice[0]!r}; give each a name of its own.")
+        if self.uses_teacher and self.teacher is None:
+            raise UserError(f"{owner}: a term needs a teacher, and none is named; give `teacher`, a TeacherOptions.")
 
     def credited(self, evidence: Evidence, groups: Sequence[Group]) -> Credit:
         """The credit for the tokens of these groups.  Raises RunError where the rule gives none to some token."""
@@ -88,6 +97,11 @@ class Algorithm:
     def needs(self) -> frozenset[Need]:
         """What the terms and the rewards need beside log π, log μ and advantages."""
         return needs_of(self.terms) | ({Need.REFERENCE_LOGPROBS} if self.kl_penalty is not None else set())
+
+    @property
+    def uses_teacher(self) -> bool:
+        """Whether a teacher must be kept."""
+        return bool(self.needs & {Need.TEACHER_LOGPROBS, Need.TEACHER_KL})
 
     @property
     def uses_reference(self) -> bool:

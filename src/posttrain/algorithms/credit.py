@@ -5,14 +5,15 @@ to a whole completion is lifted by `per_rollout`; a rule that looks at tokens re
 itself.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, NamedTuple
 
 import torch
-from jaxtyping import Float64, Int64
+from jaxtyping import Bool, Float64, Int64
 from torch import Tensor
 
+from posttrain.algorithms.advantages import Deviation, standardised
 from posttrain.errors import RunError
 
 
@@ -31,9 +32,13 @@ class Evidence:
     max_completion_tokens: int
     """The limit that completions were sampled under."""
     token_rewards: Float64[Tensor, " token"] | None = None
-    """What single tokens earn beside the reward of their completion, such as a KL penalty."""
+    """What single tokens earn beside the reward of their completion: process rewards, and a KL penalty."""
+    step_rewards: Float64[Tensor, " token"] | None = None
+    """The process rewards among them, by the weights of their functions; NaN on tokens that end no step."""
     values: Float64[Tensor, " token"] | None = None
     """What a value head expected before each token."""
+    teacher_gaps: Float64[Tensor, " token"] | None = None
+    """log π of a teacher less log μ, of each token: above 0 where the teacher finds it likelier."""
 
     @property
     def rollout(self) -> Int64[Tensor, " token"]:
@@ -86,6 +91,143 @@ def per_rollout(advantage: Callable[[Tensor], Tensor], *, shaping: Shaping | Non
                 f" {list(rewards.shape)}; return a tensor of one advantage for each reward, [prompt group]."
             )
         return Credit(given.flatten().repeat_interleave(evidence.lengths.flatten()))
+
+    return credit
+
+
+CreditLevel = Literal["completion", "reward_to_go", "steps"]
+"""What a token is credited with: all that its completion earned, what is earned from it on, or steps from it on."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scale:
+    """What centred rewards are divided by."""
+
+    deviation: Deviation | Literal["none"] = "none"
+    epsilon: float = 0.0
+    """Added to the deviation, in units of reward."""
+
+
+UNSCALED = Scale()
+
+
+def credit_at(
+    level: CreditLevel,
+    completion: Callable[[Tensor], Tensor],
+    *,
+    centre: Callable[[Tensor], Tensor],
+    scale: Scale = UNSCALED,
+    step_weight: float = 1.0,
+    whole_step: bool = False,
+) -> CreditRule:
+    """The rule for this level of credit; without token rewards all are `completion`, the rule for whole completions."""
+    match level:
+        case "completion":
+            return per_rollout(completion)
+        case "reward_to_go":
+            return reward_to_go(completion, centre=centre, scale=scale, whole_step=whole_step)
+        case "steps":
+            return step_advantages(completion, scale=scale, step_weight=step_weight)
+
+
+def reward_to_go(
+    completion: Callable[[Tensor], Tensor],
+    *,
+    centre: Callable[[Tensor], Tensor],
+    scale: Scale = UNSCALED,
+    whole_step: bool = False,
+) -> CreditRule:
+    """Each token gets what was earned from it on, above what its siblings earned from the same place on.
+
+        G_it = r_i + Σ_{s≥t} r_is        A_it = (G_it - b_it) / (σ + ε)        b_it from G_k,min(t, |y_k|)
+
+    r_i: the reward of completion i, earned with its last token; r_is: token rewards.  `centre` takes a baseline off the
+    group's G at each place t, as it does off rewards; a sibling that has ended stands there with what it ended with.
+    For b the mean of the others, `leave_one_out`, the expected gradient is the true one: what came before a token is
+    no consequence of it (Williams 1992; Sutton et al. 2000, NeurIPS 12), and neither is what siblings earn.
+    σ² is the mean over the group's completions of the mean over their tokens of (G_it - b_it)², times n/(n - 1) for
+    `sample`; there is no division for `none`.  Without token rewards, `completion` gives the advantages; it is to be
+    what `centre` and σ come to on completions that earn with their last token alone.  With `whole_step` all completions
+    of the step are one group.
+    """
+    plain = per_rollout(completion)
+
+    def credit(evidence: Evidence) -> Credit:
+        if evidence.token_rewards is None:
+            return plain(evidence)
+        advantages: list[Tensor] = []
+        earned = evidence.token_rewards.split(evidence.lengths.flatten().tolist())
+        groups = evidence.rewards.reshape(1, -1) if whole_step else evidence.rewards
+        size = groups.shape[1]
+        for row, rewards in enumerate(groups):
+            parts = earned[row * size : (row + 1) * size]
+            above = centre(returns_to_go(rewards, parts)).T
+            centred = [line[: len(part)] for line, part in zip(above, parts, strict=True)]
+            advantages += scaled(centred, ~rewards.isnan(), scale)
+        return Credit(torch.cat(advantages))
+
+    return credit
+
+
+def returns_to_go(rewards: Float64[Tensor, " group"], token_rewards: Sequence[Tensor]) -> Float64[Tensor, "time group"]:
+    """G_it = r_i + Σ_{s≥t} r_is up to the end of the longest completion; of one that has ended, its last.
+
+    Token rewards are a tensor of each completion's.
+    """
+    longest = max(len(part) for part in token_rewards)
+    columns: list[Tensor] = []
+    for reward, part in zip(rewards, token_rewards, strict=True):
+        to_go = reward + part.flip(0).cumsum(0).flip(0)
+        columns.append(torch.cat([to_go, to_go[-1:].expand(longest - len(to_go))]))
+    return torch.stack(columns, dim=1)
+
+
+def scaled(centred: Sequence[Tensor], scored: Bool[Tensor, " group"], scale: Scale) -> list[Tensor]:
+    """The centred returns of a group in units of σ, the root of their mean square; exactly 0 where all are."""
+    largest = max(float(part.abs().amax()) for part in centred)
+    if scale.deviation == "none" or largest == 0:
+        return list(centred)
+    squares = torch.stack([(part / largest).square().mean() for part in centred])  # 0 where nothing scored
+    degrees = int(scored.sum()) - (scale.deviation == "sample")
+    spread = float((squares.sum() / degrees).sqrt())
+    return [part / largest / (spread + scale.epsilon / largest) for part in centred]
+
+
+def step_advantages(
+    completion: Callable[[Tensor], Tensor],
+    *,
+    scale: Scale,
+    step_weight: float = 1.0,
+) -> CreditRule:
+    """GRPO with process supervision: the normalised rewards of the steps that end with a token or later.
+
+        A_it = A(r_i) + w Σ_{j: end(j) ≥ t} (s_ij - mean S) / (std S + ε)        S: all steps of the group's completions
+
+    Shao et al. 2024, arXiv:2402.03300, §4.1.3, whose advantage is the sum alone; A(r_i), the rule for whole
+    completions, is added so that an outcome can count beside its steps, and `step_weight` is w.  A step that earned 0
+    is one of S, a token that ends no step is none.  Steps that all earned the same, or a single one, are exactly 0.
+    The sum grows with the number of steps: it favours many steps above the group's mean, and few below it.  A KL
+    penalty counts into r_i.
+    """
+    rule = per_rollout(completion)
+    normalised = standardised(scale.deviation, over="group", epsilon=scale.epsilon)
+
+    def credit(evidence: Evidence) -> Credit:
+        steps = evidence.step_rewards
+        if steps is None or evidence.token_rewards is None:
+            return rule(evidence)
+        rest = evidence.token_rewards - torch.where(steps.isnan(), 0.0, steps)
+        outcome = rule(replace(evidence, token_rewards=rest if bool((rest != 0).any()) else None)).advantages
+        lengths, size = evidence.lengths.flatten().tolist(), evidence.rewards.shape[1]
+        counted = ~(evidence.rewards.isnan().flatten().repeat_interleave(evidence.lengths.flatten()) | steps.isnan())
+        values = torch.where(counted, steps, torch.nan)
+        parts = values.split(lengths)
+        sums: list[Tensor] = []
+        for row in range(len(evidence.rewards)):
+            of_group = parts[row * size : (row + 1) * size]
+            above = normalised(torch.cat(of_group)[None])[0]  # NaN is no step, and comes back as 0
+            sums += [part.flip(0).cumsum(0).flip(0) for part in above.split([len(part) for part in of_group])]
+        return Credit(outcome + step_weight * torch.cat(sums))
 
     return credit
 

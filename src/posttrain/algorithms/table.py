@@ -17,33 +17,42 @@ from posttrain.algorithms.advantages import (
     group_centred,
     group_zscore,
     leave_one_out,
+    over_mean,
     raw,
     standardised,
 )
 from posttrain.algorithms.aggregation import RewardAggregation, decoupled_zscore, per_function, scores_differ
 from posttrain.algorithms.algorithm import DYNAMIC_SAMPLING, Algorithm, Resample
-from posttrain.algorithms.credit import CreditRule, per_rollout
+from posttrain.algorithms.credit import CreditLevel, CreditRule, Scale, credit_at, per_rollout
 from posttrain.algorithms.losses import UNBOUNDED, ClipRange, RatioLevel, clipped_surrogate, weighted_policy_gradient
+from posttrain.algorithms.other_policies.correction import Correction, corrected
+from posttrain.algorithms.other_policies.distillation import distill
 from posttrain.algorithms.overlong import PAPERS_OVERLONG, Overlong, overlong_punishment
 from posttrain.algorithms.terms import KlTerm, LossTerm, RatioTo, kl_term, policy_term
 from posttrain.algorithms.token_weights import (
+    WEIGHTINGS,
+    Weighting,
     constant_length,
     mean_over_sequences,
     mean_over_tokens,
-    sum_over_sequence,
 )
 from posttrain.binding import bind, build_own, is_own
 from posttrain.errors import UserError
 from posttrain.schemas import did_you_mean
 
-Weighting = Literal["mean_over_tokens", "mean_over_sequences", "sum_over_sequence", "constant_length"]
-
 
 def composed(
-    name: str, *, credit: CreditRule, policy: LossTerm, token_weights: Callable[..., Tensor], kl: KlTerm | None
+    name: str,
+    *,
+    credit: CreditRule,
+    policy: LossTerm,
+    token_weights: Callable[..., Tensor],
+    kl: KlTerm | None,
+    correction: Correction | None,
 ) -> Algorithm:
-    """A policy-gradient method: its policy term, and the KL in the place that was asked for."""
+    """A policy-gradient method: its policy term, corrected for older samples, and the KL in the place asked for."""
     in_loss = kl is not None and kl.place == "loss"
+    policy = corrected(policy, correction)
     return Algorithm(
         name=name,
         credit=credit,
@@ -86,31 +95,61 @@ def decoupled(
     return replace(algorithm, credit=credit, informative=scores_differ)
 
 
+def require_credit_options(
+    credit: CreditLevel, step_weight: float, aggregation: RewardAggregation, *, over: Literal["group", "batch"]
+) -> None:
+    """Refuse options of GRPO's that leave no room for a finer credit, or that no credit asked for reads."""
+    if credit != "steps" and step_weight != 1.0:
+        raise UserError(f"step_weight = {step_weight} with credit = {credit}: it weighs steps.  Use credit: steps.")
+    if not 0 < step_weight < math.inf:
+        raise UserError(f"step_weight = {step_weight}: it is a factor; use a number above 0.")
+    if credit == "completion":
+        return
+    if aggregation != "sum_then_normalize":
+        raise UserError(
+            f"credit = {credit} sums what is earned from a token on, and reward_aggregation = {aggregation} normalises"
+            " the scores of each function first.  Use sum_then_normalize."
+        )
+    if over != "group":
+        raise UserError(f"credit = {credit} divides by the deviation of a group's tokens; use deviation_over: group.")
+
+
 def reinforce(
     *,
     baseline: Literal["none", "batch_mean"] = "none",
+    credit: Literal["completion", "reward_to_go"] = "completion",
     token_weights: Weighting = "sum_over_sequence",
+    correction: Correction | None = None,
     kl: KlTerm | None = None,
 ) -> Algorithm:
     """Williams 1992: the reward, or what it is above the step's mean, times the gradient of log π."""
+    rule, centre = (raw, raw) if baseline == "none" else (batch_centred, group_centred)
     made = composed(
         "reinforce",
-        credit=per_rollout({"none": raw, "batch_mean": batch_centred}[baseline]),
+        credit=credit_at(credit, rule, centre=centre, whole_step=baseline == "batch_mean"),
         policy=policy_term(weighted_policy_gradient, clip=UNBOUNDED),
         token_weights=WEIGHTINGS[token_weights],
         kl=kl,
+        correction=correction,
     )
     return replace(made, least_group_size=1)
 
 
-def rloo(*, token_weights: Weighting = "sum_over_sequence", kl: KlTerm | None = None) -> Algorithm:
+def rloo(
+    *,
+    token_weights: Weighting = "sum_over_sequence",
+    correction: Correction | None = None,
+    credit: Literal["completion", "reward_to_go"] = "completion",
+    kl: KlTerm | None = None,
+) -> Algorithm:
     """Ahmadian et al. 2024, arXiv:2402.14740: REINFORCE with the mean of a rollout's siblings as baseline."""
     return composed(
         "rloo",
-        credit=per_rollout(leave_one_out),
+        credit=credit_at(credit, leave_one_out, centre=leave_one_out),
         policy=policy_term(weighted_policy_gradient, clip=UNBOUNDED),
         token_weights=WEIGHTINGS[token_weights],
         kl=kl,
+        correction=correction,
     )
 
 
@@ -124,36 +163,54 @@ def grpo(
     deviation_over: Literal["group", "batch"] = "group",
     deviation_epsilon: float = 0.0,
     reward_aggregation: RewardAggregation = "sum_then_normalize",
+    credit: CreditLevel = "completion",
+    step_weight: float = 1.0,
     token_weights: Weighting = "mean_over_sequences",
+    mask_truncated: bool = False,
+    count_unscored: bool = False,
     ratio_to: RatioTo = "behaviour",
+    correction: Correction | None = None,
     kl: KlTerm | None = None,
 ) -> Algorithm:
     """Shao et al. 2024, arXiv:2402.03300: rewards standardised within each prompt's group, PPO's clipped surrogate.
 
     `deviation` says what the centred reward is divided by; "none" leaves it in units of reward.  With the options it
-    is every loss of TRL's that has a clipped ratio: docs/algorithms/grpo.md has the table.
+    is every loss of TRL's that has a clipped ratio: docs/algorithms/grpo.md has the table.  `credit` says what a token
+    is credited with where rewards mark tokens or spans, and `step_weight` what normalised steps count.
     """
+    require_credit_options(credit, step_weight, reward_aggregation, over=deviation_over)
+    rule = standardised(deviation, over=deviation_over, epsilon=deviation_epsilon)
+    scale = Scale(deviation=deviation, epsilon=deviation_epsilon)
     clip = ClipRange(low=clip_low, high=clip_high, dual=math.inf if dual_clip is None else dual_clip)
     made = composed(
         "grpo",
-        credit=per_rollout(standardised(deviation, over=deviation_over, epsilon=deviation_epsilon)),
+        credit=credit_at(credit, rule, centre=group_centred, scale=scale, step_weight=step_weight),
         policy=policy_term(clipped_surrogate, clip=clip, level=ratio_level, ratio_to=ratio_to),
         token_weights=WEIGHTINGS[token_weights],
         kl=kl,
+        correction=correction,
     )
+    made = replace(made, masks_truncated=mask_truncated, counts_unscored=count_unscored)
     return decoupled(made, reward_aggregation, deviation=deviation, epsilon=deviation_epsilon, over=deviation_over)
 
 
 def dr_grpo(
-    *, clip_low: float = 0.2, clip_high: float = 0.2, ratio_to: RatioTo = "behaviour", kl: KlTerm | None = None
+    *,
+    clip_low: float = 0.2,
+    clip_high: float = 0.2,
+    ratio_to: RatioTo = "behaviour",
+    correction: Correction | None = None,
+    credit: Literal["completion", "reward_to_go"] = "completion",
+    kl: KlTerm | None = None,
 ) -> Algorithm:
     """Liu et al. 2025, arXiv:2503.20783: GRPO without its two biases, the deviation and the length in the divisor."""
     return composed(
         "dr_grpo",
-        credit=per_rollout(group_centred),
+        credit=credit_at(credit, group_centred, centre=group_centred),
         policy=policy_term(clipped_surrogate, clip=ClipRange(low=clip_low, high=clip_high), ratio_to=ratio_to),
         token_weights=constant_length,
         kl=kl,
+        correction=correction,
     )
 
 
@@ -164,7 +221,9 @@ def dapo(
     overlong: Overlong | None = PAPERS_OVERLONG,
     resample: Resample | None = DYNAMIC_SAMPLING,
     reward_aggregation: RewardAggregation = "sum_then_normalize",
+    mask_truncated: bool = False,
     ratio_to: RatioTo = "behaviour",
+    correction: Correction | None = None,
     kl: KlTerm | None = None,
 ) -> Algorithm:
     """Yu et al. 2025, arXiv:2503.14476: clip-higher, token mean, dynamic sampling, soft overlong punishment."""
@@ -175,8 +234,39 @@ def dapo(
         policy=policy_term(clipped_surrogate, clip=ClipRange(low=clip_low, high=clip_high), ratio_to=ratio_to),
         token_weights=mean_over_tokens,
         kl=kl,
+        correction=correction,
     )
-    return replace(decoupled(made, reward_aggregation, overlong=overlong), resample=resample)
+    return replace(
+        decoupled(made, reward_aggregation, overlong=overlong), resample=resample, masks_truncated=mask_truncated
+    )
+
+
+def maxrl(
+    *,
+    clip_low: float = 0.2,
+    clip_high: float = 0.2,
+    token_weights: Weighting = "sum_over_sequence",
+    ratio_to: RatioTo = "behaviour",
+    correction: Correction | None = None,
+    kl: KlTerm | None = None,
+) -> Algorithm:
+    """Tajwar et al. 2026, arXiv:2602.02710: the centred reward over its group's mean, up to the log of its chance.
+
+    For rewards of 0 and more; a KL may be in the loss only.
+    """
+    if kl is not None and kl.place == "reward":
+        raise UserError(
+            "maxrl divides by a group's mean reward, which a KL with place = reward may bring to 0 or below; use"
+            " kl.place = loss."
+        )
+    return composed(
+        "maxrl",
+        credit=per_rollout(over_mean),
+        policy=policy_term(clipped_surrogate, clip=ClipRange(low=clip_low, high=clip_high), ratio_to=ratio_to),
+        token_weights=WEIGHTINGS[token_weights],
+        kl=kl,
+        correction=correction,
+    )
 
 
 def gspo(
@@ -186,6 +276,7 @@ def gspo(
     sequence_ratio: Literal["mean", "product"] = "mean",
     reward_aggregation: RewardAggregation = "sum_then_normalize",
     ratio_to: RatioTo = "behaviour",
+    correction: Correction | None = None,
     kl: KlTerm | None = None,
 ) -> Algorithm:
     """Zheng et al. 2025, arXiv:2507.18071: one ratio per completion, the geometric mean of its tokens' ratios.
@@ -200,6 +291,7 @@ def gspo(
         policy=policy_term(clipped_surrogate, clip=clip, level=level, ratio_to=ratio_to),
         token_weights=mean_over_sequences,
         kl=kl,
+        correction=correction,
     )
     return decoupled(made, reward_aggregation)
 
@@ -213,7 +305,10 @@ def cispo(
     deviation_over: Literal["group", "batch"] = "group",
     deviation_epsilon: float = 0.0,
     reward_aggregation: RewardAggregation = "sum_then_normalize",
+    mask_truncated: bool = False,
+    count_unscored: bool = False,
     ratio_to: RatioTo = "behaviour",
+    correction: Correction | None = None,
     kl: KlTerm | None = None,
 ) -> Algorithm:
     """MiniMax 2025, arXiv:2506.13585: the importance weight is clipped, the gradient of no token is dropped."""
@@ -224,16 +319,11 @@ def cispo(
         policy=policy_term(weighted_policy_gradient, clip=clip, level=ratio_level, ratio_to=ratio_to),
         token_weights=mean_over_tokens,
         kl=kl,
+        correction=correction,
     )
+    made = replace(made, masks_truncated=mask_truncated, counts_unscored=count_unscored)
     return decoupled(made, reward_aggregation, deviation=deviation, epsilon=deviation_epsilon, over=deviation_over)
 
-
-WEIGHTINGS: Mapping[str, Callable[..., Tensor]] = {
-    "mean_over_tokens": mean_over_tokens,
-    "mean_over_sequences": mean_over_sequences,
-    "sum_over_sequence": sum_over_sequence,
-    "constant_length": constant_length,
-}
 
 ALGORITHMS: Mapping[str, Callable[..., Algorithm]] = {
     "reinforce": reinforce,
@@ -243,6 +333,8 @@ ALGORITHMS: Mapping[str, Callable[..., Algorithm]] = {
     "dapo": dapo,
     "gspo": gspo,
     "cispo": cispo,
+    "maxrl": maxrl,
+    "distill": distill,
 }
 
 

@@ -4,7 +4,7 @@ Whoever computes the update reads `needs` and hands over a `TokenView` that has 
 algorithm.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import partial
@@ -34,6 +34,13 @@ class Need(StrEnum):
     """Entropy of the policy's next-token distributions: another pass over the output layer."""
     VALUES = "values"
     """What a value head expects now, beside what it expected and the returns."""
+    PROXIMAL_LOGPROBS = "proximal_logprobs"
+    """Log-probs of the sampled tokens under the policy that the step starts from: a pass of its own where the step has
+    several updates."""
+    TEACHER_LOGPROBS = "teacher_logprobs"
+    """Log-probs of the sampled tokens under a teacher, which may have seen another prompt."""
+    TEACHER_KL = "teacher_kl"
+    """KL(π‖teacher) of whole next-token distributions: a pass of policy and teacher over the output layer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,9 +53,10 @@ class TokenView:
     """Which completion each token belongs to; all tokens of a completion are here."""
     columns: TokenColumns
     full_kl: Float[Tensor, " token"] | None = None
-    """With its gradient; there for a term that needs it, as the next two."""
+    """With its gradient; there for a term that needs it, as the next three."""
     entropies: Float[Tensor, " token"] | None = None
     values: Float[Tensor, " token"] | None = None
+    teacher_kl: Float[Tensor, " token"] | None = None
 
     def limited_to(self, needs: frozenset[Need]) -> "TokenView":
         """As a term with these needs sees it: what was computed for others may lack its gradient."""
@@ -57,6 +65,7 @@ class TokenView:
             full_kl=self.full_kl if Need.FULL_KL in needs else None,
             entropies=self.entropies if Need.ENTROPY in needs else None,
             values=self.values if Need.VALUES in needs else None,
+            teacher_kl=self.teacher_kl if Need.TEACHER_KL in needs else None,
         )
 
 
@@ -75,6 +84,8 @@ class LossTerm:
     """Whether it has no gradient on completions whose advantages are 0, which are then left out of the update."""
     clipped: Callable[[TokenView], Bool[Tensor, " token"]] | None = None
     """Tokens on which clipping acts, for metrics; None where nothing is clipped."""
+    measures: Callable[[TokenView], Mapping[str, Float[Tensor, " token"]]] | None = None
+    """Further numbers of every token, of what it needs, by the name of the metric that is their mean."""
     reported: bool = True
     """Whether the mean is a metric at all."""
     metric: Literal["kl"] | None = None

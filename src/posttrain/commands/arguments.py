@@ -33,8 +33,9 @@ MAY_CHANGE_ON_RESUME = (
     "run.report_to",
     "checkpoint",
     "tracker",
+    "model.path",
 )
-"""How long a run goes on and what it keeps; all else is what made it the run that it is."""
+"""How long a run goes on, what it keeps, and where its model is; all else is what made it the run that it is."""
 
 
 LOADING = tuple(
@@ -179,7 +180,14 @@ def require_model(options: ModelOptions) -> None:
         chosen_device(options.device)
 
 
-def resumed(kind: type[Built], folder: str, arguments: SplitArguments, program: CommandSpec) -> tuple[Built, Any]:
+def resumed(
+    kind: type[Built],
+    folder: str,
+    arguments: SplitArguments,
+    program: CommandSpec,
+    *,
+    may_change: tuple[str, ...] = MAY_CHANGE_ON_RESUME,
+) -> tuple[Built, Any]:
     """The config of the run in a folder; it may go on for longer than it was meant to, and changes in nothing else."""
     if arguments.positional:
         raise UserError(
@@ -189,8 +197,8 @@ def resumed(kind: type[Built], folder: str, arguments: SplitArguments, program: 
     recipe = run_recipe(Path(folder))
     for flag in arguments.flags:
         path = path_of(flag)
-        if "." in path and not path.startswith(MAY_CHANGE_ON_RESUME):
-            allowed = ", ".join(MAY_CHANGE_ON_RESUME)
+        if "." in path and not path.startswith(may_change):
+            allowed = ", ".join(may_change)
             raise UserError(
                 f"{COMMAND_LINE}: {flag}: a resumed run keeps its recipe; only {allowed} may change."
                 "  For another recipe start another run."

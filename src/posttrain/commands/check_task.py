@@ -19,7 +19,7 @@ from posttrain.rewards.grading.answers import Score
 from posttrain.rewards.grading.calls import CHAT_HINT, NEVER, RolloutRow, read_result
 from posttrain.rewards.grading.dispatch import dispatch
 from posttrain.rewards.grading.function import RewardFunction, ScoringFailure
-from posttrain.rewards.grading.grade import DEFAULTS, checked_verdicts, grade
+from posttrain.rewards.grading.grade import DEFAULTS, checked_verdicts, grade, marks_in
 from posttrain.rewards.grading.pending_scores import PendingScores, bounds_of
 from posttrain.rewards.grading.resources import Resources, row_check
 from posttrain.rewards.grading.workers.worker_messages import NotWritableError, to_json
@@ -292,9 +292,10 @@ def tried(function: RewardFunction, example: AttackExample, answer: Answer, reso
 
 
 def graded(function: RewardFunction, example: AttackExample, group: Group, resources: Resources) -> float:
-    """The score of the first of a group, as a step of training would have it."""
+    """What the first of a group earns, score and marks, as a step of training would have it."""
     watched = [load_reward(RewardOptions(name=example.of))] if example.of else []
-    return grade([group], [*watched, function], resources=resources).scores[-1, 0, 0].item()
+    grades = grade([group], [*watched, function], resources=resources)
+    return (grades.scores + grades.marked)[-1, 0, 0].item()
 
 
 def asked_once(function: RewardFunction, group: Group, resources: Resources) -> float:
@@ -303,7 +304,8 @@ def asked_once(function: RewardFunction, group: Group, resources: Resources) -> 
     (call,) = pending.calls()
     (said,) = checked_verdicts(call, read_result(call, dispatch([call], resources)[0]), "stop", resources)
     if isinstance(said, Score):
-        return said.value
+        marks = marks_in(said)
+        return said.value + (0.0 if marks is None else marks.total)
     assert isinstance(said, ScoringFailure), said  # "stop" raises what else there is
     raise said
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from posttrain.commands.arguments import configured, recipe_layers, split_arguments
 from posttrain.commands.flags import CommandSpec
-from posttrain.config import Config, DpoConfig, IrlConfig, RewardModelConfig, TrainingConfig
+from posttrain.config import CollectConfig, Config, DpoConfig, IrlConfig, RewardModelConfig, TrainingConfig
 from posttrain.config.reading import kind_of
 from posttrain.errors import UserError
 from posttrain.options.training import OptimizerOptions
@@ -37,7 +37,7 @@ def main(arguments: Sequence[str]) -> int:
     given = split_arguments(arguments)
     layers = recipe_layers(given.positional)
     config, switches = configured(kind_of(layers), layers, given.flags, PROGRAM)
-    if isinstance(config, IrlConfig):
+    if isinstance(config, IrlConfig | CollectConfig):
         raise UserError(
             f"{PROGRAM.name}: this recipe trains no language model.  Give one of `posttrain rl`, `sft` or `dpo`."
         )

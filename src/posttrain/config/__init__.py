@@ -1,5 +1,6 @@
 """One frozen record for all that decides a run, made from recipe files and flags: see sections.py and reading.py."""
 
+from posttrain.config.collect import CollectConfig
 from posttrain.config.dpo import DpoConfig
 from posttrain.config.kinds import AnyConfig, TrainingConfig, as_recipe
 from posttrain.config.reading import build, load_recipe
@@ -8,6 +9,7 @@ from posttrain.config.sections import Config, IrlConfig, SftConfig
 
 __all__ = [
     "AnyConfig",
+    "CollectConfig",
     "Config",
     "DpoConfig",
     "IrlConfig",

@@ -2,6 +2,7 @@
 
 from dataclasses import asdict, fields
 
+from posttrain.config.collect import CollectConfig
 from posttrain.config.dpo import DpoConfig
 from posttrain.config.recipes import to_yaml
 from posttrain.config.reward_model import RewardModelConfig
@@ -10,13 +11,14 @@ from posttrain.options.reward_model import EnsembleOptions, RewardModelOptions
 
 TrainingConfig = Config | SftConfig | RewardModelConfig | DpoConfig
 """Those of runs that train a model: with a model, checkpoints and trackers."""
-AnyConfig = TrainingConfig | IrlConfig
+AnyConfig = TrainingConfig | CollectConfig | IrlConfig
 
 COMMAND_OF: dict[type[AnyConfig], str] = {
     Config: "rl",
     SftConfig: "sft",
     RewardModelConfig: "reward-model",
     DpoConfig: "dpo",
+    CollectConfig: "collect",
     IrlConfig: "irl",
 }
 """The command that reads each kind of recipe."""

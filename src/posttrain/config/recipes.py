@@ -17,7 +17,7 @@ from posttrain.errors import UserError
 from posttrain.options.dataset import DatasetOptions
 from posttrain.options.task import TASK_OPTIONS
 
-VARIANTS = ("task", "algorithm", "world", "demonstrations", "features", "method")
+VARIANTS = ("task", "algorithm", "world", "demonstrations", "features", "method", "judge")
 """Sections whose `name` decides which other options they have."""
 
 TASKS_OF_ROWS = tuple(name for name, options in TASK_OPTIONS.items() if issubclass(options, DatasetOptions))

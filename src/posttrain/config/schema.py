@@ -12,6 +12,7 @@ from typing import Any, Literal, get_args, get_type_hints
 from posttrain.binding import OWN, is_name_in_file, is_own, own_schema
 from posttrain.config.recipes import TASKS_OF_ROWS
 from posttrain.errors import UserError
+from posttrain.options.collect import JUDGE_OPTIONS
 from posttrain.options.irl_method import FEATURE_OPTIONS, METHOD_OPTIONS
 from posttrain.options.irl_world import DEMONSTRATION_OPTIONS, WORLD_OPTIONS
 from posttrain.options.reward import RewardOptions
@@ -24,6 +25,7 @@ CLASSES: dict[str, tuple[str, Mapping[str, type]]] = {
     "demonstrations": ("sampled", DEMONSTRATION_OPTIONS),
     "features": ("states", FEATURE_OPTIONS),
     "method": ("causal", METHOD_OPTIONS),
+    "judge": ("reward", JUDGE_OPTIONS),
 }
 """Sections whose class is chosen by `name`: the default name, and every class by name."""
 

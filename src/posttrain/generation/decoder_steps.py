@@ -1,6 +1,7 @@
 """Sampling through the decoder of the shared-prompt forward pass."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from jaxtyping import Bool, Float, Int64
@@ -11,7 +12,6 @@ from posttrain.generation.stepping import PrefilledPrompts
 from posttrain.models.forward import SharedPromptForward
 from posttrain.models.policy import Policy
 from posttrain.models.shared_prompt.attention import AttentionKind, capped_scores
-from posttrain.models.shared_prompt.decoder import Angles
 from posttrain.models.shared_prompt.decoder_layer import DecoderLayer
 from posttrain.models.shared_prompt.linear import Matrix, for_inference, linear
 from posttrain.models.shared_prompt.packed import PackedAttention, PackedLayout
@@ -26,12 +26,13 @@ class DecoderSteps:
         self.layers: list[DecoderLayer] = []
         self.output_layer = policy.output_layer
         self.head: Matrix = self.output_layer.matrix
-        self.angles = self.decoder.angles(torch.arange(policy.max_positions, device=policy.device))
+        self.positions = self.decoder.position_table(policy.max_positions)
 
     @torch.no_grad()
     def refresh(self) -> None:
         """Read the policy's weights anew."""
         self.layers = [self.decoder.layer(index).for_inference() for index in range(self.decoder.num_layers)]
+        self.positions = replace(self.positions, rows=self.decoder.position_rows())
         self.output_layer = self.policy.output_layer
         self.head = for_inference(self.output_layer.matrix)
 
@@ -53,9 +54,10 @@ class DecoderSteps:
         ends = torch.tensor(layout.root_starts, device=self.device) + torch.tensor(
             layout.root_lengths, device=self.device
         )
-        angles = self.angles_at(positions)
         return PrefilledPrompts(
-            logits=self._logits(self.decoder.run(tokens, angles, capture, self.layers, wanted=ends - 1)),
+            logits=self._logits(
+                self.decoder.run(tokens, self.positions.at(positions), capture, self.layers, wanted=ends - 1)
+            ),
             cached=[capture.padded()],
             lengths=torch.tensor(layout.root_lengths, device=self.device),
         )
@@ -64,13 +66,9 @@ class DecoderSteps:
         """Run one more token of each row."""
         positions = slots.begin_step()
         attention = _CachedAttention(slots)
-        hidden = self.decoder.run(tokens, self.angles_at(positions), attention, self.layers)
+        hidden = self.decoder.run(tokens, self.positions.at(positions), attention, self.layers)
         slots.end_step()
         return self._logits(hidden)
-
-    def angles_at(self, positions: Int64[Tensor, " token"]) -> Angles:
-        """Rotary angles out of those that were made for all positions."""
-        return {name: (cos[positions], sin[positions]) for name, (cos, sin) in self.angles.items()}
 
     def _logits(self, hidden: Tensor) -> Float[Tensor, "row vocab"]:
         return self.output_layer.of_products(linear(hidden.to(self.policy.compute_dtype), self.head))

@@ -68,7 +68,7 @@ class StaticSteps(DecoderSteps):
         self, tokens: Int64[Tensor, " row"], lengths: Int64[Tensor, " row"], attention: "_StaticAttention"
     ) -> Float[Tensor, "row vocab"]:
         """The padded step itself."""
-        hidden = self.decoder.run(tokens, self.angles_at(lengths), attention, self.layers)
+        hidden = self.decoder.run(tokens, self.positions.at(lengths), attention, self.layers)
         return self._logits(hidden)
 
 

@@ -12,10 +12,13 @@ from typing import Protocol, cast, runtime_checkable
 import torch
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
 from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from posttrain.errors import UserError
+from posttrain.models.adapters.dropout import token_keys
+from posttrain.models.adapters.lora import dropping_layers, in_update, name_tokens
 from posttrain.models.adapters.peft_layers import adapted_names
 from posttrain.models.recomputation import recomputing_layers
 from posttrain.models.shared_prompt.decoder import Decoder
@@ -58,12 +61,15 @@ class SharedPromptForward:
         self.decoder = Decoder(model, compute_dtype)
         self.adapted = adapted_names(model)
         """Layers that had an adapter when this was made; who trains knows of no others."""
+        self.dropping = dropping_layers(model)
 
     def completion_hidden(
         self, prompts: Sequence[Tokens], completions: Sequence[Tokens], prompt_of: Sequence[int]
     ) -> Float[Tensor, "token hidden"]:
         """See `ForwardPass`."""
-        if len(completions) == len(prompts):
+        whole = len(completions) == len(prompts)
+        self._name_tokens(prompts, completions, prompt_of, whole=whole)
+        if whole:
             return sequence_hidden(self.decoder, [prompts[p] for p in prompt_of], completions)
         return shared_hidden(self.decoder, prompts, completions, prompt_of)
 
@@ -71,9 +77,19 @@ class SharedPromptForward:
         self, prompts: Sequence[Tokens], completions: Sequence[Tokens], prompt_of: Sequence[int]
     ) -> Float[Tensor, "completion hidden"]:
         """See `ForwardPass`."""
+        self._name_tokens(prompts, with_one_more(completions), prompt_of, whole=False)
         layout = PackedLayout([len(prompt) for prompt in prompts], [len(each) for each in completions], prompt_of)
         ends = torch.tensor(layout.branch_starts) + torch.tensor([len(each) - 1 for each in completions])
         return _packed(self.decoder, layout, [*prompts, *completions], ends)
+
+    def _name_tokens(
+        self, prompts: Sequence[Tokens], completions: Sequence[Tokens], prompt_of: Sequence[int], *, whole: bool
+    ) -> None:
+        """Say which tokens go through the model, all but the last of each completion, where dropout asks for it."""
+        if in_update(self.dropping):
+            keys = token_keys(prompts, completions, prompt_of)
+            sequences = [keys.sequence(p, i) for i, p in enumerate(prompt_of)]
+            name_tokens(self.dropping, torch.cat(sequences if whole else [*keys.prompts, *keys.completions]))
 
 
 class PlainForward:
@@ -83,12 +99,13 @@ class PlainForward:
 
     def __init__(self, model: PreTrainedModel, compute_dtype: torch.dtype) -> None:
         self.model, self.compute_dtype = model, compute_dtype
+        self.dropping = dropping_layers(model)
 
     def completion_hidden(
         self, prompts: Sequence[Tokens], completions: Sequence[Tokens], prompt_of: Sequence[int]
     ) -> Float[Tensor, "token hidden"]:
         """See `ForwardPass`."""
-        hidden = self._of_rows([(*prompts[p], *tokens[:-1]) for p, tokens in zip(prompt_of, completions, strict=True)])
+        hidden = self._of_rows(prompts, completions, prompt_of)
         return torch.cat(
             [
                 hidden[i, len(prompts[p]) - 1 : len(prompts[p]) - 1 + len(completion)]
@@ -100,19 +117,32 @@ class PlainForward:
         self, prompts: Sequence[Tokens], completions: Sequence[Tokens], prompt_of: Sequence[int]
     ) -> Float[Tensor, "completion hidden"]:
         """See `ForwardPass`."""
-        rows = [(*prompts[p], *tokens) for p, tokens in zip(prompt_of, completions, strict=True)]
-        hidden = self._of_rows(rows)
-        ends = torch.tensor([len(row) - 1 for row in rows], device=hidden.device)
-        return hidden[torch.arange(len(rows), device=hidden.device), ends]
+        hidden = self._of_rows(prompts, with_one_more(completions), prompt_of)
+        lengths = [len(prompts[p]) + len(tokens) for p, tokens in zip(prompt_of, completions, strict=True)]
+        ends = torch.tensor(lengths, device=hidden.device) - 1
+        return hidden[torch.arange(len(lengths), device=hidden.device), ends]
 
-    def _of_rows(self, rows: Sequence[Tokens]) -> Float[Tensor, "row time hidden"]:
+    def _of_rows(
+        self, prompts: Sequence[Tokens], completions: Sequence[Tokens], prompt_of: Sequence[int]
+    ) -> Float[Tensor, "row time hidden"]:
+        """Hidden states of every prompt with its completion but for the last token of that."""
         device = self.model.device
+        rows = [(*prompts[p], *tokens[:-1]) for p, tokens in zip(prompt_of, completions, strict=True)]
         width = max(len(row) for row in rows)
         tokens = torch.tensor([(*row, *(row[0],) * (width - len(row))) for row in rows], device=device)
         positions = torch.arange(width, device=device).expand(len(rows), -1)
+        if in_update(self.dropping):
+            keys = token_keys(prompts, completions, prompt_of)
+            sequences = [keys.sequence(p, i) for i, p in enumerate(prompt_of)]
+            name_tokens(self.dropping, pad_sequence(sequences, batch_first=True))
         # Padding is on the right, so causal attention keeps it from every real token without a mask.
         with recomputing_layers(self.model):
             return model_hidden(self.model, self.compute_dtype, tokens, positions, use_cache=False)
+
+
+def with_one_more(completions: Sequence[Tokens]) -> list[Tokens]:
+    """Completions with another token behind them, so that their own last one goes through the model too."""
+    return [(*tokens, tokens[-1]) for tokens in completions]
 
 
 def model_hidden(

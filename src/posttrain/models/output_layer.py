@@ -67,6 +67,10 @@ class OutputLayer:
         """The same in memory of its own."""
         return replace(self, matrix=self.matrix.clone(), bias=None if self.bias is None else self.bias.clone())
 
+    def detached(self) -> "OutputLayer":
+        """The same without gradient: as the output layer of what is only compared with."""
+        return replace(self, matrix=self.matrix.detach(), bias=None if self.bias is None else self.bias.detach())
+
     def take_over(self, other: "OutputLayer") -> None:
         """Write another's matrix and bias over these, which stay where they are."""
         self.matrix.copy_(other.matrix)

@@ -18,6 +18,8 @@ class OptimizerOptions:
 
     default_rate: ClassVar[float] = 1e-6
     """The learning rate where none is given and a whole model is trained."""
+    rate_left_out: ClassVar[bool] = False
+    """Of options whose learning rate was filled in, for nobody gave one."""
 
     learning_rate: float | None = None
     """Largest learning rate; null is 1e-6, which suits full training of models of a billion parameters, and with an
@@ -62,10 +64,20 @@ def for_what_is_trained(options: Optimizer, *, adapter: bool, where: str) -> Opt
             f"{where}.weight_decay = {options.weight_decay:g}, and an adapter (model.adapter) is not decayed: that"
             " would pull the policy back to its base.  Leave it out."
         )
-    if options.learning_rate is not None:
-        return options
+    return options if options.learning_rate is not None else with_default_rate(options, adapter=adapter)
+
+
+def for_policy(options: Optimizer, *, adapter: bool) -> Optimizer:
+    """The same for a policy that a caller brings, of which a config knows nothing; a rate that was given stays."""
+    return with_default_rate(options, adapter=adapter) if options.rate_left_out else options
+
+
+def with_default_rate(options: Optimizer, *, adapter: bool) -> Optimizer:
+    """The options with the learning rate of an adapter, or of a whole model, marked as one that nobody gave."""
     rate = options.default_rate * RATE_OF_ADAPTERS if adapter else options.default_rate
-    return replace(options, learning_rate=float(f"{rate:.6g}"))  # 1e-05, and not 9.999999999999999e-06
+    made = replace(options, learning_rate=float(f"{rate:.6g}"))  # 1e-05, and not 9.999999999999999e-06
+    object.__setattr__(made, "rate_left_out", True)
+    return made
 
 
 @dataclass(frozen=True, kw_only=True)

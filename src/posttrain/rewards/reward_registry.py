@@ -14,6 +14,7 @@ BUILT_IN = {
     "countdown": "posttrain.rewards.countdown.grader:countdown",
     "countdown_last": "posttrain.rewards.countdown.grader:countdown_last",
     "countdown_credit": "posttrain.rewards.countdown.partial_credit:CountdownCredit",
+    "countdown_steps": "posttrain.rewards.countdown.step_rewards:CountdownSteps",
     "strict_format": "posttrain.rewards.format:strict_format",
     "last_format": "posttrain.rewards.format:last_format",
     "line_format": "posttrain.rewards.format:line_format",

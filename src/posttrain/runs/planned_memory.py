@@ -17,6 +17,7 @@ from posttrain.models.adapters.quantized import is_4_bit
 from posttrain.models.classifiers.classifier_memory import classifier_bytes
 from posttrain.models.forward import SharedPromptForward
 from posttrain.models.loading.devices import chosen_device
+from posttrain.models.memory.memory_parts import weights
 from posttrain.models.memory.memory_plan import (
     ADAPTER_RANK,
     MemoryPlan,
@@ -25,6 +26,7 @@ from posttrain.models.memory.memory_plan import (
     memory_plan,
 )
 from posttrain.models.memory.memory_setup import BFLOAT16, FLOAT32, MemorySetup
+from posttrain.models.memory.model_files import recipe_shape
 from posttrain.models.memory.model_shape import ModelShape, object_shape
 from posttrain.models.policy import Policy
 from posttrain.models.recomputation import is_recomputing
@@ -47,6 +49,7 @@ WORDS = {
     "reference": "reference",
     "critic": "critic",
     "reward_models": "reward models",
+    "teacher": "teacher",
     "key_value_cache": "K/V cache",
     "cache_growth": "K/V cache growing",
     "logits": "logits",
@@ -86,7 +89,8 @@ def rl_setup(
     held = held_as(model, shape, on_cuda=cuda)
     return replace(
         held,
-        reference=algorithm.uses_reference,
+        reference=algorithm.uses_reference or (algorithm.teacher is not None and algorithm.teacher.weights == "start"),
+        teacher=teacher_bytes(algorithm, on_cuda=cuda),
         reward_models=sum(
             classifier_bytes(replace(item, model=folder), on_cuda=cuda)
             for item in config.rewards
@@ -99,6 +103,15 @@ def rl_setup(
         max_rows=rollout.max_rows,
         tokens_per_microbatch=config.update.tokens_per_microbatch,
     )
+
+
+def teacher_bytes(algorithm: Algorithm, *, on_cuda: bool) -> int:
+    """Bytes of the weights of a teacher that is another model."""
+    if algorithm.teacher is None or not algorithm.teacher.model:
+        return 0
+    options = ModelOptions(path=algorithm.teacher.model)
+    shape = recipe_shape(options)
+    return weights(shape, held_as(options, shape, on_cuda=on_cuda))
 
 
 def held_as(options: ModelOptions, shape: ModelShape, *, on_cuda: bool) -> MemorySetup:

@@ -43,6 +43,8 @@ class StepReport:
     """What the rewards said of them."""
     advantages: Float64[Tensor, "prompt group"] | None = None
     """Of each completion, the mean over its tokens where an algorithm tells them apart."""
+    token_rewards: Float64[Tensor, " token"] | None = None
+    """What single tokens of those groups earned beside their completion, one completion after the other."""
     replaced: Sequence[tuple[Sequence[Group], Grades]] = ()
     """Groups that dynamic sampling set aside."""
 

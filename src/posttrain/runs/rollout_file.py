@@ -15,12 +15,18 @@ EXACT = 2**53
 
 
 def parquet_bytes(
-    step: int, groups: Sequence[Group], grades: Grades, advantages: Float64[Tensor, "prompt group"]
+    step: int,
+    groups: Sequence[Group],
+    grades: Grades,
+    advantages: Float64[Tensor, "prompt group"],
+    *,
+    token_rewards: Float64[Tensor, " token"] | None = None,
 ) -> bytes:
     """All rollouts of a step as a parquet file.
 
     Null means: not scored (`reward`, `score/<function>`), took no part in the update (`advantage`),
-    nothing was cut (`cut_logprobs`).
+    nothing was cut (`cut_logprobs`), nothing beside the completion earned anything (`token_rewards`), not marked
+    (`marks/<function>`).
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -31,8 +37,11 @@ def parquet_bytes(
         "prompt_tokens": pa.list_(pa.int32()),
         "logprobs": pa.list_(pa.float32()),
         "cut_logprobs": pa.list_(pa.float32()),
+        "token_rewards": pa.list_(pa.float64()),
     }
     columns = {**rollout_columns(step, groups), **grade_columns(grades, advantages)}
+    if token_rewards is not None:
+        columns["token_rewards"] = token_reward_lists(groups, token_rewards)
     arrays = {name: pa.array(column, type=types.get(name)) for name, column in columns.items()}
     sink = pa.BufferOutputStream()
     pq.write_table(pa.table(arrays), sink, compression="zstd")
@@ -70,7 +79,30 @@ def grade_columns(grades: Grades, advantages: Float64[Tensor, "prompt group"]) -
         rows = [extra or {} for group in extras for extra in group]
         for column in sorted({column for row in rows for column in row}):
             columns[f"extra/{name}/{column}"] = of_one_type([row.get(column) for row in rows])
+    for name, marks in plain_marks(grades).items():
+        columns[f"marks/{name}"] = [None if each is None else json.dumps(each) for group in marks for each in group]
     return columns
+
+
+def token_reward_lists(groups: Sequence[Group], token_rewards: Float64[Tensor, " token"]) -> list[object]:
+    """The token rewards of each completion; None for those behind the last that has some."""
+    values, start = token_rewards.tolist(), 0
+    lists: list[object] = []
+    for rollout in (rollout for group in groups for rollout in group.rollouts):
+        lists.append(values[start : start + len(rollout.tokens)] or None)
+        start += len(rollout.tokens)
+    return lists
+
+
+def plain_marks(grades: Grades) -> dict[str, tuple[tuple[dict[str, object] | None, ...], ...]]:
+    """What functions marked, as plain JSON."""
+    return {
+        name: tuple(
+            tuple(None if marks is None else {"tokens": marks.tokens, "spans": marks.spans} for marks in group)
+            for group in by_group
+        )
+        for name, by_group in grades.marks.items()
+    }
 
 
 def of_one_type(values: Sequence[object]) -> list[object]:

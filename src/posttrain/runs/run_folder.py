@@ -41,7 +41,7 @@ from posttrain.runs.files import (
 )
 from posttrain.runs.folder import Folder
 from posttrain.runs.lock import lock_folder
-from posttrain.runs.rollout_file import parquet_bytes
+from posttrain.runs.rollout_file import parquet_bytes, plain_marks
 from posttrain.runs.run_inputs import FILE as INPUTS
 from posttrain.runs.run_inputs import RunInputs
 
@@ -123,7 +123,12 @@ class RunFolder(Folder):
             by_function = dict(zip(grades.names, (column[row] for column in scores), strict=True))
             told = {
                 what: {name: list(of_group[row]) for name, of_group in by_name.items()}
-                for what, by_name in (("details", grades.details), ("extra", grades.extras), ("logged", grades.logged))
+                for what, by_name in (
+                    ("details", grades.details),
+                    ("extra", grades.extras),
+                    ("logged", grades.logged),
+                    ("marks", plain_marks(grades)),
+                )
             }
             lines.append(
                 {
@@ -138,11 +143,20 @@ class RunFolder(Folder):
         self._append("scores.jsonl", lines)
 
     def write_rollouts(
-        self, step: int, groups: Sequence[Group], grades: Grades, advantages: Float64[Tensor, "prompt group"]
+        self,
+        step: int,
+        groups: Sequence[Group],
+        grades: Grades,
+        advantages: Float64[Tensor, "prompt group"],
+        *,
+        token_rewards: Float64[Tensor, " token"] | None = None,
     ) -> Path:
-        """Write every completion of a finished step, whole or not at all; an advantage of NaN means: took no part."""
+        """Write every completion of a finished step, whole or not at all; an advantage of NaN means: took no part.
+
+        Token rewards are those of the first groups, which took part.
+        """
         path = self.path / "rollouts" / f"step-{step:06d}.parquet"
-        content = parquet_bytes(step, groups, grades, advantages)
+        content = parquet_bytes(step, groups, grades, advantages, token_rewards=token_rewards)
         with writing(path, self.path):
             write_atomically(path, content)
         return path

@@ -32,6 +32,7 @@ from posttrain.tasks.rows import rows_digest
 Rows = Iterable[object]
 FILE = "inputs.json"
 """Its name in a run folder."""
+MODEL = "model.path"
 NO_SOURCE = "\0"
 """Stands in a description where a function's source cannot be had."""
 
@@ -96,15 +97,39 @@ def inputs_in(file: Path) -> RunInputs:
         ) from error
 
 
+def began_with(folder: Path) -> RunInputs:
+    """What the run in a folder was made of; nothing is known of one of an earlier version."""
+    file = folder / FILE
+    return inputs_in(file) if file.is_file() else RunInputs()
+
+
+def require_same_model(folder: Path, began: RunInput | None, now: RunInput | None) -> None:
+    """Refuse a model that is gone from its place, and another one in a place that is named for it."""
+    if began is None or now is None or not began.digest or ModelOptions(path=now.what).hub_name is not None:
+        return
+    here = f"resume {folder}: {MODEL} = {now.what}"
+    if not Path(now.what).is_dir():
+        says = f"{here}: no such folder.  If the model has moved, name its new place, and with the same files"
+        says, file = f"{says} the run goes on:", folder / "config.yaml"
+        raise UserError(
+            f'{says} train(load_recipe("{file}", model={{"path": NEW}}, run={{"folder": "{folder}"}}), resume=True).',
+            command=f"{says} --resume {folder} --{MODEL} NEW.",
+        )
+    if began.what != now.what and began.digest != now.digest:
+        raise UserError(
+            f"{here}: its files are not those that were in {began.what} when the run began, by their names, their sizes"
+            " and the first and last MiB of each.  Name the folder where that model is now, with nothing added to it."
+        )
+
+
 def require_same_inputs(folder: Path, now: RunInputs, *, accept_changes: bool) -> RunInputs:
     """Refuse to resume a run with other inputs than its own, or note what is another where that is accepted.
 
     Returns the inputs with the run's changes.  A run of an earlier version has no record of what it was made of.
     """
-    file = folder / FILE
-    if not file.is_file():
+    if not (folder / FILE).is_file():
         return now
-    began = inputs_in(file)
+    began = began_with(folder)
     lacking = {name: each for name, each in began.objects.items() if name not in now.objects}
     if lacking:
         listed = ", ".join(f"{name} = {each.what}" for name, each in lacking.items())
@@ -113,6 +138,7 @@ def require_same_inputs(folder: Path, now: RunInputs, *, accept_changes: bool) -
             f"resume {folder}: the run was made with objects that this resume lacks: {listed}."
             f"  Resume it from Python: posttrain.train(config, {arguments}, resume=True)."
         )
+    require_same_model(folder, began.files.get(MODEL), now.files.get(MODEL))
     found = [*other_objects(began.objects, now.objects), *changed_files(began.files, now.files)]
     if found and not accept_changes:
         says = (
@@ -122,7 +148,7 @@ def require_same_inputs(folder: Path, now: RunInputs, *, accept_changes: bool) -
         raise UserError(
             f"{says}: train(config, resume=True, accept_changes=True).", command=f"{says}: --accept-changes."
         )
-    return replace(now, changes=(*began.changes, *found))
+    return replace(now, changes=(*began.changes, *moved_model(began.files, now.files), *found))
 
 
 def other_objects(began: Mapping[str, RunInput], now: Mapping[str, RunInput]) -> Iterator[str]:
@@ -134,6 +160,13 @@ def other_objects(began: Mapping[str, RunInput], now: Mapping[str, RunInput]) ->
             yield f"{name} = {each.what} is given, and the run was made with {began[name].what}"
         elif each.differs(began[name]):
             yield f"{name} = {each.what} is not as it was when the run began"
+
+
+def moved_model(began: Mapping[str, RunInput], now: Mapping[str, RunInput]) -> Iterator[str]:
+    """What to note of a model that is in another place than it was."""
+    before, after = began.get(MODEL), now.get(MODEL)
+    if before is not None and after is not None and before.what != after.what and before.digest == after.digest != "":
+        yield f"{MODEL} = {after.what}, the same files that were in {before.what}"
 
 
 def changed_files(began: Mapping[str, RunInput], now: Mapping[str, RunInput]) -> Iterator[str]:
@@ -278,9 +311,16 @@ def named_files(config: Config) -> dict[str, RunInput]:
         members |= {f"rewards[{index}].ensemble[{place}]": each for place, each in enumerate(reward.ensemble)}
         for option, path in members.items():
             found[option] = RunInput(path, model_digest(folder_of(ModelOptions(path=path))))
-    if not config.model.is_bundled:
-        found["model.path"] = RunInput(config.model.path, model_digest(folder_of(config.model)))
-    return found
+    teacher = config.algorithm.get("teacher")
+    if isinstance(teacher, Mapping) and teacher.get("model"):
+        path = str(teacher["model"])
+        found["algorithm.teacher.model"] = RunInput(path, model_digest(folder_of(ModelOptions(path=path))))
+    return found | named_model(config.model)
+
+
+def named_model(model: ModelOptions) -> dict[str, RunInput]:
+    """The folder of a model by its option; nothing of a bundled one."""
+    return {} if model.is_bundled else {MODEL: RunInput(model.path, model_digest(folder_of(model)))}
 
 
 def inputs_of_rows(
@@ -293,8 +333,7 @@ def inputs_of_rows(
     objects: dict[str, RunInput] = {} if policy is None else {"policy": policy}
     files: dict[str, RunInput] = {}
     if policy is None and isinstance(model, ModelOptions):
-        if not model.is_bundled:
-            files["model.path"] = RunInput(model.path, model_digest(folder_of(model)))
+        files |= named_model(model)
         if model.chat_template:
             files["model.chat_template"] = RunInput(model.chat_template, digest_of(Path(model.chat_template)))
     if isinstance(task, DatasetOptions):

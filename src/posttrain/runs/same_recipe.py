@@ -9,9 +9,11 @@ from posttrain.config import TrainingConfig, build
 from posttrain.config.recipes import RecipeLayer, parse_yaml, read_recipe
 from posttrain.config.sections import plain
 from posttrain.errors import RunError, UserError
+from posttrain.options.model import ModelOptions
 from posttrain.options.tracker import TrackerOptions
 from posttrain.options.training import CheckpointOptions, RunOptions
 from posttrain.runs.manifest import RECIPE, saved_steps
+from posttrain.runs.run_inputs import MODEL, began_with, named_model
 
 
 def run_recipe(run: Path) -> RecipeLayer:
@@ -29,16 +31,25 @@ def run_recipe(run: Path) -> RecipeLayer:
 def require_same_recipe(run: Path, config: TrainingConfig, made_with: str) -> None:
     """Refuse to continue a run under another recipe; how long it goes on and what is kept may change.
 
-    `made_with` is the text of the recipe in the checkpoint; without one config.yaml tells what the run is.
+    So may the place of the model, whose files must be those that the run began with.  `made_with` is the text of the
+    recipe in the checkpoint; without one config.yaml tells what the run is.
     """
     layer = RecipeLayer(where=f"the checkpoint's {RECIPE}", sections=sections(made_with)) if made_with else None
     own = build(type(config), [layer or run_recipe(run)])
+    if isinstance(own.model, ModelOptions) and isinstance(config.model, ModelOptions) and same_model(run, config.model):
+        own = replace(own, model=replace(own.model, path=config.model.path))
     found = list(differences(options_of(lasting(own)), options_of(lasting(config))))
     if found:
         raise UserError(
             f"resume {run}: the config differs from the run's own in {'; '.join(found)}."
             f"  A resumed run keeps its recipe.  {remedy(run)}, or start another run."
         )
+
+
+def same_model(run: Path, model: ModelOptions) -> bool:
+    """Whether the files that `model.path` names are known to be those that the run began with, wherever they are."""
+    began, now = began_with(run).files.get(MODEL), named_model(model).get(MODEL)
+    return began is not None and now is not None and began.digest == now.digest != ""
 
 
 def sections(text: str) -> Mapping[str, object]:

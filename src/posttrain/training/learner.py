@@ -1,7 +1,7 @@
 """The second half of a step: credit → batches → loss → updates, by the owner of policy, optimiser and reference."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from random import Random
 
@@ -15,10 +15,11 @@ from posttrain.algorithms.credit import Evidence, mean_of_rollouts
 from posttrain.algorithms.terms import Need
 from posttrain.batch import Batch, CreditedGroups, collate, sampled_columns
 from posttrain.errors import UserError
-from posttrain.models.adapters.lora import adapter_dropout, lora_layers
+from posttrain.models.adapters.lora import adapter_dropout, drops, lora_layers
 from posttrain.models.adapters.peft_objects import require_whole_adapter
 from posttrain.models.policy import Policy
 from posttrain.options.training import UpdateOptions
+from posttrain.rewards.process_rewards import process_rewards, with_penalties
 from posttrain.runs.checkpoint import Checkpoint
 from posttrain.runs.clock import Clock
 from posttrain.runs.tensor_state import (
@@ -33,6 +34,8 @@ from posttrain.runs.tensor_state import (
 from posttrain.training.collector import CollectedStep
 from posttrain.training.optimizer import OwnOptimizer, ParameterGroup, learning_rate, new_optimizer, require_all_trained
 from posttrain.training.reference import Reference, reference_of
+from posttrain.training.teaching.privileged_prompts import TeacherPrompts
+from posttrain.training.teaching.teacher import Teacher, teacher_of
 from posttrain.training.update import Objective, Observations, group_logprobs, micro_loss, update
 from posttrain.training.update_metrics import UpdateReport
 
@@ -51,6 +54,8 @@ class LearnerSettings:
     """Steps of the whole run, which the learning rate's schedule ends with."""
     refresh_reference_every: int = 0
     """Steps after which the reference is taken from the policy again; 0 keeps the first."""
+    template_options: Mapping[str, object] = field(default_factory=dict)
+    """Arguments of the chat template, by which a teacher's prompts are written too."""
 
     @property
     def updates_per_step(self) -> int:
@@ -66,6 +71,10 @@ class CreditedStep:
     groups: CreditedGroups
     advantages: Float64[Tensor, "prompt group"]
     """One number for each completion: the mean over its tokens."""
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    """What else is known of the step's credit."""
+    token_rewards: Float64[Tensor, " token"] | None = None
+    """What single tokens earn beside their completion: process rewards and KL penalties; None where there are none."""
 
 
 class Learner:
@@ -99,6 +108,9 @@ class Learner:
         require_whole_adapter(policy.model)
         require_undecayed_adapter(policy, settings.update)
         self.reference: Reference | None = reference_of(policy) if algorithm.uses_reference else None
+        self.teacher: Teacher | None = None
+        if algorithm.uses_teacher and algorithm.teacher is not None:
+            self.teacher = teacher_of(policy, algorithm.teacher, settings.template_options)
         self.num_updates = 0
         """Optimiser updates behind the policy's weights: their version."""
 
@@ -106,15 +118,21 @@ class Learner:
         """The algorithm's advantages, and returns, for every token of the groups."""
         groups, grades = collected.groups, collected.grades
         reference = self.reference_logprobs(collected, clock)
+        shown = None if self.teacher is None else self.teacher.prompts(groups, grades)
+        teacher = self.teacher_logprobs(collected, shown, clock)
         lengths = torch.tensor([[len(rollout.tokens) for rollout in group.rollouts] for group in groups])
         sampled = sampled_columns(groups)
+        step_rewards = process_rewards(groups, grades, self.policy.tokenizer)
+        token_rewards = with_penalties(step_rewards, self._penalties(sampled.behaviour_logprobs, reference))
         evidence = Evidence(
             rewards=grades.rewards,
             scores=grades.clipped,
             weights=grades.weights,
             lengths=lengths,
             max_completion_tokens=self.settings.max_completion_tokens,
-            token_rewards=self._penalties(sampled.behaviour_logprobs, reference),
+            teacher_gaps=None if teacher is None else teacher - sampled.behaviour_logprobs,
+            token_rewards=token_rewards,
+            step_rewards=step_rewards,
         )
         credit = self.algorithm.credited(evidence, groups)
         columns = replace(
@@ -122,21 +140,65 @@ class Learner:
             advantages=credit.advantages,
             returns=credit.returns,
             reference_logprobs=reference,
+            proximal_logprobs=self.proximal_logprobs(collected, clock),
+            teacher_logprobs=teacher,
         )
+        scored = ~grades.rewards.isnan()
+        if self.algorithm.counts_unscored:
+            scored = torch.ones_like(scored)
         return CreditedStep(
             collected=collected,
-            groups=CreditedGroups(groups=groups, scored=~grades.rewards.isnan(), columns=columns),
+            groups=CreditedGroups(
+                groups=groups,
+                scored=scored,
+                columns=columns,
+                teacher_prompts=None if shown is None else shown.tokens,
+            ),
             advantages=mean_of_rollouts(credit.advantages, lengths),
+            metrics={} if shown is None else {"teacher/shown": shown.shown_share},
+            token_rewards=token_rewards,
         )
 
     def reference_logprobs(self, collected: CollectedStep, clock: Clock) -> Float64[Tensor, " token"] | None:
         """log-probs of every completion token under the reference; None where nothing needs them."""
         if self.reference is None or Need.REFERENCE_LOGPROBS not in self.algorithm.needs:
             return None
-        with clock("reference"):
-            budget, temperature = self.settings.update.tokens_per_microbatch, self.settings.temperature
-            with self.reference.entered() as reference:
-                return group_logprobs(reference, collected.groups, temperature=temperature, max_tokens=budget)
+        with clock("reference"), self.reference.entered() as reference:
+            return self._logprobs_under(reference, collected)
+
+    def proximal_logprobs(self, collected: CollectedStep, clock: Clock) -> Float64[Tensor, " token"] | None:
+        """The same under the policy as the step finds it; None where nothing needs them.
+
+        Nor are they computed of a step with one update: unless that drops something, its own are the same numbers.
+        """
+        known = self.settings.updates_per_step == 1 and not drops(self.policy.model)
+        if Need.PROXIMAL_LOGPROBS not in self.algorithm.needs or known:
+            return None
+        with clock("proximal"):
+            return self._logprobs_under(self.policy, collected)
+
+    def teacher_logprobs(
+        self, collected: CollectedStep, shown: TeacherPrompts | None, clock: Clock
+    ) -> Float64[Tensor, " token"] | None:
+        """The same under the teacher, behind the prompts that it sees; None where nothing needs them."""
+        if self.teacher is None or Need.TEACHER_LOGPROBS not in self.algorithm.needs:
+            return None
+        with clock("teacher"), self.teacher.entered() as teacher:
+            return self._logprobs_under(teacher, collected, None if shown is None else shown.tokens)
+
+    def _logprobs_under(
+        self,
+        policy: Policy,
+        collected: CollectedStep,
+        teacher_prompts: Sequence[Sequence[tuple[int, ...]]] | None = None,
+    ) -> Float64[Tensor, " token"]:
+        return group_logprobs(
+            policy,
+            collected.groups,
+            temperature=self.settings.temperature,
+            max_tokens=self.settings.update.tokens_per_microbatch,
+            teacher_prompts=teacher_prompts,
+        )
 
     def _penalties(
         self, behaviour: Float64[Tensor, " token"], reference: Float64[Tensor, " token"] | None
@@ -179,6 +241,7 @@ class Learner:
             algorithm=self.algorithm,
             temperature=self.settings.temperature,
             reference=self.reference,
+            teacher=self.teacher,
             measure_entropy=self.settings.update.measure_entropy,
         )
 
@@ -203,6 +266,7 @@ class Learner:
                         self.algorithm.weighted,
                         max_completion_tokens=self.settings.max_completion_tokens,
                         keep_zero_advantages=self.algorithm.keeps_zero_advantages,
+                        masks_truncated=self.algorithm.masks_truncated,
                     )
                 made.append(batch)
         return made

@@ -38,7 +38,7 @@ def reward_metrics(grades: Grades) -> dict[str, float]:
     by_group = [scored(row) for row in grades.rewards]
     rewards = [reward for group in by_group for reward in group]
     metrics = {
-        "frac_reward_zero_std": (~informative(grades.rewards)).double().mean().item(),
+        "frac_reward_zero_std": (~informative(grades.totals)).double().mean().item(),
         "frac_unscored": grades.rewards.isnan().double().mean().item(),
         "num_score_failures": float(grades.num_failures),
         "num_cached_scores": float(grades.num_cached),
@@ -54,6 +54,9 @@ def reward_metrics(grades: Grades) -> dict[str, float]:
             metrics[f"rewards/{name}/mean"] = fmean(values)
         if len(values) >= 2:
             metrics[f"rewards/{name}/std"] = stdev(values)
+    for name, marked, scores in zip(grades.names, grades.marked, grades.scores, strict=True):
+        if name in grades.marks and (values := marked[~scores.isnan()].tolist()):
+            metrics[f"process_rewards/{name}/mean"] = fmean(values)
     return metrics
 
 

@@ -225,6 +225,7 @@ def step_report(
     gap_limit = gap_limit_metric(session.policy, session.engine) if updates else {}
     metrics = {
         **step_metrics(collected.groups, collected.grades, credited.groups.informed),
+        **credited.metrics,
         **update_metrics(updates),
         **gap_limit,
         "num_updates": float(len(updates)),
@@ -241,6 +242,7 @@ def step_report(
         groups=collected.groups,
         grades=collected.grades,
         advantages=credited.advantages,
+        token_rewards=credited.token_rewards,
         replaced=collected.replaced,
     )
 

@@ -13,12 +13,14 @@ from posttrain.config.recipes import short_reward
 from posttrain.errors import RunError, UserError
 from posttrain.generation.engine import Engine, require_engine, require_room_for
 from posttrain.generation.parity import engine_in_parity
+from posttrain.models.adapters.in_force import trains_adapter
 from posttrain.models.loading.model_folder import load_policy
 from posttrain.models.policy import Policy
 from posttrain.models.rendering import TokenizerRenderer
 from posttrain.options.dataset import DatasetOptions
 from posttrain.options.reward import RewardOptions, RewardSettings
 from posttrain.options.task import TaskOptions
+from posttrain.options.training import for_policy
 from posttrain.rewards.ensemble import reward_models_in
 from posttrain.rewards.grading.function import RewardFunction, with_own_names
 from posttrain.rewards.grading.pending_scores import require_enforceable
@@ -180,6 +182,9 @@ class Session:
 def open_session(config: Config, own: CallerObjects = NOTHING_BROUGHT, *, inference: bool = False) -> Session:
     """Load the model and make everything else, but for what the caller brings; `inference` trains nothing."""
     require_training_by_reward(config)
+    if own.policy is not None:
+        adapter = trains_adapter(own.policy.model)
+        config = replace(config, update=for_policy(config.update, adapter=adapter))
     with ExitStack() as opened:
         threads = opened.enter_context(claim_threads(config.run.threads))
         resources = opened.enter_context(Resources(config.sandbox))
@@ -236,6 +241,7 @@ def assembled(
             seed=config.run.seed,
             num_steps=config.run.num_steps,
             refresh_reference_every=config.reference.refresh_every,
+            template_options=config.model.template_options,
         ),
         own_optimizer=own.optimizer,
     )

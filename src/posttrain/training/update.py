@@ -23,6 +23,7 @@ from posttrain.options.training import UpdateOptions
 from posttrain.records import Group
 from posttrain.training.optimizer import apply_gradients
 from posttrain.training.reference import Reference
+from posttrain.training.teaching.teacher import Teacher
 from posttrain.training.update_metrics import UpdateReport
 
 
@@ -35,6 +36,8 @@ class Objective:
     """The one that sampled: log-probs are taken at it."""
     reference: Reference | None = None
     """Needed here only by the full KL; other terms find its log-probs in the batch."""
+    teacher: Teacher | None = None
+    """The same of a teacher."""
     measure_entropy: bool = False
     """Report the policy's entropy; costs a pass over the output layer."""
 
@@ -110,18 +113,25 @@ def token_view(policy: Policy, micro: Batch, objective: Objective) -> TokenView:
             hidden, policy.output_layer, micro.tokens.to(hidden.device), temperature=objective.temperature
         )
     needs, temperature = objective.needs, objective.temperature
-    divergence = entropies = None
+    divergence = teacher_kl = entropies = None
     if Need.FULL_KL in needs:
         divergence = full_kl(hidden, policy.output_layer, reference_hidden(objective, micro), temperature=temperature)
+    if Need.TEACHER_KL in needs:
+        teacher_kl = full_kl(hidden, policy.output_layer, teacher_hidden(objective, micro), temperature=temperature)
     if Need.ENTROPY in needs:
         with torch.set_grad_enabled(torch.is_grad_enabled() and Need.ENTROPY in objective.algorithm.needs):
             entropies = token_entropies(hidden, policy.output_layer, temperature=temperature)
+    columns = micro.columns.map(lambda column: column.to(logprobs))
+    if Need.PROXIMAL_LOGPROBS in needs and columns.proximal_logprobs is None:
+        # Of a step's only update: what is trained is what the step starts from.
+        columns = replace(columns, proximal_logprobs=logprobs.detach())
     return TokenView(
         logprobs=logprobs,
         rollout=micro.rollout.to(logprobs.device),
-        columns=micro.columns.map(lambda column: column.to(logprobs)),
+        columns=columns,
         full_kl=divergence,
         entropies=entropies,
+        teacher_kl=teacher_kl,
     )
 
 
@@ -140,6 +150,9 @@ def observe(observed: Observations, objective: Objective, view: TokenView) -> No
             with torch.no_grad():
                 values = term.per_token(detached.limited_to(term.needs))
             observed.terms.setdefault(term.metric_name, []).append(values.detach().double().cpu())
+        if term.measures is not None:
+            for name, values in term.measures(detached.limited_to(term.needs)).items():
+                observed.terms.setdefault(name, []).append(values.detach().double().cpu())
 
 
 @torch.no_grad()
@@ -149,6 +162,16 @@ def reference_hidden(objective: Objective, micro: Batch) -> tuple[Tensor, Output
     with objective.reference.entered() as reference:
         hidden = reference.forward.completion_hidden(micro.prompts, micro.completions, micro.prompt_of)
         return hidden, reference.output_layer
+
+
+@torch.no_grad()
+def teacher_hidden(objective: Objective, micro: Batch) -> tuple[Tensor, OutputLayer]:
+    """The teacher's hidden states behind its own prompts, and its output layer."""
+    assert objective.teacher is not None
+    seen = micro.behind_teacher_prompts
+    with objective.teacher.entered() as teacher:
+        hidden = teacher.forward.completion_hidden(seen.prompts, seen.completions, seen.prompt_of)
+        return hidden, teacher.output_layer.detached()  # which may be the student's own
 
 
 def require_finite_losses(losses: Float[Tensor, " token"], micro: Batch, objective: Objective, view: TokenView) -> None:
@@ -199,11 +222,20 @@ def token_totals(micro_batches: Sequence[Batch], observed: Observations) -> dict
 
 @torch.no_grad()
 def group_logprobs(
-    policy: Policy, groups: Sequence[Group], *, temperature: float, max_tokens: int
+    policy: Policy,
+    groups: Sequence[Group],
+    *,
+    temperature: float,
+    max_tokens: int,
+    teacher_prompts: Sequence[Sequence[tuple[int, ...]]] | None = None,
 ) -> Float64[Tensor, " token"]:
-    """log-probs of every completion token of the groups under another policy, in order, in nats."""
+    """log-probs of every completion token of the groups under another policy, in order, in nats.
+
+    Behind `teacher_prompts`, where they are given, in place of the groups' own.
+    """
     parts: list[Tensor] = []
-    for micro in completions_of(groups).split(max_tokens, padded=policy.forward.padded):
+    batch = completions_of(groups, teacher_prompts).behind_teacher_prompts
+    for micro in batch.split(max_tokens, padded=policy.forward.padded):
         hidden = policy.forward.completion_hidden(micro.prompts, micro.completions, micro.prompt_of)
         logprobs = token_logprobs(hidden, policy.output_layer, micro.tokens.to(hidden.device), temperature=temperature)
         parts.append(logprobs.double().cpu())

@@ -1,10 +1,12 @@
 """One rollout as a path through a Markov decision process.
 
 The state is the text so far, the action is the next token, the transition appends it, and the reward comes with the
-last action: all of it is what the graders give the whole completion.  The advantage is how much better that was than
-what the completion's siblings got; most algorithms give every token of a completion the same.
+last action: all of it is what the graders give the whole completion, beside what they and a KL give single tokens.
+The advantage is how much better that was than what the completion's siblings got; most algorithms give every token of
+a completion the same.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -56,9 +58,11 @@ def table(session: Session, prompt: Prompt, sample: int, window: TableWindow) ->
     [group] = session.engine.rollout([prompt], session.collector.request(0, purpose="trace"))
     grades, notes = judged(session, group, sample)
     credited = session.learner.credit(CollectedStep(step=0, groups=[group], grades=grades), Clock())
-    rows = action_table(session, group, sample, grades.rewards[0, sample].item())
     first = sum(len(rollout.tokens) for rollout in group.rollouts[:sample])
-    advantages = credited.groups.columns.advantages[first : first + len(rows)].tolist()
+    own = slice(first, first + len(group.rollouts[sample].tokens))
+    token_rewards = [] if credited.token_rewards is None else credited.token_rewards[own].tolist()
+    rows = action_table(session, group, sample, rewards_of(grades.rewards[0, sample].item(), token_rewards, own))
+    advantages = credited.groups.columns.advantages[own].tolist()
     actions, width = min(16, max(len("action"), *(len(row.action) for row in rows))), window.width
     lines = [
         f"prompt: {prompt.text!r}",
@@ -76,16 +80,21 @@ def table(session: Session, prompt: Prompt, sample: int, window: TableWindow) ->
     return [*lines, "", *notes]
 
 
-def action_table(session: Session, group: Group, sample: int, reward: float) -> list[TraceRow]:
-    """Every action of one completion; the last one earns the reward."""
+def rewards_of(reward: float, token_rewards: Sequence[float], own: slice) -> list[float]:
+    """What each action earns: what it is given by itself, and the last one the completion's reward too."""
+    earned = list(token_rewards) or [0.0] * (own.stop - own.start)
+    return [*earned[:-1], earned[-1] + reward]
+
+
+def action_table(session: Session, group: Group, sample: int, rewards: Sequence[float]) -> list[TraceRow]:
+    """Every action of one completion, and what it earns."""
     rollout, tokenizer = group.rollouts[sample], session.policy.tokenizer
-    last = len(rollout.tokens) - 1
     return [
         TraceRow(
             state=on_one_line(group.prompt.text + str(tokenizer.decode(list(rollout.tokens[:t])))),
             action=on_one_line(str(tokenizer.decode([token]))),
             logprob=logprob,
-            reward=reward if t == last else 0.0,
+            reward=rewards[t],
         )
         for t, (token, logprob) in enumerate(zip(rollout.tokens, rollout.logprobs, strict=True))
     ]

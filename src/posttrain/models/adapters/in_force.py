@@ -41,6 +41,11 @@ def trains_adapter_alone(model: nn.Module) -> bool:
     return bool(own) and all(id(each) in own for each in model.parameters() if each.requires_grad)
 
 
+def trains_adapter(model: nn.Module) -> bool:
+    """Whether matrices of an adapter take a gradient, whatever else does beside them."""
+    return any(matrix.requires_grad for matrix in adapter_parameters(model).values())
+
+
 @contextmanager
 def adapter_off(model: nn.Module) -> Iterator[None]:
     """Inside, the model computes what its base does, to the bit."""

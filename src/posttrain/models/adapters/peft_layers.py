@@ -8,24 +8,28 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from torch import nn
+from transformers.pytorch_utils import Conv1D
 
+from posttrain.models.adapters.dropout import TokenDropout
 from posttrain.models.adapters.lora import Factors, LoraLinear
 from posttrain.models.adapters.quantized import CLASS as LINEAR_4BIT
 
 PLACE = "peft.tuners.lora."
 KINDS = (PLACE + "layer.Linear", PLACE + "bnb.Linear4bit")
 """Classes of peft whose layers may be plain."""
-BASES = ("torch.nn.modules.linear.Linear", LINEAR_4BIT)
+BASES = ("torch.nn.modules.linear.Linear", "transformers.pytorch_utils.Conv1D", LINEAR_4BIT)
 
 
 @dataclass(frozen=True, slots=True)
 class AdaptedLayer:
     """A linear layer with a low-rank adapter, whoever made it."""
 
-    base: nn.Linear
+    base: nn.Linear | Conv1D
     factors: Factors | None
     """None while the adapter is off."""
     scale: float
+    dropout: TokenDropout | None = None
+    """What of the input the adapter does not see."""
 
 
 def full_class_name(value: object) -> str:
@@ -64,7 +68,7 @@ def adapter_refusal(module: nn.Module) -> str | None:
     if full_class_name(base) not in BASES:
         return f"has an adapter over a {full_class_name(base)}"
     if isinstance(module, LoraLinear):
-        return "has an adapter with dropout" if module.options.dropout else None
+        return None
     told = more_than_plain(module)
     if told is not None:
         return told
@@ -91,7 +95,8 @@ def more_than_plain(module: nn.Module) -> str | None:
 def adapted_layer(module: nn.Module) -> AdaptedLayer | None:
     """What is in force of such a layer; None for any other."""
     if isinstance(module, LoraLinear):
-        return AdaptedLayer(cast(nn.Linear, module.base_layer), module.factors(), module.scale)
+        base = cast(nn.Linear | Conv1D, module.base_layer)
+        return AdaptedLayer(base, module.factors(), module.scale, module.dropout())
     if not is_adapter_layer(module):
         return None
     layer: Any = module

@@ -21,6 +21,20 @@ def tokenizer_folder(base: Path, adapter: Path | None) -> Path:
     return adapter if adapter is not None and has_tokenizer(adapter) else base
 
 
+def template_of(adapter: Path) -> str | dict[str, str] | None:
+    """The template that lies with an adapter which has no tokenizer of its own; several have names; None where none is.
+
+    It is a file of its own, or stands in the settings of a tokenizer whose other files are the base's.
+    """
+    file, settings = adapter / "chat_template.jinja", adapter / "tokenizer_config.json"
+    if file.is_file():
+        return file.read_text(encoding="utf-8")
+    if not settings.is_file():
+        return None
+    given = read_json(settings, f"model.path = {adapter}").get("chat_template")
+    return {each["name"]: each["template"] for each in given} if isinstance(given, list) else given
+
+
 def named_stop_ids(adapter: Path) -> list[int]:
     """The stop tokens that the folder of an adapter names; none where it names none."""
     if not (adapter / GENERATION_CONFIG).is_file():

@@ -6,10 +6,12 @@ that says what it is, where transformers would end in a traceback or load someth
 
 import json
 from collections.abc import Mapping
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 from posttrain.errors import UserError
+from posttrain.options.model import BUNDLED, BUNDLED_MODELS
 
 SAFE_WEIGHTS, PICKLED_WEIGHTS = "*.safetensors", "pytorch_model*.bin"
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "spiece.model", "vocab.json", "vocab.txt", "tekken.json")
@@ -131,3 +133,15 @@ def read_json(file: Path, where: str) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise UserError(f"{where}: {file.name} holds a {type(content).__name__} and no object.")
     return content
+
+
+def bundled_folder(path: str = BUNDLED) -> Path:
+    """The folder of a model that comes with the package."""
+    name = BUNDLED_MODELS[path]
+    folder = Path(str(files("posttrain") / "assets" / name))
+    if not (folder / "model.safetensors").is_file():
+        raise UserError(
+            f"model.path = {path}: this installation lacks the bundled model ({folder})."
+            f"  Make it with `posttrain sft {name}` and copy RUN/model there, or reinstall."
+        )
+    return folder

@@ -1,14 +1,14 @@
 """A policy from a model folder, from the hub or its cache, or from the package."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import replace
-from importlib.resources import files
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -24,11 +24,18 @@ from posttrain.errors import UserError
 from posttrain.models.adapters.peft_format import read_adapter
 from posttrain.models.adapters.quantized import leave_unpacked, quantize
 from posttrain.models.loading.adapting import base_options, put_over
-from posttrain.models.loading.chat_settings import name_stop_ids, named_stop_ids, tokenizer_folder, with_chat_template
-from posttrain.models.loading.construction import ONE_AT_A_TIME, without_progress_bars
+from posttrain.models.loading.chat_settings import (
+    name_stop_ids,
+    named_stop_ids,
+    template_of,
+    tokenizer_folder,
+    with_chat_template,
+)
+from posttrain.models.loading.construction import ONE_AT_A_TIME, transformers_load_errors, without_progress_bars
 from posttrain.models.loading.devices import chosen_device
 from posttrain.models.loading.folder_kinds import (
     SAFE_WEIGHTS,
+    bundled_folder,
     needs_code,
     quantisation,
     read_json,
@@ -40,7 +47,7 @@ from posttrain.models.loading.trainable import freeze, hold_frozen_in, hold_rest
 from posttrain.models.policy import Policy, as_policy, chosen_dtype
 from posttrain.models.recomputation import enable_recomputation
 from posttrain.options.adapter import is_adapter_folder
-from posttrain.options.model import BUNDLED, BUNDLED_MODELS, ModelOptions
+from posttrain.options.model import ModelOptions
 
 STORED = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32, "F64": torch.float64}
 """Types by their names in safetensors files."""
@@ -64,7 +71,7 @@ def load_policy(options: ModelOptions, *, seed: int = 0, inference: bool = False
     stored = stored_dtype(folder, config)
     model, dtype = plain_model(folder, config, base, device, inference=inference)
     adapter = None if saved is None else saved.folder
-    tokenizer = loaded_tokenizer(tokenizer_folder(folder, adapter), base)
+    tokenizer = loaded_tokenizer(folder, base, adapter)
     name_stop_ids(model, [] if adapter is None else named_stop_ids(adapter))
     if base.gradient_checkpointing:
         enable_recomputation(model)
@@ -153,7 +160,7 @@ def loaded_config(folder: Path, options: ModelOptions) -> PreTrainedConfig:
         raise UserError(
             f"model.attn_implementation = {chosen}: none that transformers knows; use auto, {', '.join(sorted(known))}."
         )
-    with told_as_one_error(options):
+    with load_errors(options):
         config = AutoConfig.from_pretrained(folder, trust_remote_code=options.trust_remote_code)
     if is_wrapper(config):
         require_text_part(config, where(options))
@@ -167,7 +174,7 @@ def loaded_model(folder: Path, config: PreTrainedConfig, options: ModelOptions, 
     whole = is_wrapper(config)
     loader: Any = AutoModelForImageTextToText if whole else AutoModelForCausalLM
     attention = {} if options.attn_implementation == "auto" else {"attn_implementation": options.attn_implementation}
-    with told_as_one_error(options), without_progress_bars():  # they would write over ours
+    with load_errors(options), without_progress_bars():  # they would write over ours
         model, found = loader.from_pretrained(
             folder,
             config=config,
@@ -186,10 +193,16 @@ def loaded_model(folder: Path, config: PreTrainedConfig, options: ModelOptions, 
     return text_part(model) if whole else cast(PreTrainedModel, model)
 
 
-def loaded_tokenizer(folder: Path, options: ModelOptions) -> PreTrainedTokenizerBase:
-    """The tokenizer of a folder, known to have tokens for a text."""
-    with told_as_one_error(options):
+def loaded_tokenizer(base: Path, options: ModelOptions, adapter: Path | None = None) -> PreTrainedTokenizerBase:
+    """The tokenizer of a folder, or of the adapter over it, known to have tokens for a text; with its template.
+
+    A template that the options name goes before that of the adapter, and that before the base's.
+    """
+    folder = tokenizer_folder(base, adapter)
+    with load_errors(options):
         tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=options.trust_remote_code)
+    if adapter is not None and folder == base:
+        tokenizer.chat_template = template_of(adapter) or tokenizer.chat_template
     if not tokenizer("a", add_special_tokens=False)["input_ids"]:
         raise UserError(
             f"{where(options)}: its tokenizer has no token for the letter a, so its files are not whole.  Copy"
@@ -198,22 +211,18 @@ def loaded_tokenizer(folder: Path, options: ModelOptions) -> PreTrainedTokenizer
     return with_chat_template(cast(PreTrainedTokenizerBase, tokenizer), options.chat_template)
 
 
-@contextmanager
-def told_as_one_error(options: ModelOptions) -> Iterator[None]:
+def load_errors(options: ModelOptions) -> AbstractContextManager[None]:
     """What transformers says of a folder that it cannot load, in one message that says what to do."""
-    try:
-        yield
-    except (OSError, ValueError, KeyError, ImportError, RuntimeError, SafetensorError) as error:
-        if isinstance(error, UserError):
-            raise
-        said = " ".join(str(error).split())[:300]
-        if "trust_remote_code" in said:
-            raise UserError(needs_code(where(options), "of its tokenizer or config")) from error
-        if options.attn_implementation not in ("auto", "eager", "sdpa"):
-            raise UserError(
-                f"model.attn_implementation = {options.attn_implementation}: not here ({said}).  Use auto."
-            ) from error
-        raise UserError(f"{where(options)}: transformers cannot load it ({said}).  {load_remedy(options)}") from error
+    return transformers_load_errors(partial(load_message, options))
+
+
+def load_message(options: ModelOptions, said: str) -> str:
+    """What to do where transformers cannot load a folder, and says this of it."""
+    if "trust_remote_code" in said:
+        return needs_code(where(options), "of its tokenizer or config")
+    if options.attn_implementation not in ("auto", "eager", "sdpa"):
+        return f"model.attn_implementation = {options.attn_implementation}: not here ({said}).  Use auto."
+    return f"{where(options)}: transformers cannot load it ({said}).  {load_remedy(options)}"
 
 
 def load_remedy(options: ModelOptions) -> str:
@@ -258,15 +267,3 @@ def stored_tensors(folder: Path) -> Iterator[tuple[str, torch.dtype | None]]:
         with safe_open(file, framework="pt") as content:
             for name in content.keys():  # noqa: SIM118  it is no mapping
                 yield name, STORED.get(content.get_slice(name).get_dtype())
-
-
-def bundled_folder(path: str = BUNDLED) -> Path:
-    """The folder of a model that comes with the package."""
-    name = BUNDLED_MODELS[path]
-    folder = Path(str(files("posttrain") / "assets" / name))
-    if not (folder / "model.safetensors").is_file():
-        raise UserError(
-            f"model.path = {path}: this installation lacks the bundled model ({folder})."
-            f"  Make it with `posttrain sft {name}` and copy RUN/model there, or reinstall."
-        )
-    return folder

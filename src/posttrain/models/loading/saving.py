@@ -12,6 +12,7 @@ from posttrain.models.adapters.merging import merged_weights
 from posttrain.models.adapters.peft_format import write_adapter
 from posttrain.models.adapters.peft_layers import adapted_names
 from posttrain.models.adapters.quantized import is_4_bit
+from posttrain.models.loading.adapting import note_base
 from posttrain.models.loading.chat_settings import write_stop_ids
 from posttrain.models.loading.construction import without_progress_bars
 from posttrain.models.policy import Policy, stop_ids
@@ -54,6 +55,7 @@ def merged_note(policy: Policy) -> str:
 def save_adapter(policy: Policy, folder: Path) -> None:
     """Write the adapter alone, in peft's format, with the tokenizer, its template and all stop tokens."""
     write_adapter(policy.model, folder)
+    note_base(policy.model.name_or_path or "", folder)
     with without_progress_bars():
         policy.tokenizer.save_pretrained(folder)
     write_stop_ids(policy.stop_ids, folder)

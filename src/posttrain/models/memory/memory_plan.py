@@ -74,6 +74,7 @@ def memory_plan(shape: ModelShape, setup: MemorySetup) -> MemoryPlan:
         "reference": parts.reference(shape, setup),
         "critic": parts.critic(shape, setup),
         "reward_models": setup.reward_models,
+        "teacher": setup.teacher,
     }
     sampling = {
         "key_value_cache": parts.key_value_cache(shape, setup),

@@ -28,6 +28,8 @@ class MemorySetup:
     """Whether there is a critic, a model of the policy's size."""
     reward_models: int = 0
     """Bytes of the weights of the reward models that live where the policy does."""
+    teacher: int = 0
+    """Bytes of the weights of another model that teaches this one."""
     recomputes: bool = False
     """Gradient checkpointing: a layer's activations are computed again in the backward pass."""
     shared_prompt: bool = True

@@ -4,8 +4,9 @@ from pathlib import Path
 
 from posttrain.models.adapters.peft_format import read_adapter
 from posttrain.models.loading.adapting import base_options
+from posttrain.models.loading.folder_kinds import bundled_folder
 from posttrain.models.loading.hub import hub_folder
-from posttrain.models.loading.model_folder import bundled_folder, loaded_config
+from posttrain.models.loading.model_folder import loaded_config
 from posttrain.models.loading.new_model import new_model_config, new_tokenizer
 from posttrain.models.loading.text_part import is_wrapper
 from posttrain.models.memory.model_shape import ModelShape, config_shape

@@ -47,6 +47,8 @@ class ModelShape:
     """Every parameter's name, and how many numbers it has."""
     gated: bool = True
     """Whether the MLP multiplies two halves, as SwiGLU does."""
+    fused: bool = False
+    """Whether one matrix is stored for query, key and value, so that nothing has to be joined."""
     normed_heads: bool = False
     """Whether query and key heads have a norm of their own."""
     shared_prompt: bool = True
@@ -64,6 +66,8 @@ class ModelShape:
     @property
     def joined_parameters(self) -> int:
         """Weights of the projections that run side by side, which the decoder joins: query, key, value; gate, up."""
+        if self.fused:
+            return 0
         joined_mlp = 2 * self.mlp_width if self.gated else 0
         return self.layers * self.hidden * (self.query_width + 2 * self.kv_width + joined_mlp)
 
@@ -121,6 +125,7 @@ def shape_of(model: PreTrainedModel) -> ModelShape:
         stored_bytes=2 if config.dtype == torch.bfloat16 else 4,
         sizes=tuple((name, parameter.numel()) for name, parameter in model.named_parameters()),
         gated=bool(names & {"gate_proj", "gate_up_proj"}),
+        fused=bool(names & {"c_attn", "qkv_proj"}),
         normed_heads=bool(names & {"q_norm", "k_norm"}),
         shared_prompt=shared_prompt_refusal(model) is None,
     )

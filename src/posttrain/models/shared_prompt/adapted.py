@@ -3,29 +3,31 @@
     y = x·Wᵀ + b + s·(x·Aᵀ)·Bᵀ
 
 The base is read where it is, dense or in 4 bits: nothing is joined, and nothing but x·Aᵀ is kept for the backward pass.
-Layers that read one input have the A of all of them in one product.
+Layers that read one input have the A of all of them in one product, unless a dropout shows each another part of it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import cast
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int64
 from torch import Tensor, nn
 from torch.autograd.function import FunctionCtx
+from transformers.pytorch_utils import Conv1D
 
-from posttrain.models.adapters.lora import Factors
+from posttrain.models.adapters.dropout import TokenDropout
+from posttrain.models.adapters.lora import Factors, layer_shape
 from posttrain.models.adapters.peft_layers import AdaptedLayer, adapted_layer
 from posttrain.models.adapters.quantized import dequantized, is_4_bit, runs_packed
-from posttrain.models.shared_prompt.linear import Matrix, Weight, dense_projection, for_inference, linear
+from posttrain.models.shared_prompt.linear import Matrix, Weight, dense_projection, for_inference, linear, weight_of
 
 
 @dataclass(frozen=True, slots=True)
 class FrozenBase:
     """A frozen layer's matrix: dense in the type of the products, or in 4 bits and dense while a product is made."""
 
-    layer: nn.Linear
+    layer: nn.Linear | Conv1D
     dtype: torch.dtype
     packed: Matrix | None = None
     """The matrix as inference reads it quickest, where it is kept so."""
@@ -34,7 +36,7 @@ class FrozenBase:
         """W, [outputs inputs]."""
         if self.packed is not None:
             return self.packed
-        weight = dequantized(self.layer) if is_4_bit(self.layer) else self.layer.weight
+        weight = dequantized(self.layer) if is_4_bit(self.layer) else weight_of(self.layer)
         return weight.detach().to(self.dtype)
 
     def bias(self) -> Tensor | None:
@@ -63,6 +65,17 @@ class AdaptedParts:
     outputs: tuple[int, ...]
     scales: tuple[float, ...]
     """s of each layer; 0 where it has no adapter."""
+    dropouts: tuple[TokenDropout | None, ...]
+    """What of the input each layer's adapter does not see."""
+
+    @property
+    def drop(self) -> bool:
+        """Whether some adapter does not see all of the input."""
+        return any(dropout is not None for dropout in self.dropouts)
+
+    def seen(self, x: Float[Tensor, "row inputs"]) -> Iterator[Float[Tensor, "row inputs"]]:
+        """What each layer's adapter sees of an input."""
+        return (x if dropout is None else dropout.applied(x) for dropout in self.dropouts)
 
 
 class _Adapted(torch.autograd.Function):
@@ -70,7 +83,7 @@ class _Adapted(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: FunctionCtx, x: Tensor, parts: AdaptedParts, down: Tensor, *ups: Tensor) -> Tensor:
-        low = x @ down.T  # [row, ranks of all layers]
+        low = _low(x, parts, down, ups)
         ctx.save_for_backward(x, low, down, *ups)
         ctx.parts = parts  # type: ignore[attr-defined]
         return _products(x, low, parts, ups)
@@ -85,10 +98,39 @@ class _Adapted(torch.autograd.Function):
         grad_low = torch.cat(back, dim=1) if len(back) > 1 else back[0]
         grad_x = None
         if ctx.needs_input_grad[0]:  # type: ignore[attr-defined]
-            grad_x = grad_low @ down
+            grad_x = _grad_seen(grad_low, parts, down, ups)
             for part, base in zip(grads, parts.bases, strict=True):
                 grad_x += base.product_back(part)
-        return grad_x, None, grad_low.T @ x, *grad_ups
+        return grad_x, None, _grad_down(x, grad_low, parts, ups), *grad_ups
+
+
+def _low(x: Tensor, parts: AdaptedParts, down: Tensor, ups: Sequence[Tensor]) -> Float[Tensor, "row ranks"]:
+    """x·Aᵀ of all layers, side by side."""
+    if not parts.drop:
+        return x @ down.T
+    downs = down.split([up.shape[1] for up in ups])
+    return torch.cat([seen @ part.T for seen, part in zip(parts.seen(x), downs, strict=True)], dim=1)
+
+
+def _grad_seen(grad_low: Tensor, parts: AdaptedParts, down: Tensor, ups: Sequence[Tensor]) -> Tensor:
+    """What adapters add to the gradient of x.  Masks are made again: a function needs not be kept."""
+    if not parts.drop:
+        return grad_low @ down
+    ranks = [up.shape[1] for up in ups]
+    total = grad_low.new_zeros(len(grad_low), down.shape[1])
+    for dropout, grad, part in zip(parts.dropouts, grad_low.split(ranks, dim=1), down.split(ranks), strict=True):
+        total += grad @ part if dropout is None else dropout.applied(grad @ part)
+    return total
+
+
+def _grad_down(
+    x: Tensor, grad_low: Tensor, parts: AdaptedParts, ups: Sequence[Tensor]
+) -> Float[Tensor, "ranks inputs"]:
+    """The gradient of the joined A."""
+    if not parts.drop:
+        return grad_low.T @ x
+    grads = grad_low.split([up.shape[1] for up in ups], dim=1)
+    return torch.cat([grad.T @ seen for grad, seen in zip(grads, parts.seen(x), strict=True)])
 
 
 def _products(x: Tensor, low: Tensor, parts: AdaptedParts, ups: Sequence[Tensor]) -> Float[Tensor, "row outputs"]:
@@ -112,9 +154,16 @@ class AdaptedWeight:
     def product(self, x: Float[Tensor, "row inputs"]) -> Float[Tensor, "row outputs"]:
         """See `Weight`."""
         if not torch.is_grad_enabled():
-            return _products(x, x @ self.down.T, self.parts, self.ups)
+            return _products(x, _low(x, self.parts, self.down, self.ups), self.parts, self.ups)
         out: Tensor = _Adapted.apply(x, self.parts, self.down, *self.ups)  # type: ignore[no-untyped-call]
         return out
+
+    def of_tokens(self, rows: Int64[Tensor, " kept"]) -> "AdaptedWeight":
+        """See `Weight`."""
+        if not self.parts.drop:
+            return self
+        some = tuple(None if dropout is None else dropout.of_tokens(rows) for dropout in self.parts.dropouts)
+        return replace(self, parts=replace(self.parts, dropouts=some))
 
     def for_inference(self) -> "AdaptedWeight":
         """See `Weight`.  Bases in 4 bits stay so: that is what they are for."""
@@ -139,14 +188,16 @@ def projection(modules: Sequence[nn.Module], dtype: torch.dtype) -> Weight:
     """
     layers = [adapted_layer(module) for module in modules]
     if not any(layers) and not any(is_4_bit(module) for module in modules):
-        return dense_projection([cast(nn.Linear, module) for module in modules], dtype)
+        return dense_projection([cast(nn.Linear | Conv1D, module) for module in modules], dtype)
     known = [
-        layer or AdaptedLayer(cast(nn.Linear, module), None, 0.0) for layer, module in zip(layers, modules, strict=True)
+        layer or AdaptedLayer(cast(nn.Linear | Conv1D, module), None, 0.0)
+        for layer, module in zip(layers, modules, strict=True)
     ]
     parts = AdaptedParts(
         bases=tuple(FrozenBase(layer.base, dtype) for layer in known),
-        outputs=tuple(layer.base.out_features for layer in known),
+        outputs=tuple(layer_shape(layer.base)[0] for layer in known),
         scales=tuple(layer.scale for layer in known),
+        dropouts=tuple(None if layer.factors is None else layer.dropout for layer in known),
     )
     return _joined(parts, [layer.factors for layer in known])
 
@@ -154,7 +205,7 @@ def projection(modules: Sequence[nn.Module], dtype: torch.dtype) -> Weight:
 def _joined(parts: AdaptedParts, factors: Sequence[Factors | None]) -> AdaptedWeight:
     """The weight of these layers; one without an adapter has one of rank 0."""
     like, dtype = parts.bases[0].layer, parts.bases[0].dtype
-    inputs, device = like.in_features, like.weight.device
+    (_, inputs), device = layer_shape(like), like.weight.device
     none = torch.zeros(0, inputs, dtype=dtype, device=device)
     downs = [none if each is None else each.down.to(dtype) for each in factors]
     ups = [

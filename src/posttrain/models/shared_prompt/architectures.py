@@ -17,8 +17,6 @@ from posttrain.models.shared_prompt.families import FAMILIES, Family
 
 COMMON = (nn.Linear, nn.ModuleList, nn.SiLU, SiLUActivation, GELUTanh, nn.Dropout)
 """What all families are made of besides their own classes.  Dropout is off: a policy's model is in eval mode."""
-ACTIVATIONS = ("silu", "gelu_pytorch_tanh")
-"""As configs call them."""
 ATTENTION = ("eager", "sdpa", "flash_attention_2", "flash_attention_3", "flash_attention_4", "flex_attention")
 """Ways of the library to compute the same attention; another one is somebody's own."""
 LAYER_TYPES = ("full_attention", "sliding_attention")
@@ -38,9 +36,13 @@ def _config_refusals(model: PreTrainedModel) -> Iterator[str]:
     if config.model_type not in FAMILIES:
         yield f"its family is {config.model_type}, which is none of {', '.join(FAMILIES)}"
         return
-    activation = getattr(config, FAMILIES[config.model_type].activation_option)
-    if activation not in ACTIVATIONS:
-        yield f"its activation is {activation}, which is none of {', '.join(ACTIVATIONS)}"
+    family = FAMILIES[config.model_type]
+    activation = getattr(config, family.activation_option)
+    if activation not in family.activations:
+        yield f"its activation is {activation}, which is none of {', '.join(family.activations)}"
+    for option, usual in family.refused.items():
+        if getattr(config, option, usual) != usual:
+            yield f"its config says {option} = {getattr(config, option)}, which the pass does not compute"
     for kind in getattr(config, "layer_types", None) or ():
         if kind not in LAYER_TYPES:
             yield f"a layer's attention is {kind}, which is none of {', '.join(LAYER_TYPES)}"
@@ -57,7 +59,7 @@ def _module_refusals(model: PreTrainedModel) -> Iterator[str]:
     for name, module in model.named_modules():
         if inside and name.startswith(inside):
             continue
-        where = name.removeprefix("model.") or "the model"
+        where = name.removeprefix(f"{FAMILIES[family].decoder}.") or "the model"
         if is_adapter_layer(module):
             inside = (*inside, f"{name}.")
             refusal = adapter_refusal(module)
@@ -77,7 +79,7 @@ def allowed_classes(family: Family) -> set[str]:
     """The classes that a model of the family is made of, by their full names."""
     place = f"transformers.models.{family.package}.modeling_{family.package}.{family.prefix}"
     embedding = full_name(nn.Embedding) if family.scaled_embedding is None else place + family.scaled_embedding
-    return {*(place + part for part in family.parts), embedding, *map(full_name, COMMON)}
+    return {*(place + part for part in family.parts), embedding, *map(full_name, COMMON), *family.others}
 
 
 def alteration(module: nn.Module) -> str | None:

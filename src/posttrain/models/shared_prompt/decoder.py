@@ -5,6 +5,7 @@ trainer (packed, shared prompts) and the sampler (cached keys and values) run th
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
 
@@ -13,14 +14,14 @@ from jaxtyping import Float, Int64
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
-from transformers.activations import GELUTanh, SiLUActivation
+from transformers.activations import GELUTanh, NewGELUActivation, SiLUActivation
 
 from posttrain.models.shared_prompt.adapted import projection
 from posttrain.models.shared_prompt.attention import AttentionKind
-from posttrain.models.shared_prompt.decoder_layer import DecoderLayer, LayerNorms
+from posttrain.models.shared_prompt.decoder_layer import DecoderLayer, LayerNorms, Norm
 from posttrain.models.shared_prompt.embedding import embed
 from posttrain.models.shared_prompt.families import FAMILIES, SAME_ANGLES
-from posttrain.models.shared_prompt.fused import GELU_TANH, SILU, gated, rms_norm, rotate
+from posttrain.models.shared_prompt.fused import GELU_TANH, SILU, gated, layer_norm, rms_norm, rotate
 
 Attend = Callable[
     [
@@ -36,7 +37,21 @@ Attend = Callable[
 Angles = Mapping[str, tuple[Float[Tensor, "token 1 turned"], Float[Tensor, "token 1 turned"]]]
 """cos and signed sin of every rotary angle of some tokens, by the angles' name; see `rotate`."""
 
-ACTIVATIONS = {nn.SiLU: SILU, SiLUActivation: SILU, GELUTanh: GELU_TANH}
+ACTIVATIONS = {nn.SiLU: SILU, SiLUActivation: SILU, GELUTanh: GELU_TANH, NewGELUActivation: GELU_TANH}
+
+
+@dataclass(frozen=True, slots=True)
+class Positions:
+    """What a model makes of the positions of some tokens."""
+
+    angles: Angles
+    rows: Float[Tensor, "token hidden"] | None
+    """Embeddings of absolute positions, where the model has them."""
+
+    def at(self, index: Int64[Tensor, " token"]) -> "Positions":
+        """Of some of these positions."""
+        angles = {name: (cos[index], sin[index]) for name, (cos, sin) in self.angles.items()}
+        return Positions(angles, None if self.rows is None else self.rows[index])
 
 
 class Decoder:
@@ -50,28 +65,38 @@ class Decoder:
         self.model, self.family = model, FAMILIES[config.model_type]
         self.compute_dtype = compute_dtype or model.dtype
         self.heads: int = config.num_attention_heads
-        self.kv_heads: int = config.num_key_value_heads
-        self.head_width: int = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        self.kv_heads: int = config.num_key_value_heads if self.family.grouped else self.heads
+        stated = getattr(config, "head_dim", None) if self.family.grouped else None
+        self.head_width: int = stated or config.hidden_size // self.heads
         self.num_layers: int = config.num_hidden_layers
-        self.eps: float = config.rms_norm_eps
+        self.eps: float = getattr(config, self.family.norm_eps)
         self.kinds = self.family.layer_kinds(config)
+
+    @property
+    def body(self) -> nn.Module:
+        """The part of the model with embedding, layers and last norm."""
+        return self.model.get_submodule(self.family.decoder)
+
+    def block(self, index: int) -> Any:
+        """The model's own module of one layer."""
+        return self.body.get_submodule(f"{self.family.layers}.{index}")
 
     def layer(self, index: int) -> DecoderLayer:
         """Weights ready for use.  Joined by differentiable concatenation, so gradients reach the model's own."""
-        family, dtype, layer = self.family, self.compute_dtype, self.model.model.layers[index]
-        attention, mlp = layer.self_attn, layer.mlp
+        family, dtype, layer = self.family, self.compute_dtype, self.block(index)
+        attention, mlp = layer.get_submodule(family.attention), layer.mlp
         return DecoderLayer(
             kind=self.kinds[index],
             activation=ACTIVATIONS[type(mlp.get_submodule(family.activation))],
             norms=self._norms(layer),
             qkv=projection([attention.get_submodule(name) for name in family.qkv], dtype),
-            out=projection([attention.o_proj], dtype),
+            out=projection([attention.get_submodule(family.output)], dtype),
             gate_up=projection([mlp.get_submodule(name) for name in family.gate_up], dtype),
-            down=projection([mlp.down_proj], dtype),
+            down=projection([mlp.get_submodule(family.down)], dtype),
         )
 
     def _norms(self, layer: Any) -> LayerNorms:
-        family, attention = self.family, layer.self_attn
+        family, attention = self.family, layer.get_submodule(self.family.attention)
         heads = query = key = None
         if family.query_key_norm == "heads":
             query_row, key_row = self._norm_weight(attention.q_norm), self._norm_weight(attention.k_norm)
@@ -88,8 +113,11 @@ class Decoder:
             key=key,
         )
 
-    def _norm_named(self, layer: nn.Module, name: str | None) -> Tensor | None:
-        return None if name is None else self._norm_weight(layer.get_submodule(name))
+    def _norm_named(self, module: nn.Module, name: str | None) -> Norm | None:
+        if name is None:
+            return None
+        norm: Any = module.get_submodule(name)
+        return Norm(self._norm_weight(norm), norm.bias if self.family.norm == "layer" else None)
 
     def _norm_weight(self, norm: Any) -> Tensor:
         weight: Tensor = norm.weight
@@ -97,11 +125,30 @@ class Decoder:
             weight = weight.to(torch.promote_types(weight.dtype, torch.float32))
         return weight + self.family.norm_offset if self.family.norm_offset else weight
 
+    def positions(self, positions: Int64[Tensor, " token"]) -> Positions:
+        """What the model makes of these positions; embeddings take part in the gradient."""
+        name = self.family.positions
+        rows = None if name is None else embed(cast(nn.Embedding, self.body.get_submodule(name)), positions)
+        return Positions(self.angles(positions), rows)
+
+    def position_table(self, length: int) -> Positions:
+        """The same of the first so many positions, for inference: embeddings are the model's own rows."""
+        where = torch.arange(length, device=self.model.device)
+        return Positions(self.angles(where), self.position_rows())
+
+    def position_rows(self) -> Tensor | None:
+        """The model's embeddings of absolute positions, as they are now."""
+        name = self.family.positions
+        return None if name is None else cast(nn.Embedding, self.body.get_submodule(name)).weight.detach()
+
     def angles(self, positions: Int64[Tensor, " token"]) -> Angles:
         """Every rotary angle at these positions, each [token, 1, turned part of a head's width]."""
-        rotary, like = self.model.model.rotary_emb, self.model.get_input_embeddings().weight
-        found = {}
-        for name in {kind.angles for kind in self.kinds if kind.angles is not None}:
+        names = {kind.angles for kind in self.kinds if kind.angles is not None}
+        if not names:
+            return {}
+        rotary: Any = self.body.get_submodule("rotary_emb")
+        like, found = self.model.get_input_embeddings().weight, {}
+        for name in names:
             which = () if name == SAME_ANGLES else (name,)
             cos, sin = rotary(like, positions[None], *which)
             half = sin.shape[-1] // 2
@@ -120,31 +167,33 @@ class Decoder:
 
         A layer whose `gradient_checkpointing` is on keeps its input alone, and is run again in the backward pass.
         """
-        return self.run(tokens, self.angles(positions), attend, None, wanted)
+        return self.run(tokens, self.positions(positions), attend, None, wanted)
 
     def run(
         self,
         tokens: Int64[Tensor, " token"],
-        angles: Angles,
+        positions: Positions,
         attend: Attend,
         layers: Sequence[DecoderLayer] | None,
         wanted: Int64[Tensor, " wanted"] | None = None,
     ) -> Float[Tensor, "wanted hidden"]:
-        """As `hidden`, with rotary angles and, unless None, joined weights that the caller already has."""
-        x = self._embedded(tokens)
+        """As `hidden`, with positions and, unless None, joined weights that the caller already has."""
+        x, angles = self._embedded(tokens, positions), positions.angles
         for index in range(self.num_layers):
             # Of other tokens than the wanted ones nobody reads more than the last layer's keys and values.
             kept = wanted if index == self.num_layers - 1 else None
             block = partial(self._block, index, angles=angles, attend=attend, layers=layers, wanted=kept)
-            if torch.is_grad_enabled() and self.model.model.layers[index].gradient_checkpointing:
+            if torch.is_grad_enabled() and self.block(index).gradient_checkpointing:
                 x = checkpoint(block, x, use_reentrant=False, preserve_rng_state=False)
             else:
                 x = block(x)
-        return self._normed(x, self._norm_weight(self.model.model.norm), x.dtype)
+        return self._normed(x, self._norm_named(self.body, self.family.last_norm), x.dtype)
 
-    def _embedded(self, tokens: Int64[Tensor, " token"]) -> Float[Tensor, "token hidden"]:
+    def _embedded(self, tokens: Int64[Tensor, " token"], positions: Positions) -> Float[Tensor, "token hidden"]:
         embedding = cast(nn.Embedding, self.model.get_input_embeddings())
         x = embed(embedding, tokens)
+        if positions.rows is not None:
+            x = x + positions.rows
         if self.family.scaled_embedding is None:
             return x
         return x * cast(Tensor, embedding.embed_scale).to(x.dtype)
@@ -164,15 +213,20 @@ class Decoder:
         norms = layer.norms
         attended = self._attention(index, layer, self._normed(x, norms.input, self.compute_dtype), angles, attend)
         if wanted is not None:
-            x, attended = x.index_select(0, wanted), attended.index_select(0, wanted)
+            x, attended, layer = x.index_select(0, wanted), attended.index_select(0, wanted), layer.of_tokens(wanted)
         x = (x + self._normed(layer.out.product(attended), norms.attention, stream)).to(stream)
         gate_up = layer.gate_up.product(self._normed(x, norms.mlp_input, self.compute_dtype).to(self.compute_dtype))
-        mlp = layer.down.product(gated(gate_up, layer.activation))
+        inner = gated(gate_up, layer.activation) if self.family.gated else layer.activation.value(gate_up)
+        mlp = layer.down.product(inner)
         return (x + self._normed(mlp, norms.mlp, stream)).to(stream)
 
-    def _normed(self, x: Tensor, weight: Tensor | None, dtype: torch.dtype) -> Tensor:
+    def _normed(self, x: Tensor, norm: Norm | None, dtype: torch.dtype) -> Tensor:
         """x itself, where there is no norm between a layer's part and the stream; else in `dtype`."""
-        return x if weight is None else rms_norm(x, weight, self.eps).to(dtype)
+        if norm is None:
+            return x
+        if self.family.norm == "layer":
+            return layer_norm(x, norm.weight, norm.bias, self.eps).to(dtype)
+        return rms_norm(x, norm.weight, self.eps).to(dtype)
 
     def _attention(
         self, index: int, layer: DecoderLayer, x: Tensor, angles: Angles, attend: Attend

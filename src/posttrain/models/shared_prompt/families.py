@@ -5,16 +5,17 @@ A layer of every family is
     a = attention(norm₁(x))        x ← x + norm₂(a)
     m = mlp(norm₃(x))              x ← x + norm₄(m)          mlp(x) = down · (activation(gate · x) · (up · x))
 
-and a record says which of the norms there are and under which names, how a norm uses its weight, whether queries and
-keys are normed by head or as a whole, which projections are stored as one matrix, and what attention makes of its
-scores in each layer: its window, scale and soft cap, and by which angles queries and keys are turned.  Numbers come
+or down · activation(up · x) where nothing is gated, and a record says which of the norms there are and under which
+names, of what kind they are and how they use their weight, whether queries and keys are normed by head or as a whole,
+which projections are stored as one matrix, whether positions have embeddings of their own, and what attention makes of
+its scores in each layer: its window, scale and soft cap, and by which angles queries and keys are turned.  Numbers come
 from the model's config, which the functions of a record read; the activation, the scale of embeddings and rotary
 angles come from its modules.  The decoder's loop reads records and asks for no family.  A new family is a row of the
 table, if its layers are what a record can say; the tests of `tests/laws/test_families.py` decide.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from transformers import PreTrainedConfig
@@ -59,6 +60,11 @@ def angles_in_some_layers(config: PreTrainedConfig) -> list[str | None]:
     return [SAME_ANGLES if turned else None for turned in config.no_rope_layers]
 
 
+def no_angles(config: PreTrainedConfig) -> list[str | None]:
+    """Positions are told by embeddings, and nothing is turned."""
+    return [None] * config.num_hidden_layers
+
+
 def usual_scale(config: PreTrainedConfig) -> float | None:
     """1/√width."""
     return None
@@ -68,6 +74,11 @@ def scale_of_config(config: PreTrainedConfig) -> float | None:
     """A number of the config in the place of the heads' width."""
     scale: float = config.query_pre_attn_scalar**-0.5
     return scale
+
+
+def scale_if_asked(config: PreTrainedConfig) -> float | None:
+    """1/√width unless the config says that scores are left as they are."""
+    return None if config.scale_attn_weights else 1.0
 
 
 def no_soft_cap(config: PreTrainedConfig) -> float | None:
@@ -101,6 +112,21 @@ class Family:
     parts: tuple[str, ...] = PARTS
     """How they go on."""
 
+    others: tuple[str, ...] = ()
+    """Full names of classes that it has beside those and the common ones."""
+    refused: Mapping[str, object] = field(default_factory=dict)
+    """Options of the config that a record cannot say, with the value that is none of them."""
+
+    decoder: str = "model"
+    """The module with embedding, layers and last norm; this and the next three by name."""
+    layers: str = "layers"
+    last_norm: str = "norm"
+    positions: str | None = None
+    """Embedding of absolute positions, whose rows are added to those of the tokens."""
+
+    norm: Literal["rms", "layer"] = "rms"
+    norm_eps: str = "rms_norm_eps"
+    """Name of ε in the config."""
     input_norm: str | None = "input_layernorm"
     """norm₁, before attention; this and the next three by name."""
     attention_norm: str | None = None
@@ -113,12 +139,23 @@ class Family:
     query_key_norm: Literal["none", "heads", "whole"] = "none"
     """Whether queries and keys are normed head by head, or all heads of a token as one."""
 
+    attention: str = "self_attn"
+    """This and the products by name."""
+    grouped: bool = True
+    """Whether the config says how many heads of keys there are, and how wide a head is; else there are as many as of
+    queries, which share the width of the stream."""
     qkv: tuple[str, ...] = ("q_proj", "k_proj", "v_proj")
+    output: str = "o_proj"
     gate_up: tuple[str, ...] = ("gate_proj", "up_proj")
+    """Where nothing is gated, `up` alone."""
+    down: str = "down_proj"
+    gated: bool = True
     activation: str = "act_fn"
     """Name of the activation's module."""
     activation_option: str = "hidden_act"
     """Name of the activation in the config."""
+    activations: tuple[str, ...] = ("silu", "gelu_pytorch_tanh")
+    """What it may say."""
     scaled_embedding: str | None = None
     """Class of an embedding whose rows are multiplied by its `embed_scale`."""
 
@@ -151,7 +188,40 @@ GEMMA2 = Family(
     soft_cap=soft_cap_of_config,
 )
 
+GPT2 = Family(
+    package="gpt2",
+    prefix="GPT2",
+    parts=("LMHeadModel", "Model", "Block", "Attention", "MLP"),
+    others=(
+        "torch.nn.modules.normalization.LayerNorm",
+        "transformers.pytorch_utils.Conv1D",
+        "transformers.activations.NewGELUActivation",
+    ),
+    refused={"scale_attn_by_inverse_layer_idx": False, "reorder_and_upcast_attn": False, "add_cross_attention": False},
+    decoder="transformer",
+    layers="h",
+    last_norm="ln_f",
+    positions="wpe",
+    norm="layer",
+    norm_eps="layer_norm_epsilon",
+    input_norm="ln_1",
+    mlp_input_norm="ln_2",
+    attention="attn",
+    grouped=False,
+    qkv=("c_attn",),
+    output="c_proj",
+    gate_up=("c_fc",),
+    down="c_proj",
+    gated=False,
+    activation="act",
+    activation_option="activation_function",
+    activations=("gelu_new", "gelu_pytorch_tanh"),
+    scale=scale_if_asked,
+    angles=no_angles,
+)
+
 FAMILIES = {
+    "gpt2": GPT2,
     "llama": Family(package="llama", prefix="Llama"),
     "mistral": Family(package="mistral", prefix="Mistral", windows=one_window),
     "qwen2": Family(package="qwen2", prefix="Qwen2", windows=windows_by_layer),

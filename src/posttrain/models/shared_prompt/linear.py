@@ -10,8 +10,9 @@ from typing import Protocol, runtime_checkable
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float
+from jaxtyping import Float, Int64
 from torch import Tensor, nn
+from transformers.pytorch_utils import Conv1D
 
 SIZES = (1, 2, 4, 8, 16, *range(32, 257, 32))
 """Numbers of rows that products are made with.  oneDNN compiles a kernel of half a megabyte for each that it meets."""
@@ -28,7 +29,7 @@ class PackedWeight:
     """
 
     def __init__(self, weight: Float[Tensor, "outputs inputs"]) -> None:
-        self.weight = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), USUAL_ROWS)
+        self.weight = torch.ops.mkldnn._reorder_linear_weight(weight.detach().contiguous(), USUAL_ROWS)
 
     @staticmethod
     def serves(weight: Tensor) -> bool:
@@ -63,6 +64,10 @@ class Weight(Protocol):
 
     def product(self, x: Float[Tensor, "row inputs"]) -> Float[Tensor, "row outputs"]:
         """x · Wᵀ + b."""
+        ...
+
+    def of_tokens(self, rows: Int64[Tensor, " kept"]) -> "Weight":
+        """The same for inputs of some of the tokens only, where what it computes depends on which they are."""
         ...
 
     def for_inference(self) -> "Weight":
@@ -102,6 +107,10 @@ class DenseWeight:
             return self.parts[0].product(x)
         return torch.cat([part.product(x) for part in self.parts], dim=-1)
 
+    def of_tokens(self, rows: Int64[Tensor, " kept"]) -> "DenseWeight":
+        """See `Weight`."""
+        return self
+
     def for_inference(self) -> "DenseWeight":
         """See `Weight`.  Packing makes a copy, and what is copied anyway is joined."""
         parts = self.parts
@@ -124,7 +133,7 @@ class DenseWeight:
                 _write(mine.bias, new.bias)
 
 
-def dense_projection(modules: Sequence[nn.Linear], dtype: torch.dtype) -> Weight:
+def dense_projection(modules: Sequence[nn.Linear | Conv1D], dtype: torch.dtype) -> Weight:
     """Linear layers that read the same input as one, outputs side by side, in `dtype`.
 
     Layers that are trained are joined by a differentiable concatenation, so one product serves them all and gradients
@@ -135,10 +144,15 @@ def dense_projection(modules: Sequence[nn.Linear], dtype: torch.dtype) -> Weight
         parameter for module in modules for parameter in (module.weight, module.bias) if parameter is not None
     ]
     trained = all(parameter.requires_grad for parameter in parameters)
-    parts = tuple(Part(module.weight, module.bias) for module in modules)
+    parts = tuple(Part(weight_of(module), module.bias) for module in modules)
     if trained:
         parts = _joined(parts)
     return DenseWeight(tuple(_part(_tensor(part), part.bias, dtype) for part in parts))
+
+
+def weight_of(module: nn.Linear | Conv1D) -> Float[Tensor, "outputs inputs"]:
+    """W of x · Wᵀ + b; GPT-2's layers keep it transposed."""
+    return module.weight.T if isinstance(module, Conv1D) else module.weight
 
 
 def linear(

@@ -119,6 +119,27 @@ SHAPING: dict[str, AttackExample] = {
         ROW,
         (*COUNTDOWN.answers, Answer("an answer that is near", thought("3 * 4 + 5"), known=True)),
     ),
+    "countdown_steps": AttackExample(
+        PUZZLE,
+        ROW,
+        (
+            Answer("a search that finds the target", thought("", "3*4=12,12+5=17.\n3+4=7,7+5=12!\n"), right=True),
+            Answer("one right step, a thousand times", thought("", "3*4=12\n" * 1000)),
+            Answer("one step, its numbers the other way round", thought("", "3*4=12\n4*3=12\n" * 1000)),
+            Answer("one try, a thousand times", thought("", "3*4=12,12+5=17.\n" * 1000)),
+            Answer("right sums about other numbers", thought("", "1+1=2,2+2=4\n6*6=36\n" * 100)),
+            Answer("a number used twice", thought("", "4+4=8,8+4=12!\n")),
+            Answer("the target behind a wrong sum", thought("", "3*4=13,13-5=12!\n")),
+            Answer("steps outside of the thinking", "<think></think>3+4=7,7+5=12!"),
+            Answer("code for a step", thought("", "__import__('os').getpid()=3\n")),
+            Answer("a tower of powers", thought("", "9**9**9=1,9=9\n")),
+            Answer(
+                "tries that do not look for the target", thought("", "3*4=12,12*5=60.\n5*3=15,15*4=60."), known=True
+            ),
+            Answer("a hit without an answer", thought("none", "3+4=7,7+5=12!"), known=True),
+        ),
+        above=0.1,
+    ),
     "code_course": AttackExample(
         "Write a Python function `add` that adds two numbers.",
         {},

@@ -97,3 +97,18 @@ def value(tokens: list[str]) -> tuple[int, int] | None:
         else:
             stack.append((a * d, b * c))
     return stack[0]
+
+
+def apply(operator: str, a: int, b: int) -> int | None:
+    """The result of `a operator b` where it is a non-negative integer, else None."""
+    match operator:
+        case "+":
+            return a + b
+        case "-":
+            return a - b if a >= b else None
+        case "*":
+            return a * b
+        case "|":
+            return abs(a - b)
+        case _:
+            return a // b if b and a % b == 0 else None

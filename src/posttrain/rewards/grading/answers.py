@@ -5,7 +5,7 @@ Loads neither torch nor numpy, so that a worker process starts at once.
 
 import json
 import math
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Set
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from enum import StrEnum
 from numbers import Real
@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 from posttrain.errors import RunError
 from posttrain.rewards.grading.function import ScoringFailure
 
-RULE = "A score is a finite number, None where the function does not apply, or a Graded."
+RULE = "A score is a finite number, None where the function does not apply, or a Graded or ProcessReward."
 EXCERPT = 200
 """Characters of a text that an error shows."""
 NO_LISTS = (str, bytes, bytearray, memoryview, Mapping)
@@ -39,6 +39,9 @@ class Score(NamedTuple):
     """What it logged of this completion, by column."""
     metrics: Mapping[str, float] | None = None
     """What it logged of the call that gave this score, by name."""
+    marks: Mapping[str, list[Any]] | None = None
+    """What tokens and spans earn beside it, as JSON: `tokens`, a number or null each, and `spans` of [start, end,
+    value]."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +100,7 @@ def listed(result: object) -> list[object] | str:
         return result
     if isinstance(result, Set):
         return f"returned {value_and_type(result)}, which has no order,"
-    if isinstance(result, (Graded, *NO_LISTS)) or not isinstance(result, Iterable):
+    if isinstance(result, (Graded, ProcessReward, *NO_LISTS)) or not isinstance(result, Iterable):
         return f"returned {value_and_type(result)}"
     if isinstance(result, Array) and len(result.shape) == 0:
         return "returned a single number"
@@ -107,6 +110,8 @@ def listed(result: object) -> list[object] | str:
 def read_score(value: object) -> Verdict:
     """The score that one returned value stands for."""
     outcome, details = "", None
+    if isinstance(value, ProcessReward):
+        return with_marks(read_score(value.score), value)
     if isinstance(value, Graded):
         details = value.details if isinstance(value, DetailedGrade) else None
         outcome, value = str(value.outcome), value.score
@@ -125,6 +130,63 @@ def read_score(value: object) -> Verdict:
     if isinstance(number, str):
         return InvalidScore(f"returned {value_and_type(value)}. {RULE}")
     return Score(number, outcome, details) if math.isfinite(number) else InvalidScore(f"returned {number}. {RULE}")
+
+
+def with_marks(said: Verdict, given: "ProcessReward") -> Verdict:
+    """The score of a process reward with its marks, or what is wrong with them."""
+    if not isinstance(said, Score):
+        return said
+    if math.isnan(said.value):
+        return InvalidScore(
+            "returned a ProcessReward whose score is None; give 0.0 where only steps pay, and None instead of the"
+            " ProcessReward where the function does not apply"
+        )
+    tokens = numbers_in("token_rewards", given.token_rewards)
+    if isinstance(tokens, InvalidScore):
+        return tokens
+    spans = spans_in(given.spans)
+    if isinstance(spans, InvalidScore):
+        return spans
+    return said._replace(marks={"tokens": tokens, "spans": spans} if tokens or spans else None)
+
+
+def numbers_in(what: str, given: object) -> list[Any] | InvalidScore:
+    """The finite numbers of a list, None for None, or what is wrong with it."""
+    try:
+        values = attempt(listed, given)
+        numbers = values if isinstance(values, str) else [attempt(number_in, value) for value in values]
+    except FunctionError as failed:
+        return InvalidScore(f"returned a ProcessReward whose {what} cannot be read", failed.__cause__)
+    if isinstance(numbers, str):
+        return InvalidScore(f"{numbers} as {what}; give a list of numbers, None where there is none")
+    for place, number in enumerate(numbers):
+        if isinstance(number, str) or not (number is None or math.isfinite(number)):
+            shown = value_and_type(values[place])
+            return InvalidScore(f"returned {what}[{place}] = {shown}; give a finite number, or None for none")
+    return numbers
+
+
+def spans_in(given: object) -> list[Any] | InvalidScore:
+    """The spans of a list as [start, end, value], or what is wrong with it."""
+    try:
+        spans = attempt(listed, given)
+    except FunctionError as failed:
+        return InvalidScore("returned a ProcessReward whose spans cannot be read", failed.__cause__)
+    rule = "give a list of Span(start, end, value): characters [start, end) of the graded text, and a finite number"
+    if isinstance(spans, str):
+        return InvalidScore(f"{spans} as spans; {rule}")
+    read: list[Any] = []
+    for place, span in enumerate(spans):
+        numbers = numbers_in(f"spans[{place}]", span)
+        if (
+            isinstance(numbers, InvalidScore)
+            or len(numbers) != 3
+            or None in numbers
+            or not all(float(number).is_integer() for number in numbers[:2])
+        ):
+            return InvalidScore(f"returned spans[{place}] = {value_and_type(span)}; {rule}")
+        read.append([int(numbers[0]), int(numbers[1]), numbers[2]])
+    return read
 
 
 def number_in(value: Any) -> float | str | None:
@@ -179,6 +241,28 @@ class DetailedGrade(Graded):
         made = super().__new__(cls, score, outcome)
         made.details = details
         return made
+
+
+class Span(NamedTuple):
+    """A stretch of the graded text, its characters `start` up to but not `end`, and what it earns."""
+
+    start: int
+    end: int
+    value: float
+
+
+class ProcessReward(NamedTuple):
+    """A score, and what single tokens or stretches of the text earn beside it: a reward for steps of the way.
+
+    Both kinds of marks may be given; they add up.  What is marked has the function's weight, as the score has.
+    """
+
+    score: "float | Graded"
+    """0.0 where only steps pay."""
+    token_rewards: Sequence[float | None] = ()
+    """One for each of `completion_ids`, the stop token included, None where no step ends; empty where none is given."""
+    spans: Sequence[Span | tuple[int, int, float]] = ()
+    """A span's value is earned by the token that completes it; where the prompt's prefill holds all of it, by none."""
 
 
 class FunctionError(Exception):

@@ -18,6 +18,7 @@ from posttrain.rewards.grading.answers import (
     Array,
     FunctionError,
     InvalidScore,
+    Score,
     Verdict,
     WorkerAnswer,
     raised,
@@ -253,9 +254,31 @@ def require_known(call: Call, offered: Set[str]) -> None:
 def read_result(call: Call, result: Result) -> list[Verdict] | InvalidScore:
     """One verdict per row of the call, or what is wrong with all of them together.
 
-    Scores have with them what the call logged of them.
+    Scores have with them what the call logged of them, and marks that are on their completion.
     """
-    return call.log.kept_with(verdicts_of(call, result))
+    verdicts = call.log.kept_with(verdicts_of(call, result))
+    if isinstance(verdicts, InvalidScore):
+        return verdicts
+    return [misplaced(row, said) or said for row, said in zip(call.rows, verdicts, strict=True)]
+
+
+def misplaced(row: RolloutRow, said: Verdict) -> InvalidScore | None:
+    """What is wrong with marks that are not on the completion; None where all are, or there are none."""
+    if not isinstance(said, Score) or said.marks is None:
+        return None
+    given, num_tokens, num_characters = len(said.marks["tokens"]), len(row.rollout.tokens), len(row.text)
+    if given not in (0, num_tokens):
+        return InvalidScore(
+            f"returned {given} token_rewards for a completion of {num_tokens} tokens; give one for each of"
+            " completion_ids, the stop token included, None where no step ends"
+        )
+    for place, (start, end, _) in enumerate(said.marks["spans"]):
+        if not 0 <= start < end <= num_characters:
+            return InvalidScore(
+                f"returned spans[{place}] = characters {start} to {end} of a text of {num_characters}; a span is"
+                " [start, end) of the graded text, with 0 <= start < end <= its length"
+            )
+    return None
 
 
 def verdicts_of(call: Call, result: Result) -> list[Verdict] | InvalidScore:

@@ -9,8 +9,9 @@ prompts and completions are strings.  For a conversation `prompts[i]` is the lis
 stop token removed.  A function with a parameter `response` scores one completion per call:
 `(response, ground_truth) -> float`, where `ground_truth` is the column of that name or `answer`.
 
-**What it returns.**  One `float | int | bool | None | Graded` per completion; None where it does not apply.  A function
-may be `async` or return an awaitable: all of these run concurrently.
+**What it returns.**  One `float | int | bool | None | Graded | ProcessReward` per completion; None where it does not
+apply.  A ProcessReward has beside the score what single tokens, or spans of the text, earn.  A function may be `async`
+or return an awaitable: all of these run concurrently.
 
 **What goes wrong.**  An exception, a wrong length, NaN, inf or another type stops the run and names the completion
 (`rollout.on_reward_error: none`, here `on_error="none"`: scored as None and counted).  A `ScoringFailure` is tried
@@ -35,7 +36,7 @@ from torch import Tensor
 from posttrain.errors import RunError, UserError
 from posttrain.options.grading import GradingOptions
 from posttrain.options.reward import RewardTerms
-from posttrain.records import Grades, Group
+from posttrain.records import Grades, Group, Marks
 from posttrain.rewards.grading.answers import UNSCORED, InvalidScore, OutOfTime, Score, Verdict, safe_text
 from posttrain.rewards.grading.calls import Call, RolloutRow, after, read_result, run_error
 from posttrain.rewards.grading.dispatch import dispatch
@@ -239,6 +240,7 @@ def as_grades(
     details = {name: [one.details for one in column] for name, column in by_name.items()}
     extras = {name: [one.extra for one in column] for name, column in by_name.items()}
     logged = {name: [one.metrics for one in column] for name, column in by_name.items()}
+    marks = {name: [marks_in(one) for one in column] for name, column in by_name.items()}
     grades = Grades(
         names=tuple(function.name for function in functions),
         scores=scores,
@@ -249,9 +251,18 @@ def as_grades(
         details={name: grouped(column, shape[1]) for name, column in details.items() if any(column)},
         extras={name: grouped(column, shape[1]) for name, column in extras.items() if any(column)},
         logged={name: grouped(column, shape[1]) for name, column in logged.items() if any(column)},
+        marks={name: grouped(column, shape[1]) for name, column in marks.items() if any(column)},
         num_failures=sum(not isinstance(one, Score) for column in verdicts for one in column),
     )
     return replace(grades, rewards=weighted_sum(grades.clipped, grades.weights))
+
+
+def marks_in(score: Score) -> Marks | None:
+    """What a function gave tokens and spans."""
+    if score.marks is None:
+        return None
+    spans = tuple((start, end, value) for start, end, value in score.marks["spans"])
+    return Marks(tokens=tuple(score.marks["tokens"]), spans=spans)
 
 
 def weighted_sum(

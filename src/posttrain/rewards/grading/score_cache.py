@@ -132,8 +132,8 @@ class Cache:
 def said_of(score: Score) -> str:
     """A score as text."""
     value = None if math.isnan(score.value) else score.value
-    extra = [] if score.extra is None else [score.extra]
-    return json.dumps([value, score.outcome, score.details, *extra])
+    more = [score.extra, None, score.marks] if score.marks else [score.extra] if score.extra is not None else []
+    return json.dumps([value, score.outcome, score.details, *more])
 
 
 def seal(key: bytes, said: str) -> bytes:

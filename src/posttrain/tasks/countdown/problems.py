@@ -18,6 +18,7 @@ from random import Random
 
 from posttrain.errors import UserError
 from posttrain.options.countdown import NumbersRule
+from posttrain.rewards.countdown.arithmetic import apply
 from posttrain.rewards.countdown.grader import Countdown
 from posttrain.tasks.countdown.solver import Numbers, solvable, splits
 
@@ -65,21 +66,6 @@ def held_out(numbers: tuple[int, ...]) -> bool:
     """Whether a multiset of numbers is set apart for evaluation, whatever the seed, target or rule."""
     digest = hashlib.blake2b(repr(sorted(numbers)).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") % HELD_OUT_SHARE == 0
-
-
-def apply(operator: str, a: int, b: int) -> int | None:
-    """The result of `a operator b` where it is a non-negative integer, else None."""
-    match operator:
-        case "+":
-            return a + b
-        case "-":
-            return a - b if a >= b else None
-        case "*":
-            return a * b
-        case "|":
-            return abs(a - b)
-        case _:
-            return a // b if b and a % b == 0 else None
 
 
 def make_target(numbers: tuple[int, ...], operators: str, rng: Random) -> int | None:

@@ -8,6 +8,7 @@ from typing import Protocol
 
 from posttrain.config import SftConfig
 from posttrain.errors import UserError
+from posttrain.models.adapters.in_force import trains_adapter
 from posttrain.models.adapters.peft_objects import require_whole_adapter
 from posttrain.models.conversation_masks import Masking
 from posttrain.models.loading.model_folder import load_policy
@@ -16,7 +17,7 @@ from posttrain.models.policy import Policy, as_policy
 from posttrain.models.rendering import TokenizerRenderer
 from posttrain.options.dataset import DatasetOptions
 from posttrain.options.model import ModelOptions
-from posttrain.options.training import SftOptions
+from posttrain.options.training import SftOptions, for_policy
 from posttrain.records import Example
 from posttrain.runs.folder import saved_recipe
 from posttrain.runs.harness import Harness, HarnessOptions, require_resume
@@ -119,6 +120,8 @@ def train_sft(
         rows=None if rows is None else list(rows), held_out=None if held_out_rows is None else list(held_out_rows)
     )
     inputs = inputs_of_sft(config, policy, given)
+    if policy is not None:
+        config = replace(config, sft=for_policy(config.sft, adapter=trains_adapter(policy.model)))
     if resume:
         inputs = require_same_inputs(Path(config.run.folder), inputs, accept_changes=accept_changes)
     watching = require_watchers(watchers)

@@ -1,0 +1,201 @@
+"""What rows that the field has added buy on Countdown, at equal completion tokens: GRPO, MaxRL, distillation.
+
+    python benchmarks/field_rows.py CELL [CELL ...] [--seed 0] [--tokens 250000]
+    python benchmarks/field_rows.py --hint-base
+    python benchmarks/field_rows.py --table
+
+Every cell is `countdown-tiny`, smaller and with another algorithm; it ends with the step that reaches the budget of
+completion tokens.  Cells start from the bundled model, those named `hint_*` from one that `--hint-base` makes of it by
+supervised updates on demonstrations, half of which show a right completion before the problem is put again: the bundled
+model does not read one.  `distill_*` need the policy that `grpo` ends with, which is their teacher: its own tokens are
+not counted.  Results go to benchmarks/results/field_rows.json, cell by cell.
+"""
+
+import argparse
+import itertools
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import posttrain
+from posttrain.options.countdown import CountdownOptions
+from posttrain.options.demonstrator import Demonstrator
+from posttrain.runs.reports import StepReport
+from posttrain.tasks.countdown.countdown_task import compact, difficulty
+from posttrain.tasks.countdown.demonstrator import demonstrate
+from posttrain.tasks.countdown.problems import training_problem
+from posttrain.tasks.countdown.search import HIT, MISS
+
+RESULTS = Path(__file__).parent / "results" / "field_rows.json"
+FOLDER = Path("runs/benchmark-field-rows")
+KL = {"coefficient": 0.03}
+SHOWN = "{prompt}{shown}\n{prompt}"
+"""A prompt ends with a line break already."""
+
+SIBLING = {"sees": "sibling", "template": SHOWN, "weights": "start"}
+BESIDE = {"coefficient": 0.03, "reward_weight": 1.0}
+CELLS: Mapping[str, Mapping[str, Any]] = {
+    "grpo": {"name": "grpo", "token_weights": "mean_over_tokens", "kl": KL},
+    "maxrl": {"name": "maxrl", "token_weights": "mean_over_tokens", "kl": KL},
+    "distill_full": {"name": "distill", "teacher": {"model": "GRPO"}},
+    "distill_sampled": {"name": "distill", "teacher": {"model": "GRPO"}, "signal": "sampled"},
+    "self_alone": {"name": "distill", "teacher": SIBLING},
+    "self_beside_reward": {"name": "distill", "teacher": SIBLING, **BESIDE},
+    "hint_grpo": {"name": "grpo", "token_weights": "mean_over_tokens", "kl": KL},
+    "hint_self": {"name": "distill", "teacher": SIBLING},
+    "hint_self_beside_reward": {"name": "distill", "teacher": SIBLING, **BESIDE},
+    "grpo_moving": {"name": "grpo", "token_weights": "mean_over_tokens", "kl": KL},
+}
+MOVING = {"grpo_moving": {"refresh_every": 5}}
+"""Cells whose reference is taken again."""
+NUM_HINTS = 4000
+HINT_UPDATES = 200
+
+
+class Budget(posttrain.Watcher):
+    """Ends a run with the step in which its completion tokens reach a number."""
+
+    def __init__(self, tokens: int) -> None:
+        self.tokens, self.used, self.steps = tokens, 0, 0
+        self.last: dict[str, float] = {}
+
+    def on_step(self, report: StepReport) -> None:
+        self.used += report.num_tokens
+        self.steps += 1
+        self.stopping = self.used >= self.tokens
+        self.last = dict(report.metrics)
+
+
+def folder_of(cell: str, seed: int) -> Path:
+    """Where a cell's run is."""
+    return FOLDER / f"{cell}-{seed}"
+
+
+def algorithm_of(cell: str, seed: int) -> dict[str, Any]:
+    """The cell's algorithm, its teacher named."""
+    algorithm = dict(CELLS[cell])
+    teacher = algorithm.get("teacher", {})
+    if teacher.get("model") == "GRPO":
+        algorithm["teacher"] = {**teacher, "model": str(folder_of("grpo", seed) / "model")}
+    return algorithm
+
+
+def hint_rows() -> Iterator[dict[str, str]]:
+    """Demonstrations, every second one behind a right completion: its search ends sooner, with the line that it saw."""
+    task = CountdownOptions()
+    for index in range(NUM_HINTS):
+        rng = Random(f"hints {index}")
+        problem = training_problem(difficulty(task), task.numbers, seed=1, index=index)
+        own, prompt = demonstrate(problem, rng, Demonstrator()), compact(problem)
+        right = next(
+            (each for each in (demonstrate(problem, rng, Demonstrator(give_up=0.0)) for _ in range(20)) if HIT in each),
+            None,
+        )
+        if index % 2 or right is None:
+            yield {"prompt": prompt, "completion": own}
+            continue
+        misses = [line for line in own.removeprefix("<think>").splitlines() if line.endswith(MISS)]
+        seen = [line for line in right.removeprefix("<think>").splitlines() if line.endswith(HIT)]
+        tries = misses[: next(count for count in itertools.count() if rng.random() < 0.7)]
+        shown = SHOWN.replace("{shown}", right).replace("{prompt}", prompt)
+        answer = right[right.index("</think>") :]
+        yield {"prompt": shown, "completion": "<think>" + "\n".join([*tries, *seen]) + "\n" + answer}
+
+
+def make_hint_base() -> None:
+    """The model that `hint_*` cells start from."""
+    config = posttrain.load_recipe(
+        "own-sft",
+        model={"path": "bundled"},
+        task={"name": "dataset", "held_out_size": 64},
+        sft={"learning_rate": 5e-4, "warmup_steps": 20, "num_epochs": None, "rows_per_batch": 32, "eval_every": 100},
+        run={"folder": str(FOLDER / "hint-base"), "overwrite": True, "num_steps": HINT_UPDATES, "threads": 1},
+    )
+    print(posttrain.train_sft(config, rows=list(hint_rows())).summary["after"])
+
+
+def run(cell: str, seed: int, tokens: int) -> dict[str, Any]:
+    """One cell's row."""
+    config = posttrain.load_recipe(
+        "countdown-tiny",
+        model={"path": str(FOLDER / "hint-base" / "model") if cell.startswith("hint_") else "bundled"},
+        reference=MOVING.get(cell, {}),
+        algorithm=algorithm_of(cell, seed),
+        task={"name": "countdown", "prompt_style": "compact", "held_out_size": 128},
+        rollout={"prompts_per_step": 16, "group_size": 8, "max_completion_tokens": 256},
+        update={"learning_rate": 2e-4, "warmup_steps": 5, "schedule": "constant", "tokens_per_microbatch": 4096},
+        evaluation={"every_steps": 0, "samples": 8},
+        checkpoint={"every_steps": 0},
+        run={
+            "folder": str(folder_of(cell, seed)),
+            "overwrite": True,
+            "seed": seed,
+            "num_steps": 1000,
+            "time_limit_minutes": None,
+            "threads": 1,
+        },
+    )
+    budget = Budget(tokens)
+    summary = posttrain.train(config, watchers=[budget]).summary
+    kept = ("accuracy_sampled", "accuracy_sampled_interval", "pass_at_8", "success_per_try", "mean_length")
+    return {
+        "cell": cell,
+        "seed": seed,
+        "algorithm": algorithm_of(cell, seed),
+        "steps": budget.steps,
+        "completion_tokens": budget.used,
+        "before": {name: summary["before"].get(name) for name in kept},
+        "after": {name: summary["after"].get(name) for name in kept},
+        "last_step": {
+            name: value for name, value in budget.last.items() if name in ("kl", "kl_teacher", "teacher/shown")
+        },
+        "seconds": summary["seconds"],
+    }
+
+
+def rows() -> list[dict[str, Any]]:
+    """What was measured already."""
+    found: list[dict[str, Any]] = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.exists() else []
+    return found
+
+
+def table() -> str:
+    """All rows, before and after."""
+    lines = ["| row | seed | tokens | accuracy before → after | 95 % | pass@8 | success per try | length | minutes |"]
+    lines.append("|---|---|---|---|---|---|---|---|---|")
+    for row in rows():
+        before, after = row["before"], row["after"]
+        low, high = after["accuracy_sampled_interval"]
+        minutes = sum(row["seconds"].values()) / 60
+        lines.append(
+            f"| {row['cell']} | {row['seed']} | {row['completion_tokens'] / 1e6:.2f} M"
+            f" | {before['accuracy_sampled']:.3f} → {after['accuracy_sampled']:.3f} | {low:.3f} to {high:.3f}"
+            f" | {before['pass_at_8']:.3f} → {after['pass_at_8']:.3f}"
+            f" | {before['success_per_try']:.3f} → {after['success_per_try']:.3f}"
+            f" | {before['mean_length']:.0f} → {after['mean_length']:.0f} | {minutes:.1f} |"
+        )
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Run cells, or show what there is."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("cells", nargs="*", choices=[*CELLS, []])
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--tokens", type=int, default=250_000)
+    parser.add_argument("--table", action="store_true")
+    parser.add_argument("--hint-base", action="store_true")
+    given = parser.parse_args()
+    if given.hint_base:
+        make_hint_base()
+    for cell in given.cells:
+        row = run(cell, given.seed, given.tokens)
+        kept = [each for each in rows() if (each["cell"], each["seed"]) != (cell, given.seed)]
+        RESULTS.write_text(json.dumps([*kept, row], indent=1) + "\n", encoding="utf-8")
+    print(table())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,53 @@
+"""The same votes in a terminal: a pair, one above the other, and a key for what is better."""
+
+import sys
+from collections.abc import Iterator
+
+from posttrain.runs.progress import visible
+from posttrain.training.collecting.ballot import Ballot, ShownPair
+
+KEYS = {"1": "left", "2": "right", "t": "tie", "s": "skip"}
+HELP = "1 A is better   2 B is better   t tie   s skip   u undo   q end"
+
+
+def ask_in_terminal(ballot: Ballot, question: str) -> None:
+    """Ask until every pair is judged, `q`, or the end of what is typed; every vote is kept."""
+    print(HELP)
+    answers = typed_lines()
+    while (pair := ballot.current()) is not None:
+        print(pair_text(pair, question, f"{ballot.num_done} of {ballot.num_pairs} judged by {ballot.rater}"))
+        key = next(answers, "q")
+        if key == "q":
+            return
+        if key == "u":
+            print("taken back" if ballot.undo() else "there is no vote to take back")
+        elif key in KEYS:
+            ballot.vote(pair.id, KEYS[key])
+        else:
+            print(f"{visible(key[:20])!r} is none of them: {HELP}")
+    print("Every pair is judged.")
+
+
+def typed_lines() -> Iterator[str]:
+    """What is typed, a line at a time, without blanks and in small letters."""
+    prompt = "> " if sys.stdin.isatty() else ""
+    while True:
+        try:
+            yield input(prompt).strip().lower()
+        except EOFError:
+            return
+
+
+def pair_text(pair: ShownPair, question: str, progress: str) -> str:
+    """A pair as text that cannot steer the terminal: control characters and marks of direction are written out.
+
+    Every line of a model's has a bar before it, so that none can pass for one of ours.
+    """
+    parts = (("Prompt", pair.question), ("A", pair.left), ("B", pair.right))
+    shown = [line for name, text in parts for line in (name, *barred(text))]
+    return "\n".join(["", progress, *shown, visible(question)])
+
+
+def barred(text: str) -> list[str]:
+    """The lines of a text, safe to print, each with a bar before it."""
+    return [f"  | {line}" for line in visible(text).split("\n")]

@@ -1,0 +1,111 @@
+"""Countdown's process reward: for single steps and tries of a search, beside whatever its answer earns.
+
+**What is read.**  The thinking: what stands between `<think>`, or the beginning, and `</think>`, or the end.  Its
+lines are tries in the notation of posttrain.rewards.countdown.tries, the bundled model's; any other line is passed
+over.  It is parsed, never evaluated, in linear time; tries beyond the first MOST_TRIES are not read.
+
+**What earns what.**  The score is 0.  Spans are marked, in the order of the text:
+
+- a right step that this completion has not made before: `step`; made again: 0;
+- a wrong step: minus `cost`;
+- a complete try that this completion has not made before: `hit` for the first that reaches the target, else `attempt`;
+  made again: minus `cost`.  The mark is on the whole line.
+
+What is earned in all stops at `most`, and so does what is charged: then marks are 0.  The answer, which earns 1, always
+weighs more, as long as this reward's weight is at most that of the answer's.
+
+**Known hacks, and what stops them.**  One right step, or one try, over and over: paid once, also with its numbers the
+other way round.  Sums about other numbers: they are not on the table.  Every sum that there is: `most`.  Big numbers:
+nine digits.  Not stopped: making up new tries without looking for the target, which pays `attempt` until `most`, and a
+hit that is then not given as the answer; look at the accuracy.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+from posttrain.errors import require
+from posttrain.rewards.countdown.grader import Column, Countdown, puzzles
+from posttrain.rewards.countdown.tries import STEP, read_try
+from posttrain.rewards.grading.answers import ProcessReward, Span
+from posttrain.rewards.tags import END_THINK, THINK
+
+MOST_TRIES = 1000
+"""A search of the bundled model has about seven tries, and a completion of 400 tokens has room for about 50."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CountdownSteps:
+    """Reward function: process rewards for the steps and tries of a Countdown search; its score is 0."""
+
+    step: float = 0.02
+    """What a right step earns that is new in its completion."""
+    attempt: float = 0.02
+    """What a complete try earns that is new and misses."""
+    hit: float = 0.2
+    """What the first try earns that reaches the target."""
+    cost: float = 0.05
+    """What a wrong step is charged, and a try that was made before."""
+    most: float = 0.5
+    """The most that a completion earns, and the most that it is charged."""
+
+    def __post_init__(self) -> None:
+        require(0 < self.most < 1, self, "most", "must be in (0, 1): the way is worth less than the answer")
+        for name in ("step", "attempt", "hit", "cost"):
+            require(0 <= getattr(self, name) <= self.most, self, name, f"must be in [0, most], and most = {self.most}")
+
+    def __call__(
+        self,
+        *,
+        completions: Sequence[str],
+        numbers: Column,
+        target: Column,
+        rule: Column | None = None,
+        **_columns: Any,
+    ) -> list[ProcessReward]:
+        rows = zip(puzzles(numbers, target, rule), completions, strict=True)
+        return [ProcessReward(0.0, spans=self.bounded(puzzle, text)) for puzzle, text in rows]
+
+    def bounded(self, puzzle: Countdown, text: str) -> list[Span]:
+        """The marks on a completion, cut where `most` is reached."""
+        earned, charged = 0.0, 0.0
+        spans: list[Span] = []
+        for start, end, value in self.marks(puzzle, text):
+            if value > 0:
+                value = min(value, self.most - earned)
+                earned += value
+            else:
+                value = -min(-value, self.most - charged)
+                charged -= value
+            spans.append(Span(start, end, value))
+        return spans
+
+    def marks(self, puzzle: Countdown, text: str) -> Iterator[Span]:
+        """What each step and try is worth by itself, in the order in which they end."""
+        steps_made, tries_made, found = set[tuple[str, int, int]](), set[frozenset[tuple[str, int, int]]](), False
+        for start, line in islice(lines_of_tries(text), MOST_TRIES):
+            attempt = read_try(puzzle, line)
+            for step in attempt.steps:
+                fresh = self.step if step.key not in steps_made else 0.0
+                yield Span(start + step.start, start + step.end, fresh if step.right else -self.cost)
+                steps_made.add(step.key)
+            if attempt.complete:
+                made = frozenset(step.key for step in attempt.steps)
+                hits = attempt.hits and not found
+                value = -self.cost if made in tries_made else self.hit if hits else self.attempt
+                yield Span(start, start + len(line), value)
+                tries_made.add(made)
+                found = found or attempt.hits
+
+
+def lines_of_tries(text: str) -> Iterator[tuple[int, str]]:
+    """(start, line) of the lines of a completion's thinking that begin with a step, white space around left out."""
+    opened = text.find(THINK)
+    start = 0 if opened < 0 else opened + len(THINK)
+    closed = text.find(END_THINK, start)
+    for line in text[start : len(text) if closed < 0 else closed].split("\n"):
+        stripped = line.strip()
+        if STEP.match(stripped) is not None:
+            yield start + line.index(stripped), stripped
+        start += len(line) + 1

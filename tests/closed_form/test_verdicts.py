@@ -1,0 +1,153 @@
+"""What rewards, a judge's answers and people's votes add up to."""
+
+import pytest
+
+from posttrain.training.collecting.preference_rows import length_summary, preference_row
+from posttrain.training.collecting.verdicts import (
+    order_summary,
+    rater_summary,
+    standing_votes,
+    verdict_by_answers,
+    verdict_by_reward,
+    verdict_by_votes,
+)
+from tests.support.comparisons import written_pair, written_prompt
+
+
+def answers(*told: tuple[str, str, float]) -> list[dict[str, object]]:
+    return [
+        {"pair": "0:0-1", "judge": "j", "principle": principle, "order": order, "share": share, "says": f"says {share}"}
+        for principle, order, share in told
+    ]
+
+
+@pytest.mark.parametrize(
+    ("rewards", "margin", "share"),
+    [
+        ((1.0, 0.0), 0.0, 1.0),
+        ((0.0, 1.0), 0.0, 0.0),
+        ((0.5, 0.5), 0.0, 0.5),
+        ((0.75, 0.5), 0.25, 0.5),  # a difference of the margin itself is a tie
+        ((0.75, 0.5), 0.2, 1.0),
+    ],
+)
+def test_the_better_reward_wins_by_more_than_the_margin(
+    rewards: tuple[float, float], margin: float, share: float
+) -> None:
+    verdict = verdict_by_reward(written_pair(rewards=rewards), margin, "solved")
+    assert verdict is not None
+    assert verdict.share == share
+    assert verdict.margin == pytest.approx(abs(rewards[0] - rewards[1]))
+
+
+def test_a_pair_of_which_one_has_no_reward_is_not_judged() -> None:
+    assert verdict_by_reward(written_pair(rewards=(None, 1.0)), 0.0, "solved") is None
+    assert verdict_by_reward(written_pair(rewards=(1.0, None)), 0.0, "solved") is None
+
+
+@pytest.mark.parametrize(
+    ("told", "share"),
+    [
+        ([("", "first", 1.0), ("", "second", 1.0)], 1.0),
+        ([("", "first", 0.0), ("", "second", 0.0)], 0.0),
+        ([("", "first", 1.0), ("", "second", 0.0)], 0.5),  # it likes what comes first
+        ([("", "first", 1.0), ("", "second", 0.5)], 0.5),
+        ([("p", "first", 1.0), ("p", "second", 1.0), ("q", "first", 0.0), ("q", "second", 0.0)], 0.5),
+        ([("p", "first", 1.0), ("p", "second", 1.0), ("q", "first", 1.0), ("q", "second", 0.0)], 1.0),
+        ([("p", "first", 0.0), ("p", "second", 0.0), ("q", "first", 0.5), ("q", "second", 0.5)], 0.0),
+    ],
+)
+def test_orders_have_to_agree_and_principles_are_added_up(told: list[tuple[str, str, float]], share: float) -> None:
+    verdict = verdict_by_answers(written_pair(), answers(*told))
+    assert verdict.share == share
+    assert verdict.reasons == tuple(f"says {share}" for _, _, share in told)
+    assert verdict.principles == tuple(dict.fromkeys(name for name, _, _ in told if name))
+    assert verdict.margin is None
+
+
+def test_most_votes_win_and_skips_say_nothing() -> None:
+    pair = written_pair()
+    assert verdict_by_votes(pair, {"a": "first", "b": "skip"}).share == 1.0
+    assert verdict_by_votes(pair, {"a": "first", "b": "second"}).share == 0.5
+    assert verdict_by_votes(pair, {"a": "second", "b": "second", "c": "first"}).share == 0.0
+    assert verdict_by_votes(pair, {"a": "tie", "b": "second"}).share == 0.0
+    assert verdict_by_votes(pair, {"a": "skip"}) is None
+    assert verdict_by_votes(pair, {}) is None
+    assert verdict_by_votes(pair, {"a": "first", "b": "skip"}).judges == ("a",)
+
+
+def test_what_was_undone_does_not_stand_and_a_later_vote_does() -> None:
+    records = [
+        {"rater": "anna", "pair": "0:0-1", "vote": "first"},
+        {"rater": "ben", "pair": "0:0-1", "vote": "second"},
+        {"rater": "anna", "undone": "0:0-1"},
+        {"rater": "anna", "pair": "0:0-1", "vote": "tie"},
+        {"rater": "ben", "undone": "0:0-1"},
+    ]
+    assert standing_votes(records) == {"anna": {"0:0-1": "tie"}, "ben": {}}
+
+
+def test_raters_are_compared_on_the_pairs_that_both_judged() -> None:
+    votes = {
+        "ben": {"0": "first", "1": "second", "2": "skip", "3": "tie"},
+        "anna": {"0": "first", "1": "first", "2": "first", "4": "tie"},
+    }
+    found = rater_summary(votes)
+    # Common are pairs 0 and 1, of which 0 is judged alike: p_o = .5, p_e = 1·.5 + 0·.5 = .5, κ = 0.
+    assert found["agreement"] == {"anna and ben": {"num_common": 2, "raw": 0.5, "kappa": 0.0}}
+    assert found["raters"] == {"anna": {"first": 3, "tie": 1}, "ben": {"first": 1, "second": 1, "skip": 1, "tie": 1}}
+
+
+def test_a_judge_that_likes_the_first_place_is_seen_to() -> None:
+    told = {
+        "0": answers(("", "first", 1.0), ("", "second", 0.0)),  # what is shown first wins both times
+        "1": answers(("", "first", 1.0), ("", "second", 1.0)),  # shown first: 1, then 0
+        "2": answers(("", "", 1.0)),  # was not asked
+    }
+    found = order_summary(told)
+    assert found["num_asked_in_both_orders"] == 2
+    assert found["same_in_both_orders"] == 0.5
+    assert found["first_shown_share"] == 0.75  # (1 + 1 + 1 + 0) / 4
+
+
+def test_a_row_has_the_better_one_as_chosen_and_says_how_it_came_about() -> None:
+    verdict = verdict_by_reward(written_pair("bad", "good", rewards=(0.25, 1.0)), 0.0, "solved")
+    assert verdict is not None
+    row = preference_row(verdict)
+    assert (row["prompt"], row["chosen"], row["rejected"]) == ("3 + 4?", "good", "bad")
+    assert (row["margin"], row["tie"], row["judge"], row["principle"]) == (0.75, False, "solved", None)
+    assert (row["pair"], row["prompt_id"], row["chosen_sample"], row["rejected_sample"]) == ("0:0-1", "p0", 1, 0)
+    assert (row["chosen_reward"], row["rejected_reward"]) == (1.0, 0.25)
+
+
+def test_votes_stand_in_a_row_by_what_was_chosen() -> None:
+    verdict = verdict_by_votes(written_pair("bad", "good"), {"a": "second", "b": "second", "c": "first", "d": "tie"})
+    assert verdict is not None
+    row = preference_row(verdict)
+    assert row["votes"] == {"chosen": 2, "rejected": 1, "tie": 1}
+    assert row["judge"] == "a, b, c, d"
+
+
+def test_a_conversation_is_answered_by_a_message() -> None:
+    messages = ({"role": "user", "content": "3 + 4?"},)
+    prompt = written_prompt(["7", "8"], [1.0, 0.0], prompt=messages)
+    pair = written_pair(rewards=(1.0, 0.0))
+    verdict = verdict_by_reward(type(pair)(prompt, *prompt.completions), 0.0, "solved")
+    assert verdict is not None
+    row = preference_row(verdict)
+    assert row["prompt"] == messages
+    assert row["chosen"] == [{"role": "assistant", "content": "7"}]
+    assert row["rejected"] == [{"role": "assistant", "content": "8"}]
+
+
+def test_length_is_told_where_one_is_longer() -> None:
+    pairs = [written_pair("123", "1", rewards=(1, 0)), written_pair("12345", "1", rewards=(0, 1))]
+    pairs += [written_pair("12", "34", rewards=(1, 0))]
+    verdicts = [verdict_by_reward(pair, 0.0, "solved") for pair in pairs]
+    found = length_summary([verdict for verdict in verdicts if verdict is not None])
+    # With a stop token each: chosen 4, 2, 3 and rejected 2, 6, 3; of the two unequal ones the longer was chosen once.
+    assert found == {
+        "mean_chosen_tokens": 3.0,
+        "mean_rejected_tokens": pytest.approx(11 / 3),
+        "longer_chosen_share": 0.5,
+    }

@@ -1,0 +1,190 @@
+"""The voting page over real HTTP: pairs in order on sides drawn by lot, votes kept, undone, and taken up again."""
+
+import json
+import re
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from posttrain.commands.voting.ballot_server import PAGE, ask_on_pages
+from posttrain.errors import UserError
+from posttrain.training.collecting.ballot import CHOICES, StaleVote
+from tests.support.comparisons import ballot, written_pairs
+from tests.support.voted import asked, state, vote, voting
+
+
+def test_a_vote_is_on_the_disk_before_the_next_pair_is_shown(tmp_path: Path) -> None:
+    with voting(ballot(tmp_path)) as server:
+        first = state(server)
+        assert (first["done"], first["total"], first["undo"]) == (0, 3, False)
+        assert first["pair"]["question"] == "What is 3 + 4?"
+        assert {first["pair"]["left"], first["pair"]["right"]} == {"left 0", "right 0"}
+        status, second = vote(server, "left")
+        assert status == 200
+        (kept,) = (tmp_path / "votes.jsonl").read_text().splitlines()
+        winner = first["pair"]["left"]
+        assert json.loads(kept) == {
+            "rater": "anna",
+            "pair": first["pair"]["id"],
+            "vote": "first" if winner == "left 0" else "second",
+            "left": "first" if winner == "left 0" else "second",
+        }
+        assert (second["done"], second["undo"]) == (1, True)
+        assert second["pair"]["id"] != first["pair"]["id"]
+
+
+def test_each_choice_is_kept_as_what_it_says_of_the_pair(tmp_path: Path) -> None:
+    with voting(ballot(tmp_path, 4)) as server:
+        for choice in CHOICES:
+            shown = state(server)["pair"]
+            assert vote(server, choice)[0] == 200
+            kept = json.loads((tmp_path / "votes.jsonl").read_text().splitlines()[-1])
+            left_is_first = shown["left"].startswith("left")
+            expected = {"left": "first" if left_is_first else "second", "right": "second" if left_is_first else "first"}
+            assert kept["vote"] == expected.get(choice, choice)
+        assert state(server)["pair"] is None
+
+
+def test_an_undo_asks_again_and_goes_back_as_far_as_one_likes(tmp_path: Path) -> None:
+    with voting(ballot(tmp_path)) as server:
+        shown = []
+        for choice in ("left", "skip"):
+            shown.append(state(server)["pair"])
+            vote(server, choice)
+        for expected in reversed(shown):
+            _, _, content = asked(server, "/undo", {})
+            assert json.loads(content)["pair"] == expected
+        assert not state(server)["undo"]
+        assert asked(server, "/undo", {})[0] == 200  # there is nothing, and nothing happens
+        assert len((tmp_path / "votes.jsonl").read_text().splitlines()) == 4
+
+
+def test_who_comes_back_goes_on_where_they_stopped(tmp_path: Path) -> None:
+    with voting(ballot(tmp_path)) as server:
+        vote(server, "left")
+        vote(server, "tie")
+        asked(server, "/undo", {})
+        before = state(server)
+    (tmp_path / "votes.jsonl").write_bytes((tmp_path / "votes.jsonl").read_bytes() + b'{"rater": "anna", "pa')
+    with voting(ballot(tmp_path)) as server:
+        assert state(server) == before
+        vote(server, "right")
+        vote(server, "right")
+    votes = [json.loads(line) for line in (tmp_path / "votes.jsonl").read_text().splitlines()]
+    assert len(votes) == 5  # the torn line is gone, and what came after it is whole
+    assert ballot(tmp_path).num_done == 3
+
+
+def test_raters_have_ballots_and_sides_of_their_own(tmp_path: Path) -> None:
+    pairs = written_pairs(24)
+    anna, ben = (ballot(tmp_path, pairs, rater=rater) for rater in ("anna", "ben"))
+    with voting(anna, ben) as server:
+        assert len(set(server.addresses.values())) == 2
+        sides = []
+        while (shown := state(server, "anna")["pair"]) is not None:
+            sides.append((shown["left"], state(server, "ben")["pair"]["left"]))
+            vote(server, "left", rater="anna")
+            vote(server, "left", rater="ben")
+    of_anna, of_ben = zip(*sides, strict=True)
+    assert of_anna != of_ben
+    assert 5 < sum(text.startswith("left") for text in of_anna) < 19  # of 24 fair coins
+    assert anna.votes != ben.votes
+
+
+def test_sides_hang_on_the_seed(tmp_path: Path) -> None:
+    def lefts(seed: int) -> list[str]:
+        made = ballot(tmp_path / str(seed), 12, seed=seed)
+        (tmp_path / str(seed)).mkdir(exist_ok=True)
+        found = []
+        while (pair := made.current()) is not None:
+            found.append(pair.left)
+            made.vote(pair.id, "tie")
+        (tmp_path / str(seed) / "votes.jsonl").unlink()
+        return found
+
+    assert lefts(0) == lefts(0)
+    assert lefts(0) != lefts(1)
+
+
+def test_a_button_that_is_pressed_twice_votes_once(tmp_path: Path) -> None:
+    with voting(ballot(tmp_path)) as server:
+        pair = state(server)["pair"]["id"]
+        with ThreadPoolExecutor(8) as pool:
+            statuses = sorted(status for status, _ in pool.map(lambda _: vote(server, "left", pair), range(8)))
+        assert statuses == [200] + [409] * 7
+        assert state(server)["done"] == 1
+    assert len((tmp_path / "votes.jsonl").read_text().splitlines()) == 1
+
+
+@given(st.lists(st.sampled_from([*CHOICES, "undo", "reopen"]), max_size=24))
+@settings(max_examples=12)
+def test_a_ballot_is_a_list_that_votes_are_put_on_and_taken_off(
+    tmp_path_factory: pytest.TempPathFactory, moves: list[str]
+) -> None:
+    folder = tmp_path_factory.mktemp("ballot")
+    made, expected = ballot(folder, 5), []
+    for move in moves:
+        pair = made.current()
+        if move == "reopen":
+            made = ballot(folder, 5)
+        elif move == "undo":
+            assert made.undo() == bool(expected)
+            expected = expected[:-1]
+        elif pair is not None:
+            made.vote(pair.id, move)
+            expected = [*expected, pair.id]
+            with pytest.raises(StaleVote):
+                made.vote(pair.id, move)
+        assert list(made.votes) == expected
+        assert made.num_done == len(expected)
+
+
+def test_the_command_waits_until_every_rater_has_ended(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    ballots = [ballot(tmp_path, rater=rater) for rater in ("anna", "ben")]
+    waiting = threading.Thread(
+        target=ask_on_pages, args=(ballots, "Which?"), kwargs={"port": 0, "stopping": lambda: False}
+    )
+    said = ""
+    waiting.start()
+    while "End by the button" not in said:
+        said += capsys.readouterr().out
+    addresses = re.findall(r"http://127\.0\.0\.1:(\d+)/#(\S+)", said)
+    assert len(addresses) == 2
+    for port, token in addresses:
+        assert waiting.is_alive()
+        server = type("Server", (), {"server_port": int(port), "ballots": {}})()
+        assert asked(server, "/end", {}, token=token)[0] == 200
+    waiting.join(10)
+    assert not waiting.is_alive()
+
+
+def test_a_signal_ends_the_pages_with_every_vote_kept(tmp_path: Path) -> None:
+    ask_on_pages([ballot(tmp_path)], "Which?", port=0, stopping=lambda: True)  # returns at once
+
+
+def test_a_port_that_is_taken_is_told(tmp_path: Path) -> None:
+    with voting(ballot(tmp_path)) as server, pytest.raises(UserError, match="cannot listen there"):
+        ask_on_pages([ballot(tmp_path)], "Which?", port=server.server_port, stopping=lambda: True)
+
+
+@pytest.mark.parametrize("name", ["", " ", "an\nna", "\x1b[2J"])
+def test_a_rater_needs_a_name_that_can_be_shown(name: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="is no name that can be shown"):
+        ballot(tmp_path, rater=name)
+
+
+def test_everything_on_the_page_that_can_be_used_has_a_name_and_a_key() -> None:
+    buttons = re.findall(r"<button([^>]*)>([^<]+)", PAGE)
+    assert {text for _, text in buttons} == {"A is better", "B is better", "Tie", "Skip", "Undo", "End"}
+    shortcuts = re.findall(r'aria-keyshortcuts="(.)"', PAGE)
+    assert shortcuts == ["1", "2", "t", "s", "u"]
+    for section in re.findall(r"<section aria-labelledby=\"([\w-]+)\"", PAGE):
+        assert f'id="{section}"' in PAGE
+    assert '<label for="bar">' in PAGE
+    assert 'aria-live="polite"' in PAGE
+    assert '<html lang="en">' in PAGE
+    assert 'name="viewport" content="width=device-width, initial-scale=1"' in PAGE

@@ -1,0 +1,365 @@
+"""Preferences collected with a tiny model: judged by rewards and by people, resumed, and refused."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+import posttrain
+from posttrain.cli import main
+from posttrain.config import CollectConfig
+from posttrain.errors import RunError, UserError
+from posttrain.models.loading.new_model import new_model, new_tokenizer
+from posttrain.models.policy import Policy, as_policy
+from posttrain.training.collecting import prompt_sampler
+from posttrain.training.collecting.collection import Collection, collect
+from tests.support.runs import SHAPE, save_tiny_model
+
+ROWS = [{"prompt": f"{a} and ", "wanted": str(a)} for a in range(6)]
+
+
+def length(completions: list[str], **columns: object) -> list[float]:
+    """Longer is better; the tiny model writes noise of a few characters."""
+    return [float(len(text)) for text in completions]
+
+
+def alike(completions: list[str], **columns: object) -> list[float]:
+    return [1.0] * len(completions)
+
+
+def not_all(completions: list[str], **columns: object) -> list[float | None]:
+    return [None if index % 2 else 1.0 + index for index, _ in enumerate(completions)]
+
+
+@pytest.fixture(scope="module")
+def policy() -> Policy:
+    tokenizer = new_tokenizer()
+    return as_policy(new_model(SHAPE, tokenizer, seed=0), tokenizer)
+
+
+def config_of(folder: Path, **sections: Mapping[str, Any]) -> CollectConfig:
+    content: dict[str, Any] = {
+        "task": {"name": "dataset", "held_out_share": 0.0},
+        "sampling": {"max_completion_tokens": 5},
+        "collect": {"num_prompts": 6, "group_size": 3, "cut_off": "keep"},
+        "run": {"folder": str(folder), "threads": 1},
+    }
+    merged = {name: {**content.get(name, {}), **sections.get(name, {})} for name in {**content, **sections}}
+    return posttrain.load_recipe(kind=CollectConfig, **merged)
+
+
+def lines(file: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in file.read_text().splitlines()]
+
+
+def test_pairs_judged_by_a_reward_are_rows_with_the_better_one_chosen(policy: Policy, tmp_path: Path) -> None:
+    run = collect(config_of(tmp_path / "run"), policy=policy, rows=ROWS, rewards=[length])
+    prompts, rows = lines(run.folder / "completions.jsonl"), lines(run.folder / "preferences.jsonl")
+    ties = lines(run.folder / "ties.jsonl")
+    assert [each["prompt"] for each in prompts] != sorted(each["prompt"] for each in prompts)  # drawn in an order
+    assert {each["prompt"] for each in prompts} == {row["prompt"] for row in ROWS}
+    for row in rows:
+        assert len(row["chosen"]) > len(row["rejected"])
+        assert row["margin"] == len(row["chosen"]) - len(row["rejected"])
+        of_prompt = {each["sample"]: each["text"] for each in prompts[int(row["pair"].split(":")[0])]["completions"]}
+        assert of_prompt[row["chosen_sample"]] == row["chosen"]
+        assert of_prompt[row["rejected_sample"]] == row["rejected"]
+    assert all(len(row["chosen"]) == len(row["rejected"]) and row["tie"] for row in ties)
+    told = run.summary
+    assert told == json.loads((run.folder / "summary.json").read_text())
+    assert (told["num_prompts"], told["num_completions"]) == (6, 18)
+    assert told["num_preferences"] == len(rows) > 0
+    assert told["num_ties"] == len(ties) > 0
+    assert told["num_pairs"] == told["num_judged"] == len(rows) + len(ties)
+    assert told["num_open"] == 0
+    assert told["mean_chosen_tokens"] == 5.0  # none of them stopped
+
+
+def test_ties_stay_out_of_what_is_learned_and_may_be_dropped(policy: Policy, tmp_path: Path) -> None:
+    kept = collect(config_of(tmp_path / "kept"), policy=policy, rows=ROWS, rewards=[alike])
+    assert lines(kept.folder / "preferences.jsonl") == []
+    assert len(lines(kept.folder / "ties.jsonl")) == kept.summary["num_ties"] > 0
+    dropped = collect(
+        config_of(tmp_path / "dropped", collect={"ties": "drop"}), policy=policy, rows=ROWS, rewards=[alike]
+    )
+    assert lines(dropped.folder / "ties.jsonl") == []
+    assert dropped.summary["num_ties"] == kept.summary["num_ties"]
+
+
+def test_a_margin_makes_ties_of_small_differences(policy: Policy, tmp_path: Path) -> None:
+    judge = {"name": "reward", "margin": 2.0}
+    run = collect(config_of(tmp_path / "run", judge=judge), policy=policy, rows=ROWS, rewards=[length])
+    assert all(row["margin"] > 2 for row in lines(run.folder / "preferences.jsonl"))
+    assert all(row["margin"] <= 2 for row in lines(run.folder / "ties.jsonl"))
+    assert any(row["margin"] > 0 for row in lines(run.folder / "ties.jsonl"))
+
+
+def test_a_pair_with_an_unscored_completion_stays_open(policy: Policy, tmp_path: Path) -> None:
+    run = collect(config_of(tmp_path / "run"), policy=policy, rows=ROWS, rewards=[not_all])
+    assert run.summary["num_open"] > 0
+    for row in lines(run.folder / "preferences.jsonl"):
+        assert None not in (row["chosen_reward"], row["rejected_reward"])
+
+
+@pytest.mark.parametrize("torn", ["whole lines", "half a line"])
+def test_a_killed_collection_goes_on_and_samples_nothing_twice(
+    torn: str, policy: Policy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small = {"num_prompts": 6, "group_size": 3, "max_rows": 3}  # a batch for each prompt
+    whole = collect(config_of(tmp_path / "whole", collect=small), policy=policy, rows=ROWS, rewards=[length])
+    cut = collect(config_of(tmp_path / "cut", collect=small), policy=policy, rows=ROWS, rewards=[length])
+    journal = cut.folder / "completions.jsonl"
+    kept = b"".join(journal.read_bytes().splitlines(keepends=True)[:4])
+    journal.write_bytes(kept if torn == "whole lines" else kept + b'{"draw": 4, "prompt_')
+    (cut.folder / "preferences.jsonl").unlink()
+    sampled: list[range] = []
+    as_it_is = prompt_sampler.PromptSampler.sampled
+
+    def noted(self: Any, draws: range, advance: Any) -> Any:
+        sampled.append(draws)
+        return as_it_is(self, draws, advance)
+
+    monkeypatch.setattr(prompt_sampler.PromptSampler, "sampled", noted)
+    config = config_of(tmp_path / "cut", collect=small)
+    collect(config, policy=policy, rows=ROWS, rewards=[length], resume=True)
+    assert sampled == [range(4, 5), range(5, 6)]
+    for name in ("completions.jsonl", "preferences.jsonl", "ties.jsonl"):
+        assert (cut.folder / name).read_bytes() == (whole.folder / name).read_bytes()
+
+
+def test_batches_change_no_completion_and_a_round_has_others(policy: Policy, tmp_path: Path) -> None:
+    def texts(name: str, **options: Any) -> list[Any]:
+        options = {"num_prompts": 3, **options}
+        run = collect(config_of(tmp_path / name, collect=options), policy=policy, rows=ROWS, rewards=[length])
+        found = lines(run.folder / "completions.jsonl")
+        return [(each["prompt"], [one["text"] for one in each["completions"]]) for each in found]
+
+    first = texts("one")
+    assert texts("small", max_rows=3) == first
+    second = texts("two", round=2)
+    # Rows go on where the round before ended: three and three are all six.
+    assert {prompt for prompt, _ in first} | {prompt for prompt, _ in second} == {row["prompt"] for row in ROWS}
+    assert {prompt for prompt, _ in texts("three", round=3)} <= {row["prompt"] for row in ROWS}
+
+
+def test_conversations_are_rows_of_messages(policy: Policy, tmp_path: Path) -> None:
+    rows = [{"prompt": [{"role": "user", "content": row["prompt"]}]} for row in ROWS]
+    run = collect(config_of(tmp_path / "run", task={"prefill": "7"}), policy=policy, rows=rows, rewards=[of_messages])
+    for row in lines(run.folder / "preferences.jsonl"):
+        assert row["prompt"][0]["role"] == "user"
+        assert [message["role"] for message in row["chosen"]] == ["assistant"]
+        assert row["chosen"][0]["content"].startswith("7")
+        assert row["chosen"][0]["content"] != row["rejected"][0]["content"]
+
+
+def of_messages(completions: list[Any], **columns: object) -> list[float]:
+    return [float(len(completion[0]["content"])) for completion in completions]
+
+
+def test_people_vote_and_most_votes_win(policy: Policy, tmp_path: Path) -> None:
+    def people(collection: Collection) -> None:
+        anna, ben = collection.ballot("anna"), collection.ballot("ben")
+        while (pair := anna.current()) is not None:
+            anna.vote(pair.id, "left" if len(pair.left) >= len(pair.right) else "right")
+        for _ in range(4):
+            pair = ben.current()
+            assert pair is not None
+            ben.vote(pair.id, "right" if len(pair.left) > len(pair.right) else "left")
+
+    judge = {"name": "person"}
+    run = collect(config_of(tmp_path / "run", judge=judge), policy=policy, rows=ROWS, people=people)
+    told = run.summary
+    found = told["agreement"]["anna and ben"]
+    assert found["num_common"] == 4
+    assert found["raw"] < 1
+    assert told["num_judged"] == told["num_pairs"]
+    by_both = [row for row in lines(run.folder / "ties.jsonl") if row["judge"] == "anna, ben"]
+    assert by_both
+    assert all(row["votes"] == {"chosen": 1, "rejected": 1, "tie": 0} for row in by_both)
+    by_one = [row for row in lines(run.folder / "preferences.jsonl") if row["judge"] == "anna"]
+    assert all(len(row["chosen"]) >= len(row["rejected"]) for row in by_one)
+    assert all(row["margin"] is None and row["chosen_reward"] is None for row in by_one)
+
+
+def test_rewards_choose_pairs_that_people_judge(policy: Policy, tmp_path: Path) -> None:
+    def people(collection: Collection) -> None:
+        ballot = collection.ballot("anna")
+        while (pair := ballot.current()) is not None:
+            ballot.vote(pair.id, "tie")
+
+    options = {"judge": {"name": "person"}, "collect": {"pairs": "best_worst"}}
+    run = collect(config_of(tmp_path / "run", **options), policy=policy, rows=ROWS, rewards=[length], people=people)
+    ties = lines(run.folder / "ties.jsonl")
+    assert len(ties) == run.summary["num_pairs"] == 6
+    prompts = lines(run.folder / "completions.jsonl")
+    for row in ties:
+        texts = {one["text"] for one in prompts[int(row["pair"].split(":")[0])]["completions"]}
+        lengths = sorted(map(len, texts))
+        assert sorted((len(row["chosen"]), len(row["rejected"]))) == [lengths[0], lengths[-1]]
+
+
+def test_people_go_on_without_the_model(policy: Policy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def once(collection: Collection) -> None:
+        ballot = collection.ballot("anna")
+        pair = ballot.current()
+        assert pair is not None
+        ballot.vote(pair.id, "left")
+
+    config = config_of(tmp_path / "run", judge={"name": "person"})
+    first = collect(config, policy=policy, rows=ROWS, people=once)
+    monkeypatch.delattr(prompt_sampler, "load_policy")
+    again = collect(config, policy=policy, rows=ROWS, people=once, resume=True)
+    assert (first.summary["num_judged"], again.summary["num_judged"]) == (1, 2)
+
+
+# The command
+
+
+@pytest.fixture(scope="module")
+def recipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("collect")
+    save_tiny_model(folder / "model")
+    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    (folder / "mine.py").write_text("def length(completions, **c):\n    return [float(len(t)) for t in completions]\n")
+    content = {
+        "model": {"path": str(folder / "model")},
+        "task": {"name": "dataset", "path": str(folder / "rows.jsonl"), "held_out_share": 0.0},
+        "rewards": [f"{folder}/mine.py:length"],
+        "sampling": {"max_completion_tokens": 5},
+        "collect": {"num_prompts": 4, "group_size": 2, "cut_off": "keep"},
+        "run": {"threads": 1},
+    }
+    (folder / "recipe.yaml").write_text(yaml.safe_dump(content))
+    return folder / "recipe.yaml"
+
+
+def test_the_command_collects_and_says_what_there_is(
+    recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "run"
+    assert main(["collect", str(recipe), "--run.folder", str(folder)]) == 0
+    said = capsys.readouterr().out
+    assert "sampled    8 completions of 4 prompts" in said
+    assert f"rows       {folder}/preferences.jsonl" in said
+    assert main(["collect", str(recipe), "--run.folder", str(folder)]) == 2
+    assert f"--resume {folder}" in capsys.readouterr().err
+    assert main(["collect", "--resume", str(folder), "--run.threads", "1"]) == 0
+    assert main(["collect", "--resume", str(folder), "--collect.group-size", "3"]) == 2
+    assert "a resumed run keeps its recipe; only run.threads may change" in capsys.readouterr().err
+    assert main(["config", str(folder / "config.yaml")]) == 0
+    assert "judge:\n  name: reward" in capsys.readouterr().out
+
+
+def test_a_dry_run_shows_the_plan_and_the_first_pairs_and_keeps_nothing(
+    recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "run"
+    asked = ["--collect.group-size", "3", "--collect.pairs", "random", "--collect.pairs-per-prompt", "2"]
+    assert main(["collect", str(recipe), "--run.folder", str(folder), "--dry-run", *asked]) == 0
+    said = capsys.readouterr().out
+    assert "samples    4 prompts × 3 completions, round 1" in said
+    assert "pairs      random: at most 8" in said
+    assert ", reward " in said
+    assert "compared   " in said
+    assert not folder.exists()
+
+
+def test_a_changed_file_is_told_when_a_collection_is_resumed(
+    recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, rows = tmp_path / "run", tmp_path / "rows.jsonl"
+    rows.write_text((recipe.parent / "rows.jsonl").read_text())
+    assert main(["collect", str(recipe), "--run.folder", str(folder), "--task.path", str(rows)]) == 0
+    rows.write_text(rows.read_text() + '{"prompt": "one more"}\n')
+    assert main(["collect", "--resume", str(folder)]) == 2
+    assert f"task.path = {rows} has changed since the run began" in capsys.readouterr().err
+    assert main(["collect", "--resume", str(folder), "--accept-changes"]) == 0
+    assert json.loads((folder / "inputs.json").read_text())["changes"]
+
+
+def test_votes_in_the_terminal(
+    recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "run"
+    typed = iter(["1", "u", "U", "what?", "2", "t", "q"])
+    monkeypatch.setattr("builtins.input", lambda prompt="": next(typed))
+    asked = ["--judge.name", "person", "--rewards", "--terminal", "--rater", "anna"]
+    assert main(["collect", str(recipe), "--run.folder", str(folder), *asked]) == 0
+    said = capsys.readouterr().out
+    assert "taken back" in said
+    assert "there is no vote to take back" in said
+    assert "'what?' is none of them" in said
+    votes = lines(folder / "votes.jsonl")
+    assert ["undone" in each for each in votes] == [False, True, False, False]
+    left = votes[2]["left"]
+    assert votes[2]["vote"] == ("second" if left == "first" else "first")  # 2 is the one on the right
+    assert votes[3]["vote"] == "tie"
+    assert "2 open" in said
+    assert f"posttrain collect --resume {folder}" in said
+    monkeypatch.setattr("builtins.input", raises_end)
+    assert main(["collect", "--resume", str(folder), "--terminal", "--rater", "anna"]) == 0
+    assert "2 of 4 judged by anna" in capsys.readouterr().out
+
+
+def raises_end(prompt: str = "") -> str:
+    raise EOFError
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        (["--sampling.temperature", "0"], "makes all completions of a prompt the same"),
+        (["--judge.name", "llm"], "give judge.endpoint"),
+        (["--judge.name", "person"], "rewards: judge.name = person and collect.pairs = all ask no reward"),
+        (["--judge.name", "persons"], "Did you mean `person`"),
+        (["--judge.margin", "-1"], "judge.margin = -1.0 is no difference"),
+        (["--judge.rubric", "x"], "no such flag"),
+        (["--rater", "anna", "anna"], "name each rater once"),
+        (["--rater", "anna", "ben", "--terminal"], "a terminal asks one person"),
+        (["--port", "70000"], "is no port"),
+        (["--update.learning-rate", "1"], "no such flag"),
+    ],
+)
+def test_mistakes_are_told_in_one_message(
+    flags: list[str], says: str, recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["collect", str(recipe), "--run.folder", str(tmp_path / "run"), *flags]) == 2
+    assert says in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
+def test_other_recipes_and_folders_are_refused(policy: Policy, tmp_path: Path) -> None:
+    collect(config_of(tmp_path / "run"), policy=policy, rows=ROWS, rewards=[length])
+    other = config_of(tmp_path / "run", collect={"group_size": 2})
+    with pytest.raises(UserError, match=r"differs from the collection's own in collect\.group_size = 2, which was 3"):
+        collect(other, policy=policy, rows=ROWS, rewards=[length], resume=True)
+    (tmp_path / "trained").mkdir()
+    for name in ("config.yaml", "metrics.jsonl", ".posttrain.lock"):
+        (tmp_path / "trained" / name).touch()
+    with pytest.raises(UserError, match="holds a run of another command"):
+        collect(config_of(tmp_path / "trained"), policy=policy, rows=ROWS, rewards=[length])
+    with pytest.raises(UserError, match="not a run folder"):
+        collect(config_of(tmp_path / "none"), policy=policy, rows=ROWS, rewards=[length], resume=True)
+    with pytest.raises(UserError, match=r"collect\(config, people=\.\.\.\)"):
+        collect(config_of(tmp_path / "nobody", judge={"name": "person"}), policy=policy, rows=ROWS)
+
+
+def test_a_journal_that_somebody_changed_is_told_by_its_line(policy: Policy, tmp_path: Path) -> None:
+    run = collect(config_of(tmp_path / "run"), policy=policy, rows=ROWS, rewards=[length])
+    journal = run.folder / "completions.jsonl"
+    journal.write_text("".join(["[]\n", *journal.read_text().splitlines(keepends=True)]))
+    with pytest.raises(RunError, match=r"completions\.jsonl, line 1: list in place of an object"):
+        collect(config_of(tmp_path / "run"), policy=policy, rows=ROWS, rewards=[length], resume=True)
+
+
+def test_overwriting_gives_up_what_was_there_once_there_is_something_new(policy: Policy, tmp_path: Path) -> None:
+    collect(config_of(tmp_path / "run"), policy=policy, rows=ROWS, rewards=[length])
+    before = (tmp_path / "run" / "completions.jsonl").read_bytes()
+    anew = config_of(tmp_path / "run", collect={"num_prompts": 2}, run={"overwrite": True})
+    with pytest.raises(UserError, match="no reward function of its own"):
+        collect(anew, policy=policy, rows=ROWS)
+    assert (tmp_path / "run" / "completions.jsonl").read_bytes() == before
+    assert collect(anew, policy=policy, rows=ROWS, rewards=[length]).summary["num_prompts"] == 2

@@ -1,0 +1,227 @@
+"""The gradient of distillation is that of a divergence to the teacher: over all completions, and through a model."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from posttrain.algorithms.advantages import group_zscore
+from posttrain.algorithms.algorithm import Algorithm
+from posttrain.algorithms.credit import Evidence
+from posttrain.algorithms.other_policies.distillation import to_go
+from posttrain.algorithms.table import build_algorithm
+from posttrain.batch import Batch, CreditedGroups, collate, sampled_columns
+from posttrain.models.policy import Policy
+from posttrain.records import Group
+from posttrain.training.reference import FrozenCopy
+from posttrain.training.teaching.teacher import AsItIs, Teacher
+from posttrain.training.update import Objective, group_logprobs
+from tests.support.enumerated import COMPLETIONS, Tree
+from tests.support.tiny import (
+    gradient_of_update,
+    plain_logprobs,
+    relative_distance,
+    tiny_policy,
+    token_loss,
+    twin,
+    written_group,
+)
+
+SAMPLED = {"name": "distill", "signal": "sampled", "token_weights": "sum_over_sequence"}
+GROUPS = [
+    written_group((3, 7, 2), [(4, 9, 1, 5), (8, 5), (2, 2, 11)], name="a"),
+    written_group((6,), [(1, 5), (12, 13, 5), (7, 7, 7, 5)], name="b", draw=1),
+]
+SEEN = [[(9, 3, 7, 2), (9, 3, 7, 2), (3, 7, 2)], [(6,), (4, 4, 6), (4, 4, 6)]]
+"""What a teacher sees: more than the student, but for the last of the first group and the first of the last."""
+
+
+# Over all completions
+
+
+def lengths_of_all() -> Tensor:
+    return torch.tensor([[len(tokens) for tokens in COMPLETIONS]])
+
+
+def expected_gradient(config: dict[str, object], student: Tree, teacher: Tree) -> Tensor:
+    """Of single completions, over all that the student can sample; each in a step of its own."""
+    algorithm = build_algorithm(config)
+    mine, theirs = student.token_logprobs(), [tokens.detach() for tokens in teacher.token_logprobs()]
+    chance = torch.stack([tokens.sum() for tokens in mine]).exp().detach()
+    now, lengths = torch.cat(mine), lengths_of_all()
+    rollout = torch.arange(len(COMPLETIONS)).repeat_interleave(lengths[0])
+    nothing = torch.zeros(lengths.shape, dtype=torch.float64)
+    evidence = Evidence(
+        rewards=nothing,
+        scores=nothing[None],
+        weights=torch.ones(1, dtype=torch.float64),
+        lengths=lengths,
+        max_completion_tokens=3,
+        teacher_gaps=torch.cat(theirs) - now.detach(),
+    )
+    losses = token_loss(algorithm, now, now.detach(), algorithm.credit(evidence).advantages, rollout)
+    return torch.autograd.grad((chance[rollout] * losses).sum(), student.logits)[0]
+
+
+def divergence_of_completions(student: Tree, teacher: Tree) -> Tensor:
+    mine = torch.stack([tokens.sum() for tokens in student.token_logprobs()])
+    theirs = torch.stack([tokens.sum() for tokens in teacher.token_logprobs()]).detach()
+    return (mine.exp() * (mine - theirs)).sum()
+
+
+def divergence_where_it_goes(student: Tree, teacher: Tree) -> Tensor:
+    """Σ over prefixes of the chance to come there, held still, times the KL of the next token."""
+    visits = torch.zeros(len(student.logits), dtype=torch.float64)
+    for tokens, logprobs in zip(COMPLETIONS, student.token_logprobs(), strict=True):
+        for t in range(len(tokens)):
+            visits[student.row[tokens[:t]]] += logprobs.sum().exp().detach()
+    mine, theirs = student.logits.log_softmax(1), teacher.logits.detach().log_softmax(1)
+    return (visits * (mine.exp() * (mine - theirs)).sum(dim=1)).sum()
+
+
+@pytest.mark.parametrize(
+    ("options", "divergence"),
+    [({"horizon": "completion"}, divergence_of_completions), ({"horizon": "token"}, divergence_where_it_goes)],
+    ids=["completion", "token"],
+)
+def test_the_sampled_signal_has_the_gradient_of_a_divergence_in_expectation(options, divergence) -> None:
+    student, teacher = Tree(seed=1), Tree(seed=2)
+    actual = expected_gradient({**SAMPLED, **options, "coefficient": 0.7}, student, teacher)
+    (true,) = torch.autograd.grad(0.7 * divergence(student, teacher), student.logits)
+    torch.testing.assert_close(actual, true, rtol=1e-12, atol=1e-14)
+
+
+def test_the_two_horizons_differ_by_how_earlier_tokens_change_what_follows() -> None:
+    student, teacher = Tree(seed=1), Tree(seed=2)
+    short, long = (expected_gradient({**SAMPLED, "horizon": h}, student, teacher) for h in ("token", "completion"))
+    assert (short - long)[0].norm() > 0.01  # of the empty prefix
+    last = [student.row[prefix] for prefix in [(1, 1), (1, 2), (2, 1), (2, 2)]]
+    torch.testing.assert_close(short[last], long[last], rtol=1e-12, atol=1e-14)
+
+
+@given(st.lists(st.lists(st.integers(1, 4), min_size=2, max_size=2), min_size=1, max_size=3), st.integers(0, 99))
+def test_what_is_to_go_is_summed_within_each_completion(lengths: list[list[int]], seed: int) -> None:
+    counts = torch.tensor(lengths)
+    numbers = torch.randn(int(counts.sum()), generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    rollout = torch.arange(counts.numel()).repeat_interleave(counts.flatten())
+    later = (rollout[:, None] == rollout) & (torch.arange(len(rollout)) >= torch.arange(len(rollout))[:, None])
+    torch.testing.assert_close(to_go(numbers, counts), later.double() @ numbers, rtol=1e-12, atol=1e-12)
+
+
+def test_rewards_stand_beside_the_teacher_as_often_as_they_are_told_to() -> None:
+    rewards, lengths = torch.tensor([[1.0, 0, 0, 1]]).double(), torch.tensor([[1, 2, 1, 3]])
+    gaps = torch.tensor([0.5, -1, 2, 0, 0.25, 1, -3], dtype=torch.float64)
+    evidence = Evidence(
+        rewards=rewards,
+        scores=rewards[None],
+        weights=torch.ones(1, dtype=torch.float64),
+        lengths=lengths,
+        max_completion_tokens=3,
+        teacher_gaps=gaps,
+    )
+    by_reward = group_zscore(rewards)[0].repeat_interleave(lengths[0])
+    both = build_algorithm({**SAMPLED, "coefficient": 0.1, "reward_weight": 2.0}).credit(evidence).advantages
+    torch.testing.assert_close(both, 0.1 * gaps + 2 * by_reward, rtol=1e-12, atol=1e-12)
+    full = build_algorithm({"name": "distill", "reward_weight": 2.0})
+    torch.testing.assert_close(full.credit(evidence).advantages, 2 * by_reward, rtol=1e-12, atol=1e-12)
+    assert [term.name for term in full.terms] == ["distill", "policy"]
+    assert (build_algorithm({"name": "distill"}).credit(evidence).advantages == 0).all()
+
+
+# Through a model
+
+
+def taught_batch(algorithm: Algorithm, seen: Sequence[Sequence[tuple[int, ...]]] | None) -> Batch:
+    groups = CreditedGroups(
+        groups=GROUPS,
+        scored=torch.ones(2, 3, dtype=torch.bool),
+        columns=sampled_columns(GROUPS),
+        teacher_prompts=seen,
+    )
+    return collate(
+        groups,
+        algorithm.weighted,
+        max_completion_tokens=16,
+        keep_zero_advantages=algorithm.keeps_zero_advantages,
+    )
+
+
+def all_logprobs(policy: Policy, prompt: Sequence[int], completion: Sequence[int], temperature: float) -> Tensor:
+    """log π of every token of the vocabulary at each place of a completion: one row through the Hugging Face model."""
+    row = torch.tensor([[*prompt, *completion]])
+    logits = policy.model(input_ids=row, use_cache=False).logits[0, len(prompt) - 1 : -1]
+    return (logits / temperature).log_softmax(dim=-1)
+
+
+def gradient_by_hand(policy: Policy, teacher: Policy, seen: Sequence[Sequence[tuple[int, ...]]], heat: float) -> Tensor:
+    """∇ of the mean over tokens of Σ_v π(v) (log π(v) - log π_T(v)), the teacher without gradient."""
+    kls = []
+    for group, prompts in zip(GROUPS, seen, strict=True):
+        for rollout, prompt in zip(group.rollouts, prompts, strict=True):
+            mine = all_logprobs(policy, group.prompt.tokens, rollout.tokens, heat)
+            theirs = all_logprobs(teacher, prompt, rollout.tokens, heat).detach()
+            kls.append((mine.exp() * (mine - theirs)).sum(dim=-1))
+    loss = torch.cat(kls).mean()
+    gradients = torch.autograd.grad(loss, list(policy.model.parameters()))
+    return torch.cat([each.flatten() for each in gradients])
+
+
+@pytest.mark.parametrize("family", ["qwen3", "gpt2"])
+@pytest.mark.parametrize("budget", [10_000, 12])
+def test_the_full_signal_has_the_gradient_of_the_kl_to_a_teacher_that_sees_more(family: str, budget: int) -> None:
+    policy, other = tiny_policy(family), tiny_policy(family, seed=1)
+    algorithm = build_algorithm({"name": "distill"})
+    for teacher, seen in ((other, SEEN), (other, None), (policy, SEEN)):
+        by_hand = gradient_by_hand(policy, teacher, seen or [[g.prompt.tokens] * 3 for g in GROUPS], heat=0.8)
+        objective = Objective(algorithm=algorithm, temperature=0.8, teacher=Teacher(AsItIs(teacher), None))
+        batch = taught_batch(algorithm, seen)
+        gradient, metrics = gradient_of_update(policy, batch, objective, tokens_per_microbatch=budget)
+        assert relative_distance(gradient, by_hand) < 1e-9
+        assert metrics["kl_teacher"] == pytest.approx(metrics["loss"], rel=1e-9)
+    assert metrics["num_micro_batches"] == (1 if budget > 100 else metrics["num_micro_batches"])
+
+
+def test_a_student_that_sees_what_its_teacher_sees_and_is_it_learns_nothing() -> None:
+    policy, algorithm = tiny_policy(), build_algorithm({"name": "distill"})
+    objective = Objective(algorithm=algorithm, temperature=1.0, teacher=Teacher(AsItIs(policy), None))
+    gradient, metrics = gradient_of_update(policy, taught_batch(algorithm, None), objective)
+    assert gradient.norm() < 1e-12
+    assert abs(metrics["kl_teacher"]) < 1e-12
+
+
+def test_a_teacher_that_is_the_student_itself_is_not_moved_by_the_gradient() -> None:
+    # The same numbers as from a frozen copy: nothing flows through the teacher's side, nor through a shared head.
+    policy, algorithm = tiny_policy(), build_algorithm({"name": "distill"})
+    batch = taught_batch(algorithm, SEEN)
+    found = [
+        gradient_of_update(
+            policy, batch, Objective(algorithm=algorithm, temperature=1.0, teacher=Teacher(reference, None))
+        )[0]
+        for reference in (AsItIs(policy), FrozenCopy(twin(policy)))
+    ]
+    assert relative_distance(*found) < 1e-12
+    assert found[0].norm() > 0.01
+
+
+def with_weighted_choice(group: Group, token: int) -> Group:
+    """The group with one completion of one token."""
+    (first, *_) = group.rollouts
+    return replace(group, rollouts=(replace(first, tokens=(token,), logprobs=(0.0,)),))
+
+
+def test_the_sampled_signal_is_the_full_one_on_average_over_the_vocabulary() -> None:
+    policy, teacher = tiny_policy(), tiny_policy(seed=1)
+    prompt = GROUPS[0].prompt.tokens
+    mine = torch.cat([plain_logprobs(policy.model, prompt, (token,)) for token in range(24)])
+    groups = [with_weighted_choice(GROUPS[0], token) for token in range(24)]
+    theirs = group_logprobs(teacher, groups, temperature=1.0, max_tokens=99, teacher_prompts=[[(9, *prompt)]] * 24)
+    sampled = (mine.detach().exp() * -(theirs - mine.detach()) * mine).sum()
+    full = (mine.exp() * (mine - theirs)).sum()
+    parameters = list(policy.model.parameters())
+    by_sample, by_all = (torch.autograd.grad(loss, parameters, retain_graph=True) for loss in (sampled, full))
+    for one, other in zip(by_sample, by_all, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-12)

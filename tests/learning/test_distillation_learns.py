@@ -1,0 +1,59 @@
+"""A student moves towards its teacher, on its own completions, and one who is taught by another does not."""
+
+import pytest
+import torch
+
+from posttrain.algorithms.other_policies.distillation import distill
+from posttrain.generation.in_process import InProcessEngine
+from posttrain.generation.streams import StreamKey
+from posttrain.models.policy import Policy
+from posttrain.options.teacher import TeacherOptions
+from posttrain.options.training import UpdateOptions
+from posttrain.records import Grades
+from posttrain.runs.clock import Clock
+from posttrain.training.collector import CollectedStep
+from posttrain.training.learner import Learner, LearnerSettings
+from posttrain.training.teaching.teacher import AsItIs, Teacher
+from posttrain.training.update_metrics import update_metrics
+from tests.support.tiny import request, some_prompts, tiny_policy
+
+NUM_STEPS = 20
+NAMED = TeacherOptions(sees="answer")  # another takes its place below
+
+
+def distance(student: Policy, teacher: Policy) -> float:
+    """Mean KL of the student to a teacher, in nats per token, on completions of prompts that are not trained on."""
+    learner = learner_of(student, teacher, "full")
+    return step_of(learner, 1000, first_seed=1000)["kl_teacher"]
+
+
+def learner_of(student: Policy, teacher: Policy, signal: str) -> Learner:
+    settings = LearnerSettings(update=UpdateOptions(learning_rate=1e-2), max_completion_tokens=10, num_steps=NUM_STEPS)
+    learner = Learner(student, distill(teacher=NAMED, signal=signal), settings)  # type: ignore[arg-type]
+    learner.teacher = Teacher(AsItIs(teacher), None)
+    return learner
+
+
+def step_of(learner: Learner, step: int, *, first_seed: int = 0) -> dict[str, float]:
+    """One step of distillation; what it was like before its update."""
+    prompts = some_prompts([3, 6, 1, 4], seed=first_seed + step)
+    groups = InProcessEngine(learner.policy).rollout(prompts, request(8, 10, key=StreamKey(0, "distill", step)))
+    nothing = torch.zeros(4, 8, dtype=torch.float64)
+    grades = Grades(names=("none",), scores=nothing[None], weights=torch.ones(1).double(), rewards=nothing)
+    credited = learner.credit(CollectedStep(step=step, groups=groups, grades=grades), Clock())
+    return update_metrics(learner.learn(learner.batches(credited, Clock()), step, Clock()))
+
+
+@pytest.mark.parametrize("signal", ["full", "sampled"])
+def test_a_student_moves_towards_its_teacher_and_the_control_taught_by_another_does_not(signal: str) -> None:
+    student, teacher, other = (tiny_policy(dtype=torch.float32, seed=seed) for seed in (0, 1, 2))
+    before = distance(student.copy(), teacher)
+    after = {}
+    for name, taught_by in (("teacher", teacher), ("other", other)):
+        learner = learner_of(student.copy(), taught_by, signal)
+        for step in range(1, NUM_STEPS + 1):
+            step_of(learner, step)
+        after[name] = distance(learner.policy, teacher)
+    assert after["teacher"] < 0.55 * before
+    # Not all of the way that it came: random models have in common that none is sure of much.
+    assert after["other"] > 1.15 * after["teacher"]
