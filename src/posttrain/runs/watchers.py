@@ -156,8 +156,8 @@ class Alarms(Watcher):
         if report.grades is None:
             return None
         if self.history is None:
-            sampled = [line for line in self.folder.metrics() if line["step"] == 0 or "tokens/completion" in line]
-            self.history, self.raised = sampled, self.folder.raised()
+            told = (line for line in self.folder.metrics() if line["step"] == 0 or "tokens/completion" in line)
+            self.history, self.raised = [*told], self.folder.raised()
         numbers = {name: value if math.isfinite(value) else None for name, value in report.metrics.items()}
         self.history.append({"step": report.step, **numbers})
         found = alarms(self.history, self.raised)
