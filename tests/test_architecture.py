@@ -65,7 +65,7 @@ UNSAFE_MODULES = {"pickle", "cPickle", "dill", "cloudpickle", "marshal", "shelve
 
 SOURCES = sorted(SOURCE.rglob("*.py"))
 TESTS = sorted((ROOT / "tests").rglob("*.py"))
-ALL = SOURCES + TESTS + sorted((ROOT / "benchmarks").glob("*.py")) + sorted((ROOT / "docs").glob("*.py"))
+ALL = SOURCES + TESTS + sorted((ROOT / "benchmarks").rglob("*.py")) + sorted((ROOT / "docs").glob("*.py"))
 
 each_source = pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.relative_to(SOURCE).as_posix())
 each_file = pytest.mark.parametrize("path", ALL, ids=lambda path: path.relative_to(ROOT).as_posix())

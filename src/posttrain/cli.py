@@ -16,6 +16,7 @@ COMMANDS = {
     "reward-model": ("reward_model", "train a reward model on pairs of answers"),
     "collect": ("collect", "make pairs of completions and have them judged: by rewards, a language model or people"),
     "irl": ("irl", "find the reward behind demonstrations"),
+    "phases": ("phases", "run phases of one recipe one after another, such as sft, reward model, rl"),
     "compare": ("compare", "run recipes at an equal budget, several seeds each, and show them side by side"),
     "eval": ("evaluate", "measure a model on problems that are held out from training"),
     "chat": ("chat", "ask a model by hand"),

@@ -119,4 +119,5 @@ def test_the_page_of_fields_is_made_of_the_tables() -> None:
     for config, name, _ in (case.values for case in BY_CLASS):
         assert f"| `{name}` |" in page, config
     assert "| `use_vllm` | `False` | nothing to set |" in page
+    assert "| `num_generations` | `8` | supported | `rollout.group_size`; a whole number >= 2 |" in page
     assert "trl_fields.write()" in (DOCS / "conf.py").read_text(encoding="utf-8")

@@ -89,8 +89,9 @@ def rl_setup(
     held = held_as(model, shape, on_cuda=cuda)
     return replace(
         held,
-        reference=algorithm.uses_reference or (algorithm.teacher is not None and algorithm.teacher.weights == "start"),
-        teacher=teacher_bytes(algorithm, on_cuda=cuda),
+        reference=(algorithm.uses_reference and not config.reference.path)
+        or (algorithm.teacher is not None and algorithm.teacher.weights == "start"),
+        teacher=teacher_bytes(algorithm, config.reference.path, on_cuda=cuda),
         reward_models=sum(
             classifier_bytes(replace(item, model=folder), on_cuda=cuda)
             for item in config.rewards
@@ -105,13 +106,12 @@ def rl_setup(
     )
 
 
-def teacher_bytes(algorithm: Algorithm, *, on_cuda: bool) -> int:
-    """Bytes of the weights of a teacher that is another model."""
-    if algorithm.teacher is None or not algorithm.teacher.model:
-        return 0
-    options = ModelOptions(path=algorithm.teacher.model)
-    shape = recipe_shape(options)
-    return weights(shape, held_as(options, shape, on_cuda=on_cuda))
+def teacher_bytes(algorithm: Algorithm, reference: str, *, on_cuda: bool) -> int:
+    """Bytes of the weights of a teacher, and of a reference, that are other models."""
+    teacher = "" if algorithm.teacher is None else algorithm.teacher.model
+    named = [path for path in (teacher, reference if algorithm.uses_reference else "") if path]
+    shapes = [(options, recipe_shape(options)) for options in (ModelOptions(path=path) for path in named)]
+    return sum(weights(shape, held_as(options, shape, on_cuda=on_cuda)) for options, shape in shapes)
 
 
 def held_as(options: ModelOptions, shape: ModelShape, *, on_cuda: bool) -> MemorySetup:

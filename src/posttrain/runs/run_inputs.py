@@ -315,6 +315,9 @@ def named_files(config: Config) -> dict[str, RunInput]:
     if isinstance(teacher, Mapping) and teacher.get("model"):
         path = str(teacher["model"])
         found["algorithm.teacher.model"] = RunInput(path, model_digest(folder_of(ModelOptions(path=path))))
+    if config.reference.path:
+        folder = folder_of(ModelOptions(path=config.reference.path))
+        found["reference.path"] = RunInput(config.reference.path, model_digest(folder))
     return found | named_model(config.model)
 
 

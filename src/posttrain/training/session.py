@@ -241,6 +241,7 @@ def assembled(
             seed=config.run.seed,
             num_steps=config.run.num_steps,
             refresh_reference_every=config.reference.refresh_every,
+            reference_path=config.reference.path,
             template_options=config.model.template_options,
         ),
         own_optimizer=own.optimizer,

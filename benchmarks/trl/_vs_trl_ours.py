@@ -1,6 +1,6 @@
 """posttrain's worker of vs_trl.py: the stages of `posttrain.training.rl`, one step at a time, without the run folder.
 
-python benchmarks/_vs_trl_ours.py JOB.json
+python benchmarks/trl/_vs_trl_ours.py JOB.json
 """
 
 import sys

@@ -1,6 +1,6 @@
 """TRL's worker of vs_trl.py, run by the interpreter of TRL's own environment: GRPOTrainer, one step at a time.
 
-.venv-trl/bin/python benchmarks/_vs_trl_trl.py JOB.json
+.venv-trl/bin/python benchmarks/trl/_vs_trl_trl.py JOB.json
 """
 
 import sys

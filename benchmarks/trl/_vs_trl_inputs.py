@@ -1,6 +1,6 @@
 """Makes what both sides of vs_trl.py read: a model folder, and the prompts of every step as rows.
 
-python benchmarks/_vs_trl_inputs.py REQUEST.json ROWS.json
+python benchmarks/trl/_vs_trl_inputs.py REQUEST.json ROWS.json
 """
 
 import json

@@ -10,7 +10,7 @@ TRL = "1.16.0"
 SHARED = ("torch", "transformers", "tokenizers", "safetensors", "numpy")
 """Packages whose versions must be the same on both sides."""
 TORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"
-FOLDER = Path(__file__).parents[1] / ".venv-trl"
+FOLDER = Path(__file__).parents[2] / ".venv-trl"
 
 
 def trl_python() -> Path:

@@ -1,6 +1,6 @@
 """The same GRPO step with TRL and with posttrain: seconds, tokens per second and peak memory of each.
 
-    python benchmarks/vs_trl.py --shape bundled
+    python benchmarks/trl/vs_trl.py --shape bundled
 
 Both sides load the same model folder and see the same prompts.  Each is a process of its own that takes one step when
 told, in turns, so that a busy machine slows both.  TRL is installed from PyPI into .venv-trl the first time.
@@ -29,7 +29,7 @@ from _vs_trl_shapes import SHAPES, Line, Shape
 from _vs_trl_wire import Job
 
 HERE = Path(__file__).parent
-SOURCE = HERE.parent / "src"
+SOURCE = HERE.parents[1] / "src"
 SEED = 0
 WARM_UP = 1
 """Steps of each side before measuring: the first one loads kernels and fills allocators."""
@@ -71,7 +71,7 @@ def arguments() -> argparse.Namespace:
         help="TRL's completions per pass; default: all, a quarter or a sixteenth, what is fastest",
     )
     parser.add_argument("--trl-python", type=Path, help="interpreter with TRL, instead of the environment made here")
-    parser.add_argument("--results", type=Path, default=HERE / "results", help="folder for the result's JSON")
+    parser.add_argument("--results", type=Path, default=HERE.parent / "results", help="folder for the result's JSON")
     for name in TRIALS:
         parser.add_argument(f"--{name.replace('_', '-')}", type=int, help=argparse.SUPPRESS)
     return parser.parse_args()

@@ -1,8 +1,8 @@
 """TRL's own tests of its GRPO trainer through posttrain.trl, as a table: passed, refused, failed.
 
-python benchmarks/trl_tests.py                          # the tests of TRL 0.23.1, which its archive on PyPI has
-python benchmarks/trl_tests.py --trl ~/src/trl          # those of a checkout
-python benchmarks/trl_tests.py --write                  # and the table into docs/guides/trl_tests.md
+python benchmarks/trl/trl_tests.py                          # the tests of TRL 0.23.1, which its archive on PyPI has
+python benchmarks/trl/trl_tests.py --trl ~/src/trl          # those of a checkout
+python benchmarks/trl/trl_tests.py --write                  # and the table into docs/guides/trl_tests.md
 """
 
 import argparse
@@ -20,7 +20,7 @@ from _trl_tests_table import Outcomes, page, summary
 
 LAST_WITH_TESTS = "0.23.1"
 """The last release of TRL whose source archive was found to have its tests; 0.24.0 and 1.16.0 have none."""
-PAGE = Path(__file__).parents[1] / "docs" / "guides" / "trl_tests.md"
+PAGE = Path(__file__).parents[2] / "docs" / "guides" / "trl_tests.md"
 
 
 def main() -> None:

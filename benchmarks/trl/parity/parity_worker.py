@@ -1,6 +1,6 @@
 """TRL's worker of trl_parity.py, run by the interpreter of TRL's own environment.
 
-.venv-trl/bin/python benchmarks/_trl_parity_trl.py OUTPUT.json [CASE ...]
+.venv-trl/bin/python benchmarks/trl/parity/parity_worker.py OUTPUT.json [CASE ...]
 
 With cases by name only those are made anew, and the others stay as the file has them.
 Of each case two updates are taken on one batch of given completions, by gradient descent without momentum at rate 1:
@@ -19,8 +19,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from _trl_parity_cases import FIELDS, GROUP_SIZE, SHAPE, WORDS, cases, given, scores_of
 from datasets import Dataset
+from parity_cases import FIELDS, GROUP_SIZE, SHAPE, WORDS, cases, given, scores_of
 from tokenizers import Tokenizer, models, pre_tokenizers
 from torch import nn
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
@@ -33,6 +33,8 @@ PACKAGES = ("trl", "torch", "transformers")
 def main() -> None:
     torch.set_num_threads(1)
     data, output, asked = given(), Path(sys.argv[1]), sys.argv[2:]
+    if unknown := [name for name in asked if name not in cases()]:
+        sys.exit(f"no case {unknown[0]!r}; there are: {', '.join(cases())}")
     kept = json.loads(output.read_text(encoding="utf-8"))["cases"] if asked else {}
     with tempfile.TemporaryDirectory() as folder:
         model = save_model(Path(folder) / "model")

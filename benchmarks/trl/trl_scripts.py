@@ -1,7 +1,7 @@
-"""Runs benchmarks/trl_scripts/*.py with TRL, as they are, and keeps what they log in tests/data/trl_scripts.json.
+"""Runs benchmarks/trl/scripts/*.py with TRL, as they are, and keeps what they log in tests/data/trl_scripts.json.
 
-python benchmarks/trl_scripts.py                     # in TRL's environment, which gets peft and bitsandbytes for it
-python benchmarks/trl_scripts.py --python PYTHON     # in one of your own
+python benchmarks/trl/trl_scripts.py                     # in TRL's environment, which gets peft and bitsandbytes for it
+python benchmarks/trl/trl_scripts.py --python PYTHON     # in one of your own
 
 The suite runs the same scripts with one line changed: `from trl import` to `from posttrain.trl import`.
 """
@@ -18,10 +18,11 @@ from _vs_trl_environment import run_pip, trl_python
 from transformers import Qwen2ForCausalLM, Qwen2ForSequenceClassification
 
 HERE = Path(__file__).parent
-SCRIPTS = sorted((HERE / "trl_scripts").glob("*.py"))
-NAMES = HERE.parent / "tests" / "data" / "trl_scripts.json"
+SCRIPTS = sorted((HERE / "scripts").glob("*.py"))
+NAMES = HERE.parents[1] / "tests" / "data" / "trl_scripts.json"
 RUN = """
-import json, runpy, sys
+import json, os, runpy, sys
+sys.path.insert(0, os.path.dirname(sys.argv[1]))  # as `python SCRIPT` has it
 made = runpy.run_path(sys.argv[1])
 print("LOGGED", json.dumps([sorted(entry) for entry in made["trainer"].state.log_history]))
 """

@@ -1,6 +1,6 @@
 """The GRPO step of this checkout beside that of an earlier one: whether a change made it slower.
 
-    git worktree add ../earlier HEAD~20 && python benchmarks/vs_earlier.py ../earlier --steps 20
+    git worktree add ../earlier HEAD~20 && python benchmarks/trl/vs_earlier.py ../earlier --steps 20
 
 Each side is a process of its own that takes one step when told, in turns, on the same model and prompts, as in
 vs_trl.py, whose shapes and lines these are.  Prints the ratio of neighbouring steps and keeps nothing.
@@ -16,6 +16,8 @@ from _vs_trl_report import spread, times
 from _vs_trl_shapes import SHAPES, Line
 from vs_trl import WARM_UP, Comparison, Worker, environment, require_same_inputs
 
+WORKERS = ("benchmarks/trl/_vs_trl_ours.py", "benchmarks/_vs_trl_ours.py")
+"""Where it is now, and where it once was."""
 MEASURES = ("seconds", "cpu_seconds", "peak_mib")
 
 
@@ -26,14 +28,19 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=10, help="measured steps of each side")
     parser.add_argument("--threads", type=int, default=2)
     given = parser.parse_args()
-    if not (given.checkout / "benchmarks" / "_vs_trl_ours.py").is_file():
-        parser.error(f"{given.checkout} is no checkout of posttrain with benchmarks/_vs_trl_ours.py")
+    if worker_of(given.checkout) is None:
+        parser.error(f"{given.checkout} is no checkout of posttrain with {WORKERS[0]}")
     options = argparse.Namespace(**vars(given), only="ours", device="cpu", model=None)
     shape = replace(SHAPES[given.shape], steps=given.steps)
     with tempfile.TemporaryDirectory(prefix="vs-earlier-") as folder:
         comparison = WithEarlier(options, shape, Path(folder))
         for line in shape.lines:
             comparison.compare(line)
+
+
+def worker_of(checkout: Path) -> Path | None:
+    """The file that takes our steps in a checkout, of this version or an earlier one."""
+    return next((checkout / worker for worker in WORKERS if (checkout / worker).is_file()), None)
 
 
 class WithEarlier(Comparison):
@@ -65,7 +72,7 @@ class WithEarlier(Comparison):
             return super().start(side, line)
         checkout = self.options.checkout.absolute()
         command = self.command("ours", line)
-        command[1] = str(checkout / "benchmarks" / Path(command[1]).name)
+        command[1] = str(worker_of(checkout))
         variables = environment(self.options) | {"PYTHONPATH": str(checkout / "src")}
         return Worker(command, variables, self.folder / f"{side}.log")
 
