@@ -5,8 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from posttrain.config import Config
-from posttrain.config.sections import as_recipe
+from posttrain.config import Config, as_recipe
 from posttrain.errors import UserError
 from posttrain.options.dataset import DatasetOptions
 
