@@ -1,6 +1,7 @@
 """Preferences collected with a tiny model: judged by rewards and by people, resumed, and refused."""
 
 import json
+import signal
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from posttrain.config import CollectConfig
 from posttrain.errors import RunError, UserError
 from posttrain.models.loading.new_model import new_model, new_tokenizer
 from posttrain.models.policy import Policy, as_policy
+from posttrain.runs.threads import claim_threads
 from posttrain.training.collecting import prompt_sampler
 from posttrain.training.collecting.collection import Collection, collect
 from tests.support.runs import SHAPE, save_tiny_model
@@ -95,6 +97,19 @@ def test_a_margin_makes_ties_of_small_differences(policy: Policy, tmp_path: Path
     assert all(row["margin"] > 2 for row in lines(run.folder / "preferences.jsonl"))
     assert all(row["margin"] <= 2 for row in lines(run.folder / "ties.jsonl"))
     assert any(row["margin"] > 0 for row in lines(run.folder / "ties.jsonl"))
+
+
+def test_another_seed_samples_other_completions(policy: Policy, tmp_path: Path) -> None:
+    configs = [config_of(tmp_path / str(seed), run={"seed": seed}) for seed in (0, 1)]
+    runs = [collect(config, policy=policy, rows=ROWS, rewards=[length]) for config in configs]
+    first, second = (lines(run.folder / "completions.jsonl") for run in runs)
+    assert [each["completions"] for each in first] != [each["completions"] for each in second]
+
+
+def test_the_number_of_threads_is_claimed_while_completions_are_sampled(policy: Policy, tmp_path: Path) -> None:
+    config = config_of(tmp_path / "run", run={"threads": 2})
+    with claim_threads(1), pytest.raises(UserError, match=r"run\.threads = 2, but another session"):
+        collect(config, policy=policy, rows=ROWS, rewards=[length])
 
 
 def test_a_pair_with_an_unscored_completion_stays_open(policy: Policy, tmp_path: Path) -> None:
@@ -286,7 +301,8 @@ def test_votes_in_the_terminal(
     folder = tmp_path / "run"
     typed = iter(["1", "u", "U", "what?", "2", "t", "q"])
     monkeypatch.setattr("builtins.input", lambda prompt="": next(typed))
-    asked = ["--judge.name", "person", "--rewards", "--terminal", "--rater", "anna"]
+    asked = ["--judge.name", "person", "--judge.question", "How sound is it?", "--rewards", "--terminal"]
+    asked += ["--rater", "anna"]
     assert main(["collect", str(recipe), "--run.folder", str(folder), *asked]) == 0
     said = capsys.readouterr().out
     assert "taken back" in said
@@ -299,13 +315,40 @@ def test_votes_in_the_terminal(
     assert votes[3]["vote"] == "tie"
     assert "2 open" in said
     assert f"posttrain collect --resume {folder}" in said
-    monkeypatch.setattr("builtins.input", raises_end)
-    assert main(["collect", "--resume", str(folder), "--terminal", "--rater", "anna"]) == 0
-    assert "2 of 4 judged by anna" in capsys.readouterr().out
+    assert "How sound is it?" in said
+    for ends in (raises_end, interrupts):
+        monkeypatch.setattr("builtins.input", ends)
+        assert main(["collect", "--resume", str(folder), "--terminal", "--rater", "anna"]) == 0
+        assert "2 of 4 judged by anna" in capsys.readouterr().out
+    assert len(lines(folder / "votes.jsonl")) == 4
 
 
 def raises_end(prompt: str = "") -> str:
     raise EOFError
+
+
+def interrupts(prompt: str = "") -> str:
+    signal.raise_signal(signal.SIGINT)
+    raise AssertionError("goes on although somebody pressed Ctrl-C")
+
+
+def test_a_signal_while_completions_are_sampled_ends_the_command_after_their_batch(
+    recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    as_it_is = prompt_sampler.PromptSampler.sampled
+
+    def interrupted(self: Any, draws: range, advance: Any) -> Any:
+        signal.raise_signal(signal.SIGTERM)
+        return as_it_is(self, draws, advance)
+
+    folder = tmp_path / "run"
+    monkeypatch.setattr(prompt_sampler.PromptSampler, "sampled", interrupted)
+    assert main(["collect", str(recipe), "--run.folder", str(folder), "--collect.max-rows", "2"]) == 130
+    assert f"go on      posttrain collect --resume {folder}" in capsys.readouterr().out
+    assert len(lines(folder / "completions.jsonl")) == 1
+    monkeypatch.setattr(prompt_sampler.PromptSampler, "sampled", as_it_is)
+    assert main(["collect", "--resume", str(folder)]) == 0
+    assert len(lines(folder / "completions.jsonl")) == 4
 
 
 @pytest.mark.parametrize(

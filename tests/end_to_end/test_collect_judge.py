@@ -224,6 +224,15 @@ def test_who_says_nothing_or_writes_the_judge_s_part_loses_unasked(first: str, s
     assert judge.open_questions([pair], kept) == []
 
 
+def test_the_rubric_is_what_is_asked_and_the_prompt_stands_before_the_answers() -> None:
+    with endpoint(longer) as at:
+        judge = LlmJudge(options(endpoint=at.url, rubric="Which is kinder?"), seed=0)
+        judge.ask(judge.open_questions([written_pair(prompt="What is 5 + 6?")], []), lambda answer: None)
+    system, user = (message["content"] for message in at.asked[0]["messages"])
+    assert "Which is kinder?" in system
+    assert user.startswith("Task:\nWhat is 5 + 6?\n")
+
+
 def test_only_the_answer_after_the_thinking_is_judged_unless_all_is(tmp_path: Path) -> None:
     pair = written_pair("<think>secret</think>It is 7.", "<think>other</think>It is 8.")
     for part, hidden in (("answer", True), ("all", False)):
