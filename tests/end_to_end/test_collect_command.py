@@ -1,7 +1,10 @@
 """`posttrain collect` with a tiny model: what it says, shows and refuses, in the terminal and after a signal."""
 
 import json
+import re
 import signal
+import threading
+import urllib.request
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +52,7 @@ def test_the_command_collects_and_says_what_there_is(
     assert f"--resume {folder}" in capsys.readouterr().err
     assert main(["collect", "--resume", str(folder), "--run.threads", "1"]) == 0
     assert main(["collect", "--resume", str(folder), "--collect.group-size", "3"]) == 2
-    assert "a resumed run keeps its recipe; only run.threads may change" in capsys.readouterr().err
+    assert "a resumed run keeps its recipe; only run.threads, judge.endpoint may change" in capsys.readouterr().err
     assert main(["config", str(folder / "config.yaml")]) == 0
     assert "judge:\n  name: reward" in capsys.readouterr().out
 
@@ -158,3 +161,42 @@ def test_mistakes_are_told_in_one_message(
     assert main(["collect", str(recipe), "--run.folder", str(tmp_path / "run"), *flags]) == 2
     assert says in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
+
+
+def test_each_rater_votes_on_a_page_of_their_own(
+    recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "run"
+    asked = ["--judge.name", "person", "--judge.question", "How sound?", "--rewards", "--rater", "anna", "ben"]
+    codes: list[int] = []
+    running = threading.Thread(
+        target=lambda: codes.append(main(["collect", str(recipe), "--run.folder", str(folder), *asked]))
+    )
+    running.start()
+    said = ""
+    while "End by the button" not in said:
+        assert running.is_alive(), said
+        said += capsys.readouterr().out
+    addresses = dict(re.findall(r"(\w+): 4 of 4 pairs to judge at\s+(\S+)", said))
+    for rater, choices in (("anna", ["left", "right", "tie"]), ("ben", ["tie", "tie", "tie", "skip"])):
+        base, _, token = addresses[rater].partition("#")
+        for choice in choices:
+            shown = posted(f"{base}state", token)
+            assert (shown["asks"], shown["rater"]) == ("How sound?", rater)
+            posted(f"{base}vote", token, {"pair": shown["pair"]["id"], "choice": choice})
+        posted(f"{base}end", token, {})
+    running.join(30)
+    assert codes == [0]
+    out = capsys.readouterr().out
+    assert "agreement  anna and ben: 33% alike" in out
+    assert "over 3 pairs" in out
+    assert "1 ties, 1 open" in out  # of the fourth pair there is a skip alone
+    assert json.loads((folder / "summary.json").read_text())["num_skipped"] == 1
+
+
+def posted(address: str, token: str, body: object = None) -> dict[str, Any]:
+    data = None if body is None else json.dumps(body).encode()
+    request = urllib.request.Request(address, data, {"X-Posttrain-Token": token})
+    with urllib.request.urlopen(request, timeout=30) as answer:
+        found: dict[str, Any] = json.load(answer)
+    return found

@@ -64,6 +64,11 @@ class CollectionFolder(Folder):
         """A file that grows by lines."""
         return LineJournal(self.path / name)
 
+    def replace_config(self, config_yaml: str) -> None:
+        """Save a configuration in place of the one there, whole or not at all."""
+        with writing(self.path / "config.yaml", self.path):
+            write_atomically(self.path / "config.yaml", config_yaml.encode())
+
     def write_inputs(self, inputs: RunInputs) -> None:
         """Save what the pairs are made of beside the configuration."""
         with writing(self.path / INPUTS, self.path):
