@@ -54,16 +54,16 @@ families: .venv/.ok ## every family of models through sampler and trainer, into 
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.families
 
 bench: .venv/.ok ## speed and memory beside TRL, which gets an environment of its own
-	$(BIN)/python benchmarks/vs_trl.py
+	$(BIN)/python benchmarks/trl/vs_trl.py
 
 trl-parity: .venv/.ok ## have TRL write the numbers that our losses and gradients are held to, into tests/data (a minute)
-	$(BIN)/python benchmarks/trl_parity.py
+	$(BIN)/python benchmarks/trl/trl_parity.py
 
-trl-scripts: .venv/.ok ## have TRL run benchmarks/trl_scripts, which the suite runs with one line changed
-	$(BIN)/python benchmarks/trl_scripts.py
+trl-scripts: .venv/.ok ## have TRL run benchmarks/trl/scripts, which the suite runs with one line changed
+	$(BIN)/python benchmarks/trl/trl_scripts.py
 
 trl-tests: .venv/.ok ## TRL's own tests through posttrain.trl, into docs/guides/trl_tests.md; TRL=FOLDER for a checkout of it
-	$(BIN)/python benchmarks/trl_tests.py --write $(if $(TRL),--trl $(TRL))
+	$(BIN)/python benchmarks/trl/trl_tests.py --write $(if $(TRL),--trl $(TRL))
 
 mutants: .venv/.ok ## change one operator or number at a time: the tests must notice each (hours; goes on where it stopped)
 	$(BIN)/python tests/mutants.py

@@ -20,7 +20,7 @@ What becomes of every field of TRL 1.16's configs in [`posttrain.trl`](../guides
 dropped and scripts still use.  **supported**: it sets the options named, or does what is said.  **renamed**: an old
 name, read as the new one, with a line that says so.  **nothing to set**: what it tunes does not exist here and changes
 no number; another value than the default is told in a line.  **refused**: another value than the default is an error,
-which says what stands here.
+which says what stands here.  Of a number it is said which ones a field may be; others are refused by its name.
 
 This page is generated from the tables that the configs are checked by.
 """
@@ -47,7 +47,8 @@ def table(names: list[str], rules: Rules, defaults: dict[str, object]) -> str:
 def row(name: str, rule: Rule, default: object) -> str:
     """A field, its default, and what becomes of it."""
     options = ", ".join(f"`{each.strip()}`" for each in rule.ours.split(",") if each.strip())
-    says = "; ".join(part for part in (options, rule.says.rstrip(".")) if part)
+    numbers = rule.numbers.told if rule.numbers is not None else ""
+    says = "; ".join(part for part in (options, rule.says.rstrip("."), numbers) if part)
     cells = (f"`{name}`", f"`{default!r}`", str(rule.treatment), says.replace("|", "\\|"))
     return f"| {' | '.join(cells)} |\n"
 

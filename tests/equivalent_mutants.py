@@ -20,7 +20,7 @@ BECAUSE: dict[str, list[tuple[str, str]]] = {
     "A layer without an adapter has one of rank 0, whose scale is of nothing.": [
         (
             "models/shared_prompt/adapted.py",
-            "… tedLayer(cast(nn.Linear, module), None, 1.0) for layer, module in zip(layers, mod …",
+            "… cast(nn.Linear | Conv1D, module), None, 1.0) for layer, module in zip(layers, mod …",
         ),
     ],
     "It decides what is remembered or kept ready, for memory and speed, and the numbers are the same.": [
@@ -33,7 +33,6 @@ BECAUSE: dict[str, list[tuple[str, str]]] = {
     ],
     "A layer, or the same of two layers, has both or neither.": [
         ("models/shared_prompt/decoder.py", "if layer.norms.query is not None or layer.norms.key is not None:"),
-        ("models/shared_prompt/decoder_layer.py", "if mine is not None or new is not None:"),
         ("models/shared_prompt/linear.py", "if mine.bias is not None or new.bias is not None:"),
     ],
     "All parts are of one type, on one device.": [
@@ -46,8 +45,9 @@ BECAUSE: dict[str, list[tuple[str, str]]] = {
         ("models/shared_prompt/decoder_layer.py", "return None if tensor is None else tensor.clone().clone()"),
         (
             "models/shared_prompt/linear.py",
-            "self.weight = torch.ops.mkldnn._reorder_linear_weight(weight.clone(), USUAL_ROWS)",
+            "self.weight = torch.ops.mkldnn._reorder_linear_weight(weight.clone().contiguous(), USUAL_ROWS)",
         ),
+        ("models/shared_prompt/decoder_layer.py", "return Norm(self.weight.clone().clone(), _cloned(self.bias))"),
         ("models/shared_prompt/linear.py", "return tensor if frozen else tensor.clone().clone()"),
     ],
     "Both ways to sort give the same numbers; which is quicker hangs on the size.": [

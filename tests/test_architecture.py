@@ -40,6 +40,8 @@ ENTRY_POINTS = {
     "posttrain.training.rl.train",
     "posttrain.training.evaluate.evaluate",
     "posttrain.training.sft.sft_run.train_sft",
+    "posttrain.training.reward_model.reward_run.train_reward_model",
+    "posttrain.training.dpo.dpo_run.train_dpo",
     "posttrain.training.collecting.collection.collect",
     "posttrain.rewards.grading.grade.grade",
     "posttrain.course.one_group.grpo_step",
@@ -63,7 +65,7 @@ UNSAFE_MODULES = {"pickle", "cPickle", "dill", "cloudpickle", "marshal", "shelve
 
 SOURCES = sorted(SOURCE.rglob("*.py"))
 TESTS = sorted((ROOT / "tests").rglob("*.py"))
-ALL = SOURCES + TESTS + sorted((ROOT / "benchmarks").glob("*.py")) + sorted((ROOT / "docs").glob("*.py"))
+ALL = SOURCES + TESTS + sorted((ROOT / "benchmarks").rglob("*.py")) + sorted((ROOT / "docs").glob("*.py"))
 
 each_source = pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.relative_to(SOURCE).as_posix())
 each_file = pytest.mark.parametrize("path", ALL, ids=lambda path: path.relative_to(ROOT).as_posix())

@@ -16,7 +16,7 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 BLOCKS = blocks(README)
 COMMANDS = commands(README) + commands(ROOT.joinpath("CONTRIBUTING.md").read_text(encoding="utf-8"))
 OUR_COMMANDS = [command for command in COMMANDS if command.startswith("posttrain ")]
-TRAINING = [command for command in OUR_COMMANDS if re.match(r"posttrain (rl|sft|irl) \w", command)]
+TRAINING = [command for command in OUR_COMMANDS if re.match(r"posttrain (rl|sft|dpo|irl) \w", command)]
 
 
 @pytest.fixture(scope="module")

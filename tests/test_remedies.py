@@ -32,7 +32,7 @@ READ_IN_A_TERMINAL = ("commands/", "cli.py")
 """Where texts are told by a command alone."""
 READ_IN_PYTHON = ("trl/",)
 """Where texts are told to who writes a script."""
-LAST_WORDS = {"training/report.py", "training/sft/sft_report.py"}
+LAST_WORDS = {"training/report.py", "training/sft/sft_report.py", "training/reward_model/reward_report.py"}
 """Where a finished run says by which commands to go on; who called it from Python has the `Run`."""
 JSON = '{"'
 """How examples of rows begin."""
@@ -63,7 +63,7 @@ IN_A_RUN = {
     "demonstrations.npz",
     "curves.png",
 }
-IN_A_RUN |= {"manifest.json"}
+IN_A_RUN |= {"manifest.json", "calibration.png", "held_out.jsonl"}
 IN_A_MODEL = {"config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"}
 FROM_PYTHON_ALONE = (
     *("groups: ", "policy: ", "engine {}", "model: a ", "make one of a model", "give an object", "the episode is over"),

@@ -17,12 +17,22 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from posttrain.algorithms.algorithm import Algorithm
-    from posttrain.config import CollectConfig, Config, IrlConfig, SftConfig, as_recipe, load_recipe
+    from posttrain.config import (
+        CollectConfig,
+        Config,
+        DpoConfig,
+        IrlConfig,
+        RewardModelConfig,
+        SftConfig,
+        as_recipe,
+        load_recipe,
+    )
     from posttrain.generation.engine import Engine
     from posttrain.generation.generate import generate
     from posttrain.irl_runs.environment import LearnedReward
     from posttrain.irl_runs.run import recover
     from posttrain.models.policy import as_policy
+    from posttrain.rewards.ensemble import RewardModelEnsemble
     from posttrain.rewards.grading.answers import ProcessReward, Span
     from posttrain.rewards.grading.function import reward_function
     from posttrain.rewards.model import RewardModel
@@ -30,7 +40,9 @@ if TYPE_CHECKING:
     from posttrain.runs.watchers import Watcher
     from posttrain.tasks.base import Probe, Reading, Task
     from posttrain.training.collecting.collection import collect
+    from posttrain.training.dpo.dpo_run import train_dpo
     from posttrain.training.evaluate import evaluate
+    from posttrain.training.reward_model.reward_run import train_reward_model
     from posttrain.training.rl import train
     from posttrain.training.sft.sft_run import train_sft
     from posttrain.training.steps import steps
@@ -39,6 +51,7 @@ __all__ = [
     "Algorithm",
     "CollectConfig",
     "Config",
+    "DpoConfig",
     "Engine",
     "IrlConfig",
     "LearnedReward",
@@ -46,6 +59,8 @@ __all__ = [
     "ProcessReward",
     "Reading",
     "RewardModel",
+    "RewardModelConfig",
+    "RewardModelEnsemble",
     "Run",
     "SftConfig",
     "Span",
@@ -61,6 +76,8 @@ __all__ = [
     "reward_function",
     "steps",
     "train",
+    "train_dpo",
+    "train_reward_model",
     "train_sft",
 ]
 
@@ -68,7 +85,9 @@ HOMES = {
     "Algorithm": "posttrain.algorithms.algorithm",
     "CollectConfig": "posttrain.config",
     "Config": "posttrain.config",
+    "DpoConfig": "posttrain.config",
     "IrlConfig": "posttrain.config",
+    "RewardModelConfig": "posttrain.config",
     "SftConfig": "posttrain.config",
     "as_recipe": "posttrain.config",
     "load_recipe": "posttrain.config",
@@ -80,12 +99,15 @@ HOMES = {
     "Span": "posttrain.rewards.grading.answers",
     "reward_function": "posttrain.rewards.grading.function",
     "RewardModel": "posttrain.rewards.model",
+    "RewardModelEnsemble": "posttrain.rewards.ensemble",
     "Watcher": "posttrain.runs.watchers",
     "Probe": "posttrain.tasks.base",
     "Reading": "posttrain.tasks.base",
     "Task": "posttrain.tasks.base",
     "Run": "posttrain.runs.reports",
     "train": "posttrain.training.rl",
+    "train_dpo": "posttrain.training.dpo.dpo_run",
+    "train_reward_model": "posttrain.training.reward_model.reward_run",
     "train_sft": "posttrain.training.sft.sft_run",
     "collect": "posttrain.training.collecting.collection",
     "evaluate": "posttrain.training.evaluate",

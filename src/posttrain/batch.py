@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Bool, Float, Float64, Int64
 from torch import Tensor
 
-from posttrain.records import Group
+from posttrain.records import Finish, Group
 
 TokenWeights = Callable[..., Float64[Tensor, " rollout"]]
 
@@ -189,17 +189,27 @@ class CreditedGroups:
 
 
 def collate(
-    credited: CreditedGroups, token_weights: TokenWeights, *, max_completion_tokens: int, keep_zero_advantages: bool
+    credited: CreditedGroups,
+    token_weights: TokenWeights,
+    *,
+    max_completion_tokens: int,
+    keep_zero_advantages: bool,
+    masks_truncated: bool = False,
 ) -> Batch:
     """The batch of one update.
 
     Weights are computed on every rollout given; then those without weight are left out, and those all of whose
     advantages are exactly 0 too, unless another loss term (`keep_zero_advantages`) acts on them: neither can change
-    the gradient.
+    the gradient.  With `masks_truncated` completions that ran into the length limit have no weight: each counts as a
+    rollout and none of its tokens does (overlong filtering; Yu et al. 2025, arXiv:2503.14476, §3.4).
     """
     batch = completions_of(credited.groups, credited.teacher_prompts)
     lengths = torch.tensor(batch.lengths)
-    weights = token_weights(lengths, credited.scored.flatten(), max_completion_tokens=max_completion_tokens)
+    truncated = [rollout.finish is Finish.LENGTH for group in credited.groups for rollout in group.rollouts]
+    learned = ~torch.tensor(truncated) if masks_truncated else torch.ones(len(lengths), dtype=torch.bool)
+    counted = torch.where(learned, lengths, 0)
+    weights = token_weights(counted, credited.scored.flatten(), max_completion_tokens=max_completion_tokens)
+    weights = torch.where(learned, weights, 0.0)
     batch = replace(batch, columns=replace(credited.columns, weights=weights.repeat_interleave(lengths)))
     matters = (weights > 0) & (credited.informed.flatten() | keep_zero_advantages)
     return batch.select(matters.nonzero().flatten().tolist()) if bool(matters.any()) else _empty(batch)

@@ -12,8 +12,11 @@ from importlib import import_module
 COMMANDS = {
     "rl": ("rl", "train a model by reward"),
     "sft": ("sft", "train a model on rows of your own, or a small one from nothing"),
+    "dpo": ("dpo", "train a model on pairs of answers of which one is better"),
+    "reward-model": ("reward_model", "train a reward model on pairs of answers"),
     "collect": ("collect", "make pairs of completions and have them judged: by rewards, a language model or people"),
     "irl": ("irl", "find the reward behind demonstrations"),
+    "phases": ("phases", "run phases of one recipe one after another, such as sft, reward model, rl"),
     "compare": ("compare", "run recipes at an equal budget, several seeds each, and show them side by side"),
     "eval": ("evaluate", "measure a model on problems that are held out from training"),
     "chat": ("chat", "ask a model by hand"),
@@ -42,7 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; the exit code says how it went."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     if not arguments or arguments[0] in ("-h", "--help", "help"):
-        print(USAGE.format(commands="\n".join(f"  {name:10} {does}" for name, (_, does) in COMMANDS.items())))
+        print(USAGE.format(commands="\n".join(f"  {name:12} {does}" for name, (_, does) in COMMANDS.items())))
         return 0 if arguments else 2
     if arguments[0] == "--version":
         from importlib.metadata import version

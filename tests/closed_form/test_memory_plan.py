@@ -9,6 +9,7 @@ from torch import Tensor
 from transformers import GPT2Config, LlamaConfig, PreTrainedConfig, Qwen2Config, Qwen3Config, Qwen3MoeConfig
 
 from posttrain.errors import UserError
+from posttrain.generation.sampling import ENTRIES_AT_ONCE
 from posttrain.models.memory import memory_parts as parts
 from posttrain.models.memory.memory_plan import MemoryPlan, changes_that_save, changes_until_it_fits, memory_plan
 from posttrain.models.memory.memory_setup import BFLOAT16, MemorySetup, largest_micro_batch
@@ -125,8 +126,49 @@ def test_a_cached_token_of_llama_3_8b_takes_128_kib() -> None:
     """2 · 32 layers · 8 heads · 128 channels · 2 bytes; 512 tokens are two blocks, so nothing is rounded."""
     setup = replace(IN_BF16, max_rows=1)
     assert parts.key_value_cache(LLAMA, setup) == 512 * 128 * 1024
-    assert parts.cache_growth(LLAMA, setup) == 0, "256 completion tokens are one block"
-    assert parts.cache_growth(LLAMA, replace(setup, completion_tokens=512)) * 32 == 512 * 128 * 1024
+
+
+def test_beside_the_cache_there_are_prompts_while_rows_begin_and_an_outgrown_layer_while_it_grows() -> None:
+    """Prompts of 256 tokens at 128 KiB, each once and again for its row; on a CPU the cache is small then.
+
+    There it begins with five blocks of 64 and ends with eight, or with twelve for 512 completion tokens, of which a
+    32nd part of eleven is held twice when it grows last.
+    """
+    token, one = 128 * 1024, replace(IN_BF16, max_rows=1)
+    assert parts.cache_growth(LLAMA, one) == 2 * 256 * token
+    assert parts.cache_growth(LLAMA, replace(one, max_rows=16, group_size=8)) == (16 + 2) * 256 * token
+    here = replace(one, on_cuda=False)
+    assert parts.cache_growth(LLAMA, here) == (2 * 256 - (512 - 320)) * token
+    assert parts.cache_growth(LLAMA, replace(here, max_rows=8, group_size=8, completion_tokens=512)) == (
+        8 * 704 * token // 32
+    ), "9 · 256 tokens are less than the 8 · 448 that the cache lacks then"
+    of_one_block = replace(here, prompt_tokens=8, completion_tokens=50)
+    assert parts.cache_growth(LLAMA, of_one_block) == 2 * 8 * token
+
+
+def test_a_cpu_makes_probabilities_of_few_logits_at_a_time() -> None:
+    assert parts.SAMPLED_AT_ONCE == ENTRIES_AT_ONCE
+    here = replace(IN_BF16, on_cuda=False, max_rows=64)
+    assert parts.sampled_logits(LLAMA, here) == 4 * (64 * 128_256 + 2 * 2**20)
+    assert parts.sampled_logits(LLAMA, replace(here, max_rows=2)) == 4 * 3 * 2 * 128_256
+
+
+def test_attention_holds_its_projections_several_times_where_heads_are_many_for_the_hidden_size() -> None:
+    """4 (4 · 2048 + 5 · 2048) - 3 · 4 · 128 - 12 · 64 bytes a token; of usual shapes the MLP keeps more later."""
+    narrow = replace(QWEN, hidden=64, query_width=2048, kv_width=2048, mlp_width=128)
+    assert parts.attention_in_course(narrow, MemorySetup()) == 4 * 9 * 2048 - 12 * 128 - 12 * 64
+    assert parts.attention_in_course(QWEN, MemorySetup()) == 0
+    assert parts.attention_in_course(replace(narrow, mlp_width=100_000), MemorySetup()) == 0
+    assert parts.attention_in_course(narrow, MemorySetup(shared_prompt=False)) == 0
+
+
+def test_malloc_gives_back_a_cache_of_large_layers_alone() -> None:
+    """Layers of 32 MiB are kept: 8 heads of 128 numbers in 2 bytes are 4 KiB a token, and 8192 of those 32 MiB."""
+    of_32_mib = replace(IN_BF16, on_cuda=False, max_rows=16, prompt_tokens=256, completion_tokens=256)
+    assert parts.key_value_cache(LLAMA, of_32_mib) == 32 * 32 * 2**20
+    assert parts.returned_cache(LLAMA, of_32_mib) == 0
+    larger = replace(of_32_mib, max_rows=17)
+    assert parts.returned_cache(LLAMA, larger) == parts.key_value_cache(LLAMA, larger)
 
 
 @pytest.mark.parametrize(

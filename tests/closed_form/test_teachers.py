@@ -14,9 +14,9 @@ from posttrain.models.policy import as_policy
 from posttrain.models.rendering import TokenizerRenderer
 from posttrain.options.teacher import TeacherOptions
 from posttrain.records import Finish, Grades, Group, Prompt, Rollout
-from posttrain.training.reference import FrozenCopy
+from posttrain.training.reference import FrozenCopy, UncopiedPolicy, require_same_vocabulary
 from posttrain.training.teaching.privileged_prompts import PrivilegedPrompts, TeacherPrompts, filled
-from posttrain.training.teaching.teacher import AsItIs, require_same_vocabulary, teacher_of
+from posttrain.training.teaching.teacher import teacher_of
 from tests.support.model_folders import plain_tokenizer
 from tests.support.runs import save_tiny_model
 from tests.support.tiny import tiny_model, tiny_policy, tokenizer
@@ -121,19 +121,17 @@ def test_the_student_itself_teaches_as_it_is_now_or_as_it_began() -> None:
 def test_a_model_of_the_same_vocabulary_teaches(tmp_path: Path) -> None:
     folder = save_tiny_model(tmp_path / "teacher")
     policy = as_policy(tiny_model("qwen3", torch.float32, exact=False), tokenizer())
-    with pytest.raises(UserError, match=r"algorithm\.teacher\.model = .*: its output layer has \d+ rows.*student's 24"):
+    with pytest.raises(UserError, match=r"algorithm\.teacher\.model = .*: its output layer has \d+ rows.*policy's 24"):
         teacher_of(policy, TeacherOptions(model=str(folder)), {})
     student = teacher_of(tiny_policy(), SIBLING, {}).reference
-    assert isinstance(student, AsItIs)
+    assert isinstance(student, UncopiedPolicy)
 
 
 def test_a_model_of_another_vocabulary_is_refused_by_the_first_token_that_differs() -> None:
     other = plain_tokenizer(eos_token="<|end|>")
     other.add_tokens(["zebra"])
     teacher = replace(tiny_policy(seed=1), tokenizer=other)
-    with pytest.raises(
-        UserError, match=r"= zoo: its vocabulary is not the student's: 1 tokens differ, such as 'zebra'"
-    ):
+    with pytest.raises(UserError, match=r"^zoo: its vocabulary is not the policy's: 1 tokens differ, such as 'zebra'"):
         require_same_vocabulary(tiny_policy(), teacher, "zoo")
     require_same_vocabulary(tiny_policy(), tiny_policy(seed=1), "zoo")
 

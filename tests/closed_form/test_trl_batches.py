@@ -91,9 +91,9 @@ def test_a_batch_smaller_than_a_group_is_rounded_up_and_that_is_said() -> None:
         ({"steps_per_generation": 1, "gradient_accumulation_steps": 2, "num_iterations": 3}, "begin in one generation"),
         ({"steps_per_generation": 2, "generation_batch_size": 16}, "say the same in two ways"),
         ({"generation_batch_size": 12}, "Use 16"),
-        ({"num_generations": 1}, "use 2 or more"),
-        ({"gradient_accumulation_steps": 0}, "gradient_accumulation_steps = 0: use 1 or more"),
-        ({"steps_per_generation": 0}, "steps_per_generation = 0: use 1 or more"),
+        ({"num_generations": 1}, "GRPOConfig: num_generations = 1: use a whole number >= 2"),
+        ({"gradient_accumulation_steps": 0}, "gradient_accumulation_steps = 0: use a whole number >= 1"),
+        ({"steps_per_generation": 0}, "steps_per_generation = 0: use a whole number >= 1 or None"),
     ],
 )
 def test_what_makes_no_step_of_whole_groups_is_refused(given: dict[str, int], says: str) -> None:

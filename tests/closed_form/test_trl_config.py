@@ -156,6 +156,10 @@ def test_what_a_script_leaves_out_is_as_in_trl(path: str) -> None:
         ({"save_steps": 50, "steps_per_generation": 4}, {"checkpoint.every_steps": 12}),
         ({"save_strategy": "no"}, {"checkpoint.every_steps": 0}),
         ({"save_strategy": "epoch"}, {"checkpoint.every_steps": 100}),
+        ({"save_strategy": "best"}, {"checkpoint.every_steps": 0}),
+        ({"save_steps": 0}, {"checkpoint.every_steps": 0}),  # as in transformers: the last alone
+        ({"mask_truncated_completions": True}, {"algorithm.mask_truncated": True}),
+        ({"save_total_limit": 2, "metric_for_best_model": "reward"}, {"checkpoint.keep_last": 1_000_000}),
         ({"report_to": "none"}, {"run.report_to": ()}),
         ({"report_to": None}, {"run.report_to": ()}),
         (
@@ -185,10 +189,11 @@ def test_a_field_sets_what_the_table_says(given: dict[str, Any], expected: dict[
         ({"loss_type": "cispo"}, "epsilon_high = 0.2 with loss_type = cispo"),
         ({"scale_rewards": "std"}, "scale_rewards = 'std': use group, batch or none"),
         ({"importance_sampling_level": "word"}, "use token or sequence"),
-        ({"save_strategy": "best"}, "save_strategy = 'best': use no, steps or epoch"),
         ({"sync_ref_model": True, "beta": 0.1}, "ref_model_mixup_alpha = 0.6 with sync_ref_model"),
         ({"sync_ref_model": True, "ref_model_mixup_alpha": 1.0}, "sync_ref_model = True with beta = 0"),
-        ({"max_completion_length": None}, "max_completion_length = None"),
+        ({"max_completion_length": None}, "max_completion_length = None: use a whole number >= 1"),
+        ({"delta": 1.1}, r"GRPOConfig: delta = 1.1: it bounds the ratio beyond 1 \+ epsilon_high = 1.2"),
+        ({"delta": 4.0, "loss_type": "cispo", "epsilon_high": 5.0}, "delta = 4.0 with loss_type = cispo"),
     ],
 )
 def test_a_value_that_there_is_no_such_thing_for_is_refused(given: dict[str, Any], says: str) -> None:

@@ -29,7 +29,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def in_process(calls: list[Sequence[str]], stop: Stop = lambda number: False) -> Callable[..., None]:
     """Runs the command of a cell here; an interruption in place of those that `stop` names."""
 
-    def run(command: Sequence[str], cell: Any, log: Path) -> None:
+    def run(command: Sequence[str], *, name: str, log: Path) -> None:
         calls.append(command)
         if stop(len(calls)):
             raise KeyboardInterrupt

@@ -16,7 +16,7 @@ BY_TRL = json.loads((ROOT / "tests" / "data" / "trl_scripts.json").read_text(enc
 """What each script logs with TRL, entry by entry, or the error that TRL ends it with."""
 NOT_LOGGED = {"clip_ratio/low_min", "clip_ratio/high_max", "total_flos"}
 """The two extremes over completions, and an estimate of operations, which we do not have."""
-SCRIPTS = ROOT / "benchmarks" / "trl_scripts"
+SCRIPTS = ROOT / "benchmarks" / "trl" / "scripts"
 OURS, THEIRS = "from posttrain.trl import ", "from trl import "
 
 
@@ -42,6 +42,7 @@ def folder(tmp_path, monkeypatch) -> Path:
         kind(config).save_pretrained(tmp_path / "models" / name)
         tokenizer.save_pretrained(tmp_path / "models" / name)
     monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(SCRIPTS)  # as `python SCRIPT` has it
     return tmp_path
 
 

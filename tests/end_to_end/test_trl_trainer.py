@@ -143,12 +143,16 @@ def test_an_evaluation_samples_its_rows_and_logs_by_its_prefix(model: str, tmp_p
         calls.append(len(completions))
         return [0.5] * len(completions)
 
-    made = trainer(model, tmp_path / "run", half, num_generations_eval=2, given={"eval_dataset": {"one": ROWS[:3]}})
+    given = {"eval_dataset": {"one": ROWS[:3]}}
+    made = trainer(model, tmp_path / "run", half, num_generations_eval=2, given=given, beta=0.1)
     made.train_dataset = None  # an evaluation needs none
     numbers = made.evaluate()
     assert calls == [6]
     assert numbers["eval_one_reward"] == numbers["eval_one_rewards/half/mean"] == 0.5
-    assert numbers["eval_one_loss"] == 0, "nobody has an advantage"
+    assert numbers["eval_one_loss"] == pytest.approx(0, abs=1e-12), "nobody has an advantage, nor is there a divergence"
+    assert numbers["eval_one_kl"] == pytest.approx(0, abs=1e-12)
+    assert 0 < numbers["eval_one_entropy"] <= math.log(made.model.config.vocab_size)
+    assert numbers["eval_one_clip_ratio/region_mean"] == 0, "the sampler has the same weights"
     assert made.state.log_history[-1]["eval_one_completions/mean_length"] > 0
     with pytest.raises(UserError, match="there are no rows"):
         trainer(model, tmp_path / "run").evaluate()
@@ -218,6 +222,14 @@ def test_an_adapter_is_trained_alone_at_the_rate_that_was_given(model: str, tmp_
     assert made.state.log_history[0]["learning_rate"] == 1e-3, "not ten times that"
     made.save_model(str(tmp_path / "saved"))
     assert peft.PeftConfig.from_pretrained(str(tmp_path / "saved")).peft_type == "LORA"
+
+
+def test_messages_name_the_fields_that_a_script_has(model: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"^train_dataset: row 0: the column `prompt` is missing; it has question"):
+        trainer(model, tmp_path / "run", given={"train_dataset": [{"question": "1 + 1"}]}).train()
+    given = {"peft_config": peft.LoraConfig(r=4)}
+    with pytest.raises(UserError, match=r"^GRPOConfig: weight_decay: .* an adapter .* is not decayed"):
+        trainer(model, tmp_path / "run", weight_decay=0.1, given=given).train()
 
 
 def test_a_model_in_4_bits_has_an_adapter_over_it(model: str, tmp_path: Path) -> None:

@@ -39,6 +39,8 @@ SHAPES = {
     "weights": shape(768, 2048, 3, (12, 4, 64), (2, 4, 8), 80, algorithm=WITH_REFERENCE),
     "activations": shape(256, 768, 6, (8, 4, 32), (2, 8, 64), 1024),
     "cache": shape(128, 256, 4, (32, 32, 64), (2, 8, 90), 130),
+    "many heads": shape(64, 128, 4, (32, 32, 64), (2, 8, 30), 1024),
+    "many heads of queries": shape(128, 256, 4, (32, 8, 64), (4, 8, 32), 512),
     "logits": shape(64, 128, 2, (4, 4, 16), (16, 16, 4), 2048, vocab=60_000),
 }
 

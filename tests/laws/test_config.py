@@ -212,7 +212,7 @@ def test_the_python_api_says_what_a_recipe_says() -> None:
     assert by_mapping == by_options == replace(Config(algorithm={"name": "dapo"}), run=RunOptions(num_steps=3))
 
 
-@pytest.mark.parametrize("name", bundled_recipes())
+@pytest.mark.parametrize("name", [name for name in bundled_recipes() if "phases" not in read_recipe(name).sections])
 def test_every_bundled_recipe_resolves_and_is_stable(name: str) -> None:
     config = load_recipe(name)
     kind = type(config)

@@ -17,8 +17,8 @@ from posttrain.algorithms.table import build_algorithm
 from posttrain.batch import Batch, CreditedGroups, collate, sampled_columns
 from posttrain.models.policy import Policy
 from posttrain.records import Group
-from posttrain.training.reference import FrozenCopy
-from posttrain.training.teaching.teacher import AsItIs, Teacher
+from posttrain.training.reference import FrozenCopy, UncopiedPolicy
+from posttrain.training.teaching.teacher import Teacher
 from posttrain.training.update import Objective, group_logprobs
 from tests.support.enumerated import COMPLETIONS, Tree
 from tests.support.tiny import (
@@ -177,7 +177,7 @@ def test_the_full_signal_has_the_gradient_of_the_kl_to_a_teacher_that_sees_more(
     algorithm = build_algorithm({"name": "distill"})
     for teacher, seen in ((other, SEEN), (other, None), (policy, SEEN)):
         by_hand = gradient_by_hand(policy, teacher, seen or [[g.prompt.tokens] * 3 for g in GROUPS], heat=0.8)
-        objective = Objective(algorithm=algorithm, temperature=0.8, teacher=Teacher(AsItIs(teacher), None))
+        objective = Objective(algorithm=algorithm, temperature=0.8, teacher=Teacher(UncopiedPolicy(teacher), None))
         batch = taught_batch(algorithm, seen)
         gradient, metrics = gradient_of_update(policy, batch, objective, tokens_per_microbatch=budget)
         assert relative_distance(gradient, by_hand) < 1e-9
@@ -187,7 +187,7 @@ def test_the_full_signal_has_the_gradient_of_the_kl_to_a_teacher_that_sees_more(
 
 def test_a_student_that_sees_what_its_teacher_sees_and_is_it_learns_nothing() -> None:
     policy, algorithm = tiny_policy(), build_algorithm({"name": "distill"})
-    objective = Objective(algorithm=algorithm, temperature=1.0, teacher=Teacher(AsItIs(policy), None))
+    objective = Objective(algorithm=algorithm, temperature=1.0, teacher=Teacher(UncopiedPolicy(policy), None))
     gradient, metrics = gradient_of_update(policy, taught_batch(algorithm, None), objective)
     assert gradient.norm() < 1e-12
     assert abs(metrics["kl_teacher"]) < 1e-12
@@ -201,7 +201,7 @@ def test_a_teacher_that_is_the_student_itself_is_not_moved_by_the_gradient() -> 
         gradient_of_update(
             policy, batch, Objective(algorithm=algorithm, temperature=1.0, teacher=Teacher(reference, None))
         )[0]
-        for reference in (AsItIs(policy), FrozenCopy(twin(policy)))
+        for reference in (UncopiedPolicy(policy), FrozenCopy(twin(policy)))
     ]
     assert relative_distance(*found) < 1e-12
     assert found[0].norm() > 0.01

@@ -4,8 +4,9 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from transformers import TrainerCallback
+from transformers import EarlyStoppingCallback, TrainerCallback, TrainerState
 
+from posttrain.errors import UserError
 from posttrain.models.policy import Policy
 from posttrain.runs.reports import StepReport
 from posttrain.trl import GRPOConfig
@@ -18,12 +19,13 @@ POLICY = cast(Policy, SimpleNamespace(model=None, tokenizer=None))
 def logged(*callbacks: TrainerCallback, steps: int = 12, updates: int = 1, epoch: int = 5, **given: Any) -> Events:
     """The events of a run whose steps report their number as the loss, and whose evaluations are noted at theirs."""
     events = Events(args=GRPOConfig(**{"logging_strategy": "no", **given}), policy=POLICY, callbacks=[*callbacks])
+    events.begin(TrainerState())
     length = RunLength(updates=steps * updates, updates_per_step=updates, updates_per_epoch=epoch)
     watcher = CallbackWatcher(
         events,
         length,
         entry_of=lambda report: {"loss": float(report.step), "num_tokens": report.metrics["num_tokens"]},
-        evaluate=lambda: events.log({"eval_reward": 0.0}),
+        evaluate=lambda: measure(events),
     )
     watcher.begin(None)
     for step in range(1, steps + 1):
@@ -32,6 +34,14 @@ def logged(*callbacks: TrainerCallback, steps: int = 12, updates: int = 1, epoch
         if watcher.stopping:
             break
     return events
+
+
+def measure(events: Events) -> dict[str, float | None]:
+    """An evaluation whose reward is 1 at step 4 and less elsewhere."""
+    entry = {"eval_reward": 1 - abs(4 - events.state.global_step) / 10, "eval_cost": None}
+    events.log(entry)
+    events.tell("on_evaluate", metrics=entry)
+    return entry
 
 
 def steps_of(events: Events, name: str) -> list[int]:
@@ -58,7 +68,8 @@ def test_an_entry_is_logged_when_it_is_due(given: dict[str, Any], expected: list
     ("given", "expected"),
     [
         ({}, []),
-        ({"eval_strategy": "steps", "eval_steps": 5}, [5, 10]),
+        ({"eval_strategy": "steps", "eval_steps": 5}, [5, 10, 12]),  # and at the end, as transformers has it
+        ({"eval_strategy": "steps", "eval_steps": 0, "logging_steps": 6}, [6, 12]),
         ({"eval_strategy": "steps", "logging_steps": 6}, [6, 12]),  # eval_steps is logging_steps where it is left out
         ({"eval_strategy": "epoch"}, [5, 10]),
         ({"eval_strategy": "steps", "eval_steps": 3, "eval_delay": 7}, [9, 12]),
@@ -101,3 +112,55 @@ def test_epochs_begin_and_end_where_their_updates_do() -> None:
 
     logged(made := Epochs())
     assert made.seen == [("begins", 0), ("ends", 5), ("begins", 5), ("ends", 10), ("begins", 10)]
+
+
+MEASURED = {"eval_strategy": "steps", "eval_steps": 1, "metric_for_best_model": "reward"}
+
+
+@pytest.mark.parametrize(
+    ("given", "best", "last"),
+    [
+        ({}, (4, 1.0), 6),  # 1 is the best; steps 5 and 6 are no better
+        ({"metric_for_best_model": "eval_reward"}, (4, 1.0), 6),
+        ({"greater_is_better": False}, (1, 0.7), 3),  # and the least is that of the first
+        ({"metric_for_best_model": "cost"}, (None, None), 12),  # which is never measured: nothing is better or worse
+    ],
+)
+def test_transformers_early_stopping_ends_a_run_that_no_longer_improves(
+    given: dict[str, Any], best: tuple[Any, Any], last: int
+) -> None:
+    events = logged(EarlyStoppingCallback(early_stopping_patience=2), **{**MEASURED, **given})
+    assert (events.state.best_global_step, events.state.best_metric) == best
+    assert events.state.global_step == last
+
+
+def test_an_improvement_below_the_threshold_is_none_for_the_callback_and_the_best_all_the_same() -> None:
+    events = logged(EarlyStoppingCallback(early_stopping_patience=1, early_stopping_threshold=0.2), **MEASURED)
+    assert (events.state.global_step, events.state.best_metric) == (2, 0.8)  # 0.7, then 0.8
+
+
+def test_early_stopping_without_something_to_stop_for_is_told_before_training() -> None:
+    for given in ({**MEASURED, "eval_strategy": "no"}, {**MEASURED, "metric_for_best_model": None}):
+        events = Events(args=GRPOConfig(**given), policy=POLICY, callbacks=[EarlyStoppingCallback()])
+        with pytest.raises(UserError, match=r"GRPOConfig: metric_for_best_model = .* EarlyStoppingCallback stops"):
+            events.begin(TrainerState())
+
+
+def test_a_metric_that_no_evaluation_has_is_told_with_those_that_there_are() -> None:
+    with pytest.raises(UserError, match="an evaluation has no eval_accuracy; use one of eval_cost, eval_reward"):
+        logged(**{**MEASURED, "metric_for_best_model": "accuracy"})
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({}, (None, None)),
+        ({"metric_for_best_model": "reward"}, ("reward", True)),
+        ({"metric_for_best_model": "eval_loss"}, ("eval_loss", False)),
+        ({"load_best_model_at_end": True}, ("loss", False)),
+        ({"metric_for_best_model": "kl", "greater_is_better": False}, ("kl", False)),
+    ],
+)
+def test_what_is_better_is_told_by_the_name_of_the_metric(given: dict[str, Any], expected: tuple[Any, Any]) -> None:
+    args = GRPOConfig(**given)
+    assert (args.metric_for_best_model, args.greater_is_better) == expected

@@ -12,7 +12,15 @@ import pytest
 
 from posttrain.errors import UserError
 from posttrain.trl import GRPOConfig, ModelConfig, SFTConfig
-from posttrain.trl.fields.field_rules import CheckedFields, Rules, Treatment, default_values, lines_about
+from posttrain.trl.fields.field_rules import (
+    CheckedFields,
+    Rules,
+    Treatment,
+    default_values,
+    lines_about,
+    mapping_of,
+    mappings,
+)
 from posttrain.trl.fields.grpo_config import GRPO_RULES
 from posttrain.trl.fields.model_config import MODEL_RULES
 from posttrain.trl.fields.sft_config import SFT_RULES
@@ -71,8 +79,24 @@ def test_a_name_that_is_no_field_is_told_the_nearest() -> None:
 def test_enums_and_mappings_in_json_are_read() -> None:
     from transformers.trainer_utils import SchedulerType
 
-    args = GRPOConfig(lr_scheduler_type=SchedulerType.COSINE, model_init_kwargs='{"revision": "main"}')
+    args = GRPOConfig(lr_scheduler_type=SchedulerType.COSINE, model_init_kwargs='{"revision": "main"}', run_name="{a}")
     assert (args.lr_scheduler_type, args.model_init_kwargs) == ("cosine", {"revision": "main"})
+    assert args.run_name == "{a}", "only what may be a mapping is read as one"
+    with pytest.raises(UserError, match=r"GRPOConfig: model_init_kwargs = '\{revision: main\}' is no JSON"):
+        GRPOConfig(model_init_kwargs="{revision: main}")
+    with pytest.raises(UserError, match="GRPOConfig: chat_template_kwargs = 'a word' is no mapping"):
+        mapping_of(GRPOConfig(chat_template_kwargs="a word"), "chat_template_kwargs")
+
+
+@pytest.mark.parametrize("config", [GRPOConfig, SFTConfig], ids=lambda config: config.__name__)
+def test_every_mapping_may_be_json_on_a_command_line(config: Any) -> None:
+    from transformers import HfArgumentParser
+
+    names = sorted(mappings(config))
+    line = [part for name in names for part in (f"--{name}", '{"a": {"b": 1}}')]
+    made = HfArgumentParser(config).parse_args_into_dataclasses(line)[0]
+    assert {name: vars(made)[name] for name in names} == {name: {"a": {"b": 1}} for name in names}
+    assert {"model_init_kwargs", "gradient_checkpointing_kwargs"} <= {*names}
 
 
 def test_transformers_parser_of_command_lines_reads_the_configs() -> None:
@@ -95,4 +119,5 @@ def test_the_page_of_fields_is_made_of_the_tables() -> None:
     for config, name, _ in (case.values for case in BY_CLASS):
         assert f"| `{name}` |" in page, config
     assert "| `use_vllm` | `False` | nothing to set |" in page
+    assert "| `num_generations` | `8` | supported | `rollout.group_size`; a whole number >= 2 |" in page
     assert "trl_fields.write()" in (DOCS / "conf.py").read_text(encoding="utf-8")

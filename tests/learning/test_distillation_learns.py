@@ -13,7 +13,8 @@ from posttrain.records import Grades
 from posttrain.runs.clock import Clock
 from posttrain.training.collector import CollectedStep
 from posttrain.training.learner import Learner, LearnerSettings
-from posttrain.training.teaching.teacher import AsItIs, Teacher
+from posttrain.training.reference import UncopiedPolicy
+from posttrain.training.teaching.teacher import Teacher
 from posttrain.training.update_metrics import update_metrics
 from tests.support.tiny import request, some_prompts, tiny_policy
 
@@ -30,7 +31,7 @@ def distance(student: Policy, teacher: Policy) -> float:
 def learner_of(student: Policy, teacher: Policy, signal: str) -> Learner:
     settings = LearnerSettings(update=UpdateOptions(learning_rate=1e-2), max_completion_tokens=10, num_steps=NUM_STEPS)
     learner = Learner(student, distill(teacher=NAMED, signal=signal), settings)  # type: ignore[arg-type]
-    learner.teacher = Teacher(AsItIs(teacher), None)
+    learner.teacher = Teacher(UncopiedPolicy(teacher), None)
     return learner
 
 

@@ -19,8 +19,10 @@ from posttrain.training.update_metrics import update_metrics
 from posttrain.trl import GRPOConfig, GRPOTrainer
 from tests.support import trl_numbers
 from tests.support.tiny import relative_distance
-from tests.support.trl_numbers import CASES, GIVEN, GROUP_SIZE
+from tests.support.trl_numbers import CASES, END, GIVEN, GROUP_SIZE
 
+ROUNDED = ("normalised, then summed", "normalised, then summed, with a KL")
+"""Where TRL leaves a group whose scores say nothing an advantage of 5e-8, so that its tokens count as clipped."""
 WORST = 1e-5
 """Relative distance of a parameter's gradient, or of its weights, from TRL's."""
 
@@ -32,7 +34,7 @@ def trainer_of(name: str, folder: Path, dtype: torch.dtype) -> tuple[GRPOTrainer
     sgd = trl_numbers.RecordingSgd(model, fields["learning_rate"])
     trainer = GRPOTrainer(
         model=model,
-        reward_funcs=trl_numbers.reward_functions(),
+        reward_funcs=trl_numbers.reward_functions(name),
         args=GRPOConfig(output_dir=str(folder / "run"), **fields),
         train_dataset=trl_numbers.rows(),
         processing_class=trl_numbers.tokenizer(),
@@ -114,12 +116,13 @@ def test_advantages_are_those_of_trl(name) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", [name for name in CASES if "sequences" not in name and name not in ("luspo", "micro-batches")]
+    "name", [name for name in CASES if "sequences" not in name and name not in ("luspo", "micro-batches", *ROUNDED)]
 )
 def test_metrics_of_one_name_are_those_of_trl(name) -> None:
     """With ratios of sequences TRL counts completions, and with micro-batches its means are of means."""
     renamed = {"cispo_clip_ratio": "clip_ratio/high_mean"}
-    made, total = outcome(name), sum(len(ids) for group in GIVEN["completions"] for ids in group)
+    made, masked = outcome(name), CASES[name]["fields"].get("mask_truncated_completions", False)
+    total = sum(len(ids) for group in GIVEN["completions"] for ids in group if not masked or ids[-1] == END)
     for ours, num_tokens, update in zip(made.metrics, made.num_tokens, CASES[name]["updates"], strict=True):
         for metric, value in update["metrics"].items():
             if metric != "entropy":  # which is measured on request

@@ -32,6 +32,8 @@ NO_ACCIDENT = Accident()
 PRELOADED = [
     "posttrain.training.rl",
     "posttrain.training.sft.sft_run",
+    "posttrain.training.dpo.dpo_run",
+    "posttrain.training.reward_model.reward_run",
     "posttrain.runs.curves",
     "posttrain.commands.rl",
     "matplotlib.figure",

@@ -33,6 +33,7 @@ def numbers() -> dict[str, Any]:
 GIVEN: dict[str, Any] = numbers()["given"]
 CASES: dict[str, dict[str, Any]] = numbers()["cases"]
 GROUP_SIZE = len(GIVEN["completions"][0])
+END: int = GIVEN["words"].index("<end>")
 FIELDS = numbers()["fields"]
 """Of GRPOConfig, in every case that says nothing else."""
 
@@ -67,8 +68,8 @@ def rows() -> list[dict[str, str]]:
     return [{"prompt": " ".join(GIVEN["words"][token] for token in prompt)} for prompt in GIVEN["prompts"]]
 
 
-def reward_functions() -> list[Callable[..., list[float | None]]]:
-    """One for each list of scores, which finds a completion by its tokens."""
+def reward_functions(case: str) -> list[Callable[..., list[float | None]]]:
+    """One for each list of scores of the case, which finds a completion by its tokens."""
     keys = [tuple(ids) for group in GIVEN["completions"] for ids in group]
 
     def function(scores: Sequence[Sequence[float | None]]) -> Callable[..., list[float | None]]:
@@ -79,7 +80,7 @@ def reward_functions() -> list[Callable[..., list[float | None]]]:
 
         return reward
 
-    made = [function(scores) for scores in GIVEN["scores"]]
+    made = [function(scores) for scores in GIVEN["scores with unscored" if "unscored" in case else "scores"]]
     for reward, name in zip(made, ("first", "second"), strict=True):
         reward.__name__ = name
     return made

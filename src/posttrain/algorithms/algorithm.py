@@ -48,6 +48,10 @@ class Algorithm:
     resample: Resample | None = None
     informative: Callable[[Grades], Tensor] = sums_differ
     """Which groups teach something, as dynamic sampling asks: the others make room."""
+    masks_truncated: bool = False
+    """Whether completions that ran into the length limit carry no loss; their rewards count in their group."""
+    counts_unscored: bool = False
+    """Whether completions that no reward function scored count, with an advantage of 0: in divisors, and in a KL."""
     least_group_size: int = 2
     """Completions of a prompt that it takes to tell better from worse: 2 where they are compared with each other."""
     teacher: TeacherOptions | None = None

@@ -166,6 +166,8 @@ def grpo(
     credit: CreditLevel = "completion",
     step_weight: float = 1.0,
     token_weights: Weighting = "mean_over_sequences",
+    mask_truncated: bool = False,
+    count_unscored: bool = False,
     ratio_to: RatioTo = "behaviour",
     correction: Correction | None = None,
     kl: KlTerm | None = None,
@@ -188,6 +190,7 @@ def grpo(
         kl=kl,
         correction=correction,
     )
+    made = replace(made, masks_truncated=mask_truncated, counts_unscored=count_unscored)
     return decoupled(made, reward_aggregation, deviation=deviation, epsilon=deviation_epsilon, over=deviation_over)
 
 
@@ -218,6 +221,7 @@ def dapo(
     overlong: Overlong | None = PAPERS_OVERLONG,
     resample: Resample | None = DYNAMIC_SAMPLING,
     reward_aggregation: RewardAggregation = "sum_then_normalize",
+    mask_truncated: bool = False,
     ratio_to: RatioTo = "behaviour",
     correction: Correction | None = None,
     kl: KlTerm | None = None,
@@ -232,7 +236,9 @@ def dapo(
         kl=kl,
         correction=correction,
     )
-    return replace(decoupled(made, reward_aggregation, overlong=overlong), resample=resample)
+    return replace(
+        decoupled(made, reward_aggregation, overlong=overlong), resample=resample, masks_truncated=mask_truncated
+    )
 
 
 def maxrl(
@@ -299,6 +305,8 @@ def cispo(
     deviation_over: Literal["group", "batch"] = "group",
     deviation_epsilon: float = 0.0,
     reward_aggregation: RewardAggregation = "sum_then_normalize",
+    mask_truncated: bool = False,
+    count_unscored: bool = False,
     ratio_to: RatioTo = "behaviour",
     correction: Correction | None = None,
     kl: KlTerm | None = None,
@@ -313,6 +321,7 @@ def cispo(
         kl=kl,
         correction=correction,
     )
+    made = replace(made, masks_truncated=mask_truncated, counts_unscored=count_unscored)
     return decoupled(made, reward_aggregation, deviation=deviation, epsilon=deviation_epsilon, over=deviation_over)
 
 

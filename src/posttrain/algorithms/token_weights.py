@@ -1,7 +1,8 @@
 """How tokens add up to the loss of an update: one weight for every token of a rollout.
 
 The weights are computed once per update, on all its rollouts, before anything is dropped or split into
-micro-batches; neither can then change the gradient.  A rollout that nothing scored weighs 0 and is not counted.
+micro-batches; neither can then change the gradient.  A rollout that nothing scored weighs 0 and is not counted.  One
+whose tokens are masked has length 0 here: it counts as a rollout, and none of its tokens does.
 docs/decisions/002-token-weights.md compares the rules.
 """
 
@@ -60,8 +61,8 @@ def constant_length(
 
 
 def _shares(scored: Bool[Tensor, " rollout"], divisor: Tensor) -> Float64[Tensor, " rollout"]:
-    """1 / divisor for the scored rollouts, 0 for the others, even when none is scored and the divisor is 0."""
-    return torch.where(scored, 1 / divisor.double(), 0.0)
+    """1 / divisor for the scored rollouts, 0 for the others and where the divisor is 0, since nothing is counted."""
+    return torch.where(scored & (divisor > 0), 1 / divisor.double(), 0.0)
 
 
 WEIGHTINGS: Mapping[Weighting, Callable[..., Tensor]] = {

@@ -49,6 +49,7 @@ OR_ROWS = {
 ALIASES = {
     "update.learning_rate": ("lr",),
     "sft.learning_rate": ("lr",),
+    "reward_model.learning_rate": ("lr",),
     "run.num_steps": ("steps", "max_steps", "num_iterations", "num_train_steps"),
     "run.folder": ("output_dir", "out", "output"),
     "run.overwrite": ("overwrite_output_dir", "force"),

@@ -6,9 +6,10 @@ from dataclasses import dataclass, replace
 
 from posttrain.commands.arguments import configured, recipe_layers, split_arguments
 from posttrain.commands.flags import CommandSpec
-from posttrain.config import CollectConfig, Config, IrlConfig
+from posttrain.config import CollectConfig, Config, DpoConfig, IrlConfig, RewardModelConfig, TrainingConfig
 from posttrain.config.reading import kind_of
 from posttrain.errors import UserError
+from posttrain.options.training import OptimizerOptions
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +38,9 @@ def main(arguments: Sequence[str]) -> int:
     layers = recipe_layers(given.positional)
     config, switches = configured(kind_of(layers), layers, given.flags, PROGRAM)
     if isinstance(config, IrlConfig | CollectConfig):
-        raise UserError(f"{PROGRAM.name}: this recipe trains no language model.  Give one of `posttrain rl` or `sft`.")
+        raise UserError(
+            f"{PROGRAM.name}: this recipe trains no language model.  Give one of `posttrain rl`, `sft` or `dpo`."
+        )
     for option, least in (("prompt_tokens", 1), ("gpu_gb", 0.001)):
         value = getattr(switches, option)
         if value is not None and value < least:
@@ -45,15 +48,26 @@ def main(arguments: Sequence[str]) -> int:
     from posttrain.commands.tables.memory_table import MemoryTable
     from posttrain.models.memory.memory_plan import memory_plan
     from posttrain.models.memory.model_files import recipe_shape
-    from posttrain.runs.planned_memory import MachineMemory, machine_memory, rl_setup, sft_setup, side_by_side
+    from posttrain.runs.planned_memory import (
+        MachineMemory,
+        dpo_setup,
+        machine_memory,
+        planned_pairs,
+        rl_setup,
+        sft_setup,
+        side_by_side,
+    )
 
-    shape = recipe_shape(config.model)
+    shape, on_gpu = recipe_shape(config.model), switches.gpu_gb is not None
     if isinstance(config, Config):
         from posttrain.algorithms.table import build_algorithm
 
         algorithm = build_algorithm(config.algorithm)
-        on_cuda = None if switches.gpu_gb is None else True
-        setup = rl_setup(config, shape, algorithm, prompt_tokens=switches.prompt_tokens, on_cuda=on_cuda)
+        setup = rl_setup(config, shape, algorithm, prompt_tokens=switches.prompt_tokens, on_cuda=on_gpu or None)
+    elif isinstance(config, DpoConfig):
+        setup = dpo_setup(config, shape, on_cuda=on_gpu)
+    elif isinstance(config, RewardModelConfig):
+        setup = planned_pairs(config.model, config.reward_model, shape, on_cuda=on_gpu)
     else:
         setup = sft_setup(config, shape)
     if switches.gpu_gb is None:
@@ -66,6 +80,18 @@ def main(arguments: Sequence[str]) -> int:
     if switches.json:
         print(json.dumps(table.as_json(), indent=1))
     else:
-        options = config.update if isinstance(config, Config) else config.sft
+        options = optimizer_of(config)
         table.print(learning_rate=options.largest_rate, default_rate=options.default_rate)
     return 0
+
+
+def optimizer_of(config: TrainingConfig) -> OptimizerOptions:
+    """The section that says how fast a recipe learns."""
+    match config:
+        case Config():
+            return config.update
+        case DpoConfig():
+            return config.dpo
+        case RewardModelConfig():
+            return config.reward_model
+    return config.sft

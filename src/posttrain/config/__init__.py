@@ -1,6 +1,7 @@
 """One frozen record for all that decides a run, made from recipe files and flags: see sections.py and reading.py."""
 
 from posttrain.config.collect import CollectConfig
+from posttrain.config.dpo import DpoConfig
 from posttrain.config.kinds import AnyConfig, TrainingConfig, as_recipe
 from posttrain.config.reading import build, load_recipe
 from posttrain.config.reward_model import RewardModelConfig
@@ -10,6 +11,7 @@ __all__ = [
     "AnyConfig",
     "CollectConfig",
     "Config",
+    "DpoConfig",
     "IrlConfig",
     "RewardModelConfig",
     "SftConfig",

@@ -3,12 +3,13 @@
 from dataclasses import asdict, fields
 
 from posttrain.config.collect import CollectConfig
+from posttrain.config.dpo import DpoConfig
 from posttrain.config.recipes import to_yaml
 from posttrain.config.reward_model import RewardModelConfig
 from posttrain.config.sections import Config, IrlConfig, SftConfig, plain
-from posttrain.options.reward_model import RewardModelOptions
+from posttrain.options.reward_model import EnsembleOptions, RewardModelOptions
 
-TrainingConfig = Config | SftConfig | RewardModelConfig
+TrainingConfig = Config | SftConfig | RewardModelConfig | DpoConfig
 """Those of runs that train a model: with a model, checkpoints and trackers."""
 AnyConfig = TrainingConfig | CollectConfig | IrlConfig
 
@@ -16,6 +17,7 @@ COMMAND_OF: dict[type[AnyConfig], str] = {
     Config: "rl",
     SftConfig: "sft",
     RewardModelConfig: "reward-model",
+    DpoConfig: "dpo",
     CollectConfig: "collect",
     IrlConfig: "irl",
 }
@@ -33,5 +35,6 @@ def as_recipe(config: AnyConfig) -> str:
 def said_of(reward: dict[str, object]) -> dict[str, object]:
     """What a recipe says of a reward: first which it is, and of a function nothing that only a reward model has."""
     of_models = {each.name for each in fields(RewardModelOptions)} if not reward["model"] else set()
+    of_models |= {each.name for each in fields(EnsembleOptions)} if not reward["ensemble"] else set()
     ordered: dict[str, object] = {"name": "", "path": "", "model": ""} | reward
     return {key: value for key, value in ordered.items() if value not in ("", {}, None) and key not in of_models}

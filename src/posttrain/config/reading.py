@@ -102,6 +102,8 @@ def sections_with(kind: type, name: str) -> list[str]:
 def unknown_section(kind: type, merged: MergedRecipe, name: str) -> str:
     """A line about a section that this kind of recipe does not have."""
     known = section_names(kind)
+    if name == "phases":
+        return f"{merged.where(name)}: lists phases, each with a recipe of its own; `posttrain phases` runs them."
     where = f"{merged.where(name)}: {name}: no such section"
     near = get_close_matches(name, known, n=1)
     if near:

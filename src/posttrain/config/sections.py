@@ -114,8 +114,9 @@ class Config:
     def _require_use_for_reference(self, algorithm: "Algorithm") -> None:
         """Refuse options of a reference where there is none."""
         if not algorithm.uses_reference and self.reference != ReferenceOptions():
+            given = f"path = {self.reference.path}" if self.reference.path else None
             raise UserError(
-                f"reference.refresh_every = {self.reference.refresh_every} refreshes a reference that"
+                f"reference.{given or f'refresh_every = {self.reference.refresh_every}'} is about a reference that"
                 f" {algorithm.name} does without.  Leave it out, or give the algorithm a KL term, such as"
                 " algorithm.kl.coefficient = 0.001."
             )

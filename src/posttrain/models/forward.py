@@ -45,6 +45,12 @@ class ForwardPass(Protocol):
         """
         ...
 
+    def last_hidden(
+        self, prompts: Sequence[Tokens], completions: Sequence[Tokens], prompt_of: Sequence[int]
+    ) -> Float[Tensor, "completion hidden"]:
+        """Hidden state at each completion's last token, which has seen the whole of prompt and completion."""
+        ...
+
 
 class SharedPromptForward:
     """Each prompt once however many completions continue it, through `models.shared_prompt.decoder`."""
@@ -62,13 +68,28 @@ class SharedPromptForward:
     ) -> Float[Tensor, "token hidden"]:
         """See `ForwardPass`."""
         whole = len(completions) == len(prompts)
+        self._name_tokens(prompts, completions, prompt_of, whole=whole)
+        if whole:
+            return sequence_hidden(self.decoder, [prompts[p] for p in prompt_of], completions)
+        return shared_hidden(self.decoder, prompts, completions, prompt_of)
+
+    def last_hidden(
+        self, prompts: Sequence[Tokens], completions: Sequence[Tokens], prompt_of: Sequence[int]
+    ) -> Float[Tensor, "completion hidden"]:
+        """See `ForwardPass`."""
+        self._name_tokens(prompts, with_one_more(completions), prompt_of, whole=False)
+        layout = PackedLayout([len(prompt) for prompt in prompts], [len(each) for each in completions], prompt_of)
+        ends = torch.tensor(layout.branch_starts) + torch.tensor([len(each) - 1 for each in completions])
+        return _packed(self.decoder, layout, [*prompts, *completions], ends)
+
+    def _name_tokens(
+        self, prompts: Sequence[Tokens], completions: Sequence[Tokens], prompt_of: Sequence[int], *, whole: bool
+    ) -> None:
+        """Say which tokens go through the model, all but the last of each completion, where dropout asks for it."""
         if in_update(self.dropping):
             keys = token_keys(prompts, completions, prompt_of)
             sequences = [keys.sequence(p, i) for i, p in enumerate(prompt_of)]
             name_tokens(self.dropping, torch.cat(sequences if whole else [*keys.prompts, *keys.completions]))
-        if whole:
-            return sequence_hidden(self.decoder, [prompts[p] for p in prompt_of], completions)
-        return shared_hidden(self.decoder, prompts, completions, prompt_of)
 
 
 class PlainForward:
@@ -84,6 +105,27 @@ class PlainForward:
         self, prompts: Sequence[Tokens], completions: Sequence[Tokens], prompt_of: Sequence[int]
     ) -> Float[Tensor, "token hidden"]:
         """See `ForwardPass`."""
+        hidden = self._of_rows(prompts, completions, prompt_of)
+        return torch.cat(
+            [
+                hidden[i, len(prompts[p]) - 1 : len(prompts[p]) - 1 + len(completion)]
+                for i, (p, completion) in enumerate(zip(prompt_of, completions, strict=True))
+            ]
+        )
+
+    def last_hidden(
+        self, prompts: Sequence[Tokens], completions: Sequence[Tokens], prompt_of: Sequence[int]
+    ) -> Float[Tensor, "completion hidden"]:
+        """See `ForwardPass`."""
+        hidden = self._of_rows(prompts, with_one_more(completions), prompt_of)
+        lengths = [len(prompts[p]) + len(tokens) for p, tokens in zip(prompt_of, completions, strict=True)]
+        ends = torch.tensor(lengths, device=hidden.device) - 1
+        return hidden[torch.arange(len(lengths), device=hidden.device), ends]
+
+    def _of_rows(
+        self, prompts: Sequence[Tokens], completions: Sequence[Tokens], prompt_of: Sequence[int]
+    ) -> Float[Tensor, "row time hidden"]:
+        """Hidden states of every prompt with its completion but for the last token of that."""
         device = self.model.device
         rows = [(*prompts[p], *tokens[:-1]) for p, tokens in zip(prompt_of, completions, strict=True)]
         width = max(len(row) for row in rows)
@@ -95,13 +137,12 @@ class PlainForward:
             name_tokens(self.dropping, pad_sequence(sequences, batch_first=True))
         # Padding is on the right, so causal attention keeps it from every real token without a mask.
         with recomputing_layers(self.model):
-            hidden = model_hidden(self.model, self.compute_dtype, tokens, positions, use_cache=False)
-        return torch.cat(
-            [
-                hidden[i, len(prompts[p]) - 1 : len(prompts[p]) - 1 + len(completion)]
-                for i, (p, completion) in enumerate(zip(prompt_of, completions, strict=True))
-            ]
-        )
+            return model_hidden(self.model, self.compute_dtype, tokens, positions, use_cache=False)
+
+
+def with_one_more(completions: Sequence[Tokens]) -> list[Tokens]:
+    """Completions with another token behind them, so that their own last one goes through the model too."""
+    return [(*tokens, tokens[-1]) for tokens in completions]
 
 
 def model_hidden(

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from posttrain.errors import UserError, require
-from posttrain.options.reward_model import RewardModelOptions, folder_name
+from posttrain.options.reward_model import EnsembleOptions, RewardModelOptions, folder_name
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,7 +86,7 @@ class RewardSettings(CallOptions, RewardTerms):
 
 
 @dataclass(frozen=True, kw_only=True)
-class RewardOptions(RewardModelOptions, RewardSettings):
+class RewardOptions(RewardModelOptions, EnsembleOptions, RewardSettings):
     """One reward function, by name or by path, or a reward model; and its settings."""
 
     name: str = ""
@@ -99,6 +99,7 @@ class RewardOptions(RewardModelOptions, RewardSettings):
     def __post_init__(self) -> None:
         RewardSettings.__post_init__(self)
         RewardModelOptions.__post_init__(self)
+        EnsembleOptions.__post_init__(self)
         if (self.path or self.model) and self.options:
             given = self.path or f"a reward model has options beside `model`, and {self.model}"
             raise UserError(f"options = {dict(self.options)} are for rewards of this package; {given} takes none")
@@ -106,6 +107,11 @@ class RewardOptions(RewardModelOptions, RewardSettings):
             raise UserError(
                 "a reward has either a name (`name: graded_format`), a path (`path: my_rewards.py:solved`) or a model"
                 " (`model: my-reward-model`)"
+            )
+        if self.ensemble and not self.model:
+            raise UserError(
+                f"ensemble = {', '.join(self.ensemble)} is more beside `model`, and {self.called} is a function.  Name"
+                " the first of them as model."
             )
         if self.model_options and not self.model:
             option, value = next(iter(self.model_options.items()))

@@ -1,5 +1,6 @@
 """A reward model as a reward: which sequence classifier it is, which of its numbers is the score, and how it runs."""
 
+import math
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
@@ -53,6 +54,32 @@ class RewardModelOptions:
         named = [each.name for each in fields(RewardModelOptions) if each.name != "model"]
         plain = RewardModelOptions()
         return {name: getattr(self, name) for name in named if getattr(self, name) != getattr(plain, name)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class EnsembleOptions:
+    """Several reward models as one: what a single one takes for good by mistake, others may not.
+
+    Coste et al. 2023, arXiv:2310.02743, and Eisenstein et al. 2023, arXiv:2312.09244.
+    """
+
+    ensemble: tuple[str, ...] = ()
+    """More reward models, named as `model` is, which score together with it under the options that it has; trained on
+    the same pairs from other seeds, such as `[runs/rm-1/model, runs/rm-2/model]`."""
+    combine: Literal["mean", "least", "mean_minus_deviation"] = "mean"
+    """What an ensemble's score is: the mean of its models' scores, the least of them, or the mean less
+    `deviation_weight` of their deviation."""
+    deviation_weight: float = 1.0
+    """k of mean - k·deviation: what it costs that the models disagree (population deviation of their scores)."""
+
+    def __post_init__(self) -> None:
+        require(0 <= self.deviation_weight < math.inf, self, "deviation_weight", "is no finite number >= 0")
+        usual = {"combine": EnsembleOptions.combine, "deviation_weight": EnsembleOptions.deviation_weight}
+        given = [name for name, value in usual.items() if getattr(self, name) != value]
+        for name in given if not self.ensemble else []:
+            require(False, self, name, "puts several reward models together; name more than one: ensemble: [FOLDER]")
+        weighs = self.combine == "mean_minus_deviation" or "deviation_weight" not in given
+        require(weighs, self, "deviation_weight", "is of combine: mean_minus_deviation")
 
 
 def folder_name(model: str) -> str:

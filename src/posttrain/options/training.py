@@ -92,6 +92,9 @@ class UpdateOptions(OptimizerOptions):
     """Report the policy's entropy at the sampled positions; costs another pass over the output layer."""
     minibatches_per_epoch: int = 1
     """Optimiser updates in each pass, each on whole groups; more than one makes the ratios to μ leave 1."""
+    optimizer_from: str = ""
+    """A run whose optimiser the first update goes on with, moments and counters as its last checkpoint has them;
+    decay and rates are this recipe's.  Empty begins with a new one."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -104,11 +107,19 @@ class UpdateOptions(OptimizerOptions):
 class ReferenceOptions:
     """The frozen policy that a KL term compares with; without a KL term there is none."""
 
+    path: str = ""
+    """Folder, run or hub name of another model to compare with, such as the one that an earlier phase began with; empty
+    is the model that training starts from."""
     refresh_every: int = 0
     """Steps after which the reference is taken from the policy again; 0 keeps the model that training started from."""
 
     def __post_init__(self) -> None:
         require(self.refresh_every >= 0, self, "refresh_every", "is negative; use >= 1, or 0 for never")
+        if self.path and self.refresh_every:
+            raise UserError(
+                f"refresh_every = {self.refresh_every} takes the reference from the policy, and path = {self.path} from"
+                " another model.  Leave one out."
+            )
 
 
 @dataclass(frozen=True, kw_only=True)

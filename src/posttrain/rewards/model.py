@@ -26,6 +26,7 @@ from posttrain.errors import UserError
 from posttrain.models.classifiers.classifier_folder import classifier_files, loaded_classifier, place
 from posttrain.models.classifiers.classifier_text import ClassifierText
 from posttrain.models.classifiers.last_token_scores import ScoreReading, classifier_scores
+from posttrain.models.classifiers.saved_classifier import TextReading
 from posttrain.models.context import own_context
 from posttrain.models.loading.folder_digest import model_digest
 from posttrain.options.reward_model import RewardModelOptions, folder_name
@@ -86,7 +87,8 @@ class RewardModel:
         assert known is not None
         self.__name__ = folder_name(path)
         self.label = label_index(self.model, self.options)
-        self.text = ClassifierText(known, self.where, template_file=self.options.chat_template)
+        reading = TextReading.of_config(self.model.config)
+        self.text = ClassifierText(known, self.where, template_file=self.options.chat_template, reading=reading)
         self.limit = token_limit(self.model, known, self.options)
         self.scores = classifier_scores(self.model, pad_id=known.pad_token_id, where=self.where)
         if self.scores.reading is ScoreReading.ONE_BY_ONE:

@@ -21,13 +21,15 @@ from posttrain.records import Finish, Grades, Group, Marks, Rollout
 
 
 @runtime_checkable
-class Decoder(Protocol):
+class TextDecoder(Protocol):
     """A tokenizer, as far as text is decoded with it."""
 
     def decode(self, token_ids: Any, *, skip_special_tokens: bool = ...) -> Any: ...
 
 
-def process_rewards(groups: Sequence[Group], grades: Grades, tokenizer: Decoder) -> Float64[Tensor, " token"] | None:
+def process_rewards(
+    groups: Sequence[Group], grades: Grades, tokenizer: TextDecoder
+) -> Float64[Tensor, " token"] | None:
     """What each completion token earns by the marks of all functions, times their weights; None without any.
 
         r_t = Σ_k w_k Σ_{marks m of k on token t} m        NaN where no function ended a step
@@ -74,7 +76,7 @@ def on_tokens(marks: Marks, group: Group, text: "WrittenText") -> Iterator[tuple
 class WrittenText:
     """Which token of a completion wrote what of its text."""
 
-    def __init__(self, rollout: Rollout, tokenizer: Decoder, pieces: dict[int, str]) -> None:
+    def __init__(self, rollout: Rollout, tokenizer: TextDecoder, pieces: dict[int, str]) -> None:
         """`pieces` are the texts of single tokens as far as they are known; what is missing is added when needed."""
         self.rollout, self.tokenizer, self.pieces = rollout, tokenizer, pieces
         self.body = list(rollout.tokens[:-1] if rollout.finish == Finish.STOP else rollout.tokens)

@@ -51,9 +51,9 @@ A module is imported when a recipe asks for it.
 def load_reward(options: RewardOptions) -> RewardFunction:
     """The function, or the reward model, that an item of a recipe's `rewards` names, with its weight."""
     if options.model:
-        from posttrain.rewards.model import RewardModel  # it loads transformers
+        from posttrain.rewards.ensemble import reward_model_of  # it loads transformers
 
-        scored = RewardModel(options.model, **options.model_options)
+        scored = reward_model_of(options)
         return RewardFunction(name=options.called, call=scored, settings=options, bounded=True)
     if options.path:
         place, _, name = options.path.rpartition(":")

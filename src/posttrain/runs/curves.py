@@ -26,14 +26,20 @@ def draw_curves(metrics: Path, picture: Path, title: str = "") -> None:
     figure = Figure(figsize=(15, 8), layout="constrained")
     panels = figure.subplots(2, 3)
     figure.suptitle(title, fontsize=14, fontweight="bold")
-    if any("reward" in record for record in records):
+    by_reward = any("reward" in record for record in records)
+    of_pairs = not by_reward and any("rewards/margins" in record for record in records)
+    if by_reward:
         draw_reward(panels[0, 0], records)
         draw_held_out(panels[0, 1], records)
     else:
-        draw_loss(panels[0, 0], records)
-        draw_token_accuracy(panels[0, 1], records)
-    draw_length(panels[0, 2], records)
-    draw_outcomes(panels[1, 0], records)
+        draw_loss(panels[0, 0], records, "of a pair" if of_pairs else "nats per token")
+        (draw_ranked if of_pairs else draw_token_accuracy)(panels[0, 1], records)
+    if of_pairs:
+        draw_both_answers(panels[0, 2], records, "rewards", "Implicit reward", "β log π/π_ref")
+        draw_both_answers(panels[1, 0], records, "logps", "log π", "nats per answer")
+    else:
+        draw_length(panels[0, 2], records)
+        draw_outcomes(panels[1, 0], records)
     draw_stability(panels[1, 1], records)
     draw_seconds(panels[1, 2], records)
     figure.savefig(picture, dpi=110)
@@ -69,8 +75,8 @@ def draw_held_out(axes: "Axes", records: Records) -> None:
     dress(axes, "Held-out accuracy", "share solved")
 
 
-def draw_loss(axes: "Axes", records: Records) -> None:
-    """Of a supervised run: the loss of each step, its running mean, and that of held-out examples with its interval."""
+def draw_loss(axes: "Axes", records: Records, unit: str = "nats per token") -> None:
+    """Of a run without rewards: the loss of each step, its running mean, and the held-out one with its interval."""
     steps, losses = series(records, "loss")
     axes.plot(steps, losses, color=BLUE, alpha=0.35, linewidth=1, marker=".", markersize=3, label="step")
     axes.plot(steps, running_mean(losses), color=BLUE, linewidth=2.2, label="running mean")
@@ -79,7 +85,7 @@ def draw_loss(axes: "Axes", records: Records) -> None:
         axes.plot(measured, held_out, color=GREEN, linewidth=2, marker="o", markersize=4, label="held out")
         low, high = (series(records, f"eval/loss_{end}")[1] for end in ("low", "high"))
         axes.fill_between(measured, low, high, color=GREEN, alpha=0.18, linewidth=0, label="95% interval")
-    dress(axes, "Loss", "nats per token")
+    dress(axes, "Loss", unit)
 
 
 def draw_token_accuracy(axes: "Axes", records: Records) -> None:
@@ -89,6 +95,33 @@ def draw_token_accuracy(axes: "Axes", records: Records) -> None:
         axes.plot(steps, values, color=GREEN, linewidth=2, marker="o", markersize=4, label="held out")
     axes.set_ylim(0, 1)
     dress(axes, "Likeliest token", "share of tokens")
+
+
+def draw_ranked(axes: "Axes", records: Records) -> None:
+    """Of a run on pairs: how many have more implicit reward for the chosen answer, of each step and held out."""
+    steps, values = series(records, "rewards/accuracies")
+    axes.plot(steps, values, color=BLUE, alpha=0.35, linewidth=1, marker=".", markersize=3, label="step")
+    axes.plot(steps, running_mean(values), color=BLUE, linewidth=2.2, label="running mean")
+    measured, held_out = series(records, "eval/rewards/accuracies")
+    if measured:
+        axes.plot(measured, held_out, color=GREEN, linewidth=2, marker="o", markersize=4, label="held out")
+        low, high = (series(records, f"eval/rewards/accuracies_{end}")[1] for end in ("low", "high"))
+        axes.fill_between(measured, low, high, color=GREEN, alpha=0.18, linewidth=0, label="95% interval")
+    axes.set_ylim(0, 1)
+    dress(axes, "Pairs ranked right", "share of pairs")
+
+
+def draw_both_answers(axes: "Axes", records: Records, name: str, title: str, unit: str) -> None:
+    """Of a run on pairs: a number of chosen and rejected answers, of each step's and of held-out ones."""
+    for answer, colour in (("chosen", GREEN), ("rejected", RED)):
+        steps, values = series(records, f"{name}/{answer}")
+        axes.plot(steps, values, color=colour, linewidth=1.2, alpha=0.5, label=answer)
+        measured, held_out = series(records, f"eval/{name}/{answer}")
+        if measured:
+            axes.plot(
+                measured, held_out, color=colour, linewidth=2, marker="o", markersize=4, label=f"{answer}, held out"
+            )
+    dress(axes, title, unit)
 
 
 def draw_length(axes: "Axes", records: Records) -> None:

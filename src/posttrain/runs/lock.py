@@ -2,6 +2,8 @@
 
 import fcntl
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from posttrain.errors import UserError
@@ -40,3 +42,15 @@ def lock_folder(path: Path) -> int:
     os.ftruncate(descriptor, 0)
     os.write(descriptor, f"{os.getpid()}\n".encode())
     return descriptor
+
+
+@contextmanager
+def sole_writer(folder: Path) -> Iterator[None]:
+    """Make a folder, and keep a second writer out of it.  Raises UserError where there is one."""
+    with writing(folder, folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    lock = lock_folder(folder)
+    try:
+        yield
+    finally:
+        os.close(lock)

@@ -11,7 +11,7 @@ from torch import nn
 from transformers.pytorch_utils import Conv1D
 
 from posttrain.algorithms.algorithm import Algorithm
-from posttrain.config import Config, SftConfig
+from posttrain.config import Config, DpoConfig, SftConfig
 from posttrain.models.adapters.lora import lora_layers
 from posttrain.models.adapters.quantized import is_4_bit
 from posttrain.models.classifiers.classifier_memory import classifier_bytes
@@ -31,12 +31,15 @@ from posttrain.models.memory.model_shape import ModelShape, object_shape
 from posttrain.models.policy import Policy
 from posttrain.models.recomputation import is_recomputing
 from posttrain.options.model import ModelOptions
+from posttrain.options.pairs import PairOptions
 
 GB = 1e9
 LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
 """Where Linux says how much of the machine's memory a container may have."""
 SFT_ROW_TOKENS = 512
 """Length that the plan of a supervised run takes its rows to have; its micro-batches are bounded whatever it is."""
+SAMPLED_PROMPT_TOKENS = 256
+"""The same of prompts whose completions are sampled in rounds."""
 TOLD = 3
 """Parts and changes that a short form names."""
 WORDS = {
@@ -86,9 +89,14 @@ def rl_setup(
     held = held_as(model, shape, on_cuda=cuda)
     return replace(
         held,
-        reference=algorithm.uses_reference or (algorithm.teacher is not None and algorithm.teacher.weights == "start"),
-        teacher=teacher_bytes(algorithm, on_cuda=cuda),
-        reward_models=sum(classifier_bytes(item, on_cuda=cuda) for item in config.rewards if item.model),
+        reference=(algorithm.uses_reference and not config.reference.path)
+        or (algorithm.teacher is not None and algorithm.teacher.weights == "start"),
+        teacher=teacher_bytes(algorithm, config.reference.path, on_cuda=cuda),
+        reward_models=sum(
+            classifier_bytes(replace(item, model=folder), on_cuda=cuda)
+            for item in config.rewards
+            for folder in ((item.model, *item.ensemble) if item.model else ())
+        ),
         prompt_tokens=prompt_tokens,
         completion_tokens=max(1, min(rollout.max_completion_tokens, longest - prompt_tokens)),
         prompts_per_step=rollout.prompts_per_step,
@@ -98,13 +106,12 @@ def rl_setup(
     )
 
 
-def teacher_bytes(algorithm: Algorithm, *, on_cuda: bool) -> int:
-    """Bytes of the weights of a teacher that is another model."""
-    if algorithm.teacher is None or not algorithm.teacher.model:
-        return 0
-    options = ModelOptions(path=algorithm.teacher.model)
-    shape = recipe_shape(options)
-    return weights(shape, held_as(options, shape, on_cuda=on_cuda))
+def teacher_bytes(algorithm: Algorithm, reference: str, *, on_cuda: bool) -> int:
+    """Bytes of the weights of a teacher, and of a reference, that are other models."""
+    teacher = "" if algorithm.teacher is None else algorithm.teacher.model
+    named = [path for path in (teacher, reference if algorithm.uses_reference else "") if path]
+    shapes = [(options, recipe_shape(options)) for options in (ModelOptions(path=path) for path in named)]
+    return sum(weights(shape, held_as(options, shape, on_cuda=on_cuda)) for options, shape in shapes)
 
 
 def held_as(options: ModelOptions, shape: ModelShape, *, on_cuda: bool) -> MemorySetup:
@@ -140,6 +147,49 @@ def sft_setup(config: SftConfig, shape: ModelShape) -> MemorySetup:
         prompts_per_step=max(1, -(-config.sft.tokens_per_batch // tokens)),
         group_size=1,
         tokens_per_microbatch=config.sft.tokens_per_microbatch,
+    )
+
+
+def pairs_setup(
+    model: ModelOptions, options: PairOptions, shape: ModelShape, *, longest: int, on_cuda: bool
+) -> MemorySetup:
+    """What of a recipe of pairs decides its memory: both answers of a pair at once, as many as a micro-batch holds."""
+    return replace(
+        held_as(model, shape, on_cuda=on_cuda),
+        samples=False,
+        micro_batch_option=f"{options.section}.tokens_per_microbatch",
+        prompt_tokens=0,
+        completion_tokens=longest,
+        prompts_per_step=options.pairs_per_batch,
+        group_size=2,
+        tokens_per_microbatch=options.tokens_per_microbatch,
+    )
+
+
+def planned_pairs(model: ModelOptions, options: PairOptions, shape: ModelShape, *, on_cuda: bool) -> MemorySetup:
+    """The same before any pair is read: they are taken to be as long as they may be, or as rows are taken to be."""
+    longest = min(options.max_length or SFT_ROW_TOKENS, shape.max_positions)
+    cuda = on_cuda or chosen_device(model.device).type == "cuda"
+    return pairs_setup(model, options, shape, longest=longest, on_cuda=cuda)
+
+
+def dpo_setup(config: DpoConfig, shape: ModelShape, *, on_cuda: bool) -> MemorySetup:
+    """The same with a reference, and in rounds with what samples and judges their completions."""
+    options, rollout = config.dpo, config.rollout
+    pairs = planned_pairs(config.model, options, shape, on_cuda=on_cuda)
+    pairs = replace(pairs, reference=options.keeps_reference)
+    if not options.rounds:
+        return pairs
+    answer = max(1, min(rollout.max_completion_tokens, shape.max_positions - 1))
+    return replace(
+        pairs,
+        samples=True,
+        reward_models=sum(classifier_bytes(item, on_cuda=pairs.on_cuda) for item in config.rewards if item.model),
+        prompt_tokens=min(SAMPLED_PROMPT_TOKENS, shape.max_positions - answer),
+        completion_tokens=answer,
+        prompts_per_step=options.prompts_per_round,
+        group_size=rollout.group_size,
+        max_rows=rollout.max_rows,
     )
 
 

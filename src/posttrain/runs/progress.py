@@ -16,6 +16,8 @@ SHOWN = (
     ("reward", "reward", "{:.3f}"),
     ("eval/accuracy_sampled", "held-out accuracy", "{:.3f}"),
     ("eval/reward", "held-out reward", "{:.3f}"),
+    ("rewards/accuracies", "pairs ranked right", "{:.3f}"),
+    ("eval/rewards/accuracies", "held-out pairs ranked right", "{:.3f}"),
     ("completions/mean_length", "length", "{:.0f}"),
     ("kl", "KL to reference", "{:.4f}"),
     ("kl_behaviour", "KL to behaviour", "{:.4f}"),
@@ -23,7 +25,7 @@ SHOWN = (
 )
 """Metric, label and format of the numbers that matter, in the order of the display."""
 
-COMPARED = ("eval/accuracy_sampled", "eval/reward")
+COMPARED = ("eval/accuracy_sampled", "eval/reward", "eval/rewards/accuracies")
 """Held-out metrics that are shown beside what they were at first."""
 
 SPARK = "▁▂▃▄▅▆▇█"
@@ -155,7 +157,7 @@ class Progress:
         return left if self._time_limit is None else max(0.0, min(left, self._time_limit - elapsed))
 
     def _numbers(self, metrics: Mapping[str, float]) -> list[tuple[str, str]]:
-        accuracy, reward = COMPARED
+        accuracy, reward = COMPARED[:2]
         # One of the two: the reward where no held-out answer was ever right, which is all that some rewards can tell.
         right = any(each.get(accuracy) or reward not in each for each in (metrics, self._first))
         left_out = reward if right else accuracy

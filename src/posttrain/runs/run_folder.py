@@ -10,6 +10,7 @@
     model/             a plain `from_pretrained` folder; of an adapter, merged, where model.adapter.save says so
     adapter/           an adapter as peft reads it
     curves.png         see curves.py
+    calibration.png    of a reward model: see pair_pictures.py; held_out.jsonl has its scores of held-out pairs
     trackers.json      what each tracker of run.report_to calls the run; tensorboard/ and wandb/ are their files
 
 Whatever a call writes is on the disk (fsync) when the call returns.
@@ -46,6 +47,7 @@ from posttrain.runs.run_inputs import RunInputs
 
 METRICS = "metrics.jsonl"
 TRACKERS = "trackers.json"
+HELD_OUT = "held_out.jsonl"
 JOURNALS = (METRICS, "scores.jsonl", "alarms.jsonl")
 """Files that grow by lines, each line with its step."""
 CONTENTS = (
@@ -56,6 +58,8 @@ CONTENTS = (
     "wandb",
     "summary.json",
     "curves.png",
+    "calibration.png",
+    HELD_OUT,
     "rollouts",
     "checkpoints",
     "model",
@@ -155,6 +159,14 @@ class RunFolder(Folder):
         content = parquet_bytes(step, groups, grades, advantages, token_rewards=token_rewards)
         with writing(path, self.path):
             write_atomically(path, content)
+        return path
+
+    def write_held_out(self, rows: Sequence[Mapping[str, object]]) -> Path:
+        """Write what a reward model says of each held-out pair, whole or not at all."""
+        path = self.path / HELD_OUT
+        content = "".join(json.dumps(row, allow_nan=False) + "\n" for row in rows)
+        with writing(path, self.path):
+            write_atomically(path, content.encode())
         return path
 
     def metrics(self) -> list[dict[str, int | float | None]]:

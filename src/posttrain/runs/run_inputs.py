@@ -29,6 +29,7 @@ from posttrain.schemas import PARSING
 from posttrain.tasks.generated.generator_rows import generator_digest
 from posttrain.tasks.rows import rows_digest
 
+Rows = Iterable[object]
 FILE = "inputs.json"
 """Its name in a run folder."""
 MODEL = "model.path"
@@ -306,19 +307,46 @@ def named_files(config: Config) -> dict[str, RunInput]:
     if isinstance(task, DatasetOptions):
         found |= named_rows(task)
     for index, reward in enumerate(config.rewards):
-        if reward.model:
-            folder = folder_of(ModelOptions(path=reward.model))
-            found[f"rewards[{index}].model"] = RunInput(reward.model, model_digest(folder))
+        members = {f"rewards[{index}].model": reward.model} if reward.model else {}
+        members |= {f"rewards[{index}].ensemble[{place}]": each for place, each in enumerate(reward.ensemble)}
+        for option, path in members.items():
+            found[option] = RunInput(path, model_digest(folder_of(ModelOptions(path=path))))
     teacher = config.algorithm.get("teacher")
     if isinstance(teacher, Mapping) and teacher.get("model"):
         path = str(teacher["model"])
         found["algorithm.teacher.model"] = RunInput(path, model_digest(folder_of(ModelOptions(path=path))))
+    if config.reference.path:
+        folder = folder_of(ModelOptions(path=config.reference.path))
+        found["reference.path"] = RunInput(config.reference.path, model_digest(folder))
     return found | named_model(config.model)
 
 
 def named_model(model: ModelOptions) -> dict[str, RunInput]:
     """The folder of a model by its option; nothing of a bundled one."""
     return {} if model.is_bundled else {MODEL: RunInput(model.path, model_digest(folder_of(model)))}
+
+
+def inputs_of_rows(
+    model: object, task: object, *, policy: RunInput | None, rows: Rows | None, held_out_rows: Rows | None
+) -> RunInputs:
+    """What a run that learns rows is made of: the caller's objects, and files whose place none of them takes.
+
+    A model that is made from nothing, and a task that has no rows, are in the config alone.
+    """
+    objects: dict[str, RunInput] = {} if policy is None else {"policy": policy}
+    files: dict[str, RunInput] = {}
+    if policy is None and isinstance(model, ModelOptions):
+        files |= named_model(model)
+        if model.chat_template:
+            files["model.chat_template"] = RunInput(model.chat_template, digest_of(Path(model.chat_template)))
+    if isinstance(task, DatasetOptions):
+        unused = ["task.path", "task.sources"] if rows is not None else []
+        unused += ["task.held_out_path"] if held_out_rows is not None else []
+        files |= {name: each for name, each in named_rows(task).items() if not name.startswith(tuple(unused))}
+    for name, given in (("rows", rows), ("held_out_rows", held_out_rows)):
+        if given is not None:
+            objects[name] = rows_input(given)
+    return RunInputs(objects=objects, files=files)
 
 
 def folder_of(model: ModelOptions) -> Path:

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from pathlib import Path
 from random import Random
 
 import torch
@@ -14,13 +15,13 @@ from posttrain.algorithms.algorithm import Algorithm
 from posttrain.algorithms.credit import Evidence, mean_of_rollouts
 from posttrain.algorithms.terms import Need
 from posttrain.batch import Batch, CreditedGroups, collate, sampled_columns
-from posttrain.errors import UserError
+from posttrain.errors import RunError, UserError
 from posttrain.models.adapters.lora import adapter_dropout, drops, lora_layers
 from posttrain.models.adapters.peft_objects import require_whole_adapter
 from posttrain.models.policy import Policy
 from posttrain.options.training import UpdateOptions
 from posttrain.rewards.process_rewards import process_rewards, with_penalties
-from posttrain.runs.checkpoint import Checkpoint
+from posttrain.runs.checkpoint import Checkpoint, load_latest
 from posttrain.runs.clock import Clock
 from posttrain.runs.tensor_state import (
     Tensors,
@@ -33,7 +34,7 @@ from posttrain.runs.tensor_state import (
 )
 from posttrain.training.collector import CollectedStep
 from posttrain.training.optimizer import OwnOptimizer, ParameterGroup, learning_rate, new_optimizer, require_all_trained
-from posttrain.training.reference import Reference, reference_of
+from posttrain.training.reference import Reference, named_reference, reference_of
 from posttrain.training.teaching.privileged_prompts import TeacherPrompts
 from posttrain.training.teaching.teacher import Teacher, teacher_of
 from posttrain.training.update import Objective, Observations, group_logprobs, micro_loss, update
@@ -54,6 +55,8 @@ class LearnerSettings:
     """Steps of the whole run, which the learning rate's schedule ends with."""
     refresh_reference_every: int = 0
     """Steps after which the reference is taken from the policy again; 0 keeps the first."""
+    reference_path: str = ""
+    """Another model that is the reference; empty is the policy as it is at first."""
     template_options: Mapping[str, object] = field(default_factory=dict)
     """Arguments of the chat template, by which a teacher's prompts are written too."""
 
@@ -107,7 +110,10 @@ class Learner:
         require_all_trained(self.optimizer, policy.model)
         require_whole_adapter(policy.model)
         require_undecayed_adapter(policy, settings.update)
-        self.reference: Reference | None = reference_of(policy) if algorithm.uses_reference else None
+        self.reference: Reference | None = None
+        if algorithm.uses_reference:
+            path = settings.reference_path
+            self.reference = named_reference(path, policy) if path else reference_of(policy)
         self.teacher: Teacher | None = None
         if algorithm.uses_teacher and algorithm.teacher is not None:
             self.teacher = teacher_of(policy, algorithm.teacher, settings.template_options)
@@ -143,11 +149,14 @@ class Learner:
             proximal_logprobs=self.proximal_logprobs(collected, clock),
             teacher_logprobs=teacher,
         )
+        scored = ~grades.rewards.isnan()
+        if self.algorithm.counts_unscored:
+            scored = torch.ones_like(scored)
         return CreditedStep(
             collected=collected,
             groups=CreditedGroups(
                 groups=groups,
-                scored=~grades.rewards.isnan(),
+                scored=scored,
                 columns=columns,
                 teacher_prompts=None if shown is None else shown.tokens,
             ),
@@ -263,6 +272,7 @@ class Learner:
                         self.algorithm.weighted,
                         max_completion_tokens=self.settings.max_completion_tokens,
                         keep_zero_advantages=self.algorithm.keeps_zero_advantages,
+                        masks_truncated=self.algorithm.masks_truncated,
                     )
                 made.append(batch)
         return made
@@ -300,6 +310,24 @@ class Learner:
     def optimizer_state(self) -> dict[str, object]:
         """What of the optimiser is no tensor."""
         return optimizer_tensors(self.optimizer)[1]
+
+    def go_on_with_optimizer(self, run: str) -> None:
+        """Take over the optimiser of another run as its last checkpoint has it: moments and counters, no options.
+
+        Raises UserError where there is none, or none of such parameters.
+        """
+        where = f"update.optimizer_from = {run}"
+        saved = load_latest(Path(run) / "checkpoints")
+        if saved is None:
+            raise UserError(f"{where}: holds no checkpoint.  Name the folder of a run that has one.")
+        state = saved.state["optimizer"]
+        assert isinstance(state, Mapping)
+        places = [{"params": group["params"]} for group in state["param_groups"]]
+        try:
+            restore_optimizer(self.optimizer, saved.tensors["optimizer"], {"param_groups": places})
+        except RunError as error:
+            rule = "Use a run that trained the same parameters, or leave it out."
+            raise UserError(f"{where}: its optimiser is not of what is trained here ({error}).  {rule}") from error
 
     def restore(self, saved: Checkpoint, *, num_updates: int) -> None:
         """Put a checkpoint's weights and optimiser state back."""

@@ -14,10 +14,13 @@ from typing import Protocol, runtime_checkable
 
 from torch import Tensor, nn
 
+from posttrain.errors import UserError
 from posttrain.models.adapters.in_force import adapter_as, adapter_off, adapter_tensors, trains_adapter_alone
-from posttrain.models.adapters.lora import UP
+from posttrain.models.adapters.lora import UP, without_dropout
+from posttrain.models.loading.model_folder import load_policy
 from posttrain.models.loading.trainable import linear_matrices
 from posttrain.models.policy import Policy
+from posttrain.options.model import ModelOptions
 from posttrain.runs.tensor_state import Tensors, module_tensors, refuse_mismatch, restore_module, shapes
 
 
@@ -102,6 +105,53 @@ class EarlierAdapter:
         self.kept = {name: each.to(own[name], copy=True) for name, each in tensors.items()} if tensors else None
 
 
+class UncopiedPolicy:
+    """A policy that is entered as it is then: another model, which never changes, or the one that is trained."""
+
+    def __init__(self, policy: Policy) -> None:
+        self.policy = policy
+
+    @contextmanager
+    def entered(self) -> Iterator[Policy]:
+        """The policy, without the dropout of updates; what it computes is to be taken without gradient."""
+        with without_dropout(self.policy.model):
+            yield self.policy
+
+    def tensors(self) -> Tensors:
+        """None: it is made of the recipe again, or of the policy's own weights."""
+        return {}
+
+    def restore(self, tensors: Tensors) -> None:
+        """There is nothing to restore."""
+
+
 def reference_of(policy: Policy) -> Reference:
     """The policy as it is now, to compare with; it takes no gradient."""
     return EarlierAdapter(policy) if trains_adapter_alone(policy.model) else FrozenCopy(policy)
+
+
+def named_reference(path: str, policy: Policy) -> Reference:
+    """The model of a folder, to compare with.  Raises UserError where it has another vocabulary than the policy."""
+    other = load_policy(
+        ModelOptions(path=path, device="cuda" if policy.device.type == "cuda" else "cpu"), inference=True
+    )
+    require_same_vocabulary(policy, other, f"reference.path = {path}")
+    return UncopiedPolicy(other)
+
+
+def require_same_vocabulary(policy: Policy, other: Policy, where: str) -> None:
+    """Refuse another model one of whose tokens is another one of the policy's, or none; `where` names it."""
+    mine, theirs = policy.tokenizer.get_vocab(), other.tokenizer.get_vocab()
+    differing = sorted(text for text in mine.keys() | theirs.keys() if mine.get(text) != theirs.get(text))
+    rule = "Its log-probs are of its own tokens: use a model of the policy's family, with its tokenizer."
+    if differing:
+        numbers = ", ".join(
+            "none" if each is None else str(each) for each in (mine.get(differing[0]), theirs.get(differing[0]))
+        )
+        raise UserError(
+            f"{where}: its vocabulary is not the policy's: {len(differing)} tokens differ,"
+            f" such as {differing[0]!r} (number {numbers}).  {rule}"
+        )
+    rows = [each.output_layer.vocabulary for each in (policy, other)]
+    if rows[0] != rows[1]:
+        raise UserError(f"{where}: its output layer has {rows[1]} rows, and the policy's {rows[0]}.  {rule}")

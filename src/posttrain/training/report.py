@@ -15,7 +15,7 @@ from posttrain.models.description import adapter_lines, model_lines, unused_opti
 from posttrain.models.loading.saving import save_trained
 from posttrain.models.memory.memory_plan import memory_plan
 from posttrain.options.adapter import run_model
-from posttrain.rewards.model import RewardModel
+from posttrain.rewards.ensemble import reward_models_in
 from posttrain.runs.curves import draw_curves
 from posttrain.runs.files import writing
 from posttrain.runs.folder import resume_command, shown
@@ -90,7 +90,7 @@ def planned_memory(session: Session) -> tuple[str, list[str]]:
 
 def reward_model_bytes(session: Session) -> int:
     """Bytes of the reward models that are where the policy is."""
-    models = [function.call for function in session.rewards if isinstance(function.call, RewardModel)]
+    models = [model for function in session.rewards for model in reward_models_in(function.call)]
     return sum(each.memory_bytes for each in models if each.model.device.type == session.policy.device.type)
 
 

@@ -21,11 +21,11 @@ from posttrain.options.dataset import DatasetOptions
 from posttrain.options.reward import RewardOptions, RewardSettings
 from posttrain.options.task import TaskOptions
 from posttrain.options.training import for_policy
+from posttrain.rewards.ensemble import reward_models_in
 from posttrain.rewards.grading.function import RewardFunction, with_own_names
 from posttrain.rewards.grading.pending_scores import require_enforceable
 from posttrain.rewards.grading.resources import Resources, row_check
 from posttrain.rewards.grading.unscored_rows import require_rewarded_rows
-from posttrain.rewards.model import RewardModel
 from posttrain.rewards.reward_registry import load_reward
 from posttrain.runs.run_inputs import RunInput, RunInputs, class_name, code_input, named_files, rows_input, sha256_of
 from posttrain.runs.threads import ThreadClaim, claim_threads
@@ -241,6 +241,7 @@ def assembled(
             seed=config.run.seed,
             num_steps=config.run.num_steps,
             refresh_reference_every=config.reference.refresh_every,
+            reference_path=config.reference.path,
             template_options=config.model.template_options,
         ),
         own_optimizer=own.optimizer,
@@ -304,8 +305,8 @@ def rewards_of(config: Config, own: CallerObjects, task: Task, policy: Policy) -
         )
     for function in rewards:
         require_enforceable(function, config.grading)
-        if isinstance(function.call, RewardModel):
-            function.call.require_apart(policy.model)
+        for model in reward_models_in(function.call):
+            model.require_apart(policy.model)
     return with_own_names(rewards)
 
 
@@ -353,11 +354,15 @@ def inputs_of(config: Config, own: CallerObjects) -> RunInputs:
 
 def policy_input(policy: Policy, config: Config, own: CallerObjects) -> RunInput:
     """A policy by its shape; where its weights are the reference of a KL, which no checkpoint holds, by those too."""
+    algorithm = own.algorithm or build_algorithm(config.algorithm)
+    weighed = weighed_policy(policy)
+    return weighed if algorithm.uses_reference and not config.reference.refresh_every else RunInput(weighed.what)
+
+
+def weighed_policy(policy: Policy) -> RunInput:
+    """A policy by its shape and some of its weights."""
     parameters = [*policy.model.parameters()]
     what = f"{class_name(policy.model)} of {sum(each.numel() for each in parameters)} parameters"
-    algorithm = own.algorithm or build_algorithm(config.algorithm)
-    if not algorithm.uses_reference or config.reference.refresh_every:
-        return RunInput(what)
     some = [each.detach().flatten()[:SOME_WEIGHTS].double().tolist() for each in parameters]
     return RunInput(what, sha256_of(repr(some)))
 

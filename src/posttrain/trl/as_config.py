@@ -65,7 +65,9 @@ class RunLength:
         return math.ceil(self.updates / self.updates_per_step)
 
     def steps_in(self, updates: float) -> int:
-        """Steps between two events that are so many updates apart, or below 1 such a share of the run."""
+        """Steps between two events that are so many updates apart, or below 1 such a share of the run; never for 0."""
+        if not updates:
+            return 0
         count = math.ceil(self.updates * updates) if updates < 1 else updates
         return max(1, round(count / self.updates_per_step))
 
@@ -105,20 +107,14 @@ def rl_config(args: GRPOConfig, model: ModelOptions, plan: BatchPlan, length: Ru
     )
 
 
-def completion_tokens(args: GRPOConfig) -> int:
-    """The limit of a completion."""
-    if args.max_completion_length is None:
-        raise UserError("GRPOConfig: max_completion_length = None: a completion that never stops has no end; give one.")
-    return args.max_completion_length
-
-
 def rollout_options(args: GRPOConfig, plan: BatchPlan) -> RolloutOptions:
     """How a step samples."""
+    assert args.max_completion_length is not None, "a number, as all fields are that must be"
     top_p, top_k, min_p = args.top_p or 1.0, args.top_k or 0, args.min_p or 0.0
     return RolloutOptions(
         prompts_per_step=plan.prompts_per_step,
         group_size=plan.group_size,
-        max_completion_tokens=completion_tokens(args),
+        max_completion_tokens=args.max_completion_length,
         temperature=args.temperature,
         top_p=top_p,
         top_k=top_k,
@@ -143,10 +139,16 @@ def algorithm_section(args: GRPOConfig) -> dict[str, object]:
         section["deviation"] = "none"
     else:
         section |= {"deviation": "sample", "deviation_over": scale, "deviation_epsilon": DEVIATION_EPSILON}
+    section |= {"mask_truncated": args.mask_truncated_completions, "count_unscored": True}
     if args.beta:
         importance = section["ratio_level"] if args.use_bias_correction_kl else None
         section["kl"] = {"coefficient": args.beta, "estimator": "k3", "importance": importance}
     if args.loss_type == "cispo":
+        if args.delta is not None:
+            raise UserError(
+                f"GRPOConfig: delta = {args.delta} with loss_type = cispo: it bounds the ratios of a clipped surrogate,"
+                " and cispo bounds all of them by epsilon_high.  Leave delta out."
+            )
         if high < 1:
             raise UserError(
                 f"GRPOConfig: epsilon_high = {high} with loss_type = cispo is the largest ratio itself: below 1 it"
@@ -155,8 +157,23 @@ def algorithm_section(args: GRPOConfig) -> dict[str, object]:
         return {"name": "cispo", "clip_high": high - 1, **section}
     section |= {"clip_low": args.epsilon, "clip_high": high, "token_weights": TOKEN_WEIGHTS[args.loss_type]}
     if args.delta is not None:
+        if args.delta < 1 + high:
+            raise UserError(
+                f"GRPOConfig: delta = {args.delta}: it bounds the ratio beyond 1 + epsilon_high = {1 + high:g}, where"
+                " epsilon_high is epsilon if it is left out; use that or more, or None for no such bound."
+            )
         section["dual_clip"] = args.delta
     return {"name": "grpo", **section}
+
+
+ZeroDeviation = Literal["group", "batch", "sum"]
+
+
+def zero_deviation_of(args: GRPOConfig) -> ZeroDeviation:
+    """What frac_reward_zero_std looks at: each group, the rewards of the step, or the sum of normalised rewards."""
+    if args.multi_objective_aggregation == "normalize_then_sum":
+        return "sum"
+    return "batch" if scale_of(args) == "batch" else "group"
 
 
 def scale_of(args: GRPOConfig) -> str:
@@ -176,13 +193,27 @@ def require_one_of(args: TrainingFields, name: str, value: object, known: tuple[
 
 
 def require_strategies(args: TrainingFields, *, measures: bool) -> None:
-    """Refuse a schedule of the log or of evaluations that there is none of, or that has nothing to measure."""
+    """Refuse a schedule that there is none of, or that has nothing to measure."""
+    require_one_of(args, "save_strategy", args.save_strategy, ("no", "steps", "epoch", "best"))
     for name in ("logging_strategy", "eval_strategy"):
         require_one_of(args, name, vars(args)[name], ("no", "steps", "epoch"))
     if args.eval_strategy != "no" and not measures:
         raise UserError(
             f"{type(args).__name__}: eval_strategy = {args.eval_strategy!r}, and the trainer has no eval_dataset.  Give"
             " it one, or leave eval_strategy out."
+        )
+    asks_for_best = "load_best_model_at_end = True" if args.load_best_model_at_end else "save_strategy = best"
+    if args.eval_strategy == "no" and (args.load_best_model_at_end or args.save_strategy == "best"):
+        raise UserError(f"{type(args).__name__}: {asks_for_best}, and nothing is measured: give eval_strategy as well.")
+    if args.save_strategy == "no" and args.load_best_model_at_end:
+        raise UserError(
+            f"{type(args).__name__}: {asks_for_best} with save_strategy = no: what is not saved cannot be loaded.  Use"
+            " save_strategy = best."
+        )
+    if args.save_strategy == "best" and args.metric_for_best_model is None:
+        raise UserError(
+            f"{type(args).__name__}: save_strategy = best: best by which metric?  Give metric_for_best_model, such as"
+            " reward or loss."
         )
 
 
@@ -214,13 +245,15 @@ def reference_options(args: GRPOConfig, length: RunLength) -> ReferenceOptions:
 
 def checkpoint_options(args: TrainingFields, length: RunLength) -> CheckpointOptions:
     """When checkpoints are saved, and which are kept."""
-    require_one_of(args, "save_strategy", args.save_strategy, ("no", "steps", "epoch"))
     every = {
         "no": 0,
+        "best": 0,  # the evaluation that finds it asks for it
         "steps": length.steps_in(args.save_steps),
         "epoch": length.steps_in(length.updates_per_epoch),
     }[args.save_strategy]
-    return CheckpointOptions(every_steps=every, keep_last=args.save_total_limit or ALL_CHECKPOINTS, keep_best=False)
+    limit = args.save_total_limit or 0
+    prunes_itself = limit <= 0 or args.metric_for_best_model is not None  # which never deletes the best
+    return CheckpointOptions(every_steps=every, keep_last=ALL_CHECKPOINTS if prunes_itself else limit, keep_best=False)
 
 
 def run_options(args: TrainingFields, num_steps: int) -> RunOptions:

@@ -9,7 +9,8 @@ import math
 from dataclasses import dataclass
 
 from posttrain.errors import UserError
-from posttrain.trl.fields.grpo_config import GRPOConfig
+from posttrain.trl.fields.field_rules import require_numbers
+from posttrain.trl.fields.grpo_config import GRPO_RULES, GRPOConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,8 +53,9 @@ class BatchPlan:
 
 def batch_plan(args: GRPOConfig) -> BatchPlan:
     """The step that these arguments describe.  Raises UserError where no step of whole groups does."""
-    require_counts(args)
-    group, accumulation, passes = group_size_of(args), args.gradient_accumulation_steps, args.num_iterations
+    require_numbers(args, GRPO_RULES)
+    group, accumulation, passes = args.num_generations, args.gradient_accumulation_steps, args.num_iterations
+    assert group is not None, "a number, as all fields are that must be"
     per_generation, notes = micro_steps_of_generation(args)
     chunks_per_update, rest = divmod(accumulation, per_generation * passes)
     spans = rest == 0  # an update spans one or more whole generation batches
@@ -113,16 +115,6 @@ def told_of_updates(updates: int, prompts: int, group: int) -> str:
     return f"the {updates} updates on a generation batch are each on whole groups, which TRL would tear apart."
 
 
-def group_size_of(args: GRPOConfig) -> int:
-    """Completions per prompt; a single one has no siblings to be compared with."""
-    if args.num_generations is None or args.num_generations < 2:
-        raise UserError(
-            f"GRPOConfig: num_generations = {args.num_generations}: a completion is compared with others of its prompt;"
-            " use 2 or more."
-        )
-    return args.num_generations
-
-
 def micro_steps_of_generation(args: GRPOConfig) -> tuple[int, list[str]]:
     """steps_per_generation, given or derived, and what is to be told of it."""
     rows, given, size = args.per_device_train_batch_size, args.steps_per_generation, args.generation_batch_size
@@ -141,15 +133,3 @@ def micro_steps_of_generation(args: GRPOConfig) -> tuple[int, list[str]]:
             f" {math.ceil(size / rows) * rows}."
         )
     return size // rows, []
-
-
-def require_counts(args: GRPOConfig) -> None:
-    """Refuse numbers of nothing."""
-    for name in ("per_device_train_batch_size", "gradient_accumulation_steps", "num_iterations"):
-        value = vars(args)[name]
-        if value < 1:
-            raise UserError(f"GRPOConfig: {name} = {value}: use 1 or more.")
-    for name in ("steps_per_generation", "generation_batch_size"):
-        value = vars(args)[name]
-        if value is not None and value < 1:
-            raise UserError(f"GRPOConfig: {name} = {value}: use 1 or more, or leave it out.")

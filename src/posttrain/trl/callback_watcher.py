@@ -1,18 +1,21 @@
 """transformers' callbacks on a run of ours: a watcher that tells them of it, keeps log_history, and stops for them."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from torch.optim import Optimizer
-from transformers import TrainerCallback, TrainerControl, TrainerState
+from transformers import EarlyStoppingCallback, TrainerCallback, TrainerControl, TrainerState
 
 from posttrain.errors import UserError
+from posttrain.models.loading.saving import save_trained
 from posttrain.models.policy import Policy
 from posttrain.runs.reports import CheckpointReport, EndReport, StepReport
 from posttrain.runs.watchers import Watcher
 from posttrain.trl.as_config import RunLength
+from posttrain.trl.best_model import is_best, load_best, prune, wants_best, write_state
 from posttrain.trl.fields.training_fields import TrainingFields
 from posttrain.trl.log_entries import Entry, PendingEntries
 
@@ -48,6 +51,21 @@ class Events:
                 **more,
             )
             self.control = self.control if returned is None else returned
+
+    def begin(self, state: TrainerState) -> None:
+        """Training begins with this state, a new one or that of a checkpoint; nobody has asked for anything yet.
+
+        Raises UserError for a callback that could not do what it is for.
+        """
+        metric, strategy = self.args.metric_for_best_model, self.args.eval_strategy
+        measured = metric is not None and strategy != "no"
+        if not measured and any(isinstance(each, EarlyStoppingCallback) for each in self.callbacks):
+            raise UserError(
+                f"{type(self.args).__name__}: metric_for_best_model = {metric}, eval_strategy = {strategy}:"
+                " EarlyStoppingCallback stops where a metric of the evaluations no longer improves.  Give both, such as"
+                " metric_for_best_model='reward' and eval_strategy='steps'."
+            )
+        self.state, self.control = state, TrainerControl()
 
     def add(self, callback: object) -> None:
         """One callback more."""
@@ -88,7 +106,7 @@ class CallbackWatcher(Watcher):
         length: RunLength,
         *,
         entry_of: Callable[[StepReport], Entry],
-        evaluate: Callable[[], object] | None,
+        evaluate: Callable[[], Mapping[str, object]] | None,
     ) -> None:
         """`entry_of` is what a step logs; `evaluate` measures and logs, None where nothing is there to measure."""
         self.events, self.length, self.entry_of, self.evaluate = events, length, entry_of, evaluate
@@ -108,13 +126,13 @@ class CallbackWatcher(Watcher):
         state.max_steps, state.num_train_epochs = length.updates, -(-length.updates // length.updates_per_epoch)
         state.logging_steps = self.interval(args.logging_steps)
         state.save_steps = self.interval(args.save_steps)
-        state.eval_steps = self.interval(args.eval_steps if args.eval_steps is not None else args.logging_steps)
+        state.eval_steps = self.interval(args.eval_steps or args.logging_steps)
         state.train_batch_size = args.per_device_train_batch_size
         self.events.tell("on_train_begin")
 
     def interval(self, updates: float) -> int:
         """A number of updates, which may be given as a share of all."""
-        return max(1, -int(-self.length.updates * updates // 1)) if updates < 1 else int(updates)
+        return -int(-self.length.updates * updates // 1) if updates < 1 else int(updates)
 
     def on_step_begin(self, step: int) -> None:
         """A step, and perhaps an epoch, begins; a run that is resumed or evaluated before anything says so first."""
@@ -151,7 +169,8 @@ class CallbackWatcher(Watcher):
             events.log(self.pending.taken())
         if events.control.should_evaluate and self.evaluate is not None:
             events.control.should_evaluate = False
-            self.evaluate()
+            best = is_best(self.args, state, self.evaluate())
+            events.control.should_save |= best and wants_best(self.args)
         self.saving = events.control.should_save
         self.stopping = events.control.should_training_stop
 
@@ -165,11 +184,17 @@ class CallbackWatcher(Watcher):
         """Whether the strategy has an evaluation after this step."""
         state, delay = self.events.state, self.args.eval_delay
         waited = state.epoch if self.args.eval_strategy == "epoch" else state.global_step
-        return waited >= delay and self.due("eval", state.eval_steps, before)
+        last = self.args.eval_strategy == "steps" and state.global_step >= state.max_steps
+        return waited >= delay and (last or self.due("eval", state.eval_steps, before))
 
     def on_save(self, report: CheckpointReport) -> None:
         """A checkpoint is on the disk; that of step 0 is not told of."""
+        state = self.events.state
         self.events.control.should_save = False
+        if report.step * self.length.updates_per_step == state.best_global_step:
+            state.best_model_checkpoint = str(report.path)
+        write_state(state, report.path)
+        prune(report.path.parent, self.args, state.best_model_checkpoint)
         if report.step:
             self.events.tell("on_save")
 
@@ -187,6 +212,9 @@ class CallbackWatcher(Watcher):
         # As TRL has it, the last entry tells of the steps that no entry has told of, but for what every step logs.
         told = {name: value for name, value in self.pending.taken().items() if name not in LOGGED_BY_STEPS}
         self.events.log(entry | told)
+        if args.load_best_model_at_end and state.best_model_checkpoint is not None and not report.interrupted:
+            load_best(self.events.policy, Path(state.best_model_checkpoint))
+            save_trained(self.events.policy, report.folder, "adapter", "")
         self.events.tell("on_train_end")
 
     @property

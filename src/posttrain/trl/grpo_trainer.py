@@ -23,17 +23,18 @@ from posttrain.schemas import did_you_mean
 from posttrain.training.optimizer import OwnOptimizer
 from posttrain.training.rl import Beginning, make_ready, to_the_end, train_session
 from posttrain.training.session import CallerObjects, Session, inputs_of, open_session
-from posttrain.trl.as_config import RunLength, require_strategies, rl_config, scale_of
+from posttrain.trl.as_config import RunLength, require_strategies, rl_config
 from posttrain.trl.batch_arithmetic import batch_plan
 from posttrain.trl.callback_watcher import CallbackWatcher
 from posttrain.trl.fields.grpo_config import GRPO_RULES, GRPOConfig
+from posttrain.trl.fields.told_in_fields import told_in_fields
 from posttrain.trl.held_out import evaluation_entry
-from posttrain.trl.log_entries import prefixed, step_entry
+from posttrain.trl.log_entries import logged_by, prefixed, step_entry
 from posttrain.trl.model_source import ModelSource, default_folder
 from posttrain.trl.reward_texts import one_for_each, reward_functions
 from posttrain.trl.saved_models import require_free, resume_step
 from posttrain.trl.trainer_methods import TrainerMethods
-from posttrain.trl.training_rows import Dataset, Row, longest_prompt, rows_of_dataset
+from posttrain.trl.training_rows import Dataset, Row, longest_prompt, require_prompts, rows_of_dataset
 
 if TYPE_CHECKING:
     from peft import LoraConfig
@@ -98,6 +99,11 @@ class GRPOTrainer(TrainerMethods[GRPOConfig]):
 
     def train(self, resume_from_checkpoint: str | bool | None = None) -> TrainOutput:
         """Train to the end, or to where a callback stops; the folder then is a run of posttrain's like any other."""
+        with told_in_fields(self.args, GRPO_RULES):
+            return self._trained(resume_from_checkpoint)
+
+    def _trained(self, resume_from_checkpoint: str | bool | None) -> TrainOutput:
+        """What `train` does."""
         asked = resume_from_checkpoint if resume_from_checkpoint is not None else self.args.resume_from_checkpoint
         resume, from_step = resume_step(asked, self.folder)
         if not resume:
@@ -113,14 +119,15 @@ class GRPOTrainer(TrainerMethods[GRPOConfig]):
             length,
             entry_of=partial(
                 step_entry,
+                logged=logged_by(self.args),
                 updates=self.plan.updates_per_step,
                 passes=self.plan.epochs_per_step,
-                whole_batch=scale_of(self.args) == "batch",
             ),
             evaluate=None if self.eval_dataset is None else self.evaluate,
         )
         with open_session(config, own) as self.session:
             make_ready(self.session)
+            self._begin(from_step, resume=resume)
             watcher.begin(self.session.learner.optimizer)
             how = Beginning(watchers=[watcher], resume=resume, from_step=from_step)
             self.run = to_the_end(train_session(self.session, inputs, how))
@@ -143,6 +150,7 @@ class GRPOTrainer(TrainerMethods[GRPOConfig]):
                 raise UserError("GRPOTrainer: train_dataset is missing; give rows, each with a `prompt`.")
             most = plan.num_steps(args.max_steps) * plan.prompts_per_step if args.max_steps > 0 else None
             rows = rows_of_dataset(self.train_dataset, "train_dataset", most=most)
+            require_prompts(rows, "train_dataset")
         length = RunLength(
             updates=plan.num_updates(args, len(rows)),
             updates_per_step=plan.updates_per_step,
@@ -162,17 +170,21 @@ class GRPOTrainer(TrainerMethods[GRPOConfig]):
             entries = [self.evaluate(each, f"{metric_key_prefix}_{name}") for name, each in given.items()]
             return {name: value for entry in entries for name, value in entry.items()}
         rows = rows_of_dataset(given, "eval_dataset", most=None)
+        require_prompts(rows, "eval_dataset")
         session = self.session
         if session is not None:
             return self._evaluated(session, rows, metric_key_prefix)
-        with open_session(self.described(rows)[0], self.objects(rows)) as own:
+        with (
+            told_in_fields(self.args, GRPO_RULES),
+            open_session(self.described(rows)[0], self.objects(rows)) as own,
+        ):
             own.load_weights()
             return self._evaluated(own, rows, metric_key_prefix)
 
     def _evaluated(self, session: Session, rows: Sequence[Row], prefix: str) -> dict[str, Any]:
         """An evaluation in a session, told to the callbacks."""
         group_size = self.args.num_generations_eval or self.plan.group_size
-        entry = evaluation_entry(session, rows, group_size, whole_batch=scale_of(self.args) == "batch")
+        entry = evaluation_entry(session, rows, group_size, logged_by(self.args))
         told = prefixed(entry, prefix)
         self.events.log(told)
         self.events.tell("on_evaluate", metrics=told)

@@ -11,15 +11,15 @@ from posttrain.generation.streams import StreamKey
 from posttrain.runs.clock import Clock
 from posttrain.training.collector import CollectedStep
 from posttrain.training.session import Session
-from posttrain.training.update import Observations, micro_loss
-from posttrain.trl.log_entries import Entry, sampled_entry
+from posttrain.training.update import Observations, micro_loss, token_totals
+from posttrain.trl.log_entries import Entry, Logged, sampled_entry, token_entry
 from posttrain.trl.training_rows import Row, rows_task
 
 PURPOSE = "trl evaluation"
 """The name of its random streams: the same numbers for every evaluation of one run."""
 
 
-def evaluation_entry(session: Session, rows: Sequence[Row], group_size: int, *, whole_batch: bool = False) -> Entry:
+def evaluation_entry(session: Session, rows: Sequence[Row], group_size: int, logged: Logged) -> Entry:
     """What TRL logs of an evaluation, without its prefix."""
     began, config = time.monotonic(), session.config
     task = rows_task(rows, config.task, session.policy, config.model.template_options)  # type: ignore[arg-type]
@@ -33,22 +33,28 @@ def evaluation_entry(session: Session, rows: Sequence[Row], group_size: int, *, 
     groups = sample_groups(session.engine, prompts, request)
     grades = session.collector.grade(groups)
     collected = CollectedStep(step=max(1, session.trained.step), groups=groups, grades=grades)
-    entry: Entry = {"loss": loss_of(session, collected) if group_size > 1 else None}
-    entry |= sampled_entry(groups, grades, whole_batch=whole_batch)
+    entry: Entry = loss_entry(session, collected, logged) if group_size > 1 else {"loss": None}
+    entry |= sampled_entry(groups, grades, logged)
     entry["num_tokens"] = float(session.trained.run.num_tokens)
     seconds = time.monotonic() - began
     return entry | {"runtime": seconds, "samples_per_second": len(prompts) * group_size / seconds}
 
 
 @torch.no_grad()
-def loss_of(session: Session, collected: CollectedStep) -> float:
-    """The loss that an update on these completions would begin with, a mean over mini-batches."""
+def loss_entry(session: Session, collected: CollectedStep, logged: Logged) -> Entry:
+    """The loss that an update on these completions would begin with, a mean over mini-batches, and its metrics."""
     learner, clock = session.learner, Clock()
     batches = learner.batches(learner.credit(collected, clock), clock)
     batches = batches[: len(batches) // learner.settings.update.epochs_per_step]  # one pass
     budget, padded = learner.settings.update.tokens_per_microbatch, learner.policy.forward.padded
-    total = 0.0
-    for batch in batches:
-        for micro in batch.split(budget, padded=padded) if batch.completions else ():
-            total += micro_loss(learner.policy, micro, learner.objective(), Observations()).item()
-    return total / len(batches)
+    total, observed = 0.0, Observations()
+    micros = [micro for batch in batches if batch.completions for micro in batch.split(budget, padded=padded)]
+    for micro in micros:
+        total += micro_loss(learner.policy, micro, learner.objective(), observed).item()
+    entry: Entry = {"loss": total / len(batches)}
+    if not micros:  # nobody has an advantage
+        return entry | token_entry({}, logged, trained_share=0.0)
+    totals = token_totals(micros, observed)
+    means = {name: value / totals["num_tokens"] for name, value in totals["sums"].items()}
+    trained_share = totals["num_tokens"] / collected.num_completion_tokens
+    return entry | token_entry(means, logged, trained_share=trained_share)

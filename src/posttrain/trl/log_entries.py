@@ -5,16 +5,21 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean, stdev
 
+from posttrain.algorithms.aggregation import decoupled_zscore
 from posttrain.records import Grades, Group
 from posttrain.runs.reports import StepReport
 from posttrain.training.metrics import completion_metrics, logged_metrics, reward_metrics, scored
+from posttrain.trl.as_config import DEVIATION_EPSILON, ZeroDeviation, zero_deviation_of
+from posttrain.trl.fields.grpo_config import GRPOConfig
 
 Entry = dict[str, float | None]
 
 OF_UPDATES = ("kl", "entropy")
 """Means over the tokens that were trained on, as our metrics have them."""
-CLIPPED = ("clip_ratio/low_mean", "clip_ratio/high_mean", "clip_ratio/region_mean")
-"""Shares of tokens; a group without advantage, which is not trained on, has none that is clipped."""
+CLIPPED = {name: name for name in ("clip_ratio/low_mean", "clip_ratio/high_mean", "clip_ratio/region_mean")}
+"""Shares of tokens, by TRL's name; a group without advantage, which is not trained on, has none that is clipped."""
+CISPO_CLIPPED = {"cispo_clip_ratio": "clip_ratio/high_mean"}
+"""The same with loss_type = cispo, which bounds ratios on one side."""
 OF_COMPLETIONS = (
     "completions/mean_length",
     "completions/min_length",
@@ -26,19 +31,37 @@ OF_TERMINATED = (
     "completions/min_terminated_length",
     "completions/max_terminated_length",
 )
+NO_DEVIATION = 1e-8
+"""What TRL takes for 0, in units of reward."""
 LAST = ("num_tokens", "learning_rate", "grad_norm")
 """Of these an entry has the last value, of others the mean since the entry before."""
 
 
-def sampled_entry(groups: Sequence[Group], grades: Grades, *, whole_batch: bool = False) -> Entry:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Logged:
+    """What TRL logs of a run, as far as its arguments say so."""
+
+    zero_deviation: ZeroDeviation
+    """What `frac_reward_zero_std` looks at."""
+    clipped: Mapping[str, str]
+    """Shares of clipped tokens: TRL's name and ours."""
+
+
+def logged_by(args: GRPOConfig) -> Logged:
+    """What these arguments have TRL log."""
+    return Logged(
+        zero_deviation=zero_deviation_of(args), clipped=CISPO_CLIPPED if args.loss_type == "cispo" else CLIPPED
+    )
+
+
+def sampled_entry(groups: Sequence[Group], grades: Grades, logged: Logged) -> Entry:
     """What TRL logs of completions and rewards.
 
-    `reward_std` is over all rewards of the batch, sample deviation; with `whole_batch` (scale_rewards="batch") so is
-    what `frac_reward_zero_std` looks at.  Lengths of completions that stopped are 0 where none did.
+    `reward_std` is over all rewards of the batch, sample deviation.  Lengths of completions that stopped are 0 where
+    none did.
     """
     ours, lengths = reward_metrics(grades), completion_metrics(groups)
     rewards = scored(grades.rewards)
-    zero = float(len(rewards) < 2 or stdev(rewards) <= 1e-8) if whole_batch else ours["frac_reward_zero_std"]
     entry: Entry = {name: lengths[name] for name in OF_COMPLETIONS}
     entry |= {name: lengths.get(name, 0.0) for name in OF_TERMINATED}
     for name in grades.names:
@@ -47,11 +70,22 @@ def sampled_entry(groups: Sequence[Group], grades: Grades, *, whole_batch: bool 
     entry |= {name.split("/", 2)[2]: value for name, value in logged_metrics(grades.logged).items()}
     entry["reward"] = ours.get("reward")
     entry["reward_std"] = stdev(rewards) if len(rewards) >= 2 else None
-    entry["frac_reward_zero_std"] = zero
+    entry["frac_reward_zero_std"] = share_without_deviation(grades, logged.zero_deviation)
     return entry
 
 
-def step_entry(report: StepReport, *, updates: int, passes: int, whole_batch: bool = False) -> Entry:
+def share_without_deviation(grades: Grades, over: ZeroDeviation) -> float:
+    """The share of completions whose rewards are divided by a deviation of 0; of one for all of them it is 0 or 1."""
+    if over == "group":
+        return reward_metrics(grades)["frac_reward_zero_std"]
+    if over == "batch":
+        rewards = scored(grades.rewards)
+        return float(len(rewards) < 2 or stdev(rewards) <= NO_DEVIATION)
+    summed = decoupled_zscore(grades.clipped, grades.weights, deviation="sample", epsilon=DEVIATION_EPSILON)
+    return float(not summed.any())
+
+
+def step_entry(report: StepReport, logged: Logged, *, updates: int, passes: int) -> Entry:
     """What TRL logs of a training step of so many updates, in so many passes over its rollouts."""
     assert report.grades is not None, "a step by reward"
     metrics = report.metrics
@@ -62,12 +96,17 @@ def step_entry(report: StepReport, *, updates: int, passes: int, whole_batch: bo
     if "learning_rate" in metrics:
         entry["learning_rate"] = metrics["learning_rate"]
     entry["num_tokens"] = metrics["num_tokens"]
-    entry |= sampled_entry(report.groups, report.grades, whole_batch=whole_batch)
-    entry |= {name: metrics[name] for name in OF_UPDATES if name in metrics}
-    trained_share = metrics.get("tokens/trained", 0.0) / (report.num_tokens * passes)
-    entry |= {name: metrics.get(name, 0.0) * trained_share for name in CLIPPED}
+    entry |= sampled_entry(report.groups, report.grades, logged)
+    trained = metrics.get("tokens/trained", 0.0) / (report.num_tokens * passes)
+    entry |= token_entry(metrics, logged, trained_share=trained)
     entry["step_time"] = sum(report.seconds.values()) / updates
     return entry
+
+
+def token_entry(means: Mapping[str, float], logged: Logged, *, trained_share: float) -> Entry:
+    """What TRL logs of tokens, from our means over those that are trained on and their share of all."""
+    entry: Entry = {name: means[name] for name in OF_UPDATES if name in means}
+    return entry | {theirs: means.get(ours, 0.0) * trained_share for theirs, ours in logged.clipped.items()}
 
 
 @dataclass(slots=True)

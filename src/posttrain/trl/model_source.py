@@ -10,10 +10,12 @@ from torch import nn
 from transformers import AutoTokenizer, BitsAndBytesConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from posttrain.errors import UserError
+from posttrain.models.loading.devices import chosen_device
 from posttrain.models.loading.model_folder import load_policy, loaded_config, located_folder
 from posttrain.models.policy import Policy, as_policy, stop_ids
 from posttrain.options.adapter import ALL_LINEAR, AdapterOptions
 from posttrain.options.model import ModelOptions
+from posttrain.trl.fields.field_rules import mapping_of
 from posttrain.trl.fields.training_fields import TrainingFields
 
 if TYPE_CHECKING:
@@ -59,7 +61,7 @@ def loaded(source: ModelSource, args: TrainingFields) -> tuple[Policy, ModelOpti
 
 def model_options(source: ModelSource, args: TrainingFields, notes: list[str]) -> ModelOptions:
     """What the arguments say of loading."""
-    given = dict(args.model_init_kwargs or {})
+    given = mapping_of(args, "model_init_kwargs")
     dtype = dtype_of(given.pop("dtype", given.pop("torch_dtype", None)), args, notes)
     quantization = given.pop("quantization_config", None) or source.quantization_config
     options = ModelOptions(
@@ -70,7 +72,7 @@ def model_options(source: ModelSource, args: TrainingFields, notes: list[str]) -
         device="cpu" if args.use_cpu or args.no_cuda else "auto",
         gradient_checkpointing=bool(args.gradient_checkpointing or args.activation_checkpointing),
         dtype=dtype,
-        template_options=vars(args).get("chat_template_kwargs") or {},
+        template_options=mapping_of(args, "chat_template_kwargs") if "chat_template_kwargs" in vars(args) else {},
         adapter=AdapterOptions() if quantization is not None else None,  # which one is said once the model is known
         quantization=quantized(quantization, notes),
     )
@@ -167,11 +169,22 @@ def policy_of_object(source: ModelSource, model: nn.Module, options: ModelOption
             raise UserError("processing_class: the model object names no folder to take a tokenizer from.  Give one.")
         tokenizer = AutoTokenizer.from_pretrained(name)
     dtype: Dtype = "auto" if options.dtype == "float32" else options.dtype
+    place(model, chosen_device(options.device))
     if options.gradient_checkpointing and isinstance(model, PreTrainedModel):
         model.gradient_checkpointing_enable()
     if source.peft_config is None:
         return as_policy(model, require_tokenizer(tokenizer), dtype=dtype)
     return as_policy(peft_model(model, source.peft_config), require_tokenizer(tokenizer), dtype=dtype)
+
+
+def place(model: nn.Module, device: torch.device) -> None:
+    """Move a model to the device that trains, as transformers' Trainer does.
+
+    One whose loader has placed it stays: its weights are quantised, or spread over devices by a `device_map`.
+    """
+    placed = getattr(model, "hf_device_map", None) is not None or getattr(model, "is_quantized", False)
+    if not placed:
+        model.to(device)  # parameters stay the objects that an optimiser of the caller's holds
 
 
 def with_peft(policy: Policy, config: "LoraConfig", *, seed: int) -> Policy:

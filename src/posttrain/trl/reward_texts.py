@@ -9,6 +9,7 @@ from torch import nn
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from posttrain.errors import UserError
+from posttrain.rewards.ensemble import RewardModelEnsemble
 from posttrain.rewards.grading.answers import Graded
 from posttrain.rewards.grading.function import TEXTS, RewardFunction, keywords, own_name, reward_function
 from posttrain.rewards.model import RewardModel
@@ -145,7 +146,7 @@ def decoded(
     """The reward as TRL calls it; a function that scores a single response per call stays as it is."""
     if isinstance(call, str | PreTrainedModel):
         return DecodedRewardModel(call, tokenizer, own)
-    if isinstance(call, RewardModel):
+    if isinstance(call, RewardModel | RewardModelEnsemble):
         return call
     if not callable(call) or isinstance(call, type | nn.Module):
         raise UserError(

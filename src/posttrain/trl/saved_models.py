@@ -47,6 +47,11 @@ def resume_step(given: str | bool | None, folder: Path) -> tuple[bool, int | Non
     """Whether a run is resumed, and from which step's checkpoint; None is the last."""
     if given is None or given is False:
         return False, None
+    if not (folder / "config.yaml").is_file():
+        raise UserError(
+            f"resume_from_checkpoint = {given}: {folder} (output_dir) holds no run to go on with.  Leave it out the"
+            " first time."
+        )
     if given is True:
         return True, None
     found = re.fullmatch(r"(?:step|checkpoint)-(\d+)", Path(given).name)

@@ -28,6 +28,7 @@ from posttrain.trl.as_config import (
 )
 from posttrain.trl.callback_watcher import CallbackWatcher
 from posttrain.trl.fields.sft_config import SFT_RULES, SFTConfig
+from posttrain.trl.fields.told_in_fields import told_in_fields
 from posttrain.trl.log_entries import Entry, prefixed
 from posttrain.trl.model_source import ModelSource, default_folder
 from posttrain.trl.saved_models import require_free, resume_step
@@ -81,6 +82,11 @@ class SFTTrainer(TrainerMethods[SFTConfig]):
 
     def train(self, resume_from_checkpoint: str | bool | None = None) -> TrainOutput:
         """Train to the end, or to where a callback stops; the folder then is a run of posttrain's like any other."""
+        with told_in_fields(self.args, SFT_RULES):
+            return self._trained(resume_from_checkpoint)
+
+    def _trained(self, resume_from_checkpoint: str | bool | None) -> TrainOutput:
+        """What `train` does."""
         asked = resume_from_checkpoint if resume_from_checkpoint is not None else self.args.resume_from_checkpoint
         resume, from_step = resume_step(asked, self.folder)
         if not resume:
@@ -89,6 +95,7 @@ class SFTTrainer(TrainerMethods[SFTConfig]):
         length = run_length(self.args, len(rows))
         measures = self.eval_dataset is not None
         watcher = CallbackWatcher(self.events, length, entry_of=sft_entry, evaluate=self.evaluate if measures else None)
+        self._begin(from_step, resume=resume)
         watcher.begin(None)
         self.run = train_sft(
             sft_config(self, rows, length),
@@ -124,7 +131,7 @@ class SFTTrainer(TrainerMethods[SFTConfig]):
         """The rows with their text in the column `text`."""
         if given is None:
             raise UserError(f"SFTTrainer: {name} is missing; give rows.")
-        rows = rows_of_dataset(given, name, most=self.rows_to_draw())
+        rows = rows_of_dataset(given, name, most=self.rows_to_draw() if name == "train_dataset" else None)
         column, text = self.args.dataset_text_field, self.formatting_func
         if text is not None:
             return [{"text": text(row)} for row in rows]

@@ -26,11 +26,33 @@ def rows_of_dataset(given: object, name: str, *, most: int | None) -> list[Row]:
             " another iterable of rows."
         )
     if not isinstance(given, Sized) and most is None:
+        if name == "eval_dataset":
+            raise UserError(
+                f"{name}: it has no length, as a stream has none, and an evaluation measures all of it.  Give so many"
+                " rows, such as list(data.take(100))."
+            )
         raise UserError(f"{name}: it has no length, so max_steps has to say when the run ends.")
     rows = list(given) if isinstance(given, Sized) else list(islice(given, most))
     if not rows:
         raise UserError(f"{name}: there is no row in it.")
+    other = next((row for row in rows if not isinstance(row, Mapping)), None)
+    if other is not None:
+        raise UserError(f"{name}: {other!r:.60} ({type(other).__name__}) is no row; give dicts of columns.")
     return rows
+
+
+def require_prompts(rows: Sequence[Row], name: str) -> None:
+    """Refuse a row without the column `prompt`, unless all rows have their prompts in `messages` or in preferences."""
+    columns = {column for row in rows for column in row}
+    if "prompt" not in columns and ("messages" in columns or {"chosen", "rejected"} <= columns):
+        return
+    for number, row in enumerate(rows):
+        if row.get("prompt") in (None, "", []):
+            there = ", ".join(row) or "no columns"
+            raise UserError(
+                f"{name}: row {number}: the column `prompt` is {'empty' if 'prompt' in row else 'missing'}; it has"
+                f" {there}.  Give every row a prompt, such as by {name}.rename_column('question', 'prompt')."
+            )
 
 
 def rows_task(

@@ -4,13 +4,12 @@ transformers makes up what a folder lacks and says so in a warning at most: a ca
 with a random head.  Here that is refused by name, unless it is asked for.
 """
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
 import torch
-from safetensors import SafetensorError
 from transformers import (
     AutoModelForSequenceClassification,
     AutoTokenizer,
@@ -20,7 +19,7 @@ from transformers import (
 
 from posttrain.errors import UserError
 from posttrain.models.adapters.quantized import leave_unpacked, quantize
-from posttrain.models.loading.construction import without_progress_bars
+from posttrain.models.loading.construction import transformers_load_errors, without_progress_bars
 from posttrain.models.loading.devices import chosen_device
 from posttrain.models.loading.folder_kinds import (
     quantisation,
@@ -82,7 +81,11 @@ def loaded_classifier(folder: Path, options: RewardModelOptions) -> tuple[PreTra
     device = chosen_device(options.device, option="rewards: device")
     config = read_json(folder / "config.json", where)
     causal = str(next(iter(config.get("architectures") or ()), "")).endswith(CAUSAL_HEADS)
-    with told_in_one_message(where), without_progress_bars(), torch.random.fork_rng(devices=[]):
+    with (
+        transformers_load_errors(partial(classifier_load_message, where)),
+        without_progress_bars(),
+        torch.random.fork_rng(devices=[]),
+    ):
         torch.manual_seed(HEAD_SEED)
         model, found = AutoModelForSequenceClassification.from_pretrained(
             folder,
@@ -129,19 +132,12 @@ def require_weights(model: PreTrainedModel, lacking: list[str], where: str, *, u
         )
 
 
-@contextmanager
-def told_in_one_message(where: str) -> Iterator[None]:
-    """What transformers says of a folder that it cannot load, in one message."""
-    try:
-        yield
-    except (OSError, ValueError, KeyError, ImportError, RuntimeError, SafetensorError) as error:
-        if isinstance(error, UserError):
-            raise
-        said = " ".join(str(error).split())[:300]
-        raise UserError(
-            f"{where}: transformers cannot load it as a sequence classifier ({said}).  The folder needs config.json,"
-            " model.safetensors, tokenizer.json and tokenizer_config.json of such a model."
-        ) from error
+def classifier_load_message(where: str, said: str) -> str:
+    """What to do where transformers cannot load a folder, and says this of it."""
+    return (
+        f"{where}: transformers cannot load it as a sequence classifier ({said}).  The folder needs config.json,"
+        " model.safetensors, tokenizer.json and tokenizer_config.json of such a model."
+    )
 
 
 def place(options: RewardModelOptions) -> str:

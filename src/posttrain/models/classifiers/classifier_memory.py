@@ -1,13 +1,14 @@
 """Bytes of a reward model's weights, before any of them is loaded."""
 
+from functools import partial
 from typing import cast
 
 import torch
 from torch import nn
 from transformers import AutoConfig, AutoModelForSequenceClassification
 
-from posttrain.models.classifiers.classifier_folder import chosen_type, classifier_files, place, told_in_one_message
-from posttrain.models.loading.construction import ONE_AT_A_TIME
+from posttrain.models.classifiers.classifier_folder import chosen_type, classifier_files, classifier_load_message, place
+from posttrain.models.loading.construction import ONE_AT_A_TIME, transformers_load_errors
 from posttrain.models.loading.folder_kinds import SAFE_WEIGHTS, quantisation, read_json
 from posttrain.models.memory.memory_parts import NF4_BYTES
 from posttrain.options.reward_model import RewardModelOptions
@@ -25,7 +26,7 @@ def classifier_bytes(options: RewardModelOptions, *, on_cuda: bool) -> int:
     folder, where = classifier_files(options), place(options)
     if quantisation(read_json(folder / "config.json", where)) is not None:
         return sum(file.stat().st_size for file in folder.glob(SAFE_WEIGHTS))
-    with told_in_one_message(where), ONE_AT_A_TIME, torch.device("meta"):
+    with transformers_load_errors(partial(classifier_load_message, where)), ONE_AT_A_TIME, torch.device("meta"):
         config = AutoConfig.from_pretrained(folder, trust_remote_code=options.trust_remote_code)
         model = AutoModelForSequenceClassification.from_config(config, trust_remote_code=options.trust_remote_code)
     width: int = chosen_type(options, torch.device("cuda" if on_cuda else "cpu")).itemsize

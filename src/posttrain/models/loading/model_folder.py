@@ -1,13 +1,14 @@
 """A policy from a model folder, from the hub or its cache, or from the package."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -30,7 +31,7 @@ from posttrain.models.loading.chat_settings import (
     tokenizer_folder,
     with_chat_template,
 )
-from posttrain.models.loading.construction import ONE_AT_A_TIME, without_progress_bars
+from posttrain.models.loading.construction import ONE_AT_A_TIME, transformers_load_errors, without_progress_bars
 from posttrain.models.loading.devices import chosen_device
 from posttrain.models.loading.folder_kinds import (
     SAFE_WEIGHTS,
@@ -159,7 +160,7 @@ def loaded_config(folder: Path, options: ModelOptions) -> PreTrainedConfig:
         raise UserError(
             f"model.attn_implementation = {chosen}: none that transformers knows; use auto, {', '.join(sorted(known))}."
         )
-    with told_as_one_error(options):
+    with load_errors(options):
         config = AutoConfig.from_pretrained(folder, trust_remote_code=options.trust_remote_code)
     if is_wrapper(config):
         require_text_part(config, where(options))
@@ -173,7 +174,7 @@ def loaded_model(folder: Path, config: PreTrainedConfig, options: ModelOptions, 
     whole = is_wrapper(config)
     loader: Any = AutoModelForImageTextToText if whole else AutoModelForCausalLM
     attention = {} if options.attn_implementation == "auto" else {"attn_implementation": options.attn_implementation}
-    with told_as_one_error(options), without_progress_bars():  # they would write over ours
+    with load_errors(options), without_progress_bars():  # they would write over ours
         model, found = loader.from_pretrained(
             folder,
             config=config,
@@ -198,7 +199,7 @@ def loaded_tokenizer(base: Path, options: ModelOptions, adapter: Path | None = N
     A template that the options name goes before that of the adapter, and that before the base's.
     """
     folder = tokenizer_folder(base, adapter)
-    with told_as_one_error(options):
+    with load_errors(options):
         tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=options.trust_remote_code)
     if adapter is not None and folder == base:
         tokenizer.chat_template = template_of(adapter) or tokenizer.chat_template
@@ -210,22 +211,18 @@ def loaded_tokenizer(base: Path, options: ModelOptions, adapter: Path | None = N
     return with_chat_template(cast(PreTrainedTokenizerBase, tokenizer), options.chat_template)
 
 
-@contextmanager
-def told_as_one_error(options: ModelOptions) -> Iterator[None]:
+def load_errors(options: ModelOptions) -> AbstractContextManager[None]:
     """What transformers says of a folder that it cannot load, in one message that says what to do."""
-    try:
-        yield
-    except (OSError, ValueError, KeyError, ImportError, RuntimeError, SafetensorError) as error:
-        if isinstance(error, UserError):
-            raise
-        said = " ".join(str(error).split())[:300]
-        if "trust_remote_code" in said:
-            raise UserError(needs_code(where(options), "of its tokenizer or config")) from error
-        if options.attn_implementation not in ("auto", "eager", "sdpa"):
-            raise UserError(
-                f"model.attn_implementation = {options.attn_implementation}: not here ({said}).  Use auto."
-            ) from error
-        raise UserError(f"{where(options)}: transformers cannot load it ({said}).  {load_remedy(options)}") from error
+    return transformers_load_errors(partial(load_message, options))
+
+
+def load_message(options: ModelOptions, said: str) -> str:
+    """What to do where transformers cannot load a folder, and says this of it."""
+    if "trust_remote_code" in said:
+        return needs_code(where(options), "of its tokenizer or config")
+    if options.attn_implementation not in ("auto", "eager", "sdpa"):
+        return f"model.attn_implementation = {options.attn_implementation}: not here ({said}).  Use auto."
+    return f"{where(options)}: transformers cannot load it ({said}).  {load_remedy(options)}"
 
 
 def load_remedy(options: ModelOptions) -> str:

@@ -5,7 +5,7 @@ from transformers import GenerationConfig, PreTrainedTokenizerBase
 from posttrain.models.adapters.peft_format import read_adapter
 from posttrain.models.loading.adapting import base_options
 from posttrain.models.loading.chat_settings import named_stop_ids
-from posttrain.models.loading.model_folder import loaded_config, loaded_tokenizer, located_folder, told_as_one_error
+from posttrain.models.loading.model_folder import load_errors, loaded_config, loaded_tokenizer, located_folder
 from posttrain.models.policy import single_token, united_stop_ids
 from posttrain.options.adapter import is_adapter_folder
 from posttrain.options.model import ModelOptions
@@ -19,7 +19,7 @@ def load_tokenizer(options: ModelOptions) -> tuple[PreTrainedTokenizerBase, tupl
         options = base_options(options, read_adapter(adapter))
     folder = located_folder(options)
     config, tokenizer = loaded_config(folder, options), loaded_tokenizer(folder, options, adapter)
-    with told_as_one_error(options):
+    with load_errors(options):
         stored = (folder / "generation_config.json").is_file()
         generation = GenerationConfig.from_pretrained(folder) if stored else GenerationConfig.from_model_config(config)
     own = (generation.eos_token_id, getattr(config, "eos_token_id", None), tokenizer.eos_token_id)

@@ -13,8 +13,13 @@ NF4_BYTES = 0.5 + 1 / 64 + 4 / (64 * 256)
 Dettmers et al. 2023 (QLoRA), arXiv:2305.14314, §3: 4.127 bits."""
 CACHE_BLOCK, CUDA_CACHE_BLOCK = 64, 256
 """Tokens by which a row's room in the cache grows."""
-LOGITS_COPIES, CUDA_LOGITS_COPIES = 2, 3
+MALLOC_KEEPS = 32 * 2**20
+"""Bytes of the largest tensor that glibc's malloc keeps when it is freed: its limit for the threshold above which it
+maps memory (DEFAULT_MMAP_THRESHOLD_MAX, on 64 bits)."""
+CUDA_LOGITS_COPIES = 3
 """Of the logits of all rows while one token of each is sampled: those of the model, and what is made of them."""
+SAMPLED_AT_ONCE = 2**20
+"""Logits of which a CPU makes probabilities at one time: `generation.sampling.ENTRIES_AT_ONCE`."""
 
 
 def trained_parameters(shape: ModelShape, setup: MemorySetup) -> int:
@@ -109,22 +114,51 @@ def key_value_cache(shape: ModelShape, setup: MemorySetup) -> int:
 
 
 def cache_growth(shape: ModelShape, setup: MemorySetup) -> int:
-    """A layer of the cache one block of tokens ago, for layers grow one by one: 2 k c · rows · (P + T - block)."""
-    block = CUDA_CACHE_BLOCK if setup.on_cuda else CACHE_BLOCK
-    outgrown = _cached(shape, setup, setup.row_tokens - block) if setup.completion_tokens > block else 0
-    return outgrown // shape.layers
+    """What is there beside the full cache while it grows, or while rows begin, as far as the cache is small then.
+
+        grows    2 k c · rows · (P + T - block)     a layer of one block of tokens ago, for layers grow one by one
+        begins   2 L k c · (rows + prompts) · P     what is cached of prompts, and a copy for each row that begins
+
+    On a GPU the cache is as large then as it has been before.
+    """
+    full = _room(setup, setup.row_tokens)
+    begun = full if setup.on_cuda else _room(setup, setup.prompt_tokens + 1)
+    token = 2 * shape.layers * shape.kv_width * setup.compute_bytes
+    grows = full > _room(setup, setup.prompt_tokens + 1)
+    outgrown = _cached(shape, setup, setup.row_tokens - _block(setup)) // shape.layers if grows else 0
+    prompts = -(-setup.num_rows // setup.group_size)
+    begins = token * ((setup.num_rows + prompts) * setup.prompt_tokens - setup.num_rows * (full - begun))
+    return max(outgrown, begins)
+
+
+def returned_cache(shape: ModelShape, setup: MemorySetup) -> int:
+    """The cache where a layer of it is so large that malloc gives it back to the system when it is freed."""
+    cache = key_value_cache(shape, setup)
+    return cache if cache > shape.layers * MALLOC_KEEPS else 0
 
 
 def _cached(shape: ModelShape, setup: MemorySetup, tokens: int) -> int:
-    block = CUDA_CACHE_BLOCK if setup.on_cuda else CACHE_BLOCK
-    room = -(-tokens // block) * block
-    return 2 * shape.layers * shape.kv_width * setup.compute_bytes * setup.num_rows * room
+    return 2 * shape.layers * shape.kv_width * setup.compute_bytes * setup.num_rows * _room(setup, tokens)
+
+
+def _room(setup: MemorySetup, tokens: int) -> int:
+    """So many tokens in whole blocks."""
+    return -(-tokens // _block(setup)) * _block(setup)
+
+
+def _block(setup: MemorySetup) -> int:
+    return CUDA_CACHE_BLOCK if setup.on_cuda else CACHE_BLOCK
 
 
 def sampled_logits(shape: ModelShape, setup: MemorySetup) -> int:
-    """Logits of the next token of all rows, and as much again for the probabilities: copies · 4 · rows · V."""
-    copies = CUDA_LOGITS_COPIES if setup.on_cuda else LOGITS_COPIES
-    return copies * FLOAT32 * setup.num_rows * shape.vocab
+    """Logits of the next token of all rows, and what is made of them, on a CPU a few rows at a time.
+
+    4 · (rows · V + 2 · min(rows · V, 2^20));   on CUDA 3 · 4 · rows · V
+    """
+    logits = setup.num_rows * shape.vocab
+    if setup.on_cuda:
+        return CUDA_LOGITS_COPIES * FLOAT32 * logits
+    return FLOAT32 * (logits + 2 * min(logits, SAMPLED_AT_ONCE))
 
 
 def trained_logits(shape: ModelShape, setup: MemorySetup) -> int:
@@ -170,14 +204,15 @@ def update_copies(shape: ModelShape, setup: MemorySetup) -> int:
 def token_activations(shape: ModelShape, setup: MemorySetup) -> int:
     """What one layer keeps of one token for its backward pass.
 
-    shared prompt:  d (8 + 2c) + c (q + 2k) + 2 c q + 3 c f (+ 4 (q + k) for norms of heads)
+    shared prompt:  d (8 + 2c) + c (q + 2k) + 2 c q + 3 c f (+ 4 (q + k) for norms of heads;  2 c f without a gate)
     model's own:    d (20 + 4c) + c (3 q + 2 k) + 4 c f
     """
     c, mlp = setup.compute_bytes, shape.mlp_width
     query, key, hidden = shape.query_width, shape.kv_width, shape.hidden
     norms = FLOAT32 * (query + key) if shape.normed_heads else 0
     if setup.shared_prompt:
-        return hidden * (8 + 2 * c) + c * (query + 2 * key) + 2 * c * query + 3 * c * mlp + norms
+        inner = (3 if shape.gated else 2) * c * mlp
+        return hidden * (8 + 2 * c) + c * (query + 2 * key) + 2 * c * query + inner + norms
     return hidden * (20 + 4 * c) + c * (3 * query + 2 * key) + 4 * c * mlp + 2 * norms
 
 
@@ -193,10 +228,24 @@ def attention_activations(shape: ModelShape, setup: MemorySetup) -> int:
     return 2 * c * copies * seen + c * setup.completion_tokens * seen
 
 
+def attention_in_course(shape: ModelShape, setup: MemorySetup) -> int:
+    """What the last layer's attention holds of one token, beside what layers keep, and before its MLP keeps anything.
+
+        c (4 q + 5 k) - 3 c f - d (4 + 2 c)     projections, turned heads, both as one array, and what it gives
+
+    Nothing where that is less than what the MLP will keep; of heads that are many for the hidden size it is not.
+    """
+    c = setup.compute_bytes
+    if not setup.shared_prompt:
+        return 0
+    held = c * (4 * shape.query_width + 5 * shape.kv_width)
+    return max(0, held - 3 * c * shape.mlp_width - shape.hidden * (FLOAT32 + 2 * c))
+
+
 def activations(shape: ModelShape, setup: MemorySetup) -> int:
     """Of the largest micro-batch: what each layer keeps of each token, all L layers at once.
 
-        L · (tokens · token_activations + completions · attention_activations)
+        L · (tokens · token_activations + completions · attention_activations) + tokens · attention_in_course
 
     With gradient checkpointing each layer keeps its input alone, 4 d a token, and one layer at a time the rest.
     """
@@ -205,6 +254,7 @@ def activations(shape: ModelShape, setup: MemorySetup) -> int:
     layer = tokens * token_activations(shape, setup) + micro.completions * attention_activations(shape, setup)
     if setup.adapter_rank is not None:  # A·x is kept for each linear layer, and x itself by them all
         layer += tokens * FLOAT32 * setup.adapter_rank * len(shape.linear_layers) // shape.layers
+    passing = tokens * attention_in_course(shape, setup)
     if setup.recomputes:
-        return layer + shape.layers * tokens * FLOAT32 * shape.hidden
-    return layer * shape.layers
+        return passing + layer + shape.layers * tokens * FLOAT32 * shape.hidden
+    return passing + layer * shape.layers

@@ -52,7 +52,8 @@ class MemoryPlan:
         """
         if self.setup.on_cuda:
             return CUDA_CONTEXT_BYTES + round(CUDA_ALLOCATOR_SHARE * max(self.phases.values()))
-        freed = min(sum(self.sampling.values()), sum(self.updating.values()))
+        kept = sum(self.sampling.values()) - parts.returned_cache(self.shape, self.setup) * self.setup.samples
+        freed = min(kept, sum(self.updating.values()))
         return IMPORTED_BYTES + LIBRARY_BYTES + freed
 
     @property

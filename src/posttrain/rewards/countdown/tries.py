@@ -18,7 +18,7 @@ STEP = re.compile(r"([0-9]{1,9})([-+*/])([0-9]{1,9})=([0-9]{1,9})", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class Equation:
     """One equation of a try."""
 
     start: int
@@ -33,7 +33,7 @@ class Step:
 class Try:
     """One line of a search."""
 
-    steps: tuple[Step, ...]
+    steps: tuple[Equation, ...]
     """Up to the first that is wrong, or to what is no step."""
     complete: bool
     hits: bool
@@ -41,7 +41,7 @@ class Try:
 
 def read_try(puzzle: Countdown, line: str) -> Try:
     """The steps of a line, and what they come to."""
-    table, steps, start = list(puzzle.numbers), list[Step](), 0
+    table, steps, start = list(puzzle.numbers), list[Equation](), 0
     for piece in line.rstrip(HIT + MISS).split(","):
         found = STEP.fullmatch(piece.strip())
         if found is None:
@@ -50,7 +50,7 @@ def read_try(puzzle: Countdown, line: str) -> Try:
         right = taken(table, a) and taken(table, b) and apply(operator, a, b) == result
         sides = (min(a, b), max(a, b)) if operator in "+*" else (a, b)
         begin = start + piece.index(found[0])
-        steps.append(Step(begin, begin + len(found[0]), (operator, *sides), right))
+        steps.append(Equation(begin, begin + len(found[0]), (operator, *sides), right))
         if not right:
             return Try(tuple(steps), complete=False, hits=False)
         table.append(result)

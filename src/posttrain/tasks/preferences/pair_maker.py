@@ -11,7 +11,7 @@ does not end with a stop token; margins and weights (columns `margin` and `weigh
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from posttrain.errors import UserError
@@ -28,7 +28,7 @@ OTHER_WAYS = "  Leave out what follows the first answer, or name another templat
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class PairAnswer:
     """One of a pair's two answers in tokens."""
 
     tokens: tuple[int, ...]
@@ -47,6 +47,9 @@ class PairMaker:
 
     def pair(self, row: PreferenceRow) -> Preference:
         """The pair of a row.  Raises UserError of a bad one."""
+        for answer in (row.chosen, row.rejected):
+            if not isinstance(answer, str):
+                require_answer(row.where, answer)
         given = row.prompt if isinstance(row.prompt, str) else [*row.prompt]
         content = prompt_content(given, self.task, row.where)
         if isinstance(content, str):
@@ -73,12 +76,12 @@ class PairMaker:
             where=row.where,
         )
 
-    def of_text(self, where: str, prompt: Prompt, answer: Content) -> Answer:
+    def of_text(self, where: str, prompt: Prompt, answer: Content) -> PairAnswer:
         """A text behind a plain prompt, and a stop token."""
         text = answer if isinstance(answer, str) else BETWEEN_MESSAGES.join(str(each["content"]) for each in answer)
         require_words(where, text)
         tokens = self.masking.completion(prompt, text).tokens
-        return Answer(tokens[len(prompt.tokens) :], None, ())
+        return PairAnswer(tokens[len(prompt.tokens) :], None, ())
 
     def conversation_prompt(self, row: PreferenceRow, messages: Sequence[Mapping[str, Any]]) -> Prompt:
         """The prompt of a conversation, which may describe tools."""
@@ -88,17 +91,18 @@ class PairMaker:
 
     def of_messages(
         self, row: PreferenceRow, prompt: Prompt, messages: Sequence[Mapping[str, Any]], answer: Content
-    ) -> Answer:
+    ) -> PairAnswer:
         """The assistant's turn, and what may follow it, behind the messages of a prompt."""
         turns = [{"role": ASSISTANT, "content": answer}] if isinstance(answer, str) else [*answer]
-        require_answer(row.where, turns)
+        if isinstance(answer, str):
+            require_words(row.where, answer)
         dialogue = Dialogue(where=row.where, messages=[*messages, *turns], num_given=len(messages), tools=tools_of(row))
         one_turn = len(turns) == 1
         example = self.masking.last_turn(dialogue) if one_turn else self.masking.every_turn(dialogue)
         size = len(prompt.tokens)
         assert example.tokens[:size] == prompt.tokens, (row.where, "an answer continues the tokens of its prompt")
         said = None if one_turn else example.learned[size:]
-        return Answer(example.tokens[size:], said, self.masking.closing(dialogue, example))
+        return PairAnswer(example.tokens[size:], said, self.masking.closing(dialogue, example))
 
 
 def require_answer(where: str, turns: Sequence[Mapping[str, Any]]) -> None:
@@ -134,3 +138,8 @@ def number_in(row: PreferenceRow, column: str, rule: str, holds: Callable[[float
     if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and holds(value):
         return float(value)
     raise UserError(f"{row.where}: the column `{column}` must hold {rule}, not {excerpt(value)}")
+
+
+def pair_masking(masking: Masking) -> Masking:
+    """The same, with remedies in its messages that pairs have."""
+    return replace(masking, other_ways=OTHER_WAYS)

@@ -48,11 +48,13 @@ class PreferenceSet:
     """Places of the pairs that are left out for their length."""
     bad: BadRows = field(default_factory=BadRows)
     """Rows that make no pair and are left out, where some may be."""
+    order: str = "pairs"
+    """What their order is drawn for: another set of the same run has another one."""
 
     def number(self, index: int) -> int:
         """Which pair the index-th is, counted from the beginning of the run: a function of the seed and its epoch."""
         epoch, place = divmod(index, len(self.training))
-        return int(permutation(self.seed, "pairs", epoch, len(self.training))[place])
+        return int(permutation(self.seed, self.order, epoch, len(self.training))[place])
 
     def batch(self, first: int, options: PairOptions) -> list[Preference]:
         """The pairs of an update, from a number on; an update ends where an epoch does, so that it has none twice."""

@@ -2,14 +2,12 @@
 
 import hashlib
 import json
-import subprocess
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 from posttrain.errors import RunError, UserError
+from posttrain.runs.command_process import run_command
 from posttrain.runs.files import read_metrics, write_atomically
 from posttrain.training.comparison.cells import Cell
 
@@ -79,34 +77,11 @@ def run_cell(cell: Cell, drift: Callable[[Cell], Mapping[str, float]]) -> CellRe
         write_atomically(recipe, cell.recipe.encode())
         begun = (cell.folder / "config.yaml").is_file()
         command = ["rl", "--resume", str(cell.folder)] if begun else ["rl", str(recipe)]
-        run_command(command, cell, log)
+        run_command(command, name=cell.name, log=log)
     result = cell_result(cell, drift(cell))
     content = json.dumps(asdict(result), indent=1)
     write_atomically(cell.folder / RESULT, content.encode())
     return result
-
-
-def run_command(command: Sequence[str], cell: Cell, log: Path) -> None:
-    """Run `posttrain` with these arguments, what it prints at the end of a log; it is ended with this process."""
-    with log.open("ab") as output:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "posttrain", *command],
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            stdin=subprocess.DEVNULL,
-        )
-        try:
-            code = process.wait()
-        except BaseException:
-            process.terminate()  # it saves the step that it is at
-            process.wait()
-            raise
-    if code:
-        last = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-1:]
-        raise RunError(
-            f"{cell.name}: `posttrain {' '.join(command)}` ended with {code}: {''.join(last)}\n    {log} has all that"
-            " it said.  The cells that are finished are kept; the same command goes on with the others."
-        )
 
 
 def cell_result(cell: Cell, kl: Mapping[str, float]) -> CellResult:

@@ -1,13 +1,10 @@
 """A comparison as a whole: every cell that is not finished is run, and after each the finished ones are told."""
 
-import os
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from posttrain.runs.files import writing
-from posttrain.runs.lock import lock_folder
+from posttrain.runs.lock import sole_writer
 from posttrain.training.comparison.cell_runs import CellResult, kept_result, run_cell
 from posttrain.training.comparison.cells import Budget, Cell
 from posttrain.training.comparison.comparison_report import write_comparison
@@ -48,15 +45,3 @@ def outcome(result: CellResult) -> str:
         f"held-out accuracy {result.before['accuracy_sampled']:.3f} → {accuracy(result):.3f} in {result.steps} steps,"
         f" {result.sampled_tokens:,} tokens, {result.training_seconds:.0f} s of training"
     )
-
-
-@contextmanager
-def sole_writer(folder: Path) -> Iterator[None]:
-    """Keep a second comparison out of the folder.  Raises UserError where there is one."""
-    with writing(folder, folder):
-        folder.mkdir(parents=True, exist_ok=True)
-    lock = lock_folder(folder)
-    try:
-        yield
-    finally:
-        os.close(lock)

@@ -6,7 +6,6 @@ from pathlib import Path
 from time import perf_counter
 from typing import Protocol
 
-from posttrain.binding import digest_of
 from posttrain.config import SftConfig
 from posttrain.errors import UserError
 from posttrain.models.adapters.in_force import trains_adapter
@@ -28,10 +27,8 @@ from posttrain.runs.run_inputs import (
     RunInput,
     RunInputs,
     class_name,
-    named_model,
-    named_rows,
+    inputs_of_rows,
     require_same_inputs,
-    rows_input,
 )
 from posttrain.runs.threads import ThreadClaim, claim_threads
 from posttrain.runs.trackers.tracker import require_trackers
@@ -208,25 +205,15 @@ def example_source(config: SftConfig, policy: Policy, given: GivenRows) -> Examp
 
 
 def inputs_of_sft(config: SftConfig, policy: Policy | None, given: GivenRows) -> RunInputs:
-    """What a run is made of beside its config: the caller's objects, and files whose place none of them takes."""
-    objects: dict[str, RunInput] = {}
-    files: dict[str, RunInput] = {}
-    if policy is not None:
-        count = sum(each.numel() for each in policy.model.parameters())
-        objects["policy"] = RunInput(f"{class_name(policy.model)} of {count} parameters")
-    elif isinstance(config.model, ModelOptions):
-        template = config.model.chat_template
-        files |= named_model(config.model)
-        if template:
-            files["model.chat_template"] = RunInput(template, digest_of(Path(template)))
-    if isinstance(config.task, DatasetOptions):
-        unused = ["task.path", "task.sources"] if given.rows is not None else []
-        unused += ["task.held_out_path"] if given.held_out is not None else []
-        files |= {name: each for name, each in named_rows(config.task).items() if not name.startswith(tuple(unused))}
-    for name, rows in (("rows", given.rows), ("held_out_rows", given.held_out)):
-        if rows is not None:
-            objects[name] = rows_input(rows)
-    return RunInputs(objects=objects, files=files)
+    """What a run is made of beside its config."""
+    own = None if policy is None else policy_input(policy)
+    return inputs_of_rows(config.model, config.task, policy=own, rows=given.rows, held_out_rows=given.held_out)
+
+
+def policy_input(policy: Policy) -> RunInput:
+    """A policy that a caller brings."""
+    count = sum(each.numel() for each in policy.model.parameters())
+    return RunInput(f"{class_name(policy.model)} of {count} parameters")
 
 
 def fit(

@@ -7,10 +7,11 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from enum import Enum, StrEnum
-from typing import Any
+from typing import Any, get_type_hints
 
 from posttrain.errors import UserError
 from posttrain.schemas import did_you_mean
+from posttrain.trl.fields.number_rules import Numbers, require_number
 
 
 class Treatment(StrEnum):
@@ -37,16 +38,18 @@ class Rule:
     """How, where names do not say it; or why not, and what to do instead."""
     honours: tuple[object, ...] = ()
     """Of a refused field: values beside the default that mean what happens here anyway."""
+    numbers: Numbers | None = None
+    """Of a field that is a number, or a list of them: which ones."""
 
 
-def supported(ours: str, says: str = "") -> Rule:
+def supported(ours: str, says: str = "", *, numbers: Numbers | None = None) -> Rule:
     """Ours by another name."""
-    return Rule(treatment=Treatment.SUPPORTED, ours=ours, says=says)
+    return Rule(treatment=Treatment.SUPPORTED, ours=ours, says=says, numbers=numbers)
 
 
-def translated(ours: str, says: str) -> Rule:
+def translated(ours: str, says: str, *, numbers: Numbers | None = None) -> Rule:
     """An old name."""
-    return Rule(treatment=Treatment.TRANSLATED, ours=ours, says=says)
+    return Rule(treatment=Treatment.TRANSLATED, ours=ours, says=says, numbers=numbers)
 
 
 def idle(says: str) -> Rule:
@@ -74,11 +77,47 @@ class CheckedFields:
         return super().__new__(cls)
 
     def __post_init__(self) -> None:
+        known = mappings(type(self))
         for name, value in vars(self).items():
             if isinstance(value, Enum):
                 object.__setattr__(self, name, value.value)
-            elif isinstance(value, str) and value.startswith("{"):  # a mapping, as a command line says it
-                object.__setattr__(self, name, json.loads(value))
+            elif isinstance(value, str) and name in known:
+                object.__setattr__(self, name, read_mapping(f"{type(self).__name__}: {name}", value))
+
+
+def mappings(config: type[CheckedFields]) -> frozenset[str]:
+    """Fields that may be a mapping; told from hints, as transformers' parser writes other types into the fields."""
+    return frozenset(name for name, kind in get_type_hints(config).items() if "dict[" in str(kind))
+
+
+def read_mapping(where: str, text: str) -> object:
+    """A mapping, as a command line says it.  What does not begin as JSON does is the name of a file, or nothing."""
+    if not text.startswith("{"):
+        return text
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise UserError(f"{where} = {text!r:.80} is no JSON ({error}); write it as '{{\"name\": value}}'.") from error
+
+
+def mapping_of(config: CheckedFields, name: str) -> dict[str, Any]:
+    """What a field says by name; nothing where it is left out.  Raises UserError for what is no mapping."""
+    value = vars(config)[name]
+    if value is not None and not isinstance(value, Mapping):
+        raise UserError(
+            f"{type(config).__name__}: {name} = {value!r:.80} is no mapping; give a dict, or JSON on a command line."
+        )
+    return dict(value or {})
+
+
+def require_numbers(config: CheckedFields, rules: Rules) -> None:
+    """Refuse a number that a field cannot be, by the field's name."""
+    for name, value in vars(config).items():
+        numbers = rules[name].numbers
+        if numbers is None:
+            continue
+        for each in value if isinstance(value, list | tuple) else [value]:
+            require_number(type(config).__name__, name, each, numbers)
 
 
 def lines_about(config: CheckedFields, rules: Rules) -> Iterator[str]:

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from posttrain.trl.fields.field_rules import Rules, idle, refused, supported, translated
+from posttrain.trl.fields.number_rules import Numbers, above, at_least, between, whole
 from posttrain.trl.fields.training_fields import TrainingFields
 from posttrain.trl.fields.training_rules import TRAINING_RULES
 
@@ -26,8 +27,8 @@ class GRPOConfig(TrainingFields):
     top_p: float | None = 1.0
     top_k: int | None = 0
     min_p: float | None = None
-    generation_kwargs: dict[str, Any] | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
+    generation_kwargs: dict[str, Any] | str | None = None
+    chat_template_kwargs: dict[str, Any] | str | None = None
     repetition_penalty: float = 1.0
     cache_implementation: str | None = None
     use_vllm: bool = False
@@ -83,7 +84,7 @@ class GRPOConfig(TrainingFields):
     log_unique_prompts: bool = False
     log_completions_hub_repo: str | None = None
     use_transformers_continuous_batching: bool = False
-    transformers_continuous_batching_config: dict[str, Any] | None = None
+    transformers_continuous_batching_config: dict[str, Any] | str | None = None
     use_transformers_paged: bool = False
     vllm_importance_sampling_cap: float | None = None
     # Names that this class had once, and scripts still use.
@@ -98,30 +99,43 @@ class GRPOConfig(TrainingFields):
     vllm_guided_decoding_regex: str | None = None
 
 
+UNCUT = "the update scores under the full distribution"
 NO_VLLM = "it is for vLLM, and completions are sampled in this process."
 SHARED = "sampler and trainer share their weights, so that nothing is to be corrected."
 NOT_SOFT = "it is of losses that are not here (sapo, vespo)."
 NO_ENTROPY = "no entropy acts on the loss here; leave it out.  `entropy` is measured."
 KEPT = "every completion of every step is in rollouts/ of the run's folder, with scores and advantages."
 
+DELTA, EPSILON_HIGH = at_least(1, or_none=True, infinite=True), at_least(0, or_none=True, infinite=True)
+
 GRPO_RULES: Rules = {
     **TRAINING_RULES,
     "disable_dropout": idle("the model's own dropout is always off; that of an adapter acts in updates."),
     "cast_lm_head_to_fp32": idle("log-probs are computed in float32."),
-    "num_generations": supported("rollout.group_size"),
-    "num_generations_eval": supported("", "completions of each prompt of an evaluation; num_generations by default"),
-    "max_completion_length": supported("rollout.max_completion_tokens"),
+    "num_generations": supported("rollout.group_size", numbers=whole(2)),
+    "num_generations_eval": supported(
+        "",
+        "completions of each prompt of an evaluation; 0 and None, the default, are num_generations",
+        numbers=whole(0, or_none=True),
+    ),
+    "max_completion_length": supported("rollout.max_completion_tokens", numbers=whole(1)),
     "ds3_gather_for_generation": idle("one process trains here, and holds all weights."),
     "shuffle_dataset": supported("task.shuffle", "the order is a function of the seed, and another one than TRL's"),
     "pad_to_multiple_of": idle("rows are not padded."),
-    "generation_batch_size": supported("rollout.prompts_per_step", "see the table of batches"),
-    "steps_per_generation": supported(
-        "rollout.prompts_per_step, update.minibatches_per_epoch", "see the table of batches"
+    "generation_batch_size": supported(
+        "rollout.prompts_per_step", "see the table of batches", numbers=whole(1, or_none=True)
     ),
-    "temperature": supported("rollout.temperature"),
-    "top_p": supported("rollout.top_p, rollout.allow_cut_sampling", "the update scores under the full distribution"),
-    "top_k": supported("rollout.top_k, rollout.allow_cut_sampling", "the update scores under the full distribution"),
-    "min_p": supported("rollout.min_p, rollout.allow_cut_sampling", "the update scores under the full distribution"),
+    "steps_per_generation": supported(
+        "rollout.prompts_per_step, update.minibatches_per_epoch",
+        "see the table of batches",
+        numbers=whole(1, or_none=True),
+    ),
+    "temperature": supported("rollout.temperature", numbers=above(0)),
+    "top_p": supported(
+        "rollout.top_p, rollout.allow_cut_sampling", UNCUT, numbers=between(0, 1, above=True, or_none=True)
+    ),
+    "top_k": supported("rollout.top_k, rollout.allow_cut_sampling", UNCUT, numbers=whole(0, or_none=True)),
+    "min_p": supported("rollout.min_p, rollout.allow_cut_sampling", UNCUT, numbers=between(0, 1, or_none=True)),
     "generation_kwargs": refused("sampling is temperature, top_p, top_k and min_p; use those.", {}),
     "chat_template_kwargs": supported("model.template_options"),
     "repetition_penalty": refused("ratios would compare another distribution than the one that sampled; leave it out."),
@@ -139,11 +153,13 @@ GRPO_RULES: Rules = {
     "vllm_gpu_memory_utilization": idle(NO_VLLM),
     "vllm_max_model_length": idle(NO_VLLM),
     "vllm_tensor_parallel_size": idle(NO_VLLM),
-    "beta": supported("algorithm.kl.coefficient", "k3 in the loss; 0 keeps no reference"),
-    "num_iterations": supported("update.epochs_per_step"),
-    "epsilon": supported("algorithm.clip_low"),
-    "delta": supported("algorithm.dual_clip"),
-    "epsilon_high": supported("algorithm.clip_high", "epsilon by default"),
+    "beta": supported("algorithm.kl.coefficient", "k3 in the loss; 0 keeps no reference", numbers=at_least(0)),
+    "num_iterations": supported("update.epochs_per_step", numbers=whole(1)),
+    "epsilon": supported("algorithm.clip_low", numbers=between(0, 1)),
+    "delta": supported(
+        "algorithm.dual_clip", "1 + epsilon_high or more; an error with cispo, which has no such bound", numbers=DELTA
+    ),
+    "epsilon_high": supported("algorithm.clip_high", "epsilon by default", numbers=EPSILON_HIGH),
     "sapo_temperature_neg": idle(NOT_SOFT),
     "sapo_temperature_pos": idle(NOT_SOFT),
     "vespo_k_pos": idle(NOT_SOFT),
@@ -151,7 +167,7 @@ GRPO_RULES: Rules = {
     "vespo_k_neg": idle(NOT_SOFT),
     "vespo_lambda_neg": idle(NOT_SOFT),
     "importance_sampling_level": supported("algorithm.ratio_level", "token and sequence"),
-    "reward_weights": supported("", "the weight of each reward function"),
+    "reward_weights": supported("", "the weight of each reward function", numbers=Numbers(or_none=True)),
     "multi_objective_aggregation": supported(
         "algorithm.reward_aggregation", "normalize_then_sum heeds no scale_rewards, as in TRL"
     ),
@@ -159,12 +175,14 @@ GRPO_RULES: Rules = {
         "algorithm.deviation, algorithm.deviation_over", "group, batch and none, with 1e-4 added"
     ),
     "loss_type": supported("algorithm.name, algorithm.token_weights", "dapo, grpo, bnpo, dr_grpo, luspo and cispo"),
-    "mask_truncated_completions": refused(
-        "cut-off completions are trained on; give them a reward function of your own."
+    "mask_truncated_completions": supported(
+        "algorithm.mask_truncated", "no loss on a completion that is cut off; its reward counts in its group"
     ),
     "sync_ref_model": supported("reference.refresh_every", "with ref_model_mixup_alpha=1.0"),
-    "ref_model_mixup_alpha": supported("reference.refresh_every", "1.0 alone: the reference becomes the policy"),
-    "ref_model_sync_steps": supported("reference.refresh_every", "in updates"),
+    "ref_model_mixup_alpha": supported(
+        "reference.refresh_every", "1.0 alone: the reference becomes the policy", numbers=between(0, 1)
+    ),
+    "ref_model_sync_steps": supported("reference.refresh_every", "in updates", numbers=whole(1)),
     "top_entropy_quantile": refused("every token counts; leave it out."),
     "entropy_coef": refused(NO_ENTROPY),
     "use_adaptive_entropy": refused(NO_ENTROPY),
@@ -193,7 +211,9 @@ GRPO_RULES: Rules = {
     "use_transformers_paged": idle("sampling batches continuously as it is."),
     "vllm_importance_sampling_cap": idle(SHARED),
     "max_prompt_length": translated(
-        "task.max_prompt_tokens, task.over_long", "cuts longer prompts from the left, as TRL once did."
+        "task.max_prompt_tokens, task.over_long",
+        "cuts longer prompts from the left, as TRL once did.",
+        numbers=whole(1, or_none=True),
     ),
     "num_sample_generations": idle(KEPT),
     "use_liger_loss": refused("log-probs are computed in chunks here, without that package; leave it out."),

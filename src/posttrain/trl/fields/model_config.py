@@ -4,7 +4,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from posttrain.errors import UserError
-from posttrain.trl.fields.field_rules import CheckedFields, Rules, lines_about, refused, supported, translated
+from posttrain.trl.fields.field_rules import (
+    CheckedFields,
+    Rules,
+    lines_about,
+    refused,
+    require_numbers,
+    supported,
+    translated,
+)
+from posttrain.trl.fields.number_rules import above, between, whole
 
 if TYPE_CHECKING:
     from peft import LoraConfig
@@ -45,6 +54,7 @@ class ModelConfig(CheckedFields):
             raise UserError("ModelConfig: load_in_8bit and load_in_4bit: weights are held in one of them; use 4 bits.")
         if isinstance(self.lora_target_modules, list) and len(self.lora_target_modules) == 1:
             self.lora_target_modules = self.lora_target_modules[0]  # "all-linear" on a command line
+        require_numbers(self, MODEL_RULES)
         for line in lines_about(self, MODEL_RULES):
             print(f"posttrain.trl: {line}", flush=True)
 
@@ -55,9 +65,9 @@ MODEL_RULES: Rules = {
     "dtype": supported("model.weights, model.dtype", "in model_init_kwargs"),
     "attn_implementation": supported("model.attn_implementation", "in model_init_kwargs; of the plain forward pass"),
     "use_peft": supported("model.adapter", "by get_peft_config"),
-    "lora_r": supported("model.adapter.rank"),
-    "lora_alpha": supported("model.adapter.alpha"),
-    "lora_dropout": supported("model.adapter.dropout"),
+    "lora_r": supported("model.adapter.rank", numbers=whole(1)),
+    "lora_alpha": supported("model.adapter.alpha", numbers=above(0)),
+    "lora_dropout": supported("model.adapter.dropout", numbers=between(0, 1, below=True)),
     "lora_target_modules": supported("model.adapter.targets", "those of peft for the model's family by default"),
     "lora_target_parameters": refused("adapters are over linear layers; name those in lora_target_modules."),
     "lora_modules_to_save": supported("", "by peft's own layers"),

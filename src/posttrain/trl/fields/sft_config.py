@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from posttrain.trl.fields.field_rules import Rules, idle, refused, supported, translated
+from posttrain.trl.fields.number_rules import above, at_least, between, whole
 from posttrain.trl.fields.training_fields import TrainingFields
 from posttrain.trl.fields.training_rules import TRAINING_RULES
 
@@ -16,7 +17,7 @@ class SFTConfig(TrainingFields):
     remove_unused_columns: bool | None = True
     chat_template_path: str | None = None
     dataset_text_field: str = "text"
-    dataset_kwargs: dict[str, Any] | None = None
+    dataset_kwargs: dict[str, Any] | str | None = None
     dataset_num_proc: int | None = None
     eos_token: str | None = None
     max_length: int | None = 1024
@@ -41,17 +42,25 @@ NOT_PACKED = "rows are never put together, and padding costs nothing here; leave
 
 SFT_RULES: Rules = {
     **TRAINING_RULES,
-    "per_device_train_batch_size": supported("sft.rows_per_batch, sft.tokens_per_microbatch", "rows"),
-    "learning_rate": supported("sft.learning_rate", "as it is given, with an adapter too"),
+    "per_device_train_batch_size": supported("sft.rows_per_batch, sft.tokens_per_microbatch", "rows", numbers=whole(1)),
+    "learning_rate": supported("sft.learning_rate", "as it is given, with an adapter too", numbers=above(0)),
     "lr_scheduler_type": supported("sft.schedule", "linear, cosine, constant and constant_with_warmup"),
-    "warmup_steps": supported("sft.warmup_steps", "below 1 a share of all updates; the first rate is lr/w, not 0"),
-    "warmup_ratio": translated("sft.warmup_steps", "is read as warmup_steps, a share of all updates."),
+    "warmup_steps": supported(
+        "sft.warmup_steps", "below 1 a share of all updates; the first rate is lr/w, not 0", numbers=at_least(0)
+    ),
+    "warmup_ratio": translated(
+        "sft.warmup_steps", "is read as warmup_steps, a share of all updates.", numbers=between(0, 1, or_none=True)
+    ),
     "optim": refused("AdamW of torch is the optimiser here; leave it out.", "adamw_torch", "adamw_hf"),
-    "weight_decay": supported("sft.weight_decay", "on matrices; with an adapter an error, as it would undo it"),
-    "adam_beta1": supported("sft.beta1"),
-    "adam_beta2": supported("sft.beta2"),
-    "max_grad_norm": supported("sft.max_grad_norm", "0 and None clip nothing"),
-    "gradient_accumulation_steps": supported("sft.rows_per_batch", "times the rows on a device"),
+    "weight_decay": supported(
+        "sft.weight_decay", "on matrices; with an adapter an error, as it would undo it", numbers=at_least(0)
+    ),
+    "adam_beta1": supported("sft.beta1", numbers=between(0, 1, below=True)),
+    "adam_beta2": supported("sft.beta2", numbers=between(0, 1, below=True)),
+    "max_grad_norm": supported(
+        "sft.max_grad_norm", "0 and None clip nothing", numbers=at_least(0, or_none=True, infinite=True)
+    ),
+    "gradient_accumulation_steps": supported("sft.rows_per_batch", "times the rows on a device", numbers=whole(1)),
     "include_for_metrics": refused("the loss on held-out rows is what is measured; leave it out."),
     "batch_eval_metrics": refused("the loss on held-out rows is what is measured; leave it out."),
     "remove_unused_columns": refused("columns that are not learned are not read; leave it out.", True, False, None),
@@ -61,7 +70,9 @@ SFT_RULES: Rules = {
     "dataset_kwargs": refused("rows are prepared in one way; leave it out.", {}),
     "dataset_num_proc": idle("rows are made into tokens in this process."),
     "eos_token": refused("give a tokenizer with that end-of-text token as processing_class."),
-    "max_length": supported("sft.max_length, sft.long_rows", "longer rows lose their ends"),
+    "max_length": supported(
+        "sft.max_length, sft.long_rows", "longer rows lose their ends", numbers=whole(2, or_none=True)
+    ),
     "truncation_mode": refused("rows that are too long lose their ends; use keep_start."),
     "shuffle_dataset": idle("rows come in an order drawn anew for each epoch, a function of the seed."),
     "packing": refused(NOT_PACKED),
@@ -74,5 +85,5 @@ SFT_RULES: Rules = {
     "loss_type": refused("the loss is -log π of what is learned; use nll.", "chunked_nll"),
     "activation_offloading": refused("set gradient_checkpointing=True, which needs less memory too."),
     "pad_token": idle("rows are not padded."),
-    "max_seq_length": translated("sft.max_length", "is read as max_length."),
+    "max_seq_length": translated("sft.max_length", "is read as max_length.", numbers=whole(2, or_none=True)),
 }

@@ -19,7 +19,7 @@ class TrainingFields(CheckedFields):
     max_steps: int = -1
     learning_rate: float = 1e-06
     lr_scheduler_type: str = "linear"
-    lr_scheduler_kwargs: dict[str, Any] | None = None
+    lr_scheduler_kwargs: dict[str, Any] | str | None = None
     warmup_steps: float = 0
     optim: str = "adamw_torch_fused"
     optim_args: str | None = None
@@ -38,14 +38,14 @@ class TrainingFields(CheckedFields):
     fp16_full_eval: bool = False
     tf32: bool | None = None
     activation_checkpointing: bool | None = None
-    activation_checkpointing_kwargs: dict[str, Any] | None = None
+    activation_checkpointing_kwargs: dict[str, Any] | str | None = None
     gradient_checkpointing: bool | None = None
-    gradient_checkpointing_kwargs: dict[str, Any] | None = None
+    gradient_checkpointing_kwargs: dict[str, Any] | str | None = None
     torch_compile: bool = False
     torch_compile_backend: str | None = None
     torch_compile_mode: str | None = None
     use_liger_kernel: bool = False
-    liger_kernel_config: dict[str, Any] | None = None
+    liger_kernel_config: dict[str, Any] | str | None = None
     use_cache: bool = False
     neftune_noise_alpha: float | None = None
     torch_empty_cache_steps: int | None = None
@@ -127,7 +127,7 @@ class TrainingFields(CheckedFields):
     do_predict: bool = False
     resume_from_checkpoint: str | None | Literal[True, False] = None  # noqa: RUF036
     local_rank: int = -1
-    model_init_kwargs: dict[str, Any] | None = None
+    model_init_kwargs: dict[str, Any] | str | None = None
     trust_remote_code: bool = False
     router_aux_loss_coef: float | None = None
     # Names that these classes had once, and scripts still use.
@@ -142,6 +142,10 @@ class TrainingFields(CheckedFields):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.eval_strategy = self.evaluation_strategy or self.eval_strategy
+        if self.load_best_model_at_end and self.metric_for_best_model is None:
+            self.metric_for_best_model = "loss"
+        if self.metric_for_best_model is not None and self.greater_is_better is None:
+            self.greater_is_better = not self.metric_for_best_model.endswith("loss")
 
     @property
     def world_size(self) -> int:

@@ -1,6 +1,7 @@
 """What becomes of each field of `TrainingFields`; the page "TRL's fields" is made of this table."""
 
 from posttrain.trl.fields.field_rules import Rules, idle, refused, supported, translated
+from posttrain.trl.fields.number_rules import Numbers, above, at_least, between, interval, whole
 
 ONE_PROCESS = "one process trains here, on one device."
 NO_DATALOADER = "rows are a list in memory, and prompts are rendered when they are drawn."
@@ -10,16 +11,22 @@ EVALUATION = "an evaluation keeps nothing but its metrics."
 TRAINING_RULES: Rules = {
     "output_dir": supported("run.folder", "the folder of the run, `trainer_output` by default"),
     "per_device_train_batch_size": supported(
-        "rollout.prompts_per_step, update.tokens_per_microbatch", "counts completions, as in TRL"
+        "rollout.prompts_per_step, update.tokens_per_microbatch", "counts completions, as in TRL", numbers=whole(1)
     ),
-    "num_train_epochs": supported("run.num_steps", "in updates, as TRL counts them"),
-    "max_steps": supported("run.num_steps", "in updates; several of a step are taken together"),
-    "learning_rate": supported("update.learning_rate", "as it is given, with an adapter too"),
+    "num_train_epochs": supported("run.num_steps", "in updates, as TRL counts them", numbers=above(0)),
+    "max_steps": supported(
+        "run.num_steps",
+        "in updates; several of a step are taken together; 0 and -1: num_train_epochs",
+        numbers=whole(-1),
+    ),
+    "learning_rate": supported("update.learning_rate", "as it is given, with an adapter too", numbers=above(0)),
     "lr_scheduler_type": supported("update.schedule", "linear, cosine, constant and constant_with_warmup"),
     "lr_scheduler_kwargs": refused(
         "the schedules here have no further arguments; give the scheduler in `optimizers`.", {}
     ),
-    "warmup_steps": supported("update.warmup_steps", "below 1 a share of all updates; the first rate is lr/w, not 0"),
+    "warmup_steps": supported(
+        "update.warmup_steps", "below 1 a share of all updates; the first rate is lr/w, not 0", numbers=at_least(0)
+    ),
     "optim": refused(
         "AdamW of torch is the optimiser here; give another in `optimizers`.",
         "adamw_torch",
@@ -27,14 +34,18 @@ TRAINING_RULES: Rules = {
         "adamw_torch_fused",
     ),
     "optim_args": refused("AdamW has no further arguments here; give an optimiser in `optimizers`."),
-    "weight_decay": supported("update.weight_decay", "on matrices; with an adapter an error, as it would undo it"),
-    "adam_beta1": supported("update.beta1"),
-    "adam_beta2": supported("update.beta2"),
+    "weight_decay": supported(
+        "update.weight_decay", "on matrices; with an adapter an error, as it would undo it", numbers=at_least(0)
+    ),
+    "adam_beta1": supported("update.beta1", numbers=between(0, 1, below=True)),
+    "adam_beta2": supported("update.beta2", numbers=between(0, 1, below=True)),
     "adam_epsilon": refused("AdamW's epsilon is 1e-8 here; give an optimiser in `optimizers`."),
     "optim_target_modules": refused("it is for optimisers that are not here (GaLore); give one in `optimizers`."),
-    "gradient_accumulation_steps": supported("rollout.prompts_per_step", "see the table of batches"),
+    "gradient_accumulation_steps": supported("rollout.prompts_per_step", "see the table of batches", numbers=whole(1)),
     "average_tokens_across_devices": idle(ONE_PROCESS),
-    "max_grad_norm": supported("update.max_grad_norm", "0 and None clip nothing"),
+    "max_grad_norm": supported(
+        "update.max_grad_norm", "0 and None clip nothing", numbers=at_least(0, or_none=True, infinite=True)
+    ),
     "label_smoothing_factor": refused("no label is smoothed here; leave it out."),
     "bf16": supported("model.dtype", "on a GPU; on a CPU a line says that float32 is used"),
     "fp16": refused("float16 overflows in this training; use bf16=True on a GPU.", None),
@@ -57,7 +68,9 @@ TRAINING_RULES: Rules = {
     "torch_empty_cache_steps": idle("memory is given back to the allocator after each micro-batch."),
     "auto_find_batch_size": refused("set per_device_train_batch_size; a smaller one changes no gradient here."),
     "logging_strategy": supported("", "steps, epoch and no: when `state.log_history` gets an entry"),
-    "logging_steps": supported("", "in updates, below 1 a share of all; metrics.jsonl has every step anyway"),
+    "logging_steps": supported(
+        "", "in updates, below 1 a share of all; metrics.jsonl has every step anyway", numbers=interval(0, above=True)
+    ),
     "logging_first_step": supported("", "an entry after the first step too"),
     "log_on_each_node": idle(ONE_PROCESS),
     "logging_nan_inf_filter": idle("a loss that is not finite ends the run before its update."),
@@ -72,8 +85,12 @@ TRAINING_RULES: Rules = {
     "trackio_bucket_id": refused("runs are tracked on this machine; leave it out."),
     "trackio_static_space_id": refused("runs are tracked on this machine; leave it out."),
     "eval_strategy": supported("", "no, steps and epoch: when there is an evaluation"),
-    "eval_steps": supported("", "in updates, logging_steps by default"),
-    "eval_delay": supported("", "updates, or with eval_strategy=epoch epochs, before the first evaluation"),
+    "eval_steps": supported(
+        "", "in updates; 0 and None, the default, are logging_steps", numbers=interval(0, or_none=True)
+    ),
+    "eval_delay": supported(
+        "", "updates, or with eval_strategy=epoch epochs, before the first evaluation", numbers=at_least(0)
+    ),
     "per_device_eval_batch_size": idle(
         "rollout.max_rows bounds what is decoded side by side; no number depends on it."
     ),
@@ -85,10 +102,18 @@ TRAINING_RULES: Rules = {
     "include_for_metrics": refused(OWN_METRICS),
     "batch_eval_metrics": refused(OWN_METRICS),
     "save_only_model": refused("a checkpoint holds all that the next step reads; save_total_limit=1 keeps one."),
-    "save_strategy": supported("checkpoint.every_steps", "steps, epoch and no; the last step is always saved"),
-    "save_steps": supported("checkpoint.every_steps", "in updates, below 1 a share of all"),
+    "save_strategy": supported(
+        "checkpoint.every_steps", "steps, epoch, best (evaluation so far) and no; the last step is always saved"
+    ),
+    "save_steps": supported(
+        "checkpoint.every_steps", "in updates, below 1 a share of all; 0: the last alone", numbers=interval(0)
+    ),
     "save_on_each_node": idle(ONE_PROCESS),
-    "save_total_limit": supported("checkpoint.keep_last", "all are kept by default"),
+    "save_total_limit": supported(
+        "checkpoint.keep_last",
+        "all are kept by default, and for 0 or less; with metric_for_best_model the best is always one of them",
+        numbers=Numbers(whole=True, or_none=True),
+    ),
     "enable_jit_checkpoint": idle("a signal ends the run after its step, with a checkpoint."),
     "push_to_hub": supported("", "once, after the last step"),
     "hub_token": supported("", "of what is pushed"),
@@ -97,17 +122,18 @@ TRAINING_RULES: Rules = {
     "hub_strategy": idle("what is pushed is the trained model, at the end."),
     "hub_always_push": idle("what is pushed is the trained model, at the end."),
     "hub_revision": supported("", "of what is pushed"),
-    "load_best_model_at_end": refused(
-        "the last weights are kept; give eval_strategy and save_total_limit and choose one."
+    "load_best_model_at_end": supported(
+        "",
+        "the step of the best evaluation is saved when it is found; its weights are the model's at the end",
     ),
-    "metric_for_best_model": refused(
-        "the last weights are kept; a callback of yours may read it of its own arguments."
+    "metric_for_best_model": supported(
+        "", "of an evaluation, with or without `eval_`; loss with load_best_model_at_end"
     ),
-    "greater_is_better": refused("the last weights are kept; a callback of yours may read it of its own arguments."),
+    "greater_is_better": supported("", "by default unless the metric's name ends in loss"),
     "ignore_data_skip": refused("a resumed run goes on to the same bits, data included; leave it out."),
     "restore_callback_states_from_checkpoint": refused("what callbacks remember is not saved; leave it out."),
     "full_determinism": idle("on a CPU a run is a function of its seed, bit for bit."),
-    "seed": supported("run.seed"),
+    "seed": supported("run.seed", numbers=whole(0)),
     "data_seed": refused("the order of rows is a function of `seed`; leave it out."),
     "use_cpu": supported("model.device"),
     "accelerator_config": refused(ONE_PROCESS + "  Leave it out."),
@@ -144,7 +170,9 @@ TRAINING_RULES: Rules = {
     ),
     "trust_remote_code": supported("model.trust_remote_code"),
     "router_aux_loss_coef": refused("no loss of a router is added here.", 0.0, 0),
-    "warmup_ratio": translated("update.warmup_steps", "is read as warmup_steps, a share of all updates."),
+    "warmup_ratio": translated(
+        "update.warmup_steps", "is read as warmup_steps, a share of all updates.", numbers=between(0, 1, or_none=True)
+    ),
     "evaluation_strategy": translated("", "is read as eval_strategy."),
     "overwrite_output_dir": supported("run.overwrite", "deletes the run that the folder holds"),
     "logging_dir": idle("trackers write into the folder of the run."),

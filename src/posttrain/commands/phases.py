@@ -1,0 +1,46 @@
+"""`posttrain phases`: the phases of one recipe, one after another, each going on from what earlier ones made."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from posttrain.commands.arguments import split_arguments
+from posttrain.commands.flags import CommandSpec, read_flags
+
+
+@dataclass(frozen=True, kw_only=True)
+class PhasesSwitches:
+    """Where the phases are kept."""
+
+    folder: str = "runs/phases"
+    """Where runs and the report are kept.  The same command goes on where it was stopped, inside a phase too."""
+    dry_run: bool = False
+    """Show the phases and what each goes on from, and run nothing."""
+
+
+PROGRAM = CommandSpec(
+    name="posttrain phases RECIPE.yaml",
+    description="Run the phases that a recipe lists one after another: supervised, reward models, by reward, dpo.  What"
+    " a phase takes over from an earlier one it names: phase:NAME is its model, run:NAME the folder of its run.",
+    switches=PhasesSwitches(),
+)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run what is not finished, and print the report."""
+    recipe, rest = split_arguments(arguments).first("RECIPE", PROGRAM)
+    rest.require_no_more(PROGRAM)
+    _, switches = read_flags(rest.flags, PROGRAM, {})
+    from posttrain.training.phases.phase_list import read_phases
+
+    folder = Path(switches.folder)
+    phases = read_phases(recipe, folder)
+    if switches.dry_run:
+        for phase in phases:
+            taken = ", ".join(sorted(phase.takes_over())) or "nothing of an earlier phase"
+            print(f"{phase.number}. {phase.name:16} posttrain {phase.command:12} takes over {taken}")
+        return 0
+    from posttrain.training.phases.phase_runs import run_phases
+
+    print(f"\n{run_phases(phases, folder)}\n{folder} has it as phases.md and phases.json.")
+    return 0

@@ -1,0 +1,148 @@
+"""A reward model as a folder that transformers reads as a sequence classifier, and that `rewards` take by its path.
+
+transformers' classifiers over decoders read a row's score at its last token that is not the pad token.  So the folder
+pads with a token that no text ends with: a model without one, or with the end token for it, gets another, or a new one
+with a row of its own in the embedding, which is never read.
+
+`config.json` says beside that how texts are read, so that a score in use is the one that was trained:
+
+    "reading": {"stop_token_ids": [0], "template_options": {}}
+"""
+
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoModelForSequenceClassification, PreTrainedModel, PreTrainedTokenizerBase
+
+from posttrain.errors import UserError
+from posttrain.models.adapters.merging import merged_weights
+from posttrain.models.adapters.peft_layers import adapted_names
+from posttrain.models.adapters.quantized import is_4_bit
+from posttrain.models.classifiers.score_head import TextScorer
+from posttrain.models.loading.construction import ONE_AT_A_TIME, without_progress_bars
+from posttrain.models.loading.saving import in_dtype, readable_as, write_card
+from posttrain.models.policy import Policy
+
+HEAD = "score.weight"
+"""What classifiers over decoders call the head's matrix."""
+LABEL = "reward"
+NEW_PAD = "[PAD]"
+READING = "reading"
+"""The key of config.json that says how texts are read."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextReading:
+    """How a reward model of ours reads prompts and completions."""
+
+    stop_token_ids: tuple[int, ...]
+    """Those by which answers end."""
+    template_options: Mapping[str, Any] = field(default_factory=dict)
+    """Arguments of the chat template that it was trained with."""
+
+    @classmethod
+    def of_config(cls, config: Any) -> "TextReading | None":
+        """What a folder says of it; None of one that is not ours."""
+        said = getattr(config, READING, None)
+        if not isinstance(said, Mapping) or not isinstance(said.get("stop_token_ids"), list):
+            return None
+        return cls(
+            stop_token_ids=tuple(said["stop_token_ids"]), template_options=dict(said.get("template_options", {}))
+        )
+
+    def as_json(self) -> dict[str, object]:
+        """As config.json has it."""
+        return {"stop_token_ids": [*self.stop_token_ids], "template_options": dict(self.template_options)}
+
+
+def require_classifier(policy: Policy) -> None:
+    """Raise UserError where transformers has no classifier with a head over this family, before anything is trained."""
+    empty_classifier(policy.model)
+
+
+def save_classifier(scorer: TextScorer, folder: Path, reading: TextReading, card: str = "") -> None:
+    """Write body, head and tokenizer; an adapter is added into a copy of the weights, in float32.
+
+    Weights that were loaded from bfloat16 are bfloat16 again, the head among them.
+    """
+    policy, model = scorer.policy, scorer.policy.model
+    adapted = bool(adapted_names(model)) or any(is_4_bit(layer) for layer in model.modules())
+    weights = merged_weights(model, policy.stored_dtype) if adapted else model.state_dict()
+    tokenizer = copy.deepcopy(policy.tokenizer)
+    made = empty_classifier(model)
+    body = {name: weights[name] for name in made.state_dict() if name != HEAD}
+    pad = padding_token(tokenizer, policy.stop_ids)
+    body = with_row(body, made, pad)
+    tensors = in_dtype(body | {HEAD: scorer.head.weight.detach()}, policy.stored_dtype or model.dtype)
+    config: Any = made.config
+    config.pad_token_id, config.vocab_size = pad, max(config.vocab_size, pad + 1)
+    config.dtype = policy.stored_dtype or model.dtype
+    setattr(config, READING, reading.as_json())
+    made.load_state_dict(tensors, assign=True)
+    with without_progress_bars():
+        made.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+    write_card(folder, card)
+    readable_as(folder / "config.json", folder)
+
+
+def empty_classifier(model: PreTrainedModel) -> PreTrainedModel:
+    """A classifier with one label over a model's body, without memory for its weights.
+
+    Raises UserError where transformers has none, or where it is more than that body and a linear head.
+    """
+    config: Any = copy.deepcopy(model.config)
+    config.num_labels, config.id2label, config.label2id = 1, {0: LABEL}, {LABEL: 0}
+    kind = config.model_type
+    try:
+        with ONE_AT_A_TIME, torch.device("meta"):
+            made = AutoModelForSequenceClassification.from_config(config)
+    except ValueError as error:
+        raise UserError(
+            f"model.path: transformers has no sequence classifier over a {kind}, so that no reward model of it could be"
+            " read again.  Take a model of another family, such as Llama, Qwen, Gemma or GPT-2."
+        ) from error
+    names = set(made.state_dict())
+    lacking = sorted(names - set(plain_names(model)) - {HEAD})
+    if lacking or HEAD not in names or type(made.get_submodule("score")) is not nn.Linear:
+        what = f"needs {', '.join(lacking[:3])} beside the body" if lacking else "has no head called score"
+        raise UserError(
+            f"model.path: the sequence classifier of transformers over a {kind} {what}, which is not trained here."
+            "  Take a model of another family, such as Llama, Qwen, Gemma or GPT-2."
+        )
+    return made  # type: ignore[no-any-return]
+
+
+def plain_names(model: PreTrainedModel) -> list[str]:
+    """The names of a model's weights as they are without an adapter."""
+    return [name.replace(".base_layer.", ".") for name in model.state_dict()]
+
+
+def padding_token(tokenizer: PreTrainedTokenizerBase, stop_ids: Sequence[int]) -> int:
+    """A token to pad with that ends no text, which the tokenizer is told of: its own, the opening one, or a new one."""
+    ends = {*stop_ids, tokenizer.eos_token_id}
+    if tokenizer.pad_token_id is None or tokenizer.pad_token_id in ends:
+        if tokenizer.bos_token_id is not None and tokenizer.bos_token_id not in ends:
+            tokenizer.pad_token = tokenizer.bos_token
+        else:
+            tokenizer.add_special_tokens({"pad_token": NEW_PAD})
+    return int(tokenizer.pad_token_id)
+
+
+def with_row(body: Mapping[str, Tensor], made: PreTrainedModel, pad: int) -> dict[str, Tensor]:
+    """The weights with an embedding that has a row for the pad token; rows that are added are zeros."""
+    embedding = made.get_input_embeddings()
+    assert isinstance(embedding, nn.Embedding)
+    grown = dict(body)
+    more = pad + 1 - embedding.num_embeddings
+    if more > 0:
+        name = next(name for name, module in made.named_modules() if module is embedding) + ".weight"
+        grown[name] = torch.cat([body[name], body[name].new_zeros(more, body[name].shape[1])])
+        with torch.device("meta"):
+            made.set_input_embeddings(nn.Embedding(pad + 1, embedding.embedding_dim))
+    return grown

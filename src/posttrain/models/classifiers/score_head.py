@@ -1,0 +1,71 @@
+"""A scalar head over a language model's body: what a reward model is while it is trained.
+
+    r = w · h_last      h_last: the final, normed hidden state at the last token of prompt and answer
+
+There is no bias: pairs say nothing of it, and the classifiers of transformers over decoders have none.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from posttrain.models.adapters.lora import stream_seed
+from posttrain.models.policy import Policy
+
+Tokens = Sequence[int]
+
+
+class ScoreHead(nn.Module):
+    """The vector w, in float32 whatever the body computes in.
+
+    Drawn from N(0, 1/(d + 1)), d the width of the hidden states (Stiennon et al. 2020, arXiv:2009.01325, as told by
+    Huang et al. 2024, arXiv:2403.17031), from a stream that the seed decides and nothing else does.
+    """
+
+    def __init__(self, width: int, *, seed: int, dtype: torch.dtype = torch.float32) -> None:
+        super().__init__()
+        stream = torch.Generator().manual_seed(stream_seed(seed, "reward head"))
+        drawn = torch.randn(1, width, generator=stream, dtype=torch.float64) / (width + 1) ** 0.5
+        self.weight = nn.Parameter(drawn.to(dtype))
+
+    def forward(self, hidden: Float[Tensor, "text hidden"]) -> Float[Tensor, " text"]:
+        """w · h of each row."""
+        return F.linear(hidden.to(self.weight.dtype), self.weight).squeeze(-1)
+
+
+@dataclass(frozen=True, slots=True)
+class TextScorer:
+    """A language model and the head that scores what it has read."""
+
+    policy: Policy
+    head: ScoreHead
+
+    def scores(
+        self, prompts: Sequence[Tokens], answers: Sequence[Tokens], prompt_of: Sequence[int]
+    ) -> Float[Tensor, " answer"]:
+        """r of each answer, with gradients; answer i, of one token at least, continues prompt `prompt_of[i]`.
+
+        Read at the last token that there is, by the lengths of the texts: no pad token is looked for, so that none can
+        be mistaken for the text's end, nor the end for padding.
+        """
+        scores: Tensor = self.head(self.policy.forward.last_hidden(prompts, answers, prompt_of))
+        return scores
+
+    @property
+    def body_parameters(self) -> list[nn.Parameter]:
+        """What of the body is trained: not an output layer that is no embedding too, through which no score comes."""
+        model = self.policy.model
+        output, embedding = model.get_output_embeddings(), model.get_input_embeddings()
+        unused = set() if output.weight is embedding.weight else {id(each) for each in output.parameters()}
+        return [each for each in model.parameters() if each.requires_grad and id(each) not in unused]
+
+
+def new_scorer(policy: Policy, *, seed: int) -> TextScorer:
+    """A policy's body under a head that nobody has trained."""
+    dtype = torch.float64 if policy.model.dtype == torch.float64 else torch.float32
+    head = ScoreHead(policy.output_layer.matrix.shape[1], seed=seed, dtype=dtype)
+    return TextScorer(policy, head.to(policy.device))

@@ -1,0 +1,72 @@
+"""The `dpo` section of a recipe: direct preference optimisation."""
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from posttrain.errors import require
+from posttrain.options.pairs import PairOptions
+
+
+@dataclass(frozen=True, kw_only=True)
+class DpoOptions(PairOptions):
+    """Direct preference optimisation on pairs of answers: from rows, or sampled and judged in rounds."""
+
+    section: ClassVar[str] = "dpo"
+
+    num_epochs: float | None = 1.0
+    """Of rows: times that all pairs are gone through, each time in another order; null goes by `run.num_steps`."""
+    pairs_per_batch: int = 32
+    """Pairs of one optimiser update; no update has a pair twice."""
+    loss: Literal["sigmoid", "ipo", "hinge"] = "sigmoid"
+    """What is minimised of h, by how many nats the log-ratio to the reference of the chosen answer is above that of the
+    rejected one: sigmoid, -log σ(β h); ipo, (h - 1/(2β))²; hinge, max(0, 1 - β h)."""
+    beta: float = 0.1
+    """β: how near the policy is kept to the reference; 0.01 lets it go far, 0.5 hardly."""
+    label_smoothing: float = 0.0
+    """ε: the share of pairs that are taken to be labelled the wrong way round (conservative DPO)."""
+    length_normalized: bool | None = None
+    """Whether log-probs are means per token and not sums over an answer; null is yes for ipo and else no.  A β that is
+    as strong is then larger by an answer's length or so: 5 where it was 0.1."""
+    nll_weight: float = 0.0
+    """What the negative log-prob per token of the chosen answer counts beside the loss; above 0 it keeps the chosen
+    answer from becoming unlikelier together with the rejected one."""
+    reference: Literal["live", "precomputed"] = "live"
+    """Log-probs of the reference: `live` asks for each batch, of the base with the adapter off or of a frozen copy;
+    `precomputed` asks once for all pairs and keeps them in checkpoints, which takes no copy, and no pass after the
+    first epoch."""
+    rounds: int = 0
+    """Times that pairs are sampled from the policy, judged by `rewards` and learned; 0 learns the pairs of rows."""
+    steps_per_round: int = 8
+    """Of rounds: updates on the pairs of each, which are gone through again and again if need be."""
+    prompts_per_round: int = 256
+    """Of rounds: prompts whose completions are sampled and judged in each, `rollout.group_size` for each prompt."""
+    pairs_per_prompt: int = 1
+    """Of rounds: most pairs of one prompt: the best completion with the worst, the next best with the next worst, as
+    long as one is better than the other."""
+    refresh_reference: bool = False
+    """Of rounds: compare with the policy that each round begins with; else always with the first one."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(0 < self.beta < math.inf, self, "beta", "tells no answers apart; use a finite number > 0")
+        require(0 <= self.label_smoothing < 0.5, self, "label_smoothing", "must be at least 0 and below 0.5")
+        require(0 <= self.nll_weight < math.inf, self, "nll_weight", "is no weight; use a finite number >= 0")
+        require(self.rounds >= 0, self, "rounds", "is negative; use >= 1, or 0 for pairs of rows")
+        require(self.steps_per_round >= 1, self, "steps_per_round", "never updates; use >= 1")
+        require(self.prompts_per_round >= 1, self, "prompts_per_round", "is no prompt at all; use >= 1")
+        require(self.pairs_per_prompt >= 1, self, "pairs_per_prompt", "is no pair at all; use >= 1")
+        # In full, so that a saved recipe says what is done.
+        if self.length_normalized is None:
+            object.__setattr__(self, "length_normalized", self.loss == "ipo")
+        if self.rounds and self.num_epochs == 1:
+            object.__setattr__(self, "num_epochs", None)
+
+    @property
+    def keeps_reference(self) -> bool:
+        """Whether the policy that is compared with has to be there after the first update."""
+        return self.reference == "live" or (self.rounds > 0 and not self.refresh_reference)
+
+    def given(self, *names: str) -> list[str]:
+        """Those of some options that have another value than by default."""
+        return [name for name in names if getattr(self, name) != getattr(DpoOptions(), name)]

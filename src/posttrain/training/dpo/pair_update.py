@@ -1,0 +1,177 @@
+"""log-probs of pairs, and the gradient of a loss of pairs, a micro-batch at a time.
+
+A pair is never split: its loss is no sum over tokens, so that both answers have to be in memory at once.  Their prompt
+is computed once for both, and once for all pairs of one prompt in a micro-batch, where the forward pass allows it.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float64
+from torch import Tensor
+
+from posttrain.algorithms.preference_losses import OfPairs, PairObjective, ranked_right
+from posttrain.errors import RunError
+from posttrain.models.gradients import gradients_in_place
+from posttrain.models.logprobs import token_logprobs
+from posttrain.models.policy import Policy
+from posttrain.records import Preference
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredPairs:
+    """Some pairs as policy and reference see them, in their order."""
+
+    policy: OfPairs
+    """log-probs of whole answers, in nats, float64."""
+    reference: OfPairs
+    lengths: OfPairs
+    """Tokens that those are sums of."""
+    losses: Float64[Tensor, " pair"]
+    rewards: OfPairs
+    """β log π/π_ref, as the loss compares them."""
+
+    @classmethod
+    def of(cls, objective: PairObjective, policy: OfPairs, reference: OfPairs, lengths: OfPairs) -> "MeasuredPairs":
+        """What an objective makes of log-probs."""
+        return cls(
+            policy=policy,
+            reference=reference,
+            lengths=lengths,
+            losses=objective.losses(policy, reference, lengths),
+            rewards=objective.implicit_rewards(policy, reference, lengths),
+        )
+
+    @property
+    def columns(self) -> dict[str, Float64[Tensor, " pair"]]:
+        """What metrics are means of, under the names of docs/metrics.md."""
+        return {
+            "rewards/accuracies": ranked_right(self.rewards),
+            "rewards/margins": self.rewards.chosen - self.rewards.rejected,
+            "rewards/chosen": self.rewards.chosen,
+            "rewards/rejected": self.rewards.rejected,
+            "logps/chosen": self.policy.chosen,
+            "logps/rejected": self.policy.rejected,
+        }
+
+    def means(self) -> dict[str, float]:
+        """The mean of each column over the pairs."""
+        return {name: column.mean().item() for name, column in self.columns.items()}
+
+
+def pair_logprobs(policy: Policy, pairs: Sequence[Preference]) -> OfPairs:
+    """log π of both answers of each pair, in nats, summed in float64 over the tokens that the policy says."""
+    places: dict[tuple[int, ...], int] = {}
+    prompt_of = [places.setdefault(pair.prompt.tokens, len(places)) for pair in pairs for _ in range(2)]
+    answers = [answer for pair in pairs for answer in (pair.chosen, pair.rejected)]
+    hidden = policy.forward.completion_hidden([*places], answers, prompt_of)
+    targets = torch.tensor([token for answer in answers for token in answer], device=hidden.device)
+    owner = torch.arange(len(answers)).repeat_interleave(torch.tensor([len(answer) for answer in answers]))
+    said = torch.tensor([each for pair in pairs for mask in said_of(pair) for each in mask])
+    if not bool(said.all()):
+        kept = said.to(hidden.device)
+        hidden, targets, owner = hidden[kept], targets[kept], owner[said]
+    logprobs = token_logprobs(hidden, policy.output_layer, targets).double()
+    sums = logprobs.new_zeros(len(answers)).index_add(0, owner.to(logprobs.device), logprobs)
+    return OfPairs(sums[0::2], sums[1::2])
+
+
+def said_of(pair: Preference) -> tuple[tuple[bool, ...], tuple[bool, ...]]:
+    """Which tokens of each answer the policy says."""
+    size = len(pair.prompt.tokens)
+    return pair.chosen_example.learned[size:], pair.rejected_example.learned[size:]
+
+
+def said_lengths(pairs: Sequence[Preference]) -> OfPairs:
+    """How many tokens of each answer the policy says."""
+    counts = torch.tensor([[sum(mask) for mask in said_of(pair)] for pair in pairs], dtype=torch.float64)
+    return OfPairs(counts[:, 0], counts[:, 1])
+
+
+@torch.no_grad()
+def logprobs_without_gradient(policy: Policy, pairs: Sequence[Preference], max_tokens: int) -> OfPairs:
+    """`pair_logprobs` of any number of pairs, on the CPU."""
+    found = torch.zeros(2, len(pairs), dtype=torch.float64)
+    for rows in pair_microbatches(pairs, max_tokens, padded=policy.forward.padded):
+        logprobs = pair_logprobs(policy, [pairs[row] for row in rows])
+        found[:, rows] = torch.stack(logprobs).cpu()
+    return OfPairs(found[0], found[1])
+
+
+def accumulate(
+    policy: Policy, pairs: Sequence[Preference], reference: OfPairs, objective: PairObjective, max_tokens: int
+) -> tuple[float, MeasuredPairs]:
+    """Add the gradient of the batch's loss to the model's; returns the loss and what was seen of each pair.
+
+        loss = Σ_i w_i L_i / Σ_i w_i        w: the pairs' weights; over the whole batch, never a micro-batch
+
+    Raises RunError before the backward pass where a pair's loss is not finite.
+    """
+    lengths = said_lengths(pairs)
+    weights = torch.tensor([pair.weight for pair in pairs], dtype=torch.float64)
+    weights = weights / weights.sum()
+    seen = torch.zeros(2, len(pairs), dtype=torch.float64)
+    total = 0.0
+    for rows in pair_microbatches(pairs, max_tokens, padded=policy.forward.padded):
+        with gradients_in_place():
+            logprobs = pair_logprobs(policy, [pairs[row] for row in rows])
+        device = logprobs.chosen.device
+        beside = [
+            OfPairs(each.chosen[rows].to(device), each.rejected[rows].to(device)) for each in (reference, lengths)
+        ]
+        losses = objective.losses(logprobs, *beside)
+        require_finite(losses, [pairs[row] for row in rows], logprobs)
+        share = (weights[rows].to(device) * losses).sum()
+        share.backward()
+        total += share.item()
+        seen[:, rows] = torch.stack(logprobs).detach().cpu()
+    return total, MeasuredPairs.of(objective, OfPairs(seen[0], seen[1]), reference, lengths)
+
+
+def require_finite(losses: Float64[Tensor, " pair"], pairs: Sequence[Preference], logprobs: OfPairs) -> None:
+    """Stop where the loss of a pair is not a number, naming the pair."""
+    bad = (~torch.isfinite(losses.detach())).nonzero()
+    if len(bad):
+        row = int(bad[0, 0])
+        raise RunError(
+            f"pair {pairs[row].where}: its loss is {losses[row].item()}, where log π is"
+            f" {logprobs.chosen[row].item():.4g} nats of the chosen answer and {logprobs.rejected[row].item():.4g} of"
+            " the rejected one.  No step was taken.  Start again with a lower dpo.learning_rate."
+        )
+
+
+def pair_microbatches(pairs: Sequence[Preference], max_tokens: int, *, padded: bool = False) -> Iterator[list[int]]:
+    """Numbers of pairs of like length, at most `max_tokens` tokens together as the forward pass computes them.
+
+    Pairs of one prompt stand together, and their prompt counts once; for a pass of padded rows each pair counts as two
+    rows, as wide as the widest of the micro-batch.  A pair that is too long stands alone.
+    """
+    longest: dict[tuple[int, ...], int] = {}
+    for pair in pairs:
+        longest[pair.prompt.tokens] = max(width(pair), longest.get(pair.prompt.tokens, 0))
+    order = sorted(
+        range(len(pairs)), key=lambda i: (longest[pairs[i].prompt.tokens], pairs[i].prompt.tokens, width(pairs[i]))
+    )
+    chosen: list[int] = []
+    held, widest = 0, 0
+    prompts: set[tuple[int, ...]] = set()
+    for number in order:
+        pair = pairs[number]
+        prompt = () if pair.prompt.tokens in prompts else pair.prompt.tokens
+        more = len(prompt) + len(pair.chosen) + len(pair.rejected) - 2
+        would = 2 * (len(chosen) + 1) * max(widest, width(pair)) if padded else held + more
+        if chosen and would > max_tokens:
+            yield chosen
+            chosen, held, widest, prompts = [], 0, 0, set()
+            more = len(pair.prompt.tokens) + len(pair.chosen) + len(pair.rejected) - 2
+        chosen.append(number)
+        held, widest = held + more, max(widest, width(pair))
+        prompts.add(pair.prompt.tokens)
+    if chosen:
+        yield chosen
+
+
+def width(pair: Preference) -> int:
+    """Tokens of a padded row: the prompt with the longer answer, whose last token is only predicted."""
+    return len(pair.prompt.tokens) + max(len(pair.chosen), len(pair.rejected)) - 1

@@ -1,0 +1,115 @@
+"""Pairs of a policy's own completions: the best of a group with the worst, ties dropped and counted."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from statistics import fmean
+
+import torch
+from jaxtyping import Float64
+from torch import Tensor
+
+from posttrain.records import Grades, Group, Preference, Prompt
+from posttrain.runs.tensor_state import Tensors
+from posttrain.training.metrics import (
+    completion_metrics,
+    logged_metrics,
+    outcome_metrics,
+    reward_metrics,
+    source_metrics,
+)
+
+PARTS = ("prompt", "chosen", "rejected")
+
+
+def ranked_pairs(rewards: Sequence[float], most: int) -> list[tuple[int, int]]:
+    """Samples of one group as (better, worse): the best with the worst, the next best with the next worst, and so on.
+
+    At most so many, and only as long as one is better than the other; NaN, which is no reward, takes no part.  Of
+    samples that earned the same the first counts as better: which it is was drawn at random.
+    """
+    order = sorted((i for i, reward in enumerate(rewards) if reward == reward), key=lambda i: (-rewards[i], i))
+    found = zip(order, reversed(order), strict=True)
+    return [(best, worst) for best, worst in islice(found, most) if rewards[best] > rewards[worst]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampledRound:
+    """The groups of a round, what the rewards said of them, and the pairs that they make."""
+
+    number: int
+    groups: Sequence[Group]
+    grades: Grades
+    pairs: Sequence[Preference]
+    sides: Float64[Tensor, "prompt group"]
+    """1 for a completion that was chosen, -1 for one that was rejected, NaN for one in no pair."""
+
+    @property
+    def num_tied(self) -> int:
+        """Groups that make no pair."""
+        return int(self.sides.isnan().all(dim=1).sum())
+
+    def metrics(self) -> dict[str, float]:
+        """Under the names of docs/metrics.md."""
+        gaps = [pair.margin for pair in self.pairs if pair.margin is not None]
+        return {
+            **reward_metrics(self.grades),
+            **source_metrics(self.groups, self.grades),
+            **outcome_metrics(self.grades.outcomes),
+            **logged_metrics(self.grades.logged),
+            **completion_metrics(self.groups),
+            "round": float(self.number),
+            "pairs/num": float(len(self.pairs)),
+            "pairs/frac_tied": self.num_tied / len(self.groups),
+            **({"pairs/reward_gap": fmean(gaps)} if gaps else {}),
+        }
+
+
+def sampled_round(number: int, groups: Sequence[Group], grades: Grades, pairs_per_prompt: int) -> SampledRound:
+    """The pairs of judged groups; two completions of the same tokens make none, whatever a judge says of them."""
+    pairs: list[Preference] = []
+    sides = torch.full_like(grades.rewards, torch.nan)
+    for row, group in enumerate(groups):
+        rewards = grades.rewards[row].tolist()
+        for best, worst in ranked_pairs(rewards, pairs_per_prompt):
+            chosen, rejected = group.rollouts[best], group.rollouts[worst]
+            if chosen.tokens == rejected.tokens:
+                continue
+            where = f"round {number}, prompt {group.prompt.id}, samples {chosen.sample} and {rejected.sample}"
+            pairs.append(
+                Preference(
+                    prompt=group.prompt,
+                    chosen=chosen.tokens,
+                    rejected=rejected.tokens,
+                    margin=rewards[best] - rewards[worst],
+                    where=where,
+                )
+            )
+            sides[row, best], sides[row, worst] = 1, -1
+    return SampledRound(number=number, groups=groups, grades=grades, pairs=pairs, sides=sides)
+
+
+def pair_tensors(pairs: Sequence[Preference]) -> Tensors:
+    """The tokens of sampled pairs, as a checkpoint holds them."""
+    tensors: dict[str, Tensor] = {}
+    for part, rows in zip(PARTS, parts_of(pairs), strict=True):
+        tensors[f"{part}.tokens"] = torch.tensor([token for row in rows for token in row], dtype=torch.int32)
+        tensors[f"{part}.lengths"] = torch.tensor([len(row) for row in rows], dtype=torch.int64)
+    return tensors
+
+
+def parts_of(pairs: Sequence[Preference]) -> tuple[list[tuple[int, ...]], ...]:
+    """Prompts, chosen and rejected answers."""
+    return [p.prompt.tokens for p in pairs], [p.chosen for p in pairs], [p.rejected for p in pairs]
+
+
+def pairs_from(tensors: Tensors, places: Sequence[str]) -> list[Preference]:
+    """The pairs that `pair_tensors` made tensors of, as far as training needs them; `places` name them in messages."""
+    rows: Mapping[str, list[tuple[int, ...]]] = {
+        part: [tuple(row.tolist()) for row in tensors[f"{part}.tokens"].split(tensors[f"{part}.lengths"].tolist())]
+        for part in PARTS
+    }
+    return [
+        Preference(prompt=Prompt(id=where, text="", tokens=prompt), chosen=chosen, rejected=rejected, where=where)
+        for where, prompt, chosen, rejected in zip(places, *(rows[part] for part in PARTS), strict=True)
+    ]

@@ -1,0 +1,153 @@
+"""The phases of a recipe: each a recipe of its own, which names what earlier phases made as `phase:NAME`.
+
+    phases:
+      - name: sft
+        recipe: own-sft
+        sections: {model: {path: bundled}}
+      - name: reasoning
+        recipe: countdown-tiny
+        sections:
+          model: {path: "phase:sft"}           the policy goes on
+          reference: {path: "phase:sft"}       what a KL compares with
+          update: {optimizer_from: "run:sft"}  the optimiser goes on
+
+`phase:NAME` stands for the model that a phase has trained, its whole model or its adapter, and `run:NAME` for the
+folder of its run; `run:NAME/FILE` for a file in there.  Nothing is carried on unsaid.
+"""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from posttrain.config import AnyConfig
+from posttrain.config.kinds import COMMAND_OF
+from posttrain.config.reading import build, kind_of
+from posttrain.config.recipes import RecipeLayer, find_recipe, merge, read_recipe
+from posttrain.errors import UserError
+from posttrain.options.adapter import run_model
+
+EARLIER = re.compile(r"^(phase|run):([\w.+-]+)(/.*)?$")
+FIELDS = ("name", "recipe", "sections")
+NAME = re.compile(r"[\w.+-]+")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Phase:
+    """One phase, as its recipe describes it."""
+
+    name: str
+    number: int
+    """From 1."""
+    layers: Sequence[RecipeLayer]
+    folder: Path
+    """Of its run."""
+
+    @property
+    def kind(self) -> type[AnyConfig]:
+        """What its recipe speaks of."""
+        return kind_of(self.layers)
+
+    @property
+    def command(self) -> str:
+        """The command that runs it."""
+        return COMMAND_OF[self.kind]
+
+    def config(self, earlier: "Mapping[str, Phase]") -> Any:
+        """The config of its run, with the folders of what earlier phases made in place of their names."""
+        where = f"phase {self.name}"
+        sections = resolved(merge(self.layers).sections, earlier, where)
+        assert isinstance(sections, dict)
+        layers = [RecipeLayer(where=where, sections=sections), self.place()]
+        return build(self.kind, layers)
+
+    def takes_over(self) -> set[str]:
+        """What it names of earlier phases, as it writes it."""
+        return set(named_in(merge(self.layers).sections))
+
+    def place(self) -> RecipeLayer:
+        """Where its run is kept."""
+        run = {"folder": str(self.folder), "overwrite": False}
+        return RecipeLayer(where=f"phase {self.name}", sections={"run": run})
+
+
+def read_phases(recipe: str, folder: Path) -> list[Phase]:
+    """The phases of a recipe file, whose runs are kept in a folder.  Raises UserError where it has none or bad ones."""
+    path = find_recipe(recipe)
+    sections = dict(read_recipe(str(path)).sections)
+    listed, shared = sections.pop("phases", None), sections
+    if not isinstance(listed, list) or not listed:
+        raise UserError(f"{path}: phases = {listed!r:.60}: give a list of phases, each with a name and a recipe.")
+    under = RecipeLayer(where=str(path), sections=shared)
+    phases: list[Phase] = []
+    for number, item in enumerate(listed, start=1):
+        where = f"{path}: phases[{number - 1}]"
+        name, layers = read_phase(item, path, where)
+        if name in {phase.name for phase in phases}:
+            raise UserError(f"{where}: an earlier phase is called {name} too; give each a name of its own.")
+        place = folder / "phases" / f"{number}-{name}"
+        phases.append(Phase(name=name, number=number, layers=[*layers[:-1], under, layers[-1]], folder=place))
+    require_sound(phases)
+    return phases
+
+
+def read_phase(item: object, path: Path, where: str) -> tuple[str, list[RecipeLayer]]:
+    """The name of a phase and the layers of its recipe, what it says itself last."""
+    if not isinstance(item, Mapping) or not set(item) <= set(FIELDS) or not isinstance(item.get("name"), str):
+        raise UserError(f"{where}: {item!r:.80} is no phase; give {{name: NAME, recipe: RECIPE, sections: {{...}}}}.")
+    name, recipe, sections = item["name"], item.get("recipe", []), item.get("sections") or {}
+    if not NAME.fullmatch(name):
+        raise UserError(f"{where}: name = {name!r}: use letters, digits, dots, dashes and underscores.")
+    if not isinstance(sections, Mapping):
+        raise UserError(f"{where}: sections = {sections!r:.60}: give a mapping of sections, as a recipe has them.")
+    recipes = [recipe] if isinstance(recipe, str) else recipe
+    if not isinstance(recipes, list) or not all(isinstance(each, str) for each in recipes):
+        raise UserError(f"{where}: recipe = {recipe!r:.60}: give the name or file of a recipe, or a list of them.")
+    files = [path.parent / each if (path.parent / each).is_file() else each for each in recipes]
+    return name, [*(read_recipe(str(each)) for each in files), RecipeLayer(where=where, sections=dict(sections))]
+
+
+def require_sound(phases: Sequence[Phase]) -> None:
+    """Refuse, before anything is run, a phase whose config does not hold or that names one that is not before it."""
+    earlier: dict[str, Phase] = {}
+    for phase in phases:
+        phase.config(earlier)
+        earlier[phase.name] = phase
+
+
+def resolved(value: object, earlier: Mapping[str, Phase], where: str) -> object:
+    """A section with the folders of what earlier phases made in place of their names."""
+    match value:
+        case dict():
+            return {key: resolved(item, earlier, where) for key, item in value.items()}
+        case list():
+            return [resolved(item, earlier, where) for item in value]
+        case str() if found := EARLIER.match(value):
+            return made_by(found, earlier, where)
+    return value
+
+
+def named_in(value: object) -> Iterator[str]:
+    """Every `phase:NAME` and `run:NAME` in some sections."""
+    match value:
+        case dict():
+            yield from (name for item in value.values() for name in named_in(item))
+        case list():
+            yield from (name for item in value for name in named_in(item))
+        case str() if EARLIER.match(value):
+            yield value
+
+
+def made_by(found: re.Match[str], earlier: Mapping[str, Phase], where: str) -> str:
+    """The folder that `phase:NAME` or `run:NAME` stands for."""
+    kind, name, below = found.groups(default="")
+    if name not in earlier:
+        before = f"Those before it are {', '.join(earlier)}." if earlier else "It is the first one."
+        raise UserError(f"{where}: {found.group()}: no phase of that name comes before it.  {before}")
+    run = earlier[name].folder
+    if kind == "run":
+        return f"{run}{below}"
+    if below:
+        raise UserError(f"{where}: {found.group()}: a file of the run of a phase is named run:{name}{below}.")
+    return str(run_model(run) if run.is_dir() else run / "model")

@@ -1,0 +1,54 @@
+"""One report over all phases: phases.json, and phases.md with a row for each measure of each phase."""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from posttrain.runs.files import write_atomically
+
+HEADS = ("phase", "command", "measure", "before", "after", "steps", "minutes", "memory GB")
+
+
+def write_report(folder: Path, results: Sequence[Mapping[str, Any]]) -> None:
+    """Write both for the phases that are finished."""
+    table = "\n".join(
+        [
+            f"| {' | '.join(HEADS)} |",
+            f"| {' | '.join('---' if head in HEADS[:3] else '---:' for head in HEADS)} |",
+            *(f"| {' | '.join(row)} |" for result in results for row in rows_of(result)),
+        ]
+    )
+    write_atomically(folder / "phases.json", (json.dumps(list(results), indent=1) + "\n").encode())
+    write_atomically(folder / "phases.md", (table + "\n").encode())
+
+
+def rows_of(result: Mapping[str, Any]) -> Iterator[list[str]]:
+    """A row for each measure that a phase has before and after; one with none where it measures nothing."""
+    summary = result["summary"]
+    seconds = summary.get("seconds")  # by stage, or of the whole run
+    total = seconds["total"] if isinstance(seconds, Mapping) else seconds
+    cost = [
+        str(summary.get("steps", "")),
+        "" if total is None else f"{total / 60:.1f}",
+        f"{summary['peak_memory_bytes'] / 1e9:.2f}" if "peak_memory_bytes" in summary else "",
+    ]
+    before, after = summary.get("before") or {}, summary.get("after") or {}
+    measures = [name for name in after if f"{name}_interval" in after and isinstance(after[name], float)]
+    for number, name in enumerate(measures or [""]):
+        first = [result["name"], result["command"]] if number == 0 else ["", ""]
+        yield [
+            *first,
+            name.replace("_", " "),
+            with_interval(before, name),
+            with_interval(after, name),
+            *(cost if number == 0 else ["", "", ""]),
+        ]
+
+
+def with_interval(results: Mapping[str, Any], name: str) -> str:
+    """A result and its 95% interval, as far as there are any."""
+    value, interval = results.get(name), results.get(f"{name}_interval")
+    if not isinstance(value, float):
+        return ""
+    return f"{value:.3f} [{interval[0]:.3f}, {interval[1]:.3f}]" if interval else f"{value:.3f}"

@@ -1,0 +1,82 @@
+"""Phases run one after another, each in a process of its own; what is finished is kept, what was begun goes on."""
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from posttrain.config import as_recipe
+from posttrain.errors import UserError
+from posttrain.runs.command_process import run_command
+from posttrain.runs.files import write_atomically
+from posttrain.runs.lock import sole_writer
+from posttrain.training.phases.phase_list import Phase
+from posttrain.training.phases.phase_report import write_report
+
+RECIPE = "recipe.sha256"
+"""In the folder of a phase's run: what its recipe was when it was begun."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PhaseResult:
+    """What came out of a phase."""
+
+    name: str
+    command: str
+    folder: str
+    summary: Mapping[str, Any]
+    """Its summary.json."""
+
+
+def run_phases(phases: Sequence[Phase], folder: Path, tell: Callable[[str], None] = print) -> str:
+    """Run every phase that is not finished and write the report after each; returns it as text."""
+    with sole_writer(folder):
+        results: list[PhaseResult] = []
+        earlier: dict[str, Phase] = {}
+        for phase in phases:
+            config = phase.config(earlier)
+            done = finished(phase, config)
+            tell(f"[{phase.number}/{len(phases)}] {phase.name}: {'finished already' if done else phase.folder}")
+            if not done:
+                run_phase(phase, config)
+            results.append(result_of(phase))
+            earlier[phase.name] = phase
+            write_report(folder, [asdict(result) for result in results])
+        return (folder / "phases.md").read_text(encoding="utf-8")
+
+
+def finished(phase: Phase, config: Any) -> bool:
+    """Whether a phase has been run to its end.  Raises UserError where its run was begun by another recipe."""
+    kept = phase.folder.parent / f"{phase.folder.name}.{RECIPE}"
+    if kept.is_file() and kept.read_text(encoding="utf-8") != recipe_digest(config):
+        raise UserError(
+            f"{phase.folder}: was begun by another recipe than phase {phase.name} has now.  Delete it, and those of the"
+            " phases that come after it, or keep these phases in another folder."
+        )
+    return (phase.folder / "summary.json").is_file()
+
+
+def run_phase(phase: Phase, config: Any) -> None:
+    """Run a phase to its end, or on to its end where it was begun."""
+    place = phase.folder.parent
+    place.mkdir(parents=True, exist_ok=True)
+    write_atomically(place / f"{phase.folder.name}.{RECIPE}", recipe_digest(config).encode())
+    recipe = place / f"{phase.folder.name}.yaml"
+    write_atomically(recipe, as_recipe(config).encode())
+    begun = (phase.folder / "config.yaml").is_file()
+    command = ["--resume", str(phase.folder)] if begun else [str(recipe)]
+    log = place / f"{phase.folder.name}.log"
+    run_command([phase.command, *command], name=f"phase {phase.name}", log=log)
+
+
+def recipe_digest(config: Any) -> str:
+    """Tells the recipe of a phase from any other."""
+    return hashlib.sha256(as_recipe(config).encode()).hexdigest()
+
+
+def result_of(phase: Phase) -> PhaseResult:
+    """What the folder of a finished phase says."""
+    summary = json.loads((phase.folder / "summary.json").read_text(encoding="utf-8"))
+    return PhaseResult(name=phase.name, command=phase.command, folder=str(phase.folder), summary=summary)

@@ -1,0 +1,1 @@
+"""Reward models, trained on which of two answers was preferred."""

@@ -1,0 +1,192 @@
+"""How right a reward model is on pairs that it was not trained on, and whether its probabilities mean what they say.
+
+A reward model predicts for each pair which answer is preferred, with confidence p = σ(|r_chosen - r_rejected|), from
+1/2 to 1.  It is calibrated where, of the pairs with confidence p, a share p turns out as predicted:
+
+    ECE = Σ_b n_b/n |share right in b - mean confidence in b|       over bins b of confidence (Naeini et al. 2015)
+
+A pair where both answers score alike counts as half right, with confidence 1/2.  Intervals are 95% percentile bootstrap
+intervals over prompts, since pairs of one prompt are not drawn independently.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Float64, Int64
+from numpy import ndarray
+
+from posttrain.records import Preference
+from posttrain.training.evaluation import RESAMPLES
+from posttrain.training.reward_model.pair_scores import PairScores
+
+Interval = tuple[float, float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CalibrationBin:
+    """Pairs of like confidence."""
+
+    low: float
+    """Bounds of the confidence, the upper one excluded but for 1."""
+    high: float
+    num_pairs: int
+    confidence: float
+    """Mean predicted probability of the answer that scores higher."""
+    right: float
+    """Share of pairs where that one was preferred."""
+    right_interval: Interval
+
+    def as_json(self) -> dict[str, object]:
+        """As summary.json has it."""
+        return {
+            "confidence": [self.low, self.high],
+            "num_pairs": self.num_pairs,
+            "mean_confidence": self.confidence,
+            "share_right": self.right,
+            "share_right_interval": list(self.right_interval),
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldOutPairs:
+    """What a reward model makes of held-out pairs; each measure with its interval."""
+
+    num_pairs: int
+    loss: float
+    """Mean -log σ(r_chosen - r_rejected), without margins and centring, in nats; log 2 = 0.693 for one that knows
+    nothing."""
+    loss_interval: Interval
+    accuracy: float
+    """Share of pairs whose chosen answer scores higher."""
+    accuracy_interval: Interval
+    margin: float
+    """Mean r_chosen - r_rejected."""
+    margin_interval: Interval
+    mean_reward: float
+    reward_std: float
+    """Population deviation of all scores."""
+    calibration_error: float
+    """ECE, 0 to 1/2.  Of few pairs it is too large: an empty bin aside, chance alone moves a bin by 1/(2√n_b)."""
+    calibration_error_interval: Interval
+    bins: tuple[CalibrationBin, ...]
+    """Those that hold a pair, by rising confidence."""
+
+    def metrics(self) -> dict[str, float]:
+        """Under the names of docs/metrics.md."""
+        found: dict[str, float] = {}
+        for name in ("loss", "accuracy", "margin", "calibration_error"):
+            found[f"eval/{name}"] = getattr(self, name)
+            found[f"eval/{name}_low"], found[f"eval/{name}_high"] = getattr(self, f"{name}_interval")
+        return found | {"eval/mean_reward": self.mean_reward, "eval/reward_std": self.reward_std}
+
+    def summary(self) -> dict[str, object]:
+        """As summary.json has it."""
+        found: dict[str, object] = {"num_pairs": self.num_pairs}
+        for name in ("loss", "accuracy", "margin", "calibration_error"):
+            found[name] = getattr(self, name)
+            found[f"{name}_interval"] = list(getattr(self, f"{name}_interval"))
+        bins = [each.as_json() for each in self.bins]
+        return found | {"mean_reward": self.mean_reward, "reward_std": self.reward_std, "calibration": bins}
+
+
+def held_out_pairs(scores: PairScores, pairs: Sequence[Preference], num_bins: int) -> HeldOutPairs:
+    """Measure scores of pairs, of which there is at least one."""
+    margins, right = scores.margins.numpy(), scores.right.numpy()
+    both = np.concatenate([scores.chosen.numpy(), scores.rejected.numpy()])
+    confidence = 1 / (1 + np.exp(-np.abs(margins)))
+    inside = bin_of(confidence, num_bins)[:, None] == np.arange(num_bins)  # [pair bin]
+    parts = {
+        "pairs": np.ones((len(pairs), 1)),
+        "loss": np.logaddexp(0.0, -margins)[:, None],
+        "accuracy": right[:, None],
+        "margin": margins[:, None],
+        "in_bin": inside.astype(float),
+        "right_in_bin": right[:, None] * inside,
+        "confidence_in_bin": confidence[:, None] * inside,
+    }
+    columns = np.concatenate([*parts.values()], axis=1)
+    ends = np.cumsum([part.shape[1] for part in parts.values()])[:-1]
+    sums = Sums(dict(zip(parts, np.split(columns.sum(axis=0, keepdims=True), ends, axis=1), strict=True)))
+    resampled = resampled_sums([pair.prompt.tokens for pair in pairs], columns)
+    drawn = Sums(dict(zip(parts, np.split(resampled, ends, axis=1), strict=True)))
+    return HeldOutPairs(
+        num_pairs=len(pairs),
+        loss=float(sums.mean("loss")[0]),
+        loss_interval=percentiles(drawn.mean("loss")),
+        accuracy=float(sums.mean("accuracy")[0]),
+        accuracy_interval=percentiles(drawn.mean("accuracy")),
+        margin=float(sums.mean("margin")[0]),
+        margin_interval=percentiles(drawn.mean("margin")),
+        mean_reward=float(both.mean()),
+        reward_std=float(both.std()),
+        calibration_error=float(sums.calibration_error()[0]),
+        calibration_error_interval=percentiles(drawn.calibration_error()),
+        bins=tuple(
+            calibration_bin(which, num_bins, sums, drawn) for which in range(num_bins) if inside[:, which].any()
+        ),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Sums:
+    """Sums over pairs, of all of them or of each resample, by what is summed."""
+
+    of: Mapping[str, Float64[ndarray, "resample column"]]
+
+    def mean(self, name: str) -> Float64[ndarray, " resample"]:
+        """A mean over pairs."""
+        found: ndarray = self.of[name][:, 0] / self.of["pairs"][:, 0]
+        return found
+
+    def calibration_error(self) -> Float64[ndarray, " resample"]:
+        """ECE, with n_b |share right - confidence| as |Σ right - Σ confidence|."""
+        gaps = np.abs(self.of["right_in_bin"] - self.of["confidence_in_bin"]).sum(axis=1)
+        found: ndarray = gaps / self.of["pairs"][:, 0]
+        return found
+
+    def in_bin(self, name: str, which: int) -> Float64[ndarray, " resample"]:
+        """A mean over the pairs of one bin, of the resamples that have some."""
+        count = self.of["in_bin"][:, which]
+        found: ndarray = self.of[name][count > 0, which] / count[count > 0]
+        return found
+
+
+def calibration_bin(which: int, num_bins: int, sums: Sums, drawn: Sums) -> CalibrationBin:
+    """One bin that holds a pair."""
+    return CalibrationBin(
+        low=float(0.5 + 0.5 * which / num_bins),
+        high=float(0.5 + 0.5 * (which + 1) / num_bins),
+        num_pairs=int(sums.of["in_bin"][0, which]),
+        confidence=float(sums.in_bin("confidence_in_bin", which)[0]),
+        right=float(sums.in_bin("right_in_bin", which)[0]),
+        right_interval=percentiles(drawn.in_bin("right_in_bin", which)),
+    )
+
+
+def bin_of(confidence: Float64[ndarray, " pair"], num_bins: int) -> Int64[ndarray, " pair"]:
+    """The bin of each confidence, from 0 for 1/2."""
+    place: ndarray = np.minimum(((confidence - 0.5) * 2 * num_bins).astype(np.int64), num_bins - 1)
+    return place
+
+
+def resampled_sums(
+    prompts: Sequence[object], columns: Float64[ndarray, "pair column"]
+) -> Float64[ndarray, "resample column"]:
+    """Sums of columns over resamples of prompts, each with all its pairs; the same numbers give the same ones."""
+    number: dict[object, int] = {}
+    of_pair = [number.setdefault(prompt, len(number)) for prompt in prompts]
+    of_prompt = np.zeros((len(number), columns.shape[1]))
+    np.add.at(of_prompt, of_pair, columns)
+    random = np.random.default_rng(0)
+    found = []
+    for _ in range(RESAMPLES):  # one at a time: all draws together would be large where pairs are many
+        drawn = np.bincount(random.integers(len(number), size=len(number)), minlength=len(number))
+        found.append(drawn @ of_prompt)
+    return np.stack(found)
+
+
+def percentiles(values: Float64[ndarray, " resample"]) -> Interval:
+    """The middle 95%."""
+    low, high = np.percentile(values, [2.5, 97.5])
+    return float(low), float(high)

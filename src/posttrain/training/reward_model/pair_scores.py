@@ -1,0 +1,145 @@
+"""Scores of pairs, and the gradient of a reward model's loss, a micro-batch at a time.
+
+A pair is never split.  What both answers begin with is computed once, and once for all pairs of one prompt in a
+micro-batch, where the forward pass shares prompts; an answer that is in several pairs is scored once.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float64
+from torch import Tensor
+
+from posttrain.algorithms.bradley_terry import bradley_terry, centring
+from posttrain.errors import RunError
+from posttrain.models.classifiers.score_head import TextScorer
+from posttrain.models.gradients import gradients_in_place
+from posttrain.options.reward_training import RewardTrainingOptions
+from posttrain.records import Preference
+
+
+@dataclass(frozen=True, slots=True)
+class PairScores:
+    """What a reward model says of some pairs, in their order."""
+
+    chosen: Float64[Tensor, " pair"]
+    rejected: Float64[Tensor, " pair"]
+
+    @property
+    def margins(self) -> Float64[Tensor, " pair"]:
+        """r_chosen - r_rejected: the log-odds of each preference."""
+        return self.chosen - self.rejected
+
+    @property
+    def right(self) -> Float64[Tensor, " pair"]:
+        """1 where the chosen answer scores higher, 1/2 where both score alike, else 0."""
+        return (1 + self.margins.sign()) / 2
+
+    def metrics(self) -> dict[str, float]:
+        """Of a batch, under the names of docs/metrics.md."""
+        both = torch.cat([self.chosen, self.rejected])
+        return {
+            "accuracy": self.right.mean().item(),
+            "margin": self.margins.mean().item(),
+            "mean_reward": both.mean().item(),
+            "min_reward": both.min().item(),
+            "max_reward": both.max().item(),
+        }
+
+
+def read_answers(pair: Preference) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """What is read of both answers: with what the template writes behind them."""
+    return pair.chosen + pair.chosen_closing, pair.rejected + pair.rejected_closing
+
+
+def scores_of_pairs(scorer: TextScorer, pairs: Sequence[Preference]) -> Float64[Tensor, "2 pair"]:
+    """Scores of the chosen answers and of the rejected ones, with gradients, in float64 from the head on."""
+    prompts: dict[tuple[int, ...], int] = {}
+    texts: dict[tuple[int, tuple[int, ...]], int] = {}
+    places = []
+    for pair in pairs:
+        prompt = prompts.setdefault(pair.prompt.tokens, len(prompts))
+        places.append([texts.setdefault((prompt, answer), len(texts)) for answer in read_answers(pair)])
+    scores = scorer.scores([*prompts], [answer for _, answer in texts], [prompt for prompt, _ in texts])
+    where = torch.tensor(places, device=scores.device).T  # [2 pair]
+    return scores.double()[where]
+
+
+def accumulate_pairs(
+    scorer: TextScorer, pairs: Sequence[Preference], options: RewardTrainingOptions
+) -> tuple[float, PairScores]:
+    """Add the gradient of the batch's loss to the parameters; returns the loss and the scores.
+
+        L = Σ_i w_i [ -log σ(r_c - r_r - s·m) + c (r_c + r_r)² ] / Σ_i w_i
+
+    w: the pairs' weights, over the whole batch and never a micro-batch, so that no split changes the gradient; s, m:
+    `margin_scale` and the rows' margins, 0 where there is none.  Raises RunError where a score is not finite.
+    """
+    weights = torch.tensor([pair.weight for pair in pairs], dtype=torch.float64)
+    weights = weights / weights.sum()
+    margins = options.margin_scale * torch.tensor([pair.margin or 0.0 for pair in pairs], dtype=torch.float64)
+    seen = torch.zeros(2, len(pairs), dtype=torch.float64)
+    total = 0.0
+    for rows in pair_microbatches(pairs, options.tokens_per_microbatch, padded=scorer.policy.forward.padded):
+        some = [pairs[row] for row in rows]
+        with gradients_in_place():
+            scores = scores_of_pairs(scorer, some)
+        require_finite_scores(scores, some)
+        chosen, rejected = scores
+        losses = bradley_terry(chosen, rejected, margins[rows].to(scores.device))
+        if options.center_coefficient:
+            losses = losses + options.center_coefficient * centring(chosen, rejected)
+        loss = (weights[rows].to(scores.device) * losses).sum()
+        loss.backward()
+        total += loss.item()
+        seen[:, rows] = scores.detach().cpu()
+    return total, PairScores(*seen)
+
+
+@torch.no_grad()
+def pair_scores(scorer: TextScorer, pairs: Sequence[Preference], tokens_per_microbatch: int) -> PairScores:
+    """Scores of any number of pairs, on the CPU, without gradients."""
+    seen = torch.zeros(2, len(pairs), dtype=torch.float64)
+    for rows in pair_microbatches(pairs, tokens_per_microbatch, padded=scorer.policy.forward.padded):
+        some = [pairs[row] for row in rows]
+        scores = scores_of_pairs(scorer, some)
+        require_finite_scores(scores, some)
+        seen[:, rows] = scores.cpu()
+    return PairScores(*seen)
+
+
+def require_finite_scores(scores: Float64[Tensor, "2 pair"], pairs: Sequence[Preference]) -> None:
+    """Stop where a score is not a number, naming the pair, before anything is learned from it."""
+    bad = (~torch.isfinite(scores.detach())).any(dim=0).nonzero()
+    if len(bad):
+        row = int(bad[0, 0])
+        chosen, rejected = scores[:, row].tolist()
+        raise RunError(
+            f"pair {pairs[row].where}: the scores of its answers are {chosen} and {rejected}.  No step was taken."
+            "  Start again with a lower reward_model.learning_rate."
+        )
+
+
+def pair_microbatches(pairs: Sequence[Preference], max_tokens: int, *, padded: bool = False) -> Iterator[list[int]]:
+    """Numbers of pairs of like length, at most `max_tokens` tokens each; a longer pair stands alone.
+
+    Pairs of one prompt come one after the other.  A prompt is counted once for a pair; for a pass of padded rows a pair
+    counts as two rows as wide as the widest of the micro-batch.
+    """
+    order = sorted(range(len(pairs)), key=lambda row: (len(pairs[row].prompt.tokens), pairs[row].prompt.tokens, row))
+    if padded:
+        order.sort(key=lambda row: pairs[row].num_tokens)
+    batch: list[int] = []
+    held = widest = 0
+    for row in order:
+        pair = pairs[row]
+        cost = len(pair.prompt.tokens) + sum(map(len, read_answers(pair)))
+        widest = max(widest, pair.num_tokens)
+        if batch and (2 * widest * (len(batch) + 1) if padded else held + cost) > max_tokens:
+            yield batch
+            batch, held, widest = [], 0, pair.num_tokens
+        batch.append(row)
+        held += cost
+    if batch:
+        yield batch

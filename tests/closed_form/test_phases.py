@@ -1,0 +1,114 @@
+"""What a recipe of phases says: names of earlier phases become folders, and mistakes are told at once."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from posttrain.config import Config, SftConfig
+from posttrain.errors import UserError
+from posttrain.training.phases.phase_list import read_phases, resolved
+from posttrain.training.phases.phase_report import rows_of
+
+SFT: dict[str, Any] = {"name": "first", "sections": {"model": {"path": "bundled"}, "sft": {"num_epochs": 1}}}
+RL: dict[str, Any] = {
+    "name": "then",
+    "sections": {
+        "model": {"path": "phase:first"},
+        "reference": {"path": "phase:first"},
+        "algorithm": {"name": "grpo", "kl": {"coefficient": 0.1}},
+        "update": {"optimizer_from": "run:first"},
+    },
+}
+
+
+def recipe(place: Path, *phases: Any, **shared: Any) -> str:
+    (place / "phases.yaml").write_text(yaml.safe_dump({"phases": list(phases), **shared}))
+    return str(place / "phases.yaml")
+
+
+def with_rows(place: Path) -> dict[str, Any]:
+    (place / "rows.jsonl").write_text('{"prompt": "a", "completion": "b"}\n')
+    return {**SFT, "sections": {**SFT["sections"], "task": {"path": str(place / "rows.jsonl")}}}
+
+
+def test_a_phase_goes_on_from_what_earlier_ones_made_under_the_sections_that_all_share(tmp_path: Path) -> None:
+    first, then = read_phases(recipe(tmp_path, with_rows(tmp_path), RL, run={"seed": 3}), tmp_path / "out")
+    assert (first.command, then.command) == ("sft", "rl")
+    assert (first.kind, then.kind) == (SftConfig, Config)
+    assert then.takes_over() == {"phase:first", "run:first"}
+    config = then.config({"first": first})
+    run = tmp_path / "out" / "phases" / "1-first"
+    assert config.model.path == config.reference.path == str(run / "model")
+    assert config.update.optimizer_from == str(run)
+    assert config.run.seed == first.config({}).run.seed == 3
+    assert config.run.folder == str(tmp_path / "out" / "phases" / "2-then")
+
+
+def test_what_a_phase_says_goes_before_what_all_share_and_that_before_its_recipes(tmp_path: Path) -> None:
+    (tmp_path / "own.yaml").write_text("run: {seed: 1, num_steps: 7}\nupdate: {learning_rate: 0.5}")
+    phase = {"name": "a", "recipe": "own.yaml", "sections": {"update": {"learning_rate": 0.25}}}
+    (only,) = read_phases(recipe(tmp_path, phase, run={"seed": 2}), tmp_path)
+    config = only.config({})
+    assert (config.run.seed, config.run.num_steps, config.update.learning_rate) == (2, 7, 0.25)
+
+
+def test_the_adapter_of_a_phase_is_its_model_where_it_has_saved_no_other(tmp_path: Path) -> None:
+    first, then = read_phases(recipe(tmp_path, with_rows(tmp_path), RL), tmp_path)
+    (first.folder / "adapter").mkdir(parents=True)
+    (first.folder / "config.yaml").touch()
+    (first.folder / "adapter" / "adapter_config.json").touch()
+    assert then.config({"first": first}).model.path == str(first.folder / "adapter")
+
+
+def test_a_file_of_an_earlier_run_can_be_named() -> None:
+    (phase,) = [type("Run", (), {"folder": Path("there")})()]
+    rows = resolved({"task": [{"path": "run:a/pairs.jsonl"}]}, {"a": phase}, "phase b")
+    assert rows == {"task": [{"path": "there/pairs.jsonl"}]}
+
+
+BAD: dict[str, tuple[list[Any], str]] = {
+    "no phases": ([], r"phases = \[\]: give a list of phases"),
+    "no name": ([{"recipe": "countdown-tiny"}], r"phases\[0\]: .* is no phase; give \{name: NAME"),
+    "an unknown field": ([{"name": "a", "recipes": "b"}], r"is no phase; give \{name: NAME"),
+    "a name that is no file's": ([{"name": "a/b"}], r"name = 'a/b': use letters"),
+    "two of one name": ([{"name": "first"}, {"name": "first"}], "an earlier phase is called first too"),
+    "a phase that comes later": (
+        [{**RL, "name": "a"}],
+        r"phase:first: no phase of that name comes before it.  It is the",
+    ),
+    "a file of a model": (
+        [{"name": "first"}, {"name": "b", "sections": {"model": {"path": "phase:first/x"}}}],
+        r"a file of the run of a phase is named run:first/x",
+    ),
+    "a section that is none": ([{"name": "a", "sections": {"rolout": {}}}], "rolout: no such section"),
+    "a missing recipe": ([{"name": "a", "recipe": "countdwn-tiny"}], "Did you mean the bundled recipe"),
+    "sections that are a list": ([{"name": "a", "sections": [1]}], r"sections = \[1\]: give a mapping"),
+}
+
+
+@pytest.mark.parametrize("what", BAD)
+def test_a_mistake_in_a_list_of_phases_is_told_before_anything_is_run(what: str, tmp_path: Path) -> None:
+    phases, message = BAD[what]
+    with pytest.raises(UserError, match=message):
+        read_phases(recipe(tmp_path, *phases), tmp_path)
+
+
+def test_the_report_has_a_row_for_each_measure_with_an_interval() -> None:
+    summary = {
+        "steps": 3,
+        "seconds": {"total": 90.0},
+        "peak_memory_bytes": 2e9,
+        "before": {"accuracy_sampled": 0.25, "accuracy_sampled_interval": [0.2, 0.3], "mean_length": 5.0},
+        "after": {
+            "accuracy_sampled": 0.5,
+            "accuracy_sampled_interval": [0.4, 0.6],
+            "pass_at_8": None,
+            "pass_at_8_interval": None,
+        },
+    }
+    assert list(rows_of({"name": "a", "command": "rl", "summary": summary})) == [
+        ["a", "rl", "accuracy sampled", "0.250 [0.200, 0.300]", "0.500 [0.400, 0.600]", "3", "1.5", "2.00"]
+    ]
+    assert list(rows_of({"name": "b", "command": "sft", "summary": {}})) == [["b", "sft", "", "", "", "", "", ""]]

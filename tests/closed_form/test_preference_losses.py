@@ -1,0 +1,119 @@
+"""Losses of pairs by hand: two pairs, whose gaps h are 2 and -1.5 nats.  Every value is worked out in a comment."""
+
+import math
+
+import pytest
+import torch
+
+from posttrain.algorithms.preference_losses import (
+    PREFERENCE_LOSSES,
+    OfPairs,
+    PairObjective,
+    hinge,
+    ipo,
+    log_ratios,
+    per_token,
+    ranked_right,
+    sigmoid,
+    smoothed,
+)
+
+
+def values(*numbers: float) -> torch.Tensor:
+    return torch.tensor(numbers, dtype=torch.float64)
+
+
+POLICY = OfPairs(values(-4, -10), values(-7, -6))
+REFERENCE = OfPairs(values(-5, -9), values(-6, -6.5))
+LENGTHS = OfPairs(values(2, 5), values(4, 2))
+GAPS = values(2, -1.5)  # (1 - -1) and (-1 - .5)
+
+
+def losses(**options: object) -> list[float]:
+    return PairObjective(**options).losses(POLICY, REFERENCE, LENGTHS).tolist()
+
+
+def test_log_ratios_are_of_each_answer() -> None:
+    assert [each.tolist() for each in log_ratios(POLICY, REFERENCE)] == [[1, -1], [-1, 0.5]]
+
+
+def test_the_sigmoid_loss() -> None:
+    # β h = .5 and -.375: log(1 + e^-.5) = log 1.6065307 = .4740770, log(1 + e^.375) = log 2.4549914 = .8981233.
+    assert losses(beta=0.25) == pytest.approx([0.4740769842, 0.8981232641], abs=1e-9)
+
+
+def test_the_hinge_loss_is_zero_once_the_gap_is_one_over_beta() -> None:
+    # 1 - .5, 1 + .375;  with β = 1 the first gap of 2 is beyond 1.
+    assert losses(loss=hinge, beta=0.25) == [0.5, 1.375]
+    assert hinge(GAPS, beta=1.0).tolist() == [0, 2.5]
+
+
+def test_ipo_wants_a_gap_of_one_over_two_beta() -> None:
+    # 1/(2 · .25) = 2: (2 - 2)² = 0 and (-1.5 - 2)² = 12.25; with β = .1 the target is 5: 9 and 42.25.
+    assert losses(loss=ipo, beta=0.25) == [0, 12.25]
+    assert losses(loss=ipo, beta=0.1) == pytest.approx([9, 42.25], rel=1e-14)
+
+
+def test_means_per_token_divide_each_answer_by_its_own_length() -> None:
+    # Log-ratios (1/2, -1/5) and (-1/4, .5/2): gaps .75 and -.45.  IPO with β = .5 wants 1: .0625 and 2.1025.
+    assert [each.tolist() for each in per_token(log_ratios(POLICY, REFERENCE), LENGTHS)] == [[0.5, -0.2], [-0.25, 0.25]]
+    assert losses(loss=ipo, beta=0.5, length_normalized=True) == pytest.approx([0.0625, 2.1025], rel=1e-14)
+    # Sigmoid with β = 2: log(1 + e^-1.5) = .2014133, log(1 + e^.9) = 1.2411539.
+    assert losses(beta=2.0, length_normalized=True) == pytest.approx([0.2014132779, 1.2411538747], abs=1e-9)
+
+
+def test_smoothed_labels_weigh_the_loss_of_the_pair_the_other_way_round() -> None:
+    # .9 log(1 + e^-.5) + .1 log(1 + e^.5) = .4740770 + .1 · .5, for log(1 + e^x) - log(1 + e^-x) = x.
+    assert losses(beta=0.25, label_smoothing=0.1)[0] == pytest.approx(0.4740769842 + 0.05, abs=1e-9)
+    # Hinge, β = 1: gap 2: .8 · 0 + .2 · 3;  gap -1.5: .8 · 2.5 + .2 · 0 (1 - 1.5 is below 0).
+    assert losses(loss=hinge, beta=1.0, label_smoothing=0.2) == pytest.approx([0.6, 2.0], rel=1e-14)
+
+
+@pytest.mark.parametrize("loss", [sigmoid, ipo])
+def test_smoothed_labels_put_the_least_loss_where_the_noise_says(loss: object) -> None:
+    # sigmoid: σ(β h) = 1 - ε, so h = log((1 - ε)/ε)/β; ipo: (1 - 2ε)/(2β).  ε = .2, β = .5: 2 log 4 and .6.
+    best = 2 * math.log(4) if loss is sigmoid else 0.6
+    around = values(best - 1e-3, best, best + 1e-3)
+    low, least, high = smoothed(loss, around, beta=0.5, label_smoothing=0.2).tolist()
+    assert least < low
+    assert least < high
+    assert low == pytest.approx(high, abs=1e-9)
+
+
+def test_the_chosen_answer_s_own_likelihood_is_added_per_token() -> None:
+    # -log π per token of the chosen answers: 4/2 = 2 and 10/5 = 2, a tenth of each.
+    plain = losses(beta=0.25)
+    assert losses(beta=0.25, nll_weight=0.1) == pytest.approx([plain[0] + 0.2, plain[1] + 0.2], rel=1e-14)
+
+
+def test_implicit_rewards_are_beta_times_what_the_loss_compares() -> None:
+    whole = PairObjective(beta=0.25).implicit_rewards(POLICY, REFERENCE, LENGTHS)
+    assert [each.tolist() for each in whole] == [[0.25, -0.25], [-0.25, 0.125]]
+    mean = PairObjective(beta=0.5, length_normalized=True).implicit_rewards(POLICY, REFERENCE, LENGTHS)
+    assert [each.tolist() for each in mean] == [[0.25, -0.1], [-0.125, 0.125]]
+
+
+def test_a_pair_is_ranked_right_wrong_or_half() -> None:
+    assert ranked_right(OfPairs(values(1, -1, 0.5), values(-1, 1, 0.5))).tolist() == [1, 0, 0.5]
+
+
+def test_a_policy_that_is_its_reference_has_log_two_and_half_of_the_slope() -> None:
+    gaps = torch.zeros(1, dtype=torch.float64, requires_grad=True)
+    loss = sigmoid(gaps, beta=0.3)
+    loss.sum().backward()
+    assert loss.item() == pytest.approx(math.log(2), rel=1e-14)
+    assert gaps.grad is not None
+    assert gaps.grad.item() == pytest.approx(-0.15, rel=1e-14)  # -β (1 - σ(0))
+
+
+def test_a_gap_of_thousands_of_nats_has_a_finite_loss_and_slope() -> None:
+    gaps = values(-5000, 5000).requires_grad_()
+    loss = sigmoid(gaps, beta=1.0)
+    loss.sum().backward()
+    assert loss.tolist() == [5000, 0]
+    assert gaps.grad is not None
+    assert gaps.grad.tolist() == [-1, 0]
+
+
+def test_every_loss_has_a_name() -> None:
+    assert {"sigmoid": sigmoid, "ipo": ipo, "hinge": hinge} == PREFERENCE_LOSSES

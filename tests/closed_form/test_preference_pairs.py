@@ -1,0 +1,207 @@
+"""Rows with two answers as pairs of tokens: every format, what follows an answer, and which rows make no pair."""
+
+import json
+from collections.abc import Mapping, Sequence
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from posttrain.errors import UserError
+from posttrain.models.conversation_masks import Masking
+from posttrain.models.rendering import TokenizerRenderer
+from posttrain.options.dataset import DatasetOptions
+from posttrain.options.pairs import PairOptions
+from posttrain.tasks.preferences.preference_set import GivenPairs, PreferenceSet, preference_set
+from tests.support.conversations import CHATML, OPENING, THOUGHTLESS, WORDY, chat_tokenizer, turns
+from tests.support.dataset_rows import json_lines
+
+ASKED = "<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\n"
+SAID = "<|im_end|>"
+PLAIN = {"prompt": "2+2=", "chosen": "4", "rejected": "5"}
+
+
+def pairs_of(
+    rows: Sequence[Mapping[str, Any]] | None,
+    *,
+    template: str = CHATML,
+    longest: int = 200,
+    options: PairOptions | None = None,
+    held_out: Sequence[Mapping[str, Any]] | None = None,
+    **task: Any,
+) -> PreferenceSet:
+    tokenizer = chat_tokenizer(template)
+    masking = Masking(renderer=TokenizerRenderer(tokenizer), stop_ids=(tokenizer.eos_token_id,))
+    return preference_set(
+        masking,
+        DatasetOptions(**{"held_out_share": 0, **task}),
+        options or PairOptions(),
+        longest=longest,
+        seed=0,
+        given=GivenPairs(rows=rows, held_out=held_out),
+    )
+
+
+def shown(found: PreferenceSet) -> list[tuple[str, str, str]]:
+    decode = chat_tokenizer().decode
+    return [(decode(pair.prompt.tokens), decode(pair.chosen), decode(pair.rejected)) for pair in found.training]
+
+
+@pytest.mark.parametrize(
+    ("row", "expected"),
+    [
+        (PLAIN, ("2+2=", f"4{SAID}", f"5{SAID}")),
+        # Without a prompt: what both begin with, up to white space that belongs to the answers.
+        ({"chosen": "2+2 is 4", "rejected": "2+2 is 5"}, ("2+2 is", f" 4{SAID}", f" 5{SAID}")),
+        (
+            {"prompt": turns("a"), "chosen": turns("", "b")[1:], "rejected": turns("", "c")[1:]},
+            (ASKED, f"b{SAID}", f"c{SAID}"),
+        ),
+        ({"chosen": turns("a", "b"), "rejected": turns("a", "c")}, (ASKED, f"b{SAID}", f"c{SAID}")),
+        (
+            {"prompt": turns("a"), "chosen": turns("a", "b"), "rejected": turns("a", "c")},  # the prompt stands twice
+            (ASKED, f"b{SAID}", f"c{SAID}"),
+        ),
+        ({"prompt": "a", "chosen": turns("", "b")[1:], "rejected": "c"}, None),
+    ],
+)
+def test_each_format_of_rows_gives_a_prompt_and_two_answers_that_continue_it(
+    row: Mapping[str, Any], expected: tuple[str, str, str] | None
+) -> None:
+    if expected is None:
+        with pytest.raises(UserError, match="must both be text or both be messages"):
+            pairs_of([row])
+        return
+    assert shown(pairs_of([row])) == [expected]
+
+
+def test_text_becomes_a_conversation_where_the_task_says_so() -> None:
+    row = {"prompt": "a", "chosen": "b", "rejected": "c"}
+    assert shown(pairs_of([row], prompt_format="chat")) == [(ASKED, f"b{SAID}", f"c{SAID}")]
+    assert shown(pairs_of([{"chosen": turns("a", "b"), "rejected": turns("a", "c")}], prompt_format="plain")) == [
+        ("a", f"b{SAID}", f"c{SAID}")
+    ]
+    (prompt, _, _) = shown(pairs_of([row], system="s"))[0]
+    assert prompt == f"<|im_start|>system\ns<|im_end|>\n{ASKED}"
+
+
+def test_what_the_template_writes_behind_the_last_stop_token_is_kept_apart() -> None:
+    (pair,) = pairs_of([{"chosen": turns("a", "b"), "rejected": turns("a", "c")}]).training
+    decode = chat_tokenizer().decode
+    assert (decode(pair.chosen_closing), decode(pair.rejected_closing)) == ("\n", "\n")
+    (plain,) = pairs_of([PLAIN]).training
+    assert (plain.chosen_closing, plain.rejected_closing) == ((), ())
+
+
+def test_a_conversation_that_goes_on_marks_what_the_assistant_says() -> None:
+    row = {"chosen": turns("a", "b", "more", "d"), "rejected": turns("a", "c")}
+    (pair,) = pairs_of([row]).training
+    said = [token for token, own in zip(pair.chosen, pair.chosen_said or (), strict=True) if own]
+    assert chat_tokenizer().decode(said) == f"b{SAID}d{SAID}"
+    assert pair.rejected_said is None
+    example = pair.chosen_example
+    assert example.num_learned == len(said)
+    assert example.tokens == pair.prompt.tokens + pair.chosen
+
+
+def test_the_thoughts_of_a_template_that_opens_them_are_the_answer_s() -> None:
+    row = {"chosen": turns("a", "<think>\nb</think>1"), "rejected": turns("a", "2")}
+    assert shown(pairs_of([row], template=OPENING)) == [
+        (f"{ASKED}<think>\n", f"b</think>1{SAID}", f"2{SAID}"),
+    ]
+
+
+def test_margin_weight_and_other_columns_travel_with_a_pair() -> None:
+    rows = [{**PLAIN, "margin": 2, "weight": 0.5, "topic": "sums"}, {**PLAIN, "margin": None}]
+    first, second = pairs_of(rows).training
+    assert (first.margin, first.weight, first.where) == (2.0, 0.5, "rows:1")
+    assert first.prompt.columns["topic"] == "sums"
+    assert (second.margin, second.weight) == (None, 1.0)
+
+
+BAD: list[tuple[Mapping[str, Any], str]] = [
+    ({**PLAIN, "rejected": "4"}, "the same answer"),
+    ({**PLAIN, "rejected": ""}, "the column `rejected` is empty"),
+    ({**PLAIN, "rejected": " \n"}, "an answer says nothing"),
+    ({"chosen": turns("a", "b"), "rejected": turns("a", " ")}, "an answer says nothing"),
+    ({"chosen": turns("a", "b"), "rejected": turns("a")}, "nothing is left of `rejected`"),
+    ({"chosen": turns("a", "b", "c", "d"), "rejected": turns("a", "b", "e", "d")}, "they answer different questions"),
+    ({"chosen": turns("a", "b", "c"), "rejected": turns("a", "d")}, "ends with a message of the role user"),
+    ({**PLAIN, "margin": -1}, "in each other's place"),
+    ({**PLAIN, "margin": "much"}, "`margin` must hold a number"),
+    ({**PLAIN, "margin": float("nan")}, "`margin` must hold a number"),
+    ({**PLAIN, "weight": 0}, "`weight` must hold a number above 0"),
+    ({**PLAIN, "weight": True}, "`weight` must hold a number above 0"),
+]
+
+
+@pytest.mark.parametrize(("row", "message"), BAD, ids=[message for _, message in BAD])
+def test_a_bad_pair_is_told_by_file_and_line(row: Mapping[str, Any], message: str, tmp_path: Path) -> None:
+    path = json_lines(tmp_path / "pairs.jsonl", [PLAIN, row])
+    with pytest.raises(UserError, match=message) as told:
+        pairs_of(None, path=path)
+    assert str(told.value).startswith("pairs.jsonl:2")
+    left = pairs_of(None, path=path, skip_bad_rows=1)
+    assert [pair.where for pair in left.training] == ["pairs.jsonl:1"]
+    assert any("bad pairs left out" in line for line in left.described())
+
+
+def test_a_turn_that_does_not_end_with_a_stop_token_is_refused() -> None:
+    with pytest.raises(UserError, match=r"rows:1.*it would not learn to stop"):
+        pairs_of([{"chosen": turns("a", "b"), "rejected": turns("a", "c")}], template=WORDY)
+
+
+def test_turns_that_a_template_rewrites_are_refused_with_a_remedy_that_pairs_have() -> None:
+    row = {"chosen": turns("a", "<think>b</think>c", "d", "e"), "rejected": turns("a", "f")}
+    with pytest.raises(UserError, match="Leave out what follows the first answer") as told:
+        pairs_of([row], template=THOUGHTLESS)
+    assert "sft." not in str(told.value)
+
+
+def test_pairs_that_are_too_long_are_told_or_left_out_and_never_cut() -> None:
+    long = {**PLAIN, "rejected": "5" * 30}  # 4 tokens of prompt, 30 digits and a stop token: 35
+    with pytest.raises(UserError, match=r"pairs.max_length: 1 pairs are longer than 34 tokens: rows:2 \(35 tokens\)"):
+        pairs_of([PLAIN, long], longest=34)
+    assert len(pairs_of([PLAIN, long], longest=35).training) == 2
+    left = pairs_of([PLAIN, long], longest=34, options=PairOptions(long_pairs="skip"))
+    assert (len(left.training), left.too_long) == (1, ["rows:2"])
+    assert left.summary()["pairs"] == {"trained": 1, "held_out": 0, "too_long": ["rows:2"], "bad": []}
+    with pytest.raises(UserError, match="none of the 1 pairs"):
+        pairs_of([long], longest=34, options=PairOptions(long_pairs="skip"))
+
+
+def test_pairs_of_one_prompt_stay_on_one_side_of_the_split() -> None:
+    rows = [{"prompt": f"{n}+1=", "chosen": str(n), "rejected": f"{n}{k}"} for n in range(40) for k in range(3)]
+    found = pairs_of(rows, held_out_share=0.25)
+    trained, apart = ({pair.prompt.text for pair in part} for part in (found.training, found.held_out))
+    assert apart
+    assert not trained & apart
+    assert len(trained | apart) == 40
+    given = pairs_of(rows, held_out=[{"prompt": "7+1=", "chosen": "8", "rejected": "9"}])
+    assert "7+1=" not in {pair.prompt.text for pair in given.training}
+    assert len(given.held_out) == 1
+
+
+def test_each_epoch_has_every_pair_once_in_an_order_of_its_own() -> None:
+    rows = [{"prompt": f"{n}+1=", "chosen": "1", "rejected": "2"} for n in range(10)]
+    options = PairOptions(pairs_per_batch=4, num_epochs=2)
+    found = pairs_of(rows, options=options)
+    first, batches = 0, []
+    while batch := found.batch(first, options):
+        batches.append([pair.where for pair in batch])
+        first += len(batch)
+    assert [len(batch) for batch in batches] == [4, 4, 2, 4, 4, 2]  # an update ends where an epoch does
+    assert found.num_steps(options) == 6
+    epochs = [[*chain(*batches[:3])], [*chain(*batches[3:])]]
+    assert [sorted(epoch) for epoch in epochs] == [sorted(f"rows:{n + 1}" for n in range(10))] * 2
+    assert epochs[0] != epochs[1]
+    assert found.num_steps(PairOptions(pairs_per_batch=4, num_epochs=1.5)) == 3 + 2
+    assert found.num_steps(PairOptions(num_epochs=None)) is None
+
+
+def test_other_columns_than_those_of_pairs_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text(json.dumps({"prompt": "a", "completion": "b"}) + "\n")
+    with pytest.raises(UserError, match=r"rows.jsonl:1: its columns are of no format .* chosen, rejected"):
+        pairs_of(None, path=str(path))

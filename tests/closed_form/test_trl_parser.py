@@ -1,0 +1,76 @@
+"""TrlParser: fields from a YAML file, over their defaults and below the command line."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from posttrain.errors import UserError
+from posttrain.trl import GRPOConfig, ModelConfig, ScriptArguments, TrlParser
+
+PARTS = (ScriptArguments, GRPOConfig, ModelConfig)
+
+
+def config(folder: Path, text: str) -> str:
+    file = folder / "config.yaml"
+    file.write_text(text, encoding="utf-8")
+    return str(file)
+
+
+def test_the_command_line_goes_over_the_file_and_the_file_over_defaults(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("POSTTRAIN_TRIED", "before")
+    file = config(
+        tmp_path,
+        "dataset_name: rows\nlearning_rate: 5e-6\nmax_steps: 7\nlora_r: 4\nmodel_init_kwargs: {revision: main}\n"
+        "env: {POSTTRAIN_TRIED: 1}\n",
+    )
+    line = ["--max_steps", "9", "--config", file, "--use_peft"]
+    script, args, of_model = TrlParser(PARTS).parse_args_and_config(line)
+    assert (script.dataset_name, script.dataset_train_split) == ("rows", "train")
+    assert (args.learning_rate, args.max_steps, args.num_generations) == (5e-6, 9, 8)  # YAML reads 5e-6 as text
+    assert args.model_init_kwargs == {"revision": "main"}
+    assert (of_model.lora_r, of_model.use_peft) == (4, True)
+    import os
+
+    assert os.environ["POSTTRAIN_TRIED"] == "1"
+    assert TrlParser(GRPOConfig).parse_args_and_config([])[0].max_steps == -1
+
+
+def test_what_is_no_field_comes_back_where_that_is_asked_for(tmp_path: Path) -> None:
+    line = ["--config", config(tmp_path, "max_step: 3"), "--more", "x"]
+    *_, rest = TrlParser(PARTS).parse_args_and_config(line, return_remaining_strings=True)
+    assert rest == ["--max_step", "3", "--more", "x"]
+    made = TrlParser(PARTS).parse_args_and_config(line[:2], fail_with_unknown_args=False)
+    assert made[1].max_steps == -1
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("max_step: 3", "there is no field 'max_step'.  Did you mean `max_steps`"),
+        ("- 1", "a list; write a mapping"),
+        ("a: [", "no YAML"),
+        ("env: 3", "env = 3; write a mapping"),
+    ],
+)
+def test_a_file_that_says_nothing_sound_is_told(tmp_path: Path, text: str, says: str) -> None:
+    with pytest.raises(UserError, match=says):
+        TrlParser(PARTS).parse_args_and_config(["--config", config(tmp_path, text)])
+
+
+def test_a_file_that_is_not_there_and_a_field_of_that_name_are_told(tmp_path: Path) -> None:
+    from dataclasses import dataclass
+
+    @dataclass
+    class Other:
+        config: str = ""
+
+    with pytest.raises(UserError, match="there is no such file"):
+        TrlParser(PARTS).parse_args_and_config(["--config", str(tmp_path / "none.yaml")])
+    with pytest.raises(UserError, match="name a YAML file after it"):
+        TrlParser(PARTS).parse_args_and_config(["--config"])
+    given: Any = Other
+    with pytest.raises(UserError, match="Other has a field `config`"):
+        TrlParser(given)

@@ -1,0 +1,264 @@
+"""`posttrain dpo`: pairs of rows and rounds of sampled pairs, from a first look to a model, killed on the way."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+import yaml
+from transformers import AutoModelForCausalLM
+
+import posttrain
+from posttrain.cli import main
+from posttrain.config import DpoConfig
+from posttrain.errors import UserError
+from tests.support.accidents import Accident
+from tests.support.conversations import chat_model, chat_tokenizer, save_chat_model, turns
+from tests.support.runs import command, contents, metrics_of, save_tiny_model, tiny_recipe
+
+ROWS = [
+    {"prompt": turns(f"{n}+1="), "chosen": turns("", f"{n + 1}")[1:], "rejected": turns("", f"{n + 2}!")[1:]}
+    for n in range(40)
+]
+RECIPE: dict[str, Any] = {
+    "task": {"name": "dataset", "path": "pairs.jsonl", "held_out_share": 0.2},
+    "model": {"path": "model"},
+    "dpo": {"learning_rate": 3e-3, "pairs_per_batch": 6, "num_epochs": 2, "eval_every": 4, "reference": "precomputed"},
+    "checkpoint": {"every_steps": 3},
+    "run": {"folder": "run", "threads": 1},
+}
+
+
+def place(folder: Path, **sections: Any) -> Path:
+    """A folder with model, pairs and recipe."""
+    folder.mkdir(exist_ok=True)
+    save_chat_model(folder / "model")
+    (folder / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    recipe = {name: {**options, **sections.get(name, {})} for name, options in RECIPE.items()}
+    (folder / "recipe.yaml").write_text(yaml.safe_dump(recipe))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that was never stopped."""
+    folder = place(tmp_path_factory.mktemp("dpo") / "whole")
+    ended = command("dpo", "recipe.yaml", folder=folder)
+    assert ended.code == 0, ended.err
+    assert ended.out.endswith("talk to it   posttrain chat run\n")
+    assert "ranked right" in ended.out
+    return folder
+
+
+def test_a_run_on_rows_measures_held_out_pairs_with_intervals_and_leaves_a_plain_model(whole: Path) -> None:
+    lines, summary = metrics_of(whole / "run"), json.loads((whole / "run" / "summary.json").read_text())
+    trained, apart = summary["pairs"]["trained"], summary["pairs"]["held_out"]
+    assert trained + apart == 40
+    num_steps = 2 * -(-trained // 6)
+    assert [line["step"] for line in lines] == [*range(num_steps + 1)]
+    measured = {line["step"]: line for line in lines if "eval/loss" in line}
+    assert [*measured] == sorted({0, num_steps, *range(4, num_steps, 4)})
+    first, last = measured[0], measured[num_steps]
+    assert first["eval/loss"] == pytest.approx(math.log(2), abs=1e-5)
+    assert first["eval/rewards/margins"] == pytest.approx(0, abs=1e-5)
+    assert last["eval/rewards/margins_low"] <= last["eval/rewards/margins"] <= last["eval/rewards/margins_high"]
+    assert last["eval/rewards/margins_low"] > 0.1
+    assert last["eval/rewards/accuracies"] == summary["after"]["rewards/accuracies"] == 1
+    assert (
+        last["eval/logps/chosen"] - last["eval/logps/rejected"]
+        > first["eval/logps/chosen"] - first["eval/logps/rejected"]
+    )
+    assert summary["pairs_learned"] == 2 * trained
+    for line in lines[1:]:
+        assert line["rewards/margins"] == pytest.approx(line["rewards/chosen"] - line["rewards/rejected"])
+    model = AutoModelForCausalLM.from_pretrained(whole / "run" / "model")
+    assert model.config.vocab_size == len(chat_tokenizer())
+
+
+def test_a_killed_run_on_rows_is_resumed_to_the_same_bits_without_asking_the_reference_again(whole: Path) -> None:
+    folder = place(whole.parent / "killed")
+    ended = command("dpo", "recipe.yaml", folder=folder, accident=Accident(moment="open metrics.jsonl 6"))
+    assert ended.code == -9, ended.err
+    resumed = command("dpo", "--resume", "run", folder=folder)
+    assert resumed.code == 0, resumed.err
+    assert contents(folder / "run") == contents(whole / "run")
+    kept = sorted((whole / "run" / "checkpoints").iterdir())[-1] / "reference_logprobs.safetensors"
+    assert kept.is_file()
+
+
+def test_other_pairs_are_refused_when_a_run_goes_on(whole: Path) -> None:
+    folder = place(whole.parent / "killed")  # finished by the test above, or new
+    if not (folder / "run").exists():
+        assert command("dpo", "recipe.yaml", folder=folder).code == 0
+    with (folder / "pairs.jsonl").open("a") as rows:
+        rows.write(json.dumps(ROWS[0]) + "\n")
+    refused = command("dpo", "--resume", "run", folder=folder)
+    assert refused.code == 2
+    assert "task.path = pairs.jsonl has changed since the run began" in refused.err
+
+
+def test_a_dry_run_shows_plan_and_pairs_and_makes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(place(tmp_path / "place"))
+    flags = ["--dpo.loss", "ipo", "--dpo.label-smoothing", "0.1", "--dpo.nll-weight", "0.2", "--dpo.reference", "live"]
+    assert main(["dpo", "recipe.yaml", "--dry-run", *flags]) == 0
+    out = capsys.readouterr().out
+    assert "loss       ipo, beta 0.1, 0.1 of the labels taken to be wrong, log-probs per token, 0.2 × -log π" in out
+    assert "reference  the policy at the beginning, asked for each batch" in out
+    assert "--- chosen, " in out
+    assert "time       about" in out
+    assert not Path("run").exists()
+    assert main(["plan", "recipe.yaml"]) == 0
+    assert main(["config", "recipe.yaml"]) == 0
+    assert "length_normalized: false" in capsys.readouterr().out
+
+
+# Rounds
+
+
+def rounds_recipe(folder: Path, **sections: Any) -> Path:
+    """Three rounds of three updates, judged by dice."""
+    dpo = {"rounds": 3, "steps_per_round": 3, "prompts_per_round": 6, "pairs_per_batch": 3, "learning_rate": 1e-2}
+    recipe = tiny_recipe(folder)
+    content: dict[str, Any] = yaml.safe_load(recipe.read_text())
+    del content["algorithm"], content["update"], content["rollout"]["prompts_per_step"], content["run"]["num_steps"]
+    content["rollout"]["max_completion_tokens"] = 10
+    content["dpo"] = {**dpo, **sections.pop("dpo", {})}
+    content |= sections
+    recipe.write_text(yaml.safe_dump(content))
+    return recipe
+
+
+@pytest.fixture(scope="module")
+def place_of_rounds(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("rounds")
+    save_tiny_model(folder / "model")
+    return folder
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"reference": "precomputed", "refresh_reference": True, "pairs_per_prompt": 2},
+    ],
+    ids=["live", "precomputed and refreshed"],
+)
+def test_a_run_in_rounds_killed_in_the_midst_of_two_of_them_is_the_same_run(
+    place_of_rounds: Path, options: dict[str, Any]
+) -> None:
+    name = "-".join(options) or "plain"
+    folders = [place_of_rounds / f"{name}-{each}" for each in ("whole", "killed")]
+    runs = []
+    for folder in folders:
+        recipe = rounds_recipe(folder, dpo=options, checkpoint={"every_steps": 1})
+        content = yaml.safe_load(recipe.read_text())
+        content["rewards"] = [{"path": f"{folders[0]}/dice.py:dice"}]
+        recipe.write_text(yaml.safe_dump(content))
+        runs.append(folder / "run")
+    ended = command("dpo", folders[0] / "recipe.yaml", folder=folders[0])
+    assert ended.code == 0, ended.err
+    accident = Accident(moment="open metrics.jsonl 4")  # in the third step, and then in the sixth
+    first = command("dpo", folders[1] / "recipe.yaml", folder=folders[1], accident=accident)
+    assert first.code == -9, first.err
+    second = command("dpo", "--resume", "run", folder=folders[1], accident=accident)
+    assert second.code == -9, second.err
+    last = command("dpo", "--resume", "run", folder=folders[1])
+    assert last.code == 0, last.err
+    assert contents(runs[1]) == contents(runs[0])
+
+
+def test_a_run_in_rounds_keeps_every_completion_and_says_which_made_pairs(place_of_rounds: Path) -> None:
+    folder = place_of_rounds / "kept"
+    recipe = rounds_recipe(folder)
+    ended = command("dpo", recipe, folder=folder)
+    assert ended.code == 0, ended.err
+    run, summary = folder / "run", json.loads((folder / "run" / "summary.json").read_text())
+    files = sorted(path.name for path in (run / "rollouts").iterdir())
+    assert files == ["step-000001.parquet", "step-000004.parquet", "step-000007.parquet"]
+    sides = pq.read_table(run / "rollouts" / files[0]).to_pydict()
+    for draw in range(6):
+        rewards = [r for r, d in zip(sides["reward"], sides["draw"], strict=True) if d == draw]
+        told = [a for a, d in zip(sides["advantage"], sides["draw"], strict=True) if d == draw]
+        assert sorted(each for each in told if each is not None) == ([-1, 1] if len({*rewards}) > 1 else [])
+    lines = {line["step"]: line for line in metrics_of(run)}
+    assert [step for step, line in lines.items() if "round" in line] == [1, 4, 7]
+    made = [line["pairs/num"] + 6 * line["pairs/frac_tied"] for line in lines.values() if "round" in line]
+    assert made == pytest.approx([6, 6, 6])
+    assert [each["round"] for each in summary["rounds"]] == [1, 2, 3]
+    assert summary["steps"] == 9
+    assert {"accuracy_sampled", "accuracy_sampled_interval"} <= summary["after"].keys()
+    assert "round 2/3: " in ended.out
+
+
+def test_a_round_is_sampled_from_the_weights_as_they_are_then(place_of_rounds: Path) -> None:
+    recipe = rounds_recipe(place_of_rounds / "versions", dpo={"rounds": 2})
+    assert main(["dpo", str(recipe)]) == 0
+    run = place_of_rounds / "versions" / "run"
+    files = sorted((run / "rollouts").iterdir())
+    versions = [set(pq.read_table(each)["weights_version"].to_pylist()) for each in files]
+    learned = [line["num_pairs"] > 0 for line in metrics_of(run) if "num_pairs" in line]
+    assert versions == [{0}, {sum(learned[:3])}]
+
+
+def test_from_python_rows_rewards_and_policy_are_objects(tmp_path: Path) -> None:
+    tokenizer = chat_tokenizer()
+    policy = posttrain.as_policy(chat_model(tokenizer), tokenizer)
+    config = posttrain.load_recipe(
+        kind=DpoConfig,
+        task={"name": "dataset", "held_out_share": 0.2, "prompt_format": "chat"},
+        dpo={"rounds": 2, "steps_per_round": 1, "prompts_per_round": 4, "learning_rate": 1e-3},
+        rollout={"group_size": 4, "max_completion_tokens": 6},
+        evaluation={"samples": 1},
+        run={"folder": str(tmp_path / "run"), "threads": 1},
+    )
+
+    def short(completions: list[str], **columns: object) -> list[float]:
+        return [-float(len(text)) for text in completions]
+
+    rows = [{"prompt": f"{n}+1="} for n in range(20)]
+    run = posttrain.train_dpo(config, policy=policy, rows=rows, rewards=[short])
+    assert run.summary["rewards"] == {"short": 1.0}
+    assert (run.folder / "model" / "model.safetensors").is_file()
+    inputs = json.loads((run.folder / "inputs.json").read_text())["objects"]
+    assert inputs["policy"]["sha256"], "the policy is the reference, which no checkpoint holds"
+    with pytest.raises(UserError, match="the run was made with objects that this resume lacks"):
+        posttrain.train_dpo(config, resume=True)
+
+
+# What is refused
+
+
+@pytest.mark.parametrize(
+    ("sections", "message"),
+    [
+        ({"dpo": {"rounds": 2}, "run": {"num_steps": 7}}, r"rounds × dpo.steps_per_round = 16 updates"),
+        ({"dpo": {"rounds": 2, "num_epochs": 3}}, "dpo.num_epochs = 3.0 is for rows"),
+        ({"dpo": {"rounds": 2}, "rollout": {"prompts_per_step": 8}}, "dpo.prompts_per_round"),
+        ({"dpo": {"prompts_per_round": 8}}, "dpo.prompts_per_round = 8 is of rounds"),
+        ({"rewards": ["graded_format"]}, "rewards: is for rounds"),
+        ({"rollout": {"group_size": 4}}, "rollout: is for rounds"),
+        ({"task": {"name": "countdown"}}, "rows with the columns chosen and rejected"),
+        ({"task": {"name": "dataset", "prefill": "<think>"}}, "task.prefill = <think> is for prompts that are sampled"),
+        ({"run": {"num_steps": 7}}, "run.num_steps = 7 and dpo.num_epochs = 1 both say when"),
+        ({"run": {"early_stop_evaluations": 2}}, "run.early_stop_evaluations = 2"),
+        ({"dpo": {"beta": 0}}, "beta = 0.0 tells no answers apart"),
+        ({"dpo": {"label_smoothing": 0.5}}, "label_smoothing = 0.5 must be"),
+        ({"dpo": {"loss": "kto"}}, "loss"),
+    ],
+)
+def test_what_does_not_go_together_is_refused_with_a_remedy(sections: dict[str, Any], message: str) -> None:
+    base: dict[str, Any] = {"task": {"name": "dataset"}}
+    with pytest.raises(UserError, match=message):
+        posttrain.load_recipe(kind=DpoConfig, **{**base, **sections})
+
+
+def test_a_recipe_with_the_section_dpo_is_of_this_kind_and_says_all_when_it_is_written_down() -> None:
+    config = posttrain.load_recipe(task={"name": "dataset"}, dpo={"loss": "ipo"}, model={"adapter": {"rank": 2}})
+    assert isinstance(config, DpoConfig)
+    assert config.dpo.length_normalized is True
+    assert config.dpo.learning_rate == 1e-5  # ten times that of a whole model
+    assert "length_normalized: true" in posttrain.as_recipe(config)

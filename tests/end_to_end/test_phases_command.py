@@ -1,0 +1,130 @@
+"""`posttrain phases` from end to end: policy, optimiser and reference go on as stated, and a stop costs nothing."""
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from safetensors.torch import load_file
+
+from posttrain.cli import main
+from posttrain.training.phases import phase_runs
+from tests.support.runs import save_tiny_model, tiny_recipe
+
+ROWS = "".join(f'{{"prompt": "{n}+1=", "completion": "{n + 1}"}}\n' for n in range(1, 9))
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three phases of a tiny model: rows, reward, and reward with the optimiser of the phase before."""
+    made = tmp_path_factory.mktemp("phases")
+    save_tiny_model(made / "model")
+    (made / "rows.jsonl").write_text(ROWS)
+    tiny_recipe(made / "base", run={"num_steps": 2}, evaluation={"every_steps": 0, "samples": 1})
+    rows = {"name": "dataset", "path": str(made / "rows.jsonl"), "held_out_share": 0.5}
+    sft = {"num_epochs": 2, "rows_per_batch": 1}
+    going_on = {"reference": {"path": "phase:rows"}, "algorithm": {"kl": {"coefficient": 0.1}}}
+    phases: list[dict[str, Any]] = [
+        {"name": "rows", "sections": {"model": {"path": str(made / "model")}, "task": rows, "sft": sft}},
+        {"name": "reward", "recipe": "base/recipe.yaml", "sections": {"model": {"path": "phase:rows"}, **going_on}},
+        {
+            "name": "more",
+            "recipe": "base/recipe.yaml",
+            "sections": {
+                "model": {"path": "phase:reward"},
+                "update": {"optimizer_from": "run:reward", "learning_rate": 1e-3},
+                **going_on,
+            },
+        },
+    ]
+    (made / "phases.yaml").write_text(yaml.safe_dump({"phases": phases, "run": {"threads": 1}}))
+    return made
+
+
+def in_process(calls: list[Sequence[str]], stop: Callable[[int], bool]) -> Callable[..., None]:
+    """Runs the command of a phase here; an interruption in place of those that `stop` names."""
+
+    def run(command: Sequence[str], *, name: str, log: Path) -> None:
+        calls.append(command)
+        if stop(len(calls)):
+            raise KeyboardInterrupt
+        assert main([str(each) for each in command]) == 0
+
+    return run
+
+
+def phases(place: Path, folder: str, *more: str) -> int:
+    return main(["phases", str(place / "phases.yaml"), "--folder", str(place / folder), *more])
+
+
+def test_policy_optimiser_and_reference_go_on_as_stated_and_a_stopped_recipe_goes_on(
+    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    calls: list[Sequence[str]] = []
+    monkeypatch.setattr(phase_runs, "run_command", in_process(calls, lambda number: number == 2))
+    assert phases(place, "out") == 130  # before the second phase has begun
+    assert phases(place, "out") == 0
+    said = capsys.readouterr().out
+    assert "[1/3] rows: finished already" in said
+    assert [call[0] for call in calls] == ["sft", "rl", "rl", "rl"]
+
+    runs = place / "out" / "phases"
+    rows, reward, more = (runs / name for name in ("1-rows", "2-reward", "3-more"))
+    # The policy goes on: what a phase begins with is what the one before it saved.
+    for before, after in ((rows, reward), (reward, more)):
+        saved = load_file(before / "model" / "model.safetensors")
+        began = load_file(after / "checkpoints" / "step-000000" / "policy.safetensors")
+        assert all(torch.equal(began[name], tensor) for name, tensor in saved.items() if name in began)
+    # So does the optimiser, where it is said: moments and counters, no rates.
+    ended = load_file(reward / "checkpoints" / "step-000002" / "optimizer.safetensors")
+    began = load_file(more / "checkpoints" / "step-000000" / "optimizer.safetensors")
+    assert ended.keys() == began.keys()
+    assert all(torch.equal(began[name], tensor) for name, tensor in ended.items())
+    assert not load_file(reward / "checkpoints" / "step-000000" / "optimizer.safetensors")
+    rates = [json.loads(line)["learning_rate"] for line in (more / "metrics.jsonl").open() if '"learning_rate"' in line]
+    assert set(rates) == {1e-3}
+    # The reference stays the model of the first phase: at its own start a KL is 0, and later it is not.
+    first = [
+        next(json.loads(line)["kl"] for line in (run / "metrics.jsonl").open() if '"kl"' in line)
+        for run in (reward, more)
+    ]
+    assert first[0] == pytest.approx(0.0, abs=1e-6)
+    assert first[1] > 1e-4
+    report = json.loads((place / "out" / "phases.json").read_text())
+    assert [phase["name"] for phase in report] == ["rows", "reward", "more"]
+    assert "| more | rl |" in (place / "out" / "phases.md").read_text()
+
+
+def test_a_finished_phase_of_another_recipe_is_refused(
+    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = place / "changed"
+    monkeypatch.setattr(phase_runs, "run_command", in_process([], lambda number: True))
+    assert phases(place, "changed") == 130
+    content = yaml.safe_load((place / "phases.yaml").read_text())
+    content["phases"][0]["sections"]["sft"]["num_epochs"] = 3
+    (place / "changed.yaml").write_text(yaml.safe_dump(content))
+    assert main(["phases", str(place / "changed.yaml"), "--folder", str(folder)]) == 2
+    assert "was begun by another recipe than phase rows has now" in capsys.readouterr().err
+
+
+def test_a_dry_run_says_what_each_phase_takes_over(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert phases(place, "dry", "--dry-run") == 0
+    said = capsys.readouterr().out
+    assert "1. rows             posttrain sft          takes over nothing of an earlier phase" in said
+    assert "3. more             posttrain rl           takes over phase:reward, phase:rows, run:reward" in said
+    assert not (place / "dry").exists()
+
+
+def test_other_commands_say_who_runs_phases(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["rl", str(place / "phases.yaml")]) == 2
+    assert "lists phases, each with a recipe of its own; `posttrain phases` runs them" in capsys.readouterr().err
+
+
+def test_an_optimiser_of_something_else_is_refused(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    recipe = str(tiny_recipe(place / "nowhere", update={"optimizer_from": str(place / "nowhere")}))
+    assert main(["rl", recipe]) == 2
+    assert f"update.optimizer_from = {place / 'nowhere'}: holds no checkpoint" in capsys.readouterr().err

@@ -1,0 +1,236 @@
+"""The update on pairs: its gradient however they are batched, in closed form at the first step, and the reference."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+import pytest
+import torch
+
+from posttrain.algorithms.preference_losses import OfPairs, PairObjective, ipo
+from posttrain.errors import RunError
+from posttrain.models.policy import Policy
+from posttrain.options.dpo import DpoOptions
+from posttrain.tasks.preferences.preference_set import PreferenceSet
+from posttrain.training.dpo.dpo_state import TrainedOnPairs
+from posttrain.training.dpo.pair_reference import PairReference
+from posttrain.training.dpo.pair_update import (
+    accumulate,
+    logprobs_without_gradient,
+    pair_microbatches,
+    said_lengths,
+)
+from posttrain.training.reference import EarlierAdapter, FrozenCopy
+from tests.support.adapted import adapted_policy, fill
+from tests.support.pairs import one_row_at_a_time, some_pairs
+from tests.support.tiny import flat_gradient, relative_distance, through_its_own_forward, tiny_policy, twin
+
+PAIRS = some_pairs(weights=[1.0, 2.0, 0.5, 1.0, 3.0])
+REFERENCE = OfPairs(
+    torch.linspace(-20, -5, len(PAIRS), dtype=torch.float64), torch.linspace(-9, -16, len(PAIRS), dtype=torch.float64)
+)
+OBJECTIVES = {
+    "sigmoid": PairObjective(beta=0.3, label_smoothing=0.1),
+    "ipo": PairObjective(loss=ipo, beta=0.3, length_normalized=True),
+    "with likelihood": PairObjective(beta=0.3, nll_weight=0.5),
+}
+
+
+def gradient(policy: Policy, objective: PairObjective, budget: int, pairs: list = PAIRS) -> torch.Tensor:
+    learner = twin(policy)
+    learner.model.zero_grad()
+    accumulate(learner, pairs, REFERENCE, objective, budget)
+    return flat_gradient(learner)
+
+
+@pytest.mark.parametrize("name", OBJECTIVES)
+@pytest.mark.parametrize("family", ["qwen3", "gpt2"])
+def test_loss_and_gradient_are_the_weighted_mean_over_pairs_one_row_at_a_time(name: str, family: str) -> None:
+    """Whatever the micro-batches, a shared prompt or padded rows: to the last bits in float64."""
+    policy, objective = tiny_policy(family), OBJECTIVES[name]
+    weights = torch.tensor([pair.weight for pair in PAIRS], dtype=torch.float64)
+    losses = objective.losses(one_row_at_a_time(policy, PAIRS), REFERENCE, said_lengths(PAIRS))
+    expected = (weights * losses).sum() / 7.5
+    expected.backward()
+    for learner in (twin(policy), through_its_own_forward(policy)):
+        for budget in (3, 21, 40, 1000):
+            learner.model.zero_grad()
+            loss, measured = accumulate(learner, PAIRS, REFERENCE, objective, budget)
+            assert loss == pytest.approx(expected.item(), rel=1e-12)
+            torch.testing.assert_close(measured.losses, losses.detach(), rtol=1e-12, atol=1e-12)
+            assert relative_distance(flat_gradient(learner), flat_gradient(policy)) <= 1e-12
+
+
+def test_the_order_of_pairs_changes_no_gradient() -> None:
+    policy, objective = tiny_policy(), OBJECTIVES["sigmoid"]
+    backwards = OfPairs(REFERENCE.chosen.flip(0), REFERENCE.rejected.flip(0))
+    learner = twin(policy)
+    learner.model.zero_grad()
+    accumulate(learner, PAIRS[::-1], backwards, objective, 30)
+    assert relative_distance(flat_gradient(learner), gradient(policy, objective, 30)) <= 1e-12
+
+
+def test_in_float32_micro_batches_change_the_gradient_by_rounding_alone() -> None:
+    policy, objective = tiny_policy(dtype=torch.float32), OBJECTIVES["sigmoid"]
+    assert relative_distance(gradient(policy, objective, 3), gradient(policy, objective, 1000)) <= 1e-5
+
+
+def test_tokens_that_another_says_carry_no_loss() -> None:
+    policy = tiny_policy()
+    pairs = [replace(PAIRS[0], chosen_said=(True, False, False, True)), PAIRS[1]]
+    found = logprobs_without_gradient(policy, pairs, 1000)
+    expected = one_row_at_a_time(policy, pairs)
+    torch.testing.assert_close(torch.stack(found), torch.stack(expected).detach(), rtol=0, atol=1e-12)
+    assert said_lengths(pairs).chosen.tolist() == [2, 1]
+
+
+def test_micro_batches_hold_every_pair_once_and_a_shared_prompt_counts_once() -> None:
+    # Pair 1 and pair 3 share a prompt of five tokens: 5 + (0 + 5) and (1 + 6) more: 17 together, 10 and 12 apart.
+    both = [PAIRS[1], PAIRS[3]]
+    assert [sorted(micro) for micro in pair_microbatches(both, 17)] == [[0, 1]]
+    assert [len(micro) for micro in pair_microbatches(both, 16)] == [1, 1]
+    # Padded: rows of 5 + 6 - 1 = 10 and of 11: two pairs are four rows of 11.
+    assert [len(micro) for micro in pair_microbatches(both, 44, padded=True)] == [2]
+    assert [len(micro) for micro in pair_microbatches(both, 43, padded=True)] == [1, 1]
+    for budget in (1, 20, 1000):
+        assert sorted(n for micro in pair_microbatches(PAIRS, budget) for n in micro) == [*range(len(PAIRS))]
+    assert [*pair_microbatches([], 10)] == []
+
+
+# The first step
+
+
+def test_the_first_gradient_is_minus_half_beta_times_that_of_the_difference_of_log_probs() -> None:
+    """Where policy and reference agree σ(0) = ½: ∇L = -β (1 - ½) ∇(log π(y_w) - log π(y_l)), a mean over pairs."""
+    policy, beta = tiny_policy(), 0.7
+    logprobs = one_row_at_a_time(policy, PAIRS)
+    weights = torch.tensor([pair.weight for pair in PAIRS], dtype=torch.float64) / 7.5
+    (-beta / 2 * (weights * (logprobs.chosen - logprobs.rejected)).sum()).backward()
+    learner = twin(policy)
+    learner.model.zero_grad()
+    reference = logprobs_without_gradient(learner, PAIRS, 1000)
+    loss, measured = accumulate(learner, PAIRS, reference, PairObjective(beta=beta), 1000)
+    assert relative_distance(flat_gradient(learner), flat_gradient(policy)) <= 1e-12
+    assert loss == pytest.approx(torch.tensor(2.0).log().item(), rel=1e-7)
+    assert measured.means()["rewards/accuracies"] == 0.5
+
+
+def test_later_gradients_weigh_each_pair_by_how_wrong_the_implicit_reward_is() -> None:
+    policy, beta = tiny_policy(), 0.7
+    logprobs = one_row_at_a_time(policy, PAIRS)
+    gaps = (logprobs.chosen - logprobs.rejected - REFERENCE.chosen + REFERENCE.rejected).detach()
+    weights = torch.tensor([pair.weight for pair in PAIRS], dtype=torch.float64) / 7.5
+    wrong = 1 - torch.sigmoid(beta * gaps)
+    (-beta * (weights * wrong * (logprobs.chosen - logprobs.rejected)).sum()).backward()
+    assert relative_distance(gradient(policy, PairObjective(beta=beta), 1000), flat_gradient(policy)) <= 1e-12
+
+
+def test_a_loss_that_is_no_number_names_its_pair_before_any_gradient() -> None:
+    policy = tiny_policy()
+    policy.model.zero_grad()
+    broken = OfPairs(REFERENCE.chosen.clone(), REFERENCE.rejected.clone())
+    broken.rejected[2] = torch.nan
+    with pytest.raises(RunError, match=r"pair pairs:3: its loss is nan, where log π is -"):
+        accumulate(policy, PAIRS, broken, OBJECTIVES["sigmoid"], 1000)
+    assert flat_gradient(policy).norm() == 0
+
+
+# The reference
+
+
+def run_of(policy: Policy, **options: object) -> TrainedOnPairs:
+    """A run on the pairs, of steps of six pairs at a high rate."""
+    given = DpoOptions(learning_rate=0.05, num_epochs=None, max_grad_norm=float("inf"), **options)
+    trained = TrainedOnPairs(policy, given, PreferenceSet(seed=0, training=PAIRS, held_out=PAIRS[:2]))
+    trained.begin_rows()
+    return trained
+
+
+@pytest.mark.parametrize("kind", ["live", "precomputed"])
+@pytest.mark.parametrize("make", [adapted_policy, lambda: tiny_policy(dtype=torch.float32)], ids=["adapter", "whole"])
+def test_the_reference_is_the_policy_that_training_started_from(make: object, kind: str) -> None:
+    policy, then = make(), logprobs_without_gradient(make(), PAIRS, 1000)
+    trained = run_of(policy, reference=kind)
+    for step in range(1, 4):
+        metrics = trained.learn(step, 3)
+    now = logprobs_without_gradient(policy, PAIRS, 1000)
+    assert (now.chosen - then.chosen).abs().max() > 0.1
+    found = trained.reference.logprobs("training", range(len(PAIRS)), PAIRS)
+    torch.testing.assert_close(torch.stack(found), torch.stack(then), rtol=0, atol=2e-5)
+    assert metrics["rewards/margins"] > 0.1
+    assert metrics["rewards/accuracies"] == 1
+
+
+def test_what_keeps_a_copy_and_what_does_not() -> None:
+    pairs = PreferenceSet(seed=0, training=PAIRS, held_out=[])
+    fresh = adapted_policy(filled=False)
+    assert isinstance(PairReference(fresh, DpoOptions()).reference, EarlierAdapter)
+    assert isinstance(PairReference(tiny_policy(), DpoOptions()).reference, FrozenCopy)
+    assert PairReference(tiny_policy(), DpoOptions(reference="precomputed")).reference is None
+    rounds = DpoOptions(reference="precomputed", rounds=2)
+    assert isinstance(PairReference(tiny_policy(), rounds).reference, FrozenCopy)
+    assert PairReference(tiny_policy(), replace(rounds, refresh_reference=True)).reference is None
+    saved = TrainedOnPairs(tiny_policy(), DpoOptions(), pairs).tensors()
+    assert "reference" not in saved, "the model of the recipe is no part of a checkpoint"
+
+
+def test_trap_4_an_adapter_that_is_not_switched_off_leaves_no_margin_to_learn_from(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The notebook called disable_adapter() without `with`: π_ref = π, the margin 0 and the gradient that of step 1."""
+
+    @contextmanager
+    def as_in_the_notebook(self: EarlierAdapter) -> Iterator[Policy]:
+        yield self.policy
+
+    def margins() -> list[float]:
+        trained = run_of(adapted_policy(filled=False))
+        assert isinstance(trained.reference.reference, EarlierAdapter)
+        return [trained.learn(step, 4)["rewards/margins"] for step in range(1, 5)]
+
+    ours = margins()
+    assert ours[0] == 0
+    assert ours[3] > 0.1
+    monkeypatch.setattr(EarlierAdapter, "entered", as_in_the_notebook)
+    assert margins() == [0, 0, 0, 0]
+
+
+def test_precomputed_log_probs_come_back_from_a_checkpoint_to_the_bit() -> None:
+    trained = run_of(tiny_policy(dtype=torch.float32), reference="precomputed")
+    saved = {name: dict(tensors) for name, tensors in trained.reference.tensors().items()}
+    assert {*saved["reference_logprobs"]} == {
+        "training.chosen",
+        "training.rejected",
+        "held_out.chosen",
+        "held_out.rejected",
+    }
+    again = PairReference(tiny_policy(seed=3), trained.options)
+    again.restore(saved)
+    for name in ("training", "held_out"):
+        assert all(torch.equal(a, b) for a, b in zip(again.kept[name], trained.reference.kept[name], strict=True))
+
+
+def test_a_refreshed_reference_is_the_policy_that_the_round_begins_with() -> None:
+    policy = adapted_policy(filled=False)
+    options = DpoOptions(learning_rate=0.05, rounds=3, refresh_reference=True, pairs_per_batch=8)
+    trained = TrainedOnPairs(policy, options, PreferenceSet(seed=0, training=[], held_out=[]))
+    trained.begin_round(1, PAIRS)
+    assert trained.learn(1, 6)["rewards/margins"] == 0
+    assert trained.learn(2, 6)["rewards/margins"] > 0
+    fill(policy.model, seed=8)
+    trained.begin_round(2, PAIRS)
+    assert trained.learn(3, 6)["rewards/margins"] == 0
+    then = {name: dict(tensors) for name, tensors in trained.tensors().items()}
+    assert {*then} == {"policy", "optimizer", "reference", "pairs"}
+
+
+def test_a_round_without_pairs_takes_no_step_and_moves_no_weight() -> None:
+    policy = tiny_policy()
+    before = [each.clone() for each in policy.model.parameters()]
+    trained = TrainedOnPairs(
+        policy, DpoOptions(learning_rate=0.1, rounds=1), PreferenceSet(seed=0, training=[], held_out=[])
+    )
+    trained.begin_round(1, [])
+    assert trained.learn(1, 8) == {"num_pairs": 0, "learning_rate": 0.1}
+    assert trained.step == 1
+    assert all(torch.equal(a, b) for a, b in zip(before, policy.model.parameters(), strict=True))

@@ -1,0 +1,51 @@
+"""A tiny model learns a rule from pairs, and asks it of new prompts; from pairs labelled at random it learns none."""
+
+import random
+from pathlib import Path
+
+import pytest
+
+import posttrain
+from posttrain.config import DpoConfig
+from tests.support.conversations import chat_model, chat_tokenizer
+
+DRAW = random.Random(7)
+
+
+def rows(*, shuffled: bool) -> list[dict[str, str]]:
+    """The better of two answers has even digits; shuffled, a coin says which is better."""
+    made = []
+    for number in range(160):
+        even, odd = ("".join(DRAW.choices(digits, k=4)) for digits in ("2468", "1357"))
+        chosen, rejected = (odd, even) if shuffled and DRAW.random() < 0.5 else (even, odd)
+        made.append({"prompt": f"{number:03d}=", "chosen": chosen, "rejected": rejected})
+    return made
+
+
+def trained(folder: Path, *, shuffled: bool, **dpo: object) -> posttrain.Run:
+    tokenizer = chat_tokenizer()
+    config = posttrain.load_recipe(
+        kind=DpoConfig,
+        task={"name": "dataset", "held_out_share": 0.3},
+        dpo={"learning_rate": 1e-3, "pairs_per_batch": 16, "num_epochs": 2, **dpo},
+        run={"folder": str(folder), "threads": 1},
+    )
+    policy = posttrain.as_policy(chat_model(tokenizer), tokenizer)
+    return posttrain.train_dpo(config, policy=policy, rows=rows(shuffled=shuffled))
+
+
+@pytest.mark.parametrize("loss", ["sigmoid", "ipo", "hinge"])
+def test_a_rule_is_learned_and_holds_for_held_out_pairs(tmp_path: Path, loss: str) -> None:
+    run = trained(tmp_path / "run", shuffled=False, loss=loss)
+    before, after = (run.summary[when] for when in ("before", "after"))
+    assert isinstance(before, dict)
+    assert isinstance(after, dict)
+    assert before["rewards/accuracies"] < 0.65
+    assert after["rewards/accuracies"] >= 0.95
+    assert after["rewards/margins_low"] > before["rewards/margins_high"]
+
+
+def test_from_labels_of_a_coin_nothing_holds_for_held_out_pairs(tmp_path: Path) -> None:
+    after = trained(tmp_path / "run", shuffled=True).summary["after"]
+    assert isinstance(after, dict)
+    assert after["rewards/accuracies_low"] < 0.5 < after["rewards/accuracies_high"]
