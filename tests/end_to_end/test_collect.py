@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,14 @@ import pytest
 import posttrain
 from posttrain.config import CollectConfig
 from posttrain.errors import RunError, UserError
+from posttrain.models.conversation_masks import Masking
 from posttrain.models.loading.new_model import new_model, new_tokenizer
 from posttrain.models.policy import Policy, as_policy
+from posttrain.models.rendering import TokenizerRenderer
+from posttrain.options.dataset import DatasetOptions
+from posttrain.options.pairs import PairOptions
 from posttrain.runs.threads import claim_threads
+from posttrain.tasks.preferences.preference_set import preference_set
 from posttrain.training.collecting import prompt_sampler
 from posttrain.training.collecting.collection import Collection, collect
 from tests.support.runs import SHAPE
@@ -75,6 +81,22 @@ def test_pairs_judged_by_a_reward_are_rows_with_the_better_one_chosen(policy: Po
     assert told["num_pairs"] == told["num_judged"] == len(rows) + len(ties)
     assert told["num_open"] == 0
     assert told["mean_chosen_tokens"] == 5.0  # none of them stopped
+
+
+def test_rows_are_pairs_for_whoever_learns_from_them(policy: Policy, tmp_path: Path) -> None:
+    run = collect(config_of(tmp_path / "run"), policy=policy, rows=ROWS, rewards=[length])
+    rows = lines(run.folder / "preferences.jsonl")
+    masking = Masking(renderer=TokenizerRenderer(policy.tokenizer), stop_ids=policy.stop_ids)
+    task = DatasetOptions(path=str(run.folder / "preferences.jsonl"), held_out_share=0.0)
+    found = preference_set(masking, task, PairOptions(), longest=96, seed=0)
+    assert found.bad.faults == []
+    assert len(found.training) == len(rows)
+    decode = partial(policy.tokenizer.decode, clean_up_tokenization_spaces=False)
+    for pair, row in zip(found.training, rows, strict=True):
+        assert (pair.prompt.text, pair.margin) == (row["prompt"], row["margin"])
+        for tokens, text in ((pair.chosen, row["chosen"]), (pair.rejected, row["rejected"])):
+            assert decode(tokens[:-1]) == text
+            assert tokens[-1] in policy.stop_ids
 
 
 def test_ties_stay_out_of_what_is_learned_and_may_be_dropped(policy: Policy, tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ inputs.json         what else it is made of, with digests
 completions.jsonl   a line for each prompt: its completions, and what the rewards said of them
 answers.jsonl       of a language model as judge: each answer as it came
 votes.jsonl         of people: each vote, and what was undone
-preferences.jsonl   the pairs of which one is better, for `posttrain reward-model` and `posttrain dpo`
+preferences.jsonl   the pairs of which one is better, rows for reward models and preference losses
 ties.jsonl          the others, in the same columns
 summary.json        counts, agreement, versions
 
