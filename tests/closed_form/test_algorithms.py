@@ -318,8 +318,10 @@ def test_the_same_options_build_the_same_function_as_calling_it() -> None:
     [
         (
             {},
-            "algorithm.name is missing.  There are: reinforce, rloo, grpo, dr_grpo, dapo, gspo, cispo, ppo, maxrl,"
-            " distill.",
+            (
+                "algorithm.name is missing.  There are: reinforce, rloo, grpo, dr_grpo, dapo, gspo, cispo, ppo, maxrl,"
+                " distill."
+            ),
         ),
         ({"name": "gpro"}, "algorithm.name = 'gpro': no such algorithm.  Did you mean `grpo` or `gspo`?"),
         ({"name": "q_learning"}, "algorithm.name = 'q_learning': no such algorithm.  There are: reinforce, rloo, grpo"),

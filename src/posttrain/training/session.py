@@ -208,13 +208,7 @@ def assembled(
     policy.require_as_made()
     task = task_of(config, own, policy)
     algorithm = own.algorithm or build_algorithm(config.algorithm)
-    if own.engine is None:
-        prompt_tokens = max((len(prompt.tokens) for prompt in longest_prompts(task)), default=0)
-        longest = config.rollout.max_completion_tokens + prompt_tokens
-        tried = engine_in_parity(policy, max_rows=config.rollout.max_rows, longest=longest)
-        engine, policy = cast(Engine, tried), tried.policy
-    else:
-        engine = require_engine(own.engine)
+    engine, policy = engine_of(config, own, task, policy)
     rewards = rewards_of(config, own, task, policy)
     collector = Collector(
         task,
@@ -261,6 +255,16 @@ def learner_settings(config: Config) -> LearnerSettings:
         reference_path=config.reference.path,
         template_options=config.model.template_options,
     )
+
+
+def engine_of(config: Config, own: CallerObjects, task: Task, policy: Policy) -> tuple[Engine, Policy]:
+    """The caller's engine or our own, and the policy as it agrees with what samples."""
+    if own.engine is not None:
+        return require_engine(own.engine), policy
+    prompt_tokens = max((len(prompt.tokens) for prompt in longest_prompts(task)), default=0)
+    longest = config.rollout.max_completion_tokens + prompt_tokens
+    tried = engine_in_parity(policy, max_rows=config.rollout.max_rows, longest=longest)
+    return cast(Engine, tried), tried.policy
 
 
 def task_of(config: Config, own: CallerObjects, policy: Policy) -> Task:
