@@ -222,7 +222,7 @@ def table() -> str:
     for row in rows():
         before, after = row["before"], row["after"]
         low, high = after["accuracy_sampled_interval"]
-        minutes = sum(row["seconds"].values()) / 60
+        minutes = row["seconds"]["total"] / 60
         lines.append(
             f"| {row['cell']} | {row['seed']} | {row['completion_tokens'] / 1e6:.2f} M"
             f" | {before['accuracy_sampled']:.3f} → {after['accuracy_sampled']:.3f} | {low:.3f} to {high:.3f}"

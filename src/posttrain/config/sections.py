@@ -108,7 +108,7 @@ class Config:
         if size < least:
             raise UserError(
                 f"rollout.group_size = {size} leaves a completion no siblings to compare with, as {algorithm.name}"
-                f" does; use >= {least}.  `reinforce` is content with 1."
+                f" does; use >= {least}.  `reinforce` and `ppo` are content with 1."
             )
 
     def _require_use_for_reference(self, algorithm: "Algorithm") -> None:

@@ -225,21 +225,7 @@ def assembled(
         ),
         resources=resources,
     )
-    learner = Learner(
-        policy,
-        algorithm,
-        LearnerSettings(
-            update=config.update,
-            max_completion_tokens=config.rollout.max_completion_tokens,
-            temperature=config.rollout.temperature,
-            seed=config.run.seed,
-            num_steps=config.run.num_steps,
-            refresh_reference_every=config.reference.refresh_every,
-            reference_path=config.reference.path,
-            template_options=config.model.template_options,
-        ),
-        own_optimizer=own.optimizer,
-    )
+    learner = Learner(policy, algorithm, learner_settings(config), own_optimizer=own.optimizer)
     return Session(
         config=config,
         own=own,
@@ -254,6 +240,20 @@ def assembled(
         collector=collector,
         learner=learner,
         trained=TrainedByReward(learner),
+    )
+
+
+def learner_settings(config: Config) -> LearnerSettings:
+    """What the second half of a step reads of the config."""
+    return LearnerSettings(
+        update=config.update,
+        max_completion_tokens=config.rollout.max_completion_tokens,
+        temperature=config.rollout.temperature,
+        seed=config.run.seed,
+        num_steps=config.run.num_steps,
+        refresh_reference_every=config.reference.refresh_every,
+        reference_path=config.reference.path,
+        template_options=config.model.template_options,
     )
 
 
