@@ -60,7 +60,7 @@ SETTINGS: Mapping[str, Mapping[str, Any]] = {
     "additions": {"name": "arithmetic", "system": ""},
 }
 """The tasks that models are scored on; the first is the one that they were trained on."""
-SAMPLES = 4
+SAMPLES = 2
 SEARCH = BehaviourReader(chosen_rows(BehaviourOptions(measure=("search",))))
 
 

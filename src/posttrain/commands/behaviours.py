@@ -48,6 +48,6 @@ def main(arguments: Sequence[str]) -> int:
     history = read_history(run, reader)
     print(f"{run}: {sum(map(len, history.steps.values()))} completions of {len(history.steps)} steps\n")
     print(history_table(history, reader))
-    draw_behaviours(history, reader, picture, title=str(run))
+    draw_behaviours(history, reader, picture, title=run.absolute().name)
     print(f"\n{picture} shows every step.")
     return 0

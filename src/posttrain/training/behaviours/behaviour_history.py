@@ -46,11 +46,7 @@ class BehaviourHistory:
         """Steps, and the signs per 1000 completion tokens in each."""
         told = {step: of_step(rows, name) for step, rows in self.steps.items()}
         told = {step: rows for step, rows in told.items() if rows}
-        counts = [
-            1000 * sum(each.signs[name].count for each in rows) / sum(each.num_tokens for each in rows)
-            for rows in told.values()
-        ]
-        return [*told], counts
+        return [*told], [per_1000_tokens(rows, name) for rows in told.values()]
 
     def quarter(self, *, last: bool) -> list[ReadCompletion]:
         """The completions of the first or the last quarter of the steps."""
@@ -62,6 +58,12 @@ class BehaviourHistory:
 def of_step(rows: Sequence[ReadCompletion], name: str) -> list[ReadCompletion]:
     """Those completions that a behaviour is read in."""
     return [each for each in rows if name in each.signs]
+
+
+def per_1000_tokens(rows: Sequence[ReadCompletion], name: str) -> float:
+    """Signs of a behaviour per 1000 tokens of the completions that it is read in, of which there are some."""
+    read = of_step(rows, name)
+    return 1000 * sum(each.signs[name].count for each in read) / sum(each.num_tokens for each in read)
 
 
 def read_history(run: Path, reader: BehaviourReader) -> BehaviourHistory:
@@ -108,18 +110,18 @@ def history_table(history: BehaviourHistory, reader: BehaviourReader) -> str:
     """A Markdown table: each behaviour in the first and the last quarter of the steps, and what goes with it."""
     first, last = history.quarter(last=False), history.quarter(last=True)
     lines = [
-        "| behaviour | what | first quarter | last quarter | signs per 1000 tokens | reward with | without |",
+        "| behaviour | what | first quarter | last quarter | signs per 1000 tokens | reward with, at last | without |",
         "|---|---|---|---|---|---|---|",
     ]
     for name, row in reader.rows.items():
         before, after = share_with_interval(first, name), share_with_interval(last, name)
-        _, signs = history.signs(name)
         if before is None or after is None:
             lines.append(f"| `{name}` | {row.says} | not read: problems without numbers and target | | | | |")
             continue
+        signs = " → ".join(f"{per_1000_tokens(rows, name):.2f}" for rows in (first, last))
         paid = [reward_by_behaviour(last, name, shown=shown) for shown in (True, False)]
         lines.append(
-            f"| `{name}` | {row.says} | {interval(before)} | {interval(after)} | {signs[0]:.2f} → {signs[-1]:.2f}"
+            f"| `{name}` | {row.says} | {interval(before)} | {interval(after)} | {signs}"
             f" | {' | '.join('—' if each is None else f'{each:.3f}' for each in paid)} |"
         )
     return "\n".join(lines)
