@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from posttrain.binding import call_arguments, constructed
 from posttrain.config.schema import section_record
 from posttrain.errors import UserError
+from posttrain.options.behaviours import BehaviourOptions
 from posttrain.options.countdown import CountdownOptions
 from posttrain.options.dataset import DatasetOptions
 from posttrain.options.demonstrator import Demonstrator
@@ -63,6 +64,7 @@ class Config:
     update: UpdateOptions = field(default_factory=UpdateOptions)
     reference: ReferenceOptions = field(default_factory=ReferenceOptions)
     evaluation: EvaluationOptions = field(default_factory=EvaluationOptions)
+    behaviours: BehaviourOptions = field(default_factory=BehaviourOptions)
     checkpoint: CheckpointOptions = field(default_factory=CheckpointOptions)
     tracker: TrackerOptions = field(default_factory=TrackerOptions)
     run: RunOptions = field(default_factory=RunOptions)

@@ -234,6 +234,7 @@ def step_report(
     gap_limit = gap_limit_metric(session.policy, session.engine) if updates else {}
     metrics = {
         **step_metrics(collected.groups, collected.grades, credited.groups.informed),
+        **session.behaviours.metrics(collected.groups),
         **credited.metrics,
         **update_metrics(updates),
         **gap_limit,

@@ -39,6 +39,8 @@ from posttrain.tasks.answers_of_task import (
 from posttrain.tasks.base import Task
 from posttrain.tasks.dataset import DatasetTask
 from posttrain.tasks.task_registry import load_task, require_task
+from posttrain.training.behaviours.behaviour_reader import BehaviourReader
+from posttrain.training.behaviours.behaviour_table import chosen_rows
 from posttrain.training.collector import Collector, CollectorSettings
 from posttrain.training.evaluation import Questions
 from posttrain.training.learner import Learner, LearnerSettings
@@ -126,6 +128,8 @@ class Session:
     learner: Learner
     trained: TrainedByReward
     """The learner with the counters of its run."""
+    behaviours: BehaviourReader
+    """What completions are read for, beside what they earn."""
     longest_prompt_tokens: int = 0
     """Of all prompts that are known; found by `require_room`."""
     held_out: Questions | None = None
@@ -170,7 +174,7 @@ class Session:
                 grading=self.config.grading,
                 on_error=self.config.rollout.on_reward_error,
                 resources=self.resources,
-                probes=task_probes(self.task),
+                probes={**self.behaviours.probes(), **task_probes(self.task)},
             )
         return self.held_out
 
@@ -204,6 +208,7 @@ def assembled(
     config: Config, own: CallerObjects, resources: Resources, threads: ThreadClaim, *, inference: bool
 ) -> Session:
     """A session of these parts and of what the config describes."""
+    behaviours = BehaviourReader(chosen_rows(config.behaviours))
     policy = own.policy or load_policy(config.model, seed=config.run.seed, inference=inference)
     policy.require_as_made()
     task = task_of(config, own, policy)
@@ -240,6 +245,7 @@ def assembled(
         collector=collector,
         learner=learner,
         trained=TrainedByReward(learner),
+        behaviours=behaviours,
     )
 
 
