@@ -62,6 +62,6 @@ OTHER_POLICIES: list[tuple[str, str, str, int]] = [
     ("training/teaching/privileged_prompts.py", "<= self.max_positions", "< self.max_positions", 0),
     ("training/teaching/privileged_prompts.py", "max((i for i, each", "min((i for i, each", 0),
     ("training/teaching/teacher.py", 'if options.weights == "start" else', "if False else", 0),
-    ("training/teaching/teacher.py", "if rows[0] != rows[1]:", "if False:", 0),
-    ("training/teaching/teacher.py", "    if other:", "    if False:", 0),
+    ("training/reference.py", "if rows[0] != rows[1]:", "if False:", 0),
+    ("training/reference.py", "    if differing:", "    if False:", 0),
 ]

@@ -49,7 +49,11 @@ ENTRY_POINTS = {
     "posttrain.trl.sft_trainer.__init__",
 }
 """Functions that people call with keywords of their choice, and that may therefore take more than six arguments."""
-ROWS_OF_THE_TABLE = {"posttrain.algorithms.table", "posttrain.algorithms.other_policies.distillation"}
+ROWS_OF_THE_TABLE = {
+    "posttrain.algorithms.table",
+    "posttrain.algorithms.actor_critic.ppo",
+    "posttrain.algorithms.other_policies.distillation",
+}
 """Where rows of the table of algorithms are: a signature is the schema of a recipe's section there."""
 TRIVIAL_STATEMENTS = 2
 """Statements of a function that needs no docstring."""

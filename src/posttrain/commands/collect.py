@@ -21,7 +21,7 @@ from posttrain.options.collect import PersonJudgeOptions
 if TYPE_CHECKING:
     from posttrain.training.collecting.collection import Collection
 
-MAY_CHANGE = ("run.threads",)
+MAY_CHANGE = ("run.threads", "judge.endpoint")
 """What may be another when a collection is resumed."""
 
 

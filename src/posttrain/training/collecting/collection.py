@@ -265,6 +265,7 @@ def open_collection(
     folder = CollectionFolder.resume(path) if resume else CollectionFolder.claim(path, overwrite=config.run.overwrite)
     with folder, Progress(0) as progress, interruptible() as interruption:
         if resume:
+            folder.replace_config(saved_recipe(config))
             folder.write_inputs(inputs)
         yield Collection(
             config=config,

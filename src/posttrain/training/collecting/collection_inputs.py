@@ -14,7 +14,8 @@ from posttrain.runs.run_inputs import RunInput, RunInputs, class_name, code_inpu
 from posttrain.runs.same_recipe import differences, leaves, run_recipe
 from posttrain.training.collecting.prompt_sampler import PairObjects
 
-MAY_CHANGE = ("run.folder", "run.overwrite", "run.threads")
+MAY_CHANGE = ("run.folder", "run.overwrite", "run.threads", "judge.endpoint")
+"""What makes no other collection of it; a server of one's own may have another port the next day."""
 
 
 def inputs_of_collection(config: CollectConfig, own: PairObjects) -> RunInputs:
