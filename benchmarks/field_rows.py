@@ -41,7 +41,7 @@ from posttrain.runs.reports import StepReport
 from posttrain.tasks.countdown.countdown_task import CountdownTask, compact, difficulty
 from posttrain.tasks.countdown.demonstrator import demonstrate
 from posttrain.tasks.countdown.problems import training_problem
-from posttrain.training.teaching.privileged_prompts import PrivilegedPrompts
+from posttrain.training.distillation.privileged_prompts import PrivilegedPrompts
 from posttrain.training.update import group_logprobs
 
 RESULTS = Path(__file__).parent / "results" / "field_rows.json"

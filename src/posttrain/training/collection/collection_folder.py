@@ -24,7 +24,7 @@ from posttrain.runs.folder import Folder
 from posttrain.runs.lock import lock_folder
 from posttrain.runs.run_inputs import FILE as INPUTS
 from posttrain.runs.run_inputs import RunInputs
-from posttrain.training.collecting.line_journal import LineJournal
+from posttrain.training.collection.line_journal import LineJournal
 
 COMPLETIONS, ANSWERS, VOTES = "completions.jsonl", "answers.jsonl", "votes.jsonl"
 PREFERENCES, TIES = "preferences.jsonl", "ties.jsonl"
