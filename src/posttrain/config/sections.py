@@ -179,7 +179,7 @@ class SftConfig:
         if task.name != DatasetOptions.name:
             raise UserError(
                 f"task.name = {task.name}: what is learned are rows (dataset) or demonstrations (countdown,"
-                " arithmetic)."
+                " arithmetic, sentences)."
             )
         self._require_none(self.sft.given("num_demonstrations"), "is for demonstrations; rows are what they are")
         if self.sft.eval_size != SftOptions().eval_size:
