@@ -78,7 +78,10 @@ IN_A_RECIPE = {
         "{update: {minibatches_per_epoch: 5}, rollout: {prompts_per_step: 4}}",
         "update.minibatches_per_epoch = 5 is more than the groups of a step",
     ),
-    "a reference that nothing uses": ("reference: {refresh_every: 5}", "reference.refresh_every = 5 refreshes"),
+    "a reference that nothing uses": (
+        "reference: {refresh_every: 5}",
+        "reference.refresh_every = 5 is about a reference",
+    ),
     "early stop without evaluations": (
         "{run: {early_stop_evaluations: 2}, evaluation: {every_steps: 0}}",
         "run.early_stop_evaluations = 2 waits for evaluations",

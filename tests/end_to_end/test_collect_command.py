@@ -1,9 +1,12 @@
 """`posttrain collect` with a tiny model: what it says, shows and refuses, in the terminal and after a signal."""
 
+import io
 import json
 import re
 import signal
+import sys
 import threading
+import time
 import urllib.request
 from pathlib import Path
 from typing import Any
@@ -163,20 +166,19 @@ def test_mistakes_are_told_in_one_message(
     assert not (tmp_path / "run").exists()
 
 
-def test_each_rater_votes_on_a_page_of_their_own(
-    recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    folder = tmp_path / "run"
+def test_each_rater_votes_on_a_page_of_their_own(recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, told = tmp_path / "run", io.StringIO()
+    monkeypatch.setattr(sys, "stdout", told)  # read while the command writes, which capsys does not bear
     asked = ["--judge.name", "person", "--judge.question", "How sound?", "--rewards", "--rater", "anna", "ben"]
     codes: list[int] = []
     running = threading.Thread(
         target=lambda: codes.append(main(["collect", str(recipe), "--run.folder", str(folder), *asked]))
     )
     running.start()
-    said = ""
-    while "End by the button" not in said:
-        assert running.is_alive(), said
-        said += capsys.readouterr().out
+    while "End by the button" not in told.getvalue():
+        assert running.is_alive(), told.getvalue()
+        time.sleep(0.02)
+    said = told.getvalue()
     addresses = dict(re.findall(r"(\w+): 4 of 4 pairs to judge at\s+(\S+)", said))
     for rater, choices in (("anna", ["left", "right", "tie"]), ("ben", ["tie", "tie", "tie", "skip"])):
         base, _, token = addresses[rater].partition("#")
@@ -187,7 +189,7 @@ def test_each_rater_votes_on_a_page_of_their_own(
         posted(f"{base}end", token, {})
     running.join(30)
     assert codes == [0]
-    out = capsys.readouterr().out
+    out = told.getvalue()
     assert "agreement  anna and ben: 33% alike" in out
     assert "over 3 pairs" in out
     assert "1 ties, 1 open" in out  # of the fourth pair there is a skip alone
