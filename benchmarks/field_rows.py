@@ -1,6 +1,7 @@
 """What rows that the field has added buy on Countdown, at equal completion tokens: GRPO, MaxRL, distillation.
 
     python benchmarks/field_rows.py CELL [CELL ...] [--seed 0] [--tokens 250000]
+    python benchmarks/field_rows.py --reading bundled
     python benchmarks/field_rows.py --hint-base
     python benchmarks/field_rows.py --table
 
@@ -14,19 +15,34 @@ not counted.  Results go to benchmarks/results/field_rows.json, cell by cell.
 import argparse
 import itertools
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 from typing import Any
 
+import torch
+
 import posttrain
+from posttrain.generation.in_process import InProcessEngine
+from posttrain.generation.request import Request
+from posttrain.generation.streams import StreamKey
+from posttrain.models.loading.model_folder import load_policy
+from posttrain.models.rendering import TokenizerRenderer
 from posttrain.options.countdown import CountdownOptions
 from posttrain.options.demonstrator import Demonstrator
+from posttrain.options.model import ModelOptions
+from posttrain.options.sampling import Sampling
+from posttrain.options.teacher import TeacherOptions
+from posttrain.records import Grades, Group, Prompt
+from posttrain.rewards.countdown.tries import HIT, MISS
+from posttrain.rewards.grading.grade import grade
 from posttrain.runs.reports import StepReport
-from posttrain.tasks.countdown.countdown_task import compact, difficulty
+from posttrain.tasks.countdown.countdown_task import CountdownTask, compact, difficulty
 from posttrain.tasks.countdown.demonstrator import demonstrate
 from posttrain.tasks.countdown.problems import training_problem
-from posttrain.tasks.countdown.search import HIT, MISS
+from posttrain.training.distillation.privileged_prompts import PrivilegedPrompts
+from posttrain.training.update import group_logprobs
 
 RESULTS = Path(__file__).parent / "results" / "field_rows.json"
 FOLDER = Path("runs/benchmark-field-rows")
@@ -116,6 +132,44 @@ def make_hint_base() -> None:
     print(posttrain.train_sft(config, rows=list(hint_rows())).summary["after"])
 
 
+def reading(model: str) -> dict[str, float]:
+    """What seeing a right sibling does to a model before any training: does it help whoever sees it?"""
+    policy = load_policy(ModelOptions(path=model))
+    engine, renderer = InProcessEngine(policy), TokenizerRenderer(policy.tokenizer)
+    task = CountdownTask(CountdownOptions(), renderer, seed=0)
+
+    def sampled(prompts: Sequence[Prompt], purpose: str) -> tuple[list[Group], Grades]:
+        key = StreamKey(0, purpose, 1)
+        asked = Request(group_size=8, max_completion_tokens=256, sampling=Sampling(), key=key)
+        groups = engine.rollout(prompts, asked)
+        return groups, grade(groups, task.reward_functions)
+
+    groups, grades = sampled(task.prompts(1, range(24)), "student")
+    shown = PrivilegedPrompts(TeacherOptions(sees="sibling", template=SHOWN), renderer, max_positions=1024)
+    seen = shown.of(groups, grades).tokens
+    own, theirs = (
+        group_logprobs(policy, groups, temperature=1.0, max_tokens=4096, teacher_prompts=prompts)
+        for prompts in (None, seen)
+    )
+    gaps = (theirs - own).split([len(rollout.tokens) for group in groups for rollout in group.rollouts])
+    more = [prompt != group.prompt.tokens for group, prompts in zip(groups, seen, strict=True) for prompt in prompts]
+    told = list(zip(gaps, grades.rewards.flatten().tolist(), more, strict=True))
+    helped = [
+        i for i, (group, prompts) in enumerate(zip(groups, seen, strict=True)) if group.prompt.tokens != prompts[0]
+    ]
+    _, by_teacher = sampled([replace(groups[i].prompt, tokens=seen[i][0]) for i in helped], "teacher")
+    return {
+        "accuracy": grades.rewards[helped].mean().item(),
+        "accuracy_seeing_a_right_sibling": by_teacher.rewards.mean().item(),
+        **{
+            f"nats_per_token_{name}": torch.cat([gap for gap, reward, on in told if on and reward == value])
+            .mean()
+            .item()
+            for name, value in (("right", 1.0), ("wrong", 0.0))
+        },
+    }
+
+
 def run(cell: str, seed: int, tokens: int) -> dict[str, Any]:
     """One cell's row."""
     config = posttrain.load_recipe(
@@ -168,7 +222,7 @@ def table() -> str:
     for row in rows():
         before, after = row["before"], row["after"]
         low, high = after["accuracy_sampled_interval"]
-        minutes = sum(row["seconds"].values()) / 60
+        minutes = row["seconds"]["total"] / 60
         lines.append(
             f"| {row['cell']} | {row['seed']} | {row['completion_tokens'] / 1e6:.2f} M"
             f" | {before['accuracy_sampled']:.3f} → {after['accuracy_sampled']:.3f} | {low:.3f} to {high:.3f}"
@@ -186,8 +240,11 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--tokens", type=int, default=250_000)
     parser.add_argument("--table", action="store_true")
+    parser.add_argument("--reading", metavar="MODEL")
     parser.add_argument("--hint-base", action="store_true")
     given = parser.parse_args()
+    if given.reading:
+        print(json.dumps(reading(given.reading), indent=1))
     if given.hint_base:
         make_hint_base()
     for cell in given.cells:

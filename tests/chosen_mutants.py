@@ -275,11 +275,11 @@ MUTANTS: list[tuple[str, str, str, int]] = [
     ("runs/files.py", "os.fsync(file.fileno())", "pass", 2),
     ("runs/files.py", "sync_folder(path.parent)", "pass", 0),
     ("training/learner.py", "step % every == 0", "step % (every + 1) == 0", 0),
-    ("training/learner.py", "returns=credit.returns,", "", 0),
-    ("training/learner.py", "-penalty.coefficient *", "penalty.coefficient *", 0),
+    ("training/learner.py", "**credit._asdict(), values=evidence.values", "advantages=credit.advantages", 0),
+    ("training/learner.py", "-self.lasting.kl_coefficient *", "self.lasting.kl_coefficient *", 0),
     ("training/learner.py", "(behaviour, reference)", "(reference, behaviour)", 0),
     ("training/learner.py", " or Need.REFERENCE_LOGPROBS not in self.algorithm.needs", "", 0),
-    ("training/learner.py", "(step - 1) * settings.updates_per_step + index", "step - 1 + index", 0),
+    ("training/learner.py", "(step - 1) * self.passes.updates + index", "step - 1 + index", 0),
     ("training/optimizer.py", 'rate * group.get("rate_scale", 1.0)', "rate", 0),
     ("training/optimizer.py", "setdefault(module, [])", "setdefault(POLICY, [])", 0),
     ("training/optimizer.py", "if limit is None]", "]", 0),
@@ -306,7 +306,7 @@ MUTANTS: list[tuple[str, str, str, int]] = [
     ("runs/run_folder.py", 'sync_folder(self.path / "rollouts")', "pass", 0),
     ("runs/folder.py", "sync_folder(self.path)\n", "pass\n", 0),
     ("training/state.py", "accuracy > self.best_accuracy", "accuracy >= self.best_accuracy", 0),
-    ("training/update.py", "total += loss.item()", "total = loss.item()", 0),
+    ("training/update.py", "total += share.item()", "total = share.item()", 0),
 ]
 
 

@@ -274,7 +274,7 @@ BECAUSE: dict[str, list[tuple[str, str]]] = {
         ("training/update.py", "observed.entropies.append(view.entropies.clone().double().cpu())"),
         (
             "training/update.py",
-            "observed.terms.setdefault(term.metric_name, []).append(values.clone().double().cpu())",
+            "observed.terms.setdefault(name, []).append(values.clone().double().cpu())",
         ),
         ("training/update.py", "bad = (~torch.isfinite(losses.clone())).nonzero()"),
     ],

@@ -42,14 +42,18 @@ ENTRY_POINTS = {
     "posttrain.training.sft.sft_run.train_sft",
     "posttrain.training.reward_model.reward_run.train_reward_model",
     "posttrain.training.dpo.dpo_run.train_dpo",
-    "posttrain.training.collecting.collection.collect",
+    "posttrain.training.collection.collection.collect",
     "posttrain.rewards.grading.grade.grade",
     "posttrain.course.one_group.grpo_step",
     "posttrain.trl.grpo_trainer.__init__",
     "posttrain.trl.sft_trainer.__init__",
 }
 """Functions that people call with keywords of their choice, and that may therefore take more than six arguments."""
-ROWS_OF_THE_TABLE = {"posttrain.algorithms.table", "posttrain.algorithms.other_policies.distillation"}
+ROWS_OF_THE_TABLE = {
+    "posttrain.algorithms.table",
+    "posttrain.algorithms.actor_critic.ppo",
+    "posttrain.algorithms.other_policies.distillation",
+}
 """Where rows of the table of algorithms are: a signature is the schema of a recipe's section there."""
 TRIVIAL_STATEMENTS = 2
 """Statements of a function that needs no docstring."""

@@ -35,6 +35,8 @@ class TokenColumns:
     """What a value head expected before each token when the step was collected."""
     returns: Float[Tensor, " token"] | None = None
     """What it should have expected."""
+    value_range: Float[Tensor, " token"] | None = None
+    """How far from `values` a value may move before a clipped value loss holds it."""
 
     def map(self, change: Callable[[Tensor], Tensor]) -> "TokenColumns":
         """Every column that is there, changed in the same way."""

@@ -4,6 +4,8 @@ import base64
 import hashlib
 import json
 import re
+import socket
+import struct
 import unicodedata
 from pathlib import Path
 
@@ -185,3 +187,16 @@ def test_a_vote_on_a_pair_that_is_not_shown_changes_nothing(tmp_path: Path) -> N
         for pair in ("1:0-1", "9:0-1", "", "__proto__", "0:0-1\n"):
             assert asked(server, "/vote", {"pair": pair, "choice": "left"})[0] == 409
         assert state(server)["done"] == 0
+
+
+def test_a_browser_that_goes_in_the_middle_of_a_request_harms_nobody(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with voting(ballot(tmp_path)) as server:
+        for sent in (b"POST /vote HTTP/1.1\r\nContent-Length: 40\r\n\r\n{", b"GET / HT", b"\x16\x03\x01"):
+            with socket.create_connection(("127.0.0.1", server.server_port)) as connection:
+                connection.sendall(sent)
+                linger = struct.pack("ii", 1, 0)  # closed by a reset, as a browser that was killed does it
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+        assert state(server)["done"] == 0
+    assert "Traceback" not in capsys.readouterr().err

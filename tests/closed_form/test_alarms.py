@@ -260,3 +260,20 @@ def test_the_share_of_repeated_ngrams() -> None:
     assert repeated_share([1, 2, 3]) == 0
     assert repeated_share(list(range(20))) == 0
     assert repeated_share([7] * 13) == pytest.approx(0.9)
+
+
+def test_values_that_are_worse_than_one_number_for_all_raise_the_critic_alarm_after_ten_such_steps() -> None:
+    worse = {"value/explained_variance": -0.3, "value/critic_alone": 0.0}
+    assert names(history(*[worse] * 9)) == []
+    assert names(history(*[worse] * 10)) == ["critic"]
+    assert names(history(*[worse] * 9, {**worse, "value/explained_variance": 0.01})) == []
+    alone = {**worse, "value/critic_alone": 1.0}
+    assert names(history(*[worse] * 5, *[alone] * 5)) == []
+
+
+def test_groups_of_one_are_no_lack_of_signal_where_every_completion_has_an_advantage() -> None:
+    """A group of one completion tells nothing by itself, and PPO asks nothing of it."""
+    alike = {"frac_reward_zero_std": 1.0}
+    assert names(history(*[alike] * 10)) == ["no signal"]
+    assert names(history(*[{**alike, "frac_zero_advantage": 0.0}] * 10)) == []
+    assert names(history(*[{**alike, "frac_zero_advantage": 1.0}] * 10)) == ["no signal"]

@@ -78,11 +78,15 @@ def test_a_mixture_counts_all_experts_and_computes_with_those_that_a_token_is_se
 def test_the_courses_column_is_ours_but_for_the_critics_gradient() -> None:
     """A critic of 8 B weights in 16 bits: 2 N = 16 GB of weights, 4 N = 32 GB of moments; a gradient is 2 N more."""
     assert 6 * LLAMA.parameters / GB == pytest.approx(48, rel=0.01)
-    critic = parts.critic(LLAMA, replace(IN_BF16, critic=True))
-    # Without the output matrix, 128,256 × 4096, in place of which it has one row.
-    trunk = 8_030_261_248 - 128_256 * 4096 + 4096
-    assert critic == 2 * trunk + 2 * trunk + 4 * trunk
+    critic = parts.critic(LLAMA, replace(IN_BF16, critic=True, value_head="linear"))
+    # Without the output matrix, 128,256 × 4096, in place of which it has a row and a bias, in float32.
+    trunk = 8_030_261_248 - 128_256 * 4096
+    assert critic == 2 * trunk + 2 * trunk + 4 * trunk + 16 * 4097
     assert parts.critic(LLAMA, IN_BF16) == 0
+    # On the policy's own trunk the head alone: 4 · 4096² + 4 · 4096 of the first layer, as many again and a bias after.
+    assert parts.critic(LLAMA, replace(IN_BF16, value_head="mlp")) == 16 * (4 * 4096**2 + 8 * 4096 + 1)
+    of_adapter = replace(IN_BF16, critic=True, value_head="linear").with_adapter(16)
+    assert parts.critic(LLAMA, of_adapter) == 16 * 4097 + 16 * parts.trained_parameters(LLAMA, of_adapter)
 
 
 def test_full_training_in_float32_is_sixteen_bytes_a_parameter() -> None:
@@ -229,12 +233,13 @@ CHANGES: dict[str, Callable[[MemorySetup], MemorySetup]] = {
     "reference": lambda setup: replace(setup, reference=False),
     "frozen": lambda setup: replace(setup, trained=10**8),
     "critic": lambda setup: replace(setup, critic=False),
+    "value head": lambda setup: replace(setup, value_head="linear"),
 }
 
 
 @pytest.mark.parametrize("change", CHANGES)
 def test_whatever_should_save_memory_does(change: str) -> None:
-    setup = MemorySetup(reference=True, critic=True, compute_bytes=BFLOAT16)
+    setup = MemorySetup(reference=True, critic=True, value_head="mlp", compute_bytes=BFLOAT16)
     before, after = memory_plan(QWEN, setup), memory_plan(QWEN, CHANGES[change](setup))
     assert min(after.phases[phase] - before.phases[phase] for phase in ("sampling", "updating")) < 0
 
@@ -324,7 +329,8 @@ def test_each_column_differs_from_grpo_by_what_its_name_says() -> None:
         name: memory_plan(QWEN, setup) for name, setup in side_by_side(MemorySetup().with_adapter(4)).items()
     }
     grpo = plans["GRPO"]
-    assert plans["PPO"].peak - grpo.peak == parts.critic(QWEN, MemorySetup(critic=True))
+    setup = MemorySetup(critic=True, value_head="mlp")
+    assert plans["PPO"].peak - grpo.peak == parts.critic(QWEN, setup) + parts.value_activations(QWEN, setup)
     assert plans["recipe"].trained < plans["GRPO LoRA"].trained < grpo.trained == QWEN.parameters
     assert plans["GRPO QLoRA"].always["weights"] < plans["GRPO LoRA"].always["weights"]
 

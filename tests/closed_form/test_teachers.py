@@ -8,15 +8,21 @@ from pathlib import Path
 import pytest
 import torch
 
+from posttrain import load_recipe
 from posttrain.algorithms.table import build_algorithm
 from posttrain.errors import UserError
+from posttrain.models.memory.memory_plan import memory_plan
+from posttrain.models.memory.memory_setup import MemorySetup
+from posttrain.models.memory.model_files import recipe_shape
 from posttrain.models.policy import as_policy
 from posttrain.models.rendering import TokenizerRenderer
 from posttrain.options.teacher import TeacherOptions
 from posttrain.records import Finish, Grades, Group, Prompt, Rollout
+from posttrain.runs.planned_memory import rl_setup
+from posttrain.runs.run_inputs import named_files
+from posttrain.training.distillation.privileged_prompts import PrivilegedPrompts, TeacherPrompts, filled
+from posttrain.training.distillation.teacher import teacher_of
 from posttrain.training.reference import FrozenCopy, UncopiedPolicy, require_same_vocabulary
-from posttrain.training.teaching.privileged_prompts import PrivilegedPrompts, TeacherPrompts, filled
-from posttrain.training.teaching.teacher import teacher_of
 from tests.support.model_folders import plain_tokenizer
 from tests.support.runs import save_tiny_model
 from tests.support.tiny import tiny_model, tiny_policy, tokenizer
@@ -192,3 +198,20 @@ def test_a_conversation_without_a_user_has_no_place_for_more() -> None:
     prompt = Prompt(id="p", text="be", tokens=(1,), messages=({"role": "system", "content": "be"},))
     with pytest.raises(UserError, match=r"prompt p: no message of the user's"):
         PrivilegedPrompts(SIBLING, TokenizerRenderer(tokenizer()), max_positions=9).written(prompt, "x")
+
+
+def test_the_plan_of_memory_holds_another_model_that_teaches_and_the_start_of_the_student() -> None:
+    def setup(teacher: dict[str, object]) -> MemorySetup:
+        config = load_recipe(algorithm={"name": "distill", "teacher": teacher})
+        shape = recipe_shape(config.model)
+        assert named_files(config) == {}  # what comes with the package is its own
+        made = rl_setup(config, shape, build_algorithm(config.algorithm), prompt_tokens=9, on_cuda=False)
+        assert memory_plan(shape, made).always["teacher"] == made.teacher
+        return made
+
+    other, itself, began = (
+        setup(each) for each in ({"model": "bundled"}, {"sees": "answer"}, {"sees": "answer", "weights": "start"})
+    )
+    assert other.teacher == 4 * recipe_shape(load_recipe().model).parameters
+    assert (itself.teacher, began.teacher) == (0, 0)
+    assert [each.reference for each in (other, itself, began)] == [False, False, True]

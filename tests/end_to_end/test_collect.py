@@ -2,21 +2,26 @@
 
 import json
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 import posttrain
-from posttrain.cli import main
 from posttrain.config import CollectConfig
 from posttrain.errors import RunError, UserError
+from posttrain.models.conversation_masks import Masking
 from posttrain.models.loading.new_model import new_model, new_tokenizer
 from posttrain.models.policy import Policy, as_policy
-from posttrain.training.collecting import prompt_sampler
-from posttrain.training.collecting.collection import Collection, collect
-from tests.support.runs import SHAPE, save_tiny_model
+from posttrain.models.rendering import TokenizerRenderer
+from posttrain.options.dataset import DatasetOptions
+from posttrain.options.pairs import PairOptions
+from posttrain.runs.threads import claim_threads
+from posttrain.tasks.preferences.preference_set import preference_set
+from posttrain.training.collection import prompt_sampler
+from posttrain.training.collection.collection import Collection, collect
+from tests.support.runs import SHAPE
 
 ROWS = [{"prompt": f"{a} and ", "wanted": str(a)} for a in range(6)]
 
@@ -78,6 +83,22 @@ def test_pairs_judged_by_a_reward_are_rows_with_the_better_one_chosen(policy: Po
     assert told["mean_chosen_tokens"] == 5.0  # none of them stopped
 
 
+def test_rows_are_pairs_for_whoever_learns_from_them(policy: Policy, tmp_path: Path) -> None:
+    run = collect(config_of(tmp_path / "run"), policy=policy, rows=ROWS, rewards=[length])
+    rows = lines(run.folder / "preferences.jsonl")
+    masking = Masking(renderer=TokenizerRenderer(policy.tokenizer), stop_ids=policy.stop_ids)
+    task = DatasetOptions(path=str(run.folder / "preferences.jsonl"), held_out_share=0.0)
+    found = preference_set(masking, task, PairOptions(), longest=96, seed=0)
+    assert found.bad.faults == []
+    assert len(found.training) == len(rows)
+    decode = partial(policy.tokenizer.decode, clean_up_tokenization_spaces=False)
+    for pair, row in zip(found.training, rows, strict=True):
+        assert (pair.prompt.text, pair.margin) == (row["prompt"], row["margin"])
+        for tokens, text in ((pair.chosen, row["chosen"]), (pair.rejected, row["rejected"])):
+            assert decode(tokens[:-1]) == text
+            assert tokens[-1] in policy.stop_ids
+
+
 def test_ties_stay_out_of_what_is_learned_and_may_be_dropped(policy: Policy, tmp_path: Path) -> None:
     kept = collect(config_of(tmp_path / "kept"), policy=policy, rows=ROWS, rewards=[alike])
     assert lines(kept.folder / "preferences.jsonl") == []
@@ -95,6 +116,19 @@ def test_a_margin_makes_ties_of_small_differences(policy: Policy, tmp_path: Path
     assert all(row["margin"] > 2 for row in lines(run.folder / "preferences.jsonl"))
     assert all(row["margin"] <= 2 for row in lines(run.folder / "ties.jsonl"))
     assert any(row["margin"] > 0 for row in lines(run.folder / "ties.jsonl"))
+
+
+def test_another_seed_samples_other_completions(policy: Policy, tmp_path: Path) -> None:
+    configs = [config_of(tmp_path / str(seed), run={"seed": seed}) for seed in (0, 1)]
+    runs = [collect(config, policy=policy, rows=ROWS, rewards=[length]) for config in configs]
+    first, second = (lines(run.folder / "completions.jsonl") for run in runs)
+    assert [each["completions"] for each in first] != [each["completions"] for each in second]
+
+
+def test_the_number_of_threads_is_claimed_while_completions_are_sampled(policy: Policy, tmp_path: Path) -> None:
+    config = config_of(tmp_path / "run", run={"threads": 2})
+    with claim_threads(1), pytest.raises(UserError, match=r"run\.threads = 2, but another session"):
+        collect(config, policy=policy, rows=ROWS, rewards=[length])
 
 
 def test_a_pair_with_an_unscored_completion_stays_open(policy: Policy, tmp_path: Path) -> None:
@@ -213,122 +247,6 @@ def test_people_go_on_without_the_model(policy: Policy, tmp_path: Path, monkeypa
     monkeypatch.delattr(prompt_sampler, "load_policy")
     again = collect(config, policy=policy, rows=ROWS, people=once, resume=True)
     assert (first.summary["num_judged"], again.summary["num_judged"]) == (1, 2)
-
-
-# The command
-
-
-@pytest.fixture(scope="module")
-def recipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("collect")
-    save_tiny_model(folder / "model")
-    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
-    (folder / "mine.py").write_text("def length(completions, **c):\n    return [float(len(t)) for t in completions]\n")
-    content = {
-        "model": {"path": str(folder / "model")},
-        "task": {"name": "dataset", "path": str(folder / "rows.jsonl"), "held_out_share": 0.0},
-        "rewards": [f"{folder}/mine.py:length"],
-        "sampling": {"max_completion_tokens": 5},
-        "collect": {"num_prompts": 4, "group_size": 2, "cut_off": "keep"},
-        "run": {"threads": 1},
-    }
-    (folder / "recipe.yaml").write_text(yaml.safe_dump(content))
-    return folder / "recipe.yaml"
-
-
-def test_the_command_collects_and_says_what_there_is(
-    recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    folder = tmp_path / "run"
-    assert main(["collect", str(recipe), "--run.folder", str(folder)]) == 0
-    said = capsys.readouterr().out
-    assert "sampled    8 completions of 4 prompts" in said
-    assert f"rows       {folder}/preferences.jsonl" in said
-    assert main(["collect", str(recipe), "--run.folder", str(folder)]) == 2
-    assert f"--resume {folder}" in capsys.readouterr().err
-    assert main(["collect", "--resume", str(folder), "--run.threads", "1"]) == 0
-    assert main(["collect", "--resume", str(folder), "--collect.group-size", "3"]) == 2
-    assert "a resumed run keeps its recipe; only run.threads may change" in capsys.readouterr().err
-    assert main(["config", str(folder / "config.yaml")]) == 0
-    assert "judge:\n  name: reward" in capsys.readouterr().out
-
-
-def test_a_dry_run_shows_the_plan_and_the_first_pairs_and_keeps_nothing(
-    recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    folder = tmp_path / "run"
-    asked = ["--collect.group-size", "3", "--collect.pairs", "random", "--collect.pairs-per-prompt", "2"]
-    assert main(["collect", str(recipe), "--run.folder", str(folder), "--dry-run", *asked]) == 0
-    said = capsys.readouterr().out
-    assert "samples    4 prompts × 3 completions, round 1" in said
-    assert "pairs      random: at most 8" in said
-    assert ", reward " in said
-    assert "compared   " in said
-    assert not folder.exists()
-
-
-def test_a_changed_file_is_told_when_a_collection_is_resumed(
-    recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    folder, rows = tmp_path / "run", tmp_path / "rows.jsonl"
-    rows.write_text((recipe.parent / "rows.jsonl").read_text())
-    assert main(["collect", str(recipe), "--run.folder", str(folder), "--task.path", str(rows)]) == 0
-    rows.write_text(rows.read_text() + '{"prompt": "one more"}\n')
-    assert main(["collect", "--resume", str(folder)]) == 2
-    assert f"task.path = {rows} has changed since the run began" in capsys.readouterr().err
-    assert main(["collect", "--resume", str(folder), "--accept-changes"]) == 0
-    assert json.loads((folder / "inputs.json").read_text())["changes"]
-
-
-def test_votes_in_the_terminal(
-    recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = tmp_path / "run"
-    typed = iter(["1", "u", "U", "what?", "2", "t", "q"])
-    monkeypatch.setattr("builtins.input", lambda prompt="": next(typed))
-    asked = ["--judge.name", "person", "--rewards", "--terminal", "--rater", "anna"]
-    assert main(["collect", str(recipe), "--run.folder", str(folder), *asked]) == 0
-    said = capsys.readouterr().out
-    assert "taken back" in said
-    assert "there is no vote to take back" in said
-    assert "'what?' is none of them" in said
-    votes = lines(folder / "votes.jsonl")
-    assert ["undone" in each for each in votes] == [False, True, False, False]
-    left = votes[2]["left"]
-    assert votes[2]["vote"] == ("second" if left == "first" else "first")  # 2 is the one on the right
-    assert votes[3]["vote"] == "tie"
-    assert "2 open" in said
-    assert f"posttrain collect --resume {folder}" in said
-    monkeypatch.setattr("builtins.input", raises_end)
-    assert main(["collect", "--resume", str(folder), "--terminal", "--rater", "anna"]) == 0
-    assert "2 of 4 judged by anna" in capsys.readouterr().out
-
-
-def raises_end(prompt: str = "") -> str:
-    raise EOFError
-
-
-@pytest.mark.parametrize(
-    ("flags", "says"),
-    [
-        (["--sampling.temperature", "0"], "makes all completions of a prompt the same"),
-        (["--judge.name", "llm"], "give judge.endpoint"),
-        (["--judge.name", "person"], "rewards: judge.name = person and collect.pairs = all ask no reward"),
-        (["--judge.name", "persons"], "Did you mean `person`"),
-        (["--judge.margin", "-1"], "judge.margin = -1.0 is no difference"),
-        (["--judge.rubric", "x"], "no such flag"),
-        (["--rater", "anna", "anna"], "name each rater once"),
-        (["--rater", "anna", "ben", "--terminal"], "a terminal asks one person"),
-        (["--port", "70000"], "is no port"),
-        (["--update.learning-rate", "1"], "no such flag"),
-    ],
-)
-def test_mistakes_are_told_in_one_message(
-    flags: list[str], says: str, recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["collect", str(recipe), "--run.folder", str(tmp_path / "run"), *flags]) == 2
-    assert says in capsys.readouterr().err
-    assert not (tmp_path / "run").exists()
 
 
 def test_other_recipes_and_folders_are_refused(policy: Policy, tmp_path: Path) -> None:

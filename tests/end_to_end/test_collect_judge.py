@@ -17,8 +17,8 @@ from posttrain.errors import RunError, UserError
 from posttrain.options.collect import LlmJudgeOptions
 from posttrain.rewards.judge import judge_reward
 from posttrain.runs.reports import Run
-from posttrain.training.collecting import collection
-from posttrain.training.collecting.judge_answers import LlmJudge, read_principles
+from posttrain.training.collection import collection
+from posttrain.training.collection.judge_answers import LlmJudge, read_principles
 from tests.support.comparisons import written_pair, written_pairs
 from tests.support.faulty_endpoint import Endpoint, endpoint, reply, says, slow, status
 from tests.support.runs import save_tiny_model, start
@@ -107,22 +107,16 @@ def test_what_is_answered_is_kept_when_the_judge_fails_and_not_asked_again(model
         collected(folder, at, model, options={"at_once": 1, "tries": 1})
     answered = [each for each in lines(folder / "answers.jsonl") if each["order"]]
     assert len(answered) == 5
-    url = at.url
-    config = yaml.safe_load((folder / "config.yaml").read_text())
-    with endpoint(longer) as again:
-        config["judge"]["endpoint"] = again.url  # the test's own server has another port
-        (folder / "config.yaml").write_text(yaml.safe_dump(config))
+    with endpoint(longer) as again:  # at another port, as a server that was started again may be
         run = collected(folder, again, model, resume=True, options={"at_once": 1, "tries": 1})
         asked = len(again.asked)
-    assert url != again.url
+    assert again.url in (folder / "config.yaml").read_text()
     unasked = [each for each in lines(folder / "answers.jsonl") if not each["order"]]
     assert asked == 2 * (run.summary["num_pairs"] - len(unasked)) - 5
     assert run.summary["num_open"] == 0
     kept = lines(folder / "answers.jsonl")
     assert len({(each["pair"], each["principle"], each["order"]) for each in kept}) == len(kept)
     with endpoint(longer) as third:
-        config["judge"]["endpoint"] = third.url
-        (folder / "config.yaml").write_text(yaml.safe_dump(config))
         collected(folder, third, model, resume=True, options={"at_once": 1, "tries": 1})
         assert third.asked == []
 
@@ -222,6 +216,15 @@ def test_who_says_nothing_or_writes_the_judge_s_part_loses_unasked(first: str, s
     assert [each["share"] for each in kept] == [share]
     assert kept[0]["says"].startswith("unasked: the ")
     assert judge.open_questions([pair], kept) == []
+
+
+def test_the_rubric_is_what_is_asked_and_the_prompt_stands_before_the_answers() -> None:
+    with endpoint(longer) as at:
+        judge = LlmJudge(options(endpoint=at.url, rubric="Which is kinder?"), seed=0)
+        judge.ask(judge.open_questions([written_pair(prompt="What is 5 + 6?")], []), lambda answer: None)
+    system, user = (message["content"] for message in at.asked[0]["messages"])
+    assert "Which is kinder?" in system
+    assert user.startswith("Task:\nWhat is 5 + 6?\n")
 
 
 def test_only_the_answer_after_the_thinking_is_judged_unless_all_is(tmp_path: Path) -> None:

@@ -43,22 +43,18 @@ def trained(config: posttrain.Config, **options: Any) -> list[dict[str, Any]]:
     return metrics_of(run.folder)[1:]
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"teacher": {"sees": "sibling"}, "reward_weight": 1.0},
-        {"teacher": {"sees": "answer", "weights": "start"}, "signal": "sampled", "horizon": "completion"},
-    ],
-    ids=["sibling", "answer"],
-)
-def test_a_run_taught_by_itself_resumes_to_the_bit(models: Path, tmp_path: Path, options: dict[str, Any]) -> None:
-    whole = trained(config_of(models, tmp_path / "whole", **options))
-    assert all(0 < step["teacher/shown"] <= 1 for step in whole)
+def test_a_run_taught_by_itself_beside_rewards_resumes_to_the_bit(models: Path, tmp_path: Path) -> None:
+    config = config_of(models, tmp_path / "run", {"sees": "sibling"}, reward_weight=1.0)
+    whole = trained(config)
+    assert all(0 < step["teacher/shown"] < 1 for step in whole)
     assert any(step["kl_teacher"] != 0 for step in whole)
-    parts = config_of(models, tmp_path / "parts", **options)
-    trained(parts)
-    again = trained(parts, resume=True, from_step=1)
-    assert again == whole
+    assert trained(config, resume=True, from_step=1) == whole
+
+
+def test_an_answer_is_shown_to_every_completion_and_the_sampled_signal_is_told(models: Path, tmp_path: Path) -> None:
+    teacher = {"sees": "answer", "weights": "start"}
+    steps = trained(config_of(models, tmp_path / "run", teacher, signal="sampled", horizon="completion"))
+    assert all(step["teacher/shown"] == 1 and step["kl_teacher"] != 0 for step in steps)
 
 
 def test_another_model_teaches_and_the_run_knows_it_by_its_content(models: Path, tmp_path: Path) -> None:

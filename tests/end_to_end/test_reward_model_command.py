@@ -129,6 +129,8 @@ def test_a_dry_run_shows_plan_and_pairs_and_makes_nothing(
     assert "pairs of " in out
     assert "⟪yes " in out
     assert not Path("run").exists()
+    assert main(["plan", "recipe.yaml"]) == 0
+    assert "It fits" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

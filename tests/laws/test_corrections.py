@@ -35,7 +35,7 @@ def some_tokens(seed: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, to
 
 
 @pytest.mark.parametrize("name", BY_REWARD)
-@settings(max_examples=8)
+@settings(max_examples=5)
 @given(seed=st.integers(0, 2**31), options=CORRECTIONS)
 def test_samples_of_the_policy_that_the_step_starts_from_need_no_correction(name, seed, options) -> None:
     logprobs, behaviour, advantages, rollout = some_tokens(seed)
@@ -49,7 +49,7 @@ def test_samples_of_the_policy_that_the_step_starts_from_need_no_correction(name
     assert torch.equal(found[0][1], found[1][1])
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(seed=st.integers(0, 2**31), options=CORRECTIONS)
 def test_no_weight_is_above_the_bound_and_only_what_is_masked_has_none(seed, options) -> None:
     proximal, behaviour, _, rollout = some_tokens(seed)

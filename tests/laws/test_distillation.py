@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -17,8 +17,8 @@ from posttrain.algorithms.table import build_algorithm
 from posttrain.batch import Batch, CreditedGroups, collate, sampled_columns
 from posttrain.models.policy import Policy
 from posttrain.records import Group
+from posttrain.training.distillation.teacher import Teacher
 from posttrain.training.reference import FrozenCopy, UncopiedPolicy
-from posttrain.training.teaching.teacher import Teacher
 from posttrain.training.update import Objective, group_logprobs
 from tests.support.enumerated import COMPLETIONS, Tree
 from tests.support.tiny import (
@@ -103,6 +103,7 @@ def test_the_two_horizons_differ_by_how_earlier_tokens_change_what_follows() -> 
     torch.testing.assert_close(short[last], long[last], rtol=1e-12, atol=1e-14)
 
 
+@settings(max_examples=20)
 @given(st.lists(st.lists(st.integers(1, 4), min_size=2, max_size=2), min_size=1, max_size=3), st.integers(0, 99))
 def test_what_is_to_go_is_summed_within_each_completion(lengths: list[list[int]], seed: int) -> None:
     counts = torch.tensor(lengths)
@@ -174,15 +175,15 @@ def gradient_by_hand(policy: Policy, teacher: Policy, seen: Sequence[Sequence[tu
 @pytest.mark.parametrize("budget", [10_000, 12])
 def test_the_full_signal_has_the_gradient_of_the_kl_to_a_teacher_that_sees_more(family: str, budget: int) -> None:
     policy, other = tiny_policy(family), tiny_policy(family, seed=1)
-    algorithm = build_algorithm({"name": "distill"})
+    algorithm = build_algorithm({"name": "distill", "coefficient": 0.5})
     for teacher, seen in ((other, SEEN), (other, None), (policy, SEEN)):
         by_hand = gradient_by_hand(policy, teacher, seen or [[g.prompt.tokens] * 3 for g in GROUPS], heat=0.8)
         objective = Objective(algorithm=algorithm, temperature=0.8, teacher=Teacher(UncopiedPolicy(teacher), None))
         batch = taught_batch(algorithm, seen)
         gradient, metrics = gradient_of_update(policy, batch, objective, tokens_per_microbatch=budget)
-        assert relative_distance(gradient, by_hand) < 1e-9
-        assert metrics["kl_teacher"] == pytest.approx(metrics["loss"], rel=1e-9)
-    assert metrics["num_micro_batches"] == (1 if budget > 100 else metrics["num_micro_batches"])
+        assert relative_distance(gradient, 0.5 * by_hand) < 1e-9
+        assert metrics["loss"] == pytest.approx(0.5 * metrics["kl_teacher"], rel=1e-9)
+        assert (metrics["num_micro_batches"] > 1) == (budget == 12)
 
 
 def test_a_student_that_sees_what_its_teacher_sees_and_is_it_learns_nothing() -> None:

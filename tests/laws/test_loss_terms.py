@@ -242,8 +242,8 @@ def test_a_term_of_the_entropy_is_differentiated() -> None:
 def test_values_are_refused_where_nothing_can_give_them() -> None:
     algorithm = build_algorithm(PLAIN_DAPO)
     wanting = replace(OWN_TERM, needs=frozenset({Need.VALUES}))
-    with pytest.raises(UserError, match=r"algorithm dapo: a term needs values, and the policy has no value head"):
-        stages_with(with_terms(algorithm, wanting))
+    with pytest.raises(UserError, match=r"algorithm dapo: a term needs values, and critic = None"):
+        with_terms(algorithm, wanting)
 
 
 # The update does not know which algorithm runs.

@@ -53,7 +53,7 @@ def test_loss_and_gradient_are_the_weighted_mean_over_pairs_one_row_at_a_time(na
     expected = (weights * losses).sum() / 7.5
     expected.backward()
     for learner in (twin(policy), through_its_own_forward(policy)):
-        for budget in (3, 21, 40, 1000):
+        for budget in (3, 40, 1000):
             learner.model.zero_grad()
             loss, measured = accumulate(learner, PAIRS, REFERENCE, objective, budget)
             assert loss == pytest.approx(expected.item(), rel=1e-12)

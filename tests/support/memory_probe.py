@@ -79,6 +79,7 @@ def held_more(shape: dict) -> int:
     learner = Learner(policy, build_algorithm(shape["algorithm"]), settings)
     for step in (1, 2):  # from the second on there are moments
         credited = learner.credit(collector.collect(step, no_journal, Clock()), Clock())
+        learner.remember(credited)
         learner.learn(learner.batches(credited, Clock()), step, Clock())
     return peak_memory_bytes() - imported
 

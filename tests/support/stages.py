@@ -59,6 +59,7 @@ class Stages:
 
     def learn(self, credited: CreditedStep) -> dict[str, float]:
         """Take the updates; their metrics, and how many there were."""
+        self.learner.remember(credited)
         batches = self.learner.batches(credited, Clock())
         reports = self.learner.learn(batches, credited.collected.step, Clock())
         return {**update_metrics(reports), "num_updates": len(reports)}

@@ -7,12 +7,15 @@ from dataclasses import dataclass
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
+from posttrain.algorithms.actor_critic.lasting import AdaptiveKl, RewardScaling
 from posttrain.algorithms.aggregation import sums_differ
 from posttrain.algorithms.checks import require_credit, require_weights
 from posttrain.algorithms.credit import Credit, CreditRule, Evidence
 from posttrain.algorithms.terms import KlTerm, LossTerm, Need, TokenView, needs_of, total_loss
 from posttrain.errors import UserError
+from posttrain.options.critic import CriticOptions
 from posttrain.options.teacher import TeacherOptions
+from posttrain.options.training import ONE_PASS, Passes
 from posttrain.records import Grades, Group
 
 
@@ -54,6 +57,16 @@ class Algorithm:
     """Whether completions that no reward function scored count, with an advantage of 0: in divisors, and in a KL."""
     least_group_size: int = 2
     """Completions of a prompt that it takes to tell better from worse: 2 where they are compared with each other."""
+    critic: CriticOptions | None = None
+    """What expects the reward, token by token; None goes without."""
+    adaptive_kl: AdaptiveKl | None = None
+    """What moves the coefficient of `kl_penalty` from step to step."""
+    reward_scaling: RewardScaling | None = None
+    """What rewards go through before credit is made of them."""
+    passes: Passes = ONE_PASS
+    """Epochs and mini-batches of a step, where the recipe leaves them to the algorithm."""
+    largest_epoch_kl: float | None = None
+    """KL to the policy that sampled, in nats per token, beyond which the rest of a step's updates are left out."""
     teacher: TeacherOptions | None = None
     """Whose log-probs are learned, by a term or a rule of credit that needs them."""
 
@@ -75,6 +88,8 @@ class Algorithm:
             twice = [name for name, count in Counter(names).items() if count > 1]
             if twice:
                 raise UserError(f"{owner}: {names.count(twice[0])} {what} {twice[0]!r}; give each a name of its own.")
+        if Need.VALUES in self.needs and self.critic is None:
+            raise UserError(f"{owner}: a term needs values, and critic = None; give a CriticOptions.")
         if self.uses_teacher and self.teacher is None:
             raise UserError(f"{owner}: a term needs a teacher, and none is named; give `teacher`, a TeacherOptions.")
 

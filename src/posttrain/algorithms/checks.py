@@ -22,8 +22,9 @@ def require_credit(credit: object, evidence: Evidence, groups: Sequence[Group], 
             " posttrain.algorithms.credit.Credit, such as Credit(advantages)."
         )
     num_tokens = int(evidence.lengths.sum())
-    columns = {"advantages": credit.advantages} | ({} if credit.returns is None else {"returns": credit.returns})
-    for name, column in columns.items():
+    for name, column in credit._asdict().items():
+        if column is None and name != "advantages":
+            continue
         if not is_column(column, num_tokens):
             raise RunError(
                 f"{owner}: its credit rule returned {described(column)} as {name}; return a floating-point tensor of"

@@ -37,6 +37,12 @@ class Evidence:
     """The process rewards among them, by the weights of their functions; NaN on tokens that end no step."""
     values: Float64[Tensor, " token"] | None = None
     """What a value head expected before each token."""
+    final_values: Float64[Tensor, "prompt group"] | None = None
+    """What it expected after the last token of each completion that was cut off; 0 for the others."""
+    truncated: Bool[Tensor, "prompt group"] | None = None
+    """Completions that were cut off at the limit instead of stopping; None where nobody says."""
+    sampled: Bool[Tensor, " token"] | None = None
+    """Tokens that the policy sampled; None is all of them."""
     teacher_gaps: Float64[Tensor, " token"] | None = None
     """log π of a teacher less log μ, of each token: above 0 where the teacher finds it likelier."""
 
@@ -62,6 +68,9 @@ class Credit(NamedTuple):
     """0 on every token of a completion that nothing scored."""
     returns: Float64[Tensor, " token"] | None = None
     """What a value head should have expected before each token; None for algorithms without values."""
+    value_range: Float64[Tensor, " token"] | None = None
+    """How far from what it expected a value may move in this step before a clipped value loss holds it; None: as far as
+    it likes."""
 
 
 CreditRule = Callable[[Evidence], Credit]

@@ -12,6 +12,7 @@ from typing import Literal
 
 from torch import Tensor
 
+from posttrain.algorithms.actor_critic.ppo import ppo
 from posttrain.algorithms.advantages import (
     batch_centred,
     group_centred,
@@ -333,6 +334,7 @@ ALGORITHMS: Mapping[str, Callable[..., Algorithm]] = {
     "dapo": dapo,
     "gspo": gspo,
     "cispo": cispo,
+    "ppo": ppo,
     "maxrl": maxrl,
     "distill": distill,
 }

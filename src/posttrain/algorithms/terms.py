@@ -33,7 +33,8 @@ class Need(StrEnum):
     ENTROPY = "entropy"
     """Entropy of the policy's next-token distributions: another pass over the output layer."""
     VALUES = "values"
-    """What a value head expects now, beside what it expected and the returns."""
+    """What a value head expects now, beside what it expected and the returns.  Where it has a trunk of its own, log π
+    comes without its gradient, for the two trunks are differentiated one after the other."""
     PROXIMAL_LOGPROBS = "proximal_logprobs"
     """Log-probs of the sampled tokens under the policy that the step starts from: a pass of its own where the step has
     several updates."""
@@ -88,13 +89,14 @@ class LossTerm:
     """Further numbers of every token, of what it needs, by the name of the metric that is their mean."""
     reported: bool = True
     """Whether the mean is a metric at all."""
-    metric: Literal["kl"] | None = None
+    metric: Literal["kl", "value/loss"] | None = None
     """A metric of the package's own that the mean is in place of `loss/<name>`."""
 
     def __post_init__(self) -> None:
-        if self.metric not in (None, "kl"):
+        if self.metric not in (None, "kl", "value/loss"):
             raise UserError(
-                f"loss term {self.name}: metric = {self.metric!r}: use None, for loss/{self.name}, or 'kl'."
+                f"loss term {self.name}: metric = {self.metric!r}: use None, for loss/{self.name}, or"
+                " 'kl' or 'value/loss'."
             )
         listed = isinstance(self.needs, frozenset | set | tuple | list)
         if not listed or not all(need in list(Need) for need in self.needs):

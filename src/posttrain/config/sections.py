@@ -78,7 +78,7 @@ class Config:
         update = for_what_is_trained(self.update, adapter=self.model.trains_adapter, where="update")
         object.__setattr__(self, "update", update)
         self.require_room(1)
-        if self.update.minibatches_per_epoch > self.rollout.prompts_per_step:
+        if (self.update.minibatches_per_epoch or 1) > self.rollout.prompts_per_step:
             raise UserError(
                 f"update.minibatches_per_epoch = {self.update.minibatches_per_epoch} is more than the groups of a step:"
                 f" a group is never split.  Use at most rollout.prompts_per_step = {self.rollout.prompts_per_step}."
@@ -110,7 +110,7 @@ class Config:
         if size < least:
             raise UserError(
                 f"rollout.group_size = {size} leaves a completion no siblings to compare with, as {algorithm.name}"
-                f" does; use >= {least}.  `reinforce` is content with 1."
+                f" does; use >= {least}.  `reinforce` and `ppo` are content with 1."
             )
 
     def _require_use_for_reference(self, algorithm: "Algorithm") -> None:

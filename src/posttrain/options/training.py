@@ -80,18 +80,36 @@ def with_default_rate(options: Optimizer, *, adapter: bool) -> Optimizer:
     return made
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Passes:
+    """How often the rollouts of a step are gone through, and in how many optimiser updates each time."""
+
+    epochs: int = 1
+    minibatches: int = 1
+
+    @property
+    def updates(self) -> int:
+        """Optimiser updates of a step."""
+        return self.epochs * self.minibatches
+
+
+ONE_PASS = Passes()
+"""Every rollout once, in one update: what most algorithms leave it at."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class UpdateOptions(OptimizerOptions):
     """How the rollouts of one step become optimiser updates."""
 
     tokens_per_microbatch: int = 16384
     """Tokens, prompts included, that go through the model at once: bounds memory, never changes the gradient."""
-    epochs_per_step: int = 1
-    """Times that the rollouts of a step are gone through."""
+    epochs_per_step: int | None = None
+    """Times that the rollouts of a step are gone through; null is what the algorithm has, 2 for ppo and else 1."""
     measure_entropy: bool = False
     """Report the policy's entropy at the sampled positions; costs another pass over the output layer."""
-    minibatches_per_epoch: int = 1
-    """Optimiser updates in each pass, each on whole groups; more than one makes the ratios to μ leave 1."""
+    minibatches_per_epoch: int | None = None
+    """Optimiser updates in each pass, each on whole groups; more than one makes the ratios to μ leave 1.  Null is what
+    the algorithm has, 4 for ppo and else 1."""
     optimizer_from: str = ""
     """A run whose optimiser the first update goes on with, moments and counters as its last checkpoint has them;
     decay and rates are this recipe's.  Empty begins with a new one."""
@@ -99,8 +117,16 @@ class UpdateOptions(OptimizerOptions):
     def __post_init__(self) -> None:
         super().__post_init__()
         require(self.tokens_per_microbatch >= 2, self, "tokens_per_microbatch", "holds no row; use >= 2")
-        require(self.epochs_per_step >= 1, self, "epochs_per_step", "never updates; use >= 1")
-        require(self.minibatches_per_epoch >= 1, self, "minibatches_per_epoch", "never updates; use >= 1")
+        epochs, parts = self.epochs_per_step, self.minibatches_per_epoch
+        require(epochs is None or epochs >= 1, self, "epochs_per_step", "never updates; use >= 1, or null")
+        require(parts is None or parts >= 1, self, "minibatches_per_epoch", "never updates; use >= 1, or null")
+
+    def passes(self, usual: Passes) -> Passes:
+        """What is asked for, and else what is usual for the algorithm."""
+        return Passes(
+            epochs=usual.epochs if self.epochs_per_step is None else self.epochs_per_step,
+            minibatches=usual.minibatches if self.minibatches_per_epoch is None else self.minibatches_per_epoch,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

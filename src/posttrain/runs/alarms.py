@@ -29,6 +29,7 @@ SILENT_GROUPS = 0.8
 LEAST_RISE = 0.25
 """In deviations of the reward within a group, so that the scale of a reward does not matter."""
 EXCERPT = 600
+EXPLAINED = "value/explained_variance"
 
 Line = Mapping[str, int | float | None]
 """One line of metrics.jsonl."""
@@ -53,6 +54,7 @@ def alarms(history: Sequence[Line], raised: Mapping[str, int]) -> list[Alarm]:
         length(history),
         repetition(history),
         no_signal(history),
+        critic(history),
         sampler_gap(history),
         unscored(history),
         same_reward(history),
@@ -131,12 +133,25 @@ def repetition(history: Sequence[Line]) -> Alarm | None:
 def no_signal(history: Sequence[Line]) -> Alarm | None:
     """For many steps hardly any group had a signal."""
     silent = known(history[-WINDOW:], "frac_reward_zero_std")
-    if len(silent) < WINDOW or fmean(silent) < SILENT_GROUPS:
+    # Of methods that compare with a value and not with siblings every completion has an advantage all the same.
+    idle = known(history[-WINDOW:], "frac_zero_advantage")
+    if len(silent) < WINDOW or fmean(silent) < SILENT_GROUPS or (idle and fmean(idle) < SILENT_GROUPS):
         return None
     reward = history[-1].get("reward")
     told = "not scored" if reward is None else f"{reward:.3f} on average"
     says = f"in {WINDOW} steps {fmean(silent):.0%} of the groups had rewards that do not differ; they are {told}"
     return Alarm("no signal", says)
+
+
+def critic(history: Sequence[Line]) -> Alarm | None:
+    """For many steps the values have explained less of the returns than one number for all would."""
+    explained = known([line for line in history[-WINDOW:] if not line.get("value/critic_alone")], EXPLAINED)
+    if len(explained) < WINDOW or max(explained) >= 0:
+        return None
+    says = (
+        f"for {WINDOW} steps values have explained less than none of the variance of returns, {explained[-1]:.2f} now"
+    )
+    return Alarm("critic", says)
 
 
 def sampler_gap(history: Sequence[Line]) -> Alarm | None:

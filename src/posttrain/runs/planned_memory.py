@@ -97,6 +97,8 @@ def rl_setup(
             for item in config.rewards
             for folder in ((item.model, *item.ensemble) if item.model else ())
         ),
+        critic=algorithm.critic is not None and algorithm.critic.has_own_trunk(shape.parameters),
+        value_head="none" if algorithm.critic is None else algorithm.critic.head,
         prompt_tokens=prompt_tokens,
         completion_tokens=max(1, min(rollout.max_completion_tokens, longest - prompt_tokens)),
         prompts_per_step=rollout.prompts_per_step,
@@ -216,10 +218,10 @@ def policy_plan(policy: Policy, config: Config, algorithm: Algorithm, *, prompt_
 
 def side_by_side(setup: MemorySetup) -> dict[str, MemorySetup]:
     """This recipe, and what it would be as PPO with a critic, without, with an adapter, and with one over 4 bits."""
-    grpo = replace(setup.full_training(), critic=False)
+    grpo = replace(setup.full_training(), critic=False, value_head="none")
     return {
         "recipe": setup,
-        "PPO": replace(grpo, critic=True),
+        "PPO": replace(grpo, critic=True, value_head="mlp"),
         "GRPO": grpo,
         "GRPO LoRA": grpo.with_adapter(ADAPTER_RANK),
         "GRPO QLoRA": grpo.with_adapter(ADAPTER_RANK, quantized=True),

@@ -18,6 +18,8 @@ LAST_TOKENS = 4
 MOST_CHARACTERS = 4000
 """Of a prompt or completion; the middle of a longer one is left out."""
 MOST_OF_A_COLUMN = 60
+MOST_MARKS = 8
+"""Of a completion's process rewards; of more their number is told."""
 OPEN_THOUGHT = re.compile(r"<(think|thinking|thought|reason|reasoning)>\s*$")
 """How templates of thinking models begin an answer; other tags at the end of a prompt may name who speaks."""
 Piece = tuple[str, bool]
@@ -100,8 +102,23 @@ def graded_lines(group: Group, grades: Grades, position: int, tokenizer: PreTrai
         f"completion {len(rollout.tokens)} tokens, {ended}",
         *indented(shown(pieces(rollout.tokens, tokenizer))),
         visible(f"scores     {', '.join(scores)}; reward {number(grades.rewards[position, 0].item())}"),
+        *(visible(f"marked     {line}") for line in marked_lines(group, grades, position)),
         *(visible(f"logged     {line}") for line in logged_lines(grades, position, 0)),
     ]
+
+
+def marked_lines(group: Group, grades: Grades, position: int) -> list[str]:
+    """What functions gave to tokens and spans of a group's first completion, a line for each function."""
+    text = group.graded_text(group.rollouts[0])
+    lines: list[str] = []
+    for name, of_groups in grades.marks.items():
+        marks = of_groups[position][0]
+        if marks is not None:
+            tokens = [f"token {t} {number(value)}" for t, value in enumerate(marks.tokens) if value is not None]
+            given = tokens + [f"{excerpt(text[start:end])} {number(value)}" for start, end, value in marks.spans]
+            more = f", and {len(given) - MOST_MARKS} more" if len(given) > MOST_MARKS else ""
+            lines.append(f"{name}: {', '.join(given[:MOST_MARKS])}{more}; {number(marks.total)} in all")
+    return lines
 
 
 def logged_lines(grades: Grades, position: int, sample: int) -> list[str]:

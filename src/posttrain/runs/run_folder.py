@@ -9,6 +9,7 @@
     summary.json       what came out: see summary.py
     model/             a plain `from_pretrained` folder; of an adapter, merged, where model.adapter.save says so
     adapter/           an adapter as peft reads it
+    critic/            value_head.safetensors of an actor-critic algorithm, and a trunk of its own as a model folder
     curves.png         see curves.py
     calibration.png    of a reward model: see pair_pictures.py; held_out.jsonl has its scores of held-out pairs
     trackers.json      what each tracker of run.report_to calls the run; tensorboard/ and wandb/ are their files
@@ -64,6 +65,7 @@ CONTENTS = (
     "checkpoints",
     "model",
     "adapter",
+    "critic",
     "config.yaml",  # last: a folder that is half cleared can still be told from someone else's
 )
 """What overwriting removes; anything else in the folder stays."""

@@ -313,8 +313,9 @@ def named_files(config: Config) -> dict[str, RunInput]:
             found[option] = RunInput(path, model_digest(folder_of(ModelOptions(path=path))))
     teacher = config.algorithm.get("teacher")
     if isinstance(teacher, Mapping) and teacher.get("model"):
-        path = str(teacher["model"])
-        found["algorithm.teacher.model"] = RunInput(path, model_digest(folder_of(ModelOptions(path=path))))
+        model = ModelOptions(path=str(teacher["model"]))
+        if not model.is_bundled:
+            found["algorithm.teacher.model"] = RunInput(model.path, model_digest(folder_of(model)))
     if config.reference.path:
         folder = folder_of(ModelOptions(path=config.reference.path))
         found["reference.path"] = RunInput(config.reference.path, model_digest(folder))

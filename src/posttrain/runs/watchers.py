@@ -147,7 +147,8 @@ class Alarms(Watcher):
     def __init__(self, folder: RunFolder, progress: Progress) -> None:
         self.folder, self.progress = folder, progress
         self.history: list[Line] | None = None
-        """The lines of metrics.jsonl, that of step 0 too, which is written when watchers watch already."""
+        """The lines of metrics.jsonl that tell of completions, that of step 0 too, which is written when watchers watch
+        already."""
         self.raised: dict[str, int] = {}
 
     def on_step(self, report: StepReport) -> Metrics | None:
@@ -155,7 +156,8 @@ class Alarms(Watcher):
         if report.grades is None:
             return None
         if self.history is None:
-            self.history, self.raised = list(self.folder.metrics()), self.folder.raised()
+            told = (line for line in self.folder.metrics() if line["step"] == 0 or "tokens/completion" in line)
+            self.history, self.raised = [*told], self.folder.raised()
         numbers = {name: value if math.isfinite(value) else None for name, value in report.metrics.items()}
         self.history.append({"step": report.step, **numbers})
         found = alarms(self.history, self.raised)

@@ -3,7 +3,6 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from pathlib import Path
 from random import Random
 
 import torch
@@ -15,13 +14,14 @@ from posttrain.algorithms.algorithm import Algorithm
 from posttrain.algorithms.credit import Evidence, mean_of_rollouts
 from posttrain.algorithms.terms import Need
 from posttrain.batch import Batch, CreditedGroups, collate, sampled_columns
-from posttrain.errors import RunError, UserError
-from posttrain.models.adapters.lora import adapter_dropout, drops, lora_layers
+from posttrain.errors import UserError
+from posttrain.models.adapters.lora import adapter_dropout, drops
 from posttrain.models.adapters.peft_objects import require_whole_adapter
 from posttrain.models.policy import Policy
 from posttrain.options.training import UpdateOptions
+from posttrain.records import Group
 from posttrain.rewards.process_rewards import process_rewards, with_penalties
-from posttrain.runs.checkpoint import Checkpoint, load_latest
+from posttrain.runs.checkpoint import Checkpoint
 from posttrain.runs.clock import Clock
 from posttrain.runs.tensor_state import (
     Tensors,
@@ -32,12 +32,23 @@ from posttrain.runs.tensor_state import (
     restore_module,
     restore_optimizer,
 )
+from posttrain.training.actor_critic import lasting_state
+from posttrain.training.actor_critic.critic import CRITIC, CollectedValues, Critic, trained_groups, truncated_of
+from posttrain.training.actor_critic.value_metrics import credit_metrics
 from posttrain.training.collector import CollectedStep
-from posttrain.training.optimizer import OwnOptimizer, ParameterGroup, learning_rate, new_optimizer, require_all_trained
+from posttrain.training.distillation.privileged_prompts import TeacherPrompts
+from posttrain.training.distillation.teacher import Teacher, teacher_of
+from posttrain.training.optimizer import (
+    OwnOptimizer,
+    ParameterGroup,
+    learning_rate,
+    new_optimizer,
+    require_all_trained,
+    require_undecayed_adapter,
+    take_over,
+)
 from posttrain.training.reference import Reference, named_reference, reference_of
-from posttrain.training.teaching.privileged_prompts import TeacherPrompts
-from posttrain.training.teaching.teacher import Teacher, teacher_of
-from posttrain.training.update import Objective, Observations, group_logprobs, micro_loss, update
+from posttrain.training.update import Objective, Observations, group_logprobs, micro_losses, update
 from posttrain.training.update_metrics import UpdateReport
 
 
@@ -60,11 +71,6 @@ class LearnerSettings:
     template_options: Mapping[str, object] = field(default_factory=dict)
     """Arguments of the chat template, by which a teacher's prompts are written too."""
 
-    @property
-    def updates_per_step(self) -> int:
-        """Optimiser updates of a step in which every group is informative."""
-        return self.update.epochs_per_step * self.update.minibatches_per_epoch
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CreditedStep:
@@ -75,9 +81,11 @@ class CreditedStep:
     advantages: Float64[Tensor, "prompt group"]
     """One number for each completion: the mean over its tokens."""
     metrics: Mapping[str, float] = field(default_factory=dict)
-    """What else is known of the step's credit."""
+    """What else is known of the step's credit: values, returns, what the rewards went through."""
     token_rewards: Float64[Tensor, " token"] | None = None
     """What single tokens earn beside their completion: process rewards and KL penalties; None where there are none."""
+    lasting: lasting_state.Lasting = lasting_state.NOTHING
+    """What the run remembers once this step is learned from."""
 
 
 class Learner:
@@ -96,20 +104,25 @@ class Learner:
 
         An optimiser of the caller's takes the place of AdamW and of the options that are about it.
 
-        Raises UserError where the algorithm needs what the policy does not have, or where a parameter is in no group.
+        Raises UserError where there is a critic and the optimiser is the caller's, or where a parameter is in no group.
         """
-        if Need.VALUES in algorithm.needs:
-            raise UserError(f"algorithm {algorithm.name}: a term needs values, and the policy has no value head.")
         self.policy, self.algorithm, self.settings = policy, algorithm, settings
+        self.passes = settings.update.passes(algorithm.passes)
+        self.critic = None if algorithm.critic is None else Critic(policy, algorithm.critic, seed=settings.seed)
+        self.lasting = lasting_state.at_first(algorithm, begun=self.critic is not None and self.critic.begun)
         self.own_optimizer = own_optimizer
+        if self.critic is not None and own_optimizer is not None:
+            raise UserError(
+                f"optimizer: {algorithm.name} trains a critic, which no optimiser of your own knows.  Leave it out."
+            )
         self.optimizer: torch.optim.Optimizer = (
-            new_optimizer(parameter_groups or policy.model.parameters(), settings.update)
+            new_optimizer(trained_groups(policy, self.critic, parameter_groups), settings.update)
             if own_optimizer is None
             else own_optimizer.optimizer
         )
         require_all_trained(self.optimizer, policy.model)
         require_whole_adapter(policy.model)
-        require_undecayed_adapter(policy, settings.update)
+        require_undecayed_adapter(policy.model, settings.update)
         self.reference: Reference | None = None
         if algorithm.uses_reference:
             path = settings.reference_path
@@ -119,19 +132,22 @@ class Learner:
             self.teacher = teacher_of(policy, algorithm.teacher, settings.template_options)
         self.num_updates = 0
         """Optimiser updates behind the policy's weights: their version."""
+        self.left_out = 0
+        """Updates of the last step that were not taken, for the policy had gone far enough."""
 
     def credit(self, collected: CollectedStep, clock: Clock) -> CreditedStep:
         """The algorithm's advantages, and returns, for every token of the groups."""
-        groups, grades = collected.groups, collected.grades
-        reference = self.reference_logprobs(collected, clock)
+        groups, grades, algorithm = collected.groups, collected.grades, self.algorithm
+        reference, sampled = self.reference_logprobs(collected, clock), sampled_columns(groups)
         shown = None if self.teacher is None else self.teacher.prompts(groups, grades)
         teacher = self.teacher_logprobs(collected, shown, clock)
+        lasting, rewards = lasting_state.with_rewards(self.lasting, grades.rewards, algorithm)
+        valued = self.values(groups, rewards, clock)
         lengths = torch.tensor([[len(rollout.tokens) for rollout in group.rollouts] for group in groups])
-        sampled = sampled_columns(groups)
         step_rewards = process_rewards(groups, grades, self.policy.tokenizer)
         token_rewards = with_penalties(step_rewards, self._penalties(sampled.behaviour_logprobs, reference))
         evidence = Evidence(
-            rewards=grades.rewards,
+            rewards=rewards,
             scores=grades.clipped,
             weights=grades.weights,
             lengths=lengths,
@@ -139,19 +155,26 @@ class Learner:
             teacher_gaps=None if teacher is None else teacher - sampled.behaviour_logprobs,
             token_rewards=token_rewards,
             step_rewards=step_rewards,
+            values=None if valued is None else valued.values,
+            final_values=None if valued is None else valued.final_values,
+            truncated=truncated_of(groups),
         )
-        credit = self.algorithm.credited(evidence, groups)
+        credit = algorithm.credited(evidence, groups)
+        metrics = credit_metrics(evidence, credit, algorithm, self.lasting, (sampled.behaviour_logprobs, reference))
+        lasting = lasting_state.after_step(lasting, metrics, lengths.numel(), algorithm)
+        if self.critic is not None:
+            metrics["value/critic_alone"] = float(not lasting.fitted)
+        if shown is not None:
+            metrics["teacher/shown"] = shown.shown_share
         columns = replace(
             sampled,
-            advantages=credit.advantages,
-            returns=credit.returns,
+            **credit._asdict(),
+            values=evidence.values,
             reference_logprobs=reference,
             proximal_logprobs=self.proximal_logprobs(collected, clock),
             teacher_logprobs=teacher,
         )
-        scored = ~grades.rewards.isnan()
-        if self.algorithm.counts_unscored:
-            scored = torch.ones_like(scored)
+        scored = ~grades.rewards.isnan() | algorithm.counts_unscored
         return CreditedStep(
             collected=collected,
             groups=CreditedGroups(
@@ -161,9 +184,25 @@ class Learner:
                 teacher_prompts=None if shown is None else shown.tokens,
             ),
             advantages=mean_of_rollouts(credit.advantages, lengths),
-            metrics={} if shown is None else {"teacher/shown": shown.shown_share},
+            metrics=metrics,
             token_rewards=token_rewards,
+            lasting=lasting,
         )
+
+    def remember(self, credited: CreditedStep) -> None:
+        """Take over what a step that is learned from leaves behind: coefficients, scales, whether the policy moves."""
+        self.lasting = credited.lasting
+
+    def values(
+        self, groups: Sequence[Group], rewards: Float64[Tensor, "prompt group"], clock: Clock
+    ) -> CollectedValues | None:
+        """What the critic expects of the groups, a new one the mean of their rewards; None without a critic."""
+        if self.critic is None:
+            return None
+        with clock("values"):
+            if not self.lasting.begun:
+                self.critic.head.expect(rewards.nanmean().nan_to_num(nan=0.0).item())
+            return self.critic.of_groups(groups, max_tokens=self.settings.update.tokens_per_microbatch)
 
     def reference_logprobs(self, collected: CollectedStep, clock: Clock) -> Float64[Tensor, " token"] | None:
         """log-probs of every completion token under the reference; None where nothing needs them."""
@@ -177,7 +216,7 @@ class Learner:
 
         Nor are they computed of a step with one update: unless that drops something, its own are the same numbers.
         """
-        known = self.settings.updates_per_step == 1 and not drops(self.policy.model)
+        known = self.passes.updates == 1 and not drops(self.policy.model)
         if Need.PROXIMAL_LOGPROBS not in self.algorithm.needs or known:
             return None
         with clock("proximal"):
@@ -214,19 +253,28 @@ class Learner:
         if penalty is None:
             return None
         assert reference is not None, "a need that was not met"
-        return -penalty.coefficient * kl.ESTIMATORS[penalty.estimator](behaviour, reference)
+        return -self.lasting.kl_coefficient * kl.ESTIMATORS[penalty.estimator](behaviour, reference)
 
     def learn(self, batches: Sequence[Batch], step: int, clock: Clock) -> list[UpdateReport]:
-        """Take the updates of a step, one on each of its batches that is not empty."""
-        settings = self.settings
+        """Take the updates of a step, one on each of its batches that is not empty.
+
+        What is left of them is left out once the policy has gone further from the one that sampled than it may.
+        """
+        settings, limit = self.settings, self.algorithm.largest_epoch_kl
         reports: list[UpdateReport] = []
+        self.left_out = 0
         for index, batch in enumerate(batches):
-            rate = self.next_rate((step - 1) * settings.updates_per_step + index)
+            rate = self.next_rate((step - 1) * self.passes.updates + index)
             if not batch.completions:
                 continue  # nothing to learn from; a zero gradient would still move AdamW's weights
             with clock("update"), adapter_dropout(self.policy.model, settings.seed, self.num_updates):
                 reports.append(update(self.policy, self.optimizer, batch, self.objective(), settings.update, rate))
             self.num_updates += 1
+            if self.critic is not None:
+                self.lasting = replace(self.lasting, begun=True)
+            if limit is not None and reports[-1].kl_behaviour > limit:
+                self.left_out = sum(bool(later.completions) for later in batches[index + 1 :])
+                break
         every = settings.refresh_reference_every
         if self.reference is not None and every and step % every == 0:
             self.reference = reference_of(self.policy)
@@ -235,32 +283,37 @@ class Learner:
     def next_rate(self, update: int) -> float:
         """The learning rate of the update of this number, from 0; of several groups the largest."""
         settings, own = self.settings, self.own_optimizer
-        planned = learning_rate(settings.update, update, settings.num_steps * settings.updates_per_step)
+        planned = learning_rate(settings.update, update, settings.num_steps * self.passes.updates)
         if own is None:
             return planned
         own.advance(int(update > 0))
         return own.set_rates(planned / settings.update.largest_rate)
 
     def objective(self) -> Objective:
-        """What an update minimises, besides its batch."""
-        return Objective(
+        """What an update minimises, besides its batch; until the critic is fit for it, the critic's terms alone."""
+        whole = Objective(
             algorithm=self.algorithm,
             temperature=self.settings.temperature,
             reference=self.reference,
             teacher=self.teacher,
             measure_entropy=self.settings.update.measure_entropy,
+            critic=self.critic,
         )
+        if self.lasting.fitted:
+            return whole
+        valued = tuple(term for term in self.algorithm.terms if Need.VALUES in term.needs)
+        return replace(whole, algorithm=replace(self.algorithm, terms=valued), policy_frozen=True)
 
     def batches(self, credited: CreditedStep, clock: Clock) -> list[Batch]:
         """The batch of each update: whole groups, every epoch in an order of its own, weights fixed on each.
 
         A batch may be empty: where nothing in it can change the gradient.
         """
-        groups, options, step = credited.groups, self.settings.update, credited.collected.step
+        groups, step = credited.groups, credited.collected.step
         num_groups = len(groups.groups)
-        parts = min(options.minibatches_per_epoch, num_groups)  # an evaluation may have fewer groups than a step
+        parts = min(self.passes.minibatches, num_groups)  # an evaluation may have fewer groups than a step
         made: list[Batch] = []
-        for epoch in range(options.epochs_per_step):
+        for epoch in range(self.passes.epochs):
             order = list(range(num_groups))
             if parts > 1:
                 Random(f"{self.settings.seed} minibatches {step} {epoch}").shuffle(order)
@@ -282,8 +335,9 @@ class Learner:
         with clock("update"):
             budget, padded = self.settings.update.tokens_per_microbatch, self.policy.forward.padded
             for micro in batch.split(budget, padded=padded):
-                micro_loss(self.policy, micro, self.objective(), Observations()).backward()
-            self.policy.model.zero_grad(set_to_none=True)
+                for share in micro_losses(self.policy, micro, self.objective(), Observations()):
+                    share.backward()
+            self.optimizer.zero_grad(set_to_none=True)
             if self.policy.device.type == "cuda":
                 torch.cuda.synchronize(self.policy.device)
 
@@ -300,6 +354,8 @@ class Learner:
         }
         if self.reference is not None and self.settings.refresh_reference_every:
             saved["reference"] = self.reference.tensors()
+        if self.critic is not None:
+            saved[CRITIC] = self.critic.tensors()
         return saved
 
     @cached_property
@@ -311,42 +367,28 @@ class Learner:
         """What of the optimiser is no tensor."""
         return optimizer_tensors(self.optimizer)[1]
 
-    def go_on_with_optimizer(self, run: str) -> None:
-        """Take over the optimiser of another run as its last checkpoint has it: moments and counters, no options.
+    def state(self) -> dict[str, object]:
+        """What else the next step reads, as plain data: of algorithms that remember nothing, nothing."""
+        return {} if self.lasting == lasting_state.NOTHING else {lasting_state.LASTING: self.lasting.as_json()}
 
-        Raises UserError where there is none, or none of such parameters.
-        """
-        where = f"update.optimizer_from = {run}"
-        saved = load_latest(Path(run) / "checkpoints")
-        if saved is None:
-            raise UserError(f"{where}: holds no checkpoint.  Name the folder of a run that has one.")
-        state = saved.state["optimizer"]
-        assert isinstance(state, Mapping)
-        places = [{"params": group["params"]} for group in state["param_groups"]]
-        try:
-            restore_optimizer(self.optimizer, saved.tensors["optimizer"], {"param_groups": places})
-        except RunError as error:
-            rule = "Use a run that trained the same parameters, or leave it out."
-            raise UserError(f"{where}: its optimiser is not of what is trained here ({error}).  {rule}") from error
+    def go_on_with_optimizer(self, run: str) -> None:
+        """Take over the optimiser of another run as its last checkpoint has it: moments and counters, no options."""
+        take_over(self.optimizer, run, where=f"update.optimizer_from = {run}")
 
     def restore(self, saved: Checkpoint, *, num_updates: int) -> None:
         """Put a checkpoint's weights and optimiser state back."""
         require_same_frozen(self.frozen, saved.state)
         if self.own_optimizer is not None:
-            self.own_optimizer.advance(max(0, saved.step * self.settings.updates_per_step - 1))
+            self.own_optimizer.advance(max(0, saved.step * self.passes.updates - 1))
         restore_module(self.policy.model, saved.tensors["policy"])
         optimizer = saved.state["optimizer"]
         assert isinstance(optimizer, Mapping)
         restore_optimizer(self.optimizer, saved.tensors["optimizer"], optimizer)
         if self.reference is not None and "reference" in saved.tensors:
             self.reference.restore(saved.tensors["reference"])
+        if self.critic is not None:
+            self.critic.restore(saved.tensors[CRITIC])
+        lasting = saved.state.get(lasting_state.LASTING)
+        if isinstance(lasting, Mapping):
+            self.lasting = lasting_state.from_json(lasting)
         self.num_updates = num_updates
-
-
-def require_undecayed_adapter(policy: Policy, options: UpdateOptions) -> None:
-    """Refuse weight decay where an adapter is trained: it would pull A and B to zero, and the policy to its base."""
-    if options.weight_decay and lora_layers(policy.model):
-        raise UserError(
-            f"update.weight_decay = {options.weight_decay:g}, and an adapter is not decayed: that would pull the policy"
-            " back to its base.  Leave it out."
-        )

@@ -4,13 +4,17 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from posttrain.errors import UserError
+from posttrain.errors import RunError, UserError
+from posttrain.models.adapters.lora import lora_layers
 from posttrain.options.training import OptimizerOptions
+from posttrain.runs.checkpoint import load_latest
+from posttrain.runs.tensor_state import restore_optimizer
 
 POLICY = "policy"
 """The module that parameters belong to where nothing else is said."""
@@ -202,3 +206,30 @@ def require_all_trained(optimizer: torch.optim.Optimizer, model: nn.Module) -> N
             raise UserError(
                 f"parameter groups: `{name}` is in none of them.  Put it in one, or freeze it: requires_grad_(False)."
             )
+
+
+def take_over(optimizer: torch.optim.Optimizer, run: str, *, where: str) -> None:
+    """Have an optimiser be that of another run as its last checkpoint has it: moments and counters, no options.
+
+    Raises UserError where there is none, or none of such parameters.
+    """
+    saved = load_latest(Path(run) / "checkpoints")
+    if saved is None:
+        raise UserError(f"{where}: holds no checkpoint.  Name the folder of a run that has one.")
+    state = saved.state["optimizer"]
+    assert isinstance(state, Mapping)
+    places = [{"params": group["params"]} for group in state["param_groups"]]
+    try:
+        restore_optimizer(optimizer, saved.tensors["optimizer"], {"param_groups": places})
+    except RunError as error:
+        rule = "Use a run that trained the same parameters, or leave it out."
+        raise UserError(f"{where}: its optimiser is not of what is trained here ({error}).  {rule}") from error
+
+
+def require_undecayed_adapter(model: nn.Module, options: OptimizerOptions) -> None:
+    """Refuse weight decay where an adapter is trained: it would pull A and B to zero, and the policy to its base."""
+    if options.weight_decay and lora_layers(model):
+        raise UserError(
+            f"update.weight_decay = {options.weight_decay:g}, and an adapter is not decayed: that would pull the policy"
+            " back to its base.  Leave it out."
+        )

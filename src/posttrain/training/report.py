@@ -24,6 +24,7 @@ from posttrain.runs.run_folder import RunFolder
 from posttrain.runs.summary import HELD_OUT, REWARD, build_summary
 from posttrain.tasks.base import Probe, Reading
 from posttrain.tasks.dataset import DatasetTask
+from posttrain.training.actor_critic.critic_folder import save_critic
 from posttrain.training.collector import CollectedStep
 from posttrain.training.evaluation import completions_of_run, logged_readings, source_readings
 from posttrain.training.optimizer import standing_still
@@ -163,6 +164,8 @@ def write_results(session: Session, run: RunFolder, state: RunState, after: Mapp
     with writing(folder / "model", folder):
         card = model_card(session, state, summary)
         save_trained(session.policy, folder, adapter.save if adapter is not None else "adapter", card)
+        if (critic := session.learner.critic) is not None:
+            save_critic(critic.head, critic.own_trunk, folder / "critic")
     with writing(folder / "curves.png", folder):
         draw_curves(folder / "metrics.jsonl", folder / "curves.png", title=folder.name)
     return summary

@@ -21,6 +21,7 @@ from posttrain.runs.trackers.tracker import require_trackers
 from posttrain.runs.watchers import Watcher, require_watchers
 from posttrain.tasks.base import Task
 from posttrain.training import report
+from posttrain.training.actor_critic.warm_start import warm_start
 from posttrain.training.collector import CollectedStep, no_journal
 from posttrain.training.evaluation import brief_evaluation, full_evaluation, num_completions
 from posttrain.training.learner import CreditedStep
@@ -176,6 +177,7 @@ def train_session(session: Session, inputs: RunInputs, how: Beginning) -> RunSte
         if not state.before:
             # Before anything is measured or an earlier run is given up: a mistake in a reward shows now.
             first = session.collector.collect(1, folder.journal_scores, harness.clock)
+            notes += warm_start(session.learner, harness.clock)
         harness.start([*report.plan_lines(session, first, harness.clock.seconds), *notes])
         if not state.before:
             measure_before(session, harness)
@@ -201,6 +203,7 @@ def take_steps(session: Session, harness: Harness, first: CollectedStep | None) 
     for step in harness.steps():
         collected = first or collector.collect(step, journal, harness.clock)  # prompts, rollouts, grades
         credited = learner.credit(collected, harness.clock)  # reference log-probs, advantages
+        learner.remember(credited)  # what outlives the step: an adaptive coefficient, whether the critic is ready
         batches = learner.batches(credited, harness.clock)  # token weights, fixed on each whole update
         updates = learner.learn(batches, step, harness.clock)  # losses, updates
         session.load_weights()
@@ -220,10 +223,14 @@ def count_step(state: RunState, collected: CollectedStep, updates: Sequence[Upda
 
 
 def step_report(
-    session: Session, credited: CreditedStep, updates: Sequence[UpdateReport], evaluation: Mapping[str, float]
+    session: Session,
+    credited: CreditedStep,
+    updates: Sequence[UpdateReport],
+    evaluation: Mapping[str, float],
 ) -> StepReport:
     """What the watchers are told of a step."""
     collected = credited.collected
+    limited = session.algorithm.largest_epoch_kl is not None
     gap_limit = gap_limit_metric(session.policy, session.engine) if updates else {}
     metrics = {
         **step_metrics(collected.groups, collected.grades, credited.groups.informed),
@@ -231,6 +238,7 @@ def step_report(
         **credited.metrics,
         **update_metrics(updates),
         **gap_limit,
+        **({"num_updates_left_out": float(session.learner.left_out)} if limited else {}),
         "num_updates": float(len(updates)),
         "num_groups": float(len(collected.groups)),
         "num_replaced_groups": float(sum(len(groups) for groups, _ in collected.replaced)),

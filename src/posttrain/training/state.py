@@ -64,7 +64,8 @@ class TrainedByReward:
 
     def state(self) -> Mapping[str, object]:
         """Whatever else it reads, as plain data."""
-        return {"run": asdict(self.run), "optimizer": self.learner.optimizer_state(), **self.learner.frozen}
+        learner = self.learner
+        return {"run": asdict(self.run), "optimizer": learner.optimizer_state(), **learner.frozen, **learner.state()}
 
     @property
     def seconds(self) -> float:

@@ -1,7 +1,7 @@
 """One optimiser step on a batch, a micro-batch at a time.  It does not know which algorithm runs."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -12,7 +12,7 @@ from torch import Tensor
 from posttrain.algorithms import kl
 from posttrain.algorithms.algorithm import Algorithm
 from posttrain.algorithms.losses import ratio_statistics
-from posttrain.algorithms.terms import Need, TokenView
+from posttrain.algorithms.terms import LossTerm, Need, TokenView, needs_of
 from posttrain.batch import Batch, completions_of
 from posttrain.errors import RunError
 from posttrain.models.gradients import gradients_in_place
@@ -21,9 +21,10 @@ from posttrain.models.output_layer import OutputLayer
 from posttrain.models.policy import Policy
 from posttrain.options.training import UpdateOptions
 from posttrain.records import Group
+from posttrain.training.actor_critic.critic import Critic
+from posttrain.training.distillation.teacher import Teacher
 from posttrain.training.optimizer import apply_gradients
 from posttrain.training.reference import Reference
-from posttrain.training.teaching.teacher import Teacher
 from posttrain.training.update_metrics import UpdateReport
 
 
@@ -40,11 +41,15 @@ class Objective:
     """The same of a teacher."""
     measure_entropy: bool = False
     """Report the policy's entropy; costs a pass over the output layer."""
+    critic: Critic | None = None
+    """What gives values to the terms that need them."""
+    policy_frozen: bool = False
+    """Whether the policy gets no gradient: while the critic alone learns."""
 
-    @property
-    def needs(self) -> frozenset[Need]:
-        """What has to be computed beside log-probs."""
-        return self.algorithm.needs | ({Need.ENTROPY} if self.measure_entropy else set())
+    def needs_for(self, terms: Sequence[LossTerm] | None = None) -> frozenset[Need]:
+        """What has to be computed beside log-probs, for some of the terms or for all."""
+        needs = self.algorithm.needs if terms is None else needs_of(terms)
+        return needs | ({Need.ENTROPY} if self.measure_entropy else set())
 
 
 @dataclass(slots=True)
@@ -77,9 +82,9 @@ def update(
     observed = Observations()
     micro_batches = list(batch.split(options.tokens_per_microbatch, padded=policy.forward.padded))
     for micro in micro_batches:
-        loss = micro_loss(policy, micro, objective, observed)
-        loss.backward()
-        total += loss.item()
+        for share in micro_losses(policy, micro, objective, observed):
+            share.backward()
+            total += share.item()
     norms = apply_gradients(optimizer, rate, options.max_grad_norm)
     for module, norm in norms.items():
         if not math.isfinite(norm):
@@ -98,29 +103,58 @@ REMEDY = "No step was taken.  Start again with a lower update.learning_rate."
 
 def micro_loss(policy: Policy, micro: Batch, objective: Objective, observed: Observations) -> Float[Tensor, ""]:
     """The micro-batch's share of the update's loss, for `backward` alone; see `models.gradients`."""
-    view = token_view(policy, micro, objective)
-    losses = objective.algorithm.loss(view)
-    require_finite_losses(losses, micro, objective, view)
-    observe(observed, objective, view)
+    return torch.stack(list(micro_losses(policy, micro, objective, observed))).sum()
+
+
+def micro_losses(policy: Policy, micro: Batch, objective: Objective, observed: Observations) -> Iterator[Tensor]:
+    """The same in parts, each to be differentiated before the next is asked for: one for each trunk.
+
+    A critic with a trunk of its own comes last, when the graph of the policy is gone.
+    """
+    terms, critic = objective.algorithm.terms, objective.critic
+    apart = [term for term in terms if Need.VALUES in term.needs] if critic is not None and critic.own_trunk else []
+    together = [term for term in terms if term not in apart]
+    view = token_view(policy, micro, objective, together)
+    share = share_of(together, view, micro, objective) if together else None
+    observe(observed, view, together)
+    if share is not None:
+        yield share
+    if apart and critic is not None:
+        view = replace(view, logprobs=view.logprobs.detach(), full_kl=None, entropies=None)
+        view = replace(view, values=critic.values_of(micro).to(view.logprobs))
+        share = share_of(apart, view, micro, objective)
+        observe_terms(observed, view, apart)
+        yield share
+
+
+def share_of(terms: Sequence[LossTerm], view: TokenView, micro: Batch, objective: Objective) -> Float[Tensor, ""]:
+    """Σ_t w_t Σ_k c_k L_k(t) of some terms.  Raises RunError where a token's is no number."""
+    algorithm = replace(objective.algorithm, terms=tuple(terms))
+    losses = algorithm.loss(view)
+    require_finite_losses(losses, micro, algorithm, view)
     return (view.columns.weights * losses).sum()
 
 
-def token_view(policy: Policy, micro: Batch, objective: Objective) -> TokenView:
-    """The micro-batch's tokens with all that the objective's terms need of them."""
-    with gradients_in_place():
+def token_view(
+    policy: Policy, micro: Batch, objective: Objective, terms: Sequence[LossTerm] | None = None
+) -> TokenView:
+    """The micro-batch's tokens with all that the objective's terms, or some of them, need of them."""
+    needs, temperature = objective.needs_for(terms), objective.temperature
+    learns = torch.is_grad_enabled() and not objective.policy_frozen
+    with torch.set_grad_enabled(learns), gradients_in_place():
         hidden = policy.forward.completion_hidden(micro.prompts, micro.completions, micro.prompt_of)
-        logprobs = token_logprobs(
-            hidden, policy.output_layer, micro.tokens.to(hidden.device), temperature=objective.temperature
-        )
-    needs, temperature = objective.needs, objective.temperature
-    divergence = teacher_kl = entropies = None
+        logprobs = token_logprobs(hidden, policy.output_layer, micro.tokens.to(hidden.device), temperature=temperature)
+    divergence = teacher_kl = entropies = values = None
     if Need.FULL_KL in needs:
         divergence = full_kl(hidden, policy.output_layer, reference_hidden(objective, micro), temperature=temperature)
     if Need.TEACHER_KL in needs:
         teacher_kl = full_kl(hidden, policy.output_layer, teacher_hidden(objective, micro), temperature=temperature)
     if Need.ENTROPY in needs:
-        with torch.set_grad_enabled(torch.is_grad_enabled() and Need.ENTROPY in objective.algorithm.needs):
+        with torch.set_grad_enabled(learns and Need.ENTROPY in objective.algorithm.needs):
             entropies = token_entropies(hidden, policy.output_layer, temperature=temperature)
+    if Need.VALUES in needs:
+        assert objective.critic is not None, "a need that was not met"
+        values = objective.critic.values(hidden).to(logprobs)
     columns = micro.columns.map(lambda column: column.to(logprobs))
     if Need.PROXIMAL_LOGPROBS in needs and columns.proximal_logprobs is None:
         # Of a step's only update: what is trained is what the step starts from.
@@ -131,27 +165,32 @@ def token_view(policy: Policy, micro: Batch, objective: Objective) -> TokenView:
         columns=columns,
         full_kl=divergence,
         entropies=entropies,
+        values=values,
         teacher_kl=teacher_kl,
     )
 
 
-def observe(observed: Observations, objective: Objective, view: TokenView) -> None:
+def observe(observed: Observations, view: TokenView, terms: Sequence[LossTerm]) -> None:
     """Keep what metrics are made of."""
     detached = replace(view, logprobs=view.logprobs.detach())
     observed.logprobs.append(detached.logprobs.double().cpu())
     if view.entropies is not None:
         observed.entropies.append(view.entropies.detach().double().cpu())
-    terms = objective.algorithm.terms
     clipped = [term.clipped(detached) for term in terms if term.clipped is not None]
     if clipped:
         observed.clipped.append(torch.stack(clipped).any(dim=0).cpu())
+    observe_terms(observed, detached, terms)
+
+
+@torch.no_grad()
+def observe_terms(observed: Observations, view: TokenView, terms: Sequence[LossTerm]) -> None:
+    """Keep what the terms report."""
     for term in terms:
         if term.reported:
-            with torch.no_grad():
-                values = term.per_token(detached.limited_to(term.needs))
+            values = term.per_token(view.limited_to(term.needs))
             observed.terms.setdefault(term.metric_name, []).append(values.detach().double().cpu())
         if term.measures is not None:
-            for name, values in term.measures(detached.limited_to(term.needs)).items():
+            for name, values in term.measures(view.limited_to(term.needs)).items():
                 observed.terms.setdefault(name, []).append(values.detach().double().cpu())
 
 
@@ -174,13 +213,13 @@ def teacher_hidden(objective: Objective, micro: Batch) -> tuple[Tensor, OutputLa
         return hidden, teacher.output_layer.detached()  # which may be the student's own
 
 
-def require_finite_losses(losses: Float[Tensor, " token"], micro: Batch, objective: Objective, view: TokenView) -> None:
+def require_finite_losses(losses: Float[Tensor, " token"], micro: Batch, algorithm: Algorithm, view: TokenView) -> None:
     """Stop before the backward pass where a token's loss is not a number, naming the completion and the term."""
     bad = (~torch.isfinite(losses.detach())).nonzero()
     if len(bad):
-        token, owner = int(bad[0, 0]), f"algorithm {objective.algorithm.name}"
+        token, owner = int(bad[0, 0]), f"algorithm {algorithm.name}"
         prompt, sample = micro.names[int(micro.rollout[token])]
-        of_each = {term.name: term.losses(view, owner=owner)[token].item() for term in objective.algorithm.terms}
+        of_each = {term.name: term.losses(view, owner=owner)[token].item() for term in algorithm.terms}
         parts = ", ".join(f"{value:.4g} by its term {term}" for term, value in of_each.items())
         raise RunError(
             f"prompt {prompt}, sample {sample}: the loss of a token is {losses[token].item()} ({owner}: {parts}), where"

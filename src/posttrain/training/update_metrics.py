@@ -27,6 +27,11 @@ class UpdateReport:
     largest_gap: float
     """Greatest difference of the sampler's and the trainer's log-prob of a token, in nats."""
 
+    @property
+    def kl_behaviour(self) -> float:
+        """How far the policy was from the one that sampled when the update began, in nats per token."""
+        return self.sums["kl_behaviour"] / self.num_tokens
+
 
 def update_metrics(reports: Sequence[UpdateReport]) -> dict[str, float]:
     """One step's metrics from the reports of its updates.

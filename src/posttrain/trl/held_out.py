@@ -45,7 +45,7 @@ def loss_entry(session: Session, collected: CollectedStep, logged: Logged) -> En
     """The loss that an update on these completions would begin with, a mean over mini-batches, and its metrics."""
     learner, clock = session.learner, Clock()
     batches = learner.batches(learner.credit(collected, clock), clock)
-    batches = batches[: len(batches) // learner.settings.update.epochs_per_step]  # one pass
+    batches = batches[: len(batches) // learner.passes.epochs]  # one pass
     budget, padded = learner.settings.update.tokens_per_microbatch, learner.policy.forward.padded
     total, observed = 0.0, Observations()
     micros = [micro for batch in batches if batch.completions for micro in batch.split(budget, padded=padded)]

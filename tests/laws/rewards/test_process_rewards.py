@@ -25,6 +25,7 @@ from posttrain.rewards.grading.answers import Graded, ProcessReward, Span
 from posttrain.rewards.grading.grade import grade, reward_function
 from posttrain.rewards.grading.resources import default_resources
 from posttrain.rewards.process_rewards import process_rewards, with_penalties
+from posttrain.runs.prompt_preview import marked_lines
 from posttrain.runs.run_folder import RunFolder
 from posttrain.training.metrics import step_metrics
 from tests.support.reward_rows import Outcome, graded, group
@@ -123,7 +124,7 @@ def test_a_score_may_be_graded_and_marks_may_be_arrays_or_tuples() -> None:
         (ProcessReward(0.0, spans=[(0, 3, 1.0)]), "returned spans[0] = characters 0 to 3 of a text of 2; a span is"),
         (ProcessReward(0.0, spans=[(0, 1, 1.0), (-1, 1, 1.0)]), "spans[1] = characters -1 to 1"),
         (ProcessReward(0.0, spans=[(1, 1, 1.0)]), "characters 1 to 1"),
-        (ProcessReward(0.0, spans=[(0.5, 1, 1.0)]), "returned spans[0] = (0.5, 1, 1.0) (tuple); give a list of Span"),
+        (ProcessReward(0.0, spans=[(0.5, 1, 1.0)]), "returned spans[0] = (0.5, 1, 1.0) (tuple); give a list of spans"),
         (ProcessReward(0.0, spans=[(0, 1)]), "returned spans[0] = (0, 1) (tuple)"),
         (ProcessReward(0.0, spans=[(0, 1, nan)]), "returned spans[0] = (0, 1, nan) (tuple)"),
         (ProcessReward(0.0, spans=Span(0, 1, 1.0)), "returned spans[0] = 0 (int)"),
@@ -340,6 +341,17 @@ def test_marks_are_in_the_journal_as_given_and_in_the_rollout_file_token_by_toke
     rows = pq.read_table(path).to_pylist()
     assert [row["token_rewards"] for row in rows] == [[0.25, 0.0, 0.0], None]
     assert [row["marks/steps"] for row in rows] == [json.dumps(given), None]
+
+
+def test_a_dry_run_shows_what_is_marked() -> None:
+    def steps(completions: list[str]) -> list[object]:
+        return [ProcessReward(0.5, [0.25, None], [Span(0, 2, -0.5), *[Span(i, i + 1, 0.125) for i in range(8)]])]
+
+    given = group(["7\n+ 4 = 11!"])
+    (line,) = marked_lines(given, graded([given], steps), 0)
+    # The sixth character on, of eight marks beside the token and the pair, is told by number.
+    shown = ", ".join(f"{each!r} 0.125" for each in "7\n+ 4 ")
+    assert line == f"steps: token 0 0.25, '7\\n' -0.5, {shown}, and 2 more; 0.75 in all"
 
 
 def test_what_is_marked_is_a_metric_and_tells_groups_apart() -> None:

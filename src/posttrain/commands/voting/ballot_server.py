@@ -12,6 +12,7 @@ import hashlib
 import json
 import re
 import secrets
+import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from http import HTTPStatus
@@ -22,7 +23,7 @@ from urllib.parse import urlsplit
 
 from posttrain.errors import UserError
 from posttrain.runs.progress import visible
-from posttrain.training.collecting.ballot import CHOICES, Ballot, StaleVote
+from posttrain.training.collection.ballot import CHOICES, Ballot, StaleVote
 
 TOKEN_HEADER = "X-Posttrain-Token"
 MAX_BODY_BYTES = 4096
@@ -63,6 +64,11 @@ class BallotServer(ThreadingHTTPServer):
     def hosts(self) -> tuple[str, ...]:
         """What a request may call this machine."""
         return f"127.0.0.1:{self.server_port}", f"localhost:{self.server_port}"
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Tell of what is our fault; a browser that has gone is nobody's."""
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(request, client_address)
 
     def end(self, ballot: Ballot) -> None:
         """Note that a rater wants no further pair."""

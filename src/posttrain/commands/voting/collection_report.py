@@ -24,14 +24,19 @@ def last_lines(run: Run) -> list[str]:
     summary: Mapping[str, Any] = run.summary
     dropped = [f"{summary[name]} {what}" for name, what in DROPPED.items() if summary[name]]
     left_out = f"; not compared: {', '.join(dropped)}" if dropped else ""
+    rows = shlex.quote(str(shown(run.folder) / "preferences.jsonl"))
     lines = [
         f"sampled    {summary['num_completions']} completions of {summary['num_prompts']} prompts{left_out}",
         pairs_line(summary),
         *judge_lines(summary),
         *length_lines(summary),
-        f"rows       {shlex.quote(str(shown(run.folder) / 'preferences.jsonl'))}",
+        f"rows       {rows}",
     ]
-    return [*lines, resume] if run.interrupted or summary["num_open"] else lines
+    if run.interrupted or summary["num_open"]:
+        lines.append(resume)
+    if summary["num_preferences"]:
+        lines.append(f"learn      posttrain reward-model, or posttrain dpo, with --task.path {rows}")
+    return lines
 
 
 def pairs_line(summary: Mapping[str, Any]) -> str:

@@ -1,19 +1,26 @@
 """The same votes in a terminal: a pair, one above the other, and a key for what is better."""
 
+import signal
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 from posttrain.runs.progress import visible
-from posttrain.training.collecting.ballot import Ballot, ShownPair
+from posttrain.training.collection.ballot import Ballot, ShownPair
 
 KEYS = {"1": "left", "2": "right", "t": "tie", "s": "skip"}
 HELP = "1 A is better   2 B is better   t tie   s skip   u undo   q end"
 
 
 def ask_in_terminal(ballot: Ballot, question: str) -> None:
-    """Ask until every pair is judged, `q`, or the end of what is typed; every vote is kept."""
+    """Ask until every pair is judged, `q`, Ctrl-C, or the end of what is typed; every vote is kept."""
     print(HELP)
-    answers = typed_lines()
+    with ended_by_interrupt():
+        ask_each(ballot, question, typed_lines())
+
+
+def ask_each(ballot: Ballot, question: str, answers: Iterator[str]) -> None:
+    """Ask about one pair after the other."""
     while (pair := ballot.current()) is not None:
         print(pair_text(pair, question, f"{ballot.num_done} of {ballot.num_pairs} judged by {ballot.rater}"))
         key = next(answers, "q")
@@ -26,6 +33,18 @@ def ask_in_terminal(ballot: Ballot, question: str) -> None:
         else:
             print(f"{visible(key[:20])!r} is none of them: {HELP}")
     print("Every pair is judged.")
+
+
+@contextmanager
+def ended_by_interrupt() -> Iterator[None]:
+    """Have Ctrl-C end what goes on inside at once: nothing is lost, and whoever waits for a line sees no flag."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    except KeyboardInterrupt:
+        print()
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def typed_lines() -> Iterator[str]:

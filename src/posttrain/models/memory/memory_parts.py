@@ -97,15 +97,32 @@ def reference(shape: ModelShape, setup: MemorySetup) -> int:
     return setup.weight_bytes * (shape.parameters - matrices) + held_as * matrices
 
 
-def critic(shape: ModelShape, setup: MemorySetup) -> int:
-    """Weights, gradient and two moments of a second model with one output in place of the vocabulary.
+def value_head_parameters(shape: ModelShape, setup: MemorySetup) -> int:
+    """Of an MLP 4 d · d + 4 d + 4 d + 1, of a linear head d + 1."""
+    d, channels = shape.hidden, 4 * shape.hidden
+    return {"none": 0, "linear": d + 1, "mlp": channels * d + 2 * channels + 1}[setup.value_head]
 
-    4 b · (N - V·d + d)     where the output matrix is one of its own; else 4 b · (N + d)
+
+def critic(shape: ModelShape, setup: MemorySetup) -> int:
+    """Weights, gradient and two moments of a value head, in float32, and of a trunk of its own without output matrix.
+
+        16 · head;   with a trunk   + 4 b · (N - V·d)     where the output matrix is one of its own; else 4 b · N
+
+    A copy of an adapted policy shares what is frozen: 16 · trained for 4 b · N.
     """
+    head = 4 * FLOAT32 * value_head_parameters(shape, setup)
     if not setup.critic:
-        return 0
+        return head
+    if setup.adapter_rank is not None:
+        return head + 4 * FLOAT32 * trained_parameters(shape, setup)
     trunk = shape.parameters - (0 if shape.tied else shape.head_parameters)
-    return 4 * setup.weight_bytes * (trunk + shape.hidden)
+    return head + 4 * setup.weight_bytes * trunk
+
+
+def value_activations(shape: ModelShape, setup: MemorySetup) -> int:
+    """Of the largest micro-batch: the head's hidden layer before and after its ReLU, and its gradient, in float32."""
+    tokens = largest_micro_batch(setup).completions * setup.completion_tokens
+    return 3 * FLOAT32 * tokens * 4 * shape.hidden if setup.value_head == "mlp" else 0
 
 
 def key_value_cache(shape: ModelShape, setup: MemorySetup) -> int:

@@ -89,7 +89,7 @@ def memory_plan(shape: ModelShape, setup: MemorySetup) -> MemoryPlan:
         always |= {name: sampling.pop(name) for name in ("key_value_cache", "copies")}
     updating = {
         "gradients": parts.gradients(shape, setup),
-        "activations": parts.activations(shape, setup),
+        "activations": parts.activations(shape, setup) + parts.value_activations(shape, setup),
         "logits": parts.trained_logits(shape, setup),
         "copies": parts.update_copies(shape, setup),
     }

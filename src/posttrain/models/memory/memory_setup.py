@@ -1,6 +1,7 @@
 """What of a run decides its memory, beside the model's shape."""
 
 from dataclasses import dataclass, replace
+from typing import Literal
 
 FLOAT32, BFLOAT16 = 4, 2
 """Bytes of a number."""
@@ -25,7 +26,9 @@ class MemorySetup:
     reference: bool = False
     """Whether there is a reference; with an adapter it is the same weights with the adapter off."""
     critic: bool = False
-    """Whether there is a critic, a model of the policy's size."""
+    """Whether there is a critic with a trunk of its own, a model of the policy's size."""
+    value_head: Literal["none", "linear", "mlp"] = "none"
+    """What expects the rewards, on that trunk or on the policy's."""
     reward_models: int = 0
     """Bytes of the weights of the reward models that live where the policy does."""
     teacher: int = 0

@@ -172,7 +172,7 @@ def spans_in(given: object) -> list[Any] | InvalidScore:
         spans = attempt(listed, given)
     except FunctionError as failed:
         return InvalidScore("returned a ProcessReward whose spans cannot be read", failed.__cause__)
-    rule = "give a list of Span(start, end, value): characters [start, end) of the graded text, and a finite number"
+    rule = "give a list of spans, each of start, end and value: the characters [start, end) earn value"
     if isinstance(spans, str):
         return InvalidScore(f"{spans} as spans; {rule}")
     read: list[Any] = []

@@ -7,11 +7,13 @@ from pathlib import Path
 from time import perf_counter
 
 from posttrain.config import DpoConfig
+from posttrain.models.adapters.in_force import trains_adapter
 from posttrain.models.conversation_masks import Masking
 from posttrain.models.loading.model_folder import load_policy
 from posttrain.models.policy import Policy
 from posttrain.models.rendering import TokenizerRenderer
 from posttrain.options.dataset import DatasetOptions
+from posttrain.options.training import for_policy
 from posttrain.runs.clock import Clock
 from posttrain.runs.folder import saved_recipe
 from posttrain.runs.harness import Harness, HarnessOptions, require_resume
@@ -82,6 +84,8 @@ def train_dpo(
     require_resume(from_step, resume=resume)
     require_trackers(config.run.report_to, config.tracker)
     own = CallerObjects(policy=policy, task=task, rewards=rewards, rows=rows, held_out_rows=held_out_rows)
+    if policy is not None:
+        config = replace(config, dpo=for_policy(config.dpo, adapter=trains_adapter(policy.model)))
     inputs = inputs_of_dpo(config, own)
     if resume:
         inputs = require_same_inputs(Path(config.run.folder), inputs, accept_changes=accept_changes)

@@ -5,7 +5,7 @@ inputs.json         what else it is made of, with digests
 completions.jsonl   a line for each prompt: its completions, and what the rewards said of them
 answers.jsonl       of a language model as judge: each answer as it came
 votes.jsonl         of people: each vote, and what was undone
-preferences.jsonl   the pairs of which one is better, for `posttrain reward-model` and `posttrain dpo`
+preferences.jsonl   the pairs of which one is better, rows for reward models and preference losses
 ties.jsonl          the others, in the same columns
 summary.json        counts, agreement, versions
 
@@ -24,7 +24,7 @@ from posttrain.runs.folder import Folder
 from posttrain.runs.lock import lock_folder
 from posttrain.runs.run_inputs import FILE as INPUTS
 from posttrain.runs.run_inputs import RunInputs
-from posttrain.training.collecting.line_journal import LineJournal
+from posttrain.training.collection.line_journal import LineJournal
 
 COMPLETIONS, ANSWERS, VOTES = "completions.jsonl", "answers.jsonl", "votes.jsonl"
 PREFERENCES, TIES = "preferences.jsonl", "ties.jsonl"
@@ -63,6 +63,11 @@ class CollectionFolder(Folder):
     def journal(self, name: str) -> LineJournal:
         """A file that grows by lines."""
         return LineJournal(self.path / name)
+
+    def replace_config(self, config_yaml: str) -> None:
+        """Save a configuration in place of the one there, whole or not at all."""
+        with writing(self.path / "config.yaml", self.path):
+            write_atomically(self.path / "config.yaml", config_yaml.encode())
 
     def write_inputs(self, inputs: RunInputs) -> None:
         """Save what the pairs are made of beside the configuration."""

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from posttrain.errors import UserError
-from posttrain.training.collecting.line_journal import LineJournal
-from posttrain.training.collecting.pair_choice import Pair, lot
-from posttrain.training.collecting.verdicts import standing_votes
+from posttrain.training.collection.line_journal import LineJournal
+from posttrain.training.collection.pair_choice import Pair, lot
+from posttrain.training.collection.verdicts import standing_votes
 
 CHOICES = ("left", "right", "tie", "skip")
 

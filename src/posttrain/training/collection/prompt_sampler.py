@@ -27,7 +27,7 @@ from posttrain.runs.threads import claim_threads
 from posttrain.tasks.answers_of_task import as_reward_functions, task_rewards, training_prompts
 from posttrain.tasks.base import Task
 from posttrain.tasks.task_registry import load_task
-from posttrain.training.collecting.sampled_prompts import SampledPrompt, sampled_prompts
+from posttrain.training.collection.sampled_prompts import SampledPrompt, sampled_prompts
 
 Rows = Iterable[Mapping[str, object]]
 

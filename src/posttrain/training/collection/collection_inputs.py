@@ -12,9 +12,10 @@ from posttrain.options.collect import LlmJudgeOptions
 from posttrain.rewards.grading.function import RewardFunction
 from posttrain.runs.run_inputs import RunInput, RunInputs, class_name, code_input, named_files, rows_input
 from posttrain.runs.same_recipe import differences, leaves, run_recipe
-from posttrain.training.collecting.prompt_sampler import PairObjects
+from posttrain.training.collection.prompt_sampler import PairObjects
 
-MAY_CHANGE = ("run.folder", "run.overwrite", "run.threads")
+MAY_CHANGE = ("run.folder", "run.overwrite", "run.threads", "judge.endpoint")
+"""What makes no other collection of it; a server of one's own may have another port the next day."""
 
 
 def inputs_of_collection(config: CollectConfig, own: PairObjects) -> RunInputs:

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from itertools import combinations
 from typing import Any
 
-from posttrain.training.collecting.agreement import agreement
-from posttrain.training.collecting.pair_choice import Pair
+from posttrain.training.collection.agreement import agreement
+from posttrain.training.collection.pair_choice import Pair
 
 SHARES = {"first": 1.0, "second": 0.0, "tie": 0.5}
 """What the first of a pair gets of one point by a vote; `skip` says nothing of it."""

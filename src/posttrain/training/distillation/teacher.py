@@ -9,8 +9,8 @@ from posttrain.models.rendering import TokenizerRenderer
 from posttrain.options.model import ModelOptions
 from posttrain.options.teacher import TeacherOptions
 from posttrain.records import Grades, Group
+from posttrain.training.distillation.privileged_prompts import PrivilegedPrompts, TeacherPrompts
 from posttrain.training.reference import Reference, UncopiedPolicy, reference_of, require_same_vocabulary
-from posttrain.training.teaching.privileged_prompts import PrivilegedPrompts, TeacherPrompts
 
 
 class Teacher:

@@ -7,7 +7,7 @@ from itertools import combinations
 
 from posttrain.options.collect import CollectOptions
 from posttrain.records import Finish
-from posttrain.training.collecting.sampled_prompts import SampledCompletion, SampledPrompt
+from posttrain.training.collection.sampled_prompts import SampledCompletion, SampledPrompt
 
 
 @dataclass(frozen=True, slots=True)

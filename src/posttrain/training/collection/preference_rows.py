@@ -3,8 +3,8 @@
 from collections.abc import Mapping, Sequence
 from statistics import fmean
 
-from posttrain.training.collecting.sampled_prompts import SampledCompletion, SampledPrompt
-from posttrain.training.collecting.verdicts import Verdict
+from posttrain.training.collection.sampled_prompts import SampledCompletion, SampledPrompt
+from posttrain.training.collection.verdicts import Verdict
 
 
 def preference_row(verdict: Verdict) -> dict[str, object]:

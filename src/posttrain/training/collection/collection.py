@@ -24,8 +24,8 @@ from posttrain.runs.progress import Progress
 from posttrain.runs.reports import Run
 from posttrain.runs.run_inputs import RunInputs, require_same_inputs
 from posttrain.runs.summary import peak_memory_bytes, versions
-from posttrain.training.collecting.ballot import Ballot
-from posttrain.training.collecting.collection_folder import (
+from posttrain.training.collection.ballot import Ballot
+from posttrain.training.collection.collection_folder import (
     ANSWERS,
     COMPLETIONS,
     PREFERENCES,
@@ -33,13 +33,13 @@ from posttrain.training.collecting.collection_folder import (
     VOTES,
     CollectionFolder,
 )
-from posttrain.training.collecting.collection_inputs import inputs_of_collection, require_same_collection
-from posttrain.training.collecting.judge_answers import LlmJudge
-from posttrain.training.collecting.pair_choice import ChosenPairs, choose_pairs
-from posttrain.training.collecting.preference_rows import length_summary, preference_row
-from posttrain.training.collecting.prompt_sampler import PairObjects, PromptSampler, Rows
-from posttrain.training.collecting.sampled_prompts import SampledPrompt, sampled_prompt
-from posttrain.training.collecting.verdicts import (
+from posttrain.training.collection.collection_inputs import inputs_of_collection, require_same_collection
+from posttrain.training.collection.judge_answers import LlmJudge
+from posttrain.training.collection.pair_choice import ChosenPairs, choose_pairs
+from posttrain.training.collection.preference_rows import length_summary, preference_row
+from posttrain.training.collection.prompt_sampler import PairObjects, PromptSampler, Rows
+from posttrain.training.collection.sampled_prompts import SampledPrompt, sampled_prompt
+from posttrain.training.collection.verdicts import (
     SHARES,
     Verdict,
     order_summary,
@@ -265,6 +265,7 @@ def open_collection(
     folder = CollectionFolder.resume(path) if resume else CollectionFolder.claim(path, overwrite=config.run.overwrite)
     with folder, Progress(0) as progress, interruptible() as interruption:
         if resume:
+            folder.replace_config(saved_recipe(config))
             folder.write_inputs(inputs)
         yield Collection(
             config=config,

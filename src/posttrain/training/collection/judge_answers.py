@@ -24,7 +24,7 @@ from posttrain.options.collect import LlmJudgeOptions
 from posttrain.rewards.grading.function import ScoringFailure
 from posttrain.rewards.judge.judge_prompts import judged_part, pair_messages, shortened, winner_in
 from posttrain.rewards.judge.judge_reward import JudgeBatch, JudgeBudget, JudgeReward, settled_early
-from posttrain.training.collecting.pair_choice import Pair, lot
+from posttrain.training.collection.pair_choice import Pair, lot
 
 Keep = Callable[[Mapping[str, object]], None]
 """Puts an answer on the disk."""

@@ -1,0 +1,226 @@
+"""PPO with a value head: the row of the table, and its rule of credit."""
+
+import math
+from dataclasses import replace
+from functools import partial
+from typing import Literal
+
+import torch
+from jaxtyping import Bool, Float64
+from torch import Tensor
+
+from posttrain.algorithms.actor_critic.lasting import AdaptiveKl, RewardScaling
+from posttrain.algorithms.actor_critic.value_terms import (
+    DEFAULT_VALUE_LOSS,
+    ValueLossOptions,
+    entropy_term,
+    value_term,
+)
+from posttrain.algorithms.advantages import leave_one_out
+from posttrain.algorithms.algorithm import Algorithm
+from posttrain.algorithms.credit import Credit, Evidence
+from posttrain.algorithms.gae import (
+    GaeOptions,
+    ValuedTokens,
+    adaptive_lambda,
+    generalised_advantages,
+    one_step_advantages,
+    value_targets,
+    whitened,
+)
+from posttrain.algorithms.losses import ClipRange, clipped_surrogate
+from posttrain.algorithms.terms import KlTerm, LossTerm, kl_term, policy_term
+from posttrain.algorithms.token_weights import WEIGHTINGS, Weighting
+from posttrain.errors import UserError
+from posttrain.options.critic import DEFAULT_CRITIC, CriticOptions
+from posttrain.options.training import Passes
+
+Baseline = Literal["critic", "leave_one_out", "none"]
+Whitening = Literal["mean_and_deviation", "deviation", "none"]
+
+LARGEST_RATIO = math.exp(20.0)
+"""Of a token with a negative advantage, which the clip does not hold back: exp of more would soon be infinite."""
+PAPERS_GAE = GaeOptions()
+"""γ = 1, λ = .95 for the policy and 1 for the values."""
+
+
+def ppo(
+    *,
+    clip_low: float = 0.2,
+    clip_high: float = 0.2,
+    dual_clip: float | None = None,
+    gae: GaeOptions = PAPERS_GAE,
+    baseline: Baseline = "critic",
+    critic: CriticOptions = DEFAULT_CRITIC,
+    value_loss: ValueLossOptions = DEFAULT_VALUE_LOSS,
+    whitening: Whitening = "mean_and_deviation",
+    entropy_bonus: float = 0.0,
+    missing_stop_penalty: float = 0.0,
+    reward_scaling: RewardScaling | None = None,
+    token_weights: Weighting = "mean_over_tokens",
+    kl: KlTerm | None = None,
+    adaptive_kl: AdaptiveKl | None = None,
+    largest_epoch_kl: float | None = 0.02,
+) -> Algorithm:
+    """Schulman et al. 2017, arXiv:1707.06347, for language models: a value for every token, GAE, a clipped surrogate.
+
+    `baseline` is what rewards are compared with: a critic's values, the other completions of the prompt, or nothing.
+    `missing_stop_penalty` is taken off the reward of a completion that was cut off.  `largest_epoch_kl`, in nats per
+    token, is the KL to the policy that sampled beyond which a step's remaining updates are left out.
+    """
+    require_sense(baseline, critic, value_loss, kl, adaptive_kl)
+    for name, value in (("entropy_bonus", entropy_bonus), ("missing_stop_penalty", missing_stop_penalty)):
+        if not value >= 0:
+            raise UserError(f"{name} = {value}: is negative; use 0 or more.")
+    if largest_epoch_kl is not None and not largest_epoch_kl > 0:
+        raise UserError(
+            f"largest_epoch_kl = {largest_epoch_kl}: would leave out every update; use more than 0, or null."
+        )
+    dual = max(LARGEST_RATIO, 1 + clip_high) if dual_clip is None else dual_clip
+    clip = ClipRange(low=clip_low, high=clip_high, dual=dual)
+    has_critic, in_loss = baseline == "critic", kl is not None and kl.place == "loss"
+    terms: list[LossTerm] = [policy_term(clipped_surrogate, clip=clip)]
+    terms += [kl_term(kl)] if kl is not None and in_loss else []
+    terms += [entropy_term(entropy_bonus)] if entropy_bonus else []
+    terms += [value_term(value_loss)] if has_critic else []
+    credit = partial(
+        actor_critic_credit,
+        gae=gae,
+        baseline=baseline,
+        whitening=whitening,
+        missing_stop_penalty=missing_stop_penalty,
+        value_clip=value_loss.clip if has_critic else None,
+    )
+    return Algorithm(
+        name="ppo",
+        credit=credit,
+        terms=tuple(terms),
+        token_weights=WEIGHTINGS[token_weights],
+        kl_penalty=None if in_loss else kl,
+        least_group_size=2 if baseline == "leave_one_out" else 1,
+        critic=critic if has_critic else None,
+        adaptive_kl=adaptive_kl,
+        reward_scaling=reward_scaling,
+        passes=Passes(epochs=2, minibatches=4),
+        largest_epoch_kl=largest_epoch_kl,
+    )
+
+
+def require_sense(
+    baseline: Baseline,
+    critic: CriticOptions,
+    value_loss: ValueLossOptions,
+    kl: KlTerm | None,
+    adaptive_kl: AdaptiveKl | None,
+) -> None:
+    """Refuse options of a critic where there is none, and a controller of a KL that is not in the reward."""
+    if baseline != "critic" and (critic != DEFAULT_CRITIC or value_loss != DEFAULT_VALUE_LOSS):
+        name = "critic" if critic != DEFAULT_CRITIC else "value_loss"
+        raise UserError(f"{name} is given, and baseline = {baseline} goes without a critic.  Leave one of them out.")
+    if adaptive_kl is not None and (kl is None or kl.place != "reward" or kl.estimator != "k1"):
+        raise UserError(
+            "adaptive_kl moves the coefficient of a KL in the reward whose tokens add up to that of the completion:"
+            " give kl: {coefficient: .05, estimator: k1, place: reward} as well."
+        )
+
+
+def actor_critic_credit(
+    evidence: Evidence,
+    *,
+    gae: GaeOptions,
+    baseline: Baseline,
+    whitening: Whitening,
+    missing_stop_penalty: float,
+    value_clip: float | None,
+) -> Credit:
+    """Advantages and returns of every token, from rewards, token rewards and values.
+
+    The reward of a completion is earned by its last sampled token.  A completion that nothing scored has advantages
+    and returns of 0, which no token weight lets in.
+    """
+    rollout = evidence.rollout
+    counted = ~evidence.rewards.isnan().flatten()[rollout]
+    if evidence.sampled is not None:
+        counted = counted & evidence.sampled
+    tokens = valued_tokens(evidence, baseline, missing_stop_penalty)
+    if gae.truncated == "terminal" or evidence.final_values is None:
+        tokens = replace(tokens, final_values=torch.zeros_like(tokens.final_values))
+    advantages, returns = estimated(tokens, gae, evidence.lengths.flatten())
+    advantages = torch.where(counted, advantages, 0.0)
+    if whitening != "none":
+        advantages = whitened(advantages, counted, centre=whitening == "mean_and_deviation")
+    if baseline != "critic":
+        return Credit(advantages)
+    returns = torch.where(counted, returns, 0.0)
+    return Credit(advantages, returns, value_range(returns, counted, value_clip))
+
+
+def estimated(
+    tokens: ValuedTokens, gae: GaeOptions, lengths: Tensor
+) -> tuple[Float64[Tensor, " token"], Float64[Tensor, " token"]]:
+    """Advantages of the policy and targets of the values, each with its own λ."""
+    if gae.estimator == "one_step":
+        return one_step_advantages(tokens), value_targets(tokens, lam=0.0)
+    lam: float | Tensor = gae.lambda_policy
+    if gae.length_adaptive is not None:
+        lam = adaptive_lambda(lengths, alpha=gae.length_adaptive)
+    return (
+        generalised_advantages(tokens, gamma=gae.gamma, lam=lam),
+        value_targets(tokens, gamma=gae.gamma, lam=gae.lambda_value),
+    )
+
+
+def valued_tokens(evidence: Evidence, baseline: Baseline, missing_stop_penalty: float) -> ValuedTokens:
+    """The evidence token by token; what nothing scored earns 0."""
+    rollout, rewards = evidence.rollout, evidence.rewards
+    if missing_stop_penalty:
+        assert evidence.truncated is not None, "nobody says which completions were cut off"
+        rewards = rewards - missing_stop_penalty * evidence.truncated
+    final = evidence.final_values
+    earned = rewards_of_tokens(evidence, rewards)
+    return ValuedTokens(
+        rewards=earned,
+        values=values_of(evidence, earned, baseline),
+        rollout=rollout,
+        final_values=torch.zeros_like(rewards).flatten() if final is None else final.flatten(),
+        sampled=evidence.sampled,
+    )
+
+
+def rewards_of_tokens(evidence: Evidence, rewards: Float64[Tensor, "prompt group"]) -> Float64[Tensor, " token"]:
+    """What each token earned: its own reward, and at the last sampled one the completion's."""
+    rollout = evidence.rollout
+    own = torch.zeros(len(rollout), dtype=torch.float64) if evidence.token_rewards is None else evidence.token_rewards
+    number, sampled = torch.arange(len(rollout)), evidence.sampled
+    known = torch.ones_like(rollout, dtype=torch.bool) if sampled is None else sampled
+    last = torch.full((rewards.numel(),), -1).scatter_reduce(0, rollout[known], number[known], "amax")
+    acted = last >= 0
+    own = torch.where(known, own, 0.0)
+    return own.index_add(0, last[acted], rewards.flatten().nan_to_num(nan=0.0)[acted])
+
+
+def values_of(evidence: Evidence, earned: Float64[Tensor, " token"], baseline: Baseline) -> Float64[Tensor, " token"]:
+    """What was expected before each token: by the critic, as the mean of the prompt's other completions, or nothing."""
+    if baseline == "critic":
+        assert evidence.values is not None, "a critic that was not asked"
+        return evidence.values
+    if baseline == "none":
+        return torch.zeros_like(earned)
+    totals = torch.zeros(evidence.lengths.numel(), dtype=torch.float64).index_add(0, evidence.rollout, earned)
+    totals = torch.where(evidence.rewards.isnan(), torch.nan, totals.view(evidence.rewards.shape))
+    others = torch.where(totals.isnan(), 0.0, totals - leave_one_out(totals))
+    return others.flatten()[evidence.rollout]
+
+
+def value_range(
+    returns: Float64[Tensor, " token"], counted: Bool[Tensor, " token"], clip: float | None
+) -> Float64[Tensor, " token"] | None:
+    """`clip` deviations of the step's returns, for every token; None where values are not clipped.
+
+    Returns that are all alike have no deviation to measure in, and values then move freely.
+    """
+    if clip is None or not bool(counted.any()):
+        return None
+    deviation = returns[counted].std(correction=0)
+    reach = clip * deviation if deviation > 0 else torch.tensor(torch.finfo(returns.dtype).max, dtype=returns.dtype)
+    return reach.expand(len(returns)).clone()

@@ -1,0 +1,176 @@
+"""Advantages and value targets from values: one step ahead, or generalised advantage estimation (GAE).
+
+Tokens of all completions lie one after the other; `rollout` says whose each is.  A token is an action, what comes
+before it a state: V_t is what was expected of the completion before token t, r_t what the token earned.
+
+Schulman et al. 2016, "High-dimensional continuous control using generalized advantage estimation", arXiv:1506.02438.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+from jaxtyping import Bool, Float, Int64
+from torch import Tensor
+
+from posttrain.errors import UserError
+
+LEAST_DEVIATION = 1e-6
+"""Of advantages that are whitened, in units of reward; what spreads less is rounding."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GaeOptions:
+    """How advantages and value targets are made of rewards and values."""
+
+    estimator: Literal["gae", "one_step"] = "gae"
+    """gae: sums of all later surprises, γλ apart.  one_step: the next value in place of what came (a course's rule);
+    the λ below then play no part."""
+    gamma: float = 1.0
+    """Discount of a reward per token that it comes later; 1 is none."""
+    lambda_policy: float = 0.95
+    """λ of the policy's advantages: 1 is the whole return (no bias), 0 the next value alone (least variance)."""
+    lambda_value: float = 1.0
+    """λ of the value's targets; 1 is what was earned (Yuan et al. 2025, VC-PPO, arXiv:2503.01491)."""
+    length_adaptive: float | None = None
+    """α: λ of the policy is 1 - 1/(α · length) for each completion, so that long ones see their ends (VAPO, Yue et al.
+    2025, arXiv:2504.05118, has .05).  Null: `lambda_policy` for all."""
+    truncated: Literal["terminal", "bootstrap"] = "terminal"
+    """What comes after a completion that was cut off at its limit: nothing, or what the critic expected there."""
+
+    def __post_init__(self) -> None:
+        for name in ("gamma", "lambda_policy", "lambda_value"):
+            value = getattr(self, name)
+            if not 0 <= value <= 1:
+                raise UserError(f"{name} = {value}: must be from 0 to 1.")
+        if self.length_adaptive is not None and not self.length_adaptive > 0:
+            raise UserError(f"length_adaptive = {self.length_adaptive}: λ = 1 - 1/(α · length); use α > 0, or null.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ValuedTokens:
+    """Tokens of some completions, with what each earned and what was expected before it."""
+
+    rewards: Float[Tensor, " token"]
+    values: Float[Tensor, " token"]
+    rollout: Int64[Tensor, " token"]
+    """Which completion each token belongs to: 0, 0, ..., 1, 1, ..."""
+    final_values: Float[Tensor, " rollout"]
+    """What was expected after the last token; 0 where the completion ended there."""
+    sampled: Bool[Tensor, " token"] | None = None
+    """Tokens that the policy sampled; None is all.  Others (a tool's answer) are no actions, and what they hold is not
+    read."""
+
+    def actions(self) -> tuple["ValuedTokens", Int64[Tensor, " action"]]:
+        """The sampled tokens alone, as if they stood side by side, and where they stand."""
+        if self.sampled is None:
+            return self, torch.arange(len(self.rollout))
+        place = self.sampled.nonzero().flatten()
+        alone = replace(
+            self, rewards=self.rewards[place], values=self.values[place], rollout=self.rollout[place], sampled=None
+        )
+        return alone, place
+
+    @property
+    def is_last(self) -> Bool[Tensor, " token"]:
+        """Whether a token is the last of its completion."""
+        last = torch.ones_like(self.rollout, dtype=torch.bool)
+        last[:-1] = self.rollout[1:] != self.rollout[:-1]
+        return last
+
+    @property
+    def next_values(self) -> Float[Tensor, " token"]:
+        """What was expected after each token: the next token's value, or the final one."""
+        return torch.where(self.is_last, self.final_values[self.rollout], self.values.roll(-1))
+
+
+def one_step_advantages(tokens: ValuedTokens) -> Float[Tensor, " token"]:
+    """What the next value says a token was worth, above what was expected before it.
+
+        A_t = Q_t - V_t,   Q_t = r_t + V_{t+1};   for the last token Q = r
+
+    Without token rewards it is the rule that courses on RLHF teach.  Least variance, and as wrong as the values are.
+    """
+    actions, place = tokens.actions()
+    return _put_back(actions.rewards + actions.next_values - actions.values, place, tokens)
+
+
+def generalised_advantages(
+    tokens: ValuedTokens, *, gamma: float = 1.0, lam: float | Float[Tensor, " rollout"] = 0.95
+) -> Float[Tensor, " token"]:
+    """GAE: all later surprises δ, each counting γλ times as much as the one before; 0 at tokens that were not sampled.
+
+        δ_t = r_t + γ V_{t+1} - V_t
+        A_t = Σ_k (γλ)^k δ_{t+k} = δ_t + γλ A_{t+1}        arXiv:1506.02438, eq. 16
+
+    λ = 1 is the return above V_t, λ = 0 is δ_t.  `lam` may differ from completion to completion.  A run of tokens that
+    were not sampled is one step and not many: λ and γ are carried over it, and V before it is not compared with 0.
+    """
+    actions, place = tokens.actions()
+    surprises = actions.rewards + gamma * actions.next_values - actions.values
+    of_rollout = torch.as_tensor(lam, dtype=surprises.dtype).expand(len(tokens.final_values))
+    carried = torch.where(actions.is_last, 0.0, gamma * of_rollout[actions.rollout])
+    return _put_back(discounted_sums(surprises, carried), place, tokens)
+
+
+def value_targets(
+    tokens: ValuedTokens, *, gamma: float = 1.0, lam: float | Float[Tensor, " rollout"] = 1.0
+) -> Float[Tensor, " token"]:
+    """TD(λ) returns: what should have been expected before each token.
+
+        R_t = A_t + V_t        of advantages as they come, never of whitened ones
+
+    λ = 1 is what was earned from there on (Monte Carlo), whatever the values were.  A token that was not sampled has 0.
+    """
+    known = tokens.values if tokens.sampled is None else torch.where(tokens.sampled, tokens.values, 0.0)
+    return generalised_advantages(tokens, gamma=gamma, lam=lam) + known
+
+
+def discounted_sums(terms: Float[Tensor, " token"], carried: Float[Tensor, " token"]) -> Float[Tensor, " token"]:
+    """x_t = terms_t + carried_t · x_{t+1}, for all tokens at once; `carried` is 0 where nothing follows.
+
+    By doubling: after k rounds x_t has the terms of 2^k tokens, so as many rounds as the longest completion has bits.
+    """
+    total, factor, reach = terms, carried, 1
+    while reach < len(terms) and bool((factor != 0).any()):
+        total = total + factor * _shifted(total, reach)
+        factor = factor * _shifted(factor, reach)
+        reach *= 2
+    return total
+
+
+def adaptive_lambda(lengths: Int64[Tensor, " rollout"], *, alpha: float) -> Float[Tensor, " rollout"]:
+    """λ for which the weights of the surprises, 1/(1 - λ) in sum, are a share α of the completion's length.
+
+    λ = max(0, 1 - 1/(α · length))        Yue et al. 2025 (VAPO), arXiv:2504.05118
+    """
+    return (1 - 1 / (alpha * lengths.double())).clamp(min=0)
+
+
+def whitened(
+    advantages: Float[Tensor, " token"], counted: Bool[Tensor, " token"], *, centre: bool = True
+) -> Float[Tensor, " token"]:
+    """Advantages in units of their deviation over the counted tokens of the step; those not counted are 0.
+
+        (A_t - mean A) / std A,  or  A_t / std A
+
+    std divides by the number of tokens.  Where it is below 1e-6 they stay as they are: what differs is rounding.
+    """
+    known = torch.where(counted, advantages, 0.0)
+    if not bool(counted.any()):
+        return known
+    mean = known.sum() / counted.sum()
+    deviation = torch.where(counted, advantages - mean, 0.0).square().sum().div(counted.sum()).sqrt()
+    if deviation < LEAST_DEVIATION:
+        return known
+    return torch.where(counted, (advantages - mean if centre else advantages) / deviation, 0.0)
+
+
+def _shifted(column: Tensor, by: int) -> Tensor:
+    """x_{t+by}, and 0 beyond the end."""
+    return torch.cat([column[by:], column.new_zeros(by)])
+
+
+def _put_back(column: Tensor, place: Tensor, tokens: ValuedTokens) -> Tensor:
+    """Numbers of actions at the places where they stand, 0 elsewhere."""
+    return column if tokens.sampled is None else column.new_zeros(len(tokens.rollout)).index_copy(0, place, column)

@@ -1,0 +1,73 @@
+"""The rollouts of a step, read back from the file that a run has kept: `rollout_file` writes it."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from posttrain.errors import UserError
+from posttrain.records import Finish, Grades, Group, Prompt, Rollout
+
+NEEDED = (
+    "draw",
+    "sample",
+    "prompt_id",
+    "prompt",
+    "prompt_tokens",
+    "tokens",
+    "logprobs",
+    "finish",
+    "completion",
+    "reward",
+)
+
+
+def stored_steps(folder: str, option: str) -> list[Path]:
+    """The files of a folder of rollouts, step by step; `option` is what named it.  Raises UserError where none is."""
+    files = sorted(Path(folder).glob("step-*.parquet"))
+    if not files:
+        raise UserError(f"{option} = {folder}: holds no step-N.parquet.  Give the folder `rollouts` of a run.")
+    return files
+
+
+def read_rollouts(file: Path) -> tuple[list[Group], Grades]:
+    """The groups of a step, those that dynamic sampling set aside too, and their rewards under the name `stored`.
+
+    Prompts come back without their columns.  Raises UserError where the file is no such file.
+    """
+    import pyarrow.parquet as pq
+
+    table = pq.read_table(file)
+    lacking = [name for name in NEEDED if name not in table.column_names]
+    if lacking:
+        raise UserError(f"{file}: has no column `{lacking[0]}`, so it is not the rollouts of a step of a run.")
+    rows = table.select(NEEDED).to_pylist()
+    by_draw: dict[int, list[dict[str, Any]]] = {}
+    for row in rows:
+        by_draw.setdefault(row["draw"], []).append(row)
+    groups = [group_of(draw, of_draw) for draw, of_draw in by_draw.items()]
+    nan = float("nan")
+    rewards = torch.tensor(
+        [[nan if row["reward"] is None else row["reward"] for row in of_draw] for of_draw in by_draw.values()],
+        dtype=torch.float64,
+    )
+    ones = torch.ones(1, dtype=torch.float64)
+    return groups, Grades(names=("stored",), scores=rewards[None], weights=ones, rewards=rewards)
+
+
+def group_of(draw: int, rows: Sequence[dict[str, Any]]) -> Group:
+    """The group that some rows are of."""
+    first = rows[0]
+    prompt = Prompt(id=first["prompt_id"], text=first["prompt"], tokens=tuple(first["prompt_tokens"]))
+    rollouts = tuple(
+        Rollout(
+            sample=row["sample"],
+            tokens=tuple(row["tokens"]),
+            logprobs=tuple(row["logprobs"]),
+            finish=Finish(row["finish"]),
+            text=row["completion"],
+        )
+        for row in rows
+    )
+    return Group(prompt=prompt, draw=draw, rollouts=rollouts)

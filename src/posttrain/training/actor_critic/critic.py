@@ -1,0 +1,167 @@
+"""The critic of an actor-critic algorithm: a value head on the policy's trunk, or on a trunk of its own.
+
+It expects, before each token of a completion, what the completion will earn.
+"""
+
+import copy
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import cast
+
+import torch
+from jaxtyping import Bool, Float, Float64
+from torch import Tensor, nn
+
+from posttrain.batch import Batch, completions_of
+from posttrain.models.forward import trunk as without_output_layer
+from posttrain.models.gradients import gradients_in_place
+from posttrain.models.policy import Policy
+from posttrain.models.value_head import ValueHead
+from posttrain.options.critic import CriticOptions
+from posttrain.records import Finish, Group, Rollout
+from posttrain.runs.tensor_state import Tensors, module_tensors, refuse_mismatch, restore_module, shapes
+from posttrain.training.actor_critic.critic_folder import has_head, loaded_head, loaded_trunk
+from posttrain.training.optimizer import POLICY, ParameterGroup
+
+CRITIC = "critic"
+"""Its name as a parameter group, and as a file of a checkpoint."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CollectedValues:
+    """What the critic expected of some groups."""
+
+    values: Float64[Tensor, " token"]
+    """Before each token of each completion."""
+    final_values: Float64[Tensor, "prompt group"]
+    """After the last token of each that was cut off; 0 for the others."""
+
+
+class Critic:
+    """A value head and what it reads."""
+
+    def __init__(self, policy: Policy, options: CriticOptions, *, seed: int) -> None:
+        """A new one, or what `options.path` holds.  Raises UserError where that is no critic for this policy."""
+        self.policy, self.options = policy, options
+        self.own_trunk: Policy | None = own_trunk(policy, options)
+        """The model that the head reads, where it is not the policy."""
+        self.head = ValueHead(
+            hidden_width(self.trunk),
+            options.head,
+            seed=seed,
+            dtype=torch.promote_types(policy.model.dtype, torch.float32),
+        ).to(policy.device)
+        self.begun = bool(options.path) and has_head(options.path)
+        """Whether the head was trained before; a new one is first told the mean reward."""
+        if self.begun:
+            loaded_head(self.head, options.path)
+
+    @property
+    def trunk(self) -> Policy:
+        """Whose hidden states the head reads."""
+        return self.policy if self.own_trunk is None else self.own_trunk
+
+    def values(self, hidden: Float[Tensor, "token hidden"]) -> Float[Tensor, " token"]:
+        """What is expected at each hidden state of the trunk, with the gradient that the options allow."""
+        return cast(Tensor, self.head(hidden if self.options.through_trunk else hidden.detach()))
+
+    def values_of(self, micro: Batch) -> Float[Tensor, " token"]:
+        """The same of a micro-batch's tokens, through the critic's own trunk."""
+        with gradients_in_place():
+            return self.values(self._hidden(micro))
+
+    @torch.no_grad()
+    def of_groups(self, groups: Sequence[Group], *, max_tokens: int) -> CollectedValues:
+        """What is expected of every completion token of the groups, and after those that were cut off."""
+        with_ends = completions_of([replace(group, rollouts=tuple(map(with_end, group.rollouts))) for group in groups])
+        budget = with_ends.split(max_tokens, padded=self.trunk.forward.padded)
+        found = torch.cat([self.head(self._hidden(micro)).double().cpu() for micro in budget])
+        is_end, truncated = ends_of(groups), truncated_of(groups)
+        final = torch.zeros(truncated.shape, dtype=torch.float64)
+        final[truncated] = found[is_end]
+        return CollectedValues(values=found[~is_end], final_values=final)
+
+    def _hidden(self, micro: Batch) -> Float[Tensor, "token hidden"]:
+        return self.trunk.forward.completion_hidden(micro.prompts, micro.completions, micro.prompt_of)
+
+    @property
+    def modules(self) -> Iterator[tuple[str, nn.Module]]:
+        """What of it is trained: the head, and a trunk of its own without the output layer."""
+        yield "head", self.head
+        if self.own_trunk is not None:
+            yield "trunk", without_output_layer(self.own_trunk.model)
+
+    @property
+    def parameter_group(self) -> ParameterGroup:
+        """Its parameters, with a rate and a clipping of their own."""
+        return ParameterGroup(
+            module=CRITIC,
+            parameters=[each for _, module in self.modules for each in module.parameters() if each.requires_grad],
+            rate_scale=self.options.rate_scale,
+            max_grad_norm=self.options.max_grad_norm,
+        )
+
+    def tensors(self) -> dict[str, Tensor]:
+        """All that training changes of it."""
+        return {
+            f"{name}.{key}": tensor for name, module in self.modules for key, tensor in module_tensors(module).items()
+        }
+
+    def restore(self, tensors: Tensors) -> None:
+        """Be as `tensors` once said."""
+        refuse_mismatch("the critic", shapes(self.tensors()), tensors)
+        for name, module in self.modules:
+            own = {key.removeprefix(f"{name}."): each for key, each in tensors.items() if key.startswith(f"{name}.")}
+            restore_module(module, own)
+
+
+def own_trunk(policy: Policy, options: CriticOptions) -> Policy | None:
+    """A model of the critic's own, from a folder or a copy of the policy; None where it reads the policy's.
+
+    A copy shares what the policy does not train, and the output layer, which a critic does not use.
+    """
+    size = sum(each.numel() for each in policy.model.parameters())
+    if not options.has_own_trunk(size):
+        return None
+    loaded = loaded_trunk(options.path, policy) if options.path else None
+    if loaded is not None:
+        return loaded
+    trained = {id(each) for each in without_output_layer(policy.model).parameters() if each.requires_grad}
+    kept = {id(each): each for each in policy.model.parameters() if id(each) not in trained}
+    model, forward = copy.deepcopy((policy.model, policy.forward), kept)
+    return replace(policy, model=model, forward=forward)
+
+
+def hidden_width(policy: Policy) -> int:
+    """Numbers of a hidden state."""
+    return policy.output_layer.matrix.shape[1]
+
+
+def with_end(rollout: Rollout) -> Rollout:
+    """A completion that was cut off with one more token, whatever it is: what led to it is then asked about as well."""
+    if rollout.finish != Finish.LENGTH:
+        return rollout
+    return replace(rollout, tokens=(*rollout.tokens, rollout.tokens[-1]), logprobs=(*rollout.logprobs, 0.0))
+
+
+def ends_of(groups: Sequence[Group]) -> Bool[Tensor, " token"]:
+    """Which tokens `with_end` added."""
+    rollouts = [rollout for group in groups for rollout in group.rollouts]
+    return torch.tensor(
+        [t == len(rollout.tokens) for rollout in rollouts for t in range(len(with_end(rollout).tokens))]
+    )
+
+
+def truncated_of(groups: Sequence[Group]) -> Bool[Tensor, "prompt group"]:
+    """Which completions were cut off at the limit."""
+    return torch.tensor([[rollout.finish == Finish.LENGTH for rollout in group.rollouts] for group in groups])
+
+
+def trained_groups(
+    policy: Policy, critic: Critic | None, given: Sequence[ParameterGroup]
+) -> Sequence[ParameterGroup] | Iterable[nn.Parameter]:
+    """The parameters to train: the caller's groups or all of the policy's, and the critic's."""
+    if critic is None:
+        return given or policy.model.parameters()
+    own = given or [ParameterGroup(module=POLICY, parameters=list(policy.model.parameters()))]
+    return [*own, critic.parameter_group]

@@ -1,0 +1,59 @@
+"""A critic on the disk: RUN/critic holds its head, and where it has a trunk of its own that as a plain model folder.
+
+critic/value_head.safetensors    widening.weight, widening.bias, output.weight, output.bias
+critic/config.json ...           the trunk, as transformers reads it; not there where it is the policy's
+"""
+
+from pathlib import Path
+
+from safetensors.torch import load_file, save_file
+
+from posttrain.errors import UserError
+from posttrain.models.loading.model_folder import load_policy
+from posttrain.models.loading.saving import save_policy
+from posttrain.models.policy import Policy
+from posttrain.models.value_head import ValueHead
+from posttrain.options.model import ModelOptions
+from posttrain.runs.tensor_state import untied
+
+HEAD_FILE = "value_head.safetensors"
+
+
+def save_critic(head: ValueHead, own_trunk: Policy | None, folder: Path) -> None:
+    """Write the head and, if it has one, its own trunk."""
+    folder.mkdir(parents=True, exist_ok=True)
+    if own_trunk is not None:
+        save_policy(own_trunk, folder)
+    save_file({name: each.detach().cpu().contiguous() for name, each in untied(head).items()}, folder / HEAD_FILE)
+
+
+def has_head(path: str) -> bool:
+    """Whether a folder holds a value head."""
+    return (Path(path) / HEAD_FILE).is_file()
+
+
+def loaded_head(head: ValueHead, path: str) -> None:
+    """Be the head of a folder.  Raises UserError where that is of another shape."""
+    saved, own = load_file(Path(path) / HEAD_FILE), untied(head)
+    there = {name: [*each.shape] for name, each in saved.items()}
+    if there != {name: [*each.shape] for name, each in own.items()}:
+        raise UserError(
+            f"critic.path = {path}: its head is {there}, and critic.head = {head.kind} over this model has"
+            f" {own['output.weight'].shape[-1]} channels before the output.  Give critic.head as it was trained, and a"
+            " model of the same width."
+        )
+    head.load_state_dict(saved)
+
+
+def loaded_trunk(path: str, policy: Policy) -> Policy | None:
+    """The model of a folder, for a policy's tokens; None where the folder holds a head alone."""
+    if has_head(path) and not (Path(path) / "config.json").is_file():
+        return None
+    model = load_policy(ModelOptions(path=path, device="cuda" if policy.device.type == "cuda" else "cpu"))
+    found, needed = model.output_layer.vocabulary, policy.output_layer.vocabulary
+    if found < needed or len(model.tokenizer) != len(policy.tokenizer):
+        raise UserError(
+            f"critic.path = {path}: a model of {len(model.tokenizer)} tokens, and the policy has"
+            f" {len(policy.tokenizer)}.  A critic reads the policy's tokens: give one with the same tokenizer."
+        )
+    return model

@@ -1,0 +1,71 @@
+"""Metrics of credit that is made token by token: how good the values were, and what the returns are."""
+
+from jaxtyping import Bool, Float64
+from torch import Tensor
+
+from posttrain.algorithms.algorithm import Algorithm
+from posttrain.algorithms.credit import Credit, Evidence
+from posttrain.training.actor_critic.lasting_state import COMPLETION_KL, EXPLAINED, TOKEN_KL, Lasting
+
+
+def explained_variance(returns: Float64[Tensor, " token"], values: Float64[Tensor, " token"]) -> float | None:
+    """Share of the variance of returns that the values account for; None where all returns are alike.
+
+        EV = 1 - Var(R - V) / Var(R)
+
+    1: they knew.  0: no better than one number for all.  Below 0: worse than that.
+    """
+    variance = returns.var(correction=0)
+    if not len(returns) or not variance > 0:
+        return None
+    return 1 - ((returns - values).var(correction=0) / variance).item()
+
+
+def counted_tokens(evidence: Evidence) -> Bool[Tensor, " token"]:
+    """Sampled tokens of completions that have a reward."""
+    scored = ~evidence.rewards.isnan().flatten()[evidence.rollout]
+    return scored if evidence.sampled is None else scored & evidence.sampled
+
+
+def value_metrics(evidence: Evidence, credit: Credit) -> dict[str, float]:
+    """What is told of a step's values and returns; nothing where there are none."""
+    counted = counted_tokens(evidence)
+    if credit.returns is None or evidence.values is None or not bool(counted.any()):
+        return {}
+    returns, values = credit.returns[counted], evidence.values[counted]
+    explained = explained_variance(returns, values)
+    return {
+        **({} if explained is None else {EXPLAINED: explained}),
+        "value/mean": values.mean().item(),
+        "returns/mean": returns.mean().item(),
+        "returns/std": returns.std(correction=0).item(),
+    }
+
+
+def penalty_metrics(
+    behaviour: Float64[Tensor, " token"], reference: Float64[Tensor, " token"] | None, num_rollouts: int
+) -> dict[str, float]:
+    """The KL to the reference as the sampled tokens estimate it, of completions and of tokens, in nats.
+
+    mean over completions of Σ_t x_t,   mean over tokens of x_t        x = log μ - log ref, k1
+    """
+    if reference is None:
+        return {}
+    total = (behaviour - reference).sum().item()
+    return {COMPLETION_KL: total / num_rollouts, TOKEN_KL: total / len(behaviour)}
+
+
+def credit_metrics(
+    evidence: Evidence,
+    credit: Credit,
+    algorithm: Algorithm,
+    lasting: Lasting,
+    logprobs: tuple[Float64[Tensor, " token"], Float64[Tensor, " token"] | None],
+) -> dict[str, float]:
+    """All that credit tells of a step; `logprobs` are μ's and the reference's, `lasting` what credit was made with."""
+    metrics = value_metrics(evidence, credit)
+    if algorithm.kl_penalty is not None and (algorithm.critic is not None or algorithm.adaptive_kl is not None):
+        metrics |= penalty_metrics(*logprobs, evidence.rewards.numel()) | {"kl_coefficient": lasting.kl_coefficient}
+    if algorithm.reward_scaling is not None:
+        metrics["reward_scaled"] = evidence.rewards.nanmean().item()
+    return metrics

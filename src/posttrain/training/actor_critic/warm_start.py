@@ -1,0 +1,62 @@
+"""A critic that has learned from the rollouts of an earlier run before it meets its own."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from posttrain.errors import UserError
+from posttrain.models.policy import Policy
+from posttrain.records import Group
+from posttrain.runs.clock import Clock
+from posttrain.runs.stored_rollouts import read_rollouts, stored_steps
+from posttrain.training.actor_critic.lasting_state import EXPLAINED
+from posttrain.training.collector import CollectedStep
+from posttrain.training.learner import Learner
+from posttrain.training.update import update
+
+OPTION = "algorithm.critic.warm_start"
+
+
+def warm_start(learner: Learner, clock: Clock) -> list[str]:
+    """Have the critic learn from each step in the folder that its options name, once; returns what to tell of it.
+
+    What it explained of each was measured before it learned from it.  Nothing is done where no folder is named.
+    """
+    options = learner.algorithm.critic
+    if options is None or not options.warm_start:
+        return []
+    explained: list[float | None] = []
+    count = 0
+    for number, file in enumerate(stored_steps(options.warm_start, OPTION)):
+        groups, grades = read_rollouts(file)
+        require_known_tokens(groups, learner.policy, file)
+        metrics = fit_critic(learner, CollectedStep(step=-number, groups=groups, grades=grades), clock)
+        explained.append(metrics.get(EXPLAINED))
+        count += sum(len(group.rollouts) for group in groups)
+    last = "unknown" if explained[-1] is None else f"{explained[-1]:.2f}"
+    return [
+        f"The critic learned from {count} earlier rollouts; explained variance of the last step's before it: {last}."
+    ]
+
+
+def fit_critic(learner: Learner, collected: CollectedStep, clock: Clock) -> Mapping[str, float]:
+    """Have the critic alone learn from rollouts that are no step's; returns what was measured of them before."""
+    before, options = learner.lasting, learner.settings.update
+    credited = learner.credit(collected, clock)
+    learner.lasting = replace(before, rewards=credited.lasting.rewards, begun=True, fitted=False)
+    for batch in learner.batches(credited, clock):
+        if batch.completions:
+            with clock("update"):
+                update(learner.policy, learner.optimizer, batch, learner.objective(), options, options.largest_rate)
+    learner.lasting = replace(learner.lasting, fitted=before.fitted)
+    return credited.metrics
+
+
+def require_known_tokens(groups: Sequence[Group], policy: Policy, file: Path) -> None:
+    """Refuse rollouts of another tokenizer, as far as their tokens show it."""
+    largest = max(max(*rollout.tokens, *group.prompt.tokens) for group in groups for rollout in group.rollouts)
+    if largest >= policy.output_layer.vocabulary:
+        raise UserError(
+            f"{OPTION}: {file} has token {largest}, and the policy knows {policy.output_layer.vocabulary} of them."
+            "  Give rollouts of a policy with the same tokenizer."
+        )

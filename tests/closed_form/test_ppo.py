@@ -1,0 +1,250 @@
+"""The row `ppo`: its credit, its terms, what it remembers, and options that make no sense."""
+
+import math
+
+import pytest
+import torch
+
+from posttrain.algorithms.actor_critic.lasting import (
+    AdaptiveKl,
+    RewardScaling,
+    RewardStatistics,
+    next_coefficient,
+    scaled_rewards,
+)
+from posttrain.algorithms.actor_critic.value_terms import value_loss
+from posttrain.algorithms.algorithm import Algorithm
+from posttrain.algorithms.credit import Evidence
+from posttrain.algorithms.table import build_algorithm
+from posttrain.algorithms.terms import Need
+from posttrain.errors import UserError
+from posttrain.training.actor_critic.value_metrics import explained_variance
+from tests.support.tiny import token_loss
+
+RAW = {"name": "ppo", "whitening": "none"}
+NAN = math.nan
+
+
+def evidence(rewards: list[list[float]], values: list[float] | None, lengths: list[list[int]], **more) -> Evidence:
+    numbers = torch.tensor(rewards, dtype=torch.float64)
+    return Evidence(
+        rewards=numbers,
+        scores=numbers[None],
+        weights=torch.ones(1, dtype=torch.float64),
+        lengths=torch.tensor(lengths),
+        max_completion_tokens=8,
+        values=None if values is None else torch.tensor(values, dtype=torch.float64),
+        **{"truncated": torch.zeros(numbers.shape, dtype=torch.bool), **more},
+    )
+
+
+def column(numbers: list[float]) -> torch.Tensor:
+    return torch.tensor(numbers, dtype=torch.float64)
+
+
+def credit_of(config: dict[str, object], given: Evidence):
+    return build_algorithm(config).credit(given)
+
+
+# Credit.
+
+
+def test_the_reward_is_earned_by_the_last_token_and_token_rewards_where_they_are() -> None:
+    """λ = 1: advantages are what is earned from there on, less V; the target is that sum."""
+    given = evidence([[2.0]], [0.5, 0.25, 1.0], [[3]], token_rewards=column([-0.1, 0.0, -0.3]))
+    found = credit_of({**RAW, "gae": {"lambda_policy": 1.0}}, given)
+    assert found.returns.tolist() == pytest.approx([1.6, 1.7, 1.7])
+    assert found.advantages.tolist() == pytest.approx([1.1, 1.45, 0.7])
+
+
+def test_policy_and_values_have_lambdas_of_their_own() -> None:
+    """δ = (-.25, .75, 1): with λ = ½ A = (-.25 + .375 + .25, .75 + .5, 1); the targets are 2 whatever λ is."""
+    given = evidence([[2.0]], [0.5, 0.25, 1.0], [[3]])
+    found = credit_of({**RAW, "gae": {"lambda_policy": 0.5}}, given)
+    assert found.advantages.tolist() == pytest.approx([0.375, 1.25, 1.0])
+    assert found.returns.tolist() == pytest.approx([2.0, 2.0, 2.0])
+
+
+def test_the_one_step_rule_is_also_the_values_target() -> None:
+    found = credit_of({**RAW, "gae": {"estimator": "one_step"}}, evidence([[2.0]], [0.5, 0.25, 1.0], [[3]]))
+    assert found.advantages.tolist() == pytest.approx([-0.25, 0.75, 1.0])
+    assert found.returns.tolist() == pytest.approx([0.25, 1.0, 2.0])
+
+
+def test_a_cut_off_end_is_an_end_unless_it_is_bootstrapped() -> None:
+    cut = {"truncated": torch.tensor([[True, False]]), "final_values": column([4.0, 0.0]).view(1, 2)}
+    given = evidence([[1.0, 1.0]], [0.0, 0.0], [[1, 1]], **cut)
+    assert credit_of(RAW, given).returns.tolist() == [1.0, 1.0]
+    assert credit_of({**RAW, "gae": {"truncated": "bootstrap"}}, given).returns.tolist() == [5.0, 1.0]
+    assert credit_of({**RAW, "missing_stop_penalty": 0.5}, given).returns.tolist() == [0.5, 1.0]
+
+
+def test_whitening_leaves_the_targets_as_they_are() -> None:
+    """Targets rebuilt as whitened advantages + values would be others."""
+    given = evidence([[2.0, 0.0], [1.0, 0.0]], [0.5, 0.25, 1.0, 0.1], [[1, 1], [1, 1]])
+    raw, white = credit_of(RAW, given), credit_of({"name": "ppo"}, given)
+    assert torch.equal(raw.returns, white.returns)
+    assert white.advantages.mean().item() == pytest.approx(0, abs=1e-12)
+    assert white.advantages.std(correction=0).item() == pytest.approx(1)
+    scaled = credit_of({"name": "ppo", "whitening": "deviation"}, given)
+    torch.testing.assert_close(scaled.advantages, raw.advantages / raw.advantages.std(correction=0))
+
+
+def test_what_nothing_scored_has_no_advantage_and_no_part_in_the_whitening() -> None:
+    given = evidence([[2.0, NAN], [1.0, 0.0]], [0.5, 9.0, 1.0, 0.1], [[1, 1], [1, 1]])
+    found = credit_of({"name": "ppo"}, given)
+    assert found.advantages[1] == 0 == found.returns[1]
+    rest = column([1.5, 0.0, -0.1])
+    torch.testing.assert_close(found.advantages[[0, 2, 3]], (rest - rest.mean()) / rest.std(correction=0))
+
+
+def test_tokens_of_others_earn_nothing_and_hold_what_they_like() -> None:
+    """Of five tokens the third and the last are a tool's: the reward is the fourth's, and NaN reaches nothing."""
+    given = evidence(
+        [[1.0]],
+        [0.5, 0.5, NAN, 0.5, NAN],
+        [[5]],
+        token_rewards=column([0.0, 0.0, NAN, 0.0, NAN]),
+        sampled=torch.tensor([True, True, False, True, False]),
+    )
+    found = credit_of({**RAW, "gae": {"lambda_policy": 0.5}}, given)
+    assert found.advantages.tolist() == pytest.approx([0.125, 0.25, 0, 0.5, 0])
+    assert found.returns.tolist() == [1, 1, 0, 1, 0]
+
+
+def test_a_group_of_one_is_enough_with_a_critic() -> None:
+    assert build_algorithm({"name": "ppo"}).least_group_size == 1
+    assert build_algorithm({"name": "ppo", "baseline": "leave_one_out"}).least_group_size == 2
+    assert credit_of(RAW, evidence([[1.0]], [0.25], [[1]])).advantages.tolist() == [0.75]
+
+
+def test_without_a_critic_the_others_of_the_prompt_are_the_baseline() -> None:
+    """(3, 1, 2): the others' means are 1.5, 2.5, 2; one without a score is nobody's baseline."""
+    config = {**RAW, "baseline": "leave_one_out", "gae": {"lambda_policy": 1.0}}
+    found = credit_of(config, evidence([[3.0, 1.0, 2.0, NAN]], None, [[2, 1, 1, 1]]))
+    assert found.advantages.tolist() == pytest.approx([1.5, 1.5, -1.5, 0.0, 0.0])
+    assert found.returns is None
+    raw = credit_of({**config, "baseline": "none"}, evidence([[3.0, 1.0]], None, [[2, 1]]))
+    assert raw.advantages.tolist() == [3.0, 3.0, 1.0]
+
+
+# Loss terms.
+
+
+def test_half_the_squared_error_and_its_clipped_form() -> None:
+    values, returns = column([0.0, 2.0, 0.5, 0.0]), column([1.0, 1.0, 1.0, -1.0])
+    assert value_loss(values, returns).tolist() == pytest.approx([0.5, 0.5, 0.125, 0.5])
+    # V' = 0, reach ¼: V is held to (0, .25, .25, 0); errors (1, .75, .75, 1), and the larger of each two counts.
+    reach = torch.full((4,), 0.25, dtype=torch.float64)
+    clipped = value_loss(values, returns, earlier=torch.zeros(4).double(), reach=reach)
+    assert clipped.tolist() == pytest.approx([0.5, 0.5, 0.5 * 0.75**2, 0.5])
+
+
+def test_the_clip_of_values_is_in_deviations_of_the_returns() -> None:
+    given = evidence([[2.0, 0.0]], [0.0, 0.0], [[1, 1]])
+    assert credit_of(RAW, given).value_range is None
+    reach = credit_of({**RAW, "value_loss": {"clip": 0.2}}, given).value_range
+    assert reach.tolist() == pytest.approx([0.2, 0.2])  # returns 2 and 0 have deviation 1
+    alike = evidence([[1.0, 1.0]], [0.0, 0.0], [[1, 1]])
+    assert (credit_of({**RAW, "value_loss": {"clip": 0.2}}, alike).value_range > 1e300).all()
+
+
+def test_terms_are_there_as_the_options_say() -> None:
+    assert [term.name for term in build_algorithm({"name": "ppo"}).terms] == ["policy", "value"]
+    kl = {"coefficient": 0.1}
+    whole = build_algorithm({"name": "ppo", "kl": kl, "entropy_bonus": 0.01})
+    assert [term.name for term in whole.terms] == ["policy", "kl", "entropy_bonus", "value"]
+    assert whole.needs == {Need.REFERENCE_LOGPROBS, Need.ENTROPY, Need.VALUES}
+    in_reward = build_algorithm({"name": "ppo", "kl": {**kl, "place": "reward", "estimator": "k1"}})
+    assert in_reward.kl_penalty is not None
+    assert [term.name for term in in_reward.terms] == ["policy", "value"]
+    bare = build_algorithm({"name": "ppo", "baseline": "none"})
+    assert (bare.critic, [term.name for term in bare.terms]) == (None, ["policy"])
+
+
+def test_a_ratio_far_off_stays_finite() -> None:
+    """A < 0 and log ρ = 800: exp would be infinite, and 0 · inf in the backward pass NaN.  e²⁰ is where it ends."""
+    algorithm = build_algorithm({"name": "ppo", "baseline": "none"})
+    logprobs = torch.tensor([0.0, 0.0], dtype=torch.float64, requires_grad=True)
+    loss = token_loss(algorithm, logprobs, column([-800.0, -0.1]), column([-1.0, -1.0]), torch.tensor([0, 1]))
+    loss.sum().backward()
+    assert loss[0].item() == pytest.approx(math.exp(20))
+    assert logprobs.grad.tolist() == pytest.approx([0.0, math.exp(0.1)])
+
+
+# What outlives a step.
+
+
+def test_the_controller_moves_the_coefficient_by_at_most_a_fifth_of_what_the_horizon_allows() -> None:
+    options = AdaptiveKl(target=6.0, horizon=1000.0)
+    assert next_coefficient(0.1, 6.0, num_rollouts=100, options=options) == 0.1
+    assert next_coefficient(0.1, 6.6, num_rollouts=100, options=options) == pytest.approx(0.1 * 1.01)
+    assert next_coefficient(0.1, 600.0, num_rollouts=100, options=options) == pytest.approx(0.1 * 1.02)
+    assert next_coefficient(0.1, -5.0, num_rollouts=100, options=options) == pytest.approx(0.1 * 0.98)
+    assert next_coefficient(0.1, 0.0, num_rollouts=10**6, options=options) == 0.0
+
+
+def test_reward_statistics_are_those_of_all_rewards_so_far() -> None:
+    steps = [column([1.0, 5.0, NAN, 3.0]).view(2, 2), column([2.0, 8.0]).view(1, 2), column([NAN, 0.0]).view(1, 2)]
+    found = RewardStatistics()
+    for step in steps:
+        found = found.with_rewards(step)
+    every = column([1.0, 5.0, 3.0, 2.0, 8.0, 0.0])
+    assert (found.count, found.first_mean) == (6, 3.0)
+    assert found.mean == pytest.approx(every.mean().item())
+    assert found.deviation == pytest.approx(every.std(correction=0).item())
+
+
+def test_rewards_are_centred_on_the_first_step_and_divided_by_all_so_far() -> None:
+    seen = RewardStatistics(first_mean=3.0, count=4, mean=9.0, squares=16.0)  # deviation 2
+    rewards = column([3.0, 7.0, NAN, 103.0]).view(2, 2)
+    found = scaled_rewards(rewards, seen, RewardScaling())
+    assert found.nan_to_num(nan=-99).flatten().tolist() == [0.0, 2.0, -99.0, 10.0]
+    assert scaled_rewards(rewards, seen, RewardScaling(centre=False, clip=None)).flatten()[3] == 51.5
+    nothing_differs = RewardStatistics().with_rewards(column([4.0, 4.0]).view(1, 2))
+    assert scaled_rewards(column([4.0, 5.0]).view(1, 2), nothing_differs, RewardScaling()).tolist() == [[0.0, 1.0]]
+
+
+def test_explained_variance_by_hand() -> None:
+    """Var R of (0, 2) is 1.  R - V: (0, 0); (-1, 1); (1, -1) - twice as wide as R gives 1 - 4."""
+    returns = column([0.0, 2.0])
+    assert explained_variance(returns, column([0.0, 2.0])) == 1.0
+    assert explained_variance(returns, column([7.0, 7.0])) == 0.0
+    assert explained_variance(returns, column([2.0, 0.0])) == -3.0
+    assert explained_variance(column([1.0, 1.0]), column([0.0, 1.0])) is None
+
+
+# Options that make no sense.
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"baseline": "none", "critic": {"head": "linear"}}, "critic is given, and baseline = none"),
+        ({"baseline": "leave_one_out", "value_loss": {"clip": 0.2}}, "value_loss is given"),
+        ({"adaptive_kl": {"target": 6.0}}, "adaptive_kl moves the coefficient"),
+        ({"adaptive_kl": {"target": 6.0}, "kl": {"coefficient": 0.1}}, "adaptive_kl moves the coefficient"),
+        ({"adaptive_kl": {"target": 0.0}}, "target = 0.0"),
+        ({"adaptive_kl": {"target": 1.0, "horizon": 0.0}}, "horizon = 0.0"),
+        ({"reward_scaling": {"centre": False, "scale": False, "clip": None}}, "reward_scaling does nothing"),
+        ({"reward_scaling": {"clip": 0.0}}, "clip = 0.0"),
+        ({"value_loss": {"clip": 0.0}}, "clip = 0.0"),
+        ({"value_loss": {"coefficient": 0.0}}, "coefficient = 0.0"),
+        ({"entropy_bonus": -0.1}, "entropy_bonus = -0.1"),
+        ({"missing_stop_penalty": -1.0}, "missing_stop_penalty = -1.0"),
+        ({"largest_epoch_kl": 0.0}, "largest_epoch_kl = 0.0"),
+        ({"critic": {"rate_scale": 0.0}}, "rate_scale = 0.0"),
+        ({"critic": {"fit_steps": -1}}, "fit_steps = -1"),
+        ({"critic": {"max_grad_norm": 0.0}}, "max_grad_norm = 0.0"),
+        ({"critic": {"trunk": "own", "through_trunk": False}}, "through_trunk = false with trunk = own"),
+    ],
+)
+def test_options_without_a_use_are_refused(options, says) -> None:
+    with pytest.raises(UserError, match=says):
+        build_algorithm({"name": "ppo", **options})
+
+
+def test_a_row_whose_terms_need_values_has_a_critic() -> None:
+    made = build_algorithm({"name": "ppo"})
+    with pytest.raises(UserError, match="a term needs values, and critic = None"):
+        Algorithm(name="own", credit=made.credit, terms=made.terms, token_weights=made.token_weights)

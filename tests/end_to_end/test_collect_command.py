@@ -1,0 +1,202 @@
+"""`posttrain collect` with a tiny model: what it says, shows and refuses, in the terminal and after a signal."""
+
+import json
+import re
+import signal
+import threading
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from posttrain.cli import main
+from posttrain.training.collection import prompt_sampler
+from tests.support.runs import save_tiny_model
+
+ROWS = [{"prompt": f"{a} and ", "wanted": str(a)} for a in range(6)]
+
+
+def lines(file: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in file.read_text().splitlines()]
+
+
+@pytest.fixture(scope="module")
+def recipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("collect")
+    save_tiny_model(folder / "model")
+    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    (folder / "mine.py").write_text("def length(completions, **c):\n    return [float(len(t)) for t in completions]\n")
+    content = {
+        "model": {"path": str(folder / "model")},
+        "task": {"name": "dataset", "path": str(folder / "rows.jsonl"), "held_out_share": 0.0},
+        "rewards": [f"{folder}/mine.py:length"],
+        "sampling": {"max_completion_tokens": 5},
+        "collect": {"num_prompts": 4, "group_size": 2, "cut_off": "keep"},
+        "run": {"threads": 1},
+    }
+    (folder / "recipe.yaml").write_text(yaml.safe_dump(content))
+    return folder / "recipe.yaml"
+
+
+def test_the_command_collects_and_says_what_there_is(
+    recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "run"
+    assert main(["collect", str(recipe), "--run.folder", str(folder)]) == 0
+    said = capsys.readouterr().out
+    assert "sampled    8 completions of 4 prompts" in said
+    assert f"rows       {folder}/preferences.jsonl" in said
+    assert main(["collect", str(recipe), "--run.folder", str(folder)]) == 2
+    assert f"--resume {folder}" in capsys.readouterr().err
+    assert main(["collect", "--resume", str(folder), "--run.threads", "1"]) == 0
+    assert main(["collect", "--resume", str(folder), "--collect.group-size", "3"]) == 2
+    assert "a resumed run keeps its recipe; only run.threads, judge.endpoint may change" in capsys.readouterr().err
+    assert main(["config", str(folder / "config.yaml")]) == 0
+    assert "judge:\n  name: reward" in capsys.readouterr().out
+
+
+def test_a_dry_run_shows_the_plan_and_the_first_pairs_and_keeps_nothing(
+    recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "run"
+    asked = ["--collect.group-size", "3", "--collect.pairs", "random", "--collect.pairs-per-prompt", "2"]
+    assert main(["collect", str(recipe), "--run.folder", str(folder), "--dry-run", *asked]) == 0
+    said = capsys.readouterr().out
+    assert "samples    4 prompts × 3 completions, round 1" in said
+    assert "pairs      random: at most 8" in said
+    assert ", reward " in said
+    assert "compared   " in said
+    assert not folder.exists()
+
+
+def test_a_changed_file_is_told_when_a_collection_is_resumed(
+    recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, rows = tmp_path / "run", tmp_path / "rows.jsonl"
+    rows.write_text((recipe.parent / "rows.jsonl").read_text())
+    assert main(["collect", str(recipe), "--run.folder", str(folder), "--task.path", str(rows)]) == 0
+    rows.write_text(rows.read_text() + '{"prompt": "one more"}\n')
+    assert main(["collect", "--resume", str(folder)]) == 2
+    assert f"task.path = {rows} has changed since the run began" in capsys.readouterr().err
+    assert main(["collect", "--resume", str(folder), "--accept-changes"]) == 0
+    assert json.loads((folder / "inputs.json").read_text())["changes"]
+
+
+def test_votes_in_the_terminal(
+    recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "run"
+    typed = iter(["1", "u", "U", "what?", "2", "t", "q"])
+    monkeypatch.setattr("builtins.input", lambda prompt="": next(typed))
+    asked = ["--judge.name", "person", "--judge.question", "How sound is it?", "--rewards", "--terminal"]
+    asked += ["--rater", "anna"]
+    assert main(["collect", str(recipe), "--run.folder", str(folder), *asked]) == 0
+    said = capsys.readouterr().out
+    assert "taken back" in said
+    assert "there is no vote to take back" in said
+    assert "'what?' is none of them" in said
+    votes = lines(folder / "votes.jsonl")
+    assert ["undone" in each for each in votes] == [False, True, False, False]
+    left = votes[2]["left"]
+    assert votes[2]["vote"] == ("second" if left == "first" else "first")  # 2 is the one on the right
+    assert votes[3]["vote"] == "tie"
+    assert "2 open" in said
+    assert f"posttrain collect --resume {folder}" in said
+    assert "How sound is it?" in said
+    for ends in (raises_end, interrupts):
+        monkeypatch.setattr("builtins.input", ends)
+        assert main(["collect", "--resume", str(folder), "--terminal", "--rater", "anna"]) == 0
+        assert "2 of 4 judged by anna" in capsys.readouterr().out
+    assert len(lines(folder / "votes.jsonl")) == 4
+
+
+def raises_end(prompt: str = "") -> str:
+    raise EOFError
+
+
+def interrupts(prompt: str = "") -> str:
+    signal.raise_signal(signal.SIGINT)
+    raise AssertionError("goes on although somebody pressed Ctrl-C")
+
+
+def test_a_signal_while_completions_are_sampled_ends_the_command_after_their_batch(
+    recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    as_it_is = prompt_sampler.PromptSampler.sampled
+
+    def interrupted(self: Any, draws: range, advance: Any) -> Any:
+        signal.raise_signal(signal.SIGTERM)
+        return as_it_is(self, draws, advance)
+
+    folder = tmp_path / "run"
+    monkeypatch.setattr(prompt_sampler.PromptSampler, "sampled", interrupted)
+    assert main(["collect", str(recipe), "--run.folder", str(folder), "--collect.max-rows", "2"]) == 130
+    assert f"go on      posttrain collect --resume {folder}" in capsys.readouterr().out
+    assert len(lines(folder / "completions.jsonl")) == 1
+    monkeypatch.setattr(prompt_sampler.PromptSampler, "sampled", as_it_is)
+    assert main(["collect", "--resume", str(folder)]) == 0
+    assert len(lines(folder / "completions.jsonl")) == 4
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        (["--sampling.temperature", "0"], "makes all completions of a prompt the same"),
+        (["--judge.name", "llm"], "give judge.endpoint"),
+        (["--judge.name", "person"], "rewards: judge.name = person and collect.pairs = all ask no reward"),
+        (["--judge.name", "persons"], "Did you mean `person`"),
+        (["--judge.margin", "-1"], "judge.margin = -1.0 is no difference"),
+        (["--judge.rubric", "x"], "no such flag"),
+        (["--rater", "anna", "anna"], "name each rater once"),
+        (["--rater", "anna", "ben", "--terminal"], "a terminal asks one person"),
+        (["--port", "70000"], "is no port"),
+        (["--update.learning-rate", "1"], "no such flag"),
+    ],
+)
+def test_mistakes_are_told_in_one_message(
+    flags: list[str], says: str, recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["collect", str(recipe), "--run.folder", str(tmp_path / "run"), *flags]) == 2
+    assert says in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
+def test_each_rater_votes_on_a_page_of_their_own(
+    recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "run"
+    asked = ["--judge.name", "person", "--judge.question", "How sound?", "--rewards", "--rater", "anna", "ben"]
+    codes: list[int] = []
+    running = threading.Thread(
+        target=lambda: codes.append(main(["collect", str(recipe), "--run.folder", str(folder), *asked]))
+    )
+    running.start()
+    said = ""
+    while "End by the button" not in said:
+        assert running.is_alive(), said
+        said += capsys.readouterr().out
+    addresses = dict(re.findall(r"(\w+): 4 of 4 pairs to judge at\s+(\S+)", said))
+    for rater, choices in (("anna", ["left", "right", "tie"]), ("ben", ["tie", "tie", "tie", "skip"])):
+        base, _, token = addresses[rater].partition("#")
+        for choice in choices:
+            shown = posted(f"{base}state", token)
+            assert (shown["asks"], shown["rater"]) == ("How sound?", rater)
+            posted(f"{base}vote", token, {"pair": shown["pair"]["id"], "choice": choice})
+        posted(f"{base}end", token, {})
+    running.join(30)
+    assert codes == [0]
+    out = capsys.readouterr().out
+    assert "agreement  anna and ben: 33% alike" in out
+    assert "over 3 pairs" in out
+    assert "1 ties, 1 open" in out  # of the fourth pair there is a skip alone
+    assert json.loads((folder / "summary.json").read_text())["num_skipped"] == 1
+
+
+def posted(address: str, token: str, body: object = None) -> dict[str, Any]:
+    data = None if body is None else json.dumps(body).encode()
+    request = urllib.request.Request(address, data, {"X-Posttrain-Token": token})
+    with urllib.request.urlopen(request, timeout=30) as answer:
+        found: dict[str, Any] = json.load(answer)
+    return found

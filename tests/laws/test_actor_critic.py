@@ -1,0 +1,107 @@
+"""What PPO has in common with the other rows, and what its passes over a step may do."""
+
+import pytest
+import torch
+
+from posttrain.algorithms.table import build_algorithm
+from posttrain.options.training import Passes, UpdateOptions
+from posttrain.runs.clock import Clock
+from tests.support.stages import Stages, stages_with
+from tests.support.tiny import relative_distance, weights
+
+ONE_PASS = {"epochs_per_step": 1, "minibatches_per_epoch": 1}
+AS_RLOO = {
+    "name": "ppo",
+    "baseline": "leave_one_out",
+    "whitening": "none",
+    "gae": {"lambda_policy": 1.0},
+    "token_weights": "sum_over_sequence",
+}
+
+
+def gradient(stages: Stages) -> torch.Tensor:
+    """What one step of gradient descent without clipping takes off the weights."""
+    learner = stages.learner
+    parameters = list(stages.policy.model.parameters())
+    learner.optimizer = torch.optim.SGD([{"params": parameters, "max_grad_norm": 1e9}], lr=1.0)
+    before = weights(stages.policy)
+    stages.learn(stages.credited())
+    return before - weights(stages.policy)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.6])
+def test_without_a_critic_and_with_the_others_as_baseline_its_first_update_is_that_of_rloo(temperature: float) -> None:
+    theirs = gradient(stages_with({"name": "rloo"}, temperature=temperature, **ONE_PASS))
+    ours = gradient(stages_with(AS_RLOO, temperature=temperature, **ONE_PASS))
+    assert theirs.norm() > 0.01
+    assert (
+        relative_distance(ours, theirs) <= 1e-9
+    )  # sampler and trainer differ by rounding, and so does the ratio from 1
+    later = gradient(stages_with({**AS_RLOO, "gae": {"lambda_policy": 0.5}}, temperature=temperature, **ONE_PASS))
+    assert relative_distance(later, theirs) > 0.01
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.6, 1.7])
+def test_the_ratio_is_one_at_the_first_update_whatever_the_temperature(temperature: float) -> None:
+    metrics = stages_with({"name": "ppo", "critic": {"fit_steps": 0}}, temperature=temperature, **ONE_PASS)
+    stages = metrics
+    told = stages.learn(stages.credited())
+    assert (told["ratio/min"], told["ratio/max"]) == pytest.approx((1, 1), abs=1e-9)
+    assert told["clip_ratio/region_mean"] == 0
+
+
+def test_ppo_goes_over_a_step_twice_in_four_parts_where_the_recipe_leaves_it() -> None:
+    assert build_algorithm({"name": "ppo"}).passes == Passes(epochs=2, minibatches=4)
+    stages = stages_with({"name": "ppo", "largest_epoch_kl": None})
+    assert stages.learn(stages.credited())["num_updates"] == 8
+    stages = stages_with({"name": "ppo", "largest_epoch_kl": None}, epochs_per_step=3)
+    assert stages.learn(stages.credited())["num_updates"] == 12
+    assert UpdateOptions(minibatches_per_epoch=2).passes(Passes()) == Passes(epochs=1, minibatches=2)
+    assert stages_with({"name": "grpo"}).learner.passes == Passes()
+
+
+def test_updates_end_once_the_policy_has_gone_far_enough() -> None:
+    """At a rate of .01 an update moves the tiny policy far more than 1e-4 nats: the second sees it, and is the last."""
+    config = {"name": "ppo", "critic": {"fit_steps": 0}, "largest_epoch_kl": 1e-4}
+    stages = stages_with(config)
+    batches = stages.learner.batches(credited := stages.credited(), Clock())
+    stages.learner.remember(credited)
+    reports = stages.learner.learn(batches, 1, Clock())
+    assert len(reports) == 2
+    assert abs(reports[0].kl_behaviour) < 1e-9
+    assert reports[1].kl_behaviour > 1e-4
+    free = stages_with({**config, "largest_epoch_kl": None})
+    assert free.learn(free.credited())["num_updates"] == 8
+
+
+def test_evaluations_and_dry_runs_leave_no_trace_in_what_a_run_remembers() -> None:
+    """Credit is made of them too; only what is learned from is remembered."""
+    kl = {"coefficient": 0.05, "estimator": "k1", "place": "reward"}
+    stages = stages_with({"name": "ppo", "kl": kl, "adaptive_kl": {"target": 1.0}, "reward_scaling": {}})
+    before = stages.learner.lasting
+    credited = stages.credited()
+    assert stages.learner.lasting == before != credited.lasting
+    stages.learner.remember(credited)
+    assert stages.learner.lasting == credited.lasting
+
+
+def test_the_adaptive_coefficient_is_what_the_next_steps_rewards_lose() -> None:
+    kl = {"coefficient": 0.5, "estimator": "k1", "place": "reward"}
+    # The reference is the policy: the KL is 0, which is 100 % below the target, and -.2 · 20 / 20 is its limit.
+    stages = stages_with({"name": "ppo", "kl": kl, "adaptive_kl": {"target": 1.0, "horizon": 20.0}})
+    credited = stages.credited()
+    assert (credited.metrics["kl_coefficient"], credited.metrics["kl_completion"]) == (0.5, pytest.approx(0, abs=1e-6))
+    stages.learn(credited)
+    assert stages.credited(2).metrics["kl_coefficient"] == pytest.approx(0.4)
+
+
+def test_the_scaled_rewards_are_what_credit_is_made_of() -> None:
+    stages = stages_with({"name": "ppo", "reward_scaling": {}, "whitening": "none"})
+    credited = stages.credited()
+    rewards = credited.collected.grades.rewards
+    expected = (rewards - rewards.mean()) / rewards.std(correction=0)
+    lengths = torch.tensor([len(rollout.tokens) for group in credited.collected.groups for rollout in group.rollouts])
+    returns = credited.groups.columns.returns
+    assert returns is not None
+    torch.testing.assert_close(returns, expected.flatten().repeat_interleave(lengths))
+    assert credited.metrics["reward_scaled"] == pytest.approx(0, abs=1e-12)

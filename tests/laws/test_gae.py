@@ -1,0 +1,219 @@
+"""GAE against sums written out, its two ends, and the mistakes that others make at gaps and with NaN."""
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from posttrain.algorithms.gae import (
+    GaeOptions,
+    ValuedTokens,
+    adaptive_lambda,
+    discounted_sums,
+    generalised_advantages,
+    one_step_advantages,
+    value_targets,
+    whitened,
+)
+from posttrain.course.formulas import compute_advantages
+from posttrain.errors import UserError
+
+LENGTHS = st.lists(st.integers(1, 9), min_size=1, max_size=5)
+SHARES = st.floats(0, 1)
+
+
+def some_tokens(lengths: list[int], seed: int = 0, *, gaps: bool = False, ends: bool = True) -> ValuedTokens:
+    """Random rewards and values; with gaps about a third of the tokens was not sampled, and holds NaN."""
+    drawn = torch.Generator().manual_seed(seed)
+    count = sum(lengths)
+    rewards, values = (torch.randn(count, generator=drawn, dtype=torch.float64) for _ in range(2))
+    sampled = torch.rand(count, generator=drawn) > 1 / 3 if gaps else None
+    if sampled is not None:
+        rewards, values = (torch.where(sampled, each, torch.nan) for each in (rewards, values))
+    final = torch.randn(len(lengths), generator=drawn, dtype=torch.float64) * ends
+    rollout = torch.arange(len(lengths)).repeat_interleave(torch.tensor(lengths))
+    return ValuedTokens(rewards=rewards, values=values, rollout=rollout, final_values=final, sampled=sampled)
+
+
+def written_out(tokens: ValuedTokens, gamma: float, lam: float) -> Tensor:
+    """Σ_k (γλ)^k δ_{t+k}, completion by completion and term by term, over the sampled tokens alone."""
+    sampled = torch.ones_like(tokens.rollout, dtype=torch.bool) if tokens.sampled is None else tokens.sampled
+    found = torch.zeros(len(tokens.rollout), dtype=torch.float64)
+    for row, final in enumerate(tokens.final_values.tolist()):
+        places = [t for t in range(len(found)) if tokens.rollout[t] == row and sampled[t]]
+        rewards = [tokens.rewards[t].item() for t in places]
+        values = [*(tokens.values[t].item() for t in places), final]
+        deltas = [rewards[i] + gamma * values[i + 1] - values[i] for i in range(len(places))]
+        for i, place in enumerate(places):
+            found[place] = math.fsum((gamma * lam) ** (k - i) * deltas[k] for k in range(i, len(places)))
+    return found
+
+
+@given(lengths=LENGTHS, gamma=SHARES, lam=SHARES, gaps=st.booleans(), seed=st.integers(0, 99))
+def test_the_scan_is_the_sum_of_all_later_surprises(lengths, gamma, lam, gaps, seed) -> None:
+    tokens = some_tokens(lengths, seed, gaps=gaps)
+    found = generalised_advantages(tokens, gamma=gamma, lam=lam)
+    torch.testing.assert_close(found, written_out(tokens, gamma, lam), rtol=1e-12, atol=1e-12)
+
+
+@given(lengths=LENGTHS, gamma=SHARES, gaps=st.booleans())
+def test_with_lambda_one_a_target_is_what_was_earned_from_there_on_whatever_the_values_were(
+    lengths, gamma, gaps
+) -> None:
+    tokens = some_tokens(lengths, gaps=gaps, ends=False)
+    sampled = torch.ones_like(tokens.rollout, dtype=torch.bool) if tokens.sampled is None else tokens.sampled
+    expected = torch.zeros(len(tokens.rollout), dtype=torch.float64)
+    for row in range(len(lengths)):
+        places = ((tokens.rollout == row) & sampled).nonzero().flatten().tolist()
+        for i, place in enumerate(places):
+            expected[place] = math.fsum(
+                gamma ** (k - i) * tokens.rewards[t].item() for k, t in enumerate(places) if k >= i
+            )
+    torch.testing.assert_close(value_targets(tokens, gamma=gamma), expected, rtol=1e-12, atol=1e-12)
+
+
+@given(lengths=LENGTHS, gaps=st.booleans())
+def test_with_lambda_zero_it_is_the_one_step_rule(lengths, gaps) -> None:
+    tokens = some_tokens(lengths, gaps=gaps)
+    torch.testing.assert_close(generalised_advantages(tokens, lam=0.0), one_step_advantages(tokens), rtol=0, atol=0)
+
+
+def test_the_one_step_rule_is_the_courses() -> None:
+    """Three completions of four tokens after a prompt of two: V of the state before each token is at place 1 to 4."""
+    values = torch.randn(3, 6, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    rewards = torch.tensor([1.0, -2.0, 0.5], dtype=torch.float64)
+    theirs = compute_advantages(values, rewards, 2)
+    earned = torch.zeros(3, 4, dtype=torch.float64)
+    earned[:, -1] = rewards
+    ours = one_step_advantages(
+        ValuedTokens(
+            rewards=earned.flatten(),
+            values=values[:, 1:5].flatten(),
+            rollout=torch.arange(3).repeat_interleave(4),
+            final_values=torch.zeros(3, dtype=torch.float64),
+        )
+    )
+    torch.testing.assert_close(ours.view(3, 4), theirs, rtol=0, atol=0)
+
+
+def test_three_tokens_by_hand() -> None:
+    """δ = (1 + 2 - 4, 0 + 8 - 2, 16 + 0 - 8) = (-1, 6, 8);  γλ = ½:  A = (-1 + 3 + 2, 6 + 4, 8)."""
+    tokens = ValuedTokens(
+        rewards=torch.tensor([1.0, 0, 16]).double(),
+        values=torch.tensor([4.0, 2, 8]).double(),
+        rollout=torch.zeros(3, dtype=torch.long),
+        final_values=torch.zeros(1).double(),
+    )
+    assert generalised_advantages(tokens, lam=0.5).tolist() == [4, 10, 8]
+    # Cut off, with 32 expected after the end: δ_3 = 40, and half and a quarter of the 32 more before it.
+    assert generalised_advantages(replace(tokens, final_values=torch.tensor([32.0]).double()), lam=0.5).tolist() == [
+        4 + 8,
+        10 + 16,
+        8 + 32,
+    ]
+
+
+@pytest.mark.parametrize(("gap", "phantom"), [(10, -0.021), (100, -0.495)])
+def test_a_long_answer_of_a_tool_makes_no_phantom_error(gap: int, phantom: float) -> None:
+    """V = .5 everywhere, reward 1 at the end, λ = .95, ten sampled tokens after the gap.
+
+    The token before it is ten steps of δ = 0 from the end: A = .95^10 · .5 = .299.  OpenRLHF 0.11.2 takes V to be 0 in
+    the gap, where the given tokens stay steps: δ = -.5 there, and the numbers beside.
+    """
+    sampled = torch.tensor([True] * 5 + [False] * gap + [True] * 10)
+    rewards = torch.zeros(len(sampled), dtype=torch.float64)
+    rewards[-1] = 1.0
+    tokens = ValuedTokens(
+        rewards=rewards,
+        values=torch.full((len(sampled),), 0.5, dtype=torch.float64),
+        rollout=torch.zeros(len(sampled), dtype=torch.long),
+        final_values=torch.zeros(1, dtype=torch.float64),
+        sampled=sampled,
+    )
+    found = generalised_advantages(tokens, lam=0.95)
+    assert found[4].item() == pytest.approx(0.5 * 0.95**10, rel=1e-12)
+    assert found[5 : 5 + gap].abs().max() == 0
+    assert found[-1].item() == pytest.approx(0.5)
+    theirs = replace(tokens, sampled=None, values=torch.where(sampled, tokens.values, 0.0))
+    assert generalised_advantages(theirs, lam=0.95)[4].item() == pytest.approx(phantom, abs=5e-4)
+
+
+@given(lengths=LENGTHS, seed=st.integers(0, 9))
+def test_completions_do_not_see_each_other(lengths, seed) -> None:
+    tokens = some_tokens(lengths, seed)
+    together = generalised_advantages(tokens, lam=0.9)
+    for row in range(len(lengths)):
+        mine = tokens.rollout == row
+        alone = ValuedTokens(
+            rewards=tokens.rewards[mine],
+            values=tokens.values[mine],
+            rollout=torch.zeros(lengths[row], dtype=torch.long),
+            final_values=tokens.final_values[row : row + 1],
+        )
+        torch.testing.assert_close(generalised_advantages(alone, lam=0.9), together[mine], rtol=1e-12, atol=1e-12)
+
+
+def test_a_lambda_for_each_completion() -> None:
+    tokens = some_tokens([4, 7, 3])
+    lams = torch.tensor([0.2, 0.9, 1.0], dtype=torch.float64)
+    found = generalised_advantages(tokens, lam=lams)
+    for row, lam in enumerate(lams.tolist()):
+        mine = tokens.rollout == row
+        torch.testing.assert_close(found[mine], generalised_advantages(tokens, lam=lam)[mine], rtol=1e-12, atol=1e-12)
+
+
+def test_long_completions_see_their_ends() -> None:
+    """α = .05: 1 - 20/length, and 0 below 20 tokens."""
+    lengths = torch.tensor([10, 20, 40, 400])
+    assert adaptive_lambda(lengths, alpha=0.05).tolist() == pytest.approx([0, 0, 0.5, 0.95])
+
+
+def test_a_scan_of_thousands_of_tokens_is_their_sum() -> None:
+    ones = torch.ones(5000, dtype=torch.float64)
+    assert discounted_sums(ones, torch.where(torch.arange(5000) == 4999, 0.0, ones)).tolist() == list(
+        range(5000, 0, -1)
+    )
+
+
+# Whitening.
+
+
+@given(lengths=LENGTHS, seed=st.integers(0, 9))
+def test_whitened_advantages_have_mean_zero_and_deviation_one_over_the_counted_tokens(lengths, seed) -> None:
+    drawn = torch.Generator().manual_seed(seed)
+    advantages = torch.randn(sum(lengths) + 3, generator=drawn, dtype=torch.float64) * 7 + 3
+    counted = torch.ones(len(advantages), dtype=torch.bool)
+    counted[1] = False
+    advantages[1] = torch.nan
+    found = whitened(advantages, counted)
+    assert found[1] == 0
+    assert found[counted].mean().item() == pytest.approx(0, abs=1e-12)
+    assert found[counted].std(correction=0).item() == pytest.approx(1)
+    scaled = whitened(advantages, counted, centre=False)
+    torch.testing.assert_close(scaled[counted], advantages[counted] / advantages[counted].std(correction=0))
+
+
+def test_rounding_is_not_blown_up_to_deviation_one() -> None:
+    """Ten times .1 + .2 and ten times .3: they differ by 5.6e-17."""
+    advantages = torch.tensor([0.1 + 0.2, 0.3] * 10, dtype=torch.float64)
+    assert torch.equal(whitened(advantages, torch.ones(20, dtype=torch.bool)), advantages)
+    just_enough = torch.tensor([-1e-5, 1e-5] * 10, dtype=torch.float64)
+    assert whitened(just_enough, torch.ones(20, dtype=torch.bool)).tolist() == pytest.approx([-1, 1] * 10)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"gamma": 1.1}, "gamma = 1.1"),
+        ({"lambda_policy": -0.1}, "lambda_policy = -0.1"),
+        ({"lambda_value": float("nan")}, "lambda_value = nan"),
+        ({"length_adaptive": 0.0}, "length_adaptive = 0.0"),
+    ],
+)
+def test_what_is_no_share_is_refused(options, says) -> None:
+    with pytest.raises(UserError, match=says):
+        GaeOptions(**options)
