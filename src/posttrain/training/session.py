@@ -129,7 +129,6 @@ class Session:
     trained: TrainedByReward
     """The learner with the counters of its run."""
     behaviours: BehaviourReader
-    """What completions are read for, beside what they earn."""
     longest_prompt_tokens: int = 0
     """Of all prompts that are known; found by `require_room`."""
     held_out: Questions | None = None
