@@ -43,12 +43,8 @@ SMALLER: dict[str, dict[str, Any]] = {
 STOPPING = """
 import os, signal
 
-calls = 0
-
-def true_reward(prompts, completions, **columns):
-    global calls
-    calls += 1
-    if calls == 2 and os.path.exists("stop"):
+def true_reward(prompts, completions, trainer_state, **columns):
+    if trainer_state.global_step == 1 and os.path.exists("stop"):
         os.remove("stop")
         signal.raise_signal(signal.SIGINT)
     return [len(set(text)) / 10 for text in completions]
