@@ -41,7 +41,7 @@ from posttrain.runs.reports import StepReport
 from posttrain.tasks.countdown.countdown_task import CountdownTask, compact, difficulty
 from posttrain.tasks.countdown.demonstrator import demonstrate
 from posttrain.tasks.countdown.problems import training_problem
-from posttrain.training.teaching.privileged_prompts import PrivilegedPrompts
+from posttrain.training.distillation.privileged_prompts import PrivilegedPrompts
 from posttrain.training.update import group_logprobs
 
 RESULTS = Path(__file__).parent / "results" / "field_rows.json"
@@ -222,7 +222,7 @@ def table() -> str:
     for row in rows():
         before, after = row["before"], row["after"]
         low, high = after["accuracy_sampled_interval"]
-        minutes = sum(row["seconds"].values()) / 60
+        minutes = row["seconds"]["total"] / 60
         lines.append(
             f"| {row['cell']} | {row['seed']} | {row['completion_tokens'] / 1e6:.2f} M"
             f" | {before['accuracy_sampled']:.3f} → {after['accuracy_sampled']:.3f} | {low:.3f} to {high:.3f}"

@@ -25,8 +25,9 @@ TESTS = {
         "engine/test_stale_engine.py",
     ],
     "algorithms/other_policies/distillation.py": ["laws/test_distillation.py", "closed_form/test_teachers.py"],
-    "training/teaching/privileged_prompts.py": ["closed_form/test_teachers.py"],
-    "training/teaching/teacher.py": ["closed_form/test_teachers.py"],
+    "training/distillation/privileged_prompts.py": ["closed_form/test_teachers.py"],
+    "training/distillation/teacher.py": ["closed_form/test_teachers.py"],
+    "training/reference.py": ["closed_form/test_teachers.py"],
     "algorithms/overlong.py": ["closed_form/test_algorithms.py", "reference/test_twins.py"],
     "algorithms/algorithm.py": [
         "closed_form/test_algorithms.py",

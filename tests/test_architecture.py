@@ -42,7 +42,7 @@ ENTRY_POINTS = {
     "posttrain.training.sft.sft_run.train_sft",
     "posttrain.training.reward_model.reward_run.train_reward_model",
     "posttrain.training.dpo.dpo_run.train_dpo",
-    "posttrain.training.collecting.collection.collect",
+    "posttrain.training.collection.collection.collect",
     "posttrain.rewards.grading.grade.grade",
     "posttrain.course.one_group.grpo_step",
     "posttrain.trl.grpo_trainer.__init__",

@@ -19,7 +19,7 @@ FOLDER = re.compile(r"(?<![\w./])((?:src|tests|docs|recipes|benchmarks)/(?:[\w.-
 DOTTED = re.compile(r"\bposttrain(?:\.[A-Za-z_]\w*)+")
 EXAMPLE = re.compile(r"(?:^|/)(?:FILE|RECIPE|mine|my_\w+|program)\.(?:py|yaml)$")
 OF_A_RUN = re.compile(
-    r"(?:config\.yaml|(?:model|policy|value_head)\.safetensors|(?:curves|calibration|convergence|policy|rewards|visits)\.png|comparison\.(?:md|png)|README\.md|posttrain\.lock)$"
+    r"(?:config\.yaml|(?:model|policy|value_head)\.safetensors|(?:behaviours|curves|calibration|convergence|policy|rewards|visits)\.png|comparison\.(?:md|png)|README\.md|posttrain\.lock)$"
 )
 """Files of a run folder or of a model."""
 MADE = {"reference/options.md", "docs/reference/options.md"}

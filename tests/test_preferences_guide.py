@@ -12,8 +12,8 @@ from posttrain.commands.flags import make_flags, path_of
 from posttrain.config import CollectConfig
 from posttrain.config.reading import checked_sections
 from posttrain.config.recipes import RecipeLayer, merge, read_recipe
-from posttrain.training.collecting.preference_rows import preference_row
-from posttrain.training.collecting.verdicts import verdict_by_reward
+from posttrain.training.collection.preference_rows import preference_row
+from posttrain.training.collection.verdicts import verdict_by_reward
 from tests.support.comparisons import written_pair
 from tests.support.pages import blocks, commands, programs, python
 

@@ -18,6 +18,7 @@ COMMANDS = {
     "irl": ("irl", "find the reward behind demonstrations"),
     "phases": ("phases", "run phases of one recipe one after another, such as sft, reward model, rl"),
     "compare": ("compare", "run recipes at an equal budget, several seeds each, and show them side by side"),
+    "behaviours": ("behaviours", "show how often a run's completions check, go back or try again, over training"),
     "eval": ("evaluate", "measure a model on problems that are held out from training"),
     "chat": ("chat", "ask a model by hand"),
     "serve": ("serve", "put a model behind an OpenAI-compatible endpoint"),

@@ -2,7 +2,7 @@
 
 import pytest
 
-from posttrain.training.collecting.agreement import agreement
+from posttrain.training.collection.agreement import agreement
 
 
 def test_kappa_is_what_is_left_of_agreement_beyond_chance() -> None:

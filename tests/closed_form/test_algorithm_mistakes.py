@@ -63,7 +63,7 @@ MISTAKES = {
     "no credit": ("own(credit=None)", r"algorithm mine: credit = None \(NoneType\): give a function\."),
     "a need misspelt": (
         "term(needs={'entropies'})",
-        r"loss term bonus: needs = \{'entropies'\}: .*: reference_logprobs, full_kl, entropy, values\.",
+        r"loss term bonus: needs = \{'entropies'\}: .*: reference_logprobs, full_kl, entropy, values, ",
     ),
     "a need that is no set": (
         "term(needs='entropy')",

@@ -247,7 +247,7 @@ def test_only_dapo_resamples_and_shapes_and_can_be_told_not_to() -> None:
         algorithm = build_algorithm({"name": name})
         assert algorithm.name == name
         assert (algorithm.resample == Resample(max_rounds=3)) == (name == "dapo")
-        assert shapes({"name": name}) == (name == "dapo")
+        assert name == "ppo" or shapes({"name": name}) == (name == "dapo")  # with a critic credit hangs on tokens
     assert build_algorithm({"name": "dapo", "resample": None}).resample is None
     assert not shapes({"name": "dapo", "overlong": None})
     assert build_algorithm({"name": "dapo", "resample": {"max_rounds": 7}}).resample == Resample(max_rounds=7)
@@ -266,7 +266,7 @@ def test_a_reference_is_kept_only_for_a_kl_term_or_a_ratio_to_it(name) -> None:
     with_kl = build_algorithm({"name": name, "kl": {"coefficient": 0.1, "estimator": "k1", "place": "reward"}})
     assert with_kl.uses_reference
     assert with_kl.kl_penalty == KlTerm(coefficient=0.1, estimator="k1", place="reward")
-    assert len(with_kl.terms) == 1
+    assert len(with_kl.terms) == (2 if name == "ppo" else 1)
 
 
 @pytest.mark.parametrize("name", ["grpo", "dr_grpo", "dapo", "gspo", "cispo", "maxrl"])
@@ -318,14 +318,20 @@ def test_the_same_options_build_the_same_function_as_calling_it() -> None:
     [
         (
             {},
-            "algorithm.name is missing.  There are: reinforce, rloo, grpo, dr_grpo, dapo, gspo, cispo, maxrl, distill.",
+            (
+                "algorithm.name is missing.  There are: reinforce, rloo, grpo, dr_grpo, dapo, gspo, cispo, ppo, maxrl,"
+                " distill."
+            ),
         ),
         ({"name": "gpro"}, "algorithm.name = 'gpro': no such algorithm.  Did you mean `grpo` or `gspo`?"),
         ({"name": "q_learning"}, "algorithm.name = 'q_learning': no such algorithm.  There are: reinforce, rloo, grpo"),
         ({"name": 3}, "algorithm.name = 3: no such algorithm."),
         ({"name": ["grpo"]}, "algorithm.name = ['grpo']: no such algorithm."),
         ({"name": "grpo", "clip_hi": 0.3}, "algorithm.clip_hi: no such field.  Did you mean `clip_high`?"),
-        ({"name": "rloo", "zzz": 1}, "algorithm.zzz: no such field.  There are: token_weights, correction, kl."),
+        (
+            {"name": "rloo", "zzz": 1},
+            "algorithm.zzz: no such field.  There are: token_weights, correction, credit, kl.",
+        ),
         ({"name": "grpo", "clip_high": "wide"}, "algorithm.clip_high = 'wide' should be a number"),
         ({"name": "grpo", "clip_high": True}, "algorithm.clip_high = true should be a number"),
         ({"name": "grpo", "clip_low": 1.5}, "algorithm: clip_low = 1.5"),

@@ -37,6 +37,8 @@ def test_a_model_that_says_three_quarters_and_is_right_three_times_of_four_is_ca
     (only,) = found.bins
     assert (only.low, only.high, only.num_pairs) == (0.75, 0.8, 4)
     assert (only.confidence, only.right) == (pytest.approx(0.75), 0.75)
+    # Wilson: (3/4 + 1.96²/8 ± 1.96 √(3/64 + 1.96²/64)) / (1 + 1.96²/4)
+    assert only.right_interval == pytest.approx((0.3006, 0.9544), abs=1e-4)
 
 
 def test_the_error_is_the_mean_over_pairs_of_the_gap_of_their_bin() -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from posttrain.errors import UserError
 from posttrain.options.collect import CollectOptions, LlmJudgeOptions
-from posttrain.training.collecting.pair_choice import ChosenPairs, choose_pairs, lot
+from posttrain.training.collection.pair_choice import ChosenPairs, choose_pairs, lot
 from tests.support.comparisons import written_prompt
 
 

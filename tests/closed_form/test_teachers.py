@@ -20,9 +20,9 @@ from posttrain.options.teacher import TeacherOptions
 from posttrain.records import Finish, Grades, Group, Prompt, Rollout
 from posttrain.runs.planned_memory import rl_setup
 from posttrain.runs.run_inputs import named_files
+from posttrain.training.distillation.privileged_prompts import PrivilegedPrompts, TeacherPrompts, filled
+from posttrain.training.distillation.teacher import teacher_of
 from posttrain.training.reference import FrozenCopy, UncopiedPolicy, require_same_vocabulary
-from posttrain.training.teaching.privileged_prompts import PrivilegedPrompts, TeacherPrompts, filled
-from posttrain.training.teaching.teacher import teacher_of
 from tests.support.model_folders import plain_tokenizer
 from tests.support.runs import save_tiny_model
 from tests.support.tiny import tiny_model, tiny_policy, tokenizer

@@ -2,8 +2,8 @@
 
 import pytest
 
-from posttrain.training.collecting.preference_rows import length_summary, preference_row
-from posttrain.training.collecting.verdicts import (
+from posttrain.training.collection.preference_rows import length_summary, preference_row
+from posttrain.training.collection.verdicts import (
     order_summary,
     rater_summary,
     standing_votes,

@@ -216,3 +216,28 @@ def test_a_sample_or_problem_that_does_not_exist_is_told(model: str, capsys: pyt
 @pytest.mark.parametrize("command", [chat, evaluate, serve, trace])
 def test_whatever_asks_a_model_loads_it_by_the_same_options(command: ModuleType) -> None:
     assert {*LOADING, *TEMPLATE} <= set(command.PROGRAM.only)
+
+
+def test_a_trace_shows_and_draws_what_other_algorithms_make_of_the_same_completion(
+    model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("mine.py").write_text(
+        "def first(completion_ids, **columns):\n    return [float(ids[0]) for ids in completion_ids]\n"
+    )
+    ask = ["trace", model, "hello", "--rollout.max-completion-tokens", "5", "--rewards", "mine.py:first"]
+    beside = ["--beside", "[rloo, {name: reinforce, baseline: batch_mean}]", "--picture", "advantages.png"]
+    alone, out = printed(capsys, *ask), printed(capsys, *ask, *beside)
+
+    def rows(text: str) -> list[list[str]]:
+        return [line.split() for line in text.splitlines() if line.strip()[:1].isdigit()]
+
+    assert [row[-1] for row in rows(alone)] == [row[-3] for row in rows(out)]
+    # Of 8 completions: r - mean of the others is 8/7 of r - mean of all.
+    own, mean = (float(rows(out)[0][place]) for place in (-2, -1))
+    assert mean != 0
+    assert math.isclose(own, mean * 8 / 7, abs_tol=0.001)
+    assert "reinforce baseline=batch_mean" in out
+    assert Path("advantages.png").read_bytes().startswith(b"\x89PNG")
+    for given, said in (("3", "give the name of an algorithm"), ("[rloo, rloo]", "rloo is named twice")):
+        assert main([*ask, "--beside", given]) == 2
+        assert said in capsys.readouterr().err

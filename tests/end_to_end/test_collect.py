@@ -19,8 +19,8 @@ from posttrain.options.dataset import DatasetOptions
 from posttrain.options.pairs import PairOptions
 from posttrain.runs.threads import claim_threads
 from posttrain.tasks.preferences.preference_set import preference_set
-from posttrain.training.collecting import prompt_sampler
-from posttrain.training.collecting.collection import Collection, collect
+from posttrain.training.collection import prompt_sampler
+from posttrain.training.collection.collection import Collection, collect
 from tests.support.runs import SHAPE
 
 ROWS = [{"prompt": f"{a} and ", "wanted": str(a)} for a in range(6)]

@@ -102,6 +102,11 @@ def test_a_step_has_the_groups_grades_and_advantages_of_its_rollout_file(
         assert tokens == [row["tokens"] for row in rows]
         assert report.grades.rewards.flatten().tolist() == [row["reward"] for row in rows]
         assert report.advantages.flatten().tolist() == [row["advantage"] for row in rows]
+        assert report.token_advantages is not None
+        assert report.token_advantages.tolist() == [each for row in rows for each in row["token_advantages"]]
+        assert [len(row["token_advantages"]) for row in rows] == list(map(len, tokens))
+        assert {each for row in rows for each in row["token_advantages"]} == {row["advantage"] for row in rows}
+        assert "token_values" not in rows[0]  # no critic
         assert report.num_tokens == sum(map(len, tokens))
         assert {"rollout", "grade", "collate", "update", "save"} <= report.seconds.keys()
 

@@ -58,7 +58,7 @@ def some_evidence(seed: int, num_prompts: int, group_size: int, *, token_rewards
     )
 
 
-def test_every_row_but_those_of_a_teacher_has_its_rule_here() -> None:
+def test_every_row_but_those_of_a_teacher_or_a_critic_has_its_rule_here() -> None:
     assert [*RULES] == BY_REWARD
 
 
@@ -185,7 +185,13 @@ def test_a_completion_whose_tokens_advantages_cancel_out_is_not_counted_as_one_w
     (batch,) = batches = stages.learner.batches(credited, Clock())
     updates = stages.learner.learn(batches, 1, Clock())
     trained = SimpleNamespace(run=RunState())
-    session = SimpleNamespace(policy=stages.learner.policy, engine=stages.collector.engine, trained=trained)
+    session = SimpleNamespace(
+        policy=stages.learner.policy,
+        engine=stages.collector.engine,
+        trained=trained,
+        algorithm=stages.learner.algorithm,
+        learner=stages.learner,
+    )
     report = step_report(session, credited, updates, {})
     # Without any advantage: the first completion, and those of one token, which is blamed and praised.
     lengths = [len(r.tokens) for group in credited.groups.groups for r in group.rollouts]

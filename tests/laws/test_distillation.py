@@ -17,8 +17,8 @@ from posttrain.algorithms.table import build_algorithm
 from posttrain.batch import Batch, CreditedGroups, collate, sampled_columns
 from posttrain.models.policy import Policy
 from posttrain.records import Group
+from posttrain.training.distillation.teacher import Teacher
 from posttrain.training.reference import FrozenCopy, UncopiedPolicy
-from posttrain.training.teaching.teacher import Teacher
 from posttrain.training.update import Objective, group_logprobs
 from tests.support.enumerated import COMPLETIONS, Tree
 from tests.support.tiny import (

@@ -32,7 +32,7 @@ def trained(folder: Path, rows: list[dict[str, Any]]) -> dict[str, Any]:
     config = posttrain.load_recipe(
         kind=RewardModelConfig,
         task={"name": "dataset", "held_out_share": 0.25},
-        reward_model={"learning_rate": 3e-3, "pairs_per_batch": 32, "num_epochs": 4, "eval_every": 100},
+        reward_model={"learning_rate": 3e-3, "pairs_per_batch": 32, "num_epochs": 3, "eval_every": 100},
         run={"folder": str(folder), "threads": 1},
     )
     policy = posttrain.as_policy(chat_model(tokenizer), tokenizer)

@@ -5,10 +5,10 @@ from pathlib import Path
 
 from posttrain.options.collect import CollectOptions
 from posttrain.records import Finish
-from posttrain.training.collecting.ballot import Ballot
-from posttrain.training.collecting.line_journal import LineJournal
-from posttrain.training.collecting.pair_choice import Pair, choose_pairs
-from posttrain.training.collecting.sampled_prompts import SampledCompletion, SampledPrompt
+from posttrain.training.collection.ballot import Ballot
+from posttrain.training.collection.line_journal import LineJournal
+from posttrain.training.collection.pair_choice import Pair, choose_pairs
+from posttrain.training.collection.sampled_prompts import SampledCompletion, SampledPrompt
 
 
 def written_prompt(

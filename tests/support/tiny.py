@@ -229,8 +229,8 @@ def batch_of(
     return collate(credited, algorithm.token_weights, max_completion_tokens=16, **keep)
 
 
-BY_REWARD = [name for name in ALGORITHMS if name != "distill"]
-"""Rows of the table whose gradient comes of rewards alone; a teacher's needs a teacher."""
+BY_REWARD = [name for name in ALGORITHMS if name not in ("distill", "ppo")]
+"""Rows of the table whose gradient comes of rewards alone: no teacher, no critic."""
 
 
 def advantage(algorithm: Algorithm, rewards: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from posttrain.commands.voting.ballot_server import TOKEN_HEADER, BallotServer
-from posttrain.training.collecting.ballot import Ballot
+from posttrain.training.collection.ballot import Ballot
 
 Answer = tuple[int, Mapping[str, str], bytes]
 """Status, headers by their names in small letters, and body."""

@@ -19,7 +19,7 @@ from posttrain.errors import UserError, require
 from posttrain.options.collect import PersonJudgeOptions
 
 if TYPE_CHECKING:
-    from posttrain.training.collecting.collection import Collection
+    from posttrain.training.collection.collection import Collection
 
 MAY_CHANGE = ("run.threads", "judge.endpoint")
 """What may be another when a collection is resumed."""
@@ -68,7 +68,7 @@ def main(arguments: Sequence[str]) -> int:
 
         show_collection_plan(config)
         return 0
-    from posttrain.training.collecting.collection import collect
+    from posttrain.training.collection.collection import collect
 
     run = collect(
         config,

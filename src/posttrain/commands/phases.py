@@ -42,5 +42,5 @@ def main(arguments: Sequence[str]) -> int:
         return 0
     from posttrain.training.phases.phase_runs import run_phases
 
-    print(f"\n{run_phases(phases, folder)}\n{folder} has it as phases.md and phases.json.")
+    print(f"\n{run_phases(phases, folder)}\n{folder} has it as Markdown and as JSON.")
     return 0

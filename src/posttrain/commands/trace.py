@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from posttrain.commands.arguments import (
     LOADING,
@@ -26,6 +27,11 @@ class TraceSwitches:
     """Characters of each state that are shown: its end."""
     below: float = 0.0
     """Show only tokens whose log-prob is at most this, in nats, such as -1; 0 shows all."""
+    beside: str = ""
+    """Another algorithm, whose advantages of the same tokens are shown too: NAME, in braces as a recipe writes it, or
+    several in brackets, '[grpo, {name: rloo, credit: reward_to_go}]'."""
+    picture: str = ""
+    """PNG to draw: the completion coloured by its advantages, once for each algorithm."""
 
 
 PROGRAM = CommandSpec(
@@ -50,11 +56,22 @@ def main(arguments: Sequence[str]) -> int:
         )
     if not switches.below <= 0:
         raise UserError(f"command line: --below {switches.below}: log-probs are at most 0; use 0, or less such as -1")
-    from posttrain.commands.tables.trace_table import TableWindow, prompt_to_trace, table
+    from posttrain.commands.tables.trace_table import (
+        TableWindow,
+        algorithms_beside,
+        draw,
+        prompt_to_trace,
+        table,
+        traced,
+    )
     from posttrain.training.session import open_session
 
     with open_session(config) as session:
-        window = TableWindow(width=switches.state_width, below=switches.below)
-        for line in table(session, prompt_to_trace(session, text), switches.sample, window):
+        beside = algorithms_beside(switches.beside)
+        trace = traced(session, prompt_to_trace(session, text), switches.sample, beside)
+        for line in table(trace, TableWindow(width=switches.state_width, below=switches.below)):
             print(line)
+        if switches.picture:
+            draw(trace, Path(switches.picture))
+            print(f"picture: {switches.picture}")
     return 0

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from posttrain.binding import call_arguments, constructed
 from posttrain.config.schema import section_record
 from posttrain.errors import UserError
+from posttrain.options.behaviours import BehaviourOptions
 from posttrain.options.countdown import CountdownOptions
 from posttrain.options.dataset import DatasetOptions
 from posttrain.options.demonstrator import Demonstrator
@@ -63,6 +64,7 @@ class Config:
     update: UpdateOptions = field(default_factory=UpdateOptions)
     reference: ReferenceOptions = field(default_factory=ReferenceOptions)
     evaluation: EvaluationOptions = field(default_factory=EvaluationOptions)
+    behaviours: BehaviourOptions = field(default_factory=BehaviourOptions)
     checkpoint: CheckpointOptions = field(default_factory=CheckpointOptions)
     tracker: TrackerOptions = field(default_factory=TrackerOptions)
     run: RunOptions = field(default_factory=RunOptions)
@@ -108,7 +110,7 @@ class Config:
         if size < least:
             raise UserError(
                 f"rollout.group_size = {size} leaves a completion no siblings to compare with, as {algorithm.name}"
-                f" does; use >= {least}.  `reinforce` is content with 1."
+                f" does; use >= {least}.  `reinforce` and `ppo` are content with 1."
             )
 
     def _require_use_for_reference(self, algorithm: "Algorithm") -> None:
@@ -177,7 +179,7 @@ class SftConfig:
         if task.name != DatasetOptions.name:
             raise UserError(
                 f"task.name = {task.name}: what is learned are rows (dataset) or demonstrations (countdown,"
-                " arithmetic)."
+                " arithmetic, sentences)."
             )
         self._require_none(self.sft.given("num_demonstrations"), "is for demonstrations; rows are what they are")
         if self.sft.eval_size != SftOptions().eval_size:

@@ -3,12 +3,16 @@
 from posttrain.options.arithmetic import ArithmeticOptions
 from posttrain.options.countdown import CountdownOptions
 from posttrain.options.dataset import DatasetOptions, GeneratedOptions, ProgramsOptions
+from posttrain.options.sentences import SentencesOptions
 
-TaskOptions = CountdownOptions | ArithmeticOptions | DatasetOptions | ProgramsOptions | GeneratedOptions
+TaskOptions = (
+    CountdownOptions | ArithmeticOptions | SentencesOptions | DatasetOptions | ProgramsOptions | GeneratedOptions
+)
 
 TASK_OPTIONS: dict[str, type[TaskOptions]] = {
     "countdown": CountdownOptions,
     "arithmetic": ArithmeticOptions,
+    "sentences": SentencesOptions,
     "dataset": DatasetOptions,
     "programs": ProgramsOptions,
     "generated": GeneratedOptions,

@@ -1,7 +1,8 @@
 """Rewards that shape: for length, repetition, copying and other behaviour, beside the reward for the task.
 
-Lengths are counted in tokens of the completion, its stop token included.  Everything here is of fixed sign and bounded,
-says so, and does nothing to a task's own reward: add it with a weight, or gate it (`gate` in a recipe).
+Lengths are counted in tokens of the completion, its stop token included.  Everything here is of fixed sign and (but for
+full stops without a limit) bounded, says so, and does nothing to a task's own reward: add it with a weight, or gate it
+(`gate` in a recipe).
 
 **Known hacks.**  A penalty alone is minimised by saying nothing; pair it with a reward for the task.  A reward for
 being short within a group pays for wrong answers too unless it is gated by the task's reward.  Blocklists and refusal
@@ -225,12 +226,18 @@ class LanguageDrift:
 
 @dataclass(frozen=True, kw_only=True)
 class PeriodCount:
-    """In [0, 1]: the number of ASCII full stops, up to `most`, as a share of it: the course's toy reward."""
+    """The number of ASCII full stops, the course's toy reward: up to `most`, as a share of it, or all of them.
 
-    most: int = 10
+    r = min(n, most) / most, in [0, 1];  r = n where `most` is null, as in the course.
+    """
+
+    most: int | None = 10
 
     def __post_init__(self) -> None:
-        require(self.most >= 1, self, "most", "must be >= 1")
+        require(self.most is None or self.most >= 1, self, "most", "must be >= 1, or null for the number itself")
 
     def __call__(self, *, completions: Sequence[str], **_columns: object) -> list[float]:
-        return [min(text.count("."), self.most) / self.most for text in completions]
+        return [self.value(text.count(".")) for text in completions]
+
+    def value(self, count: int) -> float:
+        return float(count) if self.most is None else min(count, self.most) / self.most

@@ -57,7 +57,7 @@ def draw_calibration(measured: Mapping[str, Any], picture: Path, title: str = ""
     observed = [each["share_right"] for each in bins]
     below = [each["share_right"] - each["share_right_interval"][0] for each in bins]
     above = [each["share_right_interval"][1] - each["share_right"] for each in bins]
-    look = {"color": GREEN, "marker": "o", "markersize": 5, "capsize": 3}
+    look: dict[str, Any] = {"color": GREEN, "marker": "o", "markersize": 5, "capsize": 3, "linestyle": "none"}
     curve.errorbar(predicted, observed, yerr=[below, above], label="held-out pairs", **look)
     curve.set_ylim(0, 1.02)
     low, high = measured["calibration_error_interval"]
@@ -65,7 +65,9 @@ def draw_calibration(measured: Mapping[str, Any], picture: Path, title: str = ""
     left = [each["confidence"][0] for each in bins]
     width = [each["confidence"][1] - each["confidence"][0] for each in bins]
     counts.bar(left, [each["num_pairs"] for each in bins], width=width, align="edge", color=ORANGE, alpha=0.85)
-    dress(counts, "", "pairs")
+    counts.set_ylabel("pairs", fontsize=9)
+    counts.tick_params(labelsize=8)
+    counts.spines[["top", "right"]].set_visible(False)
     counts.set_xlabel("predicted probability of the answer that scores higher", fontsize=9)
     curve.set_xlabel("")
     figure.savefig(picture, dpi=110)

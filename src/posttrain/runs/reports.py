@@ -45,8 +45,21 @@ class StepReport:
     """Of each completion, the mean over its tokens where an algorithm tells them apart."""
     token_rewards: Float64[Tensor, " token"] | None = None
     """What single tokens of those groups earned beside their completion, one completion after the other."""
+    token_advantages: Float64[Tensor, " token"] | None = None
+    """What each of those tokens was credited with."""
+    token_values: Float64[Tensor, " token"] | None = None
+    """What a critic expected before each of them; None without one."""
     replaced: Sequence[tuple[Sequence[Group], Grades]] = ()
     """Groups that dynamic sampling set aside."""
+
+    def token_columns(self) -> dict[str, Float64[Tensor, " token"]]:
+        """What is known of single tokens of the groups trained on, under the names of the rollout file."""
+        columns = {
+            "token_rewards": self.token_rewards,
+            "token_advantages": self.token_advantages,
+            "token_values": self.token_values,
+        }
+        return {name: column for name, column in columns.items() if column is not None}
 
     def all_rollouts(self) -> tuple[list[Group], Grades, Float64[Tensor, "prompt group"]]:
         """The groups trained on, then those set aside, whose advantages are NaN."""

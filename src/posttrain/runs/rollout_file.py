@@ -10,6 +10,7 @@ from torch import Tensor
 
 from posttrain.records import Grades, Group, Rollout
 
+NO_COLUMNS: Mapping[str, Tensor] = {}
 EXACT = 2**53
 """The greatest of the integers that a float tells apart."""
 
@@ -20,13 +21,13 @@ def parquet_bytes(
     grades: Grades,
     advantages: Float64[Tensor, "prompt group"],
     *,
-    token_rewards: Float64[Tensor, " token"] | None = None,
+    token_columns: Mapping[str, Float64[Tensor, " token"]] = NO_COLUMNS,
 ) -> bytes:
     """All rollouts of a step as a parquet file.
 
-    Null means: not scored (`reward`, `score/<function>`), took no part in the update (`advantage`),
-    nothing was cut (`cut_logprobs`), nothing beside the completion earned anything (`token_rewards`), not marked
-    (`marks/<function>`).
+    Token columns, such as `token_advantages`, have a number for each token of the first groups, which took part.  Null
+    means: not scored (`reward`, `score/<function>`), took no part in the update (`advantage`, token columns),
+    nothing was cut (`cut_logprobs`), not marked (`marks/<function>`).
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -37,11 +38,10 @@ def parquet_bytes(
         "prompt_tokens": pa.list_(pa.int32()),
         "logprobs": pa.list_(pa.float32()),
         "cut_logprobs": pa.list_(pa.float32()),
-        "token_rewards": pa.list_(pa.float64()),
+        **dict.fromkeys(token_columns, pa.list_(pa.float64())),
     }
     columns = {**rollout_columns(step, groups), **grade_columns(grades, advantages)}
-    if token_rewards is not None:
-        columns["token_rewards"] = token_reward_lists(groups, token_rewards)
+    columns |= {name: token_lists(groups, column) for name, column in token_columns.items()}
     arrays = {name: pa.array(column, type=types.get(name)) for name, column in columns.items()}
     sink = pa.BufferOutputStream()
     pq.write_table(pa.table(arrays), sink, compression="zstd")
@@ -84,9 +84,9 @@ def grade_columns(grades: Grades, advantages: Float64[Tensor, "prompt group"]) -
     return columns
 
 
-def token_reward_lists(groups: Sequence[Group], token_rewards: Float64[Tensor, " token"]) -> list[object]:
-    """The token rewards of each completion; None for those behind the last that has some."""
-    values, start = token_rewards.tolist(), 0
+def token_lists(groups: Sequence[Group], column: Float64[Tensor, " token"]) -> list[object]:
+    """The numbers of each completion's tokens; None for completions behind the last that has some."""
+    values, start = column.tolist(), 0
     lists: list[object] = []
     for rollout in (rollout for group in groups for rollout in group.rollouts):
         lists.append(values[start : start + len(rollout.tokens)] or None)

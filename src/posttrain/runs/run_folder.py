@@ -42,7 +42,7 @@ from posttrain.runs.files import (
 )
 from posttrain.runs.folder import Folder
 from posttrain.runs.lock import lock_folder
-from posttrain.runs.rollout_file import parquet_bytes, plain_marks
+from posttrain.runs.rollout_file import NO_COLUMNS, parquet_bytes, plain_marks
 from posttrain.runs.run_inputs import FILE as INPUTS
 from posttrain.runs.run_inputs import RunInputs
 
@@ -151,14 +151,14 @@ class RunFolder(Folder):
         grades: Grades,
         advantages: Float64[Tensor, "prompt group"],
         *,
-        token_rewards: Float64[Tensor, " token"] | None = None,
+        token_columns: Mapping[str, Float64[Tensor, " token"]] = NO_COLUMNS,
     ) -> Path:
         """Write every completion of a finished step, whole or not at all; an advantage of NaN means: took no part.
 
-        Token rewards are those of the first groups, which took part.
+        Token columns are those of the first groups, which took part.
         """
         path = self.path / "rollouts" / f"step-{step:06d}.parquet"
-        content = parquet_bytes(step, groups, grades, advantages, token_rewards=token_rewards)
+        content = parquet_bytes(step, groups, grades, advantages, token_columns=token_columns)
         with writing(path, self.path):
             write_atomically(path, content)
         return path

@@ -138,7 +138,7 @@ class RolloutFiles(Watcher):
     def on_step(self, report: StepReport) -> None:
         """Those trained on and those set aside."""
         if report.grades is not None:
-            self.folder.write_rollouts(report.step, *report.all_rollouts(), token_rewards=report.token_rewards)
+            self.folder.write_rollouts(report.step, *report.all_rollouts(), token_columns=report.token_columns())
 
 
 class Alarms(Watcher):

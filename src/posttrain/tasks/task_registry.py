@@ -9,6 +9,7 @@ from posttrain.errors import UserError
 from posttrain.options.arithmetic import ArithmeticOptions
 from posttrain.options.countdown import CountdownOptions
 from posttrain.options.dataset import DatasetOptions, GeneratedOptions, ProgramsOptions
+from posttrain.options.sentences import SentencesOptions
 from posttrain.options.task import TaskOptions
 from posttrain.tasks.arithmetic.arithmetic_task import ArithmeticTask
 from posttrain.tasks.base import PromptRenderer, Task
@@ -16,6 +17,7 @@ from posttrain.tasks.countdown.countdown_task import CountdownTask
 from posttrain.tasks.dataset import DatasetTask, Rows
 from posttrain.tasks.generated.generated_task import GeneratedTask
 from posttrain.tasks.programs.programs_task import ProgramsTask
+from posttrain.tasks.sentences.sentences_task import SentencesTask
 
 WITHOUT_DEFAULT = ("prompts", "held_out")
 """What a class that inherits from Task still has to say."""
@@ -45,6 +47,8 @@ def load_task(
         return CountdownTask(options, renderer, seed=seed)
     if isinstance(options, ArithmeticOptions):
         return ArithmeticTask(options, renderer, seed=seed)
+    if isinstance(options, SentencesOptions):
+        return SentencesTask(options, renderer)
     if isinstance(options, ProgramsOptions):
         return ProgramsTask(options, renderer, seed=seed, prompts_per_step=prompts_per_step, **given)
     if isinstance(options, GeneratedOptions):

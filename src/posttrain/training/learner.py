@@ -36,6 +36,8 @@ from posttrain.training.actor_critic import lasting_state
 from posttrain.training.actor_critic.critic import CRITIC, CollectedValues, Critic, trained_groups, truncated_of
 from posttrain.training.actor_critic.value_metrics import credit_metrics
 from posttrain.training.collector import CollectedStep
+from posttrain.training.distillation.privileged_prompts import TeacherPrompts
+from posttrain.training.distillation.teacher import Teacher, teacher_of
 from posttrain.training.optimizer import (
     OwnOptimizer,
     ParameterGroup,
@@ -46,8 +48,6 @@ from posttrain.training.optimizer import (
     take_over,
 )
 from posttrain.training.reference import Reference, named_reference, reference_of
-from posttrain.training.teaching.privileged_prompts import TeacherPrompts
-from posttrain.training.teaching.teacher import Teacher, teacher_of
 from posttrain.training.update import Objective, Observations, group_logprobs, micro_losses, update
 from posttrain.training.update_metrics import UpdateReport
 

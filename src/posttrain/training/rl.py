@@ -234,6 +234,7 @@ def step_report(
     gap_limit = gap_limit_metric(session.policy, session.engine) if updates else {}
     metrics = {
         **step_metrics(collected.groups, collected.grades, credited.groups.informed),
+        **session.behaviours.metrics(collected.groups),
         **credited.metrics,
         **update_metrics(updates),
         **gap_limit,
@@ -253,6 +254,8 @@ def step_report(
         grades=collected.grades,
         advantages=credited.advantages,
         token_rewards=credited.token_rewards,
+        token_advantages=credited.groups.columns.advantages,
+        token_values=credited.groups.columns.values,
         replaced=collected.replaced,
     )
 

@@ -39,6 +39,8 @@ from posttrain.tasks.answers_of_task import (
 from posttrain.tasks.base import Task
 from posttrain.tasks.dataset import DatasetTask
 from posttrain.tasks.task_registry import load_task, require_task
+from posttrain.training.behaviours.behaviour_reader import BehaviourReader
+from posttrain.training.behaviours.behaviour_table import chosen_rows
 from posttrain.training.collector import Collector, CollectorSettings
 from posttrain.training.evaluation import Questions
 from posttrain.training.learner import Learner, LearnerSettings
@@ -126,6 +128,8 @@ class Session:
     learner: Learner
     trained: TrainedByReward
     """The learner with the counters of its run."""
+    behaviours: BehaviourReader
+    """What completions are read for, beside what they earn."""
     longest_prompt_tokens: int = 0
     """Of all prompts that are known; found by `require_room`."""
     held_out: Questions | None = None
@@ -170,7 +174,7 @@ class Session:
                 grading=self.config.grading,
                 on_error=self.config.rollout.on_reward_error,
                 resources=self.resources,
-                probes=task_probes(self.task),
+                probes={**self.behaviours.probes(), **task_probes(self.task)},
             )
         return self.held_out
 
@@ -204,17 +208,12 @@ def assembled(
     config: Config, own: CallerObjects, resources: Resources, threads: ThreadClaim, *, inference: bool
 ) -> Session:
     """A session of these parts and of what the config describes."""
+    behaviours = BehaviourReader(chosen_rows(config.behaviours))
     policy = own.policy or load_policy(config.model, seed=config.run.seed, inference=inference)
     policy.require_as_made()
     task = task_of(config, own, policy)
     algorithm = own.algorithm or build_algorithm(config.algorithm)
-    if own.engine is None:
-        prompt_tokens = max((len(prompt.tokens) for prompt in longest_prompts(task)), default=0)
-        longest = config.rollout.max_completion_tokens + prompt_tokens
-        tried = engine_in_parity(policy, max_rows=config.rollout.max_rows, longest=longest)
-        engine, policy = cast(Engine, tried), tried.policy
-    else:
-        engine = require_engine(own.engine)
+    engine, policy = engine_of(config, own, task, policy)
     rewards = rewards_of(config, own, task, policy)
     collector = Collector(
         task,
@@ -231,21 +230,7 @@ def assembled(
         ),
         resources=resources,
     )
-    learner = Learner(
-        policy,
-        algorithm,
-        LearnerSettings(
-            update=config.update,
-            max_completion_tokens=config.rollout.max_completion_tokens,
-            temperature=config.rollout.temperature,
-            seed=config.run.seed,
-            num_steps=config.run.num_steps,
-            refresh_reference_every=config.reference.refresh_every,
-            reference_path=config.reference.path,
-            template_options=config.model.template_options,
-        ),
-        own_optimizer=own.optimizer,
-    )
+    learner = Learner(policy, algorithm, learner_settings(config), own_optimizer=own.optimizer)
     return Session(
         config=config,
         own=own,
@@ -260,7 +245,32 @@ def assembled(
         collector=collector,
         learner=learner,
         trained=TrainedByReward(learner),
+        behaviours=behaviours,
     )
+
+
+def learner_settings(config: Config) -> LearnerSettings:
+    """What the second half of a step reads of the config."""
+    return LearnerSettings(
+        update=config.update,
+        max_completion_tokens=config.rollout.max_completion_tokens,
+        temperature=config.rollout.temperature,
+        seed=config.run.seed,
+        num_steps=config.run.num_steps,
+        refresh_reference_every=config.reference.refresh_every,
+        reference_path=config.reference.path,
+        template_options=config.model.template_options,
+    )
+
+
+def engine_of(config: Config, own: CallerObjects, task: Task, policy: Policy) -> tuple[Engine, Policy]:
+    """The caller's engine or our own, and the policy as it agrees with what samples."""
+    if own.engine is not None:
+        return require_engine(own.engine), policy
+    prompt_tokens = max((len(prompt.tokens) for prompt in longest_prompts(task)), default=0)
+    longest = config.rollout.max_completion_tokens + prompt_tokens
+    tried = engine_in_parity(policy, max_rows=config.rollout.max_rows, longest=longest)
+    return cast(Engine, tried), tried.policy
 
 
 def task_of(config: Config, own: CallerObjects, policy: Policy) -> Task:

@@ -22,9 +22,9 @@ from posttrain.models.policy import Policy
 from posttrain.options.training import UpdateOptions
 from posttrain.records import Group
 from posttrain.training.actor_critic.critic import Critic
+from posttrain.training.distillation.teacher import Teacher
 from posttrain.training.optimizer import apply_gradients
 from posttrain.training.reference import Reference
-from posttrain.training.teaching.teacher import Teacher
 from posttrain.training.update_metrics import UpdateReport
 
 

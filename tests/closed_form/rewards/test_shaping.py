@@ -52,6 +52,7 @@ def test_repetition_counts_ngrams_that_were_there_before() -> None:
 def test_truncated_and_period_count() -> None:
     assert TruncationPenalty(value=-0.5)(finish_reasons=["stop", "length"]) == [0, -0.5]
     assert PeriodCount(most=4)(completions=["", "a.", "....", "......", "。"]) == [0, 0.25, 1, 1, 0]
+    assert PeriodCount(most=None)(completions=["", "a.", "......", "。"]) == [0, 1, 6, 0]
 
 
 def test_unwanted_words_refusals_copies_and_scripts() -> None:

@@ -334,7 +334,7 @@ def test_marks_are_in_the_journal_as_given_and_in_the_rollout_file_token_by_toke
     with RunFolder.create(tmp_path / "run", "") as folder:
         folder.journal_scores(1, groups, grades)
         # The second group took no part in the step.
-        path = folder.write_rollouts(1, groups, grades, grades.rewards, token_rewards=column)
+        path = folder.write_rollouts(1, groups, grades, grades.rewards, token_columns={"token_rewards": column})
     lines = [json.loads(line) for line in (tmp_path / "run" / "scores.jsonl").read_text().splitlines()]
     given = {"tokens": [], "spans": [[0, 2, 0.25]]}
     assert [line["marks"] for line in lines] == [{"steps": [given]}, {"steps": [None]}]

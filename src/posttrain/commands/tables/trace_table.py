@@ -6,19 +6,25 @@ The advantage is how much better that was than what the completion's siblings go
 a completion the same.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
+from posttrain.algorithms.algorithm import Algorithm
+from posttrain.algorithms.table import build_algorithm
 from posttrain.commands.typed_prompt import asked
+from posttrain.config.recipes import parse_yaml
 from posttrain.errors import UserError
 from posttrain.models.rendering import TokenizerRenderer
 from posttrain.records import Grades, Group, Prompt
+from posttrain.runs.advantage_picture import TokenCredit, draw_token_advantages
 from posttrain.runs.clock import Clock
 from posttrain.runs.progress import visible
 from posttrain.runs.prompt_preview import logged_lines
 from posttrain.training.collector import CollectedStep
+from posttrain.training.learner import CreditedStep, Learner
 from posttrain.training.session import Session
 
 
@@ -30,6 +36,23 @@ class TraceRow:
     action: str
     logprob: float
     reward: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trace:
+    """One completion, action by action, with what algorithms make of it."""
+
+    prompt: Prompt
+    tokens: Sequence[str]
+    """The text of each token as it is, line ends too."""
+    rows: Sequence[TraceRow]
+    credits: Mapping[str, TokenCredit]
+    """What each algorithm makes of it, the recipe's first."""
+    notes: Sequence[str]
+    """What else there is to say, in words."""
+
+
+NOTHING_BESIDE: Mapping[str, Algorithm] = {}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,31 +76,93 @@ def prompt_to_trace(session: Session, text: str) -> Prompt:
     return problems[int(text)]
 
 
-def table(session: Session, prompt: Prompt, sample: int, window: TableWindow) -> list[str]:
-    """The rollout as lines of text."""
+def traced(session: Session, prompt: Prompt, sample: int, beside: Mapping[str, Algorithm] = NOTHING_BESIDE) -> Trace:
+    """One completion of a group of the prompt, with what the session's algorithm and others make of the group."""
     [group] = session.engine.rollout([prompt], session.collector.request(0, purpose="trace"))
     grades, notes = judged(session, group, sample)
-    credited = session.learner.credit(CollectedStep(step=0, groups=[group], grades=grades), Clock())
+    collected = CollectedStep(step=0, groups=[group], grades=grades)
+    credited = session.learner.credit(collected, Clock())
     first = sum(len(rollout.tokens) for rollout in group.rollouts[:sample])
     own = slice(first, first + len(group.rollouts[sample].tokens))
     token_rewards = [] if credited.token_rewards is None else credited.token_rewards[own].tolist()
-    rows = action_table(session, group, sample, rewards_of(grades.rewards[0, sample].item(), token_rewards, own))
-    advantages = credited.groups.columns.advantages[own].tolist()
-    actions, width = min(16, max(len("action"), *(len(row.action) for row in rows))), window.width
+    credits = {f"{session.algorithm.name}, the recipe's": credit_of(credited, own)}
+    for name, algorithm in beside.items():
+        learner = Learner(session.policy, algorithm, session.learner.settings)
+        credits[name] = credit_of(learner.credit(collected, Clock()), own)
+    return Trace(
+        prompt=prompt,
+        tokens=[str(session.policy.tokenizer.decode([token])) for token in group.rollouts[sample].tokens],
+        rows=action_table(session, group, sample, rewards_of(grades.rewards[0, sample].item(), token_rewards, own)),
+        credits=credits,
+        notes=notes,
+    )
+
+
+def credit_of(credited: CreditedStep, own: slice) -> TokenCredit:
+    """What a completion's tokens are credited with."""
+    columns = credited.groups.columns
+    values = None if columns.values is None else columns.values[own].tolist()
+    return TokenCredit(advantages=columns.advantages[own].tolist(), values=values)
+
+
+def algorithms_beside(text: str) -> dict[str, Algorithm]:
+    """The algorithms that `--beside` names, by what they are called in a table.
+
+    Raises UserError where one is no algorithm, or is named twice.
+    """
+    if not text:
+        return {}
+    given = parse_yaml(text)
+    made: dict[str, Algorithm] = {}
+    for each in given if isinstance(given, list) else [given]:
+        section = {"name": each} if isinstance(each, str) else each
+        if not isinstance(section, Mapping):
+            raise UserError(
+                f"command line: --beside {text}: give the name of an algorithm, an algorithm in braces as a recipe"
+                " writes it, or several in brackets: '[grpo, {name: rloo, credit: reward_to_go}]'"
+            )
+        label = label_of(section)
+        if label in made:
+            raise UserError(f"command line: --beside {text}: {label} is named twice; leave one out")
+        made[label] = build_algorithm(section)
+    return made
+
+
+def label_of(section: Mapping[str, object]) -> str:
+    """Its name, and the options that were given."""
+    options = [f"{name}={value}" for name, value in section.items() if name != "name"]
+    return " ".join([str(section.get("name", "")), *options]).strip()
+
+
+def table(trace: Trace, window: TableWindow) -> list[str]:
+    """The rollout as lines of text."""
+    rows, notes, width = trace.rows, list(trace.notes), window.width
+    actions = min(16, max(len("action"), *(len(row.action) for row in rows)))
+    heads = ["advantage", *list(trace.credits)[1:]]
     lines = [
-        f"prompt: {prompt.text!r}",
-        f"{'t':>4}  {'state (its end)':{width}}  {'action':{actions}}  {'log-prob':>8}  {'reward':>6}  advantage",
+        f"prompt: {trace.prompt.text!r}",
+        f"{'t':>4}  {'state (its end)':{width}}  {'action':{actions}}  {'log-prob':>8}  {'reward':>6}"
+        + "".join(f"  {head:>9}" for head in heads),
     ]
     shown = [(t, row) for t, row in enumerate(rows) if row.logprob <= window.below]
     for t, row in shown:
         lines.append(
             f"{t:>4}  {row.state[-width:]:{width}}  {row.action:{actions}}  {row.logprob:8.3f}  {row.reward:6.2f}"
-            f"  {advantages[t]:+9.3f}"
+            + "".join(
+                f"  {credit.advantages[t]:>+{max(9, len(head))}.3f}"
+                for head, credit in zip(heads, trace.credits.values(), strict=True)
+            )
         )
     if len(shown) < len(rows):
         rule = f"those with a log-prob of at most {window.below:g}"
         notes.insert(0, f"shown are {len(shown)} of {len(rows)} tokens: {rule}")
     return [*lines, "", *notes]
+
+
+def draw(trace: Trace, picture: Path) -> None:
+    """Draw the completion as each algorithm credits it."""
+    title = f"{trace.prompt.text.strip().splitlines()[-1][-90:]}\n{trace.notes[-1][:110]}"
+    draw_token_advantages(trace.tokens, trace.credits, picture, title)
 
 
 def rewards_of(reward: float, token_rewards: Sequence[float], own: slice) -> list[float]:

@@ -23,7 +23,7 @@ from urllib.parse import urlsplit
 
 from posttrain.errors import UserError
 from posttrain.runs.progress import visible
-from posttrain.training.collecting.ballot import CHOICES, Ballot, StaleVote
+from posttrain.training.collection.ballot import CHOICES, Ballot, StaleVote
 
 TOKEN_HEADER = "X-Posttrain-Token"
 MAX_BODY_BYTES = 4096

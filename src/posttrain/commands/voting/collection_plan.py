@@ -6,10 +6,10 @@ from posttrain.commands.voting.terminal_ballot import barred
 from posttrain.config import CollectConfig
 from posttrain.options.collect import LlmJudgeOptions, RewardJudgeOptions
 from posttrain.runs.progress import visible
-from posttrain.training.collecting.judge_answers import LlmJudge
-from posttrain.training.collecting.pair_choice import pairs_of
-from posttrain.training.collecting.prompt_sampler import PairObjects, PromptSampler
-from posttrain.training.collecting.sampled_prompts import SampledCompletion, SampledPrompt
+from posttrain.training.collection.judge_answers import LlmJudge
+from posttrain.training.collection.pair_choice import pairs_of
+from posttrain.training.collection.prompt_sampler import PairObjects, PromptSampler
+from posttrain.training.collection.sampled_prompts import SampledCompletion, SampledPrompt
 
 
 def show_collection_plan(config: CollectConfig) -> None:

@@ -1,14 +1,21 @@
 """A small language model made from nothing: its tokenizer and its untrained weights.
 
 The tokenizer is byte-level, so it encodes any text, with one token per digit, four answer tags as added (not special)
-tokens, and merges learned from a page of prompt English.
+tokens, and merges learned from a page of English.
 """
 
 from typing import Literal, cast
 
 import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import PreTrainedModel, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+from transformers import (
+    GPT2Config,
+    GPT2LMHeadModel,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
 
 from posttrain.models.loading.construction import ONE_AT_A_TIME
 from posttrain.options.new_model import NewModelOptions
@@ -44,6 +51,31 @@ The sum of these is.
 The answer is. The sum of this and that is. Add the ones, then the tens.
 """
 
+PLAIN_ENGLISH = """
+The weather
+I think
+Once upon
+In my
+We had
+It was
+When they
+The weather today is and in it will be We had inches of rain should stop at so we can People here like when because
+then they said that think In my opinion Some people say but do not agree with them know thinks It costs dollars more
+the most believe There are two reasons Once upon time there was who lived near went to to look for far away One day
+met miles did waited nothing happened When came back everyone wanted see bought saw need three things opens closes
+late paid Then took home made something eat They no left etc week My friend likes very much important thing about
+found wrote book weighs pounds years old learn from ideas those hard prove Nobody knows why cold warm wet windy
+sunny cloudy bright clear grey wind this year Tomorrow Later On Sunday By evening last night morning days ago may
+later sun out soon expect snow hills drop go walk work garden sit by river rained dry Take coat sky blue am sure
+That true Time tell Night smiled All well good bag heavy always what others before you After talked other could have
+known how would turn end has been as long as anyone remember world better music children read books houses nicer
+than new ones too worth gold best place live take care makes happy everything takes simple looks helps us understand
+want peace truth comes fox king farmer little girl poor man young bird wise woman village forest sea mountain town
+lake ring stone map clock silver bell sang song under tree walked all through asked fell asleep fire told story gave
+an Dr Mr Mrs Prof Hill Brown Lee Stone Green store market shop bread milk eggs apples rice some cheese tea cake
+science history nature mathematics ask questions closely again patience
+"""
+
 TURNS_TEMPLATE = f"""\
 {{%- for message in messages -%}}
 {{{{- "<|" + message.role + "|>\n" + message.content | trim + "{END}\n" -}}}}
@@ -53,7 +85,11 @@ TURNS_TEMPLATE = f"""\
 ROLES = ("<|system|>", "<|user|>", "<|assistant|>")
 
 
-def new_tokenizer(template: Literal["question", "turns"] = "question") -> PreTrainedTokenizerFast:
+PAGES = {"question": (PROMPT_ENGLISH, 380), "turns": (INSTRUCTIONS, 380), "text": (PLAIN_ENGLISH, 1024)}
+"""Of each kind of tokenizer, the page that its merges are learned from, and how many tokens it has before the tags."""
+
+
+def new_tokenizer(template: Literal["question", "turns", "text"] = "question") -> PreTrainedTokenizerFast:
     """A byte-level BPE tokenizer: any text in, one token per digit, tags kept by decoding."""
     turns = template == "turns"
     tokenizer = Tokenizer(models.BPE())
@@ -61,14 +97,14 @@ def new_tokenizer(template: Literal["question", "turns"] = "question") -> PreTra
         [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
     )
     tokenizer.decoder = decoders.ByteLevel()
-    words = (INSTRUCTIONS if turns else PROMPT_ENGLISH).split("\n")
+    page, size = PAGES[template]
     trainer = trainers.BpeTrainer(
-        vocab_size=380,
+        vocab_size=size,
         special_tokens=[END, PAD, *(ROLES if turns else ())],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    tokenizer.train_from_iterator(words, trainer)
+    tokenizer.train_from_iterator(page.split("\n"), trainer)
     tokenizer.add_tokens([AddedToken(tag, special=False, normalized=False) for tag in TAGS])
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
@@ -81,16 +117,21 @@ def new_tokenizer(template: Literal["question", "turns"] = "question") -> PreTra
 
 
 def new_model(options: NewModelOptions, tokenizer: PreTrainedTokenizerFast, *, seed: int) -> PreTrainedModel:
-    """Untrained Qwen3-architecture weights, a function of the seed."""
+    """Untrained weights of the family that the options name, a function of the seed."""
     config = new_model_config(options, tokenizer)
     with ONE_AT_A_TIME, torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = cast(PreTrainedModel, Qwen3ForCausalLM(config))
-    return model
+        model = GPT2LMHeadModel(config) if isinstance(config, GPT2Config) else Qwen3ForCausalLM(config)
+    return cast(PreTrainedModel, model)
 
 
-def new_model_config(options: NewModelOptions, tokenizer: PreTrainedTokenizerFast) -> Qwen3Config:
+def new_model_config(options: NewModelOptions, tokenizer: PreTrainedTokenizerFast) -> Qwen3Config | GPT2Config:
     """The architecture of such a model."""
+    return gpt2_config(options, tokenizer) if options.family == "gpt2" else qwen3_config(options, tokenizer)
+
+
+def qwen3_config(options: NewModelOptions, tokenizer: PreTrainedTokenizerFast) -> Qwen3Config:
+    """Rotary positions, RMS norms, shared keys and values."""
     return Qwen3Config(
         vocab_size=len(tokenizer),
         hidden_size=options.hidden_size,
@@ -100,6 +141,26 @@ def new_model_config(options: NewModelOptions, tokenizer: PreTrainedTokenizerFas
         num_key_value_heads=options.num_kv_heads,
         head_dim=options.hidden_size // options.num_heads,
         max_position_embeddings=options.max_positions,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+        dtype=torch.float32,
+    )
+
+
+def gpt2_config(options: NewModelOptions, tokenizer: PreTrainedTokenizerFast) -> GPT2Config:
+    """Absolute positions and layer norms as in GPT-2 (Radford et al. 2019), and no dropout: texts come once."""
+    return GPT2Config(
+        vocab_size=len(tokenizer),
+        n_embd=options.hidden_size,
+        n_inner=options.mlp_size,
+        n_layer=options.num_layers,
+        n_head=options.num_heads,
+        n_positions=options.max_positions,
+        embd_pdrop=0.0,
+        attn_pdrop=0.0,
+        resid_pdrop=0.0,
         tie_word_embeddings=True,
         bos_token_id=None,
         eos_token_id=tokenizer.eos_token_id,

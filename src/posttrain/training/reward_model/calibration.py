@@ -6,7 +6,8 @@ A reward model predicts for each pair which answer is preferred, with confidence
     ECE = Σ_b n_b/n |share right in b - mean confidence in b|       over bins b of confidence (Naeini et al. 2015)
 
 A pair where both answers score alike counts as half right, with confidence 1/2.  Intervals are 95% percentile bootstrap
-intervals over prompts, since pairs of one prompt are not drawn independently.
+intervals over prompts, since pairs of one prompt are not drawn independently; that of a bin's share is Wilson's, for a
+bin may hold few pairs.
 """
 
 from collections.abc import Mapping, Sequence
@@ -122,9 +123,7 @@ def held_out_pairs(scores: PairScores, pairs: Sequence[Preference], num_bins: in
         reward_std=float(both.std()),
         calibration_error=float(sums.calibration_error()[0]),
         calibration_error_interval=percentiles(drawn.calibration_error()),
-        bins=tuple(
-            calibration_bin(which, num_bins, sums, drawn) for which in range(num_bins) if inside[:, which].any()
-        ),
+        bins=tuple(calibration_bin(which, num_bins, sums) for which in range(num_bins) if inside[:, which].any()),
     )
 
 
@@ -145,23 +144,30 @@ class Sums:
         found: ndarray = gaps / self.of["pairs"][:, 0]
         return found
 
-    def in_bin(self, name: str, which: int) -> Float64[ndarray, " resample"]:
-        """A mean over the pairs of one bin, of the resamples that have some."""
-        count = self.of["in_bin"][:, which]
-        found: ndarray = self.of[name][count > 0, which] / count[count > 0]
-        return found
 
-
-def calibration_bin(which: int, num_bins: int, sums: Sums, drawn: Sums) -> CalibrationBin:
+def calibration_bin(which: int, num_bins: int, sums: Sums) -> CalibrationBin:
     """One bin that holds a pair."""
+    count = float(sums.of["in_bin"][0, which])
+    right = float(sums.of["right_in_bin"][0, which]) / count
     return CalibrationBin(
-        low=float(0.5 + 0.5 * which / num_bins),
-        high=float(0.5 + 0.5 * (which + 1) / num_bins),
-        num_pairs=int(sums.of["in_bin"][0, which]),
-        confidence=float(sums.in_bin("confidence_in_bin", which)[0]),
-        right=float(sums.in_bin("right_in_bin", which)[0]),
-        right_interval=percentiles(drawn.in_bin("right_in_bin", which)),
+        low=0.5 + 0.5 * which / num_bins,
+        high=0.5 + 0.5 * (which + 1) / num_bins,
+        num_pairs=int(count),
+        confidence=float(sums.of["confidence_in_bin"][0, which]) / count,
+        right=right,
+        right_interval=wilson_interval(right, count),
     )
+
+
+def wilson_interval(share: float, count: float) -> Interval:
+    """95% score interval of a share of `count` independent pairs, which also holds where there is one alone.
+
+    (p + z²/2n ± z √(p(1 - p)/n + z²/4n²)) / (1 + z²/n),   z = 1.96      Wilson 1927
+    """
+    z = 1.959963984540054
+    middle = (share + z * z / (2 * count)) / (1 + z * z / count)
+    half = z * (share * (1 - share) / count + z * z / (4 * count * count)) ** 0.5 / (1 + z * z / count)
+    return max(0.0, min(share, middle - half)), min(1.0, max(share, middle + half))  # of 0 and 1 without rounding
 
 
 def bin_of(confidence: Float64[ndarray, " pair"], num_bins: int) -> Int64[ndarray, " pair"]:

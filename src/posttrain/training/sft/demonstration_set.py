@@ -10,6 +10,7 @@ from posttrain.models.policy import Policy
 from posttrain.options.arithmetic import ArithmeticOptions
 from posttrain.options.countdown import CountdownOptions
 from posttrain.options.demonstrator import Demonstrator
+from posttrain.options.sentences import SentencesOptions
 from posttrain.options.training import SftOptions
 from posttrain.records import Example, Prompt
 from posttrain.tasks.arithmetic.addition_answers import demonstrated_answer, demonstrated_question
@@ -19,6 +20,7 @@ from posttrain.tasks.base import PromptRenderer
 from posttrain.tasks.countdown.countdown_task import CountdownTask
 from posttrain.tasks.countdown.demonstrator import demonstrate
 from posttrain.tasks.countdown.problems import held_out_problems
+from posttrain.tasks.sentences import grammar
 
 Demonstration = tuple[Prompt, str]
 """A problem, and what is to be said of it."""
@@ -85,10 +87,38 @@ class ArithmeticDemonstrations:
             yield self.task.prompt(addition, f"held-out/{index}"), demonstrated_answer(addition, rng)
 
 
+@dataclass(frozen=True, slots=True)
+class SentenceDemonstrations:
+    """Texts of the grammar, of which all but the first word is learned."""
+
+    renderer: PromptRenderer
+    name: str = SentencesOptions.name
+
+    def training(self, index: int, rng: Random) -> Demonstration:
+        """A text."""
+        return self.shown(grammar.text(rng), f"train/{index}")
+
+    def held_out(self, size: int, rng: Random) -> Iterator[Demonstration]:
+        """Texts of a draw of their own; of the grammar's many few are drawn twice."""
+        for index in range(size):
+            yield self.shown(grammar.text(rng), f"held-out/{index}")
+
+    def shown(self, text: str, id: str) -> Demonstration:
+        """The first word as what is given, and the rest, its space included."""
+        first, space, rest = text.partition(" ")
+        return self.renderer.render(first, id=id, prefill="", columns={}), space + rest
+
+
 def demonstrations_of(
-    task: CountdownOptions | ArithmeticOptions, demonstrator: Demonstrator, renderer: PromptRenderer, *, seed: int
+    task: CountdownOptions | ArithmeticOptions | SentencesOptions,
+    demonstrator: Demonstrator,
+    renderer: PromptRenderer,
+    *,
+    seed: int,
 ) -> DemonstrationSource:
     """What a recipe's task has demonstrated."""
+    if isinstance(task, SentencesOptions):
+        return SentenceDemonstrations(renderer)
     if isinstance(task, ArithmeticOptions):
         return ArithmeticDemonstrations(ArithmeticTask(task, renderer, seed=seed))
     return CountdownDemonstrations(CountdownTask(task, renderer, seed=seed), demonstrator)

@@ -1,0 +1,53 @@
+"""`posttrain behaviours`: how often a run's completions check, go back, try again and the like, over its training."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from posttrain.commands.arguments import configured, recipe_layers, split_arguments
+from posttrain.commands.flags import CommandSpec
+from posttrain.config import Config
+from posttrain.errors import UserError
+
+
+@dataclass(frozen=True, kw_only=True)
+class BehaviourSwitches:
+    """What becomes of the rates."""
+
+    picture: str = ""
+    """The file that they are drawn to; behaviours.png in the run's folder, if nothing."""
+
+
+PROGRAM = CommandSpec(
+    name="posttrain behaviours RUN [RECIPE.yaml ...]",
+    description="Read every completion that a run of `posttrain rl` sampled, and show how many verify, go back, try"
+    " several times, explain, reason about the task, reflect, over training: a table, and a picture.  Which rows are"
+    " read says --behaviours.measure, else those of the run's recipe, else all; rows of your own are patterns.",
+    switches=BehaviourSwitches(),
+    only=("behaviours",),
+)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Read, print, draw."""
+    given = split_arguments(arguments)
+    named, rest = given.first("RUN", PROGRAM)
+    run = Path(named)
+    saved = [str(run / "config.yaml")] if (run / "config.yaml").is_file() else []
+    layers = recipe_layers([*saved, *rest.positional])
+    config, switches = configured(Config, layers, rest.flags, PROGRAM)
+    from posttrain.training.behaviours.behaviour_history import history_table, read_history
+    from posttrain.training.behaviours.behaviour_picture import draw_behaviours
+    from posttrain.training.behaviours.behaviour_reader import BehaviourReader
+    from posttrain.training.behaviours.behaviour_table import TABLE, chosen_rows
+
+    reader = BehaviourReader(chosen_rows(config.behaviours) or TABLE)
+    picture = Path(switches.picture) if switches.picture else run / "behaviours.png"
+    if not picture.parent.is_dir():
+        raise UserError(f"--picture {picture}: name a file in a folder that exists.")
+    history = read_history(run, reader)
+    print(f"{run}: {sum(map(len, history.steps.values()))} completions of {len(history.steps)} steps\n")
+    print(history_table(history, reader))
+    draw_behaviours(history, reader, picture, title=run.absolute().name)
+    print(f"\n{picture} shows every step.")
+    return 0

@@ -1,0 +1,123 @@
+"""One completion token by token, coloured by what each token is credited with; matplotlib is loaded only to draw."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+
+from posttrain.runs.curves import GREY, PALETTE, dress
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.cm import ScalarMappable
+
+LINE_CHARACTERS = 30
+"""Of a panel's text, before it is broken."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenCredit:
+    """What one algorithm makes of the tokens of a completion."""
+
+    advantages: Sequence[float]
+    values: Sequence[float] | None = None
+    """What a critic expected before each token; None without one."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedToken:
+    """Where a piece of text stands in its panel, in characters."""
+
+    token: int
+    text: str
+    line: int
+    column: int
+
+
+def draw_token_advantages(
+    tokens: Sequence[str], credits: Mapping[str, TokenCredit], picture: Path, title: str = ""
+) -> None:
+    """Draw the completion once for each algorithm, its tokens red below 0 and blue above, and all advantages as curves.
+
+    Each panel has a scale of its own, since a z-score, a whitened advantage and a reward are in different units; it is
+    symmetric around 0, which is white.
+    """
+    from matplotlib.figure import Figure
+
+    placed = laid_out(tokens)
+    lines = placed[-1].line + 1
+    width, height = max(6.0, 4.2 * len(credits)), max(1.0, 0.2 * lines)
+    figure = Figure(figsize=(width, height + 3.6), layout="constrained")
+    upper, lower = cast(Any, figure.subfigures(2, 1, height_ratios=[height + 0.6, 3.0]))  # an array of them
+    panels = upper.subplots(1, len(credits), squeeze=False)[0]
+    for axes, (name, credit) in zip(panels, credits.items(), strict=True):
+        colours = draw_text(axes, placed, credit.advantages)
+        axes.set_title(name, fontsize=11, fontweight="bold")
+        bar = upper.colorbar(colours, ax=axes, orientation="horizontal", shrink=0.8, aspect=40, pad=0.02)
+        bar.ax.tick_params(labelsize=7)
+    draw_advantage_curves(lower.subplots(), credits)
+    if title:
+        figure.suptitle(title, fontsize=10)
+    figure.savefig(picture, dpi=130)
+
+
+def laid_out(tokens: Sequence[str], width: int = LINE_CHARACTERS) -> list[PlacedToken]:
+    """The tokens in lines: a new one after a line's end in the text, and where one would be longer than `width`."""
+    placed: list[PlacedToken] = []
+    line = column = 0
+    for number, token in enumerate(tokens):
+        shown = token.replace("\n", "⏎").replace("\t", "⇥") or "∅"
+        if column and column + len(shown) > width:
+            line, column = line + 1, 0
+        placed.append(PlacedToken(number, shown, line, column))
+        column += len(shown)
+        if "\n" in token:
+            line, column = line + 1, 0
+    return placed
+
+
+def draw_text(axes: "Axes", placed: Sequence[PlacedToken], advantages: Sequence[float]) -> "ScalarMappable":
+    """The tokens as coloured boxes of text, and the scale of their colours."""
+    from matplotlib.cm import ScalarMappable
+    from matplotlib.colors import Normalize
+    from matplotlib.patches import Rectangle
+
+    largest = max((abs(each) for each in advantages), default=0.0) or 1.0
+    colours = ScalarMappable(Normalize(-largest, largest), "RdBu")
+    shades = colours.to_rgba(np.asarray(advantages, dtype=float))
+    for each in placed:
+        colour = shades[each.token]
+        axes.add_patch(Rectangle((each.column, each.line), len(each.text), 0.94, color=colour, linewidth=0))
+        dark = 0.3 * colour[0] + 0.59 * colour[1] + 0.11 * colour[2] < 0.5
+        for place, character in enumerate(each.text):
+            axes.text(
+                each.column + place + 0.5,
+                each.line + 0.47,
+                character,
+                parse_math=False,
+                color="white" if dark else "black",
+                fontsize=8,
+                family="monospace",
+                ha="center",
+                va="center",
+            )
+    axes.set_xlim(0, max(each.column + len(each.text) for each in placed))
+    axes.set_ylim(placed[-1].line + 1, 0)
+    axes.set_axis_off()
+    return colours
+
+
+def draw_advantage_curves(axes: "Axes", credits: Mapping[str, TokenCredit]) -> None:
+    """All advantages against the token's number, and what critics expected before each token."""
+    axes.axhline(0, color=GREY, linewidth=0.8)
+    for colour, (name, credit) in zip(PALETTE, credits.items(), strict=False):
+        axes.step(
+            range(len(credit.advantages)), credit.advantages, where="mid", color=colour, linewidth=1.4, label=name
+        )
+        if credit.values is not None:
+            label = f"V before the token, {name}"
+            axes.plot(credit.values, color=colour, linewidth=1.2, linestyle=":", label=label)
+    dress(axes, "", "advantage")
+    axes.set_xlabel("token of the completion", fontsize=9)

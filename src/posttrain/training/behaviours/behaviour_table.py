@@ -1,0 +1,188 @@
+"""The one table of behaviours: a name, what it is called, and what is a sign of it.
+
+Rows of the kind `prose` are words and turns of phrase of models that write English: the five behaviours that a course
+on GRPO tells of its runs (self-verification, backtracking, several attempts, explanation, meta-reasoning), words of
+reflection, and stated uncertainty.  Rows of the kind `search` read the bundled model's notation.  A row of your own
+is a pattern in a recipe or in a YAML file (`behaviours.patterns`, `behaviours.file`).
+
+A word is no deed: "let me check" may stand before no check at all.  What is measured is how often it is written.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from posttrain.binding import bind
+from posttrain.config.recipes import parse_yaml
+from posttrain.errors import UserError
+from posttrain.options.behaviours import BehaviourOptions, PatternOptions, Within
+from posttrain.schemas import did_you_mean
+from posttrain.training.behaviours.search_signs import (
+    SearchReading,
+    Signs,
+    checked_again,
+    gave_up,
+    right_steps,
+    right_verdicts,
+    several_tries,
+    went_back,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PatternRow:
+    """A behaviour that words betray."""
+
+    says: str
+    patterns: tuple[str, ...]
+    at_least: int = 1
+    within: Within = "completion"
+    kind: str = "prose"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchRow:
+    """A behaviour that the notation of a Countdown search shows."""
+
+    says: str
+    read: Callable[[SearchReading], Signs]
+    kind: str = "search"
+
+
+Row = PatternRow | SearchRow
+
+TABLE: Mapping[str, Row] = {
+    "verification": PatternRow(
+        says="checks its own work",
+        patterns=(
+            r"\b(?:let me|let's|i'll|i will|to|should) (?:just |now )?(?:re|double[- ]?)?(?:check|verify|confirm)\b",
+            r"\bdouble[- ]check(?:ing|ed)?\b",
+            r"\b(?:checking|verifying|verification|check):",
+            r"\b(?:that|this|which|it) (?:checks out|is (?:indeed )?(?:correct|right)|matches|works)\b",
+            r"✓",
+        ),
+    ),
+    "backtracking": PatternRow(
+        says="goes back on what it wrote",
+        patterns=(
+            r"\b(?:wait|no|hmm), (?:no|that|this|it)\b",
+            r"\boops\b",
+            r"\bactually,",
+            r"\b(?:that|this|it)(?: is|'s| was) (?:not right|not correct|wrong|incorrect|too (?:big|small|low|high))\b",
+            r"\b(?:doesn't|does not|didn't|did not|won't) (?:work|match|add up|equal)\b",
+            r"\b(?:start over|go back|scratch that|i made a mistake|on second thought)\b",
+        ),
+    ),
+    "several_attempts": PatternRow(
+        says="makes several attempts",
+        patterns=(
+            r"\b(?:first|second|third|another|next|new|one more) (?:attempt|try|idea|approach|option|way)\b",
+            r"\b(?:let me|let's|i'll|i can|could|now) (?:also )?try\b",
+            r"\btry(?:ing)? (?:again|another|something else)\b",
+            r"\balternatively\b",
+            r"\b(?:what if|how about|instead of)\b",
+        ),
+        at_least=2,
+    ),
+    "explanation": PatternRow(
+        says="gives reasons",
+        patterns=(
+            r"\b(?:because|therefore|thus|hence|consequently)\b",
+            r"\b(?:so that|this means|that means|which means|it follows|the reason|as a result)\b",
+            r"\bsince (?:the|we|i|it|this|that|all|both|there|\d{1,9})\b",
+        ),
+    ),
+    "meta_reasoning": PatternRow(
+        says="reasons about the problem's own terms",
+        patterns=(
+            r"\bthe (?:problem|question|task|rules?) (?:says?|states?|asks?|requires?|wants?|gives?|is)\b",
+            r"\b(?:i|we) (?:need to|have to|must|(?:am|are) asked to|can only|should) (?:use|make|get|reach|find)\b",
+            r"\b(?:each|every|all) (?:of the )?numbers? (?:can|may|must|should|exactly|only|at most|once)\b",
+            r"\b(?:the|my) (?:goal|aim|target|constraint|strategy|plan) (?:is|says|here)\b",
+        ),
+    ),
+    "reflection": PatternRow(
+        says="words of reflection",
+        patterns=(
+            r"\bh{1,9}m{1,9}\b",
+            r"\b(?:aha|wait|let me think|let me see|let's see|on second thought|i see|i realize|i realise)\b",
+            r"\b(?:rethink|reconsider|reflect(?:ing)? on|thinking about (?:it|this))\b",
+        ),
+    ),
+    "uncertainty": PatternRow(
+        says="states uncertainty",
+        patterns=(
+            r"\b(?:maybe|perhaps|possibly|probably)\b",
+            r"\b(?:i am|i'm) (?:not (?:sure|certain)|unsure)\b",
+            r"\b(?:i think|i guess|i don't know|it seems|it might|it may|could be)\b",
+        ),
+    ),
+    "several_tries": SearchRow(says="two tries or more", read=several_tries),
+    "right_steps": SearchRow(says="all steps of all tries right", read=right_steps),
+    "right_verdicts": SearchRow(says="every try judged, and rightly", read=right_verdicts),
+    "checked_again": SearchRow(says="a try made again", read=checked_again),
+    "went_back": SearchRow(says="goes on from the last try's first step", read=went_back),
+    "gave_up": SearchRow(says="answers without a hit", read=gave_up),
+}
+"""Name -> row.  Names are unique over kinds, because metrics are called by them."""
+
+KINDS = tuple(dict.fromkeys(row.kind for row in TABLE.values()))
+
+
+def chosen_rows(options: BehaviourOptions) -> dict[str, Row]:
+    """The rows that a recipe measures, in the order of the table, and then its own."""
+    unknown = [name for name in options.measure if name not in (*KINDS, *TABLE)]
+    if unknown:
+        raise UserError(
+            f"behaviours.measure: no behaviour `{unknown[0]}`.  {did_you_mean(unknown[0], (*KINDS, *TABLE))}"
+            "  One of your own is a pattern: behaviours.patterns, or a file of them."
+        )
+    rows = {name: row for name, row in TABLE.items() if name in options.measure or row.kind in options.measure}
+    for name, row in own_rows(options):
+        if name in TABLE or name in KINDS:
+            raise UserError(f"behaviours: `{name}` is in the table already; give yours another name.")
+        if name in rows:
+            raise UserError(f"behaviours: `{name}` stands in the recipe and in {options.file}; leave one out.")
+        rows[name] = row
+    return rows
+
+
+def own_rows(options: BehaviourOptions) -> Iterator[tuple[str, PatternRow]]:
+    """The recipe's own rows, those of its file last."""
+    places = {"behaviours.patterns": options.patterns}
+    if options.file:
+        places[options.file] = patterns_in(Path(options.file))
+    for where, patterns in places.items():
+        for name, content in patterns.items():
+            yield name, own_row(f"{where}: {name}", name, content)
+
+
+def own_row(where: str, name: str, content: object) -> PatternRow:
+    """A row as a recipe writes it."""
+    if not name.isidentifier():
+        raise UserError(f"{where}: is no name of a metric; use letters, digits and _, such as says_hmm.")
+    if not isinstance(content, Mapping):
+        raise UserError(f"{where} = {content!r:.60} should be a mapping, such as {{any: ['\\bhmm\\b']}}.")
+    given = bind(PatternOptions, content, where=where)
+    return PatternRow(
+        says=given.says or name.replace("_", " "),
+        patterns=given.any,
+        at_least=given.at_least,
+        within=given.within,
+        kind="own",
+    )
+
+
+def patterns_in(file: Path) -> Mapping[str, object]:
+    """The patterns of a YAML file.  Raises UserError where it is none."""
+    import yaml
+
+    try:
+        found = parse_yaml(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UserError(f"behaviours.file = {file}: there is no such file.") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise UserError(f"behaviours.file = {file}: is no YAML ({' '.join(str(error).split())[:200]})") from None
+    if not isinstance(found, Mapping) or not all(isinstance(name, str) for name in found):
+        raise UserError(f"behaviours.file = {file}: should be a mapping, such as says_hmm: {{any: ['\\bhmm\\b']}}.")
+    return found

@@ -1,0 +1,291 @@
+"""Preferences collected: a policy's completions sampled, made into pairs, judged, and written as rows to learn from.
+
+with open_collection(config, resume=...) as collection:
+    collection.sample()                   completions of every prompt, scored where rewards are asked
+    collection.judge(people)              the pairs, by rewards, by a language model or by people
+    collection.finish()                   preferences.jsonl, ties.jsonl, summary.json
+"""
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from posttrain.config.collect import CollectConfig
+from posttrain.errors import RunError, UserError
+from posttrain.models.policy import Policy
+from posttrain.options.collect import LlmJudgeOptions, RewardJudgeOptions
+from posttrain.runs.folder import saved_recipe
+from posttrain.runs.interruption import Interruption, interruptible
+from posttrain.runs.progress import Progress
+from posttrain.runs.reports import Run
+from posttrain.runs.run_inputs import RunInputs, require_same_inputs
+from posttrain.runs.summary import peak_memory_bytes, versions
+from posttrain.training.collection.ballot import Ballot
+from posttrain.training.collection.collection_folder import (
+    ANSWERS,
+    COMPLETIONS,
+    PREFERENCES,
+    TIES,
+    VOTES,
+    CollectionFolder,
+)
+from posttrain.training.collection.collection_inputs import inputs_of_collection, require_same_collection
+from posttrain.training.collection.judge_answers import LlmJudge
+from posttrain.training.collection.pair_choice import ChosenPairs, choose_pairs
+from posttrain.training.collection.preference_rows import length_summary, preference_row
+from posttrain.training.collection.prompt_sampler import PairObjects, PromptSampler, Rows
+from posttrain.training.collection.sampled_prompts import SampledPrompt, sampled_prompt
+from posttrain.training.collection.verdicts import (
+    SHARES,
+    Verdict,
+    order_summary,
+    rater_summary,
+    standing_votes,
+    verdict_by_answers,
+    verdict_by_reward,
+    verdict_by_votes,
+)
+
+QUESTIONS_AT_A_TIME = 64
+"""Calls of a judge between two looks at whether the collection is to stop."""
+REWARD = "reward"
+"""What a mixture of rewards is called as a judge."""
+
+
+def collect(
+    config: CollectConfig,
+    *,
+    policy: Policy | None = None,
+    rows: Rows | None = None,
+    rewards: Sequence[object] = (),
+    people: "People | None" = None,
+    resume: bool = False,
+    accept_changes: bool = False,
+) -> Run:
+    """Collect preferences: what `posttrain collect` does; the pairs are rows of RUN/preferences.jsonl.
+
+    For callers in Python: `policy` (made by `posttrain.as_policy`) takes the place of the config's model, `rows` that
+    of a dataset's file, and `rewards` go before those of the config.  `people` is called with the collection where
+    judge.name is person, and votes on its ballots.  With `resume` the collection in `config.run.folder` goes on:
+    nothing is sampled, asked or voted on twice.
+    """
+    own = PairObjects(policy=policy, rows=None if rows is None else list(rows), rewards=tuple(rewards))
+    with open_collection(config, own, resume=resume, accept_changes=accept_changes) as collection:
+        collection.sample()
+        collection.judge(people)
+        return collection.finish()
+
+
+@dataclass
+class Collection:
+    """One collection, from its folder to its rows."""
+
+    config: CollectConfig
+    own: PairObjects
+    inputs: RunInputs
+    folder: CollectionFolder
+    progress: Progress
+    interruption: Interruption
+    judge_model: LlmJudge | None
+    seconds: dict[str, float] = field(default_factory=dict)
+    """By stage, of this life of the collection."""
+
+    @cached_property
+    def prompts(self) -> list[SampledPrompt]:
+        """Those whose completions are on the disk."""
+        if not self.folder.begun:  # what may lie there is of a collection that is given up
+            return []
+        return [sampled_prompt(each) for each in self.folder.journal(COMPLETIONS).records()]
+
+    @cached_property
+    def chosen(self) -> ChosenPairs:
+        """The pairs, known once all is sampled."""
+        assert self.sampled, "pairs are made of all prompts at once"
+        return choose_pairs(self.prompts, self.config.collect, seed=self.config.run.seed)
+
+    @property
+    def sampled(self) -> bool:
+        """Whether every prompt has its completions."""
+        return len(self.prompts) >= self.config.collect.num_prompts
+
+    def sample(self) -> None:
+        """Sample what is missing, a batch of prompts at a time; the model is loaded only where something is."""
+        began = time.monotonic()
+        missing = self.config.collect.num_prompts - len(self.prompts)
+        if missing <= 0 or self.interruption:
+            return
+        with PromptSampler(self.config, self.own) as sampler:
+            if not self.folder.begun:
+                self.folder.begin(saved_recipe(self.config))
+                self.folder.write_inputs(self.inputs)
+            total = missing * self.config.collect.group_size
+            with self.progress.stage("completions", total) as advance:
+                for batch in sampler.batches(len(self.prompts), advance):
+                    self.folder.journal(COMPLETIONS).append([each.as_record() for each in batch])
+                    self.prompts.extend(batch)
+                    if self.interruption:
+                        break
+        self.seconds["sample"] = time.monotonic() - began
+
+    def judge(self, people: "People | None" = None) -> None:
+        """Have the pairs judged that are not; by rewards they are already, with their completions' scores."""
+        if self.interruption or not self.sampled:
+            return
+        began = time.monotonic()
+        if self.judge_model is not None:
+            self._ask(self.judge_model)
+        elif self.config.by_person:
+            if people is None:
+                raise UserError(
+                    "judge.name = person: who is to vote is not given.  Use `posttrain collect`, or in Python"
+                    " collect(config, people=...), which is called with the collection."
+                )
+            people(self)
+        self.seconds["judge"] = time.monotonic() - began
+
+    def ballot(self, rater: str) -> Ballot:
+        """What a person votes on."""
+        journal = self.folder.journal(VOTES)
+        return Ballot(self.chosen.pairs, journal, rater=rater, seed=self.config.run.seed)
+
+    def finish(self) -> Run:
+        """Write the rows of what is judged so far, and the summary; nothing where nothing is sampled."""
+        if not self.folder.begun:
+            return Run(folder=self.folder.path, summary={}, interrupted=True)
+        verdicts, told = self._verdicts() if self.sampled else ([], {})
+        better = [each for each in verdicts if not each.is_tie]
+        ties = [each for each in verdicts if each.is_tie]
+        summary = {**self._counts(better, ties), **told, **length_summary(better), **self._circumstances()}
+        self.folder.write_rows(PREFERENCES, [preference_row(each) for each in better])
+        kept = ties if self.config.collect.ties == "keep" else []
+        self.folder.write_rows(TIES, [preference_row(each) for each in kept])
+        self.folder.write_summary(summary)
+        return Run(folder=self.folder.path, summary=summary, interrupted=bool(self.interruption))
+
+    def _ask(self, judge: LlmJudge) -> None:
+        """Ask the judge what is open; each answer is on the disk before the next batch of questions."""
+        journal = self.folder.journal(ANSWERS)
+        open_now = judge.open_questions(self.chosen.pairs, journal.records())
+        if not open_now:
+            return
+        failures = 0
+        with self.progress.stage("questions to the judge", len(open_now)) as advance:
+            for start in range(0, len(open_now), QUESTIONS_AT_A_TIME):
+                asked = open_now[start : start + QUESTIONS_AT_A_TIME]
+                failed = judge.ask(asked, lambda answer: journal.append([answer]))
+                failures += len(failed)
+                advance(len(asked))
+                if failed and failures > self.config.grading.max_failure_share * (start + len(asked)):
+                    self.finish()
+                    raise RunError(
+                        f"judge: {failures} of {start + len(asked)} questions have no answer; at most"
+                        f" {100 * self.config.grading.max_failure_share:g}% may fail (grading.max_failure_share).  The"
+                        f" last failure: {failed[-1]}.  Mend what is behind it and go on with --resume"
+                        f" {self.folder.path} (in Python collect(config, resume=True)): what is answered is kept."
+                    )
+                if self.interruption:
+                    return
+
+    def _verdicts(self) -> tuple[list[Verdict], dict[str, object]]:
+        """What came of each pair that is judged, and what else the summary tells of the judges."""
+        pairs, judge = self.chosen.pairs, self.config.judge
+        if isinstance(judge, RewardJudgeOptions):
+            by_reward = [verdict_by_reward(pair, judge.margin, self._reward_name()) for pair in pairs]
+            return present(by_reward), {}
+        if isinstance(judge, LlmJudgeOptions):
+            assert self.judge_model is not None
+            told_so_far = self.folder.journal(ANSWERS).records()
+            answers = by_pair(told_so_far)
+            still_open = {each.pair.id for each in self.judge_model.open_questions(pairs, told_so_far)}
+            whole = [pair for pair in pairs if pair.id in answers and pair.id not in still_open]
+            told = order_summary({pair.id: answers[pair.id] for pair in whole})
+            return [verdict_by_answers(pair, answers[pair.id]) for pair in whole], told
+        votes = standing_votes(self.folder.journal(VOTES).records())
+        of_pairs = {
+            pair.id: {rater: given[pair.id] for rater, given in votes.items() if pair.id in given} for pair in pairs
+        }
+        skipped = sum(bool(given) and not set(given.values()) & SHARES.keys() for given in of_pairs.values())
+        by_votes = [verdict_by_votes(pair, of_pairs[pair.id]) for pair in pairs]
+        return present(by_votes), {"num_skipped": skipped, **rater_summary(votes)}
+
+    def _reward_name(self) -> str:
+        """The rewards that judged, as rows name them."""
+        scores = self.prompts[0].completions[0].scores or {}
+        return " + ".join(scores) or REWARD
+
+    def _counts(self, better: Sequence[Verdict], ties: Sequence[Verdict]) -> dict[str, object]:
+        chosen = self.chosen if self.sampled else ChosenPairs(pairs=())
+        num_pairs = len(chosen.pairs)
+        return {
+            "judge": self.config.judge.name,
+            "num_prompts": len(self.prompts),
+            "num_completions": sum(len(each.completions) for each in self.prompts),
+            "num_cut_off": chosen.num_cut_off,
+            "num_empty": chosen.num_empty,
+            "num_identical": chosen.num_identical,
+            "num_unscored": chosen.num_unscored,
+            "num_lone_prompts": chosen.num_lone_prompts,
+            "num_pairs": num_pairs,
+            "num_judged": len(better) + len(ties),
+            "num_preferences": len(better),
+            "num_ties": len(ties),
+            "num_open": num_pairs - len(better) - len(ties),
+        }
+
+    def _circumstances(self) -> dict[str, object]:
+        return {
+            "seconds": {**self.seconds, "total": sum(self.seconds.values())},
+            "judge_tokens": self.judge_model.budget.tokens if self.judge_model else 0,
+            "peak_memory_bytes": peak_memory_bytes(),
+            "versions": versions(),
+        }
+
+
+People = Callable[[Collection], None]
+"""Has people vote on a collection's ballots, and returns when they have, or want to stop."""
+
+
+@contextmanager
+def open_collection(
+    config: CollectConfig, own: PairObjects, *, resume: bool = False, accept_changes: bool = False
+) -> Iterator[Collection]:
+    """Become the one writer of a collection; leaving it lets the next one in.
+
+    A folder that holds another collection, which `overwrite` gives up, is cleared when the first completions are there.
+    """
+    path, inputs = Path(config.run.folder), inputs_of_collection(config, own)
+    if resume:
+        require_same_collection(path, config)
+        inputs = require_same_inputs(path, inputs, accept_changes=accept_changes)
+    judge = LlmJudge(config.judge, seed=config.run.seed) if isinstance(config.judge, LlmJudgeOptions) else None
+    folder = CollectionFolder.resume(path) if resume else CollectionFolder.claim(path, overwrite=config.run.overwrite)
+    with folder, Progress(0) as progress, interruptible() as interruption:
+        if resume:
+            folder.replace_config(saved_recipe(config))
+            folder.write_inputs(inputs)
+        yield Collection(
+            config=config,
+            own=own,
+            inputs=inputs,
+            folder=folder,
+            progress=progress,
+            interruption=interruption,
+            judge_model=judge,
+        )
+
+
+def present(verdicts: Iterable[Verdict | None]) -> list[Verdict]:
+    """Those that there are."""
+    return [each for each in verdicts if each is not None]
+
+
+def by_pair(answers: Iterable[Mapping[str, Any]]) -> dict[str, list[Mapping[str, Any]]]:
+    """A judge's answers by what they are about."""
+    found: dict[str, list[Mapping[str, Any]]] = {}
+    for each in answers:
+        found.setdefault(each["pair"], []).append(each)
+    return found

@@ -1,0 +1,81 @@
+"""The folder that collected preferences lie in; nothing in it needs posttrain to be read.
+
+config.yaml         the resolved configuration
+inputs.json         what else it is made of, with digests
+completions.jsonl   a line for each prompt: its completions, and what the rewards said of them
+answers.jsonl       of a language model as judge: each answer as it came
+votes.jsonl         of people: each vote, and what was undone
+preferences.jsonl   the pairs of which one is better, rows for reward models and preference losses
+ties.jsonl          the others, in the same columns
+summary.json        counts, agreement, versions
+
+The journals of completions, answers and votes only grow; preferences, ties and summary are made of them, and anew each
+time that collecting ends or stops.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Self
+
+from posttrain.errors import UserError
+from posttrain.runs.files import write_atomically, writing
+from posttrain.runs.folder import Folder
+from posttrain.runs.lock import lock_folder
+from posttrain.runs.run_inputs import FILE as INPUTS
+from posttrain.runs.run_inputs import RunInputs
+from posttrain.training.collection.line_journal import LineJournal
+
+COMPLETIONS, ANSWERS, VOTES = "completions.jsonl", "answers.jsonl", "votes.jsonl"
+PREFERENCES, TIES = "preferences.jsonl", "ties.jsonl"
+OF_OTHER_RUNS = ("metrics.jsonl", "checkpoints")
+"""What tells the folder of a run of another command."""
+
+
+class CollectionFolder(Folder):
+    """The one writer of such a folder."""
+
+    contents = (INPUTS, COMPLETIONS, ANSWERS, VOTES, PREFERENCES, TIES, "summary.json", "config.yaml")
+    journals = (COMPLETIONS,)
+
+    @classmethod
+    def refuse_other_runs(cls, path: Path, *, overwrite: bool) -> None:
+        """Pairs are given up only with `overwrite`; a run of another command never is."""
+        if any((path / name).exists() for name in OF_OTHER_RUNS):
+            raise UserError(
+                f"{path}: this folder holds a run of another command.  Choose another run.folder (--run.folder)."
+            )
+        journals = [path / name for name in (COMPLETIONS, ANSWERS, VOTES)]
+        if any(each.exists() and each.stat().st_size for each in journals) and not overwrite:
+            says = f"{path}: this folder already holds pairs."
+            raise UserError(
+                f"{says}  Go on with collect(..., resume=True), replace them by run.overwrite = true, or choose another"
+                " run.folder.",
+                command=f"{says}  Go on with --resume {path}, replace them by --run.overwrite, or choose another folder"
+                " with --run.folder.",
+            )
+
+    @classmethod
+    def resume(cls, path: str | Path) -> Self:
+        """Become the writer of a folder that is known to be a collection's."""
+        return cls(Path(path), lock_folder(Path(path)), begun=True)
+
+    def journal(self, name: str) -> LineJournal:
+        """A file that grows by lines."""
+        return LineJournal(self.path / name)
+
+    def replace_config(self, config_yaml: str) -> None:
+        """Save a configuration in place of the one there, whole or not at all."""
+        with writing(self.path / "config.yaml", self.path):
+            write_atomically(self.path / "config.yaml", config_yaml.encode())
+
+    def write_inputs(self, inputs: RunInputs) -> None:
+        """Save what the pairs are made of beside the configuration."""
+        with writing(self.path / INPUTS, self.path):
+            write_atomically(self.path / INPUTS, inputs.as_json().encode())
+
+    def write_rows(self, name: str, rows: Sequence[Mapping[str, object]]) -> None:
+        """Replace a file of rows, whole or not at all."""
+        content = "".join(json.dumps(row, allow_nan=False) + "\n" for row in rows)
+        with writing(self.path / name, self.path):
+            write_atomically(self.path / name, content.encode())

@@ -1,0 +1,57 @@
+"""What a collection is made of, so that it is not resumed as another one."""
+
+from dataclasses import asdict
+from pathlib import Path
+
+from posttrain.binding import digest_of
+from posttrain.config import Config, build
+from posttrain.config.collect import CollectConfig
+from posttrain.config.sections import plain
+from posttrain.errors import UserError
+from posttrain.options.collect import LlmJudgeOptions
+from posttrain.rewards.grading.function import RewardFunction
+from posttrain.runs.run_inputs import RunInput, RunInputs, class_name, code_input, named_files, rows_input
+from posttrain.runs.same_recipe import differences, leaves, run_recipe
+from posttrain.training.collection.prompt_sampler import PairObjects
+
+MAY_CHANGE = ("run.folder", "run.overwrite", "run.threads", "judge.endpoint")
+"""What makes no other collection of it; a server of one's own may have another port the next day."""
+
+
+def inputs_of_collection(config: CollectConfig, own: PairObjects) -> RunInputs:
+    """The caller's objects, and the files that the recipe names, with digests."""
+    objects: dict[str, RunInput] = {}
+    if own.policy is not None:
+        count = sum(each.numel() for each in own.policy.model.parameters())
+        objects["policy"] = RunInput(f"{class_name(own.policy.model)} of {count} parameters")
+    for index, reward in enumerate(own.rewards):
+        if not isinstance(reward, str):
+            call = reward.call if isinstance(reward, RewardFunction) else reward
+            objects[f"rewards[{index}]"] = code_input(class_name(reward), call)
+    if own.rows is not None:
+        objects["rows"] = rows_input(own.rows)
+    unused = ["task.path", "task.sources"] if own.rows is not None else []
+    unused += ["model.path", "model.chat_template"] if own.policy is not None else []
+    of_run = Config(model=config.model, task=config.task, rewards=config.rewards)
+    files = {name: each for name, each in named_files(of_run).items() if not name.startswith(tuple(unused))}
+    judge = config.judge
+    if isinstance(judge, LlmJudgeOptions) and judge.principles:
+        files["judge.principles"] = RunInput(judge.principles, digest_of(Path(judge.principles)))
+    return RunInputs(objects=objects, files=files)
+
+
+def require_same_collection(folder: Path, config: CollectConfig) -> None:
+    """Refuse to go on with a collection under another recipe than its own."""
+    own = build(CollectConfig, [run_recipe(folder)])
+    found = list(differences(lasting_options(own), lasting_options(config)))
+    if found:
+        raise UserError(
+            f"resume {folder}: the config differs from the collection's own in {'; '.join(found)}.  What is resumed"
+            " keeps its recipe: put that back as it was, or collect into another folder."
+        )
+
+
+def lasting_options(config: CollectConfig) -> dict[str, object]:
+    """Every option that a resumed collection may not change, by its dotted path."""
+    options = dict(leaves("", plain(asdict(config))))
+    return {path: value for path, value in options.items() if path not in MAY_CHANGE}

@@ -1,0 +1,183 @@
+"""A language model as the judge of pairs: by a rubric or by principles, each pair in both orders.
+
+**What is asked.**  Which of two answers is better, in the words of posttrain.rewards.judge.judge_prompts, which holds
+candidates to be data between fences; once with each of the two in front, for a judge may like what comes first (Zheng
+et al. 2023, arXiv:2306.05685).  Where the two replies name different winners the pair is a tie by that principle.
+
+**What is not asked.**  A completion that says nothing, or that writes the judge's part, loses unasked; where both do,
+neither is better.  A reply without a verdict is a failure and never a tie: it is asked again, here and when the
+collection is resumed.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from posttrain.binding import bind
+from posttrain.config.recipes import parse_yaml
+from posttrain.errors import UserError
+from posttrain.options.collect import LlmJudgeOptions
+from posttrain.rewards.grading.function import ScoringFailure
+from posttrain.rewards.judge.judge_prompts import judged_part, pair_messages, shortened, winner_in
+from posttrain.rewards.judge.judge_reward import JudgeBatch, JudgeBudget, JudgeReward, settled_early
+from posttrain.training.collection.pair_choice import Pair, lot
+
+Keep = Callable[[Mapping[str, object]], None]
+"""Puts an answer on the disk."""
+
+REASONS = "First say in one or two sentences what decides it, then give the verdict."
+PRINCIPLE = "Which answer is better by this principle, and by nothing else?\n{principle}"
+MOST_SAID = 4000
+"""Characters of a reply that are kept."""
+ORDERS = ("first", "second")
+"""Which of the pair stands in front as answer A."""
+OWN_FIELDS = ("endpoint", "model", "rubric", "compare")
+"""Options of the reward `judge` that the section says itself, or that make no difference to pairs."""
+
+
+@dataclass(frozen=True, slots=True)
+class JudgeQuestion:
+    """One call: a pair, what it is judged by, and which of the two stands in front."""
+
+    pair: Pair
+    principle: str
+    """Empty where the rubric says what is judged."""
+    order: str
+
+    @property
+    def key(self) -> tuple[str, str, str]:
+        """What tells it from all others."""
+        return self.pair.id, self.principle, self.order
+
+
+class LlmJudge:
+    """Asks a model about pairs, and keeps each answer as it comes."""
+
+    def __init__(self, options: LlmJudgeOptions, *, seed: int) -> None:
+        """Raises UserError for options of the endpoint, or a file of principles, that will not do."""
+        for name in OWN_FIELDS:
+            if name in options.options:
+                raise UserError(f"judge.options: {name} is said by the section itself, or has no use for pairs")
+        given = {**options.options, "endpoint": options.endpoint, "model": options.model}
+        self.reward = bind(JudgeReward, given, where="judge")
+        self.options, self.seed = options, seed
+        self.principles = read_principles(options.principles) if options.principles else ()
+        self.budget = JudgeBudget()
+
+    def principles_of(self, pair: Pair) -> tuple[str, ...]:
+        """What a pair is judged by; the empty text is the rubric."""
+        if not self.principles:
+            return ("",)
+        if self.options.principle == "all":
+            return self.principles
+        return (self.principles[lot(self.seed, "principle", pair.id) % len(self.principles)],)
+
+    def open_questions(self, pairs: Sequence[Pair], answers: Sequence[Mapping[str, Any]]) -> list[JudgeQuestion]:
+        """What has not been answered yet; a pair that was settled unasked leaves nothing open."""
+        told = {(each["pair"], each["principle"], each["order"]) for each in answers}
+        settled = {pair for pair, _, order in told if not order}
+        return [
+            question
+            for pair in pairs
+            if pair.id not in settled
+            for question in self.questions(pair)
+            if question.key not in told
+        ]
+
+    def questions(self, pair: Pair) -> Iterator[JudgeQuestion]:
+        """All that is asked of a pair."""
+        for principle in self.principles_of(pair):
+            for order in ORDERS:
+                yield JudgeQuestion(pair, principle, order)
+
+    def ask(self, questions: Sequence[JudgeQuestion], keep: Keep) -> list[ScoringFailure]:
+        """Ask all of these side by side; returns what kept some from being answered."""
+        open_now: list[JudgeQuestion] = []
+        for question in questions:
+            if (settled := self.settled(question.pair)) is None:
+                open_now.append(question)
+            elif question.key == next(self.questions(question.pair)).key:  # once, however often it would be asked
+                keep(settled)
+        if not open_now:
+            return []
+        return asyncio.run(self._asked(open_now, keep))
+
+    def settled(self, pair: Pair) -> dict[str, object] | None:
+        """The answer on a pair of which one completion loses unasked."""
+        first, second = (settled_early(judged_part(each.text, self.reward.part)) for each in (pair.first, pair.second))
+        if first is None and second is None:
+            return None
+        share = 0.5 if first is not None and second is not None else float(first is None)
+        told = [f"the {place} {each.outcome}" for place, each in (("first", first), ("second", second)) if each]
+        return self.record(pair, "", "", share, f"unasked: {', '.join(told)}")
+
+    def record(self, pair: Pair, principle: str, order: str, share: float, says: str) -> dict[str, object]:
+        """A line of the journal."""
+        return {
+            "pair": pair.id,
+            "judge": self.options.model,
+            "principle": principle,
+            "order": order,
+            "share": share,
+            "says": says[-MOST_SAID:],
+        }
+
+    async def _asked(self, questions: Sequence[JudgeQuestion], keep: Keep) -> list[ScoringFailure]:
+        async with JudgeBatch(self.reward, self.budget) as batch:
+            await batch.canaries()
+            results = await asyncio.gather(*(self._answer(batch, question, keep) for question in questions))
+        return [each for each in results if each is not None]
+
+    async def _answer(self, batch: JudgeBatch, question: JudgeQuestion, keep: Keep) -> ScoringFailure | None:
+        said = ""
+
+        def read(reply: str) -> float:
+            nonlocal said
+            said = reply
+            return winner_in(reply)
+
+        pair, principle = question.pair, question.principle
+        texts = [shortened(judged_part(each.text, self.reward.part)) for each in (pair.first, pair.second)]
+        in_front = question.order == ORDERS[0]
+        basis = PRINCIPLE.format(principle=principle) if principle else self.options.rubric
+        asked = pair_messages(pair.prompt.question, texts if in_front else texts[::-1], rubric=f"{basis}\n\n{REASONS}")
+        share = await batch.verdict(asked, read)
+        if isinstance(share, ScoringFailure):
+            return share
+        keep(self.record(pair, principle, question.order, share if in_front else 1 - share, said))
+        return None
+
+
+def read_principles(name: str) -> tuple[str, ...]:
+    """The principles of a file, in order and each once.  Raises UserError where there are none."""
+    path = Path(name)
+    where = f"judge.principles = {name}"
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not text in UTF-8"
+        raise UserError(f"{where}: cannot be read: {reason}.  Paths are relative to the folder you run in.") from error
+    if path.suffix in (".yaml", ".yml"):
+        found = yaml_list(text, where)
+    else:
+        found = [line.strip() for line in text.splitlines() if not line.lstrip().startswith("#")]
+    principles = tuple(dict.fromkeys(each.strip() for each in found if each.strip()))
+    if not principles:
+        raise UserError(f"{where}: no principle in it; write one on each line")
+    return principles
+
+
+def yaml_list(text: str, where: str) -> list[str]:
+    """The texts of a YAML list, which may stand below a key `principles`."""
+    try:
+        content = parse_yaml(text)
+    except yaml.YAMLError as error:
+        raise UserError(f"{where}: not YAML: {' '.join(str(error).split())[:200]}") from error
+    listed = content.get("principles") if isinstance(content, dict) else content
+    if not isinstance(listed, list) or not all(isinstance(each, str) for each in listed):
+        raise UserError(f"{where}: a list of texts is needed, each on a line that begins with `- `")
+    return listed

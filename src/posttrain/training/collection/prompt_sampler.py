@@ -1,0 +1,144 @@
+"""The policy, its task and its rewards, as far as pairs need them: prompts in, scored completions out."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+
+from posttrain.binding import bind
+from posttrain.config.collect import CollectConfig
+from posttrain.config.recipes import short_reward
+from posttrain.errors import UserError
+from posttrain.generation.engine import Engine, require_room_for, sample_groups
+from posttrain.generation.parity import engine_in_parity
+from posttrain.generation.request import Request
+from posttrain.generation.streams import StreamKey
+from posttrain.models.loading.model_folder import load_policy
+from posttrain.models.policy import Policy
+from posttrain.models.rendering import TokenizerRenderer
+from posttrain.options.dataset import DatasetOptions
+from posttrain.options.reward import RewardOptions
+from posttrain.options.task import TaskOptions
+from posttrain.rewards.grading.function import RewardFunction, with_own_names
+from posttrain.rewards.grading.grade import grade
+from posttrain.rewards.grading.pending_scores import require_enforceable
+from posttrain.rewards.grading.resources import Resources
+from posttrain.rewards.reward_registry import load_reward
+from posttrain.runs.threads import claim_threads
+from posttrain.tasks.answers_of_task import as_reward_functions, task_rewards, training_prompts
+from posttrain.tasks.base import Task
+from posttrain.tasks.task_registry import load_task
+from posttrain.training.collection.sampled_prompts import SampledPrompt, sampled_prompts
+
+Rows = Iterable[Mapping[str, object]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PairObjects:
+    """What a caller in Python brings in place of what the config describes."""
+
+    policy: Policy | None = None
+    rows: Rows | None = None
+    """In place of a dataset's file."""
+    rewards: tuple[object, ...] = ()
+    """Functions, reward models, or texts as a flag names them; they go before those of the config."""
+
+
+class PromptSampler:
+    """Samples completions of a collection's prompts, and scores them where the config says so; a context manager."""
+
+    def __init__(self, config: CollectConfig, own: PairObjects) -> None:
+        """Load the model and all else.  Raises UserError for what cannot do, prompts without room included."""
+        self.config = config
+        with ExitStack() as held:
+            held.enter_context(claim_threads(config.run.threads))
+            self.resources = held.enter_context(Resources(config.sandbox))
+            self.policy = own.policy or load_policy(config.model, seed=config.run.seed, inference=True)
+            self.policy.require_as_made()
+            self.task = self._task(own)
+            self.rewards = rewards_of_pairs(config, own, self.task) if config.scored else ()
+            options = config.collect
+            self.prompts = training_prompts(self.task, options.round, range(options.num_prompts))
+            self.engine = self._engine()
+            for prompt in self.prompts:
+                require_room_for(prompt, self.engine)
+            self._opened = held.pop_all()
+
+    def __enter__(self) -> "PromptSampler":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._opened.close()
+
+    @property
+    def prompts_per_batch(self) -> int:
+        """Prompts whose completions are decoded side by side, and put on the disk together."""
+        return max(1, self.config.collect.max_rows // self.config.collect.group_size)
+
+    def batches(self, first: int, advance: Callable[[int], None]) -> Iterator[list[SampledPrompt]]:
+        """The completions of all prompts from the draw `first` on."""
+        for start in range(first, len(self.prompts), self.prompts_per_batch):
+            yield self.sampled(range(start, min(start + self.prompts_per_batch, len(self.prompts))), advance)
+
+    def sampled(self, draws: range, advance: Callable[[int], None] = lambda count: None) -> list[SampledPrompt]:
+        """The completions of some prompts: a function of the seed, the round, the prompt and the weights."""
+        config = self.config
+        request = Request(
+            group_size=config.collect.group_size,
+            max_completion_tokens=config.sampling.max_completion_tokens,
+            sampling=config.sampling.sampling,
+            key=StreamKey(config.run.seed, "collect", config.collect.round, draws.start),
+        )
+        groups = sample_groups(self.engine, self.prompts[draws.start : draws.stop], request, advance=advance)
+        grades = grade(groups, self.rewards, grading=config.grading, resources=self.resources) if self.rewards else None
+        return sampled_prompts(groups, grades)
+
+    def _task(self, own: PairObjects) -> Task:
+        config = self.config
+        return load_task(
+            with_room(config, self.policy),
+            TokenizerRenderer(self.policy.tokenizer, template_options=config.model.template_options),
+            seed=config.run.seed,
+            prompts_per_step=config.collect.num_prompts,
+            rows=own.rows,
+        )
+
+    def _engine(self) -> Engine:
+        longest = max(len(prompt.tokens) for prompt in self.prompts) + self.config.sampling.max_completion_tokens
+        return engine_in_parity(
+            self.policy,
+            max_rows=self.config.collect.max_rows,
+            longest=min(longest, self.policy.max_positions),
+        )
+
+
+def with_room(config: CollectConfig, policy: Policy) -> TaskOptions | Mapping[str, object]:
+    """The task's options; where long prompts are left out or cut, with the length that leaves room for an answer."""
+    task = config.task
+    if not isinstance(task, DatasetOptions) or task.over_long == "error" or task.max_prompt_tokens is not None:
+        return task
+    left = policy.max_positions - config.sampling.max_completion_tokens
+    if left < 1:
+        raise UserError(
+            f"task.over_long = {task.over_long}: sampling.max_completion_tokens ="
+            f" {config.sampling.max_completion_tokens} leaves no prompt any room in the model's context of"
+            f" {policy.max_positions}.  Lower it, or say task.max_prompt_tokens."
+        )
+    return replace(task, max_prompt_tokens=left)
+
+
+def rewards_of_pairs(config: CollectConfig, own: PairObjects, task: Task) -> tuple[RewardFunction, ...]:
+    """The caller's rewards and those of the config, or else the task's own."""
+    given = [
+        load_reward(bind(RewardOptions, short_reward(each), where="rewards")) if isinstance(each, str) else each
+        for each in own.rewards
+    ]
+    functions = (*as_reward_functions(given, "rewards"), *(load_reward(item) for item in config.rewards))
+    rewards = functions or task_rewards(task)
+    if not rewards:
+        raise UserError(
+            "rewards: the task has no reward function of its own, and none is given.  Name one under `rewards`, or have"
+            " pairs judged by judge.name = llm or person."
+        )
+    for function in rewards:
+        require_enforceable(function, config.grading)
+    return with_own_names(rewards)

@@ -1,0 +1,218 @@
+"""The table of behaviours: every pattern with what it finds and what it leaves, and shares worked out by hand."""
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from posttrain.errors import UserError
+from posttrain.options.behaviours import BehaviourOptions
+from posttrain.records import Finish, Group, Prompt, Rollout
+from posttrain.rewards.countdown.grader import Countdown
+from posttrain.training.behaviours.behaviour_reader import BehaviourReader
+from posttrain.training.behaviours.behaviour_table import TABLE, PatternRow, SearchRow, chosen_rows
+from posttrain.training.behaviours.bounded_patterns import bounded_pattern
+from posttrain.training.behaviours.search_signs import read_search
+from tests.support.pages import blocks, documented, write_files
+
+# Row -> for each of its patterns, in order, (what it finds, what it leaves).
+PROSE = {
+    "verification": [
+        ("Let me double-check that: 25 * 4.", "Let me see the check you wrote."),
+        ("Double checking the sum.", "A double cheque."),
+        ("Check: 75 + 25 = 100.", "Checkers: a game"),
+        ("Yes, this is correct!", "Is this correctly typed"),
+        ("25 * 4 = 100 ✓", "25 * 4 = 100"),
+    ],
+    "backtracking": [
+        ("Wait, that uses 5 twice.", "Wait for me, that bus is late."),
+        ("Oops. 12 again.", "oopsy"),
+        ("Actually, I can use 3.", "It is actually 3."),
+        ("That's not right.", "That is right."),
+        ("This doesn't work.", "This works, doesn't it"),
+        ("I made a mistake above.", "They made mistakes."),
+    ],
+    "several_attempts": [
+        ("First attempt: 25 * 4.", "The first number"),
+        ("Let's try 3 + 4.", "They try 3 + 4."),
+        ("Trying again with 5.", "He tried"),
+        ("Or alternatively: 25 * 4", "an alternative"),
+        ("What if I add first?", "What is it if not that"),
+    ],
+    "explanation": [
+        ("It is 100, because 25 fits.", "The cause is known."),
+        ("This means we are done.", "These means"),
+        ("Since the target is even, add.", "Since Monday"),
+    ],
+    "meta_reasoning": [
+        ("Actually, the problem says use all.", "No problem, she says."),
+        ("I need to make 100 from these.", "I need a coffee."),
+        ("Each number can be used once.", "A number is each."),
+        ("My goal is 36.", "A goal in the last minute"),
+    ],
+    "reflection": [
+        ("Hmm, but I have 75 left.", "Hamm is a town."),
+        ("Let me think about it.", "Let me go."),
+        ("I should reconsider the order.", "considerable"),
+    ],
+    "uncertainty": [
+        ("Maybe 75 + 25?", "It may be May."),
+        ("I'm not sure about 12.", "I'm sure about 12."),
+        ("I think that is it.", "Think!"),
+    ],
+}
+PUZZLE = Countdown((17, 5, 3), 36, "all")
+ONE = "17+5=22,22-3=19."
+HIT = "17-5=12,12*3=36!"
+# Row -> (a search that shows it, how many signs that has), and one that does not.
+SEARCHES = {
+    "several_tries": ((f"{ONE}\n{HIT}", 2), HIT),
+    "right_steps": ((f"{ONE}\n{HIT}", 4), f"{ONE}\n17-5=13,13*3=39."),
+    "right_verdicts": ((f"{ONE}\n{HIT}", 2), f"17+5=22,22-3=19!\n{HIT}"),  # the first is no hit
+    "checked_again": ((f"{ONE}\n{HIT}\n5+17=22,22-3=19.", 1), f"{ONE}\n{HIT}"),
+    "went_back": ((f"{ONE}\n5+17=22,22*3=66.\n{HIT}", 1), f"{ONE}\n{ONE}\n{HIT}"),
+    "gave_up": ((f"{ONE}\n</think>\n<answer>17+5-3</answer>", 1), f"{HIT}\n</think>"),
+}
+
+
+def pattern_rows() -> Mapping[str, PatternRow]:
+    return {name: row for name, row in TABLE.items() if isinstance(row, PatternRow)}
+
+
+@pytest.mark.parametrize(
+    ("name", "index"), [(name, index) for name, row in pattern_rows().items() for index in range(len(row.patterns))]
+)
+def test_every_pattern_finds_what_it_is_for_and_leaves_what_reads_alike(name: str, index: int) -> None:
+    pattern = bounded_pattern(pattern_rows()[name].patterns[index], where=name)
+    finds, leaves = PROSE[name][index]
+    assert pattern.search(finds)
+    assert not pattern.search(leaves)
+
+
+def test_examples_are_of_all_rows_and_of_no_other() -> None:
+    assert {name: len(pairs) for name, pairs in PROSE.items()} == {
+        name: len(row.patterns) for name, row in pattern_rows().items()
+    }
+    assert set(SEARCHES) == {name for name, row in TABLE.items() if isinstance(row, SearchRow)}
+
+
+@pytest.mark.parametrize("name", SEARCHES)
+def test_every_row_of_the_notation_reads_what_a_search_does(name: str) -> None:
+    row = TABLE[name]
+    assert isinstance(row, SearchRow)
+    (shows, count), does_not = SEARCHES[name]
+    found, other = row.read(read_search(PUZZLE, f"<think>{shows}")), row.read(read_search(PUZZLE, f"<think>{does_not}"))
+    assert (found.shown, found.count) == (True, count)
+    assert not other.shown
+    assert not row.read(read_search(PUZZLE, "no search at all")).shown
+
+
+def test_a_search_that_is_cut_off_has_not_given_up() -> None:
+    row = TABLE["gave_up"]
+    assert isinstance(row, SearchRow)
+    assert not row.read(read_search(PUZZLE, f"<think>{ONE}\n")).shown
+
+
+def test_the_texts_of_a_course_show_the_behaviours_that_it_names() -> None:
+    text = (
+        "<think>\nI have [25, 4, 75, 1] to make 100.\nFirst attempt: 25 * 4 = 100\nHmm, but I also have 75 and 1"
+        " unused.\nActually, the problem says use the given numbers, not all.\nSo 25 * 4 = 100 is correct!\n</think>"
+    )
+    read = BehaviourReader(TABLE).read(text, {})
+    assert {name for name, signs in read.items() if signs.shown} == {"backtracking", "meta_reasoning", "reflection"}
+    assert read["several_attempts"].count == 1, "one attempt is not several"
+    early = BehaviourReader(TABLE).read("<think>25 * 4 = 100</think>\n<answer>25 * 4</answer>", {})
+    assert not any(signs.shown for signs in early.values())
+
+
+def group(columns: dict[str, object], *texts: tuple[str, int]) -> Group:
+    rollouts = [
+        Rollout(sample=i, tokens=(5,) * n, logprobs=(-1.0,) * n, finish=Finish.STOP, text=text)
+        for i, (text, n) in enumerate(texts)
+    ]
+    prompt = Prompt(id="p", text="? Hmm.", tokens=(1,), prefill="Hmm.", columns=columns)
+    return Group(prompt=prompt, draw=0, rollouts=tuple(rollouts))
+
+
+def test_metrics_are_shares_of_completions_and_signs_per_1000_of_their_tokens() -> None:
+    reader = BehaviourReader(chosen_rows(BehaviourOptions(measure=("reflection", "several_tries"))))
+    puzzle: dict[str, object] = {"numbers": (17, 5, 3), "target": 36}
+    groups = [
+        group(puzzle, ("Hmm, wait. Hmm.", 10), (f"{ONE}\n{HIT}", 30)),
+        group({}, ("aha", 4), (f"{ONE}\n{HIT}", 6)),  # no puzzle: no search is read
+    ]
+    # Reflection: 3 signs, 0, 1, 0 in 50 tokens, the prefill not counted; searches: 0 and 2 tries in 40.
+    assert reader.metrics(groups) == {
+        "behaviour/reflection": 2 / 4,
+        "behaviour_signs/reflection": pytest.approx(1000 * 4 / 50),
+        "behaviour/several_tries": 1 / 2,
+        "behaviour_signs/several_tries": pytest.approx(1000 * 2 / 40),
+    }
+    assert all(documented(name) and documented(f"eval/{name}") for name in reader.metrics(groups))
+
+
+def test_nothing_chosen_measures_nothing() -> None:
+    reader = BehaviourReader(chosen_rows(BehaviourOptions()))
+    assert reader.metrics([group({}, ("Hmm", 1))]) == {}
+    assert reader.probes() == {}
+
+
+def test_a_kind_names_all_its_rows_and_a_name_one_in_the_order_of_the_table() -> None:
+    assert list(chosen_rows(BehaviourOptions(measure=("gave_up", "prose")))) == [*PROSE, "gave_up"]
+    everything = chosen_rows(BehaviourOptions(measure=("prose", "search")))
+    assert everything == TABLE
+
+
+def test_rows_of_ones_own_come_from_the_recipe_and_from_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text("says_done: {any: ['\\bdone\\b'], at_least: 2, within: thinking, says: is done}\n")
+    options = BehaviourOptions(patterns={"counts": {"any": ["\\bone\\b", "\\btwo\\b"]}}, file=str(file))
+    rows = chosen_rows(options)
+    assert [row.says for row in rows.values()] == ["counts", "is done"]
+    read = BehaviourReader(rows).read("One, TWO, done, done</think> done", {})
+    assert (read["counts"].count, read["says_done"].count, read["says_done"].shown) == (2, 2, True)
+    assert not BehaviourReader(rows).read("done</think> done", {})["says_done"].shown
+
+
+def test_the_guide_has_every_row_and_its_own_patterns_are_such(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "guides" / "behaviours.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `(\w+)` \| (\w+) \|", page, flags=re.MULTILINE)
+    assert rows == [(name, row.kind) for name, row in TABLE.items()]
+    write_files(blocks(page), tmp_path)
+    own = chosen_rows(BehaviourOptions(file=str(tmp_path / "my_behaviours.yaml")))
+    read = BehaviourReader(own).read("One, two or three?", {})
+    assert [signs.shown for signs in read.values()] == [True, True]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"measure": ("verificatoin",)}, "no behaviour `verificatoin`.  Did you mean `verification`?"),
+        ({"patterns": {"verification": {"any": ["x"]}}}, "`verification` is in the table already"),
+        ({"patterns": {"says hmm": {"any": ["x"]}}}, "behaviours.patterns: says hmm: is no name of a metric"),
+        ({"patterns": {"mine": "hmm"}}, "behaviours.patterns: mine = 'hmm' should be a mapping"),
+        ({"patterns": {"mine": {}}}, "behaviours.patterns: mine.any is missing"),
+        ({"patterns": {"mine": {"any": []}}}, "behaviours.patterns: mine: any = () names no pattern"),
+        ({"patterns": {"mine": {"any": ["x"], "least": 2}}}, "no such field.  Did you mean `at_least`?"),
+        ({"patterns": {"mine": {"any": ["x"], "at_least": 0}}}, "at_least = 0 is shown by every completion"),
+        ({"file": "nowhere.yaml"}, "behaviours.file = nowhere.yaml: there is no such file"),
+    ],
+)
+def test_a_mistake_in_what_is_measured_is_told_with_its_place(options: dict[str, object], message: str) -> None:
+    with pytest.raises(UserError) as told:
+        chosen_rows(BehaviourOptions(**options))  # type: ignore[arg-type]
+    assert message in str(told.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [("[1, 2]", "should be a mapping"), ("a: [", "is no YAML"), ("x: {any: ['y']}\n", "`x` stands in the recipe and")],
+)
+def test_a_mistake_in_a_file_of_patterns_names_the_file(tmp_path: Path, text: str, message: str) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text(text)
+    with pytest.raises(UserError) as told:
+        chosen_rows(BehaviourOptions(patterns={"x": {"any": ["z"]}}, file=str(file)))
+    assert message in str(told.value)
+    assert str(file) in str(told.value)

@@ -1,0 +1,111 @@
+"""The task of sentences: its beginnings, its reward, its probe, and the texts that models learn before."""
+
+import re
+from collections.abc import Mapping
+from random import Random
+from typing import Any
+
+import pytest
+
+from posttrain.errors import UserError
+from posttrain.options.sentences import SentencesOptions
+from posttrain.records import Finish, Group, Prompt, Rollout
+from posttrain.rewards.grading.grade import grade
+from posttrain.tasks.base import Messages
+from posttrain.tasks.sentences import grammar
+from posttrain.tasks.sentences.period_strategies import PeriodUse, period_strategies
+from posttrain.tasks.sentences.sentences_task import SentencesTask
+from posttrain.training.sft.demonstration_set import SentenceDemonstrations
+
+MANY = [grammar.text(Random(f"text {number}")) for number in range(400)]
+
+
+class CharacterRenderer:
+    """One token per character."""
+
+    def render(self, content: str | Messages, *, id: str, prefill: str, columns: Mapping[str, object]) -> Prompt:
+        assert isinstance(content, str)
+        return Prompt(id=id, text=content, tokens=tuple(map(ord, content)), columns=columns)
+
+
+def task(**options: Any) -> SentencesTask:
+    return SentencesTask(SentencesOptions(**options), CharacterRenderer())
+
+
+def group_of(*completions: str) -> Group:
+    rollouts = tuple(
+        Rollout(sample=i, tokens=(1,), logprobs=(0.0,), finish=Finish.LENGTH, text=text)
+        for i, text in enumerate(completions)
+    )
+    return Group(prompt=task().prompts(1, range(1))[0], draw=0, rollouts=rollouts)
+
+
+def test_every_beginning_comes_as_often_as_the_others_and_held_out_ones_are_others() -> None:
+    own = task(openings=("One", "Two"), held_out_openings=("Three",), held_out_size=3)
+    assert [prompt.text for prompt in own.prompts(1, range(1, 6))] == ["Two", "One", "Two", "One", "Two"]
+    assert [(prompt.text, prompt.id) for prompt in own.held_out()] == [("Three", f"held-out/{i}") for i in range(3)]
+
+
+def test_a_completion_earns_its_full_stops_however_many() -> None:
+    grades = grade([group_of("It rained. It", "." * 30, "none")], task().reward_functions)
+    assert grades.rewards[0].tolist() == [1, 30, 0]
+
+
+def test_the_probe_says_what_full_stops_are_for() -> None:
+    [probe] = task().probes().values()
+    found = probe.measure([group_of("It rained. Dr. Lee"), group_of("3.5 miles...")])
+    assert found.keys() == probe.readings.keys()
+    assert (found["periods"], found["periods_run"], found["periods_decimal"]) == (3.0, 1.5, 0.5)
+    assert (found["periods_abbreviation"], found["periods_sentence"]) == (0.5, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"openings": ()}, "openings"),
+        ({"openings": (" ",)}, "openings"),
+        ({"held_out_openings": ()}, "held_out_openings"),
+        ({"held_out_size": 0}, "held_out_size"),
+        ({"held_out_openings": ("I think that",)}, "'I think that', which openings trains on"),
+    ],
+)
+def test_options_that_leave_nothing_to_do_are_refused(options: dict[str, Any], told: str) -> None:
+    with pytest.raises(UserError, match=told):
+        SentencesOptions(**options)
+
+
+def test_texts_are_whole_sentences_and_the_same_for_the_same_seed() -> None:
+    assert MANY[:5] == [grammar.text(Random(f"text {number}")) for number in range(5)]
+    assert len(set(MANY)) > 390
+    for text in MANY:
+        assert not set("{}") & set(text)
+        assert re.fullmatch(r"[A-Z].*\.", text), text
+
+
+def test_every_rule_of_the_grammar_is_used_and_no_symbol_is_without_one() -> None:
+    written = str(grammar.SUBJECTS) + str(grammar.RULES)
+    assert set(grammar.SYMBOL.findall(written)) == grammar.RULES.keys()
+    assert grammar.RULES.keys() >= grammar.LASTING
+
+
+def test_most_full_stops_of_the_texts_end_sentences_and_some_are_of_every_other_kind() -> None:
+    found = period_strategies(MANY)
+    assert found.uses[PeriodUse.SENTENCE] > 0.7 * found.periods
+    others = [PeriodUse.RUN, PeriodUse.DECIMAL, PeriodUse.LIST, PeriodUse.ABBREVIATION]
+    assert all(0 < found.uses[use] < 0.15 * found.periods for use in others)
+    assert 8 < found.words_per_sentence < 16
+
+
+def test_a_place_or_a_hero_stays_the_same_within_a_text() -> None:
+    stories = [text for text in MANY if " there was a " in text]
+    assert len(stories) > 10
+    for text in stories:
+        [hero] = re.findall(r"there was a ([\w ]+) who", text)
+        assert set(re.findall(r"[Tt]he (fox|king|farmer|little girl|poor man|young bird|wise woman) ", text)) <= {hero}
+
+
+def test_of_a_text_all_but_the_first_word_is_learned() -> None:
+    [(prompt, rest)] = SentenceDemonstrations(CharacterRenderer()).held_out(1, Random("one"))
+    assert prompt.text + rest == grammar.text(Random("one"))
+    assert " " not in prompt.text
+    assert rest.startswith(" ")

@@ -1,0 +1,183 @@
+"""The noise of gradients: without bias over a small population, and of a policy the one that enumeration gives."""
+
+import itertools
+import math
+from functools import cache
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from posttrain.algorithms.table import build_algorithm
+from posttrain.errors import UserError
+from posttrain.options.training import UpdateOptions
+from posttrain.records import Finish, Grades, Group, Rollout
+from posttrain.runs.clock import Clock
+from posttrain.training.collector import CollectedStep
+from posttrain.training.learner import Learner, LearnerSettings
+from posttrain.training.variance.gradient_noise import gradient_noise, gram, policy_gradient, relative_variance
+from tests.support.stages import stages_with
+from tests.support.tiny import VOCAB, flat_gradient, next_logprobs, plain_logprobs, some_prompts, tiny_policy
+
+SUMS = {"token_weights": "sum_over_sequence"}
+[PROMPT] = some_prompts([3])
+REWARDS = 1 + torch.arange(VOCAB, dtype=torch.float64) % 5 / 4
+"""Of each token as a whole completion: from 1 to 2, above 0 as a baseline likes it."""
+
+
+@cache
+def chances() -> Tensor:
+    """What the policy samples after the prompt: completions are one token long, so these are all that there are."""
+    return next_logprobs(tiny_policy().model, PROMPT.tokens).exp()
+
+
+def group_of(*tokens: int) -> CollectedStep:
+    """A group of these completions."""
+    rollouts = tuple(
+        Rollout(sample=i, tokens=(token,), logprobs=(chances()[token].log().item(),), finish=Finish.LENGTH, text="")
+        for i, token in enumerate(tokens)
+    )
+    rewards, ones = REWARDS[list(tokens)][None], torch.ones(1, dtype=torch.float64)
+    grades = Grades(names=("given",), scores=rewards[None], weights=ones, rewards=rewards)
+    return CollectedStep(step=1, groups=[Group(prompt=PROMPT, draw=0, rollouts=rollouts)], grades=grades)
+
+
+GROUPS = {
+    "reinforce": [(token,) for token in range(VOCAB)],
+    "rloo": list(itertools.combinations_with_replacement(range(VOCAB), 2)),
+}
+"""All that there are, of the least size that each takes."""
+
+
+@cache
+def all_gradients(name: str) -> Tensor:
+    """The library's gradient of every group, in float64, [group parameter]."""
+    options = LearnerSettings(update=UpdateOptions(), max_completion_tokens=1)
+    learner = Learner(tiny_policy(), build_algorithm({"name": name, **SUMS}), options)
+    return torch.stack([policy_gradient(learner, learner.credit(group_of(*each), Clock())) for each in GROUPS[name]])
+
+
+@cache
+def group_chances(name: str) -> Tensor:
+    """How likely each group is; two different completions come in two orders, which have the same gradient."""
+    likely = [chances()[list(each)].prod() * len(set(each)) for each in GROUPS[name]]
+    return torch.stack(likely)
+
+
+def enumerated(name: str) -> tuple[Tensor, float]:
+    """E g and tr Cov g over all groups."""
+    mean = group_chances(name) @ all_gradients(name)
+    return mean, float(group_chances(name) @ (all_gradients(name) - mean).square().sum(dim=1))
+
+
+def test_without_a_baseline_the_enumerated_variance_is_the_closed_form() -> None:
+    # g = -r s: E g = -E r s, tr Cov g = E r²‖s‖² - ‖E r s‖².
+    policy = tiny_policy()
+    scores = []
+    for token in range(VOCAB):
+        policy.model.zero_grad()
+        plain_logprobs(policy.model, PROMPT.tokens, [token]).sum().backward()
+        scores.append(flat_gradient(policy))
+    table = torch.stack(scores)
+    expected = (chances() * REWARDS) @ table
+    second = (chances() * REWARDS.square()) @ table.square().sum(dim=1)
+    mean, variance = enumerated("reinforce")
+    torch.testing.assert_close(mean, -expected, rtol=1e-9, atol=1e-12)
+    assert variance == pytest.approx(float(second - expected.square().sum()), rel=1e-9)
+
+
+def test_leave_one_out_has_the_same_mean_and_less_variance() -> None:
+    plain_mean, plain_variance = enumerated("reinforce")
+    mean, variance = enumerated("rloo")
+    torch.testing.assert_close(mean, plain_mean, rtol=1e-9, atol=1e-12)
+    # r_i - r_j is at most 1 where r_i is at least 1, and 0 for a fifth of the pairs.
+    assert variance < 0.5 * plain_variance / 2  # without a baseline two completions have half the variance of one
+
+
+@pytest.mark.parametrize("name", ["reinforce", "rloo"])
+def test_what_is_measured_of_sampled_groups_is_what_enumeration_gives(name: str) -> None:
+    generator = torch.Generator().manual_seed(1)
+    picks = torch.multinomial(group_chances(name), 4000, replacement=True, generator=generator)
+    # 4000 estimates in 40 parts: their means are independent, and say how far the whole may be off.
+    parts = [gradient_noise(gram(list(all_gradients(name)[part]))) for part in picks.view(40, 100)]
+    mean, variance = enumerated(name)
+    for measured, true in (
+        ([part.total_variance for part in parts], variance),
+        ([part.squared_mean for part in parts], mean.square().sum().item()),
+    ):
+        numbers = torch.tensor(measured, dtype=torch.float64)
+        assert abs(numbers.mean().item() - true) < 4 * numbers.std().item() / math.sqrt(40)
+
+
+@settings(max_examples=20)
+@given(seed=st.integers(0, 2**31), size=st.integers(2, 3))
+def test_both_estimates_are_without_bias(seed: int, size: int) -> None:
+    # A population of three equally likely vectors: the mean over all samples of K, with replacement, is exact.
+    vectors = torch.randn(3, 4, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    samples = [gradient_noise(gram(list(vectors[list(picks)]))) for picks in itertools.product(range(3), repeat=size)]
+    mean = vectors.mean(dim=0)
+    assert sum(each.squared_mean for each in samples) / 3**size == pytest.approx(float(mean @ mean), rel=1e-9)
+    spread = float((vectors - mean).square().sum() / 3)
+    assert sum(each.total_variance for each in samples) / 3**size == pytest.approx(spread, rel=1e-9)
+
+
+@settings(max_examples=20)
+@given(seed=st.integers(0, 2**31), scale=st.sampled_from([1e-3, 7.0]))
+def test_a_scale_changes_no_relative_variance_and_a_ratio_to_itself_is_1(seed: int, scale: float) -> None:
+    noise = torch.randn(6, 5, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    products = gram(list(2 + noise))
+    own, scaled = relative_variance(products), relative_variance(products * scale**2)
+    assert scaled.value == pytest.approx(own.value, rel=1e-9)
+    assert scaled.error_factor == pytest.approx(own.error_factor, rel=1e-6)
+    beside = relative_variance(products, products * scale**2)
+    assert beside.value == pytest.approx(1)
+    assert beside.error_factor == pytest.approx(1)
+
+
+def test_the_error_of_a_ratio_is_the_jackknifes() -> None:
+    # Estimates 1, 2, 4 of one parameter.  Without the first: E g² ≈ 8, tr ≈ (4 + 16)/2 - 8 = 2, relative 1/4; without
+    # the second: 4, (1 + 16)/2 - 4 = 4.5, 9/8; without the third: 2, (1 + 4)/2 - 2 = .5, 1/4.
+    logs = [math.log(each) for each in (1 / 4, 9 / 8, 1 / 4)]
+    mean = sum(logs) / 3
+    error = math.sqrt(2 / 3 * sum((each - mean) ** 2 for each in logs))
+    products = gram([torch.tensor([each]) for each in (1.0, 2.0, 4.0)])
+    assert relative_variance(products).error_factor == pytest.approx(math.exp(error))
+    # All three: E g² ≈ (2 + 4 + 8)/3 = 14/3 and tr ≈ 21/3 - 14/3 = 7/3.
+    assert relative_variance(products).value == pytest.approx(1 / 2)
+
+
+def test_where_no_signal_is_found_noise_is_infinite() -> None:
+    opposite = gradient_noise(gram([torch.tensor([1.0]), torch.tensor([-1.0])]))
+    assert (opposite.squared_mean, opposite.total_variance) == (-1.0, 2.0)
+    assert opposite.relative_variance == math.inf
+    assert opposite.signal_to_noise == 0
+    with pytest.raises(UserError, match="1 gradient: a spread is that of at least 2"):
+        gradient_noise(gram([torch.tensor([1.0])]))
+
+
+def test_the_gradient_is_that_of_the_update_and_moves_nothing() -> None:
+    stages = stages_with({"name": "rloo"}, tokens_per_microbatch=40)
+    credited = stages.credited()
+    before = [each.detach().clone() for each in stages.policy.model.parameters()]
+    whole = policy_gradient(stages.learner, credited)
+    report = stages.learn(credited)
+    assert whole.norm().item() == pytest.approx(report["grad_norm"], rel=1e-9)
+    assert any(not torch.equal(a, b) for a, b in zip(before, stages.policy.model.parameters(), strict=True))
+
+
+def test_a_step_of_several_updates_is_refused() -> None:
+    stages = stages_with({"name": "rloo"}, minibatches_per_epoch=2)
+    with pytest.raises(UserError, match="a step has 2 updates, and a gradient is that of one"):
+        policy_gradient(stages.learner, stages.credited())
+
+
+def test_the_gradient_of_the_policy_is_the_same_with_a_critic_that_learns() -> None:
+    # A critic that knows nothing yet expects the step's mean reward everywhere, so that the baseline is batch_mean's.
+    plain = {"whitening": "none", "gae": {"lambda_policy": 1.0}, **SUMS}
+    one_update = {"epochs_per_step": 1, "minibatches_per_epoch": 1}
+    critic = stages_with({"name": "ppo", **plain}, **one_update)
+    mean = stages_with({"name": "reinforce", "baseline": "batch_mean", **SUMS}, **one_update)
+    found = [policy_gradient(each.learner, each.credited()) for each in (critic, mean)]
+    torch.testing.assert_close(*found, rtol=1e-9, atol=1e-9)
