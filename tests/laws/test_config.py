@@ -23,6 +23,7 @@ from posttrain.options.model import ModelOptions
 from posttrain.options.reward import RewardOptions
 from posttrain.options.rollout import RolloutOptions
 from posttrain.options.training import EvaluationOptions, RunOptions, UpdateOptions
+from posttrain.training.phases.phase_list import read_phases
 from tests.support.tiny import BY_REWARD, token_loss
 
 PROGRAM = CommandSpec(name="posttrain rl", description="")
@@ -220,6 +221,11 @@ def test_every_bundled_recipe_resolves_and_is_stable(name: str) -> None:
     again = build(kind, [RecipeLayer(where="again", sections=parse_yaml(as_recipe(config)))])  # type: ignore[arg-type, type-var]
     assert again == config
     assert read_recipe(name).sections.keys() <= {"model", "task", *vars(config)}
+
+
+@pytest.mark.parametrize("name", [name for name in bundled_recipes() if "phases" in read_recipe(name).sections])
+def test_the_phases_of_every_bundled_recipe_are_sound(name: str, tmp_path: Path) -> None:
+    assert len(read_phases(name, tmp_path)) > 1
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)

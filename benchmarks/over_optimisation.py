@@ -1,0 +1,238 @@
+"""A learned reward beside the true one as the policy moves away from where it started, and what holds it back.
+
+    posttrain phases three-stage-tiny --folder runs/three-stage       first: demonstrations, pairs, reward model, policy
+    python benchmarks/over_optimisation.py                            every cell that has not been run
+    python benchmarks/over_optimisation.py --table --picture docs/pictures/over-optimisation.png
+
+Each cell is the last phase of the recipe with another reward or KL weight: PPO from the model of its first phase, the
+true reward reported only.  `free` has a weight of 1e-6, which measures the KL and holds nothing.  The ensemble is of
+three reward models: the recipe's, and two that learned the same pairs from other seeds.  `flawed` learned the same
+completions as a judge would order them whom large numbers impress (`larger_numbers` of benchmarks/sums_task.py).
+
+Every cell's steps are kept in benchmarks/results/over_optimisation.json; a cell that is in there is not run again.
+"""
+
+import argparse
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+from sums_task import larger_numbers
+
+import posttrain
+from posttrain.config import RewardModelConfig
+from posttrain.training.phases.phase_list import Phase, read_phases
+
+matplotlib.use("Agg")
+from matplotlib import pyplot
+
+RESULTS = Path(__file__).parent / "results" / "over_optimisation.json"
+THREE_STAGE = Path("runs/three-stage")
+FOLDER = Path("runs/over-optimisation")
+FREE, LIGHT, STRONG = 1e-6, 0.1, 0.4
+CELLS: Mapping[str, tuple[str, float]] = {
+    "free": ("judge", FREE),
+    "kl_light": ("judge", LIGHT),
+    "kl_strong": ("judge", STRONG),
+    "ensemble_free": ("ensemble", FREE),
+    "flawed_free": ("flawed", FREE),
+    "flawed_kl": ("flawed", STRONG),
+}
+"""What is optimised, and the weight of the KL in the reward."""
+OTHER_SEEDS = (1, 2)
+SMOOTHED = 5
+"""Steps that a point of the curve is the mean of."""
+MEASURES = {
+    "kl": "kl_completion",
+    "learned": "rewards/judge/mean",
+    "learned_std": "rewards/judge/std",
+    "true": "rewards/true_reward/mean",
+    "true_std": "rewards/true_reward/std",
+    "sums": "rewards/num_sums/mean",
+    "second_number": "rewards/second_number/mean",
+}
+
+
+def phases() -> dict[str, Phase]:
+    """Those of the recipe, whose runs are there."""
+    return {phase.name: phase for phase in read_phases("three-stage-tiny", THREE_STAGE)}
+
+
+def config_of(name: str) -> Any:
+    """A phase's config, with the folders of the others in place of their names."""
+    found = phases()
+    return found[name].config({each: phase for each, phase in found.items() if phase.number < found[name].number})
+
+
+def relabelled() -> list[dict[str, str]]:
+    """The recipe's pairs, ties included, in the order of the judge with the flaw."""
+    folder = phases()["pairs"].folder
+    lines = [line for name in ("preferences", "ties") for line in (folder / f"{name}.jsonl").read_text().splitlines()]
+    rows = []
+    for row in map(json.loads, lines):
+        answers = [row["chosen"], row["rejected"]]
+        low, high = sorted(zip(larger_numbers([row["prompt"]] * 2, answers), answers, strict=True))
+        if low[0] < high[0]:
+            rows.append({"prompt": row["prompt"], "chosen": high[1], "rejected": low[1]})
+    return rows
+
+
+def reward_model(name: str, *, seed: int, rows: list[dict[str, str]] | None = None) -> Path:
+    """The folder of another reward model, by the recipe's own options; made where it is not there yet."""
+    folder = FOLDER / name
+    if not (folder / "summary.json").is_file():
+        recipe = config_of("judge")
+        config = posttrain.load_recipe(
+            kind=RewardModelConfig,
+            model=recipe.model,
+            task={
+                "name": "dataset",
+                "held_out_share": recipe.task.held_out_share,
+                "path": "" if rows else recipe.task.path,
+            },
+            reward_model=recipe.reward_model,
+            checkpoint=recipe.checkpoint,
+            run={"folder": str(folder), "overwrite": True, "seed": seed, "threads": 1},
+        )
+        posttrain.train_reward_model(config, rows=rows)
+    return folder / "model"
+
+
+def rewards_of(kind: str) -> list[Any]:
+    """What a cell is paid, and what is only reported."""
+    reported = ("true_reward", "num_sums", "second_number")
+    shown: list[Any] = [{"path": f"benchmarks/sums_task.py:{name}", "weight": 0.0} for name in reported]
+    judge = str(phases()["judge"].folder / "model")
+    if kind == "flawed":
+        judge = str(reward_model("flawed", seed=0, rows=relabelled()))
+    paid: dict[str, Any] = {"model": judge, "name": "judge"}
+    if kind == "ensemble":
+        others = [str(reward_model(f"judge-{seed}", seed=seed)) for seed in OTHER_SEEDS]
+        paid |= {"ensemble": others, "combine": "least"}
+    return [*shown, paid]
+
+
+def run(cell: str, *, steps: int, seed: int) -> dict[str, Any]:
+    """A cell's curve."""
+    kind, weight = CELLS[cell]
+    recipe = config_of("policy")
+    folder = FOLDER / f"{cell}-{seed}"
+    config = posttrain.load_recipe(
+        model=recipe.model,
+        task=recipe.task,
+        rewards=rewards_of(kind),
+        algorithm={"name": "ppo", "kl": {"coefficient": weight, "estimator": "k1", "place": "reward"}},
+        rollout=recipe.rollout,
+        update=recipe.update,
+        evaluation={"every_steps": 0, "samples": 1},
+        checkpoint={"every_steps": 0},
+        run={"folder": str(folder), "overwrite": True, "seed": seed, "num_steps": steps, "threads": 1},
+    )
+    summary = posttrain.train(config).summary
+    journal = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    taken = [record for record in journal if MEASURES["true"] in record]
+    return {
+        "cell": cell,
+        "seed": seed,
+        "optimised": kind,
+        "kl_weight": weight,
+        "completions_per_step": recipe.rollout.prompts_per_step * recipe.rollout.group_size,
+        "curve": {name: [record.get(key) for record in taken] for name, key in MEASURES.items()},
+        "seconds": summary["seconds"],
+    }
+
+
+def rows() -> list[dict[str, Any]]:
+    """What was measured already."""
+    found: list[dict[str, Any]] = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.exists() else []
+    return found
+
+
+def smoothed(numbers: Sequence[float], at: int) -> float:
+    """The mean of the steps around one."""
+    around = numbers[max(0, at - SMOOTHED // 2) : at + SMOOTHED // 2 + 1]
+    return sum(around) / len(around)
+
+
+def peak(curve: Mapping[str, Sequence[float]]) -> int:
+    """The step at which the two part: where the true reward, smoothed, is highest."""
+    return max(range(len(curve["true"])), key=lambda step: smoothed(curve["true"], step))
+
+
+def stopped_early(curve: Mapping[str, Sequence[float]]) -> int:
+    """The step that somebody chooses who looks at the true reward of every second step alone."""
+    looked_at = range(1, len(curve["true"]), 2)
+    return max(looked_at, key=lambda step: sum(curve["true"][each] for each in looked_at if abs(each - step) <= 4))
+
+
+def told(row: Mapping[str, Any], at: int, steps: int = SMOOTHED) -> str:
+    """KL, learned and true reward around a step, the true one with its 95 % interval over completions."""
+    curve = row["curve"]
+    span = slice(max(0, at - steps // 2), at + steps // 2 + 1)
+    means = {name: sum(curve[name][span]) / len(curve[name][span]) for name in curve}
+    number = len(curve["true"][span]) * row["completions_per_step"]
+    half = 1.96 * math.sqrt(sum(each**2 for each in curve["true_std"][span]) / len(curve["true_std"][span]) / number)
+    return (
+        f"{means['kl']:.1f} | {means['learned']:.2f} | {means['true']:.3f} [{means['true'] - half:.3f},"
+        f" {means['true'] + half:.3f}] | {means['sums']:.1f} | {means['second_number']:.1f}"
+    )
+
+
+def table() -> str:
+    """Start, parting, early stop and end of every cell."""
+    heads = "| cell | KL weight | where | step | KL, nats | learned | true | sums | second number |"
+    lines = [heads, "|" + "---|" * 9]
+    for row in rows():
+        last = len(row["curve"]["true"]) - 1
+        points = {"start": 0, "highest true": peak(row["curve"]), "stopped": stopped_early(row["curve"]), "end": last}
+        for where, at in points.items():
+            shown = told(row, min(at, last - 2) if where == "end" else at, 1 if where == "start" else SMOOTHED)
+            lines.append(f"| {row['cell']} | {row['kl_weight']:g} | {where} | {at + 1} | {shown} |")
+    return "\n".join(lines)
+
+
+def picture(file: Path) -> None:
+    """Learned and true reward against the KL, for each cell."""
+    found = rows()
+    figure, axes = pyplot.subplots(2, math.ceil(len(found) / 2), figsize=(12, 6), squeeze=False)
+    for row, axis in zip(found, axes.flat, strict=False):
+        curve = row["curve"]
+        kl = [smoothed(curve["kl"], step) for step in range(len(curve["kl"]))]
+        axis.plot(kl, [smoothed(curve["true"], step) for step in range(len(kl))], color="#1b7837", label="true")
+        learned = axis.twinx()
+        learned.plot(kl, [smoothed(curve["learned"], step) for step in range(len(kl))], color="#b35806")
+        axis.plot([], [], color="#b35806", label="learned (right)")
+        axis.axvline(kl[peak(curve)], color="#888888", linewidth=0.8, linestyle=":")
+        axis.set_title(f"{row['cell']}, KL weight {row['kl_weight']:g}", fontsize=9)
+        axis.set_xlabel("KL to the start, nats per completion", fontsize=8)
+    axes.flat[0].legend(fontsize=8)
+    figure.tight_layout()
+    file.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(file, dpi=80)
+
+
+def main() -> None:
+    """Run cells, or show what there is."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("cells", nargs="*", choices=[*CELLS, []])
+    parser.add_argument("--steps", type=int, default=80)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--table", action="store_true")
+    parser.add_argument("--picture", type=Path)
+    given = parser.parse_args()
+    done = {(row["cell"], row["seed"]) for row in rows()}
+    shown_only = given.table or given.picture
+    for cell in [] if shown_only else given.cells or CELLS:
+        if (cell, given.seed) not in done:
+            row = run(cell, steps=given.steps, seed=given.seed)
+            RESULTS.write_text(json.dumps([*rows(), row]) + "\n", encoding="utf-8")
+    print(table())
+    if given.picture:
+        picture(given.picture)
+
+
+if __name__ == "__main__":
+    main()
