@@ -3,9 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
-
-import numpy as np
+from typing import TYPE_CHECKING, Any
 
 from posttrain.runs.curves import GREY, PALETTE, dress
 
@@ -50,7 +48,8 @@ def draw_token_advantages(
     lines = placed[-1].line + 1
     width, height = max(6.0, 4.2 * len(credits)), max(1.0, 0.2 * lines)
     figure = Figure(figsize=(width, height + 3.6), layout="constrained")
-    upper, lower = cast(Any, figure.subfigures(2, 1, height_ratios=[height + 0.6, 3.0]))  # an array of them
+    halves: Any = figure.subfigures(2, 1, height_ratios=[height + 0.6, 3.0])
+    upper, lower = halves
     panels = upper.subplots(1, len(credits), squeeze=False)[0]
     for axes, (name, credit) in zip(panels, credits.items(), strict=True):
         colours = draw_text(axes, placed, credit.advantages)
@@ -80,13 +79,14 @@ def laid_out(tokens: Sequence[str], width: int = LINE_CHARACTERS) -> list[Placed
 
 def draw_text(axes: "Axes", placed: Sequence[PlacedToken], advantages: Sequence[float]) -> "ScalarMappable":
     """The tokens as coloured boxes of text, and the scale of their colours."""
+    import numpy as np
     from matplotlib.cm import ScalarMappable
     from matplotlib.colors import Normalize
     from matplotlib.patches import Rectangle
 
     largest = max((abs(each) for each in advantages), default=0.0) or 1.0
     colours = ScalarMappable(Normalize(-largest, largest), "RdBu")
-    shades = colours.to_rgba(np.asarray(advantages, dtype=float))
+    shades = colours.to_rgba(np.array(advantages, dtype=np.float64))
     for each in placed:
         colour = shades[each.token]
         axes.add_patch(Rectangle((each.column, each.line), len(each.text), 0.94, color=colour, linewidth=0))

@@ -42,7 +42,7 @@ def measured_baseline_deviation(rewards: Float64[Tensor, "prompt sample"], group
     return means.var(dim=1, correction=1).mean().sqrt().item()
 
 
-def in_groups(rewards: Float64[Tensor, "prompt sample"], group_size: int) -> Float64[Tensor, "group_number sample"]:
+def in_groups(rewards: Float64[Tensor, "prompt sample"], group_size: int) -> Float64[Tensor, "part member"]:
     """The samples of each prompt as disjoint groups, those that are left over left out."""
     whole = rewards.shape[1] // group_size
     if not whole:
