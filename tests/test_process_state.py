@@ -19,7 +19,8 @@ KEPT_FOR_THE_PROCESS = {
     "posttrain.runs.threads._PROCESS": "torch's number of threads is the process's, and this is how sessions agree",
 }
 OF_A_PROCESS_OF_ITS_OWN = {
-    "posttrain.sandbox.inside.replay": "the program's own process, which starts itself anew with a seed"
+    "posttrain.sandbox.inside.replay": "the program's own process, which starts itself anew with a seed",
+    "posttrain.trl.fields.script_arguments": "a script's own process: its file of arguments sets variables, as TRL's does",
 }
 CHANGES = {"add", "append", "appendleft", "clear", "discard", "extend", "insert", "pop", "popitem", "remove"}
 CHANGES |= {"setdefault", "update"}

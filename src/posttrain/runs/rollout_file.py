@@ -4,13 +4,14 @@ import dataclasses
 import json
 import math
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 from jaxtyping import Float64
 from torch import Tensor
 
 from posttrain.records import Grades, Group, Rollout
 
-NO_COLUMNS: Mapping[str, Tensor] = {}
+NO_COLUMNS: Mapping[str, Tensor] = MappingProxyType({})
 EXACT = 2**53
 """The greatest of the integers that a float tells apart."""
 

@@ -9,6 +9,7 @@ a completion the same.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 import torch
 
@@ -52,7 +53,7 @@ class Trace:
     """What else there is to say, in words."""
 
 
-NOTHING_BESIDE: Mapping[str, Algorithm] = {}
+NOTHING_BESIDE: Mapping[str, Algorithm] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
