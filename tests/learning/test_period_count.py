@@ -47,9 +47,9 @@ def rewards_of_steps(base: Path, folder: Path, rewards: Sequence[Any] = ()) -> l
         task={"name": "sentences", "held_out_size": 1},
         algorithm={"critic": {"fit_steps": 0}},
         rollout={"prompts_per_step": 32, "max_completion_tokens": TOKENS},
-        update={"learning_rate": 3e-3},
+        update={"learning_rate": 1e-3},
         evaluation={"samples": 1},
-        run={"folder": str(folder), "num_steps": 12},
+        run={"folder": str(folder), "num_steps": 20, "threads": 1},
     )
     run = posttrain.train(config, rewards=rewards)
     return [step["reward"] for step in metrics_of(run.folder) if "reward" in step]
