@@ -63,7 +63,7 @@ BASELINES: Mapping[str, Mapping[str, Any]] = {
 SIBLINGS = {"leave_one_out_of_4": 4, "leave_one_out_of_2": 2}
 """Baselines that see fewer completions of a prompt: the same rollouts, in smaller groups."""
 NUM_BLOCKS, PROMPTS, GROUP = 24, 8, 8
-CRITIC_STEPS, CRITIC_PROMPTS = 24, 128
+CRITIC_STEPS, CRITIC_PROMPTS = 12, 128
 BANK_PROMPTS, BANK_SAMPLES = 48, 64
 GROUP_SIZES = (2, 4, 8, 16, 32)
 FIRST_CRITIC_STEP, BANK_STEP = 1001, 2001
