@@ -19,6 +19,7 @@ from posttrain.algorithms.table import build_algorithm
 from posttrain.algorithms.terms import KlTerm, policy_term
 from posttrain.algorithms.token_weights import mean_over_tokens
 from posttrain.runs.clock import Clock
+from posttrain.training.behaviours.behaviour_reader import BehaviourReader
 from posttrain.training.learner import CreditedStep
 from posttrain.training.reference import FrozenCopy
 from posttrain.training.rl import step_report
@@ -191,6 +192,7 @@ def test_a_completion_whose_tokens_advantages_cancel_out_is_not_counted_as_one_w
         trained=trained,
         algorithm=stages.learner.algorithm,
         learner=stages.learner,
+        behaviours=BehaviourReader({}),
     )
     report = step_report(session, credited, updates, {})
     # Without any advantage: the first completion, and those of one token, which is blamed and praised.
