@@ -13,7 +13,7 @@ file as soon as it is there; the same command goes on where it was stopped, and 
 
     --judge judge.yaml      options of the reward `judge` (endpoint, model, rubric), for explanations and stated doubt
 
-has a rubric judge score every answer too, under the name `judge`.
+has a rubric judge score every answer too, under the name `judge`; what was scored without it is scored again.
 """
 
 import argparse
@@ -80,6 +80,11 @@ class Cell:
     def model(self) -> str:
         """What is scored."""
         return "bundled" if self.reward == BASE else str(self.folder / "model")
+
+
+def key_of(cell: Cell, setting: str) -> str:
+    """What a scored setting is kept under; of none the training run."""
+    return f"{cell.reward}/{cell.seed}/{setting or 'training'}"
 
 
 def kept() -> dict[str, Any]:
@@ -155,6 +160,15 @@ def scores_by_reward(groups: Sequence[Group], functions: Sequence[RewardFunction
     }
 
 
+def is_done(cell: Cell, setting: str, *, judged: bool) -> bool:
+    """Whether nothing is left to do: a model is trained again where it is gone and not all of it was scored."""
+    found, key = kept(), key_of(cell, setting)
+    if setting:
+        return key in found and (not judged or "judge" in found[key]["scores"])
+    scored = all(is_done(cell, each, judged=judged) for each in SETTINGS)
+    return scored or (key in found and Path(cell.model).is_dir())
+
+
 def table(seed: int) -> str:
     """For each setting a table: rewards that trained in rows, rewards that score in columns."""
     scores = kept()
@@ -173,6 +187,8 @@ def table(seed: int) -> str:
         for reward, row in rows.items():
             cells = [
                 difference(row["scores"][name], None if reward == BASE else rows[BASE]["scores"][name])
+                if name in row["scores"]
+                else "not asked"
                 for name in names
             ]
             parts.append(f"| {reward} | {' | '.join(cells)} | {row['length']:.0f} |")
@@ -203,15 +219,15 @@ def difference(values: Sequence[float], before: Sequence[float] | None) -> str:
     return f"{mean} ({low:+.3f} to {high:+.3f})"
 
 
-def cells(seeds: Sequence[int], rewards: Sequence[str]) -> Iterator[tuple[str, Cell, str]]:
-    """What is to be done, in order, each with its key: each reward's training, then its scores."""
+def cells(seeds: Sequence[int], rewards: Sequence[str]) -> Iterator[tuple[Cell, str]]:
+    """What is to be done, in order: each reward's training, which has no setting, then its scores."""
     for seed in seeds:
         for reward in rewards:
             cell = Cell(reward, seed)
             if reward != BASE:
-                yield f"{reward}/{seed}/training", cell, ""
+                yield cell, ""
             for setting in SETTINGS:
-                yield f"{reward}/{seed}/{setting}", cell, setting
+                yield cell, setting
 
 
 def main() -> None:
@@ -226,11 +242,12 @@ def main() -> None:
     judge = parse_yaml(given.judge.read_text(encoding="utf-8")) if given.judge else None
     assert judge is None or isinstance(judge, dict), "options of a judge are a mapping"
     began = time.monotonic()
-    for key, cell, setting in cells(given.seeds, given.rewards):
-        if given.table or key in kept() or time.monotonic() - began > 60 * given.minutes:
+    for cell, setting in cells(given.seeds, given.rewards):
+        late = time.monotonic() - began > 60 * given.minutes
+        if given.table or late or is_done(cell, setting, judged=judge is not None):
             continue
-        print(f"{time.monotonic() - began:.0f} s: {key}", flush=True)
-        keep(key, score(cell, setting, judge) if setting else train(cell))
+        print(f"{time.monotonic() - began:.0f} s: {key_of(cell, setting)}", flush=True)
+        keep(key_of(cell, setting), score(cell, setting, judge) if setting else train(cell))
     if given.table:
         RESULTS.write_text(json.dumps(kept(), indent=1) + "\n", encoding="utf-8")
         for seed in given.seeds:
