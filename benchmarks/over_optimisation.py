@@ -217,11 +217,12 @@ def told(row: Mapping[str, Any], steps: Sequence[int]) -> str:
 
 def table() -> str:
     """Start, parting, early stop and end of every cell."""
-    heads = "| cell | KL weight | where | step | KL, nats | learned | true | sums | second number |"
-    lines = [heads, "|" + "---|" * 9]
+    heads = "| cell | seed | KL weight | where | step | KL, nats | learned | true | sums | second number |"
+    lines = [heads, "|" + "---|" * 10]
     for row in rows():
         for where, (at, steps) in points(row["curve"]).items():
-            lines.append(f"| {row['cell']} | {row['kl_weight']:g} | {where} | {at + 1} | {told(row, steps)} |")
+            begins = f"| {row['cell']} | {row['seed']} | {row['kl_weight']:g} | {where} | {at + 1}"
+            lines.append(f"{begins} | {told(row, steps)} |")
     return "\n".join(lines)
 
 
@@ -241,6 +242,8 @@ def picture(file: Path) -> None:
         axis.axvline(kl[peak(curve)], color="#888888", linewidth=0.8, linestyle=":")
         axis.set_title(f"{row['cell']}, KL weight {row['kl_weight']:g}", fontsize=9)
         axis.set_xlabel("KL to the start, nats per completion", fontsize=8)
+    for axis in axes.flat[len(found) :]:
+        axis.set_axis_off()
     axes.flat[0].legend(fontsize=8)
     figure.tight_layout()
     file.parent.mkdir(parents=True, exist_ok=True)
