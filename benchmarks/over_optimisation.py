@@ -210,7 +210,7 @@ def told(row: Mapping[str, Any], steps: Sequence[int]) -> str:
     variance = fmean(row["curve"]["true_std"][step] ** 2 for step in steps)
     half = 1.96 * math.sqrt(variance / (len(steps) * row["completions_per_step"]))
     return (
-        f"{means['kl']:.1f} | {means['learned']:.2f} | {means['true']:.3f} [{means['true'] - half:.3f},"
+        f"{means['kl']:z.1f} | {means['learned']:.2f} | {means['true']:.3f} [{means['true'] - half:.3f},"
         f" {means['true'] + half:.3f}] | {means['sums']:.1f} | {means['second_number']:.1f}"
     )
 

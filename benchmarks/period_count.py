@@ -205,7 +205,7 @@ def row(cell: str, own: Sequence[Mapping[str, Any]]) -> str:
     words, kl = (fmean(each[name] for each in openings) for name in ("words_per_sentence", "kl"))
     others = fmean(other["periods"] for entry in own for other in entry["others"].values())
     mean = fmean(each["periods"] for each in openings)
-    return f"| {cell} | {len(own)} | {mean:.2f} ({single}) | {uses} | {words:.1f} | {kl:.1f} | {others:.1f} |"
+    return f"| {cell} | {len(own)} | {mean:.2f} ({single}) | {uses} | {words:.1f} | {kl:z.1f} | {others:.1f} |"
 
 
 def draw(entries: Mapping[str, Any], picture: Path) -> None:
