@@ -29,21 +29,29 @@ def test_a_model_that_is_gone_is_trained_again_where_something_is_left_to_score_
     kept = {"outcome/0/training": {}, "outcome/0/as trained": scored}
     benchmark.RESULTS.write_text(json.dumps(kept))
     cell = benchmark.Cell("outcome", 0)
-    assert benchmark.is_done(cell, "as trained", judged=False)
-    assert not benchmark.is_done(cell, "additions", judged=False)
-    assert not benchmark.is_done(cell, "", judged=False)  # additions are to be scored, by a model that is not there
+    assert benchmark.is_done(cell, "as trained", ())
+    assert not benchmark.is_done(cell, "additions", ())
+    assert not benchmark.is_done(cell, "", ())  # additions are to be scored, by a model that is not there
     (cell.folder / "model").mkdir(parents=True)
-    assert benchmark.is_done(cell, "", judged=False)
+    assert benchmark.is_done(cell, "", ())
     (cell.folder / "model").rmdir()
     everything = {f"outcome/0/{setting}": scored for setting in benchmark.SETTINGS}
     benchmark.RESULTS.write_text(json.dumps(kept | everything))
-    assert benchmark.is_done(cell, "", judged=False)
+    assert benchmark.is_done(cell, "", ())
 
 
-def test_what_no_judge_has_scored_is_left_to_do_for_one(benchmark: Any) -> None:
+def test_what_a_judge_has_not_scored_is_left_to_do_and_what_another_has_is_kept(benchmark: Any, tmp_path: Path) -> None:
     cell = benchmark.Cell("before", 0)
-    benchmark.keep("before/0/as trained", {"scores": {"countdown": [1.0]}})
-    assert benchmark.is_done(cell, "as trained", judged=False)
-    assert not benchmark.is_done(cell, "as trained", judged=True)
-    benchmark.keep("before/0/as trained", {"scores": {"countdown": [1.0], "judge": [0.5]}})
-    assert benchmark.is_done(cell, "as trained", judged=True)
+    benchmark.keep("before/0/as trained", {"scores": {"countdown": [1.0], "doubt": [0.5]}})
+    assert benchmark.is_done(cell, "as trained", ["doubt"])
+    assert not benchmark.is_done(cell, "as trained", ["doubt", "explanation"])
+    files = [tmp_path / "explanation.yaml", tmp_path / "doubt.yaml"]
+    for file in files:
+        file.write_text(f"{{endpoint: 'http://127.0.0.1:9/v1', model: judge, rubric: Its {file.stem}., part: all}}")
+    judges = benchmark.judges_in(files)
+    functions = list(benchmark.more_functions(additions=True, judges=judges))
+    assert [each.name for each in functions] == ["graded_format", "explanation", "doubt"]
+    assert [each.call.rubric for each in functions[1:]] == ["Its explanation.", "Its doubt."]
+    (tmp_path / "countdown.yaml").write_text("model: judge")
+    with pytest.raises(SystemExit, match=r"--judge .*countdown.yaml: give a mapping of options"):
+        benchmark.judges_in([tmp_path / "countdown.yaml"])
