@@ -5,14 +5,21 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import scipy.stats
+from matplotlib.figure import Figure
 
 from posttrain.config import load_recipe
 from posttrain.errors import RunError, UserError
 from posttrain.training.comparison.cell_runs import CellResult, accuracy_curve, kept_result, recipe_digest
 from posttrain.training.comparison.cells import Budget, Cell, make_cells, read_budget, variant_names
-from posttrain.training.comparison.comparison_report import markdown_table, mean_curve, write_comparison
+from posttrain.training.comparison.comparison_report import (
+    draw_ends_of_variants,
+    markdown_table,
+    mean_curve,
+    write_comparison,
+)
 from posttrain.training.comparison.statistics import mean_over_seeds, student_quantile, variant_results
 
 VARIANTS = {
@@ -167,6 +174,22 @@ def test_table_and_files_have_a_row_for_each_variant(tmp_path: Path) -> None:
     assert "| rloo | 0 | 0.200 | 0.500 | 0.100 | 0.300 |  | 40 | 1.50 | 0.0300 | 10 | 1,000 | 12 | 20 | 1.00 |" in rloo
     assert table in (tmp_path / "comparison.md").read_text()
     assert (tmp_path / "comparison.png").stat().st_size > 0
+
+
+def test_the_picture_has_the_accuracy_after_training_with_its_interval_and_every_seed() -> None:
+    results = [result("grpo", 0, 0.4), result("grpo", 1, 0.6), result("rloo", 0, 0.5)]
+    axes = Figure().subplots()
+    draw_ends_of_variants(axes, results)
+    drawn = [(np.ravel(line.get_xdata()).tolist(), set(np.ravel(line.get_ydata()))) for line in axes.lines]
+    half = 12.706205 * math.sqrt(0.02) / math.sqrt(2)  # t(1, .975) s / √2
+    assert drawn == [
+        ([0.4, 0.6], {0}),
+        ([pytest.approx(0.5)], {0}),
+        ([pytest.approx(0.5 - half, abs=1e-5), pytest.approx(0.5 + half, abs=1e-5)], {0}),
+        ([0.5], {1}),
+        ([0.5], {1}),  # of one seed no interval
+    ]
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["grpo", "rloo"]
 
 
 def test_a_kept_result_is_only_taken_for_the_recipe_that_made_it(tmp_path: Path) -> None:
