@@ -32,7 +32,7 @@ from posttrain.runs.tensor_state import (
     restore_module,
     restore_optimizer,
 )
-from posttrain.training.actor_critic import lasting_state
+from posttrain.training.actor_critic import actor_critic_state
 from posttrain.training.actor_critic.critic import CRITIC, CollectedValues, Critic, trained_groups, truncated_of
 from posttrain.training.actor_critic.value_metrics import credit_metrics
 from posttrain.training.collector import CollectedStep
@@ -84,7 +84,7 @@ class CreditedStep:
     """What else is known of the step's credit: values, returns, what the rewards went through."""
     token_rewards: Float64[Tensor, " token"] | None = None
     """What single tokens earn beside their completion: process rewards and KL penalties; None where there are none."""
-    lasting: lasting_state.Lasting = lasting_state.NOTHING
+    next_state: actor_critic_state.ActorCriticState = actor_critic_state.NO_STATE
     """What the run remembers once this step is learned from."""
 
 
@@ -109,7 +109,9 @@ class Learner:
         self.policy, self.algorithm, self.settings = policy, algorithm, settings
         self.passes = settings.update.passes(algorithm.passes)
         self.critic = None if algorithm.critic is None else Critic(policy, algorithm.critic, seed=settings.seed)
-        self.lasting = lasting_state.at_first(algorithm, begun=self.critic is not None and self.critic.begun)
+        self.actor_critic_state = actor_critic_state.at_first(
+            algorithm, begun=self.critic is not None and self.critic.begun
+        )
         self.own_optimizer = own_optimizer
         if self.critic is not None and own_optimizer is not None:
             raise UserError(
@@ -141,7 +143,7 @@ class Learner:
         reference, sampled = self.reference_logprobs(collected, clock), sampled_columns(groups)
         shown = None if self.teacher is None else self.teacher.prompts(groups, grades)
         teacher = self.teacher_logprobs(collected, shown, clock)
-        lasting, rewards = lasting_state.with_rewards(self.lasting, grades.rewards, algorithm)
+        state, rewards = actor_critic_state.with_rewards(self.actor_critic_state, grades.rewards, algorithm)
         valued = self.values(groups, rewards, clock)
         lengths = torch.tensor([[len(rollout.tokens) for rollout in group.rollouts] for group in groups])
         step_rewards = process_rewards(groups, grades, self.policy.tokenizer)
@@ -160,10 +162,12 @@ class Learner:
             truncated=truncated_of(groups),
         )
         credit = algorithm.credited(evidence, groups)
-        metrics = credit_metrics(evidence, credit, algorithm, self.lasting, (sampled.behaviour_logprobs, reference))
-        lasting = lasting_state.after_step(lasting, metrics, lengths.numel(), algorithm)
+        metrics = credit_metrics(
+            evidence, credit, algorithm, self.actor_critic_state, (sampled.behaviour_logprobs, reference)
+        )
+        state = actor_critic_state.after_step(state, metrics, lengths.numel(), algorithm)
         if self.critic is not None:
-            metrics["value/critic_alone"] = float(not lasting.fitted)
+            metrics["value/critic_alone"] = float(not state.fitted)
         if shown is not None:
             metrics["teacher/shown"] = shown.shown_share
         columns = replace(
@@ -186,12 +190,12 @@ class Learner:
             advantages=mean_of_rollouts(credit.advantages, lengths),
             metrics=metrics,
             token_rewards=token_rewards,
-            lasting=lasting,
+            next_state=state,
         )
 
     def remember(self, credited: CreditedStep) -> None:
         """Take over what a step that is learned from leaves behind: coefficients, scales, whether the policy moves."""
-        self.lasting = credited.lasting
+        self.actor_critic_state = credited.next_state
 
     def values(
         self, groups: Sequence[Group], rewards: Float64[Tensor, "prompt group"], clock: Clock
@@ -200,7 +204,7 @@ class Learner:
         if self.critic is None:
             return None
         with clock("values"):
-            if not self.lasting.begun:
+            if not self.actor_critic_state.begun:
                 self.critic.head.expect(rewards.nanmean().nan_to_num(nan=0.0).item())
             return self.critic.of_groups(groups, max_tokens=self.settings.update.tokens_per_microbatch)
 
@@ -253,7 +257,7 @@ class Learner:
         if penalty is None:
             return None
         assert reference is not None, "a need that was not met"
-        return -self.lasting.kl_coefficient * kl.ESTIMATORS[penalty.estimator](behaviour, reference)
+        return -self.actor_critic_state.kl_coefficient * kl.ESTIMATORS[penalty.estimator](behaviour, reference)
 
     def learn(self, batches: Sequence[Batch], step: int, clock: Clock) -> list[UpdateReport]:
         """Take the updates of a step, one on each of its batches that is not empty.
@@ -271,7 +275,7 @@ class Learner:
                 reports.append(update(self.policy, self.optimizer, batch, self.objective(), settings.update, rate))
             self.num_updates += 1
             if self.critic is not None:
-                self.lasting = replace(self.lasting, begun=True)
+                self.actor_critic_state = replace(self.actor_critic_state, begun=True)
             if limit is not None and reports[-1].kl_behaviour > limit:
                 self.left_out = sum(bool(later.completions) for later in batches[index + 1 :])
                 break
@@ -299,7 +303,7 @@ class Learner:
             measure_entropy=self.settings.update.measure_entropy,
             critic=self.critic,
         )
-        if self.lasting.fitted:
+        if self.actor_critic_state.fitted:
             return whole
         valued = tuple(term for term in self.algorithm.terms if Need.VALUES in term.needs)
         return replace(whole, algorithm=replace(self.algorithm, terms=valued), policy_frozen=True)
@@ -368,11 +372,15 @@ class Learner:
         return optimizer_tensors(self.optimizer)[1]
 
     def state(self) -> dict[str, object]:
-        """What else the next step reads, as plain data: of algorithms that remember nothing, nothing."""
-        return {} if self.lasting == lasting_state.NOTHING else {lasting_state.LASTING: self.lasting.as_json()}
+        """What else the next step reads, as plain data."""
+        return self.actor_critic_state.as_json()
 
     def go_on_with_optimizer(self, run: str) -> None:
         """Take over the optimiser of another run as its last checkpoint has it: moments and counters, no options."""
+        if self.own_optimizer is not None:
+            raise UserError(
+                f"update.optimizer_from = {run}: is for AdamW, and the optimiser is your own.  Leave it out."
+            )
         take_over(self.optimizer, run, where=f"update.optimizer_from = {run}")
 
     def restore(self, saved: Checkpoint, *, num_updates: int) -> None:
@@ -388,7 +396,5 @@ class Learner:
             self.reference.restore(saved.tensors["reference"])
         if self.critic is not None:
             self.critic.restore(saved.tensors[CRITIC])
-        lasting = saved.state.get(lasting_state.LASTING)
-        if isinstance(lasting, Mapping):
-            self.lasting = lasting_state.from_json(lasting)
+        self.actor_critic_state = actor_critic_state.restored(saved.state, self.actor_critic_state, self.algorithm)
         self.num_updates = num_updates

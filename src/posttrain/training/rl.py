@@ -172,9 +172,9 @@ def train_session(session: Session, inputs: RunInputs, how: Beginning) -> RunSte
             notes.append(f"No longer as it was when the run began: {'; '.join(inputs.changes)}.")
         state, first = session.trained.run, None
         session.load_weights()
-        if state.step == 0 and config.update.optimizer_from:
-            session.learner.go_on_with_optimizer(config.update.optimizer_from)
         if not state.before:
+            if config.update.optimizer_from:  # of a run that is resumed a checkpoint has it, from step 0 on
+                session.learner.go_on_with_optimizer(config.update.optimizer_from)
             # Before anything is measured or an earlier run is given up: a mistake in a reward shows now.
             first = session.collector.collect(1, folder.journal_scores, harness.clock)
             notes += warm_start(session.learner, harness.clock)
