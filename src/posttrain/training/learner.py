@@ -48,7 +48,7 @@ from posttrain.training.optimizer import (
     take_over,
 )
 from posttrain.training.reference import Reference, named_reference, reference_of
-from posttrain.training.update import Objective, Observations, group_logprobs, micro_losses, update
+from posttrain.training.update import Objective, group_logprobs, update
 from posttrain.training.update_metrics import UpdateReport
 
 
@@ -293,9 +293,9 @@ class Learner:
         own.advance(int(update > 0))
         return own.set_rates(planned / settings.update.largest_rate)
 
-    def objective(self) -> Objective:
-        """What an update minimises, besides its batch; until the critic is fit for it, the critic's terms alone."""
-        whole = Objective(
+    def whole_objective(self) -> Objective:
+        """What an update minimises, besides its batch, when the policy moves."""
+        return Objective(
             algorithm=self.algorithm,
             temperature=self.settings.temperature,
             reference=self.reference,
@@ -303,6 +303,10 @@ class Learner:
             measure_entropy=self.settings.update.measure_entropy,
             critic=self.critic,
         )
+
+    def objective(self) -> Objective:
+        """What the next update minimises; until the critic is fit for it, the critic's terms alone."""
+        whole = self.whole_objective()
         if self.actor_critic_state.fitted:
             return whole
         valued = tuple(term for term in self.algorithm.terms if Need.VALUES in term.needs)
@@ -333,17 +337,6 @@ class Learner:
                     )
                 made.append(batch)
         return made
-
-    def differentiate(self, batch: Batch, clock: Clock) -> None:
-        """Compute the gradient of an update and throw it away: what it costs, without one."""
-        with clock("update"):
-            budget, padded = self.settings.update.tokens_per_microbatch, self.policy.forward.padded
-            for micro in batch.split(budget, padded=padded):
-                for share in micro_losses(self.policy, micro, self.objective(), Observations()):
-                    share.backward()
-            self.optimizer.zero_grad(set_to_none=True)
-            if self.policy.device.type == "cuda":
-                torch.cuda.synchronize(self.policy.device)
 
     def weights(self) -> Mapping[str, Tensor]:
         """The policy's weights by name, as an engine elsewhere loads them; they go on changing."""

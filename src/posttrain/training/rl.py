@@ -21,7 +21,7 @@ from posttrain.runs.trackers.tracker import require_trackers
 from posttrain.runs.watchers import Watcher, require_watchers
 from posttrain.tasks.base import Task
 from posttrain.training import report
-from posttrain.training.actor_critic.warm_start import warm_start
+from posttrain.training.actor_critic.warm_start import require_earlier_rollouts, warm_start
 from posttrain.training.collector import CollectedStep, no_journal
 from posttrain.training.evaluation import brief_evaluation, full_evaluation, num_completions
 from posttrain.training.learner import CreditedStep
@@ -39,6 +39,7 @@ from posttrain.training.session import (
     require_training_by_reward,
 )
 from posttrain.training.state import RunState
+from posttrain.training.update import trial_gradient
 from posttrain.training.update_metrics import UpdateReport, update_metrics
 
 
@@ -344,11 +345,14 @@ def show_plan(config: Config, own: CallerObjects = NOTHING_BROUGHT, *, show_prom
     """
     with open_session(config, own) as session:
         make_ready(session)
+        require_earlier_rollouts(session.algorithm)
         session.load_weights()
         clock = Clock()
         collected = session.collector.collect(1, no_journal, clock)
-        first, *_ = session.learner.batches(session.learner.credit(collected, clock), clock)
-        session.learner.differentiate(first, clock)
+        batches = session.learner.batches(session.learner.credit(collected, clock), clock)
+        learner = session.learner
+        objective, update = learner.whole_objective(), config.update
+        trial_gradient(learner.policy, learner.optimizer, batches, objective, update, clock)
         plan = report.plan_lines(session, collected, clock.seconds, whole_step=True)
         reader = Reader(
             tokenizer=session.policy.tokenizer,

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from posttrain.algorithms.algorithm import Algorithm
 from posttrain.errors import UserError
 from posttrain.models.policy import Policy
 from posttrain.records import Group
@@ -15,6 +16,12 @@ from posttrain.training.learner import Learner
 from posttrain.training.update import update
 
 OPTION = "algorithm.critic.warm_start"
+
+
+def require_earlier_rollouts(algorithm: Algorithm) -> None:
+    """Refuse a folder for a warm start that holds none, before anything is sampled."""
+    if algorithm.critic is not None and algorithm.critic.warm_start:
+        stored_steps(algorithm.critic.warm_start, OPTION)
 
 
 def warm_start(learner: Learner, clock: Clock) -> list[str]:
