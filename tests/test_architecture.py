@@ -11,6 +11,7 @@ import pytest
 
 from tests.equivalent_mutants import EQUIVALENT
 from tests.mutations import mutants
+from tests.support.many_files import one_test_of
 
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "posttrain"
@@ -71,8 +72,7 @@ SOURCES = sorted(SOURCE.rglob("*.py"))
 TESTS = sorted((ROOT / "tests").rglob("*.py"))
 ALL = SOURCES + TESTS + sorted((ROOT / "benchmarks").rglob("*.py")) + sorted((ROOT / "docs").glob("*.py"))
 
-each_source = pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.relative_to(SOURCE).as_posix())
-each_file = pytest.mark.parametrize("path", ALL, ids=lambda path: path.relative_to(ROOT).as_posix())
+each_source, each_file = one_test_of(SOURCES), one_test_of(ALL)
 
 
 @cache

@@ -7,13 +7,12 @@ from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any, get_type_hints
 
-import pytest
-
 from posttrain.commands.chat import ChatConfig
 from posttrain.config.kinds import COMMAND_OF
 from posttrain.config.schema import section_names, section_schema, variants_of
 from posttrain.options.reward import RewardOptions
 from posttrain.schemas import Schema, record_class, unwrapped
+from tests.support.many_files import one_test_of
 
 SOURCE = Path(__file__).parents[1] / "src" / "posttrain"
 KINDS = (*COMMAND_OF, ChatConfig)
@@ -62,7 +61,7 @@ def texts(path: Path) -> Iterator[tuple[int, str]]:
             yield node.lineno, node.value
 
 
-@pytest.mark.parametrize("path", sorted(SOURCE.rglob("*.py")), ids=lambda path: path.relative_to(SOURCE).as_posix())
+@one_test_of(sorted(SOURCE.rglob("*.py")))
 def test_every_option_that_a_text_names_exists(path: Path) -> None:
     for line, text in texts(path):
         for named in options_named(text):

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.many_files import one_test_of
 from tests.support.pages import attribute, blocks
 
 ROOT = Path(__file__).parents[1]
@@ -27,7 +28,7 @@ MADE = {"reference/options.md", "docs/reference/options.md"}
 
 FOLDERS = [ROOT / name for name in ("src", "tests", "docs", "recipes", "benchmarks")]
 NAMES = {path.name for path in (*ROOT.iterdir(), *(path for folder in FOLDERS for path in folder.rglob("*")))}
-each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+each_page = one_test_of(PAGES)
 
 
 @each_page

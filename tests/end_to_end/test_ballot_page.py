@@ -3,7 +3,10 @@
 import json
 import re
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import redirect_stdout
+from io import StringIO
 from pathlib import Path
 
 import pytest
@@ -143,16 +146,16 @@ def test_a_ballot_is_a_list_that_votes_are_put_on_and_taken_off(
         assert made.num_done == len(expected)
 
 
-def test_the_command_waits_until_every_rater_has_ended(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_waits_until_every_rater_has_ended(tmp_path: Path) -> None:
     ballots = [ballot(tmp_path, rater=rater) for rater in ("anna", "ben")]
     waiting = threading.Thread(
         target=ask_on_pages, args=(ballots, "Which?"), kwargs={"port": 0, "stopping": lambda: False}
     )
-    said = ""
-    waiting.start()
-    while "End by the button" not in said:
-        said += capsys.readouterr().out
-    addresses = re.findall(r"http://127\.0\.0\.1:(\d+)/#(\S+)", said)
+    with redirect_stdout(StringIO()) as said:  # capsys empties what another thread is just writing
+        waiting.start()
+        while "End by the button" not in said.getvalue():
+            time.sleep(0.01)
+    addresses = re.findall(r"http://127\.0\.0\.1:(\d+)/#(\S+)", said.getvalue())
     assert len(addresses) == 2
     for port, token in addresses:
         assert waiting.is_alive()
