@@ -276,7 +276,7 @@ MUTANTS: list[tuple[str, str, str, int]] = [
     ("runs/files.py", "sync_folder(path.parent)", "pass", 0),
     ("training/learner.py", "step % every == 0", "step % (every + 1) == 0", 0),
     ("training/learner.py", "**credit._asdict(), values=evidence.values", "advantages=credit.advantages", 0),
-    ("training/learner.py", "-self.lasting.kl_coefficient *", "self.lasting.kl_coefficient *", 0),
+    ("training/learner.py", "-self.actor_critic_state.kl_coefficient *", "self.actor_critic_state.kl_coefficient *", 0),
     ("training/learner.py", "(behaviour, reference)", "(reference, behaviour)", 0),
     ("training/learner.py", " or Need.REFERENCE_LOGPROBS not in self.algorithm.needs", "", 0),
     ("training/learner.py", "(step - 1) * self.passes.updates + index", "step - 1 + index", 0),

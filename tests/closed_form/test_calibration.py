@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from posttrain.records import Preference, Prompt
+from posttrain.training.pairs.prompt_bootstrap import mean_intervals
 from posttrain.training.reward_model.calibration import HeldOutPairs, held_out_pairs
 from posttrain.training.reward_model.pair_scores import PairScores
 
@@ -21,6 +22,18 @@ def measured(margins: list[float], *, prompts: list[int] | None = None, num_bins
         for row, each in enumerate(places)
     ]
     return held_out_pairs(PairScores(numbers / 2, -numbers / 2), pairs, num_bins)
+
+
+def test_an_interval_is_over_prompts_however_many_pairs_each_has() -> None:
+    """Every pair twice is no more evidence; the same pairs taken for those of other prompts would seem to be."""
+    values = np.array([[0.0, 3.0], [1.0, 5.0], [4.0, 1.0], [2.0, 2.0], [7.0, 0.0]])
+    (low, high), second = mean_intervals([*"abcde"], values)
+    assert mean_intervals([*"aabbccddee"], values.repeat(2, axis=0)) == [
+        pytest.approx((low, high)),
+        pytest.approx(second),
+    ]
+    narrow, _ = mean_intervals([*"abcdefghij"], values.repeat(2, axis=0))
+    assert low < narrow[0] < values[:, 0].mean() < narrow[1] < high
 
 
 def test_accuracy_counts_a_tie_as_half_and_the_loss_is_that_of_the_probabilities() -> None:

@@ -96,6 +96,13 @@ def test_every_row_with_a_ratio_takes_a_correction_and_needs_no_pass_without(nam
     assert not made.keeps_zero_advantages
 
 
+def test_of_ppo_it_is_the_policys_term_that_is_corrected_and_not_that_of_the_values() -> None:
+    assert Need.PROXIMAL_LOGPROBS not in build_algorithm({"name": "ppo"}).needs
+    policy, value = build_algorithm({"name": "ppo", "correction": {"truncate": 3.0}}).terms
+    assert policy.needs == {Need.PROXIMAL_LOGPROBS}
+    assert value.needs == {Need.VALUES}
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -5,20 +5,15 @@ import math
 import pytest
 import torch
 
-from posttrain.algorithms.actor_critic.lasting import (
-    AdaptiveKl,
-    RewardScaling,
-    RewardStatistics,
-    next_coefficient,
-    scaled_rewards,
-)
+from posttrain.algorithms.actor_critic.adaptive_kl import AdaptiveKl, next_coefficient
+from posttrain.algorithms.actor_critic.reward_scaling import RewardScaling, RewardStatistics, scaled_rewards
 from posttrain.algorithms.actor_critic.value_terms import value_loss
 from posttrain.algorithms.algorithm import Algorithm
 from posttrain.algorithms.credit import Evidence
 from posttrain.algorithms.table import build_algorithm
 from posttrain.algorithms.terms import Need
 from posttrain.errors import UserError
-from posttrain.training.actor_critic.value_metrics import explained_variance
+from posttrain.training.actor_critic.value_metrics import explained_variance, value_metrics
 from tests.support.tiny import token_loss
 
 RAW = {"name": "ppo", "whitening": "none"}
@@ -69,6 +64,11 @@ def test_the_one_step_rule_is_also_the_values_target() -> None:
     found = credit_of({**RAW, "gae": {"estimator": "one_step"}}, evidence([[2.0]], [0.5, 0.25, 1.0], [[3]]))
     assert found.advantages.tolist() == pytest.approx([-0.25, 0.75, 1.0])
     assert found.returns.tolist() == pytest.approx([0.25, 1.0, 2.0])
+    half = credit_of(
+        {**RAW, "gae": {"estimator": "one_step", "gamma": 0.5}}, evidence([[2.0]], [0.5, 0.25, 1.0], [[3]])
+    )
+    assert half.returns.tolist() == pytest.approx([0.125, 0.5, 2.0])
+    assert half.advantages.tolist() == pytest.approx([-0.375, 0.25, 1.0])
 
 
 def test_a_cut_off_end_is_an_end_unless_it_is_bootstrapped() -> None:
@@ -77,6 +77,18 @@ def test_a_cut_off_end_is_an_end_unless_it_is_bootstrapped() -> None:
     assert credit_of(RAW, given).returns.tolist() == [1.0, 1.0]
     assert credit_of({**RAW, "gae": {"truncated": "bootstrap"}}, given).returns.tolist() == [5.0, 1.0]
     assert credit_of({**RAW, "missing_stop_penalty": 0.5}, given).returns.tolist() == [0.5, 1.0]
+
+
+def test_a_cut_off_completion_earns_at_most_what_the_worst_that_stopped_does() -> None:
+    """Of the whole step, before the penalty; one that is below it already stays there, and NaN is nobody's bound."""
+    cut = {"truncated": torch.tensor([[True, False, True], [False, False, True]])}
+    given = evidence([[3.0, 0.5, -1.0], [NAN, 2.0, NAN]], [0.0] * 6, [[1, 1, 1], [1, 1, 1]], **cut)
+    capped = credit_of({**RAW, "missing_stop_cap": True}, given)
+    assert capped.returns.tolist() == [0.5, 0.5, -1.0, 0.0, 2.0, 0.0]
+    both = credit_of({**RAW, "missing_stop_cap": True, "missing_stop_penalty": 0.25}, given)
+    assert both.returns.tolist() == [0.25, 0.5, -1.25, 0.0, 2.0, 0.0]
+    none_stopped = evidence([[3.0, 1.0]], [0.0, 0.0], [[1, 1]], truncated=torch.ones(1, 2, dtype=torch.bool))
+    assert credit_of({**RAW, "missing_stop_cap": True}, none_stopped).returns.tolist() == [3.0, 1.0]
 
 
 def test_whitening_leaves_the_targets_as_they_are() -> None:
@@ -214,6 +226,21 @@ def test_explained_variance_by_hand() -> None:
     assert explained_variance(column([1.0, 1.0]), column([0.0, 1.0])) is None
 
 
+def test_rewards_that_are_all_alike_are_so_whatever_their_sums_round_to() -> None:
+    """0.3 less V, summed up and V put back, is 0.3 to 1e-17: no spread to explain, to clip by or to divide by."""
+    random = torch.Generator().manual_seed(0)
+    values = (0.3 + torch.randn(23, generator=random, dtype=torch.float64) / 10).tolist()
+    given = evidence([[0.3], [0.3], [0.3]], values, [[7], [11], [5]])
+    found = credit_of({**RAW, "value_loss": {"clip": 0.2}}, given)
+    assert 0 < found.returns.std() < 1e-15
+    assert found.value_range.min() > 1e300
+    assert "value/explained_variance" not in value_metrics(given, found)
+    same = torch.full((1, 3), 0.1, dtype=torch.float64)
+    statistics = RewardStatistics().with_rewards(same)
+    assert statistics.deviation > 0
+    assert scaled_rewards(same, statistics, RewardScaling()).abs().max() < 1e-15
+
+
 # Options that make no sense.
 
 
@@ -222,6 +249,12 @@ def test_explained_variance_by_hand() -> None:
     [
         ({"baseline": "none", "critic": {"head": "linear"}}, "critic is given, and baseline = none"),
         ({"baseline": "leave_one_out", "value_loss": {"clip": 0.2}}, "value_loss is given"),
+        ({"baseline": "leave_one_out", "gae": {"truncated": "bootstrap"}}, r"gae\.truncated is given"),
+        ({"baseline": "none", "gae": {"lambda_value": 0.9}}, r"gae\.lambda_value is given"),
+        (
+            {"gae": {"estimator": "one_step", "length_adaptive": 0.05}},
+            "length_adaptive = 0.05 with estimator = one_step",
+        ),
         ({"adaptive_kl": {"target": 6.0}}, "adaptive_kl moves the coefficient"),
         ({"adaptive_kl": {"target": 6.0}, "kl": {"coefficient": 0.1}}, "adaptive_kl moves the coefficient"),
         ({"adaptive_kl": {"target": 0.0}}, "target = 0.0"),

@@ -133,6 +133,7 @@ BAD: list[tuple[Mapping[str, Any], str]] = [
     ({**PLAIN, "margin": float("nan")}, "`margin` must hold a number"),
     ({**PLAIN, "weight": 0}, "`weight` must hold a number above 0"),
     ({**PLAIN, "weight": True}, "`weight` must hold a number above 0"),
+    ({**PLAIN, "tie": True}, "the column `tie` says that neither answer is better"),
 ]
 
 

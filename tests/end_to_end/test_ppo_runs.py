@@ -9,13 +9,16 @@ from safetensors.torch import load_file
 
 import posttrain
 from posttrain.errors import UserError
+from posttrain.training.rl import show_plan
+from posttrain.training.session import CallerObjects
+from tests.support.accidents import Accident
 from tests.support.dice import dice
-from tests.support.runs import require_same, save_tiny_model
+from tests.support.runs import command, metrics_of, require_same, save_tiny_model, tiny_recipe
 
 ROWS = [{"prompt": f"Throw {n}. "} for n in range(12)]
 ALGORITHM = {
     "name": "ppo",
-    "critic": {"fit_steps": 2},
+    "critic": {"fit_steps": 1},
     "kl": {"coefficient": 0.05, "estimator": "k1", "place": "reward"},
     "adaptive_kl": {"target": 0.01, "horizon": 50.0},
     "reward_scaling": {},
@@ -59,8 +62,27 @@ def test_a_run_that_is_stopped_and_resumed_is_the_one_that_never_stopped(model: 
     lines = lines_of(whole)
     assert [line["value/critic_alone"] for line in lines][-1] == 0.0
     assert {line["num_updates"] + line["num_updates_left_out"] for line in lines} == {8.0}
-    assert len({line["kl_coefficient"] for line in lines}) == 4
+    # The policy moves from step 2 on; step 3 sees how far it went, and step 4 has the coefficient that follows.
+    assert [line["kl_coefficient"] == 0.05 for line in lines] == [True, True, True, False]
     assert "value_head.safetensors" not in {file.name for file in (whole / "model").iterdir()}
+
+
+def test_a_run_that_is_killed_goes_on_to_the_same_bits_with_a_trunk_of_the_critics_own(tmp_path: Path) -> None:
+    """Killed after its fourth step, two beyond the last checkpoint: policy, critic, optimiser and coefficients."""
+    save_tiny_model(tmp_path / "model")
+    algorithm = {**ALGORITHM, "critic": {**ALGORITHM["critic"], "trunk": "own"}}
+    sections = {"algorithm": algorithm, "checkpoint": {"every_steps": 2}, "run": {"num_steps": 5}}
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    ended = command("rl", tiny_recipe(whole, **sections), folder=whole)
+    assert ended.code == 0, ended.err
+    recipe, moment = tiny_recipe(killed, **sections), "os.rename rollouts/.tmp-step-000004.parquet 1"
+    assert command("rl", recipe, folder=killed, accident=Accident(moment=moment)).code == -9
+    ended = command("rl", "--resume", killed / "run", folder=killed)
+    assert ended.code == 0, ended.err
+    assert "Resumed after step 2." in ended.out
+    require_same(killed / "run", whole / "run")
+    assert len({line["kl_coefficient"] for line in metrics_of(whole / "run")[3:]}) == 3
+    assert (whole / "run" / "critic" / "model.safetensors").is_file()
 
 
 def test_a_critic_starts_from_earlier_rollouts_and_from_an_earlier_critic(
@@ -78,4 +100,9 @@ def test_a_critic_starts_from_earlier_rollouts_and_from_an_earlier_critic(
         assert next(steps).metrics["value/explained_variance"] != 0
     none = config(model, tmp_path / "none", warm_start=str(tmp_path))
     with pytest.raises(UserError, match=r"critic\.warm_start = .*holds no step-N\.parquet"):
+        next(posttrain.steps(none, rows=ROWS, rewards=[dice]))
+    with pytest.raises(UserError, match=r"holds no step-N\.parquet"):
+        show_plan(none, CallerObjects(rows=ROWS, rewards=[dice]))
+    (tmp_path / "step-1.parquet").write_text("no table")
+    with pytest.raises(UserError, match=r"step-1\.parquet: cannot be read as Parquet"):
         next(posttrain.steps(none, rows=ROWS, rewards=[dice]))

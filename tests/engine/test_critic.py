@@ -53,7 +53,7 @@ def filled(head: ValueHead, seed: int = 5) -> None:
 def with_filled_head(stages: Stages) -> Stages:
     assert stages.learner.critic is not None
     filled(stages.learner.critic.head)
-    stages.learner.lasting = replace(stages.learner.lasting, begun=True)
+    stages.learner.actor_critic_state = replace(stages.learner.actor_critic_state, begun=True)
     return stages
 
 
@@ -282,13 +282,17 @@ def test_a_restored_learner_takes_the_step_that_the_saved_one_took_bit_for_bit(t
     checkpoint = replace(checkpoint, state=json.loads(json.dumps(checkpoint.state)))
     second = stages_with(config, critic_reward)
     second.learner.restore(checkpoint, num_updates=first.learner.num_updates)
-    assert second.learner.lasting == first.learner.lasting != stages_with(config, critic_reward).learner.lasting
+    assert (
+        second.learner.actor_critic_state
+        == first.learner.actor_critic_state
+        != stages_with(config, critic_reward).learner.actor_critic_state
+    )
     for stages in (first, second):
         stages.learn(stages.credited(3))
     theirs, ours = first.learner.tensors(), second.learner.tensors()
     for stem, named in theirs.items():
         assert all(torch.equal(ours[stem][name], tensor) for name, tensor in named.items()), stem
-    assert first.learner.lasting == second.learner.lasting
+    assert first.learner.actor_critic_state == second.learner.actor_critic_state
 
 
 @each_trunk
@@ -305,6 +309,18 @@ def test_a_saved_critic_is_a_plain_folder_that_another_run_starts_from(trunk: st
         torch.testing.assert_close(again.tensors()[name], tensor, rtol=0, atol=0)
     with pytest.raises(UserError, match=r"critic\.head = linear over this model"):
         Critic(policy, CriticOptions(trunk=trunk, path=str(tmp_path / "critic"), head="linear"), seed=1)
+
+
+def test_a_folder_for_a_head_on_the_policys_trunk_holds_such_a_head(tmp_path: Path) -> None:
+    """A head that reads another model would be read on states that it has never seen, and no head is none."""
+    policy = policy_of(small_folder(tmp_path / "model"))
+    for path in (tmp_path / "nowhere", tmp_path / "model"):
+        with pytest.raises(UserError, match=r"critic\.path = .* holds no value_head\.safetensors, and the head reads"):
+            Critic(policy, CriticOptions(path=str(path)), seed=0)
+    apart = Critic(policy, CriticOptions(trunk="own"), seed=0)
+    save_critic(apart.head, apart.own_trunk, tmp_path / "critic")
+    with pytest.raises(UserError, match=r"its head reads the model that lies there, and not the policy"):
+        Critic(policy, CriticOptions(trunk="shared", path=str(tmp_path / "critic")), seed=0)
 
 
 def policy_of(folder: Path) -> Policy:

@@ -1,6 +1,8 @@
 """The learner between its parts: which rate each update has, when the reference is renewed, what a trial leaves."""
 
+import time
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 
 import peft
@@ -8,15 +10,16 @@ import pytest
 import torch
 
 from posttrain.algorithms.table import build_algorithm
+from posttrain.batch import Batch
 from posttrain.errors import RunError, UserError
 from posttrain.models.policy import as_policy
 from posttrain.options.training import UpdateOptions
 from posttrain.runs.checkpoint import Checkpoint
 from posttrain.runs.clock import Clock
 from posttrain.training.learner import Learner, LearnerSettings
-from posttrain.training.update import group_logprobs
+from posttrain.training.update import group_logprobs, trial_gradient
 from tests.support.adapted import adapted_policy
-from tests.support.stages import stages_with
+from tests.support.stages import Stages, stages_with
 from tests.support.tiny import tiny_model, tokenizer
 
 KL = {"name": "grpo", "kl": {"coefficient": 0.1}}
@@ -64,14 +67,36 @@ def test_the_groups_of_a_mini_batch_keep_their_order() -> None:
     assert len({tuple(names) for names in drawn[::2]}) > 1, "every epoch has an order of its own"
 
 
+def try_gradient(stages: Stages, clock: Clock) -> list[Batch]:
+    learner = stages.learner
+    batches = learner.batches(stages.credited(), clock)
+    objective, options = learner.whole_objective(), learner.settings.update
+    trial_gradient(learner.policy, learner.optimizer, batches, objective, options, clock)
+    return batches
+
+
+def test_a_trial_of_ppo_is_of_a_step_in_which_the_policy_moves_and_counts_all_of_its_updates(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One second for the largest of eight batches, although the critic learns alone at first."""
+    stages, ticks, gradients = stages_with({"name": "ppo"}), count(), []
+    stages.policy.model.model.norm.weight.register_hook(gradients.append)
+    monkeypatch.setattr(time, "perf_counter", lambda: float(next(ticks)))
+    clock = Clock()
+    batches = try_gradient(stages, clock)
+    tokens = [len(batch.tokens) for batch in batches]
+    assert len(tokens) == 8
+    assert clock.seconds["update"] == pytest.approx(sum(tokens) / max(tokens))
+    assert gradients[0].norm() > 0
+
+
 def test_a_trial_computes_the_gradient_and_leaves_no_trace_of_it() -> None:
     stages = stages_with()
     before = [parameter.detach().clone() for parameter in stages.policy.model.parameters()]
     norm = stages.policy.model.model.norm.weight
     gradients = []
     norm.register_hook(gradients.append)
-    batch = stages.learner.batches(stages.credited(), Clock())[0]
-    stages.learner.differentiate(batch, Clock())
+    try_gradient(stages, Clock())
     assert gradients
     assert gradients[0].norm() > 0
     assert all(parameter.grad is None for parameter in stages.policy.model.parameters())

@@ -12,9 +12,11 @@ import posttrain
 from posttrain.errors import RunError, UserError
 from posttrain.models.adapters.quantized import is_4_bit
 from posttrain.models.classifiers.classifier_memory import classifier_bytes
+from posttrain.models.memory.model_files import recipe_shape
 from posttrain.options.reward_model import RewardModelOptions
 from posttrain.rewards.model import RewardModel
 from posttrain.runs.clock import Clock
+from posttrain.runs.planned_memory import dpo_setup
 from posttrain.runs.run_inputs import named_files
 from posttrain.training.caller.caller_inputs import inputs_of
 from posttrain.training.caller.caller_objects import CallerObjects
@@ -173,6 +175,15 @@ def test_the_plan_counts_those_that_live_with_the_policy(places: Path) -> None:
         assert peaks[0] != [] != peaks[1]
     options = RewardModelOptions(model=str(places / "rm"), device="cpu")
     assert classifier_bytes(options, on_cuda=True) == 0  # beside a policy on a GPU it takes none of that
+
+
+def test_a_plan_of_rounds_counts_every_member_of_an_ensemble(places: Path) -> None:
+    folder = str(places / "rm")
+    item = {"model": folder, "label": 0, "ensemble": [folder, folder], "combine": "least"}
+    task, model = {"name": "countdown"}, {"path": str(places / "model")}
+    given = posttrain.load_recipe(kind=posttrain.DpoConfig, dpo={"rounds": 1}, rewards=[item], task=task, model=model)
+    setup = dpo_setup(given, recipe_shape(given.model), on_cuda=False)
+    assert setup.reward_models == 3 * classifier_bytes(RewardModelOptions(model=folder), on_cuda=False)
 
 
 def test_in_4_bits_its_body_is_small_and_its_head_whole(tmp_path: Path) -> None:

@@ -7,21 +7,28 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForSequenceClassification, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
 from posttrain.errors import UserError
 from posttrain.models.adapters.placing import add_adapter
 from posttrain.models.classifiers.saved_classifier import TextReading, require_classifier, save_classifier
 from posttrain.models.classifiers.score_head import TextScorer, new_scorer
 from posttrain.models.conversation_masks import Masking
+from posttrain.models.loading.model_folder import load_policy
 from posttrain.models.policy import Policy, as_policy
 from posttrain.models.rendering import TokenizerRenderer
 from posttrain.options.adapter import AdapterOptions
+from posttrain.options.critic import CriticOptions
 from posttrain.options.dataset import DatasetOptions
+from posttrain.options.model import ModelOptions
 from posttrain.options.pairs import PairOptions
+from posttrain.options.teacher import TeacherOptions
 from posttrain.records import Preference
 from posttrain.rewards.model import RewardModel
 from posttrain.tasks.preferences.preference_set import GivenPairs, preference_set
+from posttrain.training.actor_critic.critic import Critic
+from posttrain.training.distillation.teacher import teacher_of
+from posttrain.training.reference import named_reference
 from posttrain.training.reward_model.pair_scores import pair_scores
 from tests.support.conversations import CHATML, CLOSED, OPENING, chat_model, chat_tokenizer, turns
 from tests.support.every_family import small_model
@@ -99,6 +106,25 @@ def test_so_it_does_for_other_families(kind: str, tmp_path: Path) -> None:
     ]
     found = scores_by_transformers(tmp_path / "rm", texts_of(pairs))
     assert (found - ours(scorer, pairs)).abs().max() <= 1e-5
+
+
+def test_a_reward_model_is_told_from_a_policy_although_a_tied_one_has_all_of_its_weights(tmp_path: Path) -> None:
+    policy = chat_policy(family="qwen3")
+    assert policy.model.config.tie_word_embeddings
+    saved(policy, tmp_path / "rm")
+    _, told = AutoModelForCausalLM.from_pretrained(tmp_path / "rm", output_loading_info=True)
+    assert not told["missing_keys"], "transformers itself does not tell"
+    with pytest.raises(UserError, match=r"model\.path = .*Qwen3ForSequenceClassification is no causal language model"):
+        load_policy(ModelOptions(path=str(tmp_path / "rm")))
+    for option, load in {
+        "reference.path": lambda path: named_reference(path, policy),
+        "algorithm.teacher.model": lambda path: teacher_of(policy, TeacherOptions(model=path), {}),
+        "algorithm.critic.path": lambda path: Critic(policy, CriticOptions(trunk="own", path=path), seed=0),
+    }.items():
+        with pytest.raises(UserError, match=rf"^{option} = .*Qwen3ForSequenceClassification is no causal"):
+            load(str(tmp_path / "rm"))
+        with pytest.raises(UserError, match=rf"^{option} = .*nowhere: no such folder"):
+            load(str(tmp_path / "nowhere"))
 
 
 def test_padding_with_the_end_token_would_be_read_one_token_early(tmp_path: Path) -> None:

@@ -78,21 +78,36 @@ def test_evaluations_and_dry_runs_leave_no_trace_in_what_a_run_remembers() -> No
     """Credit is made of them too; only what is learned from is remembered."""
     kl = {"coefficient": 0.05, "estimator": "k1", "place": "reward"}
     stages = stages_with({"name": "ppo", "kl": kl, "adaptive_kl": {"target": 1.0}, "reward_scaling": {}})
-    before = stages.learner.lasting
+    before = stages.learner.actor_critic_state
     credited = stages.credited()
-    assert stages.learner.lasting == before != credited.lasting
+    assert stages.learner.actor_critic_state == before != credited.next_state
     stages.learner.remember(credited)
-    assert stages.learner.lasting == credited.lasting
+    assert stages.learner.actor_critic_state == credited.next_state
 
 
 def test_the_adaptive_coefficient_is_what_the_next_steps_rewards_lose() -> None:
     kl = {"coefficient": 0.5, "estimator": "k1", "place": "reward"}
     # The reference is the policy: the KL is 0, which is 100 % below the target, and -.2 · 20 / 20 is its limit.
-    stages = stages_with({"name": "ppo", "kl": kl, "adaptive_kl": {"target": 1.0, "horizon": 20.0}})
+    config = {"name": "ppo", "kl": kl, "adaptive_kl": {"target": 1.0, "horizon": 20.0}}
+    stages = stages_with({**config, "critic": {"fit_steps": 0}})
     credited = stages.credited()
     assert (credited.metrics["kl_coefficient"], credited.metrics["kl_completion"]) == (0.5, pytest.approx(0, abs=1e-6))
     stages.learn(credited)
     assert stages.credited(2).metrics["kl_coefficient"] == pytest.approx(0.4)
+
+
+def test_a_policy_that_stands_still_says_nothing_of_its_kl_coefficient() -> None:
+    """While the critic learns alone the KL is 0, whatever the coefficient is: lowering it would follow from nothing."""
+    kl = {"coefficient": 0.5, "estimator": "k1", "place": "reward"}
+    config = {"name": "ppo", "kl": kl, "adaptive_kl": {"target": 1.0, "horizon": 20.0}}
+    stages = stages_with({**config, "critic": {"fit_steps": 2, "rate_scale": 1e-9}})
+    told = []
+    for step in (1, 2, 3, 4, 5):
+        credited = stages.credited(step)
+        stages.learn(credited)
+        told.append((credited.metrics["value/critic_alone"], credited.metrics["kl_coefficient"]))
+    assert told[:4] == [(1.0, 0.5), (1.0, 0.5), (0.0, 0.5), (0.0, 0.5)]
+    assert told[4][1] != 0.5
 
 
 def test_the_scaled_rewards_are_what_credit_is_made_of() -> None:

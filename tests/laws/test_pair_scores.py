@@ -9,7 +9,8 @@ from posttrain.models.classifiers.score_head import TextScorer, new_scorer
 from posttrain.models.forward import PlainForward
 from posttrain.options.reward_training import RewardTrainingOptions
 from posttrain.records import Preference, Prompt
-from posttrain.training.reward_model.pair_scores import accumulate_pairs, pair_microbatches, pair_scores
+from posttrain.training.pairs.pair_microbatches import pair_microbatches
+from posttrain.training.reward_model.pair_scores import accumulate_pairs, pair_scores, read_lengths
 from tests.support.tiny import through_its_own_forward, tiny_policy
 
 FAMILIES = ("qwen3", "gpt2")
@@ -79,18 +80,18 @@ def test_a_pass_of_padded_rows_gives_the_same_scores_and_gradient() -> None:
 def test_a_pair_is_never_split_and_none_is_lost() -> None:
     for padded in (False, True):
         for budget in (3, 12, 20, 1000):
-            batches = [*pair_microbatches(PAIRS, budget, padded=padded)]
+            batches = [*pair_microbatches(PAIRS, budget, lengths=read_lengths, padded=padded)]
             assert sorted(row for batch in batches for row in batch) == [0, 1, 2, 3]
             for batch in batches:
-                sizes = [
+                prompts = sum(map(len, {PAIRS[row].prompt.tokens for row in batch}))
+                size = (
                     2 * len(batch) * max(PAIRS[row].num_tokens for row in batch)
                     if padded
-                    else sum(len(PAIRS[r].prompt.tokens + PAIRS[r].chosen + PAIRS[r].rejected) for r in batch)
-                    for row in batch
-                ]
-                assert len(batch) == 1 or max(sizes) <= budget
-    assert len([*pair_microbatches(PAIRS, 3)]) == 4
-    assert len([*pair_microbatches(PAIRS, 1000)]) == 1
+                    else prompts + sum(len(PAIRS[row].chosen + PAIRS[row].rejected) for row in batch)
+                )
+                assert len(batch) == 1 or size <= budget
+    assert len([*pair_microbatches(PAIRS, 3, lengths=read_lengths)]) == 4
+    assert len([*pair_microbatches(PAIRS, 1000, lengths=read_lengths)]) == 1
 
 
 def test_closing_tokens_are_read_and_the_score_is_that_of_the_last_one() -> None:

@@ -17,9 +17,10 @@ from posttrain.training.dpo.pair_reference import PairReference
 from posttrain.training.dpo.pair_update import (
     accumulate,
     logprobs_without_gradient,
-    pair_microbatches,
+    predicting_lengths,
     said_lengths,
 )
+from posttrain.training.pairs.pair_microbatches import pair_microbatches
 from posttrain.training.reference import EarlierAdapter, FrozenCopy
 from tests.support.adapted import adapted_policy, fill
 from tests.support.pairs import one_row_at_a_time, some_pairs
@@ -87,14 +88,16 @@ def test_tokens_that_another_says_carry_no_loss() -> None:
 def test_micro_batches_hold_every_pair_once_and_a_shared_prompt_counts_once() -> None:
     # Pair 1 and pair 3 share a prompt of five tokens: 5 + (0 + 5) and (1 + 6) more: 17 together, 10 and 12 apart.
     both = [PAIRS[1], PAIRS[3]]
-    assert [sorted(micro) for micro in pair_microbatches(both, 17)] == [[0, 1]]
-    assert [len(micro) for micro in pair_microbatches(both, 16)] == [1, 1]
+    assert [sorted(micro) for micro in pair_microbatches(both, 17, lengths=predicting_lengths)] == [[0, 1]]
+    assert [len(micro) for micro in pair_microbatches(both, 16, lengths=predicting_lengths)] == [1, 1]
     # Padded: rows of 5 + 6 - 1 = 10 and of 11: two pairs are four rows of 11.
-    assert [len(micro) for micro in pair_microbatches(both, 44, padded=True)] == [2]
-    assert [len(micro) for micro in pair_microbatches(both, 43, padded=True)] == [1, 1]
+    assert [len(micro) for micro in pair_microbatches(both, 44, lengths=predicting_lengths, padded=True)] == [2]
+    assert [len(micro) for micro in pair_microbatches(both, 43, lengths=predicting_lengths, padded=True)] == [1, 1]
     for budget in (1, 20, 1000):
-        assert sorted(n for micro in pair_microbatches(PAIRS, budget) for n in micro) == [*range(len(PAIRS))]
-    assert [*pair_microbatches([], 10)] == []
+        assert sorted(n for micro in pair_microbatches(PAIRS, budget, lengths=predicting_lengths) for n in micro) == [
+            *range(len(PAIRS))
+        ]
+    assert [*pair_microbatches([], 10, lengths=predicting_lengths)] == []
 
 
 # The first step

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
-from posttrain.algorithms.actor_critic.lasting import AdaptiveKl, RewardScaling
+from posttrain.algorithms.actor_critic.adaptive_kl import AdaptiveKl
+from posttrain.algorithms.actor_critic.reward_scaling import RewardScaling
 from posttrain.algorithms.aggregation import sums_differ
 from posttrain.algorithms.checks import require_credit, require_weights
 from posttrain.algorithms.credit import Credit, CreditRule, Evidence

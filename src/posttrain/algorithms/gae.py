@@ -16,7 +16,8 @@ from torch import Tensor
 from posttrain.errors import UserError
 
 LEAST_DEVIATION = 1e-6
-"""Of advantages that are whitened, in units of reward; what spreads less is rounding."""
+"""Of rewards, returns and advantages, in units of reward; what spreads less is rounding, and nothing is measured in
+it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +46,11 @@ class GaeOptions:
                 raise UserError(f"{name} = {value}: must be from 0 to 1.")
         if self.length_adaptive is not None and not self.length_adaptive > 0:
             raise UserError(f"length_adaptive = {self.length_adaptive}: λ = 1 - 1/(α · length); use α > 0, or null.")
+        if self.length_adaptive is not None and self.estimator == "one_step":
+            raise UserError(
+                f"length_adaptive = {self.length_adaptive} with estimator = one_step: that has no λ.  Leave one of them"
+                " out."
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,15 +90,16 @@ class ValuedTokens:
         return torch.where(self.is_last, self.final_values[self.rollout], self.values.roll(-1))
 
 
-def one_step_advantages(tokens: ValuedTokens) -> Float[Tensor, " token"]:
+def one_step_advantages(tokens: ValuedTokens, *, gamma: float = 1.0) -> Float[Tensor, " token"]:
     """What the next value says a token was worth, above what was expected before it.
 
-        A_t = Q_t - V_t,   Q_t = r_t + V_{t+1};   for the last token Q = r
+        A_t = Q_t - V_t,   Q_t = r_t + γ V_{t+1};   for the last token Q = r
 
-    Without token rewards it is the rule that courses on RLHF teach.  Least variance, and as wrong as the values are.
+    With γ = 1 and without token rewards it is the rule that courses on RLHF teach.  Least variance, and as wrong as the
+    values are.
     """
     actions, place = tokens.actions()
-    return _put_back(actions.rewards + actions.next_values - actions.values, place, tokens)
+    return _put_back(actions.rewards + gamma * actions.next_values - actions.values, place, tokens)
 
 
 def generalised_advantages(

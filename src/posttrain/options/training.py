@@ -112,7 +112,8 @@ class UpdateOptions(OptimizerOptions):
     the algorithm has, 4 for ppo and else 1."""
     optimizer_from: str = ""
     """A run whose optimiser the first update goes on with, moments and counters as its last checkpoint has them;
-    decay and rates are this recipe's.  Empty begins with a new one."""
+    decay and rates are this recipe's.  A critic that this run alone trains begins anew, one of the other run's stays
+    behind.  Empty begins with a new one."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -1,7 +1,7 @@
 """The memory that a run will take beside what the machine has: from its config, and in words."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import cast
@@ -32,6 +32,7 @@ from posttrain.models.policy import Policy
 from posttrain.models.recomputation import is_recomputing
 from posttrain.options.model import ModelOptions
 from posttrain.options.pairs import PairOptions
+from posttrain.options.reward import RewardOptions
 
 GB = 1e9
 LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
@@ -92,11 +93,7 @@ def rl_setup(
         reference=(algorithm.uses_reference and not config.reference.path)
         or (algorithm.teacher is not None and algorithm.teacher.weights == "start"),
         teacher=teacher_bytes(algorithm, config.reference.path, on_cuda=cuda),
-        reward_models=sum(
-            classifier_bytes(replace(item, model=folder), on_cuda=cuda)
-            for item in config.rewards
-            for folder in ((item.model, *item.ensemble) if item.model else ())
-        ),
+        reward_models=planned_reward_bytes(config.rewards, on_cuda=cuda),
         critic=algorithm.critic is not None and algorithm.critic.has_own_trunk(shape.parameters),
         value_head="none" if algorithm.critic is None else algorithm.critic.head,
         prompt_tokens=prompt_tokens,
@@ -105,6 +102,15 @@ def rl_setup(
         group_size=rollout.group_size,
         max_rows=rollout.max_rows,
         tokens_per_microbatch=config.update.tokens_per_microbatch,
+    )
+
+
+def planned_reward_bytes(rewards: Sequence[RewardOptions], *, on_cuda: bool) -> int:
+    """Bytes of the weights of all reward models that a recipe names, each of an ensemble among them."""
+    return sum(
+        classifier_bytes(replace(item, model=folder), on_cuda=on_cuda)
+        for item in rewards
+        for folder in ((item.model, *item.ensemble) if item.model else ())
     )
 
 
@@ -186,7 +192,7 @@ def dpo_setup(config: DpoConfig, shape: ModelShape, *, on_cuda: bool) -> MemoryS
     return replace(
         pairs,
         samples=True,
-        reward_models=sum(classifier_bytes(item, on_cuda=pairs.on_cuda) for item in config.rewards if item.model),
+        reward_models=planned_reward_bytes(config.rewards, on_cuda=pairs.on_cuda),
         prompt_tokens=min(SAMPLED_PROMPT_TOKENS, shape.max_positions - answer),
         completion_tokens=answer,
         prompts_per_step=options.prompts_per_round,

@@ -36,9 +36,13 @@ def read_rollouts(file: Path) -> tuple[list[Group], Grades]:
 
     Prompts come back without their columns.  Raises UserError where the file is no such file.
     """
+    import pyarrow as pa
     import pyarrow.parquet as pq
 
-    table = pq.read_table(file)
+    try:
+        table = pq.read_table(file)
+    except (pa.ArrowException, OSError) as error:
+        raise UserError(f"{file}: cannot be read as Parquet ({str(error).splitlines()[0]}).") from error
     lacking = [name for name in NEEDED if name not in table.column_names]
     if lacking:
         raise UserError(f"{file}: has no column `{lacking[0]}`, so it is not the rollouts of a step of a run.")

@@ -32,7 +32,7 @@ from posttrain.runs.tensor_state import (
     restore_module,
     restore_optimizer,
 )
-from posttrain.training.actor_critic import lasting_state
+from posttrain.training.actor_critic import actor_critic_state
 from posttrain.training.actor_critic.critic import CRITIC, CollectedValues, Critic, trained_groups, truncated_of
 from posttrain.training.actor_critic.value_metrics import credit_metrics
 from posttrain.training.collector import CollectedStep
@@ -48,7 +48,7 @@ from posttrain.training.optimizer import (
     take_over,
 )
 from posttrain.training.reference import Reference, named_reference, reference_of
-from posttrain.training.update import Objective, Observations, group_logprobs, micro_losses, update
+from posttrain.training.update import Objective, group_logprobs, update
 from posttrain.training.update_metrics import UpdateReport
 
 
@@ -84,7 +84,7 @@ class CreditedStep:
     """What else is known of the step's credit: values, returns, what the rewards went through."""
     token_rewards: Float64[Tensor, " token"] | None = None
     """What single tokens earn beside their completion: process rewards and KL penalties; None where there are none."""
-    lasting: lasting_state.Lasting = lasting_state.NOTHING
+    next_state: actor_critic_state.ActorCriticState = actor_critic_state.NO_STATE
     """What the run remembers once this step is learned from."""
 
 
@@ -109,7 +109,9 @@ class Learner:
         self.policy, self.algorithm, self.settings = policy, algorithm, settings
         self.passes = settings.update.passes(algorithm.passes)
         self.critic = None if algorithm.critic is None else Critic(policy, algorithm.critic, seed=settings.seed)
-        self.lasting = lasting_state.at_first(algorithm, begun=self.critic is not None and self.critic.begun)
+        self.actor_critic_state = actor_critic_state.at_first(
+            algorithm, begun=self.critic is not None and self.critic.begun
+        )
         self.own_optimizer = own_optimizer
         if self.critic is not None and own_optimizer is not None:
             raise UserError(
@@ -141,7 +143,7 @@ class Learner:
         reference, sampled = self.reference_logprobs(collected, clock), sampled_columns(groups)
         shown = None if self.teacher is None else self.teacher.prompts(groups, grades)
         teacher = self.teacher_logprobs(collected, shown, clock)
-        lasting, rewards = lasting_state.with_rewards(self.lasting, grades.rewards, algorithm)
+        state, rewards = actor_critic_state.with_rewards(self.actor_critic_state, grades.rewards, algorithm)
         valued = self.values(groups, rewards, clock)
         lengths = torch.tensor([[len(rollout.tokens) for rollout in group.rollouts] for group in groups])
         step_rewards = process_rewards(groups, grades, self.policy.tokenizer)
@@ -160,10 +162,11 @@ class Learner:
             truncated=truncated_of(groups),
         )
         credit = algorithm.credited(evidence, groups)
-        metrics = credit_metrics(evidence, credit, algorithm, self.lasting, (sampled.behaviour_logprobs, reference))
-        lasting = lasting_state.after_step(lasting, metrics, lengths.numel(), algorithm)
+        logprobs = (sampled.behaviour_logprobs, reference)
+        metrics = credit_metrics(evidence, credit, algorithm, self.actor_critic_state, logprobs)
+        state = actor_critic_state.after_step(state, metrics, lengths.numel(), algorithm)
         if self.critic is not None:
-            metrics["value/critic_alone"] = float(not lasting.fitted)
+            metrics["value/critic_alone"] = float(not state.fitted)
         if shown is not None:
             metrics["teacher/shown"] = shown.shown_share
         columns = replace(
@@ -186,12 +189,12 @@ class Learner:
             advantages=mean_of_rollouts(credit.advantages, lengths),
             metrics=metrics,
             token_rewards=token_rewards,
-            lasting=lasting,
+            next_state=state,
         )
 
     def remember(self, credited: CreditedStep) -> None:
         """Take over what a step that is learned from leaves behind: coefficients, scales, whether the policy moves."""
-        self.lasting = credited.lasting
+        self.actor_critic_state = credited.next_state
 
     def values(
         self, groups: Sequence[Group], rewards: Float64[Tensor, "prompt group"], clock: Clock
@@ -200,7 +203,7 @@ class Learner:
         if self.critic is None:
             return None
         with clock("values"):
-            if not self.lasting.begun:
+            if not self.actor_critic_state.begun:
                 self.critic.head.expect(rewards.nanmean().nan_to_num(nan=0.0).item())
             return self.critic.of_groups(groups, max_tokens=self.settings.update.tokens_per_microbatch)
 
@@ -253,7 +256,7 @@ class Learner:
         if penalty is None:
             return None
         assert reference is not None, "a need that was not met"
-        return -self.lasting.kl_coefficient * kl.ESTIMATORS[penalty.estimator](behaviour, reference)
+        return -self.actor_critic_state.kl_coefficient * kl.ESTIMATORS[penalty.estimator](behaviour, reference)
 
     def learn(self, batches: Sequence[Batch], step: int, clock: Clock) -> list[UpdateReport]:
         """Take the updates of a step, one on each of its batches that is not empty.
@@ -271,7 +274,7 @@ class Learner:
                 reports.append(update(self.policy, self.optimizer, batch, self.objective(), settings.update, rate))
             self.num_updates += 1
             if self.critic is not None:
-                self.lasting = replace(self.lasting, begun=True)
+                self.actor_critic_state = replace(self.actor_critic_state, begun=True)
             if limit is not None and reports[-1].kl_behaviour > limit:
                 self.left_out = sum(bool(later.completions) for later in batches[index + 1 :])
                 break
@@ -289,9 +292,9 @@ class Learner:
         own.advance(int(update > 0))
         return own.set_rates(planned / settings.update.largest_rate)
 
-    def objective(self) -> Objective:
-        """What an update minimises, besides its batch; until the critic is fit for it, the critic's terms alone."""
-        whole = Objective(
+    def whole_objective(self) -> Objective:
+        """What an update minimises, besides its batch, when the policy moves."""
+        return Objective(
             algorithm=self.algorithm,
             temperature=self.settings.temperature,
             reference=self.reference,
@@ -299,7 +302,11 @@ class Learner:
             measure_entropy=self.settings.update.measure_entropy,
             critic=self.critic,
         )
-        if self.lasting.fitted:
+
+    def objective(self) -> Objective:
+        """What the next update minimises; until the critic is fit for it, the critic's terms alone."""
+        whole = self.whole_objective()
+        if self.actor_critic_state.fitted:
             return whole
         valued = tuple(term for term in self.algorithm.terms if Need.VALUES in term.needs)
         return replace(whole, algorithm=replace(self.algorithm, terms=valued), policy_frozen=True)
@@ -330,17 +337,6 @@ class Learner:
                 made.append(batch)
         return made
 
-    def differentiate(self, batch: Batch, clock: Clock) -> None:
-        """Compute the gradient of an update and throw it away: what it costs, without one."""
-        with clock("update"):
-            budget, padded = self.settings.update.tokens_per_microbatch, self.policy.forward.padded
-            for micro in batch.split(budget, padded=padded):
-                for share in micro_losses(self.policy, micro, self.objective(), Observations()):
-                    share.backward()
-            self.optimizer.zero_grad(set_to_none=True)
-            if self.policy.device.type == "cuda":
-                torch.cuda.synchronize(self.policy.device)
-
     def weights(self) -> Mapping[str, Tensor]:
         """The policy's weights by name, as an engine elsewhere loads them; they go on changing."""
         weights: Mapping[str, Tensor] = self.policy.model.state_dict()
@@ -368,11 +364,15 @@ class Learner:
         return optimizer_tensors(self.optimizer)[1]
 
     def state(self) -> dict[str, object]:
-        """What else the next step reads, as plain data: of algorithms that remember nothing, nothing."""
-        return {} if self.lasting == lasting_state.NOTHING else {lasting_state.LASTING: self.lasting.as_json()}
+        """What else the next step reads, as plain data."""
+        return self.actor_critic_state.as_json()
 
     def go_on_with_optimizer(self, run: str) -> None:
         """Take over the optimiser of another run as its last checkpoint has it: moments and counters, no options."""
+        if self.own_optimizer is not None:
+            raise UserError(
+                f"update.optimizer_from = {run}: is for AdamW, and the optimiser is your own.  Leave it out."
+            )
         take_over(self.optimizer, run, where=f"update.optimizer_from = {run}")
 
     def restore(self, saved: Checkpoint, *, num_updates: int) -> None:
@@ -388,7 +388,5 @@ class Learner:
             self.reference.restore(saved.tensors["reference"])
         if self.critic is not None:
             self.critic.restore(saved.tensors[CRITIC])
-        lasting = saved.state.get(lasting_state.LASTING)
-        if isinstance(lasting, Mapping):
-            self.lasting = lasting_state.from_json(lasting)
+        self.actor_critic_state = actor_critic_state.restored(saved.state, self.actor_critic_state, self.algorithm)
         self.num_updates = num_updates

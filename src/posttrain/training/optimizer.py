@@ -18,6 +18,8 @@ from posttrain.runs.tensor_state import restore_optimizer
 
 POLICY = "policy"
 """The module that parameters belong to where nothing else is said."""
+ADAMW_ENTRIES = frozenset({"step", "exp_avg", "exp_avg_sq"})
+"""What AdamW keeps of each parameter."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -209,21 +211,57 @@ def require_all_trained(optimizer: torch.optim.Optimizer, model: nn.Module) -> N
 
 
 def take_over(optimizer: torch.optim.Optimizer, run: str, *, where: str) -> None:
-    """Have an optimiser be that of another run as its last checkpoint has it: moments and counters, no options.
+    """Have AdamW go on as that of another run as its last checkpoint has it: moments and counters, no options.
 
-    Raises UserError where there is none, or none of such parameters.
+    Module by module: a critic or a head that one of the two runs alone trains begins anew, or stays behind.  Raises
+    UserError where there is no checkpoint, or none of AdamW over such parameters.
     """
     saved = load_latest(Path(run) / "checkpoints")
     if saved is None:
         raise UserError(f"{where}: holds no checkpoint.  Name the folder of a run that has one.")
     state = saved.state["optimizer"]
     assert isinstance(state, Mapping)
-    places = [{"params": group["params"]} for group in state["param_groups"]]
+    groups, moved = optimizer.state_dict()["param_groups"], {}
     try:
-        restore_optimizer(optimizer, saved.tensors["optimizer"], {"param_groups": places})
+        places = places_of_modules(state["param_groups"], groups)
+        for name, tensor in saved.tensors["optimizer"].items():
+            number, entry = name.split(".")
+            if entry not in ADAMW_ENTRIES:
+                raise RunError(f"it keeps {entry}, which AdamW does not know")
+            if int(number) in places:
+                moved[f"{places[int(number)]}.{entry}"] = tensor
+        restore_optimizer(optimizer, moved, {"param_groups": [{"params": group["params"]} for group in groups]})
     except RunError as error:
         rule = "Use a run that trained the same parameters, or leave it out."
         raise UserError(f"{where}: its optimiser is not of what is trained here ({error}).  {rule}") from error
+
+
+def places_of_modules(theirs: Sequence[Mapping[str, Any]], ours: Sequence[Mapping[str, Any]]) -> dict[int, int]:
+    """Where the parameters of one optimiser's groups stand in another's, of the modules that both train.
+
+    Raises RunError where the policy is not among them, or a module is another.
+    """
+    numbers = [
+        {
+            module: [group["params"] for group in groups if group.get("module", POLICY) == module]
+            for module in dict.fromkeys(group.get("module", POLICY) for group in groups)
+        }
+        for groups in (theirs, ours)
+    ]
+    common = [module for module in numbers[1] if module in numbers[0]]
+    for module in common or [POLICY]:
+        counts = [[len(group) for group in each.get(module, [])] for each in numbers]
+        if counts[0] != counts[1]:
+            raise RunError(f"of `{module}` it trained groups of {counts[0]} parameters, and here there are {counts[1]}")
+    if POLICY not in common:
+        raise RunError(f"it trained {', '.join(numbers[0])}, and here {', '.join(numbers[1])} are trained")
+    pairs = [
+        (there, here)
+        for module in common
+        for both in zip(numbers[0][module], numbers[1][module], strict=True)
+        for there, here in zip(*both, strict=True)
+    ]
+    return dict(pairs)
 
 
 def require_undecayed_adapter(model: nn.Module, options: OptimizerOptions) -> None:

@@ -17,11 +17,12 @@ from torch import Tensor, nn
 from posttrain.errors import UserError
 from posttrain.models.adapters.in_force import adapter_as, adapter_off, adapter_tensors, trains_adapter_alone
 from posttrain.models.adapters.lora import UP, without_dropout
-from posttrain.models.loading.model_folder import load_policy
+from posttrain.models.loading.second_model import load_beside
 from posttrain.models.loading.trainable import linear_matrices
 from posttrain.models.policy import Policy
-from posttrain.options.model import ModelOptions
 from posttrain.runs.tensor_state import Tensors, module_tensors, refuse_mismatch, restore_module, shapes
+
+SAME_FAMILY = "What it says is of its own tokens: use a model of the policy's family, with its tokenizer."
 
 
 @runtime_checkable
@@ -132,26 +133,28 @@ def reference_of(policy: Policy) -> Reference:
 
 def named_reference(path: str, policy: Policy) -> Reference:
     """The model of a folder, to compare with.  Raises UserError where it has another vocabulary than the policy."""
-    other = load_policy(
-        ModelOptions(path=path, device="cuda" if policy.device.type == "cuda" else "cpu"), inference=True
-    )
+    other = load_beside(policy, path, option="reference.path")
     require_same_vocabulary(policy, other, f"reference.path = {path}")
     return UncopiedPolicy(other)
 
 
 def require_same_vocabulary(policy: Policy, other: Policy, where: str) -> None:
     """Refuse another model one of whose tokens is another one of the policy's, or none; `where` names it."""
+    require_same_tokens(policy, other, where)
+    rows = [each.output_layer.vocabulary for each in (policy, other)]
+    if rows[0] != rows[1]:
+        raise UserError(f"{where}: its output layer has {rows[1]} rows, and the policy's {rows[0]}.  {SAME_FAMILY}")
+
+
+def require_same_tokens(policy: Policy, other: Policy, where: str) -> None:
+    """Refuse another model that reads one of the policy's tokens as another text, or not at all."""
     mine, theirs = policy.tokenizer.get_vocab(), other.tokenizer.get_vocab()
     differing = sorted(text for text in mine.keys() | theirs.keys() if mine.get(text) != theirs.get(text))
-    rule = "Its log-probs are of its own tokens: use a model of the policy's family, with its tokenizer."
     if differing:
         numbers = ", ".join(
             "none" if each is None else str(each) for each in (mine.get(differing[0]), theirs.get(differing[0]))
         )
         raise UserError(
             f"{where}: its vocabulary is not the policy's: {len(differing)} tokens differ,"
-            f" such as {differing[0]!r} (number {numbers}).  {rule}"
+            f" such as {differing[0]!r} (number {numbers}).  {SAME_FAMILY}"
         )
-    rows = [each.output_layer.vocabulary for each in (policy, other)]
-    if rows[0] != rows[1]:
-        raise UserError(f"{where}: its output layer has {rows[1]} rows, and the policy's {rows[0]}.  {rule}")

@@ -21,7 +21,7 @@ from posttrain.runs.trackers.tracker import require_trackers
 from posttrain.runs.watchers import Watcher, require_watchers
 from posttrain.tasks.base import Task
 from posttrain.training import report
-from posttrain.training.actor_critic.warm_start import warm_start
+from posttrain.training.actor_critic.warm_start import require_earlier_rollouts, warm_start
 from posttrain.training.caller.caller_inputs import inputs_of
 from posttrain.training.caller.caller_objects import NOTHING_BROUGHT, CallerObjects, Rewards, Rows
 from posttrain.training.collector import CollectedStep, no_journal
@@ -36,6 +36,7 @@ from posttrain.training.session import (
     require_training_by_reward,
 )
 from posttrain.training.state import RunState
+from posttrain.training.update import trial_gradient
 from posttrain.training.update_metrics import UpdateReport, update_metrics
 
 
@@ -169,9 +170,9 @@ def train_session(session: Session, inputs: RunInputs, how: Beginning) -> RunSte
             notes.append(f"No longer as it was when the run began: {'; '.join(inputs.changes)}.")
         state, first = session.trained.run, None
         session.load_weights()
-        if state.step == 0 and config.update.optimizer_from:
-            session.learner.go_on_with_optimizer(config.update.optimizer_from)
         if not state.before:
+            if config.update.optimizer_from:  # of a run that is resumed a checkpoint has it, from step 0 on
+                session.learner.go_on_with_optimizer(config.update.optimizer_from)
             # Before anything is measured or an earlier run is given up: a mistake in a reward shows now.
             first = session.collector.collect(1, folder.journal_scores, harness.clock)
             notes += warm_start(session.learner, harness.clock)
@@ -341,11 +342,14 @@ def show_plan(config: Config, own: CallerObjects = NOTHING_BROUGHT, *, show_prom
     """
     with open_session(config, own) as session:
         make_ready(session)
+        require_earlier_rollouts(session.algorithm)
         session.load_weights()
         clock = Clock()
         collected = session.collector.collect(1, no_journal, clock)
-        first, *_ = session.learner.batches(session.learner.credit(collected, clock), clock)
-        session.learner.differentiate(first, clock)
+        batches = session.learner.batches(session.learner.credit(collected, clock), clock)
+        learner = session.learner
+        objective, update = learner.whole_objective(), config.update
+        trial_gradient(learner.policy, learner.optimizer, batches, objective, update, clock)
         plan = report.plan_lines(session, collected, clock.seconds, whole_step=True)
         reader = Reader(
             tokenizer=session.policy.tokenizer,

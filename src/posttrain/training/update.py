@@ -21,6 +21,7 @@ from posttrain.models.output_layer import OutputLayer
 from posttrain.models.policy import Policy
 from posttrain.options.training import UpdateOptions
 from posttrain.records import Group
+from posttrain.runs.clock import Clock
 from posttrain.training.actor_critic.critic import Critic
 from posttrain.training.distillation.teacher import Teacher
 from posttrain.training.optimizer import apply_gradients
@@ -96,6 +97,31 @@ def update(
         num_micro_batches=len(micro_batches),
         **token_totals(micro_batches, observed),
     )
+
+
+def trial_gradient(
+    policy: Policy,
+    optimizer: torch.optim.Optimizer,
+    batches: Sequence[Batch],
+    objective: Objective,
+    options: UpdateOptions,
+    clock: Clock,
+) -> None:
+    """Compute the gradient of the largest of a step's batches and throw it away: its seconds stand for all of them.
+
+    The others count by their tokens.  Nothing is done where all are empty.
+    """
+    first = max(batches, key=lambda batch: len(batch.tokens))
+    if not first.completions:
+        return
+    with clock("update"):
+        for micro in first.split(options.tokens_per_microbatch, padded=policy.forward.padded):
+            for share in micro_losses(policy, micro, objective, Observations()):
+                share.backward()
+        optimizer.zero_grad(set_to_none=True)
+        if policy.device.type == "cuda":
+            torch.cuda.synchronize(policy.device)
+    clock.seconds["update"] *= sum(len(batch.tokens) for batch in batches) / len(first.tokens)
 
 
 REMEDY = "No step was taken.  Start again with a lower update.learning_rate."

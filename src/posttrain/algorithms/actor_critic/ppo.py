@@ -9,7 +9,9 @@ import torch
 from jaxtyping import Bool, Float64
 from torch import Tensor
 
-from posttrain.algorithms.actor_critic.lasting import AdaptiveKl, RewardScaling
+from posttrain.algorithms.actor_critic.adaptive_kl import AdaptiveKl
+from posttrain.algorithms.actor_critic.missing_stop import MissingStop, rewards_with_missing_stops
+from posttrain.algorithms.actor_critic.reward_scaling import RewardScaling
 from posttrain.algorithms.actor_critic.value_terms import (
     DEFAULT_VALUE_LOSS,
     ValueLossOptions,
@@ -20,6 +22,7 @@ from posttrain.algorithms.advantages import leave_one_out
 from posttrain.algorithms.algorithm import Algorithm
 from posttrain.algorithms.credit import Credit, Evidence
 from posttrain.algorithms.gae import (
+    LEAST_DEVIATION,
     GaeOptions,
     ValuedTokens,
     adaptive_lambda,
@@ -29,6 +32,7 @@ from posttrain.algorithms.gae import (
     whitened,
 )
 from posttrain.algorithms.losses import ClipRange, clipped_surrogate
+from posttrain.algorithms.other_policies.correction import Correction, corrected
 from posttrain.algorithms.terms import KlTerm, LossTerm, kl_term, policy_term
 from posttrain.algorithms.token_weights import WEIGHTINGS, Weighting
 from posttrain.errors import UserError
@@ -56,8 +60,10 @@ def ppo(
     whitening: Whitening = "mean_and_deviation",
     entropy_bonus: float = 0.0,
     missing_stop_penalty: float = 0.0,
+    missing_stop_cap: bool = False,
     reward_scaling: RewardScaling | None = None,
     token_weights: Weighting = "mean_over_tokens",
+    correction: Correction | None = None,
     kl: KlTerm | None = None,
     adaptive_kl: AdaptiveKl | None = None,
     largest_epoch_kl: float | None = 0.02,
@@ -65,13 +71,13 @@ def ppo(
     """Schulman et al. 2017, arXiv:1707.06347, for language models: a value for every token, GAE, a clipped surrogate.
 
     `baseline` is what rewards are compared with: a critic's values, the other completions of the prompt, or nothing.
-    `missing_stop_penalty` is taken off the reward of a completion that was cut off.  `largest_epoch_kl`, in nats per
-    token, is the KL to the policy that sampled beyond which a step's remaining updates are left out.
+    `missing_stop_penalty` is taken off the reward of a completion that was cut off; with `missing_stop_cap` that is at
+    most the least of the step's completions that stopped.  `largest_epoch_kl`, in nats per token, is the KL to the
+    policy that sampled beyond which a step's remaining updates are left out.
     """
-    require_sense(baseline, critic, value_loss, kl, adaptive_kl)
-    for name, value in (("entropy_bonus", entropy_bonus), ("missing_stop_penalty", missing_stop_penalty)):
-        if not value >= 0:
-            raise UserError(f"{name} = {value}: is negative; use 0 or more.")
+    if baseline != "critic":
+        require_no_critic_options(baseline, critic, value_loss, gae)
+    require_adaptable(kl, adaptive_kl)
     if largest_epoch_kl is not None and not largest_epoch_kl > 0:
         raise UserError(
             f"largest_epoch_kl = {largest_epoch_kl}: would leave out every update; use more than 0, or null."
@@ -79,22 +85,19 @@ def ppo(
     dual = max(LARGEST_RATIO, 1 + clip_high) if dual_clip is None else dual_clip
     clip = ClipRange(low=clip_low, high=clip_high, dual=dual)
     has_critic, in_loss = baseline == "critic", kl is not None and kl.place == "loss"
-    terms: list[LossTerm] = [policy_term(clipped_surrogate, clip=clip)]
-    terms += [kl_term(kl)] if kl is not None and in_loss else []
-    terms += [entropy_term(entropy_bonus)] if entropy_bonus else []
-    terms += [value_term(value_loss)] if has_critic else []
+    policy = corrected(policy_term(clipped_surrogate, clip=clip), correction)
     credit = partial(
         actor_critic_credit,
         gae=gae,
         baseline=baseline,
         whitening=whitening,
-        missing_stop_penalty=missing_stop_penalty,
+        missing_stop=MissingStop(penalty=missing_stop_penalty, cap=missing_stop_cap),
         value_clip=value_loss.clip if has_critic else None,
     )
     return Algorithm(
         name="ppo",
         credit=credit,
-        terms=tuple(terms),
+        terms=loss_terms(policy, kl if in_loss else None, entropy_bonus, value_loss if has_critic else None),
         token_weights=WEIGHTINGS[token_weights],
         kl_penalty=None if in_loss else kl,
         least_group_size=2 if baseline == "leave_one_out" else 1,
@@ -106,17 +109,33 @@ def ppo(
     )
 
 
-def require_sense(
-    baseline: Baseline,
-    critic: CriticOptions,
-    value_loss: ValueLossOptions,
-    kl: KlTerm | None,
-    adaptive_kl: AdaptiveKl | None,
+def loss_terms(
+    policy: LossTerm, kl: KlTerm | None, entropy_bonus: float, value_loss: ValueLossOptions | None
+) -> tuple[LossTerm, ...]:
+    """The policy's term and those of the others that are asked for."""
+    more = [] if kl is None else [kl_term(kl)]
+    more += [entropy_term(entropy_bonus)] if entropy_bonus else []
+    more += [] if value_loss is None else [value_term(value_loss)]
+    return policy, *more
+
+
+def require_no_critic_options(
+    baseline: Baseline, critic: CriticOptions, value_loss: ValueLossOptions, gae: GaeOptions
 ) -> None:
-    """Refuse options of a critic where there is none, and a controller of a KL that is not in the reward."""
-    if baseline != "critic" and (critic != DEFAULT_CRITIC or value_loss != DEFAULT_VALUE_LOSS):
-        name = "critic" if critic != DEFAULT_CRITIC else "value_loss"
+    """Refuse options of a critic where there is none."""
+    given = {
+        "critic": critic != DEFAULT_CRITIC,
+        "value_loss": value_loss != DEFAULT_VALUE_LOSS,
+        "gae.lambda_value": gae.lambda_value != PAPERS_GAE.lambda_value,
+        "gae.truncated": gae.truncated != PAPERS_GAE.truncated,
+    }
+    name = next((name for name, is_given in given.items() if is_given), None)
+    if name is not None:
         raise UserError(f"{name} is given, and baseline = {baseline} goes without a critic.  Leave one of them out.")
+
+
+def require_adaptable(kl: KlTerm | None, adaptive_kl: AdaptiveKl | None) -> None:
+    """Refuse a controller of a KL that is not in the reward."""
     if adaptive_kl is not None and (kl is None or kl.place != "reward" or kl.estimator != "k1"):
         raise UserError(
             "adaptive_kl moves the coefficient of a KL in the reward whose tokens add up to that of the completion:"
@@ -130,7 +149,7 @@ def actor_critic_credit(
     gae: GaeOptions,
     baseline: Baseline,
     whitening: Whitening,
-    missing_stop_penalty: float,
+    missing_stop: MissingStop,
     value_clip: float | None,
 ) -> Credit:
     """Advantages and returns of every token, from rewards, token rewards and values.
@@ -142,7 +161,7 @@ def actor_critic_credit(
     counted = ~evidence.rewards.isnan().flatten()[rollout]
     if evidence.sampled is not None:
         counted = counted & evidence.sampled
-    tokens = valued_tokens(evidence, baseline, missing_stop_penalty)
+    tokens = valued_tokens(evidence, baseline, missing_stop)
     if gae.truncated == "terminal" or evidence.final_values is None:
         tokens = replace(tokens, final_values=torch.zeros_like(tokens.final_values))
     advantages, returns = estimated(tokens, gae, evidence.lengths.flatten())
@@ -160,7 +179,7 @@ def estimated(
 ) -> tuple[Float64[Tensor, " token"], Float64[Tensor, " token"]]:
     """Advantages of the policy and targets of the values, each with its own λ."""
     if gae.estimator == "one_step":
-        return one_step_advantages(tokens), value_targets(tokens, lam=0.0)
+        return one_step_advantages(tokens, gamma=gae.gamma), value_targets(tokens, gamma=gae.gamma, lam=0.0)
     lam: float | Tensor = gae.lambda_policy
     if gae.length_adaptive is not None:
         lam = adaptive_lambda(lengths, alpha=gae.length_adaptive)
@@ -170,12 +189,12 @@ def estimated(
     )
 
 
-def valued_tokens(evidence: Evidence, baseline: Baseline, missing_stop_penalty: float) -> ValuedTokens:
+def valued_tokens(evidence: Evidence, baseline: Baseline, missing_stop: MissingStop) -> ValuedTokens:
     """The evidence token by token; what nothing scored earns 0."""
     rollout, rewards = evidence.rollout, evidence.rewards
-    if missing_stop_penalty:
+    if missing_stop.acts:
         assert evidence.truncated is not None, "nobody says which completions were cut off"
-        rewards = rewards - missing_stop_penalty * evidence.truncated
+        rewards = rewards_with_missing_stops(rewards, evidence.truncated, missing_stop=missing_stop)
     final = evidence.final_values
     earned = rewards_of_tokens(evidence, rewards)
     return ValuedTokens(
@@ -222,5 +241,6 @@ def value_range(
     if clip is None or not bool(counted.any()):
         return None
     deviation = returns[counted].std(correction=0)
-    reach = clip * deviation if deviation > 0 else torch.tensor(torch.finfo(returns.dtype).max, dtype=returns.dtype)
+    differs = deviation >= LEAST_DEVIATION
+    reach = clip * deviation if differs else torch.tensor(torch.finfo(returns.dtype).max, dtype=returns.dtype)
     return reach.expand(len(returns)).clone()

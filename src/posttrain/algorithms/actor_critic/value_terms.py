@@ -89,7 +89,12 @@ def given(view: TokenView) -> tuple[Tensor, Tensor]:
 
 
 def entropy_term(coefficient: float) -> LossTerm:
-    """A bonus for the entropy of the next-token distribution, per token: the loss is less by c · H, H in nats."""
+    """A bonus for the entropy of the next-token distribution, per token: the loss is less by c · H, H in nats.
+
+    Raises UserError for a negative c.
+    """
+    if not coefficient >= 0:
+        raise UserError(f"entropy_bonus = {coefficient}: is negative; use 0 or more.")
 
     def per_token(view: TokenView) -> Float[Tensor, " token"]:
         assert view.entropies is not None, "a need that was not met"

@@ -6,7 +6,8 @@ token; where the conversation goes on after that, others' turns are in it and ar
 
 Bad pairs, each told by its place: answers that are equal, or equal in all their tokens; an answer that says nothing;
 one that does not begin with the assistant's turn, so that the two answer different questions; turns that the template
-does not end with a stop token; margins and weights (columns `margin` and `weight`) that are no numbers.
+does not end with a stop token; margins and weights (columns `margin` and `weight`) that are no numbers; rows that say
+of themselves that neither answer is better (column `tie`, as `posttrain collect` writes it).
 """
 
 import math
@@ -47,6 +48,11 @@ class PairMaker:
 
     def pair(self, row: PreferenceRow) -> Preference:
         """The pair of a row.  Raises UserError of a bad one."""
+        if row.columns.get("tie") is True:
+            raise UserError(
+                f"{row.where}: the column `tie` says that neither answer is better, which teaches nothing.  Drop the"
+                " row."
+            )
         for answer in (row.chosen, row.rejected):
             if not isinstance(answer, str):
                 require_answer(row.where, answer)

@@ -20,7 +20,7 @@ from posttrain.models.value_head import ValueHead
 from posttrain.options.critic import CriticOptions
 from posttrain.records import Finish, Group, Rollout
 from posttrain.runs.tensor_state import Tensors, module_tensors, refuse_mismatch, restore_module, shapes
-from posttrain.training.actor_critic.critic_folder import has_head, loaded_head, loaded_trunk
+from posttrain.training.actor_critic.critic_folder import has_head, loaded_head, loaded_trunk, require_head_of_policy
 from posttrain.training.optimizer import POLICY, ParameterGroup
 
 CRITIC = "critic"
@@ -45,6 +45,8 @@ class Critic:
         self.policy, self.options = policy, options
         self.own_trunk: Policy | None = own_trunk(policy, options)
         """The model that the head reads, where it is not the policy."""
+        if options.path and self.own_trunk is None:
+            require_head_of_policy(options.path)
         self.head = ValueHead(
             hidden_width(self.trunk),
             options.head,

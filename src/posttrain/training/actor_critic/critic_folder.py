@@ -9,12 +9,12 @@ from pathlib import Path
 from safetensors.torch import load_file, save_file
 
 from posttrain.errors import UserError
-from posttrain.models.loading.model_folder import load_policy
 from posttrain.models.loading.saving import save_policy
+from posttrain.models.loading.second_model import load_beside
 from posttrain.models.policy import Policy
 from posttrain.models.value_head import ValueHead
-from posttrain.options.model import ModelOptions
 from posttrain.runs.tensor_state import untied
+from posttrain.training.reference import require_same_tokens
 
 HEAD_FILE = "value_head.safetensors"
 
@@ -32,13 +32,27 @@ def has_head(path: str) -> bool:
     return (Path(path) / HEAD_FILE).is_file()
 
 
+def require_head_of_policy(path: str) -> None:
+    """Refuse a folder for a head on the policy's own trunk that holds none, or one that reads another trunk."""
+    where = f"algorithm.critic.path = {path}"
+    if not has_head(path):
+        raise UserError(
+            f"{where}: holds no {HEAD_FILE}, and the head reads the policy here (critic.trunk).  Give the folder"
+            " RUN/critic of a run, or say trunk = own to have the folder's model read beside the policy."
+        )
+    if (Path(path) / "config.json").is_file():
+        raise UserError(
+            f"{where}: its head reads the model that lies there, and not the policy (critic.trunk).  Say trunk = own."
+        )
+
+
 def loaded_head(head: ValueHead, path: str) -> None:
     """Be the head of a folder.  Raises UserError where that is of another shape."""
     saved, own = load_file(Path(path) / HEAD_FILE), untied(head)
     there = {name: [*each.shape] for name, each in saved.items()}
     if there != {name: [*each.shape] for name, each in own.items()}:
         raise UserError(
-            f"critic.path = {path}: its head is {there}, and critic.head = {head.kind} over this model has"
+            f"algorithm.critic.path = {path}: its head is {there}, and critic.head = {head.kind} over this model has"
             f" {own['output.weight'].shape[-1]} channels before the output.  Give critic.head as it was trained, and a"
             " model of the same width."
         )
@@ -49,11 +63,6 @@ def loaded_trunk(path: str, policy: Policy) -> Policy | None:
     """The model of a folder, for a policy's tokens; None where the folder holds a head alone."""
     if has_head(path) and not (Path(path) / "config.json").is_file():
         return None
-    model = load_policy(ModelOptions(path=path, device="cuda" if policy.device.type == "cuda" else "cpu"))
-    found, needed = model.output_layer.vocabulary, policy.output_layer.vocabulary
-    if found < needed or len(model.tokenizer) != len(policy.tokenizer):
-        raise UserError(
-            f"critic.path = {path}: a model of {len(model.tokenizer)} tokens, and the policy has"
-            f" {len(policy.tokenizer)}.  A critic reads the policy's tokens: give one with the same tokenizer."
-        )
+    model = load_beside(policy, path, option="algorithm.critic.path", inference=False)
+    require_same_tokens(policy, model, f"algorithm.critic.path = {path}")
     return model

@@ -5,7 +5,8 @@ from torch import Tensor
 
 from posttrain.algorithms.algorithm import Algorithm
 from posttrain.algorithms.credit import Credit, Evidence
-from posttrain.training.actor_critic.lasting_state import COMPLETION_KL, EXPLAINED, TOKEN_KL, Lasting
+from posttrain.algorithms.gae import LEAST_DEVIATION
+from posttrain.training.actor_critic.actor_critic_state import COMPLETION_KL, EXPLAINED, TOKEN_KL, ActorCriticState
 
 
 def explained_variance(returns: Float64[Tensor, " token"], values: Float64[Tensor, " token"]) -> float | None:
@@ -16,7 +17,7 @@ def explained_variance(returns: Float64[Tensor, " token"], values: Float64[Tenso
     1: they knew.  0: no better than one number for all.  Below 0: worse than that.
     """
     variance = returns.var(correction=0)
-    if not len(returns) or not variance > 0:
+    if not len(returns) or not variance >= LEAST_DEVIATION**2:  # sums of rewards that are all equal differ by rounding
         return None
     return 1 - ((returns - values).var(correction=0) / variance).item()
 
@@ -59,13 +60,13 @@ def credit_metrics(
     evidence: Evidence,
     credit: Credit,
     algorithm: Algorithm,
-    lasting: Lasting,
+    state: ActorCriticState,
     logprobs: tuple[Float64[Tensor, " token"], Float64[Tensor, " token"] | None],
 ) -> dict[str, float]:
-    """All that credit tells of a step; `logprobs` are μ's and the reference's, `lasting` what credit was made with."""
+    """All that credit tells of a step; `logprobs` are μ's and the reference's, `state` what credit was made with."""
     metrics = value_metrics(evidence, credit)
     if algorithm.kl_penalty is not None and (algorithm.critic is not None or algorithm.adaptive_kl is not None):
-        metrics |= penalty_metrics(*logprobs, evidence.rewards.numel()) | {"kl_coefficient": lasting.kl_coefficient}
+        metrics |= penalty_metrics(*logprobs, evidence.rewards.numel()) | {"kl_coefficient": state.kl_coefficient}
     if algorithm.reward_scaling is not None:
         metrics["reward_scaled"] = evidence.rewards.nanmean().item()
     return metrics

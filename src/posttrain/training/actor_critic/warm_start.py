@@ -4,17 +4,24 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from posttrain.algorithms.algorithm import Algorithm
 from posttrain.errors import UserError
 from posttrain.models.policy import Policy
 from posttrain.records import Group
 from posttrain.runs.clock import Clock
 from posttrain.runs.stored_rollouts import read_rollouts, stored_steps
-from posttrain.training.actor_critic.lasting_state import EXPLAINED
+from posttrain.training.actor_critic.actor_critic_state import EXPLAINED
 from posttrain.training.collector import CollectedStep
 from posttrain.training.learner import Learner
 from posttrain.training.update import update
 
 OPTION = "algorithm.critic.warm_start"
+
+
+def require_earlier_rollouts(algorithm: Algorithm) -> None:
+    """Refuse a folder for a warm start that holds none, before anything is sampled."""
+    if algorithm.critic is not None and algorithm.critic.warm_start:
+        stored_steps(algorithm.critic.warm_start, OPTION)
 
 
 def warm_start(learner: Learner, clock: Clock) -> list[str]:
@@ -41,14 +48,14 @@ def warm_start(learner: Learner, clock: Clock) -> list[str]:
 
 def fit_critic(learner: Learner, collected: CollectedStep, clock: Clock) -> Mapping[str, float]:
     """Have the critic alone learn from rollouts that are no step's; returns what was measured of them before."""
-    before, options = learner.lasting, learner.settings.update
+    before, options = learner.actor_critic_state, learner.settings.update
     credited = learner.credit(collected, clock)
-    learner.lasting = replace(before, rewards=credited.lasting.rewards, begun=True, fitted=False)
+    learner.actor_critic_state = replace(before, rewards=credited.next_state.rewards, begun=True, fitted=False)
     for batch in learner.batches(credited, clock):
         if batch.completions:
             with clock("update"):
                 update(learner.policy, learner.optimizer, batch, learner.objective(), options, options.largest_rate)
-    learner.lasting = replace(learner.lasting, fitted=before.fitted)
+    learner.actor_critic_state = replace(learner.actor_critic_state, fitted=before.fitted)
     return credited.metrics
 
 

@@ -3,10 +3,9 @@
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 
-from posttrain.models.loading.model_folder import load_policy
+from posttrain.models.loading.second_model import load_beside
 from posttrain.models.policy import Policy
 from posttrain.models.rendering import TokenizerRenderer
-from posttrain.options.model import ModelOptions
 from posttrain.options.teacher import TeacherOptions
 from posttrain.records import Grades, Group
 from posttrain.training.distillation.privileged_prompts import PrivilegedPrompts, TeacherPrompts
@@ -35,8 +34,7 @@ def teacher_of(policy: Policy, options: TeacherOptions, template_options: Mappin
     Raises UserError where another model has another vocabulary: its log-probs would be of other tokens.
     """
     if options.model:
-        path = ModelOptions(path=options.model, device="cuda" if policy.device.type == "cuda" else "cpu")
-        model = load_policy(path, inference=True)
+        model = load_beside(policy, options.model, option="algorithm.teacher.model")
         require_same_vocabulary(policy, model, f"algorithm.teacher.model = {options.model}")
         reference: Reference = UncopiedPolicy(model)
     else:

@@ -4,9 +4,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import torch
+
 from posttrain.config import DpoConfig
 from posttrain.generation.engine import require_room_for
 from posttrain.options.dpo import DpoOptions
+from posttrain.records import Preference
 from posttrain.runs.harness import Harness
 from posttrain.runs.reports import EvaluationReport, StepReport
 from posttrain.tasks.answers_of_task import longest_prompts
@@ -15,12 +18,8 @@ from posttrain.training.collector import CollectedStep
 from posttrain.training.dpo.dpo_state import TrainedOnPairs
 from posttrain.training.dpo.pair_update import MeasuredPairs
 from posttrain.training.dpo.sampled_pairs import SampledRound, sampled_round
-from posttrain.training.evaluation import (
-    brief_evaluation,
-    full_evaluation,
-    metrics_with_interval,
-    num_completions,
-)
+from posttrain.training.evaluation import brief_evaluation, full_evaluation, num_completions
+from posttrain.training.pairs.prompt_bootstrap import mean_intervals
 from posttrain.training.report import SHOWN, held_out_metrics
 from posttrain.training.session import Session, require_sound_rows
 
@@ -90,7 +89,7 @@ class RowPairs:
             return {}
         with harness.clock("evaluate"):
             found = trained.measured()
-            metrics = held_out_pair_metrics(found)
+            metrics = held_out_pair_metrics(found, self.pairs.held_out)
             harness.evaluated(EvaluationReport(step=trained.step, results=metrics))
         results: dict[str, object] = {name.removeprefix("eval/"): value for name, value in metrics.items()}
         if trained.step:
@@ -109,11 +108,16 @@ class RowPairs:
         return self.pairs.summary()
 
 
-def held_out_pair_metrics(found: MeasuredPairs) -> dict[str, float]:
-    """What held-out pairs say under the names of docs/metrics.md; intervals by bootstrap over pairs."""
+def held_out_pair_metrics(found: MeasuredPairs, pairs: Sequence[Preference]) -> dict[str, float]:
+    """What held-out pairs say under the names of docs/metrics.md; intervals by bootstrap over prompts."""
+    told = {"loss": found.losses, **{each: found.columns[each] for each in WITH_INTERVAL}}
     metrics = {f"eval/{name}": value for name, value in found.means().items()}
-    for name, column in {"loss": found.losses, **{each: found.columns[each] for each in WITH_INTERVAL}}.items():
-        metrics |= metrics_with_interval(name, column.numpy())
+    metrics["eval/loss"] = found.losses.mean().item()
+    intervals = mean_intervals(
+        [pair.prompt.tokens for pair in pairs], torch.stack([*told.values()], dim=1).detach().numpy()
+    )
+    for name, (low, high) in zip(told, intervals, strict=True):
+        metrics[f"eval/{name}_low"], metrics[f"eval/{name}_high"] = low, high
     return metrics
 
 

@@ -4,7 +4,7 @@ A pair is never split: its loss is no sum over tokens, so that both answers have
 is computed once for both, and once for all pairs of one prompt in a micro-batch, where the forward pass allows it.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -17,6 +17,7 @@ from posttrain.models.gradients import gradients_in_place
 from posttrain.models.logprobs import token_logprobs
 from posttrain.models.policy import Policy
 from posttrain.records import Preference
+from posttrain.training.pairs.pair_microbatches import pair_microbatches
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,11 +90,16 @@ def said_lengths(pairs: Sequence[Preference]) -> OfPairs:
     return OfPairs(counts[:, 0], counts[:, 1])
 
 
+def predicting_lengths(pair: Preference) -> tuple[int, int]:
+    """How many tokens of each answer go through the model: all but the last, which is only predicted."""
+    return len(pair.chosen) - 1, len(pair.rejected) - 1
+
+
 @torch.no_grad()
 def logprobs_without_gradient(policy: Policy, pairs: Sequence[Preference], max_tokens: int) -> OfPairs:
     """`pair_logprobs` of any number of pairs, on the CPU."""
     found = torch.zeros(2, len(pairs), dtype=torch.float64)
-    for rows in pair_microbatches(pairs, max_tokens, padded=policy.forward.padded):
+    for rows in pair_microbatches(pairs, max_tokens, lengths=predicting_lengths, padded=policy.forward.padded):
         logprobs = pair_logprobs(policy, [pairs[row] for row in rows])
         found[:, rows] = torch.stack(logprobs).cpu()
     return OfPairs(found[0], found[1])
@@ -113,7 +119,7 @@ def accumulate(
     weights = weights / weights.sum()
     seen = torch.zeros(2, len(pairs), dtype=torch.float64)
     total = 0.0
-    for rows in pair_microbatches(pairs, max_tokens, padded=policy.forward.padded):
+    for rows in pair_microbatches(pairs, max_tokens, lengths=predicting_lengths, padded=policy.forward.padded):
         with gradients_in_place():
             logprobs = pair_logprobs(policy, [pairs[row] for row in rows])
         device = logprobs.chosen.device
@@ -139,39 +145,3 @@ def require_finite(losses: Float64[Tensor, " pair"], pairs: Sequence[Preference]
             f" {logprobs.chosen[row].item():.4g} nats of the chosen answer and {logprobs.rejected[row].item():.4g} of"
             " the rejected one.  No step was taken.  Start again with a lower dpo.learning_rate."
         )
-
-
-def pair_microbatches(pairs: Sequence[Preference], max_tokens: int, *, padded: bool = False) -> Iterator[list[int]]:
-    """Numbers of pairs of like length, at most `max_tokens` tokens together as the forward pass computes them.
-
-    Pairs of one prompt stand together, and their prompt counts once; for a pass of padded rows each pair counts as two
-    rows, as wide as the widest of the micro-batch.  A pair that is too long stands alone.
-    """
-    longest: dict[tuple[int, ...], int] = {}
-    for pair in pairs:
-        longest[pair.prompt.tokens] = max(width(pair), longest.get(pair.prompt.tokens, 0))
-    order = sorted(
-        range(len(pairs)), key=lambda i: (longest[pairs[i].prompt.tokens], pairs[i].prompt.tokens, width(pairs[i]))
-    )
-    chosen: list[int] = []
-    held, widest = 0, 0
-    prompts: set[tuple[int, ...]] = set()
-    for number in order:
-        pair = pairs[number]
-        prompt = () if pair.prompt.tokens in prompts else pair.prompt.tokens
-        more = len(prompt) + len(pair.chosen) + len(pair.rejected) - 2
-        would = 2 * (len(chosen) + 1) * max(widest, width(pair)) if padded else held + more
-        if chosen and would > max_tokens:
-            yield chosen
-            chosen, held, widest, prompts = [], 0, 0, set()
-            more = len(pair.prompt.tokens) + len(pair.chosen) + len(pair.rejected) - 2
-        chosen.append(number)
-        held, widest = held + more, max(widest, width(pair))
-        prompts.add(pair.prompt.tokens)
-    if chosen:
-        yield chosen
-
-
-def width(pair: Preference) -> int:
-    """Tokens of a padded row: the prompt with the longer answer, whose last token is only predicted."""
-    return len(pair.prompt.tokens) + max(len(pair.chosen), len(pair.rejected)) - 1

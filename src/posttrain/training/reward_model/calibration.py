@@ -18,10 +18,8 @@ from jaxtyping import Float64, Int64
 from numpy import ndarray
 
 from posttrain.records import Preference
-from posttrain.training.evaluation import RESAMPLES
+from posttrain.training.pairs.prompt_bootstrap import Interval, percentiles, resampled_sums
 from posttrain.training.reward_model.pair_scores import PairScores
-
-Interval = tuple[float, float]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,25 +172,3 @@ def bin_of(confidence: Float64[ndarray, " pair"], num_bins: int) -> Int64[ndarra
     """The bin of each confidence, from 0 for 1/2."""
     place: ndarray = np.minimum(((confidence - 0.5) * 2 * num_bins).astype(np.int64), num_bins - 1)
     return place
-
-
-def resampled_sums(
-    prompts: Sequence[object], columns: Float64[ndarray, "pair column"]
-) -> Float64[ndarray, "resample column"]:
-    """Sums of columns over resamples of prompts, each with all its pairs; the same numbers give the same ones."""
-    number: dict[object, int] = {}
-    of_pair = [number.setdefault(prompt, len(number)) for prompt in prompts]
-    of_prompt = np.zeros((len(number), columns.shape[1]))
-    np.add.at(of_prompt, of_pair, columns)
-    random = np.random.default_rng(0)
-    found = []
-    for _ in range(RESAMPLES):  # one at a time: all draws together would be large where pairs are many
-        drawn = np.bincount(random.integers(len(number), size=len(number)), minlength=len(number))
-        found.append(drawn @ of_prompt)
-    return np.stack(found)
-
-
-def percentiles(values: Float64[ndarray, " resample"]) -> Interval:
-    """The middle 95%."""
-    low, high = np.percentile(values, [2.5, 97.5])
-    return float(low), float(high)

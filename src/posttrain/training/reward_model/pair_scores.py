@@ -4,7 +4,7 @@ A pair is never split.  What both answers begin with is computed once, and once 
 micro-batch, where the forward pass shares prompts; an answer that is in several pairs is scored once.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -17,6 +17,7 @@ from posttrain.models.classifiers.score_head import TextScorer
 from posttrain.models.gradients import gradients_in_place
 from posttrain.options.reward_training import RewardTrainingOptions
 from posttrain.records import Preference
+from posttrain.training.pairs.pair_microbatches import pair_microbatches
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +54,12 @@ def read_answers(pair: Preference) -> tuple[tuple[int, ...], tuple[int, ...]]:
     return pair.chosen + pair.chosen_closing, pair.rejected + pair.rejected_closing
 
 
+def read_lengths(pair: Preference) -> tuple[int, int]:
+    """How many tokens those are: all go through the model."""
+    chosen, rejected = read_answers(pair)
+    return len(chosen), len(rejected)
+
+
 def scores_of_pairs(scorer: TextScorer, pairs: Sequence[Preference]) -> Float64[Tensor, "2 pair"]:
     """Scores of the chosen answers and of the rejected ones, with gradients, in float64 from the head on."""
     prompts: dict[tuple[int, ...], int] = {}
@@ -81,7 +88,8 @@ def accumulate_pairs(
     margins = options.margin_scale * torch.tensor([pair.margin or 0.0 for pair in pairs], dtype=torch.float64)
     seen = torch.zeros(2, len(pairs), dtype=torch.float64)
     total = 0.0
-    for rows in pair_microbatches(pairs, options.tokens_per_microbatch, padded=scorer.policy.forward.padded):
+    budget, padded = options.tokens_per_microbatch, scorer.policy.forward.padded
+    for rows in pair_microbatches(pairs, budget, lengths=read_lengths, padded=padded):
         some = [pairs[row] for row in rows]
         with gradients_in_place():
             scores = scores_of_pairs(scorer, some)
@@ -101,7 +109,8 @@ def accumulate_pairs(
 def pair_scores(scorer: TextScorer, pairs: Sequence[Preference], tokens_per_microbatch: int) -> PairScores:
     """Scores of any number of pairs, on the CPU, without gradients."""
     seen = torch.zeros(2, len(pairs), dtype=torch.float64)
-    for rows in pair_microbatches(pairs, tokens_per_microbatch, padded=scorer.policy.forward.padded):
+    padded = scorer.policy.forward.padded
+    for rows in pair_microbatches(pairs, tokens_per_microbatch, lengths=read_lengths, padded=padded):
         some = [pairs[row] for row in rows]
         scores = scores_of_pairs(scorer, some)
         require_finite_scores(scores, some)
@@ -119,27 +128,3 @@ def require_finite_scores(scores: Float64[Tensor, "2 pair"], pairs: Sequence[Pre
             f"pair {pairs[row].where}: the scores of its answers are {chosen} and {rejected}.  No step was taken."
             "  Start again with a lower reward_model.learning_rate."
         )
-
-
-def pair_microbatches(pairs: Sequence[Preference], max_tokens: int, *, padded: bool = False) -> Iterator[list[int]]:
-    """Numbers of pairs of like length, at most `max_tokens` tokens each; a longer pair stands alone.
-
-    Pairs of one prompt come one after the other.  A prompt is counted once for a pair; for a pass of padded rows a pair
-    counts as two rows as wide as the widest of the micro-batch.
-    """
-    order = sorted(range(len(pairs)), key=lambda row: (len(pairs[row].prompt.tokens), pairs[row].prompt.tokens, row))
-    if padded:
-        order.sort(key=lambda row: pairs[row].num_tokens)
-    batch: list[int] = []
-    held = widest = 0
-    for row in order:
-        pair = pairs[row]
-        cost = len(pair.prompt.tokens) + sum(map(len, read_answers(pair)))
-        widest = max(widest, pair.num_tokens)
-        if batch and (2 * widest * (len(batch) + 1) if padded else held + cost) > max_tokens:
-            yield batch
-            batch, held, widest = [], 0, pair.num_tokens
-        batch.append(row)
-        held += cost
-    if batch:
-        yield batch
