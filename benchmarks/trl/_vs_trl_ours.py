@@ -16,9 +16,10 @@ from posttrain.options.model import ModelOptions
 from posttrain.options.rollout import RolloutOptions
 from posttrain.options.training import RunOptions, UpdateOptions
 from posttrain.runs.clock import Clock
+from posttrain.training.caller.caller_objects import CallerObjects
 from posttrain.training.collector import CollectedStep, no_journal
 from posttrain.training.metrics import step_metrics
-from posttrain.training.session import CallerObjects, Session, open_session
+from posttrain.training.session import Session, open_session
 from posttrain.training.update_metrics import update_metrics
 
 

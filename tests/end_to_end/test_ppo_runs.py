@@ -9,8 +9,8 @@ from safetensors.torch import load_file
 
 import posttrain
 from posttrain.errors import UserError
+from posttrain.training.caller.caller_objects import CallerObjects
 from posttrain.training.rl import show_plan
-from posttrain.training.session import CallerObjects
 from tests.support.accidents import Accident
 from tests.support.dice import dice
 from tests.support.runs import command, metrics_of, require_same, save_tiny_model, tiny_recipe
