@@ -37,6 +37,7 @@ from posttrain.training.variance.group_sizes import (
     in_groups,
     measured_baseline_deviation,
     measured_uninformative_share,
+    squared_advantage,
     success_rates,
     unbiased_uninformative_share,
     uninformative_share,
@@ -205,10 +206,13 @@ def table() -> str:
             f"| {name} | {noise.total_variance:.4g} | {noise.squared_mean:.4g} | {told(own)}"
             f" | {'1' if beside is None else told(beside)} | {noise.signal_to_noise:.3f} |"
         )
-    lines += ["", "| G | p^G + (1-p)^G at c/n | the same, unbiased | sampled | √(p(1-p)/G) | sampled |"]
-    lines.append("|---|---|---|---|---|---|")
-    for row in found.get("groups", {}).get("sizes", []):
-        lines.append("| " + " | ".join(f"{value:.3g}" for value in row.values()) + " |")
+    lines += ["", "| G | p^G + (1-p)^G at c/n | the same, unbiased | sampled | √(p(1-p)/G) | sampled | A² |"]
+    lines.append("|---|---|---|---|---|---|---|")
+    groups = found.get("groups", {"sizes": [], "success_rates": []})
+    rates = torch.tensor(groups["success_rates"], dtype=torch.float64)
+    for row in groups["sizes"]:
+        square = squared_advantage(rates, row["group_size"]) * BANK_SAMPLES / (BANK_SAMPLES - 1)
+        lines.append("| " + " | ".join(f"{value:.3g}" for value in (*row.values(), square)) + " |")
     return "\n".join(lines)
 
 

@@ -17,6 +17,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import matplotlib
@@ -45,6 +46,8 @@ CELLS: Mapping[str, tuple[str, float]] = {
 OTHER_SEEDS = (1, 2)
 SMOOTHED = 5
 """Steps that a point of the curve is the mean of."""
+NEAR = 4
+"""Steps before and behind one that somebody counts in who looks at every second."""
 MEASURES = {
     "kl": "kl_completion",
     "learned": "rewards/judge/mean",
@@ -67,7 +70,7 @@ def config_of(name: str) -> Any:
     return found[name].config({each: phase for each, phase in found.items() if phase.number < found[name].number})
 
 
-def relabelled() -> list[dict[str, str]]:
+def relabelled() -> list[dict[str, object]]:
     """The recipe's pairs, ties included, in the order of the judge with the flaw."""
     folder = phases()["pairs"].folder
     lines = [line for name in ("preferences", "ties") for line in (folder / f"{name}.jsonl").read_text().splitlines()]
@@ -75,12 +78,12 @@ def relabelled() -> list[dict[str, str]]:
     for row in map(json.loads, lines):
         answers = [row["chosen"], row["rejected"]]
         low, high = sorted(zip(larger_numbers([row["prompt"]] * 2, answers), answers, strict=True))
-        if low[0] < high[0]:
-            rows.append({"prompt": row["prompt"], "chosen": high[1], "rejected": low[1]})
+        if low[0] < high[0]:  # with a margin, as the recipe's own rows have one
+            rows.append({"prompt": row["prompt"], "chosen": high[1], "rejected": low[1], "margin": high[0] - low[0]})
     return rows
 
 
-def reward_model(name: str, *, seed: int, rows: list[dict[str, str]] | None = None) -> Path:
+def reward_model(name: str, *, seed: int, rows: list[dict[str, object]] | None = None) -> Path:
     """The folder of another reward model, by the recipe's own options; made where it is not there yet."""
     folder = FOLDER / name
     if not (folder / "summary.json").is_file():
@@ -97,8 +100,15 @@ def reward_model(name: str, *, seed: int, rows: list[dict[str, str]] | None = No
             checkpoint=recipe.checkpoint,
             run={"folder": str(folder), "overwrite": True, "seed": seed, "threads": 1},
         )
-        posttrain.train_reward_model(config, rows=rows)
+        require_whole(posttrain.train_reward_model(config, rows=rows))
     return folder / "model"
+
+
+def require_whole(run: posttrain.Run) -> posttrain.Run:
+    """End here where the run was interrupted: what is kept are whole cells."""
+    if run.interrupted:
+        raise SystemExit(f"{run.folder}: interrupted; the same command begins it again")
+    return run
 
 
 def rewards_of(kind: str) -> list[Any]:
@@ -131,7 +141,7 @@ def run(cell: str, *, steps: int, seed: int) -> dict[str, Any]:
         checkpoint={"every_steps": 0},
         run={"folder": str(folder), "overwrite": True, "seed": seed, "num_steps": steps, "threads": 1},
     )
-    summary = posttrain.train(config).summary
+    summary = require_whole(posttrain.train(config)).summary
     journal = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     taken = [record for record in journal if MEASURES["true"] in record]
     return {
@@ -151,10 +161,19 @@ def rows() -> list[dict[str, Any]]:
     return found
 
 
+def around(at: int, length: int) -> range:
+    """The steps that a point of the smoothed curve is the mean of, numbered from 0."""
+    return range(max(0, at - SMOOTHED // 2), min(length, at + SMOOTHED // 2 + 1))
+
+
+def mean_of(numbers: Sequence[float], steps: Sequence[int]) -> float:
+    """The mean over some steps."""
+    return fmean(numbers[step] for step in steps)
+
+
 def smoothed(numbers: Sequence[float], at: int) -> float:
     """The mean of the steps around one."""
-    around = numbers[max(0, at - SMOOTHED // 2) : at + SMOOTHED // 2 + 1]
-    return sum(around) / len(around)
+    return mean_of(numbers, around(at, len(numbers)))
 
 
 def peak(curve: Mapping[str, Sequence[float]]) -> int:
@@ -163,40 +182,55 @@ def peak(curve: Mapping[str, Sequence[float]]) -> int:
 
 
 def stopped_early(curve: Mapping[str, Sequence[float]]) -> int:
-    """The step that somebody chooses who looks at the true reward of every second step alone."""
+    """The step that somebody chooses who looks at the true reward of every second step alone: the highest mean."""
     looked_at = range(1, len(curve["true"]), 2)
-    return max(looked_at, key=lambda step: sum(curve["true"][each] for each in looked_at if abs(each - step) <= 4))
+    return max(looked_at, key=lambda step: mean_of(curve["true"], [at for at in looked_at if abs(at - step) <= NEAR]))
 
 
-def told(row: Mapping[str, Any], at: int, steps: int = SMOOTHED) -> str:
-    """KL, learned and true reward around a step, the true one with its 95 % interval over completions."""
-    curve = row["curve"]
-    span = slice(max(0, at - steps // 2), at + steps // 2 + 1)
-    means = {name: sum(curve[name][span]) / len(curve[name][span]) for name in curve}
-    number = len(curve["true"][span]) * row["completions_per_step"]
-    half = 1.96 * math.sqrt(sum(each**2 for each in curve["true_std"][span]) / len(curve["true_std"][span]) / number)
+def not_looked_at(step: int, length: int) -> list[int]:
+    """The steps around that choice which it was not made by: they owe nothing to the luck of the draw."""
+    return [at for at in range(0, length, 2) if abs(at - step) <= NEAR]
+
+
+def points(curve: Mapping[str, Sequence[float]]) -> dict[str, tuple[int, Sequence[int]]]:
+    """What the table tells of a curve: the step, and the steps that are averaged for it."""
+    length = len(curve["true"])
+    highest, stopped = peak(curve), stopped_early(curve)
+    return {
+        "start": (0, [0]),
+        "highest true": (highest, around(highest, length)),
+        "stopped": (stopped, not_looked_at(stopped, length)),
+        "end": (length - 1, range(max(0, length - SMOOTHED), length)),
+    }
+
+
+def told(row: Mapping[str, Any], steps: Sequence[int]) -> str:
+    """KL, learned and true reward over some steps, the true one with its 95 % interval over completions."""
+    means = {name: mean_of(values, steps) for name, values in row["curve"].items()}
+    variance = fmean(row["curve"]["true_std"][step] ** 2 for step in steps)
+    half = 1.96 * math.sqrt(variance / (len(steps) * row["completions_per_step"]))
     return (
-        f"{means['kl']:.1f} | {means['learned']:.2f} | {means['true']:.3f} [{means['true'] - half:.3f},"
+        f"{means['kl']:z.1f} | {means['learned']:.2f} | {means['true']:.3f} [{means['true'] - half:.3f},"
         f" {means['true'] + half:.3f}] | {means['sums']:.1f} | {means['second_number']:.1f}"
     )
 
 
 def table() -> str:
     """Start, parting, early stop and end of every cell."""
-    heads = "| cell | KL weight | where | step | KL, nats | learned | true | sums | second number |"
-    lines = [heads, "|" + "---|" * 9]
+    heads = "| cell | seed | KL weight | where | step | KL, nats | learned | true | sums | second number |"
+    lines = [heads, "|" + "---|" * 10]
     for row in rows():
-        last = len(row["curve"]["true"]) - 1
-        points = {"start": 0, "highest true": peak(row["curve"]), "stopped": stopped_early(row["curve"]), "end": last}
-        for where, at in points.items():
-            shown = told(row, min(at, last - 2) if where == "end" else at, 1 if where == "start" else SMOOTHED)
-            lines.append(f"| {row['cell']} | {row['kl_weight']:g} | {where} | {at + 1} | {shown} |")
+        for where, (at, steps) in points(row["curve"]).items():
+            begins = f"| {row['cell']} | {row['seed']} | {row['kl_weight']:g} | {where} | {at + 1}"
+            lines.append(f"{begins} | {told(row, steps)} |")
     return "\n".join(lines)
 
 
 def picture(file: Path) -> None:
     """Learned and true reward against the KL, for each cell."""
     found = rows()
+    if not found:
+        raise SystemExit(f"{RESULTS}: no cell has been run yet, so there is nothing to draw")
     figure, axes = pyplot.subplots(2, math.ceil(len(found) / 2), figsize=(12, 6), squeeze=False)
     for row, axis in zip(found, axes.flat, strict=False):
         curve = row["curve"]
@@ -208,6 +242,8 @@ def picture(file: Path) -> None:
         axis.axvline(kl[peak(curve)], color="#888888", linewidth=0.8, linestyle=":")
         axis.set_title(f"{row['cell']}, KL weight {row['kl_weight']:g}", fontsize=9)
         axis.set_xlabel("KL to the start, nats per completion", fontsize=8)
+    for axis in axes.flat[len(found) :]:
+        axis.set_axis_off()
     axes.flat[0].legend(fontsize=8)
     figure.tight_layout()
     file.parent.mkdir(parents=True, exist_ok=True)

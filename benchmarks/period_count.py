@@ -76,7 +76,9 @@ def run(cell: str, seed: int, steps: int) -> dict[str, Any]:
     rewards = [permuted_periods] if cell == "permuted" else []
     goes_on = any((folder / "checkpoints").glob("step-*"))
     config = replace(config, run=replace(config.run, overwrite=not goes_on))
-    summary = posttrain.train(config, rewards=rewards, resume=goes_on).summary
+    trained = posttrain.train(config, rewards=rewards, resume=goes_on)
+    if trained.interrupted:
+        raise SystemExit(f"{folder}: interrupted; the same command goes on")
     policy = load_policy(ModelOptions(path=str(folder / "model")), inference=True)
     return {
         "cell": cell,
@@ -84,7 +86,7 @@ def run(cell: str, seed: int, steps: int) -> dict[str, Any]:
         "steps": steps,
         "algorithm": config.algorithm,
         "rewards": step_rewards(folder),
-        "seconds": summary["seconds"]["total"],
+        "seconds": trained.summary["seconds"]["total"],
         **measured(policy, load_policy(ModelOptions(path=str(BASE)), inference=True)),
     }
 
@@ -203,7 +205,7 @@ def row(cell: str, own: Sequence[Mapping[str, Any]]) -> str:
     words, kl = (fmean(each[name] for each in openings) for name in ("words_per_sentence", "kl"))
     others = fmean(other["periods"] for entry in own for other in entry["others"].values())
     mean = fmean(each["periods"] for each in openings)
-    return f"| {cell} | {len(own)} | {mean:.2f} ({single}) | {uses} | {words:.1f} | {kl:.1f} | {others:.1f} |"
+    return f"| {cell} | {len(own)} | {mean:.2f} ({single}) | {uses} | {words:.1f} | {kl:z.1f} | {others:.1f} |"
 
 
 def draw(entries: Mapping[str, Any], picture: Path) -> None:

@@ -11,16 +11,16 @@ model before are paired by problem.  A training run and a scored setting are eac
 file as soon as it is there; the same command goes on where it was stopped, and several may work on different
 `--rewards`.  `--table` gathers the cells in benchmarks/results/what_a_reward_teaches.json.
 
-    --judge judge.yaml      options of the reward `judge` (endpoint, model, rubric), for explanations and stated doubt
+    --judge explanation.yaml doubt.yaml      options of the reward `judge` in each: endpoint, model, rubric, part: all
 
-has a rubric judge score every answer too, under the name `judge`.
+has rubric judges score every answer too, each under the name of its file; what was scored without them is scored again.
 """
 
 import argparse
 import json
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +82,11 @@ class Cell:
         return "bundled" if self.reward == BASE else str(self.folder / "model")
 
 
+def key_of(cell: Cell, setting: str) -> str:
+    """What a scored setting is kept under; of none the training run."""
+    return f"{cell.reward}/{cell.seed}/{setting or 'training'}"
+
+
 def kept() -> dict[str, Any]:
     """Everything that has been measured: what is in the results, and over it the cells of the runs' folder."""
     results: dict[str, Any] = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.exists() else {}
@@ -116,7 +121,7 @@ def train(cell: Cell) -> dict[str, Any]:
     return {"steps": summary["steps"], "tokens": summary["tokens"], "seconds": summary["seconds"]}
 
 
-def score(cell: Cell, setting: str, judge: Mapping[str, Any] | None) -> dict[str, Any]:
+def score(cell: Cell, setting: str, judges: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     """One model on one task: the mean of each problem by each reward, and shares of behaviours."""
     additions = setting == "additions"
     config = posttrain.load_recipe(
@@ -130,19 +135,32 @@ def score(cell: Cell, setting: str, judge: Mapping[str, Any] | None) -> dict[str
         session.load_weights()
         questions = session.questions()
         groups = sample_groups(session.engine, questions.prompts, evaluation_request(questions, samples=SAMPLES))
-        functions = [*session.rewards, *more_functions(additions=additions, judge=judge)]
+        functions = [*session.rewards, *more_functions(additions=additions, judges=judges)]
         means = scores_by_reward(groups, functions)
     search = {} if additions else SEARCH.metrics(groups)
     length = float(np.mean([len(each.tokens) for group in groups for each in group.rollouts]))
+    before = kept().get(key_of(cell, setting), {"scores": {}})["scores"]  # by judges that are not asked now
+    means = {**before, **means}
     return {"scores": means, "behaviours": search, "length": length, "example": groups[0].rollouts[0].text}
 
 
-def more_functions(*, additions: bool, judge: Mapping[str, Any] | None) -> Iterator[RewardFunction]:
+def more_functions(*, additions: bool, judges: Mapping[str, Mapping[str, Any]]) -> Iterator[RewardFunction]:
     """What scores beside the rewards of the config."""
-    named: list[Mapping[str, Any]] = [{"name": "graded_format"}] if additions else []
-    named += [{"name": "judge", "options": dict(judge)}] if judge else []
-    for each in named:
-        yield load_reward(RewardOptions(**each))
+    if additions:
+        yield load_reward(RewardOptions(name="graded_format"))
+    for name, options in judges.items():
+        yield replace(load_reward(RewardOptions(name="judge", options=options)), name=name)
+
+
+def judges_in(files: Sequence[Path]) -> dict[str, Mapping[str, Any]]:
+    """The options of each judge, by the name of its file."""
+    found: dict[str, Mapping[str, Any]] = {}
+    for file in files:
+        options = parse_yaml(file.read_text(encoding="utf-8"))
+        if not isinstance(options, Mapping) or file.stem in {*found, *(each["name"] for each in REWARDS)}:
+            raise SystemExit(f"--judge {file}: give a mapping of options, in a file that no other score is called like")
+        found[file.stem] = options
+    return found
 
 
 def scores_by_reward(groups: Sequence[Group], functions: Sequence[RewardFunction]) -> dict[str, list[float]]:
@@ -155,6 +173,15 @@ def scores_by_reward(groups: Sequence[Group], functions: Sequence[RewardFunction
     }
 
 
+def is_done(cell: Cell, setting: str, judges: Collection[str]) -> bool:
+    """Whether nothing is left to do: a model is trained again where it is gone and not all of it was scored."""
+    found, key = kept(), key_of(cell, setting)
+    if setting:
+        return key in found and set(judges) <= set(found[key]["scores"])
+    scored = all(is_done(cell, each, judges) for each in SETTINGS)
+    return scored or (key in found and Path(cell.model).is_dir())
+
+
 def table(seed: int) -> str:
     """For each setting a table: rewards that trained in rows, rewards that score in columns."""
     scores = kept()
@@ -163,7 +190,7 @@ def table(seed: int) -> str:
         rows = {reward: scores[key] for reward in (BASE, *TRAINED) if (key := f"{reward}/{seed}/{setting}") in scores}
         if BASE not in rows:
             continue
-        names = list(rows[BASE]["scores"])
+        names = list(dict.fromkeys(name for row in rows.values() for name in row["scores"]))
         parts += [
             f"**{setting}**",
             "",
@@ -171,8 +198,9 @@ def table(seed: int) -> str:
             "|---" * (len(names) + 2) + "|",
         ]
         for reward, row in rows.items():
+            base = {} if reward == BASE else rows[BASE]["scores"]
             cells = [
-                difference(row["scores"][name], None if reward == BASE else rows[BASE]["scores"][name])
+                difference(row["scores"][name], base.get(name)) if name in row["scores"] else "not asked"
                 for name in names
             ]
             parts.append(f"| {reward} | {' | '.join(cells)} | {row['length']:.0f} |")
@@ -203,15 +231,15 @@ def difference(values: Sequence[float], before: Sequence[float] | None) -> str:
     return f"{mean} ({low:+.3f} to {high:+.3f})"
 
 
-def cells(seeds: Sequence[int], rewards: Sequence[str]) -> Iterator[tuple[str, Cell, str]]:
-    """What is to be done, in order, each with its key: each reward's training, then its scores."""
+def cells(seeds: Sequence[int], rewards: Sequence[str]) -> Iterator[tuple[Cell, str]]:
+    """What is to be done, in order: each reward's training, which has no setting, then its scores."""
     for seed in seeds:
         for reward in rewards:
             cell = Cell(reward, seed)
             if reward != BASE:
-                yield f"{reward}/{seed}/training", cell, ""
+                yield cell, ""
             for setting in SETTINGS:
-                yield f"{reward}/{seed}/{setting}", cell, setting
+                yield cell, setting
 
 
 def main() -> None:
@@ -220,17 +248,17 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="*", default=[0])
     parser.add_argument("--rewards", nargs="*", choices=[BASE, *TRAINED], default=[BASE, *TRAINED])
     parser.add_argument("--minutes", type=float, default=8.0, help="no cell is begun after so many")
-    parser.add_argument("--judge", type=Path, help="YAML file with the options of the reward `judge`")
+    parser.add_argument("--judge", type=Path, nargs="*", default=[], help="YAML files, each of a reward `judge`")
     parser.add_argument("--table", action="store_true", help="gather what is there, and show it")
     given = parser.parse_args()
-    judge = parse_yaml(given.judge.read_text(encoding="utf-8")) if given.judge else None
-    assert judge is None or isinstance(judge, dict), "options of a judge are a mapping"
+    judges = judges_in(given.judge)
     began = time.monotonic()
-    for key, cell, setting in cells(given.seeds, given.rewards):
-        if given.table or key in kept() or time.monotonic() - began > 60 * given.minutes:
+    for cell, setting in cells(given.seeds, given.rewards):
+        late = time.monotonic() - began > 60 * given.minutes
+        if given.table or late or is_done(cell, setting, judges):
             continue
-        print(f"{time.monotonic() - began:.0f} s: {key}", flush=True)
-        keep(key, score(cell, setting, judge) if setting else train(cell))
+        print(f"{time.monotonic() - began:.0f} s: {key_of(cell, setting)}", flush=True)
+        keep(key_of(cell, setting), score(cell, setting, judges) if setting else train(cell))
     if given.table:
         RESULTS.write_text(json.dumps(kept(), indent=1) + "\n", encoding="utf-8")
         for seed in given.seeds:

@@ -139,7 +139,7 @@ BECAUSE: dict[str, list[tuple[str, str]]] = {
         ("training/learner.py", "if parts >= 1:"),
     ],
     "It waits for a GPU, so that the clock is right, and changes no number.": [
-        ("training/learner.py", "no torch.cuda.synchronize(self.policy.device)"),
+        ("training/update.py", "no torch.cuda.synchronize(policy.device)"),
     ],
     "The result is overwritten or left unread, whatever is in it.": [
         ("irl/curvature.py", "successors, nobody = (ends, np.ones(len(ends)))"),

@@ -126,6 +126,15 @@ def test_the_texts_of_a_course_show_the_behaviours_that_it_names() -> None:
     assert not any(signs.shown for signs in early.values())
 
 
+def test_words_that_several_patterns_know_are_one_sign() -> None:
+    # "let me try", "try another" and "another way" are of one attempt, "what if" is of a second.
+    read = BehaviourReader(TABLE).read("Let me try another way.", {})["several_attempts"]
+    assert (read.count, read.shown) == (1, False)
+    read = BehaviourReader(TABLE).read("Let me try another way. What if I add?", {})["several_attempts"]
+    assert (read.count, read.shown) == (2, True)
+    assert BehaviourReader(TABLE).read("Let me double-check. Double-check!", {})["verification"].count == 2
+
+
 def group(columns: dict[str, object], *texts: tuple[str, int]) -> Group:
     rollouts = [
         Rollout(sample=i, tokens=(5,) * n, logprobs=(-1.0,) * n, finish=Finish.STOP, text=text)

@@ -6,13 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import scipy.stats
 
 from posttrain.config import load_recipe
 from posttrain.errors import RunError, UserError
 from posttrain.training.comparison.cell_runs import CellResult, accuracy_curve, kept_result, recipe_digest
 from posttrain.training.comparison.cells import Budget, Cell, make_cells, read_budget, variant_names
 from posttrain.training.comparison.comparison_report import markdown_table, mean_curve, write_comparison
-from posttrain.training.comparison.statistics import mean_over_seeds, variant_results
+from posttrain.training.comparison.statistics import mean_over_seeds, student_quantile, variant_results
 
 VARIANTS = {
     "grpo": load_recipe(algorithm={"name": "grpo"}),
@@ -89,6 +90,9 @@ def test_rewards_may_differ_only_where_the_task_has_a_measure_of_its_own() -> No
     of_rows = {"a": load_recipe(**rows, rewards=format_reward), "b": load_recipe(**rows, rewards=[{"name": "math"}])}
     with pytest.raises(UserError, match=r"^rewards differs between a and b"):
         make_cells(of_rows, seeds=1, budget=Budget(), folder=Path())
+    tests = {"task": {"name": "programs"}}
+    programs = {name: load_recipe(**tests, rewards=[{"name": name}]) for name in ("code", "refusal")}
+    assert make_cells(programs, seeds=1, budget=Budget(), folder=Path())  # programs have tests of their own
 
 
 def test_a_rate_that_falls_with_the_steps_does_not_go_with_a_budget() -> None:
@@ -112,6 +116,11 @@ def test_the_interval_over_seeds_is_students() -> None:
     assert estimate.low is not None
     assert estimate.low == pytest.approx(0.6 - 4.302653 * 0.1 / math.sqrt(3), abs=1e-6)
     assert mean_over_seeds([0.5]).low is None
+
+
+@pytest.mark.parametrize("degrees", [1, 2, 3, 4, 9, 10, 30, 99])
+def test_students_quantile_is_that_of_scipy_which_a_comparison_does_without(degrees: int) -> None:
+    assert student_quantile(degrees) == pytest.approx(float(scipy.stats.t.ppf(0.975, degrees)), rel=1e-9)
 
 
 def test_a_gain_is_over_the_first_variant_with_the_same_seed() -> None:

@@ -241,3 +241,6 @@ def test_a_trace_shows_and_draws_what_other_algorithms_make_of_the_same_completi
     for given, said in (("3", "give the name of an algorithm"), ("[rloo, rloo]", "rloo is named twice")):
         assert main([*ask, "--beside", given]) == 2
         assert said in capsys.readouterr().err
+    for picture in ("nowhere/advantages.png", "advantages.txt"):
+        assert main([*ask, "--picture", picture]) == 2
+        assert f"--picture {picture}: name a file in a folder that exists" in capsys.readouterr().err

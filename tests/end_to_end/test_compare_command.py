@@ -10,6 +10,9 @@ import yaml
 
 from posttrain.cli import main
 from posttrain.training.comparison import cell_runs
+from posttrain.training.comparison import compare as comparison
+from posttrain.training.comparison.cells import Cell
+from posttrain.training.comparison.drift import Drift
 from tests.support.runs import save_tiny_model, tiny_recipe
 
 Stop = Callable[[int], bool]
@@ -90,6 +93,27 @@ def test_a_cell_of_another_recipe_is_not_taken_for_this_one(
     assert compare(place, "other", "--seeds", "1") == 130  # with one cell finished
     assert compare(place, "other", "--seeds", "1", "--update.learning-rate", "1e-3") == 2
     assert "was made by another recipe than grpo seed 0 has now" in capsys.readouterr().err
+
+
+def test_a_cell_that_was_stopped_does_not_go_on_under_another_recipe(
+    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    calls: list[Sequence[str]] = []
+    monkeypatch.setattr(cell_runs, "run_command", in_process(calls))
+
+    def stopped(cell: Cell) -> Drift:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(comparison, "kl_to_start", stopped)
+    one = ("--seeds", "1", "--run.threads", "1")
+    assert compare(place, "begun", *one) == 130  # the run is over, and nothing kept of it yet
+    assert compare(place, "begun", *one, "--update.learning-rate", "1e-3") == 2
+    assert "grpo-seed-0: was begun by another recipe than grpo seed 0 has now" in capsys.readouterr().err
+    monkeypatch.undo()
+    monkeypatch.setattr(cell_runs, "run_command", in_process(calls))
+    (place / "begun").rename(place / "moved")
+    assert compare(place, "moved", *one) == 0
+    assert [command[0] for command in calls] == ["rl", "rl"]  # one for each cell: the first was finished
 
 
 def test_a_cell_that_fails_is_told_with_its_log_and_costs_no_finished_one(

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 import posttrain
-from posttrain.training.session import CallerObjects, inputs_of
+from posttrain.training.caller.caller_inputs import inputs_of
+from posttrain.training.caller.caller_objects import CallerObjects
 from tests.end_to_end.test_python_api import ROWS
 from tests.end_to_end.test_resume_inputs import inputs
 

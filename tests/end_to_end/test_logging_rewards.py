@@ -11,7 +11,8 @@ from pyarrow import parquet
 import posttrain
 from posttrain.rewards.grading.trainer_state import TrainerState
 from posttrain.runs.prompt_preview import graded_lines
-from posttrain.training.session import CallerObjects, open_session
+from posttrain.training.caller.caller_objects import CallerObjects
+from posttrain.training.session import open_session
 from tests.support.pages import documented
 from tests.support.runs import metrics_of, save_tiny_model, untimed
 

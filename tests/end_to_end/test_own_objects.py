@@ -24,8 +24,9 @@ from posttrain.records import Group, Prompt
 from posttrain.rewards.code.code_reward import CodeReward
 from posttrain.runs.planned_memory import MachineMemory
 from posttrain.training import report
+from posttrain.training.caller.caller_objects import CallerObjects
 from posttrain.training.rl import show_plan
-from posttrain.training.session import CallerObjects, open_session
+from posttrain.training.session import open_session
 from tests.end_to_end.test_python_api import config_for
 from tests.support.dice import dice
 from tests.support.runs import require_same, save_tiny_model

@@ -1,6 +1,7 @@
 """`posttrain phases` from end to end: policy, optimiser and reference go on as stated, and a stop costs nothing."""
 
 import json
+import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -102,13 +103,24 @@ def test_a_finished_phase_of_another_recipe_is_refused(
     place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = place / "changed"
-    monkeypatch.setattr(phase_runs, "run_command", in_process([], lambda number: True))
-    assert phases(place, "changed") == 130
+    monkeypatch.setattr(phase_runs, "run_command", in_process([], lambda number: number == 2))
+    assert phases(place, "changed") == 130  # in the second phase
     content = yaml.safe_load((place / "phases.yaml").read_text())
     content["phases"][0]["sections"]["sft"]["num_epochs"] = 3
     (place / "changed.yaml").write_text(yaml.safe_dump(content))
     assert main(["phases", str(place / "changed.yaml"), "--folder", str(folder)]) == 2
     assert "was begun by another recipe than phase rows has now" in capsys.readouterr().err
+    # What the message says is what helps; a later phase that was made of the first one's earlier model is not kept.
+    shutil.rmtree(folder / "phases" / "1-rows")
+    (folder / "phases" / "2-reward").mkdir()
+    command = ["phases", str(place / "changed.yaml"), "--folder", str(folder)]
+    assert main(command) == 2
+    assert "2-reward: was made of what phase rows made before, and that is to be run now" in capsys.readouterr().err
+    shutil.rmtree(folder / "phases" / "2-reward")
+    calls: list[Sequence[str]] = []
+    monkeypatch.setattr(phase_runs, "run_command", in_process(calls, lambda number: number == 2))
+    assert main(command) == 130
+    assert [call[0] for call in calls] == ["sft", "rl"]
 
 
 def test_a_dry_run_says_what_each_phase_takes_over(place: Path, capsys: pytest.CaptureFixture[str]) -> None:

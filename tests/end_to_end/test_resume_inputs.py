@@ -19,7 +19,8 @@ from posttrain.cli import main
 from posttrain.errors import UserError
 from posttrain.options.training import ReferenceOptions
 from posttrain.runs.run_inputs import RunInput, RunInputs
-from posttrain.training.session import CallerObjects, inputs_of
+from posttrain.training.caller.caller_inputs import inputs_of
+from posttrain.training.caller.caller_objects import CallerObjects
 from tests.end_to_end.test_own_objects import Counts, Sums, config, policy_of, upside_down
 from tests.end_to_end.test_python_api import ROWS, config_for
 from tests.support.dice import dice

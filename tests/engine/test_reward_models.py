@@ -18,9 +18,11 @@ from posttrain.rewards.model import RewardModel
 from posttrain.runs.clock import Clock
 from posttrain.runs.planned_memory import dpo_setup
 from posttrain.runs.run_inputs import named_files
+from posttrain.training.caller.caller_inputs import inputs_of
+from posttrain.training.caller.caller_objects import CallerObjects
 from posttrain.training.collector import CollectedStep, no_journal
 from posttrain.training.report import planned_memory, reward_model_bytes
-from posttrain.training.session import CallerObjects, inputs_of, open_session
+from posttrain.training.session import open_session
 from tests.support.model_folders import changed
 from tests.support.reward_models import classifier, reward_folder, reward_tokenizer
 from tests.support.runs import save_tiny_model

@@ -8,11 +8,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from posttrain.algorithms.advantages import leave_one_out
 from posttrain.errors import UserError
 from posttrain.training.variance.group_sizes import (
     baseline_deviation,
     measured_baseline_deviation,
     measured_uninformative_share,
+    squared_advantage,
     success_rates,
     unbiased_uninformative_share,
     uninformative_share,
@@ -37,6 +39,20 @@ def test_the_share_of_groups_without_information_and_the_noise_of_their_mean_are
     assert uninformative_share(rate, size) == pytest.approx(share, rel=1e-9)
     squares = sum(chance * (rewards.mean().item() - p) ** 2 for chance, rewards in draws)
     assert baseline_deviation(rate, size) == pytest.approx(math.sqrt(squares), rel=1e-9)
+
+
+@settings(max_examples=15)
+@given(chances=st.lists(st.floats(0.05, 0.95), min_size=1, max_size=3), size=st.integers(2, 5))
+def test_the_squared_advantage_is_that_of_all_draws_of_prompts_that_differ(chances: list[float], size: int) -> None:
+    square = reward = 0.0
+    for p in chances:
+        for chance, rewards in every_draw(p, size):
+            square += chance * leave_one_out(rewards).square().mean().item()
+            reward += chance * rewards.square().mean().item()
+    rates = torch.tensor(chances, dtype=torch.float64)
+    assert squared_advantage(rates, size) == pytest.approx(square / reward, rel=1e-9)
+    with pytest.raises(UserError, match="nothing to compare"):
+        squared_advantage(rates, 1)
 
 
 @settings(max_examples=15)

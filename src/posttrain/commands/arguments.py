@@ -25,6 +25,8 @@ BY_PATH = ("model",)
 """Sections of supervised runs whose `path` decides which other options they have."""
 TEMPLATE = ("model.chat_template", "model.template_options")
 """How a model is spoken to: options of the commands that ask one."""
+PICTURES = (".png", ".svg", ".pdf")
+"""What the name of a picture may end in."""
 MAY_CHANGE_ON_RESUME = (
     "run.num_steps",
     "run.time_limit_minutes",
@@ -216,3 +218,14 @@ def switch_value(flag: str, arguments: SplitArguments) -> str:
         if each.startswith(f"--{flag}="):
             return each.partition("=")[2]
     return ""
+
+
+def picture_file(given: str) -> Path:
+    """The file that `--picture` names.  Raises UserError, before anything is computed, where none can be drawn."""
+    file = Path(given)
+    if not file.parent.is_dir() or file.suffix.lower() not in PICTURES:
+        raise UserError(
+            f"{COMMAND_LINE}: --picture {given}: name a file in a folder that exists, whose name ends in"
+            f" {', '.join(PICTURES)}."
+        )
+    return file

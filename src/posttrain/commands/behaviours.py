@@ -4,10 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from posttrain.commands.arguments import configured, recipe_layers, split_arguments
+from posttrain.commands.arguments import configured, picture_file, recipe_layers, split_arguments
 from posttrain.commands.flags import CommandSpec
 from posttrain.config import Config
-from posttrain.errors import UserError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,9 +41,7 @@ def main(arguments: Sequence[str]) -> int:
     from posttrain.training.behaviours.behaviour_table import TABLE, chosen_rows
 
     reader = BehaviourReader(chosen_rows(config.behaviours) or TABLE)
-    picture = Path(switches.picture) if switches.picture else run / "behaviours.png"
-    if not picture.parent.is_dir():
-        raise UserError(f"--picture {picture}: name a file in a folder that exists.")
+    picture = picture_file(switches.picture) if switches.picture else run / "behaviours.png"
     history = read_history(run, reader)
     print(f"{run}: {sum(map(len, history.steps.values()))} completions of {len(history.steps)} steps\n")
     print(history_table(history, reader))

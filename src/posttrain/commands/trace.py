@@ -2,13 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from posttrain.commands.arguments import (
     LOADING,
     TEMPLATE,
     configured,
     layers_for_model,
+    picture_file,
     require_model,
     split_arguments,
 )
@@ -56,6 +56,7 @@ def main(arguments: Sequence[str]) -> int:
         )
     if not switches.below <= 0:
         raise UserError(f"command line: --below {switches.below}: log-probs are at most 0; use 0, or less such as -1")
+    picture = picture_file(switches.picture) if switches.picture else None
     from posttrain.commands.tables.trace_table import (
         TableWindow,
         algorithms_beside,
@@ -71,7 +72,7 @@ def main(arguments: Sequence[str]) -> int:
         trace = traced(session, prompt_to_trace(session, text), switches.sample, beside)
         for line in table(trace, TableWindow(width=switches.state_width, below=switches.below)):
             print(line)
-        if switches.picture:
-            draw(trace, Path(switches.picture))
-            print(f"picture: {switches.picture}")
+        if picture is not None:
+            draw(trace, picture)
+            print(f"picture: {picture}")
     return 0

@@ -162,9 +162,8 @@ class Learner:
             truncated=truncated_of(groups),
         )
         credit = algorithm.credited(evidence, groups)
-        metrics = credit_metrics(
-            evidence, credit, algorithm, self.actor_critic_state, (sampled.behaviour_logprobs, reference)
-        )
+        logprobs = (sampled.behaviour_logprobs, reference)
+        metrics = credit_metrics(evidence, credit, algorithm, self.actor_critic_state, logprobs)
         state = actor_critic_state.after_step(state, metrics, lengths.numel(), algorithm)
         if self.critic is not None:
             metrics["value/critic_alone"] = float(not state.fitted)

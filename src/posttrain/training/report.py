@@ -25,10 +25,11 @@ from posttrain.runs.summary import HELD_OUT, REWARD, build_summary
 from posttrain.tasks.base import Probe, Reading
 from posttrain.tasks.dataset import DatasetTask
 from posttrain.training.actor_critic.critic_folder import save_critic
+from posttrain.training.caller.caller_objects import given_rewards
 from posttrain.training.collector import CollectedStep
 from posttrain.training.evaluation import completions_of_run, logged_readings, source_readings
 from posttrain.training.optimizer import standing_still
-from posttrain.training.session import Session, given_rewards
+from posttrain.training.session import Session
 from posttrain.training.state import RunState
 
 SHOWN = 3

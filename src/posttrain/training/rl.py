@@ -22,17 +22,14 @@ from posttrain.runs.watchers import Watcher, require_watchers
 from posttrain.tasks.base import Task
 from posttrain.training import report
 from posttrain.training.actor_critic.warm_start import require_earlier_rollouts, warm_start
+from posttrain.training.caller.caller_inputs import inputs_of
+from posttrain.training.caller.caller_objects import NOTHING_BROUGHT, CallerObjects, Rewards, Rows
 from posttrain.training.collector import CollectedStep, no_journal
 from posttrain.training.evaluation import brief_evaluation, full_evaluation, num_completions
 from posttrain.training.learner import CreditedStep
 from posttrain.training.metrics import step_metrics, step_tokens
 from posttrain.training.session import (
-    NOTHING_BROUGHT,
-    CallerObjects,
-    Rewards,
-    Rows,
     Session,
-    inputs_of,
     open_session,
     require_room,
     require_sound_rows,

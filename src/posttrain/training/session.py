@@ -1,15 +1,13 @@
 """Everything that a run by reward works with, made from its config and from what a caller brings."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
+from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import cast
 
 from posttrain.algorithms.algorithm import Algorithm
 from posttrain.algorithms.table import build_algorithm
-from posttrain.binding import bind
 from posttrain.config import Config
-from posttrain.config.recipes import short_reward
 from posttrain.errors import RunError, UserError
 from posttrain.generation.engine import Engine, require_engine, require_room_for
 from posttrain.generation.parity import engine_in_parity
@@ -18,7 +16,6 @@ from posttrain.models.loading.model_folder import load_policy
 from posttrain.models.policy import Policy
 from posttrain.models.rendering import TokenizerRenderer
 from posttrain.options.dataset import DatasetOptions
-from posttrain.options.reward import RewardOptions, RewardSettings
 from posttrain.options.task import TaskOptions
 from posttrain.options.training import for_policy
 from posttrain.rewards.ensemble import reward_models_in
@@ -27,84 +24,18 @@ from posttrain.rewards.grading.pending_scores import require_enforceable
 from posttrain.rewards.grading.resources import Resources, row_check
 from posttrain.rewards.grading.unscored_rows import require_rewarded_rows
 from posttrain.rewards.reward_registry import load_reward
-from posttrain.runs.run_inputs import RunInput, RunInputs, class_name, code_input, named_files, rows_input, sha256_of
 from posttrain.runs.threads import ThreadClaim, claim_threads
-from posttrain.tasks.answers_of_task import (
-    as_reward_functions,
-    held_out_prompts,
-    longest_prompts,
-    task_probes,
-    task_rewards,
-)
+from posttrain.tasks.answers_of_task import held_out_prompts, longest_prompts, task_probes, task_rewards
 from posttrain.tasks.base import Task
 from posttrain.tasks.dataset import DatasetTask
 from posttrain.tasks.task_registry import load_task, require_task
 from posttrain.training.behaviours.behaviour_reader import BehaviourReader
 from posttrain.training.behaviours.behaviour_table import chosen_rows
+from posttrain.training.caller.caller_objects import NOTHING_BROUGHT, CallerObjects, given_rewards
 from posttrain.training.collector import Collector, CollectorSettings
 from posttrain.training.evaluation import Questions
 from posttrain.training.learner import Learner, LearnerSettings
-from posttrain.training.optimizer import OwnOptimizer
 from posttrain.training.state import TrainedByReward
-
-Rows = Iterable[Mapping[str, object]]
-Reward = Callable[..., object] | RewardFunction
-"""A function, or what `reward_function` makes of one: with a name and a weight of its own."""
-Rewards = Reward | str | Sequence[Reward | str]
-"""A text is a reward as a flag names it: of this package, FILE.py:FUNCTION, or the folder of a reward model."""
-
-
-SOME_WEIGHTS = 64
-"""Of each parameter, to tell two policies of one shape from each other."""
-
-
-def loaded_rewards(given: Rewards) -> Rewards:
-    """Rewards, with what they name in place of those that are texts."""
-    if isinstance(given, str):
-        return named_reward(given)
-    if isinstance(given, list | tuple) and any(isinstance(each, str) for each in given):
-        return [named_reward(each) if isinstance(each, str) else each for each in given]
-    return given
-
-
-def named_reward(text: str) -> RewardFunction:
-    """The reward that a flag would name so."""
-    return load_reward(bind(RewardOptions, short_reward(text), where="rewards"))
-
-
-@dataclass(frozen=True, kw_only=True)
-class CallerObjects:
-    """What a caller in Python brings in place of what the config describes."""
-
-    policy: Policy | None = None
-    task: Task | None = None
-    engine: Engine | None = None
-    algorithm: Algorithm | None = None
-    rewards: Rewards = ()
-    """They go before those of the config."""
-    rows: Rows | None = None
-    """In place of a dataset's file."""
-    held_out_rows: Rows | None = None
-    """Those to evaluate on, in place of a share of the rows."""
-    optimizer: OwnOptimizer | None = None
-    """In place of AdamW, over the policy's parameters."""
-
-    def __post_init__(self) -> None:
-        for name, kind, remedy in (
-            ("policy", Policy, "make one of a model and its tokenizer with posttrain.as_policy"),
-            ("algorithm", Algorithm, "give an object, such as what posttrain.algorithms.table.grpo() returns"),
-        ):
-            value = getattr(self, name)
-            if value is not None and not isinstance(value, kind):
-                raise UserError(f"{name}: {value!r:.60} ({type(value).__name__}) is no {kind.__name__}; {remedy}.")
-        object.__setattr__(self, "rewards", loaded_rewards(self.rewards))
-        for name, rows in (("rows", self.rows), ("held_out_rows", self.held_out_rows)):
-            if isinstance(rows, Iterable) and not isinstance(rows, Sized):  # a generator gives them once
-                object.__setattr__(self, name, list(rows))
-
-
-NOTHING_BROUGHT = CallerObjects()
-"""Of a command, all is in the config."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -317,63 +248,6 @@ def rewards_of(config: Config, own: CallerObjects, task: Task, policy: Policy) -
         for model in reward_models_in(function.call):
             model.require_apart(policy.model)
     return with_own_names(rewards)
-
-
-def given_rewards(own: CallerObjects) -> tuple[RewardFunction, ...]:
-    """The caller's rewards, each with a name and settings."""
-    given = own.rewards
-    one = callable(given) or isinstance(given, RewardFunction)
-    return as_reward_functions([given] if one else given, "rewards")
-
-
-def inputs_of(config: Config, own: CallerObjects) -> RunInputs:
-    """What a run is made of beside its config: the caller's objects, and files whose place none of them takes."""
-    objects: dict[str, RunInput] = {}
-    if own.policy is not None:
-        objects["policy"] = policy_input(own.policy, config, own)
-    if own.task is not None:
-        objects["task"] = RunInput(f"{class_name(own.task)} ({getattr(own.task, 'name', '')})")
-    if own.engine is not None:
-        draws = "" if getattr(own.engine, "reproducible", True) else ", with random numbers of its own"
-        objects["engine"] = RunInput(class_name(own.engine) + draws)
-    if own.algorithm is not None:
-        objects["algorithm"] = code_input(own.algorithm.name, own.algorithm)
-    if own.optimizer is not None:
-        objects["optimizer"] = RunInput(class_name(own.optimizer.optimizer))
-    for index, reward in enumerate(given_rewards(own)):
-        settings = {
-            each.name: getattr(reward.settings, each.name)
-            for each in fields(reward.settings)
-            if getattr(reward.settings, each.name) != getattr(RewardSettings(), each.name)
-        }
-        said = ", ".join(f"{name} = {value}" for name, value in settings.items())
-        objects[f"rewards[{index}]"] = code_input(f"{reward.name} ({said})" if said else reward.name, reward.call)
-    if own.rows is not None:
-        objects["rows"] = rows_input(own.rows)
-    if own.held_out_rows is not None:
-        objects["held_out_rows"] = rows_input(own.held_out_rows)
-    unused = ["task.path", "task.sources"] if own.rows is not None else []
-    unused += ["task.held_out_path"] if own.held_out_rows is not None else []
-    unused += ["task."] if own.task is not None else []
-    unused += ["model.path", "model.chat_template"] if own.policy is not None else []
-    unused += ["algorithm.path"] if own.algorithm is not None else []
-    files = {name: each for name, each in named_files(config).items() if not name.startswith(tuple(unused))}
-    return RunInputs(objects=objects, files=files)
-
-
-def policy_input(policy: Policy, config: Config, own: CallerObjects) -> RunInput:
-    """A policy by its shape; where its weights are the reference of a KL, which no checkpoint holds, by those too."""
-    algorithm = own.algorithm or build_algorithm(config.algorithm)
-    weighed = weighed_policy(policy)
-    return weighed if algorithm.uses_reference and not config.reference.refresh_every else RunInput(weighed.what)
-
-
-def weighed_policy(policy: Policy) -> RunInput:
-    """A policy by its shape and some of its weights."""
-    parameters = [*policy.model.parameters()]
-    what = f"{class_name(policy.model)} of {sum(each.numel() for each in parameters)} parameters"
-    some = [each.detach().flatten()[:SOME_WEIGHTS].double().tolist() for each in parameters]
-    return RunInput(what, sha256_of(repr(some)))
 
 
 def require_sound_rows(session: Session) -> None:

@@ -14,8 +14,8 @@ from posttrain.runs.reports import Run, StepReport
 from posttrain.runs.watchers import Watcher
 from posttrain.schemas import did_you_mean
 from posttrain.tasks.base import Task
+from posttrain.training.caller.caller_objects import CallerObjects, Rewards, Rows
 from posttrain.training.rl import Beginning, RunSteps, run_steps
-from posttrain.training.session import CallerObjects, Rewards, Rows
 
 
 class TrainArguments(TypedDict, total=False):

@@ -20,9 +20,11 @@ from posttrain.options.dataset import DatasetOptions
 from posttrain.runs.run_inputs import require_same_inputs
 from posttrain.runs.trackers.tracker import require_trackers
 from posttrain.schemas import did_you_mean
+from posttrain.training.caller.caller_inputs import inputs_of
+from posttrain.training.caller.caller_objects import CallerObjects
 from posttrain.training.optimizer import OwnOptimizer
 from posttrain.training.rl import Beginning, make_ready, to_the_end, train_session
-from posttrain.training.session import CallerObjects, Session, inputs_of, open_session
+from posttrain.training.session import Session, open_session
 from posttrain.trl.as_config import RunLength, require_strategies, rl_config
 from posttrain.trl.batch_arithmetic import batch_plan
 from posttrain.trl.callback_watcher import CallbackWatcher

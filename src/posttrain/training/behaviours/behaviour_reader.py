@@ -79,7 +79,7 @@ class BehaviourReader:
         for name, row in self.rows.items():
             if isinstance(row, PatternRow):
                 within = thinking if row.within == "thinking" else text
-                count = sum(1 for pattern in self.patterns[name] for _ in pattern.finditer(within))
+                count = num_signs(self.patterns[name], within)
                 found[name] = Signs(count, count >= row.at_least)
         return {name: found[name] for name in self.rows if name in found}
 
@@ -109,3 +109,15 @@ class BehaviourReader:
             for name, row in self.rows.items()
         }
         return {"behaviours": Probe(readings={**readings, **per_token}, measure=self.metrics)}
+
+
+def num_signs(patterns: Iterable[re.Pattern[str]], text: str) -> int:
+    """How many stretches of a text some of the patterns match: matches that overlap are one sign, not several.
+
+    "let me try another way" is one attempt, whichever of its words several patterns know.
+    """
+    count, end = 0, 0
+    for first, last in sorted(match.span() for pattern in patterns for match in pattern.finditer(text)):
+        count += first >= end
+        end = max(end, last)
+    return count

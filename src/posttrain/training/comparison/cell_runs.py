@@ -3,9 +3,11 @@
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any
 
+from posttrain.config import as_recipe, load_recipe
 from posttrain.errors import RunError, UserError
 from posttrain.runs.command_process import run_command
 from posttrain.runs.files import read_metrics, write_atomically
@@ -48,21 +50,42 @@ def recipe_digest(cell: Cell) -> str:
     return hashlib.sha256(config.encode()).hexdigest()
 
 
+def recipe_file(cell: Cell) -> Path:
+    """The recipe that a cell was begun with, beside its folder."""
+    return cell.folder.parent / f"{cell.folder.name}.yaml"
+
+
 def kept_result(cell: Cell) -> CellResult | None:
-    """The result of a cell that has been run.  Raises UserError where it is of another recipe."""
+    """The result of a cell that has been run.  Raises UserError where it was begun, or made, by another recipe."""
     file = cell.folder / RESULT
     if not file.is_file():
+        require_begun_so(cell)
         return None
     try:
         result = CellResult(**json.loads(file.read_text(encoding="utf-8")))
     except (ValueError, TypeError) as error:
         raise RunError(f"{file}: is no result of a cell ({error}).  Delete {cell.folder} to run it again.") from None
     if result.recipe_digest != recipe_digest(cell):
-        raise UserError(
-            f"{file}: was made by another recipe than {cell.name} has now.  Delete {cell.folder} to run it again, or"
-            " keep this comparison in another folder."
-        )
+        raise other_recipe(f"{file}: was made", cell)
     return result
+
+
+def require_begun_so(cell: Cell) -> None:
+    """Refuse to go on with a cell that was begun by another recipe, whose result would then stand for this one's."""
+    file = recipe_file(cell)
+    if (cell.folder / "config.yaml").is_file() and file.is_file():
+        config = load_recipe(file)
+        moved = replace(config, run=replace(config.run, folder=str(cell.folder)))
+        if as_recipe(moved) != cell.recipe:
+            raise other_recipe(f"{cell.folder}: was begun", cell)
+
+
+def other_recipe(what: str, cell: Cell) -> UserError:
+    """The error of a cell in whose place another one is."""
+    return UserError(
+        f"{what} by another recipe than {cell.name} has now.  Delete {cell.folder} to run it again, or keep this"
+        " comparison in another folder."
+    )
 
 
 def run_cell(cell: Cell, drift: Callable[[Cell], Mapping[str, float]]) -> CellResult:
@@ -73,7 +96,7 @@ def run_cell(cell: Cell, drift: Callable[[Cell], Mapping[str, float]]) -> CellRe
     log = cell.folder.parent / f"{cell.folder.name}.{LOG}"
     if not (cell.folder / "summary.json").is_file():
         cell.folder.parent.mkdir(parents=True, exist_ok=True)
-        recipe = cell.folder.parent / f"{cell.folder.name}.yaml"
+        recipe = recipe_file(cell)
         write_atomically(recipe, cell.recipe.encode())
         begun = (cell.folder / "config.yaml").is_file()
         command = ["rl", "--resume", str(cell.folder)] if begun else ["rl", str(recipe)]

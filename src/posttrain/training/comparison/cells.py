@@ -120,7 +120,7 @@ def cell_config(config: Config, seed: int, budget: Budget, folder: Path) -> Conf
 def require_comparable(variants: Mapping[str, Config]) -> None:
     """Refuse variants that start from different models, or that are measured in different ways."""
     (first, wanted), *others = variants.items()
-    judged_by_reward = isinstance(wanted.task, DatasetOptions | Mapping)
+    judged_by_reward = isinstance(wanted.task, Mapping) or wanted.task.name == DatasetOptions.name
     sections = (*MEASURED_ALIKE, *(("rewards",) if judged_by_reward else ()))
     for name, config in others:
         for section in sections:

@@ -11,7 +11,7 @@ import numpy as np
 from posttrain.runs.curves import PALETTE
 from posttrain.runs.files import write_atomically
 from posttrain.training.comparison.cell_runs import CellResult
-from posttrain.training.comparison.statistics import VariantResult, variant_results
+from posttrain.training.comparison.statistics import VariantResult, accuracy, variant_results
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -71,14 +71,21 @@ def cells_of(row: VariantResult) -> list[str]:
 
 
 def draw_comparison(results: Sequence[CellResult], picture: Path, budget: str) -> None:
-    """Held-out accuracy against tokens sampled and against seconds of training: every seed thin, their mean thick."""
+    """Held-out accuracy against tokens sampled, against seconds of training, and at the end with its interval.
+
+    In the curves every seed is thin and their mean thick.
+    """
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(14, 5.5), layout="constrained")
-    panels = figure.subplots(1, 2, sharey=True)
+    figure = Figure(figsize=(18, 5.5), layout="constrained")
+    panels = figure.subplots(1, 3)
+    panels[1].sharey(panels[0])
     figure.suptitle(f"Held-out accuracy at an equal budget: {budget}", fontsize=13, fontweight="bold")
-    for axes, place, label in ((panels[0], 0, "completion tokens sampled"), (panels[1], 1, "seconds of training")):
-        draw_curves_of_variants(axes, results, place)
+    draw_curves_of_variants(panels[0], results, 0)
+    draw_curves_of_variants(panels[1], results, 1)
+    draw_ends_of_variants(panels[2], results)
+    labels = ("completion tokens sampled", "seconds of training", "share solved after training, 95% over seeds")
+    for axes, label in zip(panels, labels, strict=True):
         axes.set_xlabel(label, fontsize=10)
         axes.grid(alpha=0.25, linewidth=0.7)
         axes.spines[["top", "right"]].set_visible(False)
@@ -98,6 +105,20 @@ def draw_curves_of_variants(axes: "Axes", results: Sequence[CellResult], place: 
             )
         if curves:
             axes.plot(*mean_curve(curves, place), color=colour, linewidth=2.2, label=variant)
+
+
+def draw_ends_of_variants(axes: "Axes", results: Sequence[CellResult]) -> None:
+    """Accuracy after training, a line for each variant: every seed pale, their mean with its interval."""
+    rows = variant_results(results)
+    for number, row in enumerate(rows):
+        colour = PALETTE[number % len(PALETTE)]
+        single = [accuracy(result) for result in results if result.variant == row.variant]
+        axes.plot(single, [number] * len(single), ".", color=colour, alpha=0.4)
+        axes.plot([row.after.mean], [number], "o", color=colour)
+        if row.after.low is not None and row.after.high is not None:
+            axes.plot([row.after.low, row.after.high], [number, number], color=colour, linewidth=1.6)
+    axes.set_yticks(range(len(rows)), [row.variant for row in rows], fontsize=9)
+    axes.invert_yaxis()
 
 
 def mean_curve(curves: Sequence[Sequence[tuple[int, float, float]]], place: int) -> tuple[list[float], list[float]]:

@@ -25,6 +25,8 @@ from posttrain.runs.trackers.tracker import require_trackers
 from posttrain.runs.watchers import Watcher, require_watchers
 from posttrain.tasks.base import Task
 from posttrain.tasks.preferences.preference_set import GivenPairs, preference_set
+from posttrain.training.caller.caller_inputs import inputs_of, weighed_policy
+from posttrain.training.caller.caller_objects import CallerObjects, Rewards, Rows
 from posttrain.training.collector import no_journal
 from posttrain.training.dpo.dpo_report import (
     dpo_plan_lines,
@@ -38,7 +40,7 @@ from posttrain.training.dpo.dpo_state import TrainedOnPairs
 from posttrain.training.dpo.pair_sources import PairSource, RoundPairs, RowPairs, step_report
 from posttrain.training.dpo.pair_update import accumulate
 from posttrain.training.report import held_out_metrics
-from posttrain.training.session import CallerObjects, Rewards, Rows, inputs_of, open_session, weighed_policy
+from posttrain.training.session import open_session
 
 PREVIEWED = 2
 """Pairs that a dry run shows."""

@@ -66,6 +66,10 @@ class Phase:
         """What it names of earlier phases, as it writes it."""
         return set(named_in(merge(self.layers).sections))
 
+    def names_taken_over(self) -> set[str]:
+        """The earlier phases that it takes something over from."""
+        return {found[2] for name in self.takes_over() if (found := EARLIER.match(name)) is not None}
+
     def place(self) -> RecipeLayer:
         """Where its run is kept."""
         run = {"folder": str(self.folder), "overwrite": False}

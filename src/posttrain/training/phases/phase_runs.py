@@ -16,7 +16,7 @@ from posttrain.training.phases.phase_list import Phase
 from posttrain.training.phases.phase_report import write_report
 
 RECIPE = "recipe.sha256"
-"""In the folder of a phase's run: what its recipe was when it was begun."""
+"""Beside the folder of a phase's run: what its recipe was when it was begun."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +40,7 @@ def run_phases(phases: Sequence[Phase], folder: Path, tell: Callable[[str], None
             done = finished(phase, config)
             tell(f"[{phase.number}/{len(phases)}] {phase.name}: {'finished already' if done else phase.folder}")
             if not done:
+                refuse_made_before(phase, phases[phase.number :])
                 run_phase(phase, config)
             results.append(result_of(phase))
             earlier[phase.name] = phase
@@ -50,12 +51,22 @@ def run_phases(phases: Sequence[Phase], folder: Path, tell: Callable[[str], None
 def finished(phase: Phase, config: Any) -> bool:
     """Whether a phase has been run to its end.  Raises UserError where its run was begun by another recipe."""
     kept = phase.folder.parent / f"{phase.folder.name}.{RECIPE}"
-    if kept.is_file() and kept.read_text(encoding="utf-8") != recipe_digest(config):
+    if phase.folder.is_dir() and kept.is_file() and kept.read_text(encoding="utf-8") != recipe_digest(config):
         raise UserError(
             f"{phase.folder}: was begun by another recipe than phase {phase.name} has now.  Delete it, and those of the"
             " phases that come after it, or keep these phases in another folder."
         )
     return (phase.folder / "summary.json").is_file()
+
+
+def refuse_made_before(phase: Phase, later: Sequence[Phase]) -> None:
+    """Raise UserError where a phase that is to be run now has one behind it that was made of what it made before."""
+    for each in later:
+        if each.folder.is_dir() and phase.name in each.names_taken_over():
+            raise UserError(
+                f"{each.folder}: was made of what phase {phase.name} made before, and that is to be run now.  Delete"
+                " it, and those of the phases that come after it, or keep these phases in another folder."
+            )
 
 
 def run_phase(phase: Phase, config: Any) -> None:

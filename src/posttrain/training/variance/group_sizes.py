@@ -24,6 +24,22 @@ def baseline_deviation(success: Float64[Tensor, " prompt"], group_size: int) -> 
     return (success * (1 - success) / group_size).mean().sqrt().item()
 
 
+def squared_advantage(success: Float64[Tensor, " prompt"], group_size: int) -> float:
+    """The mean square of a leave-one-out advantage, in units of that of the reward itself (dimensionless).
+
+        mean over prompts of p (1 - p) G/(G - 1), over the mean of p        1 is no gain over no baseline
+
+    Prompts that differ make it smaller than at their mean chance: (1 - p) G/(G - 1) of one p is below 1 from G > 1/p
+    on.  Raises UserError where no prompt has a chance, or a group is one completion.
+    """
+    if group_size < 2 or not bool((success > 0).any()):
+        raise UserError(
+            f"groups of {group_size}, at most {success.max().item():g} of which earn 1: nothing to compare."
+        )
+    spread = baseline_deviation(success, 1) ** 2
+    return spread * group_size / (group_size - 1) / success.mean().item()
+
+
 def measured_uninformative_share(rewards: Float64[Tensor, "prompt sample"], group_size: int) -> float:
     """The same share of groups that were sampled: disjoint ones of each prompt's samples."""
     return 1 - informative(in_groups(rewards, group_size)).double().mean().item()
