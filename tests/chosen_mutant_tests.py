@@ -1,6 +1,13 @@
 """Which tests must notice the mistakes that `chosen_mutants.py` makes in a file."""
 
 TESTS = {
+    "algorithms/gae.py": ["closed_form/test_ppo.py", "laws/test_gae.py"],
+    "algorithms/actor_critic/missing_stop.py": ["closed_form/test_ppo.py"],
+    "algorithms/actor_critic/ppo.py": ["closed_form/test_ppo.py"],
+    "algorithms/actor_critic/reward_scaling.py": ["closed_form/test_ppo.py"],
+    "training/actor_critic/value_metrics.py": ["closed_form/test_ppo.py"],
+    "training/actor_critic/actor_critic_state.py": ["laws/test_actor_critic.py"],
+    "training/pairs/pair_microbatches.py": ["laws/test_pair_updates.py"],
     "algorithms/advantages.py": [
         "closed_form/test_advantages.py",
         "reference/test_twins.py",
@@ -65,7 +72,7 @@ TESTS = {
         "engine/test_passes.py",
         "end_to_end/test_run_moments.py",
     ],
-    "training/optimizer.py": ["closed_form/test_parameter_groups.py"],
+    "training/optimizer.py": ["closed_form/test_parameter_groups.py", "engine/test_optimizer_from.py"],
     "training/update_metrics.py": ["closed_form/test_update_metrics.py"],
     "runs/watchers.py": ["end_to_end/test_run_moments.py"],
     "training/collector.py": ["engine/test_passes.py"],

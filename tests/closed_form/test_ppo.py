@@ -87,6 +87,8 @@ def test_a_cut_off_completion_earns_at_most_what_the_worst_that_stopped_does() -
     assert capped.returns.tolist() == [0.5, 0.5, -1.0, 0.0, 2.0, 0.0]
     both = credit_of({**RAW, "missing_stop_cap": True, "missing_stop_penalty": 0.25}, given)
     assert both.returns.tolist() == [0.25, 0.5, -1.25, 0.0, 2.0, 0.0]
+    penalty = credit_of({**RAW, "missing_stop_penalty": 0.25}, given)
+    assert penalty.returns.tolist() == [2.75, 0.5, -1.25, 0.0, 2.0, 0.0]
     none_stopped = evidence([[3.0, 1.0]], [0.0, 0.0], [[1, 1]], truncated=torch.ones(1, 2, dtype=torch.bool))
     assert credit_of({**RAW, "missing_stop_cap": True}, none_stopped).returns.tolist() == [3.0, 1.0]
 
