@@ -110,7 +110,7 @@ def main() -> None:
     """Write the rows."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--write", metavar="FOLDER", type=Path, required=True)
-    parser.add_argument("--num-demonstrations", type=int, default=2000)
+    parser.add_argument("--num-demonstrations", type=int, default=8000)
     given = parser.parse_args()
     write(given.write, given.num_demonstrations)
 
