@@ -134,7 +134,7 @@ def run(cell: str, *, steps: int, seed: int) -> dict[str, Any]:
         model=recipe.model,
         task=recipe.task,
         rewards=rewards_of(kind),
-        algorithm={"name": "ppo", "kl": {"coefficient": weight, "estimator": "k1", "place": "reward"}},
+        algorithm={**recipe.algorithm, "kl": {**recipe.algorithm["kl"], "coefficient": weight}},
         rollout=recipe.rollout,
         update=recipe.update,
         evaluation={"every_steps": 0, "samples": 1},
@@ -254,7 +254,7 @@ def main() -> None:
     """Run cells, or show what there is."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("cells", nargs="*", choices=[*CELLS, []])
-    parser.add_argument("--steps", type=int, default=80)
+    parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--table", action="store_true")
     parser.add_argument("--picture", type=Path)
