@@ -5,9 +5,10 @@
     python benchmarks/over_optimisation.py --table --picture docs/pictures/over-optimisation.png
 
 Each cell is the last phase of the recipe with another reward or KL weight: PPO from the model of its first phase, the
-true reward reported only.  `free` has a weight of 1e-6, which measures the KL and holds nothing.  The ensemble is of
-three reward models: the recipe's, and two that learned the same pairs from other seeds.  `flawed` learned the same
-completions as a judge would order them whom large numbers impress (`larger_numbers` of benchmarks/sums_task.py).
+true reward reported only.  A weight of 1e-6 measures the KL and holds nothing.  `free` is paid by the recipe's reward
+model; the cells called `few` by one that learned every tenth of its pairs, and the ensemble is of three such that
+learned the same pairs from other seeds, of which the least counts.  `flawed` learned the same completions as a judge
+would order them whom large numbers impress (`larger_numbers` of benchmarks/sums_task.py).
 
 Every cell's steps are kept in benchmarks/results/over_optimisation.json; a cell that is in there is not run again.
 """
@@ -36,14 +37,17 @@ FOLDER = Path("runs/over-optimisation")
 FREE, LIGHT, STRONG = 1e-6, 0.1, 0.4
 CELLS: Mapping[str, tuple[str, float]] = {
     "free": ("judge", FREE),
-    "kl_light": ("judge", LIGHT),
-    "kl_strong": ("judge", STRONG),
-    "ensemble_free": ("ensemble", FREE),
+    "few_free": ("few", FREE),
+    "few_kl_light": ("few", LIGHT),
+    "few_kl_strong": ("few", STRONG),
+    "few_ensemble": ("ensemble", FREE),
     "flawed_free": ("flawed", FREE),
     "flawed_kl": ("flawed", STRONG),
 }
 """What is optimised, and the weight of the KL in the reward."""
 OTHER_SEEDS = (1, 2)
+FEW = 10
+"""The judges of few pairs learn every tenth of the recipe's."""
 SMOOTHED = 5
 """Steps that a point of the curve is the mean of."""
 NEAR = 4
@@ -70,6 +74,13 @@ def config_of(name: str) -> Any:
     return found[name].config({each: phase for each, phase in found.items() if phase.number < found[name].number})
 
 
+def few_pairs() -> list[dict[str, object]]:
+    """Every tenth of the recipe's pairs."""
+    lines = (phases()["pairs"].folder / "preferences.jsonl").read_text().splitlines()[::FEW]
+    wanted = ("prompt", "chosen", "rejected", "margin")
+    return [{name: row[name] for name in wanted} for row in map(json.loads, lines)]
+
+
 def relabelled() -> list[dict[str, object]]:
     """The recipe's pairs, ties included, in the order of the judge with the flaw."""
     folder = phases()["pairs"].folder
@@ -83,19 +94,15 @@ def relabelled() -> list[dict[str, object]]:
     return rows
 
 
-def reward_model(name: str, *, seed: int, rows: list[dict[str, object]] | None = None) -> Path:
-    """The folder of another reward model, by the recipe's own options; made where it is not there yet."""
+def reward_model(name: str, *, seed: int, rows: list[dict[str, object]]) -> Path:
+    """The folder of another reward model, of these pairs by the recipe's own options; made where it is not there."""
     folder = FOLDER / name
     if not (folder / "summary.json").is_file():
         recipe = config_of("judge")
         config = posttrain.load_recipe(
             kind=RewardModelConfig,
             model=recipe.model,
-            task={
-                "name": "dataset",
-                "held_out_share": recipe.task.held_out_share,
-                "path": "" if rows else recipe.task.path,
-            },
+            task={"name": "dataset", "held_out_share": recipe.task.held_out_share},
             reward_model=recipe.reward_model,
             checkpoint=recipe.checkpoint,
             run={"folder": str(folder), "overwrite": True, "seed": seed, "threads": 1},
@@ -118,9 +125,11 @@ def rewards_of(kind: str) -> list[Any]:
     judge = str(phases()["judge"].folder / "model")
     if kind == "flawed":
         judge = str(reward_model("flawed", seed=0, rows=relabelled()))
+    if kind in {"few", "ensemble"}:
+        judge = str(reward_model("few", seed=0, rows=few_pairs()))
     paid: dict[str, Any] = {"model": judge, "name": "judge"}
     if kind == "ensemble":
-        others = [str(reward_model(f"judge-{seed}", seed=seed)) for seed in OTHER_SEEDS]
+        others = [str(reward_model(f"few-{seed}", seed=seed, rows=few_pairs())) for seed in OTHER_SEEDS]
         paid |= {"ensemble": others, "combine": "least"}
     return [*shown, paid]
 
