@@ -34,15 +34,14 @@ from matplotlib import pyplot
 RESULTS = Path(__file__).parent / "results" / "over_optimisation.json"
 THREE_STAGE = Path("runs/three-stage")
 FOLDER = Path("runs/over-optimisation")
-FREE, LIGHT, STRONG = 1e-6, 0.1, 0.4
+FREE, HELD = 1e-6, 0.4
 CELLS: Mapping[str, tuple[str, float]] = {
     "free": ("judge", FREE),
     "few_free": ("few", FREE),
-    "few_kl_light": ("few", LIGHT),
-    "few_kl_strong": ("few", STRONG),
+    "few_kl": ("few", HELD),
     "few_ensemble": ("ensemble", FREE),
     "flawed_free": ("flawed", FREE),
-    "flawed_kl": ("flawed", STRONG),
+    "flawed_kl": ("flawed", HELD),
 }
 """What is optimised, and the weight of the KL in the reward."""
 OTHER_SEEDS = (1, 2)
