@@ -30,4 +30,5 @@ def test_a_command_of_the_guide_is_understood(
     if "phases.yaml" in typed:
         assert "takes over phase:reasoning, phase:rows, run:reasoning" in said
     else:
-        assert "9 runs, each with a budget of 3.0 minutes, in runs/compare" in said
+        runs, budget = (30, "150,000 tokens") if "compare/ppo" in typed else (9, "3.0 minutes")
+        assert f"{runs} runs, each with a budget of {budget}, in runs/compare" in said
