@@ -8,7 +8,6 @@ Problems are those that `task: countdown` trains on: numbers that it holds out a
 """
 
 import argparse
-import json
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from random import Random
@@ -46,15 +45,12 @@ def demonstrations(number: int) -> Iterator[Mapping[str, object]]:
 
 def write(folder: Path, *, num_demonstrations: int, num_puzzles: int) -> None:
     """The three files."""
-    folder.mkdir(parents=True, exist_ok=True)
     rows: Mapping[str, Iterable[Mapping[str, object]]] = {
         "demonstrations": demonstrations(num_demonstrations),
         "puzzles": puzzles(num_puzzles),
         "sums": ({"prompt": each} for each in sums_task.prompts()),
     }
-    for name, made in rows.items():
-        text = "".join(json.dumps(row) + "\n" for row in made)
-        (folder / f"{name}.jsonl").write_text(text, encoding="utf-8")
+    sums_task.write_rows(folder, rows)
 
 
 def main() -> None:

@@ -18,7 +18,7 @@ ten are.
 import argparse
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from random import Random
 
@@ -97,10 +97,9 @@ def demonstrations(number: int) -> Iterator[dict[str, str]]:
         yield {"prompt": prompt, "completion": "".join(sums)}
 
 
-def write(folder: Path, num_demonstrations: int) -> None:
-    """demonstrations.jsonl and prompts.jsonl."""
+def write_rows(folder: Path, rows: Mapping[str, Iterable[Mapping[str, object]]]) -> None:
+    """NAME.jsonl of each of them."""
     folder.mkdir(parents=True, exist_ok=True)
-    rows = {"demonstrations": demonstrations(num_demonstrations), "prompts": ({"prompt": each} for each in prompts())}
     for name, made in rows.items():
         text = "".join(json.dumps(row) + "\n" for row in made)
         (folder / f"{name}.jsonl").write_text(text, encoding="utf-8")
@@ -112,7 +111,8 @@ def main() -> None:
     parser.add_argument("--write", metavar="FOLDER", type=Path, required=True)
     parser.add_argument("--num-demonstrations", type=int, default=8000)
     given = parser.parse_args()
-    write(given.write, given.num_demonstrations)
+    asked = ({"prompt": each} for each in prompts())
+    write_rows(given.write, {"demonstrations": demonstrations(given.num_demonstrations), "prompts": asked})
 
 
 if __name__ == "__main__":
