@@ -18,7 +18,6 @@ from posttrain.models.loading.model_folder import load_policy
 from posttrain.models.policy import Policy, as_policy
 from posttrain.models.rendering import TokenizerRenderer
 from posttrain.options.adapter import AdapterOptions
-from posttrain.options.critic import CriticOptions
 from posttrain.options.dataset import DatasetOptions
 from posttrain.options.model import ModelOptions
 from posttrain.options.pairs import PairOptions
@@ -26,7 +25,6 @@ from posttrain.options.teacher import TeacherOptions
 from posttrain.records import Preference
 from posttrain.rewards.model import RewardModel
 from posttrain.tasks.preferences.preference_set import GivenPairs, preference_set
-from posttrain.training.actor_critic.critic import Critic
 from posttrain.training.distillation.teacher import teacher_of
 from posttrain.training.reference import named_reference
 from posttrain.training.reward_model.pair_scores import pair_scores
@@ -119,7 +117,6 @@ def test_a_reward_model_is_told_from_a_policy_although_a_tied_one_has_all_of_its
     for option, load in {
         "reference.path": lambda path: named_reference(path, policy),
         "algorithm.teacher.model": lambda path: teacher_of(policy, TeacherOptions(model=path), {}),
-        "algorithm.critic.path": lambda path: Critic(policy, CriticOptions(trunk="own", path=path), seed=0),
     }.items():
         with pytest.raises(UserError, match=rf"^{option} = .*Qwen3ForSequenceClassification is no causal"):
             load(str(tmp_path / "rm"))

@@ -70,12 +70,13 @@ def stages_with(
     reward: object = even_tokens,
     *,
     task: Task | None = None,
+    policy: Policy | None = None,
     on_error: OnError = "stop",
     temperature: float = 1.0,
     **update: int,
 ) -> Stages:
-    """Five prompts a step, groups of four, completions of up to eight tokens."""
-    policy = tiny_policy()
+    """Five prompts a step, groups of four, completions of up to eight tokens; without a policy a tiny one."""
+    policy = tiny_policy() if policy is None else policy
     made = algorithm if isinstance(algorithm, Algorithm) else build_algorithm(algorithm)
     rollout = RolloutOptions(
         prompts_per_step=5,

@@ -86,14 +86,10 @@ def model(config: Config, name: str) -> int:
 
 
 def is_classifier(options: ModelOptions) -> bool:
-    """Whether a folder here is that of a model for sequence classification, by its config.json."""
-    file = options.folder / "config.json"
-    if options.is_bundled or not file.is_file():
-        return False
-    from posttrain.models.loading.folder_kinds import read_json
+    """Whether the section names a folder here of a model for sequence classification."""
+    from posttrain.models.loading.folder_kinds import is_classifier_folder
 
-    made_as = read_json(file, f"model.path = {options.path}").get("architectures") or [""]
-    return str(made_as[0]).endswith("ForSequenceClassification")
+    return not options.is_bundled and is_classifier_folder(options.folder)
 
 
 def classifier(config: Config, name: str) -> int:

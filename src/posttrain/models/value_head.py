@@ -50,3 +50,17 @@ class ValueHead(nn.Module):
     def expect(self, mean: float) -> None:
         """Make b the mean reward, which is what a new head then expects everywhere."""
         self.output.bias.fill_(mean)
+
+    @torch.no_grad()
+    def load_score(self, w: Float[Tensor, " hidden"]) -> None:
+        """Make a new head V(h) = w · h, as a reward model's is; of an mlp two channels say it.
+
+        w · h = relu(w · h) - relu(-w · h)
+        """
+        self.output.bias.zero_()
+        if self.widening is None:
+            self.output.weight.copy_(w)
+            return
+        self.widening.weight[0].copy_(w)
+        self.widening.weight[1].copy_(-w)
+        self.output.weight[0, :2] = torch.tensor([1.0, -1.0])

@@ -18,8 +18,9 @@ class CriticOptions:
     memory and a pass of its own and leaves the policy undisturbed.  auto: shared below 100 M parameters, else own."""
     path: str = ""
     """A critic to start from: the folder RUN/critic of a run, or, for a trunk of its own, of any model with the
-    policy's tokens, such as a reward model's base.  Empty is a new head, and as own trunk a copy of the policy as it is
-    before training."""
+    policy's tokens.  A reward model gives its body and its score, so that the critic at first expects at every token
+    what the reward model would say of the text so far.  Empty is a new head, and as own trunk a copy of the policy as
+    it is before training."""
     head: Literal["mlp", "linear"] = "mlp"
     """mlp: d → 4d → 1 with a ReLU between, as courses have it.  linear: d → 1."""
     through_trunk: bool = True

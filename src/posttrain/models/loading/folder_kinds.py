@@ -16,6 +16,8 @@ from posttrain.options.model import BUNDLED, BUNDLED_MODELS
 SAFE_WEIGHTS, PICKLED_WEIGHTS = "*.safetensors", "pytorch_model*.bin"
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "spiece.model", "vocab.json", "vocab.txt", "tekken.json")
 OTHER_WEIGHTS = {"*.gguf": "llama.cpp's", "*.msgpack": "Flax's", "*.h5": "TensorFlow's", "*.onnx": "ONNX's"}
+CLASSIFIER = "ForSequenceClassification"
+"""How the names of transformers' classes end that score a text."""
 NO_CAUSAL_HEADS = (
     *("MaskedLM", "SequenceClassification", "TokenClassification", "QuestionAnswering", "MultipleChoice"),
     *("PreTraining", "ImageClassification", "CTC", "RewardModel"),
@@ -67,6 +69,14 @@ def require_no_adapter(folder: Path, where: str) -> None:
             f"{where}: an adapter of peft ({kind}, over {base}) where a whole model is needed.  Merge it into its base"
             " with peft's merge_and_unload and save that."
         )
+
+
+def is_classifier_folder(folder: Path) -> bool:
+    """Whether a folder here is that of a model for sequence classification, by its config.json."""
+    if not (folder / "config.json").is_file():
+        return False
+    made_as = read_json(folder / "config.json", str(folder)).get("architectures") or [""]
+    return str(made_as[0]).endswith(CLASSIFIER)
 
 
 def require_causal(config: Mapping[str, Any], where: str) -> None:

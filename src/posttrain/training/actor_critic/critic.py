@@ -13,6 +13,7 @@ from jaxtyping import Bool, Float, Float64
 from torch import Tensor, nn
 
 from posttrain.batch import Batch, completions_of
+from posttrain.models.classifiers.classifier_body import ScoredBody
 from posttrain.models.forward import trunk as without_output_layer
 from posttrain.models.gradients import gradients_in_place
 from posttrain.models.policy import Policy
@@ -43,7 +44,8 @@ class Critic:
     def __init__(self, policy: Policy, options: CriticOptions, *, seed: int) -> None:
         """A new one, or what `options.path` holds.  Raises UserError where that is no critic for this policy."""
         self.policy, self.options = policy, options
-        self.own_trunk: Policy | None = own_trunk(policy, options)
+        found = own_trunk(policy, options)
+        self.own_trunk: Policy | None = None if found is None else found.body
         """The model that the head reads, where it is not the policy."""
         if options.path and self.own_trunk is None:
             require_head_of_policy(options.path)
@@ -53,9 +55,12 @@ class Critic:
             seed=seed,
             dtype=torch.promote_types(policy.model.dtype, torch.float32),
         ).to(policy.device)
-        self.begun = bool(options.path) and has_head(options.path)
+        score = None if found is None else found.score
+        self.begun = score is not None or (bool(options.path) and has_head(options.path))
         """Whether the head was trained before; a new one is first told the mean reward."""
-        if self.begun:
+        if score is not None:
+            self.head.load_score(score)
+        elif self.begun:
             loaded_head(self.head, options.path)
 
     @property
@@ -117,10 +122,11 @@ class Critic:
             restore_module(module, own)
 
 
-def own_trunk(policy: Policy, options: CriticOptions) -> Policy | None:
+def own_trunk(policy: Policy, options: CriticOptions) -> ScoredBody | None:
     """A model of the critic's own, from a folder or a copy of the policy; None where it reads the policy's.
 
-    A copy shares what the policy does not train, and the output layer, which a critic does not use.
+    Of a reward model its score is there as well.  A copy shares what the policy does not train, and the output layer,
+    which a critic does not use.
     """
     size = sum(each.numel() for each in policy.model.parameters())
     if not options.has_own_trunk(size):
@@ -131,7 +137,7 @@ def own_trunk(policy: Policy, options: CriticOptions) -> Policy | None:
     trained = {id(each) for each in without_output_layer(policy.model).parameters() if each.requires_grad}
     kept = {id(each): each for each in policy.model.parameters() if id(each) not in trained}
     model, forward = copy.deepcopy((policy.model, policy.forward), kept)
-    return replace(policy, model=model, forward=forward)
+    return ScoredBody(replace(policy, model=model, forward=forward), None)
 
 
 def hidden_width(policy: Policy) -> int:

@@ -9,10 +9,13 @@ from pathlib import Path
 from safetensors.torch import load_file, save_file
 
 from posttrain.errors import UserError
+from posttrain.models.classifiers.classifier_body import ScoredBody, scored_body
+from posttrain.models.loading.folder_kinds import is_classifier_folder
 from posttrain.models.loading.saving import save_policy
 from posttrain.models.loading.second_model import load_beside
 from posttrain.models.policy import Policy
 from posttrain.models.value_head import ValueHead
+from posttrain.options.model import ModelOptions
 from posttrain.runs.tensor_state import untied
 from posttrain.training.reference import require_same_tokens
 
@@ -38,7 +41,8 @@ def require_head_of_policy(path: str) -> None:
     if not has_head(path):
         raise UserError(
             f"{where}: holds no {HEAD_FILE}, and the head reads the policy here (critic.trunk).  Give the folder"
-            " RUN/critic of a run, or say trunk = own to have the folder's model read beside the policy."
+            " RUN/critic of a run, or say trunk = own to have the folder's model, such as a reward model, read beside"
+            " the policy."
         )
     if (Path(path) / "config.json").is_file():
         raise UserError(
@@ -59,10 +63,15 @@ def loaded_head(head: ValueHead, path: str) -> None:
     head.load_state_dict(saved)
 
 
-def loaded_trunk(path: str, policy: Policy) -> Policy | None:
-    """The model of a folder, for a policy's tokens; None where the folder holds a head alone."""
+def loaded_trunk(path: str, policy: Policy) -> ScoredBody | None:
+    """The model of a folder, for a policy's tokens, with its score if it is a reward model's.
+
+    None where the folder holds a head alone.
+    """
     if has_head(path) and not (Path(path) / "config.json").is_file():
         return None
+    if is_classifier_folder(ModelOptions(path=path).folder):
+        return scored_body(policy, path, option="algorithm.critic.path")
     model = load_beside(policy, path, option="algorithm.critic.path", inference=False)
     require_same_tokens(policy, model, f"algorithm.critic.path = {path}")
-    return model
+    return ScoredBody(model, None)
