@@ -60,7 +60,7 @@ SETTINGS: Mapping[str, Mapping[str, Any]] = {
     "additions": {"name": "arithmetic", "system": ""},
 }
 """The tasks that models are scored on; the first is the one that they were trained on."""
-SAMPLES = 2
+SAMPLES = 4
 SEARCH = BehaviourReader(chosen_rows(BehaviourOptions(measure=("search",))))
 
 
@@ -128,7 +128,7 @@ def score(cell: Cell, setting: str, judges: Mapping[str, Mapping[str, Any]]) -> 
         "countdown-tiny",
         "experiments/reward-shared",
         model={"path": cell.model},
-        task={"held_out_size": 64, **SETTINGS[setting]},
+        task={"held_out_size": 128, **SETTINGS[setting]},
         rewards=[] if additions else list(REWARDS),
     )
     with open_session(config, inference=True) as session:
