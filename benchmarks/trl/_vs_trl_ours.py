@@ -6,8 +6,8 @@ python benchmarks/trl/_vs_trl_ours.py JOB.json
 import sys
 from collections.abc import Sequence
 
-import torch
-from _vs_trl_wire import MIB, Job, Stopwatch, Wire, hash_score
+from _vs_trl_steps import serve
+from _vs_trl_wire import Job, Wire, hash_score
 
 from posttrain.config import Config
 from posttrain.options.countdown import CountdownOptions
@@ -15,47 +15,13 @@ from posttrain.options.dataset import DatasetOptions
 from posttrain.options.model import ModelOptions
 from posttrain.options.rollout import RolloutOptions
 from posttrain.options.training import RunOptions, UpdateOptions
-from posttrain.runs.clock import Clock
 from posttrain.training.caller.caller_objects import CallerObjects
-from posttrain.training.collector import CollectedStep, no_journal
-from posttrain.training.metrics import step_metrics
 from posttrain.training.session import Session, open_session
-from posttrain.training.update_metrics import update_metrics
 
 
 def main() -> None:
-    job, wire = Job.read(sys.argv[1]), Wire()
-    session = opened(job)
-    first = session.task.prompts(1, range(job.prompts_per_step))
-    wire.ready([prompt.tokens for prompt in sorted(first, key=lambda prompt: prompt.text)], ["torch", "transformers"])
-    for step in range(1, job.steps + 1):
-        if not wire.wait():
-            break
-        clock, watch = Clock(), Stopwatch()
-        collected = take_step(session, step, clock)
-        took = watch.read()
-        rollouts = [rollout for group in collected.groups for rollout in group.rollouts]
-        wire.report(
-            took,
-            [len(rollout.tokens) for rollout in rollouts],
-            collected.grades.rewards.flatten().tolist(),
-            **{f"seconds_{stage}": value for stage, value in clock.seconds.items()},
-            **({"peak_device_mib": torch.cuda.max_memory_allocated() / MIB} if job.device == "cuda" else {}),
-        )
-
-
-def take_step(session: Session, step: int, clock: Clock) -> CollectedStep:
-    """One step as `posttrain.training.rl.take_steps` takes it."""
-    collected = session.collector.collect(step, no_journal, clock)
-    credited = session.learner.credit(collected, clock)
-    batches = session.learner.batches(credited, clock)
-    updates = session.learner.learn(batches, step, clock)
-    session.load_weights()
-    step_metrics(collected.groups, collected.grades, credited.groups.informed)
-    update_metrics(updates)
-    if session.policy.device.type == "cuda":
-        torch.cuda.synchronize()
-    return collected
+    job = Job.read(sys.argv[1])
+    serve(opened(job), Wire(), prompts_per_step=job.prompts_per_step, steps=job.steps)
 
 
 def opened(job: Job) -> Session:

@@ -14,7 +14,8 @@ from typing import Any
 
 from _vs_trl_report import spread, times
 from _vs_trl_shapes import SHAPES, Line
-from vs_trl import WARM_UP, Comparison, Worker, environment, require_same_inputs
+from _vs_trl_workers import Worker, environment, require_same_inputs
+from vs_trl import WARM_UP, Comparison
 
 WORKERS = ("benchmarks/trl/_vs_trl_ours.py", "benchmarks/_vs_trl_ours.py")
 """Where it is now, and where it once was."""

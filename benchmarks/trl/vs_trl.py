@@ -9,8 +9,6 @@ benchmarks/README.md says what is compared and why that is fair; results are kep
 
 import argparse
 import json
-import os
-import platform
 import signal
 import subprocess
 import sys
@@ -18,8 +16,6 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
-from datetime import date
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +23,9 @@ from _vs_trl_environment import trl_python
 from _vs_trl_report import lines, summary
 from _vs_trl_shapes import SHAPES, Line, Shape
 from _vs_trl_wire import Job
+from _vs_trl_workers import SOURCE, Worker, environment, measured_where, require_same_inputs
 
 HERE = Path(__file__).parent
-SOURCE = HERE.parents[1] / "src"
 SEED = 0
 WARM_UP = 1
 """Steps of each side before measuring: the first one loads kernels and fills allocators."""
@@ -38,8 +34,6 @@ TRIAL_STEPS = 2
 
 LEAST_MICRO_BATCH = 8
 """Completions per pass below which TRL is not tried: matrix products only get slower."""
-PATIENCE = 10.0
-"""Seconds that a worker has to end of its own accord."""
 TRIALS = ("prompts", "group_size", "prompt_tokens", "completion_tokens")
 """Hidden options that shrink a shape, for trying this script."""
 
@@ -162,7 +156,7 @@ class Comparison:
         return int(min(self.tried, key=lambda candidate: self.tried[candidate]))
 
     @contextmanager
-    def workers(self, line: Line, sides: Sequence[str]) -> "Iterator[dict[str, Worker]]":
+    def workers(self, line: Line, sides: Sequence[str]) -> Iterator[dict[str, Worker]]:
         """The sides' processes, ready for their first step."""
         started: dict[str, Worker] = {}
         try:
@@ -173,7 +167,7 @@ class Comparison:
             for worker in started.values():
                 worker.close()
 
-    def start(self, side: str, line: Line) -> "Worker":
+    def start(self, side: str, line: Line) -> Worker:
         return Worker(self.command(side, line), environment(self.options), self.folder / f"{side}.log")
 
     def command(self, side: str, line: Line) -> list[str]:
@@ -202,104 +196,19 @@ class Comparison:
         return [python, str(HERE / f"_vs_trl_{side}.py"), str(path)]
 
 
-class Worker:
-    """One side's process."""
-
-    def __init__(self, command: list[str], variables: dict[str, str], log: Path) -> None:
-        self.command, self.log = command, log
-        with self.log.open("w", encoding="utf-8") as errors:
-            self.process = subprocess.Popen(
-                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True, env=variables
-            )
-        try:
-            self.ready = self.read()
-        except BaseException:  # interrupted before anybody else knows of this process
-            self.close()
-            raise
-
-    def step(self) -> dict[str, Any]:
-        """Have one step taken."""
-        assert self.process.stdin is not None
-        self.process.stdin.write("step\n")
-        self.process.stdin.flush()
-        return self.read()
-
-    def read(self) -> dict[str, Any]:
-        assert self.process.stdout is not None
-        line = self.process.stdout.readline()
-        if not line:
-            self.close()
-            end = "".join(self.log.read_text(encoding="utf-8").splitlines(keepends=True)[-20:])
-            raise SystemExit(f"This worker stopped: {' '.join(self.command)}\n{end}")
-        facts: dict[str, Any] = json.loads(line)
-        return facts
-
-    def close(self) -> None:
-        """End of input is what a worker stops at; one in the middle of a step is ended."""
-        assert self.process.stdin is not None
-        self.process.stdin.close()
-        try:
-            self.process.wait(PATIENCE)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
-
-
-def environment(options: argparse.Namespace) -> dict[str, str]:
-    """Variables of every process: the same threads, no network, and our source tree for both."""
-    threads = str(options.threads)
-    ours = {
-        "OMP_NUM_THREADS": threads,
-        "MKL_NUM_THREADS": threads,
-        "PYTHONPATH": str(SOURCE),  # TRL's side takes the Countdown grader from it, which needs no package
-        "HF_HUB_OFFLINE": "1",
-        "HF_HUB_DISABLE_TELEMETRY": "1",
-        "TOKENIZERS_PARALLELISM": "false",
-    }
-    if options.device == "cpu":
-        ours["CUDA_VISIBLE_DEVICES"] = ""
-    return {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"} | ours
-
-
-def require_same_inputs(sides: Sequence[dict[str, Any]]) -> None:
-    """Refuse a comparison of different prompts or of different arithmetic."""
-    prompts = {side["prompt_tokens"] for side in sides}
-    if len(prompts) > 1:
-        raise SystemExit("The two sides read the prompts as different tokens; the numbers above compare nothing.")
-    for package in ("torch", "transformers"):
-        versions = {side["versions"][package] for side in sides}
-        if len(versions) > 1:
-            raise SystemExit(f"The two sides run different versions of {package}: {sorted(versions)}")
-
-
 def save(options: argparse.Namespace, shape: Shape, results: list[dict[str, Any]]) -> None:
     """Write the result with everything that it depends on; a shrunken shape gets a name of its own."""
     tried = any(getattr(options, name) is not None for name in TRIALS)
     path: Path = options.results / f"{options.shape}{'-trial' if tried else ''}-{options.device}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     content = {
-        "date": date.today().isoformat(),
-        "machine": {"cpu": cpu_model(), "cores": os.cpu_count(), "system": platform.platform()},
-        "python": platform.python_version(),
-        "posttrain": version("posttrain"),
-        "device": options.device,
-        "threads": options.threads,
+        **measured_where(options),
         "shape": {"name": options.shape, **asdict(shape)},
         "warm_up_steps": WARM_UP,
         "lines": results,
     }
     path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
     print(f"Written to {path}")
-
-
-def cpu_model() -> str:
-    """The processor's name."""
-    try:
-        text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
-    except OSError:
-        return platform.processor()
-    names = [line.partition(":")[2].strip() for line in text.splitlines() if line.startswith("model name")]
-    return names[0] if names else platform.machine()
 
 
 if __name__ == "__main__":

@@ -6,51 +6,20 @@ python benchmarks/trl/ppo/_ppo_ours.py JOB.json
 import sys
 
 from _ppo_job import PpoJob
-from _vs_trl_wire import Stopwatch, Wire
+from _vs_trl_steps import serve
+from _vs_trl_wire import Wire
 
 from posttrain.config import Config
 from posttrain.options.model import ModelOptions
 from posttrain.options.reward import RewardOptions
 from posttrain.options.rollout import RolloutOptions
 from posttrain.options.training import RunOptions, UpdateOptions
-from posttrain.runs.clock import Clock
-from posttrain.training.collector import CollectedStep, no_journal
-from posttrain.training.metrics import step_metrics
-from posttrain.training.session import Session, open_session
-from posttrain.training.update_metrics import update_metrics
+from posttrain.training.session import open_session
 
 
 def main() -> None:
-    job, wire = PpoJob.read(sys.argv[1]), Wire()
-    session = open_session(config_of(job))
-    first = session.task.prompts(1, range(job.prompts_per_step))
-    wire.ready([prompt.tokens for prompt in sorted(first, key=lambda prompt: prompt.text)], ["torch", "transformers"])
-    for step in range(1, job.steps + 1):
-        if not wire.wait():
-            break
-        clock, watch = Clock(), Stopwatch()
-        collected = take_step(session, step, clock)
-        took = watch.read()
-        rollouts = [rollout for group in collected.groups for rollout in group.rollouts]
-        wire.report(
-            took,
-            [len(rollout.tokens) for rollout in rollouts],
-            collected.grades.rewards.flatten().tolist(),
-            **{f"seconds_{stage}": value for stage, value in clock.seconds.items()},
-        )
-
-
-def take_step(session: Session, step: int, clock: Clock) -> CollectedStep:
-    """One step as `posttrain.training.rl.take_steps` takes it."""
-    collected = session.collector.collect(step, no_journal, clock)
-    credited = session.learner.credit(collected, clock)
-    session.learner.remember(credited)
-    updates = session.learner.learn(session.learner.batches(credited, clock), step, clock)
-    session.load_weights()
-    step_metrics(collected.groups, collected.grades, credited.groups.informed)
-    update_metrics(updates)
-    assert len(updates) == session.learner.passes.updates, "an update was left out"
-    return collected
+    job = PpoJob.read(sys.argv[1])
+    serve(open_session(config_of(job)), Wire(), prompts_per_step=job.prompts_per_step, steps=job.steps)
 
 
 def config_of(job: PpoJob) -> Config:

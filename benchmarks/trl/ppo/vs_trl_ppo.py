@@ -10,7 +10,6 @@ step when told, in turns.  benchmarks/README.md says what is compared; results a
 import argparse
 import json
 import os
-import platform
 import signal
 import subprocess
 import sys
@@ -18,8 +17,6 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from datetime import date
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +25,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from _ppo_environment import ppo_interpreter
 from _ppo_job import PpoJob
 from _ppo_report import SIDES, lines, summary
-from vs_trl import LEAST_MICRO_BATCH, SOURCE, Worker, cpu_model, environment, require_same_inputs
+from _vs_trl_workers import SOURCE, Worker, environment, measured_where, require_same_inputs
+from vs_trl import LEAST_MICRO_BATCH
 
 HERE = Path(__file__).parent
 SEED = 0
@@ -244,11 +242,7 @@ def save(options: argparse.Namespace, results: list[dict[str, Any]]) -> None:
     path: Path = options.results / f"ppo{fewer}{f'-{options.line}' if options.line else ''}-cpu.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     content = {
-        "date": date.today().isoformat(),
-        "machine": {"cpu": cpu_model(), "cores": os.cpu_count(), "system": platform.platform()},
-        "python": platform.python_version(),
-        "posttrain": version("posttrain"),
-        "threads": options.threads,
+        **measured_where(options),
         "prompts": options.prompts,
         "epochs": EPOCHS,
         "learning_rate": LEARNING_RATE,
