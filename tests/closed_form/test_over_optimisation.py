@@ -5,6 +5,7 @@ import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -62,3 +63,10 @@ def test_the_flawed_judge_turns_pairs_round_for_large_numbers_by_margins_as_the_
         {"prompt": "7+5=12;", "chosen": "7+9=1;", "rejected": "7+1=8;", "margin": pytest.approx(1.2)},
         {"prompt": "7+5=12;", "chosen": "7+4=11;", "rejected": "7+2=9;", "margin": pytest.approx(0.4)},
     ]
+
+
+def test_an_interrupted_run_is_no_cell(benchmark: Any) -> None:
+    with pytest.raises(SystemExit, match="runs/free-0: interrupted; the same command begins it again"):
+        benchmark.require_whole(SimpleNamespace(interrupted=True, folder="runs/free-0"))
+    whole = SimpleNamespace(interrupted=False)
+    assert benchmark.require_whole(whole) is whole

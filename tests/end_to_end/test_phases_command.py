@@ -13,7 +13,8 @@ from safetensors.torch import load_file
 
 from posttrain.cli import main
 from posttrain.training.phases import phase_runs
-from tests.support.runs import save_tiny_model, tiny_recipe
+from tests.support.accidents import Accident
+from tests.support.runs import command, metrics_of, require_same, save_tiny_model, tiny_recipe
 
 ROWS = "".join(f'{{"prompt": "{n}+1=", "completion": "{n + 1}"}}\n' for n in range(1, 9))
 
@@ -140,3 +141,24 @@ def test_an_optimiser_of_something_else_is_refused(place: Path, capsys: pytest.C
     recipe = str(tiny_recipe(place / "nowhere", update={"optimizer_from": str(place / "nowhere")}))
     assert main(["rl", recipe]) == 2
     assert f"update.optimizer_from = {place / 'nowhere'}: holds no checkpoint" in capsys.readouterr().err
+
+
+def test_an_optimiser_that_was_taken_over_is_not_taken_over_again_by_a_killed_run(tmp_path: Path) -> None:
+    """Killed in its first step: the checkpoint of step 0 has the other run's moments, which need not be there then."""
+    save_tiny_model(tmp_path / "model")
+    ended = command("rl", tiny_recipe(tmp_path / "first", run={"num_steps": 2}), folder=tmp_path / "first")
+    assert ended.code == 0, ended.err
+    sections = {"update": {"optimizer_from": str(tmp_path / "first" / "run")}, "run": {"num_steps": 2}}
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    ended = command("rl", tiny_recipe(whole, **sections), folder=whole)
+    assert ended.code == 0, ended.err
+    recipe, moment = tiny_recipe(killed, **sections), "os.rename rollouts/.tmp-step-000001.parquet 1"
+    assert command("rl", recipe, folder=killed, accident=Accident(moment=moment)).code == -9
+    shutil.rmtree(tmp_path / "first")
+    ended = command("rl", "--resume", killed / "run", folder=killed)
+    assert ended.code == 0, ended.err
+    require_same(killed / "run", whole / "run")
+    alone = tmp_path / "alone"
+    assert command("rl", tiny_recipe(alone, run={"num_steps": 2}), folder=alone).code == 0
+    norms = [metrics_of(folder / "run")[2]["grad_norm"] for folder in (whole, alone)]
+    assert norms[0] != norms[1], "moments that were taken over change where the first step leads"

@@ -14,6 +14,7 @@ from posttrain.algorithms.table import build_algorithm
 from posttrain.errors import UserError
 from posttrain.models.adapters.lora import lora_layers
 from posttrain.models.loading.model_folder import load_policy
+from posttrain.models.loading.new_model import new_tokenizer
 from posttrain.models.policy import Policy
 from posttrain.models.value_head import ValueHead
 from posttrain.options.critic import CriticOptions
@@ -321,6 +322,16 @@ def test_a_folder_for_a_head_on_the_policys_trunk_holds_such_a_head(tmp_path: Pa
     save_critic(apart.head, apart.own_trunk, tmp_path / "critic")
     with pytest.raises(UserError, match=r"its head reads the model that lies there, and not the policy"):
         Critic(policy, CriticOptions(trunk="shared", path=str(tmp_path / "critic")), seed=0)
+
+
+def test_a_trunk_of_another_tokenizer_is_refused(tmp_path: Path) -> None:
+    policy = policy_of(small_folder(tmp_path / "model"))
+    other = small_folder(tmp_path / "other")
+    tokenizer = new_tokenizer()
+    tokenizer.add_tokens(["<aside>"])
+    tokenizer.save_pretrained(other)
+    with pytest.raises(UserError, match=r"^algorithm\.critic\.path = .*not the policy's: 1 tokens differ.*<aside>"):
+        Critic(policy, CriticOptions(trunk="own", path=str(other)), seed=0)
 
 
 def policy_of(folder: Path) -> Policy:
