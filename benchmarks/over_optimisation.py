@@ -49,6 +49,8 @@ FEW = 10
 """The judges of few pairs learn every tenth of the recipe's."""
 SMOOTHED = 5
 """Steps that a point of the curve is the mean of."""
+DRAWN = ("kl", "true", "learned")
+"""What the picture shows."""
 NEAR = 4
 """Steps before and behind one that somebody counts in who looks at every second."""
 MEASURES = {
@@ -235,27 +237,34 @@ def table() -> str:
 
 
 def picture(file: Path) -> None:
-    """Learned and true reward against the KL, for each cell."""
+    """Learned and true reward against the KL, a panel for each cell with a line for every seed."""
     found = rows()
     if not found:
         raise SystemExit(f"{RESULTS}: no cell has been run yet, so there is nothing to draw")
-    figure, axes = pyplot.subplots(2, math.ceil(len(found) / 2), figsize=(12, 6), squeeze=False)
-    for row, axis in zip(found, axes.flat, strict=False):
-        curve = row["curve"]
-        kl = [smoothed(curve["kl"], step) for step in range(len(curve["kl"]))]
-        axis.plot(kl, [smoothed(curve["true"], step) for step in range(len(kl))], color="#1b7837", label="true")
-        learned = axis.twinx()
-        learned.plot(kl, [smoothed(curve["learned"], step) for step in range(len(kl))], color="#b35806")
-        axis.plot([], [], color="#b35806", label="learned (right)")
-        axis.axvline(kl[peak(curve)], color="#888888", linewidth=0.8, linestyle=":")
-        axis.set_title(f"{row['cell']}, KL weight {row['kl_weight']:g}", fontsize=9)
-        axis.set_xlabel("KL to the start, nats per completion", fontsize=8)
-    for axis in axes.flat[len(found) :]:
+    cells = list(dict.fromkeys(row["cell"] for row in found))
+    figure, axes = pyplot.subplots(2, math.ceil(len(cells) / 2), figsize=(12, 6), squeeze=False)
+    for cell, axis in zip(cells, axes.flat, strict=False):
+        draw_cell([row for row in found if row["cell"] == cell], axis)
+    for axis in axes.flat[len(cells) :]:
         axis.set_axis_off()
     axes.flat[0].legend(fontsize=8)
     figure.tight_layout()
     file.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(file, dpi=80)
+
+
+def draw_cell(found: Sequence[Mapping[str, Any]], axis: Any) -> None:
+    """The curves of a cell's seeds, and dotted where each parts."""
+    learned = axis.twinx()
+    for row in found:
+        curve = row["curve"]
+        kl, true, said = ([smoothed(curve[name], at) for at in range(len(curve["kl"]))] for name in DRAWN)
+        axis.plot(kl, true, color="#1b7837", label="true" if row is found[0] else None)
+        learned.plot(kl, said, color="#b35806")
+        axis.axvline(kl[peak(curve)], color="#888888", linewidth=0.8, linestyle=":")
+    axis.plot([], [], color="#b35806", label="learned (right)")
+    axis.set_title(f"{found[0]['cell']}, KL weight {found[0]['kl_weight']:g}", fontsize=9)
+    axis.set_xlabel("KL to the start, nats per completion", fontsize=8)
 
 
 def main() -> None:
