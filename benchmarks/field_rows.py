@@ -9,12 +9,14 @@ Every cell is `countdown-tiny`, smaller and with another algorithm; it ends with
 completion tokens.  Cells start from the bundled model, those named `hint_*` from one that `--hint-base` makes of it by
 supervised updates on demonstrations, half of which show a right completion before the problem is put again: the bundled
 model does not read one.  `distill_*` need the policy that `grpo` ends with, which is their teacher: its own tokens are
-not counted.  Results go to benchmarks/results/field_rows.json, cell by cell.
+not counted.  `older_*` sample from weights of LAG steps ago.  Results go to benchmarks/results/field_rows.json, cell by
+cell.
 """
 
 import argparse
 import itertools
 import json
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -22,6 +24,7 @@ from random import Random
 from typing import Any
 
 import torch
+from torch import Tensor
 
 import posttrain
 from posttrain.generation.in_process import InProcessEngine
@@ -52,6 +55,20 @@ SHOWN = "{prompt}{shown}\n{prompt}"
 
 SIBLING = {"sees": "sibling", "template": SHOWN, "weights": "start"}
 BESIDE = {"coefficient": 0.03, "reward_weight": 1.0}
+CORRECTIONS: Mapping[str, Mapping[str, Any]] = {
+    "uncorrected": {},
+    "tis": {"correction": {"truncate": 2.0}},
+    "mis": {
+        "correction": {
+            "level": "sequence_product",
+            "truncate": None,
+            "mask_level": "sequence_product",
+            "mask_high": 3.0,
+        }
+    },
+    "geometric_mask": {"correction": {"truncate": 2.0, "mask_low": 0.99, "mask_high": 1.01}},
+}
+"""As docs/algorithms/correction.md names them."""
 CELLS: Mapping[str, Mapping[str, Any]] = {
     "grpo": {"name": "grpo", "token_weights": "mean_over_tokens", "kl": KL},
     "maxrl": {"name": "maxrl", "token_weights": "mean_over_tokens", "kl": KL},
@@ -63,9 +80,17 @@ CELLS: Mapping[str, Mapping[str, Any]] = {
     "hint_self": {"name": "distill", "teacher": SIBLING},
     "hint_self_beside_reward": {"name": "distill", "teacher": SIBLING, **BESIDE},
     "grpo_moving": {"name": "grpo", "token_weights": "mean_over_tokens", "kl": KL},
+    **{
+        f"older_{name}": {"name": "grpo", "token_weights": "mean_over_tokens", "kl": KL, **correction}
+        for name, correction in CORRECTIONS.items()
+    },
 }
+TOLD = ("kl", "kl_behaviour", "kl_teacher", "teacher/shown", "correction/weight", "correction/masked")
+"""Metrics of the last step that are kept."""
 MOVING = {"grpo_moving": {"refresh_every": 5}}
 """Cells whose reference is taken again."""
+LAG = 8
+"""Steps by which the weights that `older_*` sample from are behind; as many as there are, at first."""
 NUM_HINTS = 4000
 HINT_UPDATES = 200
 
@@ -82,6 +107,20 @@ class Budget(posttrain.Watcher):
         self.steps += 1
         self.stopping = self.used >= self.tokens
         self.last = dict(report.metrics)
+
+
+class OlderWeights(InProcessEngine):
+    """Samples from the weights of LAG loads ago, as an engine elsewhere may; in evaluations too."""
+
+    def __init__(self, model: str) -> None:
+        super().__init__(load_policy(ModelOptions(path=model), inference=True))
+        self.kept: deque[Mapping[str, Tensor]] = deque(maxlen=LAG + 1)
+
+    def load(self, weights: Mapping[str, Tensor], version: int) -> None:
+        """Keep these, and sample from the oldest that are kept."""
+        self.kept.append({name: each.detach().clone() for name, each in weights.items()})
+        self.policy.model.load_state_dict(dict(self.kept[0]))
+        super().load(weights, version)
 
 
 def folder_of(cell: str, seed: int) -> Path:
@@ -192,7 +231,10 @@ def run(cell: str, seed: int, tokens: int) -> dict[str, Any]:
         },
     )
     budget = Budget(tokens)
-    summary = posttrain.train(config, watchers=[budget]).summary
+    engine = OlderWeights(config.model.path) if cell.startswith("older_") else None
+    summary = posttrain.train(config, watchers=[budget], engine=engine).summary
+    if engine is not None:  # whose last answers are of older weights
+        summary["after"] = posttrain.evaluate(folder_of(cell, seed) / "model", config)
     kept = ("accuracy_sampled", "accuracy_sampled_interval", "pass_at_8", "success_per_try", "mean_length")
     return {
         "cell": cell,
@@ -202,9 +244,7 @@ def run(cell: str, seed: int, tokens: int) -> dict[str, Any]:
         "completion_tokens": budget.used,
         "before": {name: summary["before"].get(name) for name in kept},
         "after": {name: summary["after"].get(name) for name in kept},
-        "last_step": {
-            name: value for name, value in budget.last.items() if name in ("kl", "kl_teacher", "teacher/shown")
-        },
+        "last_step": {name: value for name, value in budget.last.items() if name in TOLD},
         "seconds": summary["seconds"],
     }
 
