@@ -235,6 +235,7 @@ def draw(entries: Mapping[str, Any], picture: Path) -> None:
         right.bar(bars, shares, bottom=below, label=use.value)
         below = [bottom + share for bottom, share in zip(below, shares, strict=True)]
     right.set(ylabel="share of full stops", title="What they are for")
+    right.tick_params(axis="x", labelrotation=20)
     right.legend(loc="center left", bbox_to_anchor=(1, 0.5))
     figure.savefig(picture, dpi=110)
 
