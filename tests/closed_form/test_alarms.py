@@ -262,8 +262,9 @@ def test_the_share_of_repeated_ngrams() -> None:
     assert repeated_share([7] * 13) == pytest.approx(0.9)
 
 
-def test_values_that_are_worse_than_one_number_for_all_raise_the_critic_alarm_after_ten_such_steps() -> None:
-    worse = {"value/explained_variance": -0.3, "value/critic_alone": 0.0}
+@pytest.mark.parametrize("explained", [-0.3, 0.0, 0.0099])
+def test_values_no_better_than_one_number_for_all_raise_the_critic_alarm_after_ten_such_steps(explained: float) -> None:
+    worse = {"value/explained_variance": explained, "value/critic_alone": 0.0}
     assert names(history(*[worse] * 9)) == []
     assert names(history(*[worse] * 10)) == ["critic"]
     assert names(history(*[worse] * 9, {**worse, "value/explained_variance": 0.01})) == []

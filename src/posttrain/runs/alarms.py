@@ -30,6 +30,8 @@ LEAST_RISE = 0.25
 """In deviations of the reward within a group, so that the scale of a reward does not matter."""
 EXCERPT = 600
 EXPLAINED = "value/explained_variance"
+LITTLE_EXPLAINED = 0.01
+"""Of the variance of returns: a critic of no use."""
 
 Line = Mapping[str, int | float | None]
 """One line of metrics.jsonl."""
@@ -144,12 +146,13 @@ def no_signal(history: Sequence[Line]) -> Alarm | None:
 
 
 def critic(history: Sequence[Line]) -> Alarm | None:
-    """For many steps the values have explained less of the returns than one number for all would."""
+    """For many steps the values have explained next to nothing of the returns: one number for all would do as well."""
     explained = known([line for line in history[-WINDOW:] if not line.get("value/critic_alone")], EXPLAINED)
-    if len(explained) < WINDOW or max(explained) >= 0:
+    if len(explained) < WINDOW or max(explained) >= LITTLE_EXPLAINED:
         return None
     says = (
-        f"for {WINDOW} steps values have explained less than none of the variance of returns, {explained[-1]:.2f} now"
+        f"for {WINDOW} steps values have explained less than {LITTLE_EXPLAINED:.0%} of the variance of returns,"
+        f" {explained[-1]:z.2f} now: one number for all would do as well"
     )
     return Alarm("critic", says)
 
