@@ -112,6 +112,8 @@ class Budget(posttrain.Watcher):
 class OlderWeights(InProcessEngine):
     """Samples from the weights of LAG loads ago, as an engine elsewhere may; in evaluations too."""
 
+    reproducible = False  # its log-probs are not those of the weights that were loaded last, and nobody is to wonder
+
     def __init__(self, model: str) -> None:
         super().__init__(load_policy(ModelOptions(path=model), inference=True))
         self.kept: deque[Mapping[str, Tensor]] = deque(maxlen=LAG + 1)
