@@ -112,3 +112,15 @@ def test_the_report_has_a_row_for_each_measure_with_an_interval() -> None:
         ["a", "rl", "accuracy sampled", "0.250 [0.200, 0.300]", "0.500 [0.400, 0.600]", "3", "1.5", "2.00"]
     ]
     assert list(rows_of({"name": "b", "command": "sft", "summary": {}})) == [["b", "sft", "", "", "", "", "", ""]]
+
+
+def test_the_report_has_the_measures_of_pairs_whose_intervals_are_two_numbers() -> None:
+    measured = {
+        "rewards/accuracies": 0.5,
+        "rewards/accuracies_low": 0.4,
+        "rewards/accuracies_high": 0.6,
+        "logps": 1.0,
+    }
+    summary = {"before": {}, "after": measured, "steps": 4}
+    (row,) = rows_of({"name": "d", "command": "dpo", "summary": summary})
+    assert row[:6] == ["d", "dpo", "rewards/accuracies", "", "0.500 [0.400, 0.600]", "4"]

@@ -166,6 +166,30 @@ def test_mistakes_are_told_in_one_message(
     assert not (tmp_path / "run").exists()
 
 
+def test_the_last_vote_can_be_taken_back_in_the_terminal_too(
+    recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "run"
+
+    def votes_of(typed: list[str], *command: str) -> list[str]:
+        left = iter(typed)
+        monkeypatch.setattr("builtins.input", lambda prompt="": next(left))
+        assert main(["collect", *command, "--terminal", "--rater", "anna"]) == 0
+        assert next(left, None) is None, "all that was typed was asked for"
+        given: dict[str, str] = {}
+        for line in lines(folder / "votes.jsonl"):
+            if "undone" in line:
+                del given[line["undone"]]
+            else:
+                given[line["pair"]] = line["vote"]
+        return list(given.values())
+
+    asked = ["--judge.name", "person", "--judge.question", "How sound is it?", "--rewards"]
+    assert votes_of(["t", "t", "t", "t", "u", "s", ""], str(recipe), "--run.folder", str(folder), *asked)[3] == "skip"
+    assert "Every pair is judged.  u takes the last vote back" in capsys.readouterr().out
+    assert votes_of(["u", "t", "q"], "--resume", str(folder)) == ["tie"] * 4
+
+
 def test_each_rater_votes_on_a_page_of_their_own(recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder, told = tmp_path / "run", io.StringIO()
     monkeypatch.setattr(sys, "stdout", told)  # read while the command writes, which capsys does not bear
@@ -192,7 +216,8 @@ def test_each_rater_votes_on_a_page_of_their_own(recipe: Path, tmp_path: Path, m
     out = told.getvalue()
     assert "agreement  anna and ben: 33% alike" in out
     assert "over 3 pairs" in out
-    assert "1 ties, 1 open" in out  # of the fourth pair there is a skip alone
+    assert "1 ties, 1 open, 1 of them skipped" in out  # of the fourth pair there is a skip alone
+    assert "go on" not in out, "nobody has anything left to be asked"
     assert json.loads((folder / "summary.json").read_text())["num_skipped"] == 1
 
 

@@ -47,11 +47,14 @@ def lengths_of_all() -> Tensor:
     return torch.tensor([[len(tokens) for tokens in COMPLETIONS]])
 
 
-def expected_gradient(config: dict[str, object], student: Tree, teacher: Tree) -> Tensor:
-    """Of single completions, over all that the student can sample; each in a step of its own."""
+def expected_gradient(
+    config: dict[str, object], student: Tree, teacher: Tree, *, sampler: Tree | None = None
+) -> Tensor:
+    """Of single completions, over all that the student, or another, can sample; each in a step of its own."""
     algorithm = build_algorithm(config)
     mine, theirs = student.token_logprobs(), [tokens.detach() for tokens in teacher.token_logprobs()]
-    chance = torch.stack([tokens.sum() for tokens in mine]).exp().detach()
+    drawn = [tokens.detach() for tokens in (sampler or student).token_logprobs()]
+    chance = torch.stack([tokens.sum() for tokens in drawn]).exp()
     now, lengths = torch.cat(mine), lengths_of_all()
     rollout = torch.arange(len(COMPLETIONS)).repeat_interleave(lengths[0])
     nothing = torch.zeros(lengths.shape, dtype=torch.float64)
@@ -63,7 +66,8 @@ def expected_gradient(config: dict[str, object], student: Tree, teacher: Tree) -
         max_completion_tokens=3,
         teacher_gaps=torch.cat(theirs) - now.detach(),
     )
-    losses = token_loss(algorithm, now, now.detach(), algorithm.credit(evidence).advantages, rollout)
+    advantages = algorithm.credit(evidence).advantages
+    losses = token_loss(algorithm, now, torch.cat(drawn), advantages, rollout, proximal=now.detach())
     return torch.autograd.grad((chance[rollout] * losses).sum(), student.logits)[0]
 
 
@@ -92,6 +96,16 @@ def test_the_sampled_signal_has_the_gradient_of_a_divergence_in_expectation(opti
     student, teacher = Tree(seed=1), Tree(seed=2)
     actual = expected_gradient({**SAMPLED, **options, "coefficient": 0.7}, student, teacher)
     (true,) = torch.autograd.grad(0.7 * divergence(student, teacher), student.logits)
+    torch.testing.assert_close(actual, true, rtol=1e-12, atol=1e-14)
+
+
+def test_corrected_samples_of_another_policy_have_the_same_expected_gradient() -> None:
+    """Weighed by π_prox/μ, and with the teacher's gap to π_prox: that to μ would push away from μ beside it."""
+    student, teacher, sampler = (Tree(seed=seed) for seed in (1, 2, 3))
+    correction = {"level": "sequence_product", "truncate": None}
+    options = {**SAMPLED, "horizon": "completion", "correction": correction}
+    actual = expected_gradient(options, student, teacher, sampler=sampler)
+    (true,) = torch.autograd.grad(divergence_of_completions(student, teacher), student.logits)
     torch.testing.assert_close(actual, true, rtol=1e-12, atol=1e-14)
 
 

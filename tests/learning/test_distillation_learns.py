@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from posttrain.algorithms.other_policies.correction import Correction
 from posttrain.algorithms.other_policies.distillation import distill
 from posttrain.generation.in_process import InProcessEngine
 from posttrain.generation.streams import StreamKey
@@ -15,6 +16,7 @@ from posttrain.training.collector import CollectedStep
 from posttrain.training.distillation.teacher import Teacher
 from posttrain.training.learner import Learner, LearnerSettings
 from posttrain.training.reference import UncopiedPolicy
+from posttrain.training.update import group_logprobs
 from posttrain.training.update_metrics import update_metrics
 from tests.support.tiny import request, some_prompts, tiny_policy
 
@@ -43,6 +45,26 @@ def step_of(learner: Learner, step: int, *, first_seed: int = 0) -> dict[str, fl
     grades = Grades(names=("none",), scores=nothing[None], weights=torch.ones(1).double(), rewards=nothing)
     credited = learner.credit(CollectedStep(step=step, groups=groups, grades=grades), Clock())
     return update_metrics(learner.learn(learner.batches(credited, Clock()), step, Clock()))
+
+
+@pytest.mark.parametrize("updates", [1, 2])
+def test_corrected_advantages_are_those_of_the_policy_that_the_step_starts_from(updates: int) -> None:
+    """log π_T - log π_prox, whatever sampled; without a correction log π_T - log μ."""
+    student, teacher = tiny_policy(seed=0), tiny_policy(seed=1)
+    options = UpdateOptions(learning_rate=1e-2, minibatches_per_epoch=updates)
+    settings = LearnerSettings(update=options, max_completion_tokens=10, num_steps=NUM_STEPS)
+    prompts = some_prompts([3, 6], seed=5)
+    groups = InProcessEngine(tiny_policy(seed=2)).rollout(prompts, request(4, 10, key=StreamKey(0, "distill", 1)))
+    nothing = torch.zeros(2, 4, dtype=torch.float64)
+    grades = Grades(names=("none",), scores=nothing[None], weights=torch.ones(1).double(), rewards=nothing)
+    started, taught = (group_logprobs(each, groups, temperature=1.0, max_tokens=999) for each in (student, teacher))
+    sampled = torch.tensor([x for group in groups for each in group.rollouts for x in each.logprobs]).double()
+    for correction, base in ((Correction(), started), (None, sampled)):
+        learner = Learner(student, distill(teacher=NAMED, signal="sampled", correction=correction), settings)
+        learner.teacher = Teacher(UncopiedPolicy(teacher), None)
+        credited = learner.credit(CollectedStep(step=1, groups=groups, grades=grades), Clock())
+        torch.testing.assert_close(credited.groups.columns.advantages, taught - base, rtol=1e-5, atol=1e-5)
+    assert (started - sampled).abs().max() > 0.1
 
 
 @pytest.mark.parametrize("signal", ["full", "sampled"])

@@ -70,6 +70,11 @@ def sums_differ(grades: Grades) -> Bool[Tensor, " prompt"]:
     return informative(grades.rewards) | stepwise if grades.marks else informative(grades.rewards)
 
 
+def totals_differ(grades: Grades) -> Bool[Tensor, " prompt"]:
+    """Whether two scored rollouts of a group earned different totals, rewards and steps together."""
+    return informative(grades.totals)
+
+
 def scores_differ(grades: Grades) -> Bool[Tensor, " prompt"]:
     """Whether a function of non-zero weight tells two rollouts of a group apart, be their rewards the same or not."""
     columns = grades.clipped[grades.weights != 0]

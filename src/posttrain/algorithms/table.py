@@ -22,7 +22,13 @@ from posttrain.algorithms.advantages import (
     raw,
     standardised,
 )
-from posttrain.algorithms.aggregation import RewardAggregation, decoupled_zscore, per_function, scores_differ
+from posttrain.algorithms.aggregation import (
+    RewardAggregation,
+    decoupled_zscore,
+    per_function,
+    scores_differ,
+    totals_differ,
+)
 from posttrain.algorithms.algorithm import DYNAMIC_SAMPLING, Algorithm, Resample
 from posttrain.algorithms.credit import CreditLevel, CreditRule, Scale, credit_at, per_rollout
 from posttrain.algorithms.losses import UNBOUNDED, ClipRange, RatioLevel, clipped_surrogate, weighted_policy_gradient
@@ -237,9 +243,8 @@ def dapo(
         kl=kl,
         correction=correction,
     )
-    return replace(
-        decoupled(made, reward_aggregation, overlong=overlong), resample=resample, masks_truncated=mask_truncated
-    )
+    made = replace(made, informative=totals_differ, resample=resample, masks_truncated=mask_truncated)
+    return decoupled(made, reward_aggregation, overlong=overlong)
 
 
 def maxrl(

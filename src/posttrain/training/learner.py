@@ -142,7 +142,7 @@ class Learner:
         groups, grades, algorithm = collected.groups, collected.grades, self.algorithm
         reference, sampled = self.reference_logprobs(collected, clock), sampled_columns(groups)
         shown = None if self.teacher is None else self.teacher.prompts(groups, grades)
-        teacher = self.teacher_logprobs(collected, shown, clock)
+        teacher, proximal = self.teacher_logprobs(collected, shown, clock), self.proximal_logprobs(collected, clock)
         state, rewards = actor_critic_state.with_rewards(self.actor_critic_state, grades.rewards, algorithm)
         valued = self.values(groups, rewards, clock)
         lengths = torch.tensor([[len(rollout.tokens) for rollout in group.rollouts] for group in groups])
@@ -154,7 +154,9 @@ class Learner:
             weights=grades.weights,
             lengths=lengths,
             max_completion_tokens=self.settings.max_completion_tokens,
-            teacher_gaps=None if teacher is None else teacher - sampled.behaviour_logprobs,
+            teacher_gaps=None
+            if teacher is None
+            else teacher - (sampled.behaviour_logprobs if proximal is None else proximal),
             token_rewards=token_rewards,
             step_rewards=step_rewards,
             values=None if valued is None else valued.values,
@@ -174,7 +176,7 @@ class Learner:
             **credit._asdict(),
             values=evidence.values,
             reference_logprobs=reference,
-            proximal_logprobs=self.proximal_logprobs(collected, clock),
+            proximal_logprobs=proximal,
             teacher_logprobs=teacher,
         )
         scored = ~grades.rewards.isnan() | algorithm.counts_unscored
@@ -218,9 +220,11 @@ class Learner:
         """The same under the policy as the step finds it; None where nothing needs them.
 
         Nor are they computed of a step with one update: unless that drops something, its own are the same numbers.
+        A teacher's advantages, which are there before any update, want them all the same.
         """
-        known = self.passes.updates == 1 and not drops(self.policy.model)
-        if Need.PROXIMAL_LOGPROBS not in self.algorithm.needs or known:
+        needs = self.algorithm.needs
+        known = self.passes.updates == 1 and not drops(self.policy.model) and Need.TEACHER_LOGPROBS not in needs
+        if Need.PROXIMAL_LOGPROBS not in needs or known:
             return None
         with clock("proximal"):
             return self._logprobs_under(self.policy, collected)

@@ -19,6 +19,7 @@ from transformers import PreTrainedTokenizerFast
 
 import posttrain
 from posttrain.algorithms.aggregation import sums_differ
+from posttrain.algorithms.table import build_algorithm
 from posttrain.errors import RunError
 from posttrain.records import Finish, Grades, Group, Marks, Prompt, Rollout
 from posttrain.rewards.grading.answers import Graded, ProcessReward, Span
@@ -365,3 +366,15 @@ def test_what_is_marked_is_a_metric_and_tells_groups_apart() -> None:
     assert (metrics["reward"], metrics["frac_reward_zero_std"]) == (0.5, 0.0)
     assert sums_differ(grades).tolist() == [True]
     assert sums_differ(graded(groups, lambda completions: [ProcessReward(0.5, [0.0, 0.0])] * 3)).tolist() == [False]
+
+
+def test_dynamic_sampling_asks_whether_totals_differ() -> None:
+    """DAPO's credit is of whole completions: steps that come to the same in all of them leave no advantage."""
+
+    def marked(totals: list[float]) -> Grades:
+        return graded([group(["ab"] * len(totals))], lambda completions: [ProcessReward(1.0, [t, 0.0]) for t in totals])
+
+    informative = build_algorithm({"name": "dapo"}).informative
+    assert informative(marked([0.5, 0.5])).tolist() == [False]
+    assert sums_differ(marked([0.5, 0.5])).tolist() == [True], "where credit goes to steps there is something to learn"
+    assert informative(marked([0.5, 0.25])).tolist() == [True]

@@ -1,7 +1,8 @@
 """On-policy distillation: a teacher's next-token distributions are learned on completions that the student sampled.
 
     full      L_t = KL(π(·|x, y_<t) ‖ π_T(·|x', y_<t)), of whole distributions          Agarwal et al. 2024 (GKD)
-    sampled   A_t = log π_T(y_t) - log μ(y_t): what the sampled token says of that KL, as its reward
+    sampled   A_t = log π_T(y_t) - log μ(y_t): what the sampled token says of that KL, as its reward; with a correction
+              for older samples log π_prox(y_t), the policy's as the step finds it, stands for log μ(y_t)
 
 x' is what the teacher goes on from: the prompt x, or x with an answer that only it sees.  Both pull in the direction of
 KL(π‖π_T) at every visited prefix; `full` has no variance from the token sampled there.  How earlier tokens change which
@@ -28,6 +29,7 @@ from posttrain.options.teacher import TeacherOptions
 
 Horizon = Literal["token", "completion"]
 
+CLIP = 0.2
 RIGHT_SIBLING = TeacherOptions(sees="sibling")
 """The student itself, that sees how a sibling got it right: what needs neither another model nor answers."""
 
@@ -39,8 +41,8 @@ def distill(
     horizon: Horizon = "token",
     coefficient: float = 1.0,
     reward_weight: float = 0.0,
-    clip_low: float = 0.2,
-    clip_high: float = 0.2,
+    clip_low: float = CLIP,
+    clip_high: float = CLIP,
     token_weights: Weighting = "mean_over_tokens",
     correction: Correction | None = None,
     kl: KlTerm | None = None,
@@ -51,6 +53,8 @@ def distill(
     """
     full = signal == "full"
     require_sense(coefficient, reward_weight, full=full, horizon=horizon, kl=kl)
+    if full and not reward_weight:
+        refuse_unused(correction, clip_low, clip_high)
     clip = ClipRange(low=clip_low, high=clip_high)
     policy = corrected(policy_term(clipped_surrogate, clip=clip), correction)
     if full:
@@ -80,6 +84,22 @@ def require_sense(coefficient: float, reward_weight: float, *, full: bool, horiz
         )
     if kl is not None and kl.place == "reward":
         raise UserError("kl.place = reward is taken off rewards, and a teacher's signal is none; use kl.place = loss.")
+
+
+def refuse_unused(correction: Correction | None, clip_low: float, clip_high: float) -> None:
+    """Refuse what belongs to the term with advantages, where there is none."""
+    given = {
+        "correction": correction is not None,
+        "clip_low": clip_low != CLIP,
+        "clip_high": clip_high != CLIP,
+    }
+    unused = [name for name, said in given.items() if said]
+    if unused:
+        raise UserError(
+            f"{unused[0]}: belongs to the term with advantages, and signal = full with reward_weight = 0 has none: the"
+            " full KL is computed of whatever tokens were sampled.  Use signal = sampled, give a reward_weight, or"
+            " leave it out."
+        )
 
 
 def full_term(coefficient: float) -> LossTerm:
@@ -124,7 +144,8 @@ def taught(coefficient: float, horizon: Horizon, reward_weight: float) -> Credit
         A_t = c g_t + w z                  g_t = log π_T(y_t) - log μ(y_t), in nats; z: the z-score of the reward
         A_t = c Σ_{s≥t} g_s + w z          horizon = completion: a token answers for all that follow
 
-    A token that π_T finds as likely as μ does has nothing of the first.
+    A token that π_T finds as likely as μ does has nothing of the first.  Where older samples are corrected for, π_prox
+    stands for μ in g: the loss is weighed by π_prox/μ, so that its expectation is one under π_prox.
     """
     by_reward = per_rollout(group_zscore)
 

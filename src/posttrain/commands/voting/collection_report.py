@@ -32,7 +32,7 @@ def last_lines(run: Run) -> list[str]:
         *length_lines(summary),
         f"rows       {rows}",
     ]
-    if run.interrupted or summary["num_open"]:
+    if run.interrupted or summary.get("num_unasked"):
         lines.append(resume)
     if summary["num_preferences"]:
         lines.append(f"learn      posttrain reward-model, or posttrain dpo, with --task.path {rows}")
@@ -42,7 +42,8 @@ def last_lines(run: Run) -> list[str]:
 def pairs_line(summary: Mapping[str, Any]) -> str:
     """What came of the pairs."""
     better, ties, left = summary["num_preferences"], summary["num_ties"], summary["num_open"]
-    return f"pairs      {summary['num_pairs']}: {better} preferences, {ties} ties, {left} open"
+    skipped = f", {summary['num_skipped']} of them skipped" if summary.get("num_skipped") else ""
+    return f"pairs      {summary['num_pairs']}: {better} preferences, {ties} ties, {left} open{skipped}"
 
 
 def judge_lines(summary: Mapping[str, Any]) -> list[str]:

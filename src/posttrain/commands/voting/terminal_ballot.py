@@ -10,29 +10,35 @@ from posttrain.training.collection.ballot import Ballot, ShownPair
 
 KEYS = {"1": "left", "2": "right", "t": "tie", "s": "skip"}
 HELP = "1 A is better   2 B is better   t tie   s skip   u undo   q end"
+AT_THE_END = "Every pair is judged.  u takes the last vote back; anything else ends."
 
 
 def ask_in_terminal(ballot: Ballot, question: str) -> None:
-    """Ask until every pair is judged, `q`, Ctrl-C, or the end of what is typed; every vote is kept."""
+    """Ask until every pair is judged and stands, `q`, Ctrl-C, or the end of what is typed; every vote is kept."""
     print(HELP)
     with ended_by_interrupt():
         ask_each(ballot, question, typed_lines())
 
 
 def ask_each(ballot: Ballot, question: str, answers: Iterator[str]) -> None:
-    """Ask about one pair after the other."""
-    while (pair := ballot.current()) is not None:
-        print(pair_text(pair, question, f"{ballot.num_done} of {ballot.num_pairs} judged by {ballot.rater}"))
+    """Ask about one pair after the other, and behind the last one whether it is to stand."""
+    while True:
+        pair = ballot.current()
+        print(AT_THE_END if pair is None else pair_text(pair, question, progress_of(ballot)))
         key = next(answers, "q")
-        if key == "q":
-            return
         if key == "u":
             print("taken back" if ballot.undo() else "there is no vote to take back")
+        elif key == "q" or pair is None:
+            return
         elif key in KEYS:
             ballot.vote(pair.id, KEYS[key])
         else:
             print(f"{visible(key[:20])!r} is none of them: {HELP}")
-    print("Every pair is judged.")
+
+
+def progress_of(ballot: Ballot) -> str:
+    """How far this rater is."""
+    return f"{ballot.num_done} of {ballot.num_pairs} judged by {ballot.rater}"
 
 
 @contextmanager

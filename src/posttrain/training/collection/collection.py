@@ -195,7 +195,7 @@ class Collection:
         pairs, judge = self.chosen.pairs, self.config.judge
         if isinstance(judge, RewardJudgeOptions):
             by_reward = [verdict_by_reward(pair, judge.margin, self._reward_name()) for pair in pairs]
-            return present(by_reward), {}
+            return present(by_reward), {"num_unasked": 0}
         if isinstance(judge, LlmJudgeOptions):
             assert self.judge_model is not None
             told_so_far = self.folder.journal(ANSWERS).records()
@@ -203,14 +203,16 @@ class Collection:
             still_open = {each.pair.id for each in self.judge_model.open_questions(pairs, told_so_far)}
             whole = [pair for pair in pairs if pair.id in answers and pair.id not in still_open]
             told = order_summary({pair.id: answers[pair.id] for pair in whole})
-            return [verdict_by_answers(pair, answers[pair.id]) for pair in whole], told
+            verdicts = [verdict_by_answers(pair, answers[pair.id]) for pair in whole]
+            return verdicts, {"num_unasked": len(pairs) - len(whole), **told}
         votes = standing_votes(self.folder.journal(VOTES).records())
         of_pairs = {
             pair.id: {rater: given[pair.id] for rater, given in votes.items() if pair.id in given} for pair in pairs
         }
         skipped = sum(bool(given) and not set(given.values()) & SHARES.keys() for given in of_pairs.values())
         by_votes = [verdict_by_votes(pair, of_pairs[pair.id]) for pair in pairs]
-        return present(by_votes), {"num_skipped": skipped, **rater_summary(votes)}
+        unasked = sum(not given for given in of_pairs.values())
+        return present(by_votes), {"num_unasked": unasked, "num_skipped": skipped, **rater_summary(votes)}
 
     def _reward_name(self) -> str:
         """The rewards that judged, as rows name them."""

@@ -34,7 +34,7 @@ def rows_of(result: Mapping[str, Any]) -> Iterator[list[str]]:
         f"{summary['peak_memory_bytes'] / 1e9:.2f}" if "peak_memory_bytes" in summary else "",
     ]
     before, after = summary.get("before") or {}, summary.get("after") or {}
-    measures = [name for name in after if f"{name}_interval" in after and isinstance(after[name], float)]
+    measures = [name for name in after if interval_of(after, name) and isinstance(after[name], float)]
     for number, name in enumerate(measures or [""]):
         first = [result["name"], result["command"]] if number == 0 else ["", ""]
         yield [
@@ -48,7 +48,14 @@ def rows_of(result: Mapping[str, Any]) -> Iterator[list[str]]:
 
 def with_interval(results: Mapping[str, Any], name: str) -> str:
     """A result and its 95% interval, as far as there are any."""
-    value, interval = results.get(name), results.get(f"{name}_interval")
+    value, interval = results.get(name), interval_of(results, name)
     if not isinstance(value, float):
         return ""
     return f"{value:.3f} [{interval[0]:.3f}, {interval[1]:.3f}]" if interval else f"{value:.3f}"
+
+
+def interval_of(results: Mapping[str, Any], name: str) -> Sequence[float] | None:
+    """The interval of a result, which summaries have as a pair, and pairs' metrics as two numbers."""
+    found: Sequence[float] | None = results.get(f"{name}_interval")
+    low, high = results.get(f"{name}_low"), results.get(f"{name}_high")
+    return found or (None if low is None or high is None else (low, high))
