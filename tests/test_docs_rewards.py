@@ -140,7 +140,11 @@ def test_the_table_of_alarms_says_the_thresholds_of_the_code() -> None:
         "unscored": ["no completion of the step"],
         "same reward": ["since the first step"],
         "sampler gap": [f"{EXACT_NATS:g} nats", f"{BFLOAT16_NATS:g} in bfloat16", "three such steps"],
-        "critic": [f"in {alarms.WINDOW} steps in a row", "explained variance", "below 0"],
+        "critic": [
+            f"in {alarms.WINDOW} steps in a row",
+            "explained variance",
+            f"below {alarms.LITTLE_EXPLAINED:g}".replace("0.", "."),
+        ],
         "no signal": [f"{alarms.WINDOW} steps", f"{100 * alarms.SILENT_GROUPS:g} %"],
     }
     assert rows.keys() == says.keys()

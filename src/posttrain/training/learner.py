@@ -143,6 +143,7 @@ class Learner:
         reference, sampled = self.reference_logprobs(collected, clock), sampled_columns(groups)
         shown = None if self.teacher is None else self.teacher.prompts(groups, grades)
         teacher, proximal = self.teacher_logprobs(collected, shown, clock), self.proximal_logprobs(collected, clock)
+        started = sampled.behaviour_logprobs if proximal is None else proximal
         state, rewards = actor_critic_state.with_rewards(self.actor_critic_state, grades.rewards, algorithm)
         valued = self.values(groups, rewards, clock)
         lengths = torch.tensor([[len(rollout.tokens) for rollout in group.rollouts] for group in groups])
@@ -154,9 +155,7 @@ class Learner:
             weights=grades.weights,
             lengths=lengths,
             max_completion_tokens=self.settings.max_completion_tokens,
-            teacher_gaps=None
-            if teacher is None
-            else teacher - (sampled.behaviour_logprobs if proximal is None else proximal),
+            teacher_gaps=None if teacher is None else teacher - started,
             token_rewards=token_rewards,
             step_rewards=step_rewards,
             values=None if valued is None else valued.values,
