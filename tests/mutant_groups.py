@@ -14,7 +14,7 @@ class Group:
 
 GROUPS = [
     Group(
-        files=["algorithms/*.py"],
+        files=["algorithms/*.py", "algorithms/actor_critic/*.py", "algorithms/other_policies/*.py"],
         suites=["closed_form", "laws", "reference"],
         modules=["posttrain.algorithms"],
     ),
@@ -27,6 +27,32 @@ GROUPS = [
         modules=[
             "posttrain.batch",
             *(f"posttrain.training.{name}" for name in ("update", "update_metrics", "optimizer", "learner")),
+        ],
+    ),
+    Group(
+        files=["models/value_head.py", "training/actor_critic/*.py", "training/distillation/*.py"],
+        suites=["closed_form", "laws", "engine", "learning"],
+        modules=["posttrain.models.value_head", "posttrain.training.actor_critic", "posttrain.training.distillation"],
+    ),
+    Group(
+        files=[
+            "models/classifiers/*.py",
+            *(f"training/{name}/*.py" for name in ("pairs", "reward_model", "dpo")),
+        ],
+        suites=["closed_form", "laws", "engine", "reference"],
+        modules=[
+            "posttrain.models.classifiers",
+            *(f"posttrain.training.{name}" for name in ("pairs", "reward_model", "dpo")),
+        ],
+    ),
+    Group(
+        files=[
+            *(f"training/{name}/*.py" for name in ("behaviours", "comparison", "phases", "variance")),
+            *(f"training/collection/{name}.py" for name in ("agreement", "ballot", "pair_choice", "verdicts")),
+        ],
+        suites=["closed_form", "laws"],
+        modules=[
+            f"posttrain.training.{name}" for name in ("behaviours", "collection", "comparison", "phases", "variance")
         ],
     ),
     Group(
