@@ -4,6 +4,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import cast
 
 import pytest
 
@@ -116,6 +117,17 @@ def test_a_probe_with_texts_that_may_not_be_sampled_has_completions_of_its_own_w
         for rollout in (rollout for group in groups for rollout in group.rollouts):
             assert (len(rollout.tokens), rollout.finish) == (LIMIT, Finish.LENGTH)
             assert not {zero, *engine.stop_ids} & set(rollout.tokens)
+
+
+def test_probes_that_sample_can_be_left_out(model: Path, tmp_path: Path) -> None:
+    policy = policy_of(model)
+    task, engine = Probed(policy), Counts(policy)
+    made = config(tmp_path / "run", 1, evaluation={"every_steps": 0, "samples": 3, "sampling_probes": False})
+    run = posttrain.train(made, policy=policy, task=task, engine=engine, rewards=[dice])
+    assert (len(task.read), task.sampled) == (2, [])
+    after = cast(dict[str, float], run.summary["after"])
+    assert "even_share" in after
+    assert "endless_length" not in after
 
 
 def test_readings_are_metrics_of_step_0_and_the_page_of_metrics_names_them(

@@ -159,6 +159,9 @@ class EvaluationOptions:
     """Completions per held-out problem at temperature 1 in the full evaluations; pass@k needs at least k."""
     brief_problems: int = 128
     """Held-out problems, the first ones, of an evaluation in brief, each sampled once."""
+    sampling_probes: bool = True
+    """Run the task's probes that sample completions of their own, one more for each held-out problem, in the full
+    evaluations; Countdown's goes to the token limit.  Probes that read what is there always run."""
 
     def __post_init__(self) -> None:
         require(self.every_steps >= 0, self, "every_steps", "is negative; use >= 1, or 0 for never")

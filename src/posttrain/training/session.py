@@ -26,7 +26,7 @@ from posttrain.rewards.grading.unscored_rows import require_rewarded_rows
 from posttrain.rewards.reward_registry import load_reward
 from posttrain.runs.threads import ThreadClaim, claim_threads
 from posttrain.tasks.answers_of_task import held_out_prompts, longest_prompts, task_probes, task_rewards
-from posttrain.tasks.base import Task
+from posttrain.tasks.base import Probe, Task
 from posttrain.tasks.dataset import DatasetTask
 from posttrain.tasks.task_registry import load_task, require_task
 from posttrain.training.behaviours.behaviour_reader import BehaviourReader
@@ -104,9 +104,16 @@ class Session:
                 grading=self.config.grading,
                 on_error=self.config.rollout.on_reward_error,
                 resources=self.resources,
-                probes={**self.behaviours.probes(), **task_probes(self.task)},
+                probes={**self.behaviours.probes(), **self.probes_of_task()},
             )
         return self.held_out
+
+    def probes_of_task(self) -> Mapping[str, Probe]:
+        """Those that the recipe wants."""
+        probes = task_probes(self.task)
+        if self.config.evaluation.sampling_probes:
+            return probes
+        return {name: probe for name, probe in probes.items() if not probe.samples_anew}
 
     def questions_now(self) -> Questions:
         """The same for rewards that ask how far the run is."""
