@@ -316,6 +316,37 @@ BECAUSE: dict[str, list[tuple[str, str]]] = {
             "no require(is_word(self.solver, SOLVERS), self, 'solver', \"is unknown; use 'auto', 'newton' or 'lbfgs'\")",
         ),
     ],
+    "Any positive scale of the same order gives the same: it only keeps squares from overflowing.": [
+        ("algorithms/advantages.py", "largest = apart.positive().amax()"),
+        ("algorithms/credit.py", "largest = max((float(part.positive().amax()) for part in centred))"),
+    ],
+    "Only whether it is below 0 is asked.": [
+        ("algorithms/advantages.py", "lowest = torch.where(rewards.isnan(), 1.0, rewards).min()"),
+    ],
+    "Zeros are added, or nothing.": [
+        (
+            "algorithms/credit.py",
+            "outcome = rule(replace(evidence, token_rewards=rest if bool((rest != 1).any()) else None)).advantages",
+        ),
+        ("algorithms/gae.py", "while reach < len(terms) or bool((factor != 0).any()):"),
+        ("algorithms/gae.py", "while reach <= len(terms) and bool((factor != 0).any()):"),
+        ("algorithms/gae.py", "while reach < len(terms) and bool((factor == 0).any()):"),
+        ("algorithms/gae.py", "while reach < len(terms) and bool((factor != 1).any()):"),
+        ("algorithms/preference_losses.py", "if label_smoothing == 1:"),
+    ],
+    "What nothing scored is not counted, whatever it earned.": [
+        (
+            "algorithms/actor_critic/ppo.py",
+            "return own.index_add(0, last[acted], rewards.flatten().nan_to_num(nan=1.0)[acted])",
+        ),
+        ("algorithms/actor_critic/ppo.py", "others = torch.where(totals.isnan(), 1.0, totals - leave_one_out(totals))"),
+    ],
+    "Any negative number says that no token was sampled.": [
+        (
+            "algorithms/actor_critic/ppo.py",
+            "last = torch.full((rewards.numel(),), -2).scatter_reduce(0, rollout[known], number[known], 'amax')",
+        ),
+    ],
 }
 
 EQUIVALENT = {place: reason for reason, places in BECAUSE.items() for place in places}

@@ -75,6 +75,9 @@ def test_the_deviation_of_the_batch_is_that_of_all_rewards_about_their_mean() ->
     d = math.sqrt(38 / 3) + 1
     scaled = batch_scaled(rows([0, 1, NAN], [3, NAN, 8]), deviation="sample", epsilon=1.0)
     assert_exact(scaled, [-0.5 / d, 0.5 / d, 0], [-2.5 / d, 0, 2.5 / d])
+    # The usual rewards: of (0, 1, 0, 0), mean 1/4, deviation √3/4; the first group centres to ∓1/2.
+    half = 2 / math.sqrt(3)
+    assert_exact(batch_scaled(rows([0, 1], [0, 0])), [-half, half], [0, 0])
 
 
 def test_a_group_of_equal_rewards_is_zero_under_the_deviation_of_the_batch() -> None:

@@ -55,6 +55,13 @@ def test_the_weights_of_a_correction(options: dict[str, object], weights: list[f
     assert found(**options)[0] == pytest.approx(weights, rel=1e-12)
 
 
+def test_a_ratio_at_a_bound_is_within_it() -> None:
+    options = Correction(truncate=None, mask_level="token", mask_low=0.25, mask_high=4.0)
+    proximal = values(math.log(0.25), math.log(4.0))
+    made = correction_weights(proximal, values(0, 0), torch.tensor([0, 0]), correction=options)
+    assert (made.weights.tolist(), made.masked.tolist()) == (pytest.approx([0.25, 4.0]), [False, False])
+
+
 def test_what_is_truncated_and_what_is_masked_are_told_apart() -> None:
     assert found()[1:] == ([True, False, False, False, True], [False] * 5)
     assert found(mask_high=1.4)[1:] == ([True, False, False, False, False], [False] * 4 + [True])

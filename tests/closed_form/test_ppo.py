@@ -7,11 +7,12 @@ import torch
 
 from posttrain.algorithms.actor_critic.adaptive_kl import AdaptiveKl, next_coefficient
 from posttrain.algorithms.actor_critic.reward_scaling import RewardScaling, RewardStatistics, scaled_rewards
-from posttrain.algorithms.actor_critic.value_terms import value_loss
+from posttrain.algorithms.actor_critic.value_terms import ValueLossOptions, entropy_term, value_loss, value_term
 from posttrain.algorithms.algorithm import Algorithm
 from posttrain.algorithms.credit import Evidence
 from posttrain.algorithms.table import build_algorithm
-from posttrain.algorithms.terms import Need
+from posttrain.algorithms.terms import Need, TokenView
+from posttrain.batch import TokenColumns
 from posttrain.errors import UserError
 from posttrain.training.actor_critic.value_metrics import explained_variance, value_metrics
 from tests.support.tiny import token_loss
@@ -126,6 +127,19 @@ def test_tokens_of_others_earn_nothing_and_hold_what_they_like() -> None:
     assert found.returns.tolist() == [1, 1, 0, 1, 0]
 
 
+def test_tokens_of_others_have_no_part_in_whitening_nor_in_what_others_of_the_prompt_earned() -> None:
+    tool = torch.tensor([True, False, True, True])
+    given = evidence([[2.0, 0.0]], [0.5, 7.0, 0.5, 0.25], [[3, 1]], sampled=tool)
+    found = credit_of({"name": "ppo", "gae": {"lambda_policy": 1.0}}, given)
+    apart = column([1.5, 1.5, -0.25])
+    torch.testing.assert_close(found.advantages[tool], (apart - apart.mean()) / apart.std(correction=0))
+    assert found.advantages[1] == 0
+    config = {**RAW, "baseline": "leave_one_out", "gae": {"lambda_policy": 1.0}}
+    noise = column([0.0, 9.0, 0.0, 0.0])
+    others = credit_of(config, evidence([[2.0, 0.0]], None, [[3, 1]], sampled=tool, token_rewards=noise))
+    assert others.advantages.tolist() == [2.0, 0.0, 2.0, -2.0]
+
+
 def test_a_group_of_one_is_enough_with_a_critic() -> None:
     assert build_algorithm({"name": "ppo"}).least_group_size == 1
     assert build_algorithm({"name": "ppo", "baseline": "leave_one_out"}).least_group_size == 2
@@ -154,11 +168,53 @@ def test_half_the_squared_error_and_its_clipped_form() -> None:
     assert clipped.tolist() == pytest.approx([0.5, 0.5, 0.5 * 0.75**2, 0.5])
 
 
+def test_values_are_held_to_a_reach_of_those_at_collection_and_the_share_of_them_is_told() -> None:
+    """V' = 5, 5, 5, 5 and reach 1: V = 7, 5.5, 3 and 7 become 6, 5.5, 4 and 6; errors of V_c: 2, 1.5, 0 and -4."""
+    term = value_term(ValueLossOptions(clip=0.2))
+    columns = TokenColumns(
+        advantages=torch.zeros(4).double(),
+        weights=torch.ones(4).double(),
+        behaviour_logprobs=torch.zeros(4).double(),
+        values=torch.full((4,), 5.0).double(),
+        returns=column([4.0, 4.0, 4.0, 10.0]),
+        value_range=torch.ones(4).double(),
+    )
+    view = TokenView(
+        logprobs=torch.zeros(4).double(),
+        rollout=torch.arange(4),
+        columns=columns,
+        values=column([7.0, 5.5, 3.0, 7.0]),
+    )
+    # ½ max((V - R)², (V_c - R)²): 9 and 4, 2.25 and 2.25, 1 and 0, 9 and 16
+    assert term.per_token(view).tolist() == [4.5, 1.125, 0.5, 8.0]
+    assert term.measures is not None
+    assert term.measures(view)["value/clip_fraction"].tolist() == [0, 0, 0, 1]
+    assert value_term(ValueLossOptions()).measures is None
+
+
+def test_the_bonus_for_entropy_lowers_the_loss_and_may_be_zero() -> None:
+    columns = TokenColumns(
+        advantages=torch.zeros(2).double(), weights=torch.ones(2).double(), behaviour_logprobs=torch.zeros(2).double()
+    )
+    view = TokenView(
+        logprobs=torch.zeros(2).double(), rollout=torch.arange(2), columns=columns, entropies=column([0.5, 2.0])
+    )
+    assert entropy_term(0.1).per_token(view).tolist() == [-0.5, -2.0]
+    assert (entropy_term(0.0).coefficient, entropy_term(0.1).reported) == (0.0, False)
+    with pytest.raises(UserError, match=r"entropy_bonus = -0\.1"):
+        entropy_term(-0.1)
+
+
 def test_the_clip_of_values_is_in_deviations_of_the_returns() -> None:
     given = evidence([[2.0, 0.0]], [0.0, 0.0], [[1, 1]])
     assert credit_of(RAW, given).value_range is None
     reach = credit_of({**RAW, "value_loss": {"clip": 0.2}}, given).value_range
     assert reach.tolist() == pytest.approx([0.2, 0.2])  # returns 2 and 0 have deviation 1
+    wider = evidence([[6.0, NAN, 0.0]], [0.0, 9.0, 0.0], [[1, 1, 1]])
+    reach = credit_of({**RAW, "value_loss": {"clip": 0.2}}, wider).value_range
+    assert reach.tolist() == pytest.approx([0.6] * 3)  # 3, of the two that were scored
+    nobody = evidence([[NAN, NAN]], [0.0, 0.0], [[1, 1]])
+    assert credit_of({**RAW, "value_loss": {"clip": 0.2}}, nobody).value_range is None
     alike = evidence([[1.0, 1.0]], [0.0, 0.0], [[1, 1]])
     assert (credit_of({**RAW, "value_loss": {"clip": 0.2}}, alike).value_range > 1e300).all()
 
@@ -186,6 +242,13 @@ def test_a_ratio_far_off_stays_finite() -> None:
     assert logprobs.grad.tolist() == pytest.approx([0.0, math.exp(0.1)])
 
 
+def test_the_bound_of_a_ratio_far_off_is_never_within_the_clip() -> None:
+    """A < 0: between the clip's end and the bound the loss has a slope.  clip_high = 5e8 is above e²⁰ = 4.85e8."""
+    algorithm = build_algorithm({"name": "ppo", "baseline": "none", "clip_high": 5e8})
+    loss = token_loss(algorithm, column([0.0, 0.0]), column([-800.0, 0.0]), column([-1.0, -1.0]), torch.tensor([0, 1]))
+    assert loss[0].item() == pytest.approx(5e8 + 1, rel=1e-10)
+
+
 # What outlives a step.
 
 
@@ -196,11 +259,15 @@ def test_the_controller_moves_the_coefficient_by_at_most_a_fifth_of_what_the_hor
     assert next_coefficient(0.1, 600.0, num_rollouts=100, options=options) == pytest.approx(0.1 * 1.02)
     assert next_coefficient(0.1, -5.0, num_rollouts=100, options=options) == pytest.approx(0.1 * 0.98)
     assert next_coefficient(0.1, 0.0, num_rollouts=10**6, options=options) == 0.0
+    assert next_coefficient(0.1, 6.6, num_rollouts=1, options=AdaptiveKl(target=6.0, horizon=0.5)) == pytest.approx(
+        0.12
+    )
 
 
 def test_reward_statistics_are_those_of_all_rewards_so_far() -> None:
     steps = [column([1.0, 5.0, NAN, 3.0]).view(2, 2), column([2.0, 8.0]).view(1, 2), column([NAN, 0.0]).view(1, 2)]
     found = RewardStatistics()
+    assert found.deviation == 0
     for step in steps:
         found = found.with_rewards(step)
     every = column([1.0, 5.0, 3.0, 2.0, 8.0, 0.0])
@@ -215,6 +282,7 @@ def test_rewards_are_centred_on_the_first_step_and_divided_by_all_so_far() -> No
     found = scaled_rewards(rewards, seen, RewardScaling())
     assert found.nan_to_num(nan=-99).flatten().tolist() == [0.0, 2.0, -99.0, 10.0]
     assert scaled_rewards(rewards, seen, RewardScaling(centre=False, clip=None)).flatten()[3] == 51.5
+    assert scaled_rewards(rewards, seen, RewardScaling(clip=0.5)).flatten()[1] == 0.5
     nothing_differs = RewardStatistics().with_rewards(column([4.0, 4.0]).view(1, 2))
     assert scaled_rewards(column([4.0, 5.0]).view(1, 2), nothing_differs, RewardScaling()).tolist() == [[0.0, 1.0]]
 

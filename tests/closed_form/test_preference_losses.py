@@ -84,6 +84,13 @@ def test_the_chosen_answer_s_own_likelihood_is_added_per_token() -> None:
     # -log π per token of the chosen answers: 4/2 = 2 and 10/5 = 2, a tenth of each.
     plain = losses(beta=0.25)
     assert losses(beta=0.25, nll_weight=0.1) == pytest.approx([plain[0] + 0.2, plain[1] + 0.2], rel=1e-14)
+    assert losses(beta=0.25, nll_weight=1.0) == pytest.approx([plain[0] + 2, plain[1] + 2], rel=1e-14)
+
+
+@pytest.mark.parametrize("options", [{"label_smoothing": 0.5}, {"label_smoothing": -0.1}, {"beta": 0.0}], ids=str)
+def test_an_objective_that_prefers_nothing_is_none(options: dict[str, float]) -> None:
+    with pytest.raises(AssertionError):
+        PairObjective(**options)
 
 
 def test_implicit_rewards_are_beta_times_what_the_loss_compares() -> None:

@@ -109,6 +109,25 @@ def test_a_penalty_beside_the_steps_counts_into_the_completions_reward() -> None
     assert actual == [[-1.0, -2.0, -2.0, -1.0], [1.0, 1.0, 0.0]]
 
 
+def test_a_penalty_that_every_token_bears_counts_into_the_completions_reward() -> None:
+    # 1 - 4/4 and 1 - 3/4: the second is the better of the two.
+    both = [[value - 0.25 for value in part] for part in OF_STEPS]
+    actual = advantages({"name": "grpo", "credit": "steps"}, evidence([[1.0, 1.0]], both, steps=STEPS))
+    assert actual == [[-1.0, -2.0, -2.0, -1.0], [1.0, 1.0, 0.0]]
+
+
+def test_without_steps_a_penalty_is_all_that_tokens_earned() -> None:
+    given = evidence([[1.0, 1.0]], [[0.0, -0.25, -0.25], [0.0]])
+    assert advantages({"name": "grpo", "credit": "steps"}, given) == [[-1.0, -1.0, -1.0], [1.0]]
+
+
+def test_the_deviation_of_returns_holds_where_every_completion_is_average_somewhere() -> None:
+    # G = (3, 1), (0, 1) and (0, 1): centred (2, 0), (-1, 0), (-1, 0), whose mean squares 2, 1/2 and 1/2 are 3 in sum.
+    given = evidence([[0.0, 0.0, 0.0]], [[2.0, 1.0], [-1.0, 1.0], [-1.0, 1.0]])
+    actual = advantages({"name": "grpo", "credit": "reward_to_go"}, given)
+    assert actual == [pytest.approx([2, 0]), pytest.approx([-1, 0]), pytest.approx([-1, 0])]
+
+
 def test_a_completion_that_nothing_scored_has_no_steps() -> None:
     unscored = evidence([[0.5, 0.5, nan]], [*OF_STEPS, [9.0]], steps=[*STEPS, [9.0]])
     actual = advantages({"name": "grpo", "credit": "steps"}, unscored)

@@ -14,7 +14,8 @@ from posttrain.algorithms.algorithm import Algorithm
 from posttrain.algorithms.credit import Evidence
 from posttrain.algorithms.other_policies.distillation import to_go
 from posttrain.algorithms.table import build_algorithm
-from posttrain.batch import Batch, CreditedGroups, collate, sampled_columns
+from posttrain.algorithms.terms import Need, TokenView
+from posttrain.batch import Batch, CreditedGroups, TokenColumns, collate, sampled_columns
 from posttrain.models.policy import Policy
 from posttrain.records import Group
 from posttrain.training.distillation.teacher import Teacher
@@ -145,6 +146,33 @@ def test_rewards_stand_beside_the_teacher_as_often_as_they_are_told_to() -> None
     torch.testing.assert_close(full.credit(evidence).advantages, 2 * by_reward, rtol=1e-12, atol=1e-12)
     assert [term.name for term in full.terms] == ["distill", "policy"]
     assert (build_algorithm({"name": "distill"}).credit(evidence).advantages == 0).all()
+
+
+@pytest.mark.parametrize("correction", [None, {"truncate": 2.0}], ids=["own samples", "corrected"])
+def test_the_sampled_term_tells_how_far_the_student_is_from_its_teacher(correction: dict[str, float] | None) -> None:
+    algorithm = build_algorithm({**SAMPLED, **({} if correction is None else {"correction": correction})})
+    (term,) = algorithm.terms
+    logprobs, theirs = torch.tensor([-1.0, -2.0]).double(), torch.tensor([-1.5, -0.5]).double()
+    columns = TokenColumns(
+        advantages=torch.ones(2).double(),
+        weights=torch.ones(2).double(),
+        behaviour_logprobs=logprobs,
+        proximal_logprobs=logprobs,
+        teacher_logprobs=theirs,
+    )
+    assert term.measures is not None
+    told = term.measures(TokenView(logprobs=logprobs, rollout=torch.arange(2), columns=columns))
+    assert told["kl_teacher"].tolist() == [0.5, -1.5]
+    assert ("correction/weight" in told) == (correction is not None)
+    assert (Need.PROXIMAL_LOGPROBS in term.needs) == (correction is not None)
+    assert Need.TEACHER_LOGPROBS in term.needs
+    assert (term.vanishes_without_advantage, term.reported) == (True, False)
+
+
+def test_a_signal_and_what_clips_it_may_be_together() -> None:
+    for options in ({"signal": "sampled"}, {"reward_weight": 1.0}):
+        algorithm = build_algorithm({"name": "distill", "clip_low": 0.1, "correction": {}, **options})
+        assert [term.reported for term in algorithm.terms if term.name == "distill"] in ([], [False])
 
 
 # Through a model

@@ -162,7 +162,7 @@ def actor_critic_credit(
     if evidence.sampled is not None:
         counted = counted & evidence.sampled
     tokens = valued_tokens(evidence, baseline, missing_stop)
-    if gae.truncated == "terminal" or evidence.final_values is None:
+    if gae.truncated == "terminal":
         tokens = replace(tokens, final_values=torch.zeros_like(tokens.final_values))
     advantages, returns = estimated(tokens, gae, evidence.lengths.flatten())
     advantages = torch.where(counted, advantages, 0.0)
