@@ -42,6 +42,10 @@ BECAUSE: dict[str, list[tuple[str, str]]] = {
         ("models/shared_prompt/decoder.py", "x = checkpoint(block, x, use_reentrant=False, preserve_rng_state=True)"),
     ],
     "Only numbers are taken of the copy.": [
+        (
+            "training/actor_critic/critic_folder.py",
+            "save_file({name: each.clone().cpu().contiguous() for name, each in untied(head).items()}, folder / HEAD_FILE)",
+        ),
         ("models/shared_prompt/decoder_layer.py", "return None if tensor is None else tensor.clone().clone()"),
         (
             "models/shared_prompt/linear.py",
@@ -345,6 +349,16 @@ BECAUSE: dict[str, list[tuple[str, str]]] = {
         (
             "algorithms/actor_critic/ppo.py",
             "last = torch.full((rewards.numel(),), -2).scatter_reduce(0, rollout[known], number[known], 'amax')",
+        ),
+    ],
+    "What is added stands for nothing: only what comes before it is read.": [
+        (
+            "training/actor_critic/critic.py",
+            "return replace(rollout, tokens=(*rollout.tokens, rollout.tokens[-2]), logprobs=(*rollout.logprobs, 0.0))",
+        ),
+        (
+            "training/actor_critic/critic.py",
+            "return replace(rollout, tokens=(*rollout.tokens, rollout.tokens[-1]), logprobs=(*rollout.logprobs, 1.0))",
         ),
     ],
 }

@@ -296,6 +296,25 @@ def test_explained_variance_by_hand() -> None:
     assert explained_variance(column([1.0, 1.0]), column([0.0, 1.0])) is None
 
 
+def test_what_is_told_of_values_is_of_sampled_tokens_of_scored_completions() -> None:
+    """Of five tokens the second is a tool's, the last of what nothing scored: V = 1, 2, 3; R = 2, 2, 6."""
+    given = evidence(
+        [[2.0, 6.0, NAN]], [1.0, 99.0, 2.0, 3.0, 50.0], [[3, 1, 1]], sampled=torch.tensor([1, 0, 1, 1, 1]).bool()
+    )
+    told = value_metrics(given, credit_of({**RAW, "gae": {"lambda_policy": 1.0}}, given))
+    # Var R = 32/9; of R - V = 1, 0, 3 it is 14/9.
+    expected = {"value/explained_variance": 1 - 14 / 32, "value/mean": 2, "returns/mean": 10 / 3}
+    assert told == pytest.approx({**expected, "returns/std": math.sqrt(32) / 3})
+    nobody = evidence([[NAN]], [1.0], [[1]])
+    assert value_metrics(nobody, credit_of(RAW, nobody)) == {}
+
+
+def test_returns_that_differ_by_more_than_rounding_can_be_explained() -> None:
+    # A deviation of 1e-5 is above the least, 1e-6.
+    assert explained_variance(column([0.0, 2e-5]), column([0.0, 2e-5])) == 1.0
+    assert explained_variance(column([0.0, 1e-6]), column([0.0, 1e-6])) is None
+
+
 def test_rewards_that_are_all_alike_are_so_whatever_their_sums_round_to() -> None:
     """0.3 less V, summed up and V put back, is 0.3 to 1e-17: no spread to explain, to clip by or to divide by."""
     random = torch.Generator().manual_seed(0)

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.utils import parameters_to_vector
 
 from posttrain.algorithms.table import build_algorithm
-from posttrain.errors import UserError
+from posttrain.errors import RunError, UserError
 from posttrain.models.adapters.lora import lora_layers
 from posttrain.models.loading.model_folder import load_policy
 from posttrain.models.loading.new_model import new_tokenizer
@@ -301,7 +301,9 @@ def test_a_saved_critic_is_a_plain_folder_that_another_run_starts_from(trunk: st
     policy = policy_of(small_folder(tmp_path / "model"))
     critic = Critic(policy, CriticOptions(trunk=trunk), seed=0)
     filled(critic.head)
-    save_critic(critic.head, critic.own_trunk, tmp_path / "critic")
+    for _ in range(2):  # the second replaces the first
+        save_critic(critic.head, critic.own_trunk, tmp_path / "run" / "critic")
+    (tmp_path / "run" / "critic").rename(tmp_path / "critic")
     again = Critic(policy, CriticOptions(trunk=trunk, path=str(tmp_path / "critic")), seed=1)
     assert again.begun
     assert not critic.begun
@@ -322,6 +324,24 @@ def test_a_folder_for_a_head_on_the_policys_trunk_holds_such_a_head(tmp_path: Pa
     save_critic(apart.head, apart.own_trunk, tmp_path / "critic")
     with pytest.raises(UserError, match=r"its head reads the model that lies there, and not the policy"):
         Critic(policy, CriticOptions(trunk="shared", path=str(tmp_path / "critic")), seed=0)
+
+
+def test_a_trunk_of_its_own_may_be_any_model_of_the_same_tokens_under_a_new_head(tmp_path: Path) -> None:
+    policy = policy_of(small_folder(tmp_path / "model"))
+    critic = Critic(policy, CriticOptions(trunk="own", path=str(small_folder(tmp_path / "other", seed=3))), seed=0)
+    assert not critic.begun
+    assert critic.own_trunk is not None
+    assert torch.equal(weights(critic.own_trunk), weights(policy_of(tmp_path / "other")))
+    assert not torch.equal(weights(critic.own_trunk), weights(policy))
+    assert all(each.requires_grad for each in critic.own_trunk.model.parameters())
+    assert critic.head.output.weight.abs().max() == 0
+
+
+def test_a_critic_of_another_shape_is_not_restored(tmp_path: Path) -> None:
+    policy = policy_of(small_folder(tmp_path / "model"))
+    linear, mlp = (Critic(policy, CriticOptions(head=kind), seed=0) for kind in ("linear", "mlp"))
+    with pytest.raises(RunError, match="the critic"):
+        mlp.restore(linear.tensors())
 
 
 def test_a_trunk_of_another_tokenizer_is_refused(tmp_path: Path) -> None:

@@ -19,11 +19,11 @@ from tests.support.tiny import tiny_model
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
-def small_folder(folder: Path, *, dtype: torch.dtype = torch.float32) -> Path:
+def small_folder(folder: Path, *, dtype: torch.dtype = torch.float32, seed: int = 0) -> Path:
     """A new model of Qwen3 architecture whose embedding has a row for every token of its tokenizer."""
     shape = NewModelOptions(hidden_size=16, mlp_size=16, num_layers=2, num_heads=2, num_kv_heads=1, max_positions=64)
     tokenizer = new_tokenizer()
-    new_model(shape, tokenizer, seed=0).to(dtype).save_pretrained(folder)
+    new_model(shape, tokenizer, seed=seed).to(dtype).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
 
