@@ -32,7 +32,12 @@ GROUPS = [
     Group(
         files=["models/value_head.py", "training/actor_critic/*.py", "training/distillation/*.py"],
         suites=["closed_form", "laws", "engine", "learning"],
-        modules=["posttrain.models.value_head", "posttrain.training.actor_critic", "posttrain.training.distillation"],
+        modules=[
+            "posttrain.models.value_head",
+            "posttrain.training.actor_critic",
+            "posttrain.training.distillation",
+            "tests.support.stages",
+        ],
     ),
     Group(
         files=[

@@ -14,7 +14,13 @@ from posttrain.algorithms.table import build_algorithm
 from posttrain.algorithms.terms import Need, TokenView
 from posttrain.batch import TokenColumns
 from posttrain.errors import UserError
-from posttrain.training.actor_critic.value_metrics import explained_variance, value_metrics
+from posttrain.training.actor_critic.actor_critic_state import at_first
+from posttrain.training.actor_critic.value_metrics import (
+    credit_metrics,
+    explained_variance,
+    penalty_metrics,
+    value_metrics,
+)
 from tests.support.tiny import token_loss
 
 RAW = {"name": "ppo", "whitening": "none"}
@@ -307,6 +313,30 @@ def test_what_is_told_of_values_is_of_sampled_tokens_of_scored_completions() -> 
     assert told == pytest.approx({**expected, "returns/std": math.sqrt(32) / 3})
     nobody = evidence([[NAN]], [1.0], [[1]])
     assert value_metrics(nobody, credit_of(RAW, nobody)) == {}
+
+
+def test_the_kl_of_samples_is_told_of_completions_and_of_tokens() -> None:
+    """log μ - log ref = 1, 0 and 1, of two completions."""
+    behaviour, reference = column([-1.0, -2.0, -3.0]), column([-2.0, -2.0, -4.0])
+    told = penalty_metrics(behaviour, reference, 2)
+    assert told == pytest.approx({"kl_completion": 1.0, "kl_token": 2 / 3})
+    assert penalty_metrics(behaviour, None, 2) == {}
+
+
+def test_a_penalty_is_told_of_beside_a_critic_or_a_controller() -> None:
+    kl = {"coefficient": 0.5, "estimator": "k1", "place": "reward"}
+    given = evidence([[2.0, 1.0]], [1.0, 0.0], [[1, 1]])
+    both = column([-1.0, -1.0]), column([-2.0, -1.0])
+
+    def told(**options: object) -> dict[str, float]:
+        algorithm = build_algorithm({**RAW, **options})
+        state = at_first(algorithm, begun=False)
+        return credit_metrics(given, algorithm.credit(given), algorithm, state, both)
+
+    assert (told(kl=kl)["kl_coefficient"], told(kl=kl)["kl_completion"]) == (0.5, 0.5)
+    assert told(kl=kl, baseline="none", adaptive_kl={"target": 1.0})["kl_coefficient"] == 0.5
+    assert "kl_coefficient" not in told(kl=kl, baseline="none")
+    assert "kl_coefficient" not in told()
 
 
 def test_returns_that_differ_by_more_than_rounding_can_be_explained() -> None:
