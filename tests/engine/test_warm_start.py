@@ -1,0 +1,91 @@
+"""A critic learns from rollouts that a run has kept: what it learns, what stays as it was, and what is told."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from posttrain.algorithms.table import build_algorithm
+from posttrain.errors import UserError
+from posttrain.runs.clock import Clock
+from posttrain.runs.rollout_file import parquet_bytes
+from posttrain.training.actor_critic.warm_start import require_earlier_rollouts, require_known_tokens, warm_start
+from posttrain.training.collector import CollectedStep
+from tests.support.stages import Stages, stages_with
+from tests.support.tiny import weights
+
+RAW = {"name": "ppo", "whitening": "none", "largest_epoch_kl": None}
+
+
+def stages(folder: Path | str, trunk: str = "shared") -> Stages:
+    return stages_with({**RAW, "critic": {"trunk": trunk, "warm_start": str(folder), "rate_scale": 1.0}})
+
+
+def keep(folder: Path, steps: list[CollectedStep]) -> None:
+    for number, step in enumerate(steps, 1):
+        nothing = torch.zeros_like(step.grades.rewards)
+        (folder / f"step-{number:06d}.parquet").write_bytes(parquet_bytes(number, step.groups, step.grades, nothing))
+
+
+def value_loss(learned: Stages, step: CollectedStep) -> float:
+    """Mean squared distance of values from the returns of a step, which are its rewards."""
+    columns = learned.learner.credit(step, Clock()).groups.columns
+    assert columns.values is not None
+    assert columns.returns is not None
+    return float((columns.values - columns.returns).square().mean())
+
+
+@pytest.mark.parametrize("trunk", ["shared", "own"])
+def test_the_critic_comes_to_expect_what_was_earned_and_the_policy_stays(trunk: str, tmp_path: Path) -> None:
+    earlier = stages_with(RAW)
+    steps = [earlier.collected(step) for step in (1, 2)]
+    keep(tmp_path, steps)
+    new = stages(tmp_path, trunk)
+    before, untaught = weights(new.policy), value_loss(stages("", trunk), steps[1])
+    (told,) = warm_start(new.learner, Clock())
+    assert "learned from 40 earlier rollouts; explained variance of the last step's before it: " in told
+    assert "unknown" not in told
+    assert torch.equal(weights(new.policy), before)
+    state = new.learner.actor_critic_state
+    assert (state.begun, state.fitted) == (True, False)
+    assert value_loss(new, steps[1]) < untaught
+
+
+def test_what_is_told_is_how_the_last_step_looked_before_it_was_learned_from(tmp_path: Path) -> None:
+    """A new head expects one number everywhere, which explains nothing; rewards that are all alike ask for nothing."""
+    step = stages_with(RAW).collected()
+    keep(tmp_path, [step])
+    assert warm_start(stages(tmp_path).learner, Clock())[0].endswith("before it: 0.00.")
+    alike = replace(step, grades=replace(step.grades, rewards=torch.ones_like(step.grades.rewards)))
+    keep(tmp_path, [step, alike])
+    assert warm_start(stages(tmp_path).learner, Clock())[0].endswith("before it: unknown.")
+
+
+def test_without_a_folder_nothing_is_done() -> None:
+    new = stages("")
+    before = new.learner.actor_critic_state
+    assert warm_start(new.learner, Clock()) == []
+    assert warm_start(stages_with({"name": "grpo"}).learner, Clock()) == []
+    assert new.learner.actor_critic_state == before
+    for config in ({"name": "grpo"}, {"name": "ppo"}):
+        require_earlier_rollouts(build_algorithm(config))
+
+
+def test_a_folder_without_rollouts_is_refused_before_anything_is_sampled(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"^algorithm\.critic\.warm_start = .*: holds no step-N\.parquet"):
+        require_earlier_rollouts(build_algorithm({"name": "ppo", "critic": {"warm_start": str(tmp_path)}}))
+
+
+def test_rollouts_of_a_larger_vocabulary_are_refused(tmp_path: Path) -> None:
+    new = stages("")
+    (group, *_) = new.collected().groups
+    size = new.policy.output_layer.vocabulary
+    for beyond in (False, True):
+        prompt = replace(group.prompt, tokens=(size - 1 + beyond, *group.prompt.tokens[1:]))
+        ours, theirs = [group, replace(group, prompt=prompt)], Path("step-000001.parquet")
+        if beyond:
+            with pytest.raises(UserError, match=rf"step-000001\.parquet has token {size}, and the policy knows {size}"):
+                require_known_tokens(ours, new.policy, theirs)
+        else:
+            require_known_tokens(ours, new.policy, theirs)
