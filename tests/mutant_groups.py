@@ -44,9 +44,10 @@ GROUPS = [
             "models/classifiers/*.py",
             *(f"training/{name}/*.py" for name in ("pairs", "reward_model", "dpo")),
         ],
-        suites=["closed_form", "laws", "engine", "reference"],
+        suites=["closed_form", "laws", "engine", "reference", "attacks"],
         modules=[
             "posttrain.models.classifiers",
+            "posttrain.rewards.model",
             *(f"posttrain.training.{name}" for name in ("pairs", "reward_model", "dpo")),
         ],
     ),

@@ -11,11 +11,13 @@ import torch
 from posttrain import load_recipe
 from posttrain.algorithms.table import build_algorithm
 from posttrain.errors import UserError
+from posttrain.models.loading.model_folder import load_policy
 from posttrain.models.memory.memory_plan import memory_plan
 from posttrain.models.memory.memory_setup import MemorySetup
 from posttrain.models.memory.model_files import recipe_shape
 from posttrain.models.policy import as_policy
 from posttrain.models.rendering import TokenizerRenderer
+from posttrain.options.model import ModelOptions
 from posttrain.options.teacher import TeacherOptions
 from posttrain.records import Finish, Grades, Group, Prompt, Rollout
 from posttrain.runs.planned_memory import rl_setup
@@ -131,6 +133,22 @@ def test_a_model_of_the_same_vocabulary_teaches(tmp_path: Path) -> None:
         teacher_of(policy, TeacherOptions(model=str(folder)), {})
     student = teacher_of(tiny_policy(), SIBLING, {}).reference
     assert isinstance(student, UncopiedPolicy)
+
+
+def test_a_teacher_that_sees_the_prompt_goes_on_from_the_students(tmp_path: Path) -> None:
+    folder = save_tiny_model(tmp_path / "same")
+    student = load_policy(ModelOptions(path=str(folder)))
+    group = group_of("2", "3")
+    grades = Grades(
+        names=("a",),
+        scores=torch.tensor([[[1.0, 0.0]]]).double(),
+        weights=torch.ones(1).double(),
+        rewards=torch.tensor([[1.0, 0.0]]).double(),
+    )
+    same = teacher_of(student, TeacherOptions(model=str(folder)), {})
+    assert same.prompts([group], grades) is None
+    shown = teacher_of(student, replace(SIBLING, model=str(folder)), {})
+    assert shown.prompts([group], grades) is not None
 
 
 def test_a_model_of_another_vocabulary_is_refused_by_the_first_token_that_differs() -> None:

@@ -12,6 +12,7 @@ from posttrain.errors import UserError
 from posttrain.models.classifiers.saved_classifier import TextReading, save_classifier
 from posttrain.models.classifiers.score_head import new_scorer
 from posttrain.models.loading.model_folder import load_policy
+from posttrain.models.loading.new_model import new_tokenizer
 from posttrain.models.policy import Policy, as_policy
 from posttrain.options.critic import CriticOptions
 from posttrain.options.model import ModelOptions
@@ -79,8 +80,10 @@ def test_it_learns_and_is_kept_as_a_plain_folder(head: str, tmp_path: Path) -> N
     assert any(name.startswith("trunk.") for name in moved)
     assert "head.output.weight" in moved
     save_critic(learner.critic.head, learner.critic.own_trunk, tmp_path / "critic")
-    _, told = AutoModelForCausalLM.from_pretrained(tmp_path / "critic", output_loading_info=True)
+    loaded, told = AutoModelForCausalLM.from_pretrained(tmp_path / "critic", output_loading_info=True)
     assert not told["missing_keys"]
+    assert loaded.get_output_embeddings().weight is loaded.get_input_embeddings().weight, "no matrix of its own"
+    assert not hasattr(loaded.config, "reading"), "how a reward model reads is nothing of a language model"
     again = critic_of(policy, tmp_path / "critic", head=head)
     for name, tensor in learner.critic.tensors().items():
         torch.testing.assert_close(again.tensors()[name], tensor, rtol=0, atol=0)
@@ -104,6 +107,15 @@ def test_what_is_no_reward_model_of_one_number_over_the_policys_tokens_is_refuse
     strange.save_pretrained(folder)
     with pytest.raises(UserError, match=r"^algorithm\.critic\.path = .*not the policy's: .*such as '<aside>'"):
         critic_of(policy, folder)
+
+
+def test_a_reward_model_may_pad_with_a_token_of_its_own(tmp_path: Path) -> None:
+    policy = policy_in(tmp_path / "model")
+    folder = reward_model(tmp_path / "rm", policy)
+    tokenizer = new_tokenizer()
+    tokenizer.add_special_tokens({"pad_token": "<padding>"})
+    tokenizer.save_pretrained(folder)
+    assert critic_of(policy, folder).begun
 
 
 def test_a_head_on_the_policys_trunk_is_no_reward_models(tmp_path: Path) -> None:
