@@ -42,6 +42,7 @@ BECAUSE: dict[str, list[tuple[str, str]]] = {
         ("models/shared_prompt/decoder.py", "x = checkpoint(block, x, use_reentrant=False, preserve_rng_state=True)"),
     ],
     "Only numbers are taken of the copy.": [
+        ("models/classifiers/classifier_body.py", "return ScoredBody(body, head.weight.clone()[0].clone())"),
         (
             "training/actor_critic/critic_folder.py",
             "save_file({name: each.clone().cpu().contiguous() for name, each in untied(head).items()}, folder / HEAD_FILE)",
@@ -360,6 +361,58 @@ BECAUSE: dict[str, list[tuple[str, str]]] = {
             "training/actor_critic/critic.py",
             "return replace(rollout, tokens=(*rollout.tokens, rollout.tokens[-1]), logprobs=(*rollout.logprobs, 1.0))",
         ),
+    ],
+    "Any tokens of the vocabulary will do to try it.": [
+        (
+            "models/classifiers/last_token_scores.py",
+            "rows = [[(3 + 5 * place + length) // vocab for place in range(length)] for length in TRIED_LENGTHS]",
+        ),
+        (
+            "models/classifiers/last_token_scores.py",
+            "rows = [[(3 + 5 * place - length) % vocab for place in range(length)] for length in TRIED_LENGTHS]",
+        ),
+        (
+            "models/classifiers/last_token_scores.py",
+            "rows = [[(3 + 5 * place) % vocab for place in range(length)] for length in TRIED_LENGTHS]",
+        ),
+        (
+            "models/classifiers/last_token_scores.py",
+            "rows = [[(3 - 5 * place + length) % vocab for place in range(length)] for length in TRIED_LENGTHS]",
+        ),
+        (
+            "models/classifiers/last_token_scores.py",
+            "rows = [[(3 + length) % vocab for place in range(length)] for length in TRIED_LENGTHS]",
+        ),
+        (
+            "models/classifiers/last_token_scores.py",
+            "rows = [[(4 + 5 * place + length) % vocab for place in range(length)] for length in TRIED_LENGTHS]",
+        ),
+        (
+            "models/classifiers/last_token_scores.py",
+            "rows = [[(3 + 10 * place + length) % vocab for place in range(length)] for length in TRIED_LENGTHS]",
+        ),
+        (
+            "models/classifiers/last_token_scores.py",
+            "vocab = cast(nn.Embedding, model.get_input_embeddings()).weight.shape[1]",
+        ),
+        ("models/classifiers/last_token_scores.py", "pad_id = pad_id or 1"),
+    ],
+    "Rows that are scored one by one are so in any batch.": [
+        (
+            "models/classifiers/last_token_scores.py",
+            "for batch in batches(different, 2 if one_by_one else tokens_per_batch):",
+        ),
+    ],
+    "A model gives numbers of one shape.": [
+        ("models/classifiers/last_token_scores.py", "if all((logits.ndim != 2 for logits in expected)):"),
+        ("models/classifiers/last_token_scores.py", "shape = [*expected[1].shape]"),
+    ],
+    "A critic never reads its output layer.": [
+        (
+            "models/classifiers/classifier_body.py",
+            "zeros = torch.ones(parameter.shape, dtype=body.dtype, device=body.device)",
+        ),
+        ("models/classifiers/classifier_body.py", "no setattr(output, name, nn.Parameter(zeros))"),
     ],
 }
 

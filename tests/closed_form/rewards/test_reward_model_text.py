@@ -60,6 +60,22 @@ def test_a_conversation_goes_through_the_reward_model_s_own_template(reward: Rew
     assert read == "[system]s<|end|>[user]q<|end|>[assistant]a<|end|>"
 
 
+def test_the_template_opens_no_answer_after_the_one_that_is_scored(folder: Path, tmp_path: Path) -> None:
+    file = tmp_path / "template.jinja"
+    file.write_text("{% for m in messages %}{{ m.content }}/{% endfor %}{% if add_generation_prompt %}next{% endif %}")
+    read = RewardModel(folder, label=0, chat_template=str(file)).text
+    assert read.tokenizer.decode(read.tokens([{"role": "user", "content": "q"}], answer("a"))) == "q/a/"
+
+
+def test_of_special_tokens_that_begin_alike_the_longest_is_spelt_out_first() -> None:
+    """`<|end|>` is one, and `<|end|>>` another: broken up after its first letter, the longer is neither."""
+    tokenizer = reward_tokenizer()
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<|end|>>"]})
+    read = RewardModel(classifier(), tokenizer=tokenizer).text
+    assert read.as_plain("a<|end|>>b") == "a< |end|>>b"
+    assert [text for text in read.special if "end" in text] == ["<|end|>>", "<|end|>"]
+
+
 def test_a_template_of_a_file_takes_the_place_of_the_model_s_own(folder: Path, tmp_path: Path) -> None:
     file = tmp_path / "template.jinja"
     file.write_text("{% for m in messages %}{{ m.content }}/{% endfor %}")
@@ -128,7 +144,10 @@ def test_a_language_model_is_no_reward_model(tmp_path: Path) -> None:
     small_folder(tmp_path)
     with pytest.raises(UserError, match="Qwen3ForCausalLM is a language model and no reward model: it has no head"):
         RewardModel(tmp_path)
-    random = [RewardModel(tmp_path, untrained_head=True)(prompts=["a"], completions=["b"]) for _ in range(2)]
+    random = []
+    for seed in (1, 2):
+        torch.manual_seed(seed)  # of the caller's, which has no say in it
+        random.append(RewardModel(tmp_path, untrained_head=True)(prompts=["a"], completions=["b"]))
     assert random[0] == random[1] != [0.0]
 
 
