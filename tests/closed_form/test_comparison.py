@@ -1,13 +1,15 @@
 """What a comparison says of its cells, worked out by hand; and what it refuses to compare."""
 
+import json
 import math
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import scipy.stats
+import yaml
 from matplotlib.figure import Figure
 
 from posttrain.config import load_recipe
@@ -190,6 +192,32 @@ def test_the_picture_has_the_accuracy_after_training_with_its_interval_and_every
         ([0.5], {1}),  # of one seed no interval
     ]
     assert [label.get_text() for label in axes.get_yticklabels()] == ["grpo", "rloo"]
+
+
+def test_what_lies_elsewhere_or_is_older_than_an_option_is_of_the_same_recipe(tmp_path: Path) -> None:
+    """The kept recipe lacks an option, and its folder was another; a changed one is told by its name."""
+    (cell,) = make_cells({"grpo": VARIANTS["grpo"]}, seeds=1, budget=Budget(), folder=tmp_path / "now")
+    content = yaml.safe_load(cell.recipe)
+    del content["evaluation"]["sampling_probes"]
+    content["run"]["folder"] = "elsewhere/cells/grpo-seed-0"
+    cell.folder.mkdir(parents=True)
+    kept = cell.folder.parent / "grpo-seed-0.yaml"
+    (cell.folder / "cell.json").write_text(json.dumps(asdict(result("grpo", 0, 0.5))))
+    with pytest.raises(UserError, match=r"grpo-seed-0\.yaml is gone"):
+        kept_result(cell)
+    kept.write_text(yaml.safe_dump(content))
+    found = kept_result(cell)
+    assert found is not None
+    assert found.after["accuracy_sampled"] == 0.5
+    content["update"]["learning_rate"] = 0.25
+    kept.write_text(yaml.safe_dump(content))
+    with pytest.raises(UserError, match=r"update\.learning_rate = .*, which was 0\.25\.  Delete"):
+        kept_result(cell)
+    (cell.folder / "cell.json").unlink()
+    assert kept_result(cell) is None
+    (cell.folder / "config.yaml").write_text("")
+    with pytest.raises(UserError, match=r"was begun by another recipe than grpo seed 0 has now: update\.learning_rate"):
+        kept_result(cell)
 
 
 def test_a_kept_result_is_only_taken_for_the_recipe_that_made_it(tmp_path: Path) -> None:

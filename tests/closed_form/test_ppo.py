@@ -14,11 +14,7 @@ from posttrain.algorithms.table import build_algorithm
 from posttrain.algorithms.terms import Need, TokenView
 from posttrain.batch import TokenColumns
 from posttrain.errors import UserError
-from posttrain.training.actor_critic.actor_critic_state import at_first
 from posttrain.training.actor_critic.value_metrics import (
-    credit_metrics,
-    explained_variance,
-    penalty_metrics,
     value_metrics,
 )
 from tests.support.tiny import token_loss
@@ -291,58 +287,6 @@ def test_rewards_are_centred_on_the_first_step_and_divided_by_all_so_far() -> No
     assert scaled_rewards(rewards, seen, RewardScaling(clip=0.5)).flatten()[1] == 0.5
     nothing_differs = RewardStatistics().with_rewards(column([4.0, 4.0]).view(1, 2))
     assert scaled_rewards(column([4.0, 5.0]).view(1, 2), nothing_differs, RewardScaling()).tolist() == [[0.0, 1.0]]
-
-
-def test_explained_variance_by_hand() -> None:
-    """Var R of (0, 2) is 1.  R - V: (0, 0); (-1, 1); (1, -1) - twice as wide as R gives 1 - 4."""
-    returns = column([0.0, 2.0])
-    assert explained_variance(returns, column([0.0, 2.0])) == 1.0
-    assert explained_variance(returns, column([7.0, 7.0])) == 0.0
-    assert explained_variance(returns, column([2.0, 0.0])) == -3.0
-    assert explained_variance(column([1.0, 1.0]), column([0.0, 1.0])) is None
-
-
-def test_what_is_told_of_values_is_of_sampled_tokens_of_scored_completions() -> None:
-    """Of five tokens the second is a tool's, the last of what nothing scored: V = 1, 2, 3; R = 2, 2, 6."""
-    given = evidence(
-        [[2.0, 6.0, NAN]], [1.0, 99.0, 2.0, 3.0, 50.0], [[3, 1, 1]], sampled=torch.tensor([1, 0, 1, 1, 1]).bool()
-    )
-    told = value_metrics(given, credit_of({**RAW, "gae": {"lambda_policy": 1.0}}, given))
-    # Var R = 32/9; of R - V = 1, 0, 3 it is 14/9.
-    expected = {"value/explained_variance": 1 - 14 / 32, "value/mean": 2, "returns/mean": 10 / 3}
-    assert told == pytest.approx({**expected, "returns/std": math.sqrt(32) / 3})
-    nobody = evidence([[NAN]], [1.0], [[1]])
-    assert value_metrics(nobody, credit_of(RAW, nobody)) == {}
-
-
-def test_the_kl_of_samples_is_told_of_completions_and_of_tokens() -> None:
-    """log μ - log ref = 1, 0 and 1, of two completions."""
-    behaviour, reference = column([-1.0, -2.0, -3.0]), column([-2.0, -2.0, -4.0])
-    told = penalty_metrics(behaviour, reference, 2)
-    assert told == pytest.approx({"kl_completion": 1.0, "kl_token": 2 / 3})
-    assert penalty_metrics(behaviour, None, 2) == {}
-
-
-def test_a_penalty_is_told_of_beside_a_critic_or_a_controller() -> None:
-    kl = {"coefficient": 0.5, "estimator": "k1", "place": "reward"}
-    given = evidence([[2.0, 1.0]], [1.0, 0.0], [[1, 1]])
-    both = column([-1.0, -1.0]), column([-2.0, -1.0])
-
-    def told(**options: object) -> dict[str, float]:
-        algorithm = build_algorithm({**RAW, **options})
-        state = at_first(algorithm, begun=False)
-        return credit_metrics(given, algorithm.credit(given), algorithm, state, both)
-
-    assert (told(kl=kl)["kl_coefficient"], told(kl=kl)["kl_completion"]) == (0.5, 0.5)
-    assert told(kl=kl, baseline="none", adaptive_kl={"target": 1.0})["kl_coefficient"] == 0.5
-    assert "kl_coefficient" not in told(kl=kl, baseline="none")
-    assert "kl_coefficient" not in told()
-
-
-def test_returns_that_differ_by_more_than_rounding_can_be_explained() -> None:
-    # A deviation of 1e-5 is above the least, 1e-6.
-    assert explained_variance(column([0.0, 2e-5]), column([0.0, 2e-5])) == 1.0
-    assert explained_variance(column([0.0, 1e-6]), column([0.0, 1e-6])) is None
 
 
 def test_rewards_that_are_all_alike_are_so_whatever_their_sums_round_to() -> None:

@@ -55,9 +55,12 @@ def main(arguments: Sequence[str]) -> int:
         for cell in cells:
             print(f"  {cell.name:30} {cell.config.algorithm}")
         return 0
+    from posttrain.runs.command_process import GOES_ON
+    from posttrain.runs.interruption import stopped_with_a_word
     from posttrain.training.comparison.compare import compare
 
-    table = compare(cells, budget, folder)
+    with stopped_with_a_word(lambda: GOES_ON):
+        table = compare(cells, budget, folder)
     print(f"\n{table}\n\n{folder}/comparison.md, comparison.png and comparison.json have it.")
     return 0
 

@@ -40,7 +40,11 @@ def main(arguments: Sequence[str]) -> int:
             taken = ", ".join(sorted(phase.takes_over())) or "nothing of an earlier phase"
             print(f"{phase.number}. {phase.name:16} posttrain {phase.command:12} takes over {taken}")
         return 0
+    from posttrain.runs.command_process import GOES_ON
+    from posttrain.runs.interruption import stopped_with_a_word
     from posttrain.training.phases.phase_runs import run_phases
 
-    print(f"\n{run_phases(phases, folder)}\n{folder} has it as Markdown and as JSON.")
+    with stopped_with_a_word(lambda: GOES_ON):
+        report = run_phases(phases, folder)
+    print(f"\n{report}\n{folder} has it as Markdown and as JSON.")
     return 0

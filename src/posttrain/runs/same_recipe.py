@@ -1,11 +1,13 @@
-"""A resumed run keeps its recipe: what config.yaml, a flag or Python may not change of it.  Torch-free."""
+"""A run that goes on keeps its recipe: what config.yaml, a flag or Python may not change of it.  Torch-free."""
 
 import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 from posttrain.config import TrainingConfig, build
+from posttrain.config.kinds import AnyConfig
 from posttrain.config.recipes import RecipeLayer, parse_yaml, read_recipe
 from posttrain.config.sections import plain
 from posttrain.errors import RunError, UserError
@@ -82,7 +84,7 @@ def lasting(config: TrainingConfig) -> TrainingConfig:
     return replace(config, run=run, checkpoint=CheckpointOptions(), tracker=TrackerOptions())
 
 
-def options_of(config: TrainingConfig) -> dict[str, object]:
+def options_of(config: AnyConfig) -> dict[str, object]:
     """Every option of a config by its dotted path."""
     return dict(leaves("", plain(asdict(config))))
 
@@ -108,3 +110,30 @@ def differences(own: Mapping[str, object], now: Mapping[str, object]) -> Iterato
             yield f"{path} = {now[path]}, which was not there"
         elif own[path] != now[path]:
             yield f"{path} = {now[path]}, which was {own[path]}"
+
+
+def changed_options(kept: Path, config: AnyConfig) -> list[str]:
+    """What a run's config has otherwise than the recipe file that an earlier one was begun by, option by option.
+
+    The file is read with the defaults of now: an option that is newer than the file has its default there.  Places
+    beside the run's own folder are told from there, so that all of them may have been moved together.
+    """
+    try:
+        earlier: Any = build(type(config), [read_recipe(str(kept))])
+    except UserError as error:
+        return [f"{error}"]
+    return list(differences(placeless(earlier), placeless(config)))
+
+
+def placeless(config: Any) -> Mapping[str, object]:
+    """Every option, with the folder that the run's own lies in as `…`."""
+    beside = f"{Path(config.run.folder).parent}/"
+    return {
+        option: f"…/{value.removeprefix(beside)}" if isinstance(value, str) and value.startswith(beside) else value
+        for option, value in options_of(config).items()
+    }
+
+
+def told(changed: list[str]) -> str:
+    """The first few of them, for a message."""
+    return "; ".join(changed[:3]) + (f" and {len(changed) - 3} more" if len(changed) > 3 else "")

@@ -3,14 +3,14 @@
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from posttrain.config import as_recipe, load_recipe
 from posttrain.errors import RunError, UserError
 from posttrain.runs.command_process import run_command
 from posttrain.runs.files import read_metrics, write_atomically
+from posttrain.runs.same_recipe import changed_options, told
 from posttrain.training.comparison.cells import Cell
 
 RESULT = "cell.json"
@@ -59,33 +59,27 @@ def kept_result(cell: Cell) -> CellResult | None:
     """The result of a cell that has been run.  Raises UserError where it was begun, or made, by another recipe."""
     file = cell.folder / RESULT
     if not file.is_file():
-        require_begun_so(cell)
+        if (cell.folder / "config.yaml").is_file():
+            require_recipe_of_now(cell, f"{cell.folder}: was begun")
         return None
     try:
         result = CellResult(**json.loads(file.read_text(encoding="utf-8")))
     except (ValueError, TypeError) as error:
         raise RunError(f"{file}: is no result of a cell ({error}).  Delete {cell.folder} to run it again.") from None
-    if result.recipe_digest != recipe_digest(cell):
-        raise other_recipe(f"{file}: was made", cell)
+    if result.recipe_digest != recipe_digest(cell):  # as it also is where options have come since
+        require_recipe_of_now(cell, f"{file}: was made")
     return result
 
 
-def require_begun_so(cell: Cell) -> None:
-    """Refuse to go on with a cell that was begun by another recipe, whose result would then stand for this one's."""
-    file = recipe_file(cell)
-    if (cell.folder / "config.yaml").is_file() and file.is_file():
-        config = load_recipe(file)
-        moved = replace(config, run=replace(config.run, folder=str(cell.folder)))
-        if as_recipe(moved) != cell.recipe:
-            raise other_recipe(f"{cell.folder}: was begun", cell)
-
-
-def other_recipe(what: str, cell: Cell) -> UserError:
-    """The error of a cell in whose place another one is."""
-    return UserError(
-        f"{what} by another recipe than {cell.name} has now.  Delete {cell.folder} to run it again, or keep this"
-        " comparison in another folder."
-    )
+def require_recipe_of_now(cell: Cell, what: str) -> None:
+    """Refuse a cell that another recipe has begun, or made: its result would stand for this one's."""
+    kept = next((each for each in (recipe_file(cell), cell.folder / "config.yaml") if each.is_file()), None)
+    changed = [f"{recipe_file(cell)} is gone"] if kept is None else changed_options(kept, cell.config)
+    if changed:
+        raise UserError(
+            f"{what} by another recipe than {cell.name} has now: {told(changed)}.  Delete {cell.folder} to run it"
+            " again, or keep this comparison in another folder."
+        )
 
 
 def run_cell(cell: Cell, drift: Callable[[Cell], Mapping[str, float]]) -> CellResult:

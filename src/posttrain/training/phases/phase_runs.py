@@ -1,6 +1,5 @@
 """Phases run one after another, each in a process of its own; what is finished is kept, what was begun goes on."""
 
-import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -12,11 +11,9 @@ from posttrain.errors import UserError
 from posttrain.runs.command_process import run_command
 from posttrain.runs.files import write_atomically
 from posttrain.runs.lock import sole_writer
+from posttrain.runs.same_recipe import changed_options, told
 from posttrain.training.phases.phase_list import Phase
 from posttrain.training.phases.phase_report import write_report
-
-RECIPE = "recipe.sha256"
-"""Beside the folder of a phase's run: what its recipe was when it was begun."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,11 +47,12 @@ def run_phases(phases: Sequence[Phase], folder: Path, tell: Callable[[str], None
 
 def finished(phase: Phase, config: Any) -> bool:
     """Whether a phase has been run to its end.  Raises UserError where its run was begun by another recipe."""
-    kept = phase.folder.parent / f"{phase.folder.name}.{RECIPE}"
-    if phase.folder.is_dir() and kept.is_file() and kept.read_text(encoding="utf-8") != recipe_digest(config):
+    kept = recipe_file(phase)
+    changed = changed_options(kept, config) if phase.folder.is_dir() and kept.is_file() else []
+    if changed:
         raise UserError(
-            f"{phase.folder}: was begun by another recipe than phase {phase.name} has now.  Delete it, and those of the"
-            " phases that come after it, or keep these phases in another folder."
+            f"{phase.folder}: was begun by another recipe than phase {phase.name} has now: {told(changed)}.  Delete it,"
+            " and those of the phases that come after it, or keep these phases in another folder."
         )
     return (phase.folder / "summary.json").is_file()
 
@@ -71,20 +69,17 @@ def refuse_made_before(phase: Phase, later: Sequence[Phase]) -> None:
 
 def run_phase(phase: Phase, config: Any) -> None:
     """Run a phase to its end, or on to its end where it was begun."""
-    place = phase.folder.parent
-    place.mkdir(parents=True, exist_ok=True)
-    write_atomically(place / f"{phase.folder.name}.{RECIPE}", recipe_digest(config).encode())
-    recipe = place / f"{phase.folder.name}.yaml"
+    recipe = recipe_file(phase)
+    recipe.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(recipe, as_recipe(config).encode())
     begun = (phase.folder / "config.yaml").is_file()
     command = ["--resume", str(phase.folder)] if begun else [str(recipe)]
-    log = place / f"{phase.folder.name}.log"
-    run_command([phase.command, *command], name=f"phase {phase.name}", log=log)
+    run_command([phase.command, *command], name=f"phase {phase.name}", log=recipe.with_suffix(".log"))
 
 
-def recipe_digest(config: Any) -> str:
-    """Tells the recipe of a phase from any other."""
-    return hashlib.sha256(as_recipe(config).encode()).hexdigest()
+def recipe_file(phase: Phase) -> Path:
+    """The recipe that a phase was begun with, beside its folder."""
+    return phase.folder.parent / f"{phase.folder.name}.yaml"
 
 
 def result_of(phase: Phase) -> PhaseResult:
