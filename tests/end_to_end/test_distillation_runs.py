@@ -1,5 +1,8 @@
 """Runs whose algorithm has a teacher: what they report, that they resume to the bit, and whom they refuse."""
 
+import json
+import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -65,3 +68,48 @@ def test_another_model_teaches_and_the_run_knows_it_by_its_content(models: Path,
     save_tiny_model(models / "teacher", seed=2)
     with pytest.raises(UserError, match=r"algorithm\.teacher\.model"):
         trained(config, resume=True, from_step=1)
+
+
+def test_a_teacher_that_cannot_be_asked_costs_no_earlier_run(models: Path, tmp_path: Path) -> None:
+    trained(config_of(models, tmp_path / "run", {"sees": "sibling"}))
+    kept = {file: file.read_bytes() for file in (tmp_path / "run" / "model").iterdir()}
+    config = config_of(models, tmp_path / "run", {"sees": "answer", "answer_column": "solution"})
+    with pytest.raises(UserError, match=r"answer_column = solution: .* has no such column"):
+        trained(replace(config, run=replace(config.run, overwrite=True)))
+    assert {file: file.read_bytes() for file in kept} == kept
+    assert (tmp_path / "run" / "summary.json").is_file()
+
+
+def test_a_model_beside_the_policy_reads_as_far_as_completions_go(models: Path, tmp_path: Path) -> None:
+    short = tmp_path / "short"
+    shutil.copytree(models / "teacher", short)
+    content = json.loads((short / "config.json").read_text())
+    config = config_of(models, tmp_path / "run", {"model": str(short)})
+    # A prompt of 4 tokens, and 8 of the completion.
+    for positions in (12, 11):
+        (short / "config.json").write_text(json.dumps(content | {"max_position_embeddings": positions}))
+        if positions == 12:
+            assert len(trained(config)) == 3
+            continue
+        says = r": the model reads 11 tokens, and the longest prompt with its completion has up to 12"
+        overwrite = replace(config, run=replace(config.run, overwrite=True))
+        with pytest.raises(UserError, match=rf"^algorithm\.teacher\.model{says}"):
+            trained(overwrite)
+        critic = {"name": "ppo", "critic": {"trunk": "own", "path": str(short)}}
+        with pytest.raises(UserError, match=rf"^algorithm\.critic\.path{says}"):
+            trained(replace(overwrite, algorithm=critic))
+        with_kl = replace(overwrite, algorithm={"name": "grpo", "kl": {"coefficient": 0.1}})
+        with pytest.raises(UserError, match=rf"^reference\.path{says}"):
+            trained(replace(with_kl, reference=replace(with_kl.reference, path=str(short))))
+
+
+def test_what_a_teacher_shows_is_learned_where_no_reward_tells_anything(models: Path, tmp_path: Path) -> None:
+    config = config_of(models, tmp_path / "run", {"model": str(models / "teacher")})
+    config = replace(config, grading=replace(config.grading, max_same_reward_steps=2))
+    run = posttrain.train(config, rows=ROWS, rewards=[never])
+    assert [line["reward"] for line in metrics_of(run.folder)[1:]] == [0.0] * 3
+    assert not (run.folder / "alarms.jsonl").read_text()
+
+
+def never(completions: list[str]) -> list[float]:
+    return [0.0] * len(completions)

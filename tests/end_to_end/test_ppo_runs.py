@@ -1,6 +1,7 @@
 """A whole run of PPO: groups of one, stopped and resumed to the same bits, what it leaves, and begun from that."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +66,17 @@ def test_a_run_that_is_stopped_and_resumed_is_the_one_that_never_stopped(model: 
     # The policy moves from step 2 on; step 3 sees how far it went, and step 4 has the coefficient that follows.
     assert [line["kl_coefficient"] == 0.05 for line in lines] == [True, True, True, False]
     assert "value_head.safetensors" not in {file.name for file in (whole / "model").iterdir()}
+
+
+def test_a_run_may_begin_again_at_its_first_checkpoint(model: Path, tmp_path: Path) -> None:
+    """Where the critic does not learn alone and no KL is in the reward nothing has been remembered before step 1."""
+    made = config(model, tmp_path / "run")
+    made = replace(made, algorithm={"name": "ppo", "critic": {"fit_steps": 0}}, run=replace(made.run, num_steps=2))
+    made = replace(made, checkpoint=replace(made.checkpoint, keep_last=2))
+    posttrain.train(made, rows=ROWS, rewards=[dice])
+    whole = metrics_of(tmp_path / "run")
+    posttrain.train(made, rows=ROWS, rewards=[dice], resume=True, from_step=0)
+    assert metrics_of(tmp_path / "run") == whole
 
 
 def test_a_run_that_is_killed_goes_on_to_the_same_bits_with_a_trunk_of_the_critics_own(tmp_path: Path) -> None:

@@ -30,6 +30,8 @@ LEAST_RISE = 0.25
 """In deviations of the reward within a group, so that the scale of a reward does not matter."""
 EXCERPT = 600
 EXPLAINED = "value/explained_variance"
+TEACHER = "kl_teacher"
+"""Of runs that learn from a teacher, whatever their rewards are."""
 LITTLE_EXPLAINED = 0.01
 """Of the variance of returns: a critic of no use."""
 
@@ -139,6 +141,8 @@ def no_signal(history: Sequence[Line]) -> Alarm | None:
     idle = known(history[-WINDOW:], "frac_zero_advantage")
     if len(silent) < WINDOW or fmean(silent) < SILENT_GROUPS or (idle and fmean(idle) < SILENT_GROUPS):
         return None
+    if TEACHER in history[-1]:
+        return None
     reward = history[-1].get("reward")
     told = "not scored" if reward is None else f"{reward:.3f} on average"
     says = f"in {WINDOW} steps {fmean(silent):.0%} of the groups had rewards that do not differ; they are {told}"
@@ -177,7 +181,7 @@ def unscored(history: Sequence[Line]) -> Alarm | None:
 
 def same_reward(history: Sequence[Line]) -> Alarm | None:
     """Since the start of the run all reward functions have given one and the same score to whatever they scored."""
-    if history[-1].get("frac_reward_zero_std") != 1:
+    if history[-1].get("frac_reward_zero_std") != 1 or TEACHER in history[-1]:
         return None
     lines = [line for line in history if line.get("reward") is not None]
     names = {name for line in lines for name in line if name.startswith("rewards/")}

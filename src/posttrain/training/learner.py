@@ -368,7 +368,7 @@ class Learner:
 
     def state(self) -> dict[str, object]:
         """What else the next step reads, as plain data."""
-        return self.actor_critic_state.as_json()
+        return actor_critic_state.as_json(self.actor_critic_state, self.algorithm)
 
     def go_on_with_optimizer(self, run: str) -> None:
         """Take over the optimiser of another run as its last checkpoint has it: moments and counters, no options."""

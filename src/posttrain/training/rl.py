@@ -174,9 +174,11 @@ def train_session(session: Session, inputs: RunInputs, how: Beginning) -> RunSte
             if config.update.optimizer_from:  # of a run that is resumed a checkpoint has it, from step 0 on
                 session.learner.go_on_with_optimizer(config.update.optimizer_from)
             # Before anything is measured or an earlier run is given up: a mistake in a reward shows now.
-            first = session.collector.collect(1, folder.journal_scores, harness.clock)
+            collected = session.collector.collect(1, folder.journal_scores, harness.clock)
             notes += warm_start(session.learner, harness.clock)
-        harness.start([*report.plan_lines(session, first, harness.clock.seconds), *notes])
+            first = session.learner.credit(collected, harness.clock)  # nor in what else it is compared with
+        planned = report.plan_lines(session, None if first is None else first.collected, harness.clock.seconds)
+        harness.start([*planned, *notes])
         if not state.before:
             measure_before(session, harness)
             if not how.resume:  # only now: nor does a mistake in the evaluation cost an earlier run
@@ -194,13 +196,13 @@ def train_session(session: Session, inputs: RunInputs, how: Beginning) -> RunSte
         return end_early(session, harness) if harness.interruption else conclude(session, harness, state)
 
 
-def take_steps(session: Session, harness: Harness, first: CollectedStep | None) -> Iterator[StepReport]:
-    """Take the steps that are left; `first` is what the first of them has collected already."""
+def take_steps(session: Session, harness: Harness, first: CreditedStep | None) -> Iterator[StepReport]:
+    """Take the steps that are left; `first` is what the first of them has collected and credited already."""
     collector, learner = session.collector, session.learner
     journal, state = harness.folder.journal_scores, session.trained.run
     for step in harness.steps():
-        collected = first or collector.collect(step, journal, harness.clock)  # prompts, rollouts, grades
-        credited = learner.credit(collected, harness.clock)  # reference log-probs, advantages
+        collected = first.collected if first else collector.collect(step, journal, harness.clock)  # rollouts, grades
+        credited = first or learner.credit(collected, harness.clock)  # reference log-probs, advantages
         learner.remember(credited)  # what outlives the step: an adaptive coefficient, whether the critic is ready
         batches = learner.batches(credited, harness.clock)  # token weights, fixed on each whole update
         updates = learner.learn(batches, step, harness.clock)  # losses, updates

@@ -35,6 +35,7 @@ from posttrain.training.caller.caller_objects import NOTHING_BROUGHT, CallerObje
 from posttrain.training.collector import Collector, CollectorSettings
 from posttrain.training.evaluation import Questions
 from posttrain.training.learner import Learner, LearnerSettings
+from posttrain.training.reference import UncopiedPolicy
 from posttrain.training.state import TrainedByReward
 
 
@@ -279,3 +280,26 @@ def require_room(session: Session) -> None:
         require_room_for(prompt, session.engine)
     session.longest_prompt_tokens = max(len(prompt.tokens) for prompt in prompts)
     session.config.require_room(session.longest_prompt_tokens)
+    require_context_of_others(session)
+
+
+def require_context_of_others(session: Session) -> None:
+    """Refuse a reference, a teacher or a critic that cannot read to the end of the longest completion."""
+    config, learner = session.config, session.learner
+    longest = session.longest_prompt_tokens + config.rollout.max_completion_tokens
+    longest = min(longest, session.policy.max_positions)  # where completions end at the latest
+    others = {
+        "reference.path": learner.reference,
+        "algorithm.teacher.model": learner.teacher,
+        "algorithm.critic.path": None if learner.critic is None else UncopiedPolicy(learner.critic.trunk),
+    }
+    for option, other in others.items():
+        if other is None:
+            continue
+        with other.entered() as policy:
+            if policy.max_positions < longest:
+                raise UserError(
+                    f"{option}: the model reads {policy.max_positions} tokens, and the longest prompt with its"
+                    f" completion has up to {longest}.  Give one with a longer context, or lower"
+                    " rollout.max_completion_tokens."
+                )

@@ -39,13 +39,19 @@ class ActorCriticState:
     fit_steps: int = 0
     """Steps in which the critic learned alone."""
 
-    def as_json(self) -> dict[str, object]:
-        """As state.json keeps it: of algorithms that remember nothing, nothing."""
-        return {} if self == NO_STATE else {STATE: asdict(self)}
-
 
 NO_STATE = ActorCriticState()
 """Of algorithms that have neither a critic nor a KL or a scale of rewards."""
+
+
+def remembers(algorithm: Algorithm) -> bool:
+    """Whether steps change what is remembered, so that no checkpoint may lack it."""
+    return algorithm.critic is not None or algorithm.adaptive_kl is not None or algorithm.reward_scaling is not None
+
+
+def as_json(state: ActorCriticState, algorithm: Algorithm) -> dict[str, object]:
+    """As state.json keeps it: of algorithms that remember nothing, nothing."""
+    return {STATE: asdict(state)} if remembers(algorithm) else {}
 
 
 def at_first(algorithm: Algorithm, *, begun: bool) -> ActorCriticState:
@@ -71,7 +77,7 @@ def restored(saved: Mapping[str, object], at_first: ActorCriticState, algorithm:
     said = saved.get(STATE)
     if isinstance(said, Mapping):
         return from_json(said)
-    if algorithm.critic is None and algorithm.adaptive_kl is None and algorithm.reward_scaling is None:
+    if not remembers(algorithm):
         return at_first
     raise RunError(
         f"the checkpoint does not say what {algorithm.name} remembered of earlier steps: an earlier version made it."
