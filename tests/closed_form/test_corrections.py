@@ -118,6 +118,8 @@ def test_of_ppo_it_is_the_policys_term_that_is_corrected_and_not_that_of_the_val
         ({"mask_low": 1.5}, r"mask_low = 1\.5: the least ratio, and 1 must pass"),
         ({"mask_low": -0.1}, r"mask_low = -0\.1"),
         ({"mask_high": 0.9}, r"mask_high = 0\.9: the largest ratio, and 1 must pass"),
+        ({"level": None, "mask_high": 2.0, "truncate": 5.0}, r"truncate = 5\.0 with level = null: nothing is weighed"),
+        ({"mask_level": "sequence_product"}, r"mask_level = sequence_product without mask_low or mask_high"),
         ({"level": None}, r"level = null weighs nothing.*write `correction: null`"),
     ],
     ids=str,

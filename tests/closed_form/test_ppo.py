@@ -74,6 +74,14 @@ def test_the_one_step_rule_is_also_the_values_target() -> None:
     assert half.advantages.tolist() == pytest.approx([-0.375, 0.25, 1.0])
 
 
+def test_the_future_is_discounted_in_advantages_and_targets() -> None:
+    """γ = ½: δ = (-.375, .25, 1); A sums δ times (γλ)^k with λ = ½, R = V + A with λ = ¼."""
+    gae = {"gamma": 0.5, "lambda_policy": 0.5, "lambda_value": 0.25}
+    found = credit_of({**RAW, "gae": gae}, evidence([[2.0]], [0.5, 0.25, 1.0], [[3]]))
+    assert found.advantages.tolist() == pytest.approx([-0.375 + 0.25 / 4 + 1 / 16, 0.25 + 1 / 4, 1.0])
+    assert found.returns.tolist() == pytest.approx([0.5 - 0.375 + 0.25 / 8 + 1 / 64, 0.25 + 0.25 + 1 / 8, 2.0])
+
+
 def test_a_cut_off_end_is_an_end_unless_it_is_bootstrapped() -> None:
     cut = {"truncated": torch.tensor([[True, False]]), "final_values": column([4.0, 0.0]).view(1, 2)}
     given = evidence([[1.0, 1.0]], [0.0, 0.0], [[1, 1]], **cut)

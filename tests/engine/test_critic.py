@@ -196,6 +196,19 @@ def test_a_trunk_of_its_own_learns_and_leaves_the_output_layer_alone() -> None:
     assert relative_distance(weights(stages.policy), policy) > 1e-4
 
 
+def test_a_trunk_of_its_own_learns_however_the_options_came_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`auto` copies a large policy; what `through_trunk` says is about a trunk that is shared."""
+    monkeypatch.setattr("posttrain.options.critic.LARGE", 1)
+    stages = stages_with(ppo("auto", critic={"fit_steps": 0, "through_trunk": False}), critic_reward)
+    critic = stages.learner.critic
+    assert critic is not None
+    assert critic.own_trunk is not None
+    filled(critic.head)
+    before = weights(critic.own_trunk)
+    stages.learn(stages.credited())
+    assert not torch.equal(weights(critic.own_trunk), before)
+
+
 def test_a_copy_of_an_adapted_policy_shares_what_is_frozen() -> None:
     policy = adapted_policy()
     critic = Critic(policy, CriticOptions(trunk="own"), seed=0)

@@ -8,14 +8,17 @@ import torch
 
 from posttrain.algorithms.table import build_algorithm
 from posttrain.errors import UserError
+from posttrain.rewards.grading.answers import ProcessReward
 from posttrain.runs.clock import Clock
 from posttrain.runs.rollout_file import parquet_bytes
+from posttrain.runs.stored_rollouts import read_rollouts
 from posttrain.training.actor_critic.warm_start import require_earlier_rollouts, require_known_tokens, warm_start
 from posttrain.training.collector import CollectedStep
 from tests.support.stages import Stages, stages_with
 from tests.support.tiny import weights
 
 RAW = {"name": "ppo", "whitening": "none", "largest_epoch_kl": None}
+SCALED = {**RAW, "reward_scaling": {}}
 
 
 def stages(folder: Path | str, trunk: str = "shared") -> Stages:
@@ -60,6 +63,38 @@ def test_what_is_told_is_how_the_last_step_looked_before_it_was_learned_from(tmp
     alike = replace(step, grades=replace(step.grades, rewards=torch.ones_like(step.grades.rewards)))
     keep(tmp_path, [step, alike])
     assert warm_start(stages(tmp_path).learner, Clock())[0].endswith("before it: unknown.")
+
+
+def both_ways(completion_ids: list[list[int]], **columns: object) -> list[ProcessReward]:
+    """Ten times what the tokens are worth, at each token, and 1 in the end."""
+    return [ProcessReward(1.0, token_rewards=[10.0 * (token % 2) for token in tokens]) for tokens in completion_ids]
+
+
+def test_what_tokens_earned_is_part_of_the_returns_as_in_the_step_that_wrote_it(tmp_path: Path) -> None:
+    step = stages_with(RAW, both_ways).collected()
+    learner = stages("").learner
+    credited = learner.credit(step, Clock())
+    nothing = torch.zeros_like(step.grades.rewards)
+    assert credited.process_rewards is not None
+    columns = {"process_rewards": credited.process_rewards}
+    file = tmp_path / "step-000001.parquet"
+    file.write_bytes(parquet_bytes(1, step.groups, step.grades, nothing, token_columns=columns))
+    groups, grades = read_rollouts(file)
+    again = learner.credit(replace(step, groups=groups, grades=grades), Clock())
+    assert credited.groups.columns.returns is not None
+    assert again.groups.columns.returns is not None
+    assert credited.groups.columns.returns.max() > 10
+    torch.testing.assert_close(again.groups.columns.returns, credited.groups.columns.returns, rtol=0, atol=0)
+    file.write_bytes(parquet_bytes(1, step.groups, step.grades, nothing))
+    with pytest.raises(UserError, match="its rewards marked tokens, and it has no column `process_rewards`"):
+        read_rollouts(file)
+
+
+def test_rewards_that_were_seen_are_part_of_what_rewards_are_divided_by(tmp_path: Path) -> None:
+    keep(tmp_path, [stages_with(SCALED).collected(step) for step in (1, 2)])
+    new = stages_with({**SCALED, "critic": {"warm_start": str(tmp_path)}})
+    warm_start(new.learner, Clock())
+    assert new.learner.actor_critic_state.rewards.count == 40
 
 
 def test_without_a_folder_nothing_is_done() -> None:

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from posttrain.algorithms.other_policies.correction import Correction, correction_weights
+from posttrain.algorithms.other_policies.correction import MASK_LEVEL, Correction, correction_weights
 from posttrain.algorithms.table import build_algorithm
 from tests.support.enumerated import COMPLETIONS, Tree
 from tests.support.tiny import BY_REWARD, advantage, token_loss
@@ -20,7 +20,12 @@ CORRECTIONS = st.builds(
     mask_low=st.none() | st.floats(0, 1),
     mask_high=st.none() | st.floats(1, 5),
     mask_level=LEVELS,
-)
+).map(lambda options: options if masks(options) else {**options, "mask_level": MASK_LEVEL})
+"""Without a bound there is nothing that a level could be of."""
+
+
+def masks(options: dict[str, object]) -> bool:
+    return options["mask_low"] is not None or options["mask_high"] is not None
 
 
 def some_tokens(seed: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:

@@ -18,10 +18,12 @@ from posttrain.algorithms.terms import Need, TokenView
 from posttrain.batch import Batch, CreditedGroups, TokenColumns, collate, sampled_columns
 from posttrain.models.policy import Policy
 from posttrain.records import Group
+from posttrain.runs.clock import Clock
 from posttrain.training.distillation.teacher import Teacher
 from posttrain.training.reference import FrozenCopy, UncopiedPolicy
 from posttrain.training.update import Objective, group_logprobs
 from tests.support.enumerated import COMPLETIONS, Tree
+from tests.support.stages import stages_with
 from tests.support.tiny import (
     gradient_of_update,
     plain_logprobs,
@@ -268,3 +270,17 @@ def test_the_sampled_signal_is_the_full_one_on_average_over_the_vocabulary() -> 
     by_sample, by_all = (torch.autograd.grad(loss, parameters, retain_graph=True) for loss in (sampled, full))
     for one, other in zip(by_sample, by_all, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-12)
+
+
+def test_the_gap_to_a_teacher_is_that_of_the_policy_of_now_where_samples_are_older() -> None:
+    """The teacher is the policy itself and sees the same prompt: nothing is to be learned, whoever sampled."""
+    config = {"name": "distill", "signal": "sampled", "correction": {}}
+    stages = stages_with(config, lambda completions, **columns: [0.0] * len(completions))  # no sibling is right
+    collected = stages.collected()
+    with torch.no_grad():
+        for parameter in stages.policy.model.parameters():
+            parameter.mul_(1.05)
+    columns = stages.learner.credit(collected, Clock()).groups.columns
+    assert columns.proximal_logprobs is not None
+    assert (columns.proximal_logprobs - columns.behaviour_logprobs).abs().max() > 0.01
+    assert columns.advantages.abs().max() < 1e-6

@@ -45,6 +45,8 @@ class StepReport:
     """Of each completion, the mean over its tokens where an algorithm tells them apart."""
     token_rewards: Float64[Tensor, " token"] | None = None
     """What single tokens of those groups earned beside their completion, one completion after the other."""
+    process_rewards: Float64[Tensor, " token"] | None = None
+    """What reward functions marked of that; NaN where no step ends."""
     token_advantages: Float64[Tensor, " token"] | None = None
     """What each of those tokens was credited with."""
     token_values: Float64[Tensor, " token"] | None = None
@@ -56,6 +58,7 @@ class StepReport:
         """What is known of single tokens of the groups trained on, under the names of the rollout file."""
         columns = {
             "token_rewards": self.token_rewards,
+            "process_rewards": self.process_rewards,
             "token_advantages": self.token_advantages,
             "token_values": self.token_values,
         }

@@ -1,13 +1,14 @@
 """The rollouts of a step, read back from the file that a run has kept: `rollout_file` writes it."""
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from posttrain.errors import UserError
-from posttrain.records import Finish, Grades, Group, Prompt, Rollout
+from posttrain.records import Finish, Grades, Group, Marks, Prompt, Rollout
 
 NEEDED = (
     "draw",
@@ -21,6 +22,7 @@ NEEDED = (
     "completion",
     "reward",
 )
+PROCESS = "process_rewards"
 
 
 def stored_steps(folder: str, option: str) -> list[Path]:
@@ -32,9 +34,10 @@ def stored_steps(folder: str, option: str) -> list[Path]:
 
 
 def read_rollouts(file: Path) -> tuple[list[Group], Grades]:
-    """The groups of a step, those that dynamic sampling set aside too, and their rewards under the name `stored`.
+    """The groups of a step and what they earned, under the name `stored`: rewards, and process rewards as marks.
 
-    Prompts come back without their columns.  Raises UserError where the file is no such file.
+    Groups that dynamic sampling set aside are among them, unless there are process rewards, which they lack.  Prompts
+    come back without their columns.  Raises UserError where the file is no such file.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -46,10 +49,11 @@ def read_rollouts(file: Path) -> tuple[list[Group], Grades]:
     lacking = [name for name in NEEDED if name not in table.column_names]
     if lacking:
         raise UserError(f"{file}: has no column `{lacking[0]}`, so it is not the rollouts of a step of a run.")
-    rows = table.select(NEEDED).to_pylist()
+    marked = require_told_marks(file, table.column_names)
     by_draw: dict[int, list[dict[str, Any]]] = {}
-    for row in rows:
-        by_draw.setdefault(row["draw"], []).append(row)
+    for row in table.select([*NEEDED, *([PROCESS] if marked else [])]).to_pylist():
+        if not marked or row[PROCESS] is not None:
+            by_draw.setdefault(row["draw"], []).append(row)
     groups = [group_of(draw, of_draw) for draw, of_draw in by_draw.items()]
     nan = float("nan")
     rewards = torch.tensor(
@@ -57,7 +61,24 @@ def read_rollouts(file: Path) -> tuple[list[Group], Grades]:
         dtype=torch.float64,
     )
     ones = torch.ones(1, dtype=torch.float64)
-    return groups, Grades(names=("stored",), scores=rewards[None], weights=ones, rewards=rewards)
+    marks = {"stored": tuple(tuple(map(marks_of, rows)) for rows in by_draw.values())} if marked else {}
+    return groups, Grades(names=("stored",), scores=rewards[None], weights=ones, rewards=rewards, marks=marks)
+
+
+def require_told_marks(file: Path, columns: Sequence[str]) -> bool:
+    """Whether tokens earned something by themselves.  Raises UserError where that is known, and not what."""
+    told = PROCESS in columns
+    if not told and any(name.startswith("marks/") for name in columns):
+        raise UserError(
+            f"{file}: its rewards marked tokens, and it has no column `{PROCESS}` with what they earned: an earlier"
+            " version wrote it.  Give rollouts of this version."
+        )
+    return told
+
+
+def marks_of(row: Mapping[str, Any]) -> Marks:
+    """What the tokens of a completion earned, each with the weight of its function."""
+    return Marks(tokens=tuple(None if math.isnan(value) else value for value in row[PROCESS]))
 
 
 def group_of(draw: int, rows: Sequence[dict[str, Any]]) -> Group:

@@ -84,6 +84,8 @@ class CreditedStep:
     """What else is known of the step's credit: values, returns, what the rewards went through."""
     token_rewards: Float64[Tensor, " token"] | None = None
     """What single tokens earn beside their completion: process rewards and KL penalties; None where there are none."""
+    process_rewards: Float64[Tensor, " token"] | None = None
+    """The former alone; NaN where no step ends."""
     next_state: actor_critic_state.ActorCriticState = actor_critic_state.NO_STATE
     """What the run remembers once this step is learned from."""
 
@@ -190,6 +192,7 @@ class Learner:
             advantages=mean_of_rollouts(credit.advantages, lengths),
             metrics=metrics,
             token_rewards=token_rewards,
+            process_rewards=step_rewards,
             next_state=state,
         )
 

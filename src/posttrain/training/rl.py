@@ -254,6 +254,7 @@ def step_report(
         grades=collected.grades,
         advantages=credited.advantages,
         token_rewards=credited.token_rewards,
+        process_rewards=credited.process_rewards,
         token_advantages=credited.groups.columns.advantages,
         token_values=credited.groups.columns.values,
         replaced=collected.replaced,

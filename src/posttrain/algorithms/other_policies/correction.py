@@ -18,6 +18,9 @@ from posttrain.algorithms.losses import RatioLevel, log_ratio
 from posttrain.algorithms.terms import LossTerm, Need, TokenView
 from posttrain.errors import UserError
 
+TRUNCATE = 2.0
+MASK_LEVEL: RatioLevel = "sequence_mean"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Correction:
@@ -26,13 +29,13 @@ class Correction:
     level: RatioLevel | None = "token"
     """What weighs a token's loss: π_prox/μ of the token (token), or of its completion, the geometric mean over tokens
     (sequence_mean) or the product (sequence_product).  Null weighs nothing, so that only the mask acts."""
-    truncate: float | None = 2.0
+    truncate: float | None = TRUNCATE
     """Largest weight, C: min(π_prox/μ, C).  Null leaves weights as they are, unbiased and of any size."""
     mask_low: float | None = None
     """Least π_prox/μ, at `mask_level`, of what is trained on; null is no such bound."""
     mask_high: float | None = None
     """Largest; null is no such bound."""
-    mask_level: RatioLevel = "sequence_mean"
+    mask_level: RatioLevel = MASK_LEVEL
     """token leaves single tokens out, the others whole completions."""
 
     def __post_init__(self) -> None:
@@ -50,6 +53,13 @@ class Correction:
             raise UserError(
                 "level = null weighs nothing, and without mask_low or mask_high nothing is masked: write"
                 " `correction: null`, or give one of them."
+            )
+        if self.level is None and self.truncate not in (TRUNCATE, None):
+            raise UserError(f"truncate = {self.truncate} with level = null: nothing is weighed.  Leave truncate out.")
+        if self.mask_level != MASK_LEVEL and low is None and high is None:
+            raise UserError(
+                f"mask_level = {self.mask_level} without mask_low or mask_high: nothing is masked.  Give a bound, or"
+                " leave mask_level out."
             )
 
 

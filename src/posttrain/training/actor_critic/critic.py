@@ -70,7 +70,8 @@ class Critic:
 
     def values(self, hidden: Float[Tensor, "token hidden"]) -> Float[Tensor, " token"]:
         """What is expected at each hidden state of the trunk, with the gradient that the options allow."""
-        return cast(Tensor, self.head(hidden if self.options.through_trunk else hidden.detach()))
+        whole = self.options.through_trunk or self.own_trunk is not None  # which nothing else trains
+        return cast(Tensor, self.head(hidden if whole else hidden.detach()))
 
     def values_of(self, micro: Batch) -> Float[Tensor, " token"]:
         """The same of a micro-batch's tokens, through the critic's own trunk."""
