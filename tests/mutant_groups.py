@@ -42,7 +42,9 @@ GROUPS = [
     Group(
         files=[
             "models/classifiers/*.py",
-            *(f"training/{name}/*.py" for name in ("pairs", "reward_model", "dpo")),
+            "training/pairs/*.py",
+            *(f"training/reward_model/{name}.py" for name in ("calibration", "pair_scores")),
+            *(f"training/dpo/{name}.py" for name in ("pair_reference", "pair_update", "sampled_pairs")),
         ],
         suites=["closed_form", "laws", "engine", "reference", "attacks"],
         modules=[
@@ -53,8 +55,14 @@ GROUPS = [
     ),
     Group(
         files=[
-            *(f"training/{name}/*.py" for name in ("behaviours", "comparison", "phases", "variance")),
-            *(f"training/collection/{name}.py" for name in ("agreement", "ballot", "pair_choice", "verdicts")),
+            "training/variance/*.py",
+            *(
+                f"training/behaviours/{name}.py"
+                for name in ("behaviour_reader", "behaviour_table", "bounded_patterns", "search_signs")
+            ),
+            *(f"training/comparison/{name}.py" for name in ("cells", "statistics")),
+            *(f"training/phases/{name}.py" for name in ("phase_list", "phase_report")),
+            *(f"training/collection/{name}.py" for name in ("agreement", "pair_choice", "verdicts")),
         ],
         suites=["closed_form", "laws"],
         modules=[

@@ -31,6 +31,7 @@ def test_full_agreement_is_one_and_full_disagreement_of_two_verdicts_is_minus_on
 def test_kappa_is_undefined_where_chance_explains_all_and_where_nothing_is_common() -> None:
     same = agreement(["tie", "tie"], ["tie", "tie"])
     assert (same.raw, same.kappa) == (1.0, None)
-    assert agreement([], []).raw is None
+    nothing = agreement([], [])
+    assert (nothing.num_common, nothing.raw, nothing.kappa) == (0, None, None)
     # One always says first and the other always second: p_e = 0, so chance explains nothing, and κ = 0.
     assert agreement(["first"] * 3, ["second"] * 3).kappa == pytest.approx(0.0)

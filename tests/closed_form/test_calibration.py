@@ -44,6 +44,20 @@ def test_accuracy_counts_a_tie_as_half_and_the_loss_is_that_of_the_probabilities
     assert found.mean_reward == pytest.approx(0)
 
 
+def test_the_mean_and_deviation_are_those_of_all_scores() -> None:
+    pairs = [Preference(prompt=Prompt(id="p", text="", tokens=(1,)), chosen=(1,), rejected=(2,), where="rows:1")] * 2
+    scores = PairScores(torch.tensor([3.0, 1.0]).double(), torch.tensor([1.0, -1.0]).double())
+    found = held_out_pairs(scores, pairs, 10)
+    assert (found.mean_reward, found.reward_std) == (1.0, pytest.approx(math.sqrt(2)))
+    assert scores.metrics() == {
+        "accuracy": 1.0,
+        "margin": 2.0,
+        "mean_reward": 1.0,
+        "min_reward": -1.0,
+        "max_reward": 3.0,
+    }
+
+
 def test_a_model_that_says_three_quarters_and_is_right_three_times_of_four_is_calibrated() -> None:
     found = measured([math.log(3)] * 3 + [-math.log(3)])
     assert found.calibration_error == pytest.approx(0, abs=1e-12)
@@ -88,4 +102,9 @@ def test_what_is_written_is_plain_numbers() -> None:
     assert all(type(value) is float for value in found.metrics().values())
     summary = found.summary()
     assert summary["num_pairs"] == 3
+    for name in ("loss", "accuracy", "margin", "calibration_error"):
+        value, interval = getattr(found, name), getattr(found, f"{name}_interval")
+        assert (summary[name], summary[f"{name}_interval"]) == (value, [*interval])
+        told = [found.metrics()[f"eval/{name}{end}"] for end in ("", "_low", "_high")]
+        assert told == [value, *interval]
     assert not any(isinstance(value, np.generic) for each in found.bins for value in each.as_json().values())

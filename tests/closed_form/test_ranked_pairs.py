@@ -36,7 +36,7 @@ GROUPS = [
     written_group([9], [[3, 5], [4, 5], [8, 5]], name="b", draw=1),
     written_group([2], [[6, 5], [6, 5], [7, 5]], name="c", draw=2),
 ]
-REWARDS = torch.tensor([[0.5, 1.0, 0.0], [1.0, 1.0, 1.0], [1.0, 0.0, NAN]], dtype=torch.float64)
+REWARDS = torch.tensor([[0.5, 1.0, 0.25], [1.0, 1.0, 1.0], [1.0, 0.0, NAN]], dtype=torch.float64)
 GRADES = Grades(names=("r",), scores=REWARDS[None], weights=torch.ones(1, dtype=torch.float64), rewards=REWARDS)
 
 
@@ -44,7 +44,7 @@ def test_ties_and_equal_answers_make_no_pair_and_are_counted() -> None:
     """Group b earned the same throughout; the judge told apart two completions of group c that are one text."""
     made = sampled_round(3, GROUPS, GRADES, 2)
     (pair,) = made.pairs
-    assert (pair.prompt.tokens, pair.chosen, pair.rejected, pair.margin) == ((1, 2), (4, 4, 5), (7, 5), 1.0)
+    assert (pair.prompt.tokens, pair.chosen, pair.rejected, pair.margin) == ((1, 2), (4, 4, 5), (7, 5), 0.75)
     assert pair.where == "round 3, prompt a, samples 1 and 2"
     assert made.num_tied == 2
     torch.testing.assert_close(
@@ -52,13 +52,13 @@ def test_ties_and_equal_answers_make_no_pair_and_are_counted() -> None:
     )
     metrics = made.metrics()
     told = {name: metrics[name] for name in ("round", "pairs/num", "pairs/frac_tied", "pairs/reward_gap", "reward")}
-    # (.5 + 1 + 0 + 1 + 1 + 1 + 1 + 0) / 8
+    # (.5 + 1 + .25 + 1 + 1 + 1 + 1 + 0) / 8
     assert told == {
         "round": 3,
         "pairs/num": 1,
         "pairs/frac_tied": pytest.approx(2 / 3),
-        "pairs/reward_gap": 1.0,
-        "reward": pytest.approx(5.5 / 8),
+        "pairs/reward_gap": 0.75,
+        "reward": pytest.approx(5.75 / 8),
     }
 
 

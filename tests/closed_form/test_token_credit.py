@@ -107,6 +107,9 @@ def test_a_penalty_beside_the_steps_counts_into_the_completions_reward() -> None
     # 1/2 and 1 are -1 and 1 after normalising; the steps are as before.
     actual = advantages({"name": "grpo", "credit": "steps"}, given)
     assert actual == [[-1.0, -2.0, -2.0, -1.0], [1.0, 1.0, 0.0]]
+    # Without, ∓1/4 beside the steps' ±1/2: what steps earned is no part of it.
+    actual = advantages({"name": "grpo", "credit": "steps", "deviation": "none"}, given)
+    assert actual == [[-0.25, -0.75, -0.75, -0.25], [0.25, 0.25, -0.25]]
 
 
 def test_a_penalty_that_every_token_bears_counts_into_the_completions_reward() -> None:
@@ -122,8 +125,8 @@ def test_without_steps_a_penalty_is_all_that_tokens_earned() -> None:
 
 
 def test_the_deviation_of_returns_holds_where_every_completion_is_average_somewhere() -> None:
-    # G = (3, 1), (0, 1) and (0, 1): centred (2, 0), (-1, 0), (-1, 0), whose mean squares 2, 1/2 and 1/2 are 3 in sum.
-    given = evidence([[0.0, 0.0, 0.0]], [[2.0, 1.0], [-1.0, 1.0], [-1.0, 1.0]])
+    # G = (6, 1), (0, 1) and (0, 1): centred (4, 0), (-2, 0), (-2, 0), mean squares 8, 2 and 2, σ² = 12 / 3.
+    given = evidence([[0.0, 0.0, 0.0]], [[5.0, 1.0], [-1.0, 1.0], [-1.0, 1.0]])
     actual = advantages({"name": "grpo", "credit": "reward_to_go"}, given)
     assert actual == [pytest.approx([2, 0]), pytest.approx([-1, 0]), pytest.approx([-1, 0])]
 

@@ -50,6 +50,8 @@ def test_the_critic_comes_to_expect_what_was_earned_and_the_policy_stays(trunk: 
     assert "learned from 40 earlier rollouts; explained variance of the last step's before it: " in told
     assert "unknown" not in told
     assert torch.equal(weights(new.policy), before)
+    assert new.learner.critic is not None
+    assert new.learner.critic.head.output.weight.abs().max() > 0
     state = new.learner.actor_critic_state
     assert (state.begun, state.fitted) == (True, False)
     assert value_loss(new, steps[1]) < untaught

@@ -122,3 +122,10 @@ def test_the_scaled_rewards_are_what_credit_is_made_of() -> None:
     assert credited.metrics["reward_scaled"] == pytest.approx(0, abs=1e-12)
     assert credited.metrics["value/mean"] == pytest.approx(0, abs=1e-6), "a new critic expects the mean of these"
     assert rewards.mean() > 1
+
+
+def test_what_is_told_of_scaled_rewards_is_their_mean() -> None:
+    stages = stages_with({"name": "ppo", "reward_scaling": {"centre": False, "clip": None}, "whitening": "none"})
+    credited = stages.credited()
+    rewards = credited.collected.grades.rewards
+    assert credited.metrics["reward_scaled"] == pytest.approx((rewards.mean() / rewards.std(correction=0)).item())

@@ -17,7 +17,13 @@ from posttrain.records import Finish, Grades, Group, Rollout
 from posttrain.runs.clock import Clock
 from posttrain.training.collector import CollectedStep
 from posttrain.training.learner import Learner, LearnerSettings
-from posttrain.training.variance.gradient_noise import gradient_noise, gram, policy_gradient, relative_variance
+from posttrain.training.variance.gradient_noise import (
+    GradientNoise,
+    gradient_noise,
+    gram,
+    policy_gradient,
+    relative_variance,
+)
 from tests.support.stages import stages_with
 from tests.support.tiny import VOCAB, flat_gradient, next_logprobs, plain_logprobs, some_prompts, tiny_policy
 
@@ -146,6 +152,14 @@ def test_the_error_of_a_ratio_is_the_jackknifes() -> None:
     assert relative_variance(products).error_factor == pytest.approx(math.exp(error))
     # All three: E g² ≈ (2 + 4 + 8)/3 = 14/3 and tr ≈ 21/3 - 14/3 = 7/3.
     assert relative_variance(products).value == pytest.approx(1 / 2)
+
+
+def test_signal_to_noise_is_the_root_of_what_is_left() -> None:
+    for variance, expected in ((4.0, 0.5), (0.25, 2.0), (0.0, math.inf)):
+        found = GradientNoise(num_estimates=2, squared_mean=1.0, total_variance=variance)
+        assert found.signal_to_noise == expected
+    nothing = GradientNoise(num_estimates=2, squared_mean=0.0, total_variance=1.0)
+    assert (nothing.relative_variance, nothing.signal_to_noise) == (math.inf, 0.0)
 
 
 def test_where_no_signal_is_found_noise_is_infinite() -> None:

@@ -65,6 +65,16 @@ def test_the_share_from_counted_successes_is_without_bias_where_that_at_their_ra
     assert at_rate > expected + 1e-6
 
 
+def test_shares_are_means_over_prompts_and_all_samples_may_be_one_group() -> None:
+    # .5² + .5² = 1/2 and 1
+    assert uninformative_share(torch.tensor([0.5, 1.0]).double(), 2) == 0.75
+    assert unbiased_uninformative_share(torch.tensor([[1.0, 1.0], [1.0, 0.0]]).double(), 2) == pytest.approx(0.5)
+    # p (1 - p) = 0 and 1/4, times 2, over a mean p of 1/4
+    assert squared_advantage(torch.tensor([0.0, 0.5]).double(), 2) == pytest.approx(1.0)
+    with pytest.raises(UserError, match="groups of 2, at most 0 of which earn 1"):
+        squared_advantage(torch.zeros(2).double(), 2)
+
+
 def test_the_unbiased_share_is_that_among_all_groups_of_the_samples() -> None:
     rewards = torch.tensor([[1.0, 0, 0, 1, 0], [0, 0, 0, 0, 1]], dtype=torch.float64)
     rows = [[row[list(pick)] for pick in itertools.combinations(range(5), 3)] for row in rewards]

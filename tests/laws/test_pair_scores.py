@@ -1,10 +1,14 @@
 """Scores of pairs and their gradient: the same numbers however pairs are batched, padded or share their prompts."""
 
+from dataclasses import replace
+from functools import partial
+
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from posttrain.errors import RunError
 from posttrain.models.classifiers.score_head import TextScorer, new_scorer
 from posttrain.models.forward import PlainForward
 from posttrain.options.reward_training import RewardTrainingOptions
@@ -119,3 +123,16 @@ def test_an_output_layer_of_its_own_is_not_trained_and_one_that_is_the_embedding
     inside = {id(each) for each in new_scorer(apart, seed=0).body_parameters}
     assert id(apart.model.get_output_embeddings().weight) not in inside
     assert len(inside) == len([*apart.model.parameters()]) - 1
+
+
+@pytest.mark.parametrize("with_gradient", [True, False])
+def test_a_score_that_is_no_number_stops_with_the_pair_that_it_is_of(with_gradient: bool) -> None:
+    """Only texts with token 9 have one: the rejected answer of the third pair has it, and no other text."""
+    of = scorer("qwen3")
+    embedding = of.policy.model.get_input_embeddings().weight
+    with torch.no_grad():
+        embedding[9] = torch.inf
+    rows = [replace(each, where=f"rows:{number}") for number, each in enumerate([PAIRS[0], PAIRS[3], PAIRS[2]])]
+    score = partial(accumulate_pairs, of, rows, OPTIONS) if with_gradient else partial(pair_scores, of, rows, 1000)
+    with pytest.raises(RunError, match=r"pair rows:2: the scores of its answers are -?\d.* and nan\.  No step"):
+        score()
