@@ -14,6 +14,8 @@ from matplotlib.figure import Figure
 
 from posttrain.config import load_recipe
 from posttrain.errors import RunError, UserError
+from posttrain.options.adapter import AdapterOptions
+from posttrain.options.model import ModelOptions
 from posttrain.training.comparison.cell_runs import CellResult, accuracy_curve, kept_result, recipe_digest
 from posttrain.training.comparison.cells import Budget, Cell, make_cells, read_budget, variant_names
 from posttrain.training.comparison.comparison_report import (
@@ -22,6 +24,7 @@ from posttrain.training.comparison.comparison_report import (
     mean_curve,
     write_comparison,
 )
+from posttrain.training.comparison.drift import model_of_run
 from posttrain.training.comparison.statistics import mean_over_seeds, student_quantile, variant_results
 
 VARIANTS = {
@@ -57,7 +60,7 @@ def test_a_budget_is_tokens_or_minutes_or_both() -> None:
     assert not read_budget("")
 
 
-@pytest.mark.parametrize("text", ["steps=3", "tokens", "tokens=many", "minutes=0", "tokens=-4"])
+@pytest.mark.parametrize("text", ["steps=3", "tokens", "tokens=many", "minutes=0", "tokens=-4", "tokens=100,tokens=5"])
 def test_what_is_no_budget_is_told_with_the_forms_of_one(text: str) -> None:
     with pytest.raises(UserError, match=r"budget .*(Use tokens=200000, minutes=3|use more than 0)"):
         read_budget(text)
@@ -192,6 +195,41 @@ def test_the_picture_has_the_accuracy_after_training_with_its_interval_and_every
         ([0.5], {1}),  # of one seed no interval
     ]
     assert [label.get_text() for label in axes.get_yticklabels()] == ["grpo", "rloo"]
+
+
+def test_nothing_but_the_budget_ends_a_run(tmp_path: Path) -> None:
+    early = load_recipe(algorithm={"name": "grpo"}, run={"early_stop_evaluations": 3}, update={"schedule": "constant"})
+    assert len(make_cells({"grpo": early}, seeds=2, budget=Budget(), folder=tmp_path)) == 2
+    with pytest.raises(UserError, match=r"grpo: run\.early_stop_evaluations = 3 may end a run before its budget of 9"):
+        make_cells({"grpo": early}, seeds=2, budget=Budget(tokens=9), folder=tmp_path)
+
+
+def test_without_held_out_rows_there_is_nothing_to_compare(tmp_path: Path) -> None:
+    rows = {"name": "dataset", "path": "rows.jsonl"}
+    made = {share: load_recipe(task={**rows, "held_out_share": share}, rewards=["format"]) for share in (0.0, 0.1)}
+    assert make_cells({"grpo": made[0.1]}, seeds=1, budget=Budget(), folder=tmp_path)
+    with pytest.raises(UserError, match=r"grpo: task\.held_out_share = 0: nothing is held out"):
+        make_cells({"grpo": made[0.0]}, seeds=1, budget=Budget(), folder=tmp_path)
+    own = load_recipe(task={**rows, "held_out_share": 0.0, "held_out_path": "test.jsonl"}, rewards=["format"])
+    assert make_cells({"grpo": own}, seeds=1, budget=Budget(), folder=tmp_path)
+    unmeasured = replace(result("grpo", 0, 0.5), after={"accuracy_sampled": None})
+    with pytest.raises(RunError, match="grpo seed 0: no held-out accuracy was measured"):
+        variant_results([unmeasured])
+
+
+@pytest.mark.parametrize("saved", ["model", "adapter"])
+def test_a_trained_model_is_loaded_as_the_run_has_saved_it(saved: str, tmp_path: Path) -> None:
+    """Merged weights are in no 4 bits, and the revision was that of the model of the hub."""
+    began = ModelOptions(
+        path="some/model", revision="main", quantization="nf4", adapter=AdapterOptions(), chat_template="mine.jinja"
+    )
+    (tmp_path / "config.yaml").write_text("")
+    (tmp_path / saved).mkdir()
+    (tmp_path / saved / ("adapter_config.json" if saved == "adapter" else "config.json")).write_text("{}")
+    loaded = model_of_run(began, tmp_path)
+    assert loaded.path == str(tmp_path / saved)
+    assert (loaded.revision, loaded.adapter, loaded.chat_template) == ("", None, "")
+    assert loaded.quantization == ("nf4" if saved == "adapter" else None)
 
 
 def test_what_lies_elsewhere_or_is_older_than_an_option_is_of_the_same_recipe(tmp_path: Path) -> None:

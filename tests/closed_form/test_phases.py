@@ -114,6 +114,22 @@ def test_the_report_has_a_row_for_each_measure_with_an_interval() -> None:
     assert list(rows_of({"name": "b", "command": "sft", "summary": {}})) == [["b", "sft", "", "", "", "", "", ""]]
 
 
+def test_the_report_has_the_measures_of_each_source_of_a_mixture() -> None:
+    def results(*numbers: float) -> dict[str, object]:
+        named = zip(("accuracy_sampled", "reward"), numbers, strict=False)
+        return {name: each for key, n in named for name, each in ((key, n), (f"{key}_interval", [n - 0.1, n + 0.1]))}
+
+    after = {**results(0.5), "sources": {"puzzles": results(0.25, 1.0), "sums": results(0.75)}}
+    rows = list(rows_of({"name": "a", "command": "rl", "summary": {"before": results(0.125), "after": after}}))
+    assert [row[2:5] for row in rows] == [
+        ["accuracy sampled", "0.125 [0.025, 0.225]", "0.500 [0.400, 0.600]"],
+        ["accuracy sampled, puzzles", "", "0.250 [0.150, 0.350]"],
+        ["reward, puzzles", "", "1.000 [0.900, 1.100]"],
+        ["accuracy sampled, sums", "", "0.750 [0.650, 0.850]"],
+    ]
+    assert [row[:2] for row in rows] == [["a", "rl"], ["", ""], ["", ""], ["", ""]]
+
+
 def test_the_report_has_the_measures_of_pairs_whose_intervals_are_two_numbers() -> None:
     measured = {
         "rewards/accuracies": 0.5,

@@ -49,6 +49,8 @@ def main(arguments: Sequence[str]) -> int:
         variants[name], switches = configured(Config, layers, given.flags, PROGRAM)
         require_model(variants[name].model)
     budget, folder = read_budget(switches.budget), Path(switches.folder)
+    if budget:
+        require_no_other_end(given.flags)
     cells = make_cells(variants, seeds=switches.seeds, budget=budget, folder=folder)
     if switches.dry_run:
         print(f"{len(cells)} runs, each with a budget of {budget}, in {folder}:")
@@ -63,6 +65,13 @@ def main(arguments: Sequence[str]) -> int:
         table = compare(cells, budget, folder)
     print(f"\n{table}\n\n{folder}/comparison.md, comparison.png and comparison.json have it.")
     return 0
+
+
+def require_no_other_end(flags: Sequence[str]) -> None:
+    """Refuse flags that say when runs end beside a budget, which says it for all; what recipes say of it gives way."""
+    for flag in ("--run.num-steps", "--run.time-limit-minutes", "--run.token-limit"):
+        if any(each.split("=")[0].replace("_", "-") == flag for each in flags):
+            raise UserError(f"{COMMAND_LINE}: {flag} beside --budget, which is what ends every run.  Give one of them.")
 
 
 def split_base(arguments: Sequence[str]) -> tuple[list[str], list[str]]:

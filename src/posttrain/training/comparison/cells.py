@@ -46,6 +46,8 @@ def read_budget(text: str) -> Budget:
     given: dict[str, int | float] = {}
     for part in filter(None, text.split(",")):
         name, _, value = part.strip().partition("=")
+        if name in given:
+            raise UserError(f"budget {text}: {name} is given twice.  Use {BUDGET_FORMS}.")
         try:
             given[name] = kinds[name](value.replace("_", ""))
         except (KeyError, ValueError):
@@ -98,6 +100,7 @@ def make_cells(variants: Mapping[str, Config], *, seeds: int, budget: Budget, fo
         raise UserError(f"seeds = {seeds} is no run at all; use 1 or more.")
     require_comparable(variants)
     for name, config in variants.items():
+        require_held_out(name, config)
         require_suits_budget(name, config, budget)
     first = next(iter(variants.values())).run.seed
     return [
@@ -142,8 +145,25 @@ def require_same(what: str, first: object, second: object, names: tuple[str, str
         )
 
 
+def require_held_out(name: str, config: Config) -> None:
+    """Refuse a data set of which nothing is set apart: held-out accuracy is what is compared."""
+    task = config.task
+    if not isinstance(task, DatasetOptions) or task.held_out_path or task.held_out_split:
+        return
+    if task.held_out_share == 0:
+        raise UserError(
+            f"{name}: task.held_out_share = 0: nothing is held out, and held-out accuracy is what is compared.  Use a"
+            " share above 0, or name rows with task.held_out_path."
+        )
+
+
 def require_suits_budget(name: str, config: Config, budget: Budget) -> None:
-    """Refuse a learning rate that falls with the number of steps, which is not known where a budget ends the run."""
+    """Refuse what ends a run, or lets its learning rate fall, by another measure than the budget that ends all."""
+    if budget and config.run.early_stop_evaluations is not None:
+        raise UserError(
+            f"{name}: run.early_stop_evaluations = {config.run.early_stop_evaluations} may end a run before its budget"
+            f" of {budget}, and runs are compared at an equal one.  Leave it out, or the budget."
+        )
     if budget and config.update.schedule != "constant":
         raise UserError(
             f"{name}: update.schedule = {config.update.schedule} falls to zero at run.num_steps, and a budget of"

@@ -2,13 +2,15 @@
 
 import math
 from dataclasses import dataclass, replace
+from pathlib import Path
 from statistics import fmean, stdev
 
 from posttrain.generation.engine import sample_groups
 from posttrain.generation.request import Request
 from posttrain.generation.streams import StreamKey
 from posttrain.models.loading.model_folder import load_policy
-from posttrain.options.adapter import run_model
+from posttrain.options.adapter import is_adapter_folder, run_model
+from posttrain.options.model import ModelOptions
 from posttrain.options.sampling import Sampling
 from posttrain.tasks.answers_of_task import held_out_prompts, training_prompts
 from posttrain.training.comparison.cells import Cell
@@ -37,8 +39,7 @@ def kl_to_start(cell: Cell) -> Drift:
     KL(π‖π₀) = E_{y ~ π} Σ_t log π(y_t) - log π₀(y_t)      k1: unbiased, of a completion as a whole
     """
     config = cell.config
-    trained = replace(config, model=replace(config.model, path=str(run_model(cell.folder)), adapter=None))
-    with open_session(trained, inference=True) as session:
+    with open_session(replace(config, model=model_of_run(config.model, cell.folder)), inference=True) as session:
         session.load_weights()
         prompts = held_out_prompts(session.task)[:PROMPTS] or training_prompts(session.task, 1, range(PROMPTS))
         request = Request(
@@ -59,3 +60,13 @@ def kl_to_start(cell: Cell) -> Drift:
         per_completion_error=stdev(ratios) / math.sqrt(len(ratios)),
         per_token=sum(ratios) / sum(lengths),
     )
+
+
+def model_of_run(began: ModelOptions, run: Path) -> ModelOptions:
+    """The model that a run has saved, loaded as it was trained: in 4 bits only where an adapter lies over such a base.
+
+    A revision is of the model of the hub that it began with, and the template is in what the run has saved.
+    """
+    folder = run_model(run)
+    bits = began.quantization if is_adapter_folder(folder) else None
+    return replace(began, path=str(folder), revision="", chat_template="", adapter=None, quantization=bits)

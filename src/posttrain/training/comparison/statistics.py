@@ -4,7 +4,9 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
+from typing import Any
 
+from posttrain.errors import RunError
 from posttrain.training.comparison.cell_runs import CellResult
 
 CONFIDENCE = 0.95
@@ -110,7 +112,7 @@ def variant_result(name: str, cells: Mapping[int, CellResult], first: Mapping[in
     return VariantResult(
         variant=name,
         seeds=tuple(sorted(cells)),
-        before=mean_over_seeds([float(run.before["accuracy_sampled"]) for run in runs]),
+        before=mean_over_seeds([measured(run, run.before) for run in runs]),
         after=mean_over_seeds([accuracy(run) for run in runs]),
         gain_over_first=mean_over_seeds(gains) if gains else None,
         greedy=mean_or_none([run.after["accuracy_greedy"] for run in runs]),
@@ -127,8 +129,19 @@ def variant_result(name: str, cells: Mapping[int, CellResult], first: Mapping[in
 
 
 def accuracy(run: CellResult) -> float:
-    """Held-out accuracy at temperature 1 after training."""
-    return float(run.after["accuracy_sampled"])
+    """Held-out accuracy at temperature 1 after training.  Raises RunError where none was measured."""
+    return measured(run, run.after)
+
+
+def measured(run: CellResult, results: Mapping[str, Any]) -> float:
+    """The accuracy in results before or after training."""
+    found = results.get("accuracy_sampled")
+    if found is None:
+        raise RunError(
+            f"{run.variant} seed {run.seed}: no held-out accuracy was measured: no problem is held out, or nothing"
+            " scored their completions.  Look at `before` and `after` in the summary.json of its folder."
+        )
+    return float(found)
 
 
 def mean_or_none(values: Sequence[float | None]) -> float | None:

@@ -33,17 +33,21 @@ def rows_of(result: Mapping[str, Any]) -> Iterator[list[str]]:
         "" if total is None else f"{total / 60:.1f}",
         f"{summary['peak_memory_bytes'] / 1e9:.2f}" if "peak_memory_bytes" in summary else "",
     ]
-    before, after = summary.get("before") or {}, summary.get("after") or {}
-    measures = [name for name in after if interval_of(after, name) and isinstance(after[name], float)]
-    for number, name in enumerate(measures or [""]):
+    measured = list(measures_of(summary.get("before") or {}, summary.get("after") or {}))
+    for number, row in enumerate(measured or [["", "", ""]]):
         first = [result["name"], result["command"]] if number == 0 else ["", ""]
-        yield [
-            *first,
-            name.replace("_", " "),
-            with_interval(before, name),
-            with_interval(after, name),
-            *(cost if number == 0 else ["", "", ""]),
-        ]
+        yield [*first, *row, *(cost if number == 0 else ["", "", ""])]
+
+
+def measures_of(before: Mapping[str, Any], after: Mapping[str, Any], source: str = "") -> Iterator[list[str]]:
+    """What each measure is called and was, before and after; of a mixture then those of each of its sources."""
+    for name in after:
+        if interval_of(after, name) and isinstance(after[name], float):
+            called = name.replace("_", " ") + (f", {source}" if source else "")
+            yield [called, with_interval(before, name), with_interval(after, name)]
+    earlier = before.get("sources") or {}
+    for name, results in (after.get("sources") or {}).items():
+        yield from measures_of(earlier.get(name) or {}, results, name)
 
 
 def with_interval(results: Mapping[str, Any], name: str) -> str:
