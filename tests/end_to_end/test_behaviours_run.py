@@ -85,6 +85,9 @@ def test_a_folder_without_rollouts_is_told_and_a_run_that_measures_nothing_has_n
 ) -> None:
     assert main(["behaviours", str(tmp_path)]) == 2
     assert "has no rollouts/step-N.parquet to read" in capsys.readouterr().err
+    (tmp_path / "config.yaml").write_text("demonstrator: {num_examples: 3}\n")  # of another kind
+    assert main(["behaviours", str(tmp_path)]) == 2
+    assert "has no rollouts/step-N.parquet to read" in capsys.readouterr().err
     save_tiny_model(tmp_path / "model")
     with posttrain.steps(config(tmp_path)) as steps:
         assert not [name for name in next(steps).metrics if name.startswith("behaviour")]

@@ -7,6 +7,8 @@ from pathlib import Path
 from posttrain.commands.arguments import configured, picture_file, recipe_layers, split_arguments
 from posttrain.commands.flags import CommandSpec
 from posttrain.config import Config
+from posttrain.config.recipes import RecipeLayer
+from posttrain.runs.same_recipe import run_recipe
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,8 +34,7 @@ def main(arguments: Sequence[str]) -> int:
     given = split_arguments(arguments)
     named, rest = given.first("RUN", PROGRAM)
     run = Path(named)
-    saved = [str(run / "config.yaml")] if (run / "config.yaml").is_file() else []
-    layers = recipe_layers([*saved, *rest.positional])
+    layers = [*said_of_run(run), *recipe_layers(rest.positional)]
     config, switches = configured(Config, layers, rest.flags, PROGRAM)
     from posttrain.training.behaviours.behaviour_history import history_table, read_history
     from posttrain.training.behaviours.behaviour_picture import draw_behaviours
@@ -48,3 +49,11 @@ def main(arguments: Sequence[str]) -> int:
     draw_behaviours(history, reader, picture, title=run.absolute().name)
     print(f"\n{picture} shows every step.")
     return 0
+
+
+def said_of_run(run: Path) -> list[RecipeLayer]:
+    """What the run's own recipe says of behaviours; nothing where it says nothing."""
+    if not (run / "config.yaml").is_file():
+        return []
+    section = run_recipe(run).sections.get("behaviours")
+    return [] if section is None else [RecipeLayer(where=str(run / "config.yaml"), sections={"behaviours": section})]
