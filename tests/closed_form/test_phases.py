@@ -8,6 +8,7 @@ import yaml
 
 from posttrain.config import Config, SftConfig
 from posttrain.errors import UserError
+from posttrain.training.phases.phase_checks import require_startable
 from posttrain.training.phases.phase_list import read_phases, resolved
 from posttrain.training.phases.phase_report import rows_of
 
@@ -82,6 +83,10 @@ BAD: dict[str, tuple[list[Any], str]] = {
         [{"name": "first"}, {"name": "b", "sections": {"model": {"path": "phase:first/x"}}}],
         r"a file of the run of a phase is named run:first/x",
     ),
+    "a model of who trains none": (
+        [{"name": "a", "recipe": "collect-countdown"}, {"name": "b", "sections": {"model": {"path": "phase:a"}}}],
+        "phase:a: a phase of `posttrain collect` trains no model",
+    ),
     "a section that is none": ([{"name": "a", "sections": {"rolout": {}}}], "rolout: no such section"),
     "a missing recipe": ([{"name": "a", "recipe": "countdwn-tiny"}], "Did you mean the bundled recipe"),
     "sections that are a list": ([{"name": "a", "sections": [1]}], r"sections = \[1\]: give a mapping"),
@@ -93,6 +98,52 @@ def test_a_mistake_in_a_list_of_phases_is_told_before_anything_is_run(what: str,
     phases, message = BAD[what]
     with pytest.raises(UserError, match=message):
         read_phases(recipe(tmp_path, *phases), tmp_path)
+
+
+UNSTARTABLE: dict[str, tuple[dict[str, Any], str]] = {
+    "an unknown reward": ({"rewards": ["countdwn"]}, "no reward function `countdwn`.  Did you mean `countdown`"),
+    "a missing reward file": ({"rewards": ["mine.py:score"]}, r"mine\.py"),
+    "a missing model": ({"model": {"path": "nowhere"}}, r"model\.path = nowhere: no such folder"),
+    "a missing reference": (
+        {"reference": {"path": "nowhere"}, "algorithm": {"name": "grpo", "kl": {"coefficient": 0.1}}},
+        r"reference\.path = nowhere: no such folder",
+    ),
+    "a missing teacher": (
+        {"algorithm": {"name": "distill", "teacher": {"model": "nowhere"}}},
+        r"algorithm\.teacher\.model = nowhere: no such folder",
+    ),
+    "a missing reward model": ({"rewards": [{"model": "nowhere"}]}, r"rewards\[0\]\.model = nowhere: no such folder"),
+    "missing rows": (
+        {"task": {"name": "dataset", "path": "no.jsonl"}, "rewards": ["exact_match"]},
+        r"task\.path = no\.jsonl: no such file of rows",
+    ),
+    "groups of one": ({"rollout": {"group_size": 1}}, r"rollout\.group_size = 1 leaves a completion no siblings"),
+    "an optimiser of nobody": ({"update": {"optimizer_from": "gone"}}, r"optimizer_from = gone: no folder of a run"),
+    "an optimiser of a model": ({"update": {"optimizer_from": "phase:first"}}, r"is no folder of a run\.  `run:NAME`"),
+}
+
+
+@pytest.mark.parametrize("what", UNSTARTABLE)
+def test_what_would_fail_in_its_turn_is_told_before_anything_is_run(what: str, tmp_path: Path) -> None:
+    sections, message = UNSTARTABLE[what]
+    own = {"name": "last", "recipe": "countdown-tiny", "sections": sections}
+    phases = read_phases(recipe(tmp_path, {"name": "first", "recipe": "countdown-tiny"}, own), tmp_path / "out")
+    with pytest.raises(UserError, match=rf"^phase last: .*{message}"):
+        require_startable(phases)
+    phases[1].folder.mkdir(parents=True)
+    (phases[1].folder / "summary.json").write_text("{}")
+    require_startable(phases)  # it is finished
+
+
+def test_what_earlier_phases_make_is_not_looked_for(tmp_path: Path) -> None:
+    sections = {
+        "model": {"path": "phase:first"},
+        "task": {"name": "dataset", "path": "run:first/rows.jsonl"},
+        "update": {"optimizer_from": "run:first"},
+        "rewards": ["exact_match", {"model": "phase:first"}],
+    }
+    own = {"name": "last", "sections": sections}
+    require_startable(read_phases(recipe(tmp_path, {"name": "first", "recipe": "countdown-tiny"}, own), tmp_path))
 
 
 def test_the_report_has_a_row_for_each_measure_with_an_interval() -> None:

@@ -31,10 +31,12 @@ def main(arguments: Sequence[str]) -> int:
     recipe, rest = split_arguments(arguments).first("RECIPE", PROGRAM)
     rest.require_no_more(PROGRAM)
     _, switches = read_flags(rest.flags, PROGRAM, {})
+    from posttrain.training.phases.phase_checks import require_startable
     from posttrain.training.phases.phase_list import read_phases
 
     folder = Path(switches.folder)
     phases = read_phases(recipe, folder)
+    require_startable(phases)
     if switches.dry_run:
         for phase in phases:
             taken = ", ".join(sorted(phase.takes_over())) or "nothing of an earlier phase"

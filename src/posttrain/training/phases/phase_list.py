@@ -31,6 +31,8 @@ from posttrain.options.adapter import run_model
 EARLIER = re.compile(r"^(phase|run):([\w.+-]+)(/.*)?$")
 FIELDS = ("name", "recipe", "sections")
 NAME = re.compile(r"[\w.+-]+")
+NO_MODEL = ("collect", "irl")
+"""Commands that leave no model."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,4 +156,6 @@ def made_by(found: re.Match[str], earlier: Mapping[str, Phase], where: str) -> s
         return f"{run}{below}"
     if below:
         raise UserError(f"{where}: {found.group()}: a file of the run of a phase is named run:{name}{below}.")
+    if earlier[name].command in NO_MODEL:
+        raise UserError(f"{where}: {found.group()}: a phase of `posttrain {earlier[name].command}` trains no model.")
     return str(run_model(run) if run.is_dir() else run / "model")
