@@ -19,6 +19,8 @@ from posttrain.options.model import ModelOptions
 from posttrain.training.comparison.cell_runs import CellResult, accuracy_curve, kept_result, recipe_digest
 from posttrain.training.comparison.cells import Budget, Cell, make_cells, read_budget, variant_names
 from posttrain.training.comparison.comparison_report import (
+    along_the_way,
+    draw_curves_of_variants,
     draw_ends_of_variants,
     markdown_table,
     mean_curve,
@@ -162,6 +164,20 @@ def test_a_curve_counts_tokens_and_seconds_of_training_and_leaves_evaluations_ou
         {"step": 2, "eval/accuracy_sampled": 0.35},
     ]
     assert list(accuracy_curve(records)) == [(0, 0.0, 0.2), (250, 4.0, 0.3), (250, 4.0, 0.35)]
+
+
+def test_the_full_evaluation_after_training_stands_apart_from_those_along_the_way() -> None:
+    begin, brief = (0, 0.0, 0.25), (100, 1.0, 0.75)
+    results = [
+        replace(result("grpo", seed, 0.5), curve=[begin, brief, (200 + seed, 2.0, 0.5 + seed / 4)]) for seed in (0, 2)
+    ]
+    axes = Figure().subplots()
+    draw_curves_of_variants(axes, results, 0)
+    *lines, mean, dot = axes.lines
+    assert [[*np.ravel(line.get_ydata())] for line in lines] == [[0.25, 0.75]] * 2
+    assert np.ravel(mean.get_xdata())[-1] == 100
+    assert (dot.get_xdata(), dot.get_ydata(), dot.get_marker()) == ([201.0], [0.75], "o")
+    assert along_the_way([begin, brief]) == [begin, brief]
 
 
 def test_the_mean_curve_goes_as_far_as_the_shortest_of_them() -> None:

@@ -21,8 +21,12 @@ COSTS = ("KL nats/token", "steps", "tokens", "training s", "all s", "memory GB")
 NOTES = (
     "Accuracy is that of held-out problems at temperature 1, a mean over seeds with Student's 95% interval over them;"
     " `beyond the first` is the difference to the first variant with the same seed.  KL is that of the trained policy"
-    " to the one that it started from, on held-out prompts.  `training s` leaves evaluations out."
+    " to the one that it started from, on held-out prompts.  `training s` leaves evaluations out.  In the picture"
+    " curves begin with a full evaluation and go on with those in brief, of fewer problems and one sample each, so that"
+    " they jump about more; the dot at the end is the full one after training."
 )
+Curve = Sequence[tuple[int, float, float]]
+"""(tokens sampled, seconds of training, held-out accuracy) along a run."""
 GRID = 60
 """Points on which the curves of seeds are averaged."""
 
@@ -73,14 +77,14 @@ def cells_of(row: VariantResult) -> list[str]:
 def draw_comparison(results: Sequence[CellResult], picture: Path, budget: str) -> None:
     """Held-out accuracy against tokens sampled, against seconds of training, and at the end with its interval.
 
-    In the curves every seed is thin and their mean thick.
+    In the curves every seed is thin and their mean thick; the mean after training is a dot of its own.
     """
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(18, 5.5), layout="constrained")
     panels = figure.subplots(1, 3)
     panels[1].sharey(panels[0])
-    figure.suptitle(f"Held-out accuracy at an equal budget: {budget}", fontsize=13, fontweight="bold")
+    figure.suptitle(f"Held-out accuracy; budget of a run: {budget}", fontsize=13, fontweight="bold")
     draw_curves_of_variants(panels[0], results, 0)
     draw_curves_of_variants(panels[1], results, 1)
     draw_ends_of_variants(panels[2], results)
@@ -98,13 +102,24 @@ def draw_curves_of_variants(axes: "Axes", results: Sequence[CellResult], place: 
     """The curves against one of what they cost: `place` is its place in a point of a curve."""
     for number, variant in enumerate(dict.fromkeys(result.variant for result in results)):
         colour = PALETTE[number % len(PALETTE)]
-        curves = [result.curve for result in results if result.variant == variant and result.curve]
+        whole = [result.curve for result in results if result.variant == variant and result.curve]
+        curves = [along_the_way(curve) for curve in whole]
         for curve in curves:
             axes.plot(
                 [point[place] for point in curve], [point[2] for point in curve], color=colour, alpha=0.25, lw=0.9
             )
         if curves:
             axes.plot(*mean_curve(curves, place), color=colour, linewidth=2.2, label=variant)
+            ends = [(curve[-1][place], curve[-1][2]) for curve in whole]
+            axes.plot(*np.mean(ends, axis=0), "o", color=colour, markersize=6)
+
+
+def along_the_way(curve: Curve) -> Curve:
+    """The points before training ended: the last one is a full evaluation, and those before it but the first in brief.
+
+    Without evaluations along the way the line goes from the first to the last.
+    """
+    return curve[:-1] if len(curve) > 2 else curve
 
 
 def draw_ends_of_variants(axes: "Axes", results: Sequence[CellResult]) -> None:
@@ -121,7 +136,7 @@ def draw_ends_of_variants(axes: "Axes", results: Sequence[CellResult]) -> None:
     axes.invert_yaxis()
 
 
-def mean_curve(curves: Sequence[Sequence[tuple[int, float, float]]], place: int) -> tuple[list[float], list[float]]:
+def mean_curve(curves: Sequence[Curve], place: int) -> tuple[list[float], list[float]]:
     """The mean of curves, drawn straight from point to point, as far as all of them go."""
     end = min(curve[-1][place] for curve in curves)
     at = np.linspace(0.0, end, GRID)
