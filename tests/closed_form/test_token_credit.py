@@ -107,9 +107,12 @@ def test_a_penalty_beside_the_steps_counts_into_the_completions_reward() -> None
     # 1/2 and 1 are -1 and 1 after normalising; the steps are as before.
     actual = advantages({"name": "grpo", "credit": "steps"}, given)
     assert actual == [[-1.0, -2.0, -2.0, -1.0], [1.0, 1.0, 0.0]]
-    # Without, ∓1/4 beside the steps' ±1/2: what steps earned is no part of it.
+    # Without, ∓1/4, of which what steps earned is no part: those of 1, 0, 0 and 0 are 3/4 and -1/4.
+    fewer = [STEPS[0], [nan, 0.0, 0.0]]
+    both[1] = [0.0, 0.0, 0.0]
+    given = evidence([[1.0, 1.0]], both, steps=fewer)
     actual = advantages({"name": "grpo", "credit": "steps", "deviation": "none"}, given)
-    assert actual == [[-0.25, -0.75, -0.75, -0.25], [0.25, 0.25, -0.25]]
+    assert actual == [[0.25, -0.5, -0.5, -0.25], [-0.25, -0.25, 0.0]]
 
 
 def test_a_penalty_that_every_token_bears_counts_into_the_completions_reward() -> None:
