@@ -28,6 +28,7 @@ def test_best_and_worst_by_reward_make_one_pair() -> None:
     assert ids(made) == ["0:1-2"]
     # Of equal rewards the first is best and the last is worst.
     assert ids(chosen(written_prompt(["a", "b", "c"], [1.0, 1.0, 1.0]), pairs="best_worst")) == ["0:0-2"]
+    assert ids(chosen(written_prompt(["a", "b", "c", "d"], [1.0, 0.0, 1.0, 0.0]), pairs="best_worst")) == ["0:0-3"]
     # A negative reward is worse than 0, and one without a reward is neither.
     made = chosen(written_prompt(["a", "b", "c"], [0.0, None, -1.0]), pairs="best_worst")
     assert ids(made) == ["0:0-2"]
@@ -53,6 +54,7 @@ def test_completions_of_one_text_count_once_and_are_counted() -> None:
     assert made.num_identical == 2
     alone = chosen(written_prompt(["a", "a"]))
     assert (alone.pairs, alone.num_lone_prompts) == ((), 1)
+    assert chosen(written_prompt(["a", "b"])).num_lone_prompts == 0
 
 
 def test_what_says_nothing_or_was_cut_off_is_in_no_pair_unless_it_is_to_be() -> None:

@@ -108,6 +108,8 @@ def test_a_judge_that_likes_the_first_place_is_seen_to() -> None:
     assert found["num_asked_in_both_orders"] == 2
     assert found["same_in_both_orders"] == 0.5
     assert found["first_shown_share"] == 0.75  # (1 + 1 + 1 + 0) / 4
+    steady = order_summary({**told, "0": answers(("", "first", 0.0), ("", "second", 0.0))})
+    assert (steady["same_in_both_orders"], steady["first_shown_share"]) == (1.0, 0.5)
 
 
 def test_a_row_has_the_better_one_as_chosen_and_says_how_it_came_about() -> None:
