@@ -157,7 +157,7 @@ def test_a_mistake_in_an_algorithm_is_told_with_the_step_and_what_is_left(model:
         (1, r"^algorithm grpo: its credit rule returned a tensor"),
         (
             2,
-            r"^step 2: algorithm grpo: its credit rule returned a tensor .*\n.*The last good checkpoint is .*step-00000",
+            r"^step 2: algorithm grpo: its credit rule returned a tensor .*\n.*last good checkpoint is .*step-00000",
         ),
     ]:
         calls = iter(range(1, 9))
