@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import yaml
 
+from posttrain.cli import main
 from posttrain.config import Config, SftConfig
 from posttrain.errors import UserError
 from posttrain.training.phases.phase_checks import require_startable
@@ -100,9 +101,23 @@ def test_a_mistake_in_a_list_of_phases_is_told_before_anything_is_run(what: str,
         read_phases(recipe(tmp_path, *phases), tmp_path)
 
 
+COLLECTS: dict[str, Any] = {"collect": {"num_prompts": 2}}
 UNSTARTABLE: dict[str, tuple[dict[str, Any], str]] = {
     "an unknown reward": ({"rewards": ["countdwn"]}, "no reward function `countdwn`.  Did you mean `countdown`"),
     "a missing reward file": ({"rewards": ["mine.py:score"]}, r"mine\.py"),
+    "a missing reward function": (
+        {"rewards": ["own.py:scores"]},
+        r"own\.py has no function `scores`.  Did you mean `score`",
+    ),
+    "a missing template": ({"model": {"chat_template": "no.jinja"}}, r"model\.chat_template = no\.jinja: no such file"),
+    "a missing critic": (
+        {"algorithm": {"name": "ppo", "critic": {"trunk": "own", "path": "nowhere"}}},
+        r"algorithm\.critic\.path = nowhere: no such folder",
+    ),
+    "earlier rollouts of nobody": (
+        {"algorithm": {"name": "ppo", "critic": {"warm_start": "nowhere"}}},
+        r"algorithm\.critic\.warm_start = nowhere: no such folder",
+    ),
     "a missing model": ({"model": {"path": "nowhere"}}, r"model\.path = nowhere: no such folder"),
     "a missing reference": (
         {"reference": {"path": "nowhere"}, "algorithm": {"name": "grpo", "kl": {"coefficient": 0.1}}},
@@ -114,8 +129,33 @@ UNSTARTABLE: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "a missing reward model": ({"rewards": [{"model": "nowhere"}]}, r"rewards\[0\]\.model = nowhere: no such folder"),
     "missing rows": (
-        {"task": {"name": "dataset", "path": "no.jsonl"}, "rewards": ["exact_match"]},
-        r"task\.path = no\.jsonl: no such file of rows",
+        {"task": {"name": "dataset", "path": "gone/no.jsonl"}, "rewards": ["exact_match"]},
+        r"task\.path = gone/no\.jsonl: no such file of rows\.  Put it there before the first phase runs",
+    ),
+    "rows whose name is nearly there": (
+        {"task": {"name": "dataset", "sources": [{"path": "row.jsonl"}]}, "rewards": ["exact_match"]},
+        r"task\.sources\[0\]\.path = row\.jsonl: no such file of rows \(did you mean rows\.jsonl\?\)",
+    ),
+    "rows that are nowhere, with an extension that nobody reads": (
+        {"task": {"name": "dataset", "path": "some/folder/rows.txt"}, "rewards": ["exact_match"]},
+        r"task\.path = some/folder/rows\.txt: no such file of rows",
+    ),
+    "rewards of pairs that are collected": (
+        {"judge": {"name": "reward"}, "rewards": ["countdwn"], **COLLECTS},
+        "no reward function `countdwn`",
+    ),
+    "a file that training never makes": (
+        {"task": {"name": "dataset", "path": "run:first/preferences.jsonl"}, "rewards": ["exact_match"]},
+        r"task\.path = \S+/1-first/preferences\.jsonl: phase first makes no preferences\.jsonl.  `posttrain rl` leaves",
+    ),
+    "a model of a run without one": (
+        {"model": {"path": "run:pairs/model"}},
+        r"phase pairs makes no model.  `posttrain collect` leaves .*preferences\.jsonl",
+    ),
+    "a whole run for a model": ({"model": {"path": "run:first"}}, r"Its model is phase:first"),
+    "an optimiser of who has none": (
+        {"update": {"optimizer_from": "run:pairs"}},
+        "a phase of `posttrain collect` has no optimiser",
     ),
     "groups of one": ({"rollout": {"group_size": 1}}, r"rollout\.group_size = 1 leaves a completion no siblings"),
     "an optimiser of nobody": ({"update": {"optimizer_from": "gone"}}, r"optimizer_from = gone: no folder of a run"),
@@ -124,26 +164,49 @@ UNSTARTABLE: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("what", UNSTARTABLE)
-def test_what_would_fail_in_its_turn_is_told_before_anything_is_run(what: str, tmp_path: Path) -> None:
+def test_what_would_fail_in_its_turn_is_told_before_anything_is_run(
+    what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own.py").write_text("def score(completions, **columns):\n    return [1.0 for _ in completions]\n")
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "a", "ground_truth": "b"}\n')
     sections, message = UNSTARTABLE[what]
-    own = {"name": "last", "recipe": "countdown-tiny", "sections": sections}
-    phases = read_phases(recipe(tmp_path, {"name": "first", "recipe": "countdown-tiny"}, own), tmp_path / "out")
+    own = {"name": "last", "sections": sections}
+    if "collect" not in sections and "path" not in sections.get("task", {}):
+        own["recipe"] = "countdown-tiny"
+    earlier = [{"name": "first", "recipe": "countdown-tiny"}, {"name": "pairs", "recipe": "collect-countdown"}]
+    phases = read_phases(recipe(tmp_path, *earlier, own), tmp_path / "out")
     with pytest.raises(UserError, match=rf"^phase last: .*{message}"):
         require_startable(phases)
-    phases[1].folder.mkdir(parents=True)
-    (phases[1].folder / "summary.json").write_text("{}")
+    phases[2].folder.mkdir(parents=True)
+    (phases[2].folder / "summary.json").write_text("{}")
     require_startable(phases)  # it is finished
 
 
 def test_what_earlier_phases_make_is_not_looked_for(tmp_path: Path) -> None:
     sections = {
         "model": {"path": "phase:first"},
-        "task": {"name": "dataset", "path": "run:first/rows.jsonl"},
+        "task": {"name": "dataset", "path": "run:first/held_out.jsonl"},
         "update": {"optimizer_from": "run:first"},
         "rewards": ["exact_match", {"model": "phase:first"}],
     }
     own = {"name": "last", "sections": sections}
     require_startable(read_phases(recipe(tmp_path, {"name": "first", "recipe": "countdown-tiny"}, own), tmp_path))
+
+
+def test_a_bundled_recipe_waits_for_the_rows_that_a_program_writes_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["phases", "hybrid-tiny", "--dry-run"]) == 2
+    says = "phase demonstrations: task.path = runs/hybrid-rows/demonstrations.jsonl: no such file of rows."
+    assert says in capsys.readouterr().err
+    (tmp_path / "runs" / "hybrid-rows").mkdir(parents=True)
+    for name in ("demonstrations", "sums", "puzzles"):
+        (tmp_path / "runs" / "hybrid-rows" / f"{name}.jsonl").write_text("{}\n")
+    (tmp_path / "benchmarks").mkdir()
+    (tmp_path / "benchmarks" / "sums_task.py").write_text("def true_reward(completions, **columns): ...\n")
+    assert main(["phases", "hybrid-tiny", "--dry-run"]) == 0
 
 
 def test_the_report_has_a_row_for_each_measure_with_an_interval() -> None:

@@ -1,6 +1,6 @@
 """What can be known of phases before the first one runs: that all which is no earlier phase's is there and fits."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -8,12 +8,16 @@ from typing import Any
 from posttrain.algorithms.table import build_algorithm
 from posttrain.config import Config
 from posttrain.errors import UserError
-from posttrain.options.dataset import DatasetOptions
+from posttrain.options.dataset import BUNDLED_PROGRAMS, DatasetOptions
 from posttrain.options.model import ModelOptions
 from posttrain.rewards.reward_registry import load_reward
-from posttrain.training.phases.phase_list import Phase
+from posttrain.runs.run_folder import CONTENTS
+from posttrain.tasks.rows import files_of, is_on_hub, near_file
+from posttrain.training.collection.collection_folder import CollectionFolder
+from posttrain.training.phases.phase_list import NO_MODEL, Phase
 
-ROW_FILES = {".jsonl", ".json", ".csv", ".tsv", ".parquet"}
+OF_TRAINING = (*CONTENTS, "tokenizer", "evaluations")
+"""What lies in the folder of a run that trains a model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,53 +31,69 @@ class Named:
 def require_startable(phases: Sequence[Phase]) -> None:
     """Refuse a phase that would fail when its turn comes: for a file, a model, a reward or a group that is not there.
 
-    What an earlier phase makes is not looked for, and a finished phase is not looked at.  Raises UserError naming the
-    phase.
+    What an earlier phase makes is not looked for, only whether it is one that makes such a thing; a finished phase is
+    not looked at.  Raises UserError naming the phase.
     """
     earlier: dict[str, Phase] = {}
     for phase in phases:
         config = phase.config(earlier)
         if not (phase.folder / "summary.json").is_file():
             try:
-                require_its_own(config, phase.folder.parent)
+                require_its_own(config, {each.folder: each for each in earlier.values()})
             except UserError as error:
                 raise UserError(f"phase {phase.name}: {error}") from error
         earlier[phase.name] = phase
 
 
-def require_its_own(config: Any, made: Path) -> None:
-    """Refuse what is not there of a config, but for what lies in `made`, the folder of all phases."""
-    for named in named_models(config):
-        if not is_below(named.path, made):
-            require_model_folder(named)
+def require_its_own(config: Any, earlier: Mapping[Path, Phase]) -> None:
+    """Refuse what is not there of a config; of what lies in the folders of earlier phases, what they never make."""
+    for named in (*named_models(config), *named_folders(config)):
+        if not is_made_by(earlier, named):
+            require_folder(named)
     for named in named_rows(getattr(config, "task", None)):
-        if not is_below(named.path, made) and Path(named.path).suffix in ROW_FILES and not rows_are_there(named.path):
-            raise UserError(f"{named.option} = {named.path}: no such file of rows.")
+        if not is_made_by(earlier, named):
+            require_rows(named)
+    require_code(config, earlier)
     if not isinstance(config, Config):
         return
     if config.update.optimizer_from:
-        require_run(config.update.optimizer_from, made)
-    for reward in config.rewards:
+        require_run(config.update.optimizer_from, earlier)
+    config.require_suits(build_algorithm(config.algorithm))
+
+
+def require_code(config: Any, earlier: Mapping[Path, Phase]) -> None:
+    """Refuse a chat template or a reward that is not there."""
+    template = getattr(getattr(config, "model", None), "chat_template", "")
+    if template and not is_made_by(earlier, Named("model.chat_template", template)):
+        ModelOptions(chat_template=template).require_files()
+    for reward in getattr(config, "rewards", ()):
         if not (reward.model or reward.ensemble):
             load_reward(reward)
-    config.require_suits(build_algorithm(config.algorithm))
 
 
 def named_models(config: Any) -> Iterator[Named]:
     """The folders of models that a config names, and where it does so."""
     if isinstance(model := getattr(config, "model", None), ModelOptions):
         yield Named("model.path", model.path)
+    for place, reward in enumerate(getattr(config, "rewards", ())):
+        for path in (reward.model, *reward.ensemble):
+            if path:
+                yield Named(f"rewards[{place}].model", path)
     if not isinstance(config, Config):
         return
     if config.reference.path:
         yield Named("reference.path", config.reference.path)
     teacher = config.algorithm.get("teacher")
-    if isinstance(teacher, dict) and teacher.get("model"):
+    if isinstance(teacher, Mapping) and teacher.get("model"):
         yield Named("algorithm.teacher.model", str(teacher["model"]))
-    for place, reward in enumerate(config.rewards):
-        for path in (reward.model, *reward.ensemble):
-            if path:
-                yield Named(f"rewards[{place}].model", path)
+
+
+def named_folders(config: Any) -> Iterator[Named]:
+    """The folders that a critic starts from, which need not be those of whole models."""
+    critic = config.algorithm.get("critic") if isinstance(config, Config) else None
+    for option in ("path", "warm_start"):
+        if isinstance(critic, Mapping) and critic.get(option):
+            yield Named(f"algorithm.critic.{option}", str(critic[option]))
 
 
 def named_rows(task: object) -> Iterator[Named]:
@@ -87,33 +107,61 @@ def named_rows(task: object) -> Iterator[Named]:
             ("task.held_out_path", task.held_out_path),
             *((f"task.sources[{place}].path", source.path) for place, source in enumerate(task.sources)),
         ]
-        if path
+        if path not in ("", BUNDLED_PROGRAMS)
     )
 
 
-def is_below(path: str, folder: Path) -> bool:
-    """Whether a path lies in a folder, as both are written."""
-    return folder in Path(path).parents
+def is_made_by(earlier: Mapping[Path, Phase], named: Named) -> bool:
+    """Whether a path is in the folder of an earlier phase.  Raises UserError where that phase never makes it."""
+    path = Path(named.path)
+    run = next((folder for folder in earlier if folder == path or folder in path.parents), None)
+    if run is None:
+        return False
+    phase, here = earlier[run], f"{named.option} = {named.path}"
+    if path == run:
+        raise UserError(
+            f"{here}: is the folder of a whole run.  Its model is phase:{phase.name}, a file in there"
+            f" run:{phase.name}/FILE."
+        )
+    below = path.relative_to(run)
+    makes = {"collect": CollectionFolder.contents, "irl": (below.parts[0],)}.get(phase.command, OF_TRAINING)
+    if below.parts[0] not in makes and not path.exists():
+        raise UserError(
+            f"{here}: phase {phase.name} makes no {below}.  `posttrain {phase.command}` leaves {', '.join(makes)}."
+        )
+    return True
 
 
-def rows_are_there(path: str) -> bool:
-    """Whether a file is there, or one that a pattern such as data/*.jsonl means."""
-    return Path(path).exists() or any(Path(path).parent.glob(Path(path).name))
+def require_rows(named: Named) -> None:
+    """Refuse rows that are neither here nor, by their name, on the hub."""
+    if files_of(named.path) or Path(named.path).is_dir() or is_on_hub(named.path):
+        return
+    raise UserError(
+        f"{named.option} = {named.path}: no such file of rows{near_file(Path(named.path))}.  Put it there before the"
+        " first phase runs (a bundled recipe says at its top which program writes its rows); paths are relative to the"
+        " folder you run in.  Rows that an earlier phase writes are run:NAME/FILE."
+    )
 
 
-def require_model_folder(named: Named) -> None:
-    """Refuse a path that is no folder of a model, as the option calls it."""
+def require_folder(named: Named) -> None:
+    """Refuse a path that is no folder of a model, as the option calls it; of a critic one that is no folder."""
+    if named.option.startswith("algorithm.critic.") and Path(named.path).is_dir():
+        return
     try:
         ModelOptions(path=named.path).require_folder()
     except UserError as error:
         raise UserError(str(error).replace("model.path = ", f"{named.option} = ")) from error
 
 
-def require_run(path: str, made: Path) -> None:
+def require_run(path: str, earlier: Mapping[Path, Phase]) -> None:
     """Refuse what is no run's folder to take an optimiser from."""
-    option = f"update.optimizer_from = {path}"
-    if is_below(path, made):
-        if Path(path).parent != made:
-            raise UserError(f"{option}: is no folder of a run.  `run:NAME` is that of an earlier phase.")
+    option, place = f"update.optimizer_from = {path}", Path(path)
+    if place in earlier:
+        if earlier[place].command in NO_MODEL:
+            raise UserError(f"{option}: a phase of `posttrain {earlier[place].command}` has no optimiser.")
+    elif any(folder in place.parents for folder in earlier):
+        raise UserError(f"{option}: is no folder of a run.  `run:NAME` is that of an earlier phase.")
     elif not Path(path, "config.yaml").is_file():
-        raise UserError(f"{option}: no folder of a run is there.")
+        raise UserError(
+            f"{option}: no folder of a run is there.  Give that of a finished run, or run:NAME of an earlier phase."
+        )
