@@ -152,7 +152,6 @@ UNSTARTABLE: dict[str, tuple[dict[str, Any], str]] = {
         {"model": {"path": "run:pairs/model"}},
         r"phase pairs makes no model.  `posttrain collect` leaves .*preferences\.jsonl",
     ),
-    "a whole run for a model": ({"model": {"path": "run:first"}}, r"Its model is phase:first"),
     "an optimiser of who has none": (
         {"update": {"optimizer_from": "run:pairs"}},
         "a phase of `posttrain collect` has no optimiser",
@@ -192,6 +191,13 @@ def test_what_earlier_phases_make_is_not_looked_for(tmp_path: Path) -> None:
     }
     own = {"name": "last", "sections": sections}
     require_startable(read_phases(recipe(tmp_path, {"name": "first", "recipe": "countdown-tiny"}, own), tmp_path))
+
+
+def test_a_phase_that_was_begun_and_has_no_model_yet_is_gone_on_with(tmp_path: Path) -> None:
+    own = {"name": "last", "recipe": "countdown-tiny", "sections": {"model": {"path": "phase:first"}}}
+    phases = read_phases(recipe(tmp_path, {"name": "first", "recipe": "countdown-tiny"}, own), tmp_path / "out")
+    phases[0].folder.mkdir(parents=True)
+    require_startable(phases)
 
 
 def test_a_bundled_recipe_waits_for_the_rows_that_a_program_writes_first(

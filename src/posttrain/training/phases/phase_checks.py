@@ -117,12 +117,9 @@ def is_made_by(earlier: Mapping[Path, Phase], named: Named) -> bool:
     run = next((folder for folder in earlier if folder == path or folder in path.parents), None)
     if run is None:
         return False
+    if path == run:  # which phase:NAME is while that phase is begun and has no model yet
+        return True
     phase, here = earlier[run], f"{named.option} = {named.path}"
-    if path == run:
-        raise UserError(
-            f"{here}: is the folder of a whole run.  Its model is phase:{phase.name}, a file in there"
-            f" run:{phase.name}/FILE."
-        )
     below = path.relative_to(run)
     makes = {"collect": CollectionFolder.contents, "irl": (below.parts[0],)}.get(phase.command, OF_TRAINING)
     if below.parts[0] not in makes and not path.exists():
