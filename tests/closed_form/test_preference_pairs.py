@@ -8,12 +8,15 @@ from typing import Any
 
 import pytest
 
-from posttrain.errors import UserError
+from posttrain.errors import RunError, UserError
 from posttrain.models.conversation_masks import Masking
 from posttrain.models.rendering import TokenizerRenderer
 from posttrain.options.dataset import DatasetOptions
 from posttrain.options.pairs import PairOptions
+from posttrain.options.reward_training import RewardTrainingOptions
+from posttrain.records import Preference, Prompt
 from posttrain.tasks.preferences.preference_set import GivenPairs, PreferenceSet, preference_set
+from posttrain.tasks.rows import BadRows
 from tests.support.conversations import CHATML, OPENING, THOUGHTLESS, WORDY, chat_tokenizer, turns
 from tests.support.dataset_rows import json_lines
 
@@ -206,3 +209,13 @@ def test_other_columns_than_those_of_pairs_are_refused(tmp_path: Path) -> None:
     path.write_text(json.dumps({"prompt": "a", "completion": "b"}) + "\n")
     with pytest.raises(UserError, match=r"rows.jsonl:1: its columns are of no format .* chosen, rejected"):
         pairs_of(None, path=str(path))
+
+
+def test_epochs_of_more_pairs_than_there_are_now_do_not_go_on_with_none() -> None:
+    asked = Prompt(id="p", text="", tokens=(1,))
+    pairs = [Preference(prompt=asked, chosen=(2,), rejected=(3,), where=f"rows:{row}") for row in range(3)]
+    few = PreferenceSet(seed=0, training=pairs, held_out=[], too_long=[], bad=BadRows())
+    options = RewardTrainingOptions(num_epochs=2, pairs_per_batch=2)
+    assert [*few.batch_indices(4, options)] == [4, 5]
+    with pytest.raises(RunError, match=r"all 2 epochs of the 3 pairs that there are now have been learned"):
+        few.batch_indices(6, options)

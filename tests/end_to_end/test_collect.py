@@ -281,3 +281,16 @@ def test_overwriting_gives_up_what_was_there_once_there_is_something_new(policy:
         collect(anew, policy=policy, rows=ROWS)
     assert (tmp_path / "run" / "completions.jsonl").read_bytes() == before
     assert collect(anew, policy=policy, rows=ROWS, rewards=[length]).summary["num_prompts"] == 2
+
+
+def test_a_reward_that_fails_at_once_costs_no_earlier_collection(policy: Policy, tmp_path: Path) -> None:
+    collect(config_of(tmp_path / "run"), policy=policy, rows=ROWS, rewards=[length])
+    before = {file: file.read_bytes() for file in (tmp_path / "run").iterdir() if file.suffix in (".jsonl", ".json")}
+    anew = config_of(tmp_path / "run", run={"overwrite": True})
+
+    def fails(completions: list[str], **columns: object) -> list[float]:
+        raise ValueError("the grader is down")
+
+    with pytest.raises(RunError, match="the grader is down"):
+        collect(anew, policy=policy, rows=ROWS, rewards=[fails])
+    assert {file: file.read_bytes() for file in before} == before

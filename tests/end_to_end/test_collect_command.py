@@ -55,7 +55,7 @@ def test_the_command_collects_and_says_what_there_is(
     assert f"--resume {folder}" in capsys.readouterr().err
     assert main(["collect", "--resume", str(folder), "--run.threads", "1"]) == 0
     assert main(["collect", "--resume", str(folder), "--collect.group-size", "3"]) == 2
-    assert "a resumed run keeps its recipe; only run.threads, judge.endpoint may change" in capsys.readouterr().err
+    assert "keeps its recipe; only run.threads, judge.endpoint, judge.options may" in capsys.readouterr().err
     assert main(["config", str(folder / "config.yaml")]) == 0
     assert "judge:\n  name: reward" in capsys.readouterr().out
 
@@ -72,6 +72,20 @@ def test_a_dry_run_shows_the_plan_and_the_first_pairs_and_keeps_nothing(
     assert ", reward " in said
     assert "compared   " in said
     assert not folder.exists()
+
+
+def test_a_dry_run_compares_what_the_run_would(
+    recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Completions that the token limit cuts off are dropped: of none of them a pair is made."""
+    asked = [str(recipe), "--run.folder", str(tmp_path / "run"), "--collect.cut-off", "drop"]
+    asked += ["--sampling.max-completion-tokens", "1"]
+    assert main(["collect", *asked, "--dry-run"]) == 0
+    told = capsys.readouterr().out
+    assert main(["collect", *asked]) == 0
+    rows = (tmp_path / "run" / "preferences.jsonl").read_text() + (tmp_path / "run" / "ties.jsonl").read_text()
+    assert ("compared   none of them" in told) == (not rows)
+    assert "compared   none of them" in told
 
 
 def test_a_changed_file_is_told_when_a_collection_is_resumed(
@@ -155,6 +169,9 @@ def test_a_signal_while_completions_are_sampled_ends_the_command_after_their_bat
         (["--rater", "anna", "anna"], "name each rater once"),
         (["--rater", "anna", "ben", "--terminal"], "a terminal asks one person"),
         (["--port", "70000"], "is no port"),
+        (["--port", "8000"], "--port: is of people who vote, and judge.name = reward asks nobody"),
+        (["--terminal"], "--terminal: is of people who vote"),
+        (["--rater", "anna"], "--rater: is of people who vote"),
         (["--update.learning-rate", "1"], "no such flag"),
     ],
 )

@@ -1,7 +1,9 @@
 """Pairs judged by a language model behind a real endpoint: both orders, principles, failures, and a kill."""
 
 import json
+import os
 import signal
+import time
 from collections import Counter
 from collections.abc import Mapping
 from http.server import BaseHTTPRequestHandler
@@ -261,3 +263,42 @@ def test_a_signal_between_two_batches_of_questions_ends_it_with_what_there_is(
     assert run.interrupted
     assert run.summary["num_judged"] == 1
     assert run.summary["num_open"] == run.summary["num_pairs"] - 1
+
+
+def test_a_spent_budget_is_raised_and_the_collection_goes_on(model: Path, tmp_path: Path) -> None:
+    """Of 10 tokens an answer; what was answered is rows, and is not asked again."""
+    folder = tmp_path / "run"
+    with endpoint(longer) as at, pytest.raises(RunError, match="Raise it, or judge fewer completions, and resume"):
+        collected(folder, at, model, options={"at_once": 1, "token_budget": 30})
+    answered = [each for each in lines(folder / "answers.jsonl") if each["order"]]
+    assert len(answered) == 3
+    assert json.loads((folder / "summary.json").read_text())["num_judged"] >= 1
+    assert (folder / "preferences.jsonl").is_file()
+    with endpoint(longer) as again:
+        run = collected(folder, again, model, resume=True, options={"at_once": 2, "token_budget": 3000})
+        assert len(again.asked) == 2 * run.summary["num_pairs"] - 3 or run.summary["num_open"] == 0
+    with pytest.raises(UserError, match=r"judge\.options\.part = all, which was not there"):
+        collected(folder, "http://localhost:1", model, resume=True, options={"part": "all"})
+
+
+def test_a_key_that_is_not_there_shows_before_anything_is_sampled(model: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="key_env = NO_SUCH_KEY: this variable is not set"):
+        collected(tmp_path / "run", "http://localhost:1", model, options={"key_env": "NO_SUCH_KEY"})
+    assert not (tmp_path / "run" / "completions.jsonl").exists()
+
+
+def test_a_signal_while_questions_are_asked_ends_it_after_those_under_way(model: Path, tmp_path: Path) -> None:
+    asked: list[int] = []
+
+    def interrupted(body: dict[str, Any], connection: BaseHTTPRequestHandler) -> None:
+        asked.append(1)
+        if len(asked) == 2:
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(0.2)
+        longer(body, connection)
+
+    with endpoint(interrupted) as at:
+        run = collected(tmp_path / "run", at, model, options={"at_once": 1})
+    assert run.interrupted
+    assert len(asked) <= 3
+    assert run.summary["num_open"] > 0

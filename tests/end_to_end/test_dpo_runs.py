@@ -2,8 +2,9 @@
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pyarrow.parquet as pq
 import pytest
@@ -14,6 +15,7 @@ import posttrain
 from posttrain.cli import main
 from posttrain.config import DpoConfig
 from posttrain.errors import UserError
+from posttrain.runs.reports import StepReport
 from tests.support.accidents import Accident
 from tests.support.conversations import chat_model, chat_tokenizer, save_chat_model, turns
 from tests.support.runs import command, contents, metrics_of, save_tiny_model, tiny_recipe
@@ -239,6 +241,7 @@ def test_from_python_rows_rewards_and_policy_are_objects(tmp_path: Path) -> None
         ({"task": {"name": "dataset", "prefill": "<think>"}}, "task.prefill = <think> is for prompts that are sampled"),
         ({"run": {"num_steps": 7}}, "run.num_steps = 7 and dpo.num_epochs = 1 both say when"),
         ({"run": {"early_stop_evaluations": 2}}, "run.early_stop_evaluations = 2"),
+        ({"run": {"token_limit": 10}}, "run.token_limit = 10 stops runs of `posttrain rl` only"),
         ({"dpo": {"beta": 0}}, "beta = 0.0 tells no answers apart"),
         ({"dpo": {"label_smoothing": 0.5}}, "label_smoothing = 0.5 must be"),
         ({"dpo": {"loss": "kto"}}, "loss"),
@@ -256,3 +259,53 @@ def test_a_recipe_with_the_section_dpo_is_of_this_kind_and_says_all_when_it_is_w
     assert config.dpo.length_normalized is True
     assert config.dpo.learning_rate == 1e-5  # ten times that of a whole model
     assert "length_normalized: true" in posttrain.as_recipe(config)
+
+
+class Ends(posttrain.Watcher):
+    """After the first step."""
+
+    def on_step(self, report: StepReport) -> None:
+        self.stopping = True
+
+
+def test_a_run_that_a_watcher_ends_is_measured_as_it_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    save_tiny_model(tmp_path / "model")
+    rows = [{"prompt": f"{n}+1=", "chosen": str(n + 1), "rejected": str(n)} for n in range(40)]
+    config = posttrain.load_recipe(
+        kind=DpoConfig,
+        model={"path": "model"},
+        task={"name": "dataset", "held_out_share": 0.25},
+        dpo={"num_epochs": None, "pairs_per_batch": 2, "learning_rate": 1e-2},
+        run={"folder": "dpo", "num_steps": 9, "threads": 1},
+    )
+    run = posttrain.train_dpo(config, rows=rows, watchers=[Ends()])
+    assert run.summary["steps"] == 1
+    before, after = (cast(dict[str, float], run.summary[when]) for when in ("before", "after"))
+    assert after["loss"] != before["loss"]
+
+
+@pytest.mark.parametrize("changed", ["answers", "fewer"])
+def test_kept_log_probs_of_a_reference_are_of_the_pairs_that_they_were_asked_of(
+    changed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    save_tiny_model(tmp_path / "model")
+    rows = [{"prompt": f"{n}+1=", "chosen": str(n + 1), "rejected": str(n)} for n in range(40)]
+    config = posttrain.load_recipe(
+        kind=DpoConfig,
+        model={"path": "model"},
+        task={"name": "dataset", "held_out_share": 0.25},
+        dpo={"num_epochs": 2, "pairs_per_batch": 8, "reference": "precomputed"},
+        checkpoint={"every_steps": 2, "keep_last": 9},
+        run={"folder": "dpo", "threads": 1},
+    )
+    posttrain.train_dpo(config, rows=rows)
+    others = [{**row, "chosen": "77"} for row in rows] if changed == "answers" else rows[:20]
+    again: dict[str, Any] = {"rows": others, "resume": True, "from_step": 2, "accept_changes": True}
+    with pytest.raises(UserError, match=r"dpo\.reference = precomputed: .* are of other pairs"):
+        posttrain.train_dpo(config, **again)
+    if changed == "answers":
+        live = replace(config, dpo=replace(config.dpo, reference="live"), run=replace(config.run, folder="live"))
+        posttrain.train_dpo(live, rows=rows)
+        assert posttrain.train_dpo(live, **again).summary["steps"] > 2

@@ -1,7 +1,7 @@
 """`posttrain.train` with objects of one's own in place of what the config describes, and what is said of wrong ones."""
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 import posttrain
 from posttrain.algorithms.credit import Credit, Evidence
 from posttrain.algorithms.table import grpo
-from posttrain.errors import RunError, UserError
+from posttrain.errors import UserError
 from posttrain.generation.in_process import InProcessEngine
 from posttrain.generation.request import Request
 from posttrain.models.policy import Policy
@@ -148,34 +148,6 @@ def test_a_run_is_made_of_the_objects_that_it_is_given(model: Path, tmp_path: Pa
     saved = AutoModelForCausalLM.from_pretrained(run.model_folder).get_parameter("model.norm.weight")
     assert torch.equal(saved, after)
     assert "upside-down on sums for 3 steps" in (run.model_folder / "README.md").read_text()
-
-
-def test_a_mistake_in_an_algorithm_is_told_with_the_step_and_what_is_left(model: Path, tmp_path: Path) -> None:
-    """In step 1 before anything is written."""
-    policy, right = policy_of(model), grpo()
-    for mistaken, said in [
-        (1, r"^algorithm grpo: its credit rule returned a tensor"),
-        (
-            2,
-            r"^step 2: algorithm grpo: its credit rule returned a tensor .*\n.*last good checkpoint is .*step-00000",
-        ),
-    ]:
-        calls = iter(range(1, 9))
-        own = replace(right, credit=lambda evidence, at=mistaken, calls=calls: credit_until(at, calls, evidence))
-        with pytest.raises(RunError, match=said):
-            posttrain.train(
-                config(tmp_path / "run", 2),
-                policy=policy,
-                task=Sums(policy),
-                algorithm=own,
-                rewards=[rewarded_by_answer],
-            )
-        assert (tmp_path / "run" / "checkpoints").exists() == (mistaken > 1)
-
-
-def credit_until(mistaken: int, calls: Iterator[int], evidence: Evidence) -> Any:
-    """GRPO's, until the call that is mistaken."""
-    return evidence.rewards if next(calls) == mistaken else grpo().credit(evidence)
 
 
 def test_the_engine_is_given_the_weights_of_every_update_and_those_of_the_checkpoint_on_resume(

@@ -4,7 +4,7 @@ import json
 import shutil
 import signal
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -16,6 +16,7 @@ import posttrain
 from posttrain.cli import main
 from posttrain.config import Config, RewardModelConfig
 from posttrain.errors import UserError
+from posttrain.runs.reports import StepReport
 from tests.support.accidents import Accident
 from tests.support.conversations import save_chat_model, turns
 from tests.support.runs import command, metrics_of
@@ -141,6 +142,7 @@ def test_a_dry_run_shows_plan_and_pairs_and_makes_nothing(
         ({"run": {"num_steps": 7}}, "both say when the run ends"),
         ({"run": {"num_steps": 0}}, "trains nothing"),
         ({"run": {"time_limit_minutes": 1}}, "stops runs of `posttrain rl` only"),
+        ({"run": {"token_limit": 10}}, "run.token_limit = 10 stops runs of `posttrain rl` only"),
         ({"reward_model": {"center_coefficient": -1}}, "is no finite number >= 0"),
         ({"reward_model": {"calibration_bins": 0}}, "measures nothing"),
         ({"reward_model": {"num_epochs": 0}}, "never trains"),
@@ -198,3 +200,51 @@ def posttrain_model(folder: Path) -> Any:
     from transformers import AutoModelForCausalLM
 
     return AutoModelForCausalLM.from_pretrained(folder)
+
+
+class Ends(posttrain.Watcher):
+    """After a step at which nothing is measured."""
+
+    def on_step(self, report: StepReport) -> None:
+        self.stopping = report.step == 3
+
+
+def test_a_run_that_a_watcher_ends_is_measured_as_it_ended(
+    whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before the first measurement along the way; what is told is of the weights that are saved."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(Figure, "savefig", lambda figure, path, **look: None)
+    config = posttrain.load_recipe(
+        kind=RewardModelConfig,
+        model={"path": str(whole / "model")},
+        task={"name": "dataset", "held_out_share": 0.25},
+        reward_model={"num_epochs": None, "pairs_per_batch": 2},
+        run={"folder": "rm", "num_steps": 9, "threads": 1},
+    )
+    run = posttrain.train_reward_model(config, rows=ROWS, watchers=[Ends()])
+    assert run.summary["steps"] == 3
+    rows = [json.loads(line) for line in (run.folder / "held_out.jsonl").read_text().splitlines()]
+    margins = [row["chosen"] - row["rejected"] for row in rows]
+    after = cast(dict[str, float], run.summary["after"])
+    assert after["margin"] == pytest.approx(sum(margins) / len(margins), rel=1e-6)
+
+
+def test_an_adapter_that_is_brought_has_the_rate_of_adapters(
+    whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import peft
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(Figure, "savefig", lambda figure, path, **look: None)
+    lora = peft.LoraConfig(r=2, target_modules="all-linear", task_type="CAUSAL_LM")
+    adapted = peft.get_peft_model(posttrain_model(whole / "model"), lora)
+    policy = posttrain.as_policy(adapted, AutoTokenizer.from_pretrained(whole / "model"))
+    config = posttrain.load_recipe(
+        kind=RewardModelConfig,
+        task={"name": "dataset", "held_out_share": 0},
+        reward_model={"num_epochs": None, "warmup_steps": 0, "schedule": "constant"},
+        run={"folder": "rm", "num_steps": 1, "threads": 1},
+    )
+    run = posttrain.train_reward_model(config, policy=policy, rows=ROWS[:8])
+    assert [line["learning_rate"] for line in metrics_of(run.folder) if "learning_rate" in line] == [1e-4]

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import zip_longest
+from itertools import pairwise, zip_longest
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -76,11 +76,17 @@ class SplitArguments:
             raise UserError(f"{COMMAND_LINE}: no use for {' '.join(self.positional)}: {program.name} [--FLAGS ...]")
 
 
+OF_FILES = ("--judge.principles", "--behaviours.file")
+"""Flags whose value may be a .yaml file that is no recipe."""
+
+
 def split_arguments(arguments: Sequence[str]) -> SplitArguments:
-    """Positional arguments come first; a `.yaml` file is a recipe wherever it stands."""
+    """Positional arguments come first; a `.yaml` file is a recipe wherever it stands, but behind one of `OF_FILES`."""
     first_flag = next((i for i, each in enumerate(arguments) if each.startswith("-")), len(arguments))
-    late = [each for each in arguments[first_flag:] if is_recipe_file(each)]
-    flags = [each for each in arguments[first_flag:] if not is_recipe_file(each)]
+    late: list[str] = []
+    flags: list[str] = []
+    for before, each in pairwise(["", *arguments[first_flag:]]):
+        (late if is_recipe_file(each) and before not in OF_FILES else flags).append(each)
     return SplitArguments(positional=[*arguments[:first_flag], *late], flags=flags)
 
 

@@ -21,7 +21,7 @@ from posttrain.options.collect import PersonJudgeOptions
 if TYPE_CHECKING:
     from posttrain.training.collection.collection import Collection
 
-MAY_CHANGE = ("run.threads", "judge.endpoint")
+MAY_CHANGE = ("run.threads", "judge.endpoint", "judge.options")
 """What may be another when a collection is resumed."""
 
 
@@ -63,6 +63,7 @@ def main(arguments: Sequence[str]) -> int:
         require_model(config.model)
     require(0 <= switches.port < 1 << 16, switches, "port", "is no port; use 0 to 65535")
     require_raters(switches)
+    require_voters(config, switches)
     if switches.dry_run:
         from posttrain.commands.voting.collection_plan import show_collection_plan
 
@@ -88,6 +89,16 @@ def require_raters(switches: CollectSwitches) -> None:
         raise UserError(f"--rater {' '.join(switches.rater)}: name each rater once, such as --rater anna ben")
     if switches.terminal and len(switches.rater) > 1:
         raise UserError(f"--rater {' '.join(switches.rater)}: a terminal asks one person; leave out --terminal")
+
+
+def require_voters(config: CollectConfig, switches: CollectSwitches) -> None:
+    """Refuse switches about voting where nobody votes."""
+    if isinstance(config.judge, PersonJudgeOptions):
+        return
+    usual = CollectSwitches()
+    for name in ("rater", "terminal", "port"):
+        if getattr(switches, name) != getattr(usual, name):
+            raise UserError(f"--{name}: is of people who vote, and judge.name = {config.judge.name} asks nobody.")
 
 
 def ask_people(collection: "Collection", switches: CollectSwitches) -> None:

@@ -56,11 +56,9 @@ class DpoConfig:
             object.__setattr__(self, "task", full_section("task", self.task))
         options = for_what_is_trained(self.dpo, adapter=self.model.trains_adapter, where="dpo")
         object.__setattr__(self, "dpo", options)
-        if self.run.early_stop_evaluations is not None:
-            raise UserError(
-                f"run.early_stop_evaluations = {self.run.early_stop_evaluations} stops runs of `posttrain rl` only."
-                "  Leave it out."
-            )
+        for option in ("early_stop_evaluations", "token_limit"):
+            if (value := getattr(self.run, option)) is not None:
+                raise UserError(f"run.{option} = {value} stops runs of `posttrain rl` only.  Leave it out.")
         if self.dpo.rounds:
             self._require_rounds()
         else:

@@ -70,7 +70,7 @@ def require_end_of_pairs(run: RunOptions, options: PairOptions) -> None:
             f"run.num_steps = {run.num_steps} and {options.section}.num_epochs = {options.num_epochs:g} both say when"
             f" the run ends.  Leave the first out, or say {options.section}.num_epochs: null."
         )
-    for option in ("time_limit_minutes", "early_stop_evaluations"):
+    for option in ("time_limit_minutes", "token_limit", "early_stop_evaluations"):
         value = getattr(run, option)
         if value is not None:
             raise UserError(

@@ -12,6 +12,10 @@ WhichPairs = Literal["all", "best_worst", "random"]
 WhichPrinciples = Literal["draw", "all"]
 
 
+OF_CALLS = ("key_env", "key_file", "at_once", "timeout_seconds", "tries", "batch_seconds", "token_budget")
+"""Options of the reward `judge` that say how it is asked, and not what."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class CollectOptions:
     """What is sampled, and which pairs are made of a prompt's completions."""

@@ -28,8 +28,9 @@ class PairOptions(OptimizerOptions):
     tokens_per_microbatch: int = 4096
     """Tokens that go through the model at once: bounds memory, never changes the gradient.  Small ones stay in a CPU's
     cache."""
-    eval_every: int = 50
-    """Updates between measurements on held-out pairs; there is always one before and one after."""
+    eval_every: int = 40
+    """Updates between measurements on held-out pairs; there is always one before and one after.  A step can be kept as
+    the best where it is saved as well: a multiple of `checkpoint.every_steps`."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from posttrain.errors import UserError
+from posttrain.errors import RunError, UserError
 from posttrain.runs.progress import visible
 from posttrain.training.collection.ballot import CHOICES, Ballot, StaleVote
 
@@ -178,6 +178,8 @@ class BallotHandler(BaseHTTPRequestHandler):
             status, answer = refusal.status, {"error": str(refusal)}
         except StaleVote:
             status, answer = HTTPStatus.CONFLICT, self.pages.state(self._ballot())
+        except RunError as error:  # a disk that is full
+            status, answer = HTTPStatus.INSUFFICIENT_STORAGE, {"error": str(error)}
         if isinstance(answer, str):
             content_type, payload = "text/html; charset=utf-8", answer.encode()
         else:

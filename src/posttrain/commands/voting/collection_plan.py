@@ -7,7 +7,7 @@ from posttrain.config import CollectConfig
 from posttrain.options.collect import LlmJudgeOptions, RewardJudgeOptions
 from posttrain.runs.progress import visible
 from posttrain.training.collection.judge_answers import LlmJudge
-from posttrain.training.collection.pair_choice import pairs_of
+from posttrain.training.collection.pair_choice import choose_pairs
 from posttrain.training.collection.prompt_sampler import PairObjects, PromptSampler
 from posttrain.training.collection.sampled_prompts import SampledCompletion, SampledPrompt
 
@@ -54,12 +54,12 @@ def judged_how(config: CollectConfig) -> str:
 
 def first_prompt_lines(prompt: SampledPrompt, config: CollectConfig) -> list[str]:
     """A prompt, its completions, and which of them are compared."""
-    pairs = pairs_of(prompt, prompt.completions, config.collect, seed=config.run.seed)
+    pairs = choose_pairs([prompt], config.collect, seed=config.run.seed).pairs
     return [
         "",
         visible(f"prompt     {prompt.prompt_id}: {prompt.question.rstrip()}"),
         *(line for each in prompt.completions for line in completion_lines(each)),
-        f"compared   {', '.join(f'{pair.first.sample} and {pair.second.sample}' for pair in pairs)}",
+        f"compared   {', '.join(f'{pair.first.sample} and {pair.second.sample}' for pair in pairs) or 'none of them'}",
     ]
 
 

@@ -4,6 +4,7 @@ A candidate is data.  It goes in as a JSON string between two lines of random ch
 whatever stands there is to be judged and not obeyed, and a candidate that looks like a verdict never gets that far.
 """
 
+import hashlib
 import json
 import re
 import secrets
@@ -190,6 +191,12 @@ def single_messages(prompt: str, candidate: str, *, rubric: str, scale: tuple[fl
     line = fence()
     system = SINGLE.format(fence=line, rubric=rubric, low=scale[0], high=scale[1])
     return [{"role": "system", "content": system}, {"role": "user", "content": enclosed(prompt, candidate, line)}]
+
+
+def shown_second(prompt: str, first: str, second: str) -> bool:
+    """Whether the first of two candidates is shown second: by lot, which is a function of what is compared."""
+    drawn = hashlib.blake2b(repr((prompt, first, second)).encode(errors="surrogatepass"), digest_size=1).digest()
+    return drawn[0] < 128
 
 
 def pair_messages(prompt: str, candidates: Sequence[str], *, rubric: str) -> list[dict[str, str]]:

@@ -42,6 +42,7 @@ from posttrain.rewards.judge.judge_prompts import (
     says_nothing,
     score_in,
     shortened,
+    shown_second,
     single_messages,
     winner_in,
 )
@@ -254,8 +255,8 @@ class JudgeBatch:
         return [lost.get(i) or (sum(won) / len(won) if won else 0.5) for i, won in enumerate(points)]
 
     async def compared(self, rows: Sequence[tuple[str, str]], a: int, b: int) -> float | ScoringFailure:
-        """What the first of two gets of one point; which of them is shown first is drawn by lot."""
-        swapped = random.random() < 0.5
+        """What the first of two gets of one point; which of them is shown first is drawn by lot, the same each time."""
+        swapped = shown_second(rows[a][0], rows[a][1], rows[b][1])
         first, second = (b, a) if swapped else (a, b)
         candidates = [shortened(rows[first][1]), shortened(rows[second][1])]
         result = await self.verdict(pair_messages(rows[a][0], candidates, rubric=self.reward.rubric), winner_in)

@@ -8,7 +8,7 @@ function of the seed and the epoch alone.
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from posttrain.errors import UserError
+from posttrain.errors import RunError, UserError
 from posttrain.models.conversation_masks import Masking
 from posttrain.options.dataset import DatasetOptions
 from posttrain.options.pairs import PairOptions
@@ -64,7 +64,14 @@ class PreferenceSet:
         """The numbers of an update's pairs, counted from the beginning of the run."""
         epoch_end = (first // len(self.training) + 1) * len(self.training)
         last = min(first + options.pairs_per_batch, epoch_end)
-        return range(first, last if options.num_epochs is None else min(last, self.num_pairs(options.num_epochs)))
+        found = range(first, last if options.num_epochs is None else min(last, self.num_pairs(options.num_epochs)))
+        if not found:
+            raise RunError(
+                f"all {options.num_epochs:g} epochs of the {len(self.training)} pairs that there are now have been"
+                " learned, and the run has steps left: it was begun with more of them.  Give those back, or start"
+                " another run."
+            )
+        return found
 
     def num_pairs(self, epochs: float) -> int:
         """Pairs that so many epochs are, each counted as often as it is learned."""
@@ -118,6 +125,8 @@ def preference_set(
     long = [pair for part in made for pair in part if pair.num_tokens > longest]
     require_short(long, options, longest)
     trained, measured = ([pair for pair in part if pair.num_tokens <= longest] for part in made)
+    if not made[0] and bad.faults:
+        raise UserError(f"no row makes a pair to train on.  The first:{bad.listed()}")
     if not trained:
         raise UserError(
             f"{options.section}.max_length: none of the {len(made[0])} pairs to train on has at most {longest} tokens."

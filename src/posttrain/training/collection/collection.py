@@ -119,12 +119,12 @@ class Collection:
         if missing <= 0 or self.interruption:
             return
         with PromptSampler(self.config, self.own) as sampler:
-            if not self.folder.begun:
-                self.folder.begin(saved_recipe(self.config))
-                self.folder.write_inputs(self.inputs)
             total = missing * self.config.collect.group_size
             with self.progress.stage("completions", total) as advance:
                 for batch in sampler.batches(len(self.prompts), advance):
+                    if not self.folder.begun:  # only now is an earlier collection given up
+                        self.folder.begin(saved_recipe(self.config))
+                        self.folder.write_inputs(self.inputs)
                     self.folder.journal(COMPLETIONS).append([each.as_record() for each in batch])
                     self.prompts.extend(batch)
                     if self.interruption:
@@ -137,7 +137,11 @@ class Collection:
             return
         began = time.monotonic()
         if self.judge_model is not None:
-            self._ask(self.judge_model)
+            try:
+                self._ask(self.judge_model)
+            except RunError:
+                self.finish()  # what is answered is rows all the same
+                raise
         elif self.config.by_person:
             if people is None:
                 raise UserError(
@@ -176,11 +180,10 @@ class Collection:
         with self.progress.stage("questions to the judge", len(open_now)) as advance:
             for start in range(0, len(open_now), QUESTIONS_AT_A_TIME):
                 asked = open_now[start : start + QUESTIONS_AT_A_TIME]
-                failed = judge.ask(asked, lambda answer: journal.append([answer]))
+                failed = judge.ask(asked, lambda answer: journal.append([answer]), lambda: bool(self.interruption))
                 failures += len(failed)
                 advance(len(asked))
                 if failed and failures > self.config.grading.max_failure_share * (start + len(asked)):
-                    self.finish()
                     raise RunError(
                         f"judge: {failures} of {start + len(asked)} questions have no answer; at most"
                         f" {100 * self.config.grading.max_failure_share:g}% may fail (grading.max_failure_share).  The"
@@ -264,6 +267,8 @@ def open_collection(
         require_same_collection(path, config)
         inputs = require_same_inputs(path, inputs, accept_changes=accept_changes)
     judge = LlmJudge(config.judge, seed=config.run.seed) if isinstance(config.judge, LlmJudgeOptions) else None
+    if judge is not None:
+        judge.reward.key()  # a key that is not there shows before anything is sampled
     folder = CollectionFolder.resume(path) if resume else CollectionFolder.claim(path, overwrite=config.run.overwrite)
     with folder, Progress(0) as progress, interruptible() as interruption:
         if resume:

@@ -8,13 +8,20 @@ from posttrain.config import Config, build
 from posttrain.config.collect import CollectConfig
 from posttrain.config.sections import plain
 from posttrain.errors import UserError
-from posttrain.options.collect import LlmJudgeOptions
+from posttrain.options.collect import OF_CALLS, LlmJudgeOptions
 from posttrain.rewards.grading.function import RewardFunction
 from posttrain.runs.run_inputs import RunInput, RunInputs, class_name, code_input, named_files, rows_input
 from posttrain.runs.same_recipe import differences, leaves, run_recipe
 from posttrain.training.collection.prompt_sampler import PairObjects
 
-MAY_CHANGE = ("run.folder", "run.overwrite", "run.threads", "judge.endpoint")
+MAY_CHANGE = (
+    "run.folder",
+    "run.overwrite",
+    "run.threads",
+    "judge.endpoint",
+    "judge.options",  # as a path it is there where there are none
+    *(f"judge.options.{name}" for name in OF_CALLS),
+)
 """What makes no other collection of it; a server of one's own may have another port the next day."""
 
 

@@ -94,8 +94,13 @@ class LlmJudge:
             for order in ORDERS:
                 yield JudgeQuestion(pair, principle, order)
 
-    def ask(self, questions: Sequence[JudgeQuestion], keep: Keep) -> list[ScoringFailure]:
-        """Ask all of these side by side; returns what kept some from being answered."""
+    def ask(
+        self, questions: Sequence[JudgeQuestion], keep: Keep, stopping: Callable[[], bool] = lambda: False
+    ) -> list[ScoringFailure]:
+        """Ask all of these side by side; returns what kept some from being answered.
+
+        Once it is `stopping`, what is asked is waited for, and the rest stays open.
+        """
         open_now: list[JudgeQuestion] = []
         for question in questions:
             if (settled := self.settled(question.pair)) is None:
@@ -104,7 +109,7 @@ class LlmJudge:
                 keep(settled)
         if not open_now:
             return []
-        return asyncio.run(self._asked(open_now, keep))
+        return asyncio.run(self._asked(open_now, keep, stopping))
 
     def settled(self, pair: Pair) -> dict[str, object] | None:
         """The answer on a pair of which one completion loses unasked."""
@@ -126,10 +131,18 @@ class LlmJudge:
             "says": says[-MOST_SAID:],
         }
 
-    async def _asked(self, questions: Sequence[JudgeQuestion], keep: Keep) -> list[ScoringFailure]:
+    async def _asked(
+        self, questions: Sequence[JudgeQuestion], keep: Keep, stopping: Callable[[], bool]
+    ) -> list[ScoringFailure]:
+        at_once = asyncio.Semaphore(self.reward.at_once)
+
+        async def answered(question: JudgeQuestion) -> ScoringFailure | None:
+            async with at_once:
+                return None if stopping() else await self._answer(batch, question, keep)
+
         async with JudgeBatch(self.reward, self.budget) as batch:
             await batch.canaries()
-            results = await asyncio.gather(*(self._answer(batch, question, keep) for question in questions))
+            results = await asyncio.gather(*map(answered, questions))
         return [each for each in results if each is not None]
 
     async def _answer(self, batch: JudgeBatch, question: JudgeQuestion, keep: Keep) -> ScoringFailure | None:

@@ -34,11 +34,17 @@ class LineJournal:
         return found
 
     def append(self, records: Sequence[Mapping[str, object]]) -> None:
-        """Add records; they are on the disk when this returns."""
-        new = not self.path.exists()
+        """Add records; they are on the disk when this returns, and none of them is in the file where it raises."""
+        lines = [json.dumps(record, allow_nan=False) for record in records]
+        size = self.path.stat().st_size if self.path.exists() else None
         with writing(self.path, self.path.parent):
-            append_lines(self.path, [json.dumps(record, allow_nan=False) for record in records])
-            if new:
+            try:
+                append_lines(self.path, lines)
+            except OSError:
+                if self.path.exists():  # half a line would be the beginning of the next one
+                    os.truncate(self.path, size or 0)
+                raise
+            if size is None:
                 sync_folder(self.path.parent)
 
     def _record(self, number: int, line: bytes) -> dict[str, Any]:

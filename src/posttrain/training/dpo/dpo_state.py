@@ -1,12 +1,13 @@
 """What a run on pairs trains, and what it remembers between steps."""
 
+import hashlib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 
 from posttrain.algorithms.preference_losses import PREFERENCE_LOSSES, PairObjective
-from posttrain.errors import RunError
+from posttrain.errors import RunError, UserError
 from posttrain.models.adapters.lora import adapter_dropout
 from posttrain.models.adapters.peft_objects import require_whole_adapter
 from posttrain.models.policy import Policy
@@ -156,7 +157,8 @@ class TrainedOnPairs:
 
     def state(self) -> Mapping[str, object]:
         """Whatever else it reads, as plain data."""
-        return {"run": asdict(self.run), "optimizer": optimizer_tensors(self.optimizer)[1], **self.frozen}
+        kept = {"pairs": pairs_digest(self.pairs)} if self.reference.kept and not self.options.rounds else {}
+        return {"run": asdict(self.run), "optimizer": optimizer_tensors(self.optimizer)[1], **self.frozen, **kept}
 
     def add_seconds(self, seconds: Mapping[str, float]) -> None:
         """Count the time of a step, by stage."""
@@ -169,6 +171,12 @@ class TrainedOnPairs:
         assert isinstance(optimizer, Mapping)
         assert isinstance(run, Mapping)
         require_same_frozen(self.frozen, saved.state)
+        if saved.state.get("pairs", digest := pairs_digest(self.pairs)) != digest:
+            raise UserError(
+                "dpo.reference = precomputed: the log-probs of the reference in the checkpoint are of other pairs than"
+                " those of now, and the first policy is gone.  Give the pairs back, or start another run; with"
+                " dpo.reference = live pairs may change."
+            )
         restore_module(self.policy.model, saved.tensors["policy"])
         restore_optimizer(self.optimizer, saved.tensors["optimizer"], optimizer)
         self.run = DpoState(**run)
@@ -186,3 +194,11 @@ def order_of(round_number: int) -> str:
 def batch_tokens(pairs: Sequence[Preference]) -> int:
     """Tokens of pairs, each with its prompt once."""
     return sum(len(pair.prompt.tokens) + len(pair.chosen) + len(pair.rejected) for pair in pairs)
+
+
+def pairs_digest(pairs: PreferenceSet) -> str:
+    """Tells the tokens of all pairs, in their order, from any others'."""
+    parts = [
+        [(pair.prompt.tokens, pair.chosen, pair.rejected) for pair in part] for part in (pairs.training, pairs.held_out)
+    ]
+    return hashlib.sha256(repr(parts).encode()).hexdigest()

@@ -81,8 +81,14 @@ class RowPairs:
 
     def measured(self, trained: TrainedOnPairs, harness: Harness) -> dict[str, float]:
         """Every so many steps, and after the last."""
-        due = trained.step % self.options.eval_every == 0 or trained.step == self.num_steps
-        return self._measured(trained, harness) if due else {}
+        return self._measured(trained, harness) if self._is_due(trained.step) else {}
+
+    def measured_at_end(self, trained: TrainedOnPairs, harness: Harness) -> dict[str, float]:
+        """Of a run that was stopped at a step that is not measured otherwise."""
+        return {} if self._is_due(trained.step) else self._measured(trained, harness)
+
+    def _is_due(self, step: int) -> bool:
+        return step % self.options.eval_every == 0 or step == self.num_steps
 
     def _measured(self, trained: TrainedOnPairs, harness: Harness) -> dict[str, float]:
         if not self.pairs.held_out:

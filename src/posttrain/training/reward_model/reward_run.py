@@ -6,6 +6,7 @@ from pathlib import Path
 from time import perf_counter
 
 from posttrain.config import RewardModelConfig
+from posttrain.models.adapters.in_force import trains_adapter
 from posttrain.models.adapters.peft_objects import require_whole_adapter
 from posttrain.models.classifiers.saved_classifier import TextReading, require_classifier
 from posttrain.models.classifiers.score_head import TextScorer, new_scorer
@@ -14,6 +15,7 @@ from posttrain.models.loading.model_folder import load_policy
 from posttrain.models.policy import Policy
 from posttrain.models.rendering import TokenizerRenderer
 from posttrain.options.dataset import DatasetOptions
+from posttrain.options.training import for_policy
 from posttrain.runs.folder import saved_recipe
 from posttrain.runs.harness import Harness, HarnessOptions, require_resume
 from posttrain.runs.reports import EvaluationReport, Run, StepReport
@@ -97,6 +99,9 @@ def train_reward_model(
     given = GivenPairs(
         rows=None if rows is None else list(rows), held_out=None if held_out_rows is None else list(held_out_rows)
     )
+    if policy is not None:
+        rated = for_policy(config.reward_model, adapter=trains_adapter(policy.model))
+        config = replace(config, reward_model=rated)
     inputs = inputs_of_pairs(config, policy, given)
     if resume:
         inputs = require_same_inputs(Path(config.run.folder), inputs, accept_changes=accept_changes)
@@ -191,8 +196,10 @@ def fit_pairs(
         finished = trained.step >= num_steps or (harness.told_to_stop and not harness.interruption)
         summary: dict[str, object] = {}
         if finished:
-            summary = {**reward_summary(trained.run), **session.pairs.summary()}
             found = session.measured() if session.pairs.held_out else None
+            if found is not None:
+                trained.run.saw_evaluation(found[0])  # where it was stopped nothing may have been measured
+            summary = {**reward_summary(trained.run), **session.pairs.summary()}
             write_reward_model(session.config, session.scorer, session.reading, folder.path, found)
             if found is not None:
                 folder.write_held_out(held_out_rows_of(session.pairs, found[1]))
