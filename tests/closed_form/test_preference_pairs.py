@@ -192,7 +192,8 @@ def test_each_epoch_has_every_pair_once_in_an_order_of_its_own() -> None:
     options = PairOptions(pairs_per_batch=4, num_epochs=2)
     found = pairs_of(rows, options=options)
     first, batches = 0, []
-    while batch := found.batch(first, options):
+    while first < found.num_pairs(2):
+        batch = found.batch(first, options)
         batches.append([pair.where for pair in batch])
         first += len(batch)
     assert [len(batch) for batch in batches] == [4, 4, 2, 4, 4, 2]  # an update ends where an epoch does
