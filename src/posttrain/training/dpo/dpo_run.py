@@ -132,8 +132,8 @@ def conclude(session: DpoSession, trained: TrainedOnPairs, harness: Harness) -> 
     """Measure what training made of the policy, save the model, and say what came out."""
     source, folder = session.source, harness.folder
     transcripts: list[list[str]] = []
-    if isinstance(source, RowPairs):
-        folder.append_metrics(trained.step, source.measured_at_end(trained, harness))
+    if isinstance(source, RowPairs) and (metrics := source.measured_at_end(trained, harness)):
+        folder.append_metrics(trained.step, metrics)
     if isinstance(source, RoundPairs):
         trained.run.after, transcripts = source.measured_in_full(trained, harness, "after training")
         if trained.run.after["num_problems"]:
