@@ -33,6 +33,14 @@ def trl_python() -> Path:
     return python
 
 
+def python_with_peft() -> Path:
+    """The same with what adapters, a base in 4 bits and TRL's mathematical rewards need."""
+    python = trl_python()
+    run_pip(python, ["--no-deps", *(f"{name}=={version(name)}" for name in ("peft", "bitsandbytes"))])
+    run_pip(python, [f"math-verify=={version('math-verify')}"])
+    return python
+
+
 def install_torch(python: Path) -> None:
     """The build of torch that we run on; the CPU build comes from PyTorch's own index, where that can be reached."""
     release, _, build = version("torch").partition("+")

@@ -10,11 +10,10 @@ import argparse
 import json
 import subprocess
 import tempfile
-from importlib.metadata import version
 from pathlib import Path
 
 from _trl_tests_stand_in import save_model
-from _vs_trl_environment import run_pip, trl_python
+from _vs_trl_environment import python_with_peft
 from transformers import Qwen2ForCausalLM, Qwen2ForSequenceClassification
 
 HERE = Path(__file__).parent
@@ -40,13 +39,6 @@ def main() -> None:
             results[script.stem] = result(python, script, folder)
             print(script.stem, results[script.stem], flush=True)
     NAMES.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
-
-
-def python_with_peft() -> Path:
-    """TRL's environment with what adapters and a base in 4 bits need."""
-    python = trl_python()
-    run_pip(python, ["--no-deps", *(f"{name}=={version(name)}" for name in ("peft", "bitsandbytes"))])
-    return python
 
 
 def result(python: Path, script: Path, folder: str) -> dict[str, object]:

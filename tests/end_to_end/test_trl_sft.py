@@ -83,7 +83,5 @@ def test_what_is_not_here_is_told_by_name(model: str, tmp_path: Path) -> None:
     for name in ("data_collator", "compute_metrics"):
         with pytest.raises(UserError, match=f"SFTTrainer: {name} = "):
             trainer(model, tmp_path, given={name: print})
-    with pytest.raises(UserError, match="packing = True: rows are never put together"):
-        trainer(model, tmp_path, packing=True)
     with pytest.raises(UserError, match="train_dataset is missing"):
         SFTTrainer(model, SFTConfig(str(tmp_path))).train()

@@ -227,9 +227,6 @@ def test_an_adapter_is_trained_alone_at_the_rate_that_was_given(model: str, tmp_
 def test_messages_name_the_fields_that_a_script_has(model: str, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"^train_dataset: row 0: the column `prompt` is missing; it has question"):
         trainer(model, tmp_path / "run", given={"train_dataset": [{"question": "1 + 1"}]}).train()
-    given = {"peft_config": peft.LoraConfig(r=4)}
-    with pytest.raises(UserError, match=r"^GRPOConfig: weight_decay: .* an adapter .* is not decayed"):
-        trainer(model, tmp_path / "run", weight_decay=0.1, given=given).train()
 
 
 def test_a_model_in_4_bits_has_an_adapter_over_it(model: str, tmp_path: Path) -> None:

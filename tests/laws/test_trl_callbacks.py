@@ -18,7 +18,13 @@ POLICY = cast(Policy, SimpleNamespace(model=None, tokenizer=None))
 
 def logged(*callbacks: TrainerCallback, steps: int = 12, updates: int = 1, epoch: int = 5, **given: Any) -> Events:
     """The events of a run whose steps report their number as the loss, and whose evaluations are noted at theirs."""
-    events = Events(args=GRPOConfig(**{"logging_strategy": "no", **given}), policy=POLICY, callbacks=[*callbacks])
+    events = Events(
+        args=GRPOConfig(**{"logging_strategy": "no", **given}),
+        policy=POLICY,
+        callbacks=[*callbacks],
+        log_step=lambda entry, start_time: events.log(entry),
+        save_model=print,
+    )
     events.begin(TrainerState())
     length = RunLength(updates=steps * updates, updates_per_step=updates, updates_per_epoch=epoch)
     watcher = CallbackWatcher(
@@ -141,9 +147,8 @@ def test_an_improvement_below_the_threshold_is_none_for_the_callback_and_the_bes
 
 def test_early_stopping_without_something_to_stop_for_is_told_before_training() -> None:
     for given in ({**MEASURED, "eval_strategy": "no"}, {**MEASURED, "metric_for_best_model": None}):
-        events = Events(args=GRPOConfig(**given), policy=POLICY, callbacks=[EarlyStoppingCallback()])
         with pytest.raises(UserError, match=r"GRPOConfig: metric_for_best_model = .* EarlyStoppingCallback stops"):
-            events.begin(TrainerState())
+            logged(EarlyStoppingCallback(), **given)
 
 
 def test_a_metric_that_no_evaluation_has_is_told_with_those_that_there_are() -> None:

@@ -5,13 +5,15 @@ tests/data/trl_fields.json has the names and defaults as `dataclasses.fields` of
 
 import importlib.util
 import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from posttrain.errors import UserError
-from posttrain.trl import GRPOConfig, ModelConfig, SFTConfig
+from posttrain.trl import DPOConfig, GRPOConfig, ModelConfig, RewardConfig, RLOOConfig, SFTConfig
+from posttrain.trl.fields.dpo_config import DPO_RULES
 from posttrain.trl.fields.field_rules import (
     CheckedFields,
     Rules,
@@ -20,14 +22,25 @@ from posttrain.trl.fields.field_rules import (
     lines_about,
     mapping_of,
     mappings,
+    require_numbers,
 )
 from posttrain.trl.fields.grpo_config import GRPO_RULES
 from posttrain.trl.fields.model_config import MODEL_RULES
+from posttrain.trl.fields.reward_config import REWARD_RULES
+from posttrain.trl.fields.rloo_config import RLOO_RULES
 from posttrain.trl.fields.sft_config import SFT_RULES
+from posttrain.trl.fields.training_rules import OTHER_ADAMW
 
 DOCS = Path(__file__).parents[2] / "docs"
 STORED = json.loads((Path(__file__).parents[1] / "data" / "trl_fields.json").read_text(encoding="utf-8"))
-TABLES: dict[type[CheckedFields], Rules] = {GRPOConfig: GRPO_RULES, SFTConfig: SFT_RULES, ModelConfig: MODEL_RULES}
+TABLES: dict[type[CheckedFields], Rules] = {
+    GRPOConfig: GRPO_RULES,
+    SFTConfig: SFT_RULES,
+    DPOConfig: DPO_RULES,
+    RewardConfig: REWARD_RULES,
+    RLOOConfig: RLOO_RULES,
+    ModelConfig: MODEL_RULES,
+}
 OTHER_DEFAULTS = {"gradient_checkpointing": None}
 """Where a script that leaves a field out gets something else, which changes memory and no number."""
 BY_CLASS = [
@@ -67,6 +80,56 @@ def test_another_value_is_taken_told_or_refused(config: type[CheckedFields], nam
         told = [*lines_about(other, TABLES[config])]
         assert len(told) == (rule.treatment is not Treatment.SUPPORTED)
         assert all(name in line and rule.says in line for line in told)
+
+
+PUBLIC: list[tuple[Any, str, Any, str]] = [
+    *((GRPOConfig, "optim", name, "is read as AdamW of torch, with moments in float32") for name in OTHER_ADAMW),
+    *((SFTConfig, "optim", name, "is read as AdamW of torch, with moments in float32") for name in OTHER_ADAMW),
+    *((GRPOConfig, "optim", name, "!give another in `optimizers`") for name in ("lion_8bit", "adafactor", "sgd")),
+    (SFTConfig, "optim", "paged_lion_8bit", "!AdamW of torch is the optimiser here"),
+    *((each, "optim", name, "") for each in (GRPOConfig, SFTConfig) for name in ("adamw_torch_fused", "adamw_hf")),
+    *((each, "use_liger_kernel", True, "without that package") for each in (GRPOConfig, SFTConfig)),
+    *((each, "tf32", True, "torch.set_float32_matmul_precision") for each in (GRPOConfig, SFTConfig)),
+    *((each, "fp16", True, "") for each in (GRPOConfig, SFTConfig)),
+    *((each, "debug", value, "") for each in (GRPOConfig, SFTConfig) for value in (None, [], [""])),
+    (SFTConfig, "packing", True, "rows are not joined, and padding costs nothing here.  An update learns 8 rows"),
+    (SFTConfig, "eval_packing", True, "rows are not joined"),
+    (SFTConfig, "activation_offloading", True, "gradient_checkpointing=True saves memory too"),
+    (SFTConfig, "dataset_kwargs", {"skip_prepare_dataset": True}, "skip_prepare_dataset = True sets nothing here"),
+    (SFTConfig, "dataset_kwargs", {"add_special_tokens": False}, "opening tokens once"),
+    (SFTConfig, "dataset_kwargs", {"append_concat_token": False}, "rows are not joined"),
+    (SFTConfig, "dataset_kwargs", {"add_special": False}, "!dataset_kwargs: add_special = False: rows are prepared"),
+    (GRPOConfig, "top_k", -1, ""),
+    (GRPOConfig, "vllm_sampling_params", object(), "!set temperature, top_p, top_k, min_p"),
+    (GRPOConfig, "weight_decay", 0.1, ""),
+]
+"""Values that public scripts give, with what is said about each; an exclamation mark is a refusal."""
+
+
+@pytest.mark.parametrize(("config", "name", "value", "says"), PUBLIC)
+def test_what_public_scripts_set_is_accepted_with_its_line_or_refused_by_name(
+    config: Any, name: str, value: Any, says: str
+) -> None:
+    args, rules = config(**{name: value}), TABLES[config]
+    require_numbers(args, rules)
+    if says.startswith("!"):
+        with pytest.raises(UserError, match=f"{config.__name__}: {name}") as caught:
+            list(lines_about(args, rules))
+        assert says[1:] in str(caught.value)
+        return
+    told = list(lines_about(args, rules))
+    assert len(told) == bool(says)
+    assert all(line.startswith(name) and says in line for line in told)
+
+
+def test_a_field_that_a_script_adds_in_a_subclass_is_its_own() -> None:
+    @dataclass
+    class Args(GRPOConfig):
+        benchmarks: str = "none"
+
+    args: Any = Args(benchmarks="all", max_steps=3)
+    require_numbers(args, GRPO_RULES)
+    assert (list(lines_about(args, GRPO_RULES)), args.benchmarks) == ([], "all")
 
 
 def test_a_name_that_is_no_field_is_told_the_nearest() -> None:

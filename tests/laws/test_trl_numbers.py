@@ -51,7 +51,7 @@ ALLOWED: dict[type[CheckedFields], dict[str, tuple[Any, ...]]] = {
         "steps_per_generation": (3, None),
         "temperature": ANY,
         "top_p": (0.5, None),
-        "top_k": (0, 3, None),
+        "top_k": (0, -1, 3, None),
         "min_p": (0, 0.5, None),
         "beta": (0, *ANY),
         "num_iterations": (3,),
@@ -77,7 +77,7 @@ NUMBERS = [
     (config, name)
     for config, rules in TABLES.items()
     for name, kind in get_type_hints(config).items()
-    if is_number(kind) and rules[name].treatment not in (Treatment.IDLE, Treatment.REFUSED)
+    if name in rules and is_number(kind) and rules[name].treatment not in (Treatment.IDLE, Treatment.REFUSED)
 ]
 
 
@@ -120,7 +120,7 @@ AS_BY_DEFAULT = {
     "generation_batch_size": (None,),
     "steps_per_generation": (None,),
     "top_p": (None,),
-    "top_k": (0, None),
+    "top_k": (0, -1, None),
     "min_p": (0, None),
     "beta": (0,),
     "delta": (None,),

@@ -5,6 +5,7 @@ one batch: the first where the policy is the one that sampled, the second where 
 and the KL act.  Ours come through `posttrain.trl`, so that what its fields mean is proven with them.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -12,30 +13,40 @@ from pathlib import Path
 import pytest
 import torch
 
+from posttrain.records import Group
 from posttrain.runs.clock import Clock
 from posttrain.training.collector import no_journal
 from posttrain.training.session import open_session
 from posttrain.training.update_metrics import update_metrics
-from posttrain.trl import GRPOConfig, GRPOTrainer
+from posttrain.trl import GRPOConfig, GRPOTrainer, RLOOConfig, RLOOTrainer
+from posttrain.trl.log_entries import Logged, Trained, logged_by, token_entry
 from tests.support import trl_numbers
 from tests.support.tiny import relative_distance
-from tests.support.trl_numbers import CASES, END, GIVEN, GROUP_SIZE
+from tests.support.trl_numbers import CASES, GIVEN, GROUP_SIZE
 
-ROUNDED = ("normalised, then summed", "normalised, then summed, with a KL")
+ROUNDED = ("normalised, then summed", "normalised, then summed, with a KL", "rloo with a KL, normalised")
 """Where TRL leaves a group whose scores say nothing an advantage of 5e-8, so that its tokens count as clipped."""
 WORST = 1e-5
 """Relative distance of a parameter's gradient, or of its weights, from TRL's."""
 
 
-def trainer_of(name: str, folder: Path, dtype: torch.dtype) -> tuple[GRPOTrainer, trl_numbers.RecordingSgd]:
+GRPO = [name for name in CASES if not name.startswith("rloo")]
+CONSTANT_LOSS = "rloo with a KL, truncated masked"
+"""Where TRL's loss has a constant for each masked completion, its advantage, which has no gradient."""
+
+
+def trainer_of(
+    name: str, folder: Path, dtype: torch.dtype
+) -> tuple[GRPOTrainer | RLOOTrainer, trl_numbers.RecordingSgd]:
     """posttrain.trl with what TRL was given: fields, model, rewards, rows, and gradient descent at the same rate."""
     fields = trl_numbers.FIELDS | CASES[name]["fields"]
     model = trl_numbers.model().to(dtype)
     sgd = trl_numbers.RecordingSgd(model, fields["learning_rate"])
-    trainer = GRPOTrainer(
+    kinds = (GRPOTrainer, GRPOConfig) if name in GRPO else (RLOOTrainer, RLOOConfig)
+    trainer = kinds[0](
         model=model,
         reward_funcs=trl_numbers.reward_functions(name),
-        args=GRPOConfig(output_dir=str(folder / "run"), **fields),
+        args=kinds[1](output_dir=str(folder / "run"), **fields),
         train_dataset=trl_numbers.rows(),
         processing_class=trl_numbers.tokenizer(),
         optimizers=(sgd, None),
@@ -50,9 +61,12 @@ class Outcome:
 
     advantages: torch.Tensor
     losses: list[float]
-    num_tokens: list[int]
+    groups: Sequence[Group]
+    logged: Logged
     metrics: list[dict[str, float]]
     updates: list[trl_numbers.Recorded]
+    kls: list[float | None]
+    """What a batch's first update logs of a KL in the rewards."""
 
 
 @cache
@@ -60,17 +74,22 @@ def outcome(name: str) -> Outcome:
     """Of the case in float64, step by step: so nothing but TRL's own rounding stands between the numbers."""
     trainer, sgd = trainer_of(name, Path("unused"), torch.float64)
     config, _, rows = trainer.described()
+    reports, kls = [], []
     with open_session(config, trainer.objects(rows)) as session:
-        collected = session.collector.collect(1, no_journal, Clock())
-        credited = session.learner.credit(collected, Clock())
-        reports = session.learner.learn(session.learner.batches(credited, Clock()), 1, Clock())
+        for step in range(1, len(CASES[name]["updates"]) // 2 + 1):
+            collected = session.collector.collect(step, no_journal, Clock())
+            credited = session.learner.credit(collected, Clock())
+            kls += [logged_by(trainer.args).penalised_kl(collected.groups, credited.token_rewards).get("kl"), None]
+            reports += session.learner.learn(session.learner.batches(credited, Clock()), step, Clock())
     order = [GIVEN["prompts"].index(list(group.prompt.tokens)) for group in collected.groups]
     return Outcome(
         advantages=credited.advantages[torch.tensor(order).argsort()],
         losses=[report.loss for report in reports],
-        num_tokens=[report.num_tokens for report in reports],
+        groups=collected.groups,
+        logged=logged_by(trainer.args),
         metrics=[update_metrics([report]) for report in reports],
         updates=sgd.updates,
+        kls=kls,
     )
 
 
@@ -91,7 +110,7 @@ def require_same_updates(name: str, made: list[trl_numbers.Recorded]) -> None:
 @pytest.mark.parametrize("name", CASES)
 def test_loss_gradients_and_weights_are_those_of_trl(name) -> None:
     made = outcome(name)
-    for loss, expected in zip(made.losses, CASES[name]["updates"], strict=True):
+    for loss, expected in zip(made.losses if name != CONSTANT_LOSS else (), CASES[name]["updates"], strict=False):
         # TRL's is a float32 mean of terms of size 1, which may cancel.
         assert loss == pytest.approx(expected["loss"], rel=WORST, abs=2e-7)
     require_same_updates(name, made.updates)
@@ -115,25 +134,31 @@ def test_advantages_are_those_of_trl(name) -> None:
     torch.testing.assert_close(outcome(name).advantages, expected, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize(
-    "name", [name for name in CASES if "sequences" not in name and name not in ("luspo", "micro-batches", *ROUNDED)]
-)
-def test_metrics_of_one_name_are_those_of_trl(name) -> None:
-    """With ratios of sequences TRL counts completions, and with micro-batches its means are of means."""
-    renamed = {"cispo_clip_ratio": "clip_ratio/high_mean"}
-    made, masked = outcome(name), CASES[name]["fields"].get("mask_truncated_completions", False)
-    total = sum(len(ids) for group in GIVEN["completions"] for ids in group if not masked or ids[-1] == END)
-    for ours, num_tokens, update in zip(made.metrics, made.num_tokens, CASES[name]["updates"], strict=True):
+@pytest.mark.parametrize("name", [name for name in CASES if name not in ("micro-batches", *ROUNDED)])
+def test_logged_metrics_are_those_of_trl(name) -> None:
+    """Of tokens, and with ratios of sequences of completions; with micro-batches TRL's means are of means."""
+    made = outcome(name)
+    assert any("clip" in metric for metric in CASES[name]["updates"][0]["metrics"])
+    for ours, kl, update in zip(made.metrics, made.kls, CASES[name]["updates"], strict=True):
+        trained = Trained(tokens=ours["tokens/trained"], completions=ours["completions/trained"])
+        share = made.logged.trained_share(trained, groups=made.groups)
+        entry = token_entry(ours, made.logged, trained_share=share) | ({} if kl is None else {"kl": kl})
         for metric, value in update["metrics"].items():
             if metric != "entropy":  # which is measured on request
-                # Ours are of the tokens of the update, without groups that teach nothing: none of theirs is clipped.
-                assert ours[renamed.get(metric, metric)] * num_tokens == pytest.approx(value * total, rel=1e-5), metric
+                assert entry[metric] == pytest.approx(value, rel=1e-5, abs=1e-8), metric
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", GRPO)
 def test_in_the_second_update_clips_act_and_a_kl_pulls(name) -> None:
     """Else the numbers would prove little."""
     metrics = CASES[name]["updates"][1]["metrics"]
     assert metrics.get("clip_ratio/region_mean", metrics.get("cispo_clip_ratio")) > 0.1
     assert ("kl" in metrics) == bool(CASES[name]["fields"].get("beta"))
     assert metrics.get("kl", 1) > 0.01
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if name not in GRPO])
+def test_with_rloo_clips_act_and_the_second_batch_has_a_kl(name) -> None:
+    updates = [update["metrics"] for update in CASES[name]["updates"]]
+    assert updates[1]["clip_ratio/region_mean"] > 0.1
+    assert len(updates) == 2 or abs(updates[2]["kl"]) > 0.01

@@ -52,11 +52,13 @@ CISPO = {"loss_type": "cispo", "epsilon_high": 1.15}
 SEQUENCE = {"importance_sampling_level": "sequence"}
 KL = {"beta": 0.04}
 GDPO = {"multi_objective_aggregation": "normalize_then_sum"}
+RLOO_KL = {"beta": 0.05, **NARROW, "max_steps": 4, "learning_rate": 0.3}
+"""The same completions twice: in the first two updates the policy is still the reference where they are sampled."""
 MASKED = {"mask_truncated_completions": True}
 
 
 def cases() -> dict[str, dict[str, Any]]:
-    """Name -> fields of GRPOConfig; others are those of FIELDS, or TRL's defaults."""
+    """Name -> fields of GRPOConfig, or RLOOConfig where the name says so; others are of FIELDS, or TRL's defaults."""
     made: dict[str, dict[str, Any]] = {}
     for loss in CLIPPED:
         made[loss] = {"loss_type": loss}
@@ -93,6 +95,17 @@ def cases() -> dict[str, dict[str, Any]]:
         "dapo with a KL, truncated masked": {"loss_type": "dapo", **KL, **MASKED},
         "dr_grpo, truncated masked": {"loss_type": "dr_grpo", **MASKED},
         "cispo, truncated masked, some unscored": {**CISPO, **MASKED},
+        "rloo": {"beta": 0.0, **NARROW},
+        "rloo with a KL": RLOO_KL,
+        "rloo with a KL, normalised": {**RLOO_KL, "normalize_advantages": True, "learning_rate": 0.2},
+        "rloo with a KL, rewards clipped": {**RLOO_KL, "reward_clip_range": [0.25, 0.8]},
+        "rloo with a KL, some unscored": RLOO_KL,
+        "rloo in micro-batches": {
+            **RLOO_KL,
+            "per_device_train_batch_size": 4,
+            "gradient_accumulation_steps": 3,
+        },
+        "rloo with a KL, truncated masked": {**RLOO_KL, **MASKED},
     }
     return made
 

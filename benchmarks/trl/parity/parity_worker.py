@@ -5,7 +5,7 @@
 With cases by name only those are made anew, and the others stay as the file has them.
 Of each case two updates are taken on one batch of given completions, by gradient descent without momentum at rate 1:
 the first where the policy is the one that "sampled", the second where it has left it, so that ratios, clips and the KL
-act.
+act.  Of RLOO with a KL, which acts through the rewards, two more are taken on a second batch.
 """
 
 import base64
@@ -23,8 +23,8 @@ from datasets import Dataset
 from parity_cases import FIELDS, GROUP_SIZE, SHAPE, WORDS, cases, given, scores_of
 from tokenizers import Tokenizer, models, pre_tokenizers
 from torch import nn
-from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
-from trl import GRPOConfig, GRPOTrainer
+from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM, Trainer
+from trl import GRPOConfig, GRPOTrainer, RLOOConfig, RLOOTrainer
 
 METRICS = ("clip_ratio/low_mean", "clip_ratio/high_mean", "clip_ratio/region_mean", "cispo_clip_ratio", "kl", "entropy")
 PACKAGES = ("trl", "torch", "transformers")
@@ -73,16 +73,20 @@ def result(name: str, fields: dict[str, Any], data: dict[str, Any], folder: Path
     """What TRL computes in a case: of each of the two updates the loss, the gradients and the weights after it."""
     print(name, flush=True)
     rows = [{"prompt": text_of(prompt)} for prompt in data["prompts"]]
-    trainer = RecordingTrainer(
-        model=str(folder / "model"),
-        reward_funcs=reward_functions(data, scores_of(name, data)),
-        args=settings(fields, folder),
-        train_dataset=Dataset.from_list(rows),
-        rollout_func=forced(data),
-    )
+    given = {
+        "model": str(folder / "model"),
+        "reward_funcs": reward_functions(data, scores_of(name, data)),
+        "train_dataset": Dataset.from_list(rows),
+    }
+    if name.startswith("rloo"):
+        trainer = RecordingRloo(args=settings(RLOOConfig, fields, folder), **given)
+        trainer.forced = forced(data)
+    else:
+        trainer = RecordingGrpo(args=settings(GRPOConfig, fields, folder), rollout_func=forced(data), **given)
     trainer.train()
     recorded = trainer.optimizer.optimizer
-    losses = np.array(trainer.losses).reshape(2, -1).sum(axis=1).tolist()
+    updates = trainer.args.max_steps
+    losses = np.array(trainer.losses).reshape(updates, -1).sum(axis=1).tolist()
     logs = [line for line in trainer.state.log_history if "loss" in line]
     return {
         "fields": fields,
@@ -94,13 +98,13 @@ def result(name: str, fields: dict[str, Any], data: dict[str, Any], folder: Path
                 "weights": encoded(recorded.weights[i]),
                 "metrics": {key: logs[i][key] for key in METRICS if key in logs[i]},
             }
-            for i in range(2)
+            for i in range(updates)
         ],
     }
 
 
-def settings(fields: dict[str, Any], folder: Path) -> GRPOConfig:
-    return GRPOConfig(
+def settings(kind: Any, fields: dict[str, Any], folder: Path) -> Any:
+    return kind(
         output_dir=str(folder / "run"),
         **{**FIELDS, "model_init_kwargs": {"dtype": "float32"}, "dataloader_pin_memory": False, **fields},
     )
@@ -161,7 +165,7 @@ class RecordingSgd(torch.optim.SGD):
         self.weights.append({name: each.detach().clone() for name, each in self.parameters.items()})
 
 
-class RecordingTrainer(GRPOTrainer):
+class Recording(Trainer):
     """TRL's trainer with that optimiser; it keeps the loss of each micro-batch."""
 
     def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
@@ -173,6 +177,20 @@ class RecordingTrainer(GRPOTrainer):
         loss = super().training_step(*arguments, **named)
         self.losses.append(loss.item())
         return loss
+
+
+class RecordingGrpo(Recording, GRPOTrainer):
+    """GRPOTrainer."""
+
+
+class RecordingRloo(Recording, RLOOTrainer):
+    """RLOOTrainer, which has no rollout function to be given."""
+
+    forced: Callable[..., dict[str, Any]]
+
+    def _generate_single_turn(self, prompt_ids: list[list[int]], *others: Any) -> list[list[int]]:
+        answered: list[list[int]] = self.forced([text_of(prompt) for prompt in prompt_ids], self)["completion_ids"]
+        return answered
 
 
 def encoded(tensors: dict[str, torch.Tensor]) -> str:

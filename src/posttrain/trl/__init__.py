@@ -7,17 +7,33 @@
 docs/guides/trl.md says what is the same, and what is not.
 """
 
+import importlib
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
+
+from posttrain.trl.fields.dpo_config import DPOConfig
 from posttrain.trl.fields.grpo_config import GRPOConfig
 from posttrain.trl.fields.model_config import ModelConfig, get_kbit_device_map, get_peft_config, get_quantization_config
+from posttrain.trl.fields.reward_config import RewardConfig
+from posttrain.trl.fields.rloo_config import RLOOConfig
 from posttrain.trl.fields.script_arguments import ScriptArguments, TrlParser
 from posttrain.trl.fields.sft_config import SFTConfig
-from posttrain.trl.grpo_trainer import GRPOTrainer
+from posttrain.trl.grpo_trainer import GRPOTrainer, RLOOTrainer
+from posttrain.trl.pairs.dpo_trainer import DPOTrainer
+from posttrain.trl.pairs.reward_trainer import RewardTrainer
 from posttrain.trl.sft_trainer import SFTTrainer
+from posttrain.trl.surface.names_elsewhere import not_here_message
 
 __all__ = [
+    "DPOConfig",
+    "DPOTrainer",
     "GRPOConfig",
     "GRPOTrainer",
     "ModelConfig",
+    "RLOOConfig",
+    "RLOOTrainer",
+    "RewardConfig",
+    "RewardTrainer",
     "SFTConfig",
     "SFTTrainer",
     "ScriptArguments",
@@ -26,3 +42,13 @@ __all__ = [
     "get_peft_config",
     "get_quantization_config",
 ]
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> object:
+        """A module of this package, or an ImportError that says what to use in place of a name of TRL's."""
+        if name.startswith("_"):
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        if find_spec(f"{__name__}.{name}") is not None:
+            return importlib.import_module(f"{__name__}.{name}")
+        raise ImportError(not_here_message(name, __all__))

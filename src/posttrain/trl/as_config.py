@@ -1,4 +1,4 @@
-"""GRPOConfig to Config: the same run in our words."""
+"""GRPOConfig and RLOOConfig to Config: the same run in our words."""
 
 import math
 from collections.abc import Mapping
@@ -20,7 +20,8 @@ from posttrain.options.training import (
     UpdateOptions,
 )
 from posttrain.trl.batch_arithmetic import BatchPlan
-from posttrain.trl.fields.grpo_config import GRPOConfig
+from posttrain.trl.fields.grpo_config import GRPOConfig, SampledFields
+from posttrain.trl.fields.rloo_config import RLOOConfig
 from posttrain.trl.fields.training_fields import TrainingFields
 
 DEVIATION_EPSILON = 1e-4
@@ -72,7 +73,7 @@ class RunLength:
         return max(1, round(count / self.updates_per_step))
 
 
-def rl_config(args: GRPOConfig, model: ModelOptions, plan: BatchPlan, length: RunLength) -> Config:
+def rl_config(args: SampledFields, model: ModelOptions, plan: BatchPlan, length: RunLength) -> Config:
     """The run that the arguments describe, but for how many tokens a micro-batch has."""
     return Config(
         model=model,
@@ -83,7 +84,7 @@ def rl_config(args: GRPOConfig, model: ModelOptions, plan: BatchPlan, length: Ru
             max_prompt_tokens=args.max_prompt_length,
             shuffle=args.shuffle_dataset is not False,
         ),
-        algorithm=algorithm_section(args),
+        algorithm=grpo_section(args) if isinstance(args, GRPOConfig) else rloo_section(args),
         grading=GradingOptions(max_same_reward_steps=0),
         rollout=rollout_options(args, plan),
         update=UpdateOptions(
@@ -91,6 +92,7 @@ def rl_config(args: GRPOConfig, model: ModelOptions, plan: BatchPlan, length: Ru
             warmup_steps=warmup_updates(args, length.updates),
             schedule=schedule_of(args),
             weight_decay=args.weight_decay,
+            decay_adapter=args.weight_decay > 0 and model.adapter is not None,
             beta1=args.adam_beta1,
             beta2=args.adam_beta2,
             max_grad_norm=args.max_grad_norm or math.inf,
@@ -107,10 +109,10 @@ def rl_config(args: GRPOConfig, model: ModelOptions, plan: BatchPlan, length: Ru
     )
 
 
-def rollout_options(args: GRPOConfig, plan: BatchPlan) -> RolloutOptions:
+def rollout_options(args: SampledFields, plan: BatchPlan) -> RolloutOptions:
     """How a step samples."""
     assert args.max_completion_length is not None, "a number, as all fields are that must be"
-    top_p, top_k, min_p = args.top_p or 1.0, args.top_k or 0, args.min_p or 0.0
+    top_p, top_k, min_p = args.top_p or 1.0, max(0, args.top_k or 0), args.min_p or 0.0
     return RolloutOptions(
         prompts_per_step=plan.prompts_per_step,
         group_size=plan.group_size,
@@ -123,7 +125,7 @@ def rollout_options(args: GRPOConfig, plan: BatchPlan) -> RolloutOptions:
     )
 
 
-def algorithm_section(args: GRPOConfig) -> dict[str, object]:
+def grpo_section(args: GRPOConfig) -> dict[str, object]:
     """TRL's loss as an algorithm of ours and its options."""
     scale = scale_of(args)
     require_one_of(args, "scale_rewards", scale, ("group", "batch", "none"))
@@ -166,6 +168,36 @@ def algorithm_section(args: GRPOConfig) -> dict[str, object]:
     return {"name": "grpo", **section}
 
 
+def rloo_section(args: SampledFields) -> dict[str, object]:
+    """TRL's RLOO: the ratio of a whole completion is clipped, and a KL is taken off its reward."""
+    assert isinstance(args, RLOOConfig)
+    section: dict[str, object] = {
+        "name": "rloo",
+        "clip_low": args.epsilon,
+        "clip_high": args.epsilon if args.epsilon_high is None else args.epsilon_high,
+        "token_weights": "mean_over_sequences",
+        "reward_range": reward_range(args),
+        "normalize_advantages": args.normalize_advantages,
+        "mask_truncated": args.mask_truncated_completions,
+        "count_unscored": True,
+    }
+    if args.beta:
+        section["kl"] = {"coefficient": args.beta, "estimator": "k1", "place": "reward"}
+    return section
+
+
+def reward_range(args: RLOOConfig) -> list[float] | None:
+    """The least and the most that a sum of rewards counts."""
+    given = args.reward_clip_range
+    if given is None:
+        return None
+    if len(given) != 2 or given[0] > given[1]:
+        raise UserError(
+            f"RLOOConfig: reward_clip_range = {given}: give the least and the most reward, such as (-1.0, 1.0)."
+        )
+    return [float(each) for each in given]
+
+
 ZeroDeviation = Literal["group", "batch", "sum"]
 
 
@@ -184,6 +216,19 @@ def scale_of(args: GRPOConfig) -> str:
 
 LEVELS = {"token": "token", "sequence": "sequence_mean"}
 """importance_sampling_level by our names."""
+
+
+def ratio_level_notes(args: SampledFields) -> list[str]:
+    """What TRL warns of, too: ratios of sequences whose tokens are then added up, and the reverse."""
+    if not isinstance(args, GRPOConfig):
+        return []
+    level, loss = args.importance_sampling_level, args.loss_type
+    if level == "sequence" and loss in ("bnpo", "dr_grpo", "dapo", "cispo"):
+        adds_up = f"importance_sampling_level = 'sequence' with loss_type = {loss!r} adds up tokens"
+        return [f"{adds_up}: it weights completions by length.  For GSPO as published set loss_type = 'grpo'."]
+    if level == "token" and loss == "luspo":
+        return ["loss_type = 'luspo' is published with importance_sampling_level = 'sequence'."]
+    return []
 
 
 def require_one_of(args: TrainingFields, name: str, value: object, known: tuple[str, ...]) -> None:
@@ -229,17 +274,19 @@ def schedule_of(args: TrainingFields) -> Literal["constant", "linear", "cosine"]
     return SCHEDULES[args.lr_scheduler_type]
 
 
-def reference_options(args: GRPOConfig, length: RunLength) -> ReferenceOptions:
+def reference_options(args: SampledFields, length: RunLength) -> ReferenceOptions:
     """How often the reference is taken from the policy again."""
     if not args.sync_ref_model:
         return ReferenceOptions()
     if args.ref_model_mixup_alpha != 1.0:
         raise UserError(
-            f"GRPOConfig: ref_model_mixup_alpha = {args.ref_model_mixup_alpha} with sync_ref_model: a reference is"
-            " taken from the policy whole; use 1.0."
+            f"{type(args).__name__}: ref_model_mixup_alpha = {args.ref_model_mixup_alpha} with sync_ref_model: a"
+            " reference is taken from the policy whole; use 1.0."
         )
     if not args.beta:
-        raise UserError("GRPOConfig: sync_ref_model = True with beta = 0: there is no reference.  Leave one out.")
+        raise UserError(
+            f"{type(args).__name__}: sync_ref_model = True with beta = 0: there is no reference.  Leave one out."
+        )
     return ReferenceOptions(refresh_every=length.steps_in(args.ref_model_sync_steps))
 
 
@@ -264,6 +311,7 @@ def run_options(args: TrainingFields, num_steps: int) -> RunOptions:
         seed=args.seed,
         num_steps=num_steps,
         report_to=trackers(args),
+        curves=False,
     )
 
 

@@ -9,8 +9,8 @@ import math
 from dataclasses import dataclass
 
 from posttrain.errors import UserError
-from posttrain.trl.fields.field_rules import require_numbers
-from posttrain.trl.fields.grpo_config import GRPO_RULES, GRPOConfig
+from posttrain.trl.fields.field_rules import Rules, require_numbers
+from posttrain.trl.fields.grpo_config import GRPO_RULES, SampledFields
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +40,7 @@ class BatchPlan:
         chunks = max(1, num_rows // self.prompts_per_chunk)
         return max(1, math.ceil(chunks * self.updates_per_chunk - 1e-9))
 
-    def num_updates(self, args: GRPOConfig, num_rows: int) -> int:
+    def num_updates(self, args: SampledFields, num_rows: int) -> int:
         """Optimiser updates of the whole run: max_steps, or num_train_epochs passes over the dataset."""
         if args.max_steps > 0:
             return args.max_steps
@@ -51,9 +51,9 @@ class BatchPlan:
         return math.ceil(num_updates / self.updates_per_step)
 
 
-def batch_plan(args: GRPOConfig) -> BatchPlan:
+def batch_plan(args: SampledFields, rules: Rules = GRPO_RULES) -> BatchPlan:
     """The step that these arguments describe.  Raises UserError where no step of whole groups does."""
-    require_numbers(args, GRPO_RULES)
+    require_numbers(args, rules)
     group, accumulation, passes = args.num_generations, args.gradient_accumulation_steps, args.num_iterations
     assert group is not None, "a number, as all fields are that must be"
     per_generation, notes = micro_steps_of_generation(args)
@@ -86,7 +86,7 @@ def batch_plan(args: GRPOConfig) -> BatchPlan:
         )
     if per_generation % accumulation:
         raise UserError(
-            f"GRPOConfig: steps_per_generation = {per_generation}, num_iterations = {passes} and"
+            f"{type(args).__name__}: steps_per_generation = {per_generation}, num_iterations = {passes} and"
             f" gradient_accumulation_steps = {accumulation}: an update would begin in one generation batch and end in"
             " the next.  Let steps_per_generation be a multiple of gradient_accumulation_steps, or"
             " gradient_accumulation_steps one of steps_per_generation · num_iterations."
@@ -115,13 +115,13 @@ def told_of_updates(updates: int, prompts: int, group: int) -> str:
     return f"the {updates} updates on a generation batch are each on whole groups, which TRL would tear apart."
 
 
-def micro_steps_of_generation(args: GRPOConfig) -> tuple[int, list[str]]:
+def micro_steps_of_generation(args: SampledFields) -> tuple[int, list[str]]:
     """steps_per_generation, given or derived, and what is to be told of it."""
     rows, given, size = args.per_device_train_batch_size, args.steps_per_generation, args.generation_batch_size
     if given is not None and size is not None:
         raise UserError(
-            f"GRPOConfig: steps_per_generation = {given} and generation_batch_size = {size} say the same in two ways."
-            "  Leave one out."
+            f"{type(args).__name__}: steps_per_generation = {given} and generation_batch_size = {size} say the same in"
+            " two ways.  Leave one out."
         )
     if given is not None:
         return given, []
@@ -129,7 +129,7 @@ def micro_steps_of_generation(args: GRPOConfig) -> tuple[int, list[str]]:
         return args.gradient_accumulation_steps, []
     if size % rows:
         raise UserError(
-            f"GRPOConfig: generation_batch_size = {size} is no multiple of per_device_train_batch_size = {rows}.  Use"
-            f" {math.ceil(size / rows) * rows}."
+            f"{type(args).__name__}: generation_batch_size = {size} is no multiple of per_device_train_batch_size ="
+            f" {rows}.  Use {math.ceil(size / rows) * rows}."
         )
     return size // rows, []

@@ -18,6 +18,7 @@ from posttrain.trl.as_config import RunLength
 from posttrain.trl.best_model import is_best, load_best, prune, wants_best, write_state
 from posttrain.trl.fields.training_fields import TrainingFields
 from posttrain.trl.log_entries import Entry, PendingEntries
+from posttrain.trl.surface.checkpoint_folders import link_checkpoint
 
 LOGGED_BY_STEPS = ("loss", "grad_norm", "learning_rate")
 """What only entries of steps have."""
@@ -32,6 +33,10 @@ class Events:
     callbacks: list[TrainerCallback]
     optimizer: Optimizer | None = None
     """There while training goes on."""
+    log_step: Callable[[Entry, float | None], None]
+    """The trainer's `log`, which a script may override, with when training began."""
+    save_model: Callable[[Path], None]
+    """Writes into a checkpoint what from_pretrained reads."""
     state: TrainerState = field(default_factory=TrainerState)
     control: TrainerControl = field(default_factory=TrainerControl)
 
@@ -71,12 +76,13 @@ class Events:
         """One callback more."""
         self.callbacks.append(made_callback(callback))
 
-    def remove(self, callback: object) -> None:
-        """One less: that object, or the first of that class."""
+    def remove(self, callback: object) -> TrainerCallback:
+        """One less: that object, or the first of that class, which is returned."""
         found = [each for each in self.callbacks if each is callback or type(each) is callback]
         if not found:
             raise UserError(f"remove_callback: {callback!r:.60} is none of the trainer's callbacks.")
         self.callbacks.remove(found[0])
+        return found[0]
 
     def log(self, entry: Entry) -> None:
         """An entry of log_history, with the epoch and the step."""
@@ -107,12 +113,19 @@ class CallbackWatcher(Watcher):
         *,
         entry_of: Callable[[StepReport], Entry],
         evaluate: Callable[[], Mapping[str, object]] | None,
+        take_best: Callable[[Path, Path], None] | None = None,
     ) -> None:
-        """`entry_of` is what a step logs; `evaluate` measures and logs, None where nothing is there to measure."""
+        """`entry_of` is what a step logs; `evaluate` measures and logs, None where nothing is there to measure.
+
+        `take_best(checkpoint, folder)` makes a checkpoint's weights the model's and the folder's; None is a policy's.
+        """
         self.events, self.length, self.entry_of, self.evaluate = events, length, entry_of, evaluate
+        self.take_best = take_best or self.take_best_policy
         self.pending = PendingEntries()
         self.losses: list[float] = []
-        self.began = time.monotonic()
+        self.ended: dict[str, Any] = {}
+        """The last entry of the log, which train() returns."""
+        self.began, self.start_time = time.monotonic(), time.time()
 
     @property
     def args(self) -> TrainingFields:
@@ -166,7 +179,7 @@ class CallbackWatcher(Watcher):
         if self.crossed(length.updates_per_epoch, before=before):
             events.tell("on_epoch_end")
         if events.control.should_log:
-            events.log(self.pending.taken())
+            events.log_step(self.pending.taken(), self.start_time)
         if events.control.should_evaluate and self.evaluate is not None:
             events.control.should_evaluate = False
             best = is_best(self.args, state, self.evaluate())
@@ -196,6 +209,9 @@ class CallbackWatcher(Watcher):
         write_state(state, report.path)
         prune(report.path.parent, self.args, state.best_model_checkpoint)
         if report.step:
+            self.events.save_model(report.path)
+            run = report.path.parent.parent
+            link_checkpoint(run, report.path, report.step * self.length.updates_per_step)
             self.events.tell("on_save")
 
     def on_end(self, report: EndReport) -> None:
@@ -211,11 +227,16 @@ class CallbackWatcher(Watcher):
         }
         # As TRL has it, the last entry tells of the steps that no entry has told of, but for what every step logs.
         told = {name: value for name, value in self.pending.taken().items() if name not in LOGGED_BY_STEPS}
-        self.events.log(entry | told)
+        self.ended = {**entry, **told, "epoch": state.epoch, "step": state.global_step}
+        self.events.log_step(entry | told, None)
         if args.load_best_model_at_end and state.best_model_checkpoint is not None and not report.interrupted:
-            load_best(self.events.policy, Path(state.best_model_checkpoint))
-            save_trained(self.events.policy, report.folder, "adapter", "")
+            self.take_best(Path(state.best_model_checkpoint), report.folder)
         self.events.tell("on_train_end")
+
+    def take_best_policy(self, checkpoint: Path, folder: Path) -> None:
+        """Have the weights of a checkpoint be the model's, and those of the run's folder."""
+        load_best(self.events.policy, checkpoint)
+        save_trained(self.events.policy, folder, "adapter", "")
 
     @property
     def mean_loss(self) -> float:

@@ -12,7 +12,7 @@ from posttrain.runs.clock import Clock
 from posttrain.training.collector import CollectedStep
 from posttrain.training.session import Session
 from posttrain.training.update import Observations, micro_loss, token_totals
-from posttrain.trl.log_entries import Entry, Logged, sampled_entry, token_entry
+from posttrain.trl.log_entries import Entry, Logged, Trained, sampled_entry, token_entry
 from posttrain.trl.training_rows import Row, rows_task
 
 PURPOSE = "trl evaluation"
@@ -44,7 +44,8 @@ def evaluation_entry(session: Session, rows: Sequence[Row], group_size: int, log
 def loss_entry(session: Session, collected: CollectedStep, logged: Logged) -> Entry:
     """The loss that an update on these completions would begin with, a mean over mini-batches, and its metrics."""
     learner, clock = session.learner, Clock()
-    batches = learner.batches(learner.credit(collected, clock), clock)
+    credited = learner.credit(collected, clock)
+    batches = learner.batches(credited, clock)
     batches = batches[: len(batches) // learner.passes.epochs]  # one pass
     budget, padded = learner.settings.update.tokens_per_microbatch, learner.policy.forward.padded
     total, observed = 0.0, Observations()
@@ -52,9 +53,12 @@ def loss_entry(session: Session, collected: CollectedStep, logged: Logged) -> En
     for micro in micros:
         total += micro_loss(learner.policy, micro, learner.objective(), observed).item()
     entry: Entry = {"loss": total / len(batches)}
+    kl = logged.penalised_kl(collected.groups, credited.token_rewards)
     if not micros:  # nobody has an advantage
-        return entry | token_entry({}, logged, trained_share=0.0)
+        return entry | token_entry({}, logged, trained_share=0.0) | kl
     totals = token_totals(micros, observed)
     means = {name: value / totals["num_tokens"] for name, value in totals["sums"].items()}
-    trained_share = totals["num_tokens"] / collected.num_completion_tokens
-    return entry | token_entry(means, logged, trained_share=trained_share)
+    means |= {name: value / totals["num_completions"] for name, value in totals["completion_sums"].items()}
+    counts = float(totals["num_tokens"]), float(totals["num_completions"])
+    trained = Trained(tokens=counts[0], completions=counts[1])
+    return entry | token_entry(means, logged, trained_share=logged.trained_share(trained, groups=collected.groups)) | kl

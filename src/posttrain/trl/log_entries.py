@@ -5,19 +5,23 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean, stdev
 
+import torch
+from jaxtyping import Float64
+from torch import Tensor
+
 from posttrain.algorithms.aggregation import decoupled_zscore
-from posttrain.records import Grades, Group
+from posttrain.records import Finish, Grades, Group
 from posttrain.runs.reports import StepReport
-from posttrain.training.metrics import completion_metrics, logged_metrics, reward_metrics, scored
+from posttrain.training.metrics import NO_DEVIATION, completion_metrics, logged_metrics, reward_metrics, scored
 from posttrain.trl.as_config import DEVIATION_EPSILON, ZeroDeviation, zero_deviation_of
-from posttrain.trl.fields.grpo_config import GRPOConfig
+from posttrain.trl.fields.grpo_config import GRPOConfig, SampledFields
 
 Entry = dict[str, float | None]
 
 OF_UPDATES = ("kl", "entropy")
 """Means over the tokens that were trained on, as our metrics have them."""
 CLIPPED = {name: name for name in ("clip_ratio/low_mean", "clip_ratio/high_mean", "clip_ratio/region_mean")}
-"""Shares of tokens, by TRL's name; a group without advantage, which is not trained on, has none that is clipped."""
+"""Shares of tokens or completions, by TRL's name; a group without advantage is not trained on, and never clipped."""
 CISPO_CLIPPED = {"cispo_clip_ratio": "clip_ratio/high_mean"}
 """The same with loss_type = cispo, which bounds ratios on one side."""
 OF_COMPLETIONS = (
@@ -31,8 +35,6 @@ OF_TERMINATED = (
     "completions/min_terminated_length",
     "completions/max_terminated_length",
 )
-NO_DEVIATION = 1e-8
-"""What TRL takes for 0, in units of reward."""
 LAST = ("num_tokens", "learning_rate", "grad_norm")
 """Of these an entry has the last value, of others the mean since the entry before."""
 
@@ -44,13 +46,58 @@ class Logged:
     zero_deviation: ZeroDeviation
     """What `frac_reward_zero_std` looks at."""
     clipped: Mapping[str, str]
-    """Shares of clipped tokens: TRL's name and ours."""
+    """Shares of clipped tokens or completions: TRL's name and ours."""
+    clips_completions: bool = False
+    """Whether those are shares of all completions; else of the tokens of completions that are not masked."""
+    masks_truncated: bool = False
+    kl_coefficient: float | None = None
+    """Of a KL that is taken off the rewards, of which `kl` is the mean; None where `kl` is a term's of the loss."""
+
+    def penalised_kl(
+        self, groups: Sequence[Group], penalties: Float64[Tensor, " token"] | None
+    ) -> dict[str, float | None]:
+        """TRL's `kl` of RLOO: the mean of log μ/ref over the tokens that were sampled, of what it cost each token."""
+        if self.kl_coefficient is None or penalties is None:
+            return {}
+        rollouts = [rollout for group in groups for rollout in group.rollouts]
+        masked = [self.masks_truncated and each.finish == Finish.LENGTH for each in rollouts]
+        counted = [not cut for cut, each in zip(masked, rollouts, strict=True) for _ in each.tokens]
+        kept = penalties[torch.tensor(counted)]
+        return {"kl": -kept.mean().item() / self.kl_coefficient if len(kept) else 0.0}
+
+    def trained_share(self, trained: "Trained", *, groups: Sequence[Group], passes: int = 1) -> float:
+        """Tokens, or completions, that were trained on, as a share of those that TRL divides by."""
+        rollouts = [rollout for group in groups for rollout in group.rollouts]
+        if self.clips_completions:
+            return trained.completions / (len(rollouts) * passes)
+        whole = [each for each in rollouts if not (self.masks_truncated and each.finish == Finish.LENGTH)]
+        return trained.tokens / (sum(len(each.tokens) for each in whole) * passes) if whole else 0.0
 
 
-def logged_by(args: GRPOConfig) -> Logged:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trained:
+    """How much the updates of a step were made of, all passes together."""
+
+    tokens: float
+    completions: float
+
+
+def logged_by(args: SampledFields) -> Logged:
     """What these arguments have TRL log."""
+    if not isinstance(args, GRPOConfig):
+        masks = args.mask_truncated_completions
+        return Logged(
+            zero_deviation="group",
+            clipped=CLIPPED,
+            clips_completions=True,
+            masks_truncated=masks,
+            kl_coefficient=args.beta or None,
+        )
     return Logged(
-        zero_deviation=zero_deviation_of(args), clipped=CISPO_CLIPPED if args.loss_type == "cispo" else CLIPPED
+        zero_deviation=zero_deviation_of(args),
+        clipped=CISPO_CLIPPED if args.loss_type == "cispo" else CLIPPED,
+        clips_completions=args.importance_sampling_level == "sequence",
+        masks_truncated=args.mask_truncated_completions,
     )
 
 
@@ -97,14 +144,16 @@ def step_entry(report: StepReport, logged: Logged, *, updates: int, passes: int)
         entry["learning_rate"] = metrics["learning_rate"]
     entry["num_tokens"] = metrics["num_tokens"]
     entry |= sampled_entry(report.groups, report.grades, logged)
-    trained = metrics.get("tokens/trained", 0.0) / (report.num_tokens * passes)
-    entry |= token_entry(metrics, logged, trained_share=trained)
+    trained = Trained(tokens=metrics.get("tokens/trained", 0.0), completions=metrics.get("completions/trained", 0.0))
+    share = logged.trained_share(trained, groups=report.groups, passes=passes)
+    entry |= token_entry(metrics, logged, trained_share=share)
+    entry |= logged.penalised_kl(report.groups, report.token_rewards)
     entry["step_time"] = sum(report.seconds.values()) / updates
     return entry
 
 
 def token_entry(means: Mapping[str, float], logged: Logged, *, trained_share: float) -> Entry:
-    """What TRL logs of tokens, from our means over those that are trained on and their share of all."""
+    """What TRL logs of tokens, from our means over what is trained on and its share of what TRL divides by."""
     entry: Entry = {name: means[name] for name in OF_UPDATES if name in means}
     return entry | {theirs: means.get(ours, 0.0) * trained_share for theirs, ours in logged.clipped.items()}
 

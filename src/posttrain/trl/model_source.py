@@ -11,7 +11,7 @@ from transformers import AutoTokenizer, BitsAndBytesConfig, PreTrainedModel, Pre
 
 from posttrain.errors import UserError
 from posttrain.models.loading.devices import chosen_device
-from posttrain.models.loading.model_folder import load_policy, loaded_config, located_folder
+from posttrain.models.loading.model_folder import load_policy, load_policy_to_train, loaded_config, located_folder
 from posttrain.models.policy import Policy, as_policy, stop_ids
 from posttrain.options.adapter import ALL_LINEAR, AdapterOptions
 from posttrain.options.model import ModelOptions
@@ -40,8 +40,13 @@ class ModelSource:
 
 def default_folder(model: object, kind: str) -> str:
     """Where a run goes for which no args are given: MODEL-GRPO, MODEL-SFT."""
-    name = model if isinstance(model, str) else str(model.name_or_path) if isinstance(model, PreTrainedModel) else ""
+    name = model if isinstance(model, str) else named_folder(model)
     return f"{Path(name).name or 'model'}-{kind}"
+
+
+def named_folder(model: object) -> str:
+    """The folder, or name on the hub, that a model object was loaded from; of a `PeftModel` its base's."""
+    return str(getattr(getattr(model, "config", None), "_name_or_path", "") or "")
 
 
 def loaded(source: ModelSource, args: TrainingFields) -> tuple[Policy, ModelOptions, list[str]]:
@@ -56,7 +61,19 @@ def loaded(source: ModelSource, args: TrainingFields) -> tuple[Policy, ModelOpti
     if source.processing_class is not None and source.processing_class is not policy.tokenizer:
         tokenizer = require_tokenizer(source.processing_class)
         policy = replace(policy, tokenizer=tokenizer, stop_ids=stop_ids(policy.model, tokenizer))
+    notes += router_notes(policy, args)
     return policy, options, notes
+
+
+def router_notes(policy: Policy, args: TrainingFields) -> list[str]:
+    """A line where TRL would add the loss that balances a mixture's experts: unless a script sets it to 0."""
+    config = policy.model.config.get_text_config()
+    coefficient = getattr(config, "router_aux_loss_coef", None)
+    if args.router_aux_loss_coef is not None or not coefficient or not hasattr(config, "output_router_logits"):
+        return []
+    return [
+        f"router_aux_loss_coef = {coefficient} of the model: TRL adds the loss of its router, and none is added here."
+    ]
 
 
 def model_options(source: ModelSource, args: TrainingFields, notes: list[str]) -> ModelOptions:
@@ -102,19 +119,24 @@ def revision_of(given: object) -> str:
 
 
 def dtype_of(given: object, args: TrainingFields, notes: list[str]) -> Dtype:
-    """The type of matrix products: bfloat16 on a GPU where it is asked for, by either name, or nothing is said."""
+    """The type of matrix products: bfloat16 on a GPU where half precision is asked for by any name, or nothing is."""
     name = "auto" if given is None else str(given).removeprefix("torch.")
-    if name not in ("auto", "float32", "bfloat16"):
+    if name not in ("auto", "float32", "bfloat16", "float16"):
         raise UserError(f"model_init_kwargs: dtype = {name}: use auto, float32 or bfloat16.")
+    asked = [f"{field} = True" for field in ("bf16", "fp16") if vars(args)[field]]
+    asked += [f"dtype = {name}"] if name in ("bfloat16", "float16") else []
     cpu = args.use_cpu or args.no_cuda or not torch.cuda.is_available()
     if cpu:
-        if args.bf16 or name == "bfloat16":
-            said = "bf16 = True" if args.bf16 else "dtype = bfloat16"
-            notes.append(f"{said}: there is no GPU here, so everything is computed in float32.")
+        if asked:
+            notes.append(f"{asked[0]}: there is no GPU here, so everything is computed in float32.")
         return "float32"
-    if args.bf16 is False and name != "bfloat16":
-        return "float32"
-    return "bfloat16" if args.bf16 or name == "bfloat16" else "auto"
+    if not asked:
+        return "float32" if args.bf16 is False else "auto"
+    if args.fp16 or name == "float16":
+        used: Dtype = "bfloat16" if torch.cuda.is_bf16_supported(including_emulation=False) else "float32"
+        notes.append(f"{asked[-1]}: products are computed in {used}, as float16 overflows in this training.")
+        return used
+    return "bfloat16"
 
 
 def quantized(config: object, notes: list[str]) -> Literal["nf4"] | None:
@@ -141,11 +163,11 @@ def policy_of_path(
             raise UserError(
                 "quantization_config: weights in 4 bits cannot be trained.  Give an adapter as well, peft_config."
             )
-        return load_policy(options, seed=args.seed), options
+        return load_policy_to_train(options, seed=args.seed), options
     adapter = adapter_options(config, model_type(replace(options, adapter=None, quantization=None)))
     if adapter is not None:
         options = replace(options, adapter=adapter)
-        return load_policy(options, seed=args.seed), options
+        return load_policy_to_train(options, seed=args.seed), options
     if options.quantization is not None:
         raise UserError(
             "peft_config: over weights in 4 bits an adapter is plain LoRA: rank, alpha, dropout, target_modules by name"
@@ -164,25 +186,41 @@ def policy_of_object(source: ModelSource, model: nn.Module, options: ModelOption
         )
     tokenizer = source.processing_class
     if tokenizer is None:
-        name = model.name_or_path if isinstance(model, PreTrainedModel) else ""
-        if not name:
-            raise UserError("processing_class: the model object names no folder to take a tokenizer from.  Give one.")
-        tokenizer = AutoTokenizer.from_pretrained(name)
+        tokenizer = tokenizer_of(model)
     dtype: Dtype = "auto" if options.dtype == "float32" else options.dtype
     place(model, chosen_device(options.device))
-    if options.gradient_checkpointing and isinstance(model, PreTrainedModel):
-        model.gradient_checkpointing_enable()
+    if options.gradient_checkpointing and hasattr(model, "gradient_checkpointing_enable"):
+        cast(PreTrainedModel, model).gradient_checkpointing_enable()
     if source.peft_config is None:
         return as_policy(model, require_tokenizer(tokenizer), dtype=dtype)
     return as_policy(peft_model(model, source.peft_config), require_tokenizer(tokenizer), dtype=dtype)
 
 
+def tokenizer_of(model: nn.Module) -> PreTrainedTokenizerBase:
+    """The tokenizer of the folder that a model object names.  Raises UserError where there is none."""
+    name = named_folder(model)
+    try:
+        if name:
+            return cast(PreTrainedTokenizerBase, AutoTokenizer.from_pretrained(name))
+    except (OSError, ValueError) as error:
+        raise UserError(
+            f"processing_class: {name}, which the model object was loaded from, has no tokenizer.  Give one."
+        ) from error
+    raise UserError("processing_class: the model object names no folder to take a tokenizer from.  Give one.")
+
+
 def place(model: nn.Module, device: torch.device) -> None:
     """Move a model to the device that trains, as transformers' Trainer does.
 
-    One whose loader has placed it stays: its weights are quantised, or spread over devices by a `device_map`.
+    One whose loader has placed it stays: its weights are quantised, or spread over devices by a `device_map`.  So does
+    one on another device of that kind, where the script has put it.
     """
-    placed = getattr(model, "hf_device_map", None) is not None or getattr(model, "is_quantized", False)
+    there = next((parameter.device.type for parameter in model.parameters()), device.type)
+    placed = (
+        there == device.type
+        or getattr(model, "hf_device_map", None) is not None
+        or getattr(model, "is_quantized", False)
+    )
     if not placed:
         model.to(device)  # parameters stay the objects that an optimiser of the caller's holds
 

@@ -38,7 +38,7 @@ class DecodedReward:
         )
         self.__signature__ = signature if self.takes_ids else with_ids(signature)
 
-    def __call__(self, **given: Any) -> object:
+    def __call__(self, /, **given: Any) -> object:
         """The function's answer to the same with other texts."""
         ids = given[COMPLETION_IDS] if self.takes_ids else given.pop(COMPLETION_IDS)
         if "completions" in given:
@@ -66,7 +66,7 @@ class DecodedRewardModel(RewardModel):
         self.policy_tokenizer = policy_tokenizer
 
     def __call__(
-        self, *, prompts: Sequence[object], completions: Sequence[object], **columns: object
+        self, /, *, prompts: Sequence[object], completions: Sequence[object], **columns: object
     ) -> list[float] | list[Graded]:
         """A score for each completion."""
         ids = cast(Sequence[Sequence[int]], columns[COMPLETION_IDS])
@@ -119,14 +119,13 @@ def reward_functions(
 
     `tokenizers` are those of reward models, one for each reward, and `tokenizer` is the policy's.
     """
-    rewards = list(given) if isinstance(given, list | tuple) else [given]
+    rewards = [] if given is None else list(given) if isinstance(given, list | tuple) else [given]
     if not rewards:
         raise UserError("reward_funcs: there is none.  Give a function, or a list of them.")
     calls = [decoded(call, tokenizer, each, state) for call, each in zip(rewards, tokenizers, strict=True)]
     if weights is not None and len(weights) != len(calls):
         raise UserError(
-            f"GRPOConfig: reward_weights has {len(weights)} numbers for {len(calls)} reward functions; give one for"
-            " each."
+            f"reward_weights has {len(weights)} numbers for {len(calls)} reward functions; give one for each."
         )
     made: list[RewardFunction] = []
     names: list[str] = []

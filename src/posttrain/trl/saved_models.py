@@ -1,12 +1,13 @@
 """What a trainer writes: a folder that from_pretrained reads, and the same on the hub."""
 
-import re
+from dataclasses import dataclass
 from pathlib import Path
 
 from posttrain.errors import RunError, UserError
 from posttrain.models.adapters.peft_layers import adapted_names
 from posttrain.models.loading.saving import save_adapter, save_policy
 from posttrain.models.policy import Policy
+from posttrain.runs.manifest import NAME
 from posttrain.trl.fields.training_fields import TrainingFields
 
 
@@ -25,16 +26,33 @@ def require_free(folder: Path, args: TrainingFields) -> None:
         )
 
 
-def push(folder: Path, args: TrainingFields, message: str) -> str:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HubTarget:
+    """Where on the hub a model goes."""
+
+    name: str
+    token: str | None
+    revision: str | None
+    private: bool | None
+
+
+def hub_name(folder: Path, args: TrainingFields) -> str:
+    """The name on the hub: hub_model_id, or that of the folder of the run."""
+    return args.hub_model_id or folder.resolve().name
+
+
+def push(folder: Path, target: HubTarget, message: str) -> str:
     """Upload a folder to the hub; returns where it is."""
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HTTPError  # type: ignore[attr-defined]  # of its HTTP library, whichever that is
 
-    name = args.hub_model_id or Path(args.output_dir or folder).resolve().name
+    name = target.name
     try:
-        hub = HfApi(token=args.hub_token)
-        made = hub.create_repo(name, private=args.hub_private_repo, exist_ok=True)
-        hub.upload_folder(repo_id=made.repo_id, folder_path=folder, commit_message=message, revision=args.hub_revision)
+        hub = HfApi(token=target.token)
+        made = hub.create_repo(name, private=target.private, exist_ok=True)
+        if target.revision:
+            hub.create_branch(made.repo_id, branch=target.revision, exist_ok=True)
+        hub.upload_folder(repo_id=made.repo_id, folder_path=folder, commit_message=message, revision=target.revision)
     except (HTTPError, OSError) as error:  # OSError: no token, offline by an environment variable
         raise RunError(
             f"push_to_hub: {name} could not be written to the hub ({' '.join(str(error).split())[:200]}).  The model is"
@@ -54,10 +72,11 @@ def resume_step(given: str | bool | None, folder: Path) -> tuple[bool, int | Non
         )
     if given is True:
         return True, None
-    found = re.fullmatch(r"(?:step|checkpoint)-(\d+)", Path(given).name)
-    if found is None or folder.resolve() not in Path(given).resolve().parents:
+    path = Path(given).resolve()  # `checkpoint-500` leads to `checkpoints/step-000500`
+    found = NAME.fullmatch(path.name)
+    if found is None or folder.resolve() not in path.parents:
         raise UserError(
             f"resume_from_checkpoint = {given}: no checkpoint of the run in {folder}.  Give True for its last, or a"
-            f" folder such as {folder}/checkpoints/step-000100."
+            f" folder such as {folder}/checkpoint-100."
         )
     return True, int(found[1])

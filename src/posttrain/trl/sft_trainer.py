@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from torch import nn
@@ -13,8 +12,9 @@ from posttrain.config import SftConfig
 from posttrain.errors import UserError
 from posttrain.options.dataset import DatasetOptions
 from posttrain.options.training import SftOptions
+from posttrain.records import Example
 from posttrain.runs.reports import StepReport
-from posttrain.training.sft.learned_rows import GivenRows
+from posttrain.training.sft.learned_rows import GivenRows, RowExamples
 from posttrain.training.sft.sft_run import example_source, train_sft
 from posttrain.training.sft.supervised import held_out_loss
 from posttrain.trl.as_config import (
@@ -27,11 +27,14 @@ from posttrain.trl.as_config import (
     warmup_updates,
 )
 from posttrain.trl.callback_watcher import CallbackWatcher
-from posttrain.trl.fields.sft_config import SFT_RULES, SFTConfig
+from posttrain.trl.fields.sft_config import SFT_RULES, SFTConfig, rows_of_update
 from posttrain.trl.fields.told_in_fields import told_in_fields
+from posttrain.trl.fields.training_fields import TrainingFields
 from posttrain.trl.log_entries import Entry, prefixed
 from posttrain.trl.model_source import ModelSource, default_folder
 from posttrain.trl.saved_models import require_free, resume_step
+from posttrain.trl.surface.names_elsewhere import unknown_argument_message
+from posttrain.trl.surface.token_rows import TokenRows
 from posttrain.trl.trainer_methods import TrainerMethods
 from posttrain.trl.training_rows import Dataset, Row, rows_of_dataset
 
@@ -39,6 +42,8 @@ if TYPE_CHECKING:
     from peft import LoraConfig
     from transformers import BitsAndBytesConfig
 
+LOGGED = ("loss", "grad_norm", "learning_rate", "num_tokens", "entropy", "mean_token_accuracy")
+"""What an entry of the log has, as TRL logs it."""
 NOT_HERE = {
     "data_collator": "rows are made into tokens in one way",
     "compute_loss_func": "the loss is -log π of what is learned",
@@ -52,6 +57,8 @@ NOT_HERE = {
 
 class SFTTrainer(TrainerMethods[SFTConfig]):
     """Trains a model on rows, told as TRL's class of that name is told; the loop is that of `posttrain.train_sft`."""
+
+    config_class = SFTConfig
 
     def __init__(
         self,
@@ -75,10 +82,41 @@ class SFTTrainer(TrainerMethods[SFTConfig]):
             peft_config=peft_config,
             quantization_config=quantization_config,
         )
+        if train_dataset is None:
+            raise UserError("SFTTrainer: train_dataset is missing; give rows.")
         super().__init__(source, args or SFTConfig(default_folder(model, "SFT")), SFT_RULES, callbacks)
-        self.train_dataset, self.eval_dataset, self.formatting_func = train_dataset, eval_dataset, formatting_func
+        self.given_rows: Dataset | None = train_dataset
+        self._shown: TokenRows | None = None
+        self.eval_dataset, self.formatting_func = eval_dataset, formatting_func
         require_strategies(self.args, measures=eval_dataset is not None)
         self.tell()
+
+    @property
+    def train_dataset(self) -> Dataset | None:
+        """The rows as they are learned, with `input_ids` and `labels`; a stream as it was given."""
+        given = self.given_rows
+        if given is None or not hasattr(given, "__len__"):
+            return given
+        if self._shown is None:
+            whole = self._config(self.learned(given, "train_dataset")).sft.loss_on == "all"
+            self._shown = TokenRows(lambda: self._examples(given, "train_dataset"), learned_whole=whole)
+        return self._shown
+
+    @train_dataset.setter
+    def train_dataset(self, given: Dataset | None) -> None:
+        """Other rows to learn."""
+        self.given_rows, self._shown = given, None
+
+    def _config(self, rows: Sequence[Row]) -> SftConfig:
+        """The run over these rows, in our words."""
+        return sft_config(self, rows, run_length(self.args, len(rows)))
+
+    def _examples(self, given: object, name: str) -> list[Example]:
+        """Rows made into tokens, in their order."""
+        rows = self.learned(given, name)
+        source = example_source(self._config(rows), self.policy, GivenRows(rows=rows, held_out=None))
+        assert isinstance(source, RowExamples)
+        return [each.unpacked() for each in source.trained]
 
     def train(self, resume_from_checkpoint: str | bool | None = None) -> TrainOutput:
         """Train to the end, or to where a callback stops; the folder then is a run of posttrain's like any other."""
@@ -91,7 +129,7 @@ class SFTTrainer(TrainerMethods[SFTConfig]):
         resume, from_step = resume_step(asked, self.folder)
         if not resume:
             require_free(self.folder, self.args)
-        rows = self.learned(self.train_dataset, "train_dataset")
+        rows = self.learned(self.given_rows, "train_dataset")
         length = run_length(self.args, len(rows))
         measures = self.eval_dataset is not None
         watcher = CallbackWatcher(self.events, length, entry_of=sft_entry, evaluate=self.evaluate if measures else None)
@@ -107,23 +145,30 @@ class SFTTrainer(TrainerMethods[SFTConfig]):
         )
         if self.args.push_to_hub:
             self.push_to_hub()
-        return TrainOutput(self.state.global_step, watcher.mean_loss, dict(self.state.log_history[-1]))
+        return TrainOutput(self.state.global_step, watcher.mean_loss, watcher.ended)
 
     def evaluate(
-        self, eval_dataset: Dataset | Mapping[str, Dataset] | None = None, metric_key_prefix: str = "eval"
+        self,
+        eval_dataset: Dataset | Mapping[str, Dataset] | None = None,
+        ignore_keys: list[str] | None = None,
+        metric_key_prefix: str = "eval",
     ) -> dict[str, Any]:
         """The loss on rows that are not trained on, logged."""
         given = eval_dataset if eval_dataset is not None else self.eval_dataset
         if isinstance(given, Mapping):
-            entries = [self.evaluate(each, f"{metric_key_prefix}_{name}") for name, each in given.items()]
+            parts = {f"{metric_key_prefix}_{name}": rows for name, rows in given.items()}
+            entries = [self.evaluate(rows, metric_key_prefix=prefix) for prefix, rows in parts.items()]
             return {name: value for entry in entries for name, value in entry.items()}
-        rows = self.learned(given, "eval_dataset")
-        config = sft_config(self, rows, run_length(self.args, len(rows)))
-        source = example_source(config, self.policy, GivenRows(rows=rows, held_out=None))
-        examples = source.batch(0, replace(config.sft, rows_per_batch=0, tokens_per_batch=NO_LIMIT))
+        config = self._config(self.learned(given, "eval_dataset"))
+        examples = self._examples(given, "eval_dataset")
         measured = held_out_loss(self.policy, examples, config.sft.tokens_per_microbatch)
-        told = prefixed({"loss": measured.loss}, metric_key_prefix)
-        self.events.log(told)
+        found: Entry = {
+            "loss": measured.loss,
+            "entropy": measured.entropy,
+            "mean_token_accuracy": measured.accuracy,
+        }
+        told = prefixed(found, metric_key_prefix)
+        self.log(told)
         self.events.tell("on_evaluate", metrics=told)
         return told | {"epoch": self.state.epoch}
 
@@ -149,12 +194,7 @@ NO_LIMIT = 1_000_000_000
 """Tokens of a batch that rows alone limit."""
 
 
-def rows_of_update(args: SFTConfig) -> int:
-    """Rows that an update learns."""
-    return args.per_device_train_batch_size * args.gradient_accumulation_steps
-
-
-def run_length(args: SFTConfig, num_rows: int) -> RunLength:
+def run_length(args: TrainingFields, num_rows: int) -> RunLength:
     """How long a run is, in updates as TRL counts them."""
     batches = math.ceil(num_rows / args.per_device_train_batch_size)
     of_epoch = math.ceil(batches / args.gradient_accumulation_steps)
@@ -172,10 +212,12 @@ def sft_config(trainer: SFTTrainer, rows: Sequence[Row], length: RunLength) -> S
         warmup_steps=warmup_updates(args, length.updates),
         schedule=schedule_of(args),
         weight_decay=args.weight_decay,
+        decay_adapter=args.weight_decay > 0 and trainer.model_options.adapter is not None,
         beta1=args.adam_beta1,
         beta2=args.adam_beta2,
         max_grad_norm=args.max_grad_norm or math.inf,
         loss_on=learned_part(args, rows[0]),
+        measure_entropy=True,
         max_length=limit,
         long_rows="error" if asked is None else "cut",
         rows_per_batch=rows_of_update(args),
@@ -201,15 +243,13 @@ def learned_part(args: SFTConfig, row: Row) -> Literal["assistant", "all"]:
 
 def sft_entry(report: StepReport) -> Entry:
     """What a step logs."""
-    metrics = report.metrics
-    entry: Entry = {name: metrics[name] for name in ("loss", "grad_norm", "learning_rate", "num_tokens")}
-    return entry
+    return {name: report.metrics[name] for name in LOGGED}
 
 
 def require_defaults(given: Mapping[str, object]) -> None:
     """Refuse what TRL's trainer can do and this one cannot."""
     for name, value in given.items():
         if name not in NOT_HERE:
-            raise UserError(f"SFTTrainer: there is no argument {name!r}.")
+            raise UserError(unknown_argument_message(SFTTrainer, name, SFT_RULES))
         if value is not None and value != (None, None):
             raise UserError(f"SFTTrainer: {name} = {value!r:.60}: {NOT_HERE[name]}.  Leave it out.")

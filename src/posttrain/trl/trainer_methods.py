@@ -3,9 +3,10 @@
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar, cast
 
-from transformers import PreTrainedModel, TrainerState
+from torch.utils.data import DataLoader
+from transformers import PreTrainedModel, TrainerCallback, TrainerControl, TrainerState
 
 from posttrain.runs.files import write_atomically
 from posttrain.runs.reports import Run
@@ -16,24 +17,45 @@ from posttrain.trl.fields.field_rules import Rules, lines_about, require_numbers
 from posttrain.trl.fields.told_in_fields import told_in_fields
 from posttrain.trl.fields.training_fields import TrainingFields
 from posttrain.trl.log_entries import Entry
-from posttrain.trl.model_source import ModelSource, loaded
-from posttrain.trl.saved_models import push, save
+from posttrain.trl.model_source import ModelSource, loaded, named_folder
+from posttrain.trl.saved_models import HubTarget, hub_name, push, save
+from posttrain.trl.surface.checked_overrides import CheckedOverrides, overrides, require_called
+from posttrain.trl.surface.checkpoint_folders import remove_dangling, write_model
+from posttrain.trl.surface.model_card import card_text
+from posttrain.trl.surface.one_process import OneProcess
+from posttrain.trl.surface.transformers_arguments import as_config
+from posttrain.trl.training_rows import rows_of_dataset
 
 Args = TypeVar("Args", bound=TrainingFields)
 
 
-class TrainerMethods(Generic[Args]):
+class TrainerMethods(CheckedOverrides, Generic[Args]):
     """A model, loaded, and the callbacks; what TRL reads otherwise is told when it is made, and kept in `notes`."""
 
+    settable = frozenset({"train_dataset", "eval_dataset"})
+    not_called = frozenset({"accelerator", "create_model_card", "get_train_dataloader", "save_metrics", "save_state"})
+    config_class: ClassVar[type[TrainingFields]]
+    """Of its arguments."""
+    _tag_names: Sequence[str] = ()
+    """Tags that a script's own trainer adds to a model card."""
+
     def __init__(self, source: ModelSource, args: Args, rules: Rules, callbacks: Sequence[object] | None) -> None:
+        require_called(type(self))  # a class may have been patched since it was made
+        args, self.notes = as_config(args, cast(type[Args], self.config_class))
         self.args, self.rules = args, rules
         require_numbers(args, rules)
-        self.notes = list(lines_about(args, rules))
+        self.notes += lines_about(args, rules)
         with told_in_fields(args, rules):
             self.policy, self.model_options, notes = loaded(source, args)
         self.notes += notes
         self.processing_class = self.policy.tokenizer
-        self.events = Events(args=args, policy=self.policy, callbacks=[made_callback(each) for each in callbacks or ()])
+        self.events = Events(
+            args=args,
+            policy=self.policy,
+            callbacks=[made_callback(each) for each in callbacks or ()],
+            log_step=lambda entry, start_time: self.log(entry, start_time),
+            save_model=self._save_checkpoint_model,
+        )
         self.run: Run | None = None
         """The run that train() made: its folder and its summary."""
 
@@ -41,12 +63,33 @@ class TrainerMethods(Generic[Args]):
         """Print the notes, and tell the callbacks that the trainer is made."""
         for note in self.notes:
             print(f"posttrain.trl: {note}", flush=True)
+        self.made = True
         self.events.tell("on_init_end")
 
     @property
     def model(self) -> PreTrainedModel:
         """What is trained."""
         return self.policy.model
+
+    @property
+    def model_wrapped(self) -> PreTrainedModel:
+        """The same: nothing wraps it."""
+        return self.policy.model
+
+    @property
+    def control(self) -> TrainerControl:
+        """What callbacks ask for."""
+        return self.events.control
+
+    @property
+    def accelerator(self) -> OneProcess:
+        """What scripts ask accelerate of processes, answered for one."""
+        return OneProcess(self.policy.device)
+
+    @property
+    def hub_model_id(self) -> str:
+        """The name on the hub that `push_to_hub` uploads to, without an owner where none is given."""
+        return hub_name(self.folder, self.args)
 
     @property
     def state(self) -> TrainerState:
@@ -61,11 +104,30 @@ class TrainerMethods(Generic[Args]):
     def _begin(self, from_step: int | None, *, resume: bool) -> None:
         """Have the state be that of the checkpoint a run goes on from, or that of a run which begins."""
         checkpoints = self.folder / "checkpoints"
+        require_numbers(self.args, self.rules)
+        for note in lines_about(self.args, self.rules):  # a script may have changed the arguments since
+            if note not in self.notes:
+                print(f"posttrain.trl: {note}", flush=True)
+        remove_dangling(self.folder)
         self.events.begin(saved_state(checkpoints, from_step) if resume else TrainerState())
 
     def is_world_process_zero(self) -> bool:
         """Whether this is the process that writes: it is the only one."""
         return True
+
+    def is_local_process_zero(self) -> bool:
+        """Whether this is the process of this machine that writes: it is the only one."""
+        return True
+
+    def get_num_trainable_parameters(self) -> int:
+        """Parameters that training changes."""
+        return sum(each.numel() for each in self.model.parameters() if each.requires_grad)
+
+    def get_train_dataloader(self) -> DataLoader[Any]:
+        """The rows in lots of a device's batch, in their order, to look at; training draws its own batches."""
+        given = cast(Any, self).train_dataset
+        rows = rows_of_dataset(given, "train_dataset", most=self.args.per_device_train_batch_size)
+        return DataLoader(cast(Any, rows), batch_size=self.args.per_device_train_batch_size, collate_fn=list)
 
     def save_state(self) -> None:
         """Write `state` to trainer_state.json in the folder of the run."""
@@ -89,15 +151,67 @@ class TrainerMethods(Generic[Args]):
             earlier = json.loads(file.read_bytes()) if file.is_file() else {}
             write_json(file, {**earlier, **metrics})
 
-    def save_model(self, output_dir: str | None = None) -> None:
-        """Write the model, or the adapter alone where one is trained, with the tokenizer, for from_pretrained."""
-        save(self.policy, Path(output_dir) if output_dir else self.folder)
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """Write the model, or the adapter alone where one is trained, with the tokenizer, for from_pretrained.
 
-    def push_to_hub(self, commit_message: str = "End of training") -> str:
-        """Upload the trained model to the hub, as `hub_model_id`; returns where it is."""
-        folder = self.folder / "pushed"
+        A script's own version also writes the files of checkpoints, called with `_internal_call`, as in transformers.
+        """
+        self.write_model(Path(output_dir) if output_dir else self.folder)
+
+    def write_model(self, folder: Path) -> None:
+        """Write what `save_model` and `push_to_hub` write."""
         save(self.policy, folder)
-        return push(folder, self.args, commit_message)
+
+    def write_checkpoint_model(self, checkpoint: Path) -> None:
+        """Write into a checkpoint what from_pretrained reads."""
+        write_model(self.policy, checkpoint)
+
+    def _save_checkpoint_model(self, checkpoint: Path) -> None:
+        """Write a model's files into a checkpoint, by a script's `save_model` where it has one."""
+        if overrides(self, "save_model"):
+            self.save_model(str(checkpoint), _internal_call=True)
+        else:
+            self.write_checkpoint_model(checkpoint)
+
+    def create_model_card(
+        self, model_name: str | None = None, dataset_name: str | None = None, tags: str | Sequence[str] | None = None
+    ) -> None:
+        """Write README.md into the folder of the run: the base model, the data, the tags and how it was trained."""
+        given = {"model_name": model_name, "dataset_name": dataset_name, "tags": tags}
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self._write_card(self.folder, given)
+
+    def _write_card(self, folder: Path, given: Mapping[str, object]) -> None:
+        """Write README.md into a folder."""
+        base = named_folder(self.policy.model)
+        text = card_text(given, trainer=type(self).__name__, base=base, tags=self._tag_names)
+        write_atomically(folder / "README.md", text.encode())
+
+    def push_to_hub(
+        self,
+        commit_message: str | None = "End of training",
+        blocking: bool = True,
+        token: str | None = None,
+        revision: str | None = None,
+        **card: Any,
+    ) -> str:
+        """Upload the trained model to the hub, as `hub_model_id`; returns where it is when it is there.
+
+        `card` is what its README.md says: model_name, dataset_name, tags; and `private`, of the hub.
+        """
+        private = card.pop("private", None)
+        if not blocking:
+            print("posttrain.trl: blocking = False: push_to_hub returns when the model is uploaded.", flush=True)
+        folder = self.folder / "pushed"
+        self.write_model(folder)
+        self._write_card(folder, card)
+        target = HubTarget(
+            name=self.hub_model_id,
+            token=token or self.args.hub_token,
+            revision=revision or self.args.hub_revision,
+            private=self.args.hub_private_repo if private is None else private,
+        )
+        return push(folder, target, commit_message or "End of training")
 
     def add_callback(self, callback: Any) -> None:
         """One callback more, an object or a class."""
@@ -107,8 +221,15 @@ class TrainerMethods(Generic[Args]):
         """One less, given as the object or by its class."""
         self.events.remove(callback)
 
-    def log(self, logs: Entry) -> None:
-        """An entry of your own in `state.log_history`, told to the callbacks."""
+    def pop_callback(self, callback: Any) -> TrainerCallback:
+        """One less, returned."""
+        return self.events.remove(callback)
+
+    def log(self, logs: Entry, start_time: float | None = None) -> None:
+        """Add an entry to `state.log_history` and tell the callbacks.  Training logs through it, also a script's own.
+
+        `start_time` is when training began, in seconds since 1970.
+        """
         self.events.log(logs)
 
 

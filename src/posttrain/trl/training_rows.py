@@ -5,7 +5,7 @@ from itertools import islice
 
 from posttrain.errors import UserError
 from posttrain.models.policy import Policy
-from posttrain.models.rendering import TokenizerRenderer
+from posttrain.models.rendering import renderer_of
 from posttrain.options.dataset import DatasetOptions
 from posttrain.tasks.dataset import DatasetTask
 
@@ -61,7 +61,7 @@ def rows_task(
     """The rows as a task, none of them held out."""
     return DatasetTask(
         options,
-        TokenizerRenderer(policy.tokenizer, template_options=template),
+        renderer_of(policy, template),
         seed=0,
         prompts_per_step=1,
         rows=rows,

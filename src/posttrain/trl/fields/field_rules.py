@@ -4,8 +4,8 @@ Each config has a table, name -> Rule, that its objects are checked by and that 
 """
 
 import json
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, fields
 from enum import Enum, StrEnum
 from typing import Any, get_type_hints
 
@@ -37,7 +37,13 @@ class Rule:
     says: str = ""
     """How, where names do not say it; or why not, and what to do instead."""
     honours: tuple[object, ...] = ()
-    """Of a refused field: values beside the default that mean what happens here anyway."""
+    """Values beside the default that mean what happens here anyway, and need no line."""
+    reads: Mapping[object, str] = field(default_factory=dict)
+    """Of a refused field: values that are accepted, each with a line that says what is used in their place."""
+    keys: Mapping[str, "Rule"] = field(default_factory=dict)
+    """Of a field that is a mapping: what becomes of each name in it, treated as a field."""
+    detail: Callable[[Any], str] | None = None
+    """Ends the line about a field with numbers of the config."""
     numbers: Numbers | None = None
     """Of a field that is a number, or a list of them: which ones."""
 
@@ -52,14 +58,14 @@ def translated(ours: str, says: str, *, numbers: Numbers | None = None) -> Rule:
     return Rule(treatment=Treatment.TRANSLATED, ours=ours, says=says, numbers=numbers)
 
 
-def idle(says: str) -> Rule:
+def idle(says: str, *honours: object, detail: Callable[[Any], str] | None = None) -> Rule:
     """Nothing here is tuned by it."""
-    return Rule(treatment=Treatment.IDLE, says=says)
+    return Rule(treatment=Treatment.IDLE, says=says, honours=honours, detail=detail)
 
 
-def refused(says: str, *honours: object) -> Rule:
-    """Not here, but for the default and values that mean the same."""
-    return Rule(treatment=Treatment.REFUSED, says=says, honours=honours)
+def refused(says: str, *honours: object, reads: Mapping[object, str] | None = None) -> Rule:
+    """Not here, but for the default and values that mean the same, silently or with a line."""
+    return Rule(treatment=Treatment.REFUSED, says=says, honours=honours, reads=reads or {})
 
 
 Rules = Mapping[str, Rule]
@@ -112,7 +118,7 @@ def mapping_of(config: CheckedFields, name: str) -> dict[str, Any]:
 
 def require_numbers(config: CheckedFields, rules: Rules) -> None:
     """Refuse a number that a field cannot be, by the field's name."""
-    for name, value in vars(config).items():
+    for name, value in given_fields(config, rules).items():
         numbers = rules[name].numbers
         if numbers is None:
             continue
@@ -123,16 +129,37 @@ def require_numbers(config: CheckedFields, rules: Rules) -> None:
 def lines_about(config: CheckedFields, rules: Rules) -> Iterator[str]:
     """A line for each field that is renamed or has nothing to set.  Raises UserError at the first that is refused."""
     defaults = default_values(type(config))
-    for name, value in vars(config).items():
+    for name, value in given_fields(config, rules).items():
         rule = rules[name]
-        if same(value, defaults[name]):
+        if any(same(value, each) for each in (defaults[name], *rule.honours)):
             continue
-        if rule.treatment is Treatment.REFUSED and not any(same(value, each) for each in rule.honours):
-            raise UserError(f"{type(config).__name__}: {name} = {value!r:.80}: {rule.says}")
-        if rule.treatment is Treatment.TRANSLATED:
-            yield f"{name} = {value!r:.80} {rule.says}"
-        if rule.treatment is Treatment.IDLE:
-            yield f"{name} = {value!r:.80} sets nothing here: {rule.says}"
+        if rule.keys and isinstance(value, Mapping):
+            for key, each in value.items():
+                if key not in rule.keys:
+                    raise UserError(f"{type(config).__name__}: {name}: {key} = {each!r:.80}: {rule.says}")
+                yield from lines_about_value(config, f"{name}: {key}", each, rule.keys[key])
+        else:
+            yield from lines_about_value(config, name, value, rule)
+
+
+def lines_about_value(config: CheckedFields, name: str, value: object, rule: Rule) -> Iterator[str]:
+    """The line of one field that is not its default, if there is one."""
+    told = f"{name} = {value!r:.80}"
+    if rule.treatment is Treatment.REFUSED:
+        read = next((line for each, line in rule.reads.items() if same(value, each)), None)
+        if read is None:
+            raise UserError(f"{type(config).__name__}: {told}: {rule.says}")
+        yield f"{told} {read}"
+    if rule.treatment is Treatment.TRANSLATED:
+        yield f"{told} {rule.says}"
+    if rule.treatment is Treatment.IDLE:
+        detail = f"  {rule.detail(config)}" if rule.detail is not None else ""
+        yield f"{told} sets nothing here: {rule.says}{detail}"
+
+
+def given_fields(config: CheckedFields, rules: Rules) -> dict[str, Any]:
+    """The fields that have a rule.  A script's subclass may add fields, which only the script reads."""
+    return {name: value for name, value in vars(config).items() if name in rules}
 
 
 def same(value: object, other: object) -> bool:

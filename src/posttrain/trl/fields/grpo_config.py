@@ -6,15 +6,14 @@ from typing import Any, Literal
 from posttrain.trl.fields.field_rules import Rules, idle, refused, supported, translated
 from posttrain.trl.fields.number_rules import Numbers, above, at_least, between, whole
 from posttrain.trl.fields.training_fields import TrainingFields
-from posttrain.trl.fields.training_rules import TRAINING_RULES
+from posttrain.trl.fields.training_rules import LIGER, TRAINING_RULES
 
 
 @dataclass
-class GRPOConfig(TrainingFields):
-    """How GRPOTrainer trains; the page "TRL's fields" says what becomes of each."""
+class SampledFields(TrainingFields):
+    """What GRPOConfig and RLOOConfig share: how completions are sampled, in which batches, beside which reference."""
 
     disable_dropout: bool = False
-    cast_lm_head_to_fp32: bool = False
     num_generations: int | None = 8
     num_generations_eval: int | None = None
     max_completion_length: int | None = 512
@@ -47,8 +46,38 @@ class GRPOConfig(TrainingFields):
     beta: float = 0.0
     num_iterations: int = 1
     epsilon: float = 0.2
-    delta: float | None = None
     epsilon_high: float | None = None
+    reward_weights: list[float] | None = None
+    mask_truncated_completions: bool = False
+    sync_ref_model: bool = False
+    ref_model_mixup_alpha: float = 0.6
+    ref_model_sync_steps: int = 512
+    log_completions: bool = False
+    log_multimodal: bool = True
+    num_completions_to_print: int | None = None
+    log_unique_prompts: bool = False
+    use_transformers_continuous_batching: bool = False
+    transformers_continuous_batching_config: dict[str, Any] | str | None = None
+    use_transformers_paged: bool = False
+    # Names that these classes had once, and scripts still use.
+    max_prompt_length: int | None = None
+    num_sample_generations: int | None = None
+    wandb_log_unique_prompts: bool = False
+    vllm_device: str | None = None
+    vllm_dtype: str | None = None
+    vllm_max_model_len: int | None = None
+    vllm_enable_prefix_caching: bool = False
+    vllm_guided_decoding_regex: str | None = None
+    # A field that Unsloth adds.
+    vllm_sampling_params: object | None = None
+
+
+@dataclass
+class GRPOConfig(SampledFields):
+    """How GRPOTrainer trains; the page "TRL's fields" says what becomes of each."""
+
+    cast_lm_head_to_fp32: bool = False
+    delta: float | None = None
     sapo_temperature_neg: float = 1.05
     sapo_temperature_pos: float = 1.0
     vespo_k_pos: float = 2.0
@@ -56,14 +85,9 @@ class GRPOConfig(TrainingFields):
     vespo_k_neg: float = 3.0
     vespo_lambda_neg: float = 2.0
     importance_sampling_level: str = "token"
-    reward_weights: list[float] | None = None
     multi_objective_aggregation: str = "sum_then_normalize"
     scale_rewards: str | None | Literal[True, False] = "group"  # noqa: RUF036  # in the order that HfArgumentParser reads
     loss_type: str = "dapo"
-    mask_truncated_completions: bool = False
-    sync_ref_model: bool = False
-    ref_model_mixup_alpha: float = 0.6
-    ref_model_sync_steps: int = 512
     top_entropy_quantile: float = 1.0
     entropy_coef: float = 0.0
     use_adaptive_entropy: bool = False
@@ -78,25 +102,10 @@ class GRPOConfig(TrainingFields):
     vllm_importance_sampling_clip_min: float | None = None
     off_policy_mask_threshold: float | None = None
     use_bias_correction_kl: bool = True
-    log_completions: bool = False
-    log_multimodal: bool = True
-    num_completions_to_print: int | None = None
-    log_unique_prompts: bool = False
     log_completions_hub_repo: str | None = None
-    use_transformers_continuous_batching: bool = False
-    transformers_continuous_batching_config: dict[str, Any] | str | None = None
-    use_transformers_paged: bool = False
     vllm_importance_sampling_cap: float | None = None
-    # Names that this class had once, and scripts still use.
-    max_prompt_length: int | None = None
-    num_sample_generations: int | None = None
+    # A name that this class had once, and scripts still use.
     use_liger_loss: bool = False
-    wandb_log_unique_prompts: bool = False
-    vllm_device: str | None = None
-    vllm_dtype: str | None = None
-    vllm_max_model_len: int | None = None
-    vllm_enable_prefix_caching: bool = False
-    vllm_guided_decoding_regex: str | None = None
 
 
 UNCUT = "the update scores under the full distribution"
@@ -134,7 +143,9 @@ GRPO_RULES: Rules = {
     "top_p": supported(
         "rollout.top_p, rollout.allow_cut_sampling", UNCUT, numbers=between(0, 1, above=True, or_none=True)
     ),
-    "top_k": supported("rollout.top_k, rollout.allow_cut_sampling", UNCUT, numbers=whole(0, or_none=True)),
+    "top_k": supported(
+        "rollout.top_k, rollout.allow_cut_sampling", f"0 and -1: off; {UNCUT}", numbers=whole(-1, or_none=True)
+    ),
     "min_p": supported("rollout.min_p, rollout.allow_cut_sampling", UNCUT, numbers=between(0, 1, or_none=True)),
     "generation_kwargs": refused("sampling is temperature, top_p, top_k and min_p; use those.", {}),
     "chat_template_kwargs": supported("model.template_options"),
@@ -216,11 +227,14 @@ GRPO_RULES: Rules = {
         numbers=whole(1, or_none=True),
     ),
     "num_sample_generations": idle(KEPT),
-    "use_liger_loss": refused("log-probs are computed in chunks here, without that package; leave it out."),
+    "use_liger_loss": idle(LIGER),
     "wandb_log_unique_prompts": idle(KEPT),
     "vllm_device": idle(NO_VLLM),
     "vllm_dtype": idle(NO_VLLM),
     "vllm_max_model_len": idle(NO_VLLM),
     "vllm_enable_prefix_caching": idle(NO_VLLM),
     "vllm_guided_decoding_regex": refused("completions are sampled freely; reward their format instead."),
+    "vllm_sampling_params": refused(
+        "completions are sampled in this process; set temperature, top_p, top_k, min_p and max_completion_length."
+    ),
 }

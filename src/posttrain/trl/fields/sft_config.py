@@ -3,10 +3,10 @@
 from dataclasses import dataclass
 from typing import Any
 
-from posttrain.trl.fields.field_rules import Rules, idle, refused, supported, translated
+from posttrain.trl.fields.field_rules import Rule, Rules, Treatment, idle, refused, supported, translated
 from posttrain.trl.fields.number_rules import above, at_least, between, whole
 from posttrain.trl.fields.training_fields import TrainingFields
-from posttrain.trl.fields.training_rules import TRAINING_RULES
+from posttrain.trl.fields.training_rules import LIGER, TRAINING_RULES, optim_rule
 
 
 @dataclass
@@ -34,11 +34,27 @@ class SFTConfig(TrainingFields):
     activation_offloading: bool = False
     pad_token: str | None = None
 
-    # A name that this class had once, and scripts still use.
+    # Names that this class had once, and scripts still use.
     max_seq_length: int | None = None
+    num_of_sequences: int | None = None
+    chars_per_token: float | None = None
+    dataset_batch_size: int | None = None
+    use_liger: bool = False
 
 
-NOT_PACKED = "rows are never put together, and padding costs nothing here; leave it out."
+NOT_PACKED = "rows are not joined, and padding costs nothing here."
+
+
+def rows_of_update(args: TrainingFields) -> int:
+    """Rows that an update learns."""
+    return args.per_device_train_batch_size * args.gradient_accumulation_steps
+
+
+def update_size(args: SFTConfig) -> str:
+    """How large an update is, for scripts that count on packed rows."""
+    count = rows_of_update(args)
+    return f"An update learns {count} {'row' if count == 1 else 'rows'}, however short."
+
 
 SFT_RULES: Rules = {
     **TRAINING_RULES,
@@ -51,9 +67,9 @@ SFT_RULES: Rules = {
     "warmup_ratio": translated(
         "sft.warmup_steps", "is read as warmup_steps, a share of all updates.", numbers=between(0, 1, or_none=True)
     ),
-    "optim": refused("AdamW of torch is the optimiser here; leave it out.", "adamw_torch", "adamw_hf"),
+    "optim": optim_rule("leave it out."),
     "weight_decay": supported(
-        "sft.weight_decay", "on matrices; with an adapter an error, as it would undo it", numbers=at_least(0)
+        "sft.weight_decay", "on matrices; of an adapter on A and B, towards the base model", numbers=at_least(0)
     ),
     "adam_beta1": supported("sft.beta1", numbers=between(0, 1, below=True)),
     "adam_beta2": supported("sft.beta2", numbers=between(0, 1, below=True)),
@@ -67,7 +83,16 @@ SFT_RULES: Rules = {
     "train_sampling_strategy": refused("rows are drawn at random, each once in an epoch; leave it out."),
     "chat_template_path": refused("give a tokenizer with that template as processing_class."),
     "dataset_text_field": supported("", "the column of plain text"),
-    "dataset_kwargs": refused("rows are prepared in one way; leave it out.", {}),
+    "dataset_kwargs": Rule(
+        treatment=Treatment.REFUSED,
+        says="rows are prepared in one way; leave it out.",
+        honours=({},),
+        keys={
+            "skip_prepare_dataset": idle("rows are made into tokens here.", False),
+            "add_special_tokens": idle("a text gets the tokenizer's opening tokens once, and its end."),
+            "append_concat_token": idle("rows are not joined.", True),
+        },
+    ),
     "dataset_num_proc": idle("rows are made into tokens in this process."),
     "eos_token": refused("give a tokenizer with that end-of-text token as processing_class."),
     "max_length": supported(
@@ -75,15 +100,19 @@ SFT_RULES: Rules = {
     ),
     "truncation_mode": refused("rows that are too long lose their ends; use keep_start."),
     "shuffle_dataset": idle("rows come in an order drawn anew for each epoch, a function of the seed."),
-    "packing": refused(NOT_PACKED),
+    "packing": idle(NOT_PACKED, detail=update_size),
     "packing_strategy": idle(NOT_PACKED),
     "padding_free": idle("no row is padded in the loss; nothing is to be set for it."),
     "pad_to_multiple_of": idle("rows are not padded."),
-    "eval_packing": refused(NOT_PACKED, False),
+    "eval_packing": idle(NOT_PACKED),
     "completion_only_loss": supported("sft.loss_on", "of prompt and completion: the completion, or with False all"),
     "assistant_only_loss": supported("sft.loss_on", "of messages: the assistant's turns, or with False all"),
     "loss_type": refused("the loss is -log π of what is learned; use nll.", "chunked_nll"),
-    "activation_offloading": refused("set gradient_checkpointing=True, which needs less memory too."),
+    "activation_offloading": idle("activations stay on the device; gradient_checkpointing=True saves memory too."),
     "pad_token": idle("rows are not padded."),
     "max_seq_length": translated("sft.max_length", "is read as max_length.", numbers=whole(2, or_none=True)),
+    "num_of_sequences": idle(NOT_PACKED),
+    "chars_per_token": idle(NOT_PACKED),
+    "dataset_batch_size": idle("rows are made into tokens one by one."),
+    "use_liger": idle(LIGER),
 }

@@ -6,11 +6,12 @@ What becomes of each says `posttrain.trl.fields.training_rules`.
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from posttrain.trl.fields.argument_methods import ArgumentMethods
 from posttrain.trl.fields.field_rules import CheckedFields
 
 
 @dataclass
-class TrainingFields(CheckedFields):
+class TrainingFields(ArgumentMethods, CheckedFields):
     """What all trainers can be told."""
 
     output_dir: str | None = None
@@ -146,22 +147,3 @@ class TrainingFields(CheckedFields):
             self.metric_for_best_model = "loss"
         if self.metric_for_best_model is not None and self.greater_is_better is None:
             self.greater_is_better = not self.metric_for_best_model.endswith("loss")
-
-    @property
-    def world_size(self) -> int:
-        """Processes that train: one."""
-        return 1
-
-    @property
-    def process_index(self) -> int:
-        """The number of this process among them."""
-        return 0
-
-    @property
-    def local_process_index(self) -> int:
-        """The same on this machine."""
-        return 0
-
-    def to_dict(self) -> dict[str, Any]:
-        """Names and values."""
-        return dict(vars(self))

@@ -1,12 +1,39 @@
 """What becomes of each field of `TrainingFields`; the page "TRL's fields" is made of this table."""
 
-from posttrain.trl.fields.field_rules import Rules, idle, refused, supported, translated
+from posttrain.trl.fields.field_rules import Rule, Rules, idle, refused, supported, translated
 from posttrain.trl.fields.number_rules import Numbers, above, at_least, between, interval, whole
 
 ONE_PROCESS = "one process trains here, on one device."
 NO_DATALOADER = "rows are a list in memory, and prompts are rendered when they are drawn."
 OWN_METRICS = "what is measured is the reward; write a reward function of weight 0 for another measure."
 EVALUATION = "an evaluation keeps nothing but its metrics."
+
+OTHER_ADAMW = (
+    "adamw_8bit",
+    "adamw_bnb_8bit",
+    "adamw_torch_8bit",
+    "adamw_torch_4bit",
+    "paged_adamw",
+    "paged_adamw_8bit",
+    "paged_adamw_32bit",
+    "adamw_apex_fused",
+    "adamw_torch_xla",
+    "adamw_torch_npu_fused",
+)
+"""AdamW under other names: of the same update they change how it is computed, or how its moments are stored."""
+LIGER = "log-probs are computed in chunks here, without that package."
+
+
+def optim_rule(remedy: str) -> Rule:
+    """The optimiser: AdamW under any of its names; `remedy` ends the refusal of another."""
+    return refused(
+        f"AdamW of torch is the optimiser here; {remedy}",
+        "adamw_torch",
+        "adamw_torch_fused",
+        "adamw_hf",
+        reads=dict.fromkeys(OTHER_ADAMW, "is read as AdamW of torch, with moments in float32: 8 bytes a weight."),
+    )
+
 
 TRAINING_RULES: Rules = {
     "output_dir": supported("run.folder", "the folder of the run, `trainer_output` by default"),
@@ -27,15 +54,12 @@ TRAINING_RULES: Rules = {
     "warmup_steps": supported(
         "update.warmup_steps", "below 1 a share of all updates; the first rate is lr/w, not 0", numbers=at_least(0)
     ),
-    "optim": refused(
-        "AdamW of torch is the optimiser here; give another in `optimizers`.",
-        "adamw_torch",
-        "adamw_hf",
-        "adamw_torch_fused",
-    ),
+    "optim": optim_rule("give another in `optimizers`."),
     "optim_args": refused("AdamW has no further arguments here; give an optimiser in `optimizers`."),
     "weight_decay": supported(
-        "update.weight_decay", "on matrices; with an adapter an error, as it would undo it", numbers=at_least(0)
+        "update.weight_decay",
+        "on matrices; of an adapter on A and B, towards the base model",
+        numbers=at_least(0),
     ),
     "adam_beta1": supported("update.beta1", numbers=between(0, 1, below=True)),
     "adam_beta2": supported("update.beta2", numbers=between(0, 1, below=True)),
@@ -48,21 +72,21 @@ TRAINING_RULES: Rules = {
     ),
     "label_smoothing_factor": refused("no label is smoothed here; leave it out."),
     "bf16": supported("model.dtype", "on a GPU; on a CPU a line says that float32 is used"),
-    "fp16": refused("float16 overflows in this training; use bf16=True on a GPU.", None),
-    "bf16_full_eval": refused("an evaluation computes as training does; leave it out."),
-    "fp16_full_eval": refused("an evaluation computes as training does; leave it out."),
-    "tf32": refused("set it in torch: `torch.set_float32_matmul_precision` before training."),
+    "fp16": supported("model.dtype", "as bf16, where the GPU has it: float16 overflows; a line says what is used"),
+    "bf16_full_eval": idle("an evaluation computes as training does."),
+    "fp16_full_eval": idle("an evaluation computes as training does."),
+    "tf32": idle("matrix products keep torch's setting, `torch.set_float32_matmul_precision`."),
     "activation_checkpointing": translated("model.gradient_checkpointing", "is read as gradient_checkpointing."),
     "activation_checkpointing_kwargs": idle("layers are computed again without reentrance."),
     "gradient_checkpointing": supported(
         "model.gradient_checkpointing", "off unless a script says True, TRL's default: it changes memory and no number"
     ),
     "gradient_checkpointing_kwargs": idle("layers are computed again without reentrance."),
-    "torch_compile": refused("nothing is compiled here; leave it out."),
-    "torch_compile_backend": refused("nothing is compiled here; leave it out."),
-    "torch_compile_mode": refused("nothing is compiled here; leave it out."),
-    "use_liger_kernel": refused("log-probs are computed in chunks here, without that package; leave it out."),
-    "liger_kernel_config": refused("log-probs are computed in chunks here, without that package; leave it out."),
+    "torch_compile": idle("nothing is compiled here."),
+    "torch_compile_backend": idle("nothing is compiled here."),
+    "torch_compile_mode": idle("nothing is compiled here."),
+    "use_liger_kernel": idle(LIGER),
+    "liger_kernel_config": idle(LIGER),
     "use_cache": idle("sampling has a key/value cache of its own, training none."),
     "neftune_noise_alpha": refused("no noise is added to embeddings here; leave it out."),
     "torch_empty_cache_steps": idle("memory is given back to the allocator after each micro-batch."),
@@ -74,7 +98,7 @@ TRAINING_RULES: Rules = {
     "logging_first_step": supported("", "an entry after the first step too"),
     "log_on_each_node": idle(ONE_PROCESS),
     "logging_nan_inf_filter": idle("a loss that is not finite ends the run before its update."),
-    "include_num_input_tokens_seen": idle("`num_tokens` is always logged."),
+    "include_num_input_tokens_seen": idle("`num_tokens` is always logged.", False),
     "log_level": idle("a run prints its plan and its progress."),
     "log_level_replica": idle(ONE_PROCESS),
     "disable_tqdm": idle("progress is a bar in a terminal and plain lines elsewhere."),
@@ -101,7 +125,7 @@ TRAINING_RULES: Rules = {
     "eval_accumulation_steps": idle(EVALUATION),
     "include_for_metrics": refused(OWN_METRICS),
     "batch_eval_metrics": refused(OWN_METRICS),
-    "save_only_model": refused("a checkpoint holds all that the next step reads; save_total_limit=1 keeps one."),
+    "save_only_model": idle("a checkpoint holds all that the next step reads; save_total_limit=1 keeps one."),
     "save_strategy": supported(
         "checkpoint.every_steps", "steps, epoch, best (evaluation so far) and no; the last step is always saved"
     ),
@@ -158,7 +182,7 @@ TRAINING_RULES: Rules = {
     "fsdp": refused(ONE_PROCESS + "  Leave it out; posttrain plan says what fits.", "", []),
     "fsdp_config": refused(ONE_PROCESS + "  Leave it out; posttrain plan says what fits."),
     "deepspeed": refused(ONE_PROCESS + "  Leave it out; posttrain plan says what fits."),
-    "debug": refused("a value that is not finite ends the run with its row; leave it out.", []),
+    "debug": refused("a value that is not finite ends the run with its row; leave it out.", [], [""], None),
     "skip_memory_metrics": idle("summary.json has the peak of memory."),
     "do_train": idle("a trainer does what its methods are called for."),
     "do_eval": idle("a trainer does what its methods are called for."),

@@ -1,0 +1,257 @@
+"""DPOTrainer: TRL's constructor and methods over `posttrain.train_dpo`."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+from transformers import PreTrainedTokenizerBase
+from transformers.trainer_utils import TrainOutput
+
+from posttrain.algorithms.preference_losses import OfPairs
+from posttrain.config import DpoConfig
+from posttrain.errors import UserError
+from posttrain.models.adapters.in_force import trains_adapter_alone
+from posttrain.models.loading.devices import chosen_device
+from posttrain.models.loading.model_folder import load_policy
+from posttrain.models.policy import Policy, as_policy
+from posttrain.options.dataset import DatasetOptions
+from posttrain.options.dpo import DpoOptions
+from posttrain.records import Preference
+from posttrain.runs.reports import Run, StepReport
+from posttrain.training.dpo.dpo_run import train_dpo
+from posttrain.training.dpo.dpo_state import pair_objective
+from posttrain.training.dpo.pair_update import MeasuredPairs, logprobs_without_gradient, said_lengths
+from posttrain.training.reference import Reference, UncopiedPolicy, reference_of, require_same_vocabulary
+from posttrain.trl.as_config import RunLength, checkpoint_options, run_options, tracker_options
+from posttrain.trl.fields.dpo_config import DPO_RULES, DPOConfig
+from posttrain.trl.grpo_trainer import own_optimizer
+from posttrain.trl.log_entries import Entry
+from posttrain.trl.model_source import ModelSource, default_folder, place
+from posttrain.trl.pairs.pair_trainer import PairTrainer, require_defaults
+from posttrain.trl.sft_trainer import run_length
+from posttrain.trl.training_rows import Dataset, Row
+
+if TYPE_CHECKING:
+    from peft import LoraConfig
+    from transformers import BitsAndBytesConfig
+
+LOSSES: Mapping[str, Mapping[str, Any]] = {
+    "sigmoid": {"loss": "sigmoid", "length_normalized": False},
+    "hinge": {"loss": "hinge", "length_normalized": False},
+    "ipo": {"loss": "ipo", "length_normalized": True},
+    "robust": {"loss": "robust", "length_normalized": False},
+    "sigmoid_norm": {"loss": "sigmoid", "length_normalized": True},
+}
+"""TRL's loss_type by our options."""
+OF_PAIRS = (
+    "rewards/chosen",
+    "rewards/rejected",
+    "rewards/accuracies",
+    "rewards/margins",
+    "logps/chosen",
+    "logps/rejected",
+)
+"""What TRL logs of pairs, as our metrics have it."""
+ARGUMENTS = (
+    "model",
+    "ref_model",
+    "args",
+    "train_dataset",
+    "eval_dataset",
+    "processing_class",
+    "callbacks",
+    "optimizers",
+    "quantization_config",
+    "peft_config",
+)
+
+
+class DPOTrainer(PairTrainer[DPOConfig]):
+    """Trains a policy on pairs of answers, called as TRL's class of that name; the loop is that of `train_dpo`."""
+
+    config_class = DPOConfig
+    loss_remedy = "Choose a loss by `loss_type` in DPOConfig."
+
+    def __init__(
+        self,
+        model: str | nn.Module,
+        ref_model: str | nn.Module | None = None,
+        args: DPOConfig | None = None,
+        data_collator: None = None,
+        train_dataset: Dataset | None = None,
+        eval_dataset: Dataset | Mapping[str, Dataset] | None = None,
+        processing_class: PreTrainedTokenizerBase | None = None,
+        compute_metrics: None = None,
+        callbacks: list[Any] | None = None,
+        optimizers: tuple[Optimizer | None, LRScheduler | None] = (None, None),
+        quantization_config: "BitsAndBytesConfig | None" = None,
+        peft_config: "LoraConfig | None" = None,
+        **not_here: object,
+    ) -> None:
+        """Without `ref_model` the reference is the policy as it is now; `not_here` are arguments that are refused."""
+        refused = {"data_collator": data_collator, "compute_metrics": compute_metrics, **not_here}
+        require_defaults("DPOTrainer", refused, ARGUMENTS)
+        source = ModelSource(
+            model=model,
+            processing_class=processing_class,
+            peft_config=peft_config,
+            quantization_config=quantization_config,
+        )
+        data = (train_dataset, eval_dataset)
+        super().__init__(source, args or DPOConfig(default_folder(model, "DPO")), DPO_RULES, callbacks, data)
+        self.losses = loss_options(self.args, self.notes)
+        self.own_optimizer = own_optimizer(optimizers)
+        self.ref_model = None if ref_model is None else self._loaded_reference(ref_model, model)
+        """The policy that was given to compare with."""
+        self.reference: Reference | None = self._reference()
+        """What pairs are compared with; None where that is the first policy, which is asked before the first update."""
+        self.reference_logprobs: dict[str, OfPairs] = {}
+        """Of the evaluation's pairs, where the first policy was asked for them."""
+        self.tell()
+
+    def train(self, resume_from_checkpoint: str | bool | None = None) -> TrainOutput:
+        """Train to the end, or to where a callback stops; the folder then is a run of posttrain's like any other."""
+        self._num_tokens = 0.0
+        return self._train(resume_from_checkpoint, self._fit, self._entry)
+
+    def _fit(self, rows: Sequence[Row], length: RunLength, *, resume: bool, **how: Any) -> Run:
+        """The run by `train_dpo`."""
+        if self.reference is None:
+            self._ask_first_policy(resume=resume)
+        config = DpoConfig(
+            model=self.model_options,
+            task=DatasetOptions(held_out_share=0.0),
+            dpo=self.options(length),
+            checkpoint=checkpoint_options(self.args, length),
+            tracker=tracker_options(self.args),
+            run=run_options(self.args, length.steps),
+        )
+        return train_dpo(
+            config,
+            policy=self.policy,
+            rows=rows,
+            reference=self.ref_model or self.reference,
+            optimizer=self.own_optimizer,
+            resume=resume,
+            **how,
+        )
+
+    def options(self, length: RunLength) -> DpoOptions:
+        """How pairs are learned."""
+        args = self.args
+        return DpoOptions(
+            **self.pair_options(length, args.max_length),
+            **self.losses,
+            long_pairs="error" if args.max_length is None else "cut",
+            beta=args.beta,
+            label_smoothing=args.label_smoothing,
+            reference="precomputed" if args.precompute_ref_log_probs else "live",
+            learn_closing=True,
+        )
+
+    def _entry(self, report: StepReport) -> Entry:
+        """What a step logs."""
+        self._num_tokens += sum(read_tokens(pair) for pair in report.pairs)
+        logged = ("loss", "grad_norm", "learning_rate", *OF_PAIRS)
+        return {**{name: report.metrics[name] for name in logged}, "num_tokens": self._num_tokens}
+
+    def _measured(self, rows: list[Row], prefix: str) -> tuple[Entry, int]:
+        """The loss, and what TRL logs of rewards and log-probs."""
+        options = self.options(run_length(self.args, len(rows)))
+        pairs = self.pairs(rows, options)
+        policy = logprobs_without_gradient(self.policy, pairs, options.tokens_per_microbatch)
+        reference = self._reference_logprobs(pairs, prefix, options)
+        found = MeasuredPairs.of(pair_objective(options), policy, reference, said_lengths(pairs))
+        means = found.means()
+        return {"loss": found.losses.mean().item(), **{name: means[name] for name in OF_PAIRS}}, len(pairs)
+
+    def _reference_logprobs(self, pairs: Sequence[Preference], prefix: str, options: DpoOptions) -> OfPairs:
+        """log π_ref of both answers of some pairs."""
+        if self.reference is not None:
+            with self.reference.entered() as reference:
+                return logprobs_without_gradient(reference, pairs, options.tokens_per_microbatch)
+        kept = self.reference_logprobs.get(prefix)
+        if kept is not None and len(kept.chosen) == len(pairs):
+            return kept
+        if self.state.global_step > 0:
+            raise UserError(
+                "DPOTrainer.evaluate: precompute_ref_log_probs = True, and the first policy, which is the reference, is"
+                " gone since training began.  Give the rows as eval_dataset to the trainer, or give a ref_model."
+            )
+        return logprobs_without_gradient(self.policy, pairs, options.tokens_per_microbatch)
+
+    def _ask_first_policy(self, *, resume: bool) -> None:
+        """Keep what the policy says of the evaluation's pairs before it is trained."""
+        if self.reference_logprobs and resume:
+            return
+        if self.state.global_step > 0 and not resume:
+            raise UserError(
+                "DPOTrainer.train: precompute_ref_log_probs = True, and the first policy, which is the reference, is"
+                " gone since the first train().  Make a new trainer, or give a ref_model."
+            )
+        given = self.eval_dataset
+        named = (
+            {f"eval_{name}": each for name, each in given.items()} if isinstance(given, Mapping) else {"eval": given}
+        )
+        for prefix, dataset in named.items():
+            if dataset is not None:
+                rows = self.rows(dataset, "eval_dataset")
+                options = self.options(run_length(self.args, len(rows)))
+                pairs = self.pairs(rows, options)
+                kept = logprobs_without_gradient(self.policy, pairs, options.tokens_per_microbatch)
+                self.reference_logprobs[prefix] = kept
+
+    def _reference(self) -> Reference | None:
+        """What pairs are compared with, as long as there is a trainer."""
+        if self.ref_model is not None:
+            return UncopiedPolicy(self.ref_model)
+        if self.args.precompute_ref_log_probs and not trains_adapter_alone(self.policy.model):
+            return None
+        return reference_of(self.policy)
+
+    def _loaded_reference(self, given: str | nn.Module, model: object) -> Policy:
+        """The policy of `ref_model`."""
+        if given is model and not isinstance(given, str):
+            raise UserError(
+                "DPOTrainer: ref_model is the model that is trained, so it would change with it.  Leave it out: the"
+                " reference then is the model as it is now."
+            )
+        if isinstance(given, str):
+            plain = replace(self.model_options, path=given, adapter=None, quantization=None)
+            policy = load_policy(plain, seed=self.args.seed, inference=True)
+        else:
+            place(given, chosen_device(self.model_options.device))
+            policy = as_policy(given, self.policy.tokenizer)
+        require_same_vocabulary(self.policy, policy, "DPOTrainer: ref_model")
+        return policy
+
+
+def loss_options(args: DPOConfig, notes: list[str]) -> dict[str, Any]:
+    """TRL's losses by our options; what is computed otherwise is added to the notes."""
+    kinds, weights = list(args.loss_type), args.loss_weights or [1.0] * len(args.loss_type)
+    weighted = dict(zip(kinds, weights, strict=True))
+    nll = weighted.pop("sft", 0.0)
+    if len(kinds) != len(weighted) + ("sft" in kinds) or len(weighted) != 1 or not weighted.keys() <= LOSSES.keys():
+        raise UserError(
+            f"DPOConfig: loss_type = {kinds}: use one of {', '.join(LOSSES)}, alone or with sft.  Losses of other names"
+            " are not here."
+        )
+    kind, weight = next(iter(weighted.items()))
+    if weight != 1.0:
+        raise UserError(f"DPOConfig: loss_weights = {weights}: the weight of {kind} is 1 here; scale learning_rate.")
+    if args.label_smoothing and kind != "robust":
+        raise UserError(
+            f"DPOConfig: label_smoothing = {args.label_smoothing} with loss_type = {kind}: TRL 1.16 ignores it there."
+            '  Use loss_type=["robust"], or leave it out.'
+        )
+    if nll:
+        notes.append("loss_type = sft is a mean over pairs of the mean over their tokens; TRL's is over all tokens.")
+    return {**LOSSES[kind], "nll_weight": nll}
+
+
+def read_tokens(pair: Preference) -> int:
+    """Tokens of both texts of a pair, each with its prompt."""
+    return 2 * len(pair.prompt.tokens) + len(pair.chosen) + len(pair.rejected)

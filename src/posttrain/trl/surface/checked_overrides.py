@@ -1,0 +1,114 @@
+"""Methods and attributes that a script replaces on a trainer: training uses them, or they are refused by name."""
+
+import re
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from posttrain.errors import UserError
+from posttrain.trl.fields.grpo_config import GRPO_RULES
+from posttrain.trl.fields.sft_config import SFT_RULES
+from posttrain.trl.surface.trainer_names import NAMES
+
+LOSS = r"loss|training_step|prediction_step|logps|entropy|forward|weights"
+REMEDIES = (
+    (r"optimizer|scheduler|decay", "Give `optimizers=(optimizer, scheduler)` where the trainer takes them."),
+    (r"dataset|dataloader|collat|sampler|batch_samples|column|tokeniz|prepare_input", "Give rows that are ready."),
+    (r"save|checkpoint|push|card|hub|hf_repo", "Use the `on_save` of a TrainerCallback."),
+    (r"evaluat|predict|metrics|eval_", "Override `evaluate`, or measure in the `on_evaluate` of a TrainerCallback."),
+    (r"^model", "Make a trainer with that model."),
+    (r"", "Use a TrainerCallback, an argument of the trainer, or posttrain.train."),
+)
+"""What to do in place of overriding a name, by the first pattern that it holds."""
+BY_REWARD = (
+    (
+        r"reward|advantage|score_|_log_|_pending|^_metrics|^_logs",
+        "Write a reward function; its `log_metric` adds to the log.",
+    ),
+    (r"generat|rollout|vllm|tool|environment", "Set `trainer.engine` to an engine."),
+)
+"""The same of trainers by reward, looked at first."""
+MISSING = object()
+FIELDS = GRPO_RULES.keys() | SFT_RULES.keys()
+
+
+class CheckedOverrides:
+    """Refuses what TRL's trainers would use and ours do not, in subclasses, mixins, patches and on trainers."""
+
+    settable: ClassVar[frozenset[str]] = frozenset()
+    """Attributes that a script may replace on a trainer, and that training reads."""
+    not_called: ClassVar[frozenset[str]] = frozenset()
+    """Methods that a script may call, and that training does not go through."""
+    defined: ClassVar[frozenset[str]] = frozenset()
+    """What this package defines in a class; nothing of a script's."""
+    by_reward: ClassVar[bool] = False
+    """Whether completions are sampled and rewarded."""
+    loss_remedy: ClassVar[str] = "The loss of this trainer cannot be replaced; train with transformers' Trainer."
+    """What to do in place of overriding the loss."""
+    made = False
+    """Whether the constructor is through."""
+
+    def __init_subclass__(cls, **given: Any) -> None:
+        super().__init_subclass__(**given)
+        cls.defined = frozenset(vars(cls)) if cls.__module__.startswith("posttrain.trl.") else frozenset()
+        require_called(cls)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        """Refuse what training would not read, once the trainer is made, unless it is what is there already."""
+        if self.made and (name in not_here(type(self)) - self.settable or read_only(type(self), name)):
+            if value is not getattr(self, name, MISSING):
+                raise refusal(type(self), name)
+            return
+        super().__setattr__(name, value)
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> object:
+            """Say of what only TRL's trainers have that it is not here; as AttributeError, for `hasattr`."""
+            if name in theirs(type(self)):
+                raise AttributeError(f"{type(self).__name__}.{name} is not here.  {remedy(type(self), name)}")
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+
+def read_only(kind: type, name: str) -> bool:
+    """Whether a class has a property of that name that cannot be set."""
+    found = getattr(kind, name, None)
+    return isinstance(found, property) and found.fset is None
+
+
+def theirs(kind: type) -> frozenset[str]:
+    """The names that TRL's trainer has which a class stands for."""
+    return NAMES["Trainer"] | next((NAMES[each.__name__] for each in kind.__mro__ if each.__name__ in NAMES), set())
+
+
+def not_here(kind: type[CheckedOverrides]) -> frozenset[str]:
+    """Names that TRL's trainer has and ours does not use."""
+    ours = {name for each in kind.__mro__ for name in vars(each).get("defined", ())}
+    return (theirs(kind) - ours) | kind.not_called
+
+
+def require_called(kind: type[CheckedOverrides]) -> None:
+    """Refuse names that training would not use, where a subclass, a mixin or a patch of a class defines them."""
+    refused = not_here(kind)
+    for each in kind.__mro__[: kind.__mro__.index(CheckedOverrides)]:
+        for name in vars(each).keys() - vars(each).get("defined", frozenset()):
+            if name in refused:
+                raise refusal(kind, name)
+
+
+def overrides(made: CheckedOverrides, name: str) -> bool:
+    """Whether a script has its own version of a method, in a subclass, by a patch or on the trainer."""
+    ours = next(vars(each)[name] for each in type(made).__mro__ if name in vars(each).get("defined", ()))
+    return getattr(getattr(made, name), "__func__", None) is not ours
+
+
+def refusal(kind: type[CheckedOverrides], name: str) -> UserError:
+    """Why a script's method or attribute is refused, and what to do instead."""
+    says = "training does not use it here, so it would be ignored"
+    return UserError(f"{kind.__name__}.{name}: {says}.  {remedy(kind, name)}")
+
+
+def remedy(kind: type[CheckedOverrides], name: str) -> str:
+    """What to do in place of overriding a name of a trainer."""
+    if name in FIELDS:
+        return "Set it in `args`, and make a trainer with them."
+    known = ((*BY_REWARD,) if kind.by_reward else ()) + ((LOSS, kind.loss_remedy), *REMEDIES)
+    return next(says for pattern, says in known if re.search(pattern, name))

@@ -1,0 +1,250 @@
+"""What scripts ask of a trainer and of its arguments besides training: hub, checkpoints, processes, cards, labels."""
+
+import logging
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from peft import LoraConfig, PeftModel
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    MixtralConfig,
+    MixtralForCausalLM,
+    TrainerCallback,
+    TrainingArguments,
+)
+from transformers.trainer_utils import get_last_checkpoint
+
+import posttrain.trl
+from posttrain.errors import UserError
+from posttrain.trl import GRPOConfig, GRPOTrainer, SFTConfig, SFTTrainer
+from tests.support.runs import save_tiny_model
+
+PROMPTS = [{"prompt": f"{number} + 1 ="} for number in range(1, 9)]
+PAIRS = [{"prompt": f"{number} + 1 =", "completion": f" {number + 1}"} for number in range(1, 9)]
+SHORT: dict[str, Any] = {"max_completion_length": 4, "num_generations": 2, "per_device_train_batch_size": 4}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(save_tiny_model(tmp_path_factory.mktemp("trl") / "model"))
+
+
+def length(completions: list[str], **columns: Any) -> list[float]:
+    return [float(len(text)) for text in completions]
+
+
+def grpo(model: Any, folder: Path, *, given: Any = None, **args: Any) -> GRPOTrainer:
+    return GRPOTrainer(model, length, GRPOConfig(str(folder), **{**SHORT, **args}), PROMPTS, **(given or {}))
+
+
+class Killed(TrainerCallback):
+    """Ends a job from outside after a step."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+        if state.global_step == self.step:
+            raise KeyboardInterrupt
+
+
+def restarted(model: str, folder: Path, **given: Any) -> GRPOTrainer:
+    """A job as production scripts write it: the same script every time, which goes on from the last checkpoint."""
+    last = get_last_checkpoint(str(folder)) if folder.is_dir() else None
+    made = grpo(model, folder, max_steps=4, save_steps=1, save_total_limit=2, learning_rate=1e-3, given=given)
+    made.train(resume_from_checkpoint=last)
+    return made
+
+
+def test_a_job_that_is_started_again_goes_on_from_the_last_checkpoint_to_the_bit(model: str, tmp_path: Path) -> None:
+    whole = restarted(model, tmp_path / "whole")
+    with pytest.raises(KeyboardInterrupt):
+        restarted(model, tmp_path / "parts", callbacks=[Killed(2)])
+    last = tmp_path / "parts" / "checkpoint-2"
+    assert get_last_checkpoint(str(tmp_path / "parts")) == str(last)
+    kept = AutoModelForCausalLM.from_pretrained(last)
+    assert AutoTokenizer.from_pretrained(last).get_vocab() == whole.processing_class.get_vocab()
+    parts = restarted(model, tmp_path / "parts")
+    assert all(torch.equal(a, b) for a, b in zip(whole.model.parameters(), parts.model.parameters(), strict=True))
+    assert any(not torch.equal(a, b) for a, b in zip(kept.parameters(), parts.model.parameters(), strict=True))
+    names = sorted(path.name for path in (tmp_path / "parts").glob("checkpoint-*"))
+    assert names == ["checkpoint-3", "checkpoint-4"], "links to pruned checkpoints are gone"
+    final = AutoModelForCausalLM.from_pretrained(tmp_path / "parts" / "checkpoint-4")
+    assert all(torch.equal(a, b) for a, b in zip(final.parameters(), parts.model.parameters(), strict=True))
+
+
+def test_a_checkpoint_of_an_adapter_is_one_that_peft_loads(model: str, tmp_path: Path) -> None:
+    args = SFTConfig(str(tmp_path / "run"), max_steps=1, learning_rate=0.1)
+    config = LoraConfig(r=2, target_modules=["q_proj"])
+    made = SFTTrainer(model, args, train_dataset=PAIRS, peft_config=config)
+    made.train()
+    loaded = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(model), tmp_path / "run" / "checkpoint-1")
+    ids = torch.tensor([[1, 2, 3]])
+    torch.testing.assert_close(loaded(ids).logits, made.model(ids).logits)
+
+
+class Hub:
+    """Stands in for the hub: keeps what it is given."""
+
+    calls: ClassVar[list[tuple[str, tuple[Any, ...], dict[str, Any]]]] = []
+
+    def __init__(self, **given: Any) -> None:
+        self.calls.append(("HfApi", (), given))
+
+    def __getattr__(self, name: str) -> Any:
+        def call(*given: Any, **named: Any) -> Any:
+            self.calls.append((name, given, named))
+            return type("Made", (), {"repo_id": "me/mine", "__str__": lambda self: "https://hub/me/mine"})()
+
+        return call
+
+
+def test_a_push_takes_what_scripts_give_and_writes_it_into_the_card(
+    model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("huggingface_hub.HfApi", Hub)
+    monkeypatch.setattr(Hub, "calls", [])
+    made = grpo(model, tmp_path / "run", hub_model_id="me/mine")
+    assert made.hub_model_id == "me/mine"
+    where = made.push_to_hub(
+        "Done", token="secret", revision="v1", private=True, dataset_name="me/rows", tags=["grpo", "sums"],
+        finetuned_from="me/base", license="apache-2.0",
+    )  # fmt: skip
+    assert where == "https://hub/me/mine"
+    by_name = {name: (given, named) for name, given, named in Hub.calls}
+    assert by_name["HfApi"][1] == {"token": "secret"}
+    assert by_name["create_repo"] == (("me/mine",), {"private": True, "exist_ok": True})
+    assert by_name["create_branch"] == (("me/mine",), {"branch": "v1", "exist_ok": True})
+    uploaded = by_name["upload_folder"][1]
+    assert (uploaded["commit_message"], uploaded["revision"]) == ("Done", "v1")
+    card = (Path(uploaded["folder_path"]) / "README.md").read_text(encoding="utf-8")
+    for said in ("datasets: me/rows", "- sums", "base_model: me/base", "license: apache-2.0", "GRPOTrainer"):
+        assert said in card
+    with pytest.raises(UserError, match=r"a model card has no 'dataset_nam'.  Did you mean `dataset_name`"):
+        made.push_to_hub(dataset_nam="x")
+    made.create_model_card(model_name="Mine", tags="sums")
+    assert "# Mine" in (tmp_path / "run" / "README.md").read_text(encoding="utf-8")
+
+
+def test_training_arguments_of_transformers_become_a_config(model: str, tmp_path: Path) -> None:
+    given = TrainingArguments(
+        output_dir=str(tmp_path / "run"), use_cpu=True, max_steps=1, per_device_train_batch_size=4
+    )
+    made = SFTTrainer(model, given, train_dataset=PAIRS)  # type: ignore[arg-type]
+    assert type(made.args) is SFTConfig
+    assert made.args.learning_rate == TrainingArguments.learning_rate, "transformers' default, as in TRL"
+    assert (made.args.max_length, made.args.use_cpu, made.args.logging_steps) == (1024, True, 500)
+    assert made.notes == ["args: a TrainingArguments is read as a SFTConfig."]
+    assert made.train().global_step == 1
+    assert GRPOTrainer(model, length, given, PROMPTS).args.max_steps == 1  # type: ignore[arg-type]
+    with pytest.raises(UserError, match=r"args: a SFTConfig is given.  Give a GRPOConfig"):
+        GRPOTrainer(model, length, SFTConfig(str(tmp_path)), PROMPTS)  # type: ignore[arg-type]
+
+
+def test_arguments_and_accelerator_answer_for_one_process(
+    model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    args = GRPOConfig(str(tmp_path / "run"), log_level="error", use_cpu=True, **SHORT)
+    assert (args.get_process_log_level(), args.device, args.n_gpu) == (logging.ERROR, torch.device("cpu"), 0)
+    assert (args.world_size, args.process_index, args.local_process_index, args.should_save) == (1, 0, 0, True)
+    assert (args.train_batch_size, args.parallel_mode.value, args.get_warmup_steps(100)) == (4, "not_parallel", 0)  # type: ignore[attr-defined]
+    with args.main_process_first(desc="rows"), args.distributed_state.main_process_first():
+        args.distributed_state.wait_for_everyone()
+    assert '"use_cpu": true' in args.to_json_string()
+    made = GRPOTrainer(model, length, args, PROMPTS)
+    made.accelerator.print("from the main process")
+    assert "from the main process" in capsys.readouterr().out
+    assert made.accelerator.unwrap_model(made.model) is made.model
+    assert (made.accelerator.is_main_process, made.accelerator.num_processes) == (True, 1)
+    assert made.is_world_process_zero()
+    assert made.is_local_process_zero()
+    with pytest.raises(AttributeError, match=r"accelerator\.backward is not here"):
+        print(made.accelerator.backward)  # type: ignore[attr-defined]
+    assert len(made.get_train_dataloader()) == 2
+    assert next(iter(made.get_train_dataloader())) == PROMPTS[:4]
+
+
+def test_rows_show_their_labels(model: str, tmp_path: Path) -> None:
+    made = SFTTrainer(model, SFTConfig(str(tmp_path)), train_dataset=PAIRS)
+    rows: Any = made.train_dataset
+    row, tokenizer = rows[0], made.processing_class
+    asked, stop = tokenizer.encode("1 + 1 =", add_special_tokens=False), tokenizer.eos_token_id
+    answer = [label for label in row["labels"] if label != -100]
+    assert row["input_ids"] == asked + answer
+    assert row["labels"] == [-100] * len(asked) + answer
+    assert (answer[-1], len(rows), rows["labels"][0], rows[-1:]) == (stop, 8, row["labels"], [rows[7]])
+    text = SFTTrainer(model, SFTConfig(str(tmp_path)), train_dataset=[{"text": "one"}])
+    whole: Any = text.train_dataset
+    assert whole[0]["labels"] == whole[0]["input_ids"]
+
+
+def test_what_trl_refuses_when_a_trainer_is_made_is_refused_then(model: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="reward_funcs: there is none"):
+        GRPOTrainer(model, None, GRPOConfig(str(tmp_path)), PROMPTS)  # type: ignore[arg-type]
+    for kind in (lambda: GRPOTrainer(model, length), lambda: SFTTrainer(model)):
+        with pytest.raises(UserError, match="Trainer: train_dataset is missing"):
+            kind()
+
+
+@pytest.mark.parametrize(
+    ("args", "told"),
+    [
+        ({"importance_sampling_level": "sequence"}, "loss_type = 'dapo' adds up tokens"),
+        ({"importance_sampling_level": "sequence", "loss_type": "grpo"}, ""),
+        ({"loss_type": "luspo"}, "is published with importance_sampling_level = 'sequence'"),
+    ],
+)
+def test_a_ratio_of_sequences_with_a_sum_over_tokens_is_told(model: str, tmp_path: Path, args: Any, told: str) -> None:
+    notes = grpo(model, tmp_path, **args).notes
+    assert [told in note for note in notes] == [True] * bool(told)
+
+
+def test_a_short_run_draws_no_picture(model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("posttrain.training.report.draw_curves", lambda *given, **named: pytest.fail("drawn"))
+    grpo(model, tmp_path / "run", max_steps=1).train()
+    assert (tmp_path / "run" / "summary.json").is_file()
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("setup_chat_format", "Give a tokenizer with a chat_template"),
+        ("KTOTrainer", "use DPOTrainer with DPOConfig"),
+        ("ORPOConfig", "use DPOTrainer with DPOConfig"),
+        ("DatasetMixtureConfig", "Load the data in the script"),
+        ("LogCompletionsCallback", "rollouts/ of the run's folder"),
+        ("GRPOTrainr", "Did you mean `GRPOTrainer`"),
+    ],
+)
+def test_an_import_of_what_is_not_here_says_what_is(name: str, says: str) -> None:
+    with pytest.raises(ImportError, match=rf"cannot import '{name}' from posttrain\.trl: .*{says}"):
+        getattr(posttrain.trl, name)  # which `from posttrain.trl import NAME` does
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("tokenizer", "It is called `processing_class`"),
+        ("max_seq_length", "Set it in `args`"),
+        ("dataset_text_field", "Set it in `args`"),
+        ("train_datset", "Did you mean `train_dataset`"),
+    ],
+)
+def test_an_argument_of_older_scripts_is_refused_with_where_it_belongs(model: str, name: str, says: str) -> None:
+    with pytest.raises(UserError, match=rf"SFTTrainer: there is no argument '{name}'\.  {says}"):
+        SFTTrainer(model, train_dataset=PAIRS, **{name: "x"})
+
+
+@pytest.mark.parametrize(("coefficient", "told"), [(None, ["router_aux_loss_coef = 0.001 of the model"]), (0.0, [])])
+def test_a_mixture_says_that_its_router_has_no_loss(model: str, tmp_path: Path, coefficient: Any, told: Any) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    config = MixtralConfig(
+        vocab_size=len(tokenizer), hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1,
+        num_key_value_heads=1, num_local_experts=2, max_position_embeddings=64,
+    )  # fmt: skip
+    given = {"processing_class": tokenizer}
+    made = grpo(MixtralForCausalLM(config), tmp_path, router_aux_loss_coef=coefficient, given=given)
+    assert [note.split(":")[0] for note in made.notes] == told

@@ -1,0 +1,211 @@
+"""DPOTrainer and RewardTrainer: loss, gradients, weights after two updates, log and evaluation are those of TRL 1.16.
+
+TRL wrote its numbers to tests/data/trl_pair_parity.json; `make trl-parity` writes them anew.  All six pairs are in each
+update: in the first policy and reference agree, in the second they do not.
+"""
+
+import base64
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from peft import LoraConfig
+from tokenizers import Tokenizer, models, pre_tokenizers
+from torch import Tensor, nn
+from transformers import (
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+    Qwen3ForSequenceClassification,
+)
+
+from posttrain.runs.reports import StepReport
+from posttrain.tasks.preferences.preference_set import PreferenceSet
+from posttrain.training.dpo.dpo_state import TrainedOnPairs
+from posttrain.training.optimizer import OwnOptimizer
+from posttrain.training.reward_model.reward_state import TrainedByPreferences
+from posttrain.trl import DPOConfig, DPOTrainer, RewardConfig, RewardTrainer
+from posttrain.trl.sft_trainer import run_length
+from tests.support.tiny import relative_distance
+
+TRL = json.loads((Path(__file__).parents[1] / "data" / "trl_pair_parity.json").read_text(encoding="utf-8"))
+CASES: dict[str, dict[str, Any]] = TRL["cases"]
+GIVEN = TRL["given"]
+WORST = 1e-5
+"""Relative distance of a number, or of a parameter's gradient or weights, from TRL's."""
+NOT_LOGGED = {"entropy", "mean_token_accuracy", "logits/chosen", "logits/rejected"}
+"""What TRL measures of next-token distributions, and we do not."""
+OVER_BATCHES = {"min_reward", "max_reward"}
+"""With several micro-batches TRL's are means of theirs."""
+
+
+def decoded(text: str, shapes: Mapping[str, list[int]]) -> dict[str, Tensor]:
+    flat = torch.from_numpy(np.frombuffer(base64.b64decode(text), dtype="<f4").copy())
+    parts = flat.split([int(np.prod(shape)) for shape in shapes.values()])
+    return {name: part.view(shape) for (name, shape), part in zip(shapes.items(), parts, strict=True)}
+
+
+def fill(parameters: Mapping[str, nn.Parameter], values: Mapping[str, Tensor]) -> None:
+    with torch.no_grad():
+        for name, value in values.items():
+            parameters[name].copy_(value)
+
+
+def model_of(case: Mapping[str, Any], began: str) -> PreTrainedModel:
+    """A model with the weights that the case without an adapter began with, or with others of the same shapes."""
+    kind = Qwen3ForCausalLM if case["trainer"] == "dpo" else Qwen3ForSequenceClassification
+    made = kind(Qwen3Config(**GIVEN["shape"]))
+    fill(dict(made.named_parameters()), decoded(began, CASES[case["trainer"]]["shapes"]))
+    return made.double()
+
+
+def tokenizer() -> PreTrainedTokenizerFast:
+    words = models.WordLevel({word: number for number, word in enumerate(GIVEN["words"])}, unk_token="<pad>")
+    made = Tokenizer(words)
+    made.pre_tokenizer = pre_tokenizers.Split(" ", "removed")
+    return PreTrainedTokenizerFast(
+        tokenizer_object=made,
+        eos_token="<end>",
+        pad_token="<pad>",
+        chat_template=GIVEN["template"],
+        clean_up_tokenization_spaces=False,
+    )
+
+
+class RecordingSgd(torch.optim.SGD):
+    """Gradient descent that keeps each gradient."""
+
+    def __init__(self, parameters: Mapping[str, nn.Parameter], rate: float) -> None:
+        super().__init__(parameters.values(), lr=rate)
+        self.trained, self.gradients = parameters, list[dict[str, Tensor]]()
+
+    def step(self, closure: Any = None) -> None:
+        self.gradients.append({name: each.grad.clone() for name, each in self.trained.items()})
+        super().step(closure)
+
+
+Trainer = DPOTrainer | RewardTrainer
+
+
+def trainer_of(name: str, folder: str = "unused", **fields: Any) -> tuple[Trainer, RecordingSgd]:
+    """posttrain.trl with what TRL was given: fields, model, rows, and gradient descent at the same rate."""
+    case = CASES[name]
+    fields = TRL["fields"] | case["fields"] | fields
+    of_dpo = case["trainer"] == "dpo"
+    more: dict[str, Any] = {}
+    if case["lora"]:
+        more["peft_config"] = LoraConfig(**GIVEN["lora"], task_type="CAUSAL_LM" if of_dpo else "SEQ_CLS")
+    if case["reference"]:
+        more["ref_model"] = model_of(case, case["reference"])
+    rows = GIVEN["rows"][case["rows"]]
+    trainer: Trainer = (DPOTrainer if of_dpo else RewardTrainer)(
+        model=model_of(case, CASES[case["trainer"]]["began"]),
+        args=(DPOConfig if of_dpo else RewardConfig)(output_dir=folder, **fields),
+        train_dataset=rows,
+        eval_dataset=rows,
+        processing_class=tokenizer(),
+        **more,
+    )
+    trained = {
+        parameter_name.replace(".default", ""): each
+        for parameter_name, each in trainer.model.named_parameters()
+        if each.requires_grad
+    }
+    if case["lora"]:
+        fill(trained, decoded(case["began"], case["shapes"]))
+    sgd = RecordingSgd(trained, fields["learning_rate"])
+    trainer.own_optimizer = OwnOptimizer(optimizer=sgd)
+    return trainer, sgd
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Both updates and the evaluation after them."""
+
+    logs: list[dict[str, float]]
+    gradients: list[dict[str, Tensor]]
+    weights: dict[str, Tensor]
+    evaluated: dict[str, float]
+
+
+@cache
+def outcome(name: str) -> Outcome:
+    """Of the case in float64, update by update: nothing but TRL's own rounding is between the numbers."""
+    trainer, sgd = trainer_of(name)
+    rows = trainer.rows(trainer.train_dataset, "train_dataset")
+    options = trainer.options(run_length(trainer.args, len(rows)))
+    pairs = PreferenceSet(seed=0, training=trainer.pairs(rows, options), held_out=[])
+    logs = []
+    if isinstance(trainer, DPOTrainer):
+        trained = TrainedOnPairs(
+            trainer.policy, options, pairs, reference=trainer.reference, optimizer=trainer.own_optimizer
+        )
+        trained.begin_rows()
+        if trainer.reference is None:
+            trainer._ask_first_policy(resume=False)
+        for step in (1, 2):
+            metrics = trained.learn(step, 2)
+            logs.append(trainer._entry(StepReport(step=step, metrics=metrics, pairs=trained.learned)))
+    else:
+        of_rewards = TrainedByPreferences(trainer.scorer, options, optimizer=trainer.own_optimizer)
+        for step in (1, 2):
+            metrics = of_rewards.learn(pairs.batch(of_rewards.run.next_pair, options), step, 2)
+            logs.append(trainer._entry(StepReport(step=step, metrics=metrics)))
+    weights = {parameter: each.detach().clone() for parameter, each in sgd.trained.items()}
+    evaluated = {key.removeprefix("eval_"): value for key, value in trainer.evaluate().items()}
+    return Outcome(logs=logs, gradients=sgd.gradients, weights=weights, evaluated=evaluated)
+
+
+def require_same(ours: Mapping[str, Tensor], theirs: str, shapes: Mapping[str, list[int]], what: str) -> None:
+    """Of every parameter ‖ours - theirs‖ ≤ WORST · ‖theirs‖."""
+    assert ours.keys() == shapes.keys()
+    for name, expected in decoded(theirs, shapes).items():
+        if not expected.any():  # A of LoRA, as long as B is 0
+            assert not ours[name].any(), name
+            continue
+        distance = relative_distance(ours[name].double(), expected.double())
+        assert distance <= WORST, f"{what} of {name}: {distance:.1e} apart"
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_gradients_and_weights_are_those_of_trl(name: str, capsys: Any) -> None:
+    made, case = outcome(name), CASES[name]
+    for number, (ours, theirs) in enumerate(zip(made.gradients, case["updates"], strict=True), start=1):
+        require_same(ours, theirs["gradient"], case["shapes"], f"gradient {number}")
+    require_same(made.weights, case["weights"], case["shapes"], "weights after both updates")
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_loss_and_what_is_logged_are_those_of_trl(name: str, capsys: Any) -> None:
+    made, case = outcome(name), CASES[name]
+    for ours, theirs in zip(made.logs, case["updates"], strict=True):
+        require_same_numbers({"loss": theirs["loss"], **theirs["log"]}, ours, name)
+    require_same_numbers(case["evaluated"], made.evaluated, "")
+
+
+def require_same_numbers(theirs: Mapping[str, float], ours: Mapping[str, float], name: str) -> None:
+    for metric, expected in theirs.items():
+        if metric not in NOT_LOGGED and not ("micro" in name and metric in OVER_BATCHES):
+            assert ours[metric] == pytest.approx(expected, rel=WORST, abs=1e-5), metric
+
+
+def test_a_whole_run_takes_the_steps_of_trl(tmp_path: Path, capsys: Any) -> None:
+    """Through `train()`, with its log and an evaluation in it: what a script sees."""
+    name = "dpo, conversational"
+    trainer, sgd = trainer_of(name, str(tmp_path / "run"), eval_strategy="steps", eval_steps=2)
+    trainer.train()
+    case = CASES[name]
+    for ours, theirs in zip(sgd.gradients, case["updates"], strict=True):
+        require_same(ours, theirs["gradient"], case["shapes"], "gradient")
+    logged = [entry for entry in trainer.state.log_history if "loss" in entry]
+    for entry, theirs in zip(logged, case["updates"], strict=True):
+        require_same_numbers(theirs["log"], entry, name)
+    evaluated = next(entry for entry in trainer.state.log_history if "eval_loss" in entry)
+    assert evaluated["eval_loss"] == pytest.approx(case["evaluated"]["loss"], rel=WORST)
