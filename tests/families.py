@@ -17,8 +17,9 @@ import torch
 import transformers
 
 from tests.support.every_family import every_label
+from tests.support.family_exports import exports
 from tests.support.family_measures import FAULT, Route, distances, probed, saved
-from tests.support.family_page import PAGE, Measured, page
+from tests.support.family_page import PAGE, Measured, exported, page
 
 FAULTS = (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 """What a family may raise; it goes to the page, and the others are measured all the same."""
@@ -55,6 +56,7 @@ def measured(labels: Iterable[str]) -> dict[str, Measured]:
         with tempfile.TemporaryDirectory() as name:
             row = found[label] = measure(label, Path(name))
         figures = "" if row.exact is None else f"  {row.exact.sampler:.1e} {row.exact.trainer:.1e}"
+        figures += "" if row.exports is None else f"  exports {' '.join(exported(row.exports))}"
         figures += "" if row.half is None else f"  {row.half.sampler:.1e} {row.half.trainer:.1e}"
         text = f"{label}: {row.route.name}{figures}  {row.route.remarks}  ({time.monotonic() - began:.1f} s)\n"
         sys.stdout.write(text)
@@ -74,7 +76,7 @@ def measure(label: str, folder: Path) -> Measured:
             said = " ".join(str(error).split())
             parts.append((Route(FAULT, f"{type(error).__name__}: {said}".replace("|", "/")), None))
     (route, exact), (half_route, half) = parts
-    return Measured(route, exact, half_route, half)
+    return Measured(route, exact, half_route, half, None if exact is None else exports(folder, folder / "out"))
 
 
 if __name__ == "__main__":

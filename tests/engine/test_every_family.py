@@ -14,6 +14,7 @@ from posttrain.errors import UserError
 from posttrain.models.policy import as_policy
 from tests.support.every_family import BESIDES, NOT_BUILT, VARIANTS, every_label, small_config, small_model
 from tests.support.families import CONTEXT
+from tests.support.family_exports import Exports, exports
 from tests.support.family_measures import (
     CACHED,
     FAST,
@@ -33,7 +34,11 @@ from tests.support.tiny import tokenizer
 
 WRITTEN = routes(PAGE.read_text(encoding="utf-8"))
 FOUND_BY_SAMPLING = sorted(label for label, route in WRITTEN.items() if FOUND_OUT in route.remarks)
-SOME = ("cohere2", "falcon with ALiBi", "gemma3n_text", "llama4", "olmo3", "opt", "qwen2 with windows")
+SHARED = ("gemma3n_text with shared keys", "gemma4_text with shared keys")
+SOME = ("cohere2", "falcon with ALiBi", *SHARED, "llama4", "olmo3", "opt", "qwen2 with windows")
+
+SAVED = ("afmoe", "beam", "deepseek_v3", "falcon_h1", "gemma4", "gpt2", "llama4", "phi3", "qwen3_5_moe")
+"""Families with traps for adapters: mixtures, state spaces, wrappers, transposed and joined matrices."""
 
 
 def test_every_family_of_the_library_is_on_the_page_or_said_to_be_left_out() -> None:
@@ -54,6 +59,15 @@ def test_what_only_sampling_finds_out_is_found_out(label: str, tmp_path: Path) -
     assert probed(saved(label, tmp_path), "float32")[1].name == WRITTEN[label].name
 
 
+@pytest.mark.parametrize("label", SAVED)
+def test_what_a_run_saves_is_the_same_model_in_transformers_in_peft_and_here(label: str, tmp_path: Path) -> None:
+    found = exports(saved(label, tmp_path / "base"), tmp_path / "out")
+    assert found.model == found.again == 0
+    assert isinstance(found.adapter, float)
+    assert isinstance(found.merged, float)
+    assert max(found.adapter, found.merged) <= 1e-4
+
+
 @pytest.mark.parametrize("label", SOME)
 def test_sampler_and_trainer_are_the_librarys_own_model(label: str, tmp_path: Path) -> None:
     policy, _ = probed(saved(label, tmp_path), "float32")
@@ -72,18 +86,24 @@ def test_the_page_is_read_as_it_is_written() -> None:
         "c, in a way": Route(RECOMPUTED, "a c has no cache; needs `model.context`"),
         "d": Route(REFUSED, "model: no (at all)."),
     }
-    rows = {label: Measured(route, figures, route, figures) for label, route in found.items()}
+    read = Exports(0.0, 1e-6, 0.0, 2e-6)
+    rows = {label: Measured(route, figures, route, figures, read) for label, route in found.items()}
     assert routes(page(rows, "")) == found
 
 
 def test_the_page_says_what_updates_and_bfloat16_did() -> None:
+    read = Exports(0.0, 1e-6, 0.0, 2e-6)
+    none = Exports(0.0, "no such layer", "no such layer", "no such layer")
     rows = {
-        "a": Measured(Route(FAST, ""), Distances(1e-6, 2e-6, True), Route(CACHED, "half"), Distances(0.1, 0.2, False)),
-        "b": Measured(Route(FAST, ""), Distances(3e-6, 4e-6, True), Route(REFUSED, "not in half"), None),
+        "a": Measured(
+            Route(FAST, ""), Distances(1e-6, 2e-6, True), Route(CACHED, "half"), Distances(0.1, 0.2, False), read
+        ),
+        "b": Measured(Route(FAST, ""), Distances(3e-6, 4e-6, True), Route(REFUSED, "not in half"), None, none),
     }
     text = page(rows, "")
-    assert "| `a` | 1.0e-06 | 2.0e-06 | 1.0e-01 | 2.0e-01 | **no** |" in text
-    assert "| `b` | 3.0e-06 | 4.0e-06 | refused | refused | yes |" in text
+    assert "| `a` | 1.0e-06 | 2.0e-06 | 1.0e-01 | 2.0e-01 | **no** | 0e+00 | 1e-06 | 0e+00 | 2e-06 |" in text
+    assert "| `b` | 3.0e-06 | 4.0e-06 | refused | refused | yes | 0e+00 | refused | refused | refused |" in text
+    assert "- `b`, an adapter: no such layer" in text
     assert "- `a` in bfloat16: plain with a cache: half" in text
     assert "- `b` in bfloat16: refused: not in half" in text
 

@@ -283,7 +283,7 @@ def test_a_config_that_is_no_json_is_told(tmp_path: Path) -> None:
     (folder / "config.json").write_text("{")
     assert "config.json cannot be read" in refused(folder)
     (folder / "config.json").write_text(json.dumps([1]))
-    assert "holds a list and no object" in refused(folder)
+    assert "holds a list, not a JSON object" in refused(folder)
 
 
 @pytest.mark.parametrize("shown", [True, False])

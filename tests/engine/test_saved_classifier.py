@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer, pipeline
 
 from posttrain.errors import UserError
 from posttrain.models.adapters.placing import add_adapter
@@ -148,6 +148,30 @@ def test_the_reward_reads_what_was_trained_and_gives_the_same_score(template: st
         found = torch.tensor(reward(prompts=asked, completions=said))
         expected = ours(scorer, pairs).view(2, -1)[0 if side == "chosen" else 1]
         assert (found - expected).abs().max() <= 1e-5
+
+
+def test_plain_texts_are_scored_alike_by_pipelines_by_trl_s_calls_and_by_the_reward(tmp_path: Path) -> None:
+    policy = chat_policy()
+    scorer = new_scorer(policy, seed=0)
+    save_classifier(scorer, tmp_path / "rm", TextReading(stop_token_ids=policy.stop_ids, plain=True), "# Mine\n")
+    expected = ours(scorer, pairs_for(policy, ROWS))[: len(ROWS)]
+    texts = [row["prompt"] + row["chosen"] for row in ROWS]
+    model = AutoModelForSequenceClassification.from_pretrained(tmp_path / "rm").eval()
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "rm")
+    judge = pipeline("text-classification", model=model, tokenizer=tokenizer, function_to_apply="none")
+    assert [each["score"] for each in judge(texts)] == pytest.approx(expected.tolist(), abs=1e-5)
+    # TRL's GRPO and RLOO add no special tokens, so the text has to end with the one that the card names.
+    card = (tmp_path / "rm" / "README.md").read_text()
+    assert card.startswith("# Mine")
+    assert 'append it, `prompt + answer + "<|im_end|>"`' in card
+    ended = [f"{text}<|im_end|>" for text in texts]
+    with torch.no_grad():
+        batch = tokenizer(ended, return_tensors="pt", padding=True, padding_side="right", add_special_tokens=False)
+        found = model(**batch).logits[:, 0]
+    assert (found - expected).abs().max() <= 1e-5
+    reward = RewardModel(tmp_path / "rm")
+    said = reward(prompts=[row["prompt"] for row in ROWS], completions=[row["chosen"] for row in ROWS])
+    assert said == pytest.approx(expected.tolist(), abs=1e-5)
 
 
 def test_options_of_the_template_go_with_the_folder(tmp_path: Path) -> None:

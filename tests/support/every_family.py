@@ -200,10 +200,19 @@ NOT_BUILT = {
 BESIDES = ("llava", "mistral3", "qwen2_5_vl", "t5")
 """Families that are not in the library's table of causal models, but are given to us as if they were."""
 LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 16, "factor": 4.0}
+SHARED_KEYS: dict[str, Any] = {
+    "num_hidden_layers": 4,
+    "num_kv_shared_layers": 2,
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
+    "activation_sparsity_pattern": [0.0] * 4,
+}
+"""Later layers read the keys and values of earlier ones, as in the models that are published."""
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "bert as a decoder": ("bert", {"is_decoder": True}),
     "roberta as a decoder": ("roberta", {"is_decoder": True}),
     "falcon with ALiBi": ("falcon", {"alibi": True}),
+    "gemma3n_text with shared keys": ("gemma3n_text", SHARED_KEYS),
+    "gemma4_text with shared keys": ("gemma4_text", SHARED_KEYS),
     "gemma2 without caps": ("gemma2", {"final_logit_softcapping": None, "attn_logit_softcapping": None}),
     "llama, biases and gelu": ("llama", {"attention_bias": True, "mlp_bias": True, "hidden_act": "gelu"}),
     "llama, rope llama3": ("llama", {"rope_parameters": {**ROPE, **LLAMA3, "rope_type": "llama3"}}),
@@ -214,6 +223,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "phi3, rope longrope": ("phi3", {"rope_parameters": LONG}),
     "qwen2 with windows": ("qwen2", {**ALTERNATING, "use_sliding_window": True}),
     "qwen2, tied": ("qwen2", {"tie_word_embeddings": True}),
+    "qwen3_moe with dense layers": ("qwen3_moe", {"mlp_only_layers": [0]}),
 }
 """What else a family may be, beside its row of its own."""
 OF_FAMILIES = {

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.support.every_family import NOT_BUILT
+from tests.support.family_exports import Exports
 from tests.support.family_measures import CACHED, FAST, FAULT, NOT_EAGER, RECOMPUTED, REFUSED, ROUTES, Distances, Route
 
 PAGE = Path(__file__).parents[2] / "docs" / "models.md"
@@ -29,6 +30,11 @@ context of `longrope` is of 16. Weights are uniform numbers and much sharper tha
 errs more here than it does there; it is arithmetic over float32 weights, the library's as ours. Where experts are
 chosen, a rounding may choose another one, which is what figures of tenths in bfloat16 are. *Updates* says whether two
 optimiser steps on those rows, in several micro-batches, moved the weights to finite ones.
+
+The last figures are of what a run saves: the greatest difference of any log-prob, in float32, between the policy and
+what is read from its folders. *Model* is `RUN/model`, and *merged* the same with an adapter in it, both loaded by
+transformers, which must find every weight and no other. *Adapter in peft* is `RUN/adapter` over the library's own
+model, whole, and *in posttrain* the same folder loaded by us.
 
 A new version of a family, a layer of one's own or a hook may take another way. What a model of yours gets is said by
 `posttrain doctor --model PATH` and at the start of every run, where sampler and trainer are held against each other.
@@ -54,6 +60,7 @@ class Measured:
     exact: Distances | None
     half_route: Route
     half: Distances | None
+    exports: Exports | None = None
 
 
 def page(rows: Mapping[str, Measured], versions: str) -> str:
@@ -74,15 +81,19 @@ def page(rows: Mapping[str, Measured], versions: str) -> str:
 def table(rows: Mapping[str, Measured]) -> str:
     """Figures of the rows of one way."""
     lines = [
-        "| family | float32: sampler | trainer | bfloat16: sampler | trainer | updates | remarks |",
-        "|---|---:|---:|---:|---:|---|---|",
+        (
+            "| family | float32: sampler | trainer | bfloat16: sampler | trainer | updates | model | adapter in peft"
+            " | in posttrain | merged | remarks |"
+        ),
+        "|---|---:|---:|---:|---:|---|---:|---:|---:|---:|---|",
     ]
     for label, row in rows.items():
-        cells = [*figures(row.exact), *figures(row.half), updates(row), row.route.remarks]
+        cells = [*figures(row.exact), *figures(row.half), updates(row), *exported(row.exports), row.route.remarks]
         lines.append(f"| `{label}` | {' | '.join(cells)} |")
     notes = [
         f"- `{label}` in bfloat16: {how(row)}" for label, row in rows.items() if row.half_route.name != row.route.name
     ]
+    notes += [f"- `{label}`, an adapter: {row.exports.adapter}" for label, row in rows.items() if refuses(row.exports)]
     others = {label: NOT_EAGER[label] for label in rows if label in NOT_EAGER}
     notes += [f"- `{label}` is held against `{name}`: {why}." for label, (name, why) in others.items()]
     return "\n".join([*lines, "", *notes, *([""] if notes else [])])
@@ -91,6 +102,17 @@ def table(rows: Mapping[str, Measured]) -> str:
 def figures(found: Distances | None) -> list[str]:
     """Two cells."""
     return ["refused", "refused"] if found is None else [f"{found.sampler:.1e}", f"{found.trainer:.1e}"]
+
+
+def exported(found: Exports | None) -> list[str]:
+    """Four cells."""
+    values = (None,) * 4 if found is None else (found.model, found.adapter, found.again, found.merged)
+    return [f"{value:.0e}" if isinstance(value, float) else "refused" for value in values]
+
+
+def refuses(found: Exports | None) -> bool:
+    """Whether there is no adapter over a family by default."""
+    return found is not None and isinstance(found.adapter, str)
 
 
 def updates(row: Measured) -> str:

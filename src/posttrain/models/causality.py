@@ -36,6 +36,8 @@ def require_causal_logits(model: PreTrainedModel, compute_dtype: torch.dtype) ->
     rows = torch.tensor([[1, 2, 3], [1, 2, 4]], device=model.device) % vocabulary
     dtype = product_type(model)
     own, hidden = own_reading(model, rows, dtype)
+    if own.isnan().any():
+        raise UserError(f"{name} computes NaN for a text of three tokens: its weights hold NaN or infinity.")
     tolerance = EXACT_TOLERANCE if dtype in (torch.float32, torch.float64) else HALF_TOLERANCE
     bound = tolerance * own.abs().max()
     if (own[0, :2] - own[1, :2]).abs().max() > bound:

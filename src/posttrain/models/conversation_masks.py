@@ -5,10 +5,12 @@ A chat template writes a whole conversation and does not tell who says which tok
     before = T(messages before the turn, the assistant speaks next)        what the model reads when it is asked
     upto   = T(messages up to the turn)                                    what it has said then
 
-The turn's own tokens are those by which `upto` is longer, up to its stop token; what a template writes behind that,
-such as a line's end, is never sampled and not learned.  This holds where `before` begins `upto` and `upto` begins the
-whole, token by token.  Both are checked for every turn: templates that rewrite earlier turns, as those of thinking
-models do that drop their thoughts, would be learned wrongly in silence.
+The turn's own tokens are those by which `upto` is longer, up to the first stop token behind its text; what a template
+writes behind that, such as a line's end or another stop token, is never sampled and not learned.  This holds where
+`before` begins `upto` and `upto` begins the whole, token by token.  Both are checked for every turn: templates that
+rewrite earlier turns, as those of thinking models do that drop their thoughts, would be learned wrongly in silence.
+
+A turn that its message marks as not learned (such as `weight: 0`) is read like what the others say.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,10 +20,10 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from posttrain.errors import UserError
-from posttrain.models.rendering import TokenizerRenderer, token_ids
+from posttrain.models.messages import ASSISTANT, learned_mark
+from posttrain.models.rendering import TokenizerRenderer
 from posttrain.records import Example, Prompt
 
-ASSISTANT = "assistant"
 THINK = "<think>"
 """Begins the thoughts of models that have their template open them."""
 OTHER_WAYS = (
@@ -46,15 +48,21 @@ class Dialogue:
     def turns(self) -> list[int]:
         """The messages that are learned, by number from 0.  Raises UserError where there are none."""
         roles = [message["role"] for message in self.messages]
-        found = [number for number, role in enumerate(roles) if role == ASSISTANT and number >= self.num_given]
+        spoken = [number for number, role in enumerate(roles) if role == ASSISTANT and number >= self.num_given]
+        found = [number for number in spoken if number not in self.only_read]
         if not found:
-            raise UserError(
-                f"{self.where}: nothing to learn: no message of the role {ASSISTANT} (roles: {', '.join(roles)})."
-                "  Mend the row or leave it out."
-            )
+            marked = "every message of the assistant's is marked as not learned (such as weight: 0)"
+            why = marked if spoken else f"no message of the role {ASSISTANT} (roles: {', '.join(roles)})"
+            raise UserError(f"{self.where}: nothing to learn: {why}.  Mend the row or leave it out.")
         if found[0] == 0:
             raise UserError(f"{self.where}: begins with the assistant's answer.  Put before it what it answers.")
         return found
+
+    @property
+    def only_read(self) -> list[int]:
+        """The messages that are marked as not learned."""
+        marks = [learned_mark(each, f"{self.where}, message {i}") for i, each in enumerate(self.messages)]
+        return [number for number, mark in enumerate(marks) if mark is False]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,45 +90,49 @@ class Masking:
         whole = self._tokens(conversation, len(conversation.messages))
         learned = [False] * len(whole)
         for number in conversation.turns:
-            opened = self._text(conversation, number, open_answer=True)
-            before = token_ids(self.tokenizer, opened, special=False)
-            upto = self._tokens(conversation, number + 1)
-            if upto[: len(before)] != before:
-                raise self._rewritten(
-                    conversation, number, "begins it in another way than when the assistant is to speak"
-                )
-            end = len(before) + self._end(conversation, number, upto[len(before) :])
-            if whole[:end] != upto[:end]:
-                raise self._rewritten(
-                    conversation, number, "writes what leads to its end in another way once more follows"
-                )
-            written = str(self.tokenizer.decode(upto[len(before) : end]))
-            require_calls(conversation, number, written)
-            if not has_all(written, said(conversation, number, opened)):
-                raise self._rewritten(conversation, number, "leaves out a part of its text, such as the thoughts")
-            learned[len(before) : end] = [True] * (end - len(before))
+            start, end = self._span(conversation, number, whole)
+            learned[start:end] = [True] * (end - start)
         return trimmed(whole, learned)
+
+    def _span(self, conversation: Dialogue, number: int, whole: list[int]) -> tuple[int, int]:
+        """Where the tokens of a turn begin and end in those of the whole conversation."""
+        opened = self._text(conversation, number, open_answer=True)
+        before = self.renderer.tokens(opened, conversation.where)
+        upto = self._tokens(conversation, number + 1)
+        if upto[: len(before)] != before:
+            raise self._rewritten(conversation, number, "begins it in another way than when the assistant is to speak")
+        text = said(conversation, number, opened)
+        end = len(before) + self._end(conversation, number, upto[len(before) :])
+        if whole[:end] != upto[:end]:
+            raise self._rewritten(conversation, number, "writes what leads to its end in another way once more follows")
+        written = str(self.tokenizer.decode(upto[len(before) : end]))
+        require_calls(conversation, number, written)
+        if not has_all(written, text):
+            raise self._rewritten(conversation, number, "leaves out a part of its text, such as the thoughts")
+        return len(before), end
 
     def last_turn(self, conversation: Dialogue) -> Example:
         """The last turn alone, behind what the model reads when it is asked for it.
 
         Where the template does not write the turn as it stands, the text itself is behind it, and a stop token.
         """
-        number = conversation.turns[-1]
-        if number != len(conversation.messages) - 1:
+        number, last = conversation.turns[-1], len(conversation.messages) - 1
+        if number != last and last in conversation.only_read:
+            raise UserError(f"{conversation.where}: nothing to learn: its last turn is marked as not learned.")
+        if number != last:
             role = conversation.messages[-1]["role"]
             raise UserError(
                 f"{conversation.where}: ends with a message of the role {role}, so its last turn is no answer.  Leave"
                 " that out, or learn all turns: sft.loss_on: assistant."
             )
         opened, whole = self._text(conversation, number, open_answer=True), self._text(conversation, number + 1)
-        before = token_ids(self.tokenizer, opened, special=False)
+        before = self.renderer.tokens(opened, conversation.where)
         written, text = whole.removeprefix(opened), said(conversation, number, opened)
         require_calls(conversation, number, written)
         if whole.startswith(opened) and has_all(written, text):
-            answer = continuation(self.tokenizer, opened, written)
+            answer = self._behind(opened, written, conversation.where)
             return answered(before, answer[: self._end(conversation, number, answer)])
-        return answered(before, self._ended(continuation(self.tokenizer, opened, text)))
+        return answered(before, self._ended(self._behind(opened, text, conversation.where)))
 
     def turn_by_turn(self, conversation: Dialogue) -> list[Example]:
         """Each turn in a row of its own, behind what the model reads when it is asked for it."""
@@ -136,13 +148,18 @@ class Masking:
         ]
 
     def all_tokens(self, conversation: Dialogue) -> Example:
-        """Every token of the conversation as the template writes it, but for the first, which nothing predicts."""
+        """Every token of the conversation but the first, which nothing predicts, and turns marked as not learned."""
         whole = self._tokens(conversation, len(conversation.messages))
-        return trimmed(whole, [False, *[True] * (len(whole) - 1)])
+        learned = [False, *[True] * (len(whole) - 1)]
+        for number in conversation.only_read:
+            if conversation.messages[number]["role"] == ASSISTANT:
+                start, end = self._span(conversation, number, whole)
+                learned[start:end] = [False] * (end - start)
+        return trimmed(whole, learned)
 
     def completion(self, prompt: Prompt, text: str) -> Example:
         """A text behind a plain prompt, and a stop token if it does not end with one."""
-        return answered(prompt.tokens, self._ended(continuation(self.tokenizer, prompt.text, text)))
+        return answered(prompt.tokens, self._ended(self._behind(prompt.text, text, prompt.id)))
 
     def text(self, text: Prompt) -> Example:
         """All of a text but its first token, and a stop token if it does not end with one."""
@@ -156,6 +173,14 @@ class Masking:
         """
         whole, size = self._tokens(conversation, len(conversation.messages)), len(example.tokens)
         return tuple(whole[size:]) if tuple(whole[:size]) == example.tokens else ()
+
+    def _behind(self, prompt: str, text: str, where: str) -> list[int]:
+        """The tokens of a text behind a prompt, whose own stay as they are: they are what the model is asked with.
+
+        Read together with it where that leaves the prompt's tokens alone, else apart, as they are sampled.
+        """
+        before, whole = (self.renderer.tokens(each, where) for each in (prompt, prompt + text))
+        return whole[len(before) :] if whole[: len(before)] == before else self.renderer.tokens(text, where)
 
     def _rewritten(self, conversation: Dialogue, number: int, how: str) -> UserError:
         return UserError(
@@ -171,14 +196,18 @@ class Masking:
         return self.renderer.templated(messages, conversation.where, open_answer=open_answer, tools=tools)
 
     def _tokens(self, conversation: Dialogue, count: int, *, open_answer: bool = False) -> list[int]:
-        return token_ids(self.tokenizer, self._text(conversation, count, open_answer=open_answer), special=False)
+        text = self._text(conversation, count, open_answer=open_answer)
+        return self.renderer.tokens(text, conversation.where)
 
     def _end(self, conversation: Dialogue, number: int, turn: list[int]) -> int:
-        """Tokens of a turn up to its last stop token, that included; only white space may follow it."""
-        end = max((place for place, token in enumerate(turn, start=1) if token in self.stop_ids), default=0)
-        rest = str(self.tokenizer.decode(turn[end:])).strip()
-        if end and not rest:
-            return end
+        """Tokens of a turn up to the first stop token behind its text, that included.
+
+        Only white space and further stop tokens may follow it, as where a template ends conversations too.
+        """
+        ends = [place for place, token in enumerate(turn, start=1) if token in self.stop_ids]
+        rest = str(self.tokenizer.decode(turn[ends[-1] :] if ends else turn)).strip()
+        if ends and not rest:
+            return next(end for end in ends if not self._says_more(turn[end:]))
         stops = ", ".join(repr(self.tokenizer.decode([each])) for each in self.stop_ids)
         raise UserError(
             f"{conversation.where}, message {number}: the chat template ends the assistant's turn with"
@@ -186,14 +215,9 @@ class Masking:
             ' the template ends turns, make it a stop token of the model: model.stop_tokens, such as ["<|im_end|>"].'
         )
 
-
-def continuation(tokenizer: PreTrainedTokenizerBase, prompt: str, text: str) -> list[int]:
-    """The tokens of a text behind a prompt whose own tokens stay as they are: they are what the model is asked with.
-
-    Read together with it where that leaves the prompt's tokens alone, else apart, as they are sampled.
-    """
-    before, whole = (token_ids(tokenizer, each, special=False) for each in (prompt, prompt + text))
-    return whole[len(before) :] if whole[: len(before)] == before else token_ids(tokenizer, text, special=False)
+    def _says_more(self, tokens: list[int]) -> bool:
+        """Whether tokens are more than stop tokens and white space."""
+        return bool(str(self.tokenizer.decode([each for each in tokens if each not in self.stop_ids])).strip())
 
 
 def answered(prompt: Sequence[int], completion: Sequence[int]) -> Example:

@@ -1,19 +1,28 @@
 """What a policy is, in lines: the first of them at the start of every run, all of them by `posttrain doctor`."""
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from typing import cast
 
 import torch
 from torch import nn
 
-from posttrain.models.adapters.lora import lora_layers
+from posttrain.models.adapters.adaptable import expert_matrices, linear_layers, share_of_linear_layers
+from posttrain.models.adapters.experts import LoraExperts
+from posttrain.models.adapters.lora import LoraLinear, lora_layers
+from posttrain.models.adapters.peft_names import wrapper_of
 from posttrain.models.adapters.quantized import is_4_bit, num_parameters
 from posttrain.models.context import changes_at, own_context
+from posttrain.models.loading.devices import idle_gpu_lines
 from posttrain.models.policy import Policy
 from posttrain.models.recomputation import is_recomputing
 from posttrain.models.rendering import opening_tokens
+from posttrain.options.adapter import ALL_LINEAR
 from posttrain.options.model import ModelOptions
 from posttrain.options.training import RATE_OF_ADAPTERS
+
+WRAPPER_GAP = 0.1
+"""Nats by which a text model may differ from the multimodal one around it before that is said: rounding in bfloat16."""
 
 
 def model_lines(policy: Policy, name: str) -> list[str]:
@@ -31,6 +40,13 @@ def model_lines(policy: Policy, name: str) -> list[str]:
     again = ", layers computed again for gradients" if is_recomputing(model) else ""
     arithmetic = f"{type_name(policy.compute_dtype)}{weights} on {policy.device}{again}"
     lines = [f"model      {name}, {total / 1e6:.2f} M parameters{part}, {arithmetic}"]
+    wrapper = wrapper_of(model)
+    if wrapper is not None and wrapper.gap > WRAPPER_GAP:
+        lines.append(
+            f"           its log-probs differ by up to {wrapper.gap:.2g} nats from those of the {wrapper.model_type}"
+            " that it was taken out of, which makes its logits in another way"
+        )
+    lines += idle_gpu_lines(policy.device, gpu=torch.cuda.is_available())
     if policy.forward_reason is not None:
         lines.append(f"           by the model's own forward pass: {policy.forward_reason}")
     if policy.cache_refusal is not None:
@@ -55,7 +71,35 @@ def adapter_lines(policy: Policy, default_rate: float) -> list[str]:
             f" frozen{in_4_bits if quantized else ''}"
         ),
         f"           default learning rate {default_rate * RATE_OF_ADAPTERS:g}, without an adapter {default_rate:g}",
+        *left_out_lines(policy, layers),
     ]
+
+
+def left_out_lines(policy: Policy, layers: Mapping[str, LoraLinear]) -> list[str]:
+    """Of an adapter on all linear layers: those that cannot have one, and the experts of a mixture, which have none."""
+    if ALL_LINEAR not in next(iter(layers.values())).options.targets:
+        return []
+    lines = []
+    without = Counter(ending(name) for name in linear_layers(policy.model) if name not in layers)
+    if without:
+        kinds = ", ".join(f"{name} ({count})" for name, count in without.items())
+        lines.append(f"           without one, as an adapter there would not work as one: {kinds}")
+    experts = sum(matrix.numel() for matrix in expert_matrices(policy.model).values())
+    if experts and not any(isinstance(layer, LoraExperts) for layer in layers.values()):
+        linear = sum(layer.lora_A.shape[1] * layer.lora_B.shape[0] for layer in layers.values())
+        share = share_of_linear_layers(linear, experts)
+        lines.append(
+            f"           all-linear is {share:.0%} of the matrix weights here; the experts are the rest, and have none"
+            " (model.adapter.targets: [all-linear, experts])"
+        )
+    return lines
+
+
+def ending(name: str) -> str:
+    """A layer's name below its decoder layer, the same in every layer."""
+    parts = name.split(".")
+    number = next((place for place, part in enumerate(parts) if part.isdigit()), -1)
+    return ".".join(parts[number + 1 :])
 
 
 def type_name(dtype: torch.dtype) -> str:

@@ -14,7 +14,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 from transformers import DynamicCache, PreTrainedModel
-from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
+from transformers.cache_utils import DummyLayer, DynamicLayer, DynamicSlidingWindowLayer
 
 from posttrain.errors import UserError
 from posttrain.models.adapters.dropout import token_keys
@@ -179,7 +179,7 @@ def cache_refusal(model: PreTrainedModel) -> str | None:
     if "past_key_values" not in _parameters(model):
         return f"a {model.config.model_type} takes no cache of keys and values"
     kept = {type(layer) for layer in DynamicCache(config=model.config).layers}
-    others = sorted(kind.__name__ for kind in kept - {DynamicLayer, DynamicSlidingWindowLayer})
+    others = sorted(kind.__name__ for kind in kept - {DynamicLayer, DynamicSlidingWindowLayer, DummyLayer})
     if others or model._is_stateful:
         return f"layers of a {model.config.model_type} keep more than keys and values ({', '.join(others)})"
     return None

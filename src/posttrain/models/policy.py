@@ -102,7 +102,8 @@ def as_policy(
     what rotary angles are fixed for that would change with it (`longrope`, `dynamic`); without one it is what the model
     was made for, and the original context for `longrope`.  `stop_tokens` are texts of one token each that end a
     completion beside the model's own.  `gradient_checkpointing_enable()` of the model is honoured.  The model is put
-    into eval mode: dropout is off when sampling and when updating.
+    into eval mode: dropout is off when sampling and when updating.  It stays on its device; a run whose recipe names
+    another one as `model.device` is refused.
 
     Raises UserError for a model whose logits are not those of one linear layer, soft-capped or scaled or as they are.
     """

@@ -11,21 +11,53 @@ from jinja2 import TemplateError, TemplateSyntaxError
 from transformers import PreTrainedTokenizerBase
 
 from posttrain.errors import UserError
+from posttrain.models.chat_templates import bounded_rendering
+from posttrain.models.chat_templates.bounded_rendering import TemplateTooSlow, bounded
+from posttrain.models.chat_templates.template_text import (
+    DATE,
+    TODAY,
+    known_options,
+    require_template,
+    template_text,
+    with_one_date,
+)
 from posttrain.models.messages import checked_messages
-from posttrain.models.template_text import DATE, TODAY, known_options, require_template, template_text, with_one_date
+from posttrain.models.policy import Policy
 from posttrain.records import Prompt
 
 PROBE = "a"
 """Any text, to learn which special tokens a tokenizer puts before it."""
+FIRST_LOOK = 8
+"""Characters for each token that fits, of which a longer text is measured by its beginning; few texts have so many."""
+
+
+class TooLongText(UserError):
+    """A text that has more tokens than fit, known before all of it was made tokens."""
+
+    def __init__(self, where: str, characters: int, limit: int) -> None:
+        super().__init__(
+            f"{where}: its {characters} characters are more than {limit} tokens, which is all that the model can read."
+            "  Shorten it."
+        )
+        self.more_than = limit
+        """Tokens that it has at least one more than."""
 
 
 class TokenizerRenderer:
-    """Renders prompts for the model that a tokenizer belongs to."""
+    """Renders prompts for the model that a tokenizer belongs to.
+
+    With `most_tokens`, a text that cannot have so few is a `TooLongText` before it is made tokens: those of 8 MB take
+    20 seconds and 3 GB.
+    """
 
     def __init__(
-        self, tokenizer: PreTrainedTokenizerBase, *, template_options: Mapping[str, Any] | None = None
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        template_options: Mapping[str, Any] | None = None,
+        most_tokens: int | None = None,
     ) -> None:
-        self.tokenizer = tokenizer
+        self.tokenizer, self.most_tokens = tokenizer, most_tokens
         template = template_text(tokenizer)
         self.template_options = known_options(template, template_options or {})
         """Further arguments of the chat template, such as `enable_thinking`."""
@@ -77,13 +109,15 @@ class TokenizerRenderer:
                 " the column, or name a template that does as model.chat_template."
             )
         try:
-            text = self.tokenizer.apply_chat_template(
-                [dict(message) for message in messages],
-                chat_template=self.template,
-                tokenize=False,
-                add_generation_prompt=open_answer,
-                tools=[dict(tool) for tool in tools] or None,
-                **self.template_options,
+            text = bounded(
+                lambda: self.tokenizer.apply_chat_template(
+                    [dict(message) for message in messages],
+                    chat_template=self.template,
+                    tokenize=False,
+                    add_generation_prompt=open_answer,
+                    tools=[dict(tool) for tool in tools] or None,
+                    **self.template_options,
+                )
             )
         except TemplateSyntaxError as error:
             raise UserError(
@@ -96,8 +130,16 @@ class TokenizerRenderer:
                 f" (roles: {', '.join(message['role'] for message in messages)}). Change the messages, for example"
                 " move the system message into the first user message."
             ) from error
+        except Exception as error:
+            raise template_error(error, messages, id) from error
         assert isinstance(text, str)
         return text
+
+    def tokens(self, text: str, where: str) -> list[int]:
+        """The tokens of a text, without what the tokenizer adds around it.  Raises TooLongText, named by `where`."""
+        if self.most_tokens is not None:
+            require_short(self.tokenizer, text, self.most_tokens, where)
+        return token_ids(self.tokenizer, text, special=False)
 
     def _opening_of_answer(self, text: str, messages: Sequence[Mapping[str, str]], id: str) -> str:
         """What the template writes behind the messages to have the assistant speak; empty where that is not known."""
@@ -114,7 +156,7 @@ class TokenizerRenderer:
         columns: Mapping[str, object],
     ) -> Prompt:
         require_characters(text + prefill, id)
-        tokens = token_ids(self.tokenizer, text + prefill, special=False)
+        tokens = self.tokens(text + prefill, f"prompt {id!r}")
         if messages is None and tokens[: len(self.prefix)] != self.prefix:
             tokens = self.prefix + tokens
         if not tokens:
@@ -129,6 +171,26 @@ class TokenizerRenderer:
         )
 
 
+def template_error(error: Exception, messages: Sequence[Mapping[str, str]], id: str) -> UserError:
+    """What to say of a template that fails at messages in another way than by refusing them."""
+    if isinstance(error, TemplateTooSlow):
+        fails = f"takes more than {bounded_rendering.SECONDS:g} seconds of processor time over"
+    elif isinstance(error, MemoryError):
+        fails = "needs more memory than a template may have for"
+    else:
+        fails = f"fails with {type(error).__name__} ({error}) at"
+    return UserError(
+        f"prompt {id!r}: the model's chat template {fails} these messages (roles:"
+        f" {', '.join(message['role'] for message in messages)}).  Change the messages, or name another template as"
+        " model.chat_template."
+    )
+
+
+def renderer_of(policy: Policy, template_options: Mapping[str, Any] | None = None) -> TokenizerRenderer:
+    """Renders what a policy is to read, and refuses what cannot fit into its context."""
+    return TokenizerRenderer(policy.tokenizer, template_options=template_options, most_tokens=policy.max_positions)
+
+
 def require_characters(text: str, id: str) -> None:
     """Refuse half of a surrogate pair, which JSON can say, no tokenizer reads, and no UTF-8 file can hold."""
     try:
@@ -138,6 +200,20 @@ def require_characters(text: str, id: str) -> None:
             f"prompt {id!r}: half of a surrogate pair, {text[error.start]!a}, before {text[error.end :][:20]!a} is no"
             " character.  Mend the text, or leave the row out."
         ) from error
+
+
+def require_short(tokenizer: PreTrainedTokenizerBase, text: str, limit: int, where: str) -> None:
+    """Refuse a text whose beginning alone has more than twice the tokens that are allowed.
+
+    Twice, since a beginning may end within a word, which then has more tokens than the whole word.  A bound by bytes
+    and the longest token would not do: those of a tokenizer may stand for 128 spaces, or for any word that it does not
+    know.  Raises TooLongText.
+    """
+    size = FIRST_LOOK * (limit + FIRST_LOOK)
+    while size < len(text):
+        if len(token_ids(tokenizer, text[:size], special=False)) > 2 * limit + FIRST_LOOK:
+            raise TooLongText(where, len(text), limit)
+        size *= 2
 
 
 def token_ids(tokenizer: PreTrainedTokenizerBase, text: str, *, special: bool) -> list[int]:

@@ -6,6 +6,8 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from posttrain.errors import UserError
+from posttrain.models.adapters.experts import LoraExperts, without_wrappers
+from posttrain.models.adapters.lora import DOWN, UP
 from posttrain.models.adapters.peft_layers import (
     AdaptedLayer,
     adapted_layer,
@@ -27,7 +29,16 @@ def merged_weights(model: PreTrainedModel, dtype: torch.dtype | None) -> dict[st
     """
     require_mergeable(model)
     changed = dict[str, Tensor]()
-    adapted = {name: layer for name, module in model.named_modules() if (layer := adapted_layer(module)) is not None}
+    experts = {name: module for name, module in model.named_modules() if isinstance(module, LoraExperts)}
+    for name, each in experts.items():
+        array = each.array().detach()
+        whole = array if each.factors() is None else array.to(each.lora_A.dtype) + each.change().detach()
+        changed[f"{without_wrappers(name)}.{each.parameter}"] = whole.to(dtype or array.dtype)
+    adapted = {
+        name: layer
+        for name, module in model.named_modules()
+        if name not in experts and (layer := adapted_layer(module)) is not None
+    }
     below = {id(layer.base) for layer in adapted.values()}
     for name, layer in adapted.items():
         changed[f"{name}.weight"] = stored(layer.base, merged(layer, dtype))
@@ -36,8 +47,9 @@ def merged_weights(model: PreTrainedModel, dtype: torch.dtype | None) -> dict[st
             changed[f"{name}.weight"] = stored(module, whole_weight(module))
     made: dict[str, Tensor] = {}
     for name, tensor in model.state_dict().items():
-        plain = name.replace(".base_layer.", ".")
-        of_adapter = any(name.startswith(f"{layer}.") and ".base_layer." not in name for layer in adapted)
+        plain = without_wrappers(name)
+        of_experts = name.rpartition(".")[0] in experts and name.rpartition(".")[2] in (DOWN, UP)
+        of_adapter = of_experts or any(name.startswith(f"{layer}.") and ".base_layer." not in name for layer in adapted)
         of_4_bits = any(plain.startswith(f"{changed_name}.") for changed_name in changed)
         if not of_adapter and not of_4_bits:
             made[plain] = changed.get(plain, tensor)

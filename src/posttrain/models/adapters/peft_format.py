@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
@@ -18,10 +18,13 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from posttrain.errors import UserError
+from posttrain.models.adapters.adaptable import expert_matrices, linear_layers
+from posttrain.models.adapters.experts import LoraExperts, without_wrappers, wrap_experts, wrapper_names
 from posttrain.models.adapters.in_force import adapter_tensors
 from posttrain.models.adapters.lora import DOWN, UP, LoraLinear, lora_layers
+from posttrain.models.adapters.peft_names import WEIGHT, named_by_weight, own_name, peft_name
 from posttrain.models.adapters.peft_objects import PREFIX, WEIGHTS, write_peft_adapter
-from posttrain.models.adapters.placing import linear_layers, put, target_layers
+from posttrain.models.adapters.placing import put, target_layers
 from posttrain.models.adapters.quantized import is_4_bit
 from posttrain.options.adapter import ADAPTER_CONFIG, ALL_LINEAR, AdapterOptions
 
@@ -32,7 +35,6 @@ PLAIN: Mapping[str, tuple[object, ...]] = {
     "modules_to_save": (None, []),
     "layer_replication": (None,),
     "trainable_token_indices": (None,),
-    "target_parameters": (None, []),
     "alora_invocation_tokens": (None,),
     "use_qalora": (False,),
     "use_bdlora": (None, False),
@@ -40,6 +42,8 @@ PLAIN: Mapping[str, tuple[object, ...]] = {
 """What peft's settings are in an adapter that is y = W·x + s·B·A·x and no more; others are refused by name."""
 
 
+UNREADABLE = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, re.error)
+"""What reading settings of other kinds than peft's raises."""
 BASE_IN_4_BITS = "base_in_4_bits.json"
 """The file that stands beside an adapter whose base was in 4 bits when it was trained."""
 
@@ -51,7 +55,7 @@ class SavedAdapter:
     folder: Path
     settings: Mapping[str, Any]
     tensors: Mapping[str, Tensor]
-    """By the model's own name of the layer, and which of the two matrices it is."""
+    """By the file's name of the layer (see `peft_names`), and which of the two matrices it is."""
 
     @property
     def base(self) -> str:
@@ -61,14 +65,18 @@ class SavedAdapter:
     @property
     def options(self) -> AdapterOptions:
         """What it is, in our words."""
-        layers = dict.fromkeys(name.rpartition(".")[0] for name in self.tensors)
         return AdapterOptions(
             rank=int(self.settings["r"]),
             alpha=float(self.settings["lora_alpha"]),
             dropout=float(self.settings.get("lora_dropout", 0.0)),
             rslora=bool(self.settings.get("use_rslora", False)),
-            targets=tuple(layers),
+            targets=tuple(self.layers),
         )
+
+    @property
+    def layers(self) -> list[str]:
+        """Its layers, by the file's names."""
+        return list(dict.fromkeys(name.rpartition(".")[0] for name in self.tensors))
 
     @property
     def quantization(self) -> Literal["nf4"] | None:
@@ -76,16 +84,19 @@ class SavedAdapter:
         return "nf4" if (self.folder / BASE_IN_4_BITS).is_file() else None
 
     def options_of(self, layer: str) -> AdapterOptions:
-        """Those of one layer, which peft lets have a rank and an alpha of its own."""
-        alpha = next(
+        """Those of one layer, which peft lets have its own rank and alpha."""
+        return replace(self.options, rank=len(self.tensors[f"{layer}.{DOWN}"]), alpha=self.alpha_of(layer))
+
+    def alpha_of(self, layer: str) -> float:
+        """The alpha of one layer."""
+        return next(
             (
                 float(value)
                 for pattern, value in (self.settings.get("alpha_pattern") or {}).items()
-                if re.fullmatch(rf"(.*\.)?({pattern})", layer)
+                if re.fullmatch(rf"(.*\.)?({pattern})", layer) or re.fullmatch(rf"(.*\.)?({pattern})", layer + WEIGHT)
             ),
             self.options.alpha,
         )
-        return replace(self.options, rank=len(self.tensors[f"{layer}.{DOWN}"]), alpha=alpha)
 
 
 # Writing
@@ -97,7 +108,10 @@ def write_adapter(model: PreTrainedModel, folder: Path) -> None:
         write_peft_adapter(model, folder)
         return
     folder.mkdir(parents=True, exist_ok=True)
-    tensors = {f"{PREFIX}{name}.weight": tensor.cpu().contiguous() for name, tensor in adapter_tensors(model).items()}
+    tensors = {
+        f"{PREFIX}{peft_name(model, name)}{WEIGHT}": tensor.cpu().contiguous()
+        for name, tensor in adapter_tensors(model).items()
+    }
     save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
     settings = json.dumps(adapter_settings(model), indent=2, sort_keys=True)
     (folder / ADAPTER_CONFIG).write_text(settings + "\n", encoding="utf-8")
@@ -108,9 +122,16 @@ def write_adapter(model: PreTrainedModel, folder: Path) -> None:
 
 def adapter_settings(model: PreTrainedModel) -> dict[str, object]:
     """The content of adapter_config.json; a layer whose rank or alpha is not the first one's is named apart."""
-    layers = lora_layers(model)
-    first = next(iter(layers.values())).options
+    adapted = lora_layers(model)
+    first = next(iter(adapted.values())).options
     base = model.name_or_path or ""
+    by_weight = named_by_weight(model, adapted)
+    named = {name: peft_name(model, name) + (WEIGHT if name in by_weight else "") for name in adapted}
+    experts = [name for name, layer in adapted.items() if isinstance(layer, LoraExperts)]
+    for name in experts:
+        named[name] = f"{peft_name(model, without_wrappers(name))}.{cast(LoraExperts, adapted[name]).parameter}"
+    layers = {named[name]: layer for name, layer in adapted.items()}
+    parameters = sorted(named[name] for name in (*by_weight, *experts))
     return {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
@@ -120,7 +141,8 @@ def adapter_settings(model: PreTrainedModel) -> dict[str, object]:
         "lora_alpha": whole(first.alpha),
         "lora_dropout": first.dropout,
         "use_rslora": first.rslora,
-        "target_modules": sorted(layers),
+        "target_modules": sorted(set(layers) - set(parameters)),
+        **({"target_parameters": parameters} if parameters else {}),
         "rank_pattern": {name: each.options.rank for name, each in layers.items() if each.options.rank != first.rank},
         "alpha_pattern": {
             name: whole(each.options.alpha) for name, each in layers.items() if each.options.alpha != first.alpha
@@ -166,11 +188,24 @@ def read_adapter(folder: Path) -> SavedAdapter:
             f"{where}: {ADAPTER_CONFIG} does not name the model below the adapter.  Write its folder there, as"
             " base_model_name_or_path."
         )
-    return SavedAdapter(folder=folder, settings=settings, tensors=named_as_in_model(tensors, where))
+    named = named_as_in_file(tensors, where)
+    saved = SavedAdapter(folder=folder, settings=settings, tensors=named)
+    try:
+        for layer in saved.layers:
+            replace(saved.options, alpha=saved.alpha_of(layer))
+        "".join(settings.get("target_parameters") or ())  # which are texts
+    except UserError:
+        raise
+    except UNREADABLE as error:
+        raise UserError(
+            f"{where}: {ADAPTER_CONFIG} cannot be read ({type(error).__name__}: {error}).  Copy it anew from where the"
+            " adapter comes from."
+        ) from error
+    return saved
 
 
-def named_as_in_model(tensors: Mapping[str, Tensor], where: str) -> dict[str, Tensor]:
-    """The matrices by the model's names of their layers; anything else in the file is refused."""
+def named_as_in_file(tensors: Mapping[str, Tensor], where: str) -> dict[str, Tensor]:
+    """The matrices by the names of their layers; anything else in the file is refused."""
     made = {}
     for name, tensor in tensors.items():
         plain = name.removeprefix(PREFIX).removesuffix(".weight")
@@ -178,6 +213,25 @@ def named_as_in_model(tensors: Mapping[str, Tensor], where: str) -> dict[str, Te
             raise UserError(f"{where}: {WEIGHTS} holds {name}, which is no matrix of LoRA.  Merge it with peft first.")
         made[plain] = tensor
     return made
+
+
+def wrapped_arrays(model: PreTrainedModel, saved: SavedAdapter, where: str) -> dict[str, str]:
+    """The file's layers that are wrappers of arrays of experts, and the arrays by the model's names, in its order.
+
+    Raises UserError where a parameter that the adapter targets is neither such an array nor the weight of a layer.
+    """
+    known = list(expert_matrices(model))
+    arrays: list[str] = []
+    for parameter in saved.settings.get("target_parameters") or ():
+        found = [name for name in known if f".{name}".endswith(f".{own_name(model, parameter)}")]
+        if not found and not (parameter.endswith(WEIGHT) and parameter.removesuffix(WEIGHT) in saved.layers):
+            raise UserError(
+                f"{where}: its adapter has target_parameters = {parameter}, which is neither the weight of a linear"
+                " layer nor an array of experts here.  Merge it with peft first."
+            )
+        arrays += found
+    arrays = [name for name in known if name in arrays]
+    return {peft_name(model, wrapper): array for array, wrapper in wrapper_names(arrays).items()}
 
 
 def put_adapter(model: PreTrainedModel, saved: SavedAdapter, options: AdapterOptions | None) -> None:
@@ -188,31 +242,36 @@ def put_adapter(model: PreTrainedModel, saved: SavedAdapter, options: AdapterOpt
     where = f"model.path = {saved.folder}"
     require_same_kind(saved, options, where)
     require_same_layers(model, saved, options, where)
-    known = linear_layers(model)
+    known, arrays = linear_layers(model), wrapped_arrays(model, saved, where)
     model.requires_grad_(False)
-    for layer in dict.fromkeys(name.rpartition(".")[0] for name in saved.tensors):
-        if layer not in known:
+    for layer in (*(each for each in saved.layers if each not in arrays), *arrays):
+        name = own_name(model, layer)
+        if layer not in arrays and name not in known:
             raise UserError(
                 f"{where}: its adapter is for {layer}, and its base {saved.base} has no such linear layer.  Put the"
                 f" folder of the model that it was trained over into {ADAPTER_CONFIG}, as base_model_name_or_path."
             )
-        of_layer = saved.options_of(layer)
-        made = LoraLinear(
-            model.get_submodule(layer),
-            layer,
-            of_layer if options is None else replace(of_layer, dropout=options.dropout),
-            seed=0,
-        )
-        for which, parameter in ((DOWN, made.lora_A), (UP, made.lora_B)):
-            given = saved.tensors.get(f"{layer}.{which}")
-            if given is None or given.shape != parameter.shape:
-                shape = "missing" if given is None else f"of shape {[*given.shape]}"
-                raise UserError(
-                    f"{where}: {layer}.{which} is {shape}, and its base {saved.base} asks for {[*parameter.shape]}."
-                    "  It was trained over another model."
-                )
-            parameter.data.copy_(given)
-        put(model, layer, made)
+        of_layer = saved.options if layer in arrays else saved.options_of(layer)
+        of_layer = of_layer if options is None else replace(of_layer, dropout=options.dropout)
+        if layer in arrays:
+            made: LoraLinear = wrap_experts(model, arrays[layer], of_layer, seed=0)
+        else:
+            made = LoraLinear(model.get_submodule(name), name, of_layer, seed=0)
+            put(model, name, made)
+        fill(made, layer, saved, where)
+
+
+def fill(made: LoraLinear, layer: str, saved: SavedAdapter, where: str) -> None:
+    """Put the saved matrices of a layer into it.  Raises UserError where they are missing or of another shape."""
+    for which, parameter in ((DOWN, made.lora_A), (UP, made.lora_B)):
+        given = saved.tensors.get(f"{layer}.{which}")
+        if given is None or given.shape != parameter.shape:
+            shape = "missing" if given is None else f"of shape {[*given.shape]}"
+            raise UserError(
+                f"{where}: {layer}.{which} is {shape}, and its base {saved.base} asks for {[*parameter.shape]}."
+                "  It was trained over another model."
+            )
+        parameter.data.copy_(given)
 
 
 def require_same_kind(saved: SavedAdapter, options: AdapterOptions | None, where: str) -> None:
@@ -234,7 +293,9 @@ def require_same_layers(
     """Refuse targets that are named and mean other layers than those of the adapter which is there."""
     if options is None or options.targets == (ALL_LINEAR,):
         return
-    asked, there = set(target_layers(model, options.targets)), set(saved.options.targets)
+    arrays = wrapped_arrays(model, saved, where)
+    asked = set(target_layers(model, options.targets))
+    there = {arrays[layer] if layer in arrays else own_name(model, layer) for layer in saved.layers}
     if asked != there:
         raise UserError(
             f"model.adapter.targets = {', '.join(options.targets)}: the adapter in {where} is on other layers"

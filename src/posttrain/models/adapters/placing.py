@@ -6,19 +6,24 @@ from fnmatch import fnmatchcase
 
 from torch import nn
 from transformers import PreTrainedModel
-from transformers.pytorch_utils import Conv1D
 
 from posttrain.errors import UserError
+from posttrain.models.adapters.adaptable import adaptable_layers, expert_matrices
+from posttrain.models.adapters.experts import wrap_experts
 from posttrain.models.adapters.lora import LoraLinear
-from posttrain.options.adapter import ALL_LINEAR, AdapterOptions
+from posttrain.models.adapters.peft_names import refused_by_peft
+from posttrain.options.adapter import ALL_LINEAR, EXPERTS, AdapterOptions
 
 
 def add_adapter(model: PreTrainedModel, options: AdapterOptions, *, seed: int) -> None:
     """Freeze the model and put an adapter beside each target.  Raises UserError where a target is no layer."""
-    targets = target_layers(model, options.targets)
+    targets, experts = target_layers(model, options.targets), expert_matrices(model)
     model.requires_grad_(False)
     for name in targets:
-        put(model, name, LoraLinear(model.get_submodule(name), name, options, seed=seed))
+        if name in experts:
+            wrap_experts(model, name, options, seed=seed)
+        else:
+            put(model, name, LoraLinear(model.get_submodule(name), name, options, seed=seed))
 
 
 def put(model: nn.Module, name: str, layer: nn.Module) -> None:
@@ -27,26 +32,20 @@ def put(model: nn.Module, name: str, layer: nn.Module) -> None:
     setattr(model.get_submodule(above), last, layer)
 
 
-def linear_layers(model: PreTrainedModel) -> dict[str, nn.Module]:
-    """Every linear layer but embeddings and output layer, those with an adapter by what is below it."""
-    head = model.get_output_embeddings()
-    return {
-        name.removesuffix(".base_layer"): module
-        for name, module in model.named_modules()
-        if isinstance(module, nn.Linear | Conv1D) and module is not head
-    }
-
-
 def target_layers(model: PreTrainedModel, targets: tuple[str, ...]) -> list[str]:
-    """The names of the layers that the targets mean, in the model's order."""
-    names = list(linear_layers(model))
+    """The names of the layers that the targets mean, and of arrays of experts, in the model's order."""
+    names, experts = list(adaptable_layers(model)), list(expert_matrices(model))
+    by_default = [name for name in names if not refused_by_peft(model, name)]
     wanted: set[str] = set()
     for target in targets:
-        found = [name for name in names if meant(target, name)]
+        if target == EXPERTS and experts:
+            wanted.update(experts)
+            continue
+        found = [name for name in (by_default if target == ALL_LINEAR else names) if meant(target, name)]
         if not found:
             raise UserError(f"model.adapter.targets: {no_such_layer(model, target, names)}")
         wanted.update(found)
-    return [name for name in names if name in wanted]
+    return [name for name in (*names, *experts) if name in wanted]
 
 
 def meant(target: str, name: str) -> bool:
@@ -56,6 +55,8 @@ def meant(target: str, name: str) -> bool:
 
 def no_such_layer(model: PreTrainedModel, target: str, names: list[str]) -> str:
     """The end of a message about a target that means no linear layer, with those whose names are near."""
+    if target == EXPERTS:
+        return "experts: the model has none that are arrays of three dimensions.  Name linear layers."
     others = [name for name, _ in model.named_modules() if name and meant(target, name)]
     if others:
         rule = "has no adapter of its own: only linear layers have, but embeddings and the output layer have none"

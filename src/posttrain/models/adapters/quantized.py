@@ -16,7 +16,8 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from posttrain.errors import UserError
-from posttrain.models.adapters.placing import linear_layers, put
+from posttrain.models.adapters.adaptable import adaptable_layers, expert_matrices, require_half
+from posttrain.models.adapters.placing import put
 
 NF4 = "nf4"
 KERNEL = "support_avx512bf16_for_cpu"
@@ -59,7 +60,7 @@ def quantize(
     library = bitsandbytes()
     if packed_kernel:
         assert compute_dtype == torch.bfloat16, "the packed kernel computes in bfloat16"
-    names = [name for name, layer in linear_layers(model).items() if type(layer) is nn.Linear]
+    names = [name for name, layer in adaptable_layers(model).items() if type(layer) is nn.Linear]
     if not names:
         raise UserError(
             f"model.quantization = {NF4}: the model's family ({model.config.model_type}) has no torch.nn.Linear to put"
@@ -70,6 +71,15 @@ def quantize(
         layer.weight.requires_grad_(False)
         layer.weight.data = layer.weight.data.to(device or layer.weight.device, made_from or layer.weight.dtype)
         put(model, name, in_4_bits(library, layer, compute_dtype, packed_kernel=packed_kernel))
+
+
+def require_half_in_4_bits(model: nn.Module) -> None:
+    """Refuse a mixture that was put into 4 bits and of which experts, which stay as they are, are more than half."""
+    layers = [cast(nn.Linear, layer) for layer in model.modules() if is_4_bit(layer)]
+    require_half(
+        sum(layer.in_features * layer.out_features for layer in layers),
+        sum(matrix.numel() for matrix in expert_matrices(model).values()),
+    )
 
 
 def in_4_bits(library: Any, layer: nn.Linear, compute_dtype: torch.dtype, *, packed_kernel: bool) -> nn.Module:
@@ -94,11 +104,15 @@ def in_4_bits(library: Any, layer: nn.Linear, compute_dtype: torch.dtype, *, pac
     return made  # type: ignore[no-any-return]
 
 
-def leave_unpacked(model: PreTrainedModel) -> None:
-    """Keep the layers of a model that was stored in 4 bits from packing their weights; see above."""
+def compute_unpacked_in(model: PreTrainedModel, compute_dtype: torch.dtype) -> None:
+    """Have the layers of a model that was stored in 4 bits compute in this type, whatever type its folder names.
+
+    Sampler and trainer then agree as they do elsewhere.  And keep the layers from packing their weights; see above.
+    """
     for layer in model.modules():
         if is_4_bit(layer):
             setattr(layer, KERNEL, False)
+            cast(Any, layer).compute_dtype, cast(Any, layer).compute_type_is_set = compute_dtype, True
 
 
 def is_4_bit(layer: nn.Module) -> bool:

@@ -18,13 +18,15 @@ from transformers import (
 )
 
 from posttrain.errors import UserError
-from posttrain.models.adapters.quantized import leave_unpacked, quantize
-from posttrain.models.loading.construction import transformers_load_errors, without_progress_bars
+from posttrain.models.adapters.quantized import compute_unpacked_in, quantize
+from posttrain.models.loading.construction import lacking_weights, transformers_load_errors, without_progress_bars
 from posttrain.models.loading.devices import chosen_device
 from posttrain.models.loading.folder_kinds import (
+    class_name,
     quantisation,
     read_json,
     require_no_adapter,
+    require_no_hub_kernel,
     require_parts,
 )
 from posttrain.models.loading.hub import hub_folder
@@ -57,6 +59,7 @@ def classifier_files(options: RewardModelOptions) -> Path:
     if not (folder / "config.json").is_file():
         raise UserError(f"{where}: the folder holds no config.json, so it is no model that transformers can load.")
     config = read_json(folder / "config.json", where)
+    require_no_hub_kernel(config, where, "Remove it from config.json.")
     require_parts(
         folder, config, where, trust_remote_code=options.trust_remote_code, option="the reward's trust_remote_code"
     )
@@ -66,7 +69,7 @@ def classifier_files(options: RewardModelOptions) -> Path:
 
 def require_head(config: Mapping[str, Any], where: str, *, untrained_head: bool) -> None:
     """Refuse a language model: it has no head that scores, and one would be made up."""
-    made_as = next(iter(config.get("architectures") or ()), "")
+    made_as = class_name(config)
     if made_as.endswith(CAUSAL_HEADS) and not untrained_head:
         raise UserError(
             f"{where}: {made_as} is a language model and no reward model: it has no head that scores a text, and a new"
@@ -80,7 +83,7 @@ def loaded_classifier(folder: Path, options: RewardModelOptions) -> tuple[PreTra
     where = place(options)
     device = chosen_device(options.device, option="rewards: device")
     config = read_json(folder / "config.json", where)
-    causal = str(next(iter(config.get("architectures") or ()), "")).endswith(CAUSAL_HEADS)
+    causal = class_name(config).endswith(CAUSAL_HEADS)
     with (
         transformers_load_errors(partial(classifier_load_message, where)),
         without_progress_bars(),
@@ -92,17 +95,18 @@ def loaded_classifier(folder: Path, options: RewardModelOptions) -> tuple[PreTra
             dtype=chosen_type(options, device),
             trust_remote_code=options.trust_remote_code,
             output_loading_info=True,
+            ignore_mismatched_sizes=True,  # which is then refused below
             **({"num_labels": 1} if causal else {}),
         )
         tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=options.trust_remote_code)
-    lacking = [str(name) for name in (*found["missing_keys"], *found["mismatched_keys"])]
+    lacking = lacking_weights(found)
     require_weights(model, lacking, where, untrained_head=options.untrained_head)
     model.requires_grad_(False).eval()
     stored_in_bits = quantisation(config) is not None
     if options.quantization is not None and not stored_in_bits:
         quantize(model.base_model, chosen_type(options, device), device=device)
     if stored_in_bits:
-        leave_unpacked(model)
+        compute_unpacked_in(model, chosen_type(options, device))
     else:
         cast(torch.nn.Module, model).to(device)
     return model, tokenizer
@@ -124,12 +128,23 @@ def require_weights(model: PreTrainedModel, lacking: list[str], where: str, *, u
             f" ({', '.join(of_body[:3])}{' ...' if len(of_body) > 3 else ''}), which would be made up at random.  The"
             " files are those of another model, or not whole."
         )
+    broken = [name for name, each in model.named_parameters() if not name.startswith(body) and not finite(each)]
+    if broken:
+        raise UserError(
+            f"{where}: its head cannot score: {broken[0]} holds NaN or infinity.  Give a folder whose training did not"
+            " diverge."
+        )
     if lacking and not untrained_head:
         raise UserError(
             f"{where}: nobody has trained its head: the weights lack {', '.join(sorted(lacking))}, which would be made"
             " up at random.  Give a folder that was saved after training, or say untrained_head: true to have random"
             " scores."
         )
+
+
+def finite(tensor: torch.Tensor) -> bool:
+    """Whether no number of a tensor is NaN or infinite."""
+    return bool(tensor.isfinite().all())
 
 
 def classifier_load_message(where: str, said: str) -> str:

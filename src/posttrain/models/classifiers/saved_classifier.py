@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from tokenizers.processors import Sequence as Processors
+from tokenizers.processors import TemplateProcessing
 from torch import Tensor, nn
 from transformers import AutoModelForSequenceClassification, PreTrainedModel, PreTrainedTokenizerBase
 
@@ -27,6 +29,7 @@ from posttrain.models.classifiers.score_head import TextScorer
 from posttrain.models.loading.construction import ONE_AT_A_TIME, without_progress_bars
 from posttrain.models.loading.saving import in_dtype, readable_as, write_card
 from posttrain.models.policy import Policy
+from posttrain.models.rendering import token_ids
 
 HEAD = "score.weight"
 """What classifiers over decoders call the head's matrix."""
@@ -44,6 +47,8 @@ class TextReading:
     """Those by which answers end."""
     template_options: Mapping[str, Any] = field(default_factory=dict)
     """Arguments of the chat template that it was trained with."""
+    plain: bool = False
+    """Whether it was trained on plain texts only: then the saved tokenizer ends every text with the stop token."""
 
     @classmethod
     def of_config(cls, config: Any) -> "TextReading | None":
@@ -52,12 +57,15 @@ class TextReading:
         if not isinstance(said, Mapping) or not isinstance(said.get("stop_token_ids"), list):
             return None
         return cls(
-            stop_token_ids=tuple(said["stop_token_ids"]), template_options=dict(said.get("template_options", {}))
+            stop_token_ids=tuple(said["stop_token_ids"]),
+            template_options=dict(said.get("template_options", {})),
+            plain=said.get("plain") is True,
         )
 
     def as_json(self) -> dict[str, object]:
         """As config.json has it."""
-        return {"stop_token_ids": [*self.stop_token_ids], "template_options": dict(self.template_options)}
+        plain = {"plain": True} if self.plain else {}
+        return {"stop_token_ids": [*self.stop_token_ids], "template_options": dict(self.template_options), **plain}
 
 
 def require_classifier(policy: Policy) -> None:
@@ -77,6 +85,8 @@ def save_classifier(scorer: TextScorer, folder: Path, reading: TextReading, card
     made = empty_classifier(model)
     body = {name: weights[name] for name in made.state_dict() if name != HEAD}
     pad = padding_token(tokenizer, policy.stop_ids)
+    stop = tokenizer.eos_token_id if tokenizer.eos_token_id in reading.stop_token_ids else reading.stop_token_ids[0]
+    appends = reading.plain and append_to_texts(tokenizer, stop)
     body = with_row(body, made, pad)
     tensors = in_dtype(body | {HEAD: scorer.head.weight.detach()}, policy.stored_dtype or model.dtype)
     config: Any = made.config
@@ -87,8 +97,35 @@ def save_classifier(scorer: TextScorer, folder: Path, reading: TextReading, card
     with without_progress_bars():
         made.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
-    write_card(folder, card)
+    write_card(folder, card + scoring_section(str(tokenizer.convert_ids_to_tokens(stop)), appends=appends))
     readable_as(folder / "config.json", folder)
+
+
+def append_to_texts(tokenizer: PreTrainedTokenizerBase, stop: int) -> bool:
+    """Have a tokenizer put this token behind every text where it adds special tokens; whether it can."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None:
+        return False
+    own, token = backend.post_processor, str(tokenizer.convert_ids_to_tokens(stop))
+    end = TemplateProcessing(single=f"$A {token}", pair=f"$A $B {token}", special_tokens=[(token, stop)])
+    backend.post_processor = end if own is None else Processors([own, end])
+    return token_ids(tokenizer, "a", special=True)[-1:] == [stop]
+
+
+def scoring_section(token: str, *, appends: bool) -> str:
+    """What the card says of how other programs have to end a text."""
+    own = (
+        "The folder's tokenizer appends it, unless it is called with `add_special_tokens=False` (as TRL does)"
+        if appends
+        else "The folder's tokenizer does not append it"
+    )
+    return f"""
+## Scoring texts
+
+Plain text is scored at the stop token `{token}` behind prompt and answer.  Without it the score is another one.
+{own}: then append it, `prompt + answer + "{token}"`.  A conversation needs nothing more than its chat template, applied
+by the tokenizer's `apply_chat_template` with `tokenize=False`.
+"""
 
 
 def empty_classifier(model: PreTrainedModel) -> PreTrainedModel:
@@ -97,6 +134,7 @@ def empty_classifier(model: PreTrainedModel) -> PreTrainedModel:
     Raises UserError where transformers has none, or where it is more than that body and a linear head.
     """
     config: Any = copy.deepcopy(model.config)
+    vars(config).pop("quantization_config", None)  # the weights are whole again when they are saved
     config.num_labels, config.id2label, config.label2id = 1, {0: LABEL}, {LABEL: 0}
     kind = config.model_type
     try:

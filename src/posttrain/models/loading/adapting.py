@@ -7,7 +7,9 @@ from pathlib import Path
 from transformers import PreTrainedModel
 
 from posttrain.errors import UserError
+from posttrain.models.adapters.lora import lora_layers
 from posttrain.models.adapters.peft_format import SavedAdapter, put_adapter
+from posttrain.models.adapters.peft_names import named_by_weight, refused_by_peft
 from posttrain.models.adapters.placing import add_adapter
 from posttrain.models.loading.folder_digest import model_digest
 from posttrain.models.loading.folder_kinds import bundled_folder, read_json
@@ -60,3 +62,24 @@ def put_over(model: PreTrainedModel, options: ModelOptions, saved: SavedAdapter 
         put_adapter(model, saved, options.adapter)
     elif options.adapter is not None:
         add_adapter(model, options.adapter, seed=seed)
+
+
+def require_adapter_for_peft(model: PreTrainedModel, options: ModelOptions) -> None:
+    """Refuse, before anything is trained, an adapter that peft could not load from RUN/adapter."""
+    layers = lora_layers(model)
+    if options.adapter is not None and options.adapter.save == "merged":
+        return
+    remedy = "Or set model.adapter.save: merged, which keeps a whole model."
+    unread = [name for name in layers if refused_by_peft(model, name)]
+    if unread:
+        raise UserError(
+            f"model.adapter.targets: peft loads no adapter of {unread[0]} in models of this family"
+            f" ({model.config.model_type}).  Leave it out.  {remedy}"
+        )
+    dropping = [name for name in named_by_weight(model, layers) if layers[name].options.dropout > 0]
+    if dropping:
+        raise UserError(
+            f"model.adapter.dropout = {layers[dropping[0]].options.dropout}: peft has no dropout for {dropping[0]},"
+            " which it takes for an expert unless it is named by its weight.  Set dropout to 0, or leave such layers"
+            f" out of model.adapter.targets.  {remedy}"
+        )

@@ -5,7 +5,8 @@ that says what it is, where transformers would end in a traceback or load someth
 """
 
 import json
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,8 @@ from posttrain.options.model import BUNDLED, BUNDLED_MODELS
 SAFE_WEIGHTS, PICKLED_WEIGHTS = "*.safetensors", "pytorch_model*.bin"
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "spiece.model", "vocab.json", "vocab.txt", "tekken.json")
 OTHER_WEIGHTS = {"*.gguf": "llama.cpp's", "*.msgpack": "Flax's", "*.h5": "TensorFlow's", "*.onnx": "ONNX's"}
+IN_4_BITS, DEQUANTISED_AT_LOAD = "bitsandbytes load_in_4bit", "mxfp4"
+"""Ways in which weights are stored quantised (`quantisation`) that have whole weights again when they are saved."""
 CLASSIFIER = "ForSequenceClassification"
 """How the names of transformers' classes end that score a text."""
 NO_CAUSAL_HEADS = (
@@ -25,13 +28,15 @@ NO_CAUSAL_HEADS = (
 """How the names of classes end whose output layer is not that of a causal language model."""
 
 
-def require_model_folder(folder: Path, where: str, *, trust_remote_code: bool = False) -> None:
+def require_model_folder(folder: Path, where: str, *, trust_remote_code: bool = False, attention: str = "auto") -> None:
     """Refuse a folder that is none of a causal language model, with its tokenizer and weights.
 
-    `where` is how messages begin, such as `model.path = FOLDER`.
+    `where` is how messages begin, such as `model.path = FOLDER`; `attention` is the one that the user has chosen.
     """
     require_no_adapter(folder, where)
     config = read_json(folder / "config.json", where)
+    if attention == "auto":
+        require_no_hub_kernel(config, where, "Set model.attn_implementation: sdpa, or remove it from config.json.")
     require_causal(config, where)
     require_parts(folder, config, where, trust_remote_code=trust_remote_code)
 
@@ -75,13 +80,18 @@ def is_classifier_folder(folder: Path) -> bool:
     """Whether a folder here is that of a model for sequence classification, by its config.json."""
     if not (folder / "config.json").is_file():
         return False
-    made_as = read_json(folder / "config.json", str(folder)).get("architectures") or [""]
-    return str(made_as[0]).endswith(CLASSIFIER)
+    return class_name(read_json(folder / "config.json", str(folder))).endswith(CLASSIFIER)
+
+
+def class_name(config: Mapping[str, Any]) -> str:
+    """The class that a model was saved as; its family where its config does not say."""
+    named = config.get("architectures") or config.get("model_type", "a model")
+    return str(named[0] if isinstance(named, list) else named)
 
 
 def require_causal(config: Mapping[str, Any], where: str) -> None:
     """Refuse models of other kinds, by their name."""
-    made_as = next(iter(config.get("architectures") or ()), config.get("model_type", "a model"))
+    made_as = class_name(config)
     if config.get("is_encoder_decoder"):
         raise UserError(
             f"{where}: {made_as} has an encoder and a decoder, and only causal language models (a decoder alone) are"
@@ -100,8 +110,31 @@ def require_trusted_code(
     from transformers import CONFIG_MAPPING
 
     own = config.get("auto_map") or {}
-    if own and not trusted and config.get("model_type") not in CONFIG_MAPPING:
-        raise UserError(needs_code(where, ", ".join(sorted({str(name) for name in own.values()})), option))
+    if own and not trusted and str(config.get("model_type")) not in CONFIG_MAPPING:
+        named = own.values() if isinstance(own, Mapping) else [own]
+        raise UserError(needs_code(where, ", ".join(sorted({str(name) for name in named})), option))
+
+
+def require_no_hub_kernel(config: Mapping[str, Any], where: str, remedy: str) -> None:
+    """Refuse a config that asks for attention, or experts, from a kernel hub: code that the user did not ask for.
+
+    transformers downloads and runs it where the package `kernels` is installed.
+    """
+    for name, value in nested_items(config):
+        asks = re.search("_implementation(_internal)?$", name) is not None
+        if asks and "/" in str(value):
+            raise UserError(
+                f"{where}: config.json has {name} = {value!s:.80}, which would download code from a kernel hub and run"
+                f" it.  {remedy}"
+            )
+
+
+def nested_items(content: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """The keys of an object and of the objects in it, with their values."""
+    for name, value in content.items():
+        yield name, value
+        if isinstance(value, Mapping):
+            yield from nested_items(value)
 
 
 def needs_code(where: str, names: str, option: str = "model.trust_remote_code") -> str:
@@ -115,8 +148,13 @@ def needs_code(where: str, names: str, option: str = "model.trust_remote_code") 
 def has_weights(folder: Path) -> bool:
     """Whether a folder has weights, all of them where an index says which they are."""
     for index in sorted(folder.glob("*.index.json")):
-        named = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
-        return all((folder / file).is_file() for file in named)
+        named = read_json(index, str(folder)).get("weight_map")
+        if not isinstance(named, dict):
+            raise UserError(
+                f"{index}: has no weight_map, which says which file each weight is in.  Copy the index anew from where"
+                " the model comes from."
+            )
+        return all((folder / str(file)).is_file() for file in set(map(str, named.values())))
     return any(any(folder.glob(pattern)) for pattern in (SAFE_WEIGHTS, PICKLED_WEIGHTS))
 
 
@@ -125,23 +163,27 @@ def has_tokenizer(folder: Path) -> bool:
     if any((folder / name).is_file() for name in TOKENIZER_FILES) or any(folder.glob("*.tiktoken")):
         return True
     settings = folder / "tokenizer_config.json"
-    return settings.is_file() and "auto_map" in json.loads(settings.read_text(encoding="utf-8"))
+    return settings.is_file() and "auto_map" in read_json(settings, str(folder))
 
 
 def quantisation(config: Mapping[str, Any]) -> str | None:
     """How the weights of a folder are quantised, None where they are not."""
     found = config.get("quantization_config")
-    return str(found.get("quant_method", "an unnamed method")) if isinstance(found, Mapping) else None
+    if not isinstance(found, Mapping):
+        return None
+    method = str(found.get("quant_method", "an unnamed method"))
+    bits = [name for name in ("load_in_4bit", "load_in_8bit") if found.get(name)]
+    return " ".join([method, *bits])
 
 
 def read_json(file: Path, where: str) -> dict[str, Any]:
     """The content of one of the folder's small files."""
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"{where}: {file.name} cannot be read ({error}).") from error
     if not isinstance(content, dict):
-        raise UserError(f"{where}: {file.name} holds a {type(content).__name__} and no object.")
+        raise UserError(f"{where}: {file.name} holds a {type(content).__name__}, not a JSON object.")
     return content
 
 

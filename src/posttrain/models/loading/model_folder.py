@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -19,11 +19,12 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from transformers.utils.quantization_config import Mxfp4Config
 
 from posttrain.errors import UserError
-from posttrain.models.adapters.peft_format import read_adapter
-from posttrain.models.adapters.quantized import leave_unpacked, quantize
-from posttrain.models.loading.adapting import base_options, put_over
+from posttrain.models.adapters.peft_format import SavedAdapter, read_adapter
+from posttrain.models.adapters.quantized import compute_unpacked_in, quantize, require_half_in_4_bits
+from posttrain.models.loading.adapting import base_options, put_over, require_adapter_for_peft
 from posttrain.models.loading.chat_settings import (
     name_stop_ids,
     named_stop_ids,
@@ -31,9 +32,16 @@ from posttrain.models.loading.chat_settings import (
     tokenizer_folder,
     with_chat_template,
 )
-from posttrain.models.loading.construction import ONE_AT_A_TIME, transformers_load_errors, without_progress_bars
+from posttrain.models.loading.construction import (
+    ONE_AT_A_TIME,
+    lacking_weights,
+    transformers_load_errors,
+    without_progress_bars,
+)
 from posttrain.models.loading.devices import chosen_device
 from posttrain.models.loading.folder_kinds import (
+    DEQUANTISED_AT_LOAD,
+    IN_4_BITS,
     SAFE_WEIGHTS,
     bundled_folder,
     needs_code,
@@ -43,7 +51,7 @@ from posttrain.models.loading.folder_kinds import (
 )
 from posttrain.models.loading.hub import hub_folder
 from posttrain.models.loading.text_part import is_wrapper, require_causal_class, require_text_part, text_part
-from posttrain.models.loading.trainable import freeze, hold_frozen_in, hold_rest_in, linear_matrices
+from posttrain.models.loading.trainable import freeze, hold_all_in, hold_frozen_in, hold_rest_in, linear_matrices
 from posttrain.models.policy import Policy, as_policy, chosen_dtype
 from posttrain.models.recomputation import enable_recomputation
 from posttrain.options.adapter import is_adapter_folder
@@ -61,15 +69,62 @@ def load_policy(options: ModelOptions, *, seed: int = 0, inference: bool = False
     The seed draws a new adapter; `inference` is for a model that is never trained.  Raises UserError where there is
     neither a causal language model nor an adapter that can be loaded.
     """
+    return policy_of(located_model(options), options, seed=seed, inference=inference)
+
+
+def load_policy_to_train(options: ModelOptions, *, seed: int = 0, saves_whole: bool = False) -> Policy:
+    """`load_policy` for a run that trains the policy and saves it, an adapter apart unless it `saves_whole` models.
+
+    Raises UserError too where peft or transformers could not read what the run would save.
+    """
+    located = located_model(options)
+    require_trainable_weights(located, options, saves_whole=saves_whole)
+    policy = policy_of(located, options, seed=seed, inference=False)
+    if not saves_whole:
+        require_adapter_for_peft(policy.model, options)
+    return policy
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocatedModel:
+    """The folders that a policy is loaded from, on this machine."""
+
+    folder: Path
+    base: ModelOptions
+    """How the model in the folder is loaded: below a saved adapter, by the path that this names."""
+    saved: SavedAdapter | None
+    quantisation: str | None
+    """How the weights in the folder are quantised, None where they are not."""
+
+
+def located_model(options: ModelOptions) -> LocatedModel:
+    """Find what the options name, and read its small files and its adapter."""
     saved = None
     if not options.is_bundled and is_adapter_folder(options.folder):
         saved = read_adapter(options.folder)
     base = options if saved is None else base_options(options, saved)
-    device = chosen_device(base.device)
     folder = located_folder(base)
+    found = quantisation(read_json(folder / "config.json", where(base)))
+    if found is not None and options.quantization is not None:
+        raise UserError(
+            f"model.quantization = {options.quantization}: the weights in {base.path} are quantised already ({found})."
+            "  Leave model.quantization out."
+        )
+    if found is not None:  # such a base is in 4 bits without being asked
+        base = replace(base, quantization=None)
+    return LocatedModel(folder=folder, base=base, saved=saved, quantisation=found)
+
+
+def policy_of(located: LocatedModel, options: ModelOptions, *, seed: int, inference: bool) -> Policy:
+    """See `load_policy`."""
+    saved, base, folder = located.saved, located.base, located.folder
+    device = chosen_device(base.device)
     config = loaded_config(folder, base)
-    stored = stored_dtype(folder, config)
+    with load_errors(base):
+        stored = stored_dtype(folder, config)
     model, dtype = plain_model(folder, config, base, device, inference=inference)
+    if options.quantization is not None and saved is None:  # an adapter that was trained over such a base is still read
+        require_half_in_4_bits(model)
     adapter = None if saved is None else saved.folder
     tokenizer = loaded_tokenizer(folder, base, adapter)
     name_stop_ids(model, [] if adapter is None else named_stop_ids(adapter))
@@ -78,7 +133,7 @@ def load_policy(options: ModelOptions, *, seed: int = 0, inference: bool = False
     put_over(model, options, saved, seed=seed)
     if base.weights == "auto" and stored == dtype:  # so no bit of what is frozen is lost
         hold_frozen_in(model, dtype)
-    if not model_is_quantised(folder):
+    if located.quantisation is None:
         cast(torch.nn.Module, model).to(device)
     policy = as_policy(
         model,
@@ -96,13 +151,17 @@ def plain_model(
     """The model of a folder without an adapter, in 4 bits where that is asked for, and the type of its products."""
     narrow = read_as_stored(folder, config, options, device)
     model = loaded_model(folder, config, options, torch.bfloat16 if narrow else memory_dtype(options))
-    if model_is_quantised(folder):
-        leave_unpacked(model)
+    method = quantisation(read_json(folder / "config.json", where(options)))
+    if method == IN_4_BITS:  # bitsandbytes leaves the others in the type that they are stored in
+        hold_all_in(model, memory_dtype(options))
+    elif method is not None and not getattr(model, "is_quantized", False):
+        as_never_quantised(model, memory_dtype(options))
     if narrow:
         hold_rest_in(model, torch.float32)
         model.config.dtype = torch.float32
     freeze(model, options.frozen)
     dtype = chosen_dtype(options.dtype, torch.float32 if narrow else model.dtype, device)
+    compute_unpacked_in(model, dtype)
     if options.quantization is not None:
         packed = inference and dtype == torch.bfloat16
         quantize(model, dtype, made_from=memory_dtype(options), device=device, packed_kernel=packed)
@@ -123,7 +182,8 @@ def read_as_stored(folder: Path, config: PreTrainedConfig, options: ModelOptions
     held = options.weights == "auto" and chosen_dtype(options.dtype, torch.float32, device) == torch.bfloat16
     if options.quantization is None and not held:
         return False
-    return stored_dtypes(folder) == {torch.bfloat16} and not has_buffers_of_its_type(config)
+    with load_errors(options):
+        return stored_dtypes(folder) == {torch.bfloat16} and not has_buffers_of_its_type(config)
 
 
 def has_buffers_of_its_type(config: PreTrainedConfig) -> bool:
@@ -132,6 +192,37 @@ def has_buffers_of_its_type(config: PreTrainedConfig) -> bool:
     with ONE_AT_A_TIME, torch.device("meta"):
         model = auto.from_config(config, dtype=torch.bfloat16)
     return any(buffer.dtype == torch.bfloat16 for buffer in model.buffers())
+
+
+def as_never_quantised(model: PreTrainedModel, dtype: torch.dtype) -> None:
+    """Take a model that transformers has dequantised for one that was stored in whole weights, all of one type.
+
+    It would be saved under the names of quantised weights otherwise, which it has no longer.
+    """
+    vars(model).pop("_weight_conversions", None)
+    cast(torch.nn.Module, model).to(dtype)
+
+
+def require_trainable_weights(located: LocatedModel, options: ModelOptions, *, saves_whole: bool) -> None:
+    """Refuse to train weights that are stored quantised, and to merge an adapter into those that are not dequantised.
+
+    transformers dequantises MXFP4 as it loads it, so such a model is trained and saved as any other.
+    """
+    method, base = located.quantisation, where(located.base)
+    if method is None or method == DEQUANTISED_AT_LOAD:
+        return
+    if not options.trains_adapter:
+        raise UserError(
+            f"{base}: its weights are stored quantised ({method}) and cannot be trained.  Train an adapter over them"
+            " (model.adapter.rank: 16), or give the folder of the model that it was quantised from."
+        )
+    save = "merged" if saves_whole else options.adapter.save if options.adapter is not None else "adapter"
+    if save != "adapter" and method != IN_4_BITS:
+        raise UserError(
+            f"{base}: its weights are stored quantised ({method}), and an adapter is merged into whole weights or 4-bit"
+            " ones of bitsandbytes alone.  Set model.adapter.save: adapter, or give the folder of the model that it was"
+            " quantised from."
+        )
 
 
 def memory_dtype(options: ModelOptions) -> torch.dtype:
@@ -148,7 +239,12 @@ def located_folder(options: ModelOptions) -> Path:
         folder = options.folder
     else:
         folder = hub_folder(options.hub_name, options.hub_revision, with_code=options.trust_remote_code)
-    require_model_folder(folder, where(options), trust_remote_code=options.trust_remote_code)
+    require_model_folder(
+        folder,
+        where(options),
+        trust_remote_code=options.trust_remote_code,
+        attention=options.attn_implementation,
+    )
     return folder
 
 
@@ -162,10 +258,10 @@ def loaded_config(folder: Path, options: ModelOptions) -> PreTrainedConfig:
         )
     with load_errors(options):
         config = AutoConfig.from_pretrained(folder, trust_remote_code=options.trust_remote_code)
-    if is_wrapper(config):
-        require_text_part(config, where(options))
-    else:
-        require_causal_class(config, where(options))
+        if is_wrapper(config):
+            require_text_part(config, where(options))
+        else:
+            require_causal_class(config, where(options))
     return cast(PreTrainedConfig, config)
 
 
@@ -173,7 +269,11 @@ def loaded_model(folder: Path, config: PreTrainedConfig, options: ModelOptions, 
     """The causal language model of a folder, on the CPU, its weights in one type."""
     whole = is_wrapper(config)
     loader: Any = AutoModelForImageTextToText if whole else AutoModelForCausalLM
-    attention = {} if options.attn_implementation == "auto" else {"attn_implementation": options.attn_implementation}
+    asked: dict[str, Any] = {}
+    if options.attn_implementation != "auto":
+        asked["attn_implementation"] = options.attn_implementation
+    if quantisation(read_json(folder / "config.json", where(options))) == DEQUANTISED_AT_LOAD:
+        asked["quantization_config"] = Mxfp4Config(dequantize=True)  # its kernels for GPUs compute no gradient
     with load_errors(options), without_progress_bars():  # they would write over ours
         model, found = loader.from_pretrained(
             folder,
@@ -181,9 +281,10 @@ def loaded_model(folder: Path, config: PreTrainedConfig, options: ModelOptions, 
             dtype=dtype,
             trust_remote_code=options.trust_remote_code,
             output_loading_info=True,
-            **attention,
+            ignore_mismatched_sizes=True,  # which is then refused below
+            **asked,
         )
-    lacking = sorted(str(name) for name in (*found["missing_keys"], *found["mismatched_keys"]))
+    lacking = lacking_weights(found)
     if lacking:
         raise UserError(
             f"{where(options)}: the weights lack {len(lacking)} of what a {type(model).__name__} needs"

@@ -1,17 +1,20 @@
 """A policy as a folder that transformers reads."""
 
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel
 
 from posttrain.models.adapters.merging import merged_weights
 from posttrain.models.adapters.peft_format import write_adapter
 from posttrain.models.adapters.peft_layers import adapted_names
 from posttrain.models.adapters.quantized import is_4_bit
+from posttrain.models.exports.saved_weights import require_loadable_adapter, require_loadable_model
 from posttrain.models.loading.adapting import note_base
 from posttrain.models.loading.chat_settings import write_stop_ids
 from posttrain.models.loading.construction import without_progress_bars
@@ -26,11 +29,40 @@ def save_trained(policy: Policy, run: Path, save: Literal["adapter", "merged", "
     """
     adapted = bool(adapted_names(policy.model))
     if adapted and save != "merged":
-        save_adapter(policy, run / "adapter")
-        write_card(run / "adapter", card)
+        with whole_folder(run / "adapter") as folder:
+            save_adapter(policy, folder)
+            write_card(folder, card)
     if not adapted or save != "adapter":
-        save_policy(policy, run / "model")
-        write_card(run / "model", card + merged_note(policy))
+        with whole_folder(run / "model") as folder:
+            save_policy(policy, folder)
+            write_card(folder, card + merged_note(policy))
+    # Asked last, so that both are kept whatever is wrong with them.
+    if adapted and save != "merged":
+        require_loadable_adapter(policy.model, run / "adapter")
+    if not adapted or save != "adapter":
+        require_loadable_model(policy.model, run / "model")
+
+
+@contextmanager
+def whole_folder(folder: Path) -> Iterator[Path]:
+    """A folder to fill, which then takes the place of what a run has under a name: whole, and over no link."""
+    beside = folder.with_name(f".tmp-{folder.name}")
+    remove_folder(beside)
+    beside.mkdir(parents=True)
+    try:
+        yield beside
+        remove_folder(folder)
+        beside.rename(folder)
+    finally:
+        remove_folder(beside)
+
+
+def remove_folder(folder: Path) -> None:
+    """Remove what is there under a name, if anything is; of a link the link."""
+    if folder.is_dir() and not folder.is_symlink():
+        shutil.rmtree(folder)
+    else:
+        folder.unlink(missing_ok=True)
 
 
 def write_card(folder: Path, card: str) -> None:
@@ -70,7 +102,7 @@ def save_policy(policy: Policy, folder: Path) -> None:
     model, dtype = policy.model, policy.stored_dtype
     adapted = bool(adapted_names(model)) or any(is_4_bit(layer) for layer in model.modules())
     weights = merged_weights(model, dtype) if adapted else model.state_dict()
-    with without_progress_bars():
+    with without_progress_bars(), saved_whole(model):
         if dtype is None or {each.dtype for each in weights.values() if each.is_floating_point()} == {dtype}:
             model.save_pretrained(folder, state_dict=weights if adapted else None)
         else:
@@ -83,6 +115,21 @@ def save_policy(policy: Policy, folder: Path) -> None:
     save_code(policy, folder)
     save_stop_ids(policy, folder)
     readable_as(folder / "config.json", folder)
+
+
+@contextmanager
+def saved_whole(model: PreTrainedModel) -> Iterator[None]:
+    """Inside, transformers saves whole weights of a model whose weights are in 4 bits, and says nothing of these."""
+    owners = ((model, "hf_quantizer"), (model, "_weight_conversions"), (model.config, "quantization_config"))
+    quantised = "hf_quantizer" in vars(model)
+    held = [(owner, name, vars(owner)[name]) for owner, name in owners if quantised and name in vars(owner)]
+    for owner, name, _ in held:
+        delattr(owner, name)
+    try:
+        yield
+    finally:
+        for owner, name, value in held:
+            setattr(owner, name, value)
 
 
 def save_code(policy: Policy, folder: Path) -> None:

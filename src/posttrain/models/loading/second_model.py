@@ -1,7 +1,7 @@
 """A model beside the policy: a reference, a teacher, the trunk of a critic."""
 
 from posttrain.errors import UserError
-from posttrain.models.loading.model_folder import load_policy
+from posttrain.models.loading.model_folder import load_policy, load_policy_to_train
 from posttrain.models.policy import Policy
 from posttrain.options.model import ModelOptions
 
@@ -13,7 +13,7 @@ def load_beside(policy: Policy, path: str, *, option: str, inference: bool = Tru
     """
     options = ModelOptions(path=path, device="cuda" if policy.device.type == "cuda" else "cpu")
     try:
-        return load_policy(options, inference=inference)
+        return load_policy(options, inference=True) if inference else load_policy_to_train(options)
     except UserError as error:  # which speaks of the section `model`
         if "model.path = " not in str(error):
             raise

@@ -1,10 +1,15 @@
 """The causal language model inside a model that reads pictures or sound too."""
 
+from typing import cast
+
 import torch
+from torch import nn
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
 
 from posttrain.errors import UserError
+from posttrain.models.adapters.adaptable import CANNOT_READ
+from posttrain.models.adapters.peft_names import Wrapper, note_wrapper
 
 
 def is_wrapper(config: PreTrainedConfig) -> bool:
@@ -52,6 +57,7 @@ def text_part(whole: PreTrainedModel) -> PreTrainedModel:
         setattr(model, model.base_model_prefix, decoder)
         model.set_output_embeddings(whole.get_output_embeddings())
         text.tie_word_embeddings = model.get_output_embeddings().weight is model.get_input_embeddings().weight
+    model.name_or_path = whole.name_or_path
     if whole.generation_config is not None:
         model.generation_config = whole.generation_config
     left = [name for name, tensor in (*model.named_parameters(), *model.named_buffers()) if tensor.is_meta]
@@ -59,4 +65,27 @@ def text_part(whole: PreTrainedModel) -> PreTrainedModel:
         raise UserError(
             f"model: the text part of a {type(whole).__name__} lacks {left[0]}.  Take a model of text alone."
         )
+    note_wrapper(model, wrapper_around(decoder, "" if model is decoder else model.base_model_prefix, whole, model))
     return model
+
+
+def wrapper_around(decoder: nn.Module, inside: str, whole: PreTrainedModel, text: PreTrainedModel) -> Wrapper:
+    """Where a decoder lies in the text model and in the wrapper."""
+    outside = next(name for name, module in whole.named_modules() if module is decoder)
+    return Wrapper(model_type=whole.config.model_type, inside=inside, outside=outside, gap=largest_gap(whole, text))
+
+
+@torch.no_grad()
+def largest_gap(whole: PreTrainedModel, text: PreTrainedModel) -> float:
+    """How far the text model is from the wrapper on text; 0 where that cannot read text alone.
+
+    Cohere2's text model multiplies logits by `logit_scale`, and Aya Vision's wrapper does not (transformers 5.23).
+    """
+    rows = torch.tensor([[1, 2, 3]], device=whole.device) % len(cast(nn.Embedding, whole.get_input_embeddings()).weight)
+    whole.eval()
+    text.eval()
+    try:
+        theirs, ours = (model(input_ids=rows, use_cache=False).logits.float() for model in (whole, text))
+    except CANNOT_READ:
+        return 0.0
+    return float((theirs.log_softmax(-1) - ours.log_softmax(-1)).abs().max())

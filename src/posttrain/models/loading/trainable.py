@@ -9,6 +9,7 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from posttrain.errors import UserError
+from posttrain.models.adapters.adaptable import expert_matrices
 
 MATRICES = (nn.Linear, Conv1D)
 """Layers whose matrix meets its input in the type that products are computed in, whatever type it is held in."""
@@ -34,7 +35,7 @@ def freeze(model: PreTrainedModel, patterns: Sequence[str]) -> None:
 
 
 def hold_frozen_in(model: PreTrainedModel, dtype: torch.dtype) -> None:
-    """Hold the frozen matrices of linear layers in a smaller type: what they are rounded to in every product anyway.
+    """Hold the frozen matrices of linear layers and experts in a smaller type: what products round them to anyway.
 
     So the numbers stay the same.  Norms, biases and embeddings, whose type their output takes on, stay as they are, and
     so does a matrix that is an embedding too.
@@ -52,8 +53,15 @@ def hold_rest_in(model: PreTrainedModel, dtype: torch.dtype) -> None:
             parameter.data = parameter.data.to(dtype)
 
 
+def hold_all_in(model: PreTrainedModel, dtype: torch.dtype) -> None:
+    """Hold every parameter in this type but those in 4 bits."""
+    for parameter in model.parameters():
+        if parameter.is_floating_point():
+            parameter.data = parameter.data.to(dtype)
+
+
 def linear_matrices(model: nn.Module) -> list[Tensor]:
-    """The parameters that are matrices of linear layers and nothing else (no embedding), none of them in 4 bits.
+    """The parameters that are matrices of linear layers or of experts (no embedding), none of them in 4 bits.
 
     Each is there once.
     """
@@ -64,4 +72,5 @@ def linear_matrices(model: nn.Module) -> list[Tensor]:
         for parameter in module.parameters(recurse=False)
     }
     found = {id(module.weight): module.weight for module in model.modules() if isinstance(module, MATRICES)}
-    return [each for key, each in found.items() if key not in others and each.is_floating_point()]
+    linear = [each for key, each in found.items() if key not in others and each.is_floating_point()]
+    return [*linear, *expert_matrices(model).values()]

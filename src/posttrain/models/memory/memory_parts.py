@@ -25,13 +25,15 @@ SAMPLED_AT_ONCE = 2**20
 def trained_parameters(shape: ModelShape, setup: MemorySetup) -> int:
     """How many weights an update changes, unless the setup knows.
 
-    N;   of an adapter on all linear layers   r · Σ (inputs + outputs)
+    N;   of an adapter on all linear layers   r · Σ (inputs + outputs);   on experts too, the same of each expert
     """
     if setup.trained is not None:
         return setup.trained
     if setup.adapter_rank is None:
         return shape.parameters
-    return setup.adapter_rank * sum(inputs + outputs for inputs, outputs in shape.linear_layers)
+    experts = shape.expert_arrays if setup.adapts_experts else ()
+    sides = sum(inputs + outputs for inputs, outputs in shape.linear_layers)
+    return setup.adapter_rank * (sides + sum(number * (rows + columns) for number, rows, columns in experts))
 
 
 def trained_bytes(setup: MemorySetup) -> int:
@@ -42,19 +44,21 @@ def trained_bytes(setup: MemorySetup) -> int:
 def weights(shape: ModelShape, setup: MemorySetup) -> int:
     """Weights in memory, those of linear layers (M) under an adapter in the type of matrix products or in 4 bits.
 
+    An output matrix of its own and experts are frozen too, and never in 4 bits.
+
     b · N;   with an adapter   c · M + b · (N - M) + 4 · r Σ (inputs + outputs);   in 4 bits 4.127 / 8 for c
     """
     if setup.adapter_rank is None:
         return setup.weight_bytes * shape.parameters
     matrices = shape.linear_parameters
-    head = 0 if shape.tied else shape.head_parameters
+    head = shape.expert_parameters + (0 if shape.tied else shape.head_parameters)
     packed = NF4_BYTES if setup.quantized else setup.frozen_bytes
     rest = setup.weight_bytes * (shape.parameters - matrices - head) + setup.frozen_bytes * head
     return round(packed * matrices) + rest + FLOAT32 * trained_parameters(shape, setup)
 
 
 def loaded(shape: ModelShape, setup: MemorySetup) -> int:
-    """Weights as they are read: all before any is put into 4 bits, one by one.  M: linear layers, and V·d if not tied.
+    """Weights as they are read: all before any is put into 4 bits, one by one.  M: `frozen_matrices`.
 
         b · N;   of a frozen base that ends in a smaller type   b · (N - M) + s · M     s: bytes of a weight on the disk
         on a GPU, where layers come one by one                  weights
@@ -67,7 +71,7 @@ def loaded(shape: ModelShape, setup: MemorySetup) -> int:
     one_layer = setup.weight_bytes * largest if setup.quantized else 0
     if setup.on_cuda:
         return weights(shape, setup) + one_layer
-    matrices = shape.linear_parameters + (0 if shape.tied else shape.head_parameters)
+    matrices = shape.frozen_matrices
     narrowed = setup.quantized or setup.frozen_bytes < setup.weight_bytes
     read_as = min(setup.weight_bytes, shape.stored_bytes) if narrowed else setup.weight_bytes
     return setup.weight_bytes * (shape.parameters - matrices) + read_as * matrices + one_layer
@@ -92,7 +96,7 @@ def reference(shape: ModelShape, setup: MemorySetup) -> int:
     """
     if not setup.reference or setup.adapter_rank is not None:
         return 0
-    matrices = shape.linear_parameters + (0 if shape.tied else shape.head_parameters)
+    matrices = shape.frozen_matrices
     held_as = setup.compute_bytes if setup.shared_prompt else setup.weight_bytes
     return setup.weight_bytes * (shape.parameters - matrices) + held_as * matrices
 
@@ -191,12 +195,14 @@ def trained_logits(shape: ModelShape, setup: MemorySetup) -> int:
 def sampler_copies(shape: ModelShape, setup: MemorySetup) -> int:
     """Matrices made ready for decoding: in the order that products read them fastest, or in their type.
 
+    Of experts with an adapter those of one layer at a time, W + s·B·A in float32.
+
         c · (linear layers + V·d);   the output matrix alone where the others are read where they are
 
     Frozen ones are, on a GPU or in 4 bits or in bfloat16; all are where the model's own forward pass samples.
     """
     if not setup.shared_prompt:
-        return 0
+        return FLOAT32 * shape.expert_parameters // shape.layers if setup.adapts_experts else 0
     in_place = setup.adapter_rank is not None and (setup.quantized or setup.on_cuda or setup.compute_bytes < FLOAT32)
     return setup.compute_bytes * (shape.head_parameters + (0 if in_place else shape.linear_parameters))
 
@@ -206,13 +212,16 @@ def update_copies(shape: ModelShape, setup: MemorySetup) -> int:
 
         c · joined projections of the shared-prompt pass;   c · (linear layers + V·d) where c ≠ b
 
-    Of frozen matrices one at a time is made ready: c · the largest, and c · V·d where c ≠ b.
+    Of frozen matrices one at a time is made ready: c · the largest, and c · V·d where c ≠ b.  Experts with an adapter
+    are kept as W + s·B·A in float32, those of one layer where layers are computed again.
     """
     c, casts = setup.compute_bytes, setup.weight_bytes != setup.compute_bytes
     head = shape.head_parameters if casts else 0
     if setup.adapter_rank is not None:
         whole = setup.quantized or setup.frozen_bytes != c
-        return c * (head + (max((i * o for i, o in shape.linear_layers), default=0) if whole else 0))
+        experts = shape.expert_parameters // (shape.layers if setup.recomputes else 1) if setup.adapts_experts else 0
+        largest = max((i * o for i, o in shape.linear_layers), default=0) if whole else 0
+        return c * (head + largest) + FLOAT32 * experts
     if casts:
         return c * (shape.linear_parameters + head)
     return c * shape.joined_parameters if setup.shared_prompt else 0

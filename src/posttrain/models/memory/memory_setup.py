@@ -19,6 +19,8 @@ class MemorySetup:
     """Of a number in matrix products and in the cache of keys and values."""
     adapter_rank: int | None = None
     """None trains all weights."""
+    adapts_experts: bool = False
+    """Whether the adapter is on the experts of a mixture too."""
     quantized: bool = False
     """Whether linear layers are in 4 bits (nf4)."""
     trained: int | None = None
@@ -62,7 +64,7 @@ class MemorySetup:
 
     def full_training(self) -> "MemorySetup":
         """The same run with all weights trained."""
-        return replace(self, adapter_rank=None, quantized=False, trained=None)
+        return replace(self, adapter_rank=None, adapts_experts=False, quantized=False, trained=None)
 
     def with_adapter(self, rank: int, *, quantized: bool = False) -> "MemorySetup":
         """The same run with an adapter over weights that are held in the type of matrix products, or in 4 bits."""

@@ -1,5 +1,6 @@
 """What of a model decides its memory, read from its config alone: no weight is loaded, or even made."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -11,7 +12,8 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from posttrain.errors import UserError
-from posttrain.models.loading.construction import ONE_AT_A_TIME
+from posttrain.models.adapters.adaptable import expert_matrices
+from posttrain.models.loading.construction import LOAD_ERRORS, ONE_AT_A_TIME
 from posttrain.models.shared_prompt.architectures import shared_prompt_refusal
 
 UNBOUNDED = 1 << 30
@@ -43,6 +45,8 @@ class ModelShape:
     """Longest prompt and completion together, in tokens."""
     stored_bytes: int = 4
     """Of a weight on the disk, 2 where the config says that all are in bfloat16."""
+    expert_arrays: tuple[tuple[int, int, int], ...] = ()
+    """(experts, rows, columns) of every array of experts, which are no linear layers: 4 bits leave them as they are."""
     sizes: tuple[tuple[str, int], ...] = ()
     """Every parameter's name, and how many numbers it has."""
     gated: bool = True
@@ -58,6 +62,16 @@ class ModelShape:
     def linear_parameters(self) -> int:
         """Weights of all linear layers but the output layer."""
         return sum(inputs * outputs for inputs, outputs in self.linear_layers)
+
+    @property
+    def expert_parameters(self) -> int:
+        """Weights of all experts."""
+        return sum(math.prod(shape) for shape in self.expert_arrays)
+
+    @property
+    def frozen_matrices(self) -> int:
+        """Weights that an adapter leaves in a smaller type: those of linear layers, experts and output layer."""
+        return self.linear_parameters + self.expert_parameters + (0 if self.tied else self.head_parameters)
 
     def frozen_parameters(self, patterns: Sequence[str]) -> int:
         """Weights whose names match one of the patterns of `model.frozen`."""
@@ -80,7 +94,7 @@ def config_shape(config: PreTrainedConfig) -> ModelShape:
     try:
         with ONE_AT_A_TIME, torch.device("meta"):
             model = cast(PreTrainedModel, AutoModelForCausalLM.from_config(config))
-    except ValueError as error:
+    except LOAD_ERRORS as error:
         raise UserError(
             f"config.json: of a {config.model_type}, which is no causal language model ({error})."
         ) from error
@@ -123,6 +137,7 @@ def shape_of(model: PreTrainedModel) -> ModelShape:
         mlp_width=(mlp or 4 * hidden) * experts,
         max_positions=_first(text, "max_position_embeddings", "max_seq_len") or UNBOUNDED,
         stored_bytes=2 if config.dtype == torch.bfloat16 else 4,
+        expert_arrays=tuple(cast(Any, tuple(array.shape)) for array in expert_matrices(model).values()),
         sizes=tuple((name, parameter.numel()) for name, parameter in model.named_parameters()),
         gated=bool(names & {"gate_proj", "gate_up_proj"}),
         fused=bool(names & {"c_attn", "qkv_proj"}),

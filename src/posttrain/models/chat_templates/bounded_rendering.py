@@ -1,0 +1,126 @@
+"""Bounds on what a chat template takes: it comes with a model, and may loop for ever or write more than memory holds.
+
+Jinja's sandbox keeps a template from files and from Python, and bounds neither time nor memory.  A process apart would
+bound both, at more than an honest rendering costs; counting steps would need a compiler other than transformers'.  So:
+
+time      a thread that looks on raises an exception in the one that renders, once that has used so many seconds of
+          processor time, which a busy machine does not use up.  It is there only while something is rendered.
+memory    the address space of the process may grow by so much: what asks for more gets a MemoryError.  Where other
+          threads of Python are alive it is left alone, for it would be theirs too: in `posttrain serve`.
+"""
+
+import ctypes
+import os
+import resource
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+SECONDS = 10.0
+"""Processor time of one rendering; those of honest templates take less than a thousandth."""
+GROWTH = 2 << 30
+"""Bytes by which the address space may grow in one rendering."""
+LOOK_EVERY = 0.25
+PAGE = resource.getpagesize()
+Made = TypeVar("Made")
+
+
+class TemplateTooSlow(Exception):
+    """Raised within a rendering that has used up its time."""
+
+
+class TimeLimit:
+    """The renderings that go on in this process, by thread, and the thread that ends those which take too long."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.ends: dict[int, float] = {}
+        """Processor time at which each thread's rendering has used up its own."""
+        self.ended: set[int] = set()
+        """Threads that an exception was sent to."""
+        self.watcher: threading.Thread | None = None
+
+    def within(self, render: Callable[[], Made]) -> Made:
+        """What a rendering makes.  Raises TemplateTooSlow."""
+        thread = threading.get_ident()
+        try:
+            with self.lock:
+                self.ends[thread] = processor_time(thread) + SECONDS
+                if self.watcher is None or not self.watcher.is_alive():
+                    self.watcher = threading.Thread(target=self.watch, name="chat template limit", daemon=True)
+                    self.watcher.start()
+            try:
+                return render()
+            finally:
+                self.end(thread)
+        except TemplateTooSlow:
+            self.end(thread)  # it may have come while the line above was at it
+            raise
+
+    def end(self, thread: int) -> None:
+        """Forget a rendering, and an exception that is still on its way to it."""
+        with self.lock:
+            self.ends.pop(thread, None)
+            if thread in self.ended:
+                self.ended.discard(thread)
+                raise_in(thread, None)
+
+    def watch(self) -> None:
+        """Look at all renderings until there are none."""
+        while True:
+            time.sleep(LOOK_EVERY)
+            with self.lock:
+                if not self.ends:
+                    self.watcher = None
+                    return
+                for thread, end in self.ends.items():
+                    if processor_time(thread) > end:
+                        self.ended.add(thread)
+                        raise_in(thread, TemplateTooSlow)
+
+
+def processor_time(thread: int) -> float:
+    """Seconds of processor time that a thread has used; of the clock where a system does not tell."""
+    if sys.platform != "linux":
+        return time.monotonic()
+    return time.clock_gettime(time.pthread_getcpuclockid(thread))
+
+
+def raise_in(thread: int, exception: type[BaseException] | None) -> None:
+    """Have a thread raise an exception before its next step of Python; None takes one back."""
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), exception and ctypes.py_object(exception))
+
+
+LIMIT = TimeLimit()
+"""Of this process, since a thread has one such exception on its way at most."""
+os.register_at_fork(after_in_child=LIMIT.__init__)  # type: ignore[misc]  # the watcher stays with the parent
+
+
+def within_memory(render: Callable[[], Made]) -> Made:
+    """What a rendering makes while the process may grow by so much, where nothing else of it would notice."""
+    watching = LIMIT.watcher is not None
+    if sys.platform != "linux" or threading.active_count() > 1 + watching:
+        return render()
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    most = address_space() + GROWTH
+    resource.setrlimit(resource.RLIMIT_AS, (most if soft == resource.RLIM_INFINITY else min(soft, most), hard))
+    try:
+        return render()
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+
+
+def address_space() -> int:
+    """Bytes of address space that the process has."""
+    file = os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return int(os.read(file, 64).split(b" ", 1)[0]) * PAGE
+    finally:
+        os.close(file)
+
+
+def bounded(render: Callable[[], Made]) -> Made:
+    """What a rendering makes, within its bounds.  Raises TemplateTooSlow, and MemoryError."""
+    return LIMIT.within(lambda: within_memory(render))

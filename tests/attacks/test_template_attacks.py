@@ -1,0 +1,112 @@
+"""Chat templates that fail, loop or fill memory are one error that names the prompt; the next prompt is rendered."""
+
+import json
+import threading
+from pathlib import Path
+
+import pytest
+
+from posttrain.cli import main
+from posttrain.errors import UserError
+from posttrain.models.chat_templates import bounded_rendering
+from posttrain.models.chat_templates.bounded_rendering import LIMIT, TemplateTooSlow, bounded
+from posttrain.models.loading.new_model import new_tokenizer
+from posttrain.models.rendering import TokenizerRenderer
+from tests.support.runs import save_tiny_model
+
+USER = {"role": "user", "content": "1"}
+FAILS = {
+    "a file": "{% include 'x' %}",
+    "a long range": "{% for i in range(10**9) %}{% endfor %}",
+    "a macro that calls itself": "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}",
+    "a sum of what has none": "{{ messages + 1 }}",
+    "a division": "{{ 1 / 0 }}",
+    "an object that is no JSON": "{{ self|tojson }}",
+}
+SLOW = {
+    "loops": "{% for i in range(99999) %}{% for j in range(99999) %}{% for k in range(99999) %}"
+    "{% endfor %}{% endfor %}{% endfor %}",
+    "macros": "{% macro m(n) %}{% if n %}{{ m(n - 1) }}{{ m(n - 1) }}{% endif %}{% endmacro %}{{ m(60) }}",
+}
+
+
+def renderer(template: str) -> TokenizerRenderer:
+    tokenizer = new_tokenizer()
+    tokenizer.chat_template = template
+    return TokenizerRenderer(tokenizer)
+
+
+def rendered(template: str) -> str:
+    return renderer(template).render([USER], id="rows.jsonl:3", prefill="", columns={}).text
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bounded_rendering, "SECONDS", 0.2)
+    monkeypatch.setattr(bounded_rendering, "LOOK_EVERY", 0.02)
+
+
+@pytest.mark.parametrize("template", FAILS.values(), ids=FAILS)
+def test_whatever_a_template_fails_with_is_told_of_the_prompt(template: str) -> None:
+    with pytest.raises(UserError, match=r"prompt 'rows.jsonl:3': the model's chat template .*roles: user"):
+        rendered(template)
+
+
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize("template", SLOW.values(), ids=SLOW)
+def test_a_template_that_never_ends_is_ended_and_the_next_prompt_is_rendered(template: str) -> None:
+    with pytest.raises(UserError, match=r"takes more than 0.2 seconds of processor time over these messages"):
+        rendered(template)
+    assert rendered("{{ messages[0].content }}") == "1"
+
+
+@pytest.mark.usefixtures("impatient")
+def test_threads_are_ended_by_what_they_use_themselves() -> None:
+    """One waits longer than the limit and uses nothing; another uses all of its time meanwhile."""
+    ended: list[str] = []
+
+    def loop() -> None:
+        try:
+            bounded(lambda: [None for _ in iter(int, 1)])
+        except TemplateTooSlow:
+            ended.append("loop")
+
+    thread = threading.Thread(target=loop)
+    thread.start()
+    assert bounded(lambda: thread.join() or "waited") == "waited"
+    assert ended == ["loop"]
+
+
+@pytest.mark.usefixtures("impatient")
+def test_nothing_looks_on_when_nothing_is_rendered() -> None:
+    assert rendered("{{ messages[0].content }}") == "1"
+    watcher = LIMIT.watcher
+    if watcher is not None:
+        watcher.join(60)
+        assert not watcher.is_alive()
+    assert LIMIT.ends == {}
+
+
+def test_a_template_that_fills_memory_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(threading, "active_count", lambda: 1)
+    before = bounded_rendering.resource.getrlimit(bounded_rendering.resource.RLIMIT_AS)
+    for template in ("{{ 'a' * 10**10 }}", "{{ messages[0].content.ljust(10**10) }}", "{{ '%9999999999d' % 1 }}"):
+        with pytest.raises(UserError, match=r"prompt 'rows.jsonl:3': .*(needs more memory|fails with)"):
+            rendered(template)
+    assert bounded_rendering.resource.getrlimit(bounded_rendering.resource.RLIMIT_AS) == before
+
+
+def test_the_command_names_the_row_at_which_a_template_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    save_tiny_model(tmp_path / "model")
+    Path("template.jinja").write_text("{{ messages[0].content + (1 if messages|length > 1 else '') }}")
+    rows = [{"prompt": [USER]} for _ in range(20)] + [{"prompt": [USER, {"role": "assistant", "content": "2"}, USER]}]
+    Path("rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    task = ["--task.path", "rows.jsonl", "--task.held-out-share", "0", "--rewards", "strict_format"]
+    flags = ["--model.path", "model", "--model.chat-template", "template.jinja", "--run.folder", "run"]
+    assert main(["rl", *task, *flags]) == 2
+    said = capsys.readouterr().err
+    assert "rows.jsonl:21" in said
+    assert "the model's chat template fails with TypeError" in said

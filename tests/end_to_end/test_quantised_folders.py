@@ -1,0 +1,93 @@
+"""Folders whose weights are stored quantised: what is trained over them is read again, or refused before it begins."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import PreTrainedModel
+
+from posttrain.cli import main
+from posttrain.models.adapters.lora import lora_layers
+from posttrain.models.adapters.quantized import whole_weight
+from posttrain.models.loading import model_folder
+from tests.support.family_exports import apart, few_steps, loaded, read_by_peft, read_by_transformers
+from tests.support.quantised_folders import in_4_bits, in_8_bits, in_fp8, in_mxfp4
+
+ADAPTER = ("--model.adapter.rank", "2")
+pytestmark = pytest.mark.filterwarnings("ignore:MatMul8bitLt:UserWarning")
+
+
+@pytest.mark.parametrize("made", [in_4_bits, in_8_bits, in_fp8])
+def test_whole_training_is_refused_before_the_first_step_and_an_adapter_is_the_remedy(
+    made: Callable[[Path], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    base = made(tmp_path / "base")
+    assert few_steps(base, tmp_path / "whole") == 2
+    said = capsys.readouterr().err
+    assert "its weights are stored quantised" in said
+    assert "model.adapter.rank" in said
+    assert not (tmp_path / "whole").exists()
+    if made is not in_4_bits:
+        assert few_steps(base, tmp_path / "merged", *ADAPTER, "--model.adapter.save", "merged") == 2
+        assert "model.adapter.save: adapter" in capsys.readouterr().err
+
+
+def test_an_adapter_over_a_folder_in_4_bits_is_opened_by_every_command_and_merged(tmp_path: Path) -> None:
+    base, run = in_4_bits(tmp_path / "base"), tmp_path / "run"
+    assert few_steps(base, run, *ADAPTER, "--model.adapter.save", "both") == 0
+    assert main(["doctor", "--model", str(run / "adapter")]) == 0
+    assert few_steps(run / "adapter", tmp_path / "second") == 0
+    adapted = loaded(run / "adapter", dtype="float32").model
+    assert apart(adapted, loaded(tmp_path / "second", dtype="float32").model) > 0.01
+    merged = read_by_transformers(run / "model")
+    assert merged.config.dtype == torch.float32
+    require_merged(adapted, merged)
+
+
+def require_merged(adapted: PreTrainedModel, merged: PreTrainedModel) -> None:
+    """W + s·B·A, each number rounded to bfloat16, in which the folder says that weights are stored."""
+    for name, layer in lora_layers(adapted).items():
+        change = layer.scale * (layer.lora_B @ layer.lora_A)
+        expected = (whole_weight(layer.base_layer).float() + change).bfloat16()
+        assert change.abs().max() > 0.01
+        assert merged.get_submodule(name).weight.bfloat16().equal(expected)
+
+
+def test_4_bits_are_not_asked_for_over_a_folder_in_4_bits(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    base = in_4_bits(tmp_path / "base")
+    assert few_steps(base, tmp_path / "run", *ADAPTER, "--model.quantization", "nf4") == 2
+    assert "are quantised already (bitsandbytes load_in_4bit)" in capsys.readouterr().err
+
+
+def test_a_model_stored_in_mxfp4_is_saved_with_whole_weights_that_transformers_reads(tmp_path: Path) -> None:
+    base = in_mxfp4(tmp_path / "base")
+    assert few_steps(base, tmp_path / "whole") == 0
+    trained = read_by_transformers(tmp_path / "whole" / "model")
+    assert not hasattr(trained.config, "quantization_config")
+    assert apart(loaded(tmp_path / "whole").model, trained) == 0
+    assert apart(loaded(base).model, trained) > 0.1
+    assert few_steps(base, tmp_path / "run", *ADAPTER, "--model.adapter.save", "both") == 0
+    adapted = loaded(tmp_path / "run" / "adapter").model
+    assert apart(adapted, read_by_peft(base, tmp_path / "run" / "adapter")) < 1e-4
+    merged = read_by_transformers(tmp_path / "run" / "model")
+    require_merged(adapted, merged)
+
+
+def test_an_adapter_over_fp8_is_trained_and_read_again(tmp_path: Path) -> None:
+    base = in_fp8(tmp_path / "base")
+    assert few_steps(base, tmp_path / "run", *ADAPTER) == 0
+    assert apart(loaded(tmp_path / "run").model, loaded(base).model) > 0.1
+    assert {each.dtype for each in loaded(base).model.parameters()} == {torch.float32}
+
+
+def test_a_model_that_transformers_would_make_weights_up_of_is_said_when_it_is_saved(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base, run = in_mxfp4(tmp_path / "base"), tmp_path / "run"
+    monkeypatch.setattr(model_folder, "as_never_quantised", lambda model, dtype: None)
+    assert few_steps(base, run) == 1
+    said = capsys.readouterr().err
+    assert "4 weights are missing" in said
+    assert "down_proj_blocks" in said
+    assert "The folder is kept" in said
