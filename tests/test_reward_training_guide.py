@@ -13,6 +13,7 @@ from posttrain.cli import main
 from posttrain.config import load_recipe
 from posttrain.rewards.ensemble import reward_models_in
 from posttrain.rewards.reward_registry import load_reward
+from posttrain.training.reward_model.calibration import CALIBRATION, WITH_INTERVAL
 from tests.support.conversations import save_chat_model
 from tests.support.pages import blocks, commands, documented, programs, write_files
 from tests.support.pictures import save_blank
@@ -47,9 +48,7 @@ def test_its_commands_its_program_and_its_recipe_do_what_it_says(
 
 
 def test_every_measure_of_held_out_pairs_is_on_the_page_of_metrics() -> None:
-    names = [
-        f"eval/{name}{end}"
-        for name in ("loss", "accuracy", "margin", "calibration_error")
-        for end in ("", "_low", "_high")
+    names = [f"eval/{name}{end}" for name in WITH_INTERVAL for end in ("", "_low", "_high")] + [
+        f"eval/{name}" for name in CALIBRATION
     ]
     assert all(documented(name) for name in [*names, "eval/mean_reward", "eval/reward_std", "accuracy", "margin"])

@@ -15,6 +15,7 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 import posttrain
 from posttrain.cli import main
 from posttrain.config import Config, RewardModelConfig
+from posttrain.config.kinds import resolved
 from posttrain.errors import UserError
 from posttrain.runs.reports import StepReport
 from tests.support.accidents import Accident
@@ -64,7 +65,7 @@ def test_a_run_measures_before_along_and_after_and_leaves_a_classifier_that_is_r
     assert [*measured] == sorted({0, num_steps, *range(4, num_steps, 4)})
     after = summary["after"]
     assert after["accuracy"] == measured[num_steps]["eval/accuracy"] == 1.0
-    assert after["accuracy_interval"] == [1.0, 1.0]
+    assert after["accuracy_interval"] == [pytest.approx(0.78, abs=0.05), 1.0], "few prompts, all right: no point"
     assert sum(each["num_pairs"] for each in after["calibration"]) == apart
     assert summary["before"]["loss"] == measured[0]["eval/loss"] > after["loss"]
     assert summary["pairs_learned"] == 2 * trained
@@ -156,21 +157,20 @@ def test_a_recipe_that_says_nonsense_is_refused(sections: dict[str, Any], messag
 
 def test_rates_are_those_of_what_is_trained_and_an_adapter_is_merged() -> None:
     whole_model = posttrain.load_recipe(kind=RewardModelConfig, task="dataset")
-    assert whole_model.reward_model.learning_rate == 1e-5
+    assert resolved(whole_model).reward_model.learning_rate == 1e-5
     adapter = posttrain.load_recipe(kind=RewardModelConfig, task="dataset", model={"adapter": {"rank": 4}})
-    assert adapter.reward_model.learning_rate == 1e-4
+    assert resolved(adapter).reward_model.learning_rate == 1e-4
     assert adapter.model.adapter is not None
     assert adapter.model.adapter.save == "merged"
     again = posttrain.as_recipe(adapter)
-    assert posttrain.load_recipe(kind=RewardModelConfig, **yaml.safe_load(again)) == adapter
+    assert posttrain.load_recipe(kind=RewardModelConfig, **yaml.safe_load(again)) == resolved(adapter)
 
 
 def test_from_python_a_policy_and_rows_are_given_and_rl_goes_on_by_what_was_learned(
     whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    drawn: list[Path] = []
-    monkeypatch.setattr(Figure, "savefig", lambda figure, path, **look: drawn.append(Path(path)))
+    monkeypatch.setattr(Figure, "savefig", lambda figure, file, **look: None)
     tokenizer = AutoTokenizer.from_pretrained(whole / "model")
     policy = posttrain.as_policy(posttrain_model(whole / "model"), tokenizer)
     config = posttrain.load_recipe(
@@ -182,7 +182,7 @@ def test_from_python_a_policy_and_rows_are_given_and_rl_goes_on_by_what_was_lear
     run = posttrain.train_reward_model(config, policy=policy, rows=ROWS[:8])
     assert run.summary["steps"] == 2
     assert run.summary["after"] == {}
-    assert [path.name for path in drawn] == ["curves.png"]
+    assert [path.name for path in run.folder.glob("*.png")] == ["curves.png"]
     rl = posttrain.load_recipe(
         kind=Config,
         model={"path": str(whole / "model")},

@@ -16,8 +16,8 @@ from posttrain.models.memory.model_files import recipe_shape
 from posttrain.options.reward_model import RewardModelOptions
 from posttrain.rewards.model import RewardModel
 from posttrain.runs.clock import Clock
+from posttrain.runs.named_inputs import named_files
 from posttrain.runs.planned_memory import dpo_setup
-from posttrain.runs.run_inputs import named_files
 from posttrain.training.caller.caller_inputs import inputs_of
 from posttrain.training.caller.caller_objects import CallerObjects
 from posttrain.training.collector import CollectedStep, no_journal

@@ -68,6 +68,7 @@ class RewardModelEnsemble:
 
     def __call__(
         self,
+        /,
         *,
         prompts: Sequence[object],
         completions: Sequence[object],

@@ -26,7 +26,11 @@ class Unanswered(StrEnum):
     """Its process ran out of memory or of stack."""
     TIME_LIMIT = "time_limit"
     LOST = "lost"
-    """The sandbox failed: it says nothing of the question."""
+    """The sandbox failed, or the process waited too long for a processor: it says nothing about the question."""
+
+
+ENDINGS = {Exit.CPU_LIMIT: Unanswered.TIME_LIMIT, Exit.WALL_LIMIT: Unanswered.LOST}
+"""What the end of a process says about the question that it was at; any other end is CRASHED."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,8 +82,8 @@ class FunctionQuestions:
         if execution.exit is Exit.LOST or not self.loaded:
             self.said += [Unanswered.LOST] * self.left
             return
-        limits = (Exit.CPU_LIMIT, Exit.WALL_LIMIT)
-        self.said.append(Unanswered.TIME_LIMIT if execution.exit in limits else Unanswered.CRASHED)
+        # The function only computes: it reaches a limit by the clock where it had no processor.
+        self.said.append(ENDINGS.get(execution.exit, Unanswered.CRASHED))
         if self.left:
             self.begin(sandbox)
 

@@ -99,7 +99,7 @@ class RewardModel:
             )
 
     def __call__(
-        self, *, prompts: Sequence[object], completions: Sequence[object], **_columns: object
+        self, /, *, prompts: Sequence[object], completions: Sequence[object], **_columns: object
     ) -> list[float] | list[Graded]:
         """A score for each completion.  Raises UserError for one that is too long, unless such are cut."""
         read = [self.text.tokens(*texts) for texts in zip(prompts, completions, strict=True)]

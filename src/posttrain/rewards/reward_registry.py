@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from posttrain.binding import bind, object_in_file, object_in_module
-from posttrain.errors import UserError
+from posttrain.errors import UserError, exit_call
 from posttrain.options.reward import RewardOptions
 from posttrain.rewards.grading.function import RewardFunction, source_in_file, source_in_module
 from posttrain.schemas import did_you_mean
@@ -82,6 +82,8 @@ def function_at(place: str, name: str) -> object:
         return own_function(f"{place}:{name}")
     try:
         found: object = importlib.import_module(place)
+    except SystemExit as leave:
+        raise UserError(f"rewards: module {place} cannot be imported: it calls {exit_call(leave)}") from leave
     except Exception as error:
         raise UserError(f"rewards: module {place} cannot be imported: {type(error).__name__}: {error}") from error
     for part in name.split("."):

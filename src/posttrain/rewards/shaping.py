@@ -35,7 +35,7 @@ class SoftOverlong:
     def __post_init__(self) -> None:
         require(0 < self.cache_tokens <= self.max_tokens, self, "cache_tokens", "must be > 0 and at most max_tokens")
 
-    def __call__(self, *, completion_ids: Ids, **_columns: object) -> list[float]:
+    def __call__(self, /, *, completion_ids: Ids, **_columns: object) -> list[float]:
         start = self.max_tokens - self.cache_tokens
         return [-min(1.0, max(0.0, (len(ids) - start) / self.cache_tokens)) for ids in completion_ids]
 
@@ -69,7 +69,9 @@ class CosineLength:
         share = min(num_tokens, self.max_tokens) / self.max_tokens
         return at_limit + 0.5 * (at_zero - at_limit) * (1 + math.cos(math.pi * share))
 
-    def __call__(self, *, completion_ids: Ids, base: Sequence[float | None], **_columns: object) -> list[float | None]:
+    def __call__(
+        self, /, *, completion_ids: Ids, base: Sequence[float | None], **_columns: object
+    ) -> list[float | None]:
         return [
             None if score is None else self.value(len(ids), score > self.threshold)
             for ids, score in zip(completion_ids, base, strict=True)
@@ -88,7 +90,7 @@ class GroupLength:
     threshold: float = 0.5
 
     def __call__(
-        self, *, prompts: Sequence[object], completion_ids: Ids, base: Sequence[float | None], **_columns: object
+        self, /, *, prompts: Sequence[object], completion_ids: Ids, base: Sequence[float | None], **_columns: object
     ) -> list[float | None]:
         lengths = [len(ids) for ids in completion_ids]
         ranges: dict[str, tuple[int, int]] = {}
@@ -120,7 +122,7 @@ class Repetition:
     def __post_init__(self) -> None:
         require(self.ngram >= 1, self, "ngram", "must be >= 1")
 
-    def __call__(self, *, completion_ids: Ids, **_columns: object) -> list[float]:
+    def __call__(self, /, *, completion_ids: Ids, **_columns: object) -> list[float]:
         return [self.value(ids) for ids in completion_ids]
 
     def value(self, ids: Sequence[int]) -> float:
@@ -137,7 +139,7 @@ class TruncationPenalty:
 
     value: float = -1.0
 
-    def __call__(self, *, finish_reasons: Sequence[str], **_columns: object) -> list[float]:
+    def __call__(self, /, *, finish_reasons: Sequence[str], **_columns: object) -> list[float]:
         return [self.value if finish == "length" else 0.0 for finish in finish_reasons]
 
 
@@ -150,7 +152,7 @@ class Blocklist:
     def __post_init__(self) -> None:
         require(bool(self.phrases) and all(self.phrases), self, "phrases", "must be texts, none of them empty")
 
-    def __call__(self, *, completions: Sequence[str], **_columns: object) -> list[float]:
+    def __call__(self, /, *, completions: Sequence[str], **_columns: object) -> list[float]:
         phrases = [phrase.casefold() for phrase in self.phrases]
         return [-float(any(phrase in text.casefold() for phrase in phrases)) for text in completions]
 
@@ -164,7 +166,7 @@ class Refusal:
 
     characters: int = 200
 
-    def __call__(self, *, completions: Sequence[str], **_columns: object) -> list[float]:
+    def __call__(self, /, *, completions: Sequence[str], **_columns: object) -> list[float]:
         starts = [text[: self.characters].casefold().replace("’", "'") for text in completions]
         return [-float(any(phrase in start for phrase in REFUSALS)) for start in starts]
 
@@ -178,7 +180,7 @@ class CopiedPrompt:
     def __post_init__(self) -> None:
         require(self.ngram >= 1, self, "ngram", "must be >= 1")
 
-    def __call__(self, *, prompts: Sequence[str], completions: Sequence[str], **_columns: object) -> list[float]:
+    def __call__(self, /, *, prompts: Sequence[str], completions: Sequence[str], **_columns: object) -> list[float]:
         return [self.value(prompt, text) for prompt, text in zip(prompts, completions, strict=True)]
 
     def value(self, prompt: str, text: str) -> float:
@@ -214,7 +216,7 @@ class LanguageDrift:
         known = bool(self.scripts) and all(script in SCRIPTS for script in self.scripts)
         require(known, self, "scripts", f"must be of {', '.join(SCRIPTS)}")
 
-    def __call__(self, *, completions: Sequence[str], **_columns: object) -> list[float]:
+    def __call__(self, /, *, completions: Sequence[str], **_columns: object) -> list[float]:
         wanted = re.compile("[" + "".join(SCRIPTS[script] for script in self.scripts) + "]")
         return [self.value(text, wanted) for text in completions]
 
@@ -236,7 +238,7 @@ class PeriodCount:
     def __post_init__(self) -> None:
         require(self.most is None or self.most >= 1, self, "most", "must be >= 1, or null for the number itself")
 
-    def __call__(self, *, completions: Sequence[str], **_columns: object) -> list[float]:
+    def __call__(self, /, *, completions: Sequence[str], **_columns: object) -> list[float]:
         return [self.value(text.count(".")) for text in completions]
 
     def value(self, count: int) -> float:

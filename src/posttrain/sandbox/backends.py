@@ -15,6 +15,7 @@ from typing import IO, Protocol
 
 from posttrain.sandbox.execution import Exit
 from posttrain.sandbox.fork_server import ENVIRONMENT
+from posttrain.sandbox.processor_waits import PATIENCE, MachineWaits
 from posttrain.sandbox.replay_script import FILE_BYTES, PROCESSES, START_CPU_SECONDS, Conditions, ReplayRun, RunEnd
 from posttrain.sandbox.seccomp_denylist import filter_bytes
 
@@ -129,8 +130,8 @@ class CommandBackend:
             BoundedPipeReader(process.stdout, most + 1),
             BoundedPipeReader(process.stderr, run.limits.error_bytes + READ_BYTES),
         )
-        until = began + run.limits.wall_seconds + self.launcher.start_seconds
-        stopped, cpu_seconds, seen = None, 0.0, dict[int, float]()
+        allowed, waits = run.limits.wall_seconds + self.launcher.start_seconds, MachineWaits()
+        stopped, starved, cpu_seconds, seen = None, False, 0.0, dict[int, float]()
         while (status := process.poll()) is None:
             cpu_seconds = max(cpu_seconds, self.launcher.cpu_seconds(process.pid, seen))
             if stopped is None:
@@ -138,8 +139,10 @@ class CommandBackend:
                     stopped = Exit.OUTPUT_LIMIT
                 elif cpu_seconds > run.limits.cpu_seconds + START_CPU_SECONDS:
                     stopped = Exit.CPU_LIMIT
-                elif time.monotonic() > until:
+                elif time.monotonic() - began - waits.seconds() > allowed:
                     stopped = Exit.WALL_LIMIT
+                elif time.monotonic() - began > PATIENCE * allowed:
+                    stopped, starved = Exit.WALL_LIMIT, True
                 if stopped is not None:
                     process.kill()
                     self.launcher.removed(run)
@@ -151,7 +154,8 @@ class CommandBackend:
             wall_seconds=time.monotonic() - began,
             cpu_seconds=cpu_seconds,
             stopped=stopped,
-            starved=stopped is Exit.WALL_LIMIT and overloaded(),
+            starved=starved,
+            waited_seconds=waits.seconds(),
         )
 
     def stop(self) -> None:
@@ -199,11 +203,6 @@ class BoundedPipeReader:
         if not self.thread.is_alive():
             self.pipe.close()
         return bytes(self.content)
-
-
-def overloaded() -> bool:
-    """Whether more wants to run on this machine than it has cores."""
-    return hasattr(os, "getloadavg") and os.getloadavg()[0] > (os.cpu_count() or 1)
 
 
 def lost(reason: str, wall_seconds: float) -> RunEnd:

@@ -29,6 +29,10 @@ class StartedProcess(Protocol):
         """Processor time used so far, as far as it is known."""
         ...
 
+    def waited_seconds(self) -> float:
+        """How long it was ready to run and had no processor, as far as it is known."""
+        ...
+
     def end(self, why: Exit = Exit.ENDED) -> None:
         """End it; `ended` follows."""
         ...
@@ -89,15 +93,10 @@ class RunConversation:
 
 
 def run(sandbox: Sandbox, processes: Iterable[Process]) -> list[Execution]:
-    """Run programs; one that ran out of wall time for want of a processor is run again, alone."""
+    """Run programs; one that starved on a busy machine is run again, alone.  It may starve again."""
     singles = [RunConversation(process) for process in processes]
     sandbox.converse(singles)
-    again = [single for single in singles if starved(single.execution)]
-    for single in again:
-        sandbox.converse([single])
+    for single in singles:
+        if single.execution is not None and single.execution.starved:
+            sandbox.converse([single])
     return [single.execution for single in singles if single.execution is not None]
-
-
-def starved(execution: Execution | None) -> bool:
-    """Whether a wall limit hit a process that had too little of a busy machine."""
-    return execution is not None and execution.exit is Exit.WALL_LIMIT and execution.starved

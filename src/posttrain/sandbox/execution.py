@@ -6,7 +6,25 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Literal
 
-from posttrain.sandbox.modules import MANY
+_FEW = """
+bisect collections copy datetime fractions functools heapq io itertools json math operator random re statistics string
+sys time typing
+"""
+_MORE = """
+__future__ _collections_abc _strptime abc argparse array ast asyncio atexit base64 binascii builtins calendar cmath
+codecs collections.abc concurrent.futures concurrent.futures.thread contextlib contextvars copyreg csv ctypes
+dataclasses decimal difflib dis encodings.ascii encodings.cp1252 encodings.idna encodings.latin_1 encodings.utf_16
+encodings.utf_32 encodings.utf_8_sig enum errno fnmatch gc glob graphlib hashlib hmac html importlib inspect keyword
+linecache locale logging marshal numbers opcode os pathlib pickle platform pprint queue reprlib resource secrets
+select selectors shlex shutil signal socket string struct subprocess tempfile textwrap threading timeit token tokenize
+traceback types unicodedata unittest urllib.parse uuid warnings weakref zlib
+"""
+
+FEW = tuple(_FEW.split())
+"""Modules that programs find imported already, since they cannot read any from disk: what short exercises import."""
+
+MANY = tuple(sorted({*FEW, *_MORE.split()}))
+"""The default: about a hundred modules of the standard library."""
 
 Kind = Literal["syntax", "program", "calls", "tests"]
 """A program that is only compiled, one that is run, one whose functions are called, or tests of such functions."""
@@ -27,11 +45,15 @@ class Limits:
     threads: int = 200
     """More of them at once end the process, where nothing else counts them."""
     most_seconds: float = math.inf
-    """By the clock, from its start to its end, whatever it is allowed later."""
+    """By the clock, from its start to its end, whatever it is allowed later; without waiting for a processor."""
 
     @property
     def wall_seconds(self) -> float:
-        """When a process is given up that neither ends nor computes."""
+        """After how long by the clock a process is ended that sleeps or blocks.
+
+        Waiting for a processor does not count.  A process that waits beyond all patience (`PATIENCE` times this limit)
+        is ended as `starved`, which is not its fault.
+        """
         return min(3 * self.cpu_seconds + 2, self.most_seconds)
 
 
@@ -78,7 +100,9 @@ class Execution:
     compiled: bool
     """Whether its source could be compiled; said by the sandbox before any of it ran."""
     starved: bool = False
-    """At the wall limit: it was waiting for a processor rather than idle, so the limit says nothing about it."""
+    """It waited too long for a processor, so that it was ended for no fault of its own."""
+    waited_seconds: float = 0.0
+    """Time in which it was ready to run and had no processor."""
 
     @property
     def succeeded(self) -> bool:

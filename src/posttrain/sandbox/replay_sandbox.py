@@ -38,6 +38,7 @@ class RepeatedRun:
         """Messages of its own that have been taken."""
         self.allowed = 0.0
         self.latest = NEVER_RAN
+        self.waited = 0.0
         self.over = False
         self.seed = secrets.randbelow(1 << 31) if asked.kind in ("calls", "tests") else None
         """Every run draws the same numbers, so that what it did before it does again."""
@@ -59,6 +60,10 @@ class RepeatedRun:
         """Of its latest run, which did all of it."""
         return self.latest.cpu_seconds
 
+    def waited_seconds(self) -> float:
+        """Of all its runs."""
+        return self.waited
+
     def end(self, why: Exit = Exit.ENDED) -> None:
         """It is not run again, and a run that is under way is not waited for."""
         self.sandbox.finish(self, replace(self.latest, exit=why))
@@ -75,6 +80,7 @@ class RepeatedRun:
     def take(self, execution: Execution) -> list[bytes]:
         """What a run said for the first time."""
         self.latest = execution
+        self.waited += execution.waited_seconds
         if self.asked.kind not in ("calls", "tests"):
             return []
         # What is due: for calls an answer to each message, and one more shows that it speaks unasked.  The last line

@@ -70,6 +70,9 @@ class RunEnd:
     stopped: Exit | None = None
     """Why the place ended it, if it did."""
     starved: bool = False
+    """It waited too long for a processor, as far as the place tells."""
+    waited_seconds: float = 0.0
+    """For a processor; 0 where the place does not tell."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,4 +152,5 @@ def execution_of(run: ReplayRun, ended: RunEnd) -> Execution:
         memory_bytes=0,
         compiled=compiled,
         starved=ended.starved,
+        waited_seconds=ended.waited_seconds,
     )

@@ -5,10 +5,10 @@ import socket
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 from posttrain.sandbox.execution import Execution, Exit, Process
 from posttrain.sandbox.inside.frames import MAX_BYTES
+from posttrain.sandbox.processor_waits import PATIENCE, ProcessWaits
 
 PIPE_BYTES = 1 << 12
 READ_BYTES = 1 << 16
@@ -16,8 +16,6 @@ LAST_READS = 16
 """More than what a pipe or a socket holds of a process that is gone."""
 NOT_SEALED = 97
 """Exit status of a child that could not be sealed and therefore ran nothing."""
-STARVED_SHARE = 0.25
-"""A process that waited for a processor for this share of its time was short of one, not idle."""
 
 
 class SandboxedProcess:
@@ -31,10 +29,13 @@ class SandboxedProcess:
         on_end: Callable[["SandboxedProcess", Exit], None],
     ) -> None:
         self.number, self.asked, self.on_message, self.on_end = number, asked, on_message, on_end
-        self.began = time.monotonic()
+        self.waits = ProcessWaits()
+        self.began = self.waits.began
         self.cpu_until = asked.limits.cpu_seconds
         self.wall_until = self.began + asked.limits.wall_seconds
+        """Compared with a clock that stands still while it waits for a processor; so is the next one."""
         self.most_until = self.began + asked.limits.most_seconds
+        self.patience_until = self.began + PATIENCE * asked.limits.wall_seconds
         self.pid: int | None = None
         self.compiled = False
         self.stdout, self.stderr = bytearray(), bytearray()
@@ -63,12 +64,14 @@ class SandboxedProcess:
     def allow(self, cpu_seconds: float) -> None:
         """Let it use that much more processor time from now on, within what it has in all."""
         self.cpu_until = min(self.cpu_seconds() + cpu_seconds, self.asked.limits.cpu_seconds)
-        allowed = time.monotonic() + replace(self.asked.limits, cpu_seconds=cpu_seconds).wall_seconds
-        self.wall_until = min(allowed, self.most_until)
+        now, more = time.monotonic(), replace(self.asked.limits, cpu_seconds=cpu_seconds).wall_seconds
+        self.wall_until = min(now - self.waited_seconds() + more, self.most_until)
+        self.patience_until = now + PATIENCE * more
 
     def rest(self) -> None:
         """Let its wall clock stand still until it is allowed something again."""
         self.wall_until = self.most_until
+        self.patience_until = self.began + PATIENCE * self.asked.limits.most_seconds
 
     def end(self, why: Exit = Exit.ENDED) -> None:
         """Have it ended."""
@@ -163,17 +166,15 @@ class SandboxedProcess:
             return Exit.THREAD_LIMIT
         if self.cpu_seconds() > self.cpu_until:
             return Exit.CPU_LIMIT
-        if now > self.wall_until:
-            self.starved = self.waited_seconds() > STARVED_SHARE * (now - self.began)
+        if now - self.waited_seconds() > self.wall_until:
             return Exit.WALL_LIMIT
-        return None
+        self.starved = now > self.patience_until
+        return Exit.WALL_LIMIT if self.starved else None
 
     def waited_seconds(self) -> float:
-        """How long it was ready to run and had no processor."""
-        try:
-            return int(Path(f"/proc/{self.pid}/schedstat").read_text(encoding="ascii").split()[1]) / 1e9
-        except (OSError, IndexError, ValueError):
-            return 0.0
+        """How long it was ready to run and had no processor, as of now or of the last time that somebody looked."""
+        self.waits.look(self.pid, time.monotonic())
+        return self.waits.total
 
     def concluded(self, status: int, cpu_seconds: float, memory_bytes: int) -> Execution:
         """What became of it, with what it left in its pipes.
@@ -205,7 +206,8 @@ class SandboxedProcess:
             wall_seconds=time.monotonic() - self.began,
             memory_bytes=memory_bytes,
             compiled=self.compiled,
-            starved=self.starved,
+            starved=self.starved and end is Exit.WALL_LIMIT,
+            waited_seconds=self.waits.total,
         )
 
     def close(self) -> None:

@@ -10,8 +10,7 @@ from posttrain.errors import UserError
 from posttrain.options.sandbox import SandboxOptions
 from posttrain.sandbox.backends import Backend, Bubblewrap, CommandBackend, Container
 from posttrain.sandbox.conversation import Sandbox
-from posttrain.sandbox.execution import ServerOptions
-from posttrain.sandbox.modules import MANY
+from posttrain.sandbox.execution import MANY, ServerOptions
 from posttrain.sandbox.probes import SandboxUnavailable
 from posttrain.sandbox.process_pool import ProcessPool
 from posttrain.sandbox.remote import Remote

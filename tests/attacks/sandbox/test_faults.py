@@ -34,26 +34,6 @@ def graded(reward: CodeReward, sources: list[str], tests: object) -> list[tuple[
     return [(one.score, str(one.outcome)) if isinstance(one, Graded) else (None, "failure") for one in found]
 
 
-@pytest.mark.parametrize("kind", ALL)
-def test_what_is_judged_again_for_want_of_a_processor_starts_afresh(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    graded(CodeReward(), [RIGHT], ALL["calls"])  # probed as it is
-    # As on a machine where everybody waits: every wall limit counts as starved, and the clock runs out first.
-    monkeypatch.setattr(SandboxedProcess, "waited_seconds", lambda self: 1e9)
-    monkeypatch.setattr(Limits, "wall_seconds", property(lambda self: 0.3))
-    waits = "import time\ndef add(a, b): time.sleep(60)\nif __name__ == '__main__': time.sleep(60)"
-    assert graded(CodeReward(cpu_seconds=1.0), [waits, RIGHT], ALL[kind]) == [(0.0, "time_limit"), (1.0, "passed")]
-
-
-@needs_bubblewrap
-def test_what_is_judged_again_elsewhere_comes_to_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("posttrain.sandbox.backends.overloaded", lambda: True)
-    waits = "import time\ndef add(a, b): time.sleep(60)"
-    with chosen(SandboxOptions(kind="bubblewrap", at_once=2)):
-        began = time.monotonic()
-        assert graded(CodeReward(cpu_seconds=0.2), [waits], ALL["asserts"]) == [(0.0, "time_limit")]
-        assert time.monotonic() - began < 40
-
-
 def test_a_flood_of_messages_ends_the_program_and_no_other() -> None:
     flood = "import os\ndef add(a, b):\n    os.write(3, b'\\0\\0\\0\\0' * 50000)\n    return a + b"
     with chosen(SandboxOptions(at_once=8)):

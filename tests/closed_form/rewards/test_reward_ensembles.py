@@ -12,7 +12,7 @@ from posttrain.rewards.ensemble import RewardModelEnsemble, combined_scores, rew
 from posttrain.rewards.grading.answers import Graded
 from posttrain.rewards.model import RewardModel
 from posttrain.rewards.reward_registry import load_reward
-from posttrain.runs.run_inputs import named_files
+from posttrain.runs.named_inputs import named_files
 from tests.support.reward_models import reward_folder
 
 SCORES = torch.tensor([[1.0, -2.0, 3.0], [3.0, -2.0, 0.0], [2.0, -2.0, 0.0]], dtype=torch.float64)

@@ -14,7 +14,7 @@ from posttrain.options.reward import RewardOptions
 from posttrain.rewards.grading.grade import grade
 from posttrain.rewards.grading.resources import default_resources
 from posttrain.rewards.reward_registry import load_reward
-from posttrain.runs.run_inputs import named_files
+from posttrain.runs.named_inputs import named_files
 from tests.support.reward_rows import group
 
 NAME = "rewards_of_a_test"

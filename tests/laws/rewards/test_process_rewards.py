@@ -363,7 +363,7 @@ def test_what_is_marked_is_a_metric_and_tells_groups_apart() -> None:
     grades = graded(groups, steps)
     metrics = step_metrics(groups, grades, torch.ones(1, 3, dtype=torch.bool))
     assert metrics["process_rewards/steps/mean"] == 0.5  # of .25 and .75: the third was not scored
-    assert (metrics["reward"], metrics["frac_reward_zero_std"]) == (0.5, 0.0)
+    assert (metrics["reward"], metrics["frac_uninformative_groups"]) == (0.5, 0.0)
     assert sums_differ(grades).tolist() == [True]
     assert sums_differ(graded(groups, lambda completions: [ProcessReward(0.5, [0.0, 0.0])] * 3)).tolist() == [False]
 

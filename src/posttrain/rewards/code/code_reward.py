@@ -37,6 +37,12 @@ from posttrain.sandbox.conversation import run
 from posttrain.sandbox.execution import Execution, Exit, Limits, Process
 from posttrain.sandbox.sandboxes import Sandboxes
 
+LOST = "the sandbox lost a process that it was running"
+STARVED = (
+    "a program waited too long for a processor, twice: this machine is too busy.  Run fewer programs at once"
+    " (sandbox.at_once), or stop what else runs here"
+)
+
 
 class CodeOutcome(StrEnum):
     """How a completion's program fared: the first failed test's way of failing, or what kept it from running."""
@@ -94,6 +100,7 @@ class CodeReward:
 
     def __call__(
         self,
+        /,
         *,
         completions: Sequence[str],
         finish_reasons: Sequence[str],
@@ -155,7 +162,7 @@ class CodeReward:
         )
 
     def results(self, sandboxes: Sandboxes, judgings: Sequence[UnitTestRun]) -> list[ProgramResult]:
-        """Run them all; what hit a wall limit for want of a processor once more, alone."""
+        """Run them all; what starved on a busy machine once more, alone."""
         if not judgings:
             return []
         sandbox = sandboxes.importing(self.modules)
@@ -171,7 +178,9 @@ class CodeReward:
     def graded(self, result: ProgramResult) -> Graded | ScoringFailure:
         """The score of a program's results."""
         if result.lost:
-            return ScoringFailure("the sandbox lost a process that it was running")
+            return ScoringFailure(LOST)
+        if result.starved:
+            return ScoringFailure(STARVED)
         assert result.complete, result
         assert result.count > 0, result
         passed = sum(outcome is TestOutcome.PASSED for outcome in result.outcomes)
@@ -208,7 +217,7 @@ COURSE_SCORES = {
 class CourseReward:
     """Reward function: the course's variant, which rewards a tagged block of Python whatever it does."""
 
-    def __call__(self, *, completions: Sequence[str], **_columns: object) -> list[Graded | ScoringFailure]:
+    def __call__(self, /, *, completions: Sequence[str], **_columns: object) -> list[Graded | ScoringFailure]:
         return self.scores(default_resources().sandboxes, completions=completions)
 
     def with_resources(self, resources: Resources) -> Callable[..., list[Graded | ScoringFailure]]:
@@ -252,7 +261,9 @@ def unwanted(source: str) -> bool:
 def course_graded(execution: Execution) -> Graded | ScoringFailure:
     """What a block is worth that Python was asked to parse."""
     if execution.exit is Exit.LOST:
-        return ScoringFailure("the sandbox lost a process that it was running")
+        return ScoringFailure(LOST)
+    if execution.starved:
+        return ScoringFailure(STARVED)
     return worth(CourseOutcome.PARSES if execution.compiled else CourseOutcome.BROKEN)
 
 

@@ -4,12 +4,9 @@ import time
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
-from posttrain.sandbox.conversation import Sandbox
-from posttrain.sandbox.execution import Execution, Exit, Limits
-from posttrain.sandbox.sandboxed_process import STARVED_SHARE
-
-COMPUTED_SHARE = 0.9
-"""A program that computed for this share of its time had the processor to itself."""
+from posttrain.sandbox.conversation import Conversation, Sandbox, StartedProcess
+from posttrain.sandbox.execution import Execution, Exit, Limits, Process
+from posttrain.sandbox.processor_waits import PATIENCE, waited_here
 
 
 class TestOutcome(StrEnum):
@@ -65,7 +62,7 @@ class ProgramResult:
     lost: bool = False
     """The sandbox failed; what is recorded says nothing."""
     starved: bool = False
-    """A wall limit hit while the machine was short of processors: to be done again, alone."""
+    """It was ended after waiting too long for a processor; what is recorded says nothing."""
 
     @property
     def at(self) -> int:
@@ -100,20 +97,29 @@ class ProgramResult:
 
 
 class ProgramClock:
-    """Holds a program to the seconds that it may take for all of its tests together."""
+    """Holds a program to the seconds that it may take for all of its tests together.
+
+    They are seconds by the clock, without those in which its processes, or we, waited for a processor.
+    """
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
         self.began: float | None = None
         self.granted = 0.0
         """Seconds on top, for what starting takes where each run starts anew."""
+        self.processes: list[StartedProcess] = []
+        self.waited_here = 0.0
 
-    def limits_left(self, sandbox: Sandbox) -> Limits:
-        """The limits of a process that starts now; the clock runs from the first one on."""
+    def start(self, sandbox: Sandbox, conversation: Conversation, asked: Process) -> StartedProcess:
+        """Start a process with the seconds that are left; the clock runs from the first one on."""
         now = time.monotonic()
-        self.began = now if self.began is None else self.began
+        if self.began is None:
+            self.began, self.waited_here = now, waited_here()
         self.granted += sandbox.start_seconds
-        return replace(self.limits, most_seconds=max(0.0, self.until() - now))
+        left = max(0.0, self.until() - now)
+        process = sandbox.start(conversation, replace(asked, limits=replace(asked.limits, most_seconds=left)))
+        self.processes.append(process)
+        return process
 
     def message(self, sandbox: Sandbox) -> None:
         """Something was said to a process, which costs a run where none stays alive."""
@@ -122,7 +128,8 @@ class ProgramClock:
     def until(self) -> float:
         """When time is up."""
         assert self.began is not None
-        return self.began + self.limits.most_seconds + self.granted
+        waited = waited_here() - self.waited_here + sum(each.waited_seconds() for each in self.processes)
+        return self.began + self.limits.most_seconds + self.granted + waited
 
     def over(self) -> bool:
         """Whether the program has had its time."""
@@ -135,13 +142,12 @@ class ProgramClock:
         return ending(execution)
 
     def fill(self, result: ProgramResult) -> bool:
-        """Where time is up, no test that is left is run; whether none is.
-
-        After want of a processor the program is judged again, alone.
-        """
-        if result.complete or not self.over():
-            return result.complete
-        share = sum(result.cpu_seconds) / self.limits.most_seconds
-        result.starved |= STARVED_SHARE < share < COMPUTED_SHARE
-        result.fill(TestOutcome.PROGRAM_LIMIT)
-        return True
+        """Where time is up, no test that is left is run; whether none is."""
+        assert self.began is not None
+        if result.complete or result.starved:
+            return True
+        if self.over():
+            result.fill(TestOutcome.PROGRAM_LIMIT)
+            return True
+        result.starved = time.monotonic() > self.began + PATIENCE * self.limits.most_seconds + self.granted
+        return result.starved

@@ -45,8 +45,7 @@ class StdioTestRun:
 
     def begin(self, sandbox: Sandbox) -> None:
         given = self.cases[self.result.at].given.encode("utf-8", "surrogatepass")
-        limits = self.clock.limits_left(sandbox)
-        sandbox.start(self, Process(kind="program", source=self.source, stdin=given, limits=limits))
+        self.clock.start(sandbox, self, Process(kind="program", source=self.source, stdin=given, limits=self.limits))
 
     def message(self, sandbox: Sandbox, process: StartedProcess, payload: bytes) -> None:
         """Programs have nothing to say but their output."""
@@ -85,7 +84,7 @@ class CallTestRun:
     def begin(self, sandbox: Sandbox) -> None:
         self.loaded, self.asked, self.used = False, True, 0.0
         in_all = (self.result.count - self.result.at + 1) * self.limits.cpu_seconds
-        process = sandbox.start(self, candidate(self.source, self.clock.limits_left(sandbox), in_all))
+        process = self.clock.start(sandbox, self, candidate(self.source, self.limits, in_all))
         process.allow(self.limits.cpu_seconds)
 
     def message(self, sandbox: Sandbox, process: StartedProcess, payload: bytes) -> None:
@@ -153,7 +152,7 @@ class AssertTestRun:
 
     def begin(self, sandbox: Sandbox) -> None:
         in_all = (self.result.count + 1) * self.limits.cpu_seconds
-        self.program = sandbox.start(self, candidate(self.source, self.clock.limits_left(sandbox), in_all))
+        self.program = self.clock.start(sandbox, self, candidate(self.source, self.limits, in_all))
         self.program.allow(self.limits.cpu_seconds)
 
     def message(self, sandbox: Sandbox, process: StartedProcess, payload: bytes) -> None:
@@ -175,10 +174,9 @@ class AssertTestRun:
         elif said is TestOutcome.PASSED:
             names = {"entry": self.tests.entry, "setup": self.tests.setup, "tests": self.tests.tests}
             in_all = (self.result.count + 1) * self.limits.cpu_seconds
-            limits = with_time(self.clock.limits_left(sandbox), in_all)
-            asked = Process(kind="tests", source=json.dumps(names), limits=limits)
+            asked = Process(kind="tests", source=json.dumps(names), limits=with_time(self.limits, in_all))
             self.used = self.cpu_seconds()
-            self.tester = sandbox.start(self, asked)
+            self.tester = self.clock.start(sandbox, self, asked)
         else:  # its own source failed
             self.result.fill(said)
             self.finish()

@@ -33,7 +33,9 @@ class CountdownCredit:
     def __post_init__(self) -> None:
         require(0 < self.credit < 1, self, "credit", "must be in (0, 1): near is worth less than right")
 
-    def __call__(self, *, completions: Sequence[str], numbers: Column, target: Column, **columns: Any) -> list[Graded]:
+    def __call__(
+        self, /, *, completions: Sequence[str], numbers: Column, target: Column, **columns: Any
+    ) -> list[Graded]:
         grader = countdown if self.mode == "strict" else countdown_last
         verdicts = grader(completions=completions, numbers=numbers, target=target, **columns)
         return [self.credited(*row) for row in zip(verdicts, completions, target, strict=True)]

@@ -57,6 +57,7 @@ class CountdownSteps:
 
     def __call__(
         self,
+        /,
         *,
         completions: Sequence[str],
         numbers: Column,

@@ -90,7 +90,7 @@ class GeneratedReward:
     rows_stand_alone: ClassVar[bool] = True
     modules: ClassVar[tuple[str, ...]] = ("reasoning_gym",)
 
-    def __call__(self, *, completions: Sequence[str], finish_reasons: Sequence[str], **columns: Any) -> list[object]:
+    def __call__(self, /, *, completions: Sequence[str], finish_reasons: Sequence[str], **columns: Any) -> list[object]:
         return self.scores(default_resources(), completions=completions, finish_reasons=finish_reasons, **columns)
 
     def with_resources(self, resources: Resources) -> Callable[..., list[object]]:

@@ -10,8 +10,7 @@ from typing import Any
 from posttrain.errors import UserError
 from posttrain.rewards.function_questions import AskedFunction, answers
 from posttrain.sandbox import inside
-from posttrain.sandbox.execution import ServerOptions
-from posttrain.sandbox.modules import FEW
+from posttrain.sandbox.execution import FEW, ServerOptions
 from posttrain.sandbox.process_pool import ProcessPool
 from posttrain.sandbox.sandboxes import Sandboxes, site_packages
 

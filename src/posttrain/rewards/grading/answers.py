@@ -22,6 +22,10 @@ NO_LISTS = (str, bytes, bytearray, memoryview, Mapping)
 TIMES = ("m", "M")
 """The kinds of numpy's times and of their differences, which would pass for whole numbers."""
 
+LARGEST = 1e100
+"""Of a number that a reward function gives: sums and squares of so many of them are still numbers."""
+TOO_LARGE = f"too large to be averaged and squared; give at most {LARGEST:g}: divide all scores by a constant"
+
 Given = TypeVar("Given")
 Read = TypeVar("Read")
 
@@ -129,7 +133,11 @@ def read_score(value: object) -> Verdict:
         return Score(math.nan, outcome, details)
     if isinstance(number, str):
         return InvalidScore(f"returned {value_and_type(value)}. {RULE}")
-    return Score(number, outcome, details) if math.isfinite(number) else InvalidScore(f"returned {number}. {RULE}")
+    if not math.isfinite(number):
+        return InvalidScore(f"returned {number}. {RULE}")
+    if abs(number) > LARGEST:
+        return InvalidScore(f"returned {number:g}, {TOO_LARGE}")
+    return Score(number, outcome, details)
 
 
 def with_marks(said: Verdict, given: "ProcessReward") -> Verdict:
@@ -163,6 +171,8 @@ def numbers_in(what: str, given: object) -> list[Any] | InvalidScore:
         if isinstance(number, str) or not (number is None or math.isfinite(number)):
             shown = value_and_type(values[place])
             return InvalidScore(f"returned {what}[{place}] = {shown}; give a finite number, or None for none")
+        if number is not None and abs(number) > LARGEST:
+            return InvalidScore(f"returned {what}[{place}] = {number:g}, {TOO_LARGE}")
     return numbers
 
 

@@ -11,6 +11,8 @@ from typing import NoReturn
 
 from posttrain.errors import RunError
 from posttrain.rewards.grading.answers import (
+    LARGEST,
+    TOO_LARGE,
     FunctionError,
     InvalidScore,
     Score,
@@ -70,6 +72,8 @@ class CallLog:
             self.refuse(f"{asked}: its value cannot be read: {value_and_type(failed.__cause__)}")
         if number is None or isinstance(number, str):
             self.refuse(f"{asked} was given {value_and_type(value)}; give a number, or NaN where there is none")
+        if math.isfinite(number) and abs(number) > LARGEST:
+            self.refuse(f"{asked} was given {number:g}, {TOO_LARGE}")
         if not math.isnan(number):
             self.numbers.setdefault(name, []).append(number)
 

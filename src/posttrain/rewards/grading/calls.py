@@ -24,7 +24,7 @@ from posttrain.rewards.grading.answers import (
     raised,
     verdicts_in,
 )
-from posttrain.rewards.grading.call_log import CallLog
+from posttrain.rewards.grading.call_log import LOGS, CallLog
 from posttrain.rewards.grading.function import TEXTS, Keywords, RewardFunction, ScoringFailure
 from posttrain.rewards.grading.trainer_state import TrainerState
 
@@ -67,6 +67,10 @@ STANDS_FOR = {"ground_truth": "answer", "nums": "numbers"}
 """Parameters of functions of one response, and the columns that they take where none has their name."""
 WITHHELD = {"prompt", "completion"}
 """Columns that functions of lists do not see: the rendered prompt and what was sampled stand in their place."""
+
+
+GIVEN = ("prompts", "completions", "completion_ids", "finish_reasons", "trainer_state", *LOGS)
+"""Arguments that take precedence over columns of these names, which no function of lists ever sees."""
 
 
 @dataclass(frozen=True, slots=True)

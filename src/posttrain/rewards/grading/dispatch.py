@@ -7,7 +7,7 @@ from posttrain.rewards.grading.answers import FunctionError, OutOfTime, invoke
 from posttrain.rewards.grading.async_calls import AsyncCall, start_async_calls
 from posttrain.rewards.grading.calls import Call, Result, reward_arguments
 from posttrain.rewards.grading.function import ScoringFailure
-from posttrain.rewards.grading.precautions import keeping_stdout, telling_what_is_waited_for
+from posttrain.rewards.grading.precautions import keeping_stdout, keeping_torch, telling_what_is_waited_for
 from posttrain.rewards.grading.resources import Resources, bind_resources
 from posttrain.rewards.grading.workers.shared_workers import WorkerPools
 from posttrain.rewards.grading.workers.worker_pool import Job, have_done
@@ -25,7 +25,7 @@ def dispatch(calls: Sequence[Call], resources: Resources) -> list[Result]:
             return results
         names = ", ".join(dict.fromkeys(repr(calls[index].function.name) for index in waiting))
         started = [AsyncCall(calls[index], results[index]) for index in waiting]
-        with keeping_stdout(names), start_async_calls(started) as finished:
+        with keeping_stdout(names), keeping_torch(), start_async_calls(started) as finished:
             for index, result in in_workers(calls, resources.workers):
                 results[index] = result
             for index, result in zip(waiting, finished(), strict=True):
@@ -39,7 +39,7 @@ def start_calls(call: Call, resources: Resources) -> Result:
         return OutOfTime(call.bounds.until.says)
     arguments = reward_arguments(call)
     try:
-        with keeping_stdout(repr(call.function.name)):
+        with keeping_stdout(repr(call.function.name)), keeping_torch():
             return invoke(bind_resources(call.function.call, resources), arguments)
     except (ScoringFailure, FunctionError) as failure:
         return failure

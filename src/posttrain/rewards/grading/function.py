@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
-from posttrain.binding import bind, digest_of
+from posttrain.binding import bind, code_digest
 from posttrain.errors import RunError, UserError
 from posttrain.options.reward import RewardSettings
 
@@ -25,27 +25,27 @@ class FunctionSource:
     file: str
     """The file that defines it."""
     digest: str
-    """The SHA-256 of the file when it was loaded."""
+    """The SHA-256 of the file, and of those beside it that it imports, when it was loaded."""
 
     def require_unchanged(self) -> None:
         """Refuse to go on with a function that is no longer the one that scored so far."""
-        if digest_of(Path(self.file)) != self.digest:
+        if code_digest(Path(self.file)) != self.digest:
             raise RunError(
-                f"{self.file} has changed since `{self.name}` was loaded from it, and a run keeps its rewards."
-                "  Put it back as it was and resume the run, or start another."
+                f"{self.file} has changed since `{self.name}` was loaded from it, or a file that it imports has,"
+                " and a run keeps its rewards.  Put it back as it was and resume the run, or start another."
             )
 
 
 def source_in_file(file: Path, name: str) -> FunctionSource:
     """The source of a function that a recipe names as FILE.py:FUNCTION."""
-    return FunctionSource(place=str(file.resolve()), name=name, file=str(file.resolve()), digest=digest_of(file))
+    return FunctionSource(place=str(file.resolve()), name=name, file=str(file.resolve()), digest=code_digest(file))
 
 
 def source_in_module(call: object, place: str, name: str) -> FunctionSource:
     """The source of a function that a recipe names as package.module:FUNCTION, which may come from another module."""
     defines = call.__module__ if inspect.isfunction(call) else place
     file = getattr(sys.modules.get(defines), "__file__", None) or ""
-    return FunctionSource(place=place, name=name, file=file, digest=digest_of(Path(file)))
+    return FunctionSource(place=place, name=name, file=file, digest=code_digest(Path(file)))
 
 
 @functools.cache  # as it was when first asked for: a file may change after its function has been imported
@@ -68,7 +68,7 @@ def source_of(call: Callable[..., object], reward: str) -> FunctionSource:
         found = getattr(found, part, None)
     if found is not call or file is None:
         raise UserError(f"reward {reward!r}: {module}:{name} is not this function.{remedy}")
-    return FunctionSource(place=module, name=name, file=file, digest=digest_of(Path(file)))
+    return FunctionSource(place=module, name=name, file=file, digest=code_digest(Path(file)))
 
 
 class ScoringFailure(Exception):

@@ -57,6 +57,21 @@ def keeping_stdout(names: str) -> Iterator[None]:
             )
 
 
+@contextmanager
+def keeping_torch() -> Iterator[None]:
+    """Restore what functions change of torch for the whole thread: whether gradients are kept, the default type."""
+    torch = sys.modules.get("torch")
+    if torch is None:
+        yield
+        return
+    gradients, dtype = torch.is_grad_enabled(), torch.get_default_dtype()
+    try:
+        yield
+    finally:
+        torch.set_grad_enabled(gradients)
+        torch.set_default_dtype(dtype)
+
+
 def is_closed() -> bool:
     """Whether nothing can be printed any more; a program without a standard output prints nothing anyway."""
     return sys.stdout is not None and sys.stdout.closed

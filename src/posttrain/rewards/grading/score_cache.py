@@ -25,7 +25,7 @@ from posttrain.options.grading import GradingOptions
 from posttrain.options.sandbox import SandboxOptions
 from posttrain.rewards.grading.answers import Score
 from posttrain.rewards.grading.calls import WITHHELD, RolloutRow, completion_of, prompt_of
-from posttrain.rewards.grading.function import Keywords, RewardFunction, as_standing, keywords
+from posttrain.rewards.grading.function import Keywords, RewardFunction, as_standing, keywords, may_be_cached
 from posttrain.rewards.grading.workers.worker_messages import NotWritableError, dump, to_json
 
 FORMAT = 1
@@ -127,6 +127,15 @@ class Cache:
     def _unusable(self, why: str) -> RunError:
         where = f"grading.cache_file = {self.file}" if self.file else "the cache of scores"
         return RunError(f"{where}: {why}.  Remove the file or name another, and resume the run.")
+
+
+def require_use_for_cache(functions: Iterable[RewardFunction], grading: GradingOptions) -> None:
+    """Refuse a file for scores where no reward's scores may be remembered.  Raises UserError."""
+    if grading.cache_file and not any(map(may_be_cached, functions)):
+        raise UserError(
+            f"grading.cache_file = {grading.cache_file}: no reward here is remembered.  Leave it out, or set"
+            " `cache: true` on a reward that scores each completion by itself."
+        )
 
 
 def said_of(score: Score) -> str:

@@ -120,7 +120,7 @@ class JudgeReward:
         return self.compare == "rubric"
 
     async def __call__(
-        self, *, prompts: Sequence[str], completions: Sequence[str], **_columns: object
+        self, /, *, prompts: Sequence[str], completions: Sequence[str], **_columns: object
     ) -> list[Graded | ScoringFailure]:
         return await self.with_resources(default_resources())(prompts=prompts, completions=completions)
 

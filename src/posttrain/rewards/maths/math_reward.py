@@ -92,6 +92,7 @@ class MathsReward:
 
     def __call__(
         self,
+        /,
         *,
         completions: Sequence[str],
         finish_reasons: Sequence[str],

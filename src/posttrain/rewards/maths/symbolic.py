@@ -10,8 +10,7 @@ from posttrain.errors import UserError
 from posttrain.rewards.function_questions import AskedFunction, Unanswered, answers
 from posttrain.sandbox import inside
 from posttrain.sandbox.conversation import Sandbox
-from posttrain.sandbox.execution import ServerOptions
-from posttrain.sandbox.modules import FEW
+from posttrain.sandbox.execution import FEW, ServerOptions
 from posttrain.sandbox.sandboxes import Sandboxes, site_packages
 
 SOURCE = "from prepared import compare"

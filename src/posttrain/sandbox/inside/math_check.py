@@ -11,10 +11,16 @@ import latex2sympy2_extended
 import math_verify
 import mpmath
 import sympy
+from latex2sympy2_extended import NormalizationConfig
 from math_verify import LatexExtractionConfig
 
 DIGITS = 60
 LATEX = [LatexExtractionConfig()]
+BOXED_FIRST = LatexExtractionConfig(
+    normalization_config=NormalizationConfig(units=True), boxed_match_priority=0, try_extract_without_anchor=False
+)
+SHOWN = 200
+"""Characters of what was read that are told."""
 SKIPPED = {"tests", "benchmarks", "plotting", "testing", "this", "autolev", "conftest", "interactive", "__main__"}
 PAIRS = (
     (r"2\sqrt{2}", r"\sqrt{8}"),
@@ -56,6 +62,18 @@ def compare(gold: str, answer: str) -> str:
     return "different" if apart(expected[0], given[0]) else "same"
 
 
+def compare_first_latex(gold: str, text: str) -> list[str]:
+    """Whether the first LaTeX of a text is the gold answer, as TRL's accuracy_reward reads both; and what was read."""
+    expected = math_verify.parse(gold, parsing_timeout=None)
+    if not expected:
+        return ["no_gold", "", ""]
+    given = math_verify.parse(
+        text, extraction_config=[BOXED_FIRST], extraction_mode="first_match", parsing_timeout=None
+    )
+    same = math_verify.verify(expected, given, timeout_seconds=None)
+    return ["same" if same else "different", str(expected)[:SHOWN], str(given)[:SHOWN] if given else ""]
+
+
 def apart(gold: object, answer: object) -> bool:
     """Whether two values that math-verify takes for the same, at its 15 digits, differ within `DIGITS` of them.
 
@@ -89,6 +107,8 @@ def warm_up() -> None:
                     continue
     for gold, answer in PAIRS:
         compare(gold, answer)
+    for gold, answer in PAIRS[:2]:
+        compare_first_latex(gold, rf"So \boxed{{{answer}}}")
 
 
 if __name__ == "prepared":
