@@ -145,6 +145,22 @@ def leave_one_out(rewards: Float[Tensor, "prompt group"]) -> Float[Tensor, "prom
     return torch.where(num_scored > 1, group_centred(rewards) * num_scored / (num_scored - 1), 0.0)
 
 
+def leave_one_out_zscore(rewards: Float[Tensor, "prompt group"], *, epsilon: float) -> Float[Tensor, "prompt group"]:
+    """`leave_one_out` in units of its deviation over the whole step, above its mean.
+
+        (A_ij - mean A) / (std A + ε)        TRL 1.16, RLOOTrainer, normalize_advantages
+
+    Sample deviation, over rollouts with a scored sibling; the others get 0.
+    """
+    scored = ~rewards.isnan()
+    compared = scored & (scored.sum(dim=1, keepdim=True) > 1)
+    advantages = leave_one_out(rewards)
+    if int(compared.sum()) < 2:
+        return torch.zeros_like(advantages)
+    of = advantages[compared]
+    return torch.where(compared, (advantages - of.mean()) / (of.std() + epsilon), 0.0)
+
+
 def informative(rewards: Float[Tensor, "prompt group"]) -> Bool[Tensor, " prompt"]:
     """Whether a group holds two scored rollouts with different rewards: what dynamic sampling keeps."""
     return (group_centred(rewards) != 0).any(dim=1)

@@ -67,7 +67,7 @@ class Algorithm:
     passes: Passes = ONE_PASS
     """Epochs and mini-batches of a step, where the recipe leaves them to the algorithm."""
     largest_epoch_kl: float | None = None
-    """KL to the policy that sampled, in nats per token, beyond which the rest of a step's updates are left out."""
+    """KL to the policy that sampled, in nats per token, beyond which no further update of a step is taken."""
     teacher: TeacherOptions | None = None
     """Whose log-probs are learned, by a term or a rule of credit that needs them."""
 

@@ -22,7 +22,7 @@ def require_credit(credit: object, evidence: Evidence, groups: Sequence[Group], 
             " posttrain.algorithms.credit.Credit, such as Credit(advantages)."
         )
     num_tokens = int(evidence.lengths.sum())
-    for name, column in credit._asdict().items():
+    for name, column in credit.columns.items():
         if column is None and name != "advantages":
             continue
         if not is_column(column, num_tokens):
@@ -54,8 +54,9 @@ def not_finite(name: str, column: Tensor, token: int, evidence: Evidence, groups
             " statistic, as posttrain.algorithms.advantages does."
         )
     return (
-        f"{told}, although every rollout of the step is scored.  Look for a division by 0, such as by the deviation of"
-        " rewards that are all equal."
+        f"{told}, although every rollout of the step is scored, the largest by {evidence.rewards.abs().max().item():g}."
+        "  Look for a division by 0, such as by the deviation of rewards that are all equal, or a number too large to"
+        " be squared."
     )
 
 

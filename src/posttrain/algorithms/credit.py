@@ -7,14 +7,15 @@ itself.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple
+from functools import partial
+from typing import Any, Literal, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float64, Int64
 from torch import Tensor
 
-from posttrain.algorithms.advantages import Deviation, standardised
-from posttrain.errors import RunError
+from posttrain.algorithms.advantages import Deviation, leave_one_out, leave_one_out_zscore, standardised
+from posttrain.errors import RunError, UserError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +62,16 @@ class Evidence:
         return totals.view(self.lengths.shape)
 
 
+class Whitening(NamedTuple):
+    """What advantages were whitened by, in units of reward: (A - shift) / scale."""
+
+    shift: float = 0.0
+    scale: float = 1.0
+
+
+UNWHITENED = Whitening()
+
+
 class Credit(NamedTuple):
     """What an algorithm makes of the evidence, token by token."""
 
@@ -71,6 +82,13 @@ class Credit(NamedTuple):
     value_range: Float64[Tensor, " token"] | None = None
     """How far from what it expected a value may move in this step before a clipped value loss holds it; None: as far as
     it likes."""
+    whitening: Whitening | None = None
+    """What the advantages were whitened by, over the whole step; None for algorithms that do not whiten."""
+
+    @property
+    def columns(self) -> dict[str, Any]:
+        """The columns of numbers, one for each token, by name."""
+        return {"advantages": self.advantages, "returns": self.returns, "value_range": self.value_range}
 
 
 CreditRule = Callable[[Evidence], Credit]
@@ -104,6 +122,30 @@ def per_rollout(advantage: Callable[[Tensor], Tensor], *, shaping: Shaping | Non
     return credit
 
 
+def clipped_rewards(
+    rewards: Float64[Tensor, "prompt group"],
+    lengths: Int64[Tensor, "prompt group"],
+    *,
+    max_completion_tokens: int,
+    least: float,
+    most: float,
+) -> Float64[Tensor, "prompt group"]:
+    """Rewards within bounds, as a shaping: before a KL is taken off them.  Unscored (NaN) stays unscored."""
+    return rewards.clamp(least, most)
+
+
+def truncated_earn_nothing(rule: CreditRule) -> CreditRule:
+    """The rule without the token rewards, such as a KL penalty, of completions that ran into the length limit."""
+
+    def credit(evidence: Evidence) -> Credit:
+        if evidence.token_rewards is None or evidence.truncated is None:
+            return rule(evidence)
+        cut = evidence.truncated.flatten()[evidence.rollout]
+        return rule(replace(evidence, token_rewards=torch.where(cut, 0.0, evidence.token_rewards)))
+
+    return credit
+
+
 CreditLevel = Literal["completion", "reward_to_go", "steps"]
 """What a token is credited with: all that its completion earned, what is earned from it on, or steps from it on."""
 
@@ -118,6 +160,8 @@ class Scale:
 
 
 UNSCALED = Scale()
+ADVANTAGE_EPSILON = 1e-4
+"""What is added to a deviation of advantages over a step, in units of reward; TRL's."""
 
 
 def credit_at(
@@ -137,6 +181,25 @@ def credit_at(
             return reward_to_go(completion, centre=centre, scale=scale, whole_step=whole_step)
         case "steps":
             return step_advantages(completion, scale=scale, step_weight=step_weight)
+
+
+def leave_one_out_credit(
+    level: Literal["completion", "reward_to_go"],
+    *,
+    reward_range: tuple[float, float] | None,
+    normalize_advantages: bool,
+) -> CreditRule:
+    """RLOO's rule: the sum of rewards, within a range, above the mean of the siblings', normalised where asked for."""
+    if level != "completion" and (reward_range is not None or normalize_advantages):
+        raise UserError(
+            f"credit = {level}: reward_range and normalize_advantages are of whole completions.  Use credit:"
+            " completion, or leave them out."
+        )
+    rule = partial(leave_one_out_zscore, epsilon=ADVANTAGE_EPSILON) if normalize_advantages else leave_one_out
+    if reward_range is None:
+        return credit_at(level, rule, centre=leave_one_out)
+    least, most = reward_range
+    return per_rollout(rule, shaping=partial(clipped_rewards, least=least, most=most))
 
 
 def reward_to_go(

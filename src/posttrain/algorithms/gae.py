@@ -13,6 +13,7 @@ import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
+from posttrain.algorithms.credit import UNWHITENED, Whitening
 from posttrain.errors import UserError
 
 LEAST_DEVIATION = 1e-6
@@ -154,23 +155,31 @@ def adaptive_lambda(lengths: Int64[Tensor, " rollout"], *, alpha: float) -> Floa
     return (1 - 1 / (alpha * lengths.double())).clamp(min=0)
 
 
-def whitened(
+def whitening_of(
     advantages: Float[Tensor, " token"], counted: Bool[Tensor, " token"], *, centre: bool = True
-) -> Float[Tensor, " token"]:
-    """Advantages in units of their deviation over the counted tokens of the step; those not counted are 0.
+) -> Whitening:
+    """Mean and deviation of the advantages of the counted tokens of the step; the mean is 0 with `centre` off.
 
-        (A_t - mean A) / std A,  or  A_t / std A
-
-    std divides by the number of tokens.  Where it is below 1e-6 they stay as they are: what differs is rounding.
+    The deviation divides by the number of tokens.  Where it is below 1e-6 advantages stay as they are: what differs is
+    rounding.
     """
-    known = torch.where(counted, advantages, 0.0)
     if not bool(counted.any()):
-        return known
-    mean = known.sum() / counted.sum()
+        return UNWHITENED
+    mean = torch.where(counted, advantages, 0.0).sum() / counted.sum()
     deviation = torch.where(counted, advantages - mean, 0.0).square().sum().div(counted.sum()).sqrt()
     if deviation < LEAST_DEVIATION:
-        return known
-    return torch.where(counted, (advantages - mean if centre else advantages) / deviation, 0.0)
+        return UNWHITENED
+    return Whitening(shift=mean.item() if centre else 0.0, scale=deviation.item())
+
+
+def whitened(
+    advantages: Float[Tensor, " token"], counted: Bool[Tensor, " token"], whitening: Whitening
+) -> Float[Tensor, " token"]:
+    """Advantages in units of their deviation over the step; those of tokens that do not count are 0.
+
+    (A_t - mean A) / std A,  or  A_t / std A
+    """
+    return torch.where(counted, (advantages - whitening.shift) / whitening.scale, 0.0)
 
 
 def _shifted(column: Tensor, by: int) -> Tensor:

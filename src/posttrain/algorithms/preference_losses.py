@@ -76,7 +76,8 @@ def ipo(gaps: Float[Tensor, " pair"], *, beta: float) -> Float[Tensor, " pair"]:
     return (gaps - 1 / (2 * beta)).square()
 
 
-PREFERENCE_LOSSES: dict[str, LossOfGaps] = {"sigmoid": sigmoid, "ipo": ipo, "hinge": hinge}
+PREFERENCE_LOSSES: dict[str, LossOfGaps] = {"sigmoid": sigmoid, "ipo": ipo, "hinge": hinge, "robust": sigmoid}
+"""`robust` is `sigmoid` whose smoothing is unbiased."""
 
 
 def smoothed(
@@ -95,6 +96,19 @@ def smoothed(
     return (1 - label_smoothing) * loss(gaps, beta=beta) + label_smoothing * loss(-gaps, beta=beta)
 
 
+def unbiased(
+    loss: LossOfGaps, gaps: Float[Tensor, " pair"], *, beta: float, label_smoothing: float
+) -> Float[Tensor, " pair"]:
+    """The loss whose expectation over labels that are wrong with probability ε is that of the right labels.
+
+        L_ε(h) = ((1 - ε) L(h) - ε L(-h)) / (1 - 2ε)
+
+    Robust DPO, Chowdhury et al. 2024, arXiv:2403.00409, with L = `sigmoid`.  Below 0 where h is large; ε = 0 is L.
+    """
+    kept, flipped = loss(gaps, beta=beta), loss(-gaps, beta=beta)
+    return ((1 - label_smoothing) * kept - label_smoothing * flipped) / (1 - 2 * label_smoothing)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PairObjective:
     """What an update on pairs minimises."""
@@ -103,6 +117,8 @@ class PairObjective:
     beta: float = 0.1
     """Implicit reward per nat; a larger one keeps the policy nearer to the reference."""
     label_smoothing: float = 0.0
+    unbiased_smoothing: bool = False
+    """Whether ε takes the error of wrong labels out of the loss (`unbiased`) and does not put it in (`smoothed`)."""
     length_normalized: bool = False
     """Whether log-probs are means per token."""
     nll_weight: float = 0.0
@@ -121,7 +137,8 @@ class PairObjective:
         """
         ratios = self.log_ratios(policy, reference, lengths)
         gaps = ratios.chosen - ratios.rejected
-        losses = smoothed(self.loss, gaps, beta=self.beta, label_smoothing=self.label_smoothing)
+        smoothing = unbiased if self.unbiased_smoothing else smoothed
+        losses = smoothing(self.loss, gaps, beta=self.beta, label_smoothing=self.label_smoothing)
         if self.nll_weight == 0:
             return losses
         return losses - self.nll_weight * policy.chosen / lengths.chosen
@@ -131,10 +148,10 @@ class PairObjective:
         ratios = log_ratios(policy, reference)
         return per_token(ratios, lengths) if self.length_normalized else ratios
 
-    def implicit_rewards(self, policy: OfPairs, reference: OfPairs, lengths: OfPairs) -> OfPairs:
-        """r = β log π/π_ref of each completion, dimensionless, as the loss compares them."""
-        ratios = self.log_ratios(policy, reference, lengths)
-        return OfPairs(self.beta * ratios.chosen, self.beta * ratios.rejected)
+
+def implicit_rewards(ratios: OfPairs, *, beta: float) -> OfPairs:
+    """r = β log π/π_ref of each completion, dimensionless."""
+    return OfPairs(beta * ratios.chosen, beta * ratios.rejected)
 
 
 def ranked_right(rewards: OfPairs) -> Float[Tensor, " pair"]:

@@ -17,7 +17,6 @@ from posttrain.algorithms.advantages import (
     batch_centred,
     group_centred,
     group_zscore,
-    leave_one_out,
     over_mean,
     raw,
     standardised,
@@ -30,7 +29,15 @@ from posttrain.algorithms.aggregation import (
     totals_differ,
 )
 from posttrain.algorithms.algorithm import DYNAMIC_SAMPLING, Algorithm, Resample
-from posttrain.algorithms.credit import CreditLevel, CreditRule, Scale, credit_at, per_rollout
+from posttrain.algorithms.credit import (
+    CreditLevel,
+    CreditRule,
+    Scale,
+    credit_at,
+    leave_one_out_credit,
+    per_rollout,
+    truncated_earn_nothing,
+)
 from posttrain.algorithms.losses import UNBOUNDED, ClipRange, RatioLevel, clipped_surrogate, weighted_policy_gradient
 from posttrain.algorithms.other_policies.correction import Correction, corrected
 from posttrain.algorithms.other_policies.distillation import distill
@@ -145,19 +152,40 @@ def reinforce(
 def rloo(
     *,
     token_weights: Weighting = "sum_over_sequence",
+    clip_low: float | None = None,
+    clip_high: float | None = None,
+    reward_range: tuple[float, float] | None = None,
+    normalize_advantages: bool = False,
+    mask_truncated: bool = False,
+    count_unscored: bool = False,
     correction: Correction | None = None,
     credit: Literal["completion", "reward_to_go"] = "completion",
     kl: KlTerm | None = None,
 ) -> Algorithm:
-    """Ahmadian et al. 2024, arXiv:2402.14740: REINFORCE with the mean of a rollout's siblings as baseline."""
-    return composed(
+    """Ahmadian et al. 2024, arXiv:2402.14740: REINFORCE with the mean of a rollout's siblings as baseline.
+
+    With `clip_low` the ratio of the whole completion is clipped as PPO clips a token's, for several updates on one
+    batch: TRL's RLOOTrainer, with `token_weights: mean_over_sequences`.  `reward_range` bounds the sum of rewards.
+    """
+    if clip_low is not None and token_weights != "mean_over_sequences":
+        raise UserError(
+            f"clip_low = {clip_low} with token_weights = {token_weights}: the ratio is that of a whole completion, and"
+            " would count once for each token.  Use token_weights: mean_over_sequences."
+        )
+    rule = leave_one_out_credit(credit, reward_range=reward_range, normalize_advantages=normalize_advantages)
+    policy = policy_term(weighted_policy_gradient, clip=UNBOUNDED)
+    if clip_low is not None:
+        clip = ClipRange(low=clip_low, high=clip_low if clip_high is None else clip_high)
+        policy = policy_term(clipped_surrogate, clip=clip, level="sequence_product")
+    made = composed(
         "rloo",
-        credit=credit_at(credit, leave_one_out, centre=leave_one_out),
-        policy=policy_term(weighted_policy_gradient, clip=UNBOUNDED),
+        credit=truncated_earn_nothing(rule) if mask_truncated else rule,
+        policy=policy,
         token_weights=WEIGHTINGS[token_weights],
         kl=kl,
         correction=correction,
     )
+    return replace(made, masks_truncated=mask_truncated, counts_unscored=count_unscored)
 
 
 def grpo(

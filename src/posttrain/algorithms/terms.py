@@ -77,7 +77,8 @@ class LossTerm:
     name: str
     """The mean over tokens of `per_token` is the metric `loss/<name>`."""
     per_token: Callable[[TokenView], Float[Tensor, " token"]]
-    """Lower is better; in the unit that its coefficient turns into that of the advantage."""
+    """Lower is better; in the unit that its coefficient turns into that of the advantage.  It reads one completion at a
+    time, so that the split into micro-batches changes nothing: see `token_locality`."""
     coefficient: float = 1.0
     needs: frozenset[Need] = frozenset()
     """What `per_token` reads; names of `Need` do too."""
@@ -85,6 +86,8 @@ class LossTerm:
     """Whether it has no gradient on completions whose advantages are 0, which are then left out of the update."""
     clipped: Callable[[TokenView], Bool[Tensor, " token"]] | None = None
     """Tokens on which clipping acts, for metrics; None where nothing is clipped."""
+    clips_completions: bool = False
+    """Whether the ratio that is clipped is one of the whole completion: `clip_ratio/*` then counts completions."""
     measures: Callable[[TokenView], Mapping[str, Float[Tensor, " token"]]] | None = None
     """Further numbers of every token, of what it needs, by the name of the metric that is their mean."""
     reported: bool = True
@@ -192,6 +195,7 @@ def policy_term(
         needs=frozenset({Need.REFERENCE_LOGPROBS}) if ratio_to == "reference" else frozenset(),
         vanishes_without_advantage=True,
         clipped=clipped,
+        clips_completions=level != "token",
         reported=False,
     )
 

@@ -19,6 +19,10 @@ from posttrain.options.reward import RewardOptions
 from posttrain.options.rollout import SamplingOptions
 from posttrain.options.sandbox import SandboxOptions
 from posttrain.options.task import TaskOptions
+from posttrain.schemas import require_left_out
+
+RL_ONLY = ("max_unscored_steps", "max_same_reward_steps", "on_unscored_row")
+"""Options of `grading` about training steps."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,6 +48,7 @@ class CollectConfig:
             raise UserError(
                 "sampling.temperature = 0 makes all completions of a prompt the same, and no pair of them; use > 0"
             )
+        require_left_out(self.grading, RL_ONLY, "is for `posttrain rl`", where="grading.")
         judge = self.judge
         if isinstance(judge, LlmJudgeOptions) and not (judge.endpoint and judge.model):
             raise UserError(

@@ -19,14 +19,15 @@ from posttrain.options.training import (
     EvaluationOptions,
     RunOptions,
     UpdateOptions,
-    for_what_is_trained,
+    require_adapter_decay,
 )
+from posttrain.schemas import require_left_out
 
-ROWS_ONLY = ("max_length", "long_pairs", "eval_every")
+ROWS_ONLY = ("max_length", "long_pairs", "learn_closing", "eval_every")
 """Options of `dpo` that are about rows."""
 ROUNDS_ONLY = ("steps_per_round", "prompts_per_round", "pairs_per_prompt", "refresh_reference")
 """Options of `dpo` that are about rounds."""
-FOR_PROMPTS = ("last_assistant_message", "prefill", "over_long", "max_prompt_tokens")
+FOR_PROMPTS = ("shuffle", "last_assistant_message", "prefill", "over_long", "max_prompt_tokens")
 """Options of the task `dataset` that say nothing of rows with two answers."""
 
 
@@ -54,8 +55,8 @@ class DpoConfig:
         require_use_for_tracker(self.tracker, self.run)
         if isinstance(self.task, Mapping):
             object.__setattr__(self, "task", full_section("task", self.task))
-        options = for_what_is_trained(self.dpo, adapter=self.model.trains_adapter, where="dpo")
-        object.__setattr__(self, "dpo", options)
+        if self.model.trains_adapter:
+            require_adapter_decay(self.dpo, "dpo")
         for option in ("early_stop_evaluations", "token_limit"):
             if (value := getattr(self.run, option)) is not None:
                 raise UserError(f"run.{option} = {value} stops runs of `posttrain rl` only.  Leave it out.")
@@ -121,7 +122,9 @@ class DpoConfig:
             raise UserError(f"run.num_steps = {self.run.num_steps} trains nothing; use >= 1")
 
     def _require_rounds(self) -> None:
-        epochs = ["num_epochs"] if self.dpo.num_epochs is not None else []
+        steps = ("max_unscored_steps", "max_same_reward_steps")
+        require_left_out(self.grading, steps, "is for `posttrain rl`", where="grading.")
+        epochs = ["num_epochs"] if self.dpo.resolved().num_epochs is not None else []
         self._require_none([*epochs, *self.dpo.given(*ROWS_ONLY)], "is for rows, and dpo.rounds has pairs sampled")
         if self.rollout.group_size < 2:
             raise UserError(f"rollout.group_size = {self.rollout.group_size} makes no pair of a prompt; use >= 2.")

@@ -1,18 +1,29 @@
 """The kinds of recipe, the command that reads each, and how a config is written down again."""
 
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
+from typing import Any, TypeVar
 
 from posttrain.config.collect import CollectConfig
 from posttrain.config.dpo import DpoConfig
-from posttrain.config.recipes import to_yaml
+from posttrain.config.recipe_yaml import to_yaml
 from posttrain.config.reward_model import RewardModelConfig
 from posttrain.config.sections import Config, IrlConfig, SftConfig, plain
+from posttrain.options.dpo import DpoOptions
+from posttrain.options.model import ModelOptions
 from posttrain.options.reward_model import EnsembleOptions, RewardModelOptions
+from posttrain.options.training import rated
 
 TrainingConfig = Config | SftConfig | RewardModelConfig | DpoConfig
 """Those of runs that train a model: with a model, checkpoints and trackers."""
 AnyConfig = TrainingConfig | CollectConfig | IrlConfig
 
+OPTIMIZER_SECTIONS: dict[type[AnyConfig], str] = {
+    Config: "update",
+    SftConfig: "sft",
+    RewardModelConfig: "reward_model",
+    DpoConfig: "dpo",
+}
+"""The section that says how fast each kind of run learns."""
 COMMAND_OF: dict[type[AnyConfig], str] = {
     Config: "rl",
     SftConfig: "sft",
@@ -24,12 +35,35 @@ COMMAND_OF: dict[type[AnyConfig], str] = {
 """The command that reads each kind of recipe."""
 
 
+AnyKind = TypeVar("AnyKind", bound=AnyConfig)
+
+
+def resolved(config: AnyKind, *, adapter: bool | None = None) -> AnyKind:
+    """The config with what was left open filled in, now that it is known what is trained: the learning rate above all.
+
+    `adapter` says whether a policy object that a caller brings trains one; None goes by the config's model.
+    """
+    if isinstance(config, CollectConfig | IrlConfig):
+        return config
+    if adapter is None:
+        adapter = isinstance(config.model, ModelOptions) and config.model.trains_adapter
+    section = next(name for kind, name in OPTIMIZER_SECTIONS.items() if isinstance(config, kind))
+    options = rated(getattr(config, section), adapter=adapter)
+    changed: Any = {section: options.resolved() if isinstance(options, DpoOptions) else options}
+    return replace(config, **changed)
+
+
 def as_recipe(config: AnyConfig) -> str:
-    """The config as a recipe file, every option written out: reading it gives the same config."""
-    content = {name: plain(section) for name, section in asdict(config).items()}
+    """The config as a recipe file, every option written out: reading it gives the same run."""
+    return to_yaml(recipe_sections(config))
+
+
+def recipe_sections(config: AnyConfig) -> dict[str, object]:
+    """The content of that file."""
+    content: dict[str, Any] = {name: plain(section) for name, section in asdict(resolved(config)).items()}
     if "rewards" in content:  # each is by name or by path, which comes first
         content["rewards"] = [said_of(each) for each in content["rewards"]]
-    return to_yaml(content)
+    return content
 
 
 def said_of(reward: dict[str, object]) -> dict[str, object]:

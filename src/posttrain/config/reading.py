@@ -3,11 +3,13 @@
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, is_dataclass, replace
 from difflib import get_close_matches
+from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar, overload
 
 from posttrain.config.kinds import COMMAND_OF, AnyConfig
 from posttrain.config.recipes import MergedRecipe, RecipeLayer, merge, read_recipe
+from posttrain.config.run_trust import READ_BY_IMPORT, require_known, require_trusted, trusted
 from posttrain.config.schema import section_names, section_record
 from posttrain.config.sections import Config, section_of
 from posttrain.errors import UserError
@@ -15,12 +17,17 @@ from posttrain.schemas import Mistake, checked, names_at
 
 Built = TypeVar("Built")
 
+MOST_TOLD = 20
+"""Mistakes of a section that are told at a time, and sections that there are not."""
+
 
 @overload
-def load_recipe(*recipes: str | Path, kind: None = None, **sections: object) -> Config: ...
+def load_recipe(*recipes: str | Path, kind: None = None, trust_code: bool = False, **sections: object) -> Config: ...
 @overload
-def load_recipe(*recipes: str | Path, kind: type[Built], **sections: object) -> Built: ...
-def load_recipe(*recipes: str | Path, kind: type[Any] | None = None, **sections: object) -> Any:
+def load_recipe(*recipes: str | Path, kind: type[Built], trust_code: bool = False, **sections: object) -> Built: ...
+def load_recipe(
+    *recipes: str | Path, kind: type[Any] | None = None, trust_code: bool = False, **sections: object
+) -> Any:
     """The config of one or more recipes, given by file or by the name of a bundled one, later ones overriding earlier.
 
     Sections override what the recipes say, option by option:
@@ -29,8 +36,11 @@ def load_recipe(*recipes: str | Path, kind: type[Any] | None = None, **sections:
 
     The recipes tell what kind of run they are of.  A type checker, which cannot read them, takes it for training by
     reward unless told: `load_recipe("irl-course", kind=IrlConfig)`, which refuses recipes of other kinds.
+
+    The code that the recipe of a run folder names is not imported unless it has been run here before; `trust_code` has
+    it imported.
     """
-    layers = [read_recipe(str(recipe)) for recipe in recipes]
+    layers = [trusted(read_recipe(str(recipe))) if trust_code else read_recipe(str(recipe)) for recipe in recipes]
     layers.append(
         RecipeLayer(where="load_recipe", sections={name: as_mapping(value) for name, value in sections.items()})
     )
@@ -52,10 +62,19 @@ def kind_of(layers: Sequence[RecipeLayer]) -> type[AnyConfig]:
 
 
 def build(
-    kind: type[Built], layers: Sequence[RecipeLayer], *, require: Callable[[Built], None] = lambda config: None
+    kind: type[Built],
+    layers: Sequence[RecipeLayer],
+    *,
+    require: Callable[[Built], None] = lambda config: None,
+    to_run: bool = True,
 ) -> Built:
-    """The config that the layers, later ones overriding earlier, add up to; `require` raises where that will not do."""
+    """The config that the layers, later ones overriding earlier, add up to; `require` raises where that will not do.
+
+    Of one that is not `to_run`, but to be compared or shown, no more than is imported to read it has to be trusted.
+    """
     merged = merge(layers)
+    if to_run:
+        require_trusted(merged)
     sections = checked_sections(kind, merged)
     try:
         config = kind(**{name: section_of(name, record) for name, record in sections.items()})
@@ -67,8 +86,10 @@ def build(
 
 def checked_sections(kind: type, merged: MergedRecipe) -> dict[str, Any]:
     """Every section as a record, its names and types checked and the rules between its fields not yet."""
+    require_known(merged, READ_BY_IMPORT)
     known = section_names(kind)
-    complaints = [unknown_section(kind, merged, name) for name in merged.sections if name not in known]
+    unknown = (name for name in merged.sections if name not in known)
+    complaints = [unknown_section(kind, merged, name) for name in islice(unknown, MOST_TOLD)]
     records: dict[str, Any] = {}
     for name in known:
         content = merged.sections.get(name, [] if name == "rewards" else {})
@@ -77,7 +98,7 @@ def checked_sections(kind: type, merged: MergedRecipe) -> dict[str, Any]:
         except UserError as error:
             complaints.append(f"{merged.where(f'{name}.name')}: {error}")
             continue
-        complaints += [complaint(kind, merged, name, mistake) for mistake in mistakes]
+        complaints += [complaint(kind, merged, name, mistake) for mistake in mistakes[:MOST_TOLD]]
     if complaints:
         raise UserError("\n".join(complaints))
     return records

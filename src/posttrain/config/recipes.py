@@ -4,19 +4,26 @@ YAML is read as YAML 1.2 reads it: `1e-4` is a number, `no` and `on` are words, 
 mistake.  Each value remembers which file it came from, so that a message about it can say where to look.
 """
 
+import hashlib
 import re
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
+from itertools import takewhile
 from pathlib import Path
 
 import yaml
 
 from posttrain.binding import is_name_in_file, is_own
+from posttrain.config.recipe_yaml import parse_yaml
 from posttrain.errors import UserError
 from posttrain.options.dataset import DatasetOptions
 from posttrain.options.task import TASK_OPTIONS
 
+RUN_RECIPE = "config.yaml"
+"""The name of a run's recipe in its folder."""
+BESIDE_RUN_RECIPE = (".posttrain.lock", "inputs.json", "metrics.jsonl", "summary.json", "manifest.json")
+"""Files that are beside it, one at least."""
 VARIANTS = ("task", "algorithm", "world", "demonstrations", "features", "method", "judge")
 """Sections whose `name` decides which other options they have."""
 
@@ -31,6 +38,8 @@ class RecipeLayer:
     where: str
     """Named in messages: a file, "command line", "load_recipe"."""
     sections: Mapping[str, object]
+    run_digest: str | None = None
+    """SHA-256 of the recipe of a run, which may have nothing done that is not known; see run_trust.py."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +49,8 @@ class MergedRecipe:
     sections: dict[str, object] = field(default_factory=dict)
     origins: dict[str, str] = field(default_factory=dict)
     """Dotted path of an option -> the source that had the last word on it."""
+    of_runs: dict[str, str] = field(default_factory=dict)
+    """The sources that are recipes of runs -> SHA-256 of their text."""
 
     def where(self, path: str) -> str:
         """The source of an option, or of the section around it."""
@@ -47,16 +58,23 @@ class MergedRecipe:
             path = path.rpartition(".")[0]
         return self.origins.get(path, "defaults")
 
+    def source(self, option: str) -> str:
+        """The source of an option, of those of an item of a list, such as `rewards[0].path`, too."""
+        return self.where(option.partition("[")[0])
+
 
 def merge(layers: Iterable[RecipeLayer]) -> MergedRecipe:
     """Later layers override earlier ones option by option; a section that changes its `name` starts afresh."""
     merged = MergedRecipe()
     for layer in layers:
+        if layer.run_digest is not None:
+            merged.of_runs[layer.where] = layer.run_digest
         for section, given in layer.sections.items():
             # `update:` with every line below it commented out is an empty section.
             before = merged.sections.get(section)
             value = {} if given is None else with_task_of_rows(section, before, full_form(section, given))
             if isinstance(before, dict) and isinstance(value, dict) and renamed(section, before, value):
+                forget_below(merged.origins, section)
                 before = None
             merged.sections[section] = overlay(merged.origins, section, before, value, layer.where)
     return merged
@@ -81,14 +99,19 @@ def is_file_of_rows(path: object) -> bool:
 
 def overlay(origins: dict[str, str], path: str, before: object, value: object, where: str) -> object:
     """What one layer says at a dotted path, laid over what earlier layers said there."""
-    if not isinstance(before, dict) or not isinstance(value, dict):
-        for below in [known for known in origins if known.startswith(f"{path}.")]:
-            del origins[below]
-        before = {}
+    if isinstance(before, dict) and not isinstance(value, dict):
+        forget_below(origins, path)
     origins[path] = where
     if not isinstance(value, dict):
         return value
+    before = before if isinstance(before, dict) else {}
     return before | {key: overlay(origins, f"{path}.{key}", before.get(key), value[key], where) for key in value}
+
+
+def forget_below(origins: dict[str, str], path: str) -> None:
+    """Forget where the options below a dotted path came from."""
+    for below in [known for known in origins if known.startswith(f"{path}.")]:
+        del origins[below]
 
 
 def renamed(section: str, before: Mapping[str, object], value: Mapping[str, object]) -> bool:
@@ -155,6 +178,10 @@ def short_form(source: str, weight: float) -> str:
     return source if weight == 1 else f"{source}={weight}"
 
 
+DURATION = re.compile(r"\d[\d.]*( to \d[\d.]*)? (minutes|seconds|min \d+ s)\b")
+"""8 to 10 minutes, 25 seconds, 5 min 20 s."""
+
+
 # Files
 
 
@@ -165,6 +192,17 @@ def bundled_recipes() -> dict[str, Path]:
     folder = installed if installed.is_dir() else here.parents[1] / "recipes"
     found = [*sorted(folder.glob("*.yaml")), *sorted(folder.glob("*/*.yaml"))]
     return {path.relative_to(folder).with_suffix("").as_posix(): path for path in found}
+
+
+def recorded_time(recipe: str) -> str:
+    """The time that the run of a recipe of this package took, as its header says; empty where it does not."""
+    known = {name: path.resolve() for name, path in bundled_recipes().items()}
+    path = known.get(recipe) or Path(recipe).resolve()
+    if not recipe or path not in known.values():
+        return ""
+    lines = takewhile(lambda line: line.startswith("#"), path.read_text(encoding="utf-8").splitlines())
+    found = DURATION.search(" ".join(line.removeprefix("#").strip() for line in lines))
+    return "" if found is None else found[0]
 
 
 def find_recipe(name: str) -> Path:
@@ -181,11 +219,12 @@ def find_recipe(name: str) -> Path:
     raise UserError(f"{name}: {what}.  {hint}")
 
 
-def read_recipe(name: str) -> RecipeLayer:
-    """A recipe file as a layer."""
+def read_recipe(name: str, *, of_run: bool = False) -> RecipeLayer:
+    """A recipe file as a layer; one in a run folder, or beside it as `of_run`, as that of a run."""
     path = find_recipe(name)
     try:
-        content = parse_yaml(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
+        content = parse_yaml(text)
     except yaml.YAMLError as error:
         raise UserError(f"{path}{position(error)}: not YAML: {problem(error)}") from error
     except UnicodeDecodeError as error:
@@ -198,7 +237,14 @@ def read_recipe(name: str) -> RecipeLayer:
         raise UserError(
             f"{path}: a recipe is a mapping of sections (`rollout:`, `update:` ...); this is a {kind(content)}"
         )
-    return RecipeLayer(where=str(path), sections={str(key): value for key, value in content.items()})
+    sections = {str(key): value for key, value in content.items()}
+    run_digest = hashlib.sha256(text.encode()).hexdigest() if of_run or in_run_folder(path) else None
+    return RecipeLayer(where=str(path), sections=sections, run_digest=run_digest)
+
+
+def in_run_folder(recipe: Path) -> bool:
+    """Whether a recipe is the one that a run, or a checkpoint of it, has in its folder."""
+    return recipe.name == RUN_RECIPE and any((recipe.parent / name).is_file() for name in BESIDE_RUN_RECIPE)
 
 
 def kind(value: object) -> str:
@@ -215,43 +261,3 @@ def position(error: yaml.YAMLError) -> str:
 def problem(error: yaml.YAMLError) -> str:
     """What the YAML parser stumbled over, on one line."""
     return " ".join(str(getattr(error, "problem", None) or error).split())
-
-
-class RecipeLoader(yaml.SafeLoader):
-    """Safe YAML with the scalars of version 1.2, refusing a key that stands twice."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, object]:
-        """A mapping, with the line of a key that was given before."""
-        keys = [key for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
-        for number, key in enumerate(keys):
-            if key.value in {earlier.value for earlier in keys[:number]}:
-                raise yaml.MarkedYAMLError(problem=f"`{key.value}` stands twice", problem_mark=key.start_mark)
-        return super().construct_mapping(node, deep=deep)
-
-
-class RecipeDumper(yaml.SafeDumper):
-    """Safe YAML that quotes whatever `RecipeLoader` would not read as text."""
-
-
-FLOAT = r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)"
-for dialect in (RecipeLoader, RecipeDumper):
-    dialect.yaml_implicit_resolvers = {}  # PyYAML's own read `no` as False, `1e-4` as text, `010` as 8, `12:30` as 750
-    for tag, pattern, first in (
-        ("null", r"~|null|Null|NULL|", ["~", "n", "N", ""]),
-        ("bool", r"true|True|TRUE|false|False|FALSE", list("tTfF")),
-        ("int", r"[-+]?[0-9]+", list("-+0123456789")),
-        ("float", FLOAT, list("-+.0123456789")),
-        ("merge", r"<<", ["<"]),
-    ):
-        dialect.add_implicit_resolver(f"tag:yaml.org,2002:{tag}", re.compile(f"^(?:{pattern})$"), first)
-RecipeLoader.add_constructor("tag:yaml.org,2002:int", lambda loader, node: int(str(node.value)))
-
-
-def parse_yaml(text: str) -> object:
-    """The content of a recipe file."""
-    return yaml.load(text, RecipeLoader)
-
-
-def to_yaml(content: Mapping[str, object]) -> str:
-    """The text of a recipe file, which `parse_yaml` reads back as the same content."""
-    return yaml.dump(content, Dumper=RecipeDumper, sort_keys=False, allow_unicode=True, width=120)

@@ -10,7 +10,7 @@ from posttrain.options.pairs import PairOptions
 from posttrain.options.reward_training import RewardTrainingOptions
 from posttrain.options.task import TaskOptions
 from posttrain.options.tracker import TrackerOptions
-from posttrain.options.training import CheckpointOptions, RunOptions, for_what_is_trained
+from posttrain.options.training import CheckpointOptions, RunOptions, require_adapter_decay
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,10 +28,10 @@ class RewardModelConfig:
 
     def __post_init__(self) -> None:
         require_use_for_tracker(self.tracker, self.run)
-        options = for_what_is_trained(self.reward_model, adapter=self.model.trains_adapter, where="reward_model")
-        object.__setattr__(self, "reward_model", options)
+        if self.model.trains_adapter:
+            require_adapter_decay(self.reward_model, "reward_model")
         require_rows_of_pairs(self.task)
-        require_end_of_pairs(self.run, options)
+        require_end_of_pairs(self.run, self.reward_model)
         adapter = self.model.adapter
         if adapter is not None and adapter.save != "merged":
             object.__setattr__(self, "model", merged_when_saved(self.model))

@@ -39,7 +39,7 @@ from posttrain.options.training import (
     RunOptions,
     SftOptions,
     UpdateOptions,
-    for_what_is_trained,
+    require_adapter_decay,
 )
 from posttrain.schemas import record_of
 
@@ -75,8 +75,8 @@ class Config:
         object.__setattr__(self, "algorithm", full_section("algorithm", self.algorithm))
         if isinstance(self.task, Mapping):
             object.__setattr__(self, "task", full_section("task", self.task))
-        update = for_what_is_trained(self.update, adapter=self.model.trains_adapter, where="update")
-        object.__setattr__(self, "update", update)
+        if self.model.trains_adapter:
+            require_adapter_decay(self.update, "update")
         self.require_room(1)
         if (self.update.minibatches_per_epoch or 1) > self.rollout.prompts_per_step:
             raise UserError(
@@ -124,7 +124,7 @@ class Config:
             )
 
 
-PROMPTS_ONLY = ("last_assistant_message", "prefill", "over_long", "max_prompt_tokens")
+PROMPTS_ONLY = ("shuffle", "last_assistant_message", "prefill", "over_long", "max_prompt_tokens")
 """Options of the task `dataset` that say nothing of rows that are learned."""
 ROWS_ONLY = ("loss_on", "split_turns", "max_length", "long_rows", "num_epochs", "rows_per_batch")
 """Options of `sft` that say what becomes of rows."""
@@ -146,8 +146,8 @@ class SftConfig:
 
     def __post_init__(self) -> None:
         require_use_for_tracker(self.tracker, self.run)
-        adapter = isinstance(self.model, ModelOptions) and self.model.trains_adapter
-        object.__setattr__(self, "sft", for_what_is_trained(self.sft, adapter=adapter, where="sft"))
+        if isinstance(self.model, ModelOptions) and self.model.trains_adapter:
+            require_adapter_decay(self.sft, "sft")
         if self.run.num_steps < 1:
             raise UserError(f"run.num_steps = {self.run.num_steps} leaves a new model untrained; use >= 1")
         for option in ("time_limit_minutes", "token_limit", "early_stop_evaluations"):

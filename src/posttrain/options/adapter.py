@@ -9,6 +9,8 @@ from posttrain.errors import require
 
 ALL_LINEAR = "all-linear"
 """The target that stands for every linear layer but embeddings and output layer."""
+EXPERTS = "experts"
+"""The target that stands for the experts of a mixture, which are no linear layers."""
 ADAPTER_CONFIG = "adapter_config.json"
 """The file by which the folder of an adapter, in peft's format, is told."""
 
@@ -26,7 +28,8 @@ class AdapterOptions:
     nothing.  The update's ratios to what sampled are then off 1 by that noise."""
     targets: tuple[str, ...] = (ALL_LINEAR,)
     """Layers that get an adapter: names such as q_proj, endings such as mlp.down_proj, patterns of whole names such as
-    `*.layers.[01].*`; "all-linear" is every linear layer but embeddings and output layer."""
+    `*.layers.[01].*`; "all-linear" is every linear layer but embeddings and output layer, "experts" are those of a
+    mixture, which all-linear does not reach."""
     rslora: bool = False
     """Scale by s = alpha / √rank instead, which keeps the size of updates as the rank grows.  Kalajdzievski 2023,
     arXiv:2312.03732."""
@@ -38,6 +41,10 @@ class AdapterOptions:
         require(self.rank >= 1, self, "rank", "leaves nothing to train; use >= 1")
         require(0 < self.alpha < math.inf, self, "alpha", "switches the adapter off; use a finite number > 0")
         require(0 <= self.dropout < 1, self, "dropout", "is no share to drop; use 0 <= dropout < 1")
+        plain = EXPERTS not in self.targets or self.dropout == 0
+        require(
+            plain, self, "dropout", "is not supported on experts, as in peft; use 0, or leave experts out of targets"
+        )
         require(len(self.targets) > 0, self, "targets", f"name no layer; use [{ALL_LINEAR}] or names of layers")
 
     @property

@@ -1,7 +1,7 @@
 """The `dpo` section of a recipe: direct preference optimisation."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 from posttrain.errors import require
@@ -18,16 +18,21 @@ class DpoOptions(PairOptions):
     """Of rows: times that all pairs are gone through, each time in another order; null goes by `run.num_steps`."""
     pairs_per_batch: int = 32
     """Pairs of one optimiser update; no update has a pair twice."""
-    loss: Literal["sigmoid", "ipo", "hinge"] = "sigmoid"
+    loss: Literal["sigmoid", "ipo", "hinge", "robust"] = "sigmoid"
     """What is minimised of h, by how many nats the log-ratio to the reference of the chosen answer is above that of the
-    rejected one: sigmoid, -log σ(β h); ipo, (h - 1/(2β))²; hinge, max(0, 1 - β h)."""
+    rejected one: sigmoid, -log σ(β h); ipo, (h - 1/(2β))²; hinge, max(0, 1 - β h); robust, sigmoid with the bias of
+    wrong labels taken out (`label_smoothing`)."""
     beta: float = 0.1
     """β: how near the policy is kept to the reference; 0.01 lets it go far, 0.5 hardly."""
     label_smoothing: float = 0.0
-    """ε: the share of pairs that are taken to be labelled the wrong way round (conservative DPO)."""
+    """ε: the share of pairs that are taken to be labelled the wrong way round: conservative DPO, or robust DPO where
+    `loss` is robust."""
     length_normalized: bool | None = None
     """Whether log-probs are means per token and not sums over an answer; null is yes for ipo and else no.  A β that is
     as strong is then larger by an answer's length or so: 5 where it was 0.1."""
+    learn_closing: bool = False
+    """Whether what a chat template writes after an answer's last stop token, such as a line's end, counts in its
+    log-prob, as in TRL.  No policy samples it."""
     nll_weight: float = 0.0
     """What the negative log-prob per token of the chosen answer counts beside the loss; above 0 it keeps the chosen
     answer from becoming unlikelier together with the rejected one."""
@@ -56,11 +61,17 @@ class DpoOptions(PairOptions):
         require(self.steps_per_round >= 1, self, "steps_per_round", "never updates; use >= 1")
         require(self.prompts_per_round >= 1, self, "prompts_per_round", "is no prompt at all; use >= 1")
         require(self.pairs_per_prompt >= 1, self, "pairs_per_prompt", "is no pair at all; use >= 1")
-        # In full, so that a saved recipe says what is done.
-        if self.length_normalized is None:
-            object.__setattr__(self, "length_normalized", self.loss == "ipo")
-        if self.rounds and self.num_epochs == 1:
-            object.__setattr__(self, "num_epochs", None)
+
+    def resolved(self) -> "DpoOptions":
+        """In full, as a saved recipe says what is done: what follows from the loss, and from rounds, is filled in."""
+        normalized = self.loss == "ipo" if self.length_normalized is None else self.length_normalized
+        epochs = None if self.rounds and self.num_epochs == 1 else self.num_epochs
+        return replace(self, length_normalized=normalized, num_epochs=epochs)
+
+    @property
+    def answers_with_closing(self) -> bool:
+        """As `learn_closing` says."""
+        return self.learn_closing
 
     @property
     def keeps_reference(self) -> bool:

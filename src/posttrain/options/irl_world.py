@@ -6,6 +6,7 @@ from math import inf, isfinite
 from typing import Literal
 
 from posttrain.errors import UserError, require
+from posttrain.schemas import require_left_out
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +40,8 @@ class IcyGridOptions:
         require(0 <= self.slip <= 1, self, "slip", "is no probability; use 0 to 1")
         require(0 <= self.terrain <= self.size, self, "terrain", f"is wider than the grid; use 0 to size = {self.size}")
         require(-inf < self.terrain_low <= 0, self, "terrain_low", "is no cost; use a number <= 0")
+        if not self.terrain:
+            require_left_out(self, ("terrain_low", "terrain_seed"), "is about tiles of terrain, and terrain is 0")
         require(isfinite(self.ground), self, "ground", "is no worth; use a finite number")
         require(self.terrain_seed >= 0, self, "terrain_seed", "is negative; use >= 0")
         last = self.size * self.size
@@ -114,6 +117,9 @@ class SampledOptions:
         require(self.num_episodes >= 1, self, "num_episodes", "shows nothing; use >= 1")
         require(self.max_steps >= 1, self, "max_steps", "lets nothing happen; use >= 1")
         require(self.seed >= 0, self, "seed", "is negative; use >= 0")
+        for option, expert in (("steepness", "course"), ("temperature", "soft")):
+            if self.expert != expert:
+                require_left_out(self, (option,), f"is for expert = {expert}, and expert = {self.expert}")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,7 +11,11 @@ from posttrain.options.adapter import AdapterOptions, is_adapter_folder, run_mod
 
 BUNDLED = "bundled"
 """The value of `path` that means the small model which comes with this package."""
-BUNDLED_MODELS = {BUNDLED: "countdown-base", "bundled-instruct": "format-adherence-base"}
+BUNDLED_MODELS = {
+    BUNDLED: "countdown-base",
+    "bundled-instruct": "format-adherence-base",
+    "bundled-prose": "period-count-base",
+}
 """Values of `path` that mean models which come with this package; each is named after the recipe that makes it."""
 HUB_ID = re.compile(r"(?P<name>\w[\w.-]*/\w[\w.-]*)(?:@(?P<revision>\w[\w./-]*))?")
 
@@ -22,9 +26,9 @@ class ModelOptions:
 
     path: str = BUNDLED
     """A local folder: of a model that transformers' `from_pretrained` reads, of an adapter in peft's format, or of a
-    run; a model of the hub as `org/name` or `org/name@revision`, from the local cache or else downloaded once; or
-    "bundled": the 1.3 M-parameter Countdown model of this package; or "bundled-instruct": one of .37 M parameters that
-    answers additions."""
+    run; a model of the hub as `org/name` or `org/name@revision`, from the local cache or else downloaded once; or a
+    model of this package: "bundled" (1.3 M parameters, searches for Countdown answers), "bundled-instruct" (.37 M,
+    answers additions in chat form) or "bundled-prose" (.45 M, writes plain sentences)."""
     revision: str = ""
     """Of a model of the hub: its branch, tag or commit; empty is the main branch."""
     trust_remote_code: bool = False
@@ -121,7 +125,8 @@ class ModelOptions:
         if not folder.is_dir():
             raise UserError(
                 f"model.path = {self.path}: no such folder.  Give the folder of a model that is on this machine"
-                f' (config.json, tokenizer and weights), a model of the hub as org/name, or "{BUNDLED}".'
+                " (config.json, tokenizer and weights), a model of the hub as org/name, or one of this package:"
+                f" {', '.join(BUNDLED_MODELS)}."
             )
         if is_adapter_folder(folder) or (folder / "config.json").is_file():
             return

@@ -13,6 +13,7 @@ class RewardTrainingOptions(PairOptions):
     """A reward model: a language model under a scalar head, trained on which of two answers was preferred."""
 
     section: ClassVar[str] = "reward_model"
+    counts_tokens: ClassVar[bool] = False
     default_rate: ClassVar[float] = 1e-5
 
     learning_rate: float | None = None
@@ -30,6 +31,8 @@ class RewardTrainingOptions(PairOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        whole = self.long_pairs != "cut"
+        require(whole, self, "long_pairs", "is of DPO: a reward model reads whole answers; use error or skip")
         for name in ("center_coefficient", "margin_scale", "head_rate_scale"):
             value = getattr(self, name)
             require(0 <= value < math.inf, self, name, "is no finite number >= 0")

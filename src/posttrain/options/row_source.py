@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from posttrain.errors import UserError, require
 from posttrain.options.generator import GeneratorOptions
+from posttrain.schemas import require_left_out
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -13,9 +14,9 @@ class RowSourceOptions(GeneratorOptions):
     """Rows of a file, of several, of a folder that `datasets` saved, of a hub, or of a generator."""
 
     path: str = ""
-    """Where the rows are: a .jsonl (one JSON object a line), .json (a list of objects), .csv, .tsv or .parquet file;
-    several of them as a pattern, such as `data/*.jsonl`; a folder saved by `datasets`; or OWNER/NAME of a data set on
-    the hub."""
+    """Where the rows are: a .jsonl (one JSON object a line), .json (a list of objects), .csv or .tsv file, each also
+    compressed (.jsonl.gz), a .parquet or .arrow file; several of them as a pattern, such as `data/*.jsonl`; a folder
+    saved by `datasets`; or OWNER/NAME of a data set on the hub."""
     split: str = ""
     """Which split of a saved folder or of the hub; without it `train`, or the only one there is."""
     subset: str = ""
@@ -35,6 +36,9 @@ class RowSourceOptions(GeneratorOptions):
     def __post_init__(self) -> None:
         super().__post_init__()
         require(not (self.path and self.generator), self, "path", "is given beside a generator; leave one of them out")
+        if not self.generator:
+            made = ("generator_options", "generator_seed", "generator_size")
+            require_left_out(self, made, "is about rows that a generator makes, and generator is empty")
         require(len(self.delimiter) <= 1, self, "delimiter", "must be a single character, such as ;")
 
 

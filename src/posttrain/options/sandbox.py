@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from posttrain.errors import UserError, require
+from posttrain.schemas import require_left_out
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,6 +34,8 @@ class SandboxOptions:
             raise UserError(f"kind = remote needs the service's url, such as http://127.0.0.1:8080; url = {self.url!r}")
         if self.kind != "remote" and self.url:
             raise UserError(f"url = {self.url} has no use with kind = {self.kind}; set kind: remote, or leave it out")
+        if self.kind != "container":
+            require_left_out(self, ("command", "image"), f"is for kind = container, and kind = {self.kind}")
         if self.kind == "none" and not self.programs_may_do_anything:
             raise UserError(
                 "kind = none runs what a model wrote as you, with your files and your network.  If that is meant, say"

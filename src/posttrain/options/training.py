@@ -18,8 +18,6 @@ class OptimizerOptions:
 
     default_rate: ClassVar[float] = 1e-6
     """The learning rate where none is given and a whole model is trained."""
-    rate_left_out: ClassVar[bool] = False
-    """Of options whose learning rate was filled in, for nobody gave one."""
 
     learning_rate: float | None = None
     """Largest learning rate; null is 1e-6, which suits full training of models of a billion parameters, and with an
@@ -30,6 +28,8 @@ class OptimizerOptions:
     """After the warm-up: stay, or fall to zero at the last step."""
     weight_decay: float = 0.0
     """Share of each weight taken off per update, times the learning rate; 0 is off."""
+    decay_adapter: bool = False
+    """Allows weight decay where an adapter is trained.  It pulls the adapter to zero, and so the policy to its base."""
     beta1: float = 0.9
     """Decay of AdamW's mean of gradients, per update."""
     beta2: float = 0.999
@@ -47,37 +47,28 @@ class OptimizerOptions:
 
     @property
     def largest_rate(self) -> float:
-        """The learning rate that is used, or at first that of a schedule."""
+        """The learning rate that is used, or at first that of a schedule; of a whole model where none is `rated`."""
         return self.default_rate if self.learning_rate is None else self.learning_rate
 
 
 Optimizer = TypeVar("Optimizer", bound=OptimizerOptions)
 
 
-def for_what_is_trained(options: Optimizer, *, adapter: bool, where: str) -> Optimizer:
-    """The options with the learning rate filled in that suits an adapter, or a whole model; `where` is their section.
-
-    Raises UserError for weight decay on an adapter: it would pull A and B to zero, and the policy back to its base.
-    """
-    if adapter and options.weight_decay:
+def require_adapter_decay(options: OptimizerOptions, where: str) -> None:
+    """Refuse weight decay of an adapter unless it is allowed; `where` is the options' section."""
+    if options.weight_decay and not options.decay_adapter:
         raise UserError(
             f"{where}.weight_decay = {options.weight_decay:g}, and an adapter (model.adapter) is not decayed: that"
-            " would pull the policy back to its base.  Leave it out."
+            f" would pull the policy back to its base.  Leave it out, or allow it: {where}.decay_adapter = true."
         )
-    return options if options.learning_rate is not None else with_default_rate(options, adapter=adapter)
 
 
-def for_policy(options: Optimizer, *, adapter: bool) -> Optimizer:
-    """The same for a policy that a caller brings, of which a config knows nothing; a rate that was given stays."""
-    return with_default_rate(options, adapter=adapter) if options.rate_left_out else options
-
-
-def with_default_rate(options: Optimizer, *, adapter: bool) -> Optimizer:
-    """The options with the learning rate of an adapter, or of a whole model, marked as one that nobody gave."""
+def rated(options: Optimizer, *, adapter: bool) -> Optimizer:
+    """The options with a learning rate: what was given, or else what suits an adapter or a whole model."""
+    if options.learning_rate is not None:
+        return options
     rate = options.default_rate * RATE_OF_ADAPTERS if adapter else options.default_rate
-    made = replace(options, learning_rate=float(f"{rate:.6g}"))  # 1e-05, and not 9.999999999999999e-06
-    object.__setattr__(made, "rate_left_out", True)
-    return made
+    return replace(options, learning_rate=float(f"{rate:.6g}"))  # 1e-05, and not 9.999999999999999e-06
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -210,6 +201,8 @@ class RunOptions:
     report_to: tuple[TrackerName, ...] = ()
     """Trackers that are told what metrics.jsonl says, beside it: tensorboard, wandb, mlflow, trackio (extra `track`, or
     the one package); the section `tracker` says how."""
+    curves: bool = True
+    """Draws curves.png at the end, which takes one to two seconds."""
 
     def __post_init__(self) -> None:
         require(self.folder != "", self, "folder", "names no folder; give one, such as runs/first")
@@ -258,6 +251,8 @@ class SftOptions(OptimizerOptions):
     cache."""
     eval_every: int = 100
     """Updates between measurements of the held-out loss."""
+    measure_entropy: bool = False
+    """Report `entropy` and `mean_token_accuracy` of the learned tokens; costs another pass over the output layer."""
     eval_size: int = 512
     """Held-out demonstrations that the loss is measured on; of rows task.held_out_size says how many."""
 

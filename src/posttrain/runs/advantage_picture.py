@@ -3,9 +3,11 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
 from posttrain.runs.curves import GREY, PALETTE, dress
+from posttrain.runs.files import save_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -39,27 +41,31 @@ def draw_token_advantages(
 ) -> None:
     """Draw the completion once for each algorithm, its tokens red below 0 and blue above, and all advantages as curves.
 
-    Each panel has a scale of its own, since a z-score, a whitened advantage and a reward are in different units; it is
-    symmetric around 0, which is white.
+    All panels have one scale, so that equal colours are equal numbers; it is symmetric around 0, which is white.
     """
+    from matplotlib.cm import ScalarMappable
+    from matplotlib.colors import Normalize
     from matplotlib.figure import Figure
 
     placed = laid_out(tokens)
     lines = placed[-1].line + 1
     width, height = max(6.0, 4.2 * len(credits)), max(1.0, 0.2 * lines)
-    figure = Figure(figsize=(width, height + 3.6), layout="constrained")
-    halves: Any = figure.subfigures(2, 1, height_ratios=[height + 0.6, 3.0])
+    figure = Figure(figsize=(width, height + 4.4), layout="constrained")
+    halves: Any = figure.subfigures(2, 1, height_ratios=[height + 1.0, 3.4])
     upper, lower = halves
     panels = upper.subplots(1, len(credits), squeeze=False)[0]
+    largest = max((abs(each) for credit in credits.values() for each in credit.advantages), default=0.0) or 1.0
+    colours = ScalarMappable(Normalize(-largest, largest), "RdBu")
     for axes, (name, credit) in zip(panels, credits.items(), strict=True):
-        colours = draw_text(axes, placed, credit.advantages)
-        axes.set_title(name, fontsize=11, fontweight="bold")
-        bar = upper.colorbar(colours, ax=axes, orientation="horizontal", shrink=0.8, aspect=40, pad=0.02)
-        bar.ax.tick_params(labelsize=7)
+        draw_text(axes, placed, credit.advantages, colours)
+        axes.set_title("\n".join(wrap(name, 34)), fontsize=11, fontweight="bold")
+    bar = upper.colorbar(colours, ax=list(panels), orientation="horizontal", shrink=0.5, aspect=50, pad=0.02)
+    bar.set_label("advantage of the token", fontsize=9)
+    bar.ax.tick_params(labelsize=9)
     draw_advantage_curves(lower.subplots(), credits)
     if title:
         figure.suptitle(title, fontsize=10)
-    figure.savefig(picture, dpi=130)
+    save_figure(figure, picture, dpi=130)
 
 
 def laid_out(tokens: Sequence[str], width: int = LINE_CHARACTERS) -> list[PlacedToken]:
@@ -77,15 +83,13 @@ def laid_out(tokens: Sequence[str], width: int = LINE_CHARACTERS) -> list[Placed
     return placed
 
 
-def draw_text(axes: "Axes", placed: Sequence[PlacedToken], advantages: Sequence[float]) -> "ScalarMappable":
-    """The tokens as coloured boxes of text, and the scale of their colours."""
+def draw_text(
+    axes: "Axes", placed: Sequence[PlacedToken], advantages: Sequence[float], colours: "ScalarMappable"
+) -> None:
+    """The tokens as coloured boxes of text."""
     import numpy as np
-    from matplotlib.cm import ScalarMappable
-    from matplotlib.colors import Normalize
     from matplotlib.patches import Rectangle
 
-    largest = max((abs(each) for each in advantages), default=0.0) or 1.0
-    colours = ScalarMappable(Normalize(-largest, largest), "RdBu")
     shades = colours.to_rgba(np.array(advantages, dtype=np.float64))
     for each in placed:
         colour = shades[each.token]
@@ -106,12 +110,12 @@ def draw_text(axes: "Axes", placed: Sequence[PlacedToken], advantages: Sequence[
     axes.set_xlim(0, max(each.column + len(each.text) for each in placed))
     axes.set_ylim(placed[-1].line + 1, 0)
     axes.set_axis_off()
-    return colours
 
 
 def draw_advantage_curves(axes: "Axes", credits: Mapping[str, TokenCredit]) -> None:
     """All advantages against the token's number, and what critics expected before each token."""
     axes.axhline(0, color=GREY, linewidth=0.8)
+    with_values = any(credit.values is not None for credit in credits.values())
     for colour, (name, credit) in zip(PALETTE, credits.items(), strict=False):
         axes.step(
             range(len(credit.advantages)), credit.advantages, where="mid", color=colour, linewidth=1.4, label=name
@@ -119,5 +123,5 @@ def draw_advantage_curves(axes: "Axes", credits: Mapping[str, TokenCredit]) -> N
         if credit.values is not None:
             label = f"V before the token, {name}"
             axes.plot(credit.values, color=colour, linewidth=1.2, linestyle=":", label=label)
-    dress(axes, "", "advantage")
+    dress(axes, "", "advantage, and V in units of reward" if with_values else "advantage", legend="below")
     axes.set_xlabel("token of the completion", fontsize=9)

@@ -1,12 +1,14 @@
 """Signs that a policy learns something else than its task: what to look at while a run goes on.
 
 Pure functions of a run's metrics lines, so that a resumed run raises the alarms that it would have raised.  An alarm
-says what was seen and shows a completion; it changes nothing.
+says what was seen and shows a completion; it changes nothing.  One about an outcome that is paid is a notice.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, pstdev
+
+import torch
 
 from posttrain.records import Grades, Group
 
@@ -32,6 +34,9 @@ EXCERPT = 600
 EXPLAINED = "value/explained_variance"
 TEACHER = "kl_teacher"
 """Of runs that learn from a teacher, whatever their rewards are."""
+GAP, GAP_LIMIT, MOST_GAPS = (f"sampling/sampling_logp_difference/{name}" for name in ("max", "limit", "most"))
+"""How far sampler and trainer lie apart: the greatest of a step, its limit, and of mixtures in bfloat16 what most
+tokens do not exceed, which is then held to the limit."""
 LITTLE_EXPLAINED = 0.01
 """Of the variance of returns: a critic of no use."""
 
@@ -136,7 +141,7 @@ def repetition(history: Sequence[Line]) -> Alarm | None:
 
 def no_signal(history: Sequence[Line]) -> Alarm | None:
     """For many steps hardly any group had a signal."""
-    silent = known(history[-WINDOW:], "frac_reward_zero_std")
+    silent = known(history[-WINDOW:], "frac_uninformative_groups")
     # Of methods that compare with a value and not with siblings every completion has an advantage all the same.
     idle = known(history[-WINDOW:], "frac_zero_advantage")
     if len(silent) < WINDOW or fmean(silent) < SILENT_GROUPS or (idle and fmean(idle) < SILENT_GROUPS):
@@ -163,11 +168,21 @@ def critic(history: Sequence[Line]) -> Alarm | None:
 
 def sampler_gap(history: Sequence[Line]) -> Alarm | None:
     """Sampler and trainer give the same token different log-probs, by more than their arithmetic explains."""
-    gap, limit = (history[-1].get(f"sampling/sampling_logp_difference/{name}") for name in ("max", "limit"))
-    if gap is None or limit is None or gap <= limit:
+    judged = judged_gap(history[-1])
+    if judged is None or judged[1] <= judged[2]:
         return None
-    says = f"a token's log-prob is {gap:.2g} nats apart in sampler and trainer, where rounding explains {limit:g}"
-    return Alarm("sampler gap", says)
+    name, gap, limit = judged
+    tokens = "a token's log-prob is" if name == GAP else "the log-probs of more than 5% of tokens are"
+    return Alarm("sampler gap", f"{tokens} {gap:.2g} nats apart in sampler and trainer; the limit is {limit:g}")
+
+
+def judged_gap(line: Line) -> tuple[str, float, float] | None:
+    """The metric that says how far sampler and trainer lie apart, its value and its limit, of steps that have one."""
+    limit = line.get(GAP_LIMIT)
+    for name in (MOST_GAPS, GAP):
+        if limit is not None and (gap := line.get(name)) is not None:
+            return name, gap, limit
+    return None
 
 
 def unscored(history: Sequence[Line]) -> Alarm | None:
@@ -181,11 +196,11 @@ def unscored(history: Sequence[Line]) -> Alarm | None:
 
 def same_reward(history: Sequence[Line]) -> Alarm | None:
     """Since the start of the run all reward functions have given one and the same score to whatever they scored."""
-    if history[-1].get("frac_reward_zero_std") != 1 or TEACHER in history[-1]:
+    if history[-1].get("frac_uninformative_groups") != 1 or TEACHER in history[-1]:
         return None
     lines = [line for line in history if line.get("reward") is not None]
     names = {name for line in lines for name in line if name.startswith("rewards/")}
-    spreads = known(lines, "frac_reward_zero_std")
+    spreads = known(lines, "frac_uninformative_groups")
     means = [
         {value for line in lines if (value := line.get(name)) is not None} for name in names if name.endswith("/mean")
     ]
@@ -215,7 +230,7 @@ def evaluation_at(history: Sequence[Line], at: int) -> PastEvaluation | None:
     rewards = known(lines, "reward")
     if accuracy is None or low is None or high is None or len(rewards) < 2:
         return None
-    return PastEvaluation(accuracy, low, high, rewards, fmean(known(lines, "reward_std") or [0.0]))
+    return PastEvaluation(accuracy, low, high, rewards, fmean(known(lines, "reward_std_within_groups") or [0.0]))
 
 
 def reward_alone(history: Sequence[Line]) -> Alarm | None:
@@ -248,6 +263,22 @@ def rise(before: PastEvaluation, now: PastEvaluation) -> float:
 def bar(before: PastEvaluation, now: PastEvaluation) -> float:
     """The least change of the reward that is no chance."""
     return max(LEAST_RISE * before.within, pstdev(before.rewards) + pstdev(now.rewards))
+
+
+def is_notice(alarm: Alarm, grades: Grades) -> bool:
+    """Whether it tells of an outcome that is paid: completions with it score above the step's others.
+
+    It rises because it is rewarded, as when a policy picks up a format.
+    """
+    if alarm.outcome is None or alarm.outcome[0] not in grades.outcomes:
+        return False
+    function, outcome = alarm.outcome
+    scores = grades.scores[grades.names.index(function)]
+    has_it = torch.tensor([[told == outcome for told in row] for row in grades.outcomes[function]])
+    paid, others = (scores[rows & ~scores.isnan()] for rows in (has_it, ~has_it))
+    if not len(paid):
+        return False
+    return bool(paid.mean() > others.mean()) if len(others) else bool((paid > 0).all())
 
 
 def transcript(alarm: Alarm, groups: Sequence[Group], grades: Grades) -> str:

@@ -28,9 +28,11 @@ from posttrain.runs.manifest import FILE as MANIFEST
 from posttrain.runs.manifest import (
     RECIPE,
     DamageError,
+    Manifest,
     damage,
     manifest_bytes,
     read_manifest,
+    reading,
     require_undamaged,
     saved_steps,
     sha256,
@@ -139,6 +141,12 @@ def load_checkpoint(path: Path) -> Checkpoint:
     """Read a checkpoint.  Raises DamageError where a file is not as it was written; what else is there is not read."""
     manifest = read_manifest(path)
     require_undamaged(path, manifest)
+    with reading(path):
+        return checkpoint_in(path, manifest)
+
+
+def checkpoint_in(path: Path, manifest: Manifest) -> Checkpoint:
+    """What is in a checkpoint's folder, which is as its manifest says."""
     stems = [name.removesuffix(".safetensors") for name in manifest.files if name.endswith(".safetensors")]
     return Checkpoint(
         step=manifest.step,

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from posttrain.errors import RunError
+from posttrain.runs.files import no_link
 
 GOES_ON = "What is finished is kept; the same command goes on with the rest."
 
@@ -18,7 +19,7 @@ def run_command(command: Sequence[str], *, name: str, log: Path) -> None:
     where the command fails; `name` is what the message calls it.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
-    with log.open("ab") as output:
+    with open(log, "ab", opener=no_link) as output:
         said_before = output.tell()
         process = subprocess.Popen(
             [sys.executable, "-m", "posttrain", *command],

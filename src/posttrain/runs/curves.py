@@ -1,11 +1,12 @@
 """curves.png: a run at a glance, drawn from its metrics.jsonl.  Matplotlib is loaded only when a picture is drawn."""
 
 from collections.abc import Mapping, Sequence
-from math import nan
+from itertools import accumulate
+from math import isnan, nan
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
-from posttrain.runs.files import read_metrics
+from posttrain.runs.files import read_metrics, save_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -14,8 +15,8 @@ Records = Sequence[Mapping[str, object]]
 
 BLUE, ORANGE, GREEN, RED, PURPLE, GREY = "#2f6db3", "#e0862b", "#3a9a68", "#c8473f", "#8463ac", "#8a8f98"
 PALETTE = (GREEN, BLUE, ORANGE, PURPLE, RED, "#4fb0c6", "#b98b5b", GREY, "#d47ba3", "#9aa83a")
-SMOOTHING = 0.1
-"""Share of the newest step in the running mean of noisy curves."""
+SMOOTHING = 0.2
+"""What a step further away counts less in the mean of noisy curves."""
 
 
 def draw_curves(metrics: Path, picture: Path, title: str = "") -> None:
@@ -27,7 +28,7 @@ def draw_curves(metrics: Path, picture: Path, title: str = "") -> None:
     panels = figure.subplots(2, 3)
     figure.suptitle(title, fontsize=14, fontweight="bold")
     by_reward = any("reward" in record for record in records)
-    of_pairs = not by_reward and any("rewards/margins" in record for record in records)
+    of_pairs = not by_reward and any("pairs/margin" in record for record in records)
     if by_reward:
         draw_reward(panels[0, 0], records)
         draw_held_out(panels[0, 1], records)
@@ -42,14 +43,14 @@ def draw_curves(metrics: Path, picture: Path, title: str = "") -> None:
         draw_outcomes(panels[1, 0], records)
     draw_stability(panels[1, 1], records)
     draw_seconds(panels[1, 2], records)
-    figure.savefig(picture, dpi=110)
+    save_figure(figure, picture, dpi=110)
 
 
 def draw_reward(axes: "Axes", records: Records) -> None:
     """Mean reward of each step, its running mean, and that of held-out problems."""
     steps, rewards = series(records, "reward")
     axes.plot(steps, rewards, color=BLUE, alpha=0.35, linewidth=1, marker=".", markersize=3, label="step")
-    axes.plot(steps, running_mean(rewards), color=BLUE, linewidth=2.2, label="running mean")
+    axes.plot(steps, running_mean(rewards), color=BLUE, linewidth=2.2, label="mean of neighbours")
     measured, held_out = series(records, "eval/reward")
     if measured:
         axes.plot(measured, held_out, color=GREEN, linewidth=2, marker="o", markersize=4, label="held out")
@@ -71,15 +72,32 @@ def draw_held_out(axes: "Axes", records: Records) -> None:
         _, high = series(records, f"eval/{name}_high")
         if name == "accuracy_sampled" and len(low) == len(high):
             axes.fill_between(low_steps, low, high, color=colour, alpha=0.18, linewidth=0, label="95% interval")
-    axes.set_ylim(0, 1)
-    dress(axes, "Held-out accuracy", "share solved")
+    if any(
+        f"eval/{name}" in record for record in records for name in ("pass_at_8", "accuracy_greedy", "accuracy_sampled")
+    ):
+        axes.set_ylim(0, 1)
+        dress(axes, "Held-out accuracy", "share solved")
+    else:
+        draw_held_out_score(axes, records)
+
+
+def draw_held_out_score(axes: "Axes", records: Records) -> None:
+    """Of a judge that counts something: the mean score, or the reward that it is, with its interval."""
+    name = next((each for each in ("score", "reward") if any(f"eval/{each}" in record for record in records)), "reward")
+    steps, values = series(records, f"eval/{name}")
+    if steps:
+        axes.plot(steps, values, color=GREEN, linewidth=2, marker="o", markersize=4, label="sampled")
+        low, high = (series(records, f"eval/{name}_{end}")[1] for end in ("low", "high"))
+        if len(low) == len(high) == len(steps):
+            axes.fill_between(steps, low, high, color=GREEN, alpha=0.18, linewidth=0, label="95% interval")
+    dress(axes, f"Held-out {name}", f"mean {name}")
 
 
 def draw_loss(axes: "Axes", records: Records, unit: str = "nats per token") -> None:
     """Of a run without rewards: the loss of each step, its running mean, and the held-out one with its interval."""
     steps, losses = series(records, "loss")
     axes.plot(steps, losses, color=BLUE, alpha=0.35, linewidth=1, marker=".", markersize=3, label="step")
-    axes.plot(steps, running_mean(losses), color=BLUE, linewidth=2.2, label="running mean")
+    axes.plot(steps, running_mean(losses), color=BLUE, linewidth=2.2, label="mean of neighbours")
     measured, held_out = series(records, "eval/loss")
     if measured:
         axes.plot(measured, held_out, color=GREEN, linewidth=2, marker="o", markersize=4, label="held out")
@@ -99,13 +117,13 @@ def draw_token_accuracy(axes: "Axes", records: Records) -> None:
 
 def draw_ranked(axes: "Axes", records: Records) -> None:
     """Of a run on pairs: how many have more implicit reward for the chosen answer, of each step and held out."""
-    steps, values = series(records, "rewards/accuracies")
+    steps, values = series(records, "pairs/accuracy")
     axes.plot(steps, values, color=BLUE, alpha=0.35, linewidth=1, marker=".", markersize=3, label="step")
-    axes.plot(steps, running_mean(values), color=BLUE, linewidth=2.2, label="running mean")
-    measured, held_out = series(records, "eval/rewards/accuracies")
+    axes.plot(steps, running_mean(values), color=BLUE, linewidth=2.2, label="mean of neighbours")
+    measured, held_out = series(records, "eval/pairs/accuracy")
     if measured:
         axes.plot(measured, held_out, color=GREEN, linewidth=2, marker="o", markersize=4, label="held out")
-        low, high = (series(records, f"eval/rewards/accuracies_{end}")[1] for end in ("low", "high"))
+        low, high = (series(records, f"eval/pairs/accuracy_{end}")[1] for end in ("low", "high"))
         axes.fill_between(measured, low, high, color=GREEN, alpha=0.18, linewidth=0, label="95% interval")
     axes.set_ylim(0, 1)
     dress(axes, "Pairs ranked right", "share of pairs")
@@ -193,8 +211,11 @@ def stack(axes: "Axes", records: Records, names: Sequence[str]) -> None:
     axes.margins(x=0)
 
 
-def dress(axes: "Axes", title: str, unit: str) -> None:
-    """Title, labels, grid and legend; a panel without data says so."""
+def dress(axes: "Axes", title: str, unit: str, *, legend: Literal["inside", "below"] = "inside") -> None:
+    """Title, labels, grid and legend, which is below the panel where many lines would lie under it.
+
+    A panel without data says so.
+    """
     axes.set_title(title, loc="left", fontsize=12, fontweight="bold")
     axes.set_xlabel("step", fontsize=9)
     axes.set_ylabel(unit, fontsize=9)
@@ -202,7 +223,9 @@ def dress(axes: "Axes", title: str, unit: str) -> None:
     axes.grid(alpha=0.25, linewidth=0.7)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
-    if axes.lines or axes.collections:
+    if legend == "below" and axes.lines:
+        axes.legend(fontsize=9, frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.12), ncols=4)
+    elif axes.lines or axes.collections:
         axes.legend(fontsize=8, frameon=True, framealpha=0.8, edgecolor="none")
     else:
         axes.text(0.5, 0.5, "no data", transform=axes.transAxes, ha="center", color=GREY)
@@ -227,12 +250,21 @@ def metric_names(records: Records, prefix: str) -> list[str]:
 
 
 def running_mean(values: Sequence[float]) -> list[float]:
-    """Exponential running mean, each step's weighing `SMOOTHING`, without the pull of a made-up start.
+    """The mean of a step and its neighbours on both sides, so that it does not lag behind.
 
-    m_t = Σ_s (1 - a)^(t - s) x_s / Σ_s (1 - a)^(t - s)
+        m_t = Σ_s w^|t - s| x_s / Σ_s w^|t - s|        w = 1 - SMOOTHING
+
+    Steps without a number are left out.
     """
-    means, total, weight = [], 0.0, 0.0
-    for value in values:
-        total, weight = (1 - SMOOTHING) * total + value, (1 - SMOOTHING) * weight + 1
-        means.append(total / weight)
-    return means
+    known = [not isnan(value) for value in values]
+    sums = decayed_sums([value if is_known else 0.0 for value, is_known in zip(values, known, strict=True)])
+    weights = decayed_sums([float(is_known) for is_known in known])
+    return [total / weight if weight else nan for total, weight in zip(sums, weights, strict=True)]
+
+
+def decayed_sums(values: Sequence[float]) -> list[float]:
+    """Σ_s w^|t - s| x_s, from what lies before and what lies behind each step."""
+    before, behind = (
+        list(accumulate(each, lambda total, value: (1 - SMOOTHING) * total + value)) for each in (values, values[::-1])
+    )
+    return [left + right - value for left, right, value in zip(before, behind[::-1], values, strict=True)]

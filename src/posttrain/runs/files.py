@@ -4,16 +4,21 @@ Torch-free, so that the curves and the progress display can be used without load
 """
 
 import errno
+import io
 import json
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from safetensors import SafetensorError
 
 from posttrain.errors import RunError
-from posttrain.runs.manifest import saved_steps
+from posttrain.runs.manifest import reading, saved_steps
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 TEMPORARY = ".tmp-"
 """Prefix of names that are still being written, or being removed; whoever finds one may delete it."""
@@ -37,6 +42,8 @@ def writing(path: Path, run: Path) -> Iterator[None]:
         yield
     except OSError as error:
         reason = error.strerror or str(error)
+        if error.errno == errno.ELOOP:
+            reason = f"{error.filename} is a link; put the file itself there"
         raise refusal(path, run, reason, full=error.errno in DISK_FULL) from error
     except SafetensorError as error:  # it wraps the operating system's error in a text
         full = any(f"os error {code}" in str(error) for code in DISK_FULL)
@@ -53,10 +60,14 @@ def sync_folder(folder: Path) -> None:
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """Replace a file's content: a reader, or a run after a crash, finds the old or the new one and no mixture."""
+    """Replace a file's content: a reader, or a run after a crash, finds the old or the new one and no mixture.
+
+    What a link under that name leads to stays as it is.
+    """
     temporary = path.with_name(TEMPORARY + path.name)
+    temporary.unlink(missing_ok=True)
     try:
-        with temporary.open("wb") as file:
+        with temporary.open("xb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
@@ -66,9 +77,21 @@ def write_atomically(path: Path, content: bytes) -> None:
     sync_folder(path.parent)
 
 
+def save_figure(figure: "Figure", picture: Path, **options: Any) -> None:
+    """Write a picture, whole or not at all, in the format that its name says."""
+    content = io.BytesIO()
+    figure.savefig(content, format=picture.suffix.removeprefix("."), **options)
+    write_atomically(picture, content.getvalue())
+
+
+def no_link(path: str, flags: int) -> int:
+    """For `open`: a link is not followed, for whoever made a run folder may have put it there.  Raises OSError."""
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+
+
 def append_lines(path: Path, lines: list[str]) -> None:
     """Append whole lines and return when they are on the disk; a kill on the way can tear the last one only."""
-    with path.open("ab") as file:
+    with open(path, "ab", opener=no_link) as file:
         file.write("".join(line + "\n" for line in lines).encode())
         file.flush()
         os.fsync(file.fileno())
@@ -81,7 +104,7 @@ def json_lines(path: Path) -> Iterator[tuple[int, Mapping[str, object]]]:
     no record of a step.
     """
     end = 0
-    with path.open("rb") as file:
+    with reading(path), path.open("rb") as file:
         for number, line in enumerate(file, start=1):
             if not line.endswith(b"\n"):
                 return
@@ -122,6 +145,6 @@ def cut_lines_after(path: Path, step: int, *, one_a_step: bool = False) -> None:
         if of_line > step or (one_a_step and of_line == before):
             break
         kept, before = end, of_line
-    with path.open("r+b") as file:
+    with open(path, "r+b", opener=no_link) as file:
         file.truncate(kept)
         os.fsync(file.fileno())

@@ -14,7 +14,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, ClassVar, Self
 
+from posttrain.binding import digest_of
 from posttrain.config import AnyConfig, as_recipe
+from posttrain.config.recipes import RUN_RECIPE
+from posttrain.config.run_trust import keep_recipe
 from posttrain.errors import UserError
 from posttrain.runs.files import append_lines, sync_folder, write_atomically, writing
 from posttrain.runs.lock import LOCK, lock_folder, refuse_foreign_folder
@@ -87,7 +90,7 @@ class Folder:
                     shutil.rmtree(self.path / name)
                 else:
                     (self.path / name).unlink(missing_ok=True)
-            write_atomically(self.path / "config.yaml", config_yaml.encode())
+            self.replace_config(config_yaml)
             for name in self.folders:
                 (self.path / name).mkdir()
             for name in self.journals:
@@ -97,6 +100,14 @@ class Folder:
         held, self._held = self._held, []
         for name, records in held:
             self._append(name, records)
+
+    def replace_config(self, config_yaml: str) -> None:
+        """Save a configuration in place of the one there, whole or not at all."""
+        path = self.path / RUN_RECIPE
+        before = digest_of(path) if self._begun else None
+        with writing(path, self.path):
+            write_atomically(path, config_yaml.encode())
+        keep_recipe(digest_of(path), before, str(path))
 
     @property
     def begun(self) -> bool:

@@ -1,17 +1,16 @@
 """What ends a run that learns nothing or the wrong thing: watchers that see each step before it is saved."""
 
+import math
 from itertools import takewhile
 
 from posttrain.errors import RunError
-from posttrain.runs.alarms import same_reward
+from posttrain.runs.alarms import GAP, judged_gap, same_reward
 from posttrain.runs.reports import StepReport
 from posttrain.runs.run_folder import RunFolder
 from posttrain.runs.watchers import Watcher
 
 STEPS_APART = 3
 """Steps in a row beyond the limit that end a run."""
-GAP, GAP_LIMIT = "sampling/sampling_logp_difference/max", "sampling/sampling_logp_difference/limit"
-"""Metrics."""
 
 
 class SamplerGuard(Watcher):
@@ -23,15 +22,16 @@ class SamplerGuard(Watcher):
 
     def on_step(self, report: StepReport) -> None:
         """One step apart may be chance, and is an alarm."""
-        gap, limit = report.metrics.get(GAP), report.metrics.get(GAP_LIMIT)
-        if gap is None:  # nothing was trained on
+        if report.metrics.get(GAP) is None:  # nothing was trained on
             return
-        self.steps_apart = self.steps_apart + 1 if limit is not None and gap > limit else 0
+        name, gap, limit = judged_gap(report.metrics) or (GAP, 0.0, math.inf)
+        self.steps_apart = self.steps_apart + 1 if gap > limit else 0
         if self.steps_apart >= STEPS_APART:
             raise RunError(
                 f"for {STEPS_APART} steps in a row the sampler's log-probs and the trainer's differ by more than"
-                f" {limit:g} nats under the same weights, now by {gap:.2g} ({GAP}): the update learns from ratios that"
-                " mean nothing.  Set model.dtype to float32, or take another model."
+                f" {limit:g} nats under the same weights, now by {gap:.2g} ({name}): the update learns from ratios that"
+                " mean nothing.  Set model.dtype to float32, or take another model.  An engine of your own must give"
+                " log-probs after the temperature and before any cut, of the weights that were loaded last."
             )
 
 
@@ -66,7 +66,7 @@ class SameReward(Watcher):
 
     def on_step(self, report: StepReport) -> None:
         """All lines of metrics.jsonl tell, of which the step's is the last."""
-        if not self.most or report.step < self.most or report.metrics.get("frac_reward_zero_std") != 1:
+        if not self.most or report.step < self.most or report.metrics.get("frac_uninformative_groups") != 1:
             return
         alarm = same_reward(self.folder.metrics())
         if alarm is not None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from posttrain.errors import UserError
 from posttrain.runs.files import TEMPORARY, writing
+from posttrain.runs.manifest import reading
 
 LOCK = ".posttrain.lock"
 """Held by the writer while it lives; it also marks a folder as one that posttrain made and may clear."""
@@ -17,7 +18,8 @@ def refuse_foreign_folder(path: Path) -> None:
     """A folder with other things in it is not for a run: overwriting must never remove what posttrain did not make."""
     if path.exists() and not path.is_dir():
         raise UserError(f"{path}: is a file; a run needs a folder.  Choose another run.folder (--run.folder).")
-    names = {entry.name for entry in path.iterdir()} if path.is_dir() else set()
+    with reading(path):
+        names = {entry.name for entry in path.iterdir()} if path.is_dir() else set()
     others = sorted(name for name in names if name != LOCK and not name.startswith(TEMPORARY))
     if others and not {LOCK, "config.yaml"} <= names:
         raise UserError(
@@ -29,7 +31,7 @@ def refuse_foreign_folder(path: Path) -> None:
 def lock_folder(path: Path) -> int:
     """Become the folder's one writer.  The system drops the lock with the process, however that dies."""
     with writing(path, path):
-        descriptor = os.open(path / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        descriptor = os.open(path / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

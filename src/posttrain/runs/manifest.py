@@ -12,9 +12,12 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+
+from posttrain.errors import RunError
 
 FILE = "manifest.json"
 """Its name in the folder of a checkpoint."""
@@ -40,6 +43,15 @@ class DamageError(Exception):
     """A checkpoint is not as it was written; the message says which file, and what is wrong with it."""
 
 
+@contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """Turn the operating system's refusal to read or list `path` into an error that names it."""
+    try:
+        yield
+    except OSError as error:
+        raise RunError(f"{path}: cannot be read: {error.strerror or error}.  Nothing was changed there.") from error
+
+
 def saved_steps(folder: Path) -> dict[int, Path]:
     """Finished checkpoints by step; what is unfinished or empty, and what somebody else put there, is passed over."""
     return {step: path for step, path in step_folders(folder).items() if not is_empty(path)}
@@ -52,14 +64,16 @@ def empty_steps(folder: Path) -> dict[int, Path]:
 
 def step_folders(folder: Path) -> dict[int, Path]:
     """Folders with the name of a checkpoint, by step."""
-    found = ((NAME.fullmatch(path.name), path) for path in folder.glob("step-*"))
-    steps = {int(name[1]): path for name, path in found if name and path.is_dir()}
+    with reading(folder):
+        found = ((NAME.fullmatch(path.name), path) for path in folder.glob("step-*"))
+        steps = {int(name[1]): path for name, path in found if name and path.is_dir()}
     return dict(sorted(steps.items()))
 
 
 def is_empty(folder: Path) -> bool:
     """Whether a folder is seen to hold nothing; of one that cannot be looked into its manifest will tell."""
-    return os.access(folder, os.R_OK | os.X_OK) and not os.listdir(folder)
+    with reading(folder):
+        return os.access(folder, os.R_OK | os.X_OK) and not os.listdir(folder)
 
 
 def manifest_bytes(
@@ -163,7 +177,9 @@ def require_undamaged(path: Path, manifest: Manifest) -> None:
         if file.stat().st_size != written["bytes"]:
             size = file.stat().st_size
             raise DamageError(f"{file}: damaged: {size} bytes, where {FILE} says {written['bytes']}")
-        if sha256(file) != written["sha256"]:
+        with reading(file):
+            digest = sha256(file)
+        if digest != written["sha256"]:
             raise DamageError(f"{file}: damaged: its SHA-256 is not the one in {FILE}")
 
 

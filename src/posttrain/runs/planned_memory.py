@@ -12,6 +12,8 @@ from transformers.pytorch_utils import Conv1D
 
 from posttrain.algorithms.algorithm import Algorithm
 from posttrain.config import Config, DpoConfig, SftConfig
+from posttrain.models.adapters.adaptable import reaches_half, require_half
+from posttrain.models.adapters.experts import LoraExperts
 from posttrain.models.adapters.lora import lora_layers
 from posttrain.models.adapters.quantized import is_4_bit
 from posttrain.models.classifiers.classifier_memory import classifier_bytes
@@ -30,7 +32,9 @@ from posttrain.models.memory.model_files import recipe_shape
 from posttrain.models.memory.model_shape import ModelShape, object_shape
 from posttrain.models.policy import Policy
 from posttrain.models.recomputation import is_recomputing
+from posttrain.options.adapter import EXPERTS
 from posttrain.options.model import ModelOptions
+from posttrain.options.new_model import NewModelOptions
 from posttrain.options.pairs import PairOptions
 from posttrain.options.reward import RewardOptions
 
@@ -124,6 +128,8 @@ def teacher_bytes(algorithm: Algorithm, reference: str, *, on_cuda: bool) -> int
 
 def held_as(options: ModelOptions, shape: ModelShape, *, on_cuda: bool) -> MemorySetup:
     """How a model is held, by its options: the one place where they become numbers of bytes."""
+    if options.quantization is not None:
+        require_half(shape.linear_parameters, shape.expert_parameters)
     small = options.weights == "bfloat16"
     in_bfloat16 = options.dtype == "bfloat16" or small or (options.dtype == "auto" and on_cuda)
     compute = BFLOAT16 if in_bfloat16 else FLOAT32
@@ -135,6 +141,7 @@ def held_as(options: ModelOptions, shape: ModelShape, *, on_cuda: bool) -> Memor
         frozen_bytes=FLOAT32 if options.weights == "float32" else compute,
         compute_bytes=compute,
         adapter_rank=rank if options.trains_adapter else None,
+        adapts_experts=options.adapter is not None and EXPERTS in options.adapter.targets,
         quantized=options.quantization is not None,
         trained=shape.parameters - frozen if frozen and not options.trains_adapter else None,
         recomputes=options.gradient_checkpointing,
@@ -143,18 +150,24 @@ def held_as(options: ModelOptions, shape: ModelShape, *, on_cuda: bool) -> Memor
     )
 
 
-def sft_setup(config: SftConfig, shape: ModelShape) -> MemorySetup:
+def sft_setup(config: SftConfig, shape: ModelShape, *, on_cuda: bool = False) -> MemorySetup:
     """What of a supervised recipe decides its memory: whole rows of some length, as many as a micro-batch holds."""
-    tokens = min(SFT_ROW_TOKENS, shape.max_positions)
-    return MemorySetup(
+    options, model = config.sft, config.model
+    if isinstance(model, NewModelOptions):
+        held = MemorySetup(shared_prompt=shape.shared_prompt, on_cuda=on_cuda)
+    else:
+        held = held_as(model, shape, on_cuda=on_cuda or chosen_device(model.device).type == "cuda")
+    tokens = min(options.max_length or SFT_ROW_TOKENS, shape.max_positions)
+    rows = max(1, -(-options.tokens_per_batch // tokens))
+    return replace(
+        held,
         samples=False,
         micro_batch_option="sft.tokens_per_microbatch",
-        shared_prompt=shape.shared_prompt,
         prompt_tokens=0,
         completion_tokens=tokens,
-        prompts_per_step=max(1, -(-config.sft.tokens_per_batch // tokens)),
+        prompts_per_step=min(rows, options.rows_per_batch or rows),
         group_size=1,
-        tokens_per_microbatch=config.sft.tokens_per_microbatch,
+        tokens_per_microbatch=options.tokens_per_microbatch,
     )
 
 
@@ -202,36 +215,54 @@ def dpo_setup(config: DpoConfig, shape: ModelShape, *, on_cuda: bool) -> MemoryS
 
 
 def policy_plan(policy: Policy, config: Config, algorithm: Algorithm, *, prompt_tokens: int) -> MemoryPlan:
-    """The plan of a run whose policy is there already, in whatever types and with whatever frozen."""
-    model, shape = policy.model, object_shape(policy.model)
-    on_cuda = policy.device.type == "cuda"
+    """The plan of a run by reward whose policy is there already."""
+    shape, on_cuda = object_shape(policy.model), policy.device.type == "cuda"
+    setup = rl_setup(config, shape, algorithm, prompt_tokens=prompt_tokens, on_cuda=on_cuda)
+    return memory_plan(shape, held_by(policy, setup))
+
+
+def sft_policy_plan(policy: Policy, config: SftConfig) -> MemoryPlan:
+    """The plan of a supervised run whose policy is there already."""
+    shape = object_shape(policy.model)
+    return memory_plan(shape, held_by(policy, sft_setup(config, shape, on_cuda=policy.device.type == "cuda")))
+
+
+def held_by(policy: Policy, setup: MemorySetup) -> MemorySetup:
+    """The setup with a model as a policy holds it, in whatever types and with whatever frozen."""
+    model = policy.model
     layers = [each for each in model.modules() if isinstance(each, nn.Linear | Conv1D)]
     frozen = [each.weight for each in layers if not each.weight.requires_grad and each.weight.is_floating_point()]
     adapters = list(lora_layers(model).values())
-    setup = replace(
-        rl_setup(config, shape, algorithm, prompt_tokens=prompt_tokens, on_cuda=on_cuda),
+    return replace(
+        setup,
         weight_bytes=cast(nn.Embedding, model.get_input_embeddings()).weight.dtype.itemsize,
         frozen_bytes=frozen[0].dtype.itemsize if frozen else FLOAT32,
         compute_bytes=policy.compute_dtype.itemsize,
         adapter_rank=adapters[0].options.rank if adapters else None,
+        adapts_experts=any(isinstance(each, LoraExperts) for each in adapters),
         quantized=any(is_4_bit(each) for each in layers),
         trained=sum(each.numel() for each in model.parameters() if each.requires_grad),
         recomputes=is_recomputing(model),
         shared_prompt=isinstance(policy.forward, SharedPromptForward),
+        on_cuda=policy.device.type == "cuda",
     )
-    return memory_plan(shape, setup)
 
 
-def side_by_side(setup: MemorySetup) -> dict[str, MemorySetup]:
-    """This recipe, and what it would be as PPO with a critic, without, with an adapter, and with one over 4 bits."""
+def side_by_side(shape: ModelShape, setup: MemorySetup) -> dict[str, MemorySetup]:
+    """This recipe, and what it would be as PPO with a critic, without, with an adapter, and with one over 4 bits.
+
+    The last one only where 4 bits are not refused.
+    """
     grpo = replace(setup.full_training(), critic=False, value_head="none")
-    return {
+    columns = {
         "recipe": setup,
         "PPO": replace(grpo, critic=True, value_head="mlp"),
         "GRPO": grpo,
         "GRPO LoRA": grpo.with_adapter(ADAPTER_RANK),
-        "GRPO QLoRA": grpo.with_adapter(ADAPTER_RANK, quantized=True),
     }
+    if reaches_half(shape.linear_parameters, shape.expert_parameters):
+        columns["GRPO QLoRA"] = grpo.with_adapter(ADAPTER_RANK, quantized=True)
+    return columns
 
 
 def memory_line(plan: MemoryPlan, machine: MachineMemory) -> str:

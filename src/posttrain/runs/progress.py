@@ -15,9 +15,10 @@ from rich.text import Text
 SHOWN = (
     ("reward", "reward", "{:.3f}"),
     ("eval/accuracy_sampled", "held-out accuracy", "{:.3f}"),
+    ("eval/score", "held-out score", "{:.3f}"),
     ("eval/reward", "held-out reward", "{:.3f}"),
-    ("rewards/accuracies", "pairs ranked right", "{:.3f}"),
-    ("eval/rewards/accuracies", "held-out pairs ranked right", "{:.3f}"),
+    ("pairs/accuracy", "pairs ranked right", "{:.3f}"),
+    ("eval/pairs/accuracy", "held-out pairs ranked right", "{:.3f}"),
     ("completions/mean_length", "length", "{:.0f}"),
     ("kl", "KL to reference", "{:.4f}"),
     ("kl_behaviour", "KL to behaviour", "{:.4f}"),
@@ -25,7 +26,7 @@ SHOWN = (
 )
 """Metric, label and format of the numbers that matter, in the order of the display."""
 
-COMPARED = ("eval/accuracy_sampled", "eval/reward", "eval/rewards/accuracies")
+COMPARED = ("eval/accuracy_sampled", "eval/reward", "eval/score", "eval/pairs/accuracy")
 """Held-out metrics that are shown beside what they were at first."""
 
 SPARK = "▁▂▃▄▅▆▇█"
@@ -102,6 +103,9 @@ class Progress:
     @contextmanager
     def stage(self, name: str, total: int) -> Iterator[Callable[[int], None]]:
         """Show a long stage within or before a step, such as an evaluation; the caller is given `advance(count)`."""
+        if total == 0:
+            yield lambda count: None
+            return
         began = spoke = self._clock()
         done = 0
         bar = self._bars.add_task(name, total=total, tail="")

@@ -10,7 +10,7 @@ from jaxtyping import Float64
 from torch import Tensor
 
 from posttrain.options.adapter import run_model
-from posttrain.records import Grades, Group
+from posttrain.records import Grades, Group, Preference
 
 Metrics = Mapping[str, float]
 
@@ -53,6 +53,8 @@ class StepReport:
     """What a critic expected before each of them; None without one."""
     replaced: Sequence[tuple[Sequence[Group], Grades]] = ()
     """Groups that dynamic sampling set aside."""
+    pairs: Sequence[Preference] = ()
+    """The pairs of answers that were learned."""
 
     def token_columns(self) -> dict[str, Float64[Tensor, " token"]]:
         """What is known of single tokens of the groups trained on, under the names of the rollout file."""

@@ -99,12 +99,6 @@ class RunFolder(Folder):
         """The configuration that the run was started with."""
         return (self.path / "config.yaml").read_text(encoding="utf-8")
 
-    def replace_config(self, config_yaml: str) -> None:
-        """Save a configuration in place of the one there, whole or not at all."""
-        path = self.path / "config.yaml"
-        with writing(path, self.path):
-            write_atomically(path, config_yaml.encode())
-
     def write_inputs(self, inputs: RunInputs) -> None:
         """Save what the run is made of beside its configuration."""
         path = self.path / INPUTS
@@ -180,9 +174,10 @@ class RunFolder(Folder):
         file = self.path / METRICS
         return max((int(str(line["step"])) for line in read_metrics(file)), default=0) if file.exists() else 0
 
-    def append_alarm(self, step: int, name: str, says: str, transcript: str) -> None:
+    def append_alarm(self, step: int, name: str, says: str, transcript: str, *, notice: bool = False) -> None:
         """Add a line to alarms.jsonl."""
-        self._append("alarms.jsonl", [{"step": step, "alarm": name, "says": says, "transcript": transcript}])
+        line = {"step": step, "alarm": name, "says": says, "transcript": transcript}
+        self._append("alarms.jsonl", [{**line, "notice": True} if notice else line])
 
     def raised(self) -> dict[str, int]:
         """The step at which each alarm was raised last."""

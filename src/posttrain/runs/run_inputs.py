@@ -3,8 +3,8 @@
     inputs.json    {"objects": {"task": {"is": "Sums (sums)", "sha256": ""}, "rewards[0]": ...},
                     "files": {"task.path": {"is": "rows.jsonl", "sha256": "9f86d0..."}}}
 
-Objects are what a caller in Python brought; files are those that the recipe names.  A digest that cannot be had is
-empty and is not compared.  Torch-free.
+Objects are what a caller in Python brought; files are what the recipe names: see `named_inputs`.  An object's digest is
+empty where its class is all that is known of it.  Torch-free.
 """
 
 import dis
@@ -18,18 +18,10 @@ from pathlib import Path
 from types import CellType, CodeType, FunctionType, MethodType
 from typing import Any
 
-from posttrain.binding import digest_of, module_file
-from posttrain.config import Config
 from posttrain.errors import RunError, UserError
-from posttrain.models.loading.folder_digest import model_digest
-from posttrain.options.dataset import BUNDLED_PROGRAMS, DatasetOptions
 from posttrain.options.model import ModelOptions
-from posttrain.options.row_source import RowSourceOptions
 from posttrain.schemas import PARSING
-from posttrain.tasks.generated.generator_rows import generator_digest
-from posttrain.tasks.rows import rows_digest
 
-Rows = Iterable[object]
 FILE = "inputs.json"
 """Its name in a run folder."""
 MODEL = "model.path"
@@ -60,8 +52,15 @@ class RunInputs:
     """By the argument of `posttrain.train`; rewards one by one."""
     files: Mapping[str, RunInput] = field(default_factory=dict)
     """By the option that names them."""
+    recipe: str = ""
+    """What the summary says that the config comes from; a run that has no checkpoint yet keeps it here."""
     changes: tuple[str, ...] = ()
     """What has become another since the run began, as it was told to whoever accepted it."""
+
+    @property
+    def notes(self) -> list[str]:
+        """What to tell of it, in a line or none."""
+        return [f"No longer as it was when the run began: {'; '.join(self.changes)}."] if self.changes else []
 
     def as_json(self) -> str:
         """The content of inputs.json."""
@@ -70,7 +69,8 @@ class RunInputs:
             for part, inputs in (("objects", self.objects), ("files", self.files))
         }
         changes = {"changes": list(self.changes)} if self.changes else {}
-        return json.dumps({**content, **changes}, indent=2) + "\n"
+        recipe = {"recipe": self.recipe} if self.recipe else {}
+        return json.dumps({**content, **recipe, **changes}, indent=2) + "\n"
 
 
 def inputs_from_json(text: str) -> RunInputs:
@@ -80,7 +80,12 @@ def inputs_from_json(text: str) -> RunInputs:
         part: {name: RunInput(each["is"], each["sha256"]) for name, each in content[part].items()}
         for part in ("objects", "files")
     }
-    return RunInputs(objects=read["objects"], files=read["files"], changes=tuple(content.get("changes", ())))
+    return RunInputs(
+        objects=read["objects"],
+        files=read["files"],
+        recipe=content.get("recipe", ""),
+        changes=tuple(content.get("changes", ())),
+    )
 
 
 # Resuming
@@ -148,7 +153,10 @@ def require_same_inputs(folder: Path, now: RunInputs, *, accept_changes: bool) -
         raise UserError(
             f"{says}: train(config, resume=True, accept_changes=True).", command=f"{says}: --accept-changes."
         )
-    return replace(now, changes=(*began.changes, *moved_model(began.files, now.files), *found))
+    noted = [*moved_model(began.files, now.files), *unknown_files(began.files, now.files), *found]
+    return replace(
+        now, recipe=began.recipe, changes=(*began.changes, *(each for each in noted if each not in began.changes))
+    )
 
 
 def other_objects(began: Mapping[str, RunInput], now: Mapping[str, RunInput]) -> Iterator[str]:
@@ -174,6 +182,13 @@ def changed_files(began: Mapping[str, RunInput], now: Mapping[str, RunInput]) ->
     for name in began.keys() & now.keys():
         if began[name].what == now[name].what and now[name].differs(began[name]):
             yield f"{name} = {now[name].what} has changed since the run began"
+
+
+def unknown_files(began: Mapping[str, RunInput], now: Mapping[str, RunInput]) -> Iterator[str]:
+    """What to note of files of which nobody can tell whether they have changed."""
+    for name in sorted(began.keys() & now.keys() - {MODEL}):
+        if began[name].what == now[name].what and "" in (began[name].digest, now[name].digest):
+            yield f"{name} = {now[name].what}, of which the run kept nothing to compare it with"
 
 
 # Digests
@@ -289,95 +304,3 @@ def source_text(code: type | FunctionType) -> str:
             return inspect.getsource(code)
     except (OSError, TypeError):  # typed at a prompt, or compiled
         return ""
-
-
-# Files
-
-
-def named_files(config: Config) -> dict[str, RunInput]:
-    """The model folder, and the files of rows and of code, that a recipe names, by option."""
-    paths: dict[str, str] = {}
-    task = config.task
-    if isinstance(task, Mapping):
-        paths["task.path"] = str(task["path"])
-    paths |= {f"rewards[{index}].path": reward.path for index, reward in enumerate(config.rewards)}
-    paths["model.chat_template"] = config.model.chat_template
-    paths["algorithm.path"] = str(config.algorithm.get("path", ""))
-    found = {option: RunInput(path, digest_of(file_of(path))) for option, path in paths.items() if path}
-    if isinstance(task, DatasetOptions):
-        found |= named_rows(task)
-    for index, reward in enumerate(config.rewards):
-        members = {f"rewards[{index}].model": reward.model} if reward.model else {}
-        members |= {f"rewards[{index}].ensemble[{place}]": each for place, each in enumerate(reward.ensemble)}
-        for option, path in members.items():
-            found[option] = RunInput(path, model_digest(folder_of(ModelOptions(path=path))))
-    teacher = config.algorithm.get("teacher")
-    if isinstance(teacher, Mapping) and teacher.get("model"):
-        model = ModelOptions(path=str(teacher["model"]))
-        if not model.is_bundled:
-            found["algorithm.teacher.model"] = RunInput(model.path, model_digest(folder_of(model)))
-    if config.reference.path:
-        folder = folder_of(ModelOptions(path=config.reference.path))
-        found["reference.path"] = RunInput(config.reference.path, model_digest(folder))
-    return found | named_model(config.model)
-
-
-def named_model(model: ModelOptions) -> dict[str, RunInput]:
-    """The folder of a model by its option; nothing of a bundled one."""
-    return {} if model.is_bundled else {MODEL: RunInput(model.path, model_digest(folder_of(model)))}
-
-
-def inputs_of_rows(
-    model: object, task: object, *, policy: RunInput | None, rows: Rows | None, held_out_rows: Rows | None
-) -> RunInputs:
-    """What a run that learns rows is made of: the caller's objects, and files whose place none of them takes.
-
-    A model that is made from nothing, and a task that has no rows, are in the config alone.
-    """
-    objects: dict[str, RunInput] = {} if policy is None else {"policy": policy}
-    files: dict[str, RunInput] = {}
-    if policy is None and isinstance(model, ModelOptions):
-        files |= named_model(model)
-        if model.chat_template:
-            files["model.chat_template"] = RunInput(model.chat_template, digest_of(Path(model.chat_template)))
-    if isinstance(task, DatasetOptions):
-        unused = ["task.path", "task.sources"] if rows is not None else []
-        unused += ["task.held_out_path"] if held_out_rows is not None else []
-        files |= {name: each for name, each in named_rows(task).items() if not name.startswith(tuple(unused))}
-    for name, given in (("rows", rows), ("held_out_rows", held_out_rows)):
-        if given is not None:
-            objects[name] = rows_input(given)
-    return RunInputs(objects=objects, files=files)
-
-
-def folder_of(model: ModelOptions) -> Path:
-    """The folder of a model, in the cache where it is one of the hub."""
-    if model.hub_name is None:
-        return Path(model.path)
-    from posttrain.models.loading.hub import cached_folder
-
-    return cached_folder(model.hub_name, model.hub_revision) or Path(model.path)
-
-
-def named_rows(task: DatasetOptions) -> dict[str, RunInput]:
-    """The rows that the options of a task name: files, several of them, saved folders, and data sets on the hub."""
-    of_option: dict[str, RowSourceOptions] = {
-        "task.path": task,
-        "task.held_out_path": replace(task, path=task.held_out_path, generator=""),
-        **{f"task.sources[{index}].path": source for index, source in enumerate(task.sources)},
-    }
-    named = {option: each for option, each in of_option.items() if each.path not in ("", BUNDLED_PROGRAMS)}
-    files = {option: RunInput(each.path, rows_digest(each.path, each.revision)) for option, each in named.items()}
-    generators = {option.removesuffix("path") + "generator": each.generator for option, each in of_option.items()}
-    return files | {
-        option: RunInput(f"{name} of reasoning-gym", generator_digest()) for option, name in generators.items() if name
-    }
-
-
-def file_of(path: str) -> Path:
-    """The file of a path that may be FILE.py:NAME or package.module:NAME."""
-    file, _, name = path.rpartition(":")
-    if not name.isidentifier() or not file:
-        return Path(path)
-    in_module = all(part.isidentifier() for part in file.split("."))
-    return (module_file(file) or Path(path)) if in_module else Path(file if file.endswith(".py") else path)

@@ -7,15 +7,17 @@ from pathlib import Path
 from typing import Any
 
 from posttrain.config import TrainingConfig, build
-from posttrain.config.kinds import AnyConfig
-from posttrain.config.recipes import RecipeLayer, parse_yaml, read_recipe
+from posttrain.config.kinds import AnyConfig, resolved
+from posttrain.config.recipe_yaml import parse_yaml
+from posttrain.config.recipes import RecipeLayer, read_recipe
 from posttrain.config.sections import plain
 from posttrain.errors import RunError, UserError
 from posttrain.options.model import ModelOptions
 from posttrain.options.tracker import TrackerOptions
 from posttrain.options.training import CheckpointOptions, RunOptions
 from posttrain.runs.manifest import RECIPE, saved_steps
-from posttrain.runs.run_inputs import MODEL, began_with, named_model
+from posttrain.runs.named_inputs import trained_model
+from posttrain.runs.run_inputs import MODEL, began_with, sha256_of
 
 
 def run_recipe(run: Path) -> RecipeLayer:
@@ -24,7 +26,7 @@ def run_recipe(run: Path) -> RecipeLayer:
     if not file.is_file():
         rule = f"not a run folder, for it has no {RECIPE}.  Name the folder of a run."
         raise UserError(f"run.folder = {run}: {rule}", command=f"--resume {run}: {rule}")
-    layer = read_recipe(str(file))
+    layer = read_recipe(str(file), of_run=True)
     if not layer.sections:
         raise RunError(f"{file}: empty, so nobody can tell what this run is.  {remedy(run)}.")
     return layer
@@ -36,8 +38,7 @@ def require_same_recipe(run: Path, config: TrainingConfig, made_with: str) -> No
     So may the place of the model, whose files must be those that the run began with.  `made_with` is the text of the
     recipe in the checkpoint; without one config.yaml tells what the run is.
     """
-    layer = RecipeLayer(where=f"the checkpoint's {RECIPE}", sections=sections(made_with)) if made_with else None
-    own = build(type(config), [layer or run_recipe(run)])
+    own = build(type(config), [recipe_of_checkpoint(made_with) if made_with else run_recipe(run)], to_run=False)
     if isinstance(own.model, ModelOptions) and isinstance(config.model, ModelOptions) and same_model(run, config.model):
         own = replace(own, model=replace(own.model, path=config.model.path))
     found = list(differences(options_of(lasting(own)), options_of(lasting(config))))
@@ -48,9 +49,14 @@ def require_same_recipe(run: Path, config: TrainingConfig, made_with: str) -> No
         )
 
 
+def recipe_of_checkpoint(text: str) -> RecipeLayer:
+    """The recipe that a checkpoint keeps."""
+    return RecipeLayer(where=f"the checkpoint's {RECIPE}", sections=sections(text), run_digest=sha256_of(text))
+
+
 def same_model(run: Path, model: ModelOptions) -> bool:
     """Whether the files that `model.path` names are known to be those that the run began with, wherever they are."""
-    began, now = began_with(run).files.get(MODEL), named_model(model).get(MODEL)
+    began, now = began_with(run).files.get(MODEL), trained_model(model, MODEL).get(MODEL)
     return began is not None and now is not None and began.digest == now.digest != ""
 
 
@@ -80,13 +86,14 @@ def lasting(config: TrainingConfig) -> TrainingConfig:
         token_limit=None,
         early_stop_evaluations=None,
         report_to=(),
+        curves=True,
     )
     return replace(config, run=run, checkpoint=CheckpointOptions(), tracker=TrackerOptions())
 
 
 def options_of(config: AnyConfig) -> dict[str, object]:
     """Every option of a config by its dotted path."""
-    return dict(leaves("", plain(asdict(config))))
+    return dict(leaves("", plain(asdict(resolved(config)))))
 
 
 def leaves(path: str, value: object) -> Iterator[tuple[str, object]]:
@@ -119,7 +126,7 @@ def changed_options(kept: Path, config: AnyConfig) -> list[str]:
     beside the run's own folder are told from there, so that all of them may have been moved together.
     """
     try:
-        earlier: Any = build(type(config), [read_recipe(str(kept))])
+        earlier: Any = build(type(config), [read_recipe(str(kept), of_run=True)], to_run=False)
     except UserError as error:
         return [f"{error}"]
     return list(differences(placeless(earlier), placeless(config)))

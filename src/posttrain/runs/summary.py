@@ -10,6 +10,11 @@ from pathlib import Path
 HELD_OUT = ("accuracy_sampled", "accuracy_greedy", "pass_at_8")
 """Held-out results that come with an interval, `<name>_interval` = [low, high]."""
 
+SCORE = "score"
+"""The mean score of the measure by which answers are judged; in place of accuracies where scores count something."""
+LEFT_OUT = "accuracy"
+"""Where the accuracies are left out, the reason why."""
+
 REWARD = "reward"
 """Another such: the mean reward, as training sums it.  Of a run that was begun before this was measured it is None."""
 
@@ -53,6 +58,15 @@ def held_out_results(results: Mapping[str, object]) -> dict[str, object]:
     assert not missing, f"evaluation without {', '.join(missing)}"
     plain = {name: list(value) if isinstance(value, tuple) else value for name, value in results.items()}
     return {name: plain[name] for name in required} | {REWARD: None, f"{REWARD}_interval": None} | plain
+
+
+def headline(results: Mapping[str, object], prefix: str = "") -> tuple[str, float] | None:
+    """What says most of held-out results: the accuracy at temperature 1, else the mean score, else the mean reward."""
+    for name in ("accuracy_sampled", SCORE, REWARD):
+        value = results.get(prefix + name)
+        if isinstance(value, int | float):
+            return name, float(value)
+    return None
 
 
 def peak_memory_bytes() -> int:

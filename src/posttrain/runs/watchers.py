@@ -5,7 +5,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 
 from posttrain.errors import RunError, UserError
 from posttrain.options.training import CheckpointOptions
-from posttrain.runs.alarms import Line, alarms, transcript
+from posttrain.runs.alarms import Line, alarms, is_notice, transcript
 from posttrain.runs.progress import Progress
 from posttrain.runs.reports import (
     CheckpointReport,
@@ -160,14 +160,17 @@ class Alarms(Watcher):
             self.history, self.raised = [*told], self.folder.raised()
         numbers = {name: value if math.isfinite(value) else None for name, value in report.metrics.items()}
         self.history.append({"step": report.step, **numbers})
-        found = alarms(self.history, self.raised)
-        for alarm in found:
-            shown = transcript(alarm, report.groups, report.grades)
+        count = 0
+        for alarm in alarms(self.history, self.raised):
+            shown, notice = transcript(alarm, report.groups, report.grades), is_notice(alarm, report.grades)
             self.raised[alarm.name] = report.step
-            self.folder.append_alarm(report.step, alarm.name, alarm.says, shown)
+            self.folder.append_alarm(report.step, alarm.name, alarm.says, shown, notice=notice)
             indented = shown.replace("\n", "\n    ")
-            self.progress.note(f"ALARM, step {report.step}, {alarm.name}: {alarm.says}.  For instance:\n    {indented}")
-        return {"num_alarms": float(len(found))}
+            head = f"{'Notice' if notice else 'ALARM'}, step {report.step}, {alarm.name}: {alarm.says}"
+            paid = ", and it is what the reward pays" if notice else ""
+            self.progress.note(f"{head}{paid}.  For instance:\n    {indented}")
+            count += not notice
+        return {"num_alarms": float(count)}
 
 
 class StepTimes(Watcher):

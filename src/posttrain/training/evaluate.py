@@ -52,6 +52,8 @@ def evaluate(
     with open_session(config, own, inference=True) as session:
         session.load_weights()
         questions, samples = session.questions(), config.evaluation.samples
+        if config.rewards:  # those that are named are asked also where the task has a measure of its own, which judges
+            questions = replace(questions, rewards=session.rewards)
         if progress is None:
             return full_evaluation(session.engine, questions, samples=samples)[0]
         total = num_completions(questions, samples=samples)

@@ -22,16 +22,17 @@ from posttrain.rewards.grading.calls import NO_RUN
 from posttrain.rewards.grading.grade import OnError, RewardFunction, grade
 from posttrain.rewards.grading.resources import Resources
 from posttrain.rewards.grading.trainer_state import TrainerState
+from posttrain.runs.intervals import Interval, bootstrap_interval, share_interval
 from posttrain.runs.reports import as_number
-from posttrain.runs.summary import HELD_OUT, REWARD
+from posttrain.runs.summary import HELD_OUT, LEFT_OUT, REWARD, SCORE
 from posttrain.tasks.base import Probe
 from posttrain.training.metrics import logged_metrics
 
-RESAMPLES = 2000
-"""Bootstrap resamples behind an interval."""
 LATE = 2**31
 """A step by which every weight that changes over steps has come to its end: before and after are then comparable."""
 Advance = Callable[[int], None]
+IntervalOf = Callable[[ndarray], Interval]
+"""The interval of a mean over problems."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +57,8 @@ class Questions:
     """Where the run is, as rewards are told."""
     probes: Mapping[str, Probe] = field(default_factory=dict)
     """What the task has measured besides, in a full evaluation."""
+    counts: bool = False
+    """Whether the judge is known to count something, so that no score is a right answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,14 +66,24 @@ class Answers:
     """Completions of the held-out prompts, and which are right."""
 
     groups: tuple[Group, ...]
-    correct: Float64[ndarray, "prompt sample"]
-    """1 or 0; NaN where the judge does not apply or could not score, which is neither right nor wrong."""
+    scores: Float64[ndarray, "prompt sample"]
+    """The judge's; NaN where it does not apply or could not score."""
     rewards: Float64[ndarray, "prompt sample"]
     """As training sums it, with the weights that schedules end with; NaN where nothing scored."""
     outcomes: Mapping[str, float]
     """Share of each outcome that the judge told."""
     logged: Mapping[str, float]
     """What reward functions logged: FUNCTION/NAME -> mean."""
+
+    @property
+    def correct(self) -> Float64[ndarray, "prompt sample"]:
+        """1 or 0; NaN where nothing was scored, which is neither right nor wrong."""
+        return np.where(np.isnan(self.scores), np.nan, self.scores >= 1)
+
+    @property
+    def counts(self) -> bool:
+        """Whether a score is above 1: the judge then counts something, and 1 is not a right answer."""
+        return bool((self.scores > 1).any())
 
     @property
     def rates(self) -> Float64[ndarray, " problem"]:
@@ -118,7 +131,7 @@ def judged_answers(groups: Sequence[Group], questions: Questions, rewards: Seque
     told = Counter(outcome for row in judged.outcomes.get(judge.name, ()) for outcome in row if outcome)
     return Answers(
         groups=tuple(groups),
-        correct=torch.where(scores.isnan(), torch.nan, (scores >= 1).double()).numpy(),
+        scores=scores.numpy(),
         rewards=(torch.full_like(scores, torch.nan) if summed is None else summed.rewards).numpy(),
         outcomes={outcome: count / told.total() for outcome, count in sorted(told.items())},
         logged={
@@ -180,13 +193,11 @@ def full_evaluation(
         "samples_per_problem": samples,
         "num_unscored": sampled.num_unscored + greedy.num_unscored,
         **unmeasured,
-        **with_interval("accuracy_sampled", sampled.rates),
-        **with_interval("accuracy_greedy", greedy.rates),
-        **with_interval(REWARD, means_of_problems(sampled.rewards)),
+        **accuracies(sampled, greedy, questions),
+        **with_interval(REWARD, means_of_problems(sampled.rewards), bootstrap_interval),
         "mean_length": sampled.mean_length,
         "outcomes": dict(sampled.outcomes),
-        **with_interval("pass_at_8", pass_at_k(sampled.correct, 8)),
-        **({"sources": by_source} if (by_source := sources_apart(sampled)) else {}),
+        **({"sources": by_source} if (by_source := sources_apart(sampled, questions)) else {}),
         **({"logged": dict(sampled.logged)} if sampled.logged else {}),
     }
     for name, probe in questions.probes.items():
@@ -196,7 +207,20 @@ def full_evaluation(
     return results, sampled.groups
 
 
-def sources_apart(answers: Answers) -> dict[str, dict[str, object]]:
+def accuracies(sampled: Answers, greedy: Answers, questions: Questions) -> dict[str, object]:
+    """How often answers are right; of a judge that counts something the mean score instead, and the reason."""
+    if questions.counts or sampled.counts or greedy.counts:
+        means = means_of_problems(sampled.scores)
+        scores = {} if questions.rewards else with_interval(SCORE, means, bootstrap_interval)
+        return {LEFT_OUT: "left out: a score is above 1, so 1 is not a right answer", **scores}
+    return {
+        **with_interval("accuracy_sampled", sampled.rates),
+        **with_interval("accuracy_greedy", greedy.rates),
+        **with_interval("pass_at_8", pass_at_k(sampled.correct, 8)),
+    }
+
+
+def sources_apart(answers: Answers, questions: Questions) -> dict[str, dict[str, object]]:
     """Of a mixture, what is known of the sampled answers to the problems of each of its data sets."""
     sources = np.array([group.prompt.source for group in answers.groups], dtype=object)
     apart: dict[str, dict[str, object]] = {}
@@ -204,8 +228,8 @@ def sources_apart(answers: Answers) -> dict[str, dict[str, object]]:
         rates, rewards = (means_of_problems(values[sources == source]) for values in (answers.correct, answers.rewards))
         apart[source] = {
             "num_problems": int((sources == source).sum()),
-            **with_interval("accuracy_sampled", rates),
-            **with_interval(REWARD, rewards),
+            **({} if questions.counts or answers.counts else with_interval("accuracy_sampled", rates)),
+            **with_interval(REWARD, rewards, bootstrap_interval),
         }
     return apart
 
@@ -251,9 +275,11 @@ def finite_reading(where: str, value: object) -> float:
     return number
 
 
-def with_interval(name: str, values: Float64[ndarray, " problem"]) -> dict[str, object]:
+def with_interval(
+    name: str, values: Float64[ndarray, " problem"], interval: IntervalOf = share_interval
+) -> dict[str, object]:
     """A mean over problems with its interval, where there are any."""
-    return {name: float(values.mean()), f"{name}_interval": bootstrap_interval(values)} if len(values) else {}
+    return {name: float(values.mean()), f"{name}_interval": interval(values)} if len(values) else {}
 
 
 def num_completions(questions: Questions, *, samples: int) -> int:
@@ -273,10 +299,16 @@ def brief_evaluation(engine: Engine, questions: Questions, *, problems: int) -> 
     if not questions.prompts:
         return {}
     answers = sample_answers(engine, replace(questions, prompts=questions.prompts[:problems]), samples=1)
+    counts = questions.counts or answers.counts
+    right = (
+        metrics_with_interval(SCORE, means_of_problems(answers.scores), bootstrap_interval)
+        if counts
+        else metrics_with_interval("accuracy_sampled", answers.rates)
+    )
     metrics = {
-        **metrics_with_interval(REWARD, means_of_problems(answers.rewards)),
-        **metrics_with_interval("accuracy_sampled", answers.rates),
-        **source_readings(sources_apart(answers)),
+        **metrics_with_interval(REWARD, means_of_problems(answers.rewards), bootstrap_interval),
+        **({} if counts and questions.rewards else right),
+        **source_readings(sources_apart(answers, questions)),
         **logged_readings(answers.logged),
         "eval/num_unscored": float(answers.num_unscored),
     }
@@ -289,11 +321,13 @@ def brief_evaluation(engine: Engine, questions: Questions, *, problems: int) -> 
     }
 
 
-def metrics_with_interval(name: str, values: Float64[ndarray, " problem"]) -> dict[str, float]:
+def metrics_with_interval(
+    name: str, values: Float64[ndarray, " problem"], interval: IntervalOf = share_interval
+) -> dict[str, float]:
     """A mean over problems with the ends of its interval, under the names of docs/metrics.md, where there are any."""
     if not len(values):
         return {}
-    low, high = bootstrap_interval(values)
+    low, high = interval(values)
     return {f"eval/{name}": float(values.mean()), f"eval/{name}_low": low, f"eval/{name}_high": high}
 
 
@@ -322,14 +356,3 @@ def pass_at_k(correct: Float64[ndarray, "prompt sample"], k: int) -> Float64[nda
     assert k >= 1
     counts = [(int((~np.isnan(row)).sum()), int(np.nansum(row))) for row in correct]
     return np.array([1 - math.comb(n - c, k) / math.comb(n, k) for n, c in counts if n >= k])
-
-
-def bootstrap_interval(values: Float64[ndarray, " problem"]) -> tuple[float, float]:
-    """95% percentile interval of the mean over problems, which are what was drawn at random.
-
-    Efron 1979.  Resampling problems, not samples: eight answers to one problem are not eight problems.
-    """
-    rng = np.random.default_rng(0)
-    means = rng.choice(values, size=(RESAMPLES, len(values))).mean(axis=1)
-    low, high = np.quantile(means, [0.025, 0.975])
-    return float(low), float(high)

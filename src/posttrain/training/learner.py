@@ -15,10 +15,10 @@ from posttrain.algorithms.credit import Evidence, mean_of_rollouts
 from posttrain.algorithms.terms import Need
 from posttrain.batch import Batch, CreditedGroups, collate, sampled_columns
 from posttrain.errors import UserError
-from posttrain.models.adapters.lora import adapter_dropout, drops
+from posttrain.models.adapters.lora import adapter_dropout, drops, lora_layers
 from posttrain.models.adapters.peft_objects import require_whole_adapter
 from posttrain.models.policy import Policy
-from posttrain.options.training import UpdateOptions
+from posttrain.options.training import UpdateOptions, require_adapter_decay
 from posttrain.records import Group
 from posttrain.rewards.process_rewards import process_rewards, with_penalties
 from posttrain.runs.checkpoint import Checkpoint
@@ -35,21 +35,21 @@ from posttrain.runs.tensor_state import (
 from posttrain.training.actor_critic import actor_critic_state
 from posttrain.training.actor_critic.critic import CRITIC, CollectedValues, Critic, trained_groups, truncated_of
 from posttrain.training.actor_critic.value_metrics import credit_metrics
+from posttrain.training.caller.token_locality import LocalityCheck
 from posttrain.training.collector import CollectedStep
 from posttrain.training.distillation.privileged_prompts import TeacherPrompts
 from posttrain.training.distillation.teacher import Teacher, teacher_of
 from posttrain.training.optimizer import (
     OwnOptimizer,
     ParameterGroup,
-    learning_rate,
     new_optimizer,
+    next_rate,
     require_all_trained,
-    require_undecayed_adapter,
     take_over,
 )
 from posttrain.training.reference import Reference, named_reference, reference_of
 from posttrain.training.update import Objective, group_logprobs, update
-from posttrain.training.update_metrics import UpdateReport
+from posttrain.training.update_metrics import UpdateReport, kl_limit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,7 +126,8 @@ class Learner:
         )
         require_all_trained(self.optimizer, policy.model)
         require_whole_adapter(policy.model)
-        require_undecayed_adapter(policy.model, settings.update)
+        if lora_layers(policy.model):
+            require_adapter_decay(settings.update, "update")
         self.reference: Reference | None = None
         if algorithm.uses_reference:
             path = settings.reference_path
@@ -136,6 +137,7 @@ class Learner:
             self.teacher = teacher_of(policy, algorithm.teacher, settings.template_options)
         self.num_updates = 0
         """Optimiser updates behind the policy's weights: their version."""
+        self.check_terms = LocalityCheck()
         self.left_out = 0
         """Updates of the last step that were not taken, for the policy had gone far enough."""
 
@@ -174,7 +176,7 @@ class Learner:
             metrics["teacher/shown"] = shown.shown_share
         columns = replace(
             sampled,
-            **credit._asdict(),
+            **credit.columns,
             values=evidence.values,
             reference_logprobs=reference,
             proximal_logprobs=proximal,
@@ -267,23 +269,25 @@ class Learner:
     def learn(self, batches: Sequence[Batch], step: int, clock: Clock) -> list[UpdateReport]:
         """Take the updates of a step, one on each of its batches that is not empty.
 
-        What is left of them is left out once the policy has gone further from the one that sampled than it may.
+        An update that finds the policy too far from the one that sampled is not taken, and none after it.
         """
-        settings, limit = self.settings, self.algorithm.largest_epoch_kl
+        settings, limit, noisy = self.settings, self.algorithm.largest_epoch_kl, drops(self.policy.model)
         reports: list[UpdateReport] = []
         self.left_out = 0
         for index, batch in enumerate(batches):
             rate = self.next_rate((step - 1) * self.passes.updates + index)
             if not batch.completions:
                 continue  # nothing to learn from; a zero gradient would still move AdamW's weights
+            objective = replace(self.objective(), largest_kl=kl_limit(limit, reports, noisy=noisy))
             with clock("update"), adapter_dropout(self.policy.model, settings.seed, self.num_updates):
-                reports.append(update(self.policy, self.optimizer, batch, self.objective(), settings.update, rate))
+                report = update(self.policy, self.optimizer, batch, objective, settings.update, rate)
+            if not report.taken:
+                self.left_out = sum(bool(later.completions) for later in batches[index:])
+                break
+            reports.append(report)
             self.num_updates += 1
             if self.critic is not None:
                 self.actor_critic_state = replace(self.actor_critic_state, begun=True)
-            if limit is not None and reports[-1].kl_behaviour > limit:
-                self.left_out = sum(bool(later.completions) for later in batches[index + 1 :])
-                break
         every = settings.refresh_reference_every
         if self.reference is not None and every and step % every == 0:
             self.reference = reference_of(self.policy)
@@ -291,12 +295,8 @@ class Learner:
 
     def next_rate(self, update: int) -> float:
         """The learning rate of the update of this number, from 0; of several groups the largest."""
-        settings, own = self.settings, self.own_optimizer
-        planned = learning_rate(settings.update, update, settings.num_steps * self.passes.updates)
-        if own is None:
-            return planned
-        own.advance(int(update > 0))
-        return own.set_rates(planned / settings.update.largest_rate)
+        settings = self.settings
+        return next_rate(settings.update, self.own_optimizer, update, settings.num_steps * self.passes.updates)
 
     def whole_objective(self) -> Objective:
         """What an update minimises, besides its batch, when the policy moves."""
@@ -307,6 +307,7 @@ class Learner:
             teacher=self.teacher,
             measure_entropy=self.settings.update.measure_entropy,
             critic=self.critic,
+            check_terms=self.check_terms,
         )
 
     def objective(self) -> Objective:

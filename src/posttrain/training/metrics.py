@@ -17,6 +17,9 @@ from posttrain.records import Finish, Grades, Group
 from posttrain.rewards.grading.call_log import mean
 from posttrain.runs.alarms import repeated_share
 
+NO_DEVIATION = 1e-8
+"""What TRL takes for a deviation of 0, in units of reward."""
+
 
 def step_metrics(groups: Sequence[Group], grades: Grades, informed: Bool[Tensor, "prompt group"]) -> dict[str, float]:
     """Everything that the groups of a step, their grades and which of them have an advantage tell.
@@ -38,16 +41,19 @@ def reward_metrics(grades: Grades) -> dict[str, float]:
     by_group = [scored(row) for row in grades.rewards]
     rewards = [reward for group in by_group for reward in group]
     metrics = {
-        "frac_reward_zero_std": (~informative(grades.totals)).double().mean().item(),
+        "frac_uninformative_groups": (~informative(grades.totals)).double().mean().item(),
+        "frac_reward_zero_std": fmean(len(group) >= 2 and stdev(group) <= NO_DEVIATION for group in by_group),
         "frac_unscored": grades.rewards.isnan().double().mean().item(),
         "num_score_failures": float(grades.num_failures),
         "num_cached_scores": float(grades.num_cached),
     }
     if rewards:
         metrics["reward"] = fmean(rewards)
+    if len(rewards) >= 2:
+        metrics["reward_std"] = stdev(rewards)
     spreads = [stdev(group) for group in by_group if len(group) >= 2]
     if spreads:
-        metrics["reward_std"] = fmean(spreads)
+        metrics["reward_std_within_groups"] = fmean(spreads)
     for name, scores in zip(grades.names, grades.scores, strict=True):
         values = scored(scores)
         if values:

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 
 from posttrain.errors import RunError, UserError
-from posttrain.models.adapters.lora import lora_layers
 from posttrain.options.training import OptimizerOptions
 from posttrain.runs.checkpoint import load_latest
 from posttrain.runs.tensor_state import restore_optimizer
@@ -134,6 +133,15 @@ def learning_rate(options: OptimizerOptions, update: int, num_updates: int) -> f
     left = 1 - min(progress, 1.0)
     share = left if options.schedule == "linear" else 0.5 * (1 - math.cos(math.pi * left))
     return options.largest_rate * share
+
+
+def next_rate(options: OptimizerOptions, own: OwnOptimizer | None, update: int, num_updates: int) -> float:
+    """The learning rate of the update that comes now, numbered from 0; of a caller's optimiser its largest."""
+    planned = learning_rate(options, update, num_updates)
+    if own is None:
+        return planned
+    own.advance(int(update > 0))
+    return own.set_rates(planned / options.largest_rate)
 
 
 def standing_still(parameters: Iterable[nn.Parameter], rate: float) -> float:
@@ -262,12 +270,3 @@ def places_of_modules(theirs: Sequence[Mapping[str, Any]], ours: Sequence[Mappin
         for there, here in zip(*both, strict=True)
     ]
     return dict(pairs)
-
-
-def require_undecayed_adapter(model: nn.Module, options: OptimizerOptions) -> None:
-    """Refuse weight decay where an adapter is trained: it would pull A and B to zero, and the policy to its base."""
-    if options.weight_decay and lora_layers(model):
-        raise UserError(
-            f"update.weight_decay = {options.weight_decay:g}, and an adapter is not decayed: that would pull the policy"
-            " back to its base.  Leave it out."
-        )

@@ -11,8 +11,10 @@ from typing import cast
 
 import torch
 
+from posttrain.config.recipes import recorded_time
+from posttrain.generation.parity import mixture_note
 from posttrain.models.description import adapter_lines, model_lines, unused_options
-from posttrain.models.loading.saving import save_trained
+from posttrain.models.loading.saving import save_trained, whole_folder
 from posttrain.models.memory.memory_plan import memory_plan
 from posttrain.options.adapter import run_model
 from posttrain.rewards.ensemble import reward_models_in
@@ -21,7 +23,7 @@ from posttrain.runs.files import writing
 from posttrain.runs.folder import resume_command, shown
 from posttrain.runs.planned_memory import machine_memory, memory_line, memory_warning, policy_plan
 from posttrain.runs.run_folder import RunFolder
-from posttrain.runs.summary import HELD_OUT, REWARD, build_summary
+from posttrain.runs.summary import HELD_OUT, REWARD, SCORE, build_summary
 from posttrain.tasks.base import Probe, Reading
 from posttrain.tasks.dataset import DatasetTask
 from posttrain.training.actor_critic.critic_folder import save_critic
@@ -59,7 +61,7 @@ def plan_lines(
         share = f", at first {first.num_completion_tokens / rollout.rollouts_per_step:.0f} tokens each"
         each = sum(seconds.values())
         pace = f", about {each:.1f} s each" if whole_step else f", {each:.1f} s to sample and score the first"
-        time = [time_line(session, first, seconds, whole_step=whole_step)]
+        time = time_lines(session, first, seconds, whole_step=whole_step)
     lines = [
         *policy_lines(session),
         f"task       {session.task.name}, {len(session.questions().prompts)} held-out problems",
@@ -101,6 +103,8 @@ def policy_lines(session: Session) -> list[str]:
     lines, rate = model_lines(session.policy, session.model_name), session.config.update.largest_rate
     if session.own.policy is None:
         lines += [f"           {each}" for each in unused_options(session.policy, session.config.model)]
+    if (note := mixture_note(session.policy)) is not None:
+        lines.append(f"           {note}")
     still = standing_still(session.policy.model.parameters(), rate)
     if still > 0:
         lines.append(
@@ -110,18 +114,27 @@ def policy_lines(session: Session) -> list[str]:
     return lines
 
 
-def time_line(session: Session, first: CollectedStep, seconds: Mapping[str, float], *, whole_step: bool) -> str:
-    """The minutes that steps and evaluations take if all completions are as those of the first step."""
+def time_lines(session: Session, first: CollectedStep, seconds: Mapping[str, float], *, whole_step: bool) -> list[str]:
+    """The minutes that steps and evaluations take: if completions stay as long as the first step's, and at their limit.
+
+    Below it what the recipe's header says of the run that was made, if it is known which recipe that is.
+    """
     config = session.config
     collected = sum(len(groups) for groups in (first.groups, *(groups for groups, _ in first.replaced)))
     per_completion = (seconds["rollout"] + seconds["grade"]) / (collected * config.rollout.group_size)
     asked = completions_of_run(session.questions(), config.evaluation, config.run.num_steps)
     steps, evaluations = sum(seconds.values()) * config.run.num_steps / 60, per_completion * asked / 60
-    what = "steps" if whole_step else "steps without their gradients"
-    return (
-        f"time       about {steps + evaluations:.1f} min: {steps:.1f} for {what}, {evaluations:.1f} for evaluations;"
-        " more as completions grow"
+    length, limit = first.num_completion_tokens / config.rollout.rollouts_per_step, config.rollout.max_completion_tokens
+    longest = (steps + evaluations) * limit / length
+    spread = f"if completions stay at {length:.0f} tokens, up to {longest:.1f} min if they grow to {limit}"
+    if round(length) == limit:
+        spread = f"with completions of {limit} tokens, which is their limit"
+    parts = (
+        f"{steps:.1f} for steps{'' if whole_step else ' without their gradients'}, {evaluations:.1f} for evaluations"
     )
+    recorded = recorded_time(session.trained.run.recipe)
+    own = [f"           the recipe's own run took {recorded}; its header says where"] if recorded else []
+    return [f"time       about {steps + evaluations:.1f} min {spread}", f"           (the first is {parts})", *own]
 
 
 def held_out_metrics(results: Mapping[str, object], probes: Mapping[str, Probe] = NO_PROBES) -> dict[str, float]:
@@ -133,7 +146,7 @@ def held_out_metrics(results: Mapping[str, object], probes: Mapping[str, Probe] 
     metrics |= logged_readings(cast(Mapping[str, float], results.get("logged", {})))
     if results["mean_length"] is not None:
         metrics["eval/mean_length"] = cast(float, results["mean_length"])
-    for name in (*HELD_OUT, REWARD):
+    for name in (*HELD_OUT, SCORE, REWARD):
         interval = results.get(f"{name}_interval")
         if interval is not None:
             low, high = cast(Sequence[float], interval)
@@ -166,9 +179,11 @@ def write_results(session: Session, run: RunFolder, state: RunState, after: Mapp
         card = model_card(session, state, summary)
         save_trained(session.policy, folder, adapter.save if adapter is not None else "adapter", card)
         if (critic := session.learner.critic) is not None:
-            save_critic(critic.head, critic.own_trunk, folder / "critic")
-    with writing(folder / "curves.png", folder):
-        draw_curves(folder / "metrics.jsonl", folder / "curves.png", title=folder.name)
+            with whole_folder(folder / "critic") as saved:
+                save_critic(critic.head, critic.own_trunk, saved)
+    if session.config.run.curves:
+        with writing(folder / "curves.png", folder):
+            draw_curves(folder / "metrics.jsonl", folder / "curves.png", title=folder.name)
     return summary
 
 
@@ -214,6 +229,7 @@ def comparison(summary: Mapping[str, object], probes: Iterable[Probe] = ()) -> l
         "pass_at_8": Reading("pass@8"),
     }
     readings = {
+        SCORE: Reading("score, sampled at temperature 1"),
         **({} if same else {REWARD: Reading("reward, sampled at temperature 1")}),
         **(accuracies if same or right else {}),
         "mean_length": Reading("mean length, tokens", digits=1),
@@ -255,14 +271,16 @@ def closing_lines(
     table = [
         f"{label:<{wide}}{left:<{width}}{right}" for label, left, right in [("held-out", "before", "after"), *rows]
     ]
-    pairs = [line for b, a in zip(*transcripts, strict=True) for line in side_by_side(b[0], b[1], a[1])]
-    folder = shown(folder)
+    before, after = ({each[0]: each[1] for each in some} for some in transcripts)
+    both = [prompt for prompt in before if prompt in after]
+    pairs = [line for prompt in both for line in side_by_side(prompt, before[prompt], after[prompt])]
+    folder, picture = shown(folder), ", curves.png" if session.config.run.curves else ""
     return [
         "",
         *(table if rows else unmeasured_lines(summary)),
         "",
         *pairs,
-        f"run folder   {folder}  (summary.json, metrics.jsonl, rollouts/, curves.png)",
+        f"run folder   {folder}  (summary.json, metrics.jsonl, rollouts/{picture})",
         f"ask it       posttrain chat {folder}",
         f"measure it   {measuring(session, folder)}",
     ]

@@ -1,13 +1,13 @@
 """The loop: prompts → rollouts → grades → advantages → batches → loss → updates, as often as the recipe says."""
 
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from posttrain.algorithms.algorithm import Algorithm
 from posttrain.config import Config
 from posttrain.generation.engine import Engine
-from posttrain.generation.parity import gap_limit_metric
+from posttrain.generation.parity import gap_metrics
 from posttrain.models.policy import Policy
 from posttrain.runs.clock import Clock
 from posttrain.runs.folder import saved_recipe
@@ -17,6 +17,7 @@ from posttrain.runs.prompt_preview import Reader, first_step_lines
 from posttrain.runs.reports import EvaluationReport, Run, StepReport
 from posttrain.runs.run_folder import RunFolder, claim_folder
 from posttrain.runs.run_inputs import RunInputs, require_same_inputs
+from posttrain.runs.summary import headline
 from posttrain.runs.trackers.tracker import require_trackers
 from posttrain.runs.watchers import Watcher, require_watchers
 from posttrain.tasks.base import Task
@@ -116,15 +117,14 @@ def run_steps(config: Config, own: CallerObjects, how: Beginning) -> RunSteps:
     """The run that a config and a caller's objects describe, step by step; nothing is done before the first `next`."""
     require_training_by_reward(config)
     require_trackers(config.run.report_to, config.tracker)
-    resumed = None
+    inputs = None
     if how.resume:
-        resumed = require_same_inputs(
-            Path(config.run.folder), inputs_of(config, own), accept_changes=how.accept_changes
-        )
+        inputs = require_same_inputs(Path(config.run.folder), inputs_of(config, own), accept_changes=how.accept_changes)
     with open_session(config, own) as session:
-        session.trained.run.recipe = how.recipe
+        inputs = inputs or replace(inputs_of(config, own), recipe=how.recipe)
+        session.trained.run.recipe = inputs.recipe
         make_ready(session)
-        return (yield from train_session(session, resumed or inputs_of(config, own), how))
+        return (yield from train_session(session, inputs, how))
 
 
 def make_ready(session: Session) -> None:
@@ -150,7 +150,7 @@ def harness_options(
             UnscoredSteps(folder, config.grading.max_unscored_steps),
             SameReward(folder, config.grading.max_same_reward_steps),
         ],
-        score=lambda metrics: metrics.get("eval/accuracy_sampled"),
+        score=held_out_score,
         stop_early=lambda: at_an_end(config, session.trained.run),
         config=config,
         from_step=from_step,
@@ -167,7 +167,7 @@ def train_session(session: Session, inputs: RunInputs, how: Beginning) -> RunSte
         notes = go_on(session, harness) if how.resume else []
         if inputs.changes:
             folder.write_inputs(inputs)
-            notes.append(f"No longer as it was when the run began: {'; '.join(inputs.changes)}.")
+            notes += inputs.notes
         state, first = session.trained.run, None
         session.load_weights()
         if not state.before:
@@ -231,13 +231,13 @@ def step_report(
     """What the watchers are told of a step."""
     collected = credited.collected
     limited = session.algorithm.largest_epoch_kl is not None
-    gap_limit = gap_limit_metric(session.policy, session.engine) if updates else {}
+    gaps = gap_metrics(session.policy, session.engine, updates[0].gaps) if updates else {}
     metrics = {
         **step_metrics(collected.groups, collected.grades, credited.groups.informed),
         **session.behaviours.metrics(collected.groups),
         **credited.metrics,
         **update_metrics(updates),
-        **gap_limit,
+        **gaps,
         **({"num_updates_left_out": float(session.learner.left_out)} if limited else {}),
         "num_updates": float(len(updates)),
         "num_groups": float(len(collected.groups)),
@@ -269,9 +269,15 @@ def evaluate_when_due(session: Session, harness: Harness) -> Mapping[str, float]
     with harness.clock("evaluate"):
         metrics = brief_evaluation(session.engine, session.questions_now(), problems=options.brief_problems)
         harness.evaluated(EvaluationReport(step=state.step, results=metrics))
-    if "eval/accuracy_sampled" in metrics:
-        state.saw_evaluation(metrics["eval/accuracy_sampled"])
+    if (score := held_out_score(metrics)) is not None:
+        state.saw_evaluation(score)
     return metrics
+
+
+def held_out_score(metrics: Mapping[str, float]) -> float | None:
+    """What decides which checkpoint is the best and when to stop early: held-out accuracy, or what stands for it."""
+    found = headline(metrics, "eval/")
+    return None if found is None else found[1]
 
 
 def at_an_end(config: Config, state: RunState) -> bool:
@@ -302,8 +308,11 @@ def measure_held_out(session: Session, harness: Harness, when: str) -> tuple[dic
     with harness.progress.stage(f"held-out problems {when}", total) as advance:
         results, groups = full_evaluation(session.engine, questions, samples=options.samples, advance=advance)
     harness.evaluated(EvaluationReport(step=session.trained.step, results=results, groups=groups))
-    shown = [[group.prompt.text, group.graded_text(group.rollouts[0])] for group in groups[: report.SHOWN]]
-    return results, shown
+    first = {
+        group.prompt.text: group for group in reversed(groups)
+    }  # of a prompt that is asked several times the first
+    shown = [first[text] for text in dict.fromkeys(group.prompt.text for group in groups)][: report.SHOWN]
+    return results, [[group.prompt.text, group.graded_text(group.rollouts[0])] for group in shown]
 
 
 def end_early(session: Session, harness: Harness) -> Run:

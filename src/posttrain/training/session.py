@@ -8,22 +8,25 @@ from typing import cast
 from posttrain.algorithms.algorithm import Algorithm
 from posttrain.algorithms.table import build_algorithm
 from posttrain.config import Config
+from posttrain.config.kinds import resolved
 from posttrain.errors import RunError, UserError
 from posttrain.generation.engine import Engine, require_engine, require_room_for
 from posttrain.generation.parity import engine_in_parity
 from posttrain.models.adapters.in_force import trains_adapter
-from posttrain.models.loading.model_folder import load_policy
+from posttrain.models.loading.devices import require_device_of
+from posttrain.models.loading.model_folder import load_policy, load_policy_to_train
 from posttrain.models.policy import Policy
-from posttrain.models.rendering import TokenizerRenderer
+from posttrain.models.rendering import renderer_of
 from posttrain.options.dataset import DatasetOptions
 from posttrain.options.task import TaskOptions
-from posttrain.options.training import for_policy
 from posttrain.rewards.ensemble import reward_models_in
 from posttrain.rewards.grading.function import RewardFunction, with_own_names
 from posttrain.rewards.grading.pending_scores import require_enforceable
 from posttrain.rewards.grading.resources import Resources, row_check
+from posttrain.rewards.grading.score_cache import require_use_for_cache
 from posttrain.rewards.grading.unscored_rows import require_rewarded_rows
 from posttrain.rewards.reward_registry import load_reward
+from posttrain.runs.summary import LEFT_OUT
 from posttrain.runs.threads import ThreadClaim, claim_threads
 from posttrain.tasks.answers_of_task import held_out_prompts, longest_prompts, task_probes, task_rewards
 from posttrain.tasks.base import Probe, Task
@@ -118,15 +121,18 @@ class Session:
 
     def questions_now(self) -> Questions:
         """The same for rewards that ask how far the run is."""
-        return replace(self.questions(), trainer_state=self.collector.trainer_state(self.trained.run.step + 1))
+        state = self.trained.run
+        return replace(
+            self.questions(),
+            trainer_state=self.collector.trainer_state(state.step + 1),
+            counts=LEFT_OUT in state.before,
+        )
 
 
 def open_session(config: Config, own: CallerObjects = NOTHING_BROUGHT, *, inference: bool = False) -> Session:
     """Load the model and make everything else, but for what the caller brings; `inference` trains nothing."""
     require_training_by_reward(config)
-    if own.policy is not None:
-        adapter = trains_adapter(own.policy.model)
-        config = replace(config, update=for_policy(config.update, adapter=adapter))
+    config = resolved(config, adapter=None if own.policy is None else trains_adapter(own.policy.model))
     with ExitStack() as opened:
         threads = opened.enter_context(claim_threads(config.run.threads))
         resources = opened.enter_context(Resources(config.sandbox))
@@ -147,8 +153,12 @@ def assembled(
 ) -> Session:
     """A session of these parts and of what the config describes."""
     behaviours = BehaviourReader(chosen_rows(config.behaviours))
-    policy = own.policy or load_policy(config.model, seed=config.run.seed, inference=inference)
+    policy = own.policy
+    if policy is None and inference:
+        policy = load_policy(config.model, seed=config.run.seed, inference=True)
+    policy = policy or load_policy_to_train(config.model, seed=config.run.seed)
     policy.require_as_made()
+    require_device_of(policy.device, config.model.device)
     task = task_of(config, own, policy)
     algorithm = own.algorithm or build_algorithm(config.algorithm)
     engine, policy = engine_of(config, own, task, policy)
@@ -220,7 +230,7 @@ def task_of(config: Config, own: CallerObjects, policy: Policy) -> Task:
         return require_task(own.task, "task")
     return load_task(
         with_longest_prompt(config, policy),
-        TokenizerRenderer(policy.tokenizer, template_options=config.model.template_options),
+        renderer_of(policy, config.model.template_options),
         seed=config.run.seed,
         prompts_per_step=config.rollout.prompts_per_step,
         rows=own.rows,
@@ -251,6 +261,7 @@ def rewards_of(config: Config, own: CallerObjects, task: Task, policy: Policy) -
             "rewards: the task has no reward function of its own, and none is given."
             "  Name one under `rewards`, such as my_rewards.py:solved, or in Python train(config, rewards=[solved])."
         )
+    require_use_for_cache(rewards, config.grading)
     for function in rewards:
         require_enforceable(function, config.grading)
         for model in reward_models_in(function.call):

@@ -23,6 +23,7 @@ from posttrain.options.training import UpdateOptions
 from posttrain.records import Group
 from posttrain.runs.clock import Clock
 from posttrain.training.actor_critic.critic import Critic
+from posttrain.training.caller.token_locality import LocalityCheck
 from posttrain.training.distillation.teacher import Teacher
 from posttrain.training.optimizer import apply_gradients
 from posttrain.training.reference import Reference
@@ -44,6 +45,10 @@ class Objective:
     """Report the policy's entropy; costs a pass over the output layer."""
     critic: Critic | None = None
     """What gives values to the terms that need them."""
+    largest_kl: float | None = None
+    """Nats per token from the policy that sampled beyond which no step is taken; None takes every step."""
+    check_terms: LocalityCheck | None = None
+    """Refuses terms by which the split into micro-batches would change the gradient; None trusts them."""
     policy_frozen: bool = False
     """Whether the policy gets no gradient: while the critic alone learns."""
 
@@ -59,6 +64,7 @@ class Observations:
 
     logprobs: list[Tensor] = field(default_factory=list)
     clipped: list[Tensor] = field(default_factory=list)
+    clips_completions: bool = False
     entropies: list[Tensor] = field(default_factory=list)
     terms: dict[str, list[Tensor]] = field(default_factory=dict)
     """Of each term that is reported, by its metric, its values."""
@@ -76,6 +82,9 @@ def update(
 
         loss = Σ_t w_t Σ_k c_k L_k(t)      w: the batch's token weights; k: the algorithm's terms
 
+    Where the policy is already further from the one that sampled than `objective.largest_kl`, no step is taken and the
+    report says so, as in Spinning Up and Stable-Baselines3.
+
     Raises RunError before the step where the loss or the gradient is not finite; the weights are then as they were.
     """
     optimizer.zero_grad(set_to_none=True)  # an update that failed may have left some of its gradient
@@ -86,7 +95,12 @@ def update(
         for share in micro_losses(policy, micro, objective, observed):
             share.backward()
             total += share.item()
-    norms = apply_gradients(optimizer, rate, options.max_grad_norm)
+    totals = token_totals(micro_batches, observed)
+    largest = math.inf if objective.largest_kl is None else objective.largest_kl
+    taken = totals["sums"]["kl_behaviour"] <= largest * totals["num_tokens"]
+    norms = apply_gradients(optimizer, rate, options.max_grad_norm) if taken else {}
+    if not taken:
+        optimizer.zero_grad(set_to_none=True)
     for module, norm in norms.items():
         if not math.isfinite(norm):
             raise RunError(f"the gradient's norm ({module}) is {norm} although the loss is {total:.4g}.  {REMEDY}")
@@ -95,7 +109,8 @@ def update(
         grad_norms=norms,
         learning_rate=rate,
         num_micro_batches=len(micro_batches),
-        **token_totals(micro_batches, observed),
+        taken=taken,
+        **totals,
     )
 
 
@@ -156,6 +171,8 @@ def micro_losses(policy: Policy, micro: Batch, objective: Objective, observed: O
 def share_of(terms: Sequence[LossTerm], view: TokenView, micro: Batch, objective: Objective) -> Float[Tensor, ""]:
     """Σ_t w_t Σ_k c_k L_k(t) of some terms.  Raises RunError where a token's is no number."""
     algorithm = replace(objective.algorithm, terms=tuple(terms))
+    if objective.check_terms is not None:
+        objective.check_terms(terms, view, owner=f"algorithm {algorithm.name}")
     losses = algorithm.loss(view)
     require_finite_losses(losses, micro, algorithm, view)
     return (view.columns.weights * losses).sum()
@@ -205,6 +222,7 @@ def observe(observed: Observations, view: TokenView, terms: Sequence[LossTerm]) 
     clipped = [term.clipped(detached) for term in terms if term.clipped is not None]
     if clipped:
         observed.clipped.append(torch.stack(clipped).any(dim=0).cpu())
+        observed.clips_completions = any(term.clips_completions for term in terms)
     observe_terms(observed, detached, terms)
 
 
@@ -264,12 +282,15 @@ def token_totals(micro_batches: Sequence[Batch], observed: Observations) -> dict
         "ratio/mean": ratios.total,
         "kl_behaviour": ratios.kl_total,
     }
+    completion_sums: dict[str, float] = {}
     if observed.clipped:
-        clipped = torch.cat(observed.clipped)
-        sums |= {
-            "clip_ratio/low_mean": (clipped & (advantages < 0)).double().sum().item(),
-            "clip_ratio/high_mean": (clipped & (advantages > 0)).double().sum().item(),
-            "clip_ratio/region_mean": clipped.double().sum().item(),
+        counted = completion_sums if observed.clips_completions else sums
+        of_each = 1 / token_counts(micro_batches) if observed.clips_completions else torch.ones(len(logprobs))
+        clipped = torch.cat(observed.clipped).double() * of_each
+        counted |= {
+            "clip_ratio/low_mean": (clipped * (advantages < 0)).sum().item(),
+            "clip_ratio/high_mean": (clipped * (advantages > 0)).sum().item(),
+            "clip_ratio/region_mean": clipped.sum().item(),
         }
     reference = [micro.columns.reference_logprobs for micro in micro_batches]
     if "kl" not in observed.terms and all(column is not None for column in reference):
@@ -279,10 +300,18 @@ def token_totals(micro_batches: Sequence[Batch], observed: Observations) -> dict
         sums["entropy"] = torch.cat(observed.entropies).sum().item()
     return {
         "num_tokens": len(logprobs),
+        "num_completions": sum(len(micro.completions) for micro in micro_batches),
         "sums": sums,
+        "completion_sums": completion_sums,
         "ratio_range": (ratios.lowest, ratios.highest),
-        "largest_gap": gap.max().item(),
+        "gaps": gap,
     }
+
+
+def token_counts(micro_batches: Sequence[Batch]) -> Float64[Tensor, " token"]:
+    """For every token of the update, how many tokens its completion has."""
+    counts = [torch.tensor([len(each) for each in micro.completions]) for micro in micro_batches]
+    return torch.cat([of[micro.rollout.cpu()] for of, micro in zip(counts, micro_batches, strict=True)]).double()
 
 
 @torch.no_grad()

@@ -5,6 +5,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
+from jaxtyping import Float64
+from torch import Tensor
+
 FIRST_ALONE = "sampling/sampling_logp_difference/mean"
 """Of the first update only, when sampler and trainer have the same weights."""
 
@@ -20,17 +23,35 @@ class UpdateReport:
     num_micro_batches: int
     num_tokens: int
     """Completion tokens trained on."""
+    num_completions: int
+    """Completions trained on."""
     sums: Mapping[str, float]
     """By metric, the sum over those tokens of what the metric is the mean of."""
+    completion_sums: Mapping[str, float]
+    """The same of metrics that are means over completions."""
     ratio_range: tuple[float, float]
     """Least and greatest ratio π/μ."""
-    largest_gap: float
-    """Greatest difference of the sampler's and the trainer's log-prob of a token, in nats."""
+    gaps: Float64[Tensor, " token"]
+    """How far the sampler's and the trainer's log-prob of each token lie apart, in nats."""
+
+    taken: bool = True
+    """Whether the step was taken; else the policy was too far from the one that sampled before it."""
 
     @property
     def kl_behaviour(self) -> float:
         """How far the policy was from the one that sampled when the update began, in nats per token."""
         return self.sums["kl_behaviour"] / self.num_tokens
+
+
+def kl_limit(limit: float | None, before: Sequence[UpdateReport], *, noisy: bool) -> float | None:
+    """The KL to the policy that sampled beyond which a step's next update is not taken; None takes it.
+
+    `noisy`: an adapter's dropout adds noise to the KL.  The step's first update, whose policy is still the one that
+    sampled, measures that noise, and the limit of the others is higher by it.
+    """
+    if limit is None or (noisy and not before):
+        return None
+    return limit + (before[0].kl_behaviour if noisy else 0.0)
 
 
 def update_metrics(reports: Sequence[UpdateReport]) -> dict[str, float]:
@@ -42,7 +63,10 @@ def update_metrics(reports: Sequence[UpdateReport]) -> dict[str, float]:
     if not reports:
         return {}
     first, num_tokens = reports[0], sum(report.num_tokens for report in reports)
+    num_completions = sum(report.num_completions for report in reports)
     means = {name: sum(report.sums[name] for report in reports) / num_tokens for name in first.sums}
+    for name in first.completion_sums:
+        means[name] = sum(report.completion_sums[name] for report in reports) / num_completions
     means[FIRST_ALONE] = first.sums[FIRST_ALONE] / first.num_tokens
     modules = first.grad_norms if len(first.grad_norms) > 1 else ()
     return {
@@ -52,8 +76,9 @@ def update_metrics(reports: Sequence[UpdateReport]) -> dict[str, float]:
         "learning_rate": reports[-1].learning_rate,
         "num_micro_batches": float(sum(report.num_micro_batches for report in reports)),
         "tokens/trained": float(num_tokens),
+        "completions/trained": float(num_completions),
         **means,
-        "sampling/sampling_logp_difference/max": first.largest_gap,
+        "sampling/sampling_logp_difference/max": first.gaps.max().item(),
         "ratio/min": min(report.ratio_range[0] for report in reports),
         "ratio/max": max(report.ratio_range[1] for report in reports),
     }

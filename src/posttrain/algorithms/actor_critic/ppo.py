@@ -30,6 +30,7 @@ from posttrain.algorithms.gae import (
     one_step_advantages,
     value_targets,
     whitened,
+    whitening_of,
 )
 from posttrain.algorithms.losses import ClipRange, clipped_surrogate
 from posttrain.algorithms.other_policies.correction import Correction, corrected
@@ -73,7 +74,7 @@ def ppo(
     `baseline` is what rewards are compared with: a critic's values, the other completions of the prompt, or nothing.
     `missing_stop_penalty` is taken off the reward of a completion that was cut off; with `missing_stop_cap` that is at
     most the least of the step's completions that stopped.  `largest_epoch_kl`, in nats per token, is the KL to the
-    policy that sampled beyond which a step's remaining updates are left out.
+    policy that sampled beyond which no further update of a step is taken.
     """
     if baseline != "critic":
         require_no_critic_options(baseline, critic, value_loss, gae)
@@ -166,12 +167,14 @@ def actor_critic_credit(
         tokens = replace(tokens, final_values=torch.zeros_like(tokens.final_values))
     advantages, returns = estimated(tokens, gae, evidence.lengths.flatten())
     advantages = torch.where(counted, advantages, 0.0)
+    by = None
     if whitening != "none":
-        advantages = whitened(advantages, counted, centre=whitening == "mean_and_deviation")
+        by = whitening_of(advantages, counted, centre=whitening == "mean_and_deviation")
+        advantages = whitened(advantages, counted, by)
     if baseline != "critic":
-        return Credit(advantages)
+        return Credit(advantages, whitening=by)
     returns = torch.where(counted, returns, 0.0)
-    return Credit(advantages, returns, value_range(returns, counted, value_clip))
+    return Credit(advantages, returns, value_range(returns, counted, value_clip), by)
 
 
 def estimated(

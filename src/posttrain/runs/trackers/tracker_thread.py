@@ -20,7 +20,7 @@ def attempt(job: Job) -> None:
         job()
     except TrackerFailure:
         raise
-    except Exception as error:
+    except BaseException as error:  # one that leaves, by SystemExit, would take its thread along
         said = " ".join(str(error).split())
         raise TrackerFailure(f"{type(error).__name__}: {said}"[:LONGEST]) from error
 

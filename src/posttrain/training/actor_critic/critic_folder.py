@@ -6,6 +6,7 @@ critic/config.json ...           the trunk, as transformers reads it; not there 
 
 from pathlib import Path
 
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from posttrain.errors import UserError
@@ -15,6 +16,7 @@ from posttrain.models.loading.saving import save_policy
 from posttrain.models.loading.second_model import load_beside
 from posttrain.models.policy import Policy
 from posttrain.models.value_head import ValueHead
+from posttrain.options.critic import CriticOptions
 from posttrain.options.model import ModelOptions
 from posttrain.runs.tensor_state import untied
 from posttrain.training.reference import require_same_tokens
@@ -33,6 +35,17 @@ def save_critic(head: ValueHead, own_trunk: Policy | None, folder: Path) -> None
 def has_head(path: str) -> bool:
     """Whether a folder holds a value head."""
     return (Path(path) / HEAD_FILE).is_file()
+
+
+def saved_options(path: str) -> CriticOptions:
+    """The options that load a critic as its folder holds it.
+
+    Of its training they say nothing: neither its rate nor what it started from.
+    """
+    with safe_open(Path(path) / HEAD_FILE, framework="pt") as head:
+        is_mlp = any(name.startswith("widening.") for name in head.keys())  # noqa: SIM118
+    own_trunk = (Path(path) / "config.json").is_file()
+    return CriticOptions(path=path, trunk="own" if own_trunk else "shared", head="mlp" if is_mlp else "linear")
 
 
 def require_head_of_policy(path: str) -> None:

@@ -8,6 +8,9 @@ from posttrain.algorithms.credit import Credit, Evidence
 from posttrain.algorithms.gae import LEAST_DEVIATION
 from posttrain.training.actor_critic.actor_critic_state import COMPLETION_KL, EXPLAINED, TOKEN_KL, ActorCriticState
 
+SHIFT, SCALE = "whitening/mean", "whitening/deviation"
+"""Names of what the advantages of a step were whitened by."""
+
 
 def explained_variance(returns: Float64[Tensor, " token"], values: Float64[Tensor, " token"]) -> float | None:
     """Share of the variance of returns that the values account for; None where all returns are alike.
@@ -65,6 +68,8 @@ def credit_metrics(
 ) -> dict[str, float]:
     """All that credit tells of a step; `logprobs` are μ's and the reference's, `state` what credit was made with."""
     metrics = value_metrics(evidence, credit)
+    if credit.whitening is not None:
+        metrics |= {SHIFT: credit.whitening.shift, SCALE: credit.whitening.scale}
     if algorithm.kl_penalty is not None and (algorithm.critic is not None or algorithm.adaptive_kl is not None):
         metrics |= penalty_metrics(*logprobs, evidence.rewards.numel()) | {"kl_coefficient": state.kl_coefficient}
     if algorithm.reward_scaling is not None:

@@ -14,10 +14,10 @@ from statistics import fmean
 import numpy as np
 
 from posttrain.errors import UserError
+from posttrain.runs.intervals import share_interval
 from posttrain.runs.run_folder import rollout_step
 from posttrain.training.behaviours.behaviour_reader import BehaviourReader
 from posttrain.training.behaviours.search_signs import Signs
-from posttrain.training.evaluation import bootstrap_interval
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +41,10 @@ class BehaviourHistory:
         """Steps, and the share of completions that show a behaviour in each."""
         told = {step: [each.signs[name].shown for each in of_step(rows, name)] for step, rows in self.steps.items()}
         return [step for step, shown in told.items() if shown], [fmean(shown) for shown in told.values() if shown]
+
+    def seen(self, name: str) -> bool:
+        """Whether any completion shows a behaviour."""
+        return any(each.signs[name].shown for rows in self.steps.values() for each in of_step(rows, name))
 
     def signs(self, name: str) -> tuple[list[int], list[float]]:
         """Steps, and the signs per 1000 completion tokens in each."""
@@ -95,7 +99,7 @@ def share_with_interval(rows: Sequence[ReadCompletion], name: str) -> tuple[floa
     if not by_prompt:
         return None
     means = np.array([fmean(shown) for shown in by_prompt.values()])
-    return (float(means.mean()), *bootstrap_interval(means))
+    return (float(means.mean()), *share_interval(means))
 
 
 def reward_by_behaviour(rows: Sequence[ReadCompletion], name: str, *, shown: bool) -> float | None:
@@ -107,13 +111,20 @@ def reward_by_behaviour(rows: Sequence[ReadCompletion], name: str, *, shown: boo
 
 
 def history_table(history: BehaviourHistory, reader: BehaviourReader) -> str:
-    """A Markdown table: each behaviour in the first and the last quarter of the steps, and what goes with it."""
+    """A Markdown table: each behaviour in the first and the last quarter of the steps, and what goes with it.
+
+    Behaviours that no completion shows are listed below it.
+    """
     first, last = history.quarter(last=False), history.quarter(last=True)
     lines = [
         "| behaviour | what | first quarter | last quarter | signs per 1000 tokens | reward with, at last | without |",
         "|---|---|---|---|---|---|---|",
     ]
+    read = {name for name in reader.rows if any(of_step(rows, name) for rows in history.steps.values())}
+    unseen = [name for name in reader.rows if name in read and not history.seen(name)]
     for name, row in reader.rows.items():
+        if name in unseen:
+            continue
         before, after = share_with_interval(first, name), share_with_interval(last, name)
         if before is None or after is None:
             lines.append(f"| `{name}` | {row.says} | not read: problems without numbers and target | | | | |")
@@ -124,7 +135,8 @@ def history_table(history: BehaviourHistory, reader: BehaviourReader) -> str:
             f"| `{name}` | {row.says} | {interval(before)} | {interval(after)} | {signs}"
             f" | {' | '.join('—' if each is None else f'{each:.3f}' for each in paid)} |"
         )
-    return "\n".join(lines)
+    told = [f"\nNot seen in any completion: {', '.join(f'`{name}`' for name in unseen)}."] if unseen else []
+    return "\n".join([*lines, *told])
 
 
 def interval(numbers: tuple[float, float, float]) -> str:

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from posttrain.runs.curves import PALETTE, dress, running_mean
+from posttrain.runs.files import save_figure
 from posttrain.training.behaviours.behaviour_history import BehaviourHistory
 from posttrain.training.behaviours.behaviour_reader import BehaviourReader
 
@@ -12,19 +13,20 @@ def draw_behaviours(history: BehaviourHistory, reader: BehaviourReader, picture:
     """A line of panels for each kind of row: the share of completions that show it, and signs per 1000 tokens."""
     from matplotlib.figure import Figure
 
-    kinds = list(dict.fromkeys(row.kind for row in reader.rows.values()))
+    seen = {name: row for name, row in reader.rows.items() if history.seen(name)} or reader.rows
+    kinds = list(dict.fromkeys(row.kind for row in seen.values()))
     figure = Figure(figsize=(14, 4.5 * len(kinds)), layout="constrained")
     panels = figure.subplots(len(kinds), 2, squeeze=False)
     figure.suptitle(title, fontsize=14, fontweight="bold")
     for (shares, signs), kind in zip(panels, kinds, strict=True):
-        names = [name for name, row in reader.rows.items() if row.kind == kind]
+        names = [name for name, row in seen.items() if row.kind == kind]
         draw_lines(shares, names, [history.shares(name) for name in names])
         draw_lines(signs, names, [history.signs(name) for name in names])
         shares.set_ylim(-0.02, 1.02)
         signs.set_ylim(bottom=0)
-        dress(shares, f"Completions that show it: {kind}", "share of completions")
-        dress(signs, f"Signs: {kind}", "per 1000 completion tokens")
-    figure.savefig(picture, dpi=110)
+        dress(shares, f"Completions that show it: {kind}", "share of completions", legend="below")
+        dress(signs, f"Signs: {kind}", "per 1000 completion tokens", legend="below")
+    save_figure(figure, picture, dpi=110)
 
 
 def draw_lines(axes: object, names: Sequence[str], told: Sequence[tuple[list[int], list[float]]]) -> None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from posttrain.binding import bind
-from posttrain.config.recipes import parse_yaml
+from posttrain.config.recipe_yaml import parse_yaml
 from posttrain.errors import UserError
 from posttrain.options.behaviours import BehaviourOptions, PatternOptions, Within
 from posttrain.schemas import did_you_mean

@@ -6,7 +6,8 @@ from posttrain.algorithms.table import build_algorithm
 from posttrain.config import Config
 from posttrain.models.policy import Policy
 from posttrain.options.reward import RewardSettings
-from posttrain.runs.run_inputs import RunInput, RunInputs, class_name, code_input, named_files, rows_input, sha256_of
+from posttrain.runs.named_inputs import named_files
+from posttrain.runs.run_inputs import RunInput, RunInputs, class_name, code_input, rows_input, sha256_of
 from posttrain.training.caller.caller_objects import CallerObjects, given_rewards
 
 SOME_WEIGHTS = 64
@@ -16,6 +17,7 @@ SOME_WEIGHTS = 64
 def inputs_of(config: Config, own: CallerObjects) -> RunInputs:
     """What a run is made of beside its config: the caller's objects, and files whose place none of them takes."""
     objects: dict[str, RunInput] = {}
+    files: dict[str, RunInput] = {}
     if own.policy is not None:
         objects["policy"] = policy_input(own.policy, config, own)
     if own.task is not None:
@@ -30,11 +32,13 @@ def inputs_of(config: Config, own: CallerObjects) -> RunInputs:
     for index, reward in enumerate(given_rewards(own)):
         settings = {
             each.name: getattr(reward.settings, each.name)
-            for each in fields(reward.settings)
+            for each in fields(RewardSettings)  # one that is given by its name has those of a recipe's item
             if getattr(reward.settings, each.name) != getattr(RewardSettings(), each.name)
         }
         said = ", ".join(f"{name} = {value}" for name, value in settings.items())
         objects[f"rewards[{index}]"] = code_input(f"{reward.name} ({said})" if said else reward.name, reward.call)
+        if reward.source is not None:
+            files[f"rewards[{index}], by its name"] = RunInput(reward.source.name, reward.source.digest)
     if own.rows is not None:
         objects["rows"] = rows_input(own.rows)
     if own.held_out_rows is not None:
@@ -44,8 +48,7 @@ def inputs_of(config: Config, own: CallerObjects) -> RunInputs:
     unused += ["task."] if own.task is not None else []
     unused += ["model.path", "model.chat_template"] if own.policy is not None else []
     unused += ["algorithm.path"] if own.algorithm is not None else []
-    files = {name: each for name, each in named_files(config).items() if not name.startswith(tuple(unused))}
-    return RunInputs(objects=objects, files=files)
+    return RunInputs(objects=objects, files=files | named_files(config, unused=unused))
 
 
 def policy_input(policy: Policy, config: Config, own: CallerObjects) -> RunInput:

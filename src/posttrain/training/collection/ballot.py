@@ -36,7 +36,7 @@ class Ballot:
     """One rater's votes on a list of pairs."""
 
     def __init__(self, pairs: Sequence[Pair], journal: LineJournal, *, rater: str, seed: int) -> None:
-        """Take up where the journal says that this rater stopped."""
+        """Take up where the journal, which all raters of a folder share, says that this one stopped."""
         if not rater.strip() or not rater.isprintable():
             raise UserError(f"rater {rater!r}: is no name that can be shown; use letters, such as anna")
         self.pairs, self.journal, self.rater, self.seed = {pair.id: pair for pair in pairs}, journal, rater, seed

@@ -60,14 +60,13 @@ class CollectionFolder(Folder):
         """Become the writer of a folder that is known to be a collection's."""
         return cls(Path(path), lock_folder(Path(path)), begun=True)
 
-    def journal(self, name: str) -> LineJournal:
-        """A file that grows by lines."""
-        return LineJournal(self.path / name)
+    def __init__(self, path: Path, lock: int, *, begun: bool, new: bool = False) -> None:
+        super().__init__(path, lock, begun=begun, new=new)
+        self._line_journals = {name: LineJournal(self.path / name) for name in (COMPLETIONS, ANSWERS, VOTES)}
 
-    def replace_config(self, config_yaml: str) -> None:
-        """Save a configuration in place of the one there, whole or not at all."""
-        with writing(self.path / "config.yaml", self.path):
-            write_atomically(self.path / "config.yaml", config_yaml.encode())
+    def journal(self, name: str) -> LineJournal:
+        """A file that grows by lines: one journal for all who write to it."""
+        return self._line_journals[name]
 
     def write_inputs(self, inputs: RunInputs) -> None:
         """Save what the pairs are made of beside the configuration."""

@@ -3,14 +3,17 @@
 from dataclasses import asdict
 from pathlib import Path
 
-from posttrain.binding import digest_of
-from posttrain.config import Config, build
+from posttrain.binding import bind
+from posttrain.config import build
 from posttrain.config.collect import CollectConfig
+from posttrain.config.recipes import short_reward
 from posttrain.config.sections import plain
 from posttrain.errors import UserError
-from posttrain.options.collect import OF_CALLS, LlmJudgeOptions
+from posttrain.options.collect import OF_CALLS
+from posttrain.options.reward import RewardOptions
 from posttrain.rewards.grading.function import RewardFunction
-from posttrain.runs.run_inputs import RunInput, RunInputs, class_name, code_input, named_files, rows_input
+from posttrain.runs.named_inputs import files_of_reward, named_files, read_all
+from posttrain.runs.run_inputs import RunInput, RunInputs, class_name, code_input, rows_input
 from posttrain.runs.same_recipe import differences, leaves, run_recipe
 from posttrain.training.collection.prompt_sampler import PairObjects
 
@@ -28,28 +31,27 @@ MAY_CHANGE = (
 def inputs_of_collection(config: CollectConfig, own: PairObjects) -> RunInputs:
     """The caller's objects, and the files that the recipe names, with digests."""
     objects: dict[str, RunInput] = {}
+    named: dict[str, RunInput] = {}
     if own.policy is not None:
         count = sum(each.numel() for each in own.policy.model.parameters())
         objects["policy"] = RunInput(f"{class_name(own.policy.model)} of {count} parameters")
     for index, reward in enumerate(own.rewards):
-        if not isinstance(reward, str):
+        if isinstance(reward, str):
+            options = bind(RewardOptions, short_reward(reward), where="rewards")
+            named |= read_all(files_of_reward(f"rewards[{index}], by its name", options))
+        else:
             call = reward.call if isinstance(reward, RewardFunction) else reward
             objects[f"rewards[{index}]"] = code_input(class_name(reward), call)
     if own.rows is not None:
         objects["rows"] = rows_input(own.rows)
     unused = ["task.path", "task.sources"] if own.rows is not None else []
     unused += ["model.path", "model.chat_template"] if own.policy is not None else []
-    of_run = Config(model=config.model, task=config.task, rewards=config.rewards)
-    files = {name: each for name, each in named_files(of_run).items() if not name.startswith(tuple(unused))}
-    judge = config.judge
-    if isinstance(judge, LlmJudgeOptions) and judge.principles:
-        files["judge.principles"] = RunInput(judge.principles, digest_of(Path(judge.principles)))
-    return RunInputs(objects=objects, files=files)
+    return RunInputs(objects=objects, files=named | named_files(config, unused=unused))
 
 
 def require_same_collection(folder: Path, config: CollectConfig) -> None:
     """Refuse to go on with a collection under another recipe than its own."""
-    own = build(CollectConfig, [run_recipe(folder)])
+    own = build(CollectConfig, [run_recipe(folder)], to_run=False)
     found = list(differences(lasting_options(own), lasting_options(config)))
     if found:
         raise UserError(

@@ -18,7 +18,7 @@ from typing import Any
 import yaml
 
 from posttrain.binding import bind
-from posttrain.config.recipes import parse_yaml
+from posttrain.config.recipe_yaml import parse_yaml
 from posttrain.errors import UserError
 from posttrain.options.collect import LlmJudgeOptions
 from posttrain.rewards.grading.function import ScoringFailure

@@ -14,7 +14,7 @@ from posttrain.generation.request import Request
 from posttrain.generation.streams import StreamKey
 from posttrain.models.loading.model_folder import load_policy
 from posttrain.models.policy import Policy
-from posttrain.models.rendering import TokenizerRenderer
+from posttrain.models.rendering import renderer_of
 from posttrain.options.dataset import DatasetOptions
 from posttrain.options.reward import RewardOptions
 from posttrain.options.task import TaskOptions
@@ -22,6 +22,7 @@ from posttrain.rewards.grading.function import RewardFunction, with_own_names
 from posttrain.rewards.grading.grade import grade
 from posttrain.rewards.grading.pending_scores import require_enforceable
 from posttrain.rewards.grading.resources import Resources
+from posttrain.rewards.grading.score_cache import require_use_for_cache
 from posttrain.rewards.reward_registry import load_reward
 from posttrain.runs.threads import claim_threads
 from posttrain.tasks.answers_of_task import as_reward_functions, task_rewards, training_prompts
@@ -96,7 +97,7 @@ class PromptSampler:
         config = self.config
         return load_task(
             with_room(config, self.policy),
-            TokenizerRenderer(self.policy.tokenizer, template_options=config.model.template_options),
+            renderer_of(self.policy, config.model.template_options),
             seed=config.run.seed,
             prompts_per_step=config.collect.num_prompts,
             rows=own.rows,
@@ -139,6 +140,7 @@ def rewards_of_pairs(config: CollectConfig, own: PairObjects, task: Task) -> tup
             "rewards: the task has no reward function of its own, and none is given.  Name one under `rewards`, or have"
             " pairs judged by judge.name = llm or person."
         )
+    require_use_for_cache(rewards, config.grading)
     for function in rewards:
         require_enforceable(function, config.grading)
     return with_own_names(rewards)

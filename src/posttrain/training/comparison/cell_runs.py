@@ -10,12 +10,13 @@ from typing import Any
 from posttrain.errors import RunError, UserError
 from posttrain.runs.command_process import run_command
 from posttrain.runs.files import read_metrics, write_atomically
+from posttrain.runs.named_inputs import changed_since
 from posttrain.runs.same_recipe import changed_options, told
+from posttrain.runs.summary import headline
 from posttrain.training.comparison.cells import Cell
 
 RESULT = "cell.json"
 LOG = "cell.log"
-ACCURACY = "eval/accuracy_sampled"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +69,11 @@ def kept_result(cell: Cell) -> CellResult | None:
         raise RunError(f"{file}: is no result of a cell ({error}).  Delete {cell.folder} to run it again.") from None
     if result.recipe_digest != recipe_digest(cell):  # as it also is where options have come since
         require_recipe_of_now(cell, f"{file}: was made")
+    if changed := changed_since(cell.folder, cell.config):
+        raise UserError(
+            f"{file}: {cell.name} is finished, and {told(changed)}.  Delete {cell.folder} to run it again, or keep this"
+            " comparison in another folder."
+        )
     return result
 
 
@@ -130,8 +136,8 @@ def accuracy_curve(records: Sequence[Mapping[str, object]]) -> Iterator[tuple[in
     for record in records:
         tokens = int(number(record.get("num_sampled_tokens"), tokens))
         seconds += number(record.get("step_time"), 0.0) - number(record.get("seconds/evaluate"), 0.0)
-        if isinstance(accuracy := record.get(ACCURACY), int | float):
-            yield tokens, seconds, float(accuracy)
+        if (found := headline(record, "eval/")) is not None:
+            yield tokens, seconds, found[1]
 
 
 def number(value: object, otherwise: float) -> float:

@@ -4,14 +4,13 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from posttrain.runs.curves import PALETTE
-from posttrain.runs.files import write_atomically
+from posttrain.runs.files import save_figure, write_atomically
 from posttrain.training.comparison.cell_runs import CellResult
-from posttrain.training.comparison.statistics import VariantResult, accuracy, variant_results
+from posttrain.training.comparison.statistics import VariantResult, accuracy, quantity, variant_results
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -19,16 +18,21 @@ if TYPE_CHECKING:
 HEADS = ("variant", "seeds", "before", "after", "beyond the first", "greedy", "pass@8", "length", "KL nats/completion")
 COSTS = ("KL nats/token", "steps", "tokens", "training s", "all s", "memory GB")
 NOTES = (
-    "Accuracy is that of held-out problems at temperature 1, a mean over seeds with Student's 95% interval over them;"
-    " `beyond the first` is the difference to the first variant with the same seed.  KL is that of the trained policy"
-    " to the one that it started from, on held-out prompts.  `training s` leaves evaluations out.  In the picture"
-    " curves begin with a full evaluation and go on with those in brief, of fewer problems and one sample each, so that"
-    " they jump about more; the dot at the end is the full one after training."
+    "Before and after are the accuracy on held-out problems at temperature 1, or the mean reward where that counts"
+    " something: a mean over seeds with Student's 95% interval.  `beyond the first` is the difference to the first"
+    " variant with the same seed.  KL is that of the trained policy to the one that it started from, on held-out"
+    " prompts.  `training s` leaves evaluations out.  In the picture curves begin with a full evaluation and go on with"
+    " those in brief, of fewer problems and one sample each, so that they jump about more; the last point is the full"
+    " one after training."
 )
 Curve = Sequence[tuple[int, float, float]]
 """(tokens sampled, seconds of training, held-out accuracy) along a run."""
 GRID = 60
 """Points on which the curves of seeds are averaged."""
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#222222")
+"""Of Okabe and Ito, 2008: they can be told apart by everybody."""
+FEW_VARIANTS = 5
+"""Up to here single seeds are drawn too."""
 
 
 def write_comparison(folder: Path, results: Sequence[CellResult], budget: str) -> str:
@@ -77,68 +81,72 @@ def cells_of(row: VariantResult) -> list[str]:
 def draw_comparison(results: Sequence[CellResult], picture: Path, budget: str) -> None:
     """Held-out accuracy against tokens sampled, against seconds of training, and at the end with its interval.
 
-    In the curves every seed is thin and their mean thick; the mean after training is a dot of its own.
+    The curves are means over seeds; a few variants have a pale line for each seed as well.
     """
     from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
 
-    figure = Figure(figsize=(18, 5.5), layout="constrained")
+    figure = Figure(figsize=(18, 6.4), layout="constrained")
     panels = figure.subplots(1, 3)
     panels[1].sharey(panels[0])
-    figure.suptitle(f"Held-out accuracy; budget of a run: {budget}", fontsize=13, fontweight="bold")
+    figure.suptitle(f"Held-out {quantity(results)}; budget of a run: {budget}", fontsize=14, fontweight="bold")
     draw_curves_of_variants(panels[0], results, 0)
     draw_curves_of_variants(panels[1], results, 1)
     draw_ends_of_variants(panels[2], results)
-    labels = ("completion tokens sampled", "seconds of training", "share solved after training, 95% over seeds")
+    solved = "share solved" if quantity(results) == "accuracy" else "mean reward"
+    labels = ("completion tokens sampled", "seconds of training", f"{solved} after training, 95% over seeds")
     for axes, label in zip(panels, labels, strict=True):
-        axes.set_xlabel(label, fontsize=10)
+        axes.set_xlabel(label, fontsize=12)
+        axes.tick_params(labelsize=11)
         axes.grid(alpha=0.25, linewidth=0.7)
         axes.spines[["top", "right"]].set_visible(False)
-    panels[0].set_ylabel("share solved, temperature 1", fontsize=10)
-    panels[0].legend(fontsize=8, frameon=True, framealpha=0.8, edgecolor="none")
-    figure.savefig(picture, dpi=110)
+    panels[0].set_ylabel(f"{solved}, temperature 1", fontsize=12)
+    panels[0].xaxis.set_major_locator(MaxNLocator(5))
+    panels[0].xaxis.set_major_formatter("{x:,.0f}")
+    handles, names = panels[0].get_legend_handles_labels()
+    figure.legend(handles, names, fontsize=12, frameon=False, loc="outside lower center", ncols=min(6, len(names) or 1))
+    save_figure(figure, picture, dpi=110)
+
+
+def style(number: int) -> dict[str, Any]:
+    """Colour and line of a variant: ten that can be told apart, also by those who do not see red and green."""
+    return {"color": COLOURS[number % len(COLOURS)], "linestyle": ("-", "--", ":")[number // len(COLOURS) % 3]}
 
 
 def draw_curves_of_variants(axes: "Axes", results: Sequence[CellResult], place: int) -> None:
     """The curves against one of what they cost: `place` is its place in a point of a curve."""
-    for number, variant in enumerate(dict.fromkeys(result.variant for result in results)):
-        colour = PALETTE[number % len(PALETTE)]
-        whole = [result.curve for result in results if result.variant == variant and result.curve]
-        curves = [along_the_way(curve) for curve in whole]
-        for curve in curves:
-            axes.plot(
-                [point[place] for point in curve], [point[2] for point in curve], color=colour, alpha=0.25, lw=0.9
-            )
+    variants = list(dict.fromkeys(result.variant for result in results))
+    for number, variant in enumerate(variants):
+        curves = [result.curve for result in results if result.variant == variant and result.curve]
+        for curve in curves if len(variants) <= FEW_VARIANTS else []:
+            points = [point[place] for point in curve], [point[2] for point in curve]
+            axes.plot(*points, **style(number) | {"alpha": 0.25, "linewidth": 0.9})
         if curves:
-            axes.plot(*mean_curve(curves, place), color=colour, linewidth=2.2, label=variant)
-            ends = [(curve[-1][place], curve[-1][2]) for curve in whole]
-            axes.plot(*np.mean(ends, axis=0), "o", color=colour, markersize=6)
-
-
-def along_the_way(curve: Curve) -> Curve:
-    """The points before training ended: the last one is a full evaluation, and those before it but the first in brief.
-
-    Without evaluations along the way the line goes from the first to the last.
-    """
-    return curve[:-1] if len(curve) > 2 else curve
+            end = mean_curve(curves, place)
+            axes.plot(*end, **style(number), linewidth=2.2, label=variant)
+            axes.plot(end[0][-1], end[1][-1], "o", color=style(number)["color"], markersize=5)
 
 
 def draw_ends_of_variants(axes: "Axes", results: Sequence[CellResult]) -> None:
     """Accuracy after training, a line for each variant: every seed pale, their mean with its interval."""
     rows = variant_results(results)
     for number, row in enumerate(rows):
-        colour = PALETTE[number % len(PALETTE)]
+        colour = style(number)["color"]
         single = [accuracy(result) for result in results if result.variant == row.variant]
-        axes.plot(single, [number] * len(single), ".", color=colour, alpha=0.4)
-        axes.plot([row.after.mean], [number], "o", color=colour)
+        axes.plot(single, [number] * len(single), "|", color=colour, alpha=0.7, markersize=11)
+        axes.plot([row.after.mean], [number], "o", color=colour, markersize=7)
         if row.after.low is not None and row.after.high is not None:
-            axes.plot([row.after.low, row.after.high], [number, number], color=colour, linewidth=1.6)
-    axes.set_yticks(range(len(rows)), [row.variant for row in rows], fontsize=9)
+            axes.plot([row.after.low, row.after.high], [number, number], **style(number), linewidth=1.6)
+    axes.set_yticks(range(len(rows)), [row.variant for row in rows])
     axes.invert_yaxis()
 
 
 def mean_curve(curves: Sequence[Curve], place: int) -> tuple[list[float], list[float]]:
-    """The mean of curves, drawn straight from point to point, as far as all of them go."""
-    end = min(curve[-1][place] for curve in curves)
-    at = np.linspace(0.0, end, GRID)
-    lines = [np.interp(at, [point[place] for point in curve], [point[2] for point in curve]) for curve in curves]
-    return at.tolist(), np.mean(lines, axis=0).tolist()
+    """The mean of curves at equal shares of their way, drawn straight from point to point, up to their mean end."""
+    shares = np.linspace(0.0, 1.0, GRID)
+    lines = [
+        np.interp(shares * curve[-1][place], [point[place] for point in curve], [point[2] for point in curve])
+        for curve in curves
+    ]
+    end = float(np.mean([curve[-1][place] for curve in curves]))
+    return (shares * end).tolist(), np.mean(lines, axis=0).tolist()

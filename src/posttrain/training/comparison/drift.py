@@ -1,9 +1,13 @@
 """How far training has moved a policy: its KL to the one that it started from, on held-out prompts."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean, stdev
+
+from jaxtyping import Float64
+from torch import Tensor
 
 from posttrain.generation.engine import sample_groups
 from posttrain.generation.request import Request
@@ -12,6 +16,7 @@ from posttrain.models.loading.model_folder import load_policy
 from posttrain.options.adapter import is_adapter_folder, run_model
 from posttrain.options.model import ModelOptions
 from posttrain.options.sampling import Sampling
+from posttrain.records import Rollout
 from posttrain.tasks.answers_of_task import held_out_prompts, training_prompts
 from posttrain.training.comparison.cells import Cell
 from posttrain.training.session import open_session
@@ -52,8 +57,13 @@ def kl_to_start(cell: Cell) -> Drift:
     start = load_policy(config.model, seed=cell.seed, inference=True)
     logprobs = group_logprobs(start, groups, temperature=1.0, max_tokens=config.update.tokens_per_microbatch)
     rollouts = [rollout for group in groups for rollout in group.rollouts]
+    return drift_of(rollouts, logprobs)
+
+
+def drift_of(rollouts: Sequence[Rollout], start_logprobs: Float64[Tensor, " token"]) -> Drift:
+    """The estimate from completions of π and the log-probs of all their tokens, one after the other, under π₀."""
     lengths = [len(rollout.tokens) for rollout in rollouts]
-    of_start = [part.sum().item() for part in logprobs.split(lengths)]
+    of_start = [part.sum().item() for part in start_logprobs.split(lengths)]
     ratios = [sum(rollout.logprobs) - other for rollout, other in zip(rollouts, of_start, strict=True)]
     return Drift(
         per_completion=fmean(ratios),

@@ -7,6 +7,7 @@ from statistics import fmean, stdev
 from typing import Any
 
 from posttrain.errors import RunError
+from posttrain.runs.summary import LEFT_OUT, REWARD, SCORE
 from posttrain.training.comparison.cell_runs import CellResult
 
 CONFIDENCE = 0.95
@@ -129,19 +130,25 @@ def variant_result(name: str, cells: Mapping[int, CellResult], first: Mapping[in
 
 
 def accuracy(run: CellResult) -> float:
-    """Held-out accuracy at temperature 1 after training.  Raises RunError where none was measured."""
+    """Held-out accuracy at temperature 1 after training, or what stands for it.  Raises RunError where none was."""
     return measured(run, run.after)
 
 
 def measured(run: CellResult, results: Mapping[str, Any]) -> float:
-    """The accuracy in results before or after training."""
-    found = results.get("accuracy_sampled")
-    if found is None:
+    """The accuracy in results before or after training; of a reward that counts something its mean."""
+    names = ("accuracy_sampled",) if quantity([run]) == "accuracy" else (SCORE, REWARD)
+    value = next((results[name] for name in names if results.get(name) is not None), None)
+    if value is None:
         raise RunError(
             f"{run.variant} seed {run.seed}: no held-out accuracy was measured: no problem is held out, or nothing"
             " scored their completions.  Look at `before` and `after` in the summary.json of its folder."
         )
-    return float(found)
+    return float(value)
+
+
+def quantity(runs: Sequence[CellResult]) -> str:
+    """What runs are compared by: `accuracy`, or `reward` where theirs counts something."""
+    return "reward" if any(LEFT_OUT in each for run in runs for each in (run.before, run.after)) else "accuracy"
 
 
 def mean_or_none(values: Sequence[float | None]) -> float | None:

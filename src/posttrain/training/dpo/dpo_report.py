@@ -98,8 +98,9 @@ def write_model(config: DpoConfig, policy: Policy, folder: Path, model: str) -> 
     )
     with writing(folder / "model", folder):
         save_trained(policy, folder, adapter.save if adapter is not None else "adapter", card)
-    with writing(folder / "curves.png", folder):
-        draw_curves(folder / "metrics.jsonl", folder / "curves.png", title=folder.name)
+    if config.run.curves:
+        with writing(folder / "curves.png", folder):
+            draw_curves(folder / "metrics.jsonl", folder / "curves.png", title=folder.name)
 
 
 def dpo_summary(config: DpoConfig, policy: Policy, trained: TrainedOnPairs) -> dict[str, object]:
@@ -153,8 +154,8 @@ def last_lines(
 def pair_rows(before: Mapping[str, object], after: Mapping[str, object]) -> list[tuple[str, str, str]]:
     """Rows (what, before, after) of what held-out pairs say."""
     named = {
-        "ranked right": "rewards/accuracies",
-        "margin": "rewards/margins",
+        "ranked right": "pairs/accuracy",
+        "margin": "pairs/margin",
         "loss": "loss",
         "log π of chosen": "logps/chosen",
         "log π of rejected": "logps/rejected",

@@ -7,13 +7,15 @@ from pathlib import Path
 from time import perf_counter
 
 from posttrain.config import DpoConfig
+from posttrain.config.kinds import resolved
+from posttrain.errors import UserError
 from posttrain.models.adapters.in_force import trains_adapter
 from posttrain.models.conversation_masks import Masking
-from posttrain.models.loading.model_folder import load_policy
+from posttrain.models.loading.devices import require_device_of
+from posttrain.models.loading.model_folder import load_policy_to_train
 from posttrain.models.policy import Policy
-from posttrain.models.rendering import TokenizerRenderer
+from posttrain.models.rendering import renderer_of
 from posttrain.options.dataset import DatasetOptions
-from posttrain.options.training import for_policy
 from posttrain.runs.clock import Clock
 from posttrain.runs.folder import saved_recipe
 from posttrain.runs.harness import Harness, HarnessOptions, require_resume
@@ -39,6 +41,8 @@ from posttrain.training.dpo.dpo_report import (
 from posttrain.training.dpo.dpo_state import TrainedOnPairs
 from posttrain.training.dpo.pair_sources import PairSource, RoundPairs, RowPairs, step_report
 from posttrain.training.dpo.pair_update import accumulate
+from posttrain.training.optimizer import OwnOptimizer
+from posttrain.training.reference import Reference, UncopiedPolicy
 from posttrain.training.report import held_out_metrics
 from posttrain.training.session import open_session
 
@@ -71,6 +75,8 @@ def train_dpo(
     rewards: Rewards = (),
     rows: Rows | None = None,
     held_out_rows: Rows | None = None,
+    reference: Policy | Reference | None = None,
+    optimizer: OwnOptimizer | None = None,
     watchers: Sequence[Watcher] = (),
     resume: bool = False,
     from_step: int | None = None,
@@ -80,15 +86,18 @@ def train_dpo(
 
     The pairs are rows with `chosen` and `rejected`, or, with `dpo.rounds`, the best and worst of the policy's own
     completions by some rewards.  The objects are those of `posttrain.train`; of rows, `rows` have two answers each and
-    `held_out_rows` are to be measured on.  With `resume` the run in `config.run.folder` goes on from its last
-    checkpoint, within a round too, to the same bits as if it had never stopped.
+    `held_out_rows` are to be measured on.  `reference` takes the place of the policy that training starts from, and
+    `optimizer` that of AdamW.  With `resume` the run in `config.run.folder` goes on from its last checkpoint, within a
+    round too, to the same bits as if it had never stopped.
     """
     require_resume(from_step, resume=resume)
     require_trackers(config.run.report_to, config.tracker)
-    own = CallerObjects(policy=policy, task=task, rewards=rewards, rows=rows, held_out_rows=held_out_rows)
-    if policy is not None:
-        config = replace(config, dpo=for_policy(config.dpo, adapter=trains_adapter(policy.model)))
-    inputs = inputs_of_dpo(config, own)
+    own = CallerObjects(
+        policy=policy, task=task, rewards=rewards, rows=rows, held_out_rows=held_out_rows, optimizer=optimizer
+    )
+    compared = given_reference(reference, config)
+    config = resolved(config, adapter=None if policy is None else trains_adapter(policy.model))
+    inputs = inputs_of_dpo(config, own, reference)
     if resume:
         inputs = require_same_inputs(Path(config.run.folder), inputs, accept_changes=accept_changes)
     watching = require_watchers(watchers)
@@ -99,9 +108,11 @@ def train_dpo(
             if resume
             else RunFolder.create(config.run.folder, saved_recipe(config), overwrite=config.run.overwrite)
         )
-        trained = TrainedOnPairs(session.policy, config.dpo, session.source.pairs)
+        trained = TrainedOnPairs(
+            session.policy, config.dpo, session.source.pairs, reference=compared, optimizer=optimizer
+        )
         with Harness(folder, trained, options) as harness:
-            notes = harness.resume(threads) if resume else []
+            notes = [*(harness.resume(threads) if resume else []), *inputs.notes]
             folder.write_inputs(inputs)
             harness.start([*session.plan, *notes])
             return fit(session, trained, harness)
@@ -121,7 +132,7 @@ def fit(session: DpoSession, trained: TrainedOnPairs, harness: Harness) -> Run:
             with harness.clock("update"):
                 metrics = trained.learn(step, source.num_steps)
             metrics |= source.measured(trained, harness)
-            harness.record(step_report(step, metrics, sampled, num_tokens=trained.run.num_tokens - tokens))
+            harness.record(step_report(trained, metrics, sampled, num_tokens=trained.run.num_tokens - tokens))
     if harness.interruption:
         harness.end({}, interrupted_lines(folder.path, trained.step, harness.interruption.reason))
         return Run(folder=folder.path, summary={}, interrupted=True)
@@ -158,8 +169,9 @@ def opened(config: DpoConfig, own: CallerObjects) -> Iterator[DpoSession]:
             rounds.require_sound()
             yield DpoSession(config=config, policy=session.policy, model_name=session.model_name, source=rounds)
             return
-        policy = own.policy or load_policy(config.model, seed=config.run.seed)
+        policy = own.policy or load_policy_to_train(config.model, seed=config.run.seed)
         policy.require_as_made()
+        require_device_of(policy.device, config.model.device)
         name = config.model.path if own.policy is None else policy.model.name_or_path or "a model object"
         yield DpoSession(config=config, policy=policy, model_name=name, source=row_pairs(config, policy, own))
 
@@ -167,7 +179,7 @@ def opened(config: DpoConfig, own: CallerObjects) -> Iterator[DpoSession]:
 def row_pairs(config: DpoConfig, policy: Policy, own: CallerObjects) -> RowPairs:
     """The pairs of the recipe's rows, or of the caller's."""
     assert isinstance(config.task, DatasetOptions), "a rule of the config"
-    renderer = TokenizerRenderer(policy.tokenizer, template_options=config.model.template_options)
+    renderer = renderer_of(policy, config.model.template_options)
     pairs = preference_set(
         Masking(renderer=renderer, stop_ids=policy.stop_ids),
         config.task,
@@ -180,12 +192,21 @@ def row_pairs(config: DpoConfig, policy: Policy, own: CallerObjects) -> RowPairs
     return RowPairs(pairs=pairs, options=config.dpo, num_steps=num_steps)
 
 
-def inputs_of_dpo(config: DpoConfig, own: CallerObjects) -> RunInputs:
-    """What a run is made of beside its config; a policy object by its weights too, which are the reference's."""
+def given_reference(given: Policy | Reference | None, config: DpoConfig) -> Reference | None:
+    """What a caller has a policy compared with.  Raises UserError where each round has a reference of its own."""
+    if given is not None and config.dpo.refresh_reference:
+        raise UserError(
+            "reference: one is given, and dpo.refresh_reference takes a new one in each round.  Leave one of them out."
+        )
+    return UncopiedPolicy(given) if isinstance(given, Policy) else given
+
+
+def inputs_of_dpo(config: DpoConfig, own: CallerObjects, reference: Policy | Reference | None = None) -> RunInputs:
+    """What a run is made of beside its config; policy objects by their weights too, as these are the reference's."""
     inputs = inputs_of(config.sampling_half(), own)
-    if own.policy is None:
-        return inputs
-    return replace(inputs, objects={**inputs.objects, "policy": weighed_policy(own.policy)})
+    weighed = {"policy": own.policy, "reference": reference}
+    objects = {name: weighed_policy(each) for name, each in weighed.items() if isinstance(each, Policy)}
+    return replace(inputs, objects={**inputs.objects, **objects})
 
 
 def dpo_harness_options(
@@ -206,11 +227,12 @@ def dpo_harness_options(
 
 def ranked_best(metrics: Mapping[str, float]) -> float | None:
     """The best checkpoint has the highest held-out accuracy, of rounds; of rows it ranks the most pairs right."""
-    return metrics.get("eval/accuracy_sampled", metrics.get("eval/rewards/accuracies"))
+    return metrics.get("eval/accuracy_sampled", metrics.get("eval/pairs/accuracy"))
 
 
 def show_dpo_plan(config: DpoConfig) -> None:
     """Print what a run would be, its first pairs, and the seconds of one update, taking none."""
+    config = resolved(config)
     with claim_threads(config.run.threads), opened(config, CallerObjects()) as session:
         trained = TrainedOnPairs(session.policy, config.dpo, session.source.pairs)
         lines, pairs = [*session.plan], trained.pairs

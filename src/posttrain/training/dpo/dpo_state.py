@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 
+import torch
+
 from posttrain.algorithms.preference_losses import PREFERENCE_LOSSES, PairObjective
 from posttrain.errors import RunError, UserError
 from posttrain.models.adapters.lora import adapter_dropout
@@ -27,7 +29,15 @@ from posttrain.tasks.preferences.preference_set import PreferenceSet
 from posttrain.training.dpo.pair_reference import PairReference
 from posttrain.training.dpo.pair_update import MeasuredPairs, accumulate, logprobs_without_gradient, said_lengths
 from posttrain.training.dpo.sampled_pairs import pair_tensors, pairs_from
-from posttrain.training.optimizer import POLICY, apply_gradients, learning_rate, new_optimizer
+from posttrain.training.optimizer import (
+    POLICY,
+    OwnOptimizer,
+    apply_gradients,
+    new_optimizer,
+    next_rate,
+    require_all_trained,
+)
+from posttrain.training.reference import Reference
 
 
 @dataclass(slots=True, kw_only=True)
@@ -63,20 +73,28 @@ class DpoState:
 class TrainedOnPairs:
     """A policy, its optimiser, what it is compared with, the pairs at hand, and the counters of its run."""
 
-    def __init__(self, policy: Policy, options: DpoOptions, pairs: PreferenceSet) -> None:
-        """Of a run in rounds `pairs` are none yet."""
+    def __init__(
+        self,
+        policy: Policy,
+        options: DpoOptions,
+        pairs: PreferenceSet,
+        *,
+        reference: Reference | None = None,
+        optimizer: OwnOptimizer | None = None,
+    ) -> None:
+        """Of a run in rounds `pairs` are none yet; without a `reference` it is the policy as it is now."""
         require_whole_adapter(policy.model)
-        assert options.length_normalized is not None, "filled in with the options"
+        options = options.resolved()
         self.policy, self.options, self.pairs, self.run = policy, options, pairs, DpoState()
-        self.optimizer = new_optimizer(policy.model.parameters(), options)
-        self.reference = PairReference(policy, options)
-        self.objective = PairObjective(
-            loss=PREFERENCE_LOSSES[options.loss],
-            beta=options.beta,
-            label_smoothing=options.label_smoothing,
-            length_normalized=options.length_normalized,
-            nll_weight=options.nll_weight,
+        self.learned: Sequence[Preference] = ()
+        """The pairs of the last step."""
+        self.own_optimizer = optimizer
+        self.optimizer: torch.optim.Optimizer = (
+            new_optimizer(policy.model.parameters(), options) if optimizer is None else optimizer.optimizer
         )
+        require_all_trained(self.optimizer, policy.model)
+        self.reference = PairReference(policy, options, reference)
+        self.objective = pair_objective(options)
 
     @property
     def step(self) -> int:
@@ -103,8 +121,8 @@ class TrainedOnPairs:
 
     def learn(self, step: int, num_steps: int) -> dict[str, float]:
         """Take one optimiser step on the next pairs; returns its metrics.  Where there are no pairs none is taken."""
-        self.run.step = step
-        rate = learning_rate(self.options, step - 1, num_steps)
+        self.run.step, self.learned = step, ()
+        rate = next_rate(self.options, self.own_optimizer, step - 1, num_steps)
         if not self.pairs.training:
             return {"num_pairs": 0.0, "learning_rate": rate}
         numbers = [self.pairs.number(i) for i in self.pairs.batch_indices(self.run.next_pair, self.options)]
@@ -118,6 +136,7 @@ class TrainedOnPairs:
         if not math.isfinite(grad_norm):
             raise RunError(f"loss {loss}, gradient norm {grad_norm}.  No step was taken.  Lower dpo.learning_rate.")
         self.count(pairs)
+        self.learned = pairs
         return {
             "loss": loss,
             **measured.means(),
@@ -177,6 +196,8 @@ class TrainedOnPairs:
                 " those of now, and the first policy is gone.  Give the pairs back, or start another run; with"
                 " dpo.reference = live pairs may change."
             )
+        if self.own_optimizer is not None:
+            self.own_optimizer.advance(max(0, saved.step - 1))
         restore_module(self.policy.model, saved.tensors["policy"])
         restore_optimizer(self.optimizer, saved.tensors["optimizer"], optimizer)
         self.run = DpoState(**run)
@@ -186,14 +207,27 @@ class TrainedOnPairs:
             self.pairs = replace(self.pairs, training=pairs, order=order_of(self.run.round))
 
 
+def pair_objective(options: DpoOptions) -> PairObjective:
+    """What an update minimises."""
+    assert options.length_normalized is not None, "filled in with the options"
+    return PairObjective(
+        loss=PREFERENCE_LOSSES[options.loss],
+        beta=options.beta,
+        label_smoothing=options.label_smoothing,
+        unbiased_smoothing=options.loss == "robust",
+        length_normalized=options.length_normalized,
+        nll_weight=options.nll_weight,
+    )
+
+
 def order_of(round_number: int) -> str:
     """What the order of a round's pairs is drawn for."""
     return f"pairs of round {round_number}"
 
 
 def batch_tokens(pairs: Sequence[Preference]) -> int:
-    """Tokens of pairs, each with its prompt once."""
-    return sum(len(pair.prompt.tokens) + len(pair.chosen) + len(pair.rejected) for pair in pairs)
+    """Tokens of pairs, those of a prompt counted with each of its answers, as TRL counts them."""
+    return sum(2 * len(pair.prompt.tokens) + len(pair.chosen) + len(pair.rejected) for pair in pairs)
 
 
 def pairs_digest(pairs: PreferenceSet) -> str:

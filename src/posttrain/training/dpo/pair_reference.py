@@ -20,15 +20,16 @@ Which = Literal["training", "held_out"]
 class PairReference:
     """The reference of a run on pairs.
 
-    *Live*: the policy that training started from, as an adapter that is off or a frozen copy, asked for each batch.
+    *Live*: the policy that training started from, as an adapter that is off or a frozen copy, or another model that is
+    given, asked for each batch.
     *Precomputed*: asked once for all pairs, whose log-probs are kept; where that is before the first update of any, the
     policy itself is the reference, and there is no copy of it.
     """
 
-    def __init__(self, policy: Policy, options: DpoOptions) -> None:
+    def __init__(self, policy: Policy, options: DpoOptions, given: Reference | None = None) -> None:
         """To be made before the first update of a run, resumed or not."""
         self.policy, self.options = policy, options
-        self.reference: Reference | None = reference_of(policy) if options.keeps_reference else None
+        self.reference = given or (reference_of(policy) if options.keeps_reference else None)
         self.kept: dict[Which, OfPairs] = {}
 
     def begin(self, which: Which, pairs: Sequence[Preference]) -> None:

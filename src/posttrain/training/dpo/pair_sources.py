@@ -11,6 +11,7 @@ from posttrain.generation.engine import require_room_for
 from posttrain.options.dpo import DpoOptions
 from posttrain.records import Preference
 from posttrain.runs.harness import Harness
+from posttrain.runs.intervals import mean_intervals, share_of_pairs_interval
 from posttrain.runs.reports import EvaluationReport, StepReport
 from posttrain.tasks.answers_of_task import longest_prompts
 from posttrain.tasks.preferences.preference_set import PreferenceSet
@@ -19,11 +20,10 @@ from posttrain.training.dpo.dpo_state import TrainedOnPairs
 from posttrain.training.dpo.pair_update import MeasuredPairs
 from posttrain.training.dpo.sampled_pairs import SampledRound, sampled_round
 from posttrain.training.evaluation import brief_evaluation, full_evaluation, num_completions
-from posttrain.training.pairs.prompt_bootstrap import mean_intervals
 from posttrain.training.report import SHOWN, held_out_metrics
 from posttrain.training.session import Session, require_sound_rows
 
-WITH_INTERVAL = ("rewards/accuracies", "rewards/margins")
+WITH_INTERVAL = ("pairs/accuracy", "pairs/margin")
 """Of held-out pairs, the means that come with an interval, beside the loss."""
 
 
@@ -119,10 +119,11 @@ def held_out_pair_metrics(found: MeasuredPairs, pairs: Sequence[Preference]) -> 
     told = {"loss": found.losses, **{each: found.columns[each] for each in WITH_INTERVAL}}
     metrics = {f"eval/{name}": value for name, value in found.means().items()}
     metrics["eval/loss"] = found.losses.mean().item()
-    intervals = mean_intervals(
-        [pair.prompt.tokens for pair in pairs], torch.stack([*told.values()], dim=1).detach().numpy()
-    )
+    prompts = [pair.prompt.tokens for pair in pairs]
+    intervals = mean_intervals(prompts, torch.stack([*told.values()], dim=1).detach().numpy())
     for name, (low, high) in zip(told, intervals, strict=True):
+        if name == "pairs/accuracy":
+            low, high = share_of_pairs_interval(prompts, metrics["eval/pairs/accuracy"], (low, high))
         metrics[f"eval/{name}_low"], metrics[f"eval/{name}_high"] = low, high
     return metrics
 
@@ -239,13 +240,14 @@ def told_of(sampled: SampledRound) -> dict[str, object]:
 
 
 def step_report(
-    step: int, metrics: Mapping[str, float], sampled: SampledRound | None, *, num_tokens: int
+    trained: TrainedOnPairs, metrics: Mapping[str, float], sampled: SampledRound | None, *, num_tokens: int
 ) -> StepReport:
     """What the watchers are told of a step; of the first of a round also what was sampled."""
     if sampled is None:
-        return StepReport(step=step, metrics=metrics, num_tokens=num_tokens)
+        return StepReport(step=trained.step, metrics=metrics, num_tokens=num_tokens, pairs=trained.learned)
     return StepReport(
-        step=step,
+        step=trained.step,
+        pairs=trained.learned,
         metrics={**sampled.metrics(), **metrics},
         num_tokens=num_tokens + sum(len(each.tokens) for group in sampled.groups for each in group.rollouts),
         groups=sampled.groups,

@@ -11,13 +11,16 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor
 
-from posttrain.algorithms.preference_losses import OfPairs, PairObjective, ranked_right
+from posttrain.algorithms.preference_losses import OfPairs, PairObjective, implicit_rewards, log_ratios, ranked_right
 from posttrain.errors import RunError
 from posttrain.models.gradients import gradients_in_place
 from posttrain.models.logprobs import token_logprobs
 from posttrain.models.policy import Policy
 from posttrain.records import Preference
 from posttrain.training.pairs.pair_microbatches import pair_microbatches
+
+ROUNDING = 1e-6
+"""The share of a log-prob by which float32 may move it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +34,9 @@ class MeasuredPairs:
     """Tokens that those are sums of."""
     losses: Float64[Tensor, " pair"]
     rewards: OfPairs
-    """β log π/π_ref, as the loss compares them."""
+    """Implicit rewards, β log π/π_ref of whole answers."""
+    compared: OfPairs
+    """The same as the loss compares them: per token where it is length-normalised."""
 
     @classmethod
     def of(cls, objective: PairObjective, policy: OfPairs, reference: OfPairs, lengths: OfPairs) -> "MeasuredPairs":
@@ -41,20 +46,33 @@ class MeasuredPairs:
             reference=reference,
             lengths=lengths,
             losses=objective.losses(policy, reference, lengths),
-            rewards=objective.implicit_rewards(policy, reference, lengths),
+            rewards=implicit_rewards(log_ratios(policy, reference), beta=objective.beta),
+            compared=implicit_rewards(objective.log_ratios(policy, reference, lengths), beta=objective.beta),
         )
 
     @property
     def columns(self) -> dict[str, Float64[Tensor, " pair"]]:
         """What metrics are means of, under the names of docs/metrics.md."""
         return {
-            "rewards/accuracies": ranked_right(self.rewards),
+            "pairs/accuracy": ranked_right(self.compared),
+            "pairs/margin": self.compared.chosen - self.compared.rejected,
+            "rewards/accuracies": self.ranked_higher,
             "rewards/margins": self.rewards.chosen - self.rewards.rejected,
             "rewards/chosen": self.rewards.chosen,
             "rewards/rejected": self.rewards.rejected,
             "logps/chosen": self.policy.chosen,
             "logps/rejected": self.policy.rejected,
         }
+
+    @property
+    def ranked_higher(self) -> Float64[Tensor, " pair"]:
+        """1 where the chosen answer has more implicit reward, by more than rounding; else 0.
+
+        Before the first update policy and reference are one, and no pair is ranked at all.
+        """
+        ratios = log_ratios(self.policy, self.reference)
+        rounding = ROUNDING * (self.policy.chosen.abs() + self.policy.rejected.abs())
+        return (ratios.chosen - ratios.rejected > rounding).double()
 
     def means(self) -> dict[str, float]:
         """The mean of each column over the pairs."""

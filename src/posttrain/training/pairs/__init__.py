@@ -1,1 +1,1 @@
-"""What reward models and preference losses have in common: how pairs go through a model, and how sure a mean is."""
+"""What reward models and preference losses have in common: how pairs go through a model."""

@@ -25,6 +25,7 @@ from posttrain.config import AnyConfig
 from posttrain.config.kinds import COMMAND_OF
 from posttrain.config.reading import build, kind_of
 from posttrain.config.recipes import RecipeLayer, find_recipe, merge, read_recipe
+from posttrain.config.run_trust import trusted
 from posttrain.errors import UserError
 from posttrain.options.adapter import run_model
 
@@ -59,9 +60,11 @@ class Phase:
     def config(self, earlier: "Mapping[str, Phase]") -> Any:
         """The config of its run, with the folders of what earlier phases made in place of their names."""
         where = f"phase {self.name}"
-        sections = resolved(merge(self.layers).sections, earlier, where)
+        merged = merge(self.layers)
+        sections = resolved(merged.sections, earlier, where)
         assert isinstance(sections, dict)
-        layers = [RecipeLayer(where=where, sections=sections), self.place()]
+        of_run = next(iter(merged.of_runs.values()), None)
+        layers = [RecipeLayer(where=where, sections=sections, run_digest=of_run), self.place()]
         return build(self.kind, layers)
 
     def takes_over(self) -> set[str]:
@@ -78,7 +81,7 @@ class Phase:
         return RecipeLayer(where=f"phase {self.name}", sections={"run": run})
 
 
-def read_phases(recipe: str, folder: Path) -> list[Phase]:
+def read_phases(recipe: str, folder: Path, *, trust_code: bool = False) -> list[Phase]:
     """The phases of a recipe file, whose runs are kept in a folder.  Raises UserError where it has none or bad ones."""
     path = find_recipe(recipe)
     sections = dict(read_recipe(str(path)).sections)
@@ -90,6 +93,7 @@ def read_phases(recipe: str, folder: Path) -> list[Phase]:
     for number, item in enumerate(listed, start=1):
         where = f"{path}: phases[{number - 1}]"
         name, layers = read_phase(item, path, where)
+        layers = [trusted(layer) for layer in layers] if trust_code else layers
         if name in {phase.name for phase in phases}:
             raise UserError(f"{where}: an earlier phase is called {name} too; give each a name of its own.")
         place = folder / "phases" / f"{number}-{name}"

@@ -11,6 +11,7 @@ from posttrain.errors import UserError
 from posttrain.runs.command_process import run_command
 from posttrain.runs.files import write_atomically
 from posttrain.runs.lock import sole_writer
+from posttrain.runs.named_inputs import changed_since
 from posttrain.runs.same_recipe import changed_options, told
 from posttrain.training.phases.phase_list import Phase
 from posttrain.training.phases.phase_report import write_report
@@ -48,13 +49,16 @@ def run_phases(phases: Sequence[Phase], folder: Path, tell: Callable[[str], None
 def finished(phase: Phase, config: Any) -> bool:
     """Whether a phase has been run to its end.  Raises UserError where its run was begun by another recipe."""
     kept = recipe_file(phase)
+    remedy = "Delete it, and those of the phases that come after it, or keep these phases in another folder."
     changed = changed_options(kept, config) if phase.folder.is_dir() and kept.is_file() else []
     if changed:
         raise UserError(
-            f"{phase.folder}: was begun by another recipe than phase {phase.name} has now: {told(changed)}.  Delete it,"
-            " and those of the phases that come after it, or keep these phases in another folder."
+            f"{phase.folder}: was begun by another recipe than phase {phase.name} has now: {told(changed)}.  {remedy}"
         )
-    return (phase.folder / "summary.json").is_file()
+    done = (phase.folder / "summary.json").is_file()
+    if done and (changed := changed_since(phase.folder, config)):
+        raise UserError(f"{phase.folder}: phase {phase.name} is finished, and {told(changed)}.  {remedy}")
+    return done
 
 
 def refuse_made_before(phase: Phase, later: Sequence[Phase]) -> None:

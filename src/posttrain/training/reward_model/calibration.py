@@ -5,9 +5,12 @@ A reward model predicts for each pair which answer is preferred, with confidence
 
     ECE = Σ_b n_b/n |share right in b - mean confidence in b|       over bins b of confidence (Naeini et al. 2015)
 
-A pair where both answers score alike counts as half right, with confidence 1/2.  Intervals are 95% percentile bootstrap
-intervals over prompts, since pairs of one prompt are not drawn independently; that of a bin's share is Wilson's, for a
-bin may hold few pairs.
+A pair where both answers score alike counts as half right, with confidence 1/2.
+
+Chance alone moves the share in a bin off its confidence, so ECE is above 0 for a calibrated model too, and a bootstrap
+interval lies wholly above the truth.  ECE therefore comes with what a calibrated model would show on as many pairs, and
+without an interval.  The other measures have 95% bootstrap intervals over prompts, since pairs of one prompt are not
+drawn independently; shares near 0 or 1, or of few pairs, have Jeffreys'.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,8 +21,18 @@ from jaxtyping import Float64, Int64
 from numpy import ndarray
 
 from posttrain.records import Preference
-from posttrain.training.pairs.prompt_bootstrap import Interval, percentiles, resampled_sums
+from posttrain.runs.intervals import (
+    RESAMPLES,
+    Interval,
+    jeffreys_interval,
+    percentiles,
+    resampled_sums,
+    share_of_pairs_interval,
+)
 from posttrain.training.reward_model.pair_scores import PairScores
+
+WITH_INTERVAL = ("loss", "accuracy", "margin")
+CALIBRATION = ("calibration_error", "calibration_error_by_chance", "calibration_error_by_chance_high")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,25 +79,30 @@ class HeldOutPairs:
     reward_std: float
     """Population deviation of all scores."""
     calibration_error: float
-    """ECE, 0 to 1/2.  Of few pairs it is too large: an empty bin aside, chance alone moves a bin by 1/(2√n_b)."""
-    calibration_error_interval: Interval
+    """ECE, 0 to 1/2.  Too large where pairs are few: compare it with the next two."""
+    calibration_error_by_chance: float
+    """Mean ECE of a perfectly calibrated model with the same confidences on as many pairs."""
+    calibration_error_by_chance_high: float
+    """95% of such models show less."""
     bins: tuple[CalibrationBin, ...]
     """Those that hold a pair, by rising confidence."""
 
     def metrics(self) -> dict[str, float]:
         """Under the names of docs/metrics.md."""
         found: dict[str, float] = {}
-        for name in ("loss", "accuracy", "margin", "calibration_error"):
+        for name in WITH_INTERVAL:
             found[f"eval/{name}"] = getattr(self, name)
             found[f"eval/{name}_low"], found[f"eval/{name}_high"] = getattr(self, f"{name}_interval")
+        found |= {f"eval/{name}": getattr(self, name) for name in CALIBRATION}
         return found | {"eval/mean_reward": self.mean_reward, "eval/reward_std": self.reward_std}
 
     def summary(self) -> dict[str, object]:
         """As summary.json has it."""
         found: dict[str, object] = {"num_pairs": self.num_pairs}
-        for name in ("loss", "accuracy", "margin", "calibration_error"):
+        for name in WITH_INTERVAL:
             found[name] = getattr(self, name)
             found[f"{name}_interval"] = list(getattr(self, f"{name}_interval"))
+        found |= {name: getattr(self, name) for name in CALIBRATION}
         bins = [each.as_json() for each in self.bins]
         return found | {"mean_reward": self.mean_reward, "reward_std": self.reward_std, "calibration": bins}
 
@@ -104,23 +122,26 @@ def held_out_pairs(scores: PairScores, pairs: Sequence[Preference], num_bins: in
         "right_in_bin": right[:, None] * inside,
         "confidence_in_bin": confidence[:, None] * inside,
     }
+    prompts = [pair.prompt.tokens for pair in pairs]
     columns = np.concatenate([*parts.values()], axis=1)
     ends = np.cumsum([part.shape[1] for part in parts.values()])[:-1]
     sums = Sums(dict(zip(parts, np.split(columns.sum(axis=0, keepdims=True), ends, axis=1), strict=True)))
-    resampled = resampled_sums([pair.prompt.tokens for pair in pairs], columns)
+    resampled = resampled_sums(prompts, columns)
     drawn = Sums(dict(zip(parts, np.split(resampled, ends, axis=1), strict=True)))
+    by_chance = errors_by_chance(confidence, bin_of(confidence, num_bins))
     return HeldOutPairs(
         num_pairs=len(pairs),
         loss=float(sums.mean("loss")[0]),
         loss_interval=percentiles(drawn.mean("loss")),
-        accuracy=float(sums.mean("accuracy")[0]),
-        accuracy_interval=percentiles(drawn.mean("accuracy")),
+        accuracy=float(right.mean()),
+        accuracy_interval=share_of_pairs_interval(prompts, float(right.mean()), percentiles(drawn.mean("accuracy"))),
         margin=float(sums.mean("margin")[0]),
         margin_interval=percentiles(drawn.mean("margin")),
         mean_reward=float(both.mean()),
         reward_std=float(both.std()),
         calibration_error=float(sums.calibration_error()[0]),
-        calibration_error_interval=percentiles(drawn.calibration_error()),
+        calibration_error_by_chance=float(by_chance.mean()),
+        calibration_error_by_chance_high=float(np.quantile(by_chance, 0.95)),
         bins=tuple(calibration_bin(which, num_bins, sums) for which in range(num_bins) if inside[:, which].any()),
     )
 
@@ -143,29 +164,33 @@ class Sums:
         return found
 
 
+def errors_by_chance(
+    confidence: Float64[ndarray, " pair"], bins: Int64[ndarray, " pair"]
+) -> Float64[ndarray, " simulation"]:
+    """ECE of simulated outcomes of a perfectly calibrated model: each pair is right with its confidence.
+
+    A tie is half right whatever happens.  The same confidences give the same numbers.
+    """
+    random, gaps = np.random.default_rng(0), np.empty(RESAMPLES)
+    for number in range(RESAMPLES):  # one at a time, as pairs may be many
+        right = np.where(confidence > 0.5, random.random(len(confidence)) < confidence, 0.5)
+        gaps[number] = np.abs(np.bincount(bins, right - confidence)).sum()
+    found: ndarray = gaps / len(confidence)
+    return found
+
+
 def calibration_bin(which: int, num_bins: int, sums: Sums) -> CalibrationBin:
     """One bin that holds a pair."""
-    count = float(sums.of["in_bin"][0, which])
+    count = round(sums.of["in_bin"][0, which])
     right = float(sums.of["right_in_bin"][0, which]) / count
     return CalibrationBin(
         low=0.5 + 0.5 * which / num_bins,
         high=0.5 + 0.5 * (which + 1) / num_bins,
-        num_pairs=int(count),
+        num_pairs=count,
         confidence=float(sums.of["confidence_in_bin"][0, which]) / count,
         right=right,
-        right_interval=wilson_interval(right, count),
+        right_interval=jeffreys_interval(right, count),
     )
-
-
-def wilson_interval(share: float, count: float) -> Interval:
-    """95% score interval of a share of `count` independent pairs, which also holds where there is one alone.
-
-    (p + z²/2n ± z √(p(1 - p)/n + z²/4n²)) / (1 + z²/n),   z = 1.96      Wilson 1927
-    """
-    z = 1.959963984540054
-    middle = (share + z * z / (2 * count)) / (1 + z * z / count)
-    half = z * (share * (1 - share) / count + z * z / (4 * count * count)) ** 0.5 / (1 + z * z / count)
-    return max(0.0, min(share, middle - half)), min(1.0, max(share, middle + half))  # of 0 and 1 without rounding
 
 
 def bin_of(confidence: Float64[ndarray, " pair"], num_bins: int) -> Int64[ndarray, " pair"]:

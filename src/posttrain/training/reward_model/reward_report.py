@@ -8,13 +8,14 @@ from posttrain.config import RewardModelConfig
 from posttrain.models.classifiers.saved_classifier import TextReading, save_classifier
 from posttrain.models.classifiers.score_head import TextScorer
 from posttrain.models.description import adapter_lines, model_lines
+from posttrain.models.loading.saving import whole_folder
 from posttrain.models.memory.memory_plan import memory_plan
 from posttrain.models.memory.model_shape import object_shape
 from posttrain.models.policy import Policy
 from posttrain.records import Preference
 from posttrain.runs.files import writing
 from posttrain.runs.folder import resume_command, shown
-from posttrain.runs.pair_pictures import draw_calibration, draw_pair_curves
+from posttrain.runs.pair_pictures import calibration_words, draw_calibration, draw_pair_curves
 from posttrain.runs.planned_memory import machine_memory, memory_line, memory_warning, pairs_setup
 from posttrain.runs.summary import peak_memory_bytes, versions
 from posttrain.tasks.preferences.preference_set import PreferenceSet
@@ -78,10 +79,11 @@ def write_reward_model(
     found: tuple[HeldOutPairs, PairScores] | None,
 ) -> None:
     """Save the model, curves and, where pairs are held out, the calibration picture of a finished run."""
-    with writing(folder / "model", folder):
-        save_classifier(scorer, folder / "model", reading, card_of(config, found))
-    with writing(folder / "curves.png", folder):
-        draw_pair_curves(folder / "metrics.jsonl", folder / "curves.png", title=folder.name)
+    with writing(folder / "model", folder), whole_folder(folder / "model") as model:
+        save_classifier(scorer, model, reading, card_of(config, found))
+    if config.run.curves:
+        with writing(folder / "curves.png", folder):
+            draw_pair_curves(folder / "metrics.jsonl", folder / "curves.png", title=folder.name)
     if found is not None:
         with writing(folder / "calibration.png", folder):
             draw_calibration(found[0].summary(), folder / "calibration.png", title=folder.name)
@@ -93,9 +95,8 @@ Trained by `posttrain reward-model` over `{base}`: one number for a prompt and a
 {measured}
 It is a sequence classifier of one label for `AutoModelForSequenceClassification`, which finds the end of a row by the
 folder's own pad token, and a reward of posttrain by its path (`model` of an item of `rewards`).  It reads what it was
-trained on: a conversation as its chat template writes it, whole; plain text as prompt, answer and the end token, which
-has to be written behind the text for transformers.  Scores have no unit: their difference is the log-odds of a
-preference.
+trained on: a conversation as its chat template writes it, whole; plain text as prompt, answer and stop token.  Scores
+have no unit: their difference is the log-odds of a preference.
 
 It is no model to write with.  Where the embedding is the output layer too, `AutoModelForCausalLM` takes the folder
 without complaint, but the body has learned to judge, and what comes out is of no use.
@@ -150,5 +151,5 @@ def result_lines(state: RewardModelState) -> list[str]:
     first = f"{state.before['accuracy']:.3f} → " if state.before else ""
     return [
         f"held-out accuracy {first}{after['accuracy']:.3f} [{low:.3f}, {high:.3f}] of {after['num_pairs']} pairs",
-        f"calibration error {after['calibration_error']:.3f}, mean margin {after['margin']:.2f}",
+        f"{calibration_words(after)}, mean margin {after['margin']:.2f}",
     ]

@@ -6,26 +6,29 @@ from pathlib import Path
 from time import perf_counter
 
 from posttrain.config import RewardModelConfig
+from posttrain.config.kinds import resolved
 from posttrain.models.adapters.in_force import trains_adapter
 from posttrain.models.adapters.peft_objects import require_whole_adapter
 from posttrain.models.classifiers.saved_classifier import TextReading, require_classifier
-from posttrain.models.classifiers.score_head import TextScorer, new_scorer
+from posttrain.models.classifiers.score_head import ScoreHead, TextScorer, new_scorer
 from posttrain.models.conversation_masks import Masking
-from posttrain.models.loading.model_folder import load_policy
+from posttrain.models.loading.devices import require_device_of
+from posttrain.models.loading.model_folder import load_policy_to_train
 from posttrain.models.policy import Policy
-from posttrain.models.rendering import TokenizerRenderer
+from posttrain.models.rendering import renderer_of
 from posttrain.options.dataset import DatasetOptions
-from posttrain.options.training import for_policy
 from posttrain.runs.folder import saved_recipe
 from posttrain.runs.harness import Harness, HarnessOptions, require_resume
+from posttrain.runs.named_inputs import inputs_of_rows
 from posttrain.runs.reports import EvaluationReport, Run, StepReport
 from posttrain.runs.run_folder import RunFolder
-from posttrain.runs.run_inputs import RunInput, RunInputs, class_name, inputs_of_rows, require_same_inputs
+from posttrain.runs.run_inputs import RunInput, RunInputs, class_name, require_same_inputs
 from posttrain.runs.threads import ThreadClaim, claim_threads
 from posttrain.runs.trackers.tracker import require_trackers
 from posttrain.runs.watchers import Watcher, require_watchers
 from posttrain.tasks.dataset import Rows
 from posttrain.tasks.preferences.preference_set import NO_PAIRS_GIVEN, GivenPairs, PreferenceSet, preference_set
+from posttrain.training.optimizer import OwnOptimizer
 from posttrain.training.reward_model.calibration import HeldOutPairs, held_out_pairs
 from posttrain.training.reward_model.pair_scores import PairScores, accumulate_pairs, pair_scores
 from posttrain.training.reward_model.reward_report import (
@@ -52,6 +55,8 @@ class RewardModelSession:
     pairs: PreferenceSet
     num_steps: int
     inputs: RunInputs
+    optimizer: OwnOptimizer | None = None
+    """A caller's, in place of AdamW."""
 
     @property
     def plan(self) -> list[str]:
@@ -62,7 +67,9 @@ class RewardModelSession:
     def reading(self) -> TextReading:
         """How the saved model is to read texts: as the pairs were."""
         return TextReading(
-            stop_token_ids=self.scorer.policy.stop_ids, template_options=self.config.model.template_options
+            stop_token_ids=self.scorer.policy.stop_ids,
+            template_options=self.config.model.template_options,
+            plain=all(pair.prompt.messages is None for pair in self.pairs.training),
         )
 
     def measured(self) -> tuple[HeldOutPairs, PairScores]:
@@ -76,8 +83,10 @@ def train_reward_model(
     config: RewardModelConfig,
     *,
     policy: Policy | None = None,
+    head: ScoreHead | None = None,
     rows: Rows | None = None,
     held_out_rows: Rows | None = None,
+    optimizer: OwnOptimizer | None = None,
     watchers: Sequence[Watcher] = (),
     resume: bool = False,
     from_step: int | None = None,
@@ -89,25 +98,27 @@ def train_reward_model(
 
     What is saved is a folder for `AutoModelForSequenceClassification`, and for `rewards: [{model: FOLDER}]`.  For
     callers in Python: `policy` (made by `posttrain.as_policy`) takes the place of the config's model, of which the
-    parameters that require a gradient are trained with the head, `rows` that of the task's file, and `held_out_rows`
-    are to be measured on.  `watchers` see each step, each measurement, each checkpoint and the end.  With `resume` the
-    run in `config.run.folder` goes on from its last checkpoint, or with `from_step` from that of an earlier step; with
-    `accept_changes` also where model or rows are no longer what they were.
+    parameters that require a gradient are trained with the head, a new one unless `head` is given, `rows` that of the
+    task's file, `held_out_rows` are to be measured on, and `optimizer` takes the place of AdamW.  `watchers` see each
+    step, each measurement, each checkpoint and the end.  With `resume` the run in `config.run.folder` goes on from its
+    last checkpoint, or with `from_step` from that of an earlier step; with `accept_changes` also where model or rows
+    are no longer what they were.
     """
     require_resume(from_step, resume=resume)
     require_trackers(config.run.report_to, config.tracker)
     given = GivenPairs(
         rows=None if rows is None else list(rows), held_out=None if held_out_rows is None else list(held_out_rows)
     )
-    if policy is not None:
-        rated = for_policy(config.reward_model, adapter=trains_adapter(policy.model))
-        config = replace(config, reward_model=rated)
+    config = resolved(config, adapter=None if policy is None else trains_adapter(policy.model))
     inputs = inputs_of_pairs(config, policy, given)
     if resume:
         inputs = require_same_inputs(Path(config.run.folder), inputs, accept_changes=accept_changes)
     watching = require_watchers(watchers)
     with claim_threads(config.run.threads) as threads:
         session = open_reward_model(config, inputs, policy, given)
+        if head is not None:
+            session = replace(session, scorer=TextScorer(session.scorer.policy, head))
+        session = replace(session, optimizer=optimizer)
         options = reward_harness_options(session, watching, from_step=from_step)
         folder = (
             RunFolder.resume(config.run.folder)
@@ -119,6 +130,7 @@ def train_reward_model(
 
 def show_reward_plan(config: RewardModelConfig) -> None:
     """Print what a run would be, its first pairs as they are read, and the seconds of one update, taking none."""
+    config = resolved(config)
     with claim_threads(config.run.threads):
         session = open_reward_model(config, RunInputs(), None, NO_PAIRS_GIVEN)
         batch, began = session.pairs.batch(0, config.reward_model), perf_counter()
@@ -134,13 +146,14 @@ def open_reward_model(
 ) -> RewardModelSession:
     """Load the body, put a head over it, and read all pairs."""
     name = config.model.path if policy is None else policy.model.name_or_path or "a model object"
-    policy = load_policy(config.model, seed=config.run.seed) if policy is None else policy
+    policy = policy or load_policy_to_train(config.model, seed=config.run.seed, saves_whole=True)
     policy.require_as_made()
+    require_device_of(policy.device, config.model.device)
     require_whole_adapter(policy.model)
     require_classifier(policy)
     assert isinstance(config.task, DatasetOptions)
     options = config.reward_model
-    renderer = TokenizerRenderer(policy.tokenizer, template_options=config.model.template_options)
+    renderer = renderer_of(policy, config.model.template_options)
     pairs = preference_set(
         Masking(renderer=renderer, stop_ids=policy.stop_ids),
         config.task,
@@ -178,9 +191,10 @@ def fit_pairs(
 ) -> Run:
     """The loop: a batch of pairs, its gradient, a step; measured and saved every so often."""
     options, num_steps = session.config.reward_model, session.num_steps
-    trained = TrainedByPreferences(session.scorer, options, seed=session.config.run.seed)
+    seed = session.config.run.seed
+    trained = TrainedByPreferences(session.scorer, options, seed=seed, optimizer=session.optimizer)
     with Harness(folder, trained, harness_options) as harness:
-        notes = harness.resume(threads) if resume else []
+        notes = [*(harness.resume(threads) if resume else []), *session.inputs.notes]
         folder.write_inputs(session.inputs)
         harness.start([*session.plan, *notes])
         if not trained.step:
@@ -192,7 +206,7 @@ def fit_pairs(
                     metrics = trained.learn(batch, step, num_steps)
                 if step % options.eval_every == 0 or step == num_steps:
                     metrics |= measure(session, trained, harness)
-                harness.record(StepReport(step=step, metrics=metrics, num_tokens=num_tokens(batch)))
+                harness.record(StepReport(step=step, metrics=metrics, num_tokens=num_tokens(batch), pairs=batch))
         finished = trained.step >= num_steps or (harness.told_to_stop and not harness.interruption)
         summary: dict[str, object] = {}
         if finished:

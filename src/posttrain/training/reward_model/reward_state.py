@@ -5,6 +5,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 
+import torch
+
 from posttrain.errors import RunError
 from posttrain.models.adapters.lora import adapter_dropout
 from posttrain.models.classifiers.score_head import TextScorer
@@ -20,7 +22,14 @@ from posttrain.runs.tensor_state import (
     restore_module,
     restore_optimizer,
 )
-from posttrain.training.optimizer import POLICY, ParameterGroup, apply_gradients, learning_rate, new_optimizer
+from posttrain.training.optimizer import (
+    POLICY,
+    OwnOptimizer,
+    ParameterGroup,
+    apply_gradients,
+    new_optimizer,
+    next_rate,
+)
 from posttrain.training.reward_model.calibration import HeldOutPairs
 from posttrain.training.reward_model.pair_scores import accumulate_pairs, read_answers
 
@@ -54,12 +63,22 @@ class RewardModelState:
 class TrainedByPreferences:
     """A body and its head, their optimiser and the counters of the run."""
 
-    def __init__(self, scorer: TextScorer, options: RewardTrainingOptions, *, seed: int = 0) -> None:
+    def __init__(
+        self,
+        scorer: TextScorer,
+        options: RewardTrainingOptions,
+        *,
+        seed: int = 0,
+        optimizer: OwnOptimizer | None = None,
+    ) -> None:
         """The seed is for an adapter's dropout."""
         self.scorer, self.options, self.run, self.seed = scorer, options, RewardModelState(), seed
+        self.own_optimizer = optimizer
         body = ParameterGroup(module=POLICY, parameters=scorer.body_parameters)
         head = ParameterGroup(module=HEAD, parameters=scorer.head.parameters(), rate_scale=options.head_rate_scale)
-        self.optimizer = new_optimizer([body, head], options)
+        self.optimizer: torch.optim.Optimizer = (
+            new_optimizer([body, head], options) if optimizer is None else optimizer.optimizer
+        )
 
     @property
     def step(self) -> int:
@@ -75,7 +94,7 @@ class TrainedByPreferences:
         """Take one optimiser step on a batch of pairs; returns its metrics."""
         with adapter_dropout(self.scorer.policy.model, self.seed, step):
             loss, scores = accumulate_pairs(self.scorer, batch, self.options)
-        rate = learning_rate(self.options, step - 1, num_steps)
+        rate = next_rate(self.options, self.own_optimizer, step - 1, num_steps)
         norms = apply_gradients(self.optimizer, rate, self.options.max_grad_norm)
         grad_norm = math.hypot(*norms.values())
         if not math.isfinite(grad_norm):
@@ -114,6 +133,8 @@ class TrainedByPreferences:
         assert isinstance(optimizer, Mapping)
         assert isinstance(run, Mapping)
         require_same_frozen(self.frozen, saved.state)
+        if self.own_optimizer is not None:
+            self.own_optimizer.advance(max(0, saved.step - 1))
         restore_module(self.scorer.policy.model, saved.tensors["policy"])
         restore_module(self.scorer.head, saved.tensors[HEAD])
         restore_optimizer(self.optimizer, saved.tensors["optimizer"], optimizer)

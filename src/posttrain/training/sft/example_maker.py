@@ -1,13 +1,15 @@
 """From rows to examples: the format of a row, what of it is learned, and what becomes of rows that are too long."""
 
 from array import array
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from posttrain.errors import UserError
-from posttrain.models.conversation_masks import ASSISTANT, Dialogue, Masking, trimmed
-from posttrain.models.messages import BETWEEN_MESSAGES
+from posttrain.models.conversation_masks import Dialogue, Masking, trimmed
+from posttrain.models.messages import ASSISTANT, KNOWN_KEYS, is_call, learned_mark, plain_answer
+from posttrain.models.rendering import TooLongText
 from posttrain.options.dataset import DatasetOptions
 from posttrain.options.training import SftOptions
 from posttrain.records import Example
@@ -17,7 +19,7 @@ from posttrain.tasks.rows import BadRows, DatasetRow
 
 TEXT = "text"
 """The column of rows that are plain text and nothing else."""
-FORMATS = (RowFormat.PROMPT_COMPLETION, RowFormat.MESSAGES)
+FORMATS = (RowFormat.PROMPT_COMPLETION, RowFormat.MESSAGES, RowFormat.SHAREGPT, RowFormat.ALPACA)
 NAMED = 5
 """Rows that a message names, of many."""
 
@@ -89,6 +91,10 @@ class ExampleMaker:
     too_long: list[tuple[str, int]] = field(default_factory=list)
     skipped: list[str] = field(default_factory=list)
     cut: list[str] = field(default_factory=list)
+    silent: list[str] = field(default_factory=list)
+    """Rows with an empty answer, of which the stop token alone is learned."""
+    unread: Counter[str] = field(default_factory=Counter)
+    """Keys of messages that nothing reads, neither we nor the chat template, and how often they were met."""
 
     def examples(self, rows: Sequence[LearnedRow]) -> list[PackedExample]:
         """The examples of some rows, one or, where turns are split, several each."""
@@ -96,6 +102,11 @@ class ExampleMaker:
         for row in rows:
             try:
                 whole = self.whole(row)
+            except TooLongText:
+                if self.options.long_rows == "error":
+                    raise
+                self.skipped.append(row.where)
+                continue
             except UserError as error:
                 self.bad.add(str(error))
                 continue
@@ -111,8 +122,9 @@ class ExampleMaker:
             return self.of_conversation(Dialogue(where=row.where, messages=self.with_system(row), tools=tools_of(row)))
         given, answer = prompt_content(as_list(row.prompt), self.task, row.where), row.completion
         if isinstance(given, str):
-            said = answer if isinstance(answer, str) else BETWEEN_MESSAGES.join(str(each["content"]) for each in answer)
+            said = plain_answer(answer, row.where)
             return [self.of_text(self.masking.completion(self.masking.renderer.render(given, id=row.where), said))]
+        require_nothing_learned(given, row.where)
         turns = [{"role": ASSISTANT, "content": answer}] if isinstance(answer, str) else [*answer]
         messages, tools = [*given, *turns], tools_of(row)
         return self.of_conversation(Dialogue(where=row.where, messages=messages, num_given=len(given), tools=tools))
@@ -139,10 +151,36 @@ class ExampleMaker:
         """The example of a conversation, or those of its turns."""
         masking, loss_on = self.masking, self.options.loss_on
         if loss_on == "completion":
-            return [masking.last_turn(conversation)]
-        if loss_on == "all":
-            return [masking.all_tokens(conversation)]
-        return masking.turn_by_turn(conversation) if self.options.split_turns else [masking.every_turn(conversation)]
+            found = [masking.last_turn(conversation)]
+        elif loss_on == "all":
+            found = [masking.all_tokens(conversation)]
+        elif self.options.split_turns:
+            found = masking.turn_by_turn(conversation)
+        else:
+            found = [masking.every_turn(conversation)]
+        self.look_over(conversation)
+        return found
+
+    def look_over(self, conversation: Dialogue) -> None:
+        """Count what the plan says of a conversation: empty answers, and keys that nothing reads."""
+        template = self.masking.renderer.template
+        self.unread.update(
+            key for each in conversation.messages for key in each if key not in KNOWN_KEYS and key not in template
+        )
+        turns = [] if self.options.loss_on == "all" else [conversation.messages[each] for each in conversation.turns]
+        learned = turns[-1:] if self.options.loss_on == "completion" else turns
+        if any(not str(turn["content"]).strip() and not is_call(turn) for turn in learned):
+            self.silent.append(conversation.where)
+
+    def notes(self) -> list[str]:
+        """What the plan says of rows that are learned otherwise than one might think."""
+        told = [(self.skipped, "too long and skipped"), (self.cut, "too long and cut")]
+        told.append((self.silent, "with an empty answer, of which only the stop token is learned"))
+        lines = [f"{len(rows)} {what}: {named(rows)}" for rows, what in told if rows]
+        if self.unread:
+            keys = ", ".join(f"{key} ({count})" for key, count in sorted(self.unread.items()))
+            lines.append(f"keys of messages that the chat template does not read: {keys}")
+        return lines
 
     def fitting(self, where: str, example: Example) -> Example | None:
         """The example if it is short enough, cut or left out if it is not."""
@@ -167,6 +205,16 @@ class ExampleMaker:
             raise UserError(
                 f"sft.max_length: {len(self.too_long)} rows are longer than {self.longest} tokens: {rows}.  Use a"
                 " larger one if the model's context allows it, or sft.long_rows = skip or cut."
+            )
+
+
+def require_nothing_learned(prompt: Sequence[Mapping[str, Any]], where: str) -> None:
+    """Refuse a message of a prompt that is marked as learned."""
+    for number, message in enumerate(prompt):
+        if learned_mark(message, f"{where}, message {number}"):
+            raise UserError(
+                f"{where}, message {number}: is marked as learned, and stands in the prompt, which is only read.  Give"
+                " the conversation as `messages`, or remove the mark."
             )
 
 

@@ -5,10 +5,11 @@ are gone through is drawn anew for each epoch, a function of the seed and the ep
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from posttrain.errors import UserError
-from posttrain.models.conversation_masks import ASSISTANT, Masking
+from posttrain.models.conversation_masks import Masking
+from posttrain.models.messages import ASSISTANT
 from posttrain.options.dataset import DatasetOptions
 from posttrain.options.training import SftOptions
 from posttrain.records import Example
@@ -16,7 +17,7 @@ from posttrain.tasks.dataset import Rows, configured_rows, held_out_of, split
 from posttrain.tasks.draw_order import permutation
 from posttrain.tasks.row_formats import CompletionRow, ConversationRow
 from posttrain.tasks.rows import MEMORY, BadRows, DatasetRow, rows_of
-from posttrain.training.sft.example_maker import ExampleMaker, LearnedRow, PackedExample, TextRow, learned_rows, named
+from posttrain.training.sft.example_maker import ExampleMaker, LearnedRow, PackedExample, TextRow, learned_rows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,12 +41,8 @@ class RowExamples:
     trained: Sequence[PackedExample]
     apart: Sequence[PackedExample]
     """Held-out ones."""
-    skipped: Sequence[str] = ()
-    """Rows that were too long and are left out."""
-    cut: Sequence[str] = ()
-    """Rows that were too long and have lost their ends."""
-    bad: BadRows = field(default_factory=BadRows)
-    """Rows that cannot be used and are left out, where some may be."""
+    maker: ExampleMaker
+    """What made them, which has counted rows that were cut, left out or empty."""
 
     def row(self, index: int) -> int:
         """Which row the index-th is, counted from the beginning of the run: a function of the seed and its epoch."""
@@ -94,16 +91,14 @@ class RowExamples:
         tokens = sum(len(each.tokens) for each in self.trained)
         learned = sum(sum(each.learned) for each in self.trained)
         lines = [f"{len(self.trained)} rows of {tokens} tokens, {learned} of them learned"]
-        lines += [f"{len(rows)} too long and {what}: {named(rows)}" for rows, what in self._too_long()]
-        return lines + (f"bad rows left out:{self.bad.listed()}".splitlines() if self.bad.faults else [])
+        bad = self.maker.bad
+        return lines + self.maker.notes() + (f"bad rows left out:{bad.listed()}".splitlines() if bad.faults else [])
 
     def summary(self) -> dict[str, object]:
         """What summary.json says of them."""
         counts = {"trained": len(self.trained), "held_out": len(self.apart)}
-        return {"rows": {**counts, "skipped": [*self.skipped], "cut": [*self.cut], "bad": [*self.bad.faults]}}
-
-    def _too_long(self) -> list[tuple[Sequence[str], str]]:
-        return [(rows, what) for rows, what in ((self.skipped, "skipped"), (self.cut, "cut")) if rows]
+        listed = {"skipped": self.maker.skipped, "cut": self.maker.cut, "empty_answers": self.maker.silent}
+        return {"rows": {**counts, **{name: [*rows] for name, rows in listed.items()}, "bad": [*self.maker.bad.faults]}}
 
 
 def row_examples(
@@ -125,12 +120,14 @@ def row_examples(
     maker = ExampleMaker(masking=masking, task=task, options=options, longest=longest, bad=bad)
     trained, measured = (maker.examples(learned_in(part)) for part in (training, held_out))
     maker.require_short()
+    if not trained and not (maker.too_long or maker.skipped):
+        raise UserError(f"no row can be learned.  The first:{bad.listed()}")
     if not trained:
         raise UserError(
             f"sft.long_rows = {options.long_rows}: all rows are longer than {longest} tokens, so that none is left."
             "  Use a larger sft.max_length."
         )
-    return RowExamples(seed=seed, trained=trained, apart=measured, skipped=maker.skipped, cut=maker.cut, bad=bad)
+    return RowExamples(seed=seed, trained=trained, apart=measured, maker=maker)
 
 
 def keyed(rows: Sequence[LearnedRow], task: DatasetOptions) -> list[DatasetRow]:

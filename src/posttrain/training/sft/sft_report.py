@@ -8,8 +8,6 @@ from transformers import PreTrainedTokenizerBase
 from posttrain.config import SftConfig
 from posttrain.models.description import adapter_lines, model_lines
 from posttrain.models.loading.saving import save_trained
-from posttrain.models.memory.memory_plan import memory_plan
-from posttrain.models.memory.model_shape import object_shape
 from posttrain.models.policy import Policy
 from posttrain.options.adapter import run_model
 from posttrain.options.dataset import DatasetOptions
@@ -18,7 +16,7 @@ from posttrain.records import Example
 from posttrain.runs.curves import draw_curves
 from posttrain.runs.files import writing
 from posttrain.runs.folder import resume_command, shown
-from posttrain.runs.planned_memory import machine_memory, memory_line, memory_warning, sft_setup
+from posttrain.runs.planned_memory import machine_memory, memory_line, memory_warning, sft_policy_plan
 from posttrain.runs.summary import peak_memory_bytes, versions
 from posttrain.training.sft.sft_state import SftState
 
@@ -32,8 +30,8 @@ def sft_plan_lines(
     config: SftConfig, policy: Policy, model: str, data: Sequence[str], *, num_held_out: int, num_steps: int
 ) -> list[str]:
     """What the run is about to do with the model of this name, and with the data so described."""
-    options, shape = config.sft, object_shape(policy.model)
-    memory, machine = memory_plan(shape, sft_setup(config, shape)), machine_memory(on_cuda=False)
+    options = config.sft
+    memory, machine = sft_policy_plan(policy, config), machine_memory(on_cuda=policy.device.type == "cuda")
     rows = f"{options.rows_per_batch} rows or " if options.rows_per_batch else ""
     first, *more = data
     rate = f"learning rate {options.largest_rate:g} ({options.schedule})"
@@ -81,8 +79,9 @@ def write_model(config: SftConfig, policy: Policy, folder: Path) -> None:
     adapter = config.model.adapter if isinstance(config.model, ModelOptions) else None
     with writing(folder / "model", folder):
         save_trained(policy, folder, adapter.save if adapter is not None else "adapter", "")
-    with writing(folder / "curves.png", folder):
-        draw_curves(folder / "metrics.jsonl", folder / "curves.png", title=folder.name)
+    if config.run.curves:
+        with writing(folder / "curves.png", folder):
+            draw_curves(folder / "metrics.jsonl", folder / "curves.png", title=folder.name)
 
 
 def summary_of(state: SftState) -> dict[str, object]:

@@ -7,29 +7,26 @@ from time import perf_counter
 from typing import Protocol
 
 from posttrain.config import SftConfig
+from posttrain.config.kinds import resolved
 from posttrain.errors import UserError
 from posttrain.models.adapters.in_force import trains_adapter
 from posttrain.models.adapters.peft_objects import require_whole_adapter
 from posttrain.models.conversation_masks import Masking
-from posttrain.models.loading.model_folder import load_policy
+from posttrain.models.loading.devices import require_device_of
+from posttrain.models.loading.model_folder import load_policy_to_train
 from posttrain.models.loading.new_model import new_model, new_tokenizer
 from posttrain.models.policy import Policy, as_policy
 from posttrain.models.rendering import TokenizerRenderer
 from posttrain.options.dataset import DatasetOptions
 from posttrain.options.model import ModelOptions
-from posttrain.options.training import SftOptions, for_policy
+from posttrain.options.training import SftOptions
 from posttrain.records import Example
 from posttrain.runs.folder import saved_recipe
 from posttrain.runs.harness import Harness, HarnessOptions, require_resume
+from posttrain.runs.named_inputs import inputs_of_rows
 from posttrain.runs.reports import EvaluationReport, Run, StepReport
 from posttrain.runs.run_folder import RunFolder
-from posttrain.runs.run_inputs import (
-    RunInput,
-    RunInputs,
-    class_name,
-    inputs_of_rows,
-    require_same_inputs,
-)
+from posttrain.runs.run_inputs import RunInput, RunInputs, class_name, require_same_inputs
 from posttrain.runs.threads import ThreadClaim, claim_threads
 from posttrain.runs.trackers.tracker import require_trackers
 from posttrain.runs.watchers import Watcher, require_watchers
@@ -120,8 +117,7 @@ def train_sft(
         rows=None if rows is None else list(rows), held_out=None if held_out_rows is None else list(held_out_rows)
     )
     inputs = inputs_of_sft(config, policy, given)
-    if policy is not None:
-        config = replace(config, sft=for_policy(config.sft, adapter=trains_adapter(policy.model)))
+    config = resolved(config, adapter=None if policy is None else trains_adapter(policy.model))
     if resume:
         inputs = require_same_inputs(Path(config.run.folder), inputs, accept_changes=accept_changes)
     watching = require_watchers(watchers)
@@ -138,6 +134,7 @@ def train_sft(
 
 def show_sft_plan(config: SftConfig) -> None:
     """Print what a run would be, its first rows as they are learned, and the seconds of one update, taking none."""
+    config = resolved(config)
     with claim_threads(config.run.threads):
         session = open_sft(config, RunInputs(), None, NOTHING_GIVEN)
         batch, began = session.source.batch(0, config.sft), perf_counter()
@@ -152,6 +149,8 @@ def open_sft(config: SftConfig, inputs: RunInputs, policy: Policy | None, given:
     """Load or make the model, and read all there is to learn from."""
     if policy is not None:
         name = policy.model.name_or_path or "a model object"
+        if isinstance(config.model, ModelOptions):
+            require_device_of(policy.device, config.model.device)
     else:
         name = config.model.path if isinstance(config.model, ModelOptions) else "new"
         policy = sft_policy(config)
@@ -173,7 +172,7 @@ def open_sft(config: SftConfig, inputs: RunInputs, policy: Policy | None, given:
 def sft_policy(config: SftConfig) -> Policy:
     """The model of the recipe, from its folder or from nothing."""
     if isinstance(config.model, ModelOptions):
-        return load_policy(config.model, seed=config.run.seed)
+        return load_policy_to_train(config.model, seed=config.run.seed)
     tokenizer = new_tokenizer(config.model.template)
     return as_policy(new_model(config.model, tokenizer, seed=config.run.seed), tokenizer)
 
@@ -181,7 +180,8 @@ def sft_policy(config: SftConfig) -> Policy:
 def example_source(config: SftConfig, policy: Policy, given: GivenRows) -> ExampleSource:
     """The rows of the recipe, or of the caller, or the demonstrations of its task."""
     options = config.model.template_options if isinstance(config.model, ModelOptions) else {}
-    renderer = TokenizerRenderer(policy.tokenizer, template_options=options)
+    most_tokens = None if config.sft.long_rows == "cut" else policy.max_positions  # to be cut, all is read
+    renderer = TokenizerRenderer(policy.tokenizer, template_options=options, most_tokens=most_tokens)
     if isinstance(config.task, DatasetOptions):
         return row_examples(
             Masking(renderer=renderer, stop_ids=policy.stop_ids),
@@ -228,7 +228,7 @@ def fit(
     source, options, num_steps = session.source, session.config.sft, session.num_steps
     trained = TrainedBySupervision(session.policy, options, seed=session.config.run.seed)
     with Harness(folder, trained, harness_options) as harness:
-        notes = harness.resume(threads) if resume else []
+        notes = [*(harness.resume(threads) if resume else []), *session.inputs.notes]
         folder.write_inputs(session.inputs)
         harness.start([*session.plan, *notes])
         if not trained.step:
@@ -240,7 +240,7 @@ def fit(
                     metrics = trained.learn(batch, step, num_steps)
                 if step % options.eval_every == 0 or step == num_steps:
                     metrics |= measured(session, trained, harness)
-                tokens = sum(example.num_inputs for example in batch)
+                tokens = sum(len(example.tokens) for example in batch)
                 harness.record(StepReport(step=step, metrics=metrics, num_tokens=tokens))
         finished = trained.step >= num_steps or (harness.told_to_stop and not harness.interruption)
         summary: dict[str, object] = {}

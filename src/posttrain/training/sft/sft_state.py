@@ -71,16 +71,20 @@ class TrainedBySupervision:
     def learn(self, batch: Sequence[Example], step: int, num_steps: int) -> dict[str, float]:
         """Take one optimiser step on a batch of examples; returns its metrics."""
         with adapter_dropout(self.policy.model, self.seed, step):
-            loss = accumulate(self.policy, batch, self.options.tokens_per_microbatch)
+            metrics = accumulate(
+                self.policy,
+                batch,
+                self.options.tokens_per_microbatch,
+                measure_entropy=self.options.measure_entropy,
+            )
         rate = learning_rate(self.options, step - 1, num_steps)
         grad_norm = apply_gradients(self.optimizer, rate, self.options.max_grad_norm)[POLICY]
         if not math.isfinite(grad_norm):
-            raise RunError(f"loss {loss}, gradient norm {grad_norm}; lower sft.learning_rate.")
+            raise RunError(f"loss {metrics['loss']}, gradient norm {grad_norm}; lower sft.learning_rate.")
         self.run.step = step
         self.run.next_example += len(batch)
-        self.run.num_tokens += sum(example.num_inputs for example in batch)
-        num_tokens = float(self.run.num_tokens)
-        return {"loss": loss, "grad_norm": grad_norm, "learning_rate": rate, "num_tokens": num_tokens}
+        self.run.num_tokens += sum(len(example.tokens) for example in batch)
+        return metrics | {"grad_norm": grad_norm, "learning_rate": rate, "num_tokens": float(self.run.num_tokens)}
 
     def tensors(self) -> Mapping[str, Tensors]:
         """All tensors that the next step reads."""

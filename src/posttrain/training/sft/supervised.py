@@ -17,7 +17,7 @@ from posttrain.models.gradients import gradients_in_place
 from posttrain.models.logprobs import token_logprobs
 from posttrain.models.policy import Policy
 from posttrain.records import Example
-from posttrain.training.evaluation import RESAMPLES
+from posttrain.runs.intervals import RESAMPLES
 
 ROWS_AT_ONCE = 256
 """Positions whose logits over the whole vocabulary are held at a time."""
@@ -49,25 +49,29 @@ def predicted(policy: Policy, examples: Sequence[Example]) -> Predicted:
     return Predicted(hidden, targets) if bool(learned.all()) else Predicted(hidden[learned], targets[learned])
 
 
-def learned_logprobs(policy: Policy, examples: Sequence[Example]) -> Float[Tensor, " token"]:
-    """log π of every learned token of the examples, in order, in nats."""
-    hidden, targets = predicted(policy, examples)
-    return token_logprobs(hidden, policy.output_layer, targets)
-
-
-def accumulate(policy: Policy, examples: Sequence[Example], tokens_per_microbatch: int) -> float:
-    """Add the gradient of the batch's loss to the model's, a micro-batch at a time; returns the loss in nats per token.
+def accumulate(
+    policy: Policy, examples: Sequence[Example], tokens_per_microbatch: int, *, measure_entropy: bool = False
+) -> dict[str, float]:
+    """Add the gradient of the batch's loss to the model's, a micro-batch at a time; returns metrics of its tokens.
 
     L = -(1/n) Σ_learned tokens log π(token)      n: learned tokens of the whole batch, never of a micro-batch
+
+    The loss is in nats per token; with `measure_entropy` come the mean entropy and the share of likeliest tokens.
     """
     count = sum(example.num_learned for example in examples)
-    total = 0.0
+    total, likeliest, entropy = 0.0, 0, 0.0
     for micro in microbatches(examples, tokens_per_microbatch, padded=policy.forward.padded):
         with gradients_in_place():
-            loss = -learned_logprobs(policy, micro).sum() / count
+            hidden, targets = predicted(policy, micro)
+            loss = -token_logprobs(hidden, policy.output_layer, targets).sum() / count
         loss.backward()
         total += loss.item()
-    return total
+        if measure_entropy:
+            found = token_statistics(policy, hidden.detach(), targets)
+            likeliest, entropy = likeliest + found.likeliest, entropy + found.entropy
+    if not measure_entropy:
+        return {"loss": total}
+    return {"loss": total, "entropy": entropy / count, "mean_token_accuracy": likeliest / count}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,6 +84,8 @@ class HeldOutLoss:
     """95% bootstrap interval over examples, which are what was drawn at random."""
     accuracy: float
     """Share of learned tokens that are the likeliest."""
+    entropy: float
+    """Mean entropy of what predicts them, in nats per token."""
 
     def metrics(self) -> dict[str, float]:
         """Under the names of docs/metrics.md."""
@@ -89,6 +95,7 @@ class HeldOutLoss:
             "eval/loss_low": low,
             "eval/loss_high": high,
             "eval/mean_token_accuracy": self.accuracy,
+            "eval/entropy": self.entropy,
         }
 
     def summary(self) -> dict[str, object]:
@@ -101,23 +108,45 @@ def held_out_loss(policy: Policy, examples: Sequence[Example], tokens_per_microb
     """Measure the policy on examples, of which there is at least one."""
     losses: list[float] = []
     counts: list[int] = []
-    total, right = 0.0, 0
+    total, right, entropy = 0.0, 0, 0.0
     for micro in microbatches(examples, tokens_per_microbatch, padded=policy.forward.padded):
         hidden, targets = predicted(policy, micro)
         found = -token_logprobs(hidden, policy.output_layer, targets).double()
         total += found.sum().item()
-        right += num_likeliest(policy, hidden, targets)
+        statistics = token_statistics(policy, hidden, targets)
+        right, entropy = right + statistics.likeliest, entropy + statistics.entropy
         sizes = [example.num_learned for example in micro]
         losses += [part.sum().item() for part in found.split(sizes)]
         counts += sizes
-    return HeldOutLoss(loss=total / sum(counts), interval=ratio_interval(losses, counts), accuracy=right / sum(counts))
+    return HeldOutLoss(
+        loss=total / sum(counts),
+        interval=ratio_interval(losses, counts),
+        accuracy=right / sum(counts),
+        entropy=entropy / sum(counts),
+    )
 
 
-def num_likeliest(policy: Policy, hidden: Float[Tensor, "token hidden"], targets: Int64[Tensor, " token"]) -> int:
-    """Targets that are the likeliest token."""
-    output_layer = policy.output_layer
-    likeliest = [output_layer.logits(rows).argmax(dim=-1) for rows in hidden.split(ROWS_AT_ONCE)]
-    return int((torch.cat(likeliest) == targets).sum().item())
+class TokenStatistics(NamedTuple):
+    """Sums over some targets."""
+
+    likeliest: int
+    """How many are the likeliest token."""
+    entropy: float
+    """Of the distributions that predict them, in nats."""
+
+
+@torch.no_grad()
+def token_statistics(
+    policy: Policy, hidden: Float[Tensor, "token hidden"], targets: Int64[Tensor, " token"]
+) -> TokenStatistics:
+    """How many targets are the likeliest token, and the entropy -Σ_v π log π before them."""
+    likeliest, entropy = 0, 0.0
+    for rows, wanted in zip(hidden.split(ROWS_AT_ONCE), targets.split(ROWS_AT_ONCE), strict=True):
+        logits = policy.output_layer.logits(rows)
+        logprobs = logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(dim=-1)
+        likeliest += int((logprobs.argmax(dim=-1) == wanted).sum().item())
+        entropy -= (logprobs.exp() * logprobs).sum(dtype=torch.float64).item()
+    return TokenStatistics(likeliest, entropy)
 
 
 def ratio_interval(losses: Sequence[float], counts: Sequence[int]) -> tuple[float, float]:

@@ -1,0 +1,118 @@
+"""What a recipe in a run folder may have done on this machine: nothing that this user has not run here, or allowed.
+
+Run folders are passed on as results, and whoever makes one writes its recipe.  Code that it names (FILE.py:NAME,
+package.module:NAME) is imported where the same code has been run here; what else would act on this machine, or send
+something away, is done where the recipe itself was written here.  Recipes that a user names are the user's own.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from enum import StrEnum
+
+from posttrain.binding import is_name_in_file, is_own, known_code
+from posttrain.config.recipes import MergedRecipe, RecipeLayer
+from posttrain.errors import UserError
+from posttrain.known_code import KnownCode, is_known, remember
+
+WALLED = ("sealed", "bubblewrap")
+"""Sandboxes that name neither a command nor an address."""
+READ_BY_IMPORT = ("task", "algorithm")
+"""Sections whose options are those of a class or function of the user's own, which is imported to read them."""
+
+
+class RecipeOf(StrEnum):
+    """Whose the recipe of a run is, as it is remembered: of a run begun here, or of one that was trusted."""
+
+    USER = "run-begun-here"
+    TRUSTED = "run-trusted"
+
+
+def keep_recipe(digest: str, before: str | None, where: str) -> None:
+    """Remember the recipe of a run that is begun here, or goes on here in place of the one that it had `before`."""
+    known = [RecipeOf.USER] if before is None else [each for each in RecipeOf if is_known(KnownCode(before, each))]
+    remember(KnownCode(digest, each, where) for each in known)
+
+
+def trusted(layer: RecipeLayer) -> RecipeLayer:
+    """The recipe of a run that may do now what the user's own may, since the user says so; it is remembered.
+
+    Its code is too, by its content: the same recipe with other code is asked about again.
+    """
+    if layer.run_digest is not None:
+        remember([KnownCode(layer.run_digest, RecipeOf.TRUSTED, layer.where)])
+    return replace(layer, run_digest=None)
+
+
+def require_trusted(merged: MergedRecipe) -> None:
+    """Refuse what a run folder's recipe names and nobody here has run; what a user named is remembered.
+
+    Raises UserError with the files and their digests.
+    """
+    require_known(merged)
+    remember(code for option, code in named_code(merged) if merged.source(option) not in merged.of_runs)
+
+
+def require_known(merged: MergedRecipe, sections: tuple[str, ...] = ("",)) -> None:
+    """Raise UserError, with all that is not known, where these sections of a run folder's recipe name such.
+
+    Whoever began the run here has written the recipe: what has changed since is then a matter of the run.
+    """
+    others = {
+        where: is_known(KnownCode(digest, RecipeOf.TRUSTED))
+        for where, digest in merged.of_runs.items()
+        if not is_known(KnownCode(digest, RecipeOf.USER))
+    }
+    asked = ((option, each) for option, each in named_code(merged) if merged.source(option) in others)
+    code = {option: each for option, each in asked if not is_known(each)}
+    acts = {option: value for option, value in named_acts(merged).items() if others.get(merged.source(option)) is False}
+    unknown = [*code, *acts]
+    if not any(option.startswith(sections) for option in unknown):
+        return
+    lines = [f"{option} = {each.where}  (sha256 {each.digest or 'unknown'})" for option, each in code.items()]
+    lines += [f"{option} = {value}" for option, value in acts.items()]
+    says = (
+        f"{merged.source(unknown[0])}: the recipe of a run, and what it names has not been run on this machine by you:"
+        + "".join(f"\n  {line}" for line in lines)
+        + "\nRead it.  If you trust it, "
+    )
+    raise UserError(f"{says}load_recipe(..., trust_code=True).", command=f"{says}add --trust-code.")
+
+
+def named_code(merged: MergedRecipe) -> Iterator[tuple[str, KnownCode]]:
+    """The functions and classes outside this package that a recipe names, by option."""
+    for section in READ_BY_IMPORT:
+        content = merged.sections.get(section)
+        if isinstance(content, Mapping) and is_own(section, content) and is_name_in_file(content["path"]):
+            yield from found_code(f"{section}.path", str(content["path"]))
+    rewards = merged.sections.get("rewards")
+    for index, reward in enumerate(rewards if isinstance(rewards, list | tuple) else ()):
+        path = reward.get("path") if isinstance(reward, Mapping) else None
+        if isinstance(path, str) and ":" in path:
+            yield from found_code(f"rewards[{index}].path", path)
+
+
+def found_code(option: str, path: str) -> Iterator[tuple[str, KnownCode]]:
+    """The code that a path names; nothing of a file that there is not, which is told when it is to be imported."""
+    code = known_code(path)
+    if code.digest or not path.rpartition(":")[0].endswith(".py"):
+        yield option, code
+
+
+def named_acts(merged: MergedRecipe) -> dict[str, object]:
+    """What else a recipe asks for that may run code or send something away, by option."""
+    found: dict[str, object] = {
+        "model.trust_remote_code": value_in(merged.sections.get("model"), "trust_remote_code"),
+        "judge.endpoint": value_in(merged.sections.get("judge"), "endpoint"),
+    }
+    sandbox = value_in(merged.sections.get("sandbox"), "kind")
+    found["sandbox.kind"] = None if sandbox in WALLED else sandbox
+    rewards = merged.sections.get("rewards")
+    for index, reward in enumerate(rewards if isinstance(rewards, list | tuple) else ()):
+        found[f"rewards[{index}].trust_remote_code"] = value_in(reward, "trust_remote_code")
+        found[f"rewards[{index}].options.endpoint"] = value_in(value_in(reward, "options"), "endpoint")
+    return {option: value for option, value in found.items() if value not in (None, False, "")}
+
+
+def value_in(section: object, option: str) -> object:
+    """What a section says of an option; None where it says nothing, or is none."""
+    return section.get(option) if isinstance(section, Mapping) else None

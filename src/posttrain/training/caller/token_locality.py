@@ -1,0 +1,106 @@
+"""Whether each term of a loss reads one completion at a time; only then micro-batches leave the gradient as it is."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
+
+import torch
+from jaxtyping import Bool
+from torch import Tensor
+
+from posttrain.algorithms.terms import LossTerm, TokenView
+from posttrain.errors import UserError
+
+RELATIVE, ABSOLUTE = 1e-4, 1e-6
+"""What rounding in float32 may change of a loss or its gradient."""
+ALONE = 8
+"""Completions that are read by themselves: a rank among tokens may by chance be the same among fewer."""
+COMPUTED = ("full_kl", "entropies", "values", "teacher_kl")
+"""What a view has beside log π, where a term needs it."""
+
+
+@dataclass(slots=True)
+class LocalityCheck:
+    """Tries each term of a run's loss once, on the first two completions or more that it sees."""
+
+    tried: set[str] = field(default_factory=set)
+    held: dict[str, TokenView] = field(default_factory=dict)
+    """A single completion, which waits for a second one to be tried with."""
+
+    def __call__(self, terms: Sequence[LossTerm], view: TokenView, *, owner: str) -> None:
+        """Raise UserError for a term whose loss or gradient of a token depends on other completions."""
+        for term in terms:
+            if term.name in self.tried:
+                continue
+            seen = joined(self.held[term.name], detached(view)) if term.name in self.held else detached(view)
+            if int(seen.rollout[-1]) == 0:
+                self.held[term.name] = seen
+                continue
+            require_local(term, seen, owner=owner)
+            self.held.pop(term.name, None)
+            self.tried.add(term.name)
+
+
+def require_local(term: LossTerm, view: TokenView, *, owner: str) -> None:
+    """Compare a term's losses and gradients on all completions with those on the first few alone and on the others.
+
+    Numbers that torch draws meanwhile are not missed by the run.
+    """
+    few = min(ALONE, int(view.rollout[-1]))  # so that at least one is left
+    rows = [*(view.rollout == place for place in range(few)), view.rollout >= few]
+    devices = [view.logprobs.device] if view.logprobs.is_cuda else []
+    with torch.random.fork_rng(devices=devices), torch.enable_grad():
+        whole = read(term, view, owner=owner)
+        parts = [read(term, selected(view, each), owner=owner) for each in rows]
+    for what, together, *apart in zip(("a loss", *("a gradient",) * len(whole)), whole, *parts, strict=False):
+        alone = torch.cat(apart)
+        scale = torch.maximum(together.abs(), alone.abs()).nan_to_num(0, 0, 0).max().item()
+        near = torch.isclose(together, alone, rtol=0, atol=RELATIVE * scale + ABSOLUTE, equal_nan=True)
+        if not bool(near.all()):
+            place = int((~near).nonzero()[0, 0])
+            raise UserError(
+                f"{owner}: its loss term {term.name} gives a token {what} of {together[place].item():.4g} beside"
+                f" {int(view.rollout[-1])} other completions and of {alone[place].item():.4g} beside fewer, so that"
+                " update.tokens_per_microbatch would change what is learned.  A term may read one completion at a time:"
+                " take a statistic over several in the credit rule, which sees the whole step, or use a constant."
+            )
+
+
+def read(term: LossTerm, view: TokenView, *, owner: str) -> list[Tensor]:
+    """A term's losses, and the gradients of their weighted sum by all that the policy and the critic compute."""
+    leaves: dict[str, Any] = {name: each.clone().requires_grad_() for name, each in computed(view)}
+    losses = term.losses(replace(view, **leaves), owner=owner)
+    if not losses.requires_grad:
+        return [losses]
+    gradients = torch.autograd.grad((view.columns.weights * losses).sum(), list(leaves.values()), allow_unused=True)
+    known = zip(gradients, leaves.values(), strict=True)
+    return [losses.detach(), *(torch.zeros_like(leaf) if each is None else each for each, leaf in known)]
+
+
+def computed(view: TokenView) -> Iterator[tuple[str, Tensor]]:
+    """What has a gradient in training."""
+    for name in ("logprobs", *COMPUTED):
+        if (column := getattr(view, name)) is not None:
+            yield name, column
+
+
+def detached(view: TokenView) -> TokenView:
+    """The same numbers without the graph that they come from."""
+    parts: dict[str, Any] = {name: each.detach() for name, each in computed(view)}
+    return replace(view, **parts)
+
+
+def selected(view: TokenView, tokens: Bool[Tensor, " token"]) -> TokenView:
+    """Whole completions of a view, counted from 0."""
+    rollout = view.rollout[tokens]
+    parts: dict[str, Any] = {name: each[tokens] for name, each in computed(view)}
+    return replace(view, rollout=rollout - rollout[0], columns=view.columns.map(lambda each: each[tokens]), **parts)
+
+
+def joined(one: TokenView, other: TokenView) -> TokenView:
+    """The completions of two views in one."""
+    known = [each.name for each in fields(one.columns) if getattr(one.columns, each.name) is not None]
+    columns = {name: torch.cat([getattr(one.columns, name), getattr(other.columns, name)]) for name in known}
+    parts: dict[str, Any] = {name: torch.cat([each, getattr(other, name)]) for name, each in computed(one)}
+    rollout = torch.cat([one.rollout, other.rollout + one.rollout[-1] + 1])
+    return replace(one, rollout=rollout, columns=replace(one.columns, **columns), **parts)
