@@ -5,21 +5,34 @@ A section of options is a dataclass, and its fields are the schema.  A function 
 recipe as FILE.py:NAME, and bound in the same way.
 """
 
+import ast
 import hashlib
 import importlib
 import importlib.util
 import inspect
+import os
 import sys
-from collections.abc import Callable, Mapping
-from importlib.machinery import SourceFileLoader
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from importlib.machinery import PathFinder, SourceFileLoader
 from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
 
 from typing_extensions import is_protocol
 
-from posttrain.errors import UserError
-from posttrain.schemas import REQUIRED, Option, Schema, checker, did_you_mean, is_record, record_class, record_of
+from posttrain.errors import UserError, exit_call
+from posttrain.known_code import KnownCode, remember
+from posttrain.schemas import (
+    PARSING,
+    REQUIRED,
+    Option,
+    Schema,
+    checker,
+    did_you_mean,
+    is_record,
+    record_class,
+    record_of,
+)
 
 Built = TypeVar("Built")
 
@@ -70,6 +83,8 @@ def constructed(record: Any, before: str) -> Any:
 OWN = {"algorithm": "function", "task": "class"}
 """Sections that may name the user's own by `path: FILE.py:NAME`, and what must be there."""
 
+INSTALLED = {"site-packages", "dist-packages"}
+"""Folders of what pip installs, which changes by its version and not by an edit."""
 EXAMPLE = {"algorithm": "my_algorithm", "task": "MyTask"}
 
 
@@ -138,6 +153,8 @@ def build_own(section: str, content: Mapping[str, object], *given: object, **nam
         return schema.target(*given, **named, **arguments)
     except UserError as error:
         raise UserError(f"{section}: {error}") from None
+    except SystemExit as leave:
+        raise UserError(f"{section}: {content['path']} calls {exit_call(leave)}") from leave
 
 
 def object_in_file(path: str, *, where: str, noun: str = "function") -> object:
@@ -151,6 +168,7 @@ def object_in_file(path: str, *, where: str, noun: str = "function") -> object:
     if not hasattr(module, name):
         own = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
         raise UserError(f"{where}: {file} has no {noun} `{name}`.  {did_you_mean(name, own)}")
+    remember([known_code(path)])
     return getattr(module, name)
 
 
@@ -163,6 +181,8 @@ def object_in_module(path: str, *, where: str) -> object:
     look_in_working_folder()
     try:
         module = importlib.import_module(place)
+    except SystemExit as leave:
+        raise UserError(f"{where}: module {place} cannot be imported: it calls {exit_call(leave)}") from leave
     except Exception as error:
         missing = isinstance(error, ModuleNotFoundError) and f"{place}.".startswith(f"{error.name}.")
         remedy = "  It is looked for in the folder you run in and among what is installed." if missing else ""
@@ -172,17 +192,8 @@ def object_in_module(path: str, *, where: str) -> object:
     if not hasattr(module, name):
         own = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
         raise UserError(f"{where}: module {place} has no function `{name}`.  {did_you_mean(name, own)}")
+    remember([known_code(path)])
     return getattr(module, name)
-
-
-def module_file(place: str) -> Path | None:
-    """The file of a module, by its dotted name; None where there is no such module, or none of a file."""
-    look_in_working_folder()
-    try:
-        spec = importlib.util.find_spec(place)
-    except (ImportError, ValueError):
-        return None
-    return Path(spec.origin) if spec is not None and spec.origin is not None else None
 
 
 def look_in_working_folder() -> None:
@@ -209,6 +220,9 @@ def module_from(file: Path, where: str) -> ModuleType:
     sys.modules[name] = module  # where dataclasses look for the module of a class
     try:
         spec.loader.exec_module(module)
+    except SystemExit as leave:
+        del sys.modules[name]
+        raise UserError(f"{where}: {file} cannot be imported: it calls {exit_call(leave)}") from leave
     except Exception as error:
         del sys.modules[name]
         raise UserError(f"{where}: {file} cannot be imported: {type(error).__name__}: {error}") from error
@@ -229,3 +243,102 @@ def digest_of(file: Path) -> str:
         return hashlib.sha256(file.read_bytes()).hexdigest()
     except OSError:
         return ""
+
+
+# The files that code of the user's own is in
+
+
+def code_files(path: str, *, where: str) -> list[tuple[str, Path]]:
+    """The file of FILE.py:NAME or package.module:NAME, and the files beside it that it imports, by their names.
+
+    Raises UserError where there is no such file.
+    """
+    place, _, _ = path.rpartition(":")
+    file = Path(place) if is_name_in_file(path) else module_file(place)
+    if file is None or not file.is_file():
+        raise UserError(f"{where}: {path}: no such file.  Paths are relative to the folder you run in.")
+    return [(file.name, file), *sorted(imported_beside(file).items())]
+
+
+def code_digest(file: Path) -> str:
+    """The SHA-256 of a file of code, and of those beside it that it imports; empty where there is no such file."""
+    beside = sorted(imported_beside(file).items())
+    listed = "".join(f"{name} {digest_of(each)}\n" for name, each in beside)
+    return hashlib.sha256(f"{digest_of(file)}\n{listed}".encode()).hexdigest() if beside else digest_of(file)
+
+
+def known_code(path: str) -> KnownCode:
+    """What FILE.py:NAME or package.module:NAME names, by the digest of all that an import of it runs, as far as known.
+
+    The digest is empty where there is no such file.
+    """
+    place, _, name = path.rpartition(":")
+    if place.endswith(".py"):
+        return KnownCode(code_digest(Path(place)), name, path)
+    parts = place.split(".")
+    files = [module_file(".".join(parts[:count])) for count in range(1, len(parts) + 1)]
+    digests = [code_digest(file) for file in files if file is not None]  # a folder without __init__.py has none
+    whole = hashlib.sha256(" ".join(digests).encode()).hexdigest() if files[-1] is not None else ""
+    return KnownCode(whole, name, path)
+
+
+def module_file(place: str) -> Path | None:
+    """The file of a module, by its dotted name; None where there is no such module, or none of a file.
+
+    Nothing is run: `find_spec` of a dotted name would import the packages above it.
+    """
+    look_in_working_folder()
+    first, *names = place.split(".")
+    try:
+        spec = importlib.util.find_spec(first)
+    except (ImportError, ValueError):
+        return None
+    for name in names:
+        if spec is None or spec.submodule_search_locations is None:
+            return None
+        spec = PathFinder.find_spec(f"{spec.name}.{name}", spec.submodule_search_locations)
+    return Path(spec.origin) if spec is not None and spec.has_location and spec.origin is not None else None
+
+
+def imported_beside(file: Path) -> dict[str, Path]:
+    """The files that a file of code imports, and that those import, by their paths from its folder.
+
+    Those that lie beside the file, beside its package, or in the working folder: what is installed is not followed.
+    """
+    top = next((folder for folder in file.resolve().parents if not (folder / "__init__.py").is_file()), file.parent)
+    if not INSTALLED.isdisjoint(top.parts):
+        return {}
+    roots, found, unread = list(dict.fromkeys([file.resolve().parent, top, Path.cwd()])), {}, [file.resolve()]
+    while unread:
+        for root, parts in imports_of(unread.pop(), roots):
+            for each in module_files(root, parts):
+                name = Path(os.path.relpath(each, file.resolve().parent)).as_posix()
+                if each != file.resolve() and name not in found:
+                    found[name] = each
+                    unread.append(each)
+    return found
+
+
+def imports_of(file: Path, roots: Sequence[Path]) -> Iterator[tuple[Path, list[str]]]:
+    """Every import in a file, as a folder and the names that lead on from there; none where it does not parse."""
+    try:
+        with PARSING:
+            statements = list(ast.walk(ast.parse(file.read_bytes())))
+    except (OSError, SyntaxError, ValueError, RecursionError):
+        return
+    for statement in statements:
+        if isinstance(statement, ast.Import):
+            yield from ((root, alias.name.split(".")) for alias in statement.names for root in roots)
+        elif isinstance(statement, ast.ImportFrom):
+            names = statement.module.split(".") if statement.module else []
+            folders = [file.parents[statement.level - 1]] if statement.level else roots
+            yield from ((folder, [*names, alias.name]) for alias in statement.names for folder in folders)
+
+
+def module_files(root: Path, names: Sequence[str]) -> Iterator[Path]:
+    """The files in a folder that an import of dotted names runs: packages on the way, and the module."""
+    if names[0] == "posttrain":
+        return
+    for count in range(1, len(names) + 1):
+        place = root.joinpath(*names[:count])
+        yield from (each for each in (place / "__init__.py", place.with_name(f"{place.name}.py")) if each.is_file())

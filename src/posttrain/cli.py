@@ -60,7 +60,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def run(command: str, arguments: Sequence[str]) -> int:
     """Run one command; what a person can mend is told without a traceback."""
-    from posttrain.errors import UserError
+    from traceback import walk_tb
+
+    from posttrain.errors import HelpShown, UserError, exit_call
 
     try:
         return int(import_module(f"posttrain.commands.{COMMANDS[command][0]}").main(arguments))
@@ -75,8 +77,11 @@ def run(command: str, arguments: Sequence[str]) -> int:
         if error.errno not in MACHINE_TROUBLE:
             raise
         return complain(f"{error.filename or 'this machine'}: {error.strerror}", 1)
-    except SystemExit as leave:  # tyro's, after printing help
-        return leave.code if isinstance(leave.code, int) else 0
+    except HelpShown:
+        return 0
+    except SystemExit as leave:  # of a task, an algorithm or a watcher of the user's: no run ends well so
+        *_, (frame, line) = walk_tb(leave.__traceback__)
+        return complain(f"{frame.f_code.co_filename}, line {line}: it calls {exit_call(leave)}", 1)
 
 
 def nearest(command: str) -> str:

@@ -21,6 +21,15 @@ class RunError(UserError):
     exit_code = 1
 
 
+class HelpShown(SystemExit):
+    """`--help` has been printed, and that is all."""
+
+
+def exit_call(leave: SystemExit) -> str:
+    """The call that raised it, for a message: a program of the user's left where it should have returned."""
+    return f"sys.exit({'' if leave.code is None else repr(leave.code)})"
+
+
 def require(holds: bool, options: object, name: str, rule: str) -> None:
     """Refuse a section of options unless its field `name` obeys a rule; `rule` goes on from "name = value"."""
     if not holds:

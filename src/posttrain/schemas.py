@@ -111,6 +111,13 @@ def default_of(option: Any) -> Any:
     return REQUIRED if option.default is MISSING else option.default
 
 
+def require_left_out(options: Any, names: Iterable[str], rule: str, *, where: str = "") -> None:
+    """Refuse the options among these that were given, since nothing would read them.  `where` is their section."""
+    for each in fields(options):
+        if each.name in names and getattr(options, each.name) != default_of(each):
+            raise UserError(f"{where}{each.name} = {getattr(options, each.name)} {rule}; leave it out")
+
+
 def is_plain(value: object) -> bool:
     """Whether a recipe can say a value."""
     if isinstance(value, list | tuple):

@@ -10,6 +10,7 @@ from posttrain.commands.flags import COMMAND_LINE, CommandSpec, path_of, read_fl
 from posttrain.config import Config, SftConfig, build
 from posttrain.config.reading import checked_sections, kind_of
 from posttrain.config.recipes import VARIANTS, RecipeLayer, merge, read_recipe
+from posttrain.config.run_trust import trusted
 from posttrain.config.sections import require_complete
 from posttrain.errors import UserError
 from posttrain.options.adapter import is_adapter_folder, run_model
@@ -40,6 +41,8 @@ MAY_CHANGE_ON_RESUME = (
 """How long a run goes on, what it keeps, and where its model is; all else is what made it the run that it is."""
 
 
+RESUME_ONLY = ("from_step", "accept_changes")
+"""Switches that say how a run is resumed."""
 LOADING = tuple(
     f"model.{name}"
     for name in (
@@ -48,6 +51,15 @@ LOADING = tuple(
     )
 )
 """Options by which a model is loaded that is asked and not trained."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrustSwitch:
+    """Of commands that do what the recipe in a run folder says."""
+
+    trust_code: bool = False
+    """Import the code that the recipe in a run folder names, and let the recipe act on this machine, though nobody has
+    run it here before; it is remembered."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,6 +81,12 @@ class SplitArguments:
     def model(self, program: CommandSpec) -> "tuple[str, SplitArguments]":
         """The model that the command is about, and the rest."""
         return self.first("MODEL", program)
+
+    @property
+    def trusts_code(self) -> bool:
+        """Whether `--trust-code` is given: it decides how recipes are read."""
+        given = any(path_of(flag) == "trust_code" for flag in self.flags)
+        return given and switch_value("trust-code", self) != "false"
 
     def require_no_more(self, program: CommandSpec) -> None:
         """Refuse positional arguments that the command has no use for."""
@@ -96,11 +114,20 @@ def is_recipe_file(argument: str) -> bool:
 
 
 def configured(
-    kind: type[Built], layers: Sequence[RecipeLayer], flags: Sequence[str], program: CommandSpec
+    kind: type[Built],
+    layers: Sequence[RecipeLayer],
+    flags: Sequence[str],
+    program: CommandSpec,
+    *,
+    to_run: bool = True,
 ) -> tuple[Built, Any]:
     """The config of some layers under the flags, and the command's own switches."""
     layers, switches = with_flags(kind, layers, flags, program)
-    return build(kind, layers, require=require_complete), switches
+    for name in RESUME_ONLY:  # of a command that resumes runs, when it begins a new one
+        if name in vars(switches) and vars(switches)[name]:
+            flag = f"--{name.replace('_', '-')}"
+            raise UserError(f"{COMMAND_LINE}: {flag} is for a run that is resumed; give --resume RUN, or leave it out.")
+    return build(kind, layers, require=require_complete, to_run=to_run), switches
 
 
 def with_flags(
@@ -126,9 +153,10 @@ def variants(flags: Sequence[str], by_path: Sequence[str] = ()) -> RecipeLayer:
     return RecipeLayer(where=COMMAND_LINE, sections=sections)
 
 
-def recipe_layers(recipes: Sequence[str]) -> list[RecipeLayer]:
-    """Recipe files, left to right."""
-    return [read_recipe(recipe) for recipe in recipes]
+def recipe_layers(given: SplitArguments) -> list[RecipeLayer]:
+    """Recipe files, left to right; where code is trusted, that of a run like any other."""
+    layers = [read_recipe(recipe) for recipe in given.positional]
+    return [trusted(layer) for layer in layers] if given.trusts_code else layers
 
 
 def model_layer(given: str) -> RecipeLayer:
@@ -166,17 +194,18 @@ def is_run(given: str) -> bool:
     return Path(given, "config.yaml").is_file() and not Path(given, "config.json").is_file()
 
 
-def layers_for_model(given: str, recipes: Sequence[str]) -> list[RecipeLayer]:
+def layers_for_model(model: str, given: SplitArguments) -> list[RecipeLayer]:
     """What a model is to be measured by: recipes that are named, or else, for the folder of a run, the run's own.
 
     Of a run of another kind its task alone.
     """
-    layers = recipe_layers(recipes)
-    if is_run(given) and not recipes:
-        own = read_recipe(str(Path(given) / "config.yaml"))
+    layers = recipe_layers(given)
+    if is_run(model) and not given.positional:
+        own = run_recipe(Path(model))
+        own = trusted(own) if given.trusts_code else own
         task = {name: section for name, section in own.sections.items() if name == "task"}
         layers = [own if kind_of([own]) is Config else replace(own, sections=task)]
-    return [*layers, model_layer(given)]
+    return [*layers, model_layer(model)]
 
 
 def require_model(options: ModelOptions) -> None:
@@ -203,6 +232,7 @@ def resumed(
             f" {' '.join(arguments.positional)}"
         )
     recipe = run_recipe(Path(folder))
+    recipe = trusted(recipe) if arguments.trusts_code else recipe
     for flag in arguments.flags:
         path = path_of(flag)
         if "." in path and not path.startswith(may_change):

@@ -1,7 +1,7 @@
 """`posttrain behaviours`: how often a run's completions check, go back, try again and the like, over its training."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from posttrain.commands.arguments import configured, picture_file, recipe_layers, split_arguments
@@ -34,8 +34,8 @@ def main(arguments: Sequence[str]) -> int:
     given = split_arguments(arguments)
     named, rest = given.first("RUN", PROGRAM)
     run = Path(named)
-    layers = [*said_of_run(run), *recipe_layers(rest.positional)]
-    config, switches = configured(Config, layers, rest.flags, PROGRAM)
+    recipes = [*([run_recipe(run)] if (run / "config.yaml").is_file() else []), *recipe_layers(rest)]
+    config, switches = configured(Config, behaviour_sections(recipes), rest.flags, PROGRAM)
     from posttrain.training.behaviours.behaviour_history import history_table, read_history
     from posttrain.training.behaviours.behaviour_picture import draw_behaviours
     from posttrain.training.behaviours.behaviour_reader import BehaviourReader
@@ -51,9 +51,10 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
-def said_of_run(run: Path) -> list[RecipeLayer]:
-    """What the run's own recipe says of behaviours; nothing where it says nothing."""
-    if not (run / "config.yaml").is_file():
-        return []
-    section = run_recipe(run).sections.get("behaviours")
-    return [] if section is None else [RecipeLayer(where=str(run / "config.yaml"), sections={"behaviours": section})]
+def behaviour_sections(layers: Sequence[RecipeLayer]) -> list[RecipeLayer]:
+    """What recipes say of behaviours, and nothing else of them: no code is imported, and none is needed."""
+    return [
+        replace(layer, sections={"behaviours": layer.sections["behaviours"]})
+        for layer in layers
+        if layer.sections.get("behaviours") is not None
+    ]

@@ -20,7 +20,12 @@ from posttrain.options.model import BUNDLED, ModelOptions
 from posttrain.options.rollout import SamplingOptions
 from posttrain.options.task import TASK_OPTIONS
 
-HINT = "The bundled model knows one kind of question: Use all of 11, 25, 11 to make 25."
+HINTS = {
+    BUNDLED: "The bundled model knows one kind of question: Use all of 11, 25, 11 to make 25.",
+    "bundled-instruct": "This model adds: If you add 57 and 8, what is the result?",
+    "bundled-prose": "This model continues a text: Once upon a time",
+}
+"""What to type, for each model of this package."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +68,7 @@ def main(arguments: Sequence[str]) -> int:
     given.require_no_more(PROGRAM)
     config, switches = configured(ChatConfig, [model_layer(model)], given.flags, PROGRAM)
     require_model(config.model)
-    questions = [switches.prompt] if switches.prompt else typed(HINT if model == BUNDLED else "")
+    questions = [switches.prompt] if switches.prompt else typed(HINTS.get(model, ""))
     answer_all(config, questions, way_of_asking(model, switches), switches.seed)
     return 0
 
@@ -98,7 +103,7 @@ def answer_all(config: ChatConfig, questions: "Sequence[str] | Iterator[str]", h
     from posttrain.generation.request import Request
     from posttrain.generation.streams import StreamKey
     from posttrain.models.loading.model_folder import load_policy
-    from posttrain.models.rendering import TokenizerRenderer
+    from posttrain.models.rendering import renderer_of
     from posttrain.rewards.countdown.grader import countdown
     from posttrain.rewards.grading.grade import grade, reward_function
     from posttrain.runs.progress import visible
@@ -106,7 +111,7 @@ def answer_all(config: ChatConfig, questions: "Sequence[str] | Iterator[str]", h
     policy = load_policy(config.model, inference=True)
     longest = min(policy.max_positions, USUAL_TOKENS + config.sampling.max_completion_tokens)
     engine = engine_in_parity(policy, max_rows=1, longest=longest)
-    renderer = TokenizerRenderer(policy.tokenizer, template_options=config.model.template_options)
+    renderer = renderer_of(policy, config.model.template_options)
     for number, question in enumerate(questions):
         prompt = asked(question, renderer, how)
         request = Request(

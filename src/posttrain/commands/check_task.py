@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from posttrain.commands.arguments import split_arguments
@@ -103,6 +103,7 @@ def main(arguments: Sequence[str]) -> int:
         raise UserError(f"check-task takes one reward, task or FILE.py:FUNCTION\n{HELP}")
     flags = read_switches(given.flags)
     function, examples = found(given.positional[0], flags)
+    require_read(given.positional[0], function, flags)
     print(f"{function.name}: {sum(len(example.answers) for example in examples)} answers", flush=True)
     with Resources() as resources:
         check_rows(given.positional[0], function, flags, resources)
@@ -118,6 +119,23 @@ def main(arguments: Sequence[str]) -> int:
             " judge.  Name yours: posttrain check-task judge --endpoint URL --model NAME [--key-env VARIABLE]"
         )
     return 1 if wrong else 0
+
+
+READ_BY = {
+    "model": ("rows", "label", "prompt-column", "chat"),
+    "function": ("rows", "prompt-column", "chat", "seconds"),
+    "judge": ("endpoint", "model", "key-env"),
+}
+"""Flags by what is tried; a reward of this package reads `rows` where it can look at them, and nothing else."""
+
+
+def require_read(name: str, function: RewardFunction, flags: Iterable[str]) -> None:
+    """Refuse flags that nothing reads.  Raises UserError."""
+    kind = "model" if kind_of_reward(name) == "model" else "function" if ":" in name else name
+    read = READ_BY.get(kind, ("rows",) if row_check(function.call) is not None else ())
+    for flag in flags:
+        if flag not in read:
+            raise UserError(f"check-task {name}: --{flag} is not read for this reward; leave it out")
 
 
 def check_rows(name: str, function: RewardFunction, flags: Mapping[str, str], resources: Resources) -> None:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from posttrain.commands.arguments import (
     INTERRUPTED,
+    TrustSwitch,
     configured,
     recipe_layers,
     require_model,
@@ -26,7 +27,7 @@ MAY_CHANGE = ("run.threads", "judge.endpoint", "judge.options")
 
 
 @dataclass(frozen=True, kw_only=True)
-class CollectSwitches:
+class CollectSwitches(TrustSwitch):
     """What this command does with the recipe, and how people are asked."""
 
     dry_run: bool = False
@@ -59,7 +60,7 @@ def main(arguments: Sequence[str]) -> int:
     if folder:
         config, switches = resumed(CollectConfig, folder, given, PROGRAM, may_change=MAY_CHANGE)
     else:
-        config, switches = configured(CollectConfig, recipe_layers(given.positional), given.flags, PROGRAM)
+        config, switches = configured(CollectConfig, recipe_layers(given), given.flags, PROGRAM)
         require_model(config.model)
     require(0 <= switches.port < 1 << 16, switches, "port", "is no port; use 0 to 65535")
     require_raters(switches)

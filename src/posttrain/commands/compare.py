@@ -1,17 +1,17 @@
 """`posttrain compare`: recipes beside each other at an equal budget, several seeds each."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from posttrain.commands.arguments import configured, recipe_layers, require_model, split_arguments
+from posttrain.commands.arguments import TrustSwitch, configured, recipe_layers, require_model, split_arguments
 from posttrain.commands.flags import COMMAND_LINE, CommandSpec
 from posttrain.config import Config
 from posttrain.errors import UserError
 
 
 @dataclass(frozen=True, kw_only=True)
-class CompareSwitches:
+class CompareSwitches(TrustSwitch):
     """What is run, and where it is kept."""
 
     base: str = ""
@@ -45,7 +45,7 @@ def main(arguments: Sequence[str]) -> int:
 
     variants: dict[str, Config] = {}
     for name, recipe in zip(variant_names(recipes), recipes, strict=True):
-        layers = recipe_layers([*bases, recipe] if given.positional else bases)
+        layers = recipe_layers(replace(given, positional=[*bases, recipe] if given.positional else bases))
         variants[name], switches = configured(Config, layers, given.flags, PROGRAM)
         require_model(variants[name].model)
     budget, folder = read_budget(switches.budget), Path(switches.folder)

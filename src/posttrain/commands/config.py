@@ -1,11 +1,16 @@
 """`posttrain config`: print what recipes and flags add up to, every option written out."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
+from posttrain.binding import is_own
 from posttrain.commands.arguments import configured, recipe_layers, split_arguments
 from posttrain.commands.flags import CommandSpec
-from posttrain.config import as_recipe
+from posttrain.config.kinds import recipe_sections
 from posttrain.config.reading import kind_of
+from posttrain.config.recipe_yaml import to_yaml
+from posttrain.config.recipes import RecipeLayer, merge
+from posttrain.config.run_trust import READ_BY_IMPORT
 
 PROGRAM = CommandSpec(
     name="posttrain config [RECIPE.yaml ...]",
@@ -16,7 +21,16 @@ PROGRAM = CommandSpec(
 def main(arguments: Sequence[str]) -> int:
     """Print the resolved recipe."""
     given = split_arguments(arguments)
-    layers = recipe_layers(given.positional)
-    config, _ = configured(kind_of(layers), layers, given.flags, PROGRAM)
-    print(as_recipe(config), end="")
+    layers = recipe_layers(given)
+    own = own_sections_of_runs(layers)
+    known = [replace(layer, sections={**layer.sections, **dict.fromkeys(own, None)}) for layer in layers]
+    config, _ = configured(kind_of(layers), known if own else layers, given.flags, PROGRAM, to_run=False)
+    print(to_yaml({**recipe_sections(config), **own}), end="")
     return 0
+
+
+def own_sections_of_runs(layers: Sequence[RecipeLayer]) -> dict[str, object]:
+    """The task and the algorithm of a run's own, shown as they are written: to fill them in runs their code."""
+    merged = merge(layers)
+    of_runs = [name for name in READ_BY_IMPORT if merged.source(f"{name}.path") in merged.of_runs]
+    return {name: merged.sections[name] for name in of_runs if is_own(name, merged.sections[name])}

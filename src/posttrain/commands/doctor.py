@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 
 from posttrain.commands.arguments import (
+    LOADING,
     configured,
     model_layer,
     recipe_layers,
@@ -16,9 +17,9 @@ from posttrain.commands.arguments import (
     split_arguments,
     switch_value,
 )
-from posttrain.commands.flags import CommandSpec
+from posttrain.commands.flags import CommandSpec, path_of
 from posttrain.config import Config
-from posttrain.errors import RunError
+from posttrain.errors import RunError, UserError
 from posttrain.options.model import ModelOptions
 from posttrain.options.sandbox import SandboxOptions
 from posttrain.sandbox.fork_server import ServerLost
@@ -42,7 +43,11 @@ PROGRAM = CommandSpec(
     " probe that does not pass is named with its remedy.  Exit code 0 where programs can be run safely, else 1.  With"
     " --model: its size and types, forward pass and why, context, stop tokens and tokenizer; then it is sampled from.",
     switches=DoctorSwitches(),
-    only=("sandbox", "model"),
+    only=(
+        "sandbox",
+        *LOADING,
+        *(f"model.{name}" for name in ("chat_template", "adapter", "quantization", "gradient_checkpointing", "frozen")),
+    ),
 )
 
 PACKAGES = ("posttrain", "torch", "transformers", "tokenizers", "numpy", "math-verify", "peft")
@@ -52,8 +57,9 @@ GIB = 1 << 30
 def main(arguments: Sequence[str]) -> int:
     """Print the tables."""
     given = split_arguments(arguments)
-    layers = recipe_layers(given.positional)
+    layers = recipe_layers(given)
     named = switch_value("model", given)
+    require_read(given.flags, named)
     config, _ = configured(Config, [*layers, *([model_layer(named)] if named else [])], given.flags, PROGRAM)
     if named:
         return classifier(config, named) if is_classifier(config.model) else model(config, named)
@@ -61,6 +67,14 @@ def main(arguments: Sequence[str]) -> int:
         print(f"{name:12} {says}")
     print()
     return sandbox(config.sandbox)
+
+
+def require_read(flags: Sequence[str], named: str) -> None:
+    """Refuse flags about what is not looked at: the sandbox where a model is named, else the model."""
+    unread, instead = ("sandbox", "leave out --model") if named else ("model", "name it by --model MODEL")
+    for flag in flags:
+        if path_of(flag).startswith(f"{unread}."):
+            raise UserError(f"command line: {flag}: the {unread} is not looked at here; {instead}.")
 
 
 def model(config: Config, name: str) -> int:

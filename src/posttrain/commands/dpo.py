@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from posttrain.commands.arguments import (
     INTERRUPTED,
+    TrustSwitch,
     configured,
     recipe_layers,
     require_model,
@@ -18,7 +19,7 @@ from posttrain.runs.interruption import stopped_while_loading
 
 
 @dataclass(frozen=True, kw_only=True)
-class DpoSwitches:
+class DpoSwitches(TrustSwitch):
     """What this command does with the recipe."""
 
     dry_run: bool = False
@@ -48,7 +49,7 @@ def main(arguments: Sequence[str]) -> int:
         if folder:
             config, switches = resumed(DpoConfig, folder, given, PROGRAM)
         else:
-            config, switches = configured(DpoConfig, recipe_layers(given.positional), given.flags, PROGRAM)
+            config, switches = configured(DpoConfig, recipe_layers(given), given.flags, PROGRAM)
             require_model(config.model)
         from posttrain.training.dpo.dpo_run import show_dpo_plan, train_dpo
 

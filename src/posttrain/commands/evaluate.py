@@ -9,6 +9,7 @@ from typing import Any
 from posttrain.commands.arguments import (
     LOADING,
     TEMPLATE,
+    TrustSwitch,
     configured,
     layers_for_model,
     require_model,
@@ -17,10 +18,11 @@ from posttrain.commands.arguments import (
 from posttrain.commands.flags import CommandSpec
 from posttrain.config import Config
 from posttrain.errors import UserError
+from posttrain.runs.files import write_atomically
 
 
 @dataclass(frozen=True, kw_only=True)
-class EvaluateSwitches:
+class EvaluateSwitches(TrustSwitch):
     """What becomes of the results."""
 
     output: str = ""
@@ -49,7 +51,7 @@ PROGRAM = CommandSpec(
 def main(arguments: Sequence[str]) -> int:
     """Measure, print, and write where asked to."""
     model, given = split_arguments(arguments).model(PROGRAM)
-    config, switches = configured(Config, layers_for_model(model, given.positional), given.flags, PROGRAM)
+    config, switches = configured(Config, layers_for_model(model, given), given.flags, PROGRAM)
     require_model(config.model)
     output = Path(switches.output)
     if switches.output and (output.is_dir() or not output.parent.is_dir()):
@@ -58,7 +60,11 @@ def main(arguments: Sequence[str]) -> int:
     for line in report(results):
         print(line)
     if switches.output:
-        output.write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
+        content = f"{json.dumps(results, indent=2)}\n".encode()
+        if output.is_file() or not output.exists():
+            write_atomically(output, content)
+        else:  # a pipe, or a terminal
+            output.write_bytes(content)
     return 0
 
 

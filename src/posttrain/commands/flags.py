@@ -20,8 +20,9 @@ import tyro
 from yaml import YAMLError
 
 from posttrain.binding import OWN
-from posttrain.config.recipes import RecipeLayer, parse_yaml, short_form
-from posttrain.errors import UserError
+from posttrain.config.recipe_yaml import parse_yaml
+from posttrain.config.recipes import RecipeLayer, short_form
+from posttrain.errors import HelpShown, UserError
 from posttrain.schemas import Option, Schema, as_record, is_record, record_class, unwrapped
 
 COMMAND_LINE = "command line"
@@ -128,9 +129,9 @@ def read_flags(arguments: Sequence[str], program: CommandSpec, sections: Mapping
 
 
 def as_tyro_reads(arguments: Sequence[str], paths: Mapping[str, Any]) -> list[str]:
-    """Values that are written as a recipe has them, as tyro reads them: `--x true`, `--x false`, `--x '[a, b]'`."""
+    """Values written as in a recipe, as tyro reads them: `--x true`, `--x '[a, b]'`, `--x '[[1, .5], [2, .5]]'`."""
     read: list[str] = []
-    for argument in arguments:
+    for argument in apart(arguments, paths):
         flag = read[-1] if read else ""
         annotation = paths.get(path_of(flag)) if "=" not in flag else None
         if annotation is bool and argument in ("true", "false"):
@@ -138,10 +139,25 @@ def as_tyro_reads(arguments: Sequence[str], paths: Mapping[str, Any]) -> list[st
             read[-1] = flag if argument == "true" else f"--{above}.no-{name}" if above else f"--no-{name}"
         elif get_origin(annotation) is tuple and argument.startswith("["):
             items = yaml_value(flag, argument)
-            read += [str(item) for item in items] if isinstance(items, list) else [argument]
+            read += words(items) if isinstance(items, list) else [argument]
         else:
             read.append(argument)
     return read
+
+
+def apart(arguments: Sequence[str], paths: Mapping[str, Any]) -> Iterator[str]:
+    """The arguments, with a list behind `=` as an argument of its own: `--x=[a, b]` is `--x '[a, b]'`."""
+    for argument in arguments:
+        flag, equals, value = argument.partition("=")
+        if equals and value.startswith("[") and get_origin(paths.get(path_of(argument))) is tuple:
+            yield from (flag, value)
+        else:
+            yield argument
+
+
+def words(items: list[Any]) -> list[str]:
+    """The items of a list one after the other, those of lists in it as well."""
+    return [word for item in items for word in (words(item) if isinstance(item, list) else [str(item)])]
 
 
 def yaml_value(flag: str, text: str) -> object:
@@ -189,7 +205,7 @@ def parse(parser: Any, arguments: Sequence[str], program: CommandSpec) -> Any:
     except SystemExit as leave:
         if leave.code:
             raise UserError(f"{COMMAND_LINE}: {unboxed(complaint.getvalue())}") from None
-        raise
+        raise HelpShown from None
 
 
 def unboxed(text: str) -> str:

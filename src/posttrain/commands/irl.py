@@ -17,7 +17,7 @@ PROGRAM = CommandSpec(
 def main(arguments: Sequence[str]) -> int:
     """Recover a reward."""
     given = split_arguments(arguments)
-    config, _ = configured(IrlConfig, recipe_layers(given.positional), given.flags, PROGRAM)
+    config, _ = configured(IrlConfig, recipe_layers(given), given.flags, PROGRAM)
     from posttrain.irl_runs.extras import require_matplotlib, require_scipy
 
     require_scipy()

@@ -4,12 +4,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from posttrain.commands.arguments import split_arguments
+from posttrain.commands.arguments import TrustSwitch, split_arguments
 from posttrain.commands.flags import CommandSpec, read_flags
 
 
 @dataclass(frozen=True, kw_only=True)
-class PhasesSwitches:
+class PhasesSwitches(TrustSwitch):
     """Where the phases are kept."""
 
     folder: str = "runs/phases"
@@ -35,7 +35,7 @@ def main(arguments: Sequence[str]) -> int:
     from posttrain.training.phases.phase_list import read_phases
 
     folder = Path(switches.folder)
-    phases = read_phases(recipe, folder)
+    phases = read_phases(recipe, folder, trust_code=switches.trust_code)
     require_startable(phases)
     if switches.dry_run:
         for phase in phases:

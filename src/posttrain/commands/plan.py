@@ -2,18 +2,18 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from posttrain.commands.arguments import configured, recipe_layers, split_arguments
+from posttrain.commands.arguments import TrustSwitch, configured, recipe_layers, split_arguments
 from posttrain.commands.flags import CommandSpec
-from posttrain.config import CollectConfig, Config, DpoConfig, IrlConfig, RewardModelConfig, TrainingConfig
+from posttrain.config import CollectConfig, Config, DpoConfig, IrlConfig, RewardModelConfig
+from posttrain.config.kinds import OPTIMIZER_SECTIONS, resolved
 from posttrain.config.reading import kind_of
 from posttrain.errors import UserError
-from posttrain.options.training import OptimizerOptions
 
 
 @dataclass(frozen=True, kw_only=True)
-class PlanSwitches:
+class PlanSwitches(TrustSwitch):
     """What this command takes for granted, and how it answers."""
 
     prompt_tokens: int = 256
@@ -35,7 +35,7 @@ PROGRAM = CommandSpec(
 def main(arguments: Sequence[str]) -> int:
     """Print the table, the warning and what would make the run smaller."""
     given = split_arguments(arguments)
-    layers = recipe_layers(given.positional)
+    layers = recipe_layers(given)
     config, switches = configured(kind_of(layers), layers, given.flags, PROGRAM)
     if isinstance(config, IrlConfig | CollectConfig):
         raise UserError(
@@ -58,6 +58,7 @@ def main(arguments: Sequence[str]) -> int:
         side_by_side,
     )
 
+    config = resolved(config)
     shape, on_gpu = recipe_shape(config.model), switches.gpu_gb is not None
     if isinstance(config, Config):
         from posttrain.algorithms.table import build_algorithm
@@ -69,29 +70,16 @@ def main(arguments: Sequence[str]) -> int:
     elif isinstance(config, RewardModelConfig):
         setup = planned_pairs(config.model, config.reward_model, shape, on_cuda=on_gpu)
     else:
-        setup = sft_setup(config, shape)
+        setup = sft_setup(config, shape, on_cuda=on_gpu)
     if switches.gpu_gb is None:
         machine = machine_memory(on_cuda=setup.on_cuda)
     else:
-        setup = replace(setup, on_cuda=True)
         machine = MachineMemory(round(switches.gpu_gb * 1e9), "GPU memory")
-    setups = side_by_side(setup) if isinstance(config, Config) else {"recipe": setup}
+    setups = side_by_side(shape, setup) if isinstance(config, Config) else {"recipe": setup}
     table = MemoryTable({name: memory_plan(shape, each) for name, each in setups.items()}, machine)
     if switches.json:
         print(json.dumps(table.as_json(), indent=1))
     else:
-        options = optimizer_of(config)
+        options = getattr(config, OPTIMIZER_SECTIONS[type(config)])
         table.print(learning_rate=options.largest_rate, default_rate=options.default_rate)
     return 0
-
-
-def optimizer_of(config: TrainingConfig) -> OptimizerOptions:
-    """The section that says how fast a recipe learns."""
-    match config:
-        case Config():
-            return config.update
-        case DpoConfig():
-            return config.dpo
-        case RewardModelConfig():
-            return config.reward_model
-    return config.sft

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from posttrain.commands.arguments import (
     INTERRUPTED,
+    TrustSwitch,
     configured,
     recipe_layers,
     require_model,
@@ -20,7 +21,7 @@ from posttrain.runs.interruption import stopped_while_loading
 
 
 @dataclass(frozen=True, kw_only=True)
-class RlSwitches:
+class RlSwitches(TrustSwitch):
     """What this command does with the recipe."""
 
     dry_run: bool = False
@@ -53,7 +54,7 @@ def main(arguments: Sequence[str]) -> int:
         if folder:
             config, switches = resumed(Config, folder, given, PROGRAM)
         else:
-            config, switches = configured(Config, recipe_layers(given.positional), given.flags, PROGRAM)
+            config, switches = configured(Config, recipe_layers(given), given.flags, PROGRAM)
             require_model(config.model)
         require(switches.show_prompts >= 0, switches, "show_prompts", "is no number of prompts; use 1 or more")
         if switches.show_prompts and not switches.dry_run:

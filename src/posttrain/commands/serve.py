@@ -6,10 +6,9 @@ from dataclasses import dataclass, field
 
 from posttrain.commands.arguments import LOADING, TEMPLATE, configured, model_layer, require_model, split_arguments
 from posttrain.commands.flags import CommandSpec
+from posttrain.commands.request_origin import LOOPBACK
 from posttrain.errors import UserError, require
 from posttrain.options.model import ModelOptions
-
-LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,11 +23,14 @@ class ServeSwitches:
     """Where it listens."""
 
     host: str = "127.0.0.1"
-    """Address to listen on; anything but this machine's own needs --public too."""
+    """Address to listen on; one that other machines reach needs --token, or --public."""
     port: int = 8000
     """Port to listen on; 0 takes a free one."""
     public: bool = False
-    """Let other machines ask: there is no key and no encryption."""
+    """Let anybody ask who reaches the port, without a token."""
+    token: str = ""
+    """Answer only requests that bring this, as `Authorization: Bearer TOKEN`; clients call it api_key.  Nothing is
+    encrypted."""
     seconds: float = 600.0
     """Longest that a request may take, and that one waits for its turn."""
 
@@ -52,16 +54,32 @@ def main(arguments: Sequence[str]) -> int:
     require_model(config.model)
     require(0 <= switches.port < 1 << 16, switches, "port", "is no port; use 0 to 65535")
     require(switches.seconds > 0, switches, "seconds", "leaves no time to answer; use more than 0")
-    if switches.host not in LOOPBACK and not switches.public:
-        raise UserError(f"--host {switches.host} lets other machines ask, without a key; say --public if you mean it")
-    from posttrain.commands.serving.http_server import Service, listening
+    require_protected(switches)
+    from posttrain.commands.serving.completion_service import Service
+    from posttrain.commands.serving.http_server import listening
     from posttrain.models.loading.model_folder import load_policy
-    from posttrain.models.rendering import TokenizerRenderer
+    from posttrain.models.rendering import renderer_of
 
     policy, seconds = load_policy(config.model), min(switches.seconds, threading.TIMEOUT_MAX)
-    renderer = TokenizerRenderer(policy.tokenizer, template_options=config.model.template_options)
+    renderer = renderer_of(policy, config.model.template_options)
     service = Service(policy, renderer, name=model.rstrip("/"), seconds=seconds)
-    with listening(service, host=switches.host, port=switches.port) as server:
+    with listening(service, host=switches.host, port=switches.port, token=switches.token) as server:
         print(f"{model} at http://{switches.host}:{server.server_port}/v1   (Ctrl-C ends it)", flush=True)
         server.serve_forever()
     return 0
+
+
+def require_protected(switches: ServeSwitches) -> None:
+    """Refuse to let other machines ask without a token, unless that is meant.  Raises UserError."""
+    token = switches.token
+    if token and not (token.isascii() and token.isprintable() and " " not in token):
+        raise UserError("--token: must be printable ASCII without spaces, since it travels in a header")
+    if token and switches.public:
+        raise UserError("--public lets anybody ask without a token, and --token is given; leave one of them out")
+    if switches.host not in LOOPBACK and not (token or switches.public):
+        raise UserError(
+            f"--host {switches.host} lets other machines ask: give --token TEXT, which they have to bring, or --public"
+            " to let anybody ask"
+        )
+    if switches.host in LOOPBACK and switches.public:
+        raise UserError(f"--public has no use with --host {switches.host}, which this machine alone reaches")

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from posttrain.commands.arguments import (
     INTERRUPTED,
+    TrustSwitch,
     configured,
     recipe_layers,
     require_model,
@@ -19,7 +20,7 @@ from posttrain.runs.interruption import stopped_while_loading
 
 
 @dataclass(frozen=True, kw_only=True)
-class SftSwitches:
+class SftSwitches(TrustSwitch):
     """What this command does with the recipe."""
 
     dry_run: bool = False
@@ -49,7 +50,7 @@ def main(arguments: Sequence[str]) -> int:
         if folder:
             config, switches = resumed(SftConfig, folder, given, PROGRAM)
         else:
-            config, switches = configured(SftConfig, recipe_layers(given.positional), given.flags, PROGRAM)
+            config, switches = configured(SftConfig, recipe_layers(given), given.flags, PROGRAM)
             if isinstance(config.model, ModelOptions):
                 require_model(config.model)
         from posttrain.training.sft.sft_run import show_sft_plan, train_sft

@@ -1,11 +1,12 @@
 """`posttrain trace`: one rollout shown token by token; trace_table.py says what is in the table."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from posttrain.commands.arguments import (
     LOADING,
     TEMPLATE,
+    TrustSwitch,
     configured,
     layers_for_model,
     picture_file,
@@ -18,7 +19,7 @@ from posttrain.errors import UserError
 
 
 @dataclass(frozen=True, kw_only=True)
-class TraceSwitches:
+class TraceSwitches(TrustSwitch):
     """Which rollout is shown."""
 
     sample: int = 0
@@ -39,7 +40,17 @@ PROGRAM = CommandSpec(
     description="Sample a group of completions of a prompt and show one of them token by token.  PROMPT is a text, or"
     " the number of a held-out problem of the task.  A run is traced by its own recipe where none is named.",
     switches=TraceSwitches(),
-    only=(*LOADING, *TEMPLATE, "task", "rewards", "algorithm", "rollout", "run.seed"),
+    only=(
+        *LOADING,
+        *TEMPLATE,
+        "task",
+        "rewards",
+        "algorithm",
+        *(f"rollout.{name}" for name in ("group_size", "max_completion_tokens", "max_rows", "on_reward_error")),
+        *(f"rollout.{name}" for name in ("temperature", "top_k", "top_p", "min_p", "allow_cut_sampling")),
+        "reference.path",
+        "run.seed",
+    ),
 )
 
 
@@ -47,7 +58,7 @@ def main(arguments: Sequence[str]) -> int:
     """Sample, grade and print."""
     model, given = split_arguments(arguments).model(PROGRAM)
     text, given = given.first("PROMPT", PROGRAM)
-    config, switches = configured(Config, layers_for_model(model, given.positional), given.flags, PROGRAM)
+    config, switches = configured(Config, layers_for_model(model, given), given.flags, PROGRAM)
     require_model(config.model)
     if not 0 <= switches.sample < config.rollout.group_size:
         raise UserError(
@@ -57,19 +68,34 @@ def main(arguments: Sequence[str]) -> int:
     if not switches.below <= 0:
         raise UserError(f"command line: --below {switches.below}: log-probs are at most 0; use 0, or less such as -1")
     picture = picture_file(switches.picture) if switches.picture else None
+    from posttrain.algorithms.table import build_algorithm
     from posttrain.commands.tables.trace_table import (
+        NO_RUN,
+        Crediting,
         TableWindow,
         algorithms_beside,
         draw,
         prompt_to_trace,
+        sampled,
         table,
         traced,
     )
+    from posttrain.commands.traced_run import traced_run
+    from posttrain.training.caller.caller_objects import CallerObjects
     from posttrain.training.session import open_session
 
-    with open_session(config) as session:
-        beside = algorithms_beside(switches.beside)
-        trace = traced(session, prompt_to_trace(session, text), switches.sample, beside)
+    algorithm, crediting = build_algorithm(config.algorithm), NO_RUN
+    beside = algorithms_beside(switches.beside)
+    run = traced_run(model)
+    if run is not None:
+        crediting = Crediting(reference=run.first_model, whitening=run.whitening(config))
+        config, algorithm = run.with_reference(config, algorithm), run.with_critic(algorithm)
+        beside = {label: run.with_critic(each) for label, each in beside.items()}
+    with open_session(config, CallerObjects(algorithm=algorithm)) as session:
+        if run is not None:
+            run.restore(session.learner, config)
+        group = sampled(session, prompt_to_trace(session, text))
+        trace = traced(session, group, switches.sample, replace(crediting, beside=beside))
         for line in table(trace, TableWindow(width=switches.state_width, below=switches.below)):
             print(line)
         if picture is not None:

@@ -35,7 +35,8 @@ class Engine(Protocol):
     def reproducible(self) -> bool:
         """Whether a completion is a function of its prompt, the weights and the request's stream of uniform numbers.
 
-        An engine that draws with random numbers of its own says False; its rollouts still carry their log-probs.
+        An engine that draws with random numbers of its own says False; its rollouts still carry their log-probs, which
+        may be up to `logprob_gap` nats from the trainer's: an attribute that it may have, 0.1 where it has none.
         """
         ...
 
@@ -85,6 +86,12 @@ def require_engine(candidate: object) -> Engine:
         raise UserError(
             f"engine: a {type(candidate).__name__} is no engine, for it has no {', '.join(missing)}."
             f"  An engine has {', '.join(MEMBERS)}; see posttrain.generation.engine.Engine."
+        )
+    gap = getattr(candidate, "logprob_gap", None)
+    if gap is not None and not (isinstance(gap, int | float) and 0 < gap < math.inf):
+        raise UserError(
+            f"engine: logprob_gap = {gap!r} of {type(candidate).__name__} limits nothing; give the nats that a token's"
+            " log-prob may be from the trainer's, a number above 0, or leave it out for 0.1"
         )
     return candidate
 

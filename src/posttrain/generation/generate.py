@@ -14,7 +14,7 @@ from posttrain.generation.request import Request
 from posttrain.generation.streams import StreamKey
 from posttrain.models.loading.model_folder import load_policy
 from posttrain.models.policy import Policy, as_policy
-from posttrain.models.rendering import TokenizerRenderer
+from posttrain.models.rendering import renderer_of
 from posttrain.options.model import ModelOptions
 from posttrain.options.rollout import SamplingOptions
 from posttrain.records import Group, Prompt
@@ -47,7 +47,7 @@ def generate(
     """
     options = bind(SamplingOptions, sampling, where="generate")
     policy = policy_of(model, tokenizer)
-    renderer = TokenizerRenderer(policy.tokenizer)
+    renderer = renderer_of(policy)
     listed = [prompts] if isinstance(prompts, str) else list(prompts)
     if any(isinstance(each, Mapping) for each in listed):
         raise UserError(

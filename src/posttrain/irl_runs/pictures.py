@@ -17,6 +17,7 @@ from posttrain.irl_runs.expert_episodes import ExpertEpisodes
 from posttrain.irl_runs.measures import demonstrated_visits, expected_visits
 from posttrain.irl_runs.methods import AnyPolicy, RecoveredReward
 from posttrain.irl_runs.worlds import Layout, World
+from posttrain.runs.files import save_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -56,7 +57,7 @@ def draw_rewards(picture: Path, world: World, rewards: Mapping[str, Reward | Non
     for axes, (name, reward) in zip(panels, known.items(), strict=True):
         title = f"{name} reward" if reward.ndim == 1 else f"{name} reward, mean of actions"
         map_or_line(figure, axes, world, _per_state(reward), title)
-    _save_figure(figure, picture)
+    save_figure(figure, picture, dpi=110, bbox_inches="tight")
 
 
 def draw_policies(picture: Path, world: World, policies: Mapping[str, Policy | None]) -> None:
@@ -73,7 +74,7 @@ def draw_policies(picture: Path, world: World, policies: Mapping[str, Policy | N
             axes.set(xlabel="state", ylabel="action", yticks=range(policy.shape[1]))
             figure.colorbar(image, ax=axes, shrink=0.8, label="probability")
         axes.set_title(name, loc="left", fontsize=11)
-    _save_figure(figure, picture)
+    save_figure(figure, picture, dpi=110, bbox_inches="tight")
 
 
 def draw_visits(picture: Path, world: World, visits: Mapping[str, PerState | None]) -> None:
@@ -83,7 +84,7 @@ def draw_visits(picture: Path, world: World, visits: Mapping[str, PerState | Non
     most = max(float(seen.max()) for seen in known.values())
     for axes, (name, seen) in zip(panels, known.items(), strict=True):
         map_or_line(figure, axes, world, seen, f"visits, {name}", limits=(0.0, most))
-    _save_figure(figure, picture)
+    save_figure(figure, picture, dpi=110, bbox_inches="tight")
 
 
 def draw_convergence(picture: Path, curve: Sequence[Mapping[str, float]]) -> None:
@@ -98,7 +99,7 @@ def draw_convergence(picture: Path, curve: Sequence[Mapping[str, float]]) -> Non
     _integer_ticks(axes.xaxis)
     axes.grid(alpha=0.25)
     axes.legend(frameon=False)
-    _save_figure(figure, picture)
+    save_figure(figure, picture, dpi=110, bbox_inches="tight")
 
 
 def panels_in_a_row(num_panels: int, layout: Layout | None = None) -> "tuple[Figure, list[Axes]]":
@@ -108,10 +109,6 @@ def panels_in_a_row(num_panels: int, layout: Layout | None = None) -> "tuple[Fig
     height = 4.4 if layout is None else 0.9 + 3.6 * min(2.0, layout.height / layout.width)
     figure = Figure(figsize=(5.2 * num_panels, height), layout="constrained")
     return figure, list(figure.subplots(1, num_panels, squeeze=False)[0])
-
-
-def _save_figure(figure: "Figure", picture: Path) -> None:
-    figure.savefig(picture, dpi=110, bbox_inches="tight")
 
 
 def map_or_line(

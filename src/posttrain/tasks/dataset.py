@@ -25,12 +25,13 @@ from posttrain.errors import UserError
 from posttrain.models.messages import checked_messages
 from posttrain.options.dataset import DatasetOptions
 from posttrain.records import Prompt
+from posttrain.rewards.grading.calls import GIVEN
 from posttrain.rewards.grading.function import RewardFunction
 from posttrain.tasks.base import Messages, PromptRenderer, Task
 from posttrain.tasks.draw_order import DrawOrder, quotas_of
 from posttrain.tasks.prompt_content import prompt_content
 from posttrain.tasks.prompt_lengths import LengthLimit, role_shape
-from posttrain.tasks.row_formats import RowFormat, conversation_row, preference_row
+from posttrain.tasks.row_formats import RowFormat, alpaca_prompt, conversation_row, preference_row, sharegpt_row
 from posttrain.tasks.rows import MEMORY, BadRows, DatasetRow, missing_column, read_rows, rows_of
 
 LONG_ROWS = 64
@@ -186,6 +187,11 @@ class DatasetTask(Task):
         ]
         if self.found:
             notes.append(self.found)
+        if hidden := [name for name in GIVEN if any(name in row.columns for row in self.training_rows)]:
+            notes.append(
+                f"rewards do not see the columns {', '.join(hidden)} of the rows, but arguments of their own by these"
+                f" names; rename the columns by task.columns, such as {{own_{hidden[0]}: {hidden[0]}}}"
+            )
         if self.options.last_assistant_message == "prefill":
             prompts = (role_shape(row.columns[self.options.prompt_column]) for row in self.training_rows)
             begun = sum(roles[-1:] == ("assistant",) for roles in prompts)
@@ -228,23 +234,23 @@ def prompt_of(row: DatasetRow, column: str) -> str | Messages:
 def prompt_reader(
     rows: Sequence[DatasetRow], options: DatasetOptions
 ) -> tuple[Callable[[DatasetRow], DatasetRow], str]:
-    """What finds the prompt of a row in its column, in `messages`, or in `chosen` and `rejected`; and where that is."""
+    """What finds the prompt of a row in its column, or in those of another format; and where that is."""
     column = options.prompt_column
 
     def with_prompt(find: Callable[[DatasetRow], object]) -> Callable[[DatasetRow], DatasetRow]:
         return lambda row: DatasetRow(row.where, {**row.columns, column: find(row)})
 
     own = column != DatasetOptions.prompt_column or any(column in row.columns for row in rows)
-    if not own and any(RowFormat.MESSAGES in row.columns for row in rows):
-        return with_prompt(question_of), "prompts are `messages` without the assistant's last turn"
-    if not own and any({"chosen", "rejected"} <= row.columns.keys() for row in rows):
-        return with_prompt(common_question_of), "prompts are what `chosen` and `rejected` begin with"
+    for names, (find, found) in () if own else ELSEWHERE.items():
+        if any(set(names) <= row.columns.keys() for row in rows):
+            return with_prompt(find), found
     return (lambda row: row), ""
 
 
 def question_of(row: DatasetRow) -> list[Mapping[str, object]]:
     """A conversation without the assistant's last turn, which is the answer."""
-    messages = [*conversation_row(row).messages]
+    read = conversation_row if RowFormat.MESSAGES in row.columns else sharegpt_row
+    messages = [*read(row).messages]
     while messages and messages[-1]["role"] == "assistant":
         messages.pop()
     return messages
@@ -254,6 +260,20 @@ def common_question_of(row: DatasetRow) -> str | list[Mapping[str, object]]:
     """What the two completions of a preference answer."""
     prompt = preference_row(row).prompt
     return prompt if isinstance(prompt, str) else [*prompt]
+
+
+def instruction_of(row: DatasetRow) -> list[Mapping[str, object]]:
+    """What a row of Alpaca's asks."""
+    return [*alpaca_prompt(row)]
+
+
+ELSEWHERE: Mapping[tuple[str, ...], tuple[Callable[[DatasetRow], object], str]] = {
+    ("messages",): (question_of, "prompts are `messages` without the assistant's last turn"),
+    ("chosen", "rejected"): (common_question_of, "prompts are what `chosen` and `rejected` begin with"),
+    ("conversations",): (question_of, "prompts are `conversations` without the assistant's last turn"),
+    ("instruction", "output"): (instruction_of, "prompts are `instruction` and `input`"),
+}
+"""Where the prompt is in rows without a column of prompts, by the columns that they have."""
 
 
 def configured_rows(options: DatasetOptions, bad: BadRows) -> list[DatasetRow]:

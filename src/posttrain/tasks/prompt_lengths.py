@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
 from posttrain.errors import UserError
+from posttrain.models.rendering import TooLongText
 from posttrain.tasks.base import Messages
 
 Rendered = TypeVar("Rendered")
@@ -26,8 +27,8 @@ class LengthLimit:
         self.added: dict[tuple[str, ...], int] = {}
         """Tokens around the texts of a conversation, by the roles in it."""
 
-    def exceeded(self, prompt: str | Messages) -> int:
-        """The tokens of a prompt that has too many, else 0."""
+    def exceeded(self, prompt: str | Messages) -> str:
+        """How many tokens a prompt has that has too many, in words; empty of one that fits."""
         roles = () if isinstance(prompt, str) else tuple(message["role"] for message in prompt)
         if roles not in self.added:
             self.added[roles] = self.count(
@@ -35,9 +36,12 @@ class LengthLimit:
             )
         texts = [prompt] if isinstance(prompt, str) else [message["content"] for message in prompt]
         if self.added[roles] + SPARE + sum(map(most_tokens, texts)) <= self.limit:
-            return 0
-        tokens = self.count(prompt)
-        return tokens if tokens > self.limit else 0
+            return ""
+        try:
+            tokens = self.count(prompt)
+        except TooLongText as error:  # than the model can read, and so than the limit
+            return f"more than {error.more_than}"
+        return str(tokens) if tokens > self.limit else ""
 
     def cut(self, prompt: str | Messages) -> str | Messages:
         """The longest end of a prompt that fits.  Raises UserError where nothing of it does."""
@@ -47,7 +51,7 @@ class LengthLimit:
         turns = prompt[len(opening) :]
         for first in range(1, len(turns)):
             kept = [*opening, *turns[first:]]
-            if turns[first]["role"] == "user" and self.count(kept) <= self.limit:
+            if turns[first]["role"] == "user" and not self.exceeded(kept):
                 return kept
         last = turns[-1]
         return self.longest_end(last["content"], lambda text: [*opening, {**last, "content": text}])
@@ -56,7 +60,7 @@ class LengthLimit:
         """A prompt with the longest end of a text with which it fits, to where its tokens grow with the text."""
 
         def fits(start: int) -> bool:
-            return self.count(prompt_of(text[start:])) <= self.limit
+            return not self.exceeded(prompt_of(text[start:]))
 
         start = bisect_left(range(len(text)), True, key=fits)
         if start == len(text):
@@ -77,4 +81,4 @@ def role_shape(prompt: object) -> tuple[str, ...]:
     """The roles of a conversation, on which a template's refusal depends; of text none."""
     if not isinstance(prompt, Sequence) or isinstance(prompt, str):
         return ()
-    return tuple(str(message.get("role")) for message in prompt if isinstance(message, Mapping))
+    return tuple(str(message.get("role", message.get("from"))) for message in prompt if isinstance(message, Mapping))

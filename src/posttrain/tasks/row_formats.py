@@ -6,11 +6,15 @@
 | preference | `chosen`, `rejected`, and `prompt` unless it is implicit | `PreferenceRow` |
 | prompt_completion | `prompt`, `completion` | `CompletionRow` |
 | messages | `messages`: a whole conversation | `ConversationRow` |
+| sharegpt | `conversations`: the same, as ShareGPT has it; a column `system` goes before it | `ConversationRow` |
+| alpaca | `instruction`, `output`, and perhaps `input` and `system` | `CompletionRow` |
 | prompt | `prompt` | `PromptRow` |
 
-A prompt or completion is text or a list of messages, each with the texts `role` and `content`; a message of the
+A prompt or completion is text or a list of messages, as posttrain.models.messages has them; a message of the
 assistant's that has `tool_calls` may go without content.  Where one of a row's is
-text and another messages, the text becomes a message: a prompt the user's, a completion the assistant's.
+text and another messages, the text becomes a message: a prompt the user's, a completion the assistant's.  Of Alpaca's
+rows both are messages: the user says the instruction and, below an empty line, the input.  Preferences take their
+prompt from `conversations` or `instruction` where there is no `prompt`.
 
 **Implicit prompts.**  Of messages: the longest common prefix of `chosen` and `rejected`.  Of text: the longest common
 prefix that ends in no white space and is followed by white space in both, which belongs to the completions; where there
@@ -22,6 +26,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from posttrain.errors import UserError
+from posttrain.models.messages import ASSISTANT, as_plain_text, checked_message
 from posttrain.tasks.rows import DatasetRow
 
 Message = Mapping[str, object]
@@ -37,6 +42,8 @@ class RowFormat(StrEnum):
     PREFERENCE = "preference"
     PROMPT_COMPLETION = "prompt_completion"
     MESSAGES = "messages"
+    SHAREGPT = "sharegpt"
+    ALPACA = "alpaca"
     PROMPT = "prompt"
 
 
@@ -91,6 +98,8 @@ REQUIRED: Mapping[RowFormat, tuple[str, ...]] = {
     RowFormat.PREFERENCE: ("chosen", "rejected"),
     RowFormat.PROMPT_COMPLETION: ("prompt", "completion"),
     RowFormat.MESSAGES: ("messages",),
+    RowFormat.SHAREGPT: ("conversations",),
+    RowFormat.ALPACA: ("instruction", "output"),
     RowFormat.PROMPT: ("prompt",),
 }
 """The columns by which a format is told."""
@@ -143,17 +152,18 @@ def preference_row(row: DatasetRow) -> PreferenceRow:
     chosen, rejected = content_of(row, "chosen"), content_of(row, "rejected")
     if isinstance(chosen, str) != isinstance(rejected, str):
         raise fault(row, "`chosen` and `rejected` must both be text or both be messages")
-    if row.columns.get("prompt") is None:
+    given = given_prompt(row)
+    if given is None:
         prompt, (chosen, rejected) = common_prompt(row, chosen, rejected)
     else:
-        prompt = content_of(row, "prompt")
+        prompt = given
         (prompt, chosen), (_, rejected) = alike(prompt, chosen), alike(prompt, rejected)
         if not isinstance(prompt, str) and chosen[: len(prompt)] == prompt == rejected[: len(prompt)]:
             chosen, rejected = chosen[len(prompt) :], rejected[len(prompt) :]
     for name, completion in (("chosen", chosen), ("rejected", rejected)):
         if not completion:
             raise fault(row, f"nothing is left of `{name}` behind the prompt; give an answer, or drop the row")
-    columns = others(row, "prompt", "chosen", "rejected")
+    columns = others(row, "prompt", "conversations", "instruction", "chosen", "rejected")
     return PreferenceRow(where=row.where, prompt=prompt, chosen=chosen, rejected=rejected, columns=columns)
 
 
@@ -165,11 +175,61 @@ def conversation_row(row: DatasetRow) -> ConversationRow:
     return ConversationRow(where=row.where, messages=messages, columns=others(row, "messages"))
 
 
+def sharegpt_row(row: DatasetRow) -> ConversationRow:
+    """A row with a whole conversation in the column `conversations`."""
+    messages = conversation_row(DatasetRow(row.where, {"messages": row.columns.get("conversations")})).messages
+    columns = others(row, "conversations", "system")
+    return ConversationRow(where=row.where, messages=with_system(row, messages), columns=columns)
+
+
+def alpaca_row(row: DatasetRow) -> CompletionRow:
+    """A row with an instruction, perhaps its input, and the output."""
+    output = content_of(row, "output")
+    if not isinstance(output, str):
+        raise fault(row, f"the column `output` must hold text, not {excerpt(output)}")
+    columns = others(row, "instruction", "input", "output", "system", "history")
+    answer = ({"role": ASSISTANT, "content": output},)
+    return CompletionRow(where=row.where, prompt=alpaca_prompt(row), completion=answer, columns=columns)
+
+
+def alpaca_prompt(row: DatasetRow) -> tuple[Message, ...]:
+    """What a row of Alpaca's asks: the instruction, and below it the input, if there is one."""
+    asked, given = content_of(row, "instruction"), row.columns.get("input") or ""
+    for name, value in (("instruction", asked), ("input", given)):
+        if not isinstance(value, str):
+            raise fault(row, f"the column `{name}` must hold text, not {excerpt(value)}")
+    if row.columns.get("history"):
+        raise fault(row, "the column `history` is not read; write the whole conversation as `messages`")
+    text = as_plain_text([{"content": each} for each in (asked, given) if each])
+    return with_system(row, ({"role": "user", "content": text},))
+
+
+def with_system(row: DatasetRow, messages: tuple[Message, ...]) -> tuple[Message, ...]:
+    """Messages with the text of the column `system` before them."""
+    system = row.columns.get("system") or ""
+    if not isinstance(system, str):
+        raise fault(row, f"the column `system` must hold text, not {excerpt(system)}")
+    if system and any(message["role"] == "system" for message in messages):
+        raise fault(row, "there is a system message in the conversation and one in the column `system`; keep one")
+    return ({"role": "system", "content": system}, *messages) if system else messages
+
+
+def given_prompt(row: DatasetRow) -> Content | None:
+    """The prompt of a row with two answers, from the column that holds it; None where it is implicit."""
+    if row.columns.get("prompt") is not None:
+        return content_of(row, "prompt")
+    if row.columns.get("conversations") is not None:
+        return sharegpt_row(row).messages
+    return alpaca_prompt(row) if row.columns.get("instruction") is not None else None
+
+
 RECORDS: Mapping[RowFormat, Callable[[DatasetRow], FormattedRow]] = {
     RowFormat.LABELLED: labelled_row,
     RowFormat.PREFERENCE: preference_row,
     RowFormat.PROMPT_COMPLETION: completion_row,
     RowFormat.MESSAGES: conversation_row,
+    RowFormat.SHAREGPT: sharegpt_row,
+    RowFormat.ALPACA: alpaca_row,
     RowFormat.PROMPT: prompt_row,
 }
 """What makes a record of a row."""
@@ -183,35 +243,12 @@ def content_of(row: DatasetRow, name: str) -> Content:
         raise fault(row, f"{problem}; fill it or drop the row")
     if isinstance(value, str):
         return value
+    if isinstance(value, Mapping):
+        return (checked_message(value, f"{row.where}: the column `{name}`"),)
     if isinstance(value, list | tuple):
-        return tuple(message_of(row, name, number, message) for number, message in enumerate(value))
+        place = f"{row.where}: the column `{name}`, message"
+        return tuple(checked_message(message, f"{place} {number}") for number, message in enumerate(value))
     raise fault(row, f"the column `{name}` must hold text or a list of messages, not {excerpt(value)}")
-
-
-def message_of(row: DatasetRow, name: str, number: int, message: object) -> Message:
-    """A message with a role and a text, empty where it calls tools and says nothing.
-
-    Keys without a value are left out, as Parquet gives each message all keys.
-    """
-    if isinstance(message, Mapping) and isinstance(message.get("role"), str):
-        given = {key: value for key, value in message.items() if value is not None}
-        if isinstance(given.get("content"), str):
-            return given
-        if "content" not in given and is_call(given):
-            return {**given, "content": ""}
-    foreign = isinstance(message, Mapping) and {"from", "value"} <= message.keys()
-    renamed = " (`from` and `value` are ShareGPT's names for them)" if foreign else ""
-    raise fault(
-        row,
-        f"the column `{name}`, message {number}: {excerpt(message)} must have the texts `role` and `content`{renamed},"
-        ' such as {"role": "user", "content": "…"}',
-    )
-
-
-def is_call(message: Message) -> bool:
-    """Whether a message calls tools, so that it need not say anything."""
-    calls = message.get("tool_calls")
-    return isinstance(calls, list | tuple) and len(calls) > 0 and message["role"] == "assistant"
 
 
 def tools_of(row: FormattedRow) -> Sequence[Mapping[str, object]]:

@@ -12,12 +12,22 @@ from posttrain.binding import digest_of
 from posttrain.errors import UserError
 from posttrain.options.row_source import RowSourceOptions
 from posttrain.tasks.generated.generator_rows import generated_rows
-from posttrain.tasks.row_files.tables import HUB_NAME, hub_commit, hub_rows, is_saved_dataset, parquet_rows, saved_rows
-from posttrain.tasks.row_files.text_files import Found, csv_rows, json_lines, json_list, whole_characters
+from posttrain.tasks.row_files.tables import (
+    HUB_NAME,
+    arrow_rows,
+    hub_commit,
+    hub_rows,
+    is_saved_dataset,
+    parquet_rows,
+    saved_rows,
+)
+from posttrain.tasks.row_files.text_files import Found, checked_value, csv_rows, json_lines, json_list, parsed
 
 MEMORY = "rows"
 """Where rows come from that are in no file."""
-SUFFIXES = (".jsonl", ".json", ".csv", ".tsv", ".parquet")
+SUFFIXES = (".jsonl", ".json", ".csv", ".tsv", ".parquet", ".arrow")
+COMPRESSED = ".gz"
+"""Behind the suffix of a file of text that gzip has compressed."""
 MOST_NAMED = 5
 """Bad rows that a message lists."""
 
@@ -62,7 +72,7 @@ class BadRows:
 
 def rows_of(values: Iterable[object], source: str, bad: BadRows | None = None) -> list[DatasetRow]:
     """Numbered rows, each known to be a mapping of texts that can be written."""
-    return known_rows(iter(enumerate(map(whole_characters, values), start=1)), source, bad or BadRows())
+    return known_rows(iter(enumerate(map(checked_value, values), start=1)), source, bad or BadRows())
 
 
 def known_rows(found: Found, source: str, bad: BadRows) -> list[DatasetRow]:
@@ -90,8 +100,13 @@ def read_rows(
     if not path and source.generator:
         rows = rows_of(generated_rows(source), source.generator, bad)
         return [kept for each in rows if (kept := with_columns(each, source, bad)) is not None]
-    if split and files_of(path):
-        raise UserError(f"{path}: split = {split} is of a saved folder or of the hub; a file has none. Leave it out.")
+    if files_of(path):
+        said = {"split": split, "subset": source.subset, "revision": source.revision}
+        for option, value in said.items():
+            if value:
+                raise UserError(
+                    f"{path}: {option} = {value} is of a data set on the hub; a file has none.  Leave it out."
+                )
     rows = unnamed_rows(path, source, split, bad)
     if source.columns or source.json_columns:
         rows = [row for each in rows if (row := with_columns(each, source, bad)) is not None]
@@ -138,12 +153,13 @@ def rows_digest(path: str, revision: str = "") -> str:
 
 def is_on_hub(path: str) -> bool:
     """Whether a path that is not here can be a data set's name on the hub."""
-    return bool(HUB_NAME.fullmatch(path)) and Path(path).suffix.lower() not in SUFFIXES
+    return bool(HUB_NAME.fullmatch(path)) and Path(path).suffix.lower() not in (*SUFFIXES, COMPRESSED)
 
 
 def found_in(file: Path, delimiter: str) -> Found:
-    """The rows of a .jsonl, .json, .csv, .tsv or .parquet file."""
-    match file.suffix.lower():
+    """The rows of a file, by the suffix of its name."""
+    compressed = file.suffix.lower() == COMPRESSED
+    match Path(file.stem if compressed else file.name).suffix.lower():
         case ".jsonl":
             return json_lines(file)
         case ".json":
@@ -152,9 +168,12 @@ def found_in(file: Path, delimiter: str) -> Found:
             return csv_rows(file, delimiter)
         case ".tsv":
             return csv_rows(file, delimiter or "\t")
-        case ".parquet":
+        case ".parquet" if not compressed:
             return iter(enumerate(parquet_rows(file), start=1))
-    raise UserError(f"{file}: rows are read from {', '.join(SUFFIXES)} files; convert it to one of these")
+        case ".arrow" if not compressed:
+            return iter(enumerate(arrow_rows(file), start=1))
+    texts = ", ".join(f"{suffix}{COMPRESSED}" for suffix in SUFFIXES[:4])
+    raise UserError(f"{file}: rows are read from {', '.join(SUFFIXES)} and {texts} files; convert it to one of these")
 
 
 def near_file(file: Path) -> str:
@@ -167,6 +186,12 @@ def near_file(file: Path) -> str:
 def with_columns(row: DatasetRow, source: RowSourceOptions, bad: BadRows) -> DatasetRow | None:
     """The row with its JSON read and its columns renamed; None of a bad one."""
     columns = dict(row.columns)
+    if "instruction" in source.columns.values() and columns.get("input") and {"output", "chosen"} & columns.keys():
+        bad.add(
+            f"{row.where}: `columns` renames the instruction of an Alpaca row, whose `input` would not be read.  Remove"
+            " instruction from `columns`: instruction and input make the prompt without being named."
+        )
+        return None
     for name in (*source.json_columns, *source.columns.values()):
         if name not in columns:
             bad.add(
@@ -176,7 +201,13 @@ def with_columns(row: DatasetRow, source: RowSourceOptions, bad: BadRows) -> Dat
     for name in source.json_columns:
         text = columns[name]
         try:
-            columns[name] = json.loads(text) if isinstance(text, str) else text
+            value = checked_value(parsed(text)) if isinstance(text, str) else text
+            if isinstance(value, UserError):
+                raise value
+            columns[name] = value
+        except UserError as error:
+            bad.add(f"{row.where}: the column `{name}`: {error}")
+            return None
         except json.JSONDecodeError as error:
             bad.add(
                 f"{row.where}: the column `{name}` is no JSON: {error.msg} in {text!r:.80}. Leave it out of"

@@ -1,124 +1,28 @@
-"""An OpenAI-compatible endpoint over the in-process engine: one request after the other, each within a time."""
+"""An OpenAI-compatible endpoint over HTTP: who may ask, what is asked for, and the answer as JSON."""
 
 import json
 import re
-import secrets
+import select
+import socket
 import sys
-import threading
-import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from posttrain.commands.serving.http_requests import (
-    BadRequest,
-    CompletionRequest,
-    brief,
-    json_object,
-    read_completion_request,
-)
-from posttrain.commands.serving.token_logprobs import token_logprobs
-from posttrain.errors import RunError, UserError
-from posttrain.generation.parity import USUAL_TOKENS, engine_in_parity
-from posttrain.generation.request import Request
-from posttrain.generation.streams import StreamKey
+from posttrain.commands.request_origin import LOOPBACK, brings, foreign, own_hosts
+from posttrain.commands.serving.completion_service import Service
+from posttrain.commands.serving.http_requests import BadRequest, brief, json_object
+from posttrain.errors import UserError
 from posttrain.models.policy import Policy
-from posttrain.models.rendering import TokenizerRenderer
-from posttrain.records import Finish, Group
+from posttrain.models.rendering import renderer_of
 
 MAX_BODY_BYTES = 8 << 20
-MAX_ROWS = 256
-"""Completions that are decoded side by side."""
 SECONDS = 600.0
 """Longest that a request may take, and that one waits for its turn."""
 COMPLETIONS = {"/v1/completions": False, "/v1/chat/completions": True}
 """Where completions are asked for, and whether of a chat."""
-
-
-class Service:
-    """A policy that answers requests, one at a time."""
-
-    def __init__(self, policy: Policy, renderer: TokenizerRenderer, *, name: str, seconds: float) -> None:
-        longest = min(policy.max_positions, 2 * USUAL_TOKENS)  # a usual prompt, and an answer
-        self.engine = engine_in_parity(policy, max_rows=MAX_ROWS, longest=longest)
-        self.policy, self.renderer, self.name, self.seconds = self.engine.policy, renderer, name, seconds
-        self.lock, self.began = threading.Lock(), int(time.time())
-
-    def models(self) -> dict[str, Any]:
-        """The one model that there is."""
-        return {"object": "list", "data": [self.model(self.name)]}
-
-    def model(self, name: object) -> dict[str, Any]:
-        """The model by its name.  Raises BadRequest for any other."""
-        if name != self.name:
-            only = f"model = {brief(name)}: `{self.name}` is the one model here; name it"
-            raise BadRequest(only, HTTPStatus.NOT_FOUND)
-        return {"id": self.name, "object": "model", "created": self.began, "owned_by": "posttrain"}
-
-    def completions(self, body: dict[str, Any], *, chat: bool) -> dict[str, Any]:
-        """The answer to a request for completions."""
-        if body.get("model") is not None:
-            self.model(body["model"])
-        asked = read_completion_request(body, self.policy, self.renderer, chat=chat)
-        groups = self.sampled(asked)
-        choices = [
-            self.choice(index, group, sample, asked, chat=chat)
-            for index, (group, sample) in enumerate((group, s) for group in groups for s in range(asked.count))
-        ]
-        prompt_tokens = sum(len(prompt.tokens) for prompt in asked.prompts)
-        completion_tokens = sum(len(rollout.tokens) for group in groups for rollout in group.rollouts)
-        return {
-            "id": f"{'chatcmpl' if chat else 'cmpl'}-{secrets.token_hex(12)}",
-            "object": "chat.completion" if chat else "text_completion",
-            "created": int(time.time()),
-            "model": self.name,
-            "choices": choices,
-            "usage": {
-                "prompt_tokens": prompt_tokens,
-                "completion_tokens": completion_tokens,
-                "total_tokens": prompt_tokens + completion_tokens,
-            },
-        }
-
-    def sampled(self, asked: CompletionRequest) -> list[Group]:
-        """The completions; other requests wait, and neither they nor this one without end."""
-        request = Request(
-            group_size=asked.count,
-            max_completion_tokens=asked.options.max_completion_tokens,
-            sampling=asked.options.sampling,
-            key=StreamKey(asked.seed, "serve", 0),
-            stop_texts=asked.stops,
-        )
-        if not self.lock.acquire(timeout=self.seconds):
-            busy = f"busy for {self.seconds:g} seconds with requests before this one; try again later"
-            raise BadRequest(busy, HTTPStatus.SERVICE_UNAVAILABLE)
-        try:
-            until = time.monotonic() + self.seconds
-            return self.engine.rollout(asked.prompts, request, before_token=lambda: self.require_time(until))
-        except RunError as error:
-            raise BadRequest(str(error), HTTPStatus.INTERNAL_SERVER_ERROR) from error
-        except UserError as error:
-            raise BadRequest(str(error)) from error
-        finally:
-            self.lock.release()
-
-    def require_time(self, until: float) -> None:
-        """End a request that has taken too long."""
-        if time.monotonic() > until:
-            long = f"not done in {self.seconds:g} seconds; ask for fewer or shorter completions"
-            raise BadRequest(long, HTTPStatus.SERVICE_UNAVAILABLE)
-
-    def choice(self, index: int, group: Group, sample: int, asked: CompletionRequest, *, chat: bool) -> dict[str, Any]:
-        """One completion, cut at the first stop text."""
-        rollout = group.rollouts[sample]
-        cuts = [at for at in (rollout.text.find(stop) for stop in asked.stops) if at >= 0]
-        text = rollout.text[: min(cuts)] if cuts else rollout.text
-        reason = "stop" if cuts or rollout.finish is Finish.STOP else "length"
-        said = {"message": {"role": "assistant", "content": text}} if chat else {"text": text}
-        logprobs = token_logprobs(rollout, len(text), self.policy.tokenizer, chat=chat) if asked.logprobs else None
-        return {"index": index, **said, "finish_reason": reason, "logprobs": logprobs}
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -130,36 +34,71 @@ class Handler(BaseHTTPRequestHandler):
 
     @property
     def service(self) -> Service:
-        server: Any = self.server
-        return server.service  # type: ignore[no-any-return]
+        return self.endpoint.service
+
+    @property
+    def endpoint(self) -> "HttpServer":
+        """The server, and what it asks of a request."""
+        assert isinstance(self.server, HttpServer)
+        return self.server
+
+    @property
+    def is_of_models(self) -> bool:
+        """Whether the path is one of the models'."""
+        return self.place == "/v1/models" or self.place.startswith("/v1/models/")
 
     @property
     def place(self) -> str:
-        """The path that is asked for."""
-        return unquote(urlsplit(self.path).path).rstrip("/")
+        """The path that is asked for.  Raises BadRequest."""
+        try:
+            return unquote(urlsplit(self.path).path).rstrip("/")
+        except ValueError as error:
+            raise BadRequest(f"{brief(self.path)}: is no target ({error})") from error
 
     def do_GET(self) -> None:
-        """The list of models, one of them, or a sign of life."""
-        try:
-            if self.place == "/v1/models":
-                found = self.service.models()
-            elif self.place.startswith("/v1/models/"):
-                found = self.service.model(self.place.removeprefix("/v1/models/"))
-            elif self.place == "/health":
-                found = {"status": "ok"}
-            else:
-                raise self.not_taken()
-        except BadRequest as refusal:
-            self.refuse(refusal)
-        else:
-            self.answer(HTTPStatus.OK, found, {})
+        """The list of models, one of them, or what the engine does."""
+        self.answered(self.found)
 
     def do_POST(self) -> None:
         """Completions."""
+        self.answered(self.completed)
+
+    def do_other(self) -> None:
+        """What no path takes."""
+        self.answered(self.refused)
+
+    do_HEAD = do_PUT = do_PATCH = do_DELETE = do_OPTIONS = do_other
+
+    def found(self) -> tuple[HTTPStatus, dict[str, Any]]:
+        """What a GET asks for.  Raises BadRequest."""
+        self.require_own()
+        if self.place == "/health":
+            return self.service.health()
+        if not self.is_of_models:
+            raise self.not_taken()
+        self.require_token()
+        if self.place == "/v1/models":
+            return HTTPStatus.OK, self.service.models()
+        return HTTPStatus.OK, self.service.model(self.place.removeprefix("/v1/models/"))
+
+    def completed(self) -> tuple[HTTPStatus, dict[str, Any]]:
+        """What a POST asks for.  Raises BadRequest, and ClientLeft."""
+        self.require_own()
+        if self.place not in COMPLETIONS:
+            raise self.not_taken()
+        self.require_token()
+        chat = COMPLETIONS[self.place]
+        return HTTPStatus.OK, self.service.completions(self.body(), chat=chat, client_left=self.client_left)
+
+    def refused(self) -> tuple[HTTPStatus, dict[str, Any]]:
+        """What any other method asks for."""
+        self.require_own()
+        raise self.not_taken()
+
+    def answered(self, make: Callable[[], tuple[HTTPStatus, dict[str, Any]]]) -> None:
+        """Answer a request, or say why not."""
         try:
-            if self.place not in COMPLETIONS:
-                raise self.not_taken()
-            found = self.service.completions(self.body(), chat=COMPLETIONS[self.place])
+            status, content = make()
         except BadRequest as refusal:
             self.refuse(refusal)
         except (ConnectionError, TimeoutError):  # the client has gone
@@ -169,20 +108,34 @@ class Handler(BaseHTTPRequestHandler):
             self.refuse(BadRequest("a fault of the server; its terminal says more", HTTPStatus.INTERNAL_SERVER_ERROR))
             raise
         else:
-            self.answer(HTTPStatus.OK, found, {})
+            self.answer(status, content, {})
 
-    def do_other(self) -> None:
-        """What no path takes."""
-        self.refuse(self.not_taken())
+    def require_own(self) -> None:
+        """Refuse a request that another site's page made, or that has another host's name.  Raises BadRequest."""
+        if why := foreign(self.headers, self.endpoint.hosts):
+            self.close_connection = True  # the body is not read, and is no next request
+            raise BadRequest(why, HTTPStatus.FORBIDDEN)
 
-    do_HEAD = do_PUT = do_PATCH = do_DELETE = do_OPTIONS = do_other
+    def require_token(self) -> None:
+        """Refuse a request without the token, where there is one.  Raises BadRequest."""
+        token = self.endpoint.token
+        if token and not brings(self.headers.get("Authorization", ""), f"Bearer {token}"):
+            self.close_connection = True
+            needed = "Authorization: the token that the server was started with is needed, as `Bearer TOKEN` (api_key)"
+            raise BadRequest(needed, HTTPStatus.UNAUTHORIZED)
+
+    def client_left(self) -> bool:
+        """Whether the client has closed the connection.  What it has sent already is its next request."""
+        poll = select.poll()  # which knows descriptors above 1,023 too
+        poll.register(self.connection, select.POLLIN)
+        return bool(poll.poll(0)) and self.connection.recv(1, socket.MSG_PEEK) == b""
 
     def not_taken(self) -> BadRequest:
         """The refusal of a path that is not there, or takes another method."""
         self.close_connection = True  # the body is not read, and is no next request
         if self.place in COMPLETIONS:
             allowed = "POST"
-        elif self.place in ("/health", "/v1/models") or self.place.startswith("/v1/models/"):
+        elif self.place == "/health" or self.is_of_models:
             allowed = "GET"
         else:
             return BadRequest(f"{self.place}: no such path", HTTPStatus.NOT_FOUND)
@@ -196,7 +149,12 @@ class Handler(BaseHTTPRequestHandler):
         self.refuse(BadRequest(message or status.phrase, status))
 
     def body(self) -> dict[str, Any]:
-        """The request's JSON object."""
+        """The request's JSON object.  Raises BadRequest."""
+        kind = self.headers.get("Content-Type", "")
+        if kind.partition(";")[0].strip().lower() != "application/json":
+            self.close_connection = True  # a page of another site may send any other type without asking
+            rule = f"Content-Type = {brief(kind)}: must be application/json"
+            raise BadRequest(rule, HTTPStatus.UNSUPPORTED_MEDIA_TYPE)
         length = self.headers.get("Content-Length", "")
         if not re.fullmatch("[0-9]{1,9}", length) or int(length) > MAX_BODY_BYTES:
             self.close_connection = True  # what follows is no request
@@ -230,9 +188,17 @@ class HttpServer(ThreadingHTTPServer):
 
     daemon_threads = True
 
-    def __init__(self, address: tuple[str, int], service: Service) -> None:
+    def __init__(self, address: tuple[str, int], service: Service, token: str) -> None:
+        self.service, self.token = service, token  # first, since a port that is taken closes the server
         super().__init__(address, Handler)
-        self.service = service
+        protected = bool(token) or address[0] not in LOOPBACK
+        self.hosts = None if protected else own_hosts(self.server_port)
+        """What a request may call this machine; None is anything."""
+
+    def server_close(self) -> None:
+        """End the requests too."""
+        super().server_close()
+        self.service.stop()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Tell of what is our fault; a client that has gone is nobody's."""
@@ -240,15 +206,15 @@ class HttpServer(ThreadingHTTPServer):
             super().handle_error(request, client_address)
 
 
-def serving(policy: Policy, *, name: str, seconds: float = SECONDS) -> HttpServer:
+def serving(policy: Policy, *, name: str, seconds: float = SECONDS, token: str = "") -> HttpServer:
     """A server of a policy that listens on a free port of this machine; `serve_forever` answers."""
-    return listening(Service(policy, TokenizerRenderer(policy.tokenizer), name=name, seconds=seconds))
+    return listening(Service(policy, renderer_of(policy), name=name, seconds=seconds), token=token)
 
 
-def listening(service: Service, *, host: str = "127.0.0.1", port: int = 0) -> HttpServer:
+def listening(service: Service, *, host: str = "127.0.0.1", port: int = 0, token: str = "") -> HttpServer:
     """A server that listens; `serve_forever` answers."""
     try:
-        return HttpServer((host, port), service)
+        return HttpServer((host, port), service, token)
     except OSError as error:
         where = f"--host {host} --port {port}"
         raise UserError(f"{where}: cannot listen there ({error.strerror}); choose another port") from error

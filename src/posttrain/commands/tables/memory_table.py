@@ -7,6 +7,7 @@ from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
+from posttrain.models.adapters.adaptable import share_of_linear_layers
 from posttrain.models.memory.memory_plan import MemoryPlan, changes_that_save
 from posttrain.options.training import RATE_OF_ADAPTERS
 from posttrain.runs.planned_memory import WORDS, MachineMemory, gigabytes, memory_warning, of_phase
@@ -72,6 +73,12 @@ class MemoryTable:
             f"learning rate {learning_rate:g}; where none is given {default_rate:g}, of an adapter"
             f" {default_rate * RATE_OF_ADAPTERS:g}"
         )
+        shape = self.own.shape
+        if shape.expert_parameters:
+            share = share_of_linear_layers(shape.linear_parameters, shape.expert_parameters)
+            print(
+                f"all-linear and nf4 reach {share:.0%} of the matrix weights; the experts of this mixture are the rest"
+            )
         warning = memory_warning(self.own, self.machine)
         for line in warning or [f"It fits: {gigabytes(self.own.peak)} of {gigabytes(self.machine.size)} GB."]:
             print(line)

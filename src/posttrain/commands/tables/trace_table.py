@@ -7,23 +7,25 @@ a completion the same.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import MappingProxyType
 
 import torch
 
 from posttrain.algorithms.algorithm import Algorithm
+from posttrain.algorithms.credit import Whitening
 from posttrain.algorithms.table import build_algorithm
+from posttrain.commands.traced_run import StepWhitening
 from posttrain.commands.typed_prompt import asked
-from posttrain.config.recipes import parse_yaml
+from posttrain.config.recipe_yaml import parse_yaml
 from posttrain.errors import UserError
-from posttrain.models.rendering import TokenizerRenderer
+from posttrain.models.rendering import renderer_of
 from posttrain.records import Grades, Group, Prompt
 from posttrain.runs.advantage_picture import TokenCredit, draw_token_advantages
 from posttrain.runs.clock import Clock
 from posttrain.runs.progress import visible
 from posttrain.runs.prompt_preview import logged_lines
+from posttrain.training.actor_critic.value_metrics import SCALE, SHIFT
 from posttrain.training.collector import CollectedStep
 from posttrain.training.learner import CreditedStep, Learner
 from posttrain.training.session import Session
@@ -53,7 +55,20 @@ class Trace:
     """What else there is to say, in words."""
 
 
-NOTHING_BESIDE: Mapping[str, Algorithm] = MappingProxyType({})
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Crediting:
+    """By what else than the session's algorithm a completion is credited."""
+
+    beside: Mapping[str, Algorithm] = field(default_factory=dict)
+    """Algorithms beside it, by what they are called in the table."""
+    reference: str = ""
+    """The model that a KL of theirs compares with; empty is the policy itself."""
+    whitening: StepWhitening | None = None
+    """What a step of the run whitened by, for the session's algorithm."""
+
+
+NO_RUN = Crediting()
+"""A model that is no run's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,40 +85,84 @@ def prompt_to_trace(session: Session, text: str) -> Prompt:
     """A held-out problem by number, or the text itself."""
     if not text.isascii() or not text.isdigit():
         options = session.config.model.template_options
-        return asked(text, TokenizerRenderer(session.policy.tokenizer, template_options=options))
+        return asked(text, renderer_of(session.policy, options))
     problems = session.questions().prompts
     if int(text) >= len(problems):
         raise UserError(f"command line: PROMPT {text}: there are {len(problems)} held-out problems, numbered from 0")
     return problems[int(text)]
 
 
-def traced(session: Session, prompt: Prompt, sample: int, beside: Mapping[str, Algorithm] = NOTHING_BESIDE) -> Trace:
-    """One completion of a group of the prompt, with what the session's algorithm and others make of the group."""
+def sampled(session: Session, prompt: Prompt) -> Group:
+    """A group of completions of the prompt."""
     [group] = session.engine.rollout([prompt], session.collector.request(0, purpose="trace"))
+    return group
+
+
+def traced(session: Session, group: Group, sample: int, crediting: Crediting = NO_RUN) -> Trace:
+    """One completion of a group, with what the session's algorithm and others make of the group."""
     grades, notes = judged(session, group, sample)
     collected = CollectedStep(step=0, groups=[group], grades=grades)
     credited = session.learner.credit(collected, Clock())
     first = sum(len(rollout.tokens) for rollout in group.rollouts[:sample])
     own = slice(first, first + len(group.rollouts[sample].tokens))
     token_rewards = [] if credited.token_rewards is None else credited.token_rewards[own].tolist()
-    credits = {f"{session.algorithm.name}, the recipe's": credit_of(credited, own)}
-    for name, algorithm in beside.items():
-        learner = Learner(session.policy, algorithm, session.learner.settings)
-        credits[name] = credit_of(learner.credit(collected, Clock()), own)
+    credits = {f"{session.algorithm.name}, the recipe's": credit_of(credited, own, crediting.whitening)}
+    said = [*credit_notes("", session.learner, credited, crediting.whitening)]
+    settings = session.learner.settings
+    settings = replace(settings, reference_path=settings.reference_path or crediting.reference)
+    for name, algorithm in crediting.beside.items():
+        learner = Learner(session.policy, algorithm, settings)
+        other = learner.credit(collected, Clock())
+        credits[name] = credit_of(other, own)
+        said += credit_notes(f"{name}: ", learner, other)
     return Trace(
-        prompt=prompt,
+        prompt=group.prompt,
         tokens=[str(session.policy.tokenizer.decode([token])) for token in group.rollouts[sample].tokens],
         rows=action_table(session, group, sample, rewards_of(grades.rewards[0, sample].item(), token_rewards, own)),
         credits=credits,
-        notes=notes,
+        notes=[*said, *notes],
     )
 
 
-def credit_of(credited: CreditedStep, own: slice) -> TokenCredit:
-    """What a completion's tokens are credited with."""
+def credit_of(credited: CreditedStep, own: slice, whitening: StepWhitening | None = None) -> TokenCredit:
+    """What a completion's tokens are credited with.
+
+    Whitened by what a step of a run was whitened by, and else not: one group says nothing of a step's deviation.
+    """
     columns = credited.groups.columns
     values = None if columns.values is None else columns.values[own].tolist()
-    return TokenCredit(advantages=columns.advantages[own].tolist(), values=values)
+    advantages = columns.advantages[own]
+    if (here := whitened_by(credited)) is not None:
+        advantages = advantages * here.scale + here.shift
+        if whitening is not None:
+            advantages = (advantages - whitening.by.shift) / whitening.by.scale
+    return TokenCredit(advantages=advantages.tolist(), values=values)
+
+
+def whitened_by(credited: CreditedStep) -> Whitening | None:
+    """What the group's own advantages were whitened by; None where the algorithm does not whiten."""
+    if SHIFT not in credited.metrics:
+        return None
+    return Whitening(credited.metrics[SHIFT], credited.metrics[SCALE])
+
+
+def credit_notes(
+    where: str, learner: Learner, credited: CreditedStep, whitening: StepWhitening | None = None
+) -> list[str]:
+    """Which critic V is of, and what advantages are in units of."""
+    notes: list[str] = []
+    if learner.critic is not None:
+        path = learner.critic.options.path
+        new = "a new critic, which knows nothing: before every token it expects the mean reward of this group"
+        notes.append(f"{where}V is {f'the critic {path}' if learner.critic.begun else new}")
+    if whitened_by(credited) is None:
+        return notes
+    if whitening is None:
+        raw = "not whitened, in units of reward; training whitens them over all completions of a step"
+        return [*notes, f"{where}advantages are {raw}"]
+    shift, scale = whitening.by
+    rule = f"mean {shift:z.3f}, deviation {scale:.3f}"
+    return [*notes, f"{where}advantages are whitened as in step {whitening.step} of the run: {rule}"]
 
 
 def algorithms_beside(text: str) -> dict[str, Algorithm]:
@@ -139,25 +198,34 @@ def table(trace: Trace, window: TableWindow) -> list[str]:
     """The rollout as lines of text."""
     rows, notes, width = trace.rows, list(trace.notes), window.width
     actions = min(16, max(len("action"), *(len(row.action) for row in rows)))
-    heads = ["advantage", *list(trace.credits)[1:]]
+    columns = number_columns(trace.credits)
     lines = [
         f"prompt: {trace.prompt.text!r}",
         f"{'t':>4}  {'state (its end)':{width}}  {'action':{actions}}  {'log-prob':>8}  {'reward':>6}"
-        + "".join(f"  {head:>9}" for head in heads),
+        + "".join(f"  {head:>9}" for head, _, _ in columns),
     ]
     shown = [(t, row) for t, row in enumerate(rows) if row.logprob <= window.below]
     for t, row in shown:
         lines.append(
-            f"{t:>4}  {row.state[-width:]:{width}}  {row.action:{actions}}  {row.logprob:8.3f}  {row.reward:6.2f}"
-            + "".join(
-                f"  {credit.advantages[t]:>+{max(9, len(head))}.3f}"
-                for head, credit in zip(heads, trace.credits.values(), strict=True)
-            )
+            f"{t:>4}  {row.state[-width:]:{width}}  {row.action:{actions}}  {row.logprob:z8.3f}  {row.reward:z6.2f}"
+            + "".join(f"  {numbers[t]:>{sign}z{max(9, len(head))}.3f}" for head, sign, numbers in columns)
         )
     if len(shown) < len(rows):
         rule = f"those with a log-prob of at most {window.below:g}"
         notes.insert(0, f"shown are {len(shown)} of {len(rows)} tokens: {rule}")
     return [*lines, "", *notes]
+
+
+def number_columns(credits: Mapping[str, TokenCredit]) -> list[tuple[str, str, Sequence[float]]]:
+    """Columns of the table: its head, how its numbers are signed, and them; values that two share are there once."""
+    columns: list[tuple[str, str, Sequence[float]]] = []
+    shown: list[Sequence[float]] = []
+    for number, (name, credit) in enumerate(credits.items()):
+        columns.append((name if number else "advantage", "+", credit.advantages))
+        if credit.values is not None and credit.values not in shown:
+            shown.append(credit.values)
+            columns.append((f"V of {name}" if number else "V", "", credit.values))
+    return columns
 
 
 def draw(trace: Trace, picture: Path) -> None:

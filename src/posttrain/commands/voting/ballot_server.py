@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from posttrain.commands.request_origin import brings, foreign, own_hosts
 from posttrain.errors import RunError, UserError
 from posttrain.runs.progress import visible
 from posttrain.training.collection.ballot import CHOICES, Ballot, StaleVote
@@ -59,11 +60,6 @@ class BallotServer(ThreadingHTTPServer):
         """Each rater's page."""
         base = f"http://127.0.0.1:{self.server_port}/"
         return {ballot.rater: f"{base}#{token}" for token, ballot in self.ballots.items()}
-
-    @property
-    def hosts(self) -> tuple[str, ...]:
-        """What a request may call this machine."""
-        return f"127.0.0.1:{self.server_port}", f"localhost:{self.server_port}"
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Tell of what is our fault; a browser that has gone is nobody's."""
@@ -142,17 +138,14 @@ class BallotHandler(BaseHTTPRequestHandler):
 
     def _require_own_host(self) -> None:
         """Refuse a request that was made by another site's page, or by a name that was made to point here."""
-        origin, hosts = self.headers.get("Origin"), self.pages.hosts
-        if self.headers.get("Host") not in hosts:
-            raise Refused("another host's name", HTTPStatus.FORBIDDEN)
-        if origin is not None and origin not in {f"http://{host}" for host in hosts}:
-            raise Refused("a page of another site", HTTPStatus.FORBIDDEN)
+        if why := foreign(self.headers, own_hosts(self.pages.server_port)):
+            raise Refused(why, HTTPStatus.FORBIDDEN)
 
     def _ballot(self) -> Ballot:
         """The ballot of the rater whose token a request brings."""
-        given = self.headers.get(TOKEN_HEADER, "").encode("latin-1", "replace")
+        given = self.headers.get(TOKEN_HEADER, "")
         for token, ballot in self.pages.ballots.items():
-            if secrets.compare_digest(token.encode(), given):
+            if brings(given, token):
                 return ballot
         raise Refused("no rater's token: open the address that the terminal shows", HTTPStatus.FORBIDDEN)
 

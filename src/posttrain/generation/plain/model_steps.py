@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 from transformers import Cache, DynamicCache
-from transformers.cache_utils import DynamicLayer
+from transformers.cache_utils import DummyLayer, DynamicLayer
 
 from posttrain.generation.plain.aligned_slots import AlignedSlots
 from posttrain.generation.stepping import PrefilledPrompts
@@ -63,7 +63,7 @@ class ModelSteps:
 
         A layer that reads another's has none of its own.
         """
-        assert isinstance(layer, DynamicLayer)
+        assert isinstance(layer, DynamicLayer | DummyLayer)
         if layer.keys is None or layer.values is None:
             nothing = hidden.new_zeros(len(hidden), 0, hidden.shape[1], 1)
             return nothing, nothing

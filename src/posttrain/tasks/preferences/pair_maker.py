@@ -16,13 +16,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from posttrain.errors import UserError
-from posttrain.models.conversation_masks import ASSISTANT, Dialogue, Masking
-from posttrain.models.messages import BETWEEN_MESSAGES
-from posttrain.models.rendering import token_ids
+from posttrain.models.conversation_masks import Dialogue, Masking
+from posttrain.models.messages import ASSISTANT, is_call, plain_answer, require_unmarked
 from posttrain.options.dataset import DatasetOptions
 from posttrain.records import Preference, Prompt
 from posttrain.tasks.prompt_content import prompt_content
-from posttrain.tasks.row_formats import Content, PreferenceRow, excerpt, is_call, tools_of
+from posttrain.tasks.row_formats import Content, PreferenceRow, excerpt, tools_of
 
 MARGIN_RULE = "a number >= 0, by how much the chosen answer is better (below it, the answers are in each other's place)"
 OTHER_WAYS = "  Leave out what follows the first answer, or name another template as model.chat_template."
@@ -45,6 +44,10 @@ class PairMaker:
 
     masking: Masking
     task: DatasetOptions
+    counts_tokens: bool = True
+    """Whether the loss is of the answers' tokens, so that it can leave out turns that are marked as not learned."""
+    closing_said: bool = False
+    """Whether what the template writes behind the last stop token is part of an answer."""
 
     def pair(self, row: PreferenceRow) -> Preference:
         """The pair of a row.  Raises UserError of a bad one."""
@@ -56,6 +59,8 @@ class PairMaker:
         for answer in (row.chosen, row.rejected):
             if not isinstance(answer, str):
                 require_answer(row.where, answer)
+                if not self.counts_tokens:
+                    require_unmarked(answer, row.where, "a reward model scores the whole of an answer")
         given = row.prompt if isinstance(row.prompt, str) else [*row.prompt]
         content = prompt_content(given, self.task, row.where)
         if isinstance(content, str):
@@ -84,7 +89,7 @@ class PairMaker:
 
     def of_text(self, where: str, prompt: Prompt, answer: Content) -> PairAnswer:
         """A text behind a plain prompt, and a stop token."""
-        text = answer if isinstance(answer, str) else BETWEEN_MESSAGES.join(str(each["content"]) for each in answer)
+        text = plain_answer(answer, where)
         require_words(where, text)
         tokens = self.masking.completion(prompt, text).tokens
         return PairAnswer(tokens[len(prompt.tokens) :], None, ())
@@ -92,7 +97,7 @@ class PairMaker:
     def conversation_prompt(self, row: PreferenceRow, messages: Sequence[Mapping[str, Any]]) -> Prompt:
         """The prompt of a conversation, which may describe tools."""
         text = self.masking.renderer.templated(messages, row.where, tools=tools_of(row))
-        tokens = tuple(token_ids(self.masking.tokenizer, text, special=False))
+        tokens = tuple(self.masking.renderer.tokens(text, row.where))
         return Prompt(id=row.where, text=text, tokens=tokens, messages=tuple(messages), columns=dict(row.columns))
 
     def of_messages(
@@ -107,8 +112,11 @@ class PairMaker:
         example = self.masking.last_turn(dialogue) if one_turn else self.masking.every_turn(dialogue)
         size = len(prompt.tokens)
         assert example.tokens[:size] == prompt.tokens, (row.where, "an answer continues the tokens of its prompt")
-        said = None if one_turn else example.learned[size:]
-        return PairAnswer(example.tokens[size:], said, self.masking.closing(dialogue, example))
+        tokens, said = example.tokens[size:], None if one_turn else example.learned[size:]
+        closing = self.masking.closing(dialogue, example)
+        if not self.closing_said:
+            return PairAnswer(tokens, said, closing)
+        return PairAnswer(tokens + closing, None if said is None else said + (True,) * len(closing), ())
 
 
 def require_answer(where: str, turns: Sequence[Mapping[str, Any]]) -> None:
@@ -134,6 +142,20 @@ def require_words(where: str, text: str) -> None:
     """Refuse an answer of nothing, or of white space alone."""
     if not text.strip():
         raise UserError(f"{where}: an answer says nothing ({text[:20]!r}); give one, or drop the row")
+
+
+def cut_to(pair: Preference, longest: int) -> Preference:
+    """The pair with the ends of its answers cut off, so that neither is longer than this with its prompt."""
+    room = longest - len(pair.prompt.tokens)
+    return replace(
+        pair,
+        chosen=pair.chosen[:room],
+        rejected=pair.rejected[:room],
+        chosen_said=None if pair.chosen_said is None else pair.chosen_said[:room],
+        rejected_said=None if pair.rejected_said is None else pair.rejected_said[:room],
+        chosen_closing=(),
+        rejected_closing=(),
+    )
 
 
 def number_in(row: PreferenceRow, column: str, rule: str, holds: Callable[[float], bool]) -> float | None:

@@ -10,12 +10,13 @@ from dataclasses import dataclass, field
 
 from posttrain.errors import RunError, UserError
 from posttrain.models.conversation_masks import Masking
+from posttrain.models.rendering import TooLongText
 from posttrain.options.dataset import DatasetOptions
 from posttrain.options.pairs import PairOptions
 from posttrain.records import Preference
 from posttrain.tasks.dataset import Rows, configured_rows, held_out_of, split
 from posttrain.tasks.draw_order import permutation
-from posttrain.tasks.preferences.pair_maker import PairMaker, pair_masking
+from posttrain.tasks.preferences.pair_maker import PairMaker, cut_to, pair_masking
 from posttrain.tasks.row_formats import PreferenceRow, RowFormat, preference_row, told_format
 from posttrain.tasks.rows import MEMORY, BadRows, DatasetRow, rows_of
 
@@ -112,7 +113,7 @@ def preference_set(
     """The pairs of the task's file, or those given, of at most `longest` tokens.
 
     Raises UserError for a bad row, or for more of them than `task.skip_bad_rows`, and for pairs that are too long,
-    unless they may be left out.
+    unless they may be left out or cut.
     """
     bad = BadRows(task.skip_bad_rows)
     read = configured_rows(task, bad) if given.rows is None else rows_of(given.rows, MEMORY, bad)
@@ -120,8 +121,16 @@ def preference_set(
     everything = preference_rows(read, bad)
     apart = None if held_out_rows is None else preference_rows(held_out_rows, bad)
     training, held_out = split(keyed(everything, task), None if apart is None else keyed(apart, task), task)
-    maker = PairMaker(masking=pair_masking(masking), task=task)
-    made = [pairs_of(preferences_in(part), maker, bad) for part in (training, held_out)]
+    maker = PairMaker(
+        masking=pair_masking(masking),
+        task=task,
+        counts_tokens=options.counts_tokens,
+        closing_said=options.answers_with_closing,
+    )
+    unread: list[str] | None = None if options.long_pairs == "error" else []
+    made = [pairs_of(preferences_in(part), maker, bad, unread) for part in (training, held_out)]
+    if options.long_pairs == "cut":
+        made = [[cut_to(pair, longest) if has_room(pair, longest) else pair for pair in part] for part in made]
     long = [pair for part in made for pair in part if pair.num_tokens > longest]
     require_short(long, options, longest)
     trained, measured = ([pair for pair in part if pair.num_tokens <= longest] for part in made)
@@ -133,7 +142,11 @@ def preference_set(
             "  Use a larger one if the model's context allows it."
         )
     return PreferenceSet(
-        seed=seed, training=trained, held_out=measured, too_long=[pair.where for pair in long], bad=bad
+        seed=seed,
+        training=trained,
+        held_out=measured,
+        too_long=[*(unread or ()), *(pair.where for pair in long)],
+        bad=bad,
     )
 
 
@@ -149,15 +162,26 @@ def preference_rows(rows: Sequence[DatasetRow], bad: BadRows) -> list[Preference
     return found
 
 
-def pairs_of(rows: Sequence[PreferenceRow], maker: PairMaker, bad: BadRows) -> list[Preference]:
-    """The pairs of some rows, those that make none counted."""
+def pairs_of(
+    rows: Sequence[PreferenceRow], maker: PairMaker, bad: BadRows, unread: list[str] | None
+) -> list[Preference]:
+    """The pairs of some rows, those that make none counted; in `unread` those too long for tokens, if they may be."""
     found = []
     for row in rows:
         try:
             found.append(maker.pair(row))
+        except TooLongText:
+            if unread is None:
+                raise
+            unread.append(row.where)
         except UserError as error:
             bad.add(str(error))
     return found
+
+
+def has_room(pair: Preference, longest: int) -> bool:
+    """Whether a pair that is too long has a prompt that leaves room for a token of its answers."""
+    return pair.num_tokens > longest > len(pair.prompt.tokens)
 
 
 def require_short(long: Sequence[Preference], options: PairOptions, longest: int) -> None:

@@ -1,4 +1,4 @@
-"""Rows of Parquet files, of folders that `datasets` saved, and of the hub."""
+"""Rows of Parquet and Arrow files, of folders that `datasets` saved, and of the hub."""
 
 import json
 import re
@@ -29,6 +29,21 @@ def parquet_rows(file: Path) -> Sequence[object]:
         rows: list[object] = parquet.read_table(file).to_pylist()
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise UserError(f"{file}: cannot be read as parquet: {error}") from error
+    return rows
+
+
+def arrow_rows(file: Path) -> Sequence[object]:
+    """The rows of an Arrow file, in the format of streams (as `datasets` caches it) or of files."""
+    import pyarrow as pa
+
+    try:
+        with pa.memory_map(str(file)) as content:
+            is_file = content.read(6) == b"ARROW1"
+            content.seek(0)
+            opened = pa.ipc.open_file(content) if is_file else pa.ipc.open_stream(content)
+            rows: list[object] = opened.read_all().to_pylist()
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{file}: cannot be read as arrow: {error}") from error
     return rows
 
 

@@ -4,11 +4,14 @@ A row that cannot be read is there as the UserError that says why, so that the c
 """
 
 import csv
+import gzip
 import io
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from posttrain.errors import UserError
 
@@ -17,14 +20,33 @@ Found = Iterator[tuple[int, object]]
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 HALF = re.compile(r"\\u[dD][89a-fA-F]")
 """How JSON writes half of a character, which alone is none; nothing else in a file of UTF-8 can be one."""
+DEEPEST = 100
+"""How deep the values of a row may lie within each other; reading and writing them again takes Python's own stack."""
+LONGEST_INTEGER = 14_000
+"""Bits of the longest integer in a row: Python writes and reads up to 4,300 digits."""
+TOO_DEEP = f"its values lie more than {DEEPEST} deep within each other; leave out what no reward reads"
+LONG_INTEGER = "an integer in it has more than 4,200 digits; write it as text"
 DELIMITERS = (",", ";", "\t", "|")
 """Those that are looked for, the first of those that make as many columns."""
+
+
+def content_of(file: Path) -> bytes:
+    """What a file holds, uncompressed, without a byte order mark."""
+    content = file.read_bytes()
+    if file.suffix.lower() == ".gz":
+        try:
+            content = gzip.decompress(content)
+        except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+            raise UserError(
+                f"{file}: cannot be uncompressed by gzip: {error}.  Download or compress it again."
+            ) from error
+    return content.removeprefix(BYTE_ORDER_MARK)
 
 
 def json_lines(file: Path) -> Found:
     """One row per line; blank lines are passed over."""
     # Only "\n" ends a line: JSON strings may hold the other line ends that str.splitlines() splits at.
-    for number, line in enumerate(file.read_bytes().removeprefix(BYTE_ORDER_MARK).split(b"\n"), start=1):
+    for number, line in enumerate(content_of(file).split(b"\n"), start=1):
         if line.strip():
             yield number, json_line(line)
 
@@ -33,8 +55,8 @@ def json_line(line: bytes) -> object:
     """What a line holds, or what is wrong with it."""
     try:
         text = line.decode("utf-8")
-        value = json.loads(text)
-        return whole_characters(value) if HALF.search(text) else value
+        value = parsed(text)
+        return checked_value(value) if to_check(text) else value
     except UnicodeDecodeError as error:
         return UserError(f"not UTF-8 at byte {error.start} of the line; save the file as UTF-8")
     except json.JSONDecodeError as error:
@@ -42,15 +64,15 @@ def json_line(line: bytes) -> object:
             f"not JSON at column {error.colno}: {error.msg}. Every line holds one whole object,"
             f' such as {{"prompt": "1 + 1 = ", "answer": "2"}}. The line: {text[:80]!a}'
         )
-    except RecursionError:
-        return UserError("its values lie too deep within each other; leave out what no reward reads")
+    except UserError as error:
+        return error
 
 
 def json_list(file: Path) -> Found:
     """The items of a file that holds one JSON list; they count from 1, as lines tell nothing of them."""
     try:
-        text = file.read_bytes().removeprefix(BYTE_ORDER_MARK).decode("utf-8")
-        value = json.loads(text)
+        text = content_of(file).decode("utf-8")
+        value = parsed(text)
     except UnicodeDecodeError as error:
         raise UserError(f"{file}: not UTF-8 at byte {error.start}; save it as UTF-8") from error
     except json.JSONDecodeError as error:
@@ -58,45 +80,68 @@ def json_list(file: Path) -> Found:
             f"{file.name}:{error.lineno}: not JSON at column {error.colno}: {error.msg}."
             " One object per line is the format of a .jsonl file."
         ) from error
+    except UserError as error:
+        raise UserError(f"{file}: {error}") from None
     if not isinstance(value, list):
         raise UserError(f"{file}: must hold a list of objects, not {type(value).__name__}")
-    return iter(enumerate(map(whole_characters, value) if HALF.search(text) else value, start=1))
+    return iter(enumerate(map(checked_value, value) if to_check(text) else value, start=1))
 
 
-def whole_characters(value: object) -> object:
-    """The value, or what is wrong with it where a text in it is cut inside a character."""
-    half = half_character(value)
-    if half is None:
-        return value
-    return UserError(
-        f"{half!a} holds half a character (a lone surrogate), which no tokenizer and no file takes; write the text"
-        " again without cutting it inside a character, or drop the row"
-    )
+def parsed(text: str) -> Any:
+    """What a JSON text says.  Raises UserError where Python has no room for it, JSONDecodeError where it is no JSON."""
+    try:
+        return json.loads(text)
+    except RecursionError as error:
+        raise UserError(TOO_DEEP) from error
+    except json.JSONDecodeError:
+        raise
+    except ValueError as error:  # of Python's limit of digits
+        raise UserError(LONG_INTEGER) from error
 
 
-def half_character(value: object) -> str | None:
-    """The beginning of a text within a value that UTF-8 cannot write; None where there is none."""
-    if isinstance(value, str):
-        if value.isascii():
-            return None
-        try:
-            value.encode()
-        except UnicodeEncodeError as error:
-            return value[max(0, error.start - 20) : error.start + 20]
-        return None
-    if isinstance(value, Mapping):
-        parts: Iterable[object] = (*value.keys(), *value.values())
-    elif isinstance(value, list | tuple):
-        parts = value
-    else:
-        return None
-    return next((half for part in parts if (half := half_character(part)) is not None), None)
+def to_check(text: str) -> bool:
+    """Whether the values of a JSON text may have a fault that `checked_value` finds."""
+    return HALF.search(text) is not None or text.count("[") + text.count("{") > DEEPEST
+
+
+def checked_value(value: object) -> object:
+    """The value, or what is wrong with it: half a character, values too deep, an integer too long to be written."""
+    parts: list[tuple[object, int]] = [(value, 0)]
+    while parts:
+        part, depth = parts.pop()
+        if depth > DEEPEST:
+            return UserError(TOO_DEEP)
+        if isinstance(part, str):
+            if half := half_character(part):
+                return UserError(
+                    f"{half!a} holds half a character (a lone surrogate), which no tokenizer and no file takes; write"
+                    " the text again without cutting it inside a character, or drop the row"
+                )
+        elif isinstance(part, int):
+            if part.bit_length() > LONGEST_INTEGER:
+                return UserError(LONG_INTEGER)
+        elif isinstance(part, Mapping):
+            parts += [(each, depth + 1) for each in (*part.values(), *part.keys())]
+        elif isinstance(part, list | tuple):
+            parts += [(each, depth + 1) for each in reversed(part)]
+    return value
+
+
+def half_character(text: str) -> str:
+    """The beginning of a text that UTF-8 cannot write; empty where it can."""
+    if text.isascii():
+        return ""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        return text[max(0, error.start - 20) : error.start + 20]
+    return ""
 
 
 def csv_rows(file: Path, delimiter: str) -> Found:
     """The rows below the first line of a CSV file, all cells text; a cell in quotes may go over several lines."""
     # A byte that is no UTF-8 becomes half a character, by which its row is known.
-    text = file.read_bytes().removeprefix(BYTE_ORDER_MARK).decode("utf-8", "surrogateescape")
+    text = content_of(file).decode("utf-8", "surrogateescape")
     delimiter = delimiter or likely_delimiter(text.partition("\n")[0])
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
     number = 1

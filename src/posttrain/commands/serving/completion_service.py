@@ -1,0 +1,180 @@
+"""A model that answers requests for completions, one at a time, each within a time and while its client waits."""
+
+import secrets
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import Any
+
+from posttrain.commands.serving.http_requests import (
+    BadRequest,
+    CompletionRequest,
+    brief,
+    read_completion_request,
+)
+from posttrain.commands.serving.token_logprobs import token_logprobs
+from posttrain.errors import RunError, UserError
+from posttrain.generation.parity import USUAL_TOKENS, engine_in_parity
+from posttrain.generation.request import Request
+from posttrain.generation.streams import StreamKey
+from posttrain.models.policy import Policy
+from posttrain.models.rendering import TokenizerRenderer
+from posttrain.records import Finish, Group
+
+MAX_ROWS = 256
+"""Completions that are decoded side by side."""
+LOOK_SECONDS = 0.2
+"""Between two looks at whether the client of a waiting request is still there."""
+
+
+PATIENCE_SECONDS = 30.0
+"""How much longer than it may a request may take until it counts as hanging: a step of the model takes its time."""
+
+
+class ClientLeft(ConnectionError):
+    """Whoever asked has closed the connection: nobody reads the answer."""
+
+
+@dataclass
+class Turn:
+    """The request that is being answered."""
+
+    began: float
+    last_token: float
+    """When its latest token was begun."""
+
+
+class Service:
+    """A policy that answers requests, one at a time."""
+
+    def __init__(self, policy: Policy, renderer: TokenizerRenderer, *, name: str, seconds: float) -> None:
+        longest = min(policy.max_positions, 2 * USUAL_TOKENS)  # a usual prompt, and an answer
+        self.engine = engine_in_parity(policy, max_rows=MAX_ROWS, longest=longest)
+        self.policy, self.renderer, self.name, self.seconds = self.engine.policy, renderer, name, seconds
+        self.lock, self.began = threading.Lock(), int(time.time())
+        self.reading = threading.Lock()
+        """Held while a request's texts are made tokens, which takes memory: one request at a time."""
+        self.turn: Turn | None = None
+        self.waiting: set[int] = set()
+        """Threads whose request waits for its turn."""
+        self.stopped = threading.Event()
+
+    def stop(self) -> None:
+        """End all requests, and wait for the one that is answered: a thread inside torch would abort the process."""
+        self.stopped.set()
+        for held in (self.reading, self.lock):
+            if held.acquire(timeout=PATIENCE_SECONDS):
+                held.release()
+
+    def models(self) -> dict[str, Any]:
+        """The one model that there is."""
+        return {"object": "list", "data": [self.model(self.name)]}
+
+    def model(self, name: object) -> dict[str, Any]:
+        """The model by its name.  Raises BadRequest for any other."""
+        if name != self.name:
+            only = f"model = {brief(name)}: `{self.name}` is the one model here; name it"
+            raise BadRequest(only, HTTPStatus.NOT_FOUND)
+        return {"id": self.name, "object": "model", "created": self.began, "owned_by": "posttrain"}
+
+    def health(self) -> tuple[HTTPStatus, dict[str, Any]]:
+        """What the engine does.  A request that is over its time ends at its next token: if it does not, it hangs."""
+        turn, now = self.turn, time.monotonic()
+        if turn is None:
+            return HTTPStatus.OK, {"status": "ok", "engine": "idle", "waiting": len(self.waiting)}
+        times = {"seconds": round(now - turn.began, 3), "seconds_since_token": round(now - turn.last_token, 3)}
+        hangs = now - turn.began > self.seconds + PATIENCE_SECONDS
+        status = HTTPStatus.SERVICE_UNAVAILABLE if hangs else HTTPStatus.OK
+        said = {"status": "hangs" if hangs else "ok", "engine": "sampling", "waiting": len(self.waiting)}
+        return status, {**said, **times}
+
+    def completions(self, body: dict[str, Any], *, chat: bool, client_left: Callable[[], bool]) -> dict[str, Any]:
+        """The answer to a request for completions.  Raises ClientLeft."""
+        if body.get("model") is not None:
+            self.model(body["model"])
+        with self.reading:
+            self.require_reader(client_left)
+            asked = read_completion_request(body, self.policy, self.renderer, chat=chat)
+        groups = self.sampled(asked, client_left)
+        choices = [
+            self.choice(index, group, sample, asked, chat=chat)
+            for index, (group, sample) in enumerate((group, s) for group in groups for s in range(asked.count))
+        ]
+        prompt_tokens = sum(len(prompt.tokens) for prompt in asked.prompts)
+        completion_tokens = sum(len(rollout.tokens) for group in groups for rollout in group.rollouts)
+        return {
+            "id": f"{'chatcmpl' if chat else 'cmpl'}-{secrets.token_hex(12)}",
+            "object": "chat.completion" if chat else "text_completion",
+            "created": int(time.time()),
+            "model": self.name,
+            "choices": choices,
+            "usage": {
+                "prompt_tokens": prompt_tokens,
+                "completion_tokens": completion_tokens,
+                "total_tokens": prompt_tokens + completion_tokens,
+            },
+        }
+
+    def sampled(self, asked: CompletionRequest, client_left: Callable[[], bool]) -> list[Group]:
+        """The completions; other requests wait, and neither they nor this one without end."""
+        request = Request(
+            group_size=asked.count,
+            max_completion_tokens=asked.options.max_completion_tokens,
+            sampling=asked.options.sampling,
+            key=StreamKey(asked.seed, "serve", 0),
+            stop_texts=asked.stops,
+        )
+        self.wait_for_turn(client_left)
+        try:
+            now = time.monotonic()
+            self.turn = turn = Turn(began=now, last_token=now)
+            return self.engine.rollout(
+                asked.prompts, request, before_token=lambda: self.require_wanted(turn, client_left)
+            )
+        except RunError as error:
+            raise BadRequest(str(error), HTTPStatus.INTERNAL_SERVER_ERROR) from error
+        except UserError as error:
+            raise BadRequest(str(error)) from error
+        finally:
+            self.turn = None
+            self.lock.release()
+
+    def wait_for_turn(self, client_left: Callable[[], bool]) -> None:
+        """Wait until no other request is answered.  Raises BadRequest where that takes too long, and ClientLeft."""
+        until = time.monotonic() + self.seconds
+        self.waiting.add(threading.get_ident())
+        try:
+            while not self.lock.acquire(timeout=min(LOOK_SECONDS, self.seconds)):
+                self.require_reader(client_left)
+                if time.monotonic() > until:
+                    busy = f"busy for {self.seconds:g} seconds with requests before this one; try again later"
+                    raise BadRequest(busy, HTTPStatus.SERVICE_UNAVAILABLE)
+        finally:
+            self.waiting.discard(threading.get_ident())
+
+    def require_wanted(self, turn: Turn, client_left: Callable[[], bool]) -> None:
+        """End a request that has taken too long, or that nobody waits for."""
+        turn.last_token = time.monotonic()
+        self.require_reader(client_left)
+        if turn.last_token > turn.began + self.seconds:
+            long = f"not done in {self.seconds:g} seconds; ask for fewer or shorter completions"
+            raise BadRequest(long, HTTPStatus.SERVICE_UNAVAILABLE)
+
+    def require_reader(self, client_left: Callable[[], bool]) -> None:
+        """End a request whose answer nobody can read.  Raises ClientLeft, and BadRequest where the server ends."""
+        if client_left():
+            raise ClientLeft
+        if self.stopped.is_set():
+            raise BadRequest("the server ends; try again later", HTTPStatus.SERVICE_UNAVAILABLE)
+
+    def choice(self, index: int, group: Group, sample: int, asked: CompletionRequest, *, chat: bool) -> dict[str, Any]:
+        """One completion, cut at the first stop text."""
+        rollout = group.rollouts[sample]
+        cuts = [at for at in (rollout.text.find(stop) for stop in asked.stops) if at >= 0]
+        text = rollout.text[: min(cuts)] if cuts else rollout.text
+        reason = "stop" if cuts or rollout.finish is Finish.STOP else "length"
+        said = {"message": {"role": "assistant", "content": text}} if chat else {"text": text}
+        logprobs = token_logprobs(rollout, len(text), self.policy.tokenizer, chat=chat) if asked.logprobs else None
+        return {"index": index, **said, "finish_reason": reason, "logprobs": logprobs}

@@ -1,0 +1,112 @@
+"""The run that `trace` is given: its critic, the model its KL compares with, and the numbers its steps left behind."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from posttrain.algorithms.algorithm import Algorithm
+from posttrain.algorithms.credit import Whitening
+from posttrain.commands.arguments import is_run
+from posttrain.config import Config
+from posttrain.config.reading import kind_of
+from posttrain.errors import UserError
+from posttrain.options.model import ModelOptions
+from posttrain.runs.checkpoint import load_latest
+from posttrain.runs.files import read_metrics
+from posttrain.runs.run_folder import METRICS
+from posttrain.runs.run_inputs import began_with
+from posttrain.runs.same_recipe import run_recipe
+from posttrain.training.actor_critic.actor_critic_state import restored
+from posttrain.training.actor_critic.critic_folder import has_head, saved_options
+from posttrain.training.actor_critic.value_metrics import SCALE, SHIFT
+from posttrain.training.learner import Learner
+
+
+@dataclass(frozen=True, kw_only=True)
+class TracedRun:
+    """A run by reward that has ended, and what its recipe says."""
+
+    folder: Path
+    algorithm: Mapping[str, Any]
+    """The section of its recipe."""
+    first_model: str
+    """What it began to train."""
+
+    @property
+    def critic(self) -> str:
+        """The folder of its trained critic; empty where it has none."""
+        folder = str(self.folder / "critic")
+        return folder if has_head(folder) else ""
+
+    def with_critic(self, algorithm: Algorithm) -> Algorithm:
+        """The algorithm with the run's trained critic, unless another one is named."""
+        given, began_with = algorithm.critic, (self.algorithm.get("critic") or {}).get("path", "")
+        if given is None or not self.critic or given.path not in ("", began_with):
+            return algorithm
+        return replace(algorithm, critic=saved_options(self.critic))
+
+    def with_reference(self, config: Config, algorithm: Algorithm) -> Config:
+        """The config with the reference of the run's KL in the reward: the trained policy itself would make it 0.
+
+        Raises UserError where the model that the run began with is gone, or was never in a folder.
+        """
+        reference = config.reference
+        if algorithm.kl_penalty is None or reference.path or reference.refresh_every:
+            return config
+        first, gone = ModelOptions(path=self.first_model), ""
+        if "policy" in began_with(self.folder).objects:
+            gone = "which was an object in Python"
+        elif not first.is_bundled and first.hub_name is None and not first.folder.is_dir():
+            gone = f"{first.path}, which is not there"
+        if gone:
+            raise UserError(
+                f"{self.folder}: its rewards contain a KL to the model that the run began with, {gone}.  Name it by"
+                " --reference.path, or trace without the KL: --algorithm.kl None."
+            )
+        return replace(config, reference=replace(reference, path=first.path))
+
+    def restore(self, learner: Learner, config: Config) -> None:
+        """Restore a KL coefficient, a scale of rewards or a reference that changed from step to step."""
+        algorithm = learner.algorithm
+        if not (algorithm.adaptive_kl or algorithm.reward_scaling or config.reference.refresh_every):
+            return
+        saved = load_latest(self.folder / "checkpoints") if (self.folder / "checkpoints").is_dir() else None
+        if saved is None or config.algorithm != self.algorithm:
+            return
+        learner.actor_critic_state = restored(saved.state, learner.actor_critic_state, algorithm)
+        if learner.reference is not None and "reference" in saved.tensors:
+            learner.reference.restore(saved.tensors["reference"])
+
+    def whitening(self, config: Config) -> "StepWhitening | None":
+        """What its last step whitened by, where the same algorithm is asked for."""
+        if config.algorithm != self.algorithm:
+            return None
+        told = [line for line in read_metrics(self.folder / METRICS) if SHIFT in line and SCALE in line]
+        if not told:
+            return None
+        step, shift, scale = (told[-1][name] for name in ("step", SHIFT, SCALE))
+        return StepWhitening(int(str(step)), Whitening(float(str(shift)), float(str(scale))))
+
+
+@dataclass(frozen=True)
+class StepWhitening:
+    """What the advantages of a step were whitened by."""
+
+    step: int
+    by: Whitening
+
+
+def traced_run(model: str) -> TracedRun | None:
+    """The run by reward that a folder is of; None of a model's folder and of runs of other kinds."""
+    if not is_run(model):
+        return None
+    recipe = run_recipe(Path(model))
+    if kind_of([recipe]) is not Config:
+        return None
+    sections: Mapping[str, Any] = recipe.sections
+    return TracedRun(
+        folder=Path(model),
+        algorithm=sections.get("algorithm") or {},
+        first_model=str((sections.get("model") or {}).get("path", ModelOptions().path)),
+    )
